@@ -1,19 +1,19 @@
 """Configuration: turns the command line, conf/ and stored runs into plain settings and objects.
 
-The only package that uses Hydra and OmegaConf.
+No other package uses Hydra or OmegaConf.
 
 - hydra_main.py: the entry point of commands
-- composing.py, schema.py: overrides to settings, and the rules for settings
+- composing.py, schema.py: overrides to settings, and their validation
 - stored.py, removed.py: the settings of a stored run, also of an earlier version
 - messages.py: errors of Hydra and OmegaConf as ConfigError
 - instantiate.py, experiment.py: build parts, and all objects of a run
-- memory_estimate.py, memory_pools.py: check that a run fits into memory, and limit the pools of GPUs
+- memory_estimate.py, memory_pools.py: check that a run fits into memory, and limit GPU memory pools
 - announcement.py: the first lines of the log
 - load_model.py, model_file.py: `cupynet.load`, of a run and of a file
 - resume.py: the run to resume
-- sweep_record.py, process_launcher.py: record the jobs of a sweep, and run them side by side (plugins/ registers it)
+- sweep_record.py, process_launcher.py: record the jobs of a sweep, and run them in parallel (see plugins/)
 - search_space.py: the search space of `tune`
-- equal_settings.py: finds runs that are repetitions of each other
+- equal_settings.py: find runs that are repetitions of each other
 """
 
 from cupynet.config.composing import GROUPS, compose, conf_folder, own_folder

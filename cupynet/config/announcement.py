@@ -25,7 +25,7 @@ def announce(experiment: Experiment) -> None:
     if job is not None and job.size > 1:
         log.info("%d ranks, %d of them on this machine", job.size, job.on_machine)
     elif job is not None:
-        log.warning("parallel.launcher=mpi: there is only one rank: start mpiexec -n 4 cupynet train ...")
+        log.warning("parallel.launcher=mpi: there is only one rank. Start mpiexec -n 4 cupynet train ...")
     _warn(experiment)
     if placement.devices:
         return
@@ -38,7 +38,7 @@ def announce(experiment: Experiment) -> None:
 
 
 def _warn(experiment: Experiment) -> None:
-    """Warn about settings that are valid, but probably a mistake."""
+    """Warn about valid settings that are probably a mistake."""
     settings, pipeline = experiment.settings, experiment.options.pipeline
     last, applied = experiment.network.output_activation, experiment.loss.applies
     if applied is not None and last != "identity":
@@ -55,5 +55,5 @@ def _warn(experiment: Experiment) -> None:
 
 
 def _worth_knowing(reasons: str) -> str:
-    """Return why preferred backends are not used. Omit that CuPy is not installed if there is no GPU."""
+    """Return why preferred backends are not used, but not that CuPy is missing if there is no GPU."""
     return "; ".join(each for each in reasons.split("; ") if has_driver() or not each.startswith(NOT_INSTALLED))

@@ -51,16 +51,13 @@ def conf_folder() -> Path:
 
 
 def own_folder() -> Path | None:
-    """Return the folder that --config-dir names in the running command; None if there is none."""
+    """Return the folder of --config-dir in the running command; None if there is none."""
     sources = HydraConfig.get().runtime.config_sources if HydraConfig.initialized() else ()
     return next((Path(each.path) for each in sources if each.provider == "command-line"), None)
 
 
 def compose(overrides: Sequence[str] = (), folder: Path | None = None) -> Settings:
-    """Return the settings of a run with these overrides. ConfigError.
-
-    folder: a folder with more configuration files, as --config-dir.
-    """
+    """Return the settings of a run with these overrides. folder: see --config-dir. ConfigError."""
     try:
         config = composed(overrides, folder)
     except (HydraException, OmegaConfBaseException) as error:
@@ -69,7 +66,7 @@ def compose(overrides: Sequence[str] = (), folder: Path | None = None) -> Settin
 
 
 def composed(overrides: Sequence[str], folder: Path | None) -> DictConfig:
-    """Compose conf/config.yaml with overrides, also inside a running command. Raises Hydra's and OmegaConf's errors."""
+    """Compose conf/config.yaml, also inside a running command. Raises errors of Hydra and OmegaConf."""
     more = [] if folder is None else [f"hydra.searchpath=[{quoted(folder.absolute())}]"]
     repository, running = ConfigStore.instance().repo, GlobalHydra.instance().hydra
     spine = repository["spine.yaml"]  # of the running command
@@ -98,7 +95,7 @@ def settings_of(config: DictConfig, overrides: Sequence[str], schema: type[S], r
     for_chosen_classes(plain, asked)
     data = plain.get("data")
     if isinstance(data, dict) and data.get("fallback") == "auto" and {"data", "data._target_"} & {*asked}:
-        data["fallback"] = None  # data that were chosen have no stand-in
+        data["fallback"] = None  # explicitly chosen data have no fallback
     return read(schema, plain)
 
 
@@ -111,10 +108,10 @@ def opened(overrides: Sequence[str]) -> list[str]:
 
 
 def name_schedule(plain: dict[str, Any], overrides: Sequence[str], rate: Any) -> None:
-    """Replace the name of a schedule, `optimizer.learning_rate=cosine`, by its class. ConfigError if there is none.
+    """Replace the name of a schedule, `optimizer.learning_rate=cosine`, by its class. ConfigError if it is unknown.
 
-    The highest rate defaults to `rate`, that of a stored run, or else to that of the optimizer's file. If a mapping has
-    a name, its `_target_` and the arguments of that class were merged from the file.
+    The highest rate defaults to `rate`, of a stored run, or else to the rate in the optimizer's file. In a mapping with
+    a name, `_target_` and the arguments of that class were merged from the file.
     """
     optimizer: Any = plain.get("optimizer")
     node = optimizer.get("learning_rate") if isinstance(optimizer, dict) else None
@@ -151,7 +148,7 @@ def typed(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def refuse_contradictions(config: DictConfig, plain: Mapping[str, Any], overrides: Sequence[str]) -> None:
-    """Refuse a setting of `parallel` if the synchronizer's argument that refers to it has another value. ConfigError.
+    """Raise ConfigError if the synchronizer overrides an argument that refers to a typed setting of `parallel`.
 
     A setting that the synchronizer does not use is accepted, because another job of a sweep may use it.
     """
@@ -168,10 +165,7 @@ def refuse_contradictions(config: DictConfig, plain: Mapping[str, Any], override
 
 
 def as_typed(error: ConfigError, config: DictConfig, overrides: Sequence[str]) -> ConfigError:
-    """Return an error about a setting that refers to another one as an error about that one, which users type.
-
-    If users typed the reference itself, the error stays.
-    """
+    """Make an error name the setting that the user typed, if the invalid one is a reference to it."""
     reference = re.fullmatch(r"\$\{(\w[\w.]*)\}", str(unresolved(config).get(error.setting)))
     if reference is None or error.setting in typed(overrides):
         return error
@@ -179,5 +173,5 @@ def as_typed(error: ConfigError, config: DictConfig, overrides: Sequence[str]) -
 
 
 def unresolved(config: DictConfig) -> dict[str, Any]:
-    """Return the settings by their dotted keys, with references such as ${epochs} as they are written."""
+    """Return the settings by dotted key, with unresolved references such as ${epochs}."""
     return flat(cast("dict[str, Any]", OmegaConf.to_container(config, resolve=False)))

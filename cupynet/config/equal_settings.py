@@ -1,4 +1,4 @@
-"""Removes settings that have no effect in a run, such as the averaging period of a single replica."""
+"""Remove settings that have no effect in a run, such as the averaging period of a single replica."""
 
 from __future__ import annotations
 
@@ -21,9 +21,7 @@ SYNCHRONIZER = "parallel.synchronizer._target_"
 def effective(settings: Mapping[str, Any], workers: int, backend: str) -> dict[str, Any]:
     """Return the settings that have an effect in a run. Runs with equal effective settings are repetitions.
 
-    Args:
-        settings: by their dotted keys.
-        workers, backend: as used by the run; the settings may not determine them.
+    workers, backend: as used by the run; the settings may not determine them.
     """
     idle = ALWAYS + (() if backend == "cupy" else ON_CPU)
     found = dict(settings) | {"workers": workers, "backend.name": backend}

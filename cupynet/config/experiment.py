@@ -1,9 +1,4 @@
-"""Build the objects of a run from its settings.
-
-An `Experiment` is created before anything is written. It builds the parts that the settings name, infers the shapes of
-the network without allocating weights, and checks the options of training and the memory needed. Later it builds the
-model and the `ParallelWrapper`, and loads the data.
-"""
+"""Build the objects of a run from its settings."""
 
 from __future__ import annotations
 
@@ -50,21 +45,22 @@ KEYS = {
 
 
 class Experiment:
-    """The backend, the parts and the training options of a run.
+    """The backend, the parts and the training options of a run, validated before anything is written.
 
-    Attributes:
-        settings: the settings of the run.
-        backend_name: the backend; `backend_reason`: why it is not the preferred one, or None.
-        job: the ranks that mpiexec started; None if the workers are threads.
-        rank: of this process; 0 unless mpiexec started several.
-        source, network, loss, optimizer, synchronizer, callbacks: the parts.
-        options: the options of training.
-        checked: the checked options, with the placement of the workers.
-        tests: True to evaluate on the test images too if there are validation images.
+    Shapes are inferred without allocating weights. The model, the `ParallelWrapper` and the data are created later.
 
     Args:
-        stages: the stages of each replica of a resumed run; used if the settings leave their number open.
+        settings: the settings of the run.
+        job: the ranks that mpiexec started; None if the workers are threads.
+        stages: the stages of each replica of a resumed run; used if the settings do not set their number.
         trains: False to evaluate only, without checking the data for training.
+
+    Attributes:
+        backend_name, backend_reason: the backend, and why it is not the preferred one, or None.
+        rank: of this process; 0 unless mpiexec started several.
+        source, network, loss, optimizer, synchronizer, callbacks: the parts.
+        options, checked: the options of training, and the same validated, with the placement of the workers.
+        tests: True to evaluate on the test images too if there are validation images.
 
     Raises:
         ConfigError: the settings cannot work on this machine, or need too much memory.
@@ -91,7 +87,7 @@ class Experiment:
         self._callbacks = {name: self._part(name, part, Callback) for name, part in chosen.items()}
         self.callbacks = list(self._callbacks.values())
         self.options = self._options(stages)
-        self._weights: dict[str, Any] = {}  # to begin with
+        self._weights: dict[str, Any] = {}  # initial weights
         if settings.weights is not None and settings.resume is None:
             with naming("weights"):
                 self._weights = weights_of(settings.weights, settings.trusted_modules)
@@ -100,7 +96,7 @@ class Experiment:
         check_memory(settings, self.checked, self._built, weights, self.source, self.job)
 
     def _part(self, key: str, node: Any, kind: type[T]) -> T:
-        """Build the part that `node` of the settings describes, which must be a `kind`. ConfigError."""
+        """Build the part that `node` describes, which must be a `kind`. ConfigError."""
         return build_as(kind, node, key, self.settings.trusted_modules)
 
     def _options(self, stages: int | None) -> TrainingOptions:
@@ -136,7 +132,7 @@ class Experiment:
         )
 
     def _build(self, trains: bool) -> tuple[Layer, int]:
-        """Build a copy of the network without allocating weights. Return it and its number of weights. ConfigError."""
+        """Build the network without allocating weights; return it and its number of weights. ConfigError."""
         with naming("data", self.settings.data):
             self.source.check(trains=trains)
         with naming("loss", self.settings.loss):
@@ -155,7 +151,7 @@ class Experiment:
         return network, params.count
 
     def _fit_data(self) -> FitData:
-        """Describe the training data as the source declares them. They are not loaded yet."""
+        """Describe the training data as declared by the source, before they are loaded."""
         source, batch_size = self.source, self.settings.batch_size
         return FitData(
             examples=source.expected().get("train", batch_size),
@@ -166,12 +162,11 @@ class Experiment:
         )
 
     def _check(self, options: TrainingOptions, data: FitData | None) -> CheckedOptions:
-        """Call `TrainingOptions.check`. ConfigError, whose setting is a dotted key."""
+        """Call `TrainingOptions.check`. A ConfigError names a dotted key."""
         with by_key():
             return options.check(self._built, self.backend_name, data=data, names=[*self._callbacks])
 
     def _backend(self, device: int = 0) -> Backend:
-        """Create the backend with its settings. ConfigError."""
         options = self.settings.backend
         with naming("backend", vars(options)):
             return create_backend(
@@ -185,7 +180,6 @@ class Experiment:
 
     @property
     def placement(self) -> Placement:
-        """The workers and their devices."""
         return self.checked.placement
 
     @property
@@ -195,16 +189,12 @@ class Experiment:
 
     @property
     def input(self) -> Image:
-        """The shape of one image."""
         return Image(*self.source.image_shape)
 
     # models ---------------------------------------------------------------------------------------------------------
 
     def model(self) -> Model:
-        """Return a new model with its initial weights, on the device of this process's first worker.
-
-        Names of weights that do not fit the network are logged.
-        """
+        """Return a new model with its initial weights, on the device of this process's first worker."""
         backend = self._backend(self.placement.device(self.rank))
         model = Model(self.network, self.input, backend, self.settings.seed, self.loss)
         model.class_names = tuple(self.source.class_names)
@@ -218,13 +208,12 @@ class Experiment:
         return model
 
     def own_callbacks(self) -> list[Callback]:
-        """Return the callbacks of one run."""
         rounds = self.settings.profile
         profile = [] if rounds is False else [Profile() if rounds is True else Profile(rounds)]
         return [*copy.deepcopy(self.callbacks), *self.pools(), *profile]
 
     def pools(self) -> list[Callback]:
-        """Return the callback that watches and trims the memory pools of GPUs; none on a CPU."""
+        """Return the callback that watches and trims GPU memory pools; none on a CPU."""
         return memory_pools.callbacks(self.settings.memory, self.placement, processes=self.job is not None)
 
     def wrapper(
@@ -233,20 +222,14 @@ class Experiment:
         callbacks: Sequence[Callback] | None = None,
         options: TrainingOptions | None = None,
     ) -> ParallelWrapper:
-        """Build a new model and the wrapper that trains it.
-
-        Args:
-            run: the run that callbacks write to.
-            callbacks: used instead of the configured ones.
-            options: used instead of the configured ones, after a check.
-        """
+        """Build a new model and its wrapper. callbacks, options: override the configured ones."""
         checked = self.checked if options is None else self._check(options, None)
         callbacks = self.own_callbacks() if callbacks is None else callbacks
         complete = replace(checked.options, run=run, callbacks=callbacks)
         return ParallelWrapper.of(self.model(), replace(checked, options=complete))
 
     def rehearse(self) -> None:
-        """Compile or load the kernels of a training step, with a model of its own. Training reports what fails."""
+        """Compile or load the kernels of a training step, on a separate model. Errors are left to training."""
         with suppress(Exception), np.errstate(all="ignore"):
             optimizer, parts = copy.deepcopy(self.optimizer), self.settings.accumulation_steps
             optimizer.learning_rate.begin_fit(0, 1, epoch=1, epochs=1)
@@ -264,7 +247,7 @@ class Experiment:
                 part.check_new()
 
     def load(self) -> Data:
-        """Load the data. DataError if they cannot be read, or do not have the shapes that the source declares."""
+        """Load the data. DataError if they cannot be read, or do not have the declared shapes."""
         try:
             data = self.source.load()
         except OSError as error:  # of a user's source
@@ -275,7 +258,7 @@ class Experiment:
         return self._few(data) if self.settings.fast_dev_run else data
 
     def _balance(self, train: Labelled) -> None:
-        """Build the loss whose class weights balance the training labels. ConfigError if a class has no images."""
+        """Set the loss's class weights from the training labels. ConfigError if a class has no images."""
         labels = np.concatenate(train.labels) if isinstance(train, Shards) else train.labels
         with naming("loss", self.settings.loss):
             weights = balanced_weights("class_weights", labels, train.classes).tolist()
@@ -299,11 +282,9 @@ class Experiment:
         )
 
     def train_loader(self, data: Data) -> Loader:
-        """Return shuffled batches of the training set."""
         return as_loader(data.train, self.settings.batch_size, seed=self.source.seed, augment=self.source.augment)
 
     def evaluation_loader(self, dataset: Labelled) -> Loader:
-        """Return batches in the data set's order."""
         return Loader(dataset, self.settings.batch_size, shuffle=False)
 
 

@@ -1,11 +1,11 @@
 """Command entry point: compose the settings with Hydra, validate them, then run the job or the sweep.
 
-Hydra creates the folder of a run before it calls the job, and leaves it empty: `hydra.output_subdir` is null, and the
-first record opens the log file. The job validates its settings, locks the folder and writes `.hydra/` itself. If it is
-refused, the folders that Hydra created for it are removed; a folder that existed before is never touched.
+Hydra creates the folder of a run before it calls the job, but leaves it empty (`hydra.output_subdir` is null). The job
+validates its settings, locks the folder and writes `.hydra/`. If validation fails, the folders that Hydra created are
+removed; folders that existed before are never touched.
 
-Under mpiexec every process composes the same settings. Only rank 0 has a folder and a log. The environment says which
-rank a process is; before anything is written, MPI must say the same.
+Under mpiexec every process composes the same settings, and only rank 0 has a folder and a log. The rank is taken from
+the environment, and confirmed by MPI before anything is written.
 """
 
 from __future__ import annotations
@@ -80,9 +80,8 @@ def run(
     """Run a command: compose the settings of the command line, then run the job, or each job of a sweep.
 
     Args:
-        task: runs a job with the result of `prepare`, in the job's folder. Its result goes to Hydra's sweeper.
-        prepare: validates the settings and builds what `task` needs. Nothing has been written yet, so that a
-            ConfigError leaves no folder behind.
+        task: runs a job with the result of `prepare`, in the job's folder. Hydra's sweeper gets its result.
+        prepare: validates the settings and builds what `task` needs, before anything is written.
         config_name: the primary file in conf/.
         schema: the settings class.
         join: returns the ranks that mpiexec started; None for a command that runs as one process.
@@ -112,7 +111,7 @@ def in_sweep() -> bool:
 def training_begins() -> None:
     """Store the changed settings of a resumed run or search, and link outputs/latest to it. OutputError.
 
-    A job calls this after all checks have passed. Does nothing if no command runs.
+    A job calls this after all checks have passed. Does nothing outside a command.
     """
     command = _command.get()
     if command is not None:
@@ -120,19 +119,19 @@ def training_begins() -> None:
 
 
 class Entry(Callback):
-    """Hydra callback of every command (conf/config.yaml): runs before Hydra creates a folder.
+    """Hydra callback of every command (conf/config.yaml), called before Hydra creates a folder.
 
     Hydra turns exceptions of callbacks into warnings, except for SystemExit.
     """
 
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
-        """Note which folders Hydra will create for the run."""
+        """Record which folders Hydra will create for the run."""
         command = _command.get()
         assert command is not None
         command.created = _missing(_folder(config, "hydra.run.dir"))
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
-        """Begin the record of a sweep. SystemExit if its folder holds another run or sweep."""
+        """Create the record of a sweep. SystemExit if its folder contains another run or sweep."""
         from cupynet.config import sweep_record
 
         command = _command.get()
@@ -147,7 +146,7 @@ class Entry(Callback):
 
 
 def _folder(config: DictConfig, key: str) -> Path:
-    """Return a folder that Hydra will create; if its name cannot be resolved, Hydra will refuse it."""
+    """Return a folder that Hydra will create. If its name cannot be resolved, Hydra reports that later."""
     HydraConfig.instance().set_config(config)
     return Path(str(OmegaConf.select(config, key, throw_on_resolution_failure=False)))
 
@@ -172,7 +171,7 @@ def _as_ours(error: BaseException, schema: type[Settings]) -> BaseException:
 
 @dataclass(eq=False)
 class _Command(Generic[S, T]):
-    """A call of `run`; see there for the arguments. Hydra calls `job` for each job.
+    """A call of `run`, with its arguments. Hydra calls `job` for each job.
 
     Attributes:
         code: exit code of the last job; None if this process has run none.
@@ -205,11 +204,10 @@ class _Command(Generic[S, T]):
 
     @property
     def alone(self) -> bool:
-        """True for a single process."""
         return started() is None if self.ranks is None else self.ranks.size == 1
 
     def main(self, config_name: str) -> int | str:
-        """Hand the command line to Hydra; return the exit code."""
+        """Pass the command line to Hydra; return the exit code."""
         code: int | str = 0
         try:
             register(self.schema)
@@ -227,7 +225,6 @@ class _Command(Generic[S, T]):
         return code or of_jobs or 0
 
     def _run(self, config_name: str) -> None:
-        """Let Hydra compose the settings and run the job, or the jobs of a sweep."""
         job = functools.update_wrapper(functools.partial(self.job), self.task)  # Hydra derives the job's name from it
         folder, name = str(conf_folder()), self.task.__module__.rpartition(".")[2]
         given = [*filter(OVERRIDE.match, self.arguments)]
@@ -245,7 +242,7 @@ class _Command(Generic[S, T]):
         for folder in self.created:
             with contextlib.suppress(OSError):
                 if folder == self.sweep and [each.name for each in folder.iterdir()] == [layout.SWEEP]:
-                    (folder / layout.SWEEP).unlink()  # Hydra wrote it before it composed the jobs
+                    (folder / layout.SWEEP).unlink()  # written before Hydra composed the jobs
                 folder.rmdir()
 
     # the command line -----------------------------------------------------------------------------------------------
@@ -259,11 +256,11 @@ class _Command(Generic[S, T]):
         for option in (each.partition("=")[0] for each in given if each.startswith("-")):
             longer = [each for each in LONG if option.startswith("--") and each.startswith(option)]
             if not longer and option not in SHORT and option[:2] not in VALUED:
-                raise ConfigError(f"there is no such option{nearest(option, LONG)} (--help shows all)", option)
+                raise ConfigError(f"unknown option{nearest(option, LONG)} (see --help)", option)
         if started() is not None and SWEEP & set(given):
-            raise ConfigError("a sweep does not run under mpiexec: start mpiexec once for each of its jobs", "-m")
+            raise ConfigError("a sweep cannot run under mpiexec. Start mpiexec once for each of its jobs", "-m")
         if started() is not None and self.join is not None:
-            self.ranks = self.join()  # a rank without MPI ends all others, before rank 0 has a folder
+            self.ranks = self.join()  # a rank without MPI aborts the others, before rank 0 creates a folder
         given = self._resuming(opened(given))
         if self.rank:  # only rank 0 has a log
             given = ["hydra.run.dir=.", "hydra/job_logging=none", *_without(given, "hydra.run.dir")]
@@ -283,10 +280,10 @@ class _Command(Generic[S, T]):
             own = resume.given(given, "hydra.run.dir")
             if own is not None and resume.finished(Path(own)):
                 if not self.rank:
-                    print(f"resume=latest: the run in {own} has ended and kept no checkpoint")
+                    print(f"resume=latest: the run in {own} has ended without a checkpoint")
                 raise SystemExit(0)
             if not self.rank:
-                print("resume=latest: there is no run to resume: a new run begins")
+                print("resume=latest: there is no run to resume. A new run begins")
             return _without(given, "resume")
         folder = resume.quoted(resume.run_of(self.resumed))
         kept = _without(given, "resume", "hydra.run.dir")
@@ -297,7 +294,7 @@ class _Command(Generic[S, T]):
     # a job ----------------------------------------------------------------------------------------------------------
 
     def job(self, config: DictConfig) -> float | None:
-        """Run the job, in this process or one of Hydra's launcher. Its errors are reported here, not by Hydra."""
+        """Run the job, in this process or one of Hydra's launcher, and report its errors."""
         elsewhere = _command.get() is not self
         _command.set(self)
         folder = Path(HydraConfig.get().runtime.output_dir)
@@ -307,7 +304,7 @@ class _Command(Generic[S, T]):
         return result
 
     def _job_of_sweep(self, config: DictConfig, folder: Path, elsewhere: bool) -> float | None:
-        """Run a job and record it. SystemExit, which ends the sweep, if a signal stopped it."""
+        """Run a job and record it. SystemExit ends the sweep if a signal stopped the job."""
         from cupynet.config import sweep_record
 
         now = HydraConfig.get()
@@ -329,7 +326,7 @@ class _Command(Generic[S, T]):
         return result
 
     def _attempt(self, config: DictConfig, folder: Path, label: str = "") -> tuple[float | None, BaseException | None]:
-        """Read and check the settings, run the task, and report its error. Return its result and the error, if any."""
+        """Validate the settings, run the task, and report its error. Return its result and the error, if any."""
         begun = False
         with contextlib.ExitStack() as locks:
             try:
@@ -352,7 +349,7 @@ class _Command(Generic[S, T]):
         return None, error
 
     def _prepared(self, settings: S, config: DictConfig) -> T:
-        """Call `prepare`. ConfigError, whose setting is the one that the user typed."""
+        """Call `prepare`. A ConfigError names the setting that the user typed."""
         try:
             return self.prepare(settings)
         except ConfigError as error:
@@ -370,7 +367,7 @@ class _Command(Generic[S, T]):
         return settings  # type: ignore[return-value]  # `schema` is Settings
 
     def _joined(self, settings: S) -> MpiJob | None:
-        """Return the ranks, after they have agreed on their settings; None for a single process. ConfigError."""
+        """Return the ranks after checking that their settings are equal; None for a single process. ConfigError."""
         as_ranks = self.join is not None and settings.parallel.launcher == "mpi"
         known = self.ranks is not None or started() is not None
         if self.join is not None and as_ranks:
@@ -379,11 +376,13 @@ class _Command(Generic[S, T]):
             return None
         if self.ranks is None or not as_ranks:
             remedy = "start this command without mpiexec" if self.join is None else f"add {AS_RANKS}"
-            raise ConfigError(f"several processes were started, and each would start a separate run: {remedy}")
+            raise ConfigError(
+                f"several processes were started, and each would start a separate run. To fix this, {remedy}"
+            )
         ranks = self.ranks
         if not known:  # each rank already has a folder and a log
             remedy = f"use the mpiexec of {ranks.library}, or set PMI_RANK and PMI_SIZE for each of them"
-            reason = f"{ranks.size} ranks were started, but no environment variable shows it: {remedy}"
+            reason = f"{ranks.size} ranks were started, but no environment variable shows it. To fix this, {remedy}"
             raise ConfigError(reason, "parallel.launcher", "mpi")
         ranks.ranks.timeout_s = settings.parallel.timeout_s
         own = {key: value for key, value in flat(asdict(settings)).items() if key not in PER_MACHINE}
@@ -394,7 +393,7 @@ class _Command(Generic[S, T]):
         """Lock the folder and store the settings, on rank 0 for all.
 
         Raises:
-            ConfigError: another process has the folder, or it holds another run.
+            ConfigError: another process uses the folder, or it contains another run.
             OutputError: the settings cannot be stored.
         """
         refused, shown = "", Path(near(folder))
@@ -432,13 +431,12 @@ class _Command(Generic[S, T]):
             _log.warning("%s", hold.warning)
 
     def training_begins(self) -> None:
-        """Call the postponed functions. OutputError."""
         postponed, self.postponed = self.postponed, []
         for work in postponed:
             work()
 
     def report_error(self, error: BaseException, log: logging.Logger | None = None, label: str = "") -> int | str:
-        """Report an error, on one of the ranks; return the exit code."""
+        """Report an error on one of the ranks; return the exit code."""
         if self.alone or (isinstance(error, SystemExit) and log is None):
             return report_error(error, log, label)
         code, log = exit_code(error), None if self.rank else log

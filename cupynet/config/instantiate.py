@@ -1,9 +1,8 @@
 """Build the objects that the configuration names by `_target_`.
 
-The constructor's signature is the schema of a part, and the constructor validates its arguments. A target is built only
-if it is a class that is defined in one of the packages of parts or in a trusted module. The prefix of its dotted path
-does not show that (`cupynet.config.instantiate.sys.exit`), and some classes of cupynet write files when they are
-created (`cupynet.core.lock.Hold`).
+A constructor's signature is the schema of a part, and the constructor validates its arguments. A target must be a class
+defined in one of the packages of parts or in a trusted module. A prefix of its dotted path is not enough
+(`cupynet.config.instantiate.sys.exit`), and some classes of cupynet write files when they are created.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def build_as(kind: type[T], node: Any, key: str, trusted_modules: Iterable[str] 
     part = build(node, key, trusted_modules)
     if isinstance(part, kind):
         return part
-    raise ConfigError(f"must be {one(kind.__name__)}, got {type(part).__name__}: give it a _target_", key)
+    raise ConfigError(f"must be {one(kind.__name__)}, got {type(part).__name__}. Give it a _target_", key)
 
 
 def build(node: Any, key: str, trusted_modules: Iterable[str] = ()) -> Any:
@@ -78,10 +77,8 @@ def class_of(target: Any, key: str, trusted_modules: Iterable[str] = ()) -> type
 
 
 def under(key: str, arguments: Container[str], error: ConfigError) -> ConfigError:
-    """Return an error of a part with the part's key instead of the name of its class.
-
-    Args:
-        arguments: the arguments of the part. If the error is not about one of them, it is about the whole part.
+    """Make an error name its part by key instead of class. If it is not about one of `arguments`, it names the whole
+    part.
     """
     if error.setting.partition(".")[0] in arguments:
         return ConfigError(error.reason, f"{key}.{error.setting}", error.value)
@@ -98,14 +95,10 @@ def naming(key: str, arguments: Container[str] = ()) -> Iterator[None]:
 
 
 def for_chosen_classes(plain: dict[str, Any], asked: Sequence[str]) -> None:
-    """Drop a file's arguments that the class chosen by an override does not have.
+    """Drop a file's arguments that the class chosen by an override does not have. Changes `plain` in place.
 
     `optimizer._target_=cupynet.optim.SGD` keeps the file's learning_rate, but not its momentum. Arguments of overrides
-    stay, so that a wrong one is refused.
-
-    Args:
-        plain: all settings; changed in place.
-        asked: the dotted keys of the overrides.
+    stay, so that a wrong one is an error. asked: the dotted keys of the overrides.
     """
     for place in {key.removesuffix("._target_") for key in asked if key.endswith("._target_")}:
         part: Any = plain
@@ -121,7 +114,7 @@ def for_chosen_classes(plain: dict[str, Any], asked: Sequence[str]) -> None:
 
 
 def check_modules(names: Sequence[str]) -> None:
-    """Refuse trusted modules that do not exist. Nothing is imported. ConfigError."""
+    """Raise ConfigError if a trusted module does not exist. Nothing is imported."""
     for package in (name.partition(".")[0] for name in names):
         if not package or (package not in sys.modules and find_spec(package) is None):
             raise ConfigError(f"there is no module '{package}'", "trusted_modules", written(names))
@@ -178,6 +171,6 @@ def _fit(cls: type, given: Mapping[Any, Any], key: str) -> None:
 
 
 def with_class_weights(loss: Any, weights: Sequence[float] | None = None) -> Any:
-    """Return the settings of a loss with these `class_weights` instead of `balanced`; others are returned unchanged."""
+    """Return the settings of a loss with these `class_weights` instead of `balanced`; others unchanged."""
     balanced = isinstance(loss, Mapping) and loss.get("class_weights") == "balanced"
     return {**loss, "class_weights": weights} if balanced else loss

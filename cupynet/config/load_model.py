@@ -1,4 +1,4 @@
-"""Load the model of a finished run, or of one of its checkpoints, for evaluate, predict, export and `cupynet.load`.
+"""Load the model of a finished run, or of one of its checkpoints.
 
 A run's folder is untrusted input: only classes of cupynet, and of modules that the caller trusts, are built.
 """
@@ -46,11 +46,12 @@ def load(
     Args:
         path: a file of `Model.save`; the folder of a finished run, or its `Run`; or one of its checkpoints.
         backend: numpy, numba, cupy, or auto: the best that works here.
-        dtype: half, bfloat16, float or double; by default the model's own, which may be float with products in TF32.
-        trusted_modules: your modules, if the model has classes defined in them. The list stored with a run is not used.
+        dtype: half, bfloat16, float or double; by default the model's own, possibly with products in TF32.
+        trusted_modules: your modules, if the model uses classes defined in them. The list stored with a run is not
+            used.
 
     Raises:
-        ConfigError: there is no such file or run, or it is not finished, or it names a class that is not trusted.
+        ConfigError: there is no such file or finished run, or it names a class that is not trusted.
         DataError: its files are damaged, or its weights are of another network.
     """
     if not isinstance(path, Run | str | os.PathLike):
@@ -81,7 +82,7 @@ class Trained:
     Attributes:
         path: of the run or checkpoint.
         run: the run.
-        checkpoint: the checkpoint that `path` names, read; None for the run's result.
+        checkpoint: the checkpoint that `path` names; None for the run's result.
 
     Raises:
         ConfigError: there is no finished run or checkpoint.
@@ -99,8 +100,8 @@ class Trained:
         self.checkpoint = found(checkpoint_of(self.path)) if named else None
         if self.checkpoint is None and not os.path.isfile(self.run.summary_path):
             raise ConfigError(
-                f"{self.path}: is not a finished run, it has no {self.run.summary_path.name}: name a run's folder "
-                "under outputs/, or one of its checkpoints"
+                f"{self.path}: is not a finished run, because {self.run.summary_path.name} is missing. Use a run's "
+                "folder under outputs/, or one of its checkpoints"
             )
 
     @cached_property
@@ -123,7 +124,7 @@ class Trained:
 
     @cached_property
     def weights(self) -> dict[str, Any]:
-        """Name -> array on the host; in the middle of an epoch, the mean of all replicas. DataError."""
+        """Return host arrays by name; in the middle of an epoch, the mean of all replicas. DataError."""
         if self.checkpoint is None:
             return self.run.weights()
         part = self._own.parallel.synchronizer
@@ -137,7 +138,7 @@ class Trained:
 
     @cached_property
     def _described(self) -> Mapping[str, Any]:
-        """The stored description of the model's input: `image_shape`, `normalize` and `class_names`."""
+        """The stored `image_shape`, `normalize` and `class_names`."""
         if self.checkpoint is not None and isinstance(self.checkpoint.state.get("model"), dict):
             return dict(self.checkpoint.state["model"])
         if self.summary is None:
@@ -176,7 +177,7 @@ class Trained:
             channels, names = model.input.shape[-1], len(model.class_names)
             scale, shift = len(model.pixels.scale), len(model.pixels.shift)
             if scale != shift or scale not in (1, channels) or (names and names != model.output.features):
-                raise DataError(f"{self.path}: its normalisation or its names of classes belong to another network")
+                raise DataError(f"{self.path}: its normalization or its class names belong to another network")
         except CupynetError:
             raise
         except (TypeError, ValueError, LookupError, ArithmeticError) as error:

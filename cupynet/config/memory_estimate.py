@@ -1,6 +1,6 @@
-"""A rough estimate of a run's memory, to refuse settings that cannot fit into this machine.
+"""Estimate a run's memory, to reject settings that cannot fit into this machine.
 
-It is a lower bound: the layers' outputs, the im2col rows of convolutions, weights with gradients and optimizer
+The estimate is a lower bound: outputs of layers, im2col rows of convolutions, weights with gradients and optimizer
 state, prefetched batches, and images.
 """
 
@@ -21,11 +21,9 @@ from cupynet.training.options import CheckedOptions
 def check_memory(
     settings: Settings, checked: CheckedOptions, network: Layer, weights: int, source: Source, job: MpiJob | None
 ) -> None:
-    """Refuse settings that need more memory than this machine or a device has, on all ranks. ConfigError.
+    """Raise ConfigError, on all ranks, if the run needs more memory than this machine or a device has.
 
-    Args:
-        network, weights: see `replica_bytes`.
-        job: the ranks; None if the workers are threads.
+    network, weights: see `replica_bytes`; job: the ranks; None if the workers are threads.
     """
     placement, refused = checked.placement, ""
     needed = needed_bytes(settings, checked, network, weights, source, job)
@@ -41,8 +39,8 @@ def check_memory(
         uses = ", ".join(f"{use} {amount(size)}" for use, size in needed.items())
         refused = (
             f"with {counted(placement.workers, 'worker')} the run needs about {amount(total)} of memory ({uses}), and "
-            f"{limit[1]} {amount(limit[0])}: lower batch_size, workers or parallel.prefetch_buffer, or make the "
-            "network or the data smaller"
+            f"{limit[1]} {amount(limit[0])}. Lower batch_size, workers or parallel.prefetch_buffer, or use a "
+            "smaller network or data set"
         )
     if job is not None:
         refused = job.first_word(refused)
@@ -53,7 +51,7 @@ def check_memory(
 def needed_bytes(
     settings: Settings, checked: CheckedOptions, network: Layer, weights: int, source: Source, job: MpiJob | None
 ) -> dict[str, int]:
-    """Estimate the bytes that a run needs on each device, or on this machine if it uses no device, by purpose."""
+    """Estimate the bytes that a run needs by purpose, on each device, or on this machine if it uses none."""
     placement, policy = checked.placement, DtypePolicy.of(settings.dtype)
     examples = settings.batch_size * min(placement.stages, checked.parts) / checked.parts
     ranks = placement.ranks if job is None else job.on_machine
@@ -72,11 +70,9 @@ def needed_bytes(
 def replica_bytes(
     network: Layer, weights: int, optimizer: Optimizer, policy: DtypePolicy, examples: float
 ) -> dict[str, int]:
-    """Estimate the memory of one replica in bytes, by its use.
+    """Estimate the memory of one replica in bytes, by purpose.
 
-    Args:
-        network: built; its `weights` may be declared only.
-        examples: the number of examples whose activations are held at once.
+    network: built, with `weights` weights that may not be allocated; examples: number of samples held at once.
     """
     wide, narrow = policy.accumulate.itemsize, policy.storage.itemsize
     states = len(optimizer.rule.states) if isinstance(optimizer, ElementwiseOptimizer) else 0
@@ -85,7 +81,7 @@ def replica_bytes(
 
 
 def output_values(layer: Layer) -> int:
-    """Return the number of values that a training pass stores per example. Fused layers store only the last output."""
+    """Return the number of activations stored per sample. Fused layers store only the last output."""
     if isinstance(layer, Sequential):
         steps = [(layer.layers[names[-1]], each) for names, each in layer.steps]
         return sum(output_values(last) + (0 if each is last else each.saved_values()) for last, each in steps)

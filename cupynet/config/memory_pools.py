@@ -1,4 +1,4 @@
-"""The memory pools of the GPUs of a run: limits, the callback that trims them, release."""
+"""GPU memory pools of a run: limits, the callback that trims them, release."""
 
 from __future__ import annotations
 

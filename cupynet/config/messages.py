@@ -1,4 +1,4 @@
-"""Converts errors of Hydra and OmegaConf to ConfigError, with the setting and the nearest valid name."""
+"""Convert errors of Hydra and OmegaConf to ConfigError, with the setting and the nearest valid name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from cupynet.core.wording import listed, nearest, one_line
 
 
 def refusal(error: BaseException, schema: type[Settings]) -> ConfigError:
-    """Convert an error of Hydra or OmegaConf to a ConfigError."""
     if isinstance(error, OverrideParseException):
         reason = f"must be key=value, with quotes around special characters: {one_line(error.message)}"
         return ConfigError(f"{error.override}: {reason}")

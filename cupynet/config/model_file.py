@@ -1,4 +1,4 @@
-"""Reads the file that `Model.save` wrote. It is untrusted input, like the folder of a run."""
+"""Read a file of `Model.save`, which is untrusted input."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def read_model(
         model.trained_on = checks.one_of("trained_on", description["trained_on"], ("", "pixels", "floats"))
     except ConfigError as error:
         if error.setting.endswith("_target_") or dtype is not None and error.setting == "dtype":
-            raise  # the caller decides these
+            raise  # the caller's mistakes
         raise DataError(f"{path}: {error}") from error
     except Exception as error:  # the file decides what is built, so anything can fail
         raise DataError(f"{path}: its description is not valid ({type(error).__name__}: {error})") from error
@@ -53,7 +53,7 @@ def read_model(
 
 
 def _check_shapes(network: Layer, input: InputType, weights: dict[str, Any]) -> None:
-    """Refuse a network whose weights are others than those in the file, before memory is allocated. ConfigError."""
+    """Raise ConfigError if the network's weights differ from those in the file, before memory is allocated."""
     params = Params()
     copy.deepcopy(network).build(input, params.scope(), create_backend("numpy"))
     shapes = {name: tuple(each.shape) for name, each in (*params.named(), *params.named_buffers())}

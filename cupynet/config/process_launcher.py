@@ -1,7 +1,7 @@
-"""`hydra/launcher=processes`: the jobs of a sweep as processes, several at once.
+"""`hydra/launcher=processes`: runs the jobs of a sweep as processes, several at once.
 
 Each job runs the command of the sweep with its own settings. Its warnings are shown immediately and its errors when it
-ends, with its number. If a job is killed, the others are not affected, unlike in a pool of workers such as joblib's.
+ends, with its number. Unlike in joblib's pool of workers, killing one job does not affect the others.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from cupynet.core.terminal import UNWRITABLE, folded, printable
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from cupynet.config import sweep_record  # brings NumPy, which --help can do without
+    from cupynet.config import sweep_record  # imports NumPy, which --help does not need
 
 MOST_ON_CPU = 4  # jobs at once by default
 WAKE_S = 0.2  # interval at which the waiting main thread lets Python run signal handlers
@@ -46,8 +46,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 class ProcessLauncher(Launcher):
     """Runs each job of a sweep as a process.
 
-    Args:
-        jobs: at once; None for one per device, or on a CPU one per core up to 4.
+    jobs: maximum number at once; None for one per device, or on a CPU one per core up to 4.
     """
 
     def __init__(self, jobs: int | None = None) -> None:
@@ -83,10 +82,10 @@ class ProcessLauncher(Launcher):
                                 done[ended.number] = ended
                                 sweep_record.ended(self._sweep, ended)
                     finally:
-                        for each in running:  # before running jobs stop, so that no other job takes their place
+                        for each in running:  # before running jobs stop, so that none is started in their place
                             each.cancel()
-            except KeyboardInterrupt as stopped:  # the end of the lifeline lets the jobs stop and save
-                signals.say("cupynet: running jobs stop and save; again: at once\n")
+            except KeyboardInterrupt as stopped:  # jobs stop and save when the lifeline closes
+                signals.say("cupynet: running jobs stop and save. A second signal stops them at once\n")
                 pool.shutdown(cancel_futures=True)
                 for each in running:
                     if not each.cancelled():
@@ -109,7 +108,7 @@ class ProcessLauncher(Launcher):
         return sweep_record.Job(number, overrides, folder, None)
 
     def _run(self, job: sweep_record.Job) -> sweep_record.Job:
-        """Run a job in its process, on a device that is free; return how it ended."""
+        """Run a job in its process, on a free device; return its outcome."""
         from cupynet.config import sweep_record
 
         device = self._free.get()
@@ -149,7 +148,7 @@ class ProcessLauncher(Launcher):
 
 
 def _program() -> list[str]:
-    """Return the words of this process's command line before its arguments, and --config-dir."""
+    """Return this process's command line up to its arguments, and --config-dir."""
     count = len(sys.orig_argv) - len(sys.argv) + 1
     own = own_folder()
     return [sys.executable, *sys.orig_argv[1:count], *([] if own is None else [f"--config-dir={own}"])]

@@ -1,4 +1,4 @@
-"""Translates settings that an earlier version stored."""
+"""Translate settings that an earlier version stored."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ MOVED = {
     **{f"cupynet.loggers.{name}": f"cupynet.training.{name}" for name in ("MLflow", "TensorBoard", "WandB")},
     **{f"cupynet.parallel.synchronizers.outer.{name}": f"cupynet.parallel.{name}" for name in ("DiLoCo", "SlowMo")},
 }
-# the last part of a class's former name -> of its present name
+# former name of a class without its module -> present name
 CLASSES = {
     **{"CutOut": "Cutout", "Filled": "Constant", "Folder": "ImageFolder", "Idx": "IdxFiles", "Npz": "NpzFile"},
     **{"Sharded": "ShardedFiles", "Map": "PiecewiseConstant", "Step": "StepDecay", "Exponential": "ExponentialDecay"},
     **{"Inverse": "InverseTimeDecay", "Sigmoid": "SigmoidDecay"},
 }
-# former key of a setting that belongs to no class -> its present key
+# former key of a setting outside classes -> present key
 KEYS = {
     "accumulate": "accumulation_steps",
     "report_every_iterations": "log_every",
@@ -55,7 +55,7 @@ VALUES: dict[str, dict[Any, Any]] = {"wire": {"exact": "full"}, "outer": {"mean"
 
 
 def translated(settings: Mapping[Any, Any], above: str = "") -> dict[Any, Any]:
-    """Return stored settings without the removed ones and with the present names of classes and arguments."""
+    """Return stored settings without removed ones and with the present names of classes and arguments."""
     target = str(settings.get("_target_"))
     package, _, name = target.rpartition(".")
     ours = target.startswith("cupynet.")
@@ -77,7 +77,6 @@ def translated(settings: Mapping[Any, Any], above: str = "") -> dict[Any, Any]:
 
 
 def _inside(value: Any, above: str) -> Any:
-    """Translate the parts in a mapping or a list."""
     if isinstance(value, Mapping):
         return translated(value, above)
     if isinstance(value, list | tuple):

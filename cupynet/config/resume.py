@@ -1,4 +1,4 @@
-"""Find the run that `resume=...` names, and compare settings with those of the run."""
+"""Find the run that `resume=...` names, and compare settings with its stored ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cupynet.core.terminal import near
 from cupynet.core.wording import written
 from cupynet.runs.layout import CHECKPOINTS, REOPENED, SETTINGS, STEP, STUDY, SUMMARY, SWEEP, TRIAL, checkpoints
 
-LATEST = Path("outputs", "latest")  # leads to the newest run, or sweep
+LATEST = Path("outputs", "latest")  # a link to the newest run or sweep
 # W&B leaves these links in its folders and never opens them again: to its cache and to uploaded files
 OF_WANDB = re.compile(r"(^|/)wandb/(offline-)?run-[^/]+/(files|logs)/")
 MAY_DIFFER = ("epochs", "workers", "devices", "backend", "dtype", "callbacks", "resume", "trusted_modules", "profile")
@@ -49,7 +49,7 @@ def find(value: str, arguments: Sequence[str]) -> Path | None:
 
     Raises:
         ConfigError: the path is neither.
-        DataError: a file of the run is a link, or no plain file.
+        DataError: a file of the run is a link, or not a plain file.
     """
     if value == "latest":
         own = given(arguments, "hydra.run.dir")
@@ -60,7 +60,7 @@ def find(value: str, arguments: Sequence[str]) -> Path | None:
         path = Path(value)
         if not value or not os.path.isfile(run_of(path) / SETTINGS):  # False for invalid names
             raise ConfigError("is neither the folder of a run nor one of its checkpoints", "resume", repr(value))
-        if run_of(path).is_symlink():  # which may lead to another run later
+        if run_of(path).is_symlink():  # a link may point to another run later
             path = Path(near(path.resolve()))
     require_plain_files(run_of(path))
     return path
@@ -77,11 +77,10 @@ def mark_latest(folder: Path) -> None:
 
 
 def _above(run: Path, *names: str) -> Path | None:
-    """Return the nearest folder above a run that holds one of these files, resolved; None if there is none.
+    """Return the nearest folder above a run that contains one of these files, resolved; None if there is none.
 
-    A job may be several folders below its sweep: hydra.sweep.subdir may contain slashes. This looks into the folder
-    above the run, and into those further up that are below outputs/ or, for a run elsewhere, below the current folder.
-    outputs/ and the current folder may hold such a file of another sweep.
+    A job may be several folders below its sweep, because hydra.sweep.subdir may contain slashes. This searches the
+    parent folder, and those further up that are below outputs/ or, for a run elsewhere, below the current folder.
     """
     parent, *others = run.resolve().parents
     outputs = LATEST.parent.resolve()
@@ -91,19 +90,18 @@ def _above(run: Path, *names: str) -> Path | None:
 
 
 def finished(folder: Path) -> bool:
-    """Return True if the run in `folder` has ended and is not to be resumed."""
+    """Return True if the run in `folder` has ended and cannot be resumed."""
     return (folder / SUMMARY).is_file() and not _goes_on(folder)
 
 
 def require_plain_files(folder: Path) -> None:
-    """Refuse the folder of a run or search to resume if it contains links out of it or special files. DataError.
+    """Raise DataError if the folder of a run to resume contains links out of it or special files.
 
-    Resuming would follow a link when writing, change the other name of a hard link, and wait forever on a pipe. A name
-    that contains a reference is refused too: Hydra would resolve it, even escaped, so the folder could be named after a
-    secret.
+    Resuming would follow a link when writing, change the other name of a hard link, and block on a pipe. A name that
+    contains a reference is also rejected: Hydra would resolve it, even escaped, and could reveal a secret.
     """
     if "${" in str(folder):
-        raise DataError(f"{folder}: must not have ${{ in its name: rename it")
+        raise DataError(f"{folder}: must not have ${{ in its name. Rename it")
     for path, found in _below(folder):
         if stat.S_ISLNK(found.st_mode):
             inside = path.parent != folder and is_inside(path, folder)
@@ -112,11 +110,11 @@ def require_plain_files(folder: Path) -> None:
             plain = stat.S_ISDIR(found.st_mode) or stat.S_ISREG(found.st_mode)
         if not plain:
             raise DataError(
-                f"{path}: must be a plain file: resuming would write where a link leads, or wait for a pipe"
+                f"{path}: must be a plain file. Resuming would write to the target of a link, or block on a pipe"
             )
         if stat.S_ISREG(found.st_mode) and found.st_nlink > 1:
             raise DataError(
-                f"{path}: must be a plain file with one name: resuming would change its other hard links too. Replace "
+                f"{path}: must be a plain file with one name. Resuming would change its other hard links too. Replace "
                 "it by a copy"
             )
 
@@ -124,7 +122,7 @@ def require_plain_files(folder: Path) -> None:
 def _below(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
     """Yield all files, folders and links below a folder, without following links. DataError."""
     folders = [folder] if folder.is_dir() else []
-    for each in folders:  # which grows
+    for each in folders:  # grows during the loop
         try:
             for entry in sorted(os.scandir(each), key=lambda entry: entry.name):
                 yield Path(entry.path), os.lstat(entry.path)
@@ -137,13 +135,13 @@ def _below(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
 
 
 def is_inside(path: str | Path, folder: Path) -> bool:
-    """Return True if a path leads to a place inside a folder, after resolving links."""
+    """Return True if a path is inside a folder, after resolving links."""
     place, root = Path(os.path.realpath(path)), Path(os.path.realpath(folder))
     return place != root and place.is_relative_to(root)
 
 
 def run_of(path: Path) -> Path:
-    """Return the run's folder from a path to it, to its checkpoints or to one of them. A run may have their names."""
+    """Return the run's folder from a path to it, to its checkpoints or to one of them."""
     if os.path.isfile(path / SETTINGS):
         return path
     if STEP.fullmatch(path.name):
@@ -158,7 +156,7 @@ def checkpoint_of(path: Path) -> Path:
 
 
 def refuse_other(given: Mapping[str, Any], stored: Mapping[str, Any], path: Path) -> None:
-    """Refuse changes to settings that a resumed run cannot change. ConfigError."""
+    """Raise ConfigError for changes to settings that a resumed run cannot change."""
     for key, now, then in _differences(given, stored):
         if key.partition(".")[0] not in MAY_DIFFER and (key not in MAY_BE_SET or then is not None):
             started = "without it" if then is None else f"with {written(then)}"
@@ -170,7 +168,7 @@ def refuse_other(given: Mapping[str, Any], stored: Mapping[str, Any], path: Path
 def _differences(
     given: Mapping[str, Any], stored: Mapping[str, Any], above: str = ""
 ) -> Iterator[tuple[str, Any, Any]]:
-    """Yield dotted key, new value and stored value of each difference. A value may be a part in place of a number."""
+    """Yield dotted key, new value and stored value of each difference. A part may replace a number."""
     for name in sorted(given.keys() | stored.keys()):
         key, now, then = f"{above}{name}", given.get(name), stored.get(name)
         if isinstance(now, Mapping) and isinstance(then, Mapping):
@@ -190,16 +188,14 @@ def quoted(path: Path) -> str:
 
 
 def refuse_taken(folder: Path) -> None:
-    """Refuse a folder for a new run or sweep that holds another, unless that was a fast dev run.
+    """Raise ConfigError if the folder contains a run or sweep; remove a fast dev run.
 
-    Raises:
-        ConfigError: it holds another.
-        DataError: the files of the fast dev run cannot be removed safely, see `require_plain_files`.
+    DataError if its files cannot be removed safely, see `require_plain_files`.
     """
     run = (folder / SUMMARY).is_file() or bool(checkpoints(folder / CHECKPOINTS))
     if (folder / SWEEP).is_file() or (run and not (folder / TRIAL).is_file()):
         hint = f"cupynet train {shlex.quote(f'resume={folder}')}"
-        raise ConfigError(f"{folder}: already holds a run or a sweep: name another folder; to resume a run: {hint}")
+        raise ConfigError(f"{folder}: already contains a run or a sweep. Choose another folder, or resume it: {hint}")
     if run:
         require_plain_files(folder)
 
@@ -207,7 +203,7 @@ def refuse_taken(folder: Path) -> None:
 def _unfinished() -> Path | None:
     """Return the newest unfinished run under outputs/ that has a checkpoint and is not running, or None.
 
-    Links are not followed. Trials of a search are left out, because the search resumes them.
+    Links are not followed. Trials are skipped, because their search resumes them.
     """
     folders = [path for path in LATEST.parent.glob(f"**/{CHECKPOINTS}") if not (path.parents[2] / STUDY).is_file()]
     runs = sorted((path.parent for path in folders), key=_written, reverse=True)
@@ -215,8 +211,8 @@ def _unfinished() -> Path | None:
 
 
 def _written(run: Path) -> float:
-    """Return the time at which the newest checkpoint of a run was written; 0 if it has none."""
-    with contextlib.suppress(OSError):  # they may be removed meanwhile
+    """Return the modification time of a run's newest checkpoint; 0 if it has none."""
+    with contextlib.suppress(OSError):  # another process may remove checkpoints concurrently
         return max((path.stat().st_mtime for path in checkpoints(run / CHECKPOINTS).values()), default=0.0)
     return 0.0
 
@@ -224,7 +220,7 @@ def _written(run: Path) -> float:
 def _goes_on(run: Path) -> bool:
     """Return True if a run is unfinished, or has been resumed since its summary was written.
 
-    A run that diverged is unfinished: it can be resumed with other callbacks. A job of a sweep is finished then.
+    A diverged run is unfinished, because it can be resumed with other callbacks; a job of a sweep is then finished.
     """
     if not (run / SUMMARY).is_file() or (run / REOPENED).is_file():
         return True  # it was killed

@@ -1,7 +1,7 @@
-"""The settings of a run: the name, type, default and rule of each.
+"""The settings of a run: name, type, default and validator of each.
 
-`Settings` holds plain Python values. OmegaConf takes it as the schema of conf/ and checks names and types; a rule
-checks the value. Settings of several types are declared as Any, because OmegaConf cannot merge into unions; so are
+`Settings` has plain Python values. OmegaConf uses it as the schema of conf/ and checks names and types; validators
+check the values. Settings of several types are declared as Any, because OmegaConf cannot merge into unions; so are
 booleans, because it accepts 2 as true. The arguments of parts are validated by their constructors (instantiate.py).
 """
 
@@ -23,8 +23,8 @@ LINKS = ("wan", "1gbe", "10gbe", "100gbe", "nvlink")  # as in cupynet.bench.cost
 Rule = Callable[..., Any]  # (dotted key, value, **bounds) -> the value to keep, or a ConfigError
 
 MOST_WORKERS = 10_000  # every worker is a thread with its own replica
-MOST_IMAGES = 100_000_000  # of a measurement, which makes them
-AS_RANKS = "parallel.launcher=mpi"  # a command that mpiexec starts needs it
+MOST_IMAGES = 100_000_000  # generated for a measurement
+AS_RANKS = "parallel.launcher=mpi"  # required under mpiexec
 
 
 @dataclass(kw_only=True)
@@ -41,7 +41,7 @@ def as_is(key: str, value: Any) -> Any:
 
 
 def setting(default: Any, check: Rule = as_is, **bounds: Any) -> Any:
-    """Declare a setting with a default. It accepts null if that is its default, and what `check` accepts."""
+    """Declare a setting with a default and a validator. Null is allowed only if it is the default."""
 
     def rule(key: str, value: Any) -> Any:
         return None if value is None and default is None else check(key, value, **bounds)
@@ -58,7 +58,7 @@ def group(kind: type[Group]) -> Any:
 
 
 def part(**default: Any) -> Any:
-    """Declare a part, which is built from its `_target_`. default: `default=None`, or nothing if it is required."""
+    """Declare a part, which is built from its `_target_`. It is required unless `default=None` is given."""
     return field(metadata={"rule": as_is}, **default)
 
 
@@ -66,7 +66,7 @@ def part(**default: Any) -> Any:
 
 
 def memory(key: str, value: Any, *, share: bool = False) -> Any:
-    """Return an amount of memory, see `size`, as it was written."""
+    """Validate an amount of memory, see `size`, and return it unchanged."""
     try:
         size(value, share)
     except ValueError:
@@ -76,12 +76,12 @@ def memory(key: str, value: Any, *, share: bool = False) -> Any:
 
 
 def count_or_flag(key: str, value: Any) -> bool | int:
-    """true, false, or a number of at least 1."""
+    """Validate true, false, or a number of at least 1."""
     return bool(value) if checks.is_bool(value) else checks.integer(key, value, 1, ", or true or false")
 
 
 def integers(key: str, value: Any) -> list[int]:
-    """Integers of at least 1, sorted and without duplicates; none for the default."""
+    """Return integers of at least 1, sorted and without duplicates; none for the default."""
     found = value if isinstance(value, list) else [value]
     return sorted({checks.integer(key, each, 1, ", or a list of them such as [2,8,64]") for each in found})
 
@@ -97,7 +97,7 @@ def link(key: str, value: Any) -> str | dict[str, float]:
 
 
 def size(value: object, share: bool = False) -> int | float:
-    """An amount of memory: bytes as an int, from 2147483648 or "2GiB"; with `share` a device's share too, from "80%".
+    """Parse an amount of memory: bytes as an int, from 2147483648 or "2GiB"; with `share` also "80%" of a device.
 
     kB MB GB TB are powers of 1000, KiB MiB GiB TiB of 1024. A share is a float, 0 < share <= 1. ValueError otherwise.
     """
@@ -124,8 +124,6 @@ class PrioritySettings(Group):
 
 @dataclass(kw_only=True)
 class BackendSettings(Group):
-    """The backend."""
-
     name: str = setting("auto", checks.one_of, names=("auto", *shared_options.BACKENDS))
     priority: PrioritySettings = group(PrioritySettings)
     max_block_size: int = setting(256, shared_options.block_size)
@@ -145,7 +143,7 @@ class MemorySettings(Group):
 
 @dataclass(kw_only=True)
 class ParallelSettings(Group):
-    """How replicas are synchronized, or cut into stages. The parts refer to these settings."""
+    """How replicas are synchronized or split into stages. The parts refer to these settings."""
 
     averaging_frequency: Any = setting(3)
     prefetch_buffer: int = setting(24, checks.integer, minimum=0)
@@ -161,7 +159,7 @@ class ParallelSettings(Group):
 
 @dataclass(kw_only=True)
 class Settings(Group):
-    """The settings of a run; conf/config.yaml explains each."""
+    """The settings of a run; conf/config.yaml documents each."""
 
     workers: int | None = setting(None, checks.integer, minimum=1, most=MOST_WORKERS)
     dtype: str = setting("float", shared_options.dtype)
@@ -191,7 +189,7 @@ class Settings(Group):
 
 @dataclass(kw_only=True)
 class BenchSettings(Settings):
-    """The settings of `cupynet bench`: those of the measured run, and those of conf/bench.yaml."""
+    """The settings of `cupynet bench`: of the measured run, and of conf/bench.yaml."""
 
     peers: str | None = setting(None, checks.one_of, names=("torch",))
     repeats: int = setting(5, checks.integer, minimum=1)
@@ -202,9 +200,9 @@ class BenchSettings(Settings):
 
 @dataclass(kw_only=True)
 class PlanSettings(Settings):
-    """The settings of `cupynet plan`: those of the run it measures, and those of conf/plan.yaml.
+    """The settings of `cupynet plan`: of the run it measures, and of conf/plan.yaml.
 
-    `workers` is a list here: the numbers of workers to forecast. See `asked` and `every` for null.
+    `workers` is a list here: the numbers of workers to predict. See `asked` and `every` for null.
     """
 
     workers: Any = setting(None, integers)
@@ -223,11 +221,11 @@ class PlanSettings(Settings):
 
     @property
     def every(self) -> list[int]:
-        """Iterations between averages, in order."""
+        """Averaging periods in iterations, in order."""
         return list(self.frequencies or ([3] if self.check else [1, 3, 10, 50]))
 
     def run(self, workers: int | None) -> Settings:
-        """Return the settings of one run with so many workers."""
+        """Return the settings of one run with this number of workers."""
         return Settings(**{each.name: getattr(self, each.name) for each in fields(Settings)} | {"workers": workers})
 
 
@@ -238,7 +236,7 @@ def own_names(kind: type[Settings]) -> list[str]:
 
 @dataclass(kw_only=True)
 class TuneSettings(Settings):
-    """The settings of `cupynet tune`: those that all trials share, and those of conf/tune.yaml."""
+    """The settings of `cupynet tune`: shared by all trials, and of conf/tune.yaml."""
 
     search: list[str] = setting([])
     trials: int = setting(20, checks.integer, minimum=1)
@@ -251,7 +249,7 @@ class TuneSettings(Settings):
 
 @dataclass(kw_only=True)
 class RateSettings(Settings):
-    """The settings of `cupynet find_rate`: those of the run, and those of conf/find_rate.yaml."""
+    """The settings of `cupynet find_rate`: of the run, and of conf/find_rate.yaml."""
 
     lowest: float = setting(1e-6, checks.number, above=0)
     highest: float = setting(10.0, checks.number, above=0)
@@ -262,14 +260,14 @@ class RateSettings(Settings):
 
 
 def read(kind: type[G], given: Mapping[str, Any], above: str = "") -> G:
-    """Make settings from plain values. The schema has checked their types.
+    """Create settings from plain values, whose types the schema has checked.
 
     Args:
-        given: the values; groups are mappings inside it.
+        given: the values, with groups as nested mappings.
         above: the dotted key of the mapping; "" for a whole run.
 
     Raises:
-        ConfigError: a setting is unknown or missing, or a value breaks its rule. The message begins with the key.
+        ConfigError: a setting is unknown or missing, or a value is invalid. The message begins with the key.
     """
     known = {each.name: each for each in fields(kind)}
     for name in (name for name in given if name not in known):  # Hydra adds them with +
@@ -287,7 +285,7 @@ def read(kind: type[G], given: Mapping[str, Any], above: str = "") -> G:
 
 
 def rules(kind: type[Group], above: str = "") -> Iterator[tuple[str, Rule]]:
-    """Yield the dotted key and the rule of every setting, of a group before those of its settings."""
+    """Yield the dotted key and the validator of every setting, of a group before those of its settings."""
     for each in fields(kind):
         key = _below(above, each.name)
         yield key, each.metadata["rule"]

@@ -1,6 +1,6 @@
 """Search spaces: `key=interval(..)`, `key=range(..)` and `key=choice(..)` as Optuna's distributions.
 
-Without `-m` Hydra refuses such values. They are moved into the setting `search` before Hydra reads the command line.
+Without `-m` Hydra rejects such values. They are moved into the setting `search` before Hydra reads the command line.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FORMS = "interval(0.001,0.1), int(interval(16,256)), tag(log,interval(1,50)), ra
 def split(arguments: Sequence[str]) -> list[str]:
     """Move the searched values of a command line into one argument, `search=[..]`.
 
-    Arguments that cannot be parsed are left to Hydra, which refuses them.
+    Arguments that cannot be parsed are left to Hydra, which reports them.
     """
     kept: list[str] = []
     found: list[str] = []
@@ -56,11 +56,7 @@ def _is_searched(argument: str) -> bool:
 def search_space(texts: Sequence[str]) -> dict[str, BaseDistribution]:
     """Return the distribution of each searched setting, by its key with the `+` or `++` written before it.
 
-    Args:
-        texts: of the setting `search`: `key=interval(..)` and so on.
-
-    Raises:
-        ConfigError: a text cannot be parsed, or leaves nothing to choose from.
+    texts: values of the setting `search`, such as `key=interval(..)`. ConfigError if one is invalid or empty.
     """
     parser = OverridesParser.create()
     space: dict[str, BaseDistribution] = {}
@@ -69,7 +65,7 @@ def search_space(texts: Sequence[str]) -> dict[str, BaseDistribution]:
             override = parser.parse_override(text)
             key = override.get_key_element()
             if key.lstrip("+") in [each.lstrip("+") for each in space]:
-                raise ValueError("is searched twice: write one choice of all its values")
+                raise ValueError("is searched twice. Write one choice of all its values")
             space[key] = _distribution(override)
         except (HydraException, ValueError, TypeError) as error:
             setting, _, value = one_line(text).partition("=")
@@ -92,7 +88,7 @@ def _distribution(override: Override) -> BaseDistribution:
             return IntDistribution(low, high, step=step)
         return FloatDistribution(low, high, step=step)
     if not isinstance(value, IntervalSweep) or value.tags - {"log", "linear"}:
-        raise ValueError(f"has nothing to search: write {FORMS}")
+        raise ValueError(f"has nothing to search. Write {FORMS}")
     low, high = cast("tuple[float, float]", (value.start, value.end))
     if not math.isfinite(high - low):
         raise ValueError("the bounds of an interval must be finite")
@@ -101,7 +97,6 @@ def _distribution(override: Override) -> BaseDistribution:
 
 
 def is_continuous(distribution: Any) -> bool:
-    """Return True if a distribution has infinitely many values."""
     return not hasattr(distribution, "choices") and distribution.step is None
 
 
@@ -111,5 +106,5 @@ def lowest(distribution: Any) -> Any:
 
 
 def written(value: Any) -> str:
-    """Return a value as it is written on a command line, of at most six digits."""
+    """Format a value for a command line, with at most six digits."""
     return str(float(f"{value:.6g}") if isinstance(value, float) else value)

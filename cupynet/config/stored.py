@@ -51,10 +51,10 @@ def load(
     Args:
         overrides: settings (`batch_size=512`), or files of groups (`data=synthetic`).
         trusted_modules: modules with classes that may be built; the list stored with the run is not used.
-        folder: a folder with more configuration files, as --config-dir.
+        folder: a folder with more configuration files, see --config-dir.
 
     Raises:
-        ConfigError: there are no settings, or they are not valid.
+        ConfigError: there are no settings, or they are invalid.
         DataError: the file is damaged, or refers to something outside it.
     """
     path = Path(run_folder) / SETTINGS
@@ -82,7 +82,7 @@ def load(
 
 
 def _require_experiment(name: str, run_folder: str | Path) -> None:
-    """Refuse an experiment unless the run was started with it: its settings are stored already. ConfigError."""
+    """Raise ConfigError unless the run was started with this experiment, whose settings are then stored."""
     then = written(run_folder)[1].get("experiment")
     if name != str(then):
         started = "without one" if then is None else f"with {as_typed(then)}"
@@ -103,11 +103,7 @@ def _change(config: DictConfig, override: Override, folder: Path | None) -> None
 
 
 def overrides_of(folder: str | Path, schema: type[Settings] = Settings) -> list[str]:
-    """Return the overrides of a job as they were typed, without Hydra's own; empty if they are not stored.
-
-    Raises:
-        DataError: the file is damaged, or holds something else.
-    """
+    """Return the overrides of a job as typed, without Hydra's own; empty if they are not stored. DataError."""
     path = Path(folder) / OVERRIDES
     if not path.is_file():
         return []
@@ -129,7 +125,7 @@ def overrides_of(folder: str | Path, schema: type[Settings] = Settings) -> list[
 
 
 def written(folder: str | Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the stored settings of a run by their dotted keys, and the file of each group. DataError."""
+    """Return the stored settings of a run by dotted key, and the file of each group. DataError."""
     path = Path(folder) / SETTINGS
     plain = _read(path)
     if not isinstance(plain, dict):
@@ -146,7 +142,7 @@ def written(folder: str | Path) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def keep(folder: Path, settings: Settings, overrides: Sequence[str] = ()) -> None:
-    """Store the settings of a run in `folder`, each file whole or not at all. OutputError."""
+    """Store the settings of a run in `folder`. Each file is written atomically. OutputError."""
     from cupynet.core.files import require_folder, write_whole  # they import NumPy, which --help does not need
 
     require_folder((folder / SETTINGS).parent)
@@ -155,14 +151,14 @@ def keep(folder: Path, settings: Settings, overrides: Sequence[str] = ()) -> Non
 
 
 def job_overrides() -> list[str]:
-    """Return the overrides of the current job, as they were typed."""
+    """Return the overrides of the current job, as typed."""
     return cast("list[str]", OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False))
 
 
 def check_outputs(
     parts: Mapping[str, Any], run: Path, overrides: Sequence[str], trusted_modules: Iterable[str] = ()
 ) -> None:
-    """Refuse callbacks of a stored run that would write outside its folder or send data. ConfigError.
+    """Raise ConfigError for callbacks of a stored run that would write outside its folder or send data.
 
     Args:
         parts: the callbacks by name.
@@ -186,7 +182,7 @@ def not_stored(settings: Settings, run: Path) -> list[str]:
 
 
 def _places(parts: Mapping[str, Any], run: Path, trusted_modules: Iterable[str]) -> Iterator[tuple[str, Any, bool]]:
-    """Yield settings of callbacks that name a place outside a run's folder: key, value, and whether it is stored."""
+    """Yield settings of callbacks that name a place outside a run's folder: key, value, and True if it is stored."""
     for name, part in parts.items():
         if not isinstance(part, Mapping):
             continue
@@ -207,7 +203,7 @@ def _places(parts: Mapping[str, Any], run: Path, trusted_modules: Iterable[str])
 
 
 def _quoted(value: Any) -> str:
-    """Format a value as on the command line, in quotes if Hydra would read it as another one without."""
+    """Format a value for the command line, in quotes if Hydra would otherwise parse it differently."""
     text = as_typed(value)
     with suppress(HydraException):
         if OverridesParser.create().parse_override(f"x={text}").value() == value:
@@ -216,20 +212,16 @@ def _quoted(value: Any) -> str:
 
 
 def _is_typed(key: str, overrides: Sequence[str]) -> bool:
-    """Return True if the command line sets a setting: by itself, in a mapping, or by a file of its group."""
+    """Return True if the command line sets a setting: directly, in a mapping, or by a file of its group."""
     given = typed(overrides)
     return key in given or isinstance(given.get(key.partition(".")[0]), str | list)  # the file replaces stored ones
 
 
 def check_downloads(settings: Settings, run: Path, overrides: Sequence[str]) -> None:
-    """Refuse a stored `data.folder` into which data would be downloaded, and a class of data that is not a `Source`.
+    """Raise ConfigError for a stored `data.folder` that data would be downloaded to, and a data class that is not a
+    `Source`.
 
-    Args:
-        run: the folder of the run.
-        overrides: of the command line, which may name any place.
-
-    Raises:
-        ConfigError: the folder or the class is refused.
+    overrides: of the command line, which may name any place.
     """
     from cupynet.data import Source  # imports NumPy, which --help does not need
 

@@ -1,7 +1,7 @@
 """The jobs of a sweep: a row for each in sweep.csv, and a table on the terminal.
 
-The launcher decides in which process a job runs. Therefore each job is recorded in a file in the sweep's folder when
-it begins and when it ends, and its results are read from its own folder. The files are removed when the sweep ends.
+The launcher decides in which process a job runs. Therefore each job is recorded in a file in the sweep's folder when it
+begins and ends, and its results are read from its own folder. These files are removed when the sweep ends.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Job:
 
     @cached_property
     def settings(self) -> dict[str, str]:
-        """Setting -> value, as typed."""
+        """The settings as typed, by key."""
         parts = (each.partition("=") for each in self.overrides)
         return {name.lstrip("+"): value for name, _, value in parts}
 
@@ -102,7 +102,7 @@ def begin(sweep: Path) -> None:
     """Create and lock the folder of a sweep, until `finish`.
 
     Raises:
-        ConfigError: it holds another run or sweep, perhaps one in progress.
+        ConfigError: it contains another run or sweep, possibly one in progress.
         OutputError: it cannot be created.
     """
     global _hold
@@ -135,14 +135,14 @@ def say(text: str) -> None:
 
 
 def began(sweep: Path, job: Job, shared: Sequence[str]) -> None:
-    """Record that a job begins, and print the settings that are not shared by all jobs."""
+    """Record the start of a job, and print the settings that are not shared by all jobs."""
     say(f"job {job.number}: {' '.join(each for each in job.overrides if each not in shared)}")
     with contextlib.suppress(OutputError):  # `ended` warns
         _record(sweep, job)
 
 
 def ended(sweep: Path, job: Job) -> None:
-    """Record that a job has ended, also in sweep.csv, and print its result. If writing fails, print a warning."""
+    """Record the end of a job, also in sweep.csv, and print its result. If writing fails, print a warning."""
     _ended.append(job)
     try:
         _record(sweep, job)
@@ -154,7 +154,6 @@ def ended(sweep: Path, job: Job) -> None:
 
 
 def _record(sweep: Path, job: Job) -> None:
-    """Write the file of a job. OutputError."""
     with contextlib.suppress(OSError):  # `write_json` finds that too
         (sweep / RECORDS).mkdir(exist_ok=True)
     write_json(sweep / RECORDS / f"{job.number}.json", {**asdict(job), "folder": str(job.folder)})
@@ -172,7 +171,6 @@ def _jobs(sweep: Path) -> list[Job]:
 
 
 def _write(sweep: Path, jobs: Sequence[Job]) -> None:
-    """Write sweep.csv. OutputError."""
     table = [
         *columns(jobs),
         column("exit_code", [job.code for job in jobs]),
