@@ -9,6 +9,7 @@ from typing import Any
 
 from cupynet.backend import FRACTIONS, PixelScale, create_backend, select_backend
 from cupynet.config.instantiate import build_as
+from cupynet.config.removed import translated
 from cupynet.core import checks, shared_options
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.core.files import load_described
@@ -24,8 +25,8 @@ def read_model(
     trusted = list(trusted_modules)
     name, _ = select_backend(backend)
     try:
-        network = build_as(Layer, description["network"], "network", trusted)
-        loss = build_as(Loss, description["loss"], "loss", trusted)
+        network = build_as(Layer, translated(description["network"]), "network", trusted)
+        loss = build_as(Loss, translated(description["loss"]), "loss", trusted)
         if type(loss) is Loss:
             raise ConfigError("must be a subclass of Loss", "loss")
         own = shared_options.dtype("dtype", description["dtype"] if dtype is None else dtype)

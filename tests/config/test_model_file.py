@@ -180,6 +180,16 @@ def test_a_hostile_description_is_refused(name: str, file: Path) -> None:
     assert caught.value.exit_code in (2, 65)
 
 
+def test_a_file_with_former_names_of_arguments_is_read(tmp_path: Path) -> None:
+    model = cupynet.Model([cupynet.Conv2D(2, 3), cupynet.Dense(2)], (6, 6, 1))
+    model.save(tmp_path / "model.safetensors")
+    weights, description = load_described(tmp_path / "model.safetensors")
+    former = json.loads(json.dumps(description).replace('"kernel_size"', '"kernel"'))
+    save_described(tmp_path / "model.safetensors", weights, former)
+    images = np.zeros((1, 6, 6, 1), np.uint8)
+    assert np.array_equal(cupynet.load(tmp_path / "model.safetensors").predict(images), model.predict(images))
+
+
 def test_memory_is_allocated_only_for_the_weights_in_the_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     weights, description = load_described(file)
     changed(f"{NETWORK}.units", 4)(description)
