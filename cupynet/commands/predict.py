@@ -1,6 +1,6 @@
 """Classify pictures with a finished run: `cupynet predict RUN digit.png [more.png | folder]`.
 
-Pictures may have any size. For a run on digits, those of another size than the network's are centred like MNIST's
+Pictures may have any size. For a run on digits, those of another size than the network's are centered like MNIST's
 (data/centering.py), and dark digits on light paper are inverted.
 For other runs they are resized, as by `data=folder`.
 """
@@ -90,7 +90,7 @@ class Preprocessing:
 
     Args:
         shape: (H, W, C) of the network's input.
-        source: the run's data source: whether its images are centred like MNIST's, and light on black.
+        source: the run's data source: whether its images are centered like MNIST's, and light on black.
         invert: `yes`, `no`, or `auto`: invert if the picture is dark on light and the training images are not.
 
     Raises:
@@ -100,12 +100,12 @@ class Preprocessing:
     def __init__(self, shape: tuple[int, ...], source: Any, invert: str) -> None:
         if len(shape) != 3 or shape[2] not in (1, 3):
             raise ConfigError(f"the network takes {shape}: a picture must have a height, a width, and 1 or 3 channels")
-        self.centred, self.on_black = getattr(source, "centred", False), getattr(source, "on_black", False)
+        self.centered, self.on_black = getattr(source, "centered", False), getattr(source, "on_black", False)
         self.shape, self.invert = shape, invert
 
     def image(self, path: Path) -> Any:
         """Read a picture as (H, W, C) uint8. DataError; ConfigError without Pillow."""
-        from cupynet.data.centering import centred_as_mnist, is_dark_on_light
+        from cupynet.data.centering import centered_as_mnist, is_dark_on_light
         from cupynet.data.pictures import picture, resized
 
         height, width, channels = self.shape
@@ -113,8 +113,8 @@ class Preprocessing:
         if self.invert == "yes" or (self.invert == "auto" and self.on_black and is_dark_on_light(pixels)):
             pixels = 255 - pixels
         try:
-            if self.centred and pixels.shape[:2] != (height, width):
-                return centred_as_mnist(pixels, height)
+            if self.centered and pixels.shape[:2] != (height, width):
+                return centered_as_mnist(pixels, height)
             return resized(pixels, height, width)
         except DataError as error:
             raise DataError(f"{one_line(path)}: {error}") from error

@@ -1,10 +1,8 @@
 """Data sets, and batches in an order that depends only on seed and epoch.
 
-A `Source` (MNIST, Synthetic, or `IdxFiles`, `NpzFile`, `ImageFolder` and `ShardedFiles` for your own files) knows the
-shape of its images before it loads them; `load()` returns a `Data` of `Dataset`s. `Augmentation`s change training
-images, differently in each epoch. A `Loader` cuts a data set into `Batch`es and assigns them to workers; `Shards` are a
-training set on disk in one part for each worker. A `BatchFeed` hands a worker its batches, which a `Prefetcher`
-prepares ahead.
+A `Source` loads a `Data` of `Dataset`s; `Augmentation`s change training images. A `Loader` cuts a data set into
+`Batch`es and assigns them to workers; `Shards` hold one part of a training set on disk for each worker. A `BatchFeed`
+hands a worker its batches, which a `Prefetcher` prepares ahead.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Augmentation: random changes of training images, different in each epoch.
 
-The result depends only on (seed, epoch, sample, position of the augmentation). It is the same for any number of
-workers, in any order, prefetched or not, and in a resumed run. Random numbers are those of SplitMix64 (Steele, Lea,
-Flood: Fast splittable pseudorandom number generators, 2014), a function of a counter: each image has its own sequence,
-and all images of a batch draw at once. Augmentations run in NumPy on bytes, on the host, in the thread that prefetches
-batches. Pixels from outside an image are 0.
+The result depends only on (seed, epoch, sample, position of the augmentation), not on the workers or on prefetching.
+Random numbers are those of SplitMix64 (Steele, Lea, Flood 2014), with a sequence for each image. Augmentations run in
+NumPy on the host, in the prefetching thread. Pixels from outside an image are 0.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 
 
 def _mixed(z: Array) -> Array:
-    """Apply SplitMix64's output function to each element; z is overwritten."""
+    """Apply SplitMix64's output function to each element, in place."""
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         z ^= z >> np.uint64(shift)
         z *= np.uint64(factor)  # modulo 2**64
@@ -69,11 +67,9 @@ class SampleRNG:
 
 
 class Augmentation(ABC):
-    """Base class of augmentations."""
-
     @abstractmethod
     def __call__(self, images: Array, draws: SampleRNG) -> Array:
-        """Return changed images (N, H, W, C) uint8. The argument must not be written to."""
+        """Return changed images (N, H, W, C) uint8, without writing to the argument."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in sorted(vars(self).items()))})"
@@ -85,11 +81,9 @@ Augment: TypeAlias = "str | Sequence[Augmentation | str] | None"  # see `augment
 def augmentations(given: Augment) -> tuple[Augmentation, ...]:
     """Return the augmentations for the argument `augment` of a source or a loader.
 
-    given: a list of augmentations, or of their names (`shift`, `flip`, ...) for their defaults; or a name of a list:
-        `light` or `standard`, see `PRESETS`. None or [] for none.
-
-    Raises:
-        ConfigError: it is something else.
+    Args:
+        given: a list of augmentations or of their names (`shift`, `flip`, ...), or `light` or `standard` (`PRESETS`).
+            None or [] for none.
     """
     named = PRESETS.get(given, [given]) if isinstance(given, str) else given
     found = []
@@ -118,7 +112,10 @@ def augmented(
     """Apply augmentations to images (N, H, W, C) uint8.
 
     Args:
-        samples: (N,) their indices in the data set.
+        parts: the augmentations.
+        images: (N, H, W, C) uint8.
+        seed, epoch: see `SampleRNG`.
+        samples: (N,) indices in the data set.
         data: the images (S, H, W, C) with which they are mixed; by default `images`.
         numbers: (S,) the indices of these in the data set; by default 0 .. S - 1.
     """
@@ -134,22 +131,19 @@ def augmented(
             found = np.asarray(part(images, draws))
         if found.shape != images.shape or found.dtype != np.uint8:
             kind = f"{found.shape} of {found.dtype}"
-            raise ConfigError(f"{part!r} made {kind} of images {images.shape} of uint8: must return the same shape")
+            raise ConfigError(f"{part!r} returned {kind}; expected uint8 images of shape {images.shape}")
         images = found
     return images
 
 
 def check_augmentations(parts: Sequence[Augmentation], image_shape: Sequence[int]) -> None:
-    """Check that augmentations fit images (H, W, C), by applying them to a black image. ConfigError."""
+    """Check augmentations by applying them to a black image (H, W, C)."""
     if parts:
         augmented(parts, np.zeros((1, *image_shape), np.uint8), 0, 0, np.zeros(1, np.int64))
 
 
 class Shift(Augmentation):
-    """Shift by whole pixels, from -pixels to pixels in each direction: a random crop after padding with 0.
-
-    ConfigError if images are smaller.
-    """
+    """Shift by whole pixels, from -pixels to pixels in each direction: a random crop after padding with 0."""
 
     def __init__(self, pixels: int = 2) -> None:
         self.pixels = checks.integer("Shift pixels", pixels, 1, most=(1 << 31) - 1)
@@ -167,7 +161,7 @@ class Shift(Augmentation):
 
 
 class HorizontalFlip(Augmentation):
-    """Exchange left and right, with the given probability."""
+    """Mirror images left to right, with the given probability."""
 
     def __init__(self, probability: float = 0.5) -> None:
         self.probability = checks.number("HorizontalFlip probability", probability, minimum=0)
@@ -182,7 +176,7 @@ class HorizontalFlip(Augmentation):
 
 
 class Cutout(Augmentation):
-    """Set a square of `size` pixels to 0 (DeVries and Taylor 2017). Its centre is anywhere in the image."""
+    """Set a square of `size` pixels to 0 (DeVries and Taylor 2017). Its center is anywhere in the image."""
 
     def __init__(self, size: int = 8) -> None:
         self.size = checks.integer("Cutout size", size, 1)
@@ -199,7 +193,7 @@ class Cutout(Augmentation):
 
 
 class Rotate(Augmentation):
-    """Rotate about the centre by an angle from -degrees to degrees, with bilinear interpolation."""
+    """Rotate about the center by an angle from -degrees to degrees, with bilinear interpolation."""
 
     def __init__(self, degrees: float = 10.0) -> None:
         self.degrees = checks.number("Rotate degrees", degrees, above=0)
@@ -218,7 +212,7 @@ class Rotate(Augmentation):
 
 
 class Scale(Augmentation):
-    """Enlarge or shrink about the centre by a factor from `low` to `high`, with bilinear interpolation."""
+    """Enlarge or shrink about the center by a factor from `low` to `high`, with bilinear interpolation."""
 
     def __init__(self, low: float = 0.9, high: float = 1.1) -> None:
         self.low = checks.number("Scale low", low, minimum=0.01)
@@ -239,8 +233,7 @@ class ColorJitter(Augmentation):
 
     Args:
         brightness, contrast, saturation: each factor is from 1 - value to 1 + value; 0 for no change. Contrast scales
-            the difference between a pixel and the mean of its image; saturation scales that between a colour and its
-            grey value.
+            the distance of pixels from the image's mean, saturation their distance from gray.
     """
 
     def __init__(self, brightness: float = 0.2, contrast: float = 0.2, saturation: float = 0.2) -> None:
@@ -257,19 +250,18 @@ class ColorJitter(Augmentation):
         mean = pixels.mean(axis=(1, 2, 3), keepdims=True)
         pixels = mean + contrast * (pixels - mean)
         if images.shape[3] == 3:
-            grey = pixels @ np.array([0.299, 0.587, 0.114], np.float32)  # ITU-R BT.601
-            pixels = grey[..., np.newaxis] + saturation * (pixels - grey[..., np.newaxis])
+            gray = pixels @ np.array([0.299, 0.587, 0.114], np.float32)  # ITU-R BT.601
+            pixels = gray[..., np.newaxis] + saturation * (pixels - gray[..., np.newaxis])
         return (np.clip(pixels, 0, 255) + np.float32(0.5)).astype(np.uint8)
 
 
 class Elastic(Augmentation):
-    """Elastic distortion (Simard, Steinkraus, Platt 2003).
+    """Elastic distortion (Simard, Steinkraus, Platt 2003), by a smoothed random field of displacements.
 
-    Pixels are displaced by a random field: uniform in -1 to 1, smoothed by a Gaussian and multiplied by `alpha`. The
-    defaults are the paper's best for digits of 29 x 29.
+    The defaults are the paper's best for digits of 29 x 29.
 
     Args:
-        alpha: strength, in pixels.
+        alpha: strength, in pixels: the factor of a uniform field from -1 to 1.
         sigma: standard deviation of the Gaussian, in pixels, at most an image's side; cut off at three deviations.
     """
 
@@ -289,7 +281,7 @@ class Elastic(Augmentation):
         return _sampled(images, field[:, 0], field[:, 1])
 
     def _smooth(self, field: Array, axis: int) -> Array:
-        """Smooth along one axis. The order of sums is fixed, so the result does not depend on the batch size."""
+        """Smooth along one axis, in an order that does not depend on the batch size."""
         length = field.shape[axis]
         reach = math.ceil(min(3 * self.sigma, length - 1))
         weights = np.exp(-0.5 * (np.arange(-reach, reach + 1) / self.sigma) ** 2)
@@ -304,10 +296,9 @@ class Elastic(Augmentation):
 
 
 class Mixing(Augmentation):
-    """Base class of augmentations that mix each image with another of the data set, and their labels likewise.
+    """Base class of augmentations that mix each image, and its label, with another of the data set or shard.
 
-    The other image is any of the data set, or of the worker's shard, as the augmentations before this one change it.
-    Labels become shares of the classes (N, C); targets are mixed too.
+    The other image is first changed by the preceding augmentations. Labels become class probabilities (N, C).
 
     Args:
         alpha: shares of the images are from the distribution Beta(alpha, alpha): below 1 mostly near 0 and 1.
@@ -321,16 +312,13 @@ class Mixing(Augmentation):
         return images
 
     def drawn(self, draws: SampleRNG, count: int, shape: Sequence[int]) -> tuple[Array, Array]:
-        """Return the rows (N,) of the partner images, out of `count`, and lambda per pixel, (N, H, W) or (N, 1, 1).
-
-        shape: (H, W, C) of an image.
-        """
+        """Return the rows (N,) of the partner images, out of `count`, and lambda per pixel, (N, H, W) or (N, 1, 1)."""
         rows = draws.integers(0, count - 1)
         return rows, self.share(np.interp(draws.uniform(0, 1), *_beta(self.alpha)), draws, *shape[:2])
 
     @abstractmethod
     def share(self, drawn: Array, draws: SampleRNG, height: int, width: int) -> Array:
-        """Return lambda per pixel, (N, H, W) or (N, 1, 1) float32. drawn: lambda per image, (N,)."""
+        """Return lambda per pixel, (N, H, W) or (N, 1, 1) float32, from lambda per image, (N,)."""
 
 
 class MixUp(Mixing):
@@ -344,19 +332,19 @@ class MixUp(Mixing):
 
 
 class CutMix(Mixing):
-    """A rectangle of another image (Yun et al. 2019). Labels are mixed by area. Its centre is anywhere in the image."""
+    """A rectangle of another image, centered anywhere (Yun et al. 2019). Labels are mixed by area."""
 
     def share(self, drawn: Array, draws: SampleRNG, height: int, width: int) -> Array:
         side, inside = np.sqrt(1 - drawn)[:, np.newaxis], []
         for length in (height, width):
-            centre, half = draws.integers(0, length - 1)[:, np.newaxis], side * length / 2
-            inside.append((np.arange(length) >= np.rint(centre - half)) & (np.arange(length) < np.rint(centre + half)))
+            center, half = draws.integers(0, length - 1)[:, np.newaxis], side * length / 2
+            inside.append((np.arange(length) >= np.rint(center - half)) & (np.arange(length) < np.rint(center + half)))
         return 1 - (inside[0][:, :, np.newaxis] & inside[1][:, np.newaxis]).astype(np.float32)
 
 
 @lru_cache
 def _beta(alpha: float) -> tuple[Array, Array]:
-    """Return the distribution function of Beta(alpha, alpha) at some points, and these points, in ascending order."""
+    """Return the CDF of Beta(alpha, alpha) at some points, and these points, in ascending order."""
     power = min(alpha, 1.0)  # points x with equally spaced x**power, by which the density is finite
     points = np.linspace(0, 0.5**power, 4097) ** (1 / power)
     density = points ** (alpha - power) * (1 - points) ** (alpha - 1)
@@ -366,7 +354,7 @@ def _beta(alpha: float) -> tuple[Array, Array]:
 
 
 def _sampled(images: Array, y: Array, x: Array) -> Array:
-    """Sample images (N, H, W, C) at y, x (N, H, W), in pixels, with bilinear interpolation."""
+    """Sample images (N, H, W, C) bilinearly at pixels y, x (N, H, W)."""
     count, height, width, channels = images.shape
     padded = np.zeros((count, height + 2, width + 2, channels), np.uint8)  # a border of 0
     padded[:, 1:-1, 1:-1] = images

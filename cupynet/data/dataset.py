@@ -1,8 +1,4 @@
-"""Labelled images in memory.
-
-Images are (S, H, W, C) bytes as they came from their file, S samples; a backend scales them when it makes a batch.
-Images of floating-point numbers are already scaled.
-"""
+"""Labeled images in memory: (S, H, W, C) bytes, scaled by the backend, or floats that are already scaled."""
 
 from __future__ import annotations
 
@@ -34,21 +30,17 @@ def philox(seed: int, stream: int, block: int = 0) -> np.random.Generator:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Labelled images. Treated as read-only.
+    """Labeled images. Treated as read-only.
 
     Args:
         name: for messages and reports.
         images: (S, H, W, C), or (S, H, W) of one channel: integers from 0 to 255, kept as uint8, or floating-point
-            numbers that are already scaled, kept as float32. Any array or list; it is copied only if it is converted.
+            numbers that are already scaled, kept as float32. Copied only if converted.
         labels: integers: (S,) class numbers in 0 .. classes - 1, or (S, O) one-hot; kept as (S,) int64. Or
-            floating-point targets (S, T), or (S,) of one output: numbers to predict, or probabilities of classes; kept
-            as (S, T) float32.
+            floating-point targets (S, T) or (S,), numbers to predict or class probabilities; kept as (S, T) float32.
         classes: the number of classes, or of targets T.
-        pixels: how integers are scaled in a batch: fractions of 255 by default.
+        pixels: the scaling of integers: fractions of 255 by default.
         weights: (S,) factor of each sample's loss, at least 0, kept as float32; None for 1.
-
-    Raises:
-        ConfigError: an argument is anything else.
     """
 
     name: str
@@ -62,9 +54,9 @@ class Dataset:
         where = f"data set {self.name!r}"
         images, labels = image_array(where, self.images), label_array(where, self.labels)
         if images.dtype != np.uint8 and self.pixels != FRACTIONS:
-            raise ConfigError(f"{where}: images of {images.dtype} are already scaled: leave `pixels` out")
+            raise ConfigError(f"{where}: images of {images.dtype} are already scaled. Remove `pixels`")
         if len(self.pixels.scale) not in (1, images.shape[3]):
-            count = f"{len(self.pixels.scale)} channels are normalised"
+            count = f"{len(self.pixels.scale)} channels are normalized"
             raise ConfigError(f"{where}: {count}, but the images have {images.shape[3]}: give a number for each")
         classes = checks.integer(f"{where}: classes", self.classes, 1)
         width = labels.shape[1] if labels.ndim == 2 else one_hot_width(self.labels)
@@ -94,33 +86,31 @@ class Dataset:
 
     @property
     def counts(self) -> tuple[int]:
-        """The number of samples, in a tuple like `Shards.counts`."""
+        """The number of samples, as a tuple like `Shards.counts`."""
         return (len(self.labels),)
 
     @property
     def targets(self) -> Array:
-        """The labels of batches: `labels`; or (S, T + 1) float32 if samples have weights, which are the last column."""
+        """The labels of batches: `labels`, or (S, T + 1) float32 with the weights of samples in the last column."""
         if self.weights is None:
             return self.labels
         return np.column_stack((dense(self.labels, self.classes), self.weights))
 
     @property
     def scaled(self) -> bool:
-        """True if images are floating-point numbers, which are scaled already; then their range is not known."""
+        """True if images are floating-point numbers, which are already scaled."""
         return bool(self.images.dtype != np.uint8)
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
-        """(H, W, C) of one image."""
         _, height, width, channels = self.images.shape
         return height, width, channels
 
     def parts(self) -> Iterator[Dataset]:
-        """Yield this data set, as `Shards.parts` yields its shards."""
         yield self
 
     def take(self, indices: Array) -> Dataset:
-        """Return the samples at `indices` (S,), in that order: a copy, or views if `indices` is a slice."""
+        """Return the samples at `indices` (S,): a copy, or views if `indices` is a slice."""
         weights = None if self.weights is None else self.weights[indices]
         return replace(self, images=self.images[indices], labels=self.labels[indices], weights=weights)
 
@@ -129,11 +119,7 @@ VECTORS = ". Vectors of F features are images of (1, F, 1): x[:, None, :, None]"
 
 
 def split_off(dataset: Dataset, fraction: float, seed: int) -> tuple[Dataset, Dataset]:
-    """Return the data set without a random fraction of each class, and those without weights, both in their order.
-
-    Raises:
-        ConfigError: one of the two would be empty.
-    """
+    """Hold out a random fraction of each class. Return the other samples, and the held-out ones without weights."""
     kept, held_out = hold_out(dataset.labels, fraction, seed, "validation_split")
     return dataset.take(kept), replace(dataset.take(held_out), name=f"{dataset.name}-validation", weights=None)
 
@@ -142,12 +128,10 @@ def hold_out(labels: Array, part: float, seed: int, name: str) -> tuple[Array, A
     """Return the samples to keep and a random part of them to hold out, as ascending indices.
 
     Args:
-        labels: of the samples, (S,) class numbers, or floating-point targets, which have no classes.
+        labels: (S,) class numbers, or floating-point targets.
         part: the number of samples to hold out; or, below 1, a fraction of each class, which keeps at least one sample.
-        name: of this argument, for errors.
-
-    Raises:
-        ConfigError: no samples would be kept, or none held out.
+        seed: of the choice.
+        name: of the argument `part`, for errors.
     """
     count = held_out_count(part, len(labels), name)
     order = philox(seed, SPLIT_STREAM).permutation(len(labels))
@@ -161,7 +145,6 @@ def hold_out(labels: Array, part: float, seed: int, name: str) -> tuple[Array, A
 
 
 def held_out_count(part: float, samples: int, name: str) -> int:
-    """Return how many of `samples` are held out, see `hold_out`. ConfigError."""
     count = round(part * samples) if part < 1 else int(part)
     if not 0 < count < samples:
         images = wording.counted(samples, "image")
@@ -170,10 +153,7 @@ def held_out_count(part: float, samples: int, name: str) -> int:
 
 
 def turns(labels: Array) -> tuple[Array, Array, Array]:
-    """Return samples ordered by class, their positions within their class, and the sizes of their classes, (S,) each.
-
-    labels: (S,) class numbers.
-    """
+    """Return samples ordered by class, their positions within their class, and the sizes of the classes, (S,) each."""
     order = np.argsort(labels, kind="stable")
     ordered = labels[order]
     first, end = (np.searchsorted(ordered, ordered, side) for side in ("left", "right"))
@@ -181,7 +161,7 @@ def turns(labels: Array) -> tuple[Array, Array, Array]:
 
 
 def on_host(value: Any) -> Array:
-    """Return any array or list as a NumPy array, also of CuPy or with `__array__` or `__dlpack__`. ConfigError."""
+    """Return any array or list, also of CuPy or with `__array__` or `__dlpack__`, as a NumPy array."""
     if hasattr(value, "__cuda_array_interface__") and hasattr(value, "get"):
         return value.get()
     if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
@@ -189,11 +169,11 @@ def on_host(value: Any) -> Array:
     try:
         return np.asarray(value)
     except (TypeError, ValueError) as error:  # rows of different lengths
-        raise ConfigError(f"{wording.one(type(value).__name__)} cannot be made an array ({error})") from error
+        raise ConfigError(f"{wording.one(type(value).__name__)} cannot be converted to an array ({error})") from error
 
 
 def image_array(where: str, images: Any) -> Array:
-    """Return `images` as contiguous (S, H, W, C) uint8 or float32. ConfigError with `where` at the beginning."""
+    """Return `images` as contiguous (S, H, W, C) uint8 or float32. `where` begins error messages."""
     array = on_host(images)
     found, floating = f"{array.shape} of {array.dtype}", array.dtype.kind == "f"
     if array.ndim not in (3, 4) or not (floating or array.dtype.kind in "iu"):
@@ -211,17 +191,13 @@ def image_array(where: str, images: Any) -> Array:
 
 
 def one_hot_width(labels: Any) -> int | None:
-    """Return the number of columns of one-hot labels (S, O); None for class numbers."""
+    """Return the number of columns of one-hot labels (S, O), or None for class numbers."""
     shape = on_host(labels).shape
     return shape[1] if len(shape) == 2 and shape[1] > 1 else None
 
 
 def label_array(where: str, labels: Any) -> Array:
-    """Return integers, (S,), (S, 1) or one-hot (S, O), as class numbers (S,) int64; floats as (S, T) float32.
-
-    Raises:
-        ConfigError: see `image_array`.
-    """
+    """Return integers, (S,), (S, 1) or one-hot (S, O), as class numbers (S,) int64; floats as (S, T) float32."""
     array = on_host(labels)
     if array.dtype.kind == "f" and array.ndim in (1, 2):
         _check_finite(f"{where}: target", array)
@@ -239,14 +215,13 @@ def label_array(where: str, labels: Any) -> Array:
 
 
 def _check_finite(what: str, array: Array) -> None:
-    """Raise ConfigError, beginning with `what`, with the number of the first sample that is not finite."""
     finite = np.isfinite(array).all(axis=tuple(range(1, array.ndim)))  # (S,)
     if not finite.all():
         raise ConfigError(f"{what} {finite.argmin()} is not finite ({(~finite).sum():,} in all)")
 
 
 def is_one_hot(array: Array) -> bool:
-    """Return True for numbers (S, O), O > 1, that are 1 once in each row, and 0 elsewhere."""
+    """Return True for (S, O), O > 1, with a single 1 in each row, and 0 elsewhere."""
     if array.ndim != 2 or array.shape[1] < 2 or array.dtype.kind not in "biuf" or not len(array):
         return False
     ones = array == 1
@@ -259,7 +234,6 @@ def dense(labels: Array, classes: int) -> Array:
 
 
 def weight_array(name: str, weights: Any, count: int) -> Array:
-    """Return the weights of samples as (count,) float32. ConfigError, about the argument `name`."""
     array = on_host(weights)
     if array.shape != (count,) or array.dtype.kind not in "biuf":
         reason = f"must be ({count},) numbers, one per image, got {array.shape} of {array.dtype}"
@@ -270,11 +244,7 @@ def weight_array(name: str, weights: Any, count: int) -> Array:
 
 
 def balanced_weights(name: str, labels: Array, classes: int) -> Array:
-    """Return weights (O,) with which all classes count alike: S / (O · count), as in scikit-learn.
-
-    Raises:
-        ConfigError: a class has no examples; about the argument `name`.
-    """
+    """Return weights (O,) that give all classes the same total: S / (O · count), as in scikit-learn."""
     counts = np.bincount(labels, minlength=classes)
     if not counts.all():
         reason = f"class {counts.argmin()} has no examples: set a weight for each class"
@@ -283,7 +253,7 @@ def balanced_weights(name: str, labels: Array, classes: int) -> Array:
 
 
 def check_layout(where: str, shape: Sequence[int]) -> None:
-    """Raise ConfigError, beginning with `where`, if a shape looks like (S, C, H, W)."""
+    """Raise ConfigError if a shape looks like (S, C, H, W)."""
     if len(shape) == 4 and looks_channels_first(shape[1:]):
         raise ConfigError(
             f"{where}: images must be (S, H, W, C), but {tuple(shape)} is channels first: use x.transpose(0, 2, 3, 1). "
@@ -292,7 +262,6 @@ def check_layout(where: str, shape: Sequence[int]) -> None:
 
 
 def integers(what: str, value: Any) -> Array:
-    """Convert `value` to a NumPy array of integers. ConfigError with `what` at the beginning."""
     array = np.asarray(value)
     if array.dtype.kind not in "iu" or array.ndim == 0:
         found = f"{array.shape} of {array.dtype}"
@@ -311,7 +280,7 @@ def in_turns(labels: Array, count: int | None) -> Array | slice:
 def read_dataset(
     place: FilePath, name: str, images: Array, labels: Array, classes: int, pixels: PixelScale = FRACTIONS
 ) -> Dataset:
-    """Return images and labels that were read from `place` as a data set; images are integers. DataError."""
+    """Return integer images and labels read from `place` as a data set."""
     with read_from(place):
         if np.asarray(images).dtype.kind not in "iu":
             reason = "multiply by 255 if they are in 0 to 1, then .round().astype('uint8')"
@@ -329,7 +298,7 @@ def read_from(place: FilePath) -> Iterator[None]:
 
 
 def count_classes(place: FilePath, labels: Sequence[Array], classes: int | None) -> int:
-    """Return `classes`, or the largest label + 1 for None. DataError unless `labels`, from `place`, count from 0."""
+    """Return `classes`, or the largest label + 1 for None. Raise DataError unless labels start at 0."""
     if classes is not None:
         return checks.integer("classes", classes, 1, ", or null for the largest label + 1")
     with read_from(place):
@@ -338,7 +307,7 @@ def count_classes(place: FilePath, labels: Sequence[Array], classes: int | None)
     count = sum(map(len, labels))
     if least < 0 or most >= count:
         raise DataError(
-            f"{place}: expected labels 0, 1, 2, ..., found {least} .. {most} of {count} images: renumber them, or set "
+            f"{place}: expected labels 0, 1, 2, ..., found {least} .. {most} of {count} images. Renumber them, or set "
             f"{wording.setting('data', 'classes')}"
         )
     return most + 1

@@ -1,7 +1,6 @@
-"""Downloads from mirrors: a file under its final name is complete and correct, or it is not there.
+"""Downloads from mirrors. Files get their final name when they are complete and verified.
 
-A slow download may take any time; only the time without any data is limited. Redirects are not followed, so only the
-URLs of the mirrors are ever opened.
+Only the time without any data is limited. Redirects are not followed.
 """
 
 from __future__ import annotations
@@ -24,24 +23,27 @@ from cupynet.data.files import KnownFile
 
 logger = logging.getLogger(__name__)
 
-WATCH_S = 0.1  # how often the progress of a download is looked at
+WATCH_S = 0.1  # polling interval of a download
 MIRROR_S = 10.0  # of silence, before the next mirror is tried
 
 
 class Unavailable(Exception):
-    """The files cannot be obtained here and now; the text says why."""
+    """The files cannot be downloaded; the text says why."""
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *_: Any) -> None:
-        """Follow none: urllib then raises the answer as an HTTPError."""
+        """Follow no redirects; urllib then raises the response as an HTTPError."""
 
 
 def fetch(files: Sequence[KnownFile], folder: Path, mirrors: Sequence[str], timeout_s: float) -> None:
     """Download the files that are not in `folder`, each from the first of `mirrors` that has it.
 
-    One process downloads while others wait. Raises Unavailable if no mirror has a file, or if for `timeout_s` neither
-    this process nor another has received anything; files that are complete by then stay.
+    One process downloads while others wait.
+
+    Raises:
+        Unavailable: no mirror has a file, or neither this process nor another received data for `timeout_s`. Complete
+            files are kept.
     """
     download = _Download(files, folder, mirrors, min(MIRROR_S, timeout_s / (len(mirrors) + 1)))
     download.start()
@@ -60,7 +62,6 @@ def fetch(files: Sequence[KnownFile], folder: Path, mirrors: Sequence[str], time
 
 
 def _size(folder: Path) -> int:
-    """Return the bytes in a folder, which change while any process downloads into it."""
     try:
         return sum(path.stat().st_size for path in folder.iterdir())
     except OSError:  # a file was renamed meanwhile
@@ -68,7 +69,7 @@ def _size(folder: Path) -> int:
 
 
 class _Download(threading.Thread):
-    """Downloads files in a thread: a name lookup cannot be interrupted, only abandoned."""
+    """Downloads files in a thread, because a name lookup cannot be interrupted, only abandoned."""
 
     def __init__(self, files: Sequence[KnownFile], folder: Path, mirrors: Sequence[str], silence_s: float) -> None:
         super().__init__(name="cupynet-download", daemon=True)
@@ -93,7 +94,7 @@ class _Download(threading.Thread):
             lock.release()
 
     def _fetch(self, file: KnownFile) -> None:
-        """Download a file from the first mirror that has it. A mirror that fails is not tried again."""
+        """Download a file from the first mirror that has it. Failed mirrors are not tried again."""
         reason = "there is no mirror"
         while self.mirrors and not self.given_up.is_set():
             url = self.mirrors[0] + file.name
@@ -109,7 +110,6 @@ class _Download(threading.Thread):
         raise Unavailable(reason)
 
     def _download(self, url: str, file: KnownFile) -> None:
-        """Write the file next to its place, check it, and rename it."""
         part = self.folder / f".{file.name}.{os.getpid()}.part"
         request = urllib.request.Request(url, headers={"User-Agent": "cupynet"})
         opener = urllib.request.build_opener(_NoRedirects)
@@ -120,7 +120,7 @@ class _Download(threading.Thread):
                     if target.tell() > file.most:
                         raise Unavailable(f"it is larger than the allowed {file.most} bytes")
                     if self.given_up.is_set():
-                        raise Unavailable("the download was cancelled")
+                        raise Unavailable("the download was canceled")
                 os.fsync(target.fileno())
             file.read(part)
             os.replace(part, self.folder / file.name)

@@ -1,5 +1,3 @@
-"""The batches of one worker, prepared ahead by a thread or gathered from images that stay on its device."""
-
 from __future__ import annotations
 
 from collections.abc import Generator
@@ -11,19 +9,19 @@ from cupynet.data.prefetch import Prefetcher
 
 
 class BatchFeed:
-    """Hands the batches of a loader to one worker, round after round.
+    """The batches of one worker, prepared ahead by a thread, or gathered from images on its device.
 
-    Create it in the worker's thread, before other workers wait for this one: all memory for batches is allocated in the
-    constructor. Use it as a context manager, or `close` it.
+    Create it in the worker's thread, before other workers wait for this one: the constructor allocates all memory. Use
+    it as a context manager, or `close` it.
 
     Args:
         loader: determines the samples and their order.
         backend: of the worker.
         rank, size: the worker's number, and the number of workers.
-        prefetch: the most batches that a thread prepares ahead; 0 for none.
+        prefetch: the number of batches that a thread prepares ahead; 0 for none.
         images: False for labels only, for a pipeline stage.
         on_device: True to keep images on the device, see `Backend.transfer`.
-        shared: shared by the workers of this process on the devices; nothing by default.
+        shared: images shared by the workers of this process on the devices.
 
     Raises:
         ConfigError: the images must stay on the device but do not fit.
@@ -54,7 +52,7 @@ class BatchFeed:
         self._ahead = min(prefetch, self._rounds) if self._transfer.ahead else 0
 
     def epoch(self, epoch: int, start: int = 0) -> Generator[Batch | None, None, None]:
-        """Iterate over the rounds of an epoch from `start` on: this worker's batch, or None if the round has none.
+        """Yield this worker's batch of each iteration of an epoch from `start` on, or None if it has none.
 
         A batch is valid until the next is taken. The next epoch, or `close`, ends this one.
         """
@@ -66,7 +64,7 @@ class BatchFeed:
         return self._rest(self._made, epoch, self._rounds - start)
 
     def _rest(self, made: Prefetcher[Made], epoch: int, rounds: int) -> Generator[Batch | None, None, None]:
-        """Yield the batch of each round, sent to the device; None for rounds after this worker's last batch."""
+        """Yield the batch of each iteration, on the device; None after this worker's last batch."""
         with made:
             for _ in range(rounds):
                 batch = None
@@ -78,11 +76,11 @@ class BatchFeed:
                 yield batch
 
     def reload(self, epoch: int, number: int) -> Batch:
-        """Make the batch of round `number` again, in new memory."""
+        """Load the batch of iteration `number` again, into new memory."""
         return next(self.loader.epoch(epoch, self._backend, self._rank, self._size, start=number))
 
     def close(self) -> None:
-        """Stop making batches and release the memory; batches must not be used afterwards."""
+        """Stop loading and release the memory. Batches must not be used afterwards."""
         self._made.close()
         self._transfer.close()
 

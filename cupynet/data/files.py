@@ -1,8 +1,6 @@
 """Read untrusted files of data: gzip or plain, IDX (http://yann.lecun.com/exdb/mnist/), and .npy.
 
-No memory is allocated for the sizes that a header claims, and at most one byte too many is unpacked. IDX files are
-parsed by the `mnist` package, imported on first use because it imports HTTP and TLS. Its downloader is not used: it has
-no time-out, no checksums and no atomic writes, and its server has refused requests since 2024.
+Sizes in headers are not trusted: no memory is allocated for them, and at most one byte too many is unpacked.
 """
 
 from __future__ import annotations
@@ -48,14 +46,17 @@ class KnownFile:
     most: int
 
     def read(self, path: Path) -> bytes:
-        """Return the unpacked contents of `path` if they are those of this file. Raises DataError."""
+        """Return the unpacked contents of `path`, verified."""
         return read_unpacked(path, self.most, self.digest)
 
 
 def read_unpacked(path: Path, most: int, digest: str = "") -> bytes:
-    """Return the contents of a file, gzip or plain, of at most `most` bytes. Raises DataError.
+    """Return the contents of a file, gzip or plain, of at most `most` bytes.
 
-    digest: MD5 or SHA-256 of the file or of its unpacked contents; "" if it is not known.
+    Args:
+        path: the file.
+        most: the limit.
+        digest: MD5 or SHA-256 of the file or of its unpacked contents; "" if unknown.
     """
     stored = read_bytes(path, most)
     raw = _inflate(path, stored, most + 1) if stored[:2] == _GZIP else stored
@@ -70,15 +71,13 @@ def read_unpacked(path: Path, most: int, digest: str = "") -> bytes:
 
 
 def idx_path(folder: Path, name: str) -> Path:
-    """Return the path of an IDX file: packed as `name`.gz or not, also under `train-images.idx3-ubyte`, as unpackers
-    call it. If there is none, that of `name`.gz.
-    """
+    """Return the path of an IDX file: `name`.gz, `name`, or as unpackers call it, `train-images.idx3-ubyte`."""
     names = [f"{each}{ending}" for each in (name, name.replace("-idx", ".idx")) for ending in (".gz", "")]
     return folder / next((each for each in names if os.path.lexists(folder / each)), names[0])
 
 
 def idx_shape(path: Path) -> tuple[int, ...]:
-    """Return the shape in the header of an IDX file of unsigned bytes, gzip or plain. Raises DataError."""
+    """Return the shape in the header of an IDX file of unsigned bytes, gzip or plain."""
     start = read_bytes(path, first=1 << 16)
     if start[:2] == _GZIP:
         start = _inflate(path, start, 4 + 4 * 255, whole=False)
@@ -106,10 +105,7 @@ def check_idx_size(path: Path) -> None:
 
 
 def read_idx(path: Path, digest: str = "") -> Array:
-    """Return the contents of an IDX file of unsigned bytes, gzip or plain. Raises DataError.
-
-    digest: see `read_unpacked`.
-    """
+    """Return the contents of an IDX file of unsigned bytes, gzip or plain; `digest`: see `read_unpacked`."""
     shape = idx_shape(path)
     size = 4 + 4 * len(shape) + math.prod(shape)
     most = min(size + size // 500 + (1 << 16), sys.maxsize - 1)  # gzip may make a file larger
@@ -117,7 +113,7 @@ def read_idx(path: Path, digest: str = "") -> Array:
 
 
 def parse_idx(path: Path, raw: bytes) -> Array:
-    """Return the array in the contents of an IDX file. Raises DataError."""
+    """Return the read-only array in the unpacked contents of an IDX file of unsigned bytes."""
     import mnist
 
     try:
@@ -128,7 +124,6 @@ def parse_idx(path: Path, raw: bytes) -> Array:
 
 
 def map_npy(path: Path) -> Array:
-    """Map the array of a .npy file into memory. Raises DataError."""
     try:
         check_regular(path)
         with PARSING:
@@ -141,22 +136,21 @@ def map_npy(path: Path) -> Array:
 
 
 def checked_path(name: str, value: FilePath | None) -> FilePath | None:
-    """Return the argument `name`, a path or None. ConfigError."""
     if value is not None and (not isinstance(value, str | os.PathLike) or not str(value) or "\0" in str(value)):
         raise ConfigError("must be a path, or null", name, wording.shown(value))
     return value
 
 
 def expanded(folder: FilePath) -> Path:
-    """Expand `~` in a path. Raises DataError if there is no such user."""
+    """Expand `~` in a path."""
     try:
         return Path(folder).expanduser()
     except RuntimeError as error:
-        raise DataError(f"{folder}: {error}: name another folder") from error
+        raise DataError(f"{folder}: {error}. Choose another folder") from error
 
 
 def check_regular(path: Path) -> int:
-    """Return the size of a file. Raises OSError if it is no regular file: reading a pipe would never end."""
+    """Return the size of a regular file. Raise OSError for a pipe, which could block forever."""
     found = path.stat()
     if not stat.S_ISREG(found.st_mode):
         raise OSError("it is a folder, a pipe or a device")
@@ -164,7 +158,7 @@ def check_regular(path: Path) -> int:
 
 
 def read_bytes(path: Path, most: int | None = None, first: int = -1) -> bytes:
-    """Return the contents of a file of at most `most` bytes, or only the `first` bytes of it. Raises DataError."""
+    """Return the contents of a file of at most `most` bytes, or only the `first` bytes of it."""
     try:
         size = check_regular(path)
         if most is not None and size > most:
@@ -176,7 +170,7 @@ def read_bytes(path: Path, most: int | None = None, first: int = -1) -> bytes:
 
 
 def _inflate(path: Path, packed: bytes, most: int, *, whole: bool = True) -> bytes:
-    """Unpack gzip data of one member, but at most `most` bytes of it. Raises DataError."""
+    """Unpack at most `most` bytes of gzip data of one member."""
     member = zlib.decompressobj(wbits=31)  # checks the CRC and the length
     try:
         raw = member.decompress(packed, most)
@@ -190,7 +184,7 @@ def _inflate(path: Path, packed: bytes, most: int, *, whole: bool = True) -> byt
 
 
 def _unpacked_size(path: Path, most: int) -> int:
-    """Return the unpacked size of a gzip file, at most `most`, by unpacking it piece by piece. DataError."""
+    """Return the unpacked size of a gzip file, at most `most`, by unpacking it piece by piece."""
     member, size = zlib.decompressobj(wbits=31), 0
     try:
         with path.open("rb") as file:

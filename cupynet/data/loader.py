@@ -1,8 +1,7 @@
-"""Loaders: which samples, in which order, for which worker.
+"""Loaders decide which samples a worker trains on, and in which order.
 
-The order depends on seed and epoch alone, and batch i of an epoch belongs to worker i mod W. With a shard for each
-worker, the order depends on the shard too, and its batches belong to that worker. What a worker trains on never depends
-on the workers' speed, and nothing is dropped.
+The order depends only on seed and epoch (and on the shard), and batch i of an epoch belongs to worker i mod W. It does
+not depend on the workers' speed, and nothing is dropped.
 """
 
 from __future__ import annotations
@@ -33,10 +32,8 @@ _LOOKED_AT = 1 << 20  # bytes of images that a signature includes
 class Batch:
     """N examples of one epoch, ready on the device: images (N, H, W, C), labels (N, ...), samples (N,).
 
-    `index` counts the batches of epoch `epoch` over all workers, both from 0. `samples` are the numbers of the samples
-    in the data set: dropout masks and augmentation depend on them, not on the worker.
-
-    A `BatchFeed` may reuse the memory: images and labels are valid until the next batch is taken.
+    `index` counts the batches of epoch `epoch` over all workers, both from 0. `samples` are indices into the data set;
+    dropout masks and augmentation depend on them. A `BatchFeed` may reuse the memory when the next batch is taken.
     """
 
     index: int
@@ -55,11 +52,11 @@ Made: TypeAlias = "tuple[int, tuple[Array | None, Array], Array]"  # batch index
 
 
 class Loader:
-    """Labelled images in batches that are assigned to workers in rounds.
+    """Labeled images in batches that are assigned to workers.
 
     Batch i of an epoch belongs to worker i mod size; the last may be short. With `Shards`, worker r reads only shard r,
-    and each shard may end with a short batch. In round b of an epoch each worker has its b-th batch, or none if it has
-    run out. All workers may use the same object at the same time: it holds no position.
+    and each shard may end with a short batch. A worker that runs out has no batch in the last iterations. Loaders have
+    no state, so all workers may share one.
 
     Args:
         dataset: the images.
@@ -67,9 +64,6 @@ class Loader:
         seed: determines the order, and augmentation, together with the epoch.
         shuffle: False: samples are in the order of the data set, as for evaluation.
         augment: augmentations of the images, in this order, see `augmentations`; for training only.
-
-    Raises:
-        ConfigError: an argument is invalid.
     """
 
     def __init__(
@@ -102,19 +96,19 @@ class Loader:
         return sum(-(-count // self.batch_size) for count in self.dataset.counts)
 
     def rounds(self, size: int) -> int:
-        """Return rounds per epoch: the most batches of any worker. ConfigError if there cannot be `size` workers."""
+        """Return iterations per epoch: the most batches of any worker. Shards require one worker each."""
         if isinstance(self.dataset, Shards):
             self.dataset.check_workers(size)
             return -(-max(self.dataset.counts) // self.batch_size)
         return -(-self.batches // size)
 
     def images_of_round(self, number: int, size: int) -> int:
-        """Return the number of images that all `size` workers train on in round `number` of an epoch."""
+        """Return the number of images that all `size` workers train on in iteration `number` of an epoch."""
         per_round = self.batch_size * (1 if isinstance(self.dataset, Shards) else size)
         return sum(min(per_round, max(0, count - number * per_round)) for count in self.dataset.counts)
 
     def deal(self, size: int) -> tuple[int, ...]:
-        """Return a key of the assignment of batches. An interrupted epoch can be continued only with an equal key."""
+        """Return a key of the assignment of batches; resuming within an epoch requires an equal key."""
         return *self.dataset.counts, self.batch_size, size
 
     @cached_property
@@ -134,7 +128,7 @@ class Loader:
 
     @cached_property
     def identity(self) -> tuple[int, int]:
-        """The number of samples and a checksum of their labels in order, the same for any division into shards."""
+        """The number of samples and a checksum of their labels, the same for any division into shards."""
         data = self.dataset
         if isinstance(data, Shards):
             labels = np.concatenate(data.labels)[np.argsort(np.concatenate(data.samples), kind="stable")]
@@ -143,7 +137,6 @@ class Loader:
         return len(labels), zlib.crc32(np.ascontiguousarray(labels, labels.dtype.newbyteorder("<")).data)
 
     def part(self, rank: int, size: int) -> Dataset:
-        """Return the data that worker `rank` of `size` reads. DataError."""
         if isinstance(self.dataset, Shards):
             return self.dataset.open(rank)
         return self.dataset
@@ -156,7 +149,7 @@ class Loader:
         return philox(self.seed, epoch, shard).permutation(count).astype(np.int64, copy=False)
 
     def assigned(self, epoch: int, rank: int, size: int, start: int = 0) -> Assigned:
-        """Return the batches of worker `rank` of `size` from round `start` on: index, rows in its part, samples."""
+        """Return the batches of worker `rank` of `size` from iteration `start` on: index, rows in its part, samples."""
         if not 0 <= rank < size:
             raise ConfigError(f"must be from 0 to below size={size}, the number of workers", "rank", str(rank))
         many, samples = self.batch_size, None
@@ -175,12 +168,7 @@ class Loader:
         return found
 
     def epoch(self, epoch: int, backend: Backend, rank: int = 0, size: int = 1, start: int = 0) -> Iterator[Batch]:
-        """Iterate over the batches of worker `rank` of `size` in `epoch`, each in memory of its own.
-
-        start: the first round; the batches before it are not made.
-
-        Raises DataError, here or when a batch is made, if a file cannot be read.
-        """
+        """Yield the batches of worker `rank` of `size` in `epoch`, from iteration `start` on, each in new memory."""
         assigned = self.assigned(epoch, rank, size, start)
         part = self.part(rank, size)
         transfer = Transfer(backend, HostData(part.images, part.labels, part.pixels))
@@ -189,7 +177,7 @@ class Loader:
         return (Batch(index, *transfer.send(*content), samples, epoch) for index, content, samples in made)
 
     def labels(self, assigned: Assigned, epoch: int, part: Dataset) -> Iterator[Array]:
-        """Yield the labels of the batches that `assigned` returned, see `Batch`. part: the data that they are of."""
+        """Yield the labels of the `assigned` batches of `part`, see `Batch`."""
         labels, classes = part.targets, part.classes
         for _, rows, samples in assigned:
             found = labels[rows]
@@ -202,7 +190,7 @@ class Loader:
             yield found
 
     def load(self, assigned: Assigned, epoch: int, transfer: Transfer, part: Dataset, rank: int = 0) -> Iterator[Made]:
-        """Make the batches that `assigned` returned to worker `rank`, for `transfer` to send. part: see `labels`."""
+        """Load the `assigned` batches of `part`, the data of worker `rank`, for `transfer` to send."""
         numbers = self.dataset.samples[rank] if isinstance(self.dataset, Shards) else None
         how = {"seed": self.seed, "epoch": epoch, "data": part.images, "numbers": numbers}
         with read_of(self.dataset):
@@ -212,7 +200,7 @@ class Loader:
 
 
 def _mixture(own: Array, others: Array, share: Array, weighted: bool) -> Array:
-    """Mix the targets of examples, (N, T) or (N, T + 1) with weights: then each counts by its share and its weight."""
+    """Mix targets (N, T), or (N, T + 1) with weights, which multiply the shares."""
     if not weighted:
         return share * own + (1 - share) * others
     parts = share * own[:, -1:], (1 - share) * others[:, -1:]
@@ -223,7 +211,7 @@ def _mixture(own: Array, others: Array, share: Array, weighted: bool) -> Array:
 
 @contextmanager
 def read_of(dataset: Labelled) -> Iterator[None]:
-    """Raise DataError for an OSError in this context, so that it is not taken for a failure to write output."""
+    """Raise DataError for an OSError in this context, which would otherwise be reported as an output error."""
     try:
         yield
     except OSError as error:
@@ -247,9 +235,6 @@ def as_loader(
         batch_size, seed, shuffle, augment: see `Loader`.
         classes: of a pair; the largest label + 1 by default, or the number of targets.
         pixels: of a pair: how pixels are scaled.
-
-    Raises:
-        ConfigError: `data` is none of these, or an argument is invalid.
     """
     if isinstance(data, Loader):
         return data

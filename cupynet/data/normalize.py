@@ -1,5 +1,3 @@
-"""Normalization of images by mean and standard deviation of each channel."""
-
 from __future__ import annotations
 
 import math
@@ -20,7 +18,7 @@ _AT_ONCE = 1 << 22  # bytes per histogram pass
 
 
 def checked(normalize: Normalize) -> str | dict[str, list[float]] | None:
-    """Check the argument `normalize`: None, "auto", or `mean` and `std` of each channel. ConfigError."""
+    """Validate the argument `normalize`: None, "auto", or `mean` and `std` of each channel."""
     if normalize is None or normalize == "auto":
         return None if normalize is None else "auto"
     try:
@@ -37,7 +35,7 @@ def checked(normalize: Normalize) -> str | dict[str, list[float]] | None:
 
 
 def pixels_for(normalize: Normalize, images: Array) -> PixelScale:
-    """Return the scaling of pixels; `images`: the training images (S, H, W, C). ConfigError."""
+    """Return the scaling of pixels for the training images (S, H, W, C)."""
     if normalize is None:
         return FRACTIONS
     if images is not None and images.dtype != np.uint8:
@@ -50,8 +48,7 @@ def pixels_for(normalize: Normalize, images: Array) -> PixelScale:
 def statistics(images: Array) -> tuple[list[float], list[float]]:
     """Return mean and standard deviation of each channel of images (S, H, W, C) uint8, in fractions of 255.
 
-    They are computed from a histogram in integers, so they are the same on every machine. A constant channel has
-    standard deviation 1.
+    Computed in integers, so they are the same on every machine. A constant channel has standard deviation 1.
     """
     channels = images.shape[3]
     counts = np.zeros((channels, 256), np.int64)

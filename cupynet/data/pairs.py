@@ -1,4 +1,4 @@
-"""Third-party data sets: images with their labels, one by one, read into memory once."""
+"""Third-party data sets: (image, label) pairs, read into memory once."""
 
 from __future__ import annotations
 
@@ -21,9 +21,6 @@ def read_pairs(data: Any) -> tuple[Array, Array]:
     Args:
         data: an iterable of (image, label), or a map-style data set, as in PyTorch or Hugging Face. An example may also
             be a mapping with the keys `image` and `label`.
-
-    Raises:
-        ConfigError: it is neither, an example is not such a pair, or images differ in shape.
     """
     if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, Mapping):
         found: Iterable[Any] = (data[index] for index in range(len(data)))
@@ -47,7 +44,6 @@ def read_pairs(data: Any) -> tuple[Array, Array]:
 
 
 def _pair(number: int, example: Any) -> tuple[Any, Any]:
-    """Return the image and the label of an example. ConfigError."""
     if isinstance(example, Mapping):
         values = [[example[key] for key in keys if key in example][:1] for keys in (IMAGES, LABELS)]
         if all(values):

@@ -1,4 +1,4 @@
-"""Read a picture, PNG, JPEG, BMP or WebP, with Pillow (the extra `images`). The only file that imports Pillow."""
+"""Read PNG, JPEG, BMP and WebP with Pillow (the extra `images`). The only module that imports Pillow."""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ from cupynet.core.errors import ConfigError, DataError
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP")
 ORIENTATION = 0x0112  # EXIF's tag: 1 is upright, 5 to 8 swap height and width
-GREY = ("1", "L", "LA")  # Pillow's modes
-DEEP = ("I", "I;16", "I;16B", "I;16L", "I;16N")  # grey of 16 bits
+GRAY = ("1", "L", "LA")  # Pillow's modes
+DEEP = ("I", "I;16", "I;16B", "I;16L", "I;16N")  # gray of 16 bits
 MOST_PIXELS = 1 << 26  # a small file may claim any number
 
 
 def pillow() -> Any:
-    """Import PIL.Image. ConfigError if Pillow is not installed."""
     try:
         from PIL import Image
     except ImportError as error:
@@ -33,13 +32,12 @@ def pillow() -> Any:
 
 
 def picture(path: Path, channels: int) -> Array:
-    """Read a picture of any size as (H, W, C) uint8, of 1 channel (grey) or 3.
+    """Read a picture of any size as (H, W, C) uint8, of 1 channel (gray) or 3.
 
-    It is rotated and mirrored by its EXIF orientation. Transparent pixels become white.
+    The EXIF orientation is applied. Transparent pixels become white.
 
     Raises:
-        DataError: the file is missing, damaged, too large, of another type, or all white on a transparent
-            background.
+        DataError: the file is missing, damaged, too large, of another type, or all white on a transparent background.
         ConfigError: Pillow is not installed.
     """
     images = pillow()
@@ -60,28 +58,24 @@ def picture(path: Path, channels: int) -> Array:
 
 
 def orientation(opened: Any) -> int:
-    """Return the EXIF orientation of an opened picture, 1 by default."""
     return int(opened.getexif().get(ORIENTATION, 1))
 
 
 def size_of(path: Path) -> tuple[int, int]:
-    """Return height and width of a picture, as `picture` reads it. DataError."""
+    """Return height and width of a picture, as `picture` reads it."""
     with opened_picture(path) as opened:
         return opened.size if orientation(opened) >= 5 else (opened.height, opened.width)
 
 
-def is_grey(opened: Any) -> bool:
-    """Return True if an opened picture is grey according to its header."""
-    return opened.mode in GREY
+def is_gray(opened: Any) -> bool:
+    return opened.mode in GRAY
 
 
 def has_alpha(opened: Any) -> bool:
-    """Return True if an opened picture may have transparent pixels."""
     return opened.mode in ("LA", "PA", "RGBA") or "transparency" in opened.info
 
 
 def is_rotated_or_transparent(path: Path) -> bool:
-    """Return True if a picture has an EXIF orientation, or transparent pixels. DataError."""
     with opened_picture(path) as opened:
         return (
             orientation(opened) != 1
@@ -91,14 +85,13 @@ def is_rotated_or_transparent(path: Path) -> bool:
 
 
 def _is_plain(opened: Any) -> bool:
-    """Return True if all pixels are equal."""
     levels = opened.getextrema()  # (lowest, highest), or one pair for each channel
     return all(low == high for low, high in ([levels] if isinstance(levels[0], int) else levels))
 
 
 @contextmanager
 def opened_picture(path: Path) -> Iterator[Any]:
-    """Open a picture and read its header. DataError, also if decoding fails in the context."""
+    """Open a picture and read its header. Errors in the context become DataError."""
     images, name = pillow(), wording.one_line(path)
     if not os.path.isfile(path):
         raise DataError(f"{name}: expected a picture, found no such file")
@@ -109,10 +102,10 @@ def opened_picture(path: Path) -> Iterator[Any]:
                 if opened.width * opened.height > MOST_PIXELS:
                     raise DataError(
                         f"{name}: expected at most {MOST_PIXELS:,} pixels, found {opened.width} x "
-                        f"{opened.height}: make it smaller"
+                        f"{opened.height}. Make it smaller"
                     )
                 if opened.mode in DEEP:
-                    raise DataError(f"{name}: expected 8 bits in each channel, found 16: convert it")
+                    raise DataError(f"{name}: expected 8 bits in each channel, found 16. Convert it")
                 yield opened
     except (DataError, MemoryError):
         raise

@@ -1,9 +1,8 @@
-"""Prefetching: a thread makes items at most `capacity` ahead, while the consumer uses earlier ones.
+"""Prefetching: a thread produces items at most `capacity` ahead of the consumer.
 
-There are two queues: `items` from the producer to the consumer, and `room` back to the producer, with a permit for each
-further item. The producer's last item is always an end mark, with its error if it had one, so that the consumer never
-waits forever. The consumer may be the main thread, which wakes up often: the system may deliver a signal to any thread,
-but Python runs signal handlers only in the main thread.
+The queue `items` goes to the consumer, and `room` returns a permit for each further item. The last item is always an
+end mark, so that the consumer never waits forever. It wakes up often because Python runs signal handlers only in the
+main thread.
 """
 
 from __future__ import annotations
@@ -32,13 +31,12 @@ class _End:
 class Prefetcher(Generic[T]):
     """Iterates over `iterable` in a daemon thread, up to `capacity` items ahead of the consumer, in order.
 
-    An exception of the producer is raised once in the consumer, with its traceback, after the preceding items. Supports
-    one consumer, which closes it: `close`, or the end of a `with` block, stops and joins the thread. With `capacity` 0
-    there is no thread.
+    An exception of the producer is raised in the consumer, after the preceding items. The single consumer must call
+    `close`, or use a `with` block. With `capacity` 0 there is no thread.
     """
 
     def __init__(self, iterable: Iterable[T], capacity: int) -> None:
-        self.capacity = integer("capacity", capacity, 0, "; 0 makes nothing ahead")
+        self.capacity = integer("capacity", capacity, 0, "; 0 disables prefetching")
         self._items: SimpleQueue[T | _End] = SimpleQueue()
         self._room: SimpleQueue[None] = SimpleQueue()
         self._closed = False
@@ -69,13 +67,11 @@ class Prefetcher(Generic[T]):
             del item  # the error's traceback holds this frame: avoid a reference cycle
 
     def _received(self) -> T | _End:
-        """Wait for the next item of the thread."""
         while True:
             with suppress(Empty):
                 return self._items.get(timeout=WAKE_S)
 
     def _produce(self) -> None:
-        """Make items in the thread while there is room, then the end mark."""
         try:
             while True:
                 self._room.get()
@@ -88,7 +84,7 @@ class Prefetcher(Generic[T]):
             self._items.put(_End(error))
 
     def close(self) -> None:
-        """Stop the producer after its current item, wait for its thread, and end the iteration."""
+        """Stop the producer after its current item, join its thread, and end the iteration."""
         self._closed = True
         self._room.put(None)  # wakes a producer that waits for room
         while self._thread is not None and self._thread.is_alive():

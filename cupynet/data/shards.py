@@ -1,12 +1,12 @@
-"""A training set in shards, one for each worker, in plain .npy files that are mapped into memory.
+"""A training set in shards, one for each worker, in memory-mapped .npy files.
 
     FOLDER/0/images.npy     (S, H, W) or (S, H, W, C) uint8   the shard of worker 0
              labels.npy     (S,) integers
              samples.npy    (S,) integers: the numbers of these samples in the whole training set, from 0
     FOLDER/1/...
 
-Files are mapped, not read: a shard may be larger than memory, and the processes of a machine share its pages. A machine
-needs the labels and samples of all shards, but images only of the shards that its own workers train on.
+A shard may be larger than memory. A machine needs the labels and samples of all shards, but only the images of its own
+workers' shards.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class Shards:
     """The shards of one training set. All workers may use the same object at the same time.
 
     Args:
-        folder: holds the shards, in folders named 0, 1, 2, ...
+        folder: contains folders named 0, 1, 2, ...
         classes: the number of classes; None: the largest label + 1.
         pixels: how pixels are scaled.
-        most: use only the first so many samples of each shard; None for all.
+        most: the number of samples to use of each shard; None for all.
 
     Attributes:
         name: of the folder, for messages and reports.
@@ -74,7 +74,6 @@ class Shards:
         return sum(self.counts)
 
     def _paths(self) -> list[Path]:
-        """Return the folders of the shards."""
         try:
             found = {path.name for path in self.folder.iterdir() if path.name.isdecimal()}
         except OSError as error:
@@ -97,20 +96,19 @@ class Shards:
             )
 
     def check_workers(self, workers: int) -> None:
-        """Raise ConfigError unless there are as many workers as shards."""
         count = len(self.counts)
         if workers != count:
             raise ConfigError(
-                f"{self.folder} has {wording.counted(count, 'shard')}, one for each worker, and workers={workers}: set "
+                f"{self.folder} has {wording.counted(count, 'shard')}, one for each worker, but workers={workers}. Set "
                 f"workers={count}, or write {workers} shards"
             )
 
     def head(self, most: int) -> Shards:
-        """Return the first `most` samples of each shard, or all if it has fewer."""
+        """Return the first `most` samples of each shard."""
         return Shards(self.folder, self.classes, self.pixels, most)
 
     def open(self, number: int) -> Dataset:
-        """Map one shard. Raises DataError."""
+        """Memory-map one shard."""
         dataset = self.dataset(str(number)).take(slice(self._most))
         if dataset.image_shape != self.image_shape:
             found = f"found {dataset.image_shape}"
@@ -118,13 +116,13 @@ class Shards:
         return dataset
 
     def parts(self) -> Iterator[Dataset]:
-        """Yield the shards whose images are on this machine, memory-mapped. DataError."""
+        """Yield the memory-mapped shards whose images are on this machine."""
         for number in range(len(self.counts)):
             if os.path.lexists(self.folder / str(number) / "images.npy"):
                 yield self.open(number)
 
     def dataset(self, part: str) -> Dataset:
-        """Map images.npy and labels.npy in a folder of this name. Raises DataError."""
+        """Map images.npy and labels.npy in the folder `part`."""
         place = self.folder / part
         images, labels = map_npy(place / "images.npy"), _map_integers(place / "labels.npy")
         if images.dtype != np.uint8 or not images.flags.c_contiguous:  # other images would be copied to memory
@@ -135,7 +133,7 @@ class Shards:
 
 
 def _map_integers(path: Path) -> Array:
-    """Map integers (S,) int64 from a .npy file; those of another type are copied. Raises DataError."""
+    """Map integers (S,) int64 from a .npy file; other integer types are copied."""
     array = map_npy(path)
     if array.dtype.kind not in "iu" or array.ndim != 1:
         raise DataError(f"{path}: expected integers (S,), found {array.shape} of {array.dtype}")

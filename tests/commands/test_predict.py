@@ -17,7 +17,7 @@ from cupynet import DataError, load
 from cupynet.commands.predict import Preprocessing, main
 from cupynet.config.load_model import Trained
 from cupynet.data import Synthetic, pictures
-from cupynet.data.centering import centred_as_mnist
+from cupynet.data.centering import centered_as_mnist
 from cupynet.data.pictures import picture
 from tests.support.commands import Call
 from tests.support.data_errors import data_error
@@ -57,7 +57,7 @@ def page(digit: Any, random: np.random.Generator, kind: str) -> Any:
         return Pictures.fromarray(sheet)
     if kind == "paper":
         return Pictures.fromarray(255 - sheet)
-    if kind == "pencil":  # on grey paper, with grain
+    if kind == "pencil":  # on gray paper, with grain
         return Pictures.fromarray((215 - sheet * 0.6 + random.normal(0, 4, sheet.shape)).clip(0, 255).astype(np.uint8))
     if kind == "ink":
         share = sheet[..., None] / 255
@@ -78,7 +78,7 @@ def test_digits_drawn_large_are_known_as_well(finished: Path, digits: Any, kind:
     for each in plain:
         page(each, random, kind).save(tmp_path / "a.png")
         images.append(sees.image(tmp_path / "a.png"))
-    expected = model.predict(np.stack([centred_as_mnist(each[:, :, None]) for each in plain])).argmax(1)
+    expected = model.predict(np.stack([centered_as_mnist(each[:, :, None]) for each in plain])).argmax(1)
     found = model.predict(np.stack(images)).argmax(1)
     assert (found == digits.labels[:40]).mean() >= (expected == digits.labels[:40]).mean() - 0.05
     assert (found == expected).mean() >= 0.9
@@ -95,18 +95,18 @@ def test_the_rule_of_mnist() -> None:
     """A bar of 40 x 10 on a large sheet becomes one of 20 x 5 whose middle is that of the image."""
     sheet = np.zeros((190, 200, 1), np.uint8)
     sheet[30:70, 150:160] = 200
-    found = centred_as_mnist(sheet)[:, :, 0]
+    found = centered_as_mnist(sheet)[:, :, 0]
     assert found.shape == (28, 28) and found.max() == 255
     rows, columns = np.flatnonzero(found.any(axis=1)), np.flatnonzero(found.any(axis=0))
     assert (rows[0], rows[-1]) == (4, 23) and (columns[0], columns[-1]) == (12, 16)
-    np.testing.assert_allclose(centred_as_mnist(found[:, :, None])[:, :, 0], found, atol=1)  # done twice is done once
+    np.testing.assert_allclose(centered_as_mnist(found[:, :, None])[:, :, 0], found, atol=1)  # done twice is done once
 
 
-def test_a_digit_is_centred_by_its_mass() -> None:
+def test_a_digit_is_centered_by_its_mass() -> None:
     sheet = np.zeros((190, 200, 1), np.uint8)
     sheet[30:70, 150:160] = 200
     sheet[60:70, 110:160] = 200  # a foot to the left
-    found = centred_as_mnist(sheet)[:, :, 0].astype(float)
+    found = centered_as_mnist(sheet)[:, :, 0].astype(float)
     for axis in (0, 1):
         mass = found.sum(axis=1 - axis)
         assert (mass * np.arange(28)).sum() / mass.sum() == pytest.approx(14, abs=0.51)
@@ -117,10 +117,10 @@ def test_noise_is_not_ink_and_a_blank_page_has_none() -> None:
     sheet = np.zeros((300, 300, 1))
     sheet[100:140, 100:110] = 150
     noisy = (sheet + 60 + random.normal(0, 5, sheet.shape)).clip(0, 255).astype(np.uint8)
-    clear = centred_as_mnist(sheet.astype(np.uint8)).astype(int)
-    assert abs(centred_as_mnist(noisy).astype(int) - clear).mean() < 6
+    clear = centered_as_mnist(sheet.astype(np.uint8)).astype(int)
+    assert abs(centered_as_mnist(noisy).astype(int) - clear).mean() < 6
     with pytest.raises(DataError):
-        centred_as_mnist(np.full((40, 30, 1), 130, np.uint8))
+        centered_as_mnist(np.full((40, 30, 1), 130, np.uint8))
 
 
 def test_other_images_are_resized_as_in_an_image_folder(tmp_path: Path) -> None:
@@ -170,13 +170,13 @@ def test_a_photograph_is_rotated_by_its_exif_orientation(ending: str, tmp_path: 
 
 @pytest.mark.parametrize(("mode", "channels"), [("1", 3), ("P", 1), ("RGB", 1), ("RGBA", 3), ("CMYK", 1)])
 def test_every_mode(mode: str, channels: int, tmp_path: Path) -> None:
-    grey = np.zeros((12, 9), np.uint8)
-    grey[3:9, 3:6] = 255
+    gray = np.zeros((12, 9), np.uint8)
+    gray[3:9, 3:6] = 255
     path = tmp_path / ("a.jpg" if mode == "CMYK" else "a.png")
-    Pictures.fromarray(grey).convert(mode).save(path, quality=100)
+    Pictures.fromarray(gray).convert(mode).save(path, quality=100)
     found = picture(path, channels)
     assert found.shape == (12, 9, channels) and found.dtype == np.uint8
-    np.testing.assert_allclose(found.astype(int).mean(axis=2), grey, atol=12 if mode == "CMYK" else 0)
+    np.testing.assert_allclose(found.astype(int).mean(axis=2), gray, atol=12 if mode == "CMYK" else 0)
 
 
 def bomb(side: int) -> bytes:

@@ -189,7 +189,7 @@ def test_a_setting_that_must_not_change_is_refused(given: dict[str, Any], stored
 
 
 @pytest.mark.usefixtures("minimal_conf")
-def test_the_channels_of_a_run_on_grey_pictures_may_be_set_on_resume(in_folder: Path, command: Command) -> None:
+def test_the_channels_of_a_run_on_gray_pictures_may_be_set_on_resume(in_folder: Path, command: Command) -> None:
     """An earlier version trained on them without a number of channels."""
     pictures = write_pictures(in_folder / "pictures", digits(20, 10))
     data = ("data=folder", f"data.folder={pictures}")

@@ -47,7 +47,7 @@ def test_nothing_changes_at_factors_of_one(part: Augmentation) -> None:
     np.testing.assert_array_equal(changed(part), IMAGES)
 
 
-def test_an_image_is_enlarged_about_its_centre() -> None:
+def test_an_image_is_enlarged_about_its_center() -> None:
     image = np.zeros((1, 9, 9, 1), np.uint8)
     image[0, 3:6, 3:6] = 200
     np.testing.assert_array_equal(changed(Scale(3, 3), image)[0, 1:8, 1:8], 200)
@@ -58,7 +58,7 @@ def test_brightness_multiplies_all_pixels() -> None:
     dim = np.full((40, 4, 4, 3), 100, np.uint8)
     factors = changed(ColorJitter(0.5, 0, 0), dim)[:, 0, 0, 0] / 100
     assert 0.5 <= factors.min() < 0.7 and 1.3 < factors.max() <= 1.5
-    assert np.ptp(changed(ColorJitter(0.5, 0.9, 0.9), dim), axis=(1, 2, 3)).max() == 0  # grey, and without contrast
+    assert np.ptp(changed(ColorJitter(0.5, 0.9, 0.9), dim), axis=(1, 2, 3)).max() == 0  # gray, and without contrast
 
 
 def test_contrast_and_saturation_keep_the_mean() -> None:
@@ -66,8 +66,8 @@ def test_contrast_and_saturation_keep_the_mean() -> None:
     for part in (ColorJitter(0, 0.5, 0), ColorJitter(0, 0, 0.5)):
         found = changed(part, middle)
         assert (found != middle).any()
-        grey = np.array([0.299, 0.587, 0.114]) if part.saturation else np.ones(3) / 3
-        np.testing.assert_allclose((found @ grey).mean(axis=(1, 2)), (middle @ grey).mean(axis=(1, 2)), atol=1)
+        gray = np.array([0.299, 0.587, 0.114]) if part.saturation else np.ones(3) / 3
+        np.testing.assert_allclose((found @ gray).mean(axis=(1, 2)), (middle @ gray).mean(axis=(1, 2)), atol=1)
 
 
 def test_an_image_changes_the_same_way_in_any_batch() -> None:

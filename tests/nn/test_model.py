@@ -191,10 +191,10 @@ def test_what_is_no_image_is_refused(wrong: Any) -> None:
         small().predict(wrong)
 
 
-def test_grey_images_may_lack_their_axis_of_channels() -> None:
-    grey = Model(Sequential([Conv2D(2, 3), Dense(3)]), Image(5, 4, 1), create_backend("numpy"))
+def test_gray_images_may_lack_their_axis_of_channels() -> None:
+    gray = Model(Sequential([Conv2D(2, 3), Dense(3)]), Image(5, 4, 1), create_backend("numpy"))
     images = np.random.default_rng(1).integers(0, 256, (6, 5, 4), np.uint8)
-    np.testing.assert_array_equal(grey.predict(images), grey.predict(images[..., None]))
+    np.testing.assert_array_equal(gray.predict(images), gray.predict(images[..., None]))
 
 
 @every_backend

@@ -119,8 +119,8 @@ def test_long_rows_keep_their_mean(name: str, rows: Any, tolerance: float) -> No
     backend, epsilon, rows = create_backend(name, "float"), 1e-5, rows.astype(np.float32)
     scale, shift = backend.asarray(np.ones_like(rows[0])), backend.asarray(np.zeros_like(rows[0]))
     y, _ = backend.normalize_rows(backend.asarray(rows), scale, shift, epsilon)
-    centred = rows.astype(np.float64) - rows.mean(axis=1, dtype=np.float64, keepdims=True)
-    expected = centred / np.sqrt((centred**2).mean(axis=1, keepdims=True) + epsilon)
+    centered = rows.astype(np.float64) - rows.mean(axis=1, dtype=np.float64, keepdims=True)
+    expected = centered / np.sqrt((centered**2).mean(axis=1, keepdims=True) + epsilon)
     np.testing.assert_allclose(backend.to_host(y), expected, rtol=0, atol=tolerance)
 
 

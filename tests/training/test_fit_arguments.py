@@ -75,7 +75,7 @@ def trained(*data: Any, **options: Any) -> Model:
         (MapStyle(),),
         (zip(X, Y, strict=True),),
     ],
-    ids=["grey", "column", "one-hot", "lists", "CuPy", "DLPack", "pair", "Dataset", "Loader", "map-style", "iterable"],
+    ids=["gray", "column", "one-hot", "lists", "CuPy", "DLPack", "pair", "Dataset", "Loader", "map-style", "iterable"],
 )
 def test_all_kinds_of_data_train_the_same_weights(data: tuple[Any, ...]) -> None:
     assert fingerprint(trained(*data)) == fingerprint(trained(X, Y))

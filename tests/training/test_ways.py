@@ -211,11 +211,11 @@ def test_half_leaves_squares_positive() -> None:
 
 
 @pytest.mark.parametrize(("transfer_dtype", "bound"), [("full", 1e-12), ("half", 1e-4)])
-def test_elastic_replicas_and_their_centre_against_the_formula(transfer_dtype: str, bound: float) -> None:
+def test_elastic_replicas_and_their_center_against_the_formula(transfer_dtype: str, bound: float) -> None:
     """Two replicas replayed by hand: x -= a (x - c), c += 2 a (mean - c) after each of five rounds."""
     trained = run(ElasticAveraging(1, 0.2, transfer_dtype=transfer_dtype), 2, 40, optimizer=lambda: SGD(0.05), epochs=1)
     replicas = [Replica(small_model(), SGD(0.05)) for _ in range(2)]
-    centre = replicas[0].params.master.copy()
+    center = replicas[0].params.master.copy()
     dealt = [Loader(small_dataset(40), 4, seed=3).epoch(0, r.backend, i, 2) for i, r in enumerate(replicas)]
     for batches in zip(*dealt, strict=True):
         for replica, batch in zip(replicas, batches, strict=True):
@@ -224,13 +224,13 @@ def test_elastic_replicas_and_their_centre_against_the_formula(transfer_dtype: s
         masters = [replica.params.master for replica in replicas]
         mean = (masters[0] + masters[1]) / 2
         for master in masters:
-            master += 0.2 * (centre - master)
-        centre += 2 * 0.2 * (mean - centre)
-    assert np.abs(trained.master - centre).max() <= bound
+            master += 0.2 * (center - master)
+        center += 2 * 0.2 * (mean - center)
+    assert np.abs(trained.master - center).max() <= bound
 
 
 def test_a_pull_beyond_the_mean_is_refused() -> None:
     with refused("synchronizer.pull", "0.5"):
         ParallelWrapper(small_model(), 3, synchronizer=ElasticAveraging(1, 0.5))
     ParallelWrapper(small_model(), 2, synchronizer=ElasticAveraging(1, 0.5)).close()
-    ParallelWrapper(small_model(), 1, synchronizer=ElasticAveraging(1, 5.0)).close()  # no centre, and no pull
+    ParallelWrapper(small_model(), 1, synchronizer=ElasticAveraging(1, 5.0)).close()  # no center, and no pull

@@ -1,7 +1,4 @@
-"""CIFAR-10 (Krizhevsky 2009): 50,000 + 10,000 colour photographs of 32 x 32, from its binary archive.
-
-Nothing is unpacked to disk. Only the six files with images are read, each of a known size.
-"""
+"""CIFAR-10 (Krizhevsky 2009): 50,000 + 10,000 color photographs of 32 x 32, read from its binary archive."""
 
 from __future__ import annotations
 
@@ -42,7 +39,7 @@ class CIFAR10(Downloaded):
         raw, found = self.read(archive), {}
         try:
             with tarfile.open(fileobj=io.BytesIO(raw), mode="r:") as tar:
-                for member in tar:  # each at most as large as it should be, whatever the archive says
+                for member in tar:  # limit sizes, whatever the archive claims
                     if member.name in MEMBERS and (file := tar.extractfile(member)) is not None:
                         content = file.read(test * _RECORD + 1)
                         found[member.name] = np.frombuffer(content, np.uint8).reshape(test, _RECORD)

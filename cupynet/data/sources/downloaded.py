@@ -1,5 +1,3 @@
-"""Data sets of files that are downloaded if they are not in their folder."""
-
 from __future__ import annotations
 
 import logging
@@ -25,19 +23,18 @@ logger = logging.getLogger(__name__)
 
 
 def offline() -> bool:
-    """Return True if CUPYNET_OFFLINE forbids downloads."""
     return os.environ.get("CUPYNET_OFFLINE", "").strip().lower() not in ("", "0", "false", "no")
 
 
 @dataclass(eq=False)
 class Downloaded(Source):
-    """Files in `<folder>/<name>`, downloaded if they are not there, unless `offline`.
+    """Files in `<folder>/<name>`, downloaded if they are missing, unless CUPYNET_OFFLINE is set.
 
     A missing file that cannot be downloaded is a DataError, unless `may_stand_in`: then a warning is logged and
-    `Synthetic` digits are loaded instead. A damaged file is always a DataError, and is left as it is.
+    `Synthetic` digits are loaded. A damaged file is always a DataError and is not changed.
 
     Args:
-        folder: the folder with the folder `<name>`; None: CUPYNET_DATA, else the user's cache.
+        folder: contains the folder `<name>`; None: CUPYNET_DATA, else the user's cache.
         seed, validation, limit, normalize, augment: see `Source`.
         timeout_s: the largest time without any data arriving.
 
@@ -59,25 +56,23 @@ class Downloaded(Source):
 
     @abstractmethod
     def _read(self) -> tuple[Array, Array, Array, Array]:
-        """Return training images (S, H, W, C) uint8 and labels (S,), and those to test on. Raises DataError."""
+        """Return training images (S, H, W, C) uint8 and labels (S,), then those for testing."""
 
     @property
     def named(self) -> FilePath | None:
-        """The folder that the user named, by `folder` or CUPYNET_DATA."""
+        """The folder set by `folder` or CUPYNET_DATA."""
         return self.folder or os.environ.get("CUPYNET_DATA")
 
     @property
     def place(self) -> Path:
-        """The folder of the files. Raises DataError if the user named one that cannot exist."""
+        """The folder of the files."""
         return (expanded(self.named) if self.named else platformdirs.user_cache_path("cupynet")) / self.name
 
     def path(self, file: KnownFile) -> Path:
-        """Return the path of a file, which may have other names than the one it is downloaded under."""
         return self.place / file.name
 
     @property
     def missing(self) -> list[KnownFile]:
-        """The files that are not there."""
         return [file for file in self.files if not os.path.lexists(self.path(file))]
 
     @property
@@ -86,15 +81,20 @@ class Downloaded(Source):
         return False
 
     def read(self, file: KnownFile) -> bytes:
-        """Return the verified contents of a file. Raises DataError."""
+        """Return the verified contents of a file."""
         try:
             return file.read(self.path(file))
         except DataError as error:
-            remedy = f"delete it to download it again, or name another folder in {setting('data', 'folder')}"
+            remedy = f"delete it to download it again, or choose another folder in {setting('data', 'folder')}"
             raise DataError(f"{error}; {remedy}") from error
 
     def fetch(self) -> None:
-        """Download the missing files; check all others. Raises Unavailable, and DataError if a file is damaged."""
+        """Download missing files and verify the others.
+
+        Raises:
+            Unavailable: a file cannot be downloaded.
+            DataError: a file is damaged.
+        """
         from cupynet.data.download import Unavailable, fetch  # imported late: HTTP and TLS take a while
 
         missing = self.missing
@@ -107,7 +107,6 @@ class Downloaded(Source):
             fetch(missing, self.place, self.mirrors, self.timeout_s)
 
     def load(self) -> Data:
-        """Return the data. Raises DataError if a file is damaged, or missing without a substitute."""
         if missing := self.missing:
             from cupynet.data.download import Unavailable
 
@@ -120,13 +119,13 @@ class Downloaded(Source):
         return self._divided(self.name, train, Dataset(f"{self.name}-test", test_images, test_labels, self.classes))
 
     def _substitute(self, reason: str) -> Data:
-        """Return synthetic digits, with a warning, if they may stand in. Raises DataError if not."""
+        """Return synthetic digits, with a warning, or raise DataError unless `may_stand_in`."""
         title = self.name.upper()
         way_out = f"put its files there, or set CUPYNET_DATA to the folder that holds {self.name}/"
         if not self.may_stand_in:
-            raise DataError(f"{title} IS NOT THERE: {reason}; {way_out}")
+            raise DataError(f"{title} not found: {reason}. To fix this, {way_out}")
         logger.warning(
-            "%s IS NOT THERE: %s; USING SYNTHETIC DIGITS INSTEAD, whose results say nothing about %s. To end this, %s.",
+            "%s not found: %s. Using synthetic digits instead; results do not apply to %s. To fix this, %s.",
             title,
             reason,
             title,

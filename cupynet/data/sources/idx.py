@@ -1,5 +1,3 @@
-"""The user's images and labels in IDX files."""
-
 from __future__ import annotations
 
 import os
@@ -27,7 +25,7 @@ class IdxFiles(UserArrays):
 
     Args:
         folder: holds the files under MNIST's names, see `idx_path`.
-        train_images, train_labels, test_images, test_labels: other paths; relative ones are in `folder`, if given.
+        train_images, train_labels, test_images, test_labels: other paths, relative to `folder`, if given.
         classes: the number of classes; None: the largest training label + 1.
         sha256: name of one of these four arguments -> SHA-256 of the file or of its unpacked contents.
         seed, validation, limit, normalize, augment: see `Source`.
@@ -53,10 +51,9 @@ class IdxFiles(UserArrays):
         self._look()
 
     def _path(self, name: str) -> Path:
-        """Return the path of one of the four files. ConfigError, DataError."""
         given = getattr(self, name)
         if self.folder is None and given is None:
-            raise ConfigError("name the folder with the IDX files, or the files one by one", "folder", "null")
+            raise ConfigError("set the folder with the IDX files, or the path of each file", "folder", "null")
         folder = expanded(self.folder or ".")
         return folder / expanded(given) if given else idx_path(folder, IDX_NAMES[name])
 

@@ -1,5 +1,3 @@
-"""User images: a folder of pictures for each class."""
-
 from __future__ import annotations
 
 import os
@@ -16,7 +14,7 @@ from cupynet.core.errors import ConfigError, DataError
 from cupynet.data.files import FilePath
 from cupynet.data.pictures import (
     ENDINGS,
-    is_grey,
+    is_gray,
     is_rotated_or_transparent,
     opened_picture,
     picture,
@@ -25,24 +23,23 @@ from cupynet.data.pictures import (
 )
 from cupynet.data.sources.user_files import UserFiles, required_path
 
-FOLDERS = {"train": ("train",), "validation": ("val", "valid", "validation"), "test": ("test",)}  # part -> their names
+FOLDERS = {"train": ("train",), "validation": ("val", "valid", "validation"), "test": ("test",)}  # part -> folder names
 
 
 @dataclass(eq=False)
 class ImageFolder(UserFiles):
     """A folder for each class, with PNG, JPEG, BMP or WebP files; needs Pillow (the extra `images`).
 
-    They are in `<folder>/train/<class>/`, `<folder>/val/<class>/` and `<folder>/test/<class>/`, each of which may be
+    Images are in `<folder>/train/<class>/`, `<folder>/val/<class>/` and `<folder>/test/<class>/`, each of which may be
     missing; or all in `<folder>/<class>/`, of which `validation` holds out a part.
 
-    Classes and images are in the order of their names. With a `limit` the classes take turns, so that it keeps some of
-    each, and the other images are not decoded (unless some are held out for validation). Names that begin with a dot
-    are ignored. Transparent pixels become white; the EXIF orientation is applied.
+    Classes and images are in the order of their names; names that begin with a dot are ignored. A `limit` takes images
+    from the classes in turn. Transparent pixels become white; the EXIF orientation is applied.
 
     Args:
         folder: its path.
-        size: (height, width) to which every image is resized; None: that of the first, which all must have.
-        channels: 1 for grey, 3 for colour; None: as in the first image, which all must match.
+        size: (height, width) to which every image is resized; None: the size of the first, which all must have.
+        channels: 1 for gray, 3 for color; None: as in the first image, which all must match.
         class_names: the names of the classes in order, some of which may have no folder; None uses the folder names.
         seed, validation, limit, normalize, augment: see `Source`.
     """
@@ -57,7 +54,7 @@ class ImageFolder(UserFiles):
         if self.size is not None:
             self.size = checks.pair("size", self.size, 1, ", or null for that of the first image")
         if self.channels not in (None, 1, 3) or checks.is_bool(self.channels):
-            raise ConfigError("must be 1 (grey), 3 (colours), or null", "channels", wording.shown(self.channels))
+            raise ConfigError("must be 1 (gray), 3 (colors), or null", "channels", wording.shown(self.channels))
         if not isinstance(self.class_names, Sequence | None) or isinstance(self.class_names, str):
             reason = "must be a list of the names of folders, or null"
             raise ConfigError(reason, "class_names", wording.shown(self.class_names))
@@ -68,7 +65,7 @@ class ImageFolder(UserFiles):
             reason = f"{self.place} has its own validation images. Remove this setting"
             raise ConfigError(reason, "validation", str(self.validation))
         with opened_picture(self._first) as first:
-            channels = self.channels or (1 if is_grey(first) else 3)
+            channels = self.channels or (1 if is_gray(first) else 3)
         samples = {part: len(self._kept(part)) for part in self._listed}
         self._describe((*(self.size or size_of(self._first)), channels), len(self.class_names), samples)
 
@@ -78,13 +75,13 @@ class ImageFolder(UserFiles):
 
     @property
     def _first(self) -> Path:
-        """The first picture of the first class."""
         return next(files[0] for classes in self._listed.values() for files in classes.values())
 
     def _list(self, names: tuple[str, ...]) -> dict[str, dict[str, list[Path]]]:
-        """Return part -> class -> files, all in the order of their names, and set `class_names`. DataError.
+        """Return part -> class -> files, in the order of their names, and set `class_names`.
 
-        names: the class names; () uses those of the first part.
+        Args:
+            names: the class names; () uses those of the first part.
         """
         top = self.place
         folders = {
@@ -101,7 +98,7 @@ class ImageFolder(UserFiles):
                     raise DataError(f"{folders[part] / name}: expected a folder with pictures of one class of {known}")
                 for path in files:
                     if path.suffix.lower() not in ENDINGS:
-                        raise DataError(f"{path}: expected only {', '.join(ENDINGS)} files: move it elsewhere")
+                        raise DataError(f"{path}: expected only {', '.join(ENDINGS)} files. Move it elsewhere")
         return found
 
     def _kept(self, part: str) -> list[tuple[Path, int]]:
@@ -123,16 +120,16 @@ class ImageFolder(UserFiles):
             if self.size is None and pixels.shape[:2] != (height, width):
                 raise DataError(
                     f"{path}: expected {height} x {width} pixels, as the first image has, found {pixels.shape[0]} x "
-                    f"{pixels.shape[1]}: resize all with {wording.setting('data', 'size', [height, width])}"
+                    f"{pixels.shape[1]}. Resize all with {wording.setting('data', 'size', [height, width])}"
                 )
             images[row] = resized(pixels, height, width)
         return images, np.array([label for _, label in listed], np.int64)
 
     def _check_kind(self, path: Path) -> None:
-        """Raise DataError for a grey picture if the first is in colour, or the reverse."""
+        """Raise DataError if one of this picture and the first is gray and the other in color."""
         with opened_picture(path) as opened:
-            kind, others = ("grey", "in colour") if is_grey(opened) else ("in colour", "grey")
-        if (kind == "grey") != (self.image_shape[2] == 1):
+            kind, others = ("gray", "in color") if is_gray(opened) else ("in color", "gray")
+        if (kind == "gray") != (self.image_shape[2] == 1):
             ways = " or ".join(wording.setting("data", "channels", channels) for channels in (1, 3))
             raise DataError(f"{path}: is {kind}, but the first, {self._first}, is {others}. Set {ways}")
 
@@ -142,5 +139,5 @@ class ImageFolder(UserFiles):
 
 
 def _inside(folder: Path) -> list[Path]:
-    """Return what is in a folder, by name; nothing if it cannot be read."""
+    """Return the entries of a folder by name, without hidden ones."""
     return sorted(folder.glob("[!.]*")) if os.path.isdir(folder) else []  # False for invalid names

@@ -1,8 +1,8 @@
 """MNIST (LeCun, Cortes, Burges) and its relatives: 60,000 + 10,000 images of 28 x 28 bytes.
 
-Fashion-MNIST (Xiao, Rasul, Vollgraf 2017) shows clothes, KMNIST (Clanuwat and others 2018) cursive Japanese characters.
-Each is four gzipped IDX files of the same names. MNIST is known by the digests of their contents, so that files which
-were compressed again are accepted; the others by the digests that are published, of the compressed files.
+Fashion-MNIST (Xiao, Rasul, Vollgraf 2017) shows clothes, KMNIST (Clanuwat et al. 2018) cursive Japanese characters.
+MNIST is verified by digests of its unpacked contents, so files may be compressed again; the others by their published
+digests.
 """
 
 from __future__ import annotations
@@ -24,12 +24,11 @@ NAMES = (  # training images and labels, test images and labels
 
 
 def known_files(*digests: str) -> tuple[KnownFile, ...]:
-    """Return the files `NAMES` of these digests."""
     return tuple(KnownFile(name, digest, 50_000_000) for name, digest in zip(NAMES, digests, strict=True))
 
 
 class IdxSet(Downloaded):
-    """A set of four IDX files: training images and labels, test images and labels, in this order."""
+    """Four IDX files: training images and labels, test images and labels."""
 
     image_shape = (28, 28, 1)
     classes = 10
@@ -46,13 +45,13 @@ class MNIST(IdxSet):
 
     Args:
         fallback: what to do if the files are missing and cannot be downloaded: "synthetic" loads `Synthetic` digits
-            with a warning, None raises DataError. "auto" is "synthetic" only if neither `folder` nor CUPYNET_DATA
-            names a folder.
+            with a warning, None raises DataError. "auto" is "synthetic" only if neither `folder` nor CUPYNET_DATA names
+            a folder.
         folder and the others: see `Downloaded`.
     """
 
     name = "mnist"
-    centred = True
+    centered = True
     files = known_files(
         "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
         "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",

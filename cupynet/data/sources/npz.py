@@ -1,5 +1,3 @@
-"""The user's images and labels in a NumPy archive."""
-
 from __future__ import annotations
 
 import hashlib
@@ -66,21 +64,21 @@ class NpzFile(UserArrays):
         return tuple(shape)
 
     def _array(self, name: str) -> Array:
-        self._shape(name)  # do not allocate what a damaged header claims
+        self._shape(name)  # validate the size in the header before allocating
         with self._opened(name) as (file, _):
             return np.lib.format.read_array(file, allow_pickle=False)
 
     @contextmanager
     def _opened(self, name: str) -> Iterator[tuple[IO[bytes], int]]:
-        """Open an array in the archive; also returns its size in bytes. DataError, also if reading it fails."""
+        """Open an array in the archive, and return its size in bytes too. Errors in the context become DataError."""
         path, key = self.place, getattr(self, name)
         try:
             check_regular(path)
             with PARSING, zipfile.ZipFile(path) as archive:
                 if f"{key}.npy" not in archive.namelist():
                     there = ", ".join(each.removesuffix(".npy") for each in archive.namelist()[:8])
-                    way_out = f"name the key in {wording.setting('data', name)}"
-                    raise DataError(f"{path}: expected an array {key!r}, found {there or 'nothing'}: {way_out}")
+                    way_out = f"Set the key with {wording.setting('data', name)}"
+                    raise DataError(f"{path}: expected an array {key!r}, found {there or 'nothing'}. {way_out}")
                 member = archive.getinfo(f"{key}.npy")
                 most = _MOST_RATIO.get(member.compress_type, member.file_size)
                 if member.file_size > most * min(member.compress_size, path.stat().st_size):
@@ -91,4 +89,4 @@ class NpzFile(UserArrays):
             raise
         except Exception as error:  # a damaged archive or header may raise anything
             reason = wording.one_line(error)
-            raise DataError(f"{path}: cannot be read as an .npz file ({reason}): write it with np.savez") from error
+            raise DataError(f"{path}: cannot be read as an .npz file ({reason}). Write it with np.savez") from error

@@ -1,5 +1,3 @@
-"""A training set in shards, one for each worker, and its test set."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -16,7 +14,7 @@ from cupynet.data.sources.user_files import required_path
 class ShardedFiles(Source):
     """`<folder>/0`, `1`, ...: the shard of each worker, see `Shards`; `<folder>/test`: images.npy and labels.npy.
 
-    Validation images, if there are any, are in `<folder>/validation`. All files are mapped, not read into memory.
+    Validation images, if any, are in `<folder>/validation`. All files are memory-mapped.
 
     Args:
         folder: its path.
@@ -34,7 +32,7 @@ class ShardedFiles(Source):
         super().__init__(seed=seed, normalize=normalize, augment=augment)
         self.folder = required_path("folder", folder, "the folder that holds the shards")
         if self.normalize == "auto":
-            raise ConfigError("would read all shards: set mean and deviation", "normalize", "auto")
+            raise ConfigError("would read all shards. Set mean and std", "normalize", "auto")
         self.shards = Shards(self.folder, classes, pixels_for(self.normalize, None))
         self.image_shape, self.classes, self.name = self.shards.image_shape, self.shards.classes, self.shards.name
 
@@ -43,7 +41,6 @@ class ShardedFiles(Source):
         return (self.shards.folder / "validation").exists()
 
     def load(self) -> Data:
-        """Return the data, mapped. ConfigError; DataError for missing or damaged files."""
         shards = self.shards
         validation = shards.dataset("validation") if self.validates else None
         return Data(self.name, shards, validation, shards.dataset("test"))

@@ -1,5 +1,3 @@
-"""The base class of data sources, and the data that they load."""
-
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
@@ -24,9 +22,9 @@ class Data:
 
     Attributes:
         name: for messages and reports.
-        train: a `Dataset`, or `Shards`; empty if the images are only to test on.
-        validation: images held out of training; None if there are none.
-        test: never used for any choice; empty if there are none.
+        train: a `Dataset`, or `Shards`; empty if there are only test images.
+        validation: images held out of training, or None.
+        test: not used for any choice; may be empty.
         fallback: True if these are not the requested data.
     """
 
@@ -42,11 +40,7 @@ class Data:
         return f"<Data {self.name!r}: {sizes} images of {self.test.image_shape}, {self.test.classes} classes>"
 
     def check(self, image_shape: tuple[int, int, int], classes: int) -> None:
-        """Raise DataError if the images or classes differ from those declared by the source.
-
-        Args:
-            image_shape, classes: (H, W, C) and the number of classes that a model was built for.
-        """
+        """Raise DataError if images (H, W, C) or classes differ from those declared by the source."""
         for dataset in (self.train, self.validation, self.test):
             if dataset is not None and (dataset.image_shape, dataset.classes) != (tuple(image_shape), classes):
                 raise DataError(
@@ -61,23 +55,23 @@ class Source(ABC):
 
     Args:
         seed: of the choice of validation images, and of images that are drawn.
-        validation: the number of images held out of training, or a fraction below 1 of each class. They are chosen by a
-            permutation that depends on `seed`.
+        validation: the number of images held out of training, or a fraction below 1 of each class. The choice depends
+            on `seed`.
         limit: keep only the first `limit` training images and the first `limit` test images; None for all. Unless
             `mixed`, they are taken from the classes in turn.
         normalize: scaling of pixels. None: fractions of 255; "auto": the training images get mean 0 and deviation 1 in
-            each channel; {"mean": [...], "std": [...]}: these values, in fractions of 255, are subtracted and
-            divided by. Validation and test images are scaled like the training images.
+            each channel; {"mean": [...], "std": [...]}: these values, in fractions of 255, are subtracted and divided
+            by. Validation and test images are scaled like the training images.
         augment: augmentations of the training images, in this order, see `augmentations`.
 
     Attributes:
         image_shape: (H, W, C).
         class_names: the names of the classes, in order; empty if they have only numbers.
-        samples: the numbers of training and test images, and of validation images that have files of their own; empty
-            if unknown, or if images are mapped from files.
-        mixed: False if images may be sorted by class, so that the first would not be a fair sample.
+        samples: the numbers of training, test and separate validation images; empty if unknown, or if images are
+            memory-mapped.
+        mixed: False if images may be sorted by class, so that the first are not a fair sample.
         on_black: True if the images are light on a black background.
-        centred: True if each is centred in its image as MNIST's digits are, see `centred_as_mnist`.
+        centered: True if each is centered in its image as MNIST's digits are, see `centered_as_mnist`.
     """
 
     image_shape: tuple[int, int, int] = field(init=False, repr=False)
@@ -85,7 +79,7 @@ class Source(ABC):
     class_names: tuple[str, ...] = field(default=(), init=False, repr=False)
     samples: tuple[int, ...] = field(default=(), init=False, repr=False)
     name = "data"
-    mixed, on_black, centred = True, False, False
+    mixed, on_black, centered = True, False, False
 
     seed: int = 12345
     validation: float = 0
@@ -104,17 +98,17 @@ class Source(ABC):
 
     @abstractmethod
     def load(self) -> Data:
-        """Return the data. DataError for missing or damaged files."""
+        """Load the data. Raise DataError for missing or damaged files."""
 
     @property
     def validates(self) -> bool:
-        """True if `load` returns validation images."""
         return bool(self.validation)
 
     def check(self, *, trains: bool = True) -> None:
-        """Check that `validation`, `normalize` and `augment` fit the images. ConfigError, DataError.
+        """Check that `validation`, `normalize` and `augment` fit the images.
 
-        trains: True to refuse data without images to train on, or to evaluate on.
+        Args:
+            trains: True to reject data without images to train on, or to evaluate on.
         """
         channels = self.image_shape[2]
         if isinstance(self.normalize, Mapping) and len(self.normalize["mean"]) not in (1, channels):
@@ -145,10 +139,7 @@ class Source(ABC):
         return Data(name, train, validation and replace(validation, pixels=pixels), test)
 
     def _chosen(self, labels: Array, test_labels: Array, *, mixed: bool | None = None) -> tuple[Any, Any, Any]:
-        """Return the training, validation (None if there are none) and test images, as indices or slices.
-
-        mixed: replaces the attribute of the source.
-        """
+        """Return training, validation (or None) and test images, as indices or slices."""
         first = self.mixed if mixed is None else mixed
         limited = slice(self.limit) if first else in_turns(test_labels, self.limit)
         if not self.validation:
@@ -157,8 +148,5 @@ class Source(ABC):
         return kept[slice(self.limit) if first else in_turns(labels[kept], self.limit)], held_out, limited
 
     def changed(self) -> str:
-        """Return why `load` returns other images than version 0.1.0 did, or "". It may read files.
-
-        Checkpoints of 0.1.0 do not identify their data.
-        """
+        """Return how images differ from version 0.1.0, whose checkpoints do not identify their data, or ""."""
         return ""

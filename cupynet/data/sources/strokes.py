@@ -1,8 +1,7 @@
-"""How digits are drawn by hand: strokes through control points, and the weights that turn those into dots of ink.
+"""Glyphs of handwritten digits: strokes through control points, and the weights that turn those into dots of ink.
 
-A glyph is one way to write a digit: a few strokes, each a Catmull-Rom curve through its control points. A curve is
-linear in its control points, so a glyph is sampled by one matrix: dots (M, 2) = weights (M, K) @ controls (K, 2). The
-M dots lie at equal distances along its strokes; M is the same for every glyph.
+A stroke is a Catmull-Rom curve, which is linear in its control points, so that dots (M, 2) = weights (M, K) @ controls
+(K, 2). The M dots of a glyph are at equal distances along its strokes.
 
 Coordinates: x to the right, y down, the box of a digit is 0 .. 1 in both and `ASPECT` times as wide as high.
 """
@@ -113,20 +112,19 @@ GLYPHS: dict[int, list[list[Stroke]]] = {
 
 @dataclass(frozen=True)
 class Alphabet:
-    """All G glyphs, ordered by digit, as arrays: at most K control points and exactly M dots each."""
+    """All G glyphs, ordered by digit: at most K control points and exactly M dots each."""
 
     controls: (
-        Array  # (G, K, 2) float32, relative to the centre of the box, in units of its height; unused ones are zero
+        Array  # (G, K, 2) float32, relative to the center of the box, in units of its height; unused ones are zero
     )
     weights: Array  # (G, M, K) float32
-    ink: Array  # (G,) float32: the distance between neighbouring dots, in units of the height
+    ink: Array  # (G,) float32: the distance between neighboring dots, in units of the height
     first: Array  # (10,) the first glyph of each digit
     count: Array  # (10,) the number of glyphs of each digit
 
 
 @cache
 def alphabet(dots: int) -> Alphabet:
-    """Return the glyphs, each sampled by `dots` dots."""
     glyphs = [glyph for digit in range(10) for glyph in GLYPHS[digit]]
     widest = max(sum(map(len, glyph)) for glyph in glyphs)
     controls = np.zeros((len(glyphs), widest, 2), np.float32)
@@ -141,10 +139,7 @@ def alphabet(dots: int) -> Alphabet:
 
 
 def _sampled(points: Array, lengths: Sequence[int], dots: int) -> tuple[Array, float]:
-    """Return weights (dots, K) of dots at equal distances along strokes, and that distance.
-
-    lengths: the number of control points of each stroke.
-    """
+    """Return weights (dots, K) of dots at equal distances along strokes of given lengths, and that distance."""
     fine = np.zeros((0, len(points)))
     pen_down: list[bool] = []  # True if a fine step is drawn; the step from one stroke to the next is not
     start = 0

@@ -1,10 +1,9 @@
-"""Synthetic digits: drawn images, for machines without a network.
+"""Synthetic digits, for machines without a network.
 
 Each image is a glyph of `strokes` with noise on its control points, bent, transformed by a random affine map and drawn
-as a smooth distance field: with dots p_m along the strokes and S(x, y) = sum of exp(-|(x, y) - p_m|^2 / 2 s^2),
--log S is a soft minimum of the squared distances to the dots. S is separable, so an image is one product of two small
-matrices. Images are drawn in whole blocks of a fixed size, each with its own random stream: image i does not depend on
-the number of images.
+as a smooth distance field: with dots p_m along the strokes and S(x, y) = sum of exp(-|(x, y) - p_m|^2 / 2 s^2), -log S
+is a soft minimum of the squared distances to the dots. S is separable, so an image is a product of two small matrices.
+Each block of images has its own random stream: image i does not depend on the number of images.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class Synthetic(Source):
 
     image_shape = (SIDE, SIDE, 1)
     classes = 10
-    on_black = centred = True
+    on_black = centered = True
     name = "synthetic"
 
     train: int = 10_000
@@ -56,7 +55,6 @@ class Synthetic(Source):
         self.samples = self.train, self.test
 
     def load(self) -> Data:
-        """Draw the digits; each takes about 0.03 ms."""
         train = self._drawn("train", TRAIN_STREAM, self.train)
         test = self._drawn("test", TEST_STREAM, self.test)
         return self._divided(self.name, train, test)
@@ -73,7 +71,7 @@ class Synthetic(Source):
 
 
 def draw(rng: np.random.Generator) -> tuple[Array, Array]:
-    """Draw a block of images (BLOCK, SIDE, SIDE) uint8; return them and their digits (BLOCK,) int64."""
+    """Draw a block of images (BLOCK, SIDE, SIDE) uint8, and return them with their digits (BLOCK,) int64."""
     digits = rng.permuted(np.tile(np.arange(10), (BLOCK // 10, 1)), axis=1).ravel()  # each ten holds every digit once
     dots, ink = _dots(digits, rng)  # (BLOCK, M, 2) in pixels, (BLOCK,)
     soft = _uniform(rng, *SOFT)  # (BLOCK,)
@@ -120,5 +118,4 @@ def _affine(rng: np.random.Generator) -> Array:
 
 
 def _uniform(rng: np.random.Generator, low: float, high: float, *axes: int) -> Array:
-    """Draw (BLOCK, *axes) float32 between `low` and `high`."""
     return rng.random((BLOCK, *axes), dtype=np.float32) * np.float32(high - low) + np.float32(low)

@@ -1,8 +1,3 @@
-"""Data sets in user files.
-
-Errors name the file or folder, what was expected and found, and the remedy. Files are never removed or downloaded.
-"""
-
 from __future__ import annotations
 
 import re
@@ -22,7 +17,9 @@ from cupynet.data.sources.source import Data, Source
 
 
 class UserFiles(Source):
-    """Base class of data sets in user files. The constructor inspects the files, but reads no images.
+    """Base class of data sets in user files, which are never removed or downloaded.
+
+    The constructor inspects the files, but reads no images.
 
     Attributes:
         place: the file or the folder, for messages.
@@ -32,10 +29,10 @@ class UserFiles(Source):
 
     @abstractmethod
     def _read(self, part: str) -> tuple[Array, Array]:
-        """Return images (S, H, W, C) or (S, H, W) and labels (S,) of `train`, `test` or `validation`. DataError."""
+        """Return images (S, H, W, C) or (S, H, W) and labels (S,) of `train`, `test` or `validation`."""
 
     def _describe(self, image_shape: tuple[int, int, int], classes: int, samples: Mapping[str, int]) -> None:
-        """Set what is known before `load`. DataError if a part has no images. samples: of the parts that are there."""
+        """Set what is known before `load`. `samples` are the numbers of images of the existing parts."""
         if 0 in (*image_shape, *samples.values()):
             found = ", ".join(f"{count} {part} images" for part, count in samples.items())
             raise DataError(f"{self.place}: expected images, found {found} of {image_shape}")
@@ -45,7 +42,6 @@ class UserFiles(Source):
             self.samples += (samples["validation"],)
 
     def load(self) -> Data:
-        """Return the data. ConfigError; DataError for missing or damaged files."""
         found = {
             part: read_dataset(self.place, f"{self.name}-{part}", *self._read(part), self.classes)
             for part, count in self.expected().items()
@@ -60,10 +56,7 @@ class UserFiles(Source):
 class UserArrays(UserFiles):
     """Base class of data sets in arrays: `train_images`, `train_labels`, `test_images`, `test_labels`.
 
-    Either pair may be missing: without test images some are to be held out for validation, and without training images
-    the others can only be evaluated. The constructor reads shapes and the labels of one pair.
-
-    classes: None: the largest training label + 1.
+    Either pair may be missing. The constructor reads shapes and the labels of one pair.
     """
 
     mixed = False
@@ -72,18 +65,18 @@ class UserArrays(UserFiles):
 
     @abstractmethod
     def _has(self, name: str) -> bool:
-        """Return True if an array is there, or was named by the user."""
+        """Return True if an array exists, or was named by the user."""
 
     @abstractmethod
     def _shape(self, name: str) -> tuple[int, ...]:
-        """Read the shape of an array. DataError."""
+        """Read the shape of an array."""
 
     @abstractmethod
     def _array(self, name: str) -> Array:
-        """Read an array. DataError."""
+        """Read an array."""
 
     def _look(self) -> None:
-        """Inspect the files, and set the number of classes if it is not given."""
+        """Inspect the files, and infer the number of classes if it is not given."""
         parts = [part for part in ("train", "test") if self._has(f"{part}_images") or self._has(f"{part}_labels")]
         parts = parts or ["train"]
         shapes = {part: self._shape(f"{part}_images") for part in parts}
@@ -104,7 +97,7 @@ class UserArrays(UserFiles):
         """Raise DataError if a header claims more images than its file has, before memory is estimated."""
 
     def _labels(self, name: str) -> Array:
-        """Read labels, (S,) or (S, 1), as (S,). DataError."""
+        """Read labels, (S,) or (S, 1), as (S,)."""
         labels = self._array(name)
         if labels.ndim == 2 and labels.shape[1] == 1:
             labels = labels[:, 0]
@@ -125,7 +118,6 @@ class UserArrays(UserFiles):
 
 
 def required_path(name: str, value: FilePath | None, what: str) -> Path:
-    """Return the argument `name`, the path of `what`. ConfigError if it is not given."""
     path = checked_path(name, value)
     if path is None:
         raise ConfigError(f"name {what}", name, "null")
@@ -133,7 +125,6 @@ def required_path(name: str, value: FilePath | None, what: str) -> Path:
 
 
 def checked_sha256(name: str, value: str | None) -> str:
-    """Return the argument `name`, a SHA-256 in hexadecimal, in lower case; "" for None. ConfigError."""
     if value is not None and not (isinstance(value, str) and re.fullmatch("[0-9a-fA-F]{64}", value)):
         raise ConfigError("must be a SHA-256, 64 hexadecimal digits, or null", name, wording.shown(value))
     return (value or "").lower()

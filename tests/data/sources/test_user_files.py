@@ -30,7 +30,7 @@ WAYS: dict[str, Callable[[Path, Parts], Any]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("parts", [SMALL, COLOURS], ids=["grey", "colours"])
+@pytest.mark.parametrize("parts", [SMALL, COLOURS], ids=["gray", "colours"])
 def test_every_format_loads_the_same_images_and_labels(way: str, parts: Parts, tmp_path: Path) -> None:
     source = WAYS[way](tmp_path, parts)
     images = [each if each.ndim == 4 else each[..., None] for each in (parts.train_images, parts.test_images)]
