@@ -1,1 +1,1 @@
-"""The commands: one module each, with a function `main`."""
+"""One module per command, each with a function `main`."""

@@ -17,16 +17,14 @@ class Arguments(argparse.ArgumentParser):
         super().__init__(prog=prog, description=description, epilog=epilog, formatter_class=raw, allow_abbrev=False)
 
     def add_run(self) -> None:
-        """Add the argument `run`: a Path."""
         self.add_argument("run", type=Path, help="the folder of a finished run, or one of its checkpoints")
 
     def add_trusted_modules(self) -> None:
-        """Add the option `--trusted-modules`: a list of names."""
         named = "comma-separated modules whose classes the run may use"
         self.add_argument("--trusted-modules", type=_names, default=[], metavar="NAMES", help=named)
 
     def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message}: {self.prog} --help shows the arguments")
+        raise ConfigError(f"{message} (see {self.prog} --help)")
 
 
 def _names(text: str) -> list[str]:

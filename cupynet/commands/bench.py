@@ -1,8 +1,8 @@
 """Benchmark training on this machine: `cupynet bench [peers=torch] [gpu=true] [key=value ...]`.
 
 Measures each operation relative to a large matrix product, the training step on resident data, and the whole loop.
-`peers=torch` adds the step of PyTorch on the same network. `gpu=true` measures one GPU instead (bench/gpu.py). On a
-shared machine only ratios within one run are meaningful.
+`peers=torch` adds PyTorch's step on the same network. `gpu=true` measures one GPU instead (bench/gpu.py). On a shared
+machine only ratios within one run are meaningful.
 """
 
 from __future__ import annotations
@@ -24,19 +24,16 @@ if TYPE_CHECKING:
 
 
 class Bench(NamedTuple):
-    """A validated benchmark."""
-
     settings: BenchSettings
     experiment: Experiment
 
 
 def main() -> None:
-    """Run the command."""
     config.run(bench, prepare, "bench", BenchSettings)
 
 
 def prepare(settings: BenchSettings) -> Bench:
-    """Refuse what cannot work before anything is measured. ConfigError."""
+    """Validate the settings before anything is measured. ConfigError."""
     from cupynet.bench.measure import torch_network
     from cupynet.config.experiment import Experiment, refuse_fast_dev_run
 
@@ -56,7 +53,7 @@ def prepare(settings: BenchSettings) -> Bench:
 
 
 def bench(prepared: Bench, folder: Path) -> None:
-    """Run the benchmark: print a table, and write bench.json into `folder`, or a record of the GPU."""
+    """Run the benchmark: print a table, and write bench.json, or a record of the GPU, into `folder`."""
     from cupynet.backend.environment import commit, environment
     from cupynet.bench import gpu, measure
     from cupynet.config.announcement import announce
@@ -88,7 +85,7 @@ def bench(prepared: Bench, folder: Path) -> None:
 
 
 def images_per_s(prepared: Bench) -> dict[str, float]:
-    """Return the median images per second of the loop, the bare step and PyTorch, measured in turn."""
+    """Return the median images per second of the loop, the bare step and PyTorch, from interleaved measurements."""
     from cupynet.bench import measure
 
     settings, experiment = prepared
@@ -118,7 +115,7 @@ def torch_setups(settings: BenchSettings) -> dict[str, tuple[str, ...]]:
 
 
 def ratios(rates: dict[str, float]) -> dict[str, float]:
-    """Return the speed of the loop relative to everything else with as many workers, and to one worker."""
+    """Return the speed of the loop relative to every other rate with the same number of workers, and to one worker."""
     found = {}
     for name, rate in rates.items():
         loop = f"loop, {name.rpartition(', ')[2]}"
@@ -130,7 +127,6 @@ def ratios(rates: dict[str, float]) -> dict[str, float]:
 
 
 def table(result: dict[str, Any]) -> list[str]:
-    """Return the result as lines."""
     lines = [f"{'product of 2048 x 2048 on one core':<48}{result['ceiling_gflop_per_s']:>10,.0f} GFLOP/s", ""]
     batch = f"batch of {result['batch_size']} on one core"
     lines.append(f"{batch:<48}{'ms':>10}{'GFLOP/s':>10}{'ceiling':>10}")

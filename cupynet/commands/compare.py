@@ -1,7 +1,4 @@
-"""Compare runs: `cupynet compare outputs/sweeps/2026-11-22/09-30-00-000000`.
-
-Prints a table of the settings that differ and the results, recommends one run, and writes compare.html.
-"""
+"""Compare runs: `cupynet compare outputs/sweeps/2026-11-22/09-30-00-000000`."""
 
 from __future__ import annotations
 
@@ -32,19 +29,18 @@ examples:
   cupynet compare outputs/latest --to 0.99
 
 Runs that differ only in their seed, or in settings without effect, share one
-row: their mean, lowest and highest. * marks the Pareto front: no other run is
+row with their mean, minimum and maximum. * marks the Pareto front: no other run is
 both more accurate and faster to train. Speed-up is images/s relative to one
 worker with the same settings, efficiency is the speed-up per worker.
 """
 
 
 def main() -> None:
-    """Run the command."""
     run_and_exit(lambda: _compare(_parser().parse_args()))
 
 
 def _parser() -> Arguments:
-    parser = Arguments("cupynet compare", "Compare runs: their settings, their results, and which to use.", EXAMPLES)
+    parser = Arguments("cupynet compare", "Compare settings and results of runs, and recommend one.", EXAMPLES)
     parser.add_argument("folders", nargs="+", help="folders of runs or sweeps, folders above them, or patterns")
     parser.add_argument("--sort", metavar="COLUMN", help="sort the rows; -COLUMN puts the largest first: --sort=-loss")
     parser.add_argument("--to", type=float, metavar="ACCURACY", help="the target of time_to, such as 0.99")
@@ -71,13 +67,12 @@ def _compare(arguments: argparse.Namespace) -> None:
         page = compare_page(comparison, groups, path.parent)
         (write_output if arguments.html else write_whole)(
             path, page
-        )  # a link in the folder of a sweep may lead elsewhere
+        )  # a link in the folder of a sweep may point elsewhere
         if not arguments.json:
             print(f"\n{printable(str(path))}")
 
 
 def _record(comparison: Comparison, groups: Sequence[Group], found: Answer) -> dict[str, Any]:
-    """Return the comparison for JSON."""
     rows = [
         {
             "settings": group.settings,
@@ -100,7 +95,6 @@ def _record(comparison: Comparison, groups: Sequence[Group], found: Answer) -> d
 
 
 def _print(comparison: Comparison, finished: int, table: Sequence[Column], found: Answer) -> None:
-    """Print the table, the runs without a result, and the answer on the terminal."""
     screen = Screen()
     shown = [
         replace(column, cells=column.cells[:finished]) for column in table if column.key not in ("state", "folder")

@@ -1,10 +1,8 @@
-"""Check what this machine has and lacks for training: `cupynet doctor [key=value ...]`.
+"""Check this machine for training: `cupynet doctor [key=value ...]`.
 
-Prints a line for each thing that training needs: `ok`, `note` (training works without it) or `problem` (training
-fails), with the remedy. key=value: settings of `cupynet train`; that run is then checked. The exit code is 0 if
-training would work here, otherwise the one with which it would end.
-
-Nothing is downloaded, and no file is left behind.
+Prints a line per requirement: `ok`, `note` (training works without it) or `problem` (training fails), with the remedy.
+key=value are settings of `cupynet train` for the run to check. The exit code is 0 if training would work, otherwise the
+exit code of training. Nothing is downloaded, and no file is left behind.
 """
 
 from __future__ import annotations
@@ -31,14 +29,7 @@ MPI_TIMEOUT_S = 60.0
 
 
 class Finding(NamedTuple):
-    """One line of the report.
-
-    Attributes:
-        part: of the machine.
-        state: `ok`, `note` or `problem`.
-        text: the finding, and what to do about it.
-        code: exit code of training; 0 unless it is a problem.
-    """
+    """One line of the report. state: `ok`, `note` or `problem`; code: exit code of training, 0 without a problem."""
 
     part: str
     state: str
@@ -47,7 +38,6 @@ class Finding(NamedTuple):
 
 
 def main() -> None:
-    """Run the command."""
     parser = Arguments("cupynet doctor", "Check what this machine has and lacks for training.", "")
     of_run = "settings of cupynet train for the run to check, such as backend=cupy"
     parser.add_argument("settings", nargs="*", metavar="key=value", help=of_run)
@@ -57,7 +47,7 @@ def main() -> None:
 def diagnose(settings: Sequence[str]) -> int:
     """Run the checks and print their findings. Return the exit code of training with these settings."""
     if started() is not None:
-        raise ConfigError("doctor checks one machine, in one process: start it without mpiexec")
+        raise ConfigError("doctor checks one machine, in one process. Start it without mpiexec")
     code = 0
     for name in CHECKS:
         for found in examine(name, settings):
@@ -68,7 +58,7 @@ def diagnose(settings: Sequence[str]) -> int:
 
 
 def examine(name: str, settings: Sequence[str]) -> list[Finding]:
-    """Return the findings of a check. An error becomes a finding: a problem if it would end training, else a note."""
+    """Return the findings of a check. An error becomes a problem if it would end training, else a note."""
     found: list[Finding] = []
     try:
         with redirect_stdout(sys.stderr):  # libraries may print
@@ -81,7 +71,6 @@ def examine(name: str, settings: Sequence[str]) -> list[Finding]:
 
 
 def check_packages(settings: Sequence[str]) -> Iterator[Finding]:
-    """Report the versions of Python and of the packages on which results depend."""
     from cupynet.backend import environment
 
     found = environment()
@@ -91,7 +80,6 @@ def check_packages(settings: Sequence[str]) -> Iterator[Finding]:
 
 
 def check_cpu(settings: Sequence[str]) -> Iterator[Finding]:
-    """Report the cores and the memory that this process may use, and the library that multiplies matrices."""
     from cupynet.backend import available_cores, blas, cpu_model, memory
 
     yield Finding("cpu", "ok", f"{available_cores()} of {os.cpu_count()} cores of {cpu_model()}")
@@ -102,7 +90,6 @@ def check_cpu(settings: Sequence[str]) -> Iterator[Finding]:
 
 
 def check_gpu(settings: Sequence[str]) -> Iterator[Finding]:
-    """Check CuPy, each GPU, and NCCL."""
     from cupynet.backend.cuda import gpus
 
     fault = gpus.probe()
@@ -111,7 +98,7 @@ def check_gpu(settings: Sequence[str]) -> Iterator[Finding]:
         yield Finding("gpu", "note", fault + (remedy if shutil.which("nvidia-smi") else ", and no nvidia-smi"))
         return
     found = gpus.inventory()
-    nccl = found["nccl"] or "is missing: several GPUs are averaged on the first of them, or on the host"
+    nccl = found["nccl"] or "is missing: replicas are averaged on the first GPU, or on the host"
     yield Finding("cupy", "ok", f"{found['cupy']}, CUDA {found['runtime']}, driver for CUDA {found['driver']}")
     yield Finding("nccl", "ok" if found["nccl"] else "note", nccl)
     for number, device in enumerate(found["devices"]):
@@ -120,7 +107,7 @@ def check_gpu(settings: Sequence[str]) -> Iterator[Finding]:
 
 
 def check_mpi(settings: Sequence[str]) -> Iterator[Finding]:
-    """Check that mpiexec starts two processes that see each other."""
+    """Check that mpiexec starts two processes that can communicate."""
     remedy = "pip install 'cupynet[mpi]'"
     if find_spec("mpi4py") is None:
         yield Finding("mpi", "note", f"mpi4py is not installed, workers are threads: {remedy}")
@@ -137,20 +124,19 @@ def check_mpi(settings: Sequence[str]) -> Iterator[Finding]:
 
 
 def check_disk(settings: Sequence[str]) -> Iterator[Finding]:
-    """Check that run folders can be written."""
     place = Path("outputs" if os.path.isdir("outputs") else ".").resolve()
     try:
         with tempfile.NamedTemporaryFile(prefix=".cupynet-doctor-", dir=place):
             free = shutil.disk_usage(place).free
     except OSError as error:
-        text = f"{place}: cannot be written ({error.strerror}): start in another folder, or name one in hydra.run.dir"
+        text = f"{place}: cannot be written ({error.strerror}). Start in another folder, or set hydra.run.dir"
         yield Finding("disk", "problem", text, OutputError.exit_code)
     else:
         yield Finding("disk", "ok", f"{place}: {amount(free)} free")
 
 
 def check_training(settings: Sequence[str]) -> Iterator[Finding]:
-    """Check the data of the run, and launch each of its kernels once, on all its workers and with its batches."""
+    """Check the data of the run, and train one batch on all its workers."""
     from cupynet import config
     from cupynet.commands.train import prepare
     from cupynet.data.sources.downloaded import Downloaded, offline
@@ -161,7 +147,7 @@ def check_training(settings: Sequence[str]) -> Iterator[Finding]:
         yield Finding("data", "note", f"{source.name} would be downloaded to {source.place}")
     else:
         data = run.load()
-        text = f"{source.name} is not there, {data.name} is used" if data.fallback else data.name
+        text = f"{source.name} is missing, {data.name} is used" if data.fallback else data.name
         yield Finding("data", "note" if data.fallback else "ok", text)
     with run.wrapper(callbacks=()) as wrapper:
         seconds = wrapper.warm_up(run.settings.batch_size)

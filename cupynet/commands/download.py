@@ -18,7 +18,6 @@ EXAMPLES = """examples:
 
 
 def main() -> None:
-    """Run the command."""
     parser = Arguments("cupynet download", "Download a data set and check its files.", EXAMPLES)
     parser.add_argument("name", choices=NAMES, help="the data set")
     parser.add_argument(
@@ -28,7 +27,7 @@ def main() -> None:
 
 
 def download(arguments: argparse.Namespace) -> None:
-    """Download what is missing, check all files, and print how to use them. DataError."""
+    """Download missing files, check all files, and print how to use them. DataError."""
     from cupynet import data
     from cupynet.data.download import Unavailable
 

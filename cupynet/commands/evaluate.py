@@ -1,8 +1,8 @@
 """Evaluate a finished run again: `cupynet evaluate RUN [key=value ...]`.
 
 With the settings, workers and backend of the run, the figures equal those in its summary.json exactly. RUN may also be
-a checkpoint. Data without a test set are evaluated on their validation images, and other data than the run's that have
-only one set on all of it.
+a checkpoint. Data without a test set are evaluated on their validation images. Data other than the run's that have only
+one set are evaluated on all of it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ EXAMPLES = """overrides are settings of the run, changed:
 
 
 def main() -> None:
-    """Run the command."""
     parser = Arguments("cupynet evaluate", "Evaluate the weights of a finished run on its test set.", EXAMPLES)
     parser.add_run()
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings to change")
@@ -44,7 +43,7 @@ def main() -> None:
 
 
 class Evaluated(NamedTuple):
-    """An evaluation of a run, with the name of the data, which part of them it is of, and the names of the classes."""
+    """An evaluation of a run, with the name and the split of the data, and the class names."""
 
     evaluation: Evaluation
     dataset: str
@@ -54,7 +53,6 @@ class Evaluated(NamedTuple):
 
 
 def evaluate(arguments: argparse.Namespace) -> None:
-    """Print the evaluation of a run, or of one of its checkpoints."""
     path, overrides = arguments.run, arguments.overrides
     evaluation, dataset, split, names, trained = evaluated(path, overrides)
     if arguments.json:
@@ -140,7 +138,7 @@ def _chooses_data(overrides: Sequence[str]) -> bool:
 
 
 def without_training(settings: Settings) -> Settings:
-    """Replace the parts that only training needs: they may be user classes."""
+    """Remove the parts that only training needs, because they may be user classes."""
     idle = {"_target_": "cupynet.optim.SGD", "learning_rate": 1.0}
     averaging = replace(
         settings.parallel, launcher="thread", synchronizer={"_target_": "cupynet.parallel.ParameterAveraging"}

@@ -1,6 +1,6 @@
 """Export a finished run for other programs: `cupynet export RUN --onnx model.onnx`.
 
-Writes an ONNX graph (compared with the model first), the weights as safetensors, or the weights and source of a PyTorch
+Writes an ONNX graph (verified against the model), the weights as safetensors, or the weights and source of a PyTorch
 module.
 """
 
@@ -28,7 +28,6 @@ EXAMPLES = """examples:
 
 
 def main() -> None:
-    """Run the command."""
     parser = Arguments("cupynet export", "Export a finished run for other programs.", EXAMPLES)
     parser.add_run()
     parser.add_argument("--onnx", type=Path, metavar="FILE", help="an ONNX graph: images (N, H, W, C) to logits")
@@ -52,7 +51,7 @@ def export(arguments: argparse.Namespace) -> None:
     from cupynet.interop import export_torch, torch_source
 
     if not any((arguments.onnx, arguments.safetensors, arguments.torch, arguments.torch_module)):
-        raise ConfigError("nothing to write: name --onnx, --safetensors, --torch or --torch-module, and a file")
+        raise ConfigError("nothing to write. Use --onnx, --safetensors, --torch or --torch-module with a file")
     trained = Trained(arguments.run, arguments.trusted_modules)
     model = trained.model(dtype="float")  # the dtype of stored weights, in which other programs compute
     if arguments.onnx:
@@ -85,9 +84,8 @@ def _export_onnx(trained: Trained, model: Model, path: Path, input: str) -> None
 
 
 def _about(trained: Trained, model: Model, input: str) -> dict[str, str]:
-    """Return the metadata of the graph."""
     summary, normalize = trained.summary, model.pixels.normalization()
-    scaled = "divided by 255" if normalize is None else f"divided by 255, then normalised with {json.dumps(normalize)}"
+    scaled = "divided by 255" if normalize is None else f"divided by 255, then normalized with {json.dumps(normalize)}"
     about = {
         "cupynet": __version__,
         "labels": json.dumps(list(model.class_names) or [str(number) for number in range(model.output.features)]),

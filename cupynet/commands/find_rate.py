@@ -1,7 +1,4 @@
-"""Run a learning-rate range test: `cupynet find_rate [key=value ...]`.
-
-Prints the loss over the learning rate and the setting to use.
-"""
+"""Run a learning-rate range test: `cupynet find_rate [key=value ...]`."""
 
 from __future__ import annotations
 
@@ -27,7 +24,6 @@ TALL = 1.25  # a bar is full from this many times the first loss on
 
 
 def main() -> None:
-    """Run the command."""
     signals.command(_command)
 
 
@@ -38,7 +34,6 @@ def _command() -> None:
 
 
 def prepare(settings: RateSettings) -> tuple[Experiment, RateTest]:
-    """Return the experiment, and its test. ConfigError."""
     from cupynet.config.experiment import Experiment, refuse_fast_dev_run
     from cupynet.training import RateTest
 
@@ -48,10 +43,7 @@ def prepare(settings: RateSettings) -> tuple[Experiment, RateTest]:
 
 
 def find(prepared: tuple[Experiment, RateTest], folder: Path) -> float | None:
-    """Run the test on every rank of mpiexec, write find_rate.csv into `folder`, and print the result.
-
-    Returns the suggested rate.
-    """
+    """Run the test on all ranks, write find_rate.csv into `folder`, and print the result. Return the suggested rate."""
     from cupynet.config import memory_pools
     from cupynet.config.announcement import announce
     from cupynet.core.files import write_whole
@@ -76,16 +68,16 @@ def find(prepared: tuple[Experiment, RateTest], folder: Path) -> float | None:
         log.info("%s, after %d of %d iterations", test.ended, len(test.losses), test.planned)
     print("", *bars(test), "", sep="\n")
     if test.suggestion is None:
-        print("suggested     nothing, because the loss never fell: change lowest=..., highest=... or iterations=...")
+        print("suggested     nothing, because the loss never fell. Change lowest=..., highest=... or iterations=...")
     else:
-        print(f"suggested     {test.suggestion:.2g}: a tenth of the rate where the loss is least")
+        print(f"suggested     {test.suggestion:.2g}: a tenth of the rate at the lowest loss")
         print(f"write         {setting(experiment.settings.optimizer, test.suggestion)}")
     print(f"written       {near(path)}")
     return test.suggestion
 
 
 def setting(optimizer: Mapping[str, Any], rate: float) -> str:
-    """Return the setting for this learning rate; for a schedule, the one for its highest rate."""
+    """Return the setting for this learning rate; for a schedule, the setting of its highest rate."""
     from cupynet import optim
 
     key, node = "optimizer.learning_rate", optimizer.get("learning_rate")
@@ -99,7 +91,7 @@ def setting(optimizer: Mapping[str, Any], rate: float) -> str:
 
 
 def bars(test: RateTest) -> list[str]:
-    """Return the smoothed loss at about 20 of the learning rates, with a bar as long as the loss is high."""
+    """Return about 20 lines with a learning rate, its smoothed loss, and a bar of proportional length."""
     rows = list(zip(test.rates, test.smoothed, strict=True))
     full = TALL * test.losses[0] or 1.0
     lines = [f"{'rate':>8}{'loss':>10}"]

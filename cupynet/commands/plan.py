@@ -1,6 +1,6 @@
 """Plan: `cupynet plan workers=[2,8,64,1024] link=10gbe [key=value ...]`.
 
-Forecasts the speed of training with more workers than this machine has cores: measures the training loop here, with and
+Predicts the speed of training with more workers than this machine has cores: measures the training loop here, with and
 without averaging, and applies cupynet/bench/cost_model.py. `check=true` trains with each number of workers here, and
 prints the ratio of predicted to measured speed.
 """
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 Rate: TypeAlias = Callable[[int, "int | str"], float]  # workers, frequency -> images per second
-MOST_WORKERS = 16  # started to measure how they slow each other down, and by check=true
+MOST_WORKERS = 16  # limit of workers started here, also by check=true
 
 
 class Plan(NamedTuple):
-    """A validated plan, the run it measures, and how many workers of it this machine runs at once."""
+    """A validated plan, the run it measures, and how many of its workers this machine runs at once."""
 
     settings: PlanSettings
     experiment: Experiment
@@ -38,12 +38,11 @@ class Plan(NamedTuple):
 
 
 def main() -> None:
-    """Run the command."""
     config.run(plan, prepare, "plan", PlanSettings)
 
 
 def prepare(settings: PlanSettings) -> Plan:
-    """Refuse what cannot work before anything is measured. ConfigError."""
+    """Validate the settings before anything is measured. ConfigError."""
     from cupynet.backend import available_cores
     from cupynet.config.experiment import Experiment, refuse_fast_dev_run
     from cupynet.parallel import ParameterAveraging
@@ -56,14 +55,14 @@ def prepare(settings: PlanSettings) -> Plan:
         raise ConfigError("plan measures threads of one process. Remove this setting", "parallel.launcher", "mpi")
     experiment = Experiment(settings.run(None))
     if settings.parallel.pipeline is not None or not isinstance(experiment.synchronizer, ParameterAveraging):
-        reason = "only averaging is forecast. Remove parallel=...; to see the speed of another method, train with it"
+        reason = "plan supports only averaging. Remove parallel=..., or train to measure another method"
         raise ConfigError(reason, "parallel")
     cores = len(experiment.placement.devices) or available_cores()
     return Plan(settings, Experiment(settings.run(max(2, min(cores, MOST_WORKERS)))), cores)
 
 
 def plan(prepared: Plan, folder: Path) -> None:
-    """Measure and forecast. Print a table, and write plan.json into `folder`."""
+    """Measure and predict. Print a table, and write plan.json into `folder`."""
     from cupynet.backend.environment import commit, environment
     from cupynet.bench import measure
     from cupynet.config.announcement import announce
@@ -101,7 +100,7 @@ def loop_rate(experiment: Experiment, images: int) -> Rate:
 
 
 def measured(prepared: Plan, rate: Rate) -> Costs:
-    """Return the costs on this machine, from the medians of rates that are measured in turn."""
+    """Return the costs on this machine, from the medians of interleaved measurements."""
     from cupynet.bench import measure
 
     batch, workers = prepared.settings.batch_size, prepared.experiment.placement.workers
@@ -110,11 +109,13 @@ def measured(prepared: Plan, rate: Rate) -> Costs:
     rates = measure.medians({case: partial(rate, *case) for case in cases}, prepared.settings.repeats)
     alone_s, busy_s, averaged_s = (of * batch / rates[of, frequency] for of, frequency in cases)
     if averaged_s <= busy_s:
-        log.warning("no time of an average could be measured: repeat on an idle machine, or with more repeats")
+        log.warning(
+            "the time of an averaging step could not be measured. Repeat on an idle machine, or with more repeats"
+        )
     return Costs(
         batch_size=batch,
         alone_s=alone_s,
-        busy_s=busy_s * cores / workers,  # workers beyond the cores take turns
+        busy_s=busy_s * cores / workers,  # workers share the cores
         average_s=max(averaged_s - busy_s, 0.0) * cores / workers,
         size=averaged_bytes(prepared.experiment),
         cores=cores,
@@ -122,7 +123,7 @@ def measured(prepared: Plan, rate: Rate) -> Costs:
 
 
 def averaged_bytes(experiment: Experiment) -> int:
-    """Return the bytes that are averaged: the weights and, if it is averaged too, the optimizer's state."""
+    """Return the bytes per averaging step: the weights and, if averaged too, the optimizer state."""
     model, optimizer = experiment.model(), copy.deepcopy(experiment.optimizer)
     optimizer.init(model.params, model.backend)
     states = optimizer.state.values() if experiment.settings.parallel.average_updaters else ()
@@ -130,10 +131,9 @@ def averaged_bytes(experiment: Experiment) -> int:
 
 
 def table(costs: Costs, rows: list[dict[str, Any]]) -> list[str]:
-    """Return the measurements, and a line for each forecast."""
     lines = [
-        f"an iteration of one worker alone {1e3 * costs.alone_s:.1f} ms, of {costs.cores} at once "
-        f"{1e3 * costs.busy_s:.1f} ms; an average of {costs.size / 1e6:.1f} MB {1e3 * costs.average_s:.1f} ms",
+        f"an iteration of one worker {1e3 * costs.alone_s:.1f} ms, of {costs.cores} at once "
+        f"{1e3 * costs.busy_s:.1f} ms; averaging {costs.size / 1e6:.1f} MB {1e3 * costs.average_s:.1f} ms",
         "",
         f"{'workers':>8}{'machines':>10}{'averaged every':>16}{'images/s':>14}{'efficiency':>12}{'averaging':>12}"
         + f"{'measured':>12}{'ratio':>8}" * ("ratio" in rows[0]),

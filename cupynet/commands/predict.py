@@ -1,8 +1,7 @@
 """Classify pictures with a finished run: `cupynet predict RUN digit.png [more.png | folder]`.
 
-Pictures may have any size. For a run on digits, those of another size than the network's are centered like MNIST's
-(data/centering.py), and dark digits on light paper are inverted.
-For other runs they are resized, as by `data=folder`.
+Pictures may have any size. For a run on digits, pictures of another size than the network's are centered like MNIST's
+(data/centering.py), and dark digits on light paper are inverted. For other runs they are resized, as by `data=folder`.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ EXAMPLES = """examples:
 
 
 def main() -> None:
-    """Run the command."""
     parser = Arguments("cupynet predict", "Classify pictures with a finished run.", EXAMPLES)
     parser.add_run()
     parser.add_argument("pictures", type=Path, nargs="+", metavar="picture",
@@ -74,7 +72,7 @@ def predict(arguments: argparse.Namespace) -> int:
 
 
 def _files(path: Path) -> list[Path]:
-    """Return the pictures in a folder, by name; or the path of a picture. DataError for a folder without pictures."""
+    """Return the sorted pictures in a folder, or the path of a picture. DataError for a folder without pictures."""
     from cupynet.data.pictures import ENDINGS
 
     if not os.path.isdir(path):  # False for invalid names
@@ -90,7 +88,7 @@ class Preprocessing:
 
     Args:
         shape: (H, W, C) of the network's input.
-        source: the run's data source: whether its images are centered like MNIST's, and light on black.
+        source: the run's data source, which tells if its images are centered like MNIST's, and light on black.
         invert: `yes`, `no`, or `auto`: invert if the picture is dark on light and the training images are not.
 
     Raises:
@@ -99,7 +97,7 @@ class Preprocessing:
 
     def __init__(self, shape: tuple[int, ...], source: Any, invert: str) -> None:
         if len(shape) != 3 or shape[2] not in (1, 3):
-            raise ConfigError(f"the network takes {shape}: a picture must have a height, a width, and 1 or 3 channels")
+            raise ConfigError(f"the network takes {shape}, but pictures need a height, a width, and 1 or 3 channels")
         self.centered, self.on_black = getattr(source, "centered", False), getattr(source, "on_black", False)
         self.shape, self.invert = shape, invert
 

@@ -1,4 +1,4 @@
-"""Make the page of a run: `cupynet report RUN_FOLDER [--open]`."""
+"""Write the page of a run: `cupynet report RUN_FOLDER [--open]`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ EXAMPLES = """example:
 
 
 def main() -> None:
-    """Run the command."""
     parser = Arguments(
         "cupynet report",
         "Write report.html and curves.png into the folder of a run: finished, killed or still training.",
@@ -35,4 +34,4 @@ def _report(arguments: argparse.Namespace) -> None:
     print(printable(str(path)))
     stdout_is_gone()
     if arguments.open and not webbrowser.open(path.resolve().as_uri()):
-        say_error(f"no browser was found: open {path}")
+        say_error(f"no browser was found. Open {path}")

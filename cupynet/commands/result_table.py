@@ -47,7 +47,7 @@ def rows(summary: Summary) -> dict[str, str]:
         found["replicas"] = setup.synchronizer + ("" if apart is None else f", last {100 * apart:.2g} % apart")
     if cost.spent is not None and len(cost.spent["rounds_s"]) > 1:
         spent = Spent(**cost.spent)
-        sent = f"sent {amount(cost.bytes_sent)}, {amount(cost.bytes_sent // max(outcome.iterations, 1))} an iteration"
+        sent = f"sent {amount(cost.bytes_sent)}, {amount(cost.bytes_sent // max(outcome.iterations, 1))} per iteration"
         found["spent"] = f"averaging {percent(spent.averaging, 0)}, data {percent(spent.data, 0)}; {sent}"
     if outcome.advice is not None:
         found["advice"] = outcome.advice

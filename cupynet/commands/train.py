@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """The command."""
-    gc.disable()  # until training begins: start-up makes a quarter of a million objects that stay
+    gc.disable()  # until training begins, because start-up creates 250,000 long-lived objects
     try:
         signals.command(_command)
     finally:
@@ -40,7 +39,7 @@ def ranks() -> MpiJob:
 
 
 def prepare(settings: Settings) -> Experiment:
-    """Build the experiment, before anything is written. ConfigError if it cannot work."""
+    """Build the experiment, before anything is written. ConfigError if it is invalid."""
     from cupynet.config import resume
     from cupynet.config.experiment import Experiment
     from cupynet.training.checkpointing import check_epochs, check_stages, found, stages_of
@@ -59,12 +58,10 @@ def prepare(settings: Settings) -> Experiment:
 
 
 def train(experiment: Experiment, folder: Path) -> float | None:
-    """Train into `folder`: summary, history, checkpoints and weights.
+    """Train into `folder`: summary, history, checkpoints and weights. All ranks call this; only rank 0 writes and
+    prints.
 
-    Under mpiexec every process calls this, and only rank 0 writes and prints.
-
-    Returns the accuracy by which a sweep may choose: on the validation images if there are some, else on the test
-    images.
+    Returns the accuracy for a sweep: on the validation images if there are any, else on the test images.
     """
     from cupynet.commands.train_job import TrainJob, saved
     from cupynet.config import memory_pools

@@ -53,8 +53,7 @@ class TrainJob:
     Attributes:
         first: True on rank 0.
         began: start time of the run; for a resumed run, shifted back by the time of earlier processes.
-        data: loaded by `train`.
-        wrapper: trains; made by `train`.
+        data, wrapper: created by `train`.
     """
 
     data: Data
@@ -94,7 +93,7 @@ class TrainJob:
                 log.info("stages: %s", pipeline.describe(self.wrapper.layers))
             received = _Signals(self.wrapper, speaks=self.first)
             gc.freeze()
-            gc.unfreeze()  # what start-up has made is old now, without a visit
+            gc.unfreeze()  # moves all objects to the oldest generation, without scanning them
             gc.enable()
             with signals.handled(received):
                 summary, test = self._train_and_evaluate()
@@ -107,7 +106,7 @@ class TrainJob:
             silent = config.in_sweep() or quiet.get("style") == "none"  # a sweep has a table of all jobs
             if not silent and (test is not None or not number):
                 result_table(summary, run)
-        if number:  # even if it came too late to stop training: a sweep must not continue
+        if number:  # even if it came too late to stop training, it ends a sweep
             raise Interrupted(number, saved(run, settings))
         return summary.scores.test_accuracy if self.data.validation is None else summary.scores.validation_accuracy
 
@@ -136,7 +135,7 @@ class TrainJob:
         log.info("resuming after iteration %d, epoch %d", trainer.iteration, trainer.epoch)
         complete = trainer.epoch >= self.settings.epochs and self.run.iterations() == trainer.iteration
         if complete and not self.run.reopened_path.exists():
-            log.info("the run is complete (epoch %d): use epochs=... to train it further", trainer.epoch)
+            log.info("the run is complete (epoch %d). Set epochs=... to train it further", trainer.epoch)
             return False
         clock = trainer.statistics.clock
         self.began -= clock.compile_s + clock.rounds_s + clock.evaluate_s
@@ -145,8 +144,7 @@ class TrainJob:
     def _check_data(self, path: Path, trained: tuple[int, int] | None) -> None:
         """Raise DataError if the training data changed since the checkpoint.
 
-        Args:
-            trained: `Loader.identity` of the data that the checkpoint was trained on; None in a checkpoint of 0.1.0.
+        trained: `Loader.identity` of the data that the checkpoint was trained on; None in a checkpoint of 0.1.0.
         """
         if self.settings.fast_dev_run:
             return  # the data of a fast dev run depend on the number of workers
@@ -189,7 +187,6 @@ class TrainJob:
     # what is written ------------------------------------------------------------------------------------------------
 
     def _start(self) -> Start:
-        """Describe the run that begins."""
         head, *rows = self.wrapper.model.rows()
         own = config.own_folder()
         return Start(
@@ -268,7 +265,6 @@ class TrainJob:
         return Summary(setup=self._setup(), outcome=outcome, cost=cost, scores=scores)
 
     def _early_stopping(self) -> dict[str, Any] | None:
-        """Return the result of early stopping; None without it."""
         results = [each.result for each in self.wrapper.callbacks if isinstance(each, EarlyStopping)]
         return next((result.to_dict() for result in results if result is not None), None)
 
@@ -304,12 +300,9 @@ class _Beginning(Callback):
 
 
 class _Signals:
-    """Signal handler: the first signal stops training after this round, the next one ends the process.
+    """Signal handler: the first signal stops training after this iteration, the next one ends the process.
 
-    While kernels are compiled, the first signal ends the process.
-
-    Attributes:
-        number: the first signal, or 0.
+    While kernels are compiled, the first signal ends the process. number: the first signal, or 0.
     """
 
     def __init__(self, wrapper: ParallelWrapper, *, speaks: bool) -> None:
@@ -322,7 +315,7 @@ class _Signals:
         self.number, name = number, signal.Signals(number).name
         self._wrapper.stop(name, StopReason.SIGNAL)
         if self._speaks:
-            signals.say(f"cupynet: {name}: stopping after this round and saving; again: at once\n")
+            signals.say(f"cupynet: {name}: stopping after this iteration and saving. A second signal stops at once\n")
 
 
 def warn_of_other_rates(trainer: Trainer, planned: int | None) -> None:
@@ -340,9 +333,9 @@ def warn_of_other_rates(trainer: Trainer, planned: int | None) -> None:
     past = range(start, iteration, max((iteration - start) // RATES, 1))
     if any(then(each) != trainer.schedule(each) for each in past):
         log.warning(
-            "epochs=%d instead of the planned %d: the learning-rate schedule now spans %d epochs, and the rate goes on "
-            "at %.4g after %.4g. The result differs from training %d epochs at once. To avoid this, use a constant "
-            "rate, or a schedule such as StepDecay that does not depend on the length of training",
+            "epochs=%d instead of the planned %d: the learning-rate schedule now spans %d epochs, and the rate "
+            "continues at %.4g after %.4g. The result differs from training %d epochs at once. To avoid this, use a "
+            "constant rate, or a schedule such as StepDecay that does not depend on the length of training",
             *(epochs, planned, epochs, trainer.schedule(iteration), then(iteration - 1), epochs),
         )
 

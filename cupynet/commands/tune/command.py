@@ -1,7 +1,7 @@
 """Search for good settings: `cupynet tune optimizer.learning_rate='interval(0.001,0.3)' [key=value ...]`.
 
-Trials are trained one after the other, in this process, and compared by images held out of training. The test images
-are used once, by the best trial.
+Trials are trained sequentially in this process and compared on images held out of training. The test images are used
+once, by the best trial.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ REFERENCE = re.compile(r"\$\\*\{")  # Hydra removes backslashes: `$\{` becomes `
 
 
 def main() -> None:
-    """Run the command."""
     signals.command(lambda: run_and_exit(_command))
 
 
@@ -59,7 +58,7 @@ def for_hydra(typed: Sequence[str]) -> tuple[list[str], Path | None]:
 
     Raises:
         ConfigError: `-m`, or settings that cannot change when a search is resumed.
-        DataError: the folder contains links or pipes, its files are empty or cannot be read, or its settings contain
+        DataError: the folder contains links or pipes, its files are empty or unreadable, or its settings contain
             interpolations.
     """
     if {"-m", "--multirun"} & set(typed):
@@ -70,7 +69,7 @@ def for_hydra(typed: Sequence[str]) -> tuple[list[str], Path | None]:
         return config.split(now), None
     folder = Path(value)
     if not os.path.isfile(folder / STUDY):  # False for invalid names
-        raise ConfigError("is not the folder of a search: name one under outputs/tune/", "resume", value)
+        raise ConfigError("is not the folder of a search. Use one under outputs/tune/", "resume", value)
     resume.require_plain_files(folder)
     if not (folder / STUDY).stat().st_size:
         raise DataError(f"{folder / STUDY}: this file is empty, so its trials are lost. Start a new search.")
@@ -83,7 +82,7 @@ def for_hydra(typed: Sequence[str]) -> tuple[list[str], Path | None]:
         raise DataError(f"{folder}: {one_line(each)}: a stored setting must be a plain value")
     changed = [*map(resume.name_of, now), "trusted_modules"]
     kept = [each for each in stored if resume.name_of(each) not in changed]
-    added = [resume.name_of(each) for each in stored if each.startswith("+")]  # no longer: they are in `changed`
+    added = [resume.name_of(each) for each in stored if each.startswith("+")]  # a changed setting loses its stored +
     now = [f"++{each.lstrip('+')}" if resume.name_of(each) in added and each[0] != "~" else each for each in now]
     return [*kept, *now, f"hydra.run.dir={resume.quoted(folder)}"], folder
 
@@ -93,7 +92,7 @@ def _is_setting(argument: str) -> bool:
 
 
 def prepare(arguments: Sequence[str], resumed: Path | None, typed: Sequence[str], settings: TuneSettings) -> Plan:
-    """Refuse a search that cannot work before its first trial. ConfigError."""
+    """Validate a search before its first trial. ConfigError."""
     if find_spec("optuna") is None:
         raise ConfigError("cupynet tune needs Optuna, which is not installed: pip install 'cupynet[sweep]'")
     from cupynet.commands.tune.search import Plan
@@ -101,12 +100,12 @@ def prepare(arguments: Sequence[str], resumed: Path | None, typed: Sequence[str]
 
     folder = resume.given(arguments, "hydra.run.dir")
     if resumed is None and folder is not None and os.path.exists(Path(folder, STUDY)):
-        raise ConfigError(f"{folder}: holds a search: resume it with resume={folder}, or use another folder")
+        raise ConfigError(f"{folder}: contains a search. Resume it with resume={folder}, or use another folder")
     if resumed is None and folder is not None and Path(folder, TRIALS).exists():
-        raise ConfigError(f"{folder}: holds the trials of a search whose {STUDY} is missing: use another folder")
+        raise ConfigError(f"{folder}: contains trials of a search, but {STUDY} is missing. Use another folder")
     space = config.search_space(settings.search)
     if not space:
-        raise ConfigError("nothing is searched: write a setting as a range, such as seed='range(1,9)' (see --help)")
+        raise ConfigError("nothing is searched. Write a setting as a range, such as seed='range(1,9)' (see --help)")
     own = (*own_names(TuneSettings), "hydra")
     shared = [each for each in filter(_is_setting, arguments) if resume.name_of(each).split(".")[0] not in own]
     fixed = [resume.name_of(each) for each in shared]
@@ -114,7 +113,7 @@ def prepare(arguments: Sequence[str], resumed: Path | None, typed: Sequence[str]
         if name in fixed:
             raise ConfigError("is searched, but also has a fixed value. Remove one of the two", name)
         if settings.sampler == "grid" and is_continuous(distribution):
-            reason = f"{name} is continuous: write range(..) or choice(..), or sampler=tpe"
+            reason = f"{name} is continuous. Use range(..) or choice(..), or sampler=tpe"
             raise ConfigError(reason, "sampler", "grid")
     plan = Plan(settings, space, shared, config.own_folder(), resumed, typed)
     source: Any = plan.experiment({key: lowest(each) for key, each in space.items()}).source

@@ -1,4 +1,4 @@
-"""A sampler that does not repeat settings, except those of interrupted trials, which come first."""
+"""A sampler that repeats only interrupted trials, which come first."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class UntriedSampler(BaseSampler):  # type: ignore[misc]
         return drawn
 
     def _tried(self) -> tuple[set[Sequence[str]], list[Params]]:
-        """Return the settings of finished trials, and those of interrupted trials that have not been repeated."""
+        """Return the settings of finished trials, and of interrupted trials that have not been repeated."""
         tried, interrupted = set(), {}
         for each in self._study.get_trials(deepcopy=False):
             if each.params.keys() != self._space.keys() or not each.state.is_finished():

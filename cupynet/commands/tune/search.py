@@ -1,4 +1,4 @@
-"""The trials of a search, one after the other, in an Optuna study."""
+"""The trials of a search, run sequentially in an Optuna study."""
 
 from __future__ import annotations
 
@@ -89,10 +89,7 @@ class Plan:
 
 
 def search(plan: Plan, folder: Path) -> float:
-    """Run all trials, evaluate the best on the test images, and print the results.
-
-    Returns the best value of the objective.
-    """
+    """Run all trials, evaluate the best on the test images, and print the results. Return the best objective value."""
     settings = plan.settings
     study = open_study(folder / STUDY, plan.space, settings, resumed=plan.resumed is not None)
     quiet()  # the records of trials are in train.log
@@ -120,8 +117,7 @@ def search(plan: Plan, folder: Path) -> float:
 def open_study(path: Path, space: Mapping[str, BaseDistribution], settings: TuneSettings, *, resumed: bool) -> Study:
     """Open the study of a search; for a new search create its SQLite file.
 
-    Raises:
-        DataError: the file is not a study, belongs to another search, or lacks trials.
+    DataError if the file is not a study, belongs to another search, or lacks trials.
     """
     optuna.logging.set_verbosity(optuna.logging.CRITICAL)
     warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
@@ -146,7 +142,7 @@ def open_study(path: Path, space: Mapping[str, BaseDistribution], settings: Tune
     folders = {each.name for each in path.parent.glob("trials/*") if each.name.isdecimal()}
     lost = sorted(folders - {_name(each) for each in trials})
     if lost:
-        raise DataError(f"{path}: lacks trial {lost[0]}, which has a folder: restore the file, or begin a new search")
+        raise DataError(f"{path}: lacks trial {lost[0]}, which has a folder. Restore the file, or start a new search")
     # a resumed search would draw the same settings again with the same seed
     seed = (settings.sampler_seed + len(trials)) % 2**32
     study.sampler = UntriedSampler(study, space, SAMPLERS[settings.sampler](seed=seed), seed)
@@ -208,7 +204,7 @@ def run_trial(plan: Plan, folder: Path, study: Study, trial: Trial) -> float:
 
     Raises:
         TrialPruned: training was pruned, or diverged.
-        KeyboardInterrupt: a signal came. The trial is repeated when the search is resumed.
+        KeyboardInterrupt: a signal arrived. The trial is repeated when the search is resumed.
         DataError, OutputError: all other trials would fail too.
     """
     try:
@@ -220,7 +216,7 @@ def run_trial(plan: Plan, folder: Path, study: Study, trial: Trial) -> float:
     except (KeyboardInterrupt, Interrupted, DataError, OutputError) as error:
         trial.set_user_attr(INTERRUPTED, True)
         trial.set_user_attr("reason", one_line(error))
-        if isinstance(error, Interrupted):  # `optimize` takes it for the error of a trial
+        if isinstance(error, Interrupted):  # else `optimize` would treat it as the error of a trial
             raise KeyboardInterrupt(error.signal_number) from None
         raise
     except (DivergedError, optuna.TrialPruned) as error:
@@ -233,7 +229,6 @@ def run_trial(plan: Plan, folder: Path, study: Study, trial: Trial) -> float:
 
 
 def _suggest(plan: Plan, trial: Trial) -> None:
-    """Choose the settings of a trial."""
     for key, each in plan.space.items():
         if isinstance(each, optuna.distributions.CategoricalDistribution):
             trial.suggest_categorical(key, each.choices)
@@ -261,7 +256,7 @@ def train_trial(plan: Plan, folder: Path, study: Study, trial: Trial) -> float:
     callback = PruningCallback(trial, plan.settings.objective)
     experiment.callbacks.append(callback)
     run = folder_of(folder, trial)
-    run.mkdir(parents=True)  # in the folder of a stranger's search it could be a link
+    run.mkdir(parents=True)  # fails if it exists: in an untrusted folder it could be a link
     config.keep(run, experiment.settings, plan.overrides(trial.params))
     train.train(experiment, run)
     if callback.pruned:
@@ -322,7 +317,6 @@ class PruningCallback(Callback):
 
 
 def folder_of(search: Path, trial: Trial | FrozenTrial) -> Path:
-    """Return the run folder of a trial."""
     return search / TRIALS / _name(trial)
 
 
@@ -371,7 +365,7 @@ def _form(plan: Plan) -> Any:
 
 
 def summary(plan: Plan, folder: Path, best: FrozenTrial, test: Evaluation | None) -> str:
-    """Return lines about the best trial, and the command that trains it again."""
+    """Describe the best trial, with the command that trains it again."""
     if (folder_of(folder, best) / TRIAL).is_file():
         return f"fast dev run: the figures are not results\nall trials      {near(folder / 'tune.csv')}"
     config_dir = [] if plan.config_dir is None else [f"--config-dir={plan.config_dir}"]

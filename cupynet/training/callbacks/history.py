@@ -27,7 +27,8 @@ EPOCH = (
 class History(Callback):
     """Appends to `history.jsonl`: one JSON object per report and per epoch, flushed at once.
 
-    path: the file; by default `history.jsonl` in the run's folder, or in the current folder.
+    Args:
+        path: the file; by default `history.jsonl` in the run's folder, or in the current folder.
     """
 
     def __init__(self, path: str | Path | None = None) -> None:

@@ -35,8 +35,9 @@ class Progress(Callback):
     Lines are log records of level INFO; if nothing handles them, as in a notebook, they are printed. If the bar cannot
     be drawn, a warning is logged, and only lines are shown.
 
-    style: `bar`; `lines` without a bar; `none`, lines in the log alone; or `auto`: `bar` on a terminal that can draw
-    one (not if `TERM` is `dumb`), else `lines`.
+    Args:
+        style: `bar`; `lines` without a bar; `none`, lines only in the log; or `auto`: `bar` on a terminal that can draw
+            one (not if `TERM` is `dumb`), else `lines`.
     """
 
     def __init__(self, style: str = "auto") -> None:

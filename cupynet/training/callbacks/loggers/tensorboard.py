@@ -19,7 +19,8 @@ class TensorBoard(Logger):
 
     A resumed run continues in the same folder; TensorBoard ignores events after the checkpoint.
 
-    path: the folder of event files; by default `tensorboard` in the run's folder, or in the current one.
+    Args:
+        path: the folder of event files; by default `tensorboard` in the run's folder, or in the current one.
     """
 
     package, extra = "tensorboardX", "tensorboard"
