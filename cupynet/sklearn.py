@@ -31,7 +31,7 @@ Layers = Sequence[Layer] | Mapping[str, Layer]
 
 
 class _Network(BaseEstimator):  # type: ignore[misc]
-    """What both estimators have in common: parameters, training, and the layout of examples."""
+    """Common base of the estimators: parameters, training, and the layout of examples."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class _Network(BaseEstimator):  # type: ignore[misc]
         self.progress = progress
 
     def _fit(self, images: NDArray[Any], targets: NDArray[Any], outputs: int, loss: str, weights: Any) -> None:
-        """Train a network with `outputs` outputs. images: as `_images` returns them. ConfigError."""
+        """Train a network with `outputs` outputs on images from `_images`."""
         layers = [Dense(100, activation="relu")] if self.layers is None else self.layers
         hidden = dict(layers) if isinstance(layers, Mapping) else dict(Sequential(layers)) if layers else {}
         if "output" in hidden:
@@ -97,14 +97,13 @@ class _Network(BaseEstimator):  # type: ignore[misc]
         self.n_iter_ = len(self.history_.epochs.get("epoch", []))
 
     def _scores(self, X: Any) -> NDArray[Any]:
-        """Return the outputs of the network for X, (N, O)."""
         check_is_fitted(self)
         X = validate_data(self, X, reset=False, allow_nd=True, dtype="numeric")
         found: NDArray[Any] = self.model_.predict(self._images(X))
         return found
 
     def _images(self, X: NDArray[Any]) -> NDArray[Any]:
-        """Return the examples as images (S, H, W, C), pixels of uint8 or float32. ConfigError."""
+        """Return the examples as images (S, H, W, C), pixels of uint8 or float32."""
         images = X.ndim > 2 or self.input is not None
         if self.input is not None:
             if int(np.prod(self.input)) != int(np.prod(X.shape[1:])):
@@ -121,8 +120,8 @@ class _Network(BaseEstimator):  # type: ignore[misc]
 class Classifier(ClassifierMixin, _Network):  # type: ignore[misc]
     """A network for classification, trained by replicas in parallel.
 
-    Integer images, (S, H, W) or (S, H, W, C), are pixels from 0 to 255. Anything else is assumed to be scaled already,
-    as by `StandardScaler`.
+    Integer images, (S, H, W) or (S, H, W, C), are pixels from 0 to 255. Other data must be scaled, as by
+    `StandardScaler`.
 
     Args:
         layers: hidden layers; a `Dense` layer with an output for each class is added. By default Dense(100, "relu").
@@ -130,7 +129,7 @@ class Classifier(ClassifierMixin, _Network):  # type: ignore[misc]
         epochs, batch_size, validation_split: see `ParallelWrapper.fit`, also for the `sample_weight` of `fit`.
         workers, averaging_frequency, callbacks: see `ParallelWrapper`.
         optimizer: an `Optimizer`, or its name; Adam(0.003) by default.
-        learning_rate: used instead of that of the optimizer, such as 0.01 or "cosine".
+        learning_rate: replaces the optimizer's, such as 0.01 or "cosine".
         backend, dtype: see `Model`.
         random_state: determines the weights and the order of samples, as in scikit-learn.
 
@@ -143,7 +142,7 @@ class Classifier(ClassifierMixin, _Network):  # type: ignore[misc]
     """
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Classifier:
-        """Train on X, (S, F), (S, H, W) or (S, H, W, C), and labels y (S,) of any type. ConfigError, ValueError."""
+        """Train on X, (S, F), (S, H, W) or (S, H, W, C), and labels y (S,) of any type."""
         X, y = validate_data(self, X, y, allow_nd=True, dtype="numeric", ensure_min_samples=2)
         check_classification_targets(y)
         self.classes_, numbers = np.unique(y, return_inverse=True)
@@ -157,7 +156,7 @@ class Classifier(ClassifierMixin, _Network):  # type: ignore[misc]
         return scores / scores.sum(axis=1, keepdims=True) if len(self.classes_) == 1 else scores
 
     def predict(self, X: Any) -> NDArray[Any]:
-        """Return the label with the highest score of each example, (N,)."""
+        """Return the most probable label of each example, (N,)."""
         scores = self.predict_proba(X)
         found: NDArray[Any] = self.classes_[scores.argmax(axis=1)]
         return found
@@ -166,13 +165,12 @@ class Classifier(ClassifierMixin, _Network):  # type: ignore[misc]
 class Regressor(RegressorMixin, _Network):  # type: ignore[misc]
     """A network for regression with the mean squared error, trained by replicas in parallel.
 
-    Args: as for `Classifier`; the last `Dense` layer has an output for each target.
-
-    Attributes: as for `Classifier`, without `classes_`.
+    Arguments and attributes are as for `Classifier`, without `classes_`; the last `Dense` layer has an output for each
+    target.
     """
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Regressor:
-        """Train on X, (S, F), (S, H, W) or (S, H, W, C), and targets y, (S,) or (S, T). ConfigError, ValueError."""
+        """Train on X, (S, F), (S, H, W) or (S, H, W, C), and targets y, (S,) or (S, T)."""
         X, y = validate_data(
             self, X, y, allow_nd=True, dtype="numeric", multi_output=True, y_numeric=True, ensure_min_samples=2
         )

@@ -1,5 +1,3 @@
-"""Arrays: their type in annotations, and the layout of images."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -15,12 +13,7 @@ def looks_channels_first(shape: Sequence[int]) -> bool:
 
 
 def layout_hint(found: Sequence[int], expected: Sequence[int]) -> str:
-    """Return the end of a message about a wrong shape: how to transpose channels-first images, or "".
-
-    Args:
-        found: (N, H, W, C) or (H, W, C).
-        expected: (H, W, C).
-    """
+    """Return how to transpose channels-first images (N, C, H, W) or (C, H, W), for the end of a message, or ""."""
     if len(expected) != 3 or len(found) not in (3, 4) or tuple(found[-3:]) != (expected[2], *expected[:2]):
         return ""
     return f". Channels are first: use x.transpose({'0, 2, 3, 1' if len(found) == 4 else '1, 2, 0'})"

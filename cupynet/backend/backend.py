@@ -1,11 +1,11 @@
 """The operations that layers, losses and optimizers call.
 
-`reference/` has each once, for NumPy and CuPy; `cpu/` and `cuda/` override those that they accelerate. Kernels trust
-the shapes and layouts of arrays, which layers know since they were built: try a new layer on numpy first.
+`reference/` implements each once, for NumPy and CuPy; `cpu/` and `cuda/` override those that they accelerate. Kernels
+do not check shapes and layouts: try a new layer on numpy first.
 
 Axis letters: N batch, H W image, C channels in, O channels out, K kernel, F features, P parameters.
 
-Results are borrowed from `workspace`. Operations do not change their arguments, unless they say so. Arrays are
+Results are borrowed from `workspace`. Operations do not change their arguments unless documented. Arrays are
 C-contiguous, activations in `policy.storage`. Weight gradients are accumulated, in `policy.accumulate`.
 """
 
@@ -29,5 +29,5 @@ class Backend(BatchOps, ConvOps, PoolOps, NormOps, DropoutOps, LossOps, UpdateOp
     """A device with every operation of the reference."""
 
     def recorder(self) -> Recorder | None:
-        """Return the recorder that captures steps as graphs; None if the device cannot."""
+        """Return the recorder that captures steps as graphs, or None if the device cannot."""
         return None

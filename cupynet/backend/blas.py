@@ -1,4 +1,4 @@
-"""The BLAS library of NumPy, and the threads that it uses for each worker."""
+"""NumPy's BLAS library and its threads."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ THREADS_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS
 
 
 def threads_per_worker(backend_name: str, workers: int) -> int:
-    """Return the number of BLAS threads for each of `workers` replicas on this machine's processor.
+    """Return the number of BLAS threads for each of `workers` replicas: at most cores / workers and the present number.
 
-    At most cores / workers, and at most the number that is set now. With numba it is one, unless the user has set a
-    number: the large operations are kernels, the remaining products gain nothing from a second thread, and on a busy
-    machine waiting threads cost several times the work they do.
+    One with numba, unless the user has set a number: the remaining products are small, and waiting threads cost several
+    times the work they do.
     """
     share = max(1, available_cores() // integer("workers", workers, 1))
     asked = any(name in os.environ for name in THREADS_VARIABLES)
@@ -28,15 +27,14 @@ def threads_per_worker(backend_name: str, workers: int) -> int:
 
 
 def threads_now() -> int:
-    """Return the number of BLAS threads that is set, by OPENBLAS_NUM_THREADS or similar; one per core by default."""
+    """Return the current number of BLAS threads, set by OPENBLAS_NUM_THREADS or similar; one per core by default."""
     return min((info["num_threads"] for info in numpy_blas()), default=1)
 
 
 class Limit(AbstractContextManager["Limit"]):
-    """Context in which BLAS has `threads` threads, in the whole process.
+    """Context that limits BLAS to `threads` threads in the whole process.
 
-    Of several limits at a time, the one entered last holds. After the end of all, BLAS has the threads that it had
-    before the first.
+    Of nested limits, the last one entered applies. The previous number is restored when all have ended.
     """
 
     _lock = threading.Lock()
@@ -62,7 +60,7 @@ class Limit(AbstractContextManager["Limit"]):
 
 
 def description() -> str:
-    """Describe the BLAS of NumPy, such as `openblas 0.3.31, SkylakeX kernels`."""
+    """Describe NumPy's BLAS, such as `openblas 0.3.31, SkylakeX kernels`."""
     info = next(iter(numpy_blas()), {})
     version = ".".join(str(info.get("version") or "").split(".")[:3])
     kernels = f", {info['architecture']} kernels" if info.get("architecture") else ""

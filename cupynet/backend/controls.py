@@ -1,7 +1,4 @@
-"""The controls of steps that run ahead of the host: numbers in the device's memory that steps read and write.
-
-The host launches the next step without waiting for the last, and reads the controls only occasionally.
-"""
+"""Scalars kept in device memory, so that steps can be launched without host synchronization."""
 
 from __future__ import annotations
 
@@ -10,14 +7,13 @@ from enum import IntEnum
 
 
 class Control(IntEnum):
-    """Indices into the controls, which are numbers in double precision.
+    """Indices into the controls, which are float64.
 
     Set by the host: the learning-rate factor (RATE) and the other numbers of the optimizer's rule in this iteration
     (FIRST, SECOND, THIRD, see `UpdateScalars.numbers`). Changed by steps: the loss scale of the next gradient and of
-    the last (SCALE, USED), whether the last step was made (GO), the step that halted, counted from 1 (HALTED, 0 for
-    none), the steps since the host read the controls (STEPS), the sum of losses, the samples, and those classified
-    correctly, of the steps that were made (LOSSES, SAMPLES, HITS), the steps since the loss scale changed (STEADY), and
-    the skipped steps (SKIPPED).
+    the last (SCALE, USED), whether the last step was applied (GO), the step that halted, counted from 1 (HALTED, 0 for
+    none), the steps since the host read the controls (STEPS), the sum of losses, the samples and the hits of applied
+    steps (LOSSES, SAMPLES, HITS), the steps since the loss scale changed (STEADY), and the skipped steps (SKIPPED).
     """
 
     RATE = 0
@@ -41,7 +37,7 @@ GIVEN = (Control.RATE, Control.FIRST, Control.SECOND, Control.THIRD)  # set by t
 
 @dataclass(frozen=True)
 class Scaling:
-    """How the loss scale adapts: it doubles after `grow_after` steps without an overflow; 0 keeps it fixed."""
+    """Dynamic loss scaling: the scale doubles after `grow_after` steps without overflow; 0 keeps it fixed."""
 
     grow_after: int = 0
     least: float = 1.0

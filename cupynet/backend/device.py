@@ -1,5 +1,3 @@
-"""One device: its array module, dtype policy, workspace and streams."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -24,7 +22,7 @@ class Failure:
 
     Attributes:
         text: a message that names the device, and the remedy if there is exactly one.
-        of_memory: True if it is out of memory: it can still do what needs less.
+        of_memory: True if it is out of memory, so that smaller work may still succeed.
     """
 
     text: str
@@ -40,7 +38,7 @@ class Device:
         policy: the precisions in which values are stored, computed and accumulated.
         device: the number of the GPU; 0 on a CPU.
         loss_scale: the factor on the gradient of the loss; at first the policy's.
-        options: the arguments of `create_backend`, besides name, dtype and device, for another backend like this one.
+        options: the arguments of `create_backend`, besides name, dtype and device.
     """
 
     name: str
@@ -60,22 +58,21 @@ class Device:
         return self._workspaces.current
 
     def allocate(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        """Return a new array of any shape with arbitrary content."""
+        """Return a new uninitialized array."""
         return self.xp.empty(shape, dtype)
 
     def data_ptr(self, array: Array) -> int:
-        """Return the address of the first element of an array of any shape."""
+        """Return the address of the first element of an array."""
         raise NotImplementedError
 
     def asarray(self, array: Any, dtype: Any = None) -> Array:
-        """Return `array`, of any shape, on this device; copied only if it is elsewhere or has another dtype."""
+        """Return `array` on this device; copied only if it is elsewhere or has another dtype."""
         return self.xp.asarray(array, dtype)
 
     def compact(self, array: Any, dtype: Any = None) -> Array:
         """Return `array` on this device in the layout of kernels, by default in the storage precision.
 
-        Kernels require C order and native byte order, and compiled ones a writeable array. The array is copied only if
-        it differs.
+        Copied unless it is in C order and native byte order, and writeable for compiled kernels.
         """
         wanted = self.policy.storage if dtype is None else dtype
         own = isinstance(array, self.xp.ndarray) and array.dtype == wanted
@@ -84,7 +81,7 @@ class Device:
         return found if plain else self.xp.array(found, order="C")
 
     def to_host(self, array: Array) -> Any:
-        """Return `array`, of any shape, as a NumPy array; on a CPU the array itself."""
+        """Return `array` as a NumPy array; on a CPU the array itself."""
         raise NotImplementedError
 
     def synchronize(self) -> None:
@@ -101,10 +98,10 @@ class Device:
         """Make this device the current one of the calling thread, which becomes its worker."""
 
     def deactivate(self) -> None:
-        """Restore the device and stream that the calling thread had before `activate`, if it called that."""
+        """Restore the device and stream that the calling thread had before `activate`."""
 
     def failure(self, error: BaseException, device: int) -> Failure | None:
-        """Return what an error says about the device: out of memory, or broken; None for any other error."""
+        """Diagnose an error of the device: out of memory, or broken; return None for any other error."""
         if not isinstance(error, MemoryError):
             return None
         bound = memory()
@@ -112,24 +109,24 @@ class Device:
         return Failure(f"out of memory: {one_line(error) or 'an allocation failed'}{limit}", of_memory=True)
 
     def prepare(self) -> None:
-        """Compile the kernels of a training step in advance. By default this does nothing."""
+        """Compile the kernels of a training step in advance. Does nothing by default."""
 
     def borrow(self, shape: tuple[int, ...], dtype: Any = None) -> Array:
-        """Return an array with arbitrary content from the workspace; by default in the storage precision.
+        """Return an uninitialized array from the workspace; by default in the storage precision.
 
         Its memory returns to the workspace when the last reference to it, or to a view of it, is dropped.
         """
         return self._workspaces.current.borrow(shape, self.policy.storage if dtype is None else dtype)
 
     def lend(self, buffer: Buffer, shape: tuple[int, ...], loan: Loan) -> Array:
-        """Return an array over a buffer: it, and every view of it, refers to the loan."""
+        """Return an array over a buffer. It, and every view of it, refers to the loan."""
         array, dtype = np.asarray(loan), buffer.key[1]
         if array.dtype != dtype:  # bfloat16, of which NumPy's interface tells only the size
             array = array.view(dtype)
         return array if len(array) == shape[0] else array[: shape[0]]
 
     def convert(self, source: Array, target: Array) -> None:
-        """target = source, of any equal shapes, in the precision of target."""
+        """target = source, of equal shapes, in the precision of target."""
         target[...] = source
 
     def _constants(self, values: tuple[float, ...]) -> Array:
@@ -147,7 +144,7 @@ class Device:
         return stored
 
     def _surrounded(self, x: Array, window: Window, value: float, dtype: Any = None) -> Array:
-        """The images with `value` around them, borrowed, by default in their dtype; x if the window does not pad."""
+        """Return the images padded with `value`, borrowed, by default in their dtype; x if the window does not pad."""
         if not window.pads:
             return x
         n, height, width, channels = x.shape
@@ -157,7 +154,7 @@ class Device:
         return padded
 
     def _within(self, padded: Array, shape: tuple[int, ...], window: Window) -> Array:
-        """The images (N, H, W, C) without the padding of a borrowed array, borrowed, in the storage precision."""
+        """Return the images (N, H, W, C) without padding, borrowed, in the storage precision."""
         if not window.pads:
             return self._stored_copy(padded)
         x = self.borrow(shape)

@@ -29,7 +29,7 @@ def available_cores() -> int:
 
 
 def usable_cores() -> set[int]:
-    """Return the numbers of the cores that this process may run on, by its affinity."""
+    """Return the cores that this process may run on, by its affinity."""
     affinity = getattr(os, "sched_getaffinity", None)  # not on macOS
     return set(affinity(0)) if affinity is not None else set(range(os.cpu_count() or 1))
 
@@ -37,7 +37,7 @@ def usable_cores() -> set[int]:
 def memory() -> tuple[int, str] | None:
     """Return the bytes of this machine, or of the cgroups around this process, whichever is less; None if unknown.
 
-    The text says whose they are: `this machine has`, or `this process may use`.
+    The text is `this machine has` or `this process may use`.
     """
     bounds = []
     with contextlib.suppress(AttributeError, ValueError, OSError):  # not on every system
@@ -52,7 +52,6 @@ def memory() -> tuple[int, str] | None:
 
 
 def cpu_model() -> str:
-    """Return the processor name."""
     return _cpuinfo("model name") or platform.processor() or platform.machine()
 
 
@@ -63,7 +62,7 @@ def cpu_flags() -> list[str]:
 
 
 def _cpuinfo(*keys: str) -> str:
-    """Return the first value of any of these keys in /proc/cpuinfo; "" if there is none."""
+    """Return the first value of any of these keys in /proc/cpuinfo, or ""."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             key, _, value = line.partition(":")
@@ -75,11 +74,8 @@ def _cpuinfo(*keys: str) -> str:
 def commit(tree: Path = Path(__file__).parents[2]) -> str | None:
     """Return the git commit of the source tree in use, with `-dirty` if cupynet/ or conf/ have changes.
 
-    A copy without .git has the value of CUPYNET_COMMIT, if that is a commit. None for an installed wheel, if git is
-    missing, or if git refuses to read the repository.
-
-    Args:
-        tree: the folder that holds the package and .git.
+    A copy without .git has the value of CUPYNET_COMMIT, if that is a commit. None for an installed wheel, or if git
+    fails.
     """
     if not (tree / ".git").exists():  # a wheel may be inside another repository
         return said if re.fullmatch("[0-9a-f]{7,64}", said := os.environ.get("CUPYNET_COMMIT", "")) else None
@@ -97,20 +93,16 @@ def commit(tree: Path = Path(__file__).parents[2]) -> str | None:
 
 
 def numpy_blas() -> list[dict[str, Any]]:
-    """Return the BLAS libraries of NumPy, as threadpoolctl describes them.
+    """Return NumPy's BLAS libraries, as threadpoolctl describes them, without SciPy's.
 
-    SciPy brings another one, which is loaded or not depending on what has been imported, and is not used here. If NumPy
-    uses a library of the system, return all.
+    If NumPy uses a library of the system, return all.
     """
     libraries = [info for info in threadpool_info() if info.get("user_api") == "blas"]
     return [info for info in libraries if "numpy" in str(info.get("filepath"))] or libraries
 
 
 def environment() -> dict[str, Any]:
-    """Return a description of the machine and the software, ready for JSON.
-
-    Python, system, processor and its vector instructions, cores, the BLAS of NumPy with kernels and threads, versions.
-    """
+    """Describe the machine and the software for JSON: Python, system, processor, cores, NumPy's BLAS and versions."""
     versions = {}
     for package in PACKAGES:
         try:

@@ -1,7 +1,4 @@
-"""A convolution and its max-pool, which a backend may compute as one, faster than one after the other.
-
-The layer describes its `Convolution`; `Backend.fused_pair` returns a `FusedPair` or None.
-"""
+"""Fusion of a convolution and its max-pool. `Backend.fused_pair` returns a `FusedPair` for a `Convolution`, or None."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ class Convolution:
     """A convolution of images (H, W, C) to `filters` channels; its weights are (weight, bias or None).
 
     Attributes:
-        activation: the layer's activation by name; a pair may apply it itself (`FusedPair.activates`).
+        activation: by name; a pair may apply it itself (`FusedPair.activates`).
         groups: see `ConvOps.conv2d`.
     """
 
@@ -34,9 +31,8 @@ class FusedPair:
     """A convolution and its max-pool as one operation; weights and gradients are those of the convolution.
 
     Attributes:
-        activates: True if both passes include the activation of the convolution; else the layer applies it to the
-            output.
-        saves_windows: True if `forward` saves the im2col rows of its images, as `conv2d` of the reference does.
+        activates: True if both passes include the activation. Otherwise the layer applies it to the output.
+        saves_windows: True if `forward` saves the im2col rows of its images, like the reference `conv2d`.
     """
 
     activates, saves_windows = False, True

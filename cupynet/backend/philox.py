@@ -1,7 +1,7 @@
 """Counter-based random numbers: Philox 4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3").
 
-Four counters and a key of two numbers, of 32 bits each, give four numbers. There is no state: equal counters give equal
-bits, in any order and on any backend. `cpu/kernels/dropout.py` and `cuda/kernels/dropout.cu` produce the same bits.
+Four 32-bit counters and a key of two give four numbers. There is no state: equal counters give equal bits, in any order
+and on any backend. `cpu/kernels/dropout.py` and `cuda/kernels/dropout.cu` produce the same bits.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MASK = (1 << 32) - 1
 
 
 def key_of(seed: int, name: str) -> int:
-    """Return a key of 64 bits for one user of a seed, such as a layer, by its name."""
+    """Return a 64-bit key for one user of a seed, such as a layer, by its name."""
     return int.from_bytes(hashlib.blake2b(f"{seed} {name}".encode(), digest_size=8).digest(), "little")
 
 
@@ -29,7 +29,7 @@ def dropped_below(rate: float) -> int:
 
 
 def numbers(counters: tuple[Array, Array, Array, Array], key: int) -> tuple[Array, Array, Array, Array]:
-    """Return four numbers of 32 bits for each element. Counters and numbers are arrays of uint64 that broadcast."""
+    """Return four 32-bit numbers for each element. Counters and numbers are arrays of uint64 that broadcast."""
     a, b, c, d = counters
     first, second = key & MASK, key >> 32
     for _ in range(ROUNDS):
@@ -40,10 +40,10 @@ def numbers(counters: tuple[Array, Array, Array, Array], key: int) -> tuple[Arra
 
 
 def of_examples(xp: ModuleType, samples: Array, epoch: Any, key: int, features: int) -> Array:
-    """Return a number of 32 bits for each value of each example: (N, features) uint64.
+    """Return a 32-bit number for each value of each example: (N, features) uint64.
 
-    The counters are a place, the index of the sample (two counters) and the epoch. The four numbers of a place are for
-    the quarters of the example: value v has place v mod Q and number v // Q, with Q = ceil(features / 4).
+    The counters are a place, the sample index (two counters) and the epoch. Value v has place v mod Q and number v //
+    Q, with Q = ceil(features / 4).
     """
     quarter = -(-features // 4)
     place = xp.arange(quarter, dtype="uint64").reshape(1, -1)

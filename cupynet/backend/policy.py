@@ -1,5 +1,3 @@
-"""The precisions of storage, computation and accumulation."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -17,12 +15,10 @@ class DtypePolicy:
 
     Attributes:
         storage: of activations, their gradients, and weights as layers read them.
-        compute: of the operands of products; on a CPU, half and bfloat16 are only storage types, and products are
-            computed in float.
+        compute: of the operands of products; on a CPU, float for half and bfloat16.
         accumulate: of master weights, weight gradients, optimizer state, losses and averages; at least 32 bits.
         loss_scale: the factor on the gradient of the loss that keeps small gradients from underflow in half
-            (Micikevicius et al. 2018, "Mixed precision training"); the optimizer divides by it. 1 in other precisions:
-            bfloat16 has the range of float.
+            (Micikevicius et al. 2018, "Mixed precision training"); 1 in other precisions.
     """
 
     name: str
@@ -33,13 +29,10 @@ class DtypePolicy:
 
     @classmethod
     def of(cls, name: str, *, half_arithmetic: bool = False) -> DtypePolicy:
-        """Return the policy called `name` (half, bfloat16, float or double, or NumPy's float16, float32, float64).
+        """Return the policy called `name`: half, bfloat16, float or double, or NumPy's float16, float32, float64.
 
         Args:
             half_arithmetic: True if the device multiplies 16-bit numbers.
-
-        Raises:
-            ConfigError: there is no such policy, or it is bfloat16 and ml_dtypes is not installed.
         """
         name = shared_options.dtype("dtype", name)
         single, double = np.dtype(np.float32), np.dtype(np.float64)
@@ -52,11 +45,7 @@ class DtypePolicy:
 
 
 def stored_dtype(name: str) -> np.dtype[Any]:
-    """Return the dtype of this name.
-
-    Raises:
-        ConfigError: it is bfloat16, and ml_dtypes is not installed.
-    """
+    """Return the dtype of this name. Raise ConfigError for bfloat16 without ml_dtypes."""
     if name != "bfloat16":
         return np.dtype(name)
     try:

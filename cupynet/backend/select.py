@@ -1,5 +1,3 @@
-"""Choose a backend by name, or the first by priority that works on this machine."""
-
 from __future__ import annotations
 
 import importlib
@@ -17,16 +15,10 @@ CUPY = "pip install 'cupynet[cuda12x]', or cuda13x, by the driver's CUDA"
 def select_backend(
     name: str = "auto", *, gpu_priority: int = 100, cpu_priority: int = 0, device: int = 0
 ) -> tuple[str, str | None]:
-    """Return the name of the backend to use, and why the preferred one is not used (None if it is).
+    """Return the name of the backend to use, and why the preferred one is not used (or None).
 
-    `auto` takes the kind with the highest priority that works, like Deeplearning4j's BACKEND_PRIORITY_GPU and _CPU: on
-    a GPU cupy, on a CPU numba, or numpy if numba cannot be used. A backend chosen by name is never replaced.
-
-    Args:
-        device: the GPU on which cupy is tried.
-
-    Raises:
-        ConfigError: the name is unknown, or that backend does not work here.
+    `auto` takes the available kind with the highest priority, like Deeplearning4j's BACKEND_PRIORITY_GPU and _CPU: cupy
+    on a GPU; on a CPU numba, or else numpy. A backend chosen by name is never replaced. `device` is tried for cupy.
     """
     if name == "auto":
         reasons: list[str] = []
@@ -63,8 +55,7 @@ def create_backend(
         tf32: True if cupy multiplies floats in TF32, with 10 bits of mantissa.
 
     Raises:
-        ConfigError: there is no such backend or dtype, a size is out of range, or tf32 is set on a CPU or in another
-            precision than float.
+        ConfigError: an argument is invalid, or tf32 is set on a CPU or in another precision than float.
         ImportError: CuPy or numba is not installed.
     """
     checks.one_of("backend", name, ("auto", *BACKENDS))

@@ -1,7 +1,4 @@
-"""Copies of rows of a data set to a device, as batches, and the scaling of their pixels.
-
-`Transfer` makes each batch in new memory; cuda/transfer.py has the subclass for GPUs.
-"""
+"""Copies of rows of a data set to a device, as batches, and the scaling of their pixels."""
 
 from __future__ import annotations
 
@@ -32,17 +29,15 @@ class PixelScale:
 
     @classmethod
     def of(cls, mean: Sequence[float], std: Sequence[float]) -> PixelScale:
-        """Return the scaling of pixels with this mean and standard deviation (fractions, by channel) to 0 and 1."""
+        """Return the scaling that gives pixels with this mean and std (fractions, by channel) mean 0 and std 1."""
         return cls(tuple(map(float, mean)), tuple(map(float, std)))
 
     @cached_property
     def scale(self) -> tuple[float, ...]:
-        """The factor of pixels in each channel."""
         return tuple(1 / 255 / std for std in self.std)
 
     @cached_property
     def shift(self) -> tuple[float, ...]:
-        """The shift of scaled pixels in each channel."""
         return tuple(-mean / std for mean, std in zip(self.mean, self.std, strict=True))
 
     @property
@@ -79,7 +74,7 @@ class Shared:
 
     Attributes:
         lock: held while entries are looked up, created or removed.
-        kept: the entries, as long as a worker uses them; backends choose the keys.
+        kept: the entries in use; backends choose the keys.
         streams: by device, the stream of its entries.
     """
 
@@ -90,16 +85,11 @@ class Shared:
 
 
 class BatchOps(Device):
-    """Operations that load the batches of a data set."""
-
     def load_images(self, images: Any, samples: Any, pixels: PixelScale = FRACTIONS) -> Array:
         """Return scaled images of a batch: (S, H, W, C) uint8, (N,) indices -> (N, H, W, C), by default from 0 to 1.
 
-        Images of floating-point numbers are not scaled. The array is not borrowed from the workspace, because a
-        prefetch thread calls this.
-
-        Raises:
-            IndexError: an index is out of range.
+        Floating-point images are not scaled. The array is not borrowed from the workspace, because a prefetch thread
+        calls this.
         """
         batch, wide = self.asarray(images[samples]), self.policy.accumulate
         if batch.dtype != np.uint8:
@@ -116,12 +106,15 @@ class BatchOps(Device):
             data, batch_size: the data set, and the size of its largest batch.
             on_device: True to keep the images on the device; `auto` to keep them if they fit.
             shared: data shared by all workers of the process.
+
+        Raises:
+            ConfigError: the images must stay on the device but cannot.
         """
         return Transfer(self, data)
 
 
 class Transfer:
-    """Copies rows of a data set to a device as batches, for one worker; each batch in memory of its own.
+    """Copies rows of a data set to a device as batches, for one worker; each batch in new memory.
 
     The worker's thread calls `begin`, `send` and `close`. The prefetch thread calls `make`.
 
@@ -139,15 +132,14 @@ class Transfer:
         self._device, self._data = device, data
 
     def begin(self, rows: Sequence[Array], labels: Iterable[Array]) -> None:
-        """Begin an epoch whose batches have these rows and labels; drop the remaining batches of the epoch before."""
+        """Start an epoch whose batches have these rows and labels; drop remaining batches of the previous one."""
         self._of_batches = iter(labels)
 
     def make(self, rows: Array, edit: Edit | None = None) -> tuple[Array | None, Array]:
         """Make the epoch's next batch: images (N, H, W, C) in the storage dtype, or None, and labels (N, ...).
 
-        If the transfer is `steady`, do only the work on the host; `send` does the rest.
-
-        edit: applied to the images, (N, H, W, C) uint8 on the host, before they are scaled.
+        `edit` is applied to the images, uint8 on the host, before they are scaled. A `steady` transfer only does the
+        work on the host; `send` does the rest.
         """
         images, pixels = self._data.images, self._data.pixels
         if images is not None and edit is not None:

@@ -1,8 +1,8 @@
-"""Update rules: the steps of optimizers that treat each weight by itself, as array code.
+"""Update rules: the steps of elementwise optimizers, as array code.
 
-`UpdateOps.move_weights` applies what all share: the scale of the gradient, clipping by value, penalties, decay. A rule
-gets the slope g, which includes penalties, and returns the step that is subtracted from the weight. Moving averages are
-written as m + (1 - beta) · (g - m), and 1 - beta is passed, because beta in single precision would lose its digits.
+`UpdateOps.move_weights` applies gradient scale, clipping by value, penalties and decay. A rule gets the gradient g,
+with penalties, and returns the step to subtract from the weight. Moving averages are written as m + (1 - beta) · (g -
+m), with 1 - beta as a parameter, because beta in single precision would lose digits.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class UpdateScalars:
     factors: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
     def in_order(self) -> tuple[float, ...]:
-        """Return all of them, in the order of the kernels' parameters."""
+        """Return all numbers in the order of the kernels' parameters."""
         own = self.rate, *self.numbers, self.scale, self.clip, self.l1, self.l2, self.decay
         return (*own, *self.factors)
 
@@ -65,7 +65,7 @@ class Rule:
 
     @property
     def name(self) -> str:
-        """The formula's name, which is also that of its kernels."""
+        """The name of the formula and of its kernels."""
         return self.formula.__name__.lstrip("_")
 
 
@@ -161,7 +161,6 @@ class Layers:
     """The layers of a flat vector, for operations with one number per layer, such as norms.
 
     Args:
-        backend: the device for `table`.
         bounds: start and stop of each stretch; stretches do not overlap.
         group: the layer of each stretch, from 0.
 

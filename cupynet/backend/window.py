@@ -1,5 +1,3 @@
-"""The geometry of a window that moves over an image, for convolutions and for pooling."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -20,7 +18,7 @@ class Window:
         kernel: (K_h, K_w), height and width in pixels.
         stride: pixels from one window to the next, (down, across).
         padding: rows of zeros (above, below) and columns of zeros (left, right); pools ignore them.
-        dilation: distance in pixels between neighbours in the window, (down, across); 1 for adjacent pixels.
+        dilation: distance in pixels between neighbors in the window, (down, across); 1 for adjacent pixels.
     """
 
     kernel: IntPair
@@ -30,51 +28,48 @@ class Window:
 
     @property
     def extent(self) -> IntPair:
-        """The rows and columns of an image from the window's first pixel to its last, with the gaps."""
+        """The height and width that a dilated window covers."""
         rows, cols = ((self.kernel[i] - 1) * self.dilation[i] + 1 for i in (0, 1))
         return rows, cols
 
     @property
     def dilates(self) -> bool:
-        """True if there are gaps between the window's pixels."""
         return self.dilation != (1, 1)
 
     @property
     def places(self) -> int:
-        """The number of pixels of the window; their places are numbered row by row, ky · K_w + kx."""
+        """The number of pixels of the window, numbered row by row, ky · K_w + kx."""
         return self.kernel[0] * self.kernel[1]
 
     @property
     def place_dtype(self) -> np.dtype[Any]:
-        """The smallest integer type that numbers the places of the window, and none of them (cuda/kernels/pool.cu)."""
+        """The smallest integer type for the places of the window and for none of them (cuda/kernels/pool.cu)."""
         return np.dtype(np.uint8 if self.places <= 255 else np.int32)
 
     @property
     def pads(self) -> bool:
-        """True if there are zeros around the image."""
         return any(self.padding[0]) or any(self.padding[1])
 
     def padded(self, height: int, width: int) -> IntPair:
-        """Return the size of an image of `height` x `width` with its zeros."""
+        """Return the size of an image with its padding."""
         return height + sum(self.padding[0]), width + sum(self.padding[1])
 
     def output(self, height: int, width: int) -> IntPair:
-        """Return the number of windows in such an image, (H', W'); 0 or less if none fits."""
+        """Return the number of windows, (H', W'); 0 or less if none fits."""
         padded, extent = self.padded(height, width), self.extent
         rows, cols = ((padded[i] - extent[i]) // self.stride[i] + 1 for i in (0, 1))
         return rows, cols
 
     def fits(self, height: int, width: int) -> bool:
-        """Return True if such an image, with its zeros, has room for a window."""
         return min(self.output(height, width)) > 0
 
     def check(self, shape: tuple[int, ...]) -> None:
-        """Refuse images of another shape than (N, H, W, C) with room for a window: kernels would read beyond them."""
+        """Raise ConfigError unless images are (N, H, W, C) with room for a window: kernels would read beyond them."""
         if len(shape) != 4 or not self.fits(*shape[1:3]):
             raise ConfigError(f"images of shape {tuple(shape)}: must be (N, H, W, C) with room for {self}")
 
     def check_weight(self, shape: tuple[int, ...], weight: tuple[int, ...], groups: int = 1) -> None:
-        """Refuse images of `shape` that a weight (K_h, K_w, C / groups, O) does not fit."""
+        """Raise ConfigError unless a weight (K_h, K_w, C / groups, O) fits images of `shape`."""
         self.check(shape)
         fits = weight[:3] == (*self.kernel, shape[3] / groups) and len(weight) == 4 and weight[3] % groups == 0
         if not fits:

@@ -1,7 +1,7 @@
 """Buffers that return by themselves, so that a steady-state training step allocates nothing.
 
-A borrowed array refers to a `Loan`, and so do all views of it. When the last of them is dropped, Python ends the loan
-and the buffer returns to its pool. Nothing here waits for the garbage collector: a closure must not refer to itself.
+A borrowed array and all its views refer to a `Loan`. When the last of them is dropped, the buffer returns to its pool,
+without the garbage collector: a closure must not refer to itself.
 """
 
 from __future__ import annotations
@@ -21,10 +21,7 @@ Lend: TypeAlias = "Callable[[Buffer, tuple[int, ...], Loan], Array]"
 
 
 class ThreadWorkspaces(threading.local):
-    """A `Workspace` for each thread, so that no lock is needed; the buffers of a thread are freed when it ends.
-
-    Prediction may run in other threads while a model is trained.
-    """
+    """A `Workspace` for each thread, which needs no lock and is freed when the thread ends."""
 
     def __init__(self, allocate: Allocate, lend: Lend) -> None:
         self.current = Workspace(allocate, lend)  # `threading.local` calls this once in each thread
@@ -49,7 +46,7 @@ class Buffer:
 
 
 class Loan:
-    """The owner of a borrowed array's memory, for NumPy or CuPy. With its end the buffer returns."""
+    """The owner of a borrowed array's memory, for NumPy or CuPy. When it is deleted, the buffer returns."""
 
     __slots__ = ("__array_interface__", "_buffer", "_workspace")
 
@@ -92,10 +89,9 @@ class Workspace:
         return self._count - free - len(self._returned) - len(self._returned_elsewhere)
 
     def borrow(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        """Return an array of `shape` with arbitrary content.
+        """Return an uninitialized array of `shape`.
 
-        Takes the shortest free buffer that fits, since a later loan may need a longer one; of equally long ones the
-        last returned, which is still in the cache.
+        Takes the shortest free buffer that fits; among equals the last returned, which is still in the cache.
         """
         self._collect()
         key = (shape[1:], dtype)
@@ -114,12 +110,12 @@ class Workspace:
         return self._lend(buffer, shape, Loan(buffer, self))
 
     def take(self, buffer: Buffer) -> None:
-        """Take a buffer back, in any thread and at any time: it takes no lock and calls nothing of the device."""
+        """Take a buffer back, in any thread and at any time, without locks or device calls."""
         (self._returned if get_ident() == self._thread else self._returned_elsewhere).append(buffer)
 
     @contextmanager
     def capturing(self) -> Iterator[None]:
-        """Context in which only what this thread returned is lent: others may have used it on another stream."""
+        """Context in which only buffers returned by this thread are lent: others may be in use on another stream."""
         self._captures = True
         try:
             yield
@@ -127,7 +123,6 @@ class Workspace:
             self._captures = False
 
     def _collect(self) -> None:
-        """Make the returned buffers free."""
         returned, free = self._returned, self._free
         while returned:
             buffer = returned.popleft()

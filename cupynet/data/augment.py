@@ -112,9 +112,6 @@ def augmented(
     """Apply augmentations to images (N, H, W, C) uint8.
 
     Args:
-        parts: the augmentations.
-        images: (N, H, W, C) uint8.
-        seed, epoch: see `SampleRNG`.
         samples: (N,) indices in the data set.
         data: the images (S, H, W, C) with which they are mixed; by default `images`.
         numbers: (S,) the indices of these in the data set; by default 0 .. S - 1.

@@ -130,7 +130,6 @@ def hold_out(labels: Array, part: float, seed: int, name: str) -> tuple[Array, A
     Args:
         labels: (S,) class numbers, or floating-point targets.
         part: the number of samples to hold out; or, below 1, a fraction of each class, which keeps at least one sample.
-        seed: of the choice.
         name: of the argument `part`, for errors.
     """
     count = held_out_count(part, len(labels), name)

@@ -53,10 +53,7 @@ class KnownFile:
 def read_unpacked(path: Path, most: int, digest: str = "") -> bytes:
     """Return the contents of a file, gzip or plain, of at most `most` bytes.
 
-    Args:
-        path: the file.
-        most: the limit.
-        digest: MD5 or SHA-256 of the file or of its unpacked contents; "" if unknown.
+    `digest` is the MD5 or SHA-256 of the file or of its unpacked contents; "" if unknown.
     """
     stored = read_bytes(path, most)
     raw = _inflate(path, stored, most + 1) if stored[:2] == _GZIP else stored

@@ -1,4 +1,4 @@
-"""LeNet on two replicas: the whole method of parameter averaging, without a trainer, a wrapper or a configuration.
+"""LeNet on two replicas: parameter averaging without a trainer, a wrapper or a configuration.
 
     python -m cupynet.guides.lenet_replicas
 

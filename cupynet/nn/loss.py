@@ -27,11 +27,8 @@ class Loss(Described):
     def __call__(self, backend: Backend, prediction: Array, target: Array) -> tuple[Array, Array]:
         """Return the loss of each example (N,), on the device, and the gradient of their mean, times the loss scale.
 
-        Args:
-            backend: where to compute.
-            prediction: (N, O).
-            target: class numbers (N,); after `check_targets` also targets (N, O), or (N, O + 1) with a factor of each
-                example's loss in the last column.
+        Targets are class numbers (N,); after `check_targets` also (N, O), or (N, O + 1) with a factor of each example's
+        loss in the last column.
         """
         raise NotImplementedError
 

@@ -1,5 +1,3 @@
-"""The backend `cupy`: CuPy arrays, cuBLAS products, and the kernels of this package for everything else."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -19,9 +17,9 @@ from cupynet.backend.reference.loss import has_weights
 
 
 class CupyBackend(CudaBatches, CudaConvPool, CudaNorm, CudaUpdate, Backend):
-    """All operations on one GPU, see `CudaDevice`.
+    """All operations on one GPU, with CuPy arrays, see `CudaDevice`.
 
-    The loss of a sample is NaN if its label is out of range, because the host does not wait to check labels.
+    Labels are not checked, to avoid a host synchronization: the loss of a sample with a label out of range is NaN.
     """
 
     def recorder(self) -> Recorder:
@@ -86,7 +84,6 @@ class CupyBackend(CudaBatches, CudaConvPool, CudaNorm, CudaUpdate, Backend):
         return self._loss(f"{kind}_loss", prediction, self._given(labels), parameter, prediction.size, more)
 
     def _given(self, labels: Array) -> tuple[Array | None, Array | None]:
-        """Return class numbers or None, and targets or None."""
         return (self.asarray(labels, np.int64), None) if labels.ndim == 1 else (None, self.asarray(labels, np.float32))
 
     def _loss(
@@ -105,5 +102,5 @@ class CupyBackend(CudaBatches, CudaConvPool, CudaNorm, CudaUpdate, Backend):
 
 
 def _columns(labels: Array, outputs: Array) -> int:
-    """Return the columns of targets (N, O) or (N, O + 1) for outputs (N, O); 0 for class numbers. ConfigError."""
+    """Return the columns of targets (N, O) or (N, O + 1) for outputs (N, O); 0 for class numbers."""
     return outputs.shape[1] + has_weights(labels, outputs.shape[1]) if labels.ndim == 2 else 0

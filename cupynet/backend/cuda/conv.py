@@ -9,8 +9,6 @@ from cupynet.backend.window import Window
 
 
 class CudaConv(CudaDense, ConvOps):
-    """See `ConvOps`."""
-
     def im2col(self, x: Array, window: Window) -> Array:
         n, height, width, channels = x.shape
         places = window.output(height, width)
@@ -41,7 +39,6 @@ class CudaConv(CudaDense, ConvOps):
     def _grouped_backward(
         self, dy: Array, x: Array, weight: Array, weight_grad: Array, window: Window, groups: int, *, need_dx: bool
     ) -> Array | None:
-        """See `ConvOps`. The weight gradient of a depthwise convolution is summed in parts, in a fixed order."""
         if weight.shape[2] > 1:
             return super()._grouped_backward(dy, x, weight, weight_grad, window, groups, need_dx=need_dx)
         n, height, width, channels = x.shape

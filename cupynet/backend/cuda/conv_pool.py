@@ -1,11 +1,9 @@
-"""Convolution, bias, activation and max-pool on the GPU as one operation.
+"""Fused convolution, bias, activation and max-pool on the GPU.
 
-Small patches (few channels, as in the first layer) are convolved directly from the image, without im2col: see
-kernels/conv_pool.cu. Other convolutions use im2col and a cuBLAS product, followed by one kernel for bias, activation
-and pooling. They return the product to the workspace at once, and save the im2col rows and the winners.
-
-A window whose winner is zeroed by ReLU is recorded as having none, so the backward pass reads neither the activation
-nor its output (kernels/pool.cu).
+Small patches (few channels, as in the first layer) are convolved directly from the image, see kernels/conv_pool.cu.
+Other convolutions use im2col and cuBLAS, followed by one kernel for bias, activation and pooling; they save the im2col
+rows and the winners. A window whose winner is zeroed by ReLU is recorded as having none, so the backward pass needs no
+activation output.
 """
 
 from __future__ import annotations
@@ -24,14 +22,12 @@ TAPS = 5  # weights per thread, as in conv_pool.cu
 
 
 class CudaConvPool(CudaConv, CudaPool):
-    """Convolution, pooling, and both fused."""
-
     def fused_pair(self, first: Convolution, pool: Window) -> FusedPair | None:
         return ConvPool(self, first, pool) if first.groups == 1 else None
 
 
 class ConvPool(FusedPair):
-    """One convolution, its activation and its pool, for one image size; the identity and ReLU are applied here."""
+    """A convolution, its activation and its pool, for one image size. Applies identity and ReLU."""
 
     def __init__(self, backend: CudaConvPool, first: Convolution, pool: Window) -> None:
         self.backend, self.conv, self.pool = backend, first, pool
@@ -74,7 +70,7 @@ class ConvPool(FusedPair):
         return dx
 
     def _add_gradients(self, dy: Array, winners: Array, x: Array, grads: Weights) -> None:
-        """Add the gradients of weight and bias: partial sums over the windows, added up in a fixed order."""
+        """Add the gradients of weight and bias, with partial sums in a fixed order."""
         backend, weight_grad = self.backend, grads[0]
         parts = max(1, min(len(x) * dy.shape[1], DIRECT_PARTS))
         sums = [grad if grad is None else backend.borrow((parts, grad.size), grad.dtype) for grad in grads]

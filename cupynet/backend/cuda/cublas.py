@@ -1,11 +1,11 @@
 """2-D products on a GPU: cuBLAS, called through ctypes.
 
-CuPy's own matrix product cannot be captured in a CUDA graph, rounds products of halves to half, and cannot accumulate
-into its output. cuBLAS, which CuPy installs, does all three.
+CuPy's matrix product cannot be captured in a CUDA graph, rounds products of halves to half, and cannot accumulate into
+its output.
 
-The same call gives the same bits with one version of cuBLAS, on GPUs of one architecture and number of
-multiprocessors, if no two streams share a workspace (NVIDIA, cuBLAS manual, "Results Reproducibility"). Here a handle
-has one stream and a workspace of its own, so a run repeats. Other GPUs or versions may differ in the last bits.
+Results are reproducible with one version of cuBLAS on GPUs of one architecture and number of multiprocessors, if no two
+streams share a workspace (NVIDIA, cuBLAS manual, "Results Reproducibility"). Here each handle has one stream and its
+own workspace.
 """
 
 from __future__ import annotations
@@ -54,14 +54,10 @@ class CublasError(RuntimeError):
 
 
 class Library:
-    """The functions of libcublas that are used here, and a pool of unused handles.
+    """The libcublas functions used here, and a pool of unused handles.
 
-    Destroying a handle waits for all work of its device, and a backend is garbage-collected at any moment, in any
-    thread, perhaps while others are in a collective or capture a stream. So handles are never destroyed: the next
-    backend on the device reuses them.
-
-    Args:
-        loaded: the library, from ctypes.
+    Handles are reused and never destroyed: destroying one waits for all work of its device, which can deadlock if the
+    garbage collector does it during a collective or a capture.
     """
 
     def __init__(self, loaded: Any) -> None:
@@ -73,7 +69,7 @@ class Library:
             function.argtypes, function.restype = takes, _INT
 
     def call(self, name: str, *arguments: Any) -> None:
-        """Call a function of `PROTOTYPES`. Raises CublasError if it fails."""
+        """Call a function of `PROTOTYPES`. Raise CublasError if it fails."""
         status = getattr(self._loaded, name)(*arguments)
         if status:
             raise CublasError(f"{name}: {self._loaded.cublasGetStatusName(status).decode()}")
@@ -94,14 +90,7 @@ class Library:
 
 @cache
 def library(cuda: int) -> Library:
-    """Load cuBLAS from NVIDIA's wheels or a toolkit, as CuPy does; else from the system's library path.
-
-    Args:
-        cuda: the CUDA version that CuPy was built for: 12 or 13.
-
-    Raises:
-        ConfigError: cuBLAS is not found.
-    """
+    """Load cuBLAS for CUDA 12 or 13 from NVIDIA's wheels or a toolkit, as CuPy does, else from the library path."""
     path = f"libcublas.so.{cuda}"
     try:
         from cuda.pathfinder import load_nvidia_dynamic_lib
@@ -113,32 +102,22 @@ def library(cuda: int) -> Library:
         return Library(ctypes.CDLL(path))
     except OSError as error:
         raise ConfigError(
-            f"cuBLAS cannot be loaded ({one_line(error)}): pip install 'cupy-cuda{cuda}x[ctk]', or name the folder of "
-            "the toolkit's libraries in LD_LIBRARY_PATH"
+            f"cuBLAS cannot be loaded ({one_line(error)}). Run pip install 'cupy-cuda{cuda}x[ctk]', or add the folder "
+            "of the toolkit's libraries to LD_LIBRARY_PATH"
         ) from error
 
 
 def workspace_bytes(device: Any) -> int:
-    """Return the workspace size in bytes that NVIDIA's manual recommends for the architecture of a device."""
+    """Return the workspace size that NVIDIA's manual recommends for the architecture of a device."""
     return (32 if int(device.compute_capability) >= 90 else 4) * MIB
 
 
 class Cublas:
-    """Products on the device and the stream that are current when this is created; not for two threads at once.
+    """Products on the current device and stream; not for two threads at once.
 
-    Creating it allocates device memory, which must not happen while other threads are in a collective or a stream is
-    captured. A graph with captured products uses the workspace, so it must not outlive this object.
-
-    Args:
-        xp: CuPy.
-        tf32: True to round factors in float to 10 bits of mantissa (TF32), for the tensor cores.
-
-    Attributes:
-        stream: the address of the stream.
-
-    Raises:
-        ConfigError: cuBLAS is not found.
-        CublasError: cuBLAS fails.
+    Creating it allocates device memory, which must not happen during a collective or a capture in another thread. A
+    graph with captured products uses the workspace, so it must not outlive this object. `tf32` rounds float factors to
+    10 bits of mantissa, for the tensor cores.
     """
 
     def __init__(self, xp: ModuleType, *, tf32: bool = False) -> None:
@@ -157,15 +136,11 @@ class Cublas:
     def gemm(self, left: Array, right: Array, out: Array, *, beta: float = 0.0) -> None:
         """out = left right + beta · out, on the stream; if beta is 0, the old contents of `out` are ignored.
 
-        Sums are made in float, or in double for double.
+        Accumulates in float, or in double for double.
 
         Args:
             left, right: (M, K), (K, N) of one precision, contiguous in C or Fortran order.
             out: (M, N), contiguous, not overlapping the factors; in their precision, or in float for 16 bits.
-
-        Raises:
-            ConfigError: the arrays cannot be multiplied.
-            CublasError: cuBLAS fails.
         """
         factor, result, double = left.dtype.name, out.dtype.name, left.dtype == np.float64
         self._check(left, right, out, known=left.dtype == right.dtype and (factor, result) in PRODUCTS)
@@ -181,7 +156,7 @@ class Cublas:
         )  # fmt: skip
 
     def _check(self, left: Array, right: Array, out: Array, *, known: bool) -> None:
-        """Refuse arrays that cuBLAS would misread. known: their dtypes are in `PRODUCTS`."""
+        """Raise ConfigError for arrays that cuBLAS would misread. `known`: their dtypes are in `PRODUCTS`."""
         fit = left.shape[1] == right.shape[0] and out.shape == (left.shape[0], right.shape[1])
         whole = out.flags.c_contiguous and all(a.flags.c_contiguous or a.flags.f_contiguous for a in (left, right))
         if not (known and fit and whole):

@@ -1,5 +1,3 @@
-"""Products by cuBLAS; biases and sums over rows by kernels."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -17,7 +15,7 @@ FEW_ROWS = 128  # the fewest rows of a partial sum
 
 
 class CudaDense(CudaDevice, DenseOps):
-    """See `DenseOps`. Sums over rows are made in parts, then over the parts, always in the same order."""
+    """See `DenseOps`. Sums over rows have a fixed order: in parts, then over the parts."""
 
     def _gemm(self, left: Array, right: Array, out: Array, beta: float = 0.0) -> None:
         """out = left right + beta · out. The first product on a stream allocates memory."""
@@ -29,7 +27,6 @@ class CudaDense(CudaDevice, DenseOps):
             self._cublas.gemm(left, right, out, beta=beta)
 
     def _operand(self, a: Array) -> Array:
-        """See `DenseOps`. cuBLAS does not accept arrays with gaps."""
         if a.flags.c_contiguous or a.flags.f_contiguous:
             return super()._operand(a)
         copy = self.borrow(a.shape, self.policy.compute)
@@ -37,7 +34,6 @@ class CudaDense(CudaDevice, DenseOps):
         return copy
 
     def _add_product(self, grad: Array, a: Array, dy: Array) -> None:
-        """See `DenseOps`. Summed in the precision of the gradient: there is no rounding before the addition."""
         self._gemm(a.T, dy, grad, beta=1.0)
 
     def _add_bias(self, y: Array, bias: Array) -> None:
@@ -56,18 +52,18 @@ class CudaDense(CudaDevice, DenseOps):
         self._column_sums(self._wide, sums, grad, parts, 1, add=True)
 
     def _column_sums(self, kind: str, values: Array, sums: Array, length: int, parts: int, *, add: bool) -> None:
-        """`parts` sums of `length` rows each."""
+        """Compute `parts` sums of `length` rows each."""
         rows, columns = values.shape
         if rows and columns:
             self._columns(f"column_sums_{kind}", columns, parts, values, sums, rows, columns, length, parts, int(add))
 
     def _chunks(self, rows: int) -> tuple[int, int]:
-        """Return the rows of a partial sum, and the number of partial sums."""
+        """Return the number of rows of a partial sum, and the number of partial sums."""
         length = max(FEW_ROWS, -(-rows // MOST_PARTS))
         return length, -(-rows // length)
 
     def _by_chunks(self, name: str, rows: int, columns: int, *arguments: Any) -> None:
-        """Launch a kernel that makes partial sums of the columns; these sizes are its last arguments."""
+        """Launch a kernel that computes partial sums of columns; these sizes are its last arguments."""
         length, parts = self._chunks(rows)
         self._columns(name, columns, parts, *arguments, rows, columns, length, parts)
 
@@ -80,7 +76,7 @@ class CudaDense(CudaDevice, DenseOps):
         self.kernels.launch(name, grid, (across, threads // across), *arguments)
 
     def _parts(self, rows: int, columns: int) -> Array:
-        """Memory for two partial sums of each column."""
+        """Return memory for two partial sums of each column."""
         return self.borrow((self._chunks(rows)[1], 2 * columns), self.policy.accumulate)
 
     def _added(self, parts: Array, columns: int) -> Array:

@@ -1,5 +1,3 @@
-"""A GPU: CuPy arrays and the worker's stream."""
-
 from __future__ import annotations
 
 import math
@@ -29,12 +27,9 @@ _thread = threading.local()  # `mark`: of the backend that the thread activated 
 class CudaDevice(Device):
     """CuPy arrays on one device.
 
-    Each worker calls `activate` once, in its own thread, and everything it does is on its non-blocking stream. Other
-    threads that use the backend (a caller that predicts or reads weights) use the same stream, so work runs in the
-    order of the calls and freed memory is reused only after its last use. They wait while the worker captures a graph.
-
-    Kernels trust shapes. `Kernels.launch` refuses arrays with gaps or in another
-    precision than the policy's.
+    Each worker calls `activate` once, in its own thread, and uses its own non-blocking stream. Other threads that use
+    the backend share this stream, so freed memory is reused only after its last use. They wait while the worker
+    captures a graph.
 
     Args:
         dtype: half, bfloat16, float or double.
@@ -89,7 +84,7 @@ class CudaDevice(Device):
             _thread.mark = None
 
     def activated(self) -> AbstractContextManager[Any]:
-        """See `Device.here`. Does nothing in the worker's thread, which has the device and the stream anyway."""
+        """See `Device.activated`. No effect in the worker's thread, where device and stream are current."""
         if getattr(_thread, "mark", None) is self._mark:
             current = self.xp.cuda.get_current_stream()
             if current.ptr == self._stream.ptr:  # else the thread has entered another stream since
@@ -129,11 +124,11 @@ class CudaDevice(Device):
                 self._stream.synchronize()
 
     def stream(self) -> int:
-        """Return the handle of this backend's stream (cudaStream_t), for libraries such as NCCL."""
+        """The handle of this backend's stream (cudaStream_t), for libraries such as NCCL."""
         return int(self._stream.ptr)
 
     def place(self) -> str:
-        """Return an identifier of the GPU that is the same in all processes: host name and PCI bus ID."""
+        """The GPU's host name and PCI bus ID, which identify it in all processes."""
         return f"{platform.node()} {self.xp.cuda.runtime.deviceGetPCIBusId(self.device)}"
 
     def prepare(self) -> None:
@@ -150,13 +145,13 @@ class CudaDevice(Device):
             return event
 
     def wait_event(self, *events: Any) -> None:
-        """Make work queued later on this stream wait for events of other backends. The host does not wait."""
+        """Make later work on this stream wait for events of other backends. The host does not wait."""
         with self.activated():
             for event in events:
                 self.xp.cuda.get_current_stream().wait_event(event)
 
     def fetch(self, out: Array, array: Array, source: Device) -> None:
-        """Copy `array`, on the device of `source`, to `out`, which has the same shape and dtype."""
+        """Copy `array`, on the device of `source`, to `out`, of the same shape and dtype."""
         with self.activated():
             if source.device == self.device:
                 out[...] = array
@@ -180,7 +175,7 @@ class CudaDevice(Device):
             self.kernels.flat(name, count, *arguments, count, at_once=SIXTEEN // widest)
 
     def _geometry(self, shape: tuple[int, ...], window: Window) -> tuple[int, ...]:
-        """Return the sizes of images (N, H, W, C) and of windows over them, in the order of kernel parameters."""
+        """Return the sizes of images (N, H, W, C) and their windows, in the order of kernel parameters."""
         n, height, width, channels = shape
         output, (top, _), (left, _) = window.output(height, width), *window.padding
         if channels * max(math.prod(output) * window.places, math.prod(window.padded(height, width))) >= MOST_VALUES:

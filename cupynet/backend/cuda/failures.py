@@ -1,7 +1,6 @@
-"""Messages for CuPy errors of a device that is out of memory or has failed.
+"""Messages for CuPy errors of a device that is out of memory or has failed, recognized by the names in their texts.
 
-Errors are recognized by the names in their texts. Errors of an address or an instruction (`cudaErrorIllegalAddress`)
-are not among them: they are most likely bugs of a kernel, and keep their traceback.
+Illegal addresses or instructions are most likely bugs of a kernel, and keep their traceback.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ LOST = re.compile(
 
 
 def failure(error: BaseException, device: int) -> Failure | None:
-    """Return what a CuPy error says about the device; None for any other error."""
+    """Diagnose a CuPy error of the device; return None for any other error."""
     text, kind = one_line(error), type(error).__name__
     if isinstance(error, RuntimeError) and LOST.search(text):
         return Failure(
-            f"device {device} has failed ({text}), and its pending work is lost: see the system log (dmesg, nvidia-smi "
+            f"device {device} has failed ({text}), and its pending work is lost. See the system log (dmesg, nvidia-smi "
             "-q), and resume from the last checkpoint, on other devices if this one does not recover",
             of_memory=False,
         )
@@ -36,4 +35,4 @@ def failure(error: BaseException, device: int) -> Failure | None:
     there = pool(device)
     limit = "without a limit" if there.limit is None else f"of at most {amount(there.limit)}"
     holds = f"its pool, {limit}, holds {amount(there.held)}, {amount(there.used)} of it in use"
-    return Failure(f"device {device} has no memory left: {text.rstrip('.')}; {holds}", of_memory=True)
+    return Failure(f"device {device} is out of memory: {text.rstrip('.')}; {holds}", of_memory=True)

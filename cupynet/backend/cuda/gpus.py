@@ -1,12 +1,7 @@
 """The GPUs of this machine and their memory, as CuPy sees them.
 
-CuPy imports without a GPU and fails on first use in several ways; `probe` tries a real kernel and a real product and
-returns the reason as text.
-
-A memory pool keeps freed memory for the next array. CuPy tracks neither the peak use of a pool nor its peak size. What
-a pool holds only grows until it is emptied, so its size just before that is its peak size, except that CuPy empties a
-pool by itself at its limit. Use can only be sampled: an allocation hook sees one thread and costs a Python call for
-each allocation.
+What a memory pool holds only grows until it is emptied, so its size just before that is its peak size, except that CuPy
+empties a pool by itself at its limit. CuPy tracks no peak use, and an allocation hook would be too slow.
 """
 
 from __future__ import annotations
@@ -26,15 +21,15 @@ _before: dict[int, int] = {}  # by device: the limit before the first `limit_poo
 
 
 def has_driver() -> bool:
-    """Return True if the NVIDIA driver is installed, so the machine may have a GPU for CuPy."""
+    """Return True if the NVIDIA driver is installed."""
     return shutil.which("nvidia-smi") is not None or Path("/proc/driver/nvidia").exists()
 
 
 def probe(device: int = 0) -> str | None:
-    """Return why CuPy cannot be used on this machine, in a few words, or None.
+    """Return why CuPy cannot be used on this machine, or None, by running a kernel and a product.
 
-    device: the device to try, modulo the number of devices. No other is used: a process that uses a device occupies
-        some of its memory until it ends.
+    Args:
+        device: the only device to try, modulo their number; a process occupies memory of each device it uses.
     """
     try:
         import cupy
@@ -54,19 +49,19 @@ def probe(device: int = 0) -> str | None:
 
 
 def device_count() -> int:
-    """Return the number of GPUs that CuPy sees; call it after `probe` has returned None."""
+    """Return the number of GPUs. Call `probe` first."""
     import cupy
 
     return int(cupy.cuda.runtime.getDeviceCount())
 
 
 def inventory() -> dict[str, Any]:
-    """Describe the GPUs; call it after `probe` has returned None.
+    """Describe the GPUs. Call `probe` first.
 
     Returns:
         The versions of CuPy (`cupy`), of the CUDA it was built for (`runtime`), of the newest CUDA of the driver
-        (`driver`) and of NCCL (`nccl`, None if it is missing); and `devices`, each with its name, capability, and
-        bytes of memory, total and free.
+        (`driver`) and of NCCL (`nccl`, or None); and `devices`, each with its name, capability, and bytes of memory,
+        total and free.
     """
     import cupy
 
@@ -96,7 +91,7 @@ def _version(code: int) -> str:
 
 
 def memory(devices: list[int]) -> int:
-    """Return the bytes of the smallest memory of the devices."""
+    """Return the smallest memory of the devices, in bytes."""
     import cupy
 
     sizes = []
@@ -112,8 +107,8 @@ class Pool:
 
     Attributes:
         used: in arrays.
-        held: in arrays, and kept for the next ones.
-        limit: the most that it may hold; None for no limit.
+        held: in arrays, and kept for later ones.
+        limit: the most that it may hold, or None.
     """
 
     used: int
@@ -122,7 +117,6 @@ class Pool:
 
 
 def pool(device: int) -> Pool:
-    """Return the state of a device's pool."""
     import cupy
 
     with cupy.cuda.Device(device):
@@ -131,17 +125,14 @@ def pool(device: int) -> Pool:
 
 
 def pinned_blocks() -> int:
-    """Free blocks in the pool of pinned host memory, which reports no bytes and has no limit."""
+    """Return the number of free blocks in the pool of pinned host memory, which reports no bytes."""
     import cupy
 
     return int(cupy.get_default_pinned_memory_pool().n_free_blocks())
 
 
 def limit_pools(devices: list[int], limit: int | float | None) -> None:
-    """Limit the pool of each device to `limit` bytes, or to a float as a fraction of the device; None restores it.
-
-    Empties the pools first, so that peak sizes are measured from here on.
-    """
+    """Empty the pool of each device and limit it to `limit` bytes, or to a float fraction; None restores it."""
     import cupy
 
     gc.collect()  # backends that are no longer used are in reference cycles, with all the memory they lent

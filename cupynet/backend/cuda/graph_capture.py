@@ -1,8 +1,4 @@
-"""Steps of training as CUDA graphs, by CuPy's stream capture: captured once, launched many times.
-
-The numbers of a step are in the device's memory, in its controls (backend/controls.py), so that the host can
-launch the next step without waiting for the last.
-"""
+"""Training steps as CUDA graphs, by CuPy's stream capture: captured once, launched many times."""
 
 from __future__ import annotations
 
@@ -21,12 +17,12 @@ if TYPE_CHECKING:
 
 
 def _refuse(nbytes: int) -> Any:
-    """Replaces the pool during capture: every launch would write to the memory, which others could get meanwhile."""
+    """Allocator during capture; always raises: a graph must not write to memory that the pool may reuse."""
     raise RuntimeError(f"it allocates {nbytes} bytes of device memory outside the workspace")
 
 
 class Recorder:
-    """Captures steps of one backend, in its worker's thread, and holds their controls."""
+    """Captures steps of one backend, in its worker's thread, and holds their controls (backend/controls.py)."""
 
     def __init__(self, backend: CudaDevice) -> None:
         self._backend = backend
@@ -49,15 +45,15 @@ class Recorder:
 
     @contextmanager
     def first(self) -> Iterator[None]:
-        """Context for work that is done for the first time: no other thread captures meanwhile."""
+        """Context for the first run of some work, during which no other thread captures."""
         with self._backend.apart, first_use:
             yield
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         """Capture the work without running it; return a function that launches it.
 
-        The work must have run before, so that memory and kernels exist. Any exception means that it cannot be
-        captured. One thread captures at a time: CuPy does not consider captures in several threads safe.
+        The work must have run before, so that memory and kernels exist. Any exception means that it cannot be captured.
+        Only one thread captures at a time, as CuPy requires.
         """
         activated = self._backend.activated
         with (
@@ -83,19 +79,18 @@ class Recorder:
         return launch
 
     def judge(self, loss: Array, squared_norm: Array, hits: Array, samples: int, scaling: Scaling) -> None:
-        """Decide on the device whether the step is made, see `judge` in update.cu.
+        """Decide on the device whether the step is applied, see `judge` in update.cu.
 
         Args:
-            loss: the sum of the losses of `samples` samples, 0-d on the device.
-            squared_norm: of the gradient, likewise.
-            hits: the number of these samples that are classified correctly, likewise.
+            loss, squared_norm, hits: 0-d on the device: the sum over `samples` samples, of the gradient, and the number
+                of correctly classified samples.
         """
         how = scaling.grow_after, scaling.least, scaling.most
         name = f"judge_{self._backend._wide}"
         self._backend.kernels.launch(name, (1,), (1,), self._controls, loss, squared_norm, hits, samples, *how)
 
     def undo(self, vector: Array, kept: Array) -> None:
-        """Overwrite a vector with its copy `kept` if the step is skipped; in the accumulation precision."""
+        """Restore a vector, in the accumulation precision, from its copy `kept` if the step is skipped."""
         self._backend._flat(f"undo_{self._backend._wide}", vector.size, vector, kept, self._controls)
 
     def steer(self, numbers: tuple[float, float, float, float]) -> None:
@@ -109,8 +104,5 @@ class Recorder:
         return dict(zip(Control, self._backend.to_host(self._controls).tolist(), strict=True))
 
     def begin(self, scale: float, used: float, steady: int) -> None:
-        """Begin a new series of steps with a loss scale that has been steady for so many. The last step counts as made.
-
-        scale, used: see `Control`.
-        """
+        """Start a series of steps. The loss scale is unchanged for `steady` steps; the last step counts as applied."""
         self._backend.kernels.launch("begin_double", (1,), (1,), self._controls, scale, used, steady)

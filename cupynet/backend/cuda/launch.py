@@ -1,11 +1,10 @@
 """Compiles and launches the kernels of the .cu files in `kernels/`.
 
-CuPy checks no argument: a kernel would misread an array of another precision or device, a view with gaps, or a Python
-float for a C float. Here every array is checked, and every number is cast to the exact type of its parameter, by the
-table `INSTANCES` (a test compares it with the C++ text).
+CuPy does not check arguments: a kernel would misread an array of another precision or device, a view with gaps, or a
+Python float for a C float. Here every array is checked and every number is cast, by the table `INSTANCES`.
 
-A module is one file compiled for one precision, because NVRTC takes much longer for all four. `prepare` compiles all
-files in parallel; CuPy caches the modules on disk.
+A module is one file compiled for one precision, because NVRTC takes much longer for all four. CuPy caches the modules
+on disk.
 """
 
 from __future__ import annotations
@@ -169,7 +168,8 @@ def _instances() -> Iterator[tuple[str, Instance]]:
 def _modules_with(kind: str, instances: tuple[str, ...]) -> tuple[str, ...]:
     """Return the precisions whose modules contain an instance, see "instances" in common.cuh.
 
-    instances: the precisions of its kernel if it has none in 16 bits; otherwise empty.
+    Args:
+        instances: the precisions of its kernel if it has none in 16 bits; otherwise empty.
     """
     if len(instances) == 1:
         return tuple(KINDS)
@@ -185,21 +185,17 @@ INSTANCES = dict(_instances())
 
 
 def source(file: str) -> str:
-    """Return the text of a .cu file with the header in place of the line that includes it.
-
-    CuPy caches compiled kernels by their text, and would not notice that a header has changed.
-    """
+    """Return the text of a .cu file with its header included: CuPy's cache does not notice changed headers."""
     text, line = (FOLDER / f"{file}.cu").read_text("utf-8"), f'#include "{HEADER}"\n'
     return text.replace(line, (FOLDER / HEADER).read_text("utf-8"))
 
 
 def power_of_two(number: int) -> int:
-    """Return the smallest power of two that is at least `number`."""
     return 1 << max(number - 1, 0).bit_length()
 
 
 def options(kind: str) -> tuple[str, ...]:
-    """Return the compiler options for the modules of one precision."""
+    """Return the compiler options for one precision."""
     return *OPTIONS, f"-DONLY_{kind.upper()}"
 
 
@@ -217,11 +213,8 @@ class Kernels:
         device: number of the GPU of all arrays.
         here: a context with that device and the stream of launches as the current ones.
         kind: the precision of the backend.
-        max_block_size: the most threads of a block; the largest power of two up to it is used.
+        max_block_size: the most threads of a block, rounded down to a power of two.
         max_grid_size: the most blocks of a grid; None for no limit.
-
-    Raises:
-        ConfigError: one of the sizes is out of range.
     """
 
     def __init__(
@@ -240,10 +233,7 @@ class Kernels:
         self._functions: dict[str, tuple[Any, list[tuple[Parameter, Any]]]] = {}
 
     def prepare(self) -> None:
-        """Compile all files for the backend's precision in parallel, and load them.
-
-        Later operations do not wait for the compiler, and later processes find the modules in CuPy's cache on disk.
-        """
+        """Compile all files for the backend's precision in parallel, and load them."""
         with self._here(), first_use, ThreadPoolExecutor(min(COMPILERS, len(usable_cores()))) as pool:
             list(pool.map(self._load, [self._module(file, self._kind) for file in TAKES]))
 
@@ -252,7 +242,7 @@ class Kernels:
             module.compile()
 
     def flat(self, name: str, count: int, *arguments: Any, at_once: int = 1) -> None:
-        """Launch a thread for each `at_once` of `count` values; nothing if there are none."""
+        """Launch a thread for each `at_once` of `count` values."""
         if count:
             blocks = min(-(-count // (at_once * self.threads)), self.blocks)
             self.launch(name, (blocks,), (self.threads,), *arguments)
@@ -272,10 +262,7 @@ class Kernels:
             self.launch(name, (min(-(-rows // down), self.blocks),), (across, down), *arguments)
 
     def launch(self, name: str, grid: tuple[int, ...], block: tuple[int, ...], *arguments: Any) -> None:
-        """Launch an instance, such as `relu_half`, on the stream.
-
-        Args:
-            arguments: arrays and numbers in the order of `INSTANCES`, None for a missing array.
+        """Launch an instance, such as `relu_half`, on the stream; arguments are as in `INSTANCES`, or None.
 
         Raises:
             ConfigError: an array has another precision than its parameter, has gaps, or is on another device.
@@ -287,7 +274,7 @@ class Kernels:
             function(grid, block, given)
 
     def _checked(self, name: str, position: int, parameter: Parameter, dtype: Any, argument: Any) -> Any:
-        """Return an argument in the form that CuPy passes on."""
+        """Validate an argument and convert it to the form that CuPy passes on."""
         if not parameter.array:
             return dtype.type(argument if dtype.kind == "f" else operator.index(argument))
         if argument is None and parameter.null:
@@ -302,7 +289,7 @@ class Kernels:
         return argument
 
     def _function(self, name: str) -> tuple[Any, list[tuple[Parameter, Any]]]:
-        """Return the compiled kernel and its parameters; compiled once."""
+        """Return the compiled kernel and its parameters."""
         instance = INSTANCES[name]
         with self._here(), first_use:
             kind = self._kind if self._kind in instance.modules else instance.kind

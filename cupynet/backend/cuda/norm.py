@@ -1,5 +1,3 @@
-"""Batch and layer normalization on the GPU."""
-
 from __future__ import annotations
 
 from cupynet.backend.array import Array
@@ -12,7 +10,7 @@ MERGED = 8  # columns whose partial sums a block merges: with fewer, more of its
 
 
 class CudaNorm(CudaDense, NormOps):
-    """See `NormOps`. Sums over rows are made in parts, then over the parts, always in the same order."""
+    """See `NormOps`. Sums over rows have a fixed order: in parts, then over the parts."""
 
     def channel_moments(self, x: Array) -> Array:
         columns = x.shape[-1]
@@ -78,6 +76,6 @@ class CudaNorm(CudaDense, NormOps):
         return dy
 
     def _at_once(self, columns: int) -> int:
-        """Return the values of a row that a thread reads in one access."""
+        """Return the number of values of a row that a thread reads in one access."""
         several = SIXTEEN // self.policy.storage.itemsize
         return 1 if columns % several else several

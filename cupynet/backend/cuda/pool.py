@@ -1,5 +1,3 @@
-"""Pooling on the GPU."""
-
 from __future__ import annotations
 
 import math
@@ -11,14 +9,12 @@ from cupynet.backend.window import Window
 
 
 class CudaPool(CudaDevice, PoolOps):
-    """See `PoolOps`."""
-
     def max_pool2d(self, x: Array, window: Window) -> tuple[Array, Array]:
         window.check(x.shape)
         return self._pool(x, None, window, relu=False)
 
     def _pool(self, x: Array, bias: Array | None, window: Window, *, relu: bool) -> tuple[Array, Array]:
-        """The pool of x + bias, with ReLU or not, and its winners, see pool.cu."""
+        """Return the pool of x + bias, with ReLU or not, and its winners, see pool.cu."""
         y = self.borrow((len(x), *window.output(*x.shape[1:3]), x.shape[3]))
         winners = self.borrow(y.shape, window.place_dtype)
         name, sizes = f"max_pool_{self._kind}_{winners.dtype.name}", self._geometry(x.shape, window)

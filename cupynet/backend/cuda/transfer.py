@@ -1,8 +1,8 @@
 """Batches of a data set on a GPU, and images that stay there.
 
-cudaMalloc and cudaHostAlloc wait for the device, which may itself wait in an NCCL collective for a thread that has not
-arrived. So a transfer allocates memory only at creation or in `begin`, in the worker's thread. Other calls only copy,
-launch, and record existing events. The prefetch thread never uses the device.
+cudaMalloc and cudaHostAlloc wait for the device, which may itself wait in an NCCL collective for another thread. So a
+transfer allocates memory only at creation or in `begin`, in the worker's thread. The prefetch thread never uses the
+device.
 """
 
 from __future__ import annotations
@@ -27,15 +27,7 @@ NUMBERS = 2 * 8  # bytes of a sample's index and class number
 
 
 class Staging:
-    """Two alternating buffers of pinned memory, for copies that the host does not wait for.
-
-    A buffer is overwritten only after its contents have arrived. Data is sent to the current device, on the current
-    stream.
-
-    Args:
-        xp: CuPy.
-        nbytes: bytes of the largest array that is sent.
-    """
+    """Two alternating pinned buffers of `nbytes`, for asynchronous copies to the current device and stream."""
 
     def __init__(self, xp: Any, nbytes: int) -> None:
         size, self._cuda = max(nbytes, 1), xp.cuda
@@ -56,25 +48,17 @@ class Staging:
         self._turn = 1 - self._turn
 
     def close(self) -> None:
-        """Wait until everything has arrived, and free the memory."""
+        """Wait for pending copies, and free the memory."""
         for arrived in self._arrived:
             arrived.synchronize()
         self._buffers.clear()
 
 
 class Resident:
-    """The images of a data set on one device, for all workers of a process that train there.
+    """The images (S, H, W, C) of a data set on one device, shared by all workers of a process that train there.
 
-    They are allocated and freed on a stream that the workers share, which waits for each worker that leaves. The host
-    does not wait: a stream may end in a collective that another worker never joins.
-
-    Args:
-        xp: CuPy.
-        stream: the shared stream, of the current device.
-        images: (S, H, W, C) on the host.
-
-    Attributes:
-        images: the same on the device.
+    They are allocated and freed on a shared stream, which waits for each worker that leaves. The host does not wait: a
+    stream may end in a collective that another worker never joins.
     """
 
     def __init__(self, xp: Any, stream: Any, images: Any) -> None:
@@ -89,7 +73,7 @@ class Resident:
             staging.close()  # everything has arrived: no stream needs to wait for this one
 
     def leave(self, backend: CudaDevice) -> None:
-        """Release the images for this worker. When no worker holds them, memory is freed after pending work."""
+        """Release the images for this worker. After the last one, memory is freed when pending work is done."""
         with backend.activated():
             self._stream.wait_event(backend.record_event())
 
@@ -112,7 +96,7 @@ def resident(backend: CudaDevice, images: Any, on_device: bool | str, shared: Sh
                 return None
             raise ConfigError(
                 f"{amount(images.nbytes)} of images do not fit on device {backend.device}, which holds other data "
-                "already: use auto or false",
+                "already. Use auto or false",
                 setting="data_on_device",
                 value="true",
             ) from error
@@ -128,10 +112,7 @@ def _free(xp: Any) -> int:
 
 
 class BatchBuffers:
-    """Batch buffers of closed transfers that captured graphs still reference.
-
-    The next transfer reuses such a buffer, so the graphs that read it need no copy.
-    """
+    """Batch buffers of closed transfers, reused because captured graphs still reference them."""
 
     def __init__(self) -> None:
         self._left: list[weakref.ref[Array]] = []
@@ -146,17 +127,13 @@ class BatchBuffers:
         return backend.allocate(shape, backend.policy.storage)
 
     def leave(self, array: Array) -> None:
-        """Make the buffer of a closed transfer available to the next one."""
         self._left = [place for place in self._left if place() is not None]
         self._left.append(weakref.ref(array))
 
 
 class CudaBatches(CudaDevice, BatchOps):
-    """See `BatchOps`."""
-
     @cached_property
     def batches(self) -> BatchBuffers:
-        """Batch buffers of closed transfers, to be reused."""
         return BatchBuffers()
 
     def load_images(self, images: Any, samples: Any, pixels: PixelScale = FRACTIONS) -> Array:
@@ -171,13 +148,11 @@ class CudaBatches(CudaDevice, BatchOps):
         return self.asarray(np.array(pixels.scale, wide)), self.asarray(np.array(pixels.shift, wide))
 
     def _gather(self, images: Array, samples: Array | None, out: Array, tables: tuple[Array, Array]) -> None:
-        """Write scaled images to `out`: out = scale * images[samples] + shift. All arrays are on the device.
+        """Write scaled images to `out` (N, H, W, C): out = scale * images[samples] + shift, all on the device.
 
         Args:
             images: (S, H, W, C) uint8; or (N, H, W, C) floating-point numbers, which are not scaled, without `samples`.
             samples: (N,) int64; None for the first N.
-            out: (N, H, W, C).
-            tables: scale and shift.
         """
         if samples is None and images.dtype != np.uint8:
             with self.activated():
@@ -190,11 +165,7 @@ class CudaBatches(CudaDevice, BatchOps):
         self.kernels.images(f"load_images_{self._kind}", count, size, *arguments)
 
     def transfer(self, data: HostData, batch_size: int, on_device: bool | str, shared: Shared) -> Transfer:
-        """See `BatchOps.transfer`. Images that are augmented on the host, or floats, are sent batch by batch.
-
-        Raises:
-            ConfigError: the images must stay on the device, but do not fit, are floats or are augmented on the host.
-        """
+        """See `BatchOps.transfer`. Images that are augmented on the host, or floats, are sent batch by batch."""
         there = None
         if data.images is not None and on_device:
             sent = data.edited or data.images.dtype != np.uint8
@@ -209,11 +180,11 @@ class CudaBatches(CudaDevice, BatchOps):
 class CudaTransfer(Transfer):
     """Writes every batch to the same memory, on the worker's stream, when the worker calls `send`.
 
-    An epoch begins with two copies: the indices of its samples in order, and their labels. Images are gathered on the
-    device if they stay there. Otherwise each batch is gathered on the host and sent from pinned memory.
+    `begin` copies the epoch's sample indices and labels. Images are gathered on the device if they stay there.
+    Otherwise each batch is gathered on the host and sent from pinned memory.
 
     Args:
-        data, batch_size: see `Device.transfer`.
+        data, batch_size: see `BatchOps.transfer`.
         resident: the images on the device; None if they are sent.
     """
 

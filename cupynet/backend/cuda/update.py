@@ -1,5 +1,3 @@
-"""Averages, norms and updates of flat vectors on the GPU."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -15,8 +13,6 @@ MOST_ALONG = 32  # blocks along a stretch of weights
 
 
 class CudaUpdate(CudaDevice, UpdateOps):
-    """See `UpdateOps`."""
-
     def weighted_sum(self, out: Array, parts: list[Array], shares: list[float]) -> None:
         """See `UpdateOps`. With more than 16 parts, the sum is rounded to the vectors' precision after every 16."""
         counted = [(part, share) for part, share in zip(parts, shares, strict=True) if share]
@@ -35,7 +31,7 @@ class CudaUpdate(CudaDevice, UpdateOps):
         return self._total("values", vector, squares=False)
 
     def _total(self, what: str, vector: Array, *, squares: bool) -> Array:
-        """The sum of a vector or of its squares: in parts, then over the parts, always in the same order."""
+        """Return the sum of a vector or of its squares, in a fixed order: in parts, then over the parts."""
         if what not in self._totals:
             self._totals[what] = self.allocate((), self.policy.accumulate)
         total, name, threads = self._totals[what], f"sum_vector_{self._wide}", self.kernels.threads

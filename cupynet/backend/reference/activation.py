@@ -1,7 +1,7 @@
-"""Activations: the reference.
+"""Reference implementation of activations.
 
 Pointwise activations are computed in the accumulation precision, in a form that neither overflows nor loses small
-results for large |x|. Derivatives are functions of the output y, or of the input x if y does not suffice (`OF_INPUT`).
+results for large |x|. Derivatives are functions of the output y, or of the input x (`OF_INPUT`).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def erfc(xp: Any, z: Array) -> Array:
     """Return the complementary error function of z >= 0.
 
     The relative error is at most max(8, z²) times the machine epsilon, because exp(-z²) amplifies the rounding error of
-    z². It reaches 511 units in the last place in double precision, and 66 in single precision.
+    z².
     """
     near, middle = xp.minimum(z, FIRST), xp.minimum(xp.maximum(z, FIRST), SECOND)
     far = xp.minimum(xp.maximum(z, SECOND), LAST)
@@ -72,7 +72,7 @@ def erfc(xp: Any, z: Array) -> Array:
 
 
 def normal_cdf(xp: Any, x: Array) -> Array:
-    """Return the probability that a standard normal number is below x: erfc(-x / sqrt 2) / 2."""
+    """Return the standard normal CDF of x: erfc(-x / sqrt 2) / 2."""
     half = erfc(xp, abs(x) * math.sqrt(0.5)) * 0.5
     return xp.where(x > 0, 1 - half, half)
 
@@ -89,7 +89,7 @@ def _gelu_slope(xp: Any, x: Array) -> Array:
 
 @dataclass(frozen=True)
 class Pointwise:
-    """One activation: `forward(xp, x, slope)` is y, `derivative(xp, kept, slope)` dy/dx as a function of y, or of x."""
+    """One activation: `forward(xp, x, slope)` is y, `derivative(xp, kept, slope)` is dy/dx, as a function of y or x."""
 
     forward: Function
     derivative: Function
@@ -120,10 +120,8 @@ OF_INPUT = ("gelu", "silu")  # y does not determine x, so the derivative needs x
 
 
 class ActivationOps(Device):
-    """Activations and their derivatives."""
-
     def add(self, a: Array, b: Array, out: Array) -> Array:
-        """out = a + b, of any shape; `out` may be one of them, and is returned."""
+        """out = a + b; `out` may be one of them, and is returned."""
         return self.xp.add(a, b, out=out)
 
     def relu(self, x: Array) -> Array:
@@ -131,12 +129,12 @@ class ActivationOps(Device):
         return self.xp.maximum(x, 0, out=x)
 
     def relu_backward(self, dy: Array, y: Array) -> Array:
-        """dy where the output y is positive, else 0; in place, of any shape."""
+        """dy where the output y is positive, else 0; in place."""
         self.xp.copyto(dy, dy.dtype.type(0), where=~(y > 0))  # no product: 0 times NaN is NaN
         return dy
 
     def softmax(self, x: Array) -> Array:
-        """exp(x) / sum exp(x) over the last axis of x (..., O), in place, shifted by the largest: nothing overflows."""
+        """exp(x) / sum exp(x) over the last axis of x (..., O), in place, without overflow."""
         wide = x.astype(self.policy.accumulate)
         wide -= wide.max(axis=-1, keepdims=True)
         self.xp.exp(wide, out=wide)
@@ -153,20 +151,12 @@ class ActivationOps(Device):
         return dy
 
     def pointwise(self, name: str, x: Array, out: Array, slope: float = 0.0) -> Array:
-        """out = the activation of each value of x, of any shape; `out` may be x, and is returned.
-
-        Args:
-            name: leaky_relu, elu, tanh, sigmoid, softplus, gelu or silu.
-            slope: of leaky_relu below zero.
-        """
+        """out = leaky_relu, elu, tanh, sigmoid, softplus, gelu or silu of x, of any shape; `out` may be x."""
         out[...] = POINTWISE[name].forward(self.xp, x.astype(self.policy.accumulate), slope)
         return out
 
     def pointwise_backward(self, name: str, dy: Array, kept: Array, slope: float = 0.0) -> Array:
-        """dy, of any shape, times the derivative of the activation, in place.
-
-        kept: the output y; for gelu and silu the input x.
-        """
+        """Multiply dy by the derivative of the activation, in place; `kept` is y, or x for gelu and silu."""
         factor = POINTWISE[name].derivative(self.xp, kept.astype(self.policy.accumulate), slope)
         dy[...] = dy * factor
         return dy

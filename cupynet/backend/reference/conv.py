@@ -1,5 +1,3 @@
-"""Convolutions as matrix products of im2col rows: the reference."""
-
 from __future__ import annotations
 
 import numpy as np
@@ -11,13 +9,10 @@ from cupynet.backend.window import Window
 
 
 class ConvOps(DenseOps):
-    """2-D cross-correlation, in groups or not, and its derivative."""
+    """2-D cross-correlation and its derivative, as matrix products of im2col rows."""
 
     def im2col(self, x: Array, window: Window) -> Array:
-        """Return the windows of x as rows, in the compute precision: (N, H, W, C) -> (N·H'·W', K_h·K_w·C).
-
-        Chellapilla et al. 2006.
-        """
+        """Return windows as rows (Chellapilla et al. 2006), compute precision: (N, H, W, C) -> (N·H'·W', K_h·K_w·C)."""
         n, height, width, channels = x.shape
         output, padded = window.output(height, width), self._surrounded(x, window, 0)
         columns = self.borrow((n * output[0] * output[1], window.places * channels), self.policy.compute)
@@ -27,7 +22,7 @@ class ConvOps(DenseOps):
         return columns
 
     def col2im(self, columns: Array, shape: tuple[int, ...], window: Window) -> Array:
-        """Return the transpose of im2col, windows added back to their places: (N·H'·W', K_h·K_w·C) -> (N, H, W, C)."""
+        """Transpose of im2col, which adds windows to their places: (N·H'·W', K_h·K_w·C) -> (N, H, W, C)."""
         n, height, width, channels = shape
         output = window.output(height, width)
         padded = self.borrow((n, *window.padded(height, width), channels), self.policy.accumulate)
@@ -42,11 +37,7 @@ class ConvOps(DenseOps):
     ) -> tuple[Array, Array]:
         """Cross-correlation: (N, H, W, C), (K_h, K_w, C, O), (O,) -> (N, H', W', O), and what the backward pass needs.
 
-        With `groups`, channels and filters are divided into as many equal parts, and a filter sees the channels of its
-        part only: the weight is (K_h, K_w, C / groups, O).
-
-        Raises:
-            ConfigError: the images have no room for a window, or other channels than the weight.
+        With `groups`, a filter sees only the channels of its group: the weight is (K_h, K_w, C / groups, O).
         """
         window.check_weight(x.shape, weight.shape, groups)
         outputs = weight.shape[3]
@@ -70,17 +61,14 @@ class ConvOps(DenseOps):
         return rows * columns * conv.window.places * channels
 
     def fused_pair(self, first: Convolution, pool: Window) -> FusedPair | None:
-        """Return a convolution fused with its max-pool, or None to keep them separate. Called by `build`."""
+        """Return a convolution fused with its max-pool, or None to keep them separate."""
         return None
 
     def conv2d_backward(
         self, dy: Array, columns: Array, x: Array, weight: Array, weight_grad: Array, bias_grad: Array | None,
         window: Window, *, need_dx: bool, groups: int = 1,
     ) -> Array | None:  # fmt: skip
-        """Add the gradients of weight and bias, return dx (N, H, W, C) or None.
-
-        columns: the second result of `conv2d`; None to compute it again.
-        """
+        """Add the gradients of weight and bias; return dx (N, H, W, C) or None. `columns` None: recompute them."""
         outputs = weight.shape[3]
         if groups > 1:
             if bias_grad is not None:
@@ -100,7 +88,6 @@ class ConvOps(DenseOps):
         return self.col2im(dcolumns, shape, window)
 
     def _grouped(self, x: Array, weight: Array, window: Window, groups: int) -> Array:
-        """`conv2d` in groups, without a bias: a convolution for each group."""
         y = self.borrow((len(x), *window.output(*x.shape[1:3]), weight.shape[3]))
         for channels, filters in _parts(x, weight, groups):
             images, own = self._copy(x[..., channels]), self._copy(weight[..., filters])
@@ -111,7 +98,6 @@ class ConvOps(DenseOps):
     def _grouped_backward(
         self, dy: Array, x: Array, weight: Array, weight_grad: Array, window: Window, groups: int, *, need_dx: bool
     ) -> Array | None:
-        """`conv2d_backward` in groups, without a bias."""
         dx = self.borrow(x.shape) if need_dx else None
         for channels, filters in _parts(x, weight, groups):
             gradient, images, own = (self._copy(a) for a in (dy[..., filters], x[..., channels], weight[..., filters]))
@@ -125,7 +111,6 @@ class ConvOps(DenseOps):
         return dx
 
     def _copy(self, view: Array) -> Array:
-        """Return a contiguous copy, borrowed."""
         copy = self.borrow(view.shape, view.dtype)
         copy[...] = view
         return copy

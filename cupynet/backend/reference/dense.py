@@ -1,5 +1,3 @@
-"""Matrix products and dense layers: the reference."""
-
 from __future__ import annotations
 
 from cupynet.backend.array import Array
@@ -7,10 +5,10 @@ from cupynet.backend.device import Device
 
 
 class DenseOps(Device):
-    """Products of matrices, on which dense layers and convolutions are built."""
+    """Matrix products, for dense layers and convolutions."""
 
     def matmul(self, a: Array, b: Array, *, transpose_a: bool = False, transpose_b: bool = False) -> Array:
-        """Return the product a @ b of (I, J) and (J, K), or of their transposes: (I, K), in the storage precision."""
+        """a @ b of (I, J) and (J, K), or of their transposes -> (I, K), in the storage precision."""
         return self._stored_copy(self._product(a, b, transpose_a, transpose_b))
 
     def dense(self, x: Array, weight: Array, bias: Array | None) -> Array:
@@ -23,7 +21,7 @@ class DenseOps(Device):
     def dense_backward(
         self, dy: Array, x: Array, weight: Array, weight_grad: Array, bias_grad: Array | None, *, need_dx: bool
     ) -> Array | None:
-        """Add the gradients of weight and bias, return dx (N, F) or None."""
+        """Add the gradients of weight and bias; return dx (N, F) or None."""
         wide = self._operand(dy)
         self._add_product(weight_grad, x, wide)
         if bias_grad is not None:
@@ -39,7 +37,6 @@ class DenseOps(Device):
         return copy
 
     def _product(self, a: Array, b: Array, transpose_a: bool = False, transpose_b: bool = False) -> Array:
-        """Return the 2-D product in the compute precision."""
         a, b = self._operand(a), self._operand(b)
         left, right = (a.T if transpose_a else a), (b.T if transpose_b else b)
         out = self.borrow((left.shape[0], right.shape[1]), self.policy.compute)
@@ -47,7 +44,7 @@ class DenseOps(Device):
         return out
 
     def _gemm(self, left: Array, right: Array, out: Array) -> None:
-        """out = left right; all products are made here, 2-D and in one precision."""
+        """out = left right, 2-D and in one precision. All products call this."""
         self.xp.matmul(left, right, out=out)
 
     def _add_product(self, grad: Array, a: Array, dy: Array) -> None:
@@ -56,9 +53,9 @@ class DenseOps(Device):
         grad += product
 
     def _add_bias(self, y: Array, bias: Array) -> None:
-        """y += bias in each row, in place; (R, O), (O,)."""
+        """y += bias; (R, O), (O,)."""
         y += bias
 
     def _add_column_sums(self, grad: Array, dy: Array) -> None:
-        """grad += the sum of dy over its rows; (O,) += (R, O)."""
+        """grad += dy.sum(axis=0); (O,), (R, O)."""
         grad += dy.sum(axis=0, dtype=self.policy.accumulate)

@@ -1,5 +1,3 @@
-"""Dropout: the reference."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -10,17 +8,11 @@ from cupynet.backend.device import Device
 
 
 class DropoutOps(Device):
-    """Dropout with random numbers that depend only on seed, epoch, sample and place."""
-
     def dropout(self, x: Array, samples: Array, epoch: Any, key: int, rate: float, out: Array | None = None) -> Array:
         """Each value of x is 0 with probability `rate`, else x / (1 - rate): (N, ...), (N,) int64.
 
-        Which values are 0 depends only on key, epoch, sample and place in the example, see philox.py.
-
-        Args:
-            epoch: a number, or an array of one element on the device.
-            key: 64 bits.
-            out: the result, which may be x; by default borrowed.
+        The zeros depend only on the 64-bit key, epoch, sample and place in the example, see philox.py. `epoch` may be
+        an array of one element on the device. `out` may be x; by default it is borrowed.
         """
         out = self.borrow(x.shape) if out is None else out
         rows = x.reshape(len(x), -1)

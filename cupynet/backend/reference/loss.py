@@ -1,10 +1,7 @@
-"""Losses: the reference.
+"""Reference implementation of losses.
 
-Elementwise losses compare each output with a target: (xp, outputs, targets, parameter) -> (values, slopes), all (N, O).
-Kernels have the same names.
-
-Labels are class numbers (N,) int64; or targets (N, O) float32; or (N, O + 1), whose last column is a factor of each
-example's loss.
+Elementwise losses map (xp, outputs, targets, parameter) to (values, slopes), all (N, O). Labels are class numbers (N,)
+int64; or targets (N, O) float32; or (N, O + 1) with a factor of each example's loss in the last column.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ def _squared(xp: ModuleType, z: Array, t: Array, parameter: float) -> tuple[Arra
 
 
 def _logistic(xp: ModuleType, z: Array, t: Array, parameter: float) -> tuple[Array, Array]:
-    """-t · log s - (1 - t) · log(1 - s) with s = 1 / (1 + exp(-z)), so that nothing overflows."""
+    """-t · log s - (1 - t) · log(1 - s) with s = 1 / (1 + exp(-z)), without overflow."""
     e = xp.exp(-abs(z))
     return xp.maximum(z, 0) - z * t + xp.log1p(e), xp.where(z >= 0, 1 / (1 + e), e / (1 + e)) - t
 
@@ -51,7 +48,7 @@ TARGET_LOSSES: dict[str, Callable[[ModuleType, Array, Array, float], tuple[Array
 
 
 def has_weights(labels: Array, outputs: int) -> bool:
-    """Return True if labels (N, O + 1) have a column of weights. ConfigError if they do not fit the outputs."""
+    """Return True if labels are (N, O + 1). Raise ConfigError if they do not fit the outputs."""
     if labels.shape[1] not in (outputs, outputs + 1):
         raise ConfigError(f"targets {labels.shape}: must be (N, {outputs}), one column per output")
     return bool(labels.shape[1] > outputs)
@@ -63,14 +60,14 @@ class LossOps(Device):
     def hits(self, scores: Array, labels: Array) -> Array:
         """Return how many rows of (N, C) have their highest value, the first of equals, at the label (N,).
 
-        The label of targets is the place of their highest value, likewise. The result is a number, or a 0-d array on
-        the device that the next call overwrites. A row with NaN may count or not.
+        The label of targets is the place of their highest value. The result is a number, or a 0-d device array that the
+        next call overwrites. Rows with NaN may count or not.
         """
         own = labels if labels.ndim == 1 else labels[:, : scores.shape[1]].argmax(axis=1)
         return (scores.argmax(axis=1) == own).sum()
 
     def binary_hits(self, logits: Array, targets: Array) -> Array:
-        """Return how many logits (N, T) are above 0 if their target (N, T) is above 1/2, and not if not, see `hits`."""
+        """Return how many logits (N, T) are on the same side of 0 as their target (N, T) of 1/2, see `hits`."""
         n, outputs = logits.shape
         scores = self.borrow((n, outputs, 2), logits.dtype)
         wanted = self.borrow((n, outputs, 2), np.float32)
@@ -81,14 +78,11 @@ class LossOps(Device):
     def softmax_cross_entropy(
         self, logits: Array, labels: Array, smoothing: float = 0.0, weights: tuple[float, ...] | None = None
     ) -> tuple[Array, Array]:
-        """-sum_c t_c · log softmax(logits)_c of each example (N,); the gradient of their mean (N, O).
+        """-sum_c t_c · log softmax(logits)_c of each example (N,); gradient of the mean (N, O), times the loss scale.
 
-        The gradient is multiplied by the loss scale. The target t is (1 - smoothing) · weight at the label, plus
-        smoothing / O · weight at every class. If labels are (N, O) probabilities p, t is ((1 - smoothing) · p +
-        smoothing / O) · weight. Read the losses before the next call, which may overwrite them.
-
-        Args:
-            weights: of the classes; 1 by default.
+        The target t is (1 - smoothing) · weight at the label, plus smoothing / O · weight at every class. If labels are
+        (N, O) probabilities p, t is ((1 - smoothing) · p + smoothing / O) · weight. Read the losses before the next
+        call, which may overwrite them.
         """
         xp, (n, classes), accumulate = self.xp, logits.shape, self.policy.accumulate
         shifted = logits.astype(accumulate)
@@ -126,7 +120,7 @@ class LossOps(Device):
         return gradient
 
     def _targets(self, labels: Array, outputs: int) -> tuple[Array, Array | int]:
-        """Return the targets (N, O) of labels, and the factors (N, 1) of the losses, or 1, see the top of this file."""
+        """Return the targets (N, O) of labels, and the factors (N, 1) of the losses, or 1."""
         if labels.ndim == 1:
             target = self.xp.zeros((len(labels), outputs), self.policy.accumulate)
             target[self.xp.arange(len(labels)), labels] = 1
@@ -137,12 +131,8 @@ class LossOps(Device):
     def target_loss(self, kind: str, prediction: Array, labels: Array, parameter: float = 0.0) -> tuple[Array, Array]:
         """Return the mean elementwise loss of each example; class numbers are targets 1 at the label and 0 elsewhere.
 
-        (N, O), (N, ...) -> (N,), and the gradient of the mean of these (N, O), multiplied by the loss scale. Read the
-        losses before the next call, which may overwrite them.
-
-        Args:
-            kind: `squared`, `logistic`, `hinge` or `huber`.
-            parameter: of the kind.
+        (N, O), (N, ...) -> (N,), and the gradient of their mean (N, O), times the loss scale. `kind` is `squared`,
+        `logistic`, `hinge` or `huber`. Read the losses before the next call, which may overwrite them.
         """
         n, outputs = prediction.shape
         wide = prediction.astype(self.policy.accumulate)

@@ -1,5 +1,3 @@
-"""Batch and layer normalization: the reference."""
-
 from __future__ import annotations
 
 from cupynet.backend.array import Array
@@ -7,7 +5,7 @@ from cupynet.backend.reference.activation import ActivationOps
 
 
 class NormOps(ActivationOps):
-    """Normalization by channel, optionally followed by ReLU, or by row, and its derivative."""
+    """Batch and layer normalization, and its derivative."""
 
     def channel_moments(self, x: Array) -> Array:
         """Mean and biased variance of each channel: (..., C) -> (2, C), in the accumulation precision."""
@@ -22,7 +20,7 @@ class NormOps(ActivationOps):
     def track_moments(self, mean: Array, variance: Array, moments: Array, momentum: float, unbiased: float) -> None:
         """running = momentum · running + (1 - momentum) · moment, in place, for both; (C,), (C,), (2, C).
 
-        unbiased: the factor on the moments' variance, n / (n - 1).
+        The moments' variance is multiplied by `unbiased`, n / (n - 1).
         """
         for running, moment, factor in ((mean, moments[0], 1.0), (variance, moments[1], unbiased)):
             running *= momentum
@@ -48,7 +46,7 @@ class NormOps(ActivationOps):
     ) -> Array:
         """Return the sums of dy and of dy · x̂ (x̂: normalized x) in each channel: (2, C), in accumulation precision.
 
-        y: the output after ReLU: dy becomes 0 in place where it is not positive; None without ReLU.
+        If y, the output after ReLU, is given, dy becomes 0 in place where y is not positive.
         """
         if y is not None:
             dy = self.relu_backward(dy, y)
@@ -64,10 +62,7 @@ class NormOps(ActivationOps):
     def normalize_backward(
         self, dy: Array, x: Array, mean: Array, variance: Array, scale: Array, sums: Array, count: float, epsilon: float
     ) -> Array:
-        """scale / σ · (dy - sums[0] / count - x̂ · sums[1] / count), in place in dy (..., C); see `normalize_sums`.
-
-        count: the number of values of each channel in the moments and the sums.
-        """
+        """scale / σ · (dy - sums[0] / count - x̂ · sums[1] / count), in place in dy (..., C); see `normalize_sums`."""
         accumulate = self.policy.accumulate
         inverse = 1 / self.xp.sqrt(variance + epsilon)
         wide = x.astype(accumulate)
@@ -100,10 +95,7 @@ class NormOps(ActivationOps):
     def normalize_rows_backward(
         self, dy: Array, x: Array, moments: Array, scale: Array, scale_grad: Array, shift_grad: Array, *, need_dx: bool
     ) -> Array | None:
-        """Add the gradients of scale and shift (F,); return dx (N, F), in place in dy, or None.
-
-        moments: (N, 2), from the forward pass.
-        """
+        """Add the gradients of scale and shift (F,); return dx (N, F), in place in dy, or None. `moments` is (N, 2)."""
         accumulate = self.policy.accumulate
         wide, normal = dy.astype(accumulate), x.astype(accumulate)
         normal -= moments[:, :1]

@@ -1,5 +1,3 @@
-"""Max-pooling and average pooling: the reference."""
-
 from __future__ import annotations
 
 import math
@@ -15,10 +13,9 @@ class PoolOps(Device):
     """Pooling over windows, and its derivative."""
 
     def max_pool2d(self, x: Array, window: Window) -> tuple[Array, Array]:
-        """Return the largest value of each window, and its place: (N, H, W, C) -> 2 x (N, H', W', C).
+        """Return the largest value of each window, and its place ky·K_w + kx: (N, H, W, C) -> 2 x (N, H', W', C).
 
-        The place in the window is ky·K_w + kx. The first of equal values wins, so that ties have one gradient path, and
-        the first NaN of a window wins over all values. Padding never wins.
+        Of equal values the first wins; the first NaN of a window wins over all values. Padding never wins.
         """
         window.check(x.shape)
         output = window.output(*x.shape[1:3])
@@ -38,7 +35,7 @@ class PoolOps(Device):
         return y, winners
 
     def max_pool2d_backward(self, dy: Array, winners: Array, shape: tuple[int, ...], window: Window) -> Array:
-        """The gradient goes to each window's winner: (N, H', W', C) -> (N, H, W, C); windows that overlap add up."""
+        """Add the gradient of each window to its winner: (N, H', W', C) -> (N, H, W, C)."""
         n, height, width, channels = shape
         output = window.output(height, width)
         dx = self.borrow((n, *window.padded(height, width), channels), dy.dtype)
@@ -49,10 +46,7 @@ class PoolOps(Device):
         return self._within(dx, shape, window)
 
     def avg_pool2d(self, x: Array, window: Window) -> Array:
-        """Return the mean of the pixels of the image that each window sees: (N, H, W, C) -> (N, H', W', C).
-
-        Padding does not count. Summed in the accumulation precision.
-        """
+        """Return the mean of the pixels of each window, without padding: (N, H, W, C) -> (N, H', W', C)."""
         window.check(x.shape)
         n, height, width, channels = x.shape
         output, padded = window.output(height, width), self._surrounded(x, window, 0)
@@ -65,7 +59,7 @@ class PoolOps(Device):
         return self._stored_copy(total)
 
     def avg_pool2d_backward(self, dy: Array, shape: tuple[int, ...], window: Window) -> Array:
-        """The gradient of each window, shared equally by its pixels: (N, H', W', C) -> (N, H, W, C)."""
+        """Share the gradient of each window equally among its pixels: (N, H', W', C) -> (N, H, W, C)."""
         n, height, width, channels = shape
         output = window.output(height, width)
         dx = self.borrow((n, *window.padded(height, width), channels), self.policy.accumulate)

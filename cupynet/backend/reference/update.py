@@ -1,5 +1,3 @@
-"""Averages, norms and updates of flat vectors: the reference."""
-
 from __future__ import annotations
 
 import math
@@ -18,7 +16,7 @@ class UpdateOps(Device):
     def mean_in_place(self, parts: list[Array], shares: list[float]) -> None:
         """Overwrite all of `parts` with sum_r shares[r] · parts[r], added in this order; parts of share 0 are not read.
 
-        Flat vectors (P,) in the host's memory, on every backend.
+        Flat vectors (P,) in host memory, on every backend.
         """
         contributors = [(part, share) for part, share in zip(parts, shares, strict=True) if share > 0]
         # in double: shares in single precision do not add up to one
@@ -31,7 +29,7 @@ class UpdateOps(Device):
     def weighted_sum(self, out: Array, parts: list[Array], shares: list[float]) -> None:
         """Overwrite `out` with sum_r shares[r] · parts[r], added in this order; parts of share 0 are not read.
 
-        Flat vectors (P,) of this device and of one dtype; `out` may be one of them. Added up in double precision.
+        Flat vectors (P,) of this device and of one dtype; `out` may be one of them. Accumulates in double precision.
         """
         for start in range(0, len(out), BLOCK):
             block = slice(start, start + BLOCK)
@@ -46,17 +44,11 @@ class UpdateOps(Device):
         return (grad * grad).sum()
 
     def total(self, vector: Array) -> Array:
-        """Return the sum of a vector: a number, or a 0-d array on the device that the next call overwrites."""
+        """Return the sum of a vector: a number, or a 0-d device array that the next call overwrites."""
         return vector.sum()
 
     def clip_norm(self, grad: Array, squared_norm: Array, largest: float) -> None:
-        """Shorten the gradient to the length `largest` if it is longer, in place (Pascanu et al. 2013).
-
-        Args:
-            grad: (P,), all of the gradient or a part of it.
-            squared_norm: of the whole gradient.
-            largest: the largest length.
-        """
+        """Scale the gradient (P,), or a part, so that the whole is at most `largest` long (Pascanu et al. 2013)."""
         length = self.xp.sqrt(self.xp.asarray(squared_norm, grad.dtype))
         grad *= largest / self.xp.maximum(length, largest)
 
@@ -74,10 +66,7 @@ class UpdateOps(Device):
             g = clip(scale · grad) + l2 · w + l1 · sign(w);    w -= step(g) + rate · decay · w;    grad = 0
 
         If the rule does not update the weights directly, grad = step(g) + decay · w instead, for `trust_weights`.
-
-        Args:
-            states: the vectors of the rule, updated in place.
-            stored: the copy of the weights that layers read, updated too; None if they read the weights themselves.
+        `states` are updated too, and `stored`, the copy of the weights that layers read, if there is one.
         """
         xp = self.xp
         if scalars.scale != 1.0:
@@ -120,9 +109,7 @@ class UpdateOps(Device):
     ) -> None:  # fmt: skip
         """w -= rate · |w| / |g| · g, layer by layer and in place; g is set to zero (You et al. 2020, LAMB).
 
-        Args:
-            norms: |w|² and |g|² of each layer (L,). The ratio is 1 if either is zero.
-            stored: as in `move_weights`.
+        `norms` are |w|² and |g|² of each layer (L,). The ratio is 1 if either is zero. `stored`: see `move_weights`.
         """
         xp, (squares, steps) = self.xp, norms
         both = (squares > 0) & (steps > 0)

@@ -20,8 +20,8 @@ struct Window {
 #define WINDOW                                                                                                        \
   { height, width, channels, rows, cols, kernel_height, kernel_width, stride_down, stride_across, top, left, gap_down, gap_across }
 
-// (count, H, W, C) -> (count · rows · cols, K_h · K_w · C): K_h segments of K_w · C neighbours (pixels apart, where the
-// window dilates), zeros where they leave the image. T is one value, or as many neighbouring channels as are moved at once.
+// (count, H, W, C) -> (count · rows · cols, K_h · K_w · C): K_h segments of K_w · C neighbors (pixels apart, where the
+// window dilates), zeros where they leave the image. T is one value, or as many neighboring channels as are moved at once.
 template <class T>
 __device__ void im2col_of(const T* x, T* columns, int count, const Window& w) {
   const unsigned segment = w.kernel_width * w.channels, total = w.rows * w.cols * w.kernel_height * segment;

@@ -3,7 +3,7 @@
 #include "common.cuh"
 
 // batch[n] = images[samples[n]] * scale + shift, or of images[n] without samples; images (., size) of uint8, batch
-// (count, size), scale and shift (channels), of which size is a multiple: one for each of neighbouring pixels. The
+// (count, size), scale and shift (channels), of which size is a multiple: one for each of neighboring pixels. The
 // blocks along y share the images. Samples are not checked here.
 template <class S>
 __device__ void load_images(

@@ -1,4 +1,4 @@
-// Normalisation of channels, behind the sums of reductions.cu. Values (rows, columns), a column for each channel.
+// Normalization of channels, behind the sums of reductions.cu. Values (rows, columns), a column for each channel.
 
 #include "common.cuh"
 

@@ -1,4 +1,4 @@
-// Sums over rows, columns and vectors; softmax and its loss; what normalisation adds up.
+// Sums over rows, columns and vectors; softmax and its loss; what normalization adds up.
 //
 // A block adds up as a tree, in shared memory and in an order that follows from its size. Its sizes are powers of two.
 // (The file is long: what needs no barrier stands elsewhere, and what does shares `across` and `down`.)
