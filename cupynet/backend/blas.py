@@ -32,10 +32,7 @@ def threads_now() -> int:
 
 
 class Limit(AbstractContextManager["Limit"]):
-    """Context that limits BLAS to `threads` threads in the whole process.
-
-    Of nested limits, the last one entered applies. The previous number is restored when all have ended.
-    """
+    """Context that limits BLAS to `threads` threads in the whole process; of nested limits, the last one applies."""
 
     _lock = threading.Lock()
     _entered = 0

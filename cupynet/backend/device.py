@@ -18,12 +18,7 @@ from cupynet.core.wording import amount, one_line
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a device cannot continue.
-
-    Attributes:
-        text: a message that names the device, and the remedy if there is exactly one.
-        of_memory: True if it is out of memory, so that smaller work may still succeed.
-    """
+    """Why a device cannot continue: a message, with the remedy if there is exactly one, and if it is out of memory."""
 
     text: str
     of_memory: bool
@@ -62,7 +57,7 @@ class Device:
         return self.xp.empty(shape, dtype)
 
     def data_ptr(self, array: Array) -> int:
-        """Return the address of the first element of an array."""
+        """Return the address of the first element."""
         raise NotImplementedError
 
     def asarray(self, array: Any, dtype: Any = None) -> Array:
@@ -70,10 +65,7 @@ class Device:
         return self.xp.asarray(array, dtype)
 
     def compact(self, array: Any, dtype: Any = None) -> Array:
-        """Return `array` on this device in the layout of kernels, by default in the storage precision.
-
-        Copied unless it is in C order and native byte order, and writeable for compiled kernels.
-        """
+        """Return `array` on this device in kernel layout, by default in storage precision; copied if it differs."""
         wanted = self.policy.storage if dtype is None else dtype
         own = isinstance(array, self.xp.ndarray) and array.dtype == wanted
         found = array if own else self.asarray(array, wanted)
@@ -88,10 +80,7 @@ class Device:
         """Wait for all work of this backend, and of the calling thread, on the device."""
 
     def activated(self) -> AbstractContextManager[Any]:
-        """Context with this device and its stream as the current ones.
-
-        For threads other than the worker that compute with its arrays or write to them.
-        """
+        """Context with this device and its stream as the current ones, for threads other than the worker."""
         return nullcontext()
 
     def activate(self) -> None:

@@ -35,10 +35,7 @@ def usable_cores() -> set[int]:
 
 
 def memory() -> tuple[int, str] | None:
-    """Return the bytes of this machine, or of the cgroups around this process, whichever is less; None if unknown.
-
-    The text is `this machine has` or `this process may use`.
-    """
+    """Return the bytes of this machine, or of the cgroups of this process if less, and which; None if unknown."""
     bounds = []
     with contextlib.suppress(AttributeError, ValueError, OSError):  # not on every system
         bounds.append((os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), "this machine has"))
@@ -93,10 +90,7 @@ def commit(tree: Path = Path(__file__).parents[2]) -> str | None:
 
 
 def numpy_blas() -> list[dict[str, Any]]:
-    """Return NumPy's BLAS libraries, as threadpoolctl describes them, without SciPy's.
-
-    If NumPy uses a library of the system, return all.
-    """
+    """Return NumPy's BLAS libraries, without SciPy's, as threadpoolctl describes them."""
     libraries = [info for info in threadpool_info() if info.get("user_api") == "blas"]
     return [info for info in libraries if "numpy" in str(info.get("filepath"))] or libraries
 

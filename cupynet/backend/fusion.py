@@ -13,12 +13,7 @@ Weights: TypeAlias = "tuple[Array, ...]"  # None for a missing bias
 
 @dataclass(frozen=True)
 class Convolution:
-    """A convolution of images (H, W, C) to `filters` channels; its weights are (weight, bias or None).
-
-    Attributes:
-        activation: by name; a pair may apply it itself (`FusedPair.activates`).
-        groups: see `ConvOps.conv2d`.
-    """
+    """A convolution of images (H, W, C); its weights are (weight, bias or None). A pair may apply its activation."""
 
     image: tuple[int, int, int]
     filters: int

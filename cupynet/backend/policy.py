@@ -29,11 +29,7 @@ class DtypePolicy:
 
     @classmethod
     def of(cls, name: str, *, half_arithmetic: bool = False) -> DtypePolicy:
-        """Return the policy called `name`: half, bfloat16, float or double, or NumPy's float16, float32, float64.
-
-        Args:
-            half_arithmetic: True if the device multiplies 16-bit numbers.
-        """
+        """Return the policy half, bfloat16, float or double; `half_arithmetic`: the device multiplies halves."""
         name = shared_options.dtype("dtype", name)
         single, double = np.dtype(np.float32), np.dtype(np.float64)
         if name in ("half", "bfloat16"):

@@ -86,10 +86,9 @@ class Shared:
 
 class BatchOps(Device):
     def load_images(self, images: Any, samples: Any, pixels: PixelScale = FRACTIONS) -> Array:
-        """Return scaled images of a batch: (S, H, W, C) uint8, (N,) indices -> (N, H, W, C), by default from 0 to 1.
+        """Return scaled images of a batch: (S, H, W, C) uint8 (floats are not scaled), (N,) indices -> (N, H, W, C).
 
-        Floating-point images are not scaled. The array is not borrowed from the workspace, because a prefetch thread
-        calls this.
+        Not borrowed from the workspace, because a prefetch thread calls this.
         """
         batch, wide = self.asarray(images[samples]), self.policy.accumulate
         if batch.dtype != np.uint8:
@@ -103,12 +102,8 @@ class BatchOps(Device):
         """Return an object that makes batches of a data set on this device. Called in the worker's thread.
 
         Args:
-            data, batch_size: the data set, and the size of its largest batch.
-            on_device: True to keep the images on the device; `auto` to keep them if they fit.
-            shared: data shared by all workers of the process.
-
-        Raises:
-            ConfigError: the images must stay on the device but cannot.
+            on_device: True to keep the images on the device (ConfigError if impossible); `auto` to keep them if they
+                fit.
         """
         return Transfer(self, data)
 
@@ -117,9 +112,6 @@ class Transfer:
     """Copies rows of a data set to a device as batches, for one worker; each batch in new memory.
 
     The worker's thread calls `begin`, `send` and `close`. The prefetch thread calls `make`.
-
-    Args:
-        device: where the batches go.
 
     Attributes:
         ahead: True if `make` does work that the prefetch thread can do ahead of the worker.

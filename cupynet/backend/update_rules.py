@@ -42,7 +42,6 @@ class UpdateScalars:
     factors: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
     def in_order(self) -> tuple[float, ...]:
-        """Return all numbers in the order of the kernels' parameters."""
         own = self.rate, *self.numbers, self.scale, self.clip, self.l1, self.l2, self.decay
         return (*own, *self.factors)
 
@@ -65,7 +64,6 @@ class Rule:
 
     @property
     def name(self) -> str:
-        """The name of the formula and of its kernels."""
         return self.formula.__name__.lstrip("_")
 
 

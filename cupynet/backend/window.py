@@ -51,7 +51,6 @@ class Window:
         return any(self.padding[0]) or any(self.padding[1])
 
     def padded(self, height: int, width: int) -> IntPair:
-        """Return the size of an image with its padding."""
         return height + sum(self.padding[0]), width + sum(self.padding[1])
 
     def output(self, height: int, width: int) -> IntPair:

@@ -28,14 +28,7 @@ class ThreadWorkspaces(threading.local):
 
 
 class Buffer:
-    """Memory of a pool, lent or not.
-
-    Attributes:
-        memory: the underlying array, which has no other reference.
-        key: its shape without the first axis, and its dtype.
-        rows: the length of its first axis.
-        interface: NumPy's description of the memory; None on a GPU.
-    """
+    """Memory of a pool, lent or not: an array without other references. `interface` is NumPy's description of it."""
 
     __slots__ = ("interface", "key", "memory", "rows")
 
@@ -63,13 +56,6 @@ class Workspace:
 
     A buffer may be longer than the borrowed array along the first axis: the short last batch of an epoch reuses the
     buffers of full batches.
-
-    Args:
-        allocate: makes a buffer, `allocate(shape, dtype)`.
-        lend: returns an array of a shape over a buffer that refers to a loan, `lend(buffer, shape, loan)`.
-
-    Attributes:
-        allocated_bytes: of all buffers, lent or not.
     """
 
     def __init__(self, allocate: Allocate, lend: Lend) -> None:
@@ -89,10 +75,7 @@ class Workspace:
         return self._count - free - len(self._returned) - len(self._returned_elsewhere)
 
     def borrow(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        """Return an uninitialized array of `shape`.
-
-        Takes the shortest free buffer that fits; among equals the last returned, which is still in the cache.
-        """
+        """Return an uninitialized array over the shortest free buffer that fits; among equals the last returned."""
         self._collect()
         key = (shape[1:], dtype)
         free = self._free.setdefault(key, [])

@@ -230,7 +230,7 @@ class ColorJitter(Augmentation):
 
     Args:
         brightness, contrast, saturation: each factor is from 1 - value to 1 + value; 0 for no change. Contrast scales
-            the distance of pixels from the image's mean, saturation their distance from gray.
+            the distance of pixels from the image's mean, saturation that from their gray value.
     """
 
     def __init__(self, brightness: float = 0.2, contrast: float = 0.2, saturation: float = 0.2) -> None:

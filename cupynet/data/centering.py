@@ -28,11 +28,7 @@ def is_dark_on_light(pixels: Array) -> bool:
 
 
 def centered_as_mnist(pixels: Array, side: int = 28) -> Array:
-    """Center the drawing, light on dark, of a picture (H, W, 1) uint8 in an image (side, side, 1) uint8.
-
-    Raises:
-        DataError: the picture is blank.
-    """
+    """Center the drawing, light on dark, of (H, W, 1) uint8 in (side, side, 1). Raise DataError if it is blank."""
     box = round(side * BOX)
     most = max(pixels.shape) / (COARSE * box)
     if most > 1:

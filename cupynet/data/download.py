@@ -1,7 +1,4 @@
-"""Downloads from mirrors. Files get their final name when they are complete and verified.
-
-Only the time without any data is limited. Redirects are not followed.
-"""
+"""Downloads from mirrors, without redirects. Files get their final name when they are complete and verified."""
 
 from __future__ import annotations
 

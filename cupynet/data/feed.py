@@ -15,9 +15,6 @@ class BatchFeed:
     it as a context manager, or `close` it.
 
     Args:
-        loader: determines the samples and their order.
-        backend: of the worker.
-        rank, size: the worker's number, and the number of workers.
         prefetch: the number of batches that a thread prepares ahead; 0 for none.
         images: False for labels only, for a pipeline stage.
         on_device: True to keep images on the device, see `Backend.transfer`.

@@ -1,7 +1,4 @@
-"""Read untrusted files of data: gzip or plain, IDX (http://yann.lecun.com/exdb/mnist/), and .npy.
-
-Sizes in headers are not trusted: no memory is allocated for them, and at most one byte too many is unpacked.
-"""
+"""Read untrusted data files, IDX (http://yann.lecun.com/exdb/mnist/) and .npy: sizes in headers are not trusted."""
 
 from __future__ import annotations
 
@@ -51,10 +48,7 @@ class KnownFile:
 
 
 def read_unpacked(path: Path, most: int, digest: str = "") -> bytes:
-    """Return the contents of a file, gzip or plain, of at most `most` bytes.
-
-    `digest` is the MD5 or SHA-256 of the file or of its unpacked contents; "" if unknown.
-    """
+    """Return the contents of a gzip or plain file of at most `most` bytes with this MD5 or SHA-256 (packed or not)."""
     stored = read_bytes(path, most)
     raw = _inflate(path, stored, most + 1) if stored[:2] == _GZIP else stored
     if len(raw) > most:

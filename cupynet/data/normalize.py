@@ -46,10 +46,7 @@ def pixels_for(normalize: Normalize, images: Array) -> PixelScale:
 
 
 def statistics(images: Array) -> tuple[list[float], list[float]]:
-    """Return mean and standard deviation of each channel of images (S, H, W, C) uint8, in fractions of 255.
-
-    Computed in integers, so they are the same on every machine. A constant channel has standard deviation 1.
-    """
+    """Return mean and std of each channel of images (S, H, W, C) uint8, in fractions of 255; std 1 if constant."""
     channels = images.shape[3]
     counts = np.zeros((channels, 256), np.int64)
     step = max(1, _AT_ONCE // max(1, images[:1].nbytes))

@@ -35,14 +35,11 @@ class Shards:
         most: the number of samples to use of each shard; None for all.
 
     Attributes:
-        name: of the folder, for messages and reports.
         image_shape: (H, W, C).
-        scaled: see `Dataset`.
         counts: the number of samples of each shard.
         labels, samples: of each shard, (S,) int64.
 
     Raises:
-        ConfigError: an argument is invalid.
         DataError: a file is missing or damaged, or the shards do not belong together.
     """
 

@@ -96,11 +96,7 @@ def _class_weights(given: Weights) -> tuple[float, ...]:
 
 
 class ElementwiseLoss(Loss):
-    """The mean over outputs of an elementwise loss. Class numbers are targets 1 for this class and 0 for the others.
-
-    Attributes:
-        kind, parameter: see `Backend.target_loss`.
-    """
+    """The mean over outputs of `Backend.target_loss`. Class numbers are targets 1 for the class, 0 for others."""
 
     kind: str
     parameter = 0.0

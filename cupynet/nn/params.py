@@ -1,7 +1,4 @@
-"""All weights of a model as one flat vector, of which layers hold named views.
-
-Averaging is one all-reduce, and an update one call per segment. Buffers are another flat vector.
-"""
+"""All weights of a model as one flat vector, of which layers hold named views, and its buffers as another."""
 
 from __future__ import annotations
 

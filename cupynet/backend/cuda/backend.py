@@ -17,10 +17,7 @@ from cupynet.backend.reference.loss import has_weights
 
 
 class CupyBackend(CudaBatches, CudaConvPool, CudaNorm, CudaUpdate, Backend):
-    """All operations on one GPU, with CuPy arrays, see `CudaDevice`.
-
-    Labels are not checked, to avoid a host synchronization: the loss of a sample with a label out of range is NaN.
-    """
+    """All operations on one GPU, see `CudaDevice`. Labels are not checked: the loss of one out of range is NaN."""
 
     def recorder(self) -> Recorder:
         return Recorder(self)

@@ -70,7 +70,6 @@ class ConvPool(FusedPair):
         return dx
 
     def _add_gradients(self, dy: Array, winners: Array, x: Array, grads: Weights) -> None:
-        """Add the gradients of weight and bias, with partial sums in a fixed order."""
         backend, weight_grad = self.backend, grads[0]
         parts = max(1, min(len(x) * dy.shape[1], DIRECT_PARTS))
         sums = [grad if grad is None else backend.borrow((parts, grad.size), grad.dtype) for grad in grads]
@@ -83,7 +82,6 @@ class ConvPool(FusedPair):
                 backend._column_sums(backend._wide, partial, grad.reshape(-1), parts, 1, add=True)
 
     def _geometry(self, x: Array) -> tuple[int, ...]:
-        """Return the geometry arguments of the kernels, see `launch._POOLED`."""
         pool, ((top, _), (left, _)) = self.pool, self.pool.padding
         pooled = pool.output(*self.convolved)
         return (

@@ -84,7 +84,6 @@ class Library:
             return int(made.value or 0)
 
     def leave(self, device: int, handle: int) -> None:
-        """Return an unused handle to the pool."""
         self._left.setdefault(device, deque()).append(handle)
 
 
@@ -136,11 +135,8 @@ class Cublas:
     def gemm(self, left: Array, right: Array, out: Array, *, beta: float = 0.0) -> None:
         """out = left right + beta · out, on the stream; if beta is 0, the old contents of `out` are ignored.
 
-        Accumulates in float, or in double for double.
-
-        Args:
-            left, right: (M, K), (K, N) of one precision, contiguous in C or Fortran order.
-            out: (M, N), contiguous, not overlapping the factors; in their precision, or in float for 16 bits.
+        left (M, K) and right (K, N) have one precision; `out` (M, N) that precision, or float for 16 bits. All are
+        contiguous and do not overlap. Accumulates in float, or in double for double.
         """
         factor, result, double = left.dtype.name, out.dtype.name, left.dtype == np.float64
         self._check(left, right, out, known=left.dtype == right.dtype and (factor, result) in PRODUCTS)

@@ -52,7 +52,6 @@ class CudaDense(CudaDevice, DenseOps):
         self._column_sums(self._wide, sums, grad, parts, 1, add=True)
 
     def _column_sums(self, kind: str, values: Array, sums: Array, length: int, parts: int, *, add: bool) -> None:
-        """Compute `parts` sums of `length` rows each."""
         rows, columns = values.shape
         if rows and columns:
             self._columns(f"column_sums_{kind}", columns, parts, values, sums, rows, columns, length, parts, int(add))

@@ -30,12 +30,6 @@ class CudaDevice(Device):
     Each worker calls `activate` once, in its own thread, and uses its own non-blocking stream. Other threads that use
     the backend share this stream, so freed memory is reused only after its last use. They wait while the worker
     captures a graph.
-
-    Args:
-        dtype: half, bfloat16, float or double.
-        device: number of the GPU.
-        max_block_size, max_grid_size: limits of a launch, see `Kernels`.
-        tf32: True to multiply floats in TF32, see `Cublas`.
     """
 
     name = "cupy"

@@ -21,16 +21,11 @@ _before: dict[int, int] = {}  # by device: the limit before the first `limit_poo
 
 
 def has_driver() -> bool:
-    """Return True if the NVIDIA driver is installed."""
     return shutil.which("nvidia-smi") is not None or Path("/proc/driver/nvidia").exists()
 
 
 def probe(device: int = 0) -> str | None:
-    """Return why CuPy cannot be used on this machine, or None, by running a kernel and a product.
-
-    Args:
-        device: the only device to try, modulo their number; a process occupies memory of each device it uses.
-    """
+    """Return why CuPy cannot be used here, or None, by a kernel and a product on one GPU (modulo their number)."""
     try:
         import cupy
     except ImportError as error:
@@ -103,13 +98,7 @@ def memory(devices: list[int]) -> int:
 
 @dataclass(frozen=True)
 class Pool:
-    """The state of a device's memory pool, in bytes.
-
-    Attributes:
-        used: in arrays.
-        held: in arrays, and kept for later ones.
-        limit: the most that it may hold, or None.
-    """
+    """The state of a device's memory pool in bytes: in arrays (`used`), with free blocks (`held`), and the limit."""
 
     used: int
     held: int
@@ -148,13 +137,7 @@ def limit_pools(devices: list[int], limit: int | float | None) -> None:
 
 
 def trim_pools(devices: list[int], device_above: int | None, pinned_above: int | None) -> None:
-    """Free the unused memory of pools, which waits for all work of their devices.
-
-    Args:
-        devices: the GPUs.
-        device_above: empty a device's pool if it keeps more unused bytes; None never does.
-        pinned_above: empty the pool of pinned memory if it keeps more free blocks; None never does.
-    """
+    """Free the unused memory of pools, which waits for their devices, if it is above these bytes or pinned blocks."""
     import cupy
 
     for device in devices if device_above is not None else ():

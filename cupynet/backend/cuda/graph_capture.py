@@ -33,10 +33,7 @@ class Recorder:
 
     @contextmanager
     def steered(self) -> Iterator[None]:
-        """Context in which operations read the loss scale and the numbers of the iteration from the controls.
-
-        If the step is skipped, the optimizer's updates only set gradients to zero.
-        """
+        """Context in which operations read the loss scale and the iteration's numbers from the controls."""
         self._backend.controls = self._controls
         try:
             yield
@@ -79,12 +76,7 @@ class Recorder:
         return launch
 
     def judge(self, loss: Array, squared_norm: Array, hits: Array, samples: int, scaling: Scaling) -> None:
-        """Decide on the device whether the step is applied, see `judge` in update.cu.
-
-        Args:
-            loss, squared_norm, hits: 0-d on the device: the sum over `samples` samples, of the gradient, and the number
-                of correctly classified samples.
-        """
+        """Decide on the device whether the step is applied, from 0-d sums over `samples` samples, see update.cu."""
         how = scaling.grow_after, scaling.least, scaling.most
         name = f"judge_{self._backend._wide}"
         self._backend.kernels.launch(name, (1,), (1,), self._controls, loss, squared_norm, hits, samples, *how)

@@ -139,14 +139,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Instance:
-    """A kernel in one precision.
-
-    Attributes:
-        file: its file, without `.cu`.
-        takes: its parameters in order.
-        kind: its precision.
-        modules: the precisions of the modules that contain it.
-    """
+    """A kernel in one precision: its file, parameters and precision, and the precisions of modules that contain it."""
 
     file: str
     takes: tuple[Parameter, ...]
@@ -166,11 +159,7 @@ def _instances() -> Iterator[tuple[str, Instance]]:
 
 
 def _modules_with(kind: str, instances: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the precisions whose modules contain an instance, see "instances" in common.cuh.
-
-    Args:
-        instances: the precisions of its kernel if it has none in 16 bits; otherwise empty.
-    """
+    """Return the precisions whose modules contain an instance, see "instances" in common.cuh."""
     if len(instances) == 1:
         return tuple(KINDS)
     return tuple(each for each, (_, wide) in KINDS.items() if KIND_OF[wide] == kind) if instances else (kind,)
@@ -195,7 +184,6 @@ def power_of_two(number: int) -> int:
 
 
 def options(kind: str) -> tuple[str, ...]:
-    """Return the compiler options for one precision."""
     return *OPTIONS, f"-DONLY_{kind.upper()}"
 
 
@@ -206,16 +194,7 @@ first_use = threading.RLock()
 
 
 class Kernels:
-    """The kernels of one backend.
-
-    Args:
-        xp: CuPy.
-        device: number of the GPU of all arrays.
-        here: a context with that device and the stream of launches as the current ones.
-        kind: the precision of the backend.
-        max_block_size: the most threads of a block, rounded down to a power of two.
-        max_grid_size: the most blocks of a grid; None for no limit.
-    """
+    """The kernels of one backend: launched on device and stream of the context `here`, in the precision `kind`."""
 
     def __init__(
         self,
@@ -262,11 +241,7 @@ class Kernels:
             self.launch(name, (min(-(-rows // down), self.blocks),), (across, down), *arguments)
 
     def launch(self, name: str, grid: tuple[int, ...], block: tuple[int, ...], *arguments: Any) -> None:
-        """Launch an instance, such as `relu_half`, on the stream; arguments are as in `INSTANCES`, or None.
-
-        Raises:
-            ConfigError: an array has another precision than its parameter, has gaps, or is on another device.
-        """
+        """Launch an instance, such as `relu_half`, on the stream. Raise ConfigError for arrays it would misread."""
         function, takes = self._functions.get(name) or self._function(name)
         each = enumerate(zip(takes, arguments, strict=True))
         given = tuple(self._checked(name, position, *taken, argument) for position, (taken, argument) in each)
@@ -289,7 +264,6 @@ class Kernels:
         return argument
 
     def _function(self, name: str) -> tuple[Any, list[tuple[Parameter, Any]]]:
-        """Return the compiled kernel and its parameters."""
         instance = INSTANCES[name]
         with self._here(), first_use:
             kind = self._kind if self._kind in instance.modules else instance.kind

@@ -48,7 +48,6 @@ class Staging:
         self._turn = 1 - self._turn
 
     def close(self) -> None:
-        """Wait for pending copies, and free the memory."""
         for arrived in self._arrived:
             arrived.synchronize()
         self._buffers.clear()
@@ -118,7 +117,6 @@ class BatchBuffers:
         self._left: list[weakref.ref[Array]] = []
 
     def take(self, backend: CudaDevice, shape: tuple[int, ...]) -> Array:
-        """Return a buffer in the storage dtype, reused if one of this shape is left."""
         for place in self._left:
             array = place()
             if array is not None and array.shape == shape:
@@ -143,17 +141,11 @@ class CudaBatches(CudaDevice, BatchOps):
         return batch
 
     def _tables(self, pixels: PixelScale) -> tuple[Array, Array]:
-        """Return scale and shift of the pixels on the device."""
         wide = self.policy.accumulate
         return self.asarray(np.array(pixels.scale, wide)), self.asarray(np.array(pixels.shift, wide))
 
     def _gather(self, images: Array, samples: Array | None, out: Array, tables: tuple[Array, Array]) -> None:
-        """Write scaled images to `out` (N, H, W, C): out = scale * images[samples] + shift, all on the device.
-
-        Args:
-            images: (S, H, W, C) uint8; or (N, H, W, C) floating-point numbers, which are not scaled, without `samples`.
-            samples: (N,) int64; None for the first N.
-        """
+        """Write scale * images[samples] + shift to `out` (N, H, W, C), on the device; floats are only copied."""
         if samples is None and images.dtype != np.uint8:
             with self.activated():
                 out[...] = images
@@ -182,10 +174,6 @@ class CudaTransfer(Transfer):
 
     `begin` copies the epoch's sample indices and labels. Images are gathered on the device if they stay there.
     Otherwise each batch is gathered on the host and sent from pinned memory.
-
-    Args:
-        data, batch_size: see `BatchOps.transfer`.
-        resident: the images on the device; None if they are sent.
     """
 
     steady = True
@@ -233,7 +221,6 @@ class CudaTransfer(Transfer):
         self._at = 0
 
     def make(self, rows: Array, edit: Edit | None = None) -> tuple[Array | None, Array]:
-        """Return the images on the host, or None if the device has them, and the rows."""
         if self._data.images is None or self._resident is not None:
             return None, rows
         images = self._data.images[rows]

@@ -58,11 +58,7 @@ def _ratio(x: Array, of: tuple[tuple[float, ...], tuple[float, ...]]) -> Array:
 
 
 def erfc(xp: Any, z: Array) -> Array:
-    """Return the complementary error function of z >= 0.
-
-    The relative error is at most max(8, z²) times the machine epsilon, because exp(-z²) amplifies the rounding error of
-    z².
-    """
+    """Return erfc(z) of z >= 0, with a relative error of at most max(8, z²) times the machine epsilon."""
     near, middle = xp.minimum(z, FIRST), xp.minimum(xp.maximum(z, FIRST), SECOND)
     far = xp.minimum(xp.maximum(z, SECOND), LAST)
     small, inverse = 1 - near * _ratio(near * near, NEAR), 1 / (far * far)

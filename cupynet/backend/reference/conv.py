@@ -12,7 +12,7 @@ class ConvOps(DenseOps):
     """2-D cross-correlation and its derivative, as matrix products of im2col rows."""
 
     def im2col(self, x: Array, window: Window) -> Array:
-        """Return windows as rows (Chellapilla et al. 2006), compute precision: (N, H, W, C) -> (N·H'·W', K_h·K_w·C)."""
+        """Return windows as rows, in compute precision: (N, H, W, C) -> (N·H'·W', K_h·K_w·C); Chellapilla 2006."""
         n, height, width, channels = x.shape
         output, padded = window.output(height, width), self._surrounded(x, window, 0)
         columns = self.borrow((n * output[0] * output[1], window.places * channels), self.policy.compute)
@@ -117,6 +117,5 @@ class ConvOps(DenseOps):
 
 
 def _parts(x: Array, weight: Array, groups: int) -> list[tuple[slice, slice]]:
-    """Return the channels and the filters of each group."""
     channels, filters = x.shape[3] // groups, weight.shape[3] // groups
     return [(slice(g * channels, (g + 1) * channels), slice(g * filters, (g + 1) * filters)) for g in range(groups)]

@@ -18,10 +18,7 @@ class NormOps(ActivationOps):
         return moments
 
     def track_moments(self, mean: Array, variance: Array, moments: Array, momentum: float, unbiased: float) -> None:
-        """running = momentum · running + (1 - momentum) · moment, in place, for both; (C,), (C,), (2, C).
-
-        The moments' variance is multiplied by `unbiased`, n / (n - 1).
-        """
+        """running = momentum · running + (1 - momentum) · moment, in place, with the variance times `unbiased`."""
         for running, moment, factor in ((mean, moments[0], 1.0), (variance, moments[1], unbiased)):
             running *= momentum
             running += (1 - momentum) * factor * moment
@@ -44,10 +41,7 @@ class NormOps(ActivationOps):
     def normalize_sums(
         self, dy: Array, x: Array, y: Array | None, mean: Array, variance: Array, epsilon: float
     ) -> Array:
-        """Return the sums of dy and of dy · x̂ (x̂: normalized x) in each channel: (2, C), in accumulation precision.
-
-        If y, the output after ReLU, is given, dy becomes 0 in place where y is not positive.
-        """
+        """Return the sums of dy and dy · x̂ of each channel, (2, C). With y (ReLU), set dy to 0 where y <= 0."""
         if y is not None:
             dy = self.relu_backward(dy, y)
         wide = x.astype("float64")

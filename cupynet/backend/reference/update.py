@@ -14,10 +14,7 @@ class UpdateOps(Device):
     """Means, norms, clipping and optimizer steps of flat vectors."""
 
     def mean_in_place(self, parts: list[Array], shares: list[float]) -> None:
-        """Overwrite all of `parts` with sum_r shares[r] · parts[r], added in this order; parts of share 0 are not read.
-
-        Flat vectors (P,) in host memory, on every backend.
-        """
+        """Overwrite the host vectors `parts` with sum_r shares[r] · parts[r], in this order, without shares of 0."""
         contributors = [(part, share) for part, share in zip(parts, shares, strict=True) if share > 0]
         # in double: shares in single precision do not add up to one
         total = contributors[0][0].astype("float64") * contributors[0][1]
@@ -27,10 +24,7 @@ class UpdateOps(Device):
             part[...] = total
 
     def weighted_sum(self, out: Array, parts: list[Array], shares: list[float]) -> None:
-        """Overwrite `out` with sum_r shares[r] · parts[r], added in this order; parts of share 0 are not read.
-
-        Flat vectors (P,) of this device and of one dtype; `out` may be one of them. Accumulates in double precision.
-        """
+        """out = sum_r shares[r] · parts[r], added in double in this order, without shares of 0; `out` may be a part."""
         for start in range(0, len(out), BLOCK):
             block = slice(start, start + BLOCK)
             total = self.xp.zeros(out[block].shape, "float64")

@@ -30,8 +30,8 @@ def offline() -> bool:
 class Downloaded(Source):
     """Files in `<folder>/<name>`, downloaded if they are missing, unless CUPYNET_OFFLINE is set.
 
-    A missing file that cannot be downloaded is a DataError, unless `may_stand_in`: then a warning is logged and
-    `Synthetic` digits are loaded. A damaged file is always a DataError and is not changed.
+    If a missing file cannot be downloaded, `Synthetic` digits are loaded with a warning if they `may_stand_in`.
+    Otherwise, and for a damaged file, DataError is raised.
 
     Args:
         folder: contains the folder `<name>`; None: CUPYNET_DATA, else the user's cache.
@@ -39,7 +39,7 @@ class Downloaded(Source):
         timeout_s: the largest time without any data arriving.
 
     Attributes:
-        files: the expected files. mirrors: URLs that end in /, before the name of a file.
+        files, mirrors: the expected files, and URLs ending in / to fetch them from.
     """
 
     files: ClassVar[Sequence[KnownFile]]
@@ -89,12 +89,7 @@ class Downloaded(Source):
             raise DataError(f"{error}; {remedy}") from error
 
     def fetch(self) -> None:
-        """Download missing files and verify the others.
-
-        Raises:
-            Unavailable: a file cannot be downloaded.
-            DataError: a file is damaged.
-        """
+        """Download missing files and verify the others. Raise Unavailable, or DataError if a file is damaged."""
         from cupynet.data.download import Unavailable, fetch  # imported late: HTTP and TLS take a while
 
         missing = self.missing

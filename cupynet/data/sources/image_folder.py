@@ -78,11 +78,7 @@ class ImageFolder(UserFiles):
         return next(files[0] for classes in self._listed.values() for files in classes.values())
 
     def _list(self, names: tuple[str, ...]) -> dict[str, dict[str, list[Path]]]:
-        """Return part -> class -> files, in the order of their names, and set `class_names`.
-
-        Args:
-            names: the class names; () uses those of the first part.
-        """
+        """Return part -> class -> files, sorted, and set `class_names`; () stands for the first part's classes."""
         top = self.place
         folders = {
             part: top / name for part, names in FOLDERS.items() for name in reversed(names) if os.path.isdir(top / name)

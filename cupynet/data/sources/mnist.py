@@ -1,8 +1,7 @@
 """MNIST (LeCun, Cortes, Burges) and its relatives: 60,000 + 10,000 images of 28 x 28 bytes.
 
-Fashion-MNIST (Xiao, Rasul, Vollgraf 2017) shows clothes, KMNIST (Clanuwat et al. 2018) cursive Japanese characters.
-MNIST is verified by digests of its unpacked contents, so files may be compressed again; the others by their published
-digests.
+Fashion-MNIST (Xiao, Rasul, Vollgraf 2017) shows clothes, KMNIST (Clanuwat et al. 2018) Japanese characters. MNIST is
+verified unpacked, so its files may be compressed again; the others by their published digests.
 """
 
 from __future__ import annotations

@@ -107,8 +107,7 @@ class Source(ABC):
     def check(self, *, trains: bool = True) -> None:
         """Check that `validation`, `normalize` and `augment` fit the images.
 
-        Args:
-            trains: True to reject data without images to train on, or to evaluate on.
+        If `trains`, also reject data without images to train on, or to evaluate on.
         """
         channels = self.image_shape[2]
         if isinstance(self.normalize, Mapping) and len(self.normalize["mean"]) not in (1, channels):
