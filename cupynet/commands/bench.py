@@ -1,8 +1,7 @@
 """Benchmark training on this machine: `cupynet bench [peers=torch] [gpu=true] [key=value ...]`.
 
-Measures each operation relative to a large matrix product, the training step on resident data, and the whole loop.
-`peers=torch` adds PyTorch's step on the same network. `gpu=true` measures one GPU instead (bench/gpu.py). On a shared
-machine only ratios within one run are meaningful.
+Measures each operation relative to a large matrix product, the training step on resident data, and the whole loop. On a
+shared machine only ratios within one run are meaningful.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Check this machine for training: `cupynet doctor [key=value ...]`.
+"""Check this machine for training: `cupynet doctor [key=value ...]`. Nothing is downloaded or left behind.
 
 Prints a line per requirement: `ok`, `note` (training works without it) or `problem` (training fails), with the remedy.
-key=value are settings of `cupynet train` for the run to check. The exit code is 0 if training would work, otherwise the
-exit code of training. Nothing is downloaded, and no file is left behind.
+The exit code is 0 if training would work, otherwise the exit code of training.
 """
 
 from __future__ import annotations

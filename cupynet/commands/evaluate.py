@@ -1,8 +1,7 @@
 """Evaluate a finished run again: `cupynet evaluate RUN [key=value ...]`.
 
-With the settings, workers and backend of the run, the figures equal those in its summary.json exactly. RUN may also be
-a checkpoint. Data without a test set are evaluated on their validation images. Data other than the run's that have only
-one set are evaluated on all of it.
+With the settings, workers and backend of the run, the figures equal those in its summary.json exactly. Data without a
+test set are evaluated on their validation images.
 """
 
 from __future__ import annotations

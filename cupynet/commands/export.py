@@ -1,8 +1,4 @@
-"""Export a finished run for other programs: `cupynet export RUN --onnx model.onnx`.
-
-Writes an ONNX graph (verified against the model), the weights as safetensors, or the weights and source of a PyTorch
-module.
-"""
+"""Export a finished run for other programs: `cupynet export RUN --onnx model.onnx`."""
 
 from __future__ import annotations
 
@@ -45,7 +41,6 @@ def main() -> None:
 
 
 def export(arguments: argparse.Namespace) -> None:
-    """Write the named files. ConfigError, DataError, OutputError."""
     from cupynet.config.load_model import Trained
     from cupynet.core.files import save_weights, write_output
     from cupynet.interop import export_torch, torch_source

@@ -1,8 +1,6 @@
-"""Plan: `cupynet plan workers=[2,8,64,1024] link=10gbe [key=value ...]`.
+"""Predict the speed with more workers: `cupynet plan workers=[2,8,64,1024] link=10gbe [key=value ...]`.
 
-Predicts the speed of training with more workers than this machine has cores: measures the training loop here, with and
-without averaging, and applies cupynet/bench/cost_model.py. `check=true` trains with each number of workers here, and
-prints the ratio of predicted to measured speed.
+Measures the training loop here, with and without averaging, and applies cupynet/bench/cost_model.py.
 """
 
 from __future__ import annotations
@@ -86,7 +84,6 @@ def plan(prepared: Plan, folder: Path) -> None:
 
 
 def loop_rate(experiment: Experiment, images: int) -> Rate:
-    """Return a function that measures the training loop."""
     from cupynet.bench import measure
     from cupynet.parallel import ParameterAveraging
 

@@ -1,7 +1,7 @@
 """Classify pictures with a finished run: `cupynet predict RUN digit.png [more.png | folder]`.
 
-Pictures may have any size. For a run on digits, pictures of another size than the network's are centered like MNIST's
-(data/centering.py), and dark digits on light paper are inverted. For other runs they are resized, as by `data=folder`.
+For a run on digits, pictures of another size are centered like MNIST's, and dark digits on light paper are inverted.
+For other runs they are resized, as by `data=folder`.
 """
 
 from __future__ import annotations
@@ -84,15 +84,12 @@ def _files(path: Path) -> list[Path]:
 
 
 class Preprocessing:
-    """Prepares pictures for a network.
+    """Prepares pictures for a network. ConfigError if its input is not an image of 1 or 3 channels.
 
     Args:
         shape: (H, W, C) of the network's input.
         source: the run's data source, which tells if its images are centered like MNIST's, and light on black.
         invert: `yes`, `no`, or `auto`: invert if the picture is dark on light and the training images are not.
-
-    Raises:
-        ConfigError: the input is not an image of 1 or 3 channels.
     """
 
     def __init__(self, shape: tuple[int, ...], source: Any, invert: str) -> None:

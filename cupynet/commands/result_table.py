@@ -14,7 +14,6 @@ from cupynet.training.events import Spent
 
 
 def result_table(summary: Summary, run: Run) -> None:
-    """Print the results of a run."""
     table = Table.grid("", "", padding=(0, 2))
     table.columns[0].min_width = 13
     for name, value in rows(summary).items():

@@ -58,10 +58,9 @@ def prepare(settings: Settings) -> Experiment:
 
 
 def train(experiment: Experiment, folder: Path) -> float | None:
-    """Train into `folder`: summary, history, checkpoints and weights. All ranks call this; only rank 0 writes and
-    prints.
+    """Train into `folder`; return the accuracy for a sweep: on validation images if there are any, else on test images.
 
-    Returns the accuracy for a sweep: on the validation images if there are any, else on the test images.
+    All ranks call this; only rank 0 writes and prints.
     """
     from cupynet.commands.train_job import TrainJob, saved
     from cupynet.config import memory_pools

@@ -50,10 +50,7 @@ RATES = 100  # past learning rates that are compared
 class TrainJob:
     """Trains an experiment into the folder of a run. Every rank has a job; only rank 0 writes and prints.
 
-    Attributes:
-        first: True on rank 0.
-        began: start time of the run; for a resumed run, shifted back by the time of earlier processes.
-        data, wrapper: created by `train`.
+    began: start time of the run; for a resumed run, shifted back by the time of earlier processes.
     """
 
     data: Data
@@ -142,9 +139,8 @@ class TrainJob:
         return True
 
     def _check_data(self, path: Path, trained: tuple[int, int] | None) -> None:
-        """Raise DataError if the training data changed since the checkpoint.
-
-        trained: `Loader.identity` of the data that the checkpoint was trained on; None in a checkpoint of 0.1.0.
+        """Raise DataError if the training data changed. trained: their `Loader.identity`; None in a checkpoint of
+        0.1.0.
         """
         if self.settings.fast_dev_run:
             return  # the data of a fast dev run depend on the number of workers
@@ -288,8 +284,6 @@ class TrainJob:
 
 
 class _Beginning(Callback):
-    """Begins a job when training begins, after all other callbacks."""
-
     last = True
 
     def __init__(self, job: TrainJob) -> None:
@@ -300,10 +294,7 @@ class _Beginning(Callback):
 
 
 class _Signals:
-    """Signal handler: the first signal stops training after this iteration, the next one ends the process.
-
-    While kernels are compiled, the first signal ends the process. number: the first signal, or 0.
-    """
+    """Signal handler: the first signal stops training, the next one, or one before kernels are ready, the process."""
 
     def __init__(self, wrapper: ParallelWrapper, *, speaks: bool) -> None:
         self.number, self._wrapper, self._speaks = 0, wrapper, speaks
@@ -319,10 +310,7 @@ class _Signals:
 
 
 def warn_of_other_rates(trainer: Trainer, planned: int | None) -> None:
-    """Warn if a change of `epochs` changed the learning rates of past iterations.
-
-    Most schedules span a fit, so its length determines the rate of every iteration.
-    """
+    """Warn if a change of `epochs` changed the learning rates of past iterations, because most schedules span a fit."""
     epochs, iteration, start = trainer.plan.epochs, trainer.iteration, trainer.plan.start
     if planned in (None, epochs) or start is None or not trainer.plan.rounds:
         return

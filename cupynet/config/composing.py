@@ -110,8 +110,7 @@ def opened(overrides: Sequence[str]) -> list[str]:
 def name_schedule(plain: dict[str, Any], overrides: Sequence[str], rate: Any) -> None:
     """Replace the name of a schedule, `optimizer.learning_rate=cosine`, by its class. ConfigError if it is unknown.
 
-    The highest rate defaults to `rate`, of a stored run, or else to the rate in the optimizer's file. In a mapping with
-    a name, `_target_` and the arguments of that class were merged from the file.
+    rate: the highest rate of a stored run; by default the rate in the optimizer's file.
     """
     optimizer: Any = plain.get("optimizer")
     node = optimizer.get("learning_rate") if isinstance(optimizer, dict) else None
@@ -148,10 +147,7 @@ def typed(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def refuse_contradictions(config: DictConfig, plain: Mapping[str, Any], overrides: Sequence[str]) -> None:
-    """Raise ConfigError if the synchronizer overrides an argument that refers to a typed setting of `parallel`.
-
-    A setting that the synchronizer does not use is accepted, because another job of a sweep may use it.
-    """
+    """Raise ConfigError if the synchronizer overrides an argument that refers to a typed setting of `parallel`."""
     given, references = typed(overrides), [*map(str, unresolved(config).values())]
     for name, argument in ARGUMENTS.items():
         key, other = f"parallel.{name}", f"parallel.synchronizer.{argument}"

@@ -19,10 +19,7 @@ SYNCHRONIZER = "parallel.synchronizer._target_"
 
 
 def effective(settings: Mapping[str, Any], workers: int, backend: str) -> dict[str, Any]:
-    """Return the settings that have an effect in a run. Runs with equal effective settings are repetitions.
-
-    workers, backend: as used by the run; the settings may not determine them.
-    """
+    """Return the settings that have an effect in a run with these workers and backend."""
     idle = ALWAYS + (() if backend == "cupy" else ON_CPU)
     found = dict(settings) | {"workers": workers, "backend.name": backend}
     if is_alone(settings, workers):

@@ -47,17 +47,15 @@ KEYS = {
 class Experiment:
     """The backend, the parts and the training options of a run, validated before anything is written.
 
-    Shapes are inferred without allocating weights. The model, the `ParallelWrapper` and the data are created later.
+    The model, the `ParallelWrapper` and the data are created later.
 
     Args:
-        settings: the settings of the run.
         job: the ranks that mpiexec started; None if the workers are threads.
         stages: the stages of each replica of a resumed run; used if the settings do not set their number.
         trains: False to evaluate only, without checking the data for training.
 
     Attributes:
         backend_name, backend_reason: the backend, and why it is not the preferred one, or None.
-        rank: of this process; 0 unless mpiexec started several.
         source, network, loss, optimizer, synchronizer, callbacks: the parts.
         options, checked: the options of training, and the same validated, with the placement of the workers.
         tests: True to evaluate on the test images too if there are validation images.
@@ -100,10 +98,7 @@ class Experiment:
         return build_as(kind, node, key, self.settings.trusted_modules)
 
     def _options(self, stages: int | None) -> TrainingOptions:
-        """Return the options of training. ConfigError.
-
-        The synchronizer is always set. Its arguments are interpolated from `parallel`, as `averaging_frequency` is.
-        """
+        """Return the options of training, always with a synchronizer. ConfigError."""
         settings, parallel = self.settings, self.settings.parallel
         workers, pipeline = settings.workers, None
         if parallel.pipeline is not None:

@@ -1,11 +1,9 @@
 """Command entry point: compose the settings with Hydra, validate them, then run the job or the sweep.
 
-Hydra creates the folder of a run before it calls the job, but leaves it empty (`hydra.output_subdir` is null). The job
-validates its settings, locks the folder and writes `.hydra/`. If validation fails, the folders that Hydra created are
-removed; folders that existed before are never touched.
-
-Under mpiexec every process composes the same settings, and only rank 0 has a folder and a log. The rank is taken from
-the environment, and confirmed by MPI before anything is written.
+Hydra creates the folder of a run but leaves it empty (`hydra.output_subdir` is null). The job validates its settings,
+locks the folder and writes `.hydra/`. If validation fails, the folders that Hydra created are removed. Under mpiexec
+only rank 0 has a folder and a log. The rank is taken from the environment and confirmed by MPI before anything is
+written.
 """
 
 from __future__ import annotations
@@ -83,7 +81,6 @@ def run(
         task: runs a job with the result of `prepare`, in the job's folder. Hydra's sweeper gets its result.
         prepare: validates the settings and builds what `task` needs, before anything is written.
         config_name: the primary file in conf/.
-        schema: the settings class.
         join: returns the ranks that mpiexec started; None for a command that runs as one process.
 
     Raises:
@@ -109,20 +106,14 @@ def in_sweep() -> bool:
 
 
 def training_begins() -> None:
-    """Store the changed settings of a resumed run or search, and link outputs/latest to it. OutputError.
-
-    A job calls this after all checks have passed. Does nothing outside a command.
-    """
+    """Store the changed settings of a resumed run, and link outputs/latest to it. OutputError."""
     command = _command.get()
     if command is not None:
         command.training_begins()
 
 
 class Entry(Callback):
-    """Hydra callback of every command (conf/config.yaml), called before Hydra creates a folder.
-
-    Hydra turns exceptions of callbacks into warnings, except for SystemExit.
-    """
+    """Hydra callback of every command (conf/config.yaml). Hydra ignores its exceptions, except for SystemExit."""
 
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
         """Record which folders Hydra will create for the run."""
@@ -177,10 +168,8 @@ class _Command(Generic[S, T]):
         code: exit code of the last job; None if this process has run none.
         created: folders that did not exist before, the innermost first.
         sweep: folder of the sweep; None for a single run.
-        resumed: the run or the checkpoint to resume; None for a new run.
-        changes: overrides of the resumed run.
+        resumed, changes: the run or checkpoint to resume, or None; and its overrides.
         postponed: functions to call when training begins.
-        arguments: the arguments that Hydra parses.
         ranks: all ranks, once MPI was started; None before, and without mpiexec.
     """
 
@@ -207,7 +196,6 @@ class _Command(Generic[S, T]):
         return started() is None if self.ranks is None else self.ranks.size == 1
 
     def main(self, config_name: str) -> int | str:
-        """Pass the command line to Hydra; return the exit code."""
         code: int | str = 0
         try:
             register(self.schema)
@@ -390,12 +378,7 @@ class _Command(Generic[S, T]):
         return ranks
 
     def _begin(self, settings: S, folder: Path, ranks: MpiJob | None, locks: contextlib.ExitStack) -> None:
-        """Lock the folder and store the settings, on rank 0 for all.
-
-        Raises:
-            ConfigError: another process uses the folder, or it contains another run.
-            OutputError: the settings cannot be stored.
-        """
+        """Lock the folder and store the settings, on rank 0 for all. ConfigError, OutputError."""
         refused, shown = "", Path(near(folder))
         if not self.rank:
             try:

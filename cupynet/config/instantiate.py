@@ -1,8 +1,7 @@
 """Build the objects that the configuration names by `_target_`.
 
-A constructor's signature is the schema of a part, and the constructor validates its arguments. A target must be a class
-defined in one of the packages of parts or in a trusted module. A prefix of its dotted path is not enough
-(`cupynet.config.instantiate.sys.exit`), and some classes of cupynet write files when they are created.
+A target must be a class defined in one of the packages of parts or in a trusted module. A prefix of its dotted path is
+not enough (`cupynet.config.instantiate.sys.exit`), and some classes of cupynet write files when they are created.
 """
 
 from __future__ import annotations
@@ -41,16 +40,13 @@ def build_as(kind: type[T], node: Any, key: str, trusted_modules: Iterable[str] 
 
 
 def build(node: Any, key: str, trusted_modules: Iterable[str] = ()) -> Any:
-    """Build a node of the configuration, including the parts inside it.
+    """Build a node of the configuration, including the parts inside it. ConfigError.
 
     Args:
         node: plain values. A mapping with `_target_: "cupynet.nn.Conv2D"` becomes an object of that class. Other
             mappings and lists are built item by item. Everything else is returned unchanged.
         key: the node's dotted key, for errors.
         trusted_modules: additional modules, including their submodules, whose classes may be built.
-
-    Raises:
-        ConfigError: the class is unknown or not trusted, or it does not accept its arguments.
     """
     trusted = tuple(trusted_modules)
     if isinstance(node, Mapping):
@@ -95,10 +91,9 @@ def naming(key: str, arguments: Container[str] = ()) -> Iterator[None]:
 
 
 def for_chosen_classes(plain: dict[str, Any], asked: Sequence[str]) -> None:
-    """Drop a file's arguments that the class chosen by an override does not have. Changes `plain` in place.
+    """Drop a file's arguments that the class chosen by an override does not have. asked: the keys of the overrides.
 
-    `optimizer._target_=cupynet.optim.SGD` keeps the file's learning_rate, but not its momentum. Arguments of overrides
-    stay, so that a wrong one is an error. asked: the dotted keys of the overrides.
+    `optimizer._target_=cupynet.optim.SGD` keeps the file's learning_rate, but not its momentum.
     """
     for place in {key.removesuffix("._target_") for key in asked if key.endswith("._target_")}:
         part: Any = plain

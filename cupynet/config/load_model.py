@@ -1,8 +1,3 @@
-"""Load the model of a finished run, or of one of its checkpoints.
-
-A run's folder is untrusted input: only classes of cupynet, and of modules that the caller trusts, are built.
-"""
-
 from __future__ import annotations
 
 import os
@@ -73,20 +68,15 @@ def weights_of(path: AnyRun, trusted_modules: Iterable[str] = ()) -> dict[str, A
 
 
 class Trained:
-    """A finished run, or one of its checkpoints.
+    """A finished run, or one of its checkpoints. ConfigError if there is none, DataError if it is damaged.
 
     Args:
         run: the folder of a finished run, its `Run`, or one of its checkpoints.
         trusted_modules: see `load`.
 
     Attributes:
-        path: of the run or checkpoint.
-        run: the run.
+        path, run: of the run or checkpoint, and the run.
         checkpoint: the checkpoint that `path` names; None for the run's result.
-
-    Raises:
-        ConfigError: there is no finished run or checkpoint.
-        DataError: the checkpoint is damaged.
     """
 
     def __init__(self, run: AnyRun, trusted_modules: Iterable[str] = ()) -> None:
@@ -147,7 +137,6 @@ class Trained:
 
     @property
     def normalize(self) -> Any:
-        """Mean and standard deviation of pixels; None for fractions of 255."""
         found = self._described.get("normalize", self._own.data.get("normalize"))
         return translated(found, "data.normalize.") if isinstance(found, Mapping) else found
 

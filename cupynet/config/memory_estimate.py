@@ -1,8 +1,4 @@
-"""Estimate a run's memory, to reject settings that cannot fit into this machine.
-
-The estimate is a lower bound: outputs of layers, im2col rows of convolutions, weights with gradients and optimizer
-state, prefetched batches, and images.
-"""
+"""Estimate a run's memory, to reject settings that cannot fit into this machine. The estimate is a lower bound."""
 
 from __future__ import annotations
 
@@ -21,10 +17,7 @@ from cupynet.training.options import CheckedOptions
 def check_memory(
     settings: Settings, checked: CheckedOptions, network: Layer, weights: int, source: Source, job: MpiJob | None
 ) -> None:
-    """Raise ConfigError, on all ranks, if the run needs more memory than this machine or a device has.
-
-    network, weights: see `replica_bytes`; job: the ranks; None if the workers are threads.
-    """
+    """Raise ConfigError, on all ranks, if the run needs more memory than this machine or a device has."""
     placement, refused = checked.placement, ""
     needed = needed_bytes(settings, checked, network, weights, source, job)
     if placement.devices:
@@ -70,10 +63,7 @@ def needed_bytes(
 def replica_bytes(
     network: Layer, weights: int, optimizer: Optimizer, policy: DtypePolicy, examples: float
 ) -> dict[str, int]:
-    """Estimate the memory of one replica in bytes, by purpose.
-
-    network: built, with `weights` weights that may not be allocated; examples: number of samples held at once.
-    """
+    """Estimate the memory of one replica in bytes, by purpose. examples: number of samples held at once."""
     wide, narrow = policy.accumulate.itemsize, policy.storage.itemsize
     states = len(optimizer.rule.states) if isinstance(optimizer, ElementwiseOptimizer) else 0
     copies = (2 + states) * wide + (narrow if narrow != wide else 0)  # weights, their gradient, state

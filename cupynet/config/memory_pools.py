@@ -10,7 +10,6 @@ from cupynet.training import Callback, Pools
 
 
 def limit(settings: MemorySettings, devices: list[int]) -> None:
-    """Limit the memory pools of these GPUs, or remove the limit of an earlier job."""
     if devices:
         from cupynet.backend.cuda import gpus
 

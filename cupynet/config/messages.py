@@ -45,7 +45,6 @@ def _file(error: BaseException) -> str:
 
 
 def _hint(error: OmegaConfBaseException, key: str, schema: type[Settings]) -> str:
-    """Return the nearest valid name for an unknown key."""
     inside = [known for known, _ in rules(schema) if known.endswith(f".{key}")]  # averaging_frequency=3
     if inside:
         return f"; did you mean {listed(map(repr, inside))}?"

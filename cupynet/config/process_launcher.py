@@ -1,7 +1,7 @@
 """`hydra/launcher=processes`: runs the jobs of a sweep as processes, several at once.
 
-Each job runs the command of the sweep with its own settings. Its warnings are shown immediately and its errors when it
-ends, with its number. Unlike in joblib's pool of workers, killing one job does not affect the others.
+Warnings of a job are shown immediately, its error when it ends. Unlike in joblib's pool of workers, killing one job
+does not affect the others.
 """
 
 from __future__ import annotations
@@ -44,10 +44,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 class ProcessLauncher(Launcher):
-    """Runs each job of a sweep as a process.
-
-    jobs: maximum number at once; None for one per device, or on a CPU one per core up to 4.
-    """
+    """Runs each job of a sweep as a process. jobs: at most at once; None for one per device, or core up to 4."""
 
     def __init__(self, jobs: int | None = None) -> None:
         self._at_once = None if jobs is None else integer("hydra.launcher.jobs", jobs, 1)
@@ -120,7 +117,6 @@ class ProcessLauncher(Launcher):
         return replace(job, code=code, error=error)
 
     def _process(self, job: sweep_record.Job, device: str | None) -> tuple[int, str]:
-        """Run the process of a job; return its exit code and its error message."""
         of_hydra = cast("list[str]", OmegaConf.to_container(self._config.hydra.overrides.hydra, resolve=False))
         ours = [f"hydra.run.dir={quoted(job.folder)}", f"hydra.job.num={job.number}", f"hydra.job.id={job.number}"]
         environment = os.environ | {signals.LIFELINE: "stdin"} | ({} if device is None else {VISIBLE: device})

@@ -45,11 +45,7 @@ def find(value: str, arguments: Sequence[str]) -> Path | None:
     """Return the folder of the run to resume, or of one of its checkpoints; None if `latest` finds none.
 
     `latest` is the newest unfinished run under outputs/ that has a checkpoint and is not running. If the command line
-    sets hydra.run.dir, it is the run in that folder.
-
-    Raises:
-        ConfigError: the path is neither.
-        DataError: a file of the run is a link, or not a plain file.
+    sets hydra.run.dir, it is the run in that folder. ConfigError, DataError.
     """
     if value == "latest":
         own = given(arguments, "hydra.run.dir")
@@ -79,8 +75,8 @@ def mark_latest(folder: Path) -> None:
 def _above(run: Path, *names: str) -> Path | None:
     """Return the nearest folder above a run that contains one of these files, resolved; None if there is none.
 
-    A job may be several folders below its sweep, because hydra.sweep.subdir may contain slashes. This searches the
-    parent folder, and those further up that are below outputs/ or, for a run elsewhere, below the current folder.
+    hydra.sweep.subdir may contain slashes. Searches the parent folder, and those further up that are below outputs/ or,
+    for a run elsewhere, below the current folder.
     """
     parent, *others = run.resolve().parents
     outputs = LATEST.parent.resolve()
@@ -178,7 +174,6 @@ def _differences(
 
 
 def name_of(override: str) -> str:
-    """Return the key of an override."""
     return override.lstrip("+~").partition("=")[0]
 
 
@@ -188,10 +183,7 @@ def quoted(path: Path) -> str:
 
 
 def refuse_taken(folder: Path) -> None:
-    """Raise ConfigError if the folder contains a run or sweep; remove a fast dev run.
-
-    DataError if its files cannot be removed safely, see `require_plain_files`.
-    """
+    """Raise ConfigError if the folder contains a run or sweep; remove a fast dev run. DataError if that is unsafe."""
     run = (folder / SUMMARY).is_file() or bool(checkpoints(folder / CHECKPOINTS))
     if (folder / SWEEP).is_file() or (run and not (folder / TRIAL).is_file()):
         hint = f"cupynet train {shlex.quote(f'resume={folder}')}"
@@ -201,10 +193,7 @@ def refuse_taken(folder: Path) -> None:
 
 
 def _unfinished() -> Path | None:
-    """Return the newest unfinished run under outputs/ that has a checkpoint and is not running, or None.
-
-    Links are not followed. Trials are skipped, because their search resumes them.
-    """
+    """Return the newest unfinished run under outputs/ with a checkpoint that is not running or a trial, or None."""
     folders = [path for path in LATEST.parent.glob(f"**/{CHECKPOINTS}") if not (path.parents[2] / STUDY).is_file()]
     runs = sorted((path.parent for path in folders), key=_written, reverse=True)
     return next((run for run in runs if checkpoints(run / CHECKPOINTS) and _goes_on(run) and not at_work(run)), None)
@@ -218,10 +207,7 @@ def _written(run: Path) -> float:
 
 
 def _goes_on(run: Path) -> bool:
-    """Return True if a run is unfinished, or has been resumed since its summary was written.
-
-    A diverged run is unfinished, because it can be resumed with other callbacks; a job of a sweep is then finished.
-    """
+    """Return True if a run is unfinished (or diverged, outside a sweep), or was resumed after its last summary."""
     if not (run / SUMMARY).is_file() or (run / REOPENED).is_file():
         return True  # it was killed
     try:

@@ -1,8 +1,8 @@
 """The settings of a run: name, type, default and validator of each.
 
-`Settings` has plain Python values. OmegaConf uses it as the schema of conf/ and checks names and types; validators
-check the values. Settings of several types are declared as Any, because OmegaConf cannot merge into unions; so are
-booleans, because it accepts 2 as true. The arguments of parts are validated by their constructors (instantiate.py).
+OmegaConf uses `Settings` as the schema of conf/ and checks names and types. Settings of several types are Any, because
+OmegaConf cannot merge into unions; so are booleans, because it accepts 2 as true. The arguments of parts are validated
+by their constructors.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ G = TypeVar("G", bound=Group)
 
 
 def as_is(key: str, value: Any) -> Any:
-    """Accept every value that the schema accepts."""
     return value
 
 
@@ -200,10 +199,7 @@ class BenchSettings(Settings):
 
 @dataclass(kw_only=True)
 class PlanSettings(Settings):
-    """The settings of `cupynet plan`: of the run it measures, and of conf/plan.yaml.
-
-    `workers` is a list here: the numbers of workers to predict. See `asked` and `every` for null.
-    """
+    """The settings of `cupynet plan`: of the run, and of conf/plan.yaml. workers: the numbers of workers to predict."""
 
     workers: Any = setting(None, integers)
     link: Any = setting("10gbe", link)
@@ -216,16 +212,15 @@ class PlanSettings(Settings):
 
     @property
     def asked(self) -> list[int]:
-        """Numbers of workers, in order."""
+        """Return the numbers of workers, sorted."""
         return list(self.workers or ([1, 2, 4] if self.check else [2, 8, 64, 1024]))
 
     @property
     def every(self) -> list[int]:
-        """Averaging periods in iterations, in order."""
+        """Return the averaging periods in iterations, sorted."""
         return list(self.frequencies or ([3] if self.check else [1, 3, 10, 50]))
 
     def run(self, workers: int | None) -> Settings:
-        """Return the settings of one run with this number of workers."""
         return Settings(**{each.name: getattr(self, each.name) for each in fields(Settings)} | {"workers": workers})
 
 
@@ -260,14 +255,9 @@ class RateSettings(Settings):
 
 
 def read(kind: type[G], given: Mapping[str, Any], above: str = "") -> G:
-    """Create settings from plain values, whose types the schema has checked.
+    """Create settings from plain values, whose types the schema has checked. ConfigError, which names the key.
 
-    Args:
-        given: the values, with groups as nested mappings.
-        above: the dotted key of the mapping; "" for a whole run.
-
-    Raises:
-        ConfigError: a setting is unknown or missing, or a value is invalid. The message begins with the key.
+    given: the values, with groups as nested mappings; above: the dotted key of the mapping; "" for a whole run.
     """
     known = {each.name: each for each in fields(kind)}
     for name in (name for name in given if name not in known):  # Hydra adds them with +

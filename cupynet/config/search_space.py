@@ -1,7 +1,4 @@
-"""Search spaces: `key=interval(..)`, `key=range(..)` and `key=choice(..)` as Optuna's distributions.
-
-Without `-m` Hydra rejects such values. They are moved into the setting `search` before Hydra reads the command line.
-"""
+"""Search spaces: `key=interval(..)`, `key=range(..)` and `key=choice(..)` as Optuna's distributions."""
 
 from __future__ import annotations
 
@@ -33,10 +30,7 @@ FORMS = "interval(0.001,0.1), int(interval(16,256)), tag(log,interval(1,50)), ra
 
 
 def split(arguments: Sequence[str]) -> list[str]:
-    """Move the searched values of a command line into one argument, `search=[..]`.
-
-    Arguments that cannot be parsed are left to Hydra, which reports them.
-    """
+    """Move the searched values of a command line into one argument, `search=[..]`, because Hydra rejects them."""
     kept: list[str] = []
     found: list[str] = []
     for argument in arguments:
@@ -54,10 +48,7 @@ def _is_searched(argument: str) -> bool:
 
 
 def search_space(texts: Sequence[str]) -> dict[str, BaseDistribution]:
-    """Return the distribution of each searched setting, by its key with the `+` or `++` written before it.
-
-    texts: values of the setting `search`, such as `key=interval(..)`. ConfigError if one is invalid or empty.
-    """
+    """Return the distribution of each searched setting, by its key with the `+` or `++` before it. ConfigError."""
     parser = OverridesParser.create()
     space: dict[str, BaseDistribution] = {}
     for text in texts:

@@ -1,7 +1,7 @@
 """The settings that a run has stored in `.hydra/`: written as plain values, and read as untrusted input.
 
-A stored file cannot contain code or references, and cannot read the environment. Its Hydra settings, `trusted_modules`
-and --config-dir are ignored.
+Stored files cannot contain code or references, or read the environment. Stored Hydra settings, `trusted_modules` and
+--config-dir are ignored.
 """
 
 from __future__ import annotations
@@ -151,7 +151,6 @@ def keep(folder: Path, settings: Settings, overrides: Sequence[str] = ()) -> Non
 
 
 def job_overrides() -> list[str]:
-    """Return the overrides of the current job, as typed."""
     return cast("list[str]", OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False))
 
 
@@ -160,11 +159,7 @@ def check_outputs(
 ) -> None:
     """Raise ConfigError for callbacks of a stored run that would write outside its folder or send data.
 
-    Args:
-        parts: the callbacks by name.
-        run: the folder of the run.
-        overrides: of the command line, which may name any place.
-        trusted_modules: see `load`.
+    parts: the callbacks by name; run: the folder of the run; overrides: of the command line, which may name any place.
     """
     for key, value, _ in _places(parts, run, trusted_modules):
         if not _is_typed(key, overrides):
@@ -218,11 +213,7 @@ def _is_typed(key: str, overrides: Sequence[str]) -> bool:
 
 
 def check_downloads(settings: Settings, run: Path, overrides: Sequence[str]) -> None:
-    """Raise ConfigError for a stored `data.folder` that data would be downloaded to, and a data class that is not a
-    `Source`.
-
-    overrides: of the command line, which may name any place.
-    """
+    """Raise ConfigError for a stored `data.folder` to download to, and a class of data that is not a `Source`."""
     from cupynet.data import Source  # imports NumPy, which --help does not need
 
     source: Any = build_as(Source, settings.data, "data", settings.trusted_modules)  # type: ignore[type-abstract]

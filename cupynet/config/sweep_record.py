@@ -1,7 +1,7 @@
 """The jobs of a sweep: a row for each in sweep.csv, and a table on the terminal.
 
-The launcher decides in which process a job runs. Therefore each job is recorded in a file in the sweep's folder when it
-begins and ends, and its results are read from its own folder. These files are removed when the sweep ends.
+Each job is recorded in a file in the sweep's folder, because it may run in another process. These files are removed
+when the sweep ends.
 """
 
 from __future__ import annotations
@@ -41,8 +41,7 @@ class Job:
 
     Attributes:
         number: from 0.
-        overrides: of the job, as typed.
-        folder: of the run.
+        overrides: as typed.
         code: exit code; None before the job ends.
         error: one line; "" if there was none.
     """
@@ -55,7 +54,6 @@ class Job:
 
     @cached_property
     def settings(self) -> dict[str, str]:
-        """The settings as typed, by key."""
         parts = (each.partition("=") for each in self.overrides)
         return {name.lstrip("+"): value for name, _, value in parts}
 
@@ -69,7 +67,6 @@ class Job:
 
     @property
     def data(self) -> str | None:
-        """The data set; None without results."""
         if self.summary is None:
             return None
         setup = self.summary.setup
@@ -99,12 +96,7 @@ _hold: Hold | None = None  # the lock on the folder of this process's sweep
 
 
 def begin(sweep: Path) -> None:
-    """Create and lock the folder of a sweep, until `finish`.
-
-    Raises:
-        ConfigError: it contains another run or sweep, possibly one in progress.
-        OutputError: it cannot be created.
-    """
+    """Create and lock the folder of a sweep, until `finish`. ConfigError if it contains a run or sweep. OutputError."""
     global _hold
     try:
         sweep.mkdir(parents=True, exist_ok=True)
@@ -201,8 +193,7 @@ def columns(jobs: Sequence[Job]) -> list[Column]:
 def finish(sweep: Path) -> int:
     """Print the jobs, the best of them and the command that compares them, and unlock the folder.
 
-    Returns the exit code of the first job that failed, or 0. A job that has not ended was killed or lost by its
-    launcher, and counts as failed.
+    Return the exit code of the first job that failed, or 0. A job that was killed or lost counts as failed.
     """
     lost = "its process was killed"
     begun = _jobs(sweep)

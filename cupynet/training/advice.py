@@ -19,10 +19,7 @@ SURELY = 3.0  # standard deviations above chance; an untrained network reaches t
 def advise(spent: Spent, *, rounds: int | None = None, stages: int = 1, cores: int | None = None) -> str:
     """Return the greatest cost besides computing and its remedy, or that nothing stands out.
 
-    Args:
-        rounds: iterations per epoch, if known.
-        stages: ranks per replica.
-        cores: CPU cores that the workers share; None on GPUs.
+    rounds: iterations per epoch, if known; stages: ranks per replica; cores: shared by the workers; None on GPUs.
     """
     ranks = len(spent.rounds_s)
     if ranks > stages and rounds is not None and rounds <= FEW_ROUNDS:
@@ -61,10 +58,7 @@ def _straggler(spent: Spent, stages: int) -> tuple[float, str]:
 
 
 def unlearned(evaluation: Evaluation) -> str | None:
-    """Return a warning if always predicting the most frequent class gives this accuracy; else None.
-
-    That prediction is right on a share p of n images, with a standard deviation of sqrt(p (1 - p) / n).
-    """
+    """Return a warning if always predicting the most frequent class gives this accuracy; else None."""
     samples = evaluation.samples
     share = int((evaluation.confusion.sum(axis=1) + evaluation.undecided).max()) / max(samples, 1)
     deviation = math.sqrt(share * (1 - share) / max(samples, 1))

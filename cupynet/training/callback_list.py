@@ -10,7 +10,7 @@ from cupynet.runs.run import Run
 
 
 class Listener(Protocol):
-    """The methods of a `Callback` that are not events. Events are called by name."""
+    """The methods of a `Callback` that are not events."""
 
     every_rank: bool
 
@@ -29,11 +29,7 @@ L = TypeVar("L", bound=Listener)
 
 
 class CallbackList(list[Listener]):
-    """The callbacks of one worker, in the order in which they receive events.
-
-    Attributes:
-        resuming: the callbacks whose state was restored for the current fit.
-    """
+    """The callbacks of one worker, in order. resuming: those whose state was restored for the current fit."""
 
     def __init__(self, callbacks: Iterable[Listener] = ()) -> None:
         super().__init__(callbacks)
@@ -57,7 +53,6 @@ class CallbackList(list[Listener]):
         self._closing.close()
 
     def state(self) -> dict[str, Any]:
-        """Return the states of the callbacks by class name, see `by_class_name`."""
         return {name: callback.state() for name, callback in by_class_name(self).items()}
 
     def restore(self, states: dict[str, Any]) -> None:

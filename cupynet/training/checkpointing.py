@@ -1,7 +1,4 @@
-"""Save the state of a training run from all workers, and restore it on all of them.
-
-A checkpoint holds every worker's `Trainer.state()`. Arrays that several workers have in common are stored once.
-"""
+"""Save the state of a training run from all workers, and restore it on all of them."""
 
 from __future__ import annotations
 
@@ -61,12 +58,7 @@ def save(store: Checkpoints, trainer: Trainer) -> None:
 
 
 def found(path: str | Path, *, warn: bool = True) -> Stored:
-    """Return the checkpoint at `path`, or the newest undamaged one in that folder.
-
-    Raises:
-        ConfigError: there is none.
-        DataError: it is damaged, or all of them are.
-    """
+    """Return the checkpoint at `path`, or the newest undamaged one in that folder. ConfigError, DataError."""
     path = Path(path)
     if (path / MANIFEST).exists() or STEP.fullmatch(path.name):
         return read(path)

@@ -21,10 +21,7 @@ UNTIMED_ROUNDS = 10  # at the start of training: caches are cold, kernels are st
 
 
 class Timer(Protocol):
-    """Receives the spans of a clock, see `Profile`."""
-
-    def span(self, name: str, kind: str) -> AbstractContextManager[None]:
-        """Return a context that records a span."""
+    def span(self, name: str, kind: str) -> AbstractContextManager[None]: ...
 
 
 @dataclass
@@ -34,9 +31,8 @@ class Clock:
     Attributes:
         compute_s, data_s, averaging_s, waiting_s: seconds spent on gradients and updates, waiting for batches, in the
             synchronizer, and waiting for other stages of a pipeline.
-        compile_s: seconds before training until the kernels were ready.
-        images: number of images of all replicas.
-        samples, bytes_sent: samples of this worker, and bytes that it sent, as of the last report or epoch.
+        images: of all replicas.
+        samples, bytes_sent: of this worker, as of the last report or epoch.
         warm_s, warm_images: `rounds_s` and `images` after the first 10 iterations.
         timer: also receives every span while a profile is recorded.
     """
@@ -72,11 +68,7 @@ class Clock:
         return self.images / seconds if seconds else 0.0
 
     def measure(self, part: str, name: str) -> AbstractContextManager[None]:
-        """Return a context that adds its seconds to a part, such as `compute`.
-
-        Contexts may be nested; the seconds of an inner context count only for its own part. name: of the span in a
-        profile.
-        """
+        """Return a context that adds its seconds to a part, such as `compute`, without those of nested contexts."""
         return _Span(self, part, name)
 
     def count(self, iteration: int, images: int) -> None:
@@ -86,7 +78,6 @@ class Clock:
             self.warm_s, self.warm_images = self.rounds_s, self.images
 
     def since(self, start: Clock) -> Clock:
-        """Return the counts since `start`, an earlier copy of this clock."""
         return Clock(**{each.name: getattr(self, each.name) - getattr(start, each.name) for each in fields(self)})
 
     @classmethod
@@ -125,14 +116,7 @@ class _Span(AbstractContextManager[None]):
 
 @dataclass
 class Since:
-    """Measurements since the last report; NaN or empty if there were none.
-
-    Attributes:
-        start: the clock at the last report.
-        samples, losses, hits: samples of this replica read since, the sum of their losses, and their correct
-            predictions.
-        score, drift, drift_by_layer: of the last averaging step that measured them, see `Average`.
-    """
+    """Measurements since the last report; NaN or empty if there were none. start: the clock at that report."""
 
     start: Clock
     samples: int = 0
@@ -146,15 +130,11 @@ class Since:
 class Statistics:
     """Times, losses and averaging measurements of one worker.
 
-    Args:
-        tally: the tally of this worker's replica.
-        traffic: counts the bytes that this worker sends.
-
     Attributes:
         measured: the last averaging step that measured the drift, over all pipeline stages; None if there is none.
-        loss: the training loss of the last complete epoch, see `EpochRecord`; NaN if there was none.
+        loss: the training loss of the last complete epoch; NaN if there was none.
         spent: the times of all workers at the end of the last fit; None before.
-        skipped_steps: steps that any replica skipped because a gradient overflowed, as of the end of the last fit.
+        skipped_steps: steps that any replica skipped because a gradient overflowed, at the end of the last fit.
     """
 
     def __init__(self, tally: Tally | None = None, traffic: Traffic | None = None) -> None:
@@ -190,7 +170,6 @@ class Statistics:
         self._tally.clear()
 
     def averaged(self, average: Average) -> None:
-        """Record an averaging step for the next report."""
         self._since.score = average.score
         if not math.isnan(average.drift):
             self.measured = average

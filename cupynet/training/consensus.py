@@ -14,8 +14,7 @@ SLOW_S = 0.05  # seconds per iteration above which workers exchange after each o
 class StopConsensus:
     """Stops all workers after the same iteration. Every worker makes the same calls, after the same iterations.
 
-    Attributes:
-        request: this worker's first request to stop in this fit; None if there is none.
+    request: this worker's first request to stop in this fit; None if there is none.
     """
 
     def __init__(self, world: Communicator) -> None:
@@ -28,9 +27,8 @@ class StopConsensus:
         self.request = self.request or stop
 
     def due(self, iteration: int, *, averaged: bool) -> bool:
-        """Return True if workers exchange their requests after this iteration.
-
-        averaged: True if it ended with an averaging step, for which all waited anyway.
+        """Return True if workers exchange requests after this iteration. averaged: True if it ended with an averaging
+        step.
         """
         self._rounds += 1
         return averaged or self._world.size == 1 or iteration % self._every == 0

@@ -21,10 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class DataWarnings:
-    """Logs warnings about the data of fits and evaluations, once for each data set.
-
-    speaks: False to log nothing, in processes other than rank 0's.
-    """
+    """Logs warnings about the data of fits and evaluations, once for each data set. speaks: False to log nothing."""
 
     def __init__(self, *, speaks: bool) -> None:
         self._speaks = speaks

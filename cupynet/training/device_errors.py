@@ -15,13 +15,9 @@ from cupynet.parallel import Placement
 def translate_device_errors(
     backend: Backend, placement: Placement, rank: int, batch_size: int | None
 ) -> Iterator[None]:
-    """Raise DeviceError if the device of worker `rank` is out of memory or has failed.
+    """Raise DeviceError, with the notes of the error, if the device of worker `rank` is out of memory or has failed.
 
-    Keeps the notes of the error. Clears the traceback's frames in the worker's own thread, to release their arrays.
-
-    Args:
-        backend: of any worker.
-        batch_size: None if there are no batches.
+    Clears the traceback's frames in the worker's own thread, to release their arrays. batch_size: None without batches.
     """
     try:
         yield

@@ -1,5 +1,3 @@
-"""Find the origin of a value that is not finite."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -15,10 +13,7 @@ MAX_SAMPLES = 5  # of a batch that a message lists
 
 
 def diagnose(replica: Replica, batch: Batch) -> str:
-    """Describe the first value that is not finite: the worker, the batch, its samples and the layer.
-
-    Repeats the forward pass of the batch, layer by layer, with its own statistics and dropout.
-    """
+    """Describe the first value that is not finite: the worker, the batch, its samples and the layer."""
     at = f"of worker {replica.groups.world.rank} at batch {batch.index} of epoch {batch.epoch + 1}"
     for name, values in replica.params.views(replica.params.master):
         if not _finite(replica, values).all():
@@ -31,10 +26,7 @@ def diagnose(replica: Replica, batch: Batch) -> str:
 
 
 def _first_output(replica: Replica, batch: Batch) -> tuple[str, Any]:
-    """Return the first layer whose output is not finite, and the samples; "" if all are finite.
-
-    Layers that exchange values with other replicas use only this batch.
-    """
+    """Repeat the forward pass; return the first layer whose output is not finite, and the samples."""
     model = replica.model
     layers = list(model.network) if isinstance(model.network, Sequential) else [("network", model.network)]
     for part in parts(len(batch), replica.accumulation_steps):

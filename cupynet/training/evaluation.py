@@ -1,9 +1,8 @@
 """Evaluation of a classifier: the figures of Deeplearning4j's Evaluation.
 
-Macro averages give every class the same weight, even if there are only two (Deeplearning4j reports only the second). A
-class whose precision or recall is 0/0 is left out of that average. F1 is 2 tp / (2 tp + fp + fn), as in scikit-learn,
-and 0/0 only for a class with neither samples nor predictions; Deeplearning4j leaves out classes with either, which
-favors a network that always predicts one class.
+Macro averages give every class the same weight, even if there are only two (Deeplearning4j reports only the second),
+and leave out classes whose figure is 0/0. F1 is 2 tp / (2 tp + fp + fn), as in scikit-learn. Deeplearning4j leaves out
+all classes without precision or recall, which favors a network that always predicts one class.
 """
 
 from __future__ import annotations
@@ -31,12 +30,8 @@ SHORT = {"mean_absolute_error": "MAE", "r2": "R2"}  # names in a line
 
 
 class Mistake(NamedTuple):
-    """A wrongly predicted sample; the most confident sorts first.
-
-    Attributes:
-        doubt: minus the score of the predicted class.
-        sample: its number in the data set.
-        label, guess: the true and the predicted class.
+    """A wrongly predicted sample. doubt: minus the score of the predicted class, so that the most confident sorts
+    first.
     """
 
     doubt: float

@@ -12,13 +12,7 @@ from cupynet.training.replica import Replica
 
 
 class Feeds:
-    """Opens the batches of data sets for one worker.
-
-    Args:
-        replica: the replica that uses the batches.
-        replicas: the communicator of the workers that share the batches.
-        prefetch, on_device, shared: see `BatchFeed`.
-    """
+    """Opens the batches of data sets for one worker. replicas: the workers that share them; others: see `BatchFeed`."""
 
     def __init__(
         self, replica: Replica, replicas: Communicator, *, prefetch: int, on_device: bool | str, shared: Shared
@@ -32,10 +26,7 @@ class Feeds:
 
     @contextmanager
     def of_fit(self, train: Loader, evaluated: Loader | None) -> Iterator[BatchFeed]:
-        """Context in which the training batches are open, and the evaluation batches once they are used.
-
-        The images of each data set are copied to a GPU only once.
-        """
+        """Context with open training and evaluation batches, so that each data set is copied to a GPU only once."""
         with ExitStack() as self._closing:
             self._training, self._evaluated = self._closing.enter_context(self._new(train)), evaluated
             try:
@@ -44,7 +35,6 @@ class Feeds:
                 self._training = self._evaluated = self._evaluation = None
 
     def reload(self, epoch: int, number: int) -> Batch:
-        """Return a training batch again, see `BatchFeed.reload`."""
         assert self._training is not None
         return self._training.reload(epoch, number)
 

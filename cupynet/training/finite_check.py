@@ -1,8 +1,4 @@
-"""Checks that losses and gradients are finite, before they are used.
-
-Each worker checks the loss and the squared gradient norm of its own batch, so a value that is not finite never changes
-a weight or reaches other replicas.
-"""
+"""Checks that losses and gradients are finite, before they change a weight or reach other replicas."""
 
 from __future__ import annotations
 
@@ -35,9 +31,7 @@ class StopAtNonFinite(StepCheck):
 class SkipNonFinite(StepCheck):
     """Skips the batch on its worker and logs a warning. DivergedError if the weights themselves are not finite.
 
-    Args:
-        max_skipped: maximum number of batches that a worker may skip; one more raises DivergedError.
-        skipped: list to which epoch and index of skipped batches are appended.
+    max_skipped: maximum number per worker; skipped: list to which epoch and index of skipped batches are appended.
     """
 
     may_wait = False

@@ -28,7 +28,6 @@ class Fit:
     """The arguments of `Trainer.fit`.
 
     Args:
-        train: the batches of all workers.
         epochs: additional epochs to train; 0 only to finish a restored, unfinished fit.
         evaluate_on: the data set to evaluate in parallel, every `evaluate_every` epochs and after the last.
         split: the name of that data set, `test` or `validation`.
@@ -72,10 +71,7 @@ def loader_of(
 ) -> Loader:
     """Return a loader of training data that match the model. ConfigError.
 
-    Args:
-        batch_size: by default that of a `Loader`, else 128.
-        pixels: the scale of the images, if `data` is a pair.
-        sample_weight, class_weight: see `ParallelWrapper.fit`.
+    batch_size: by default that of a `Loader`, else 128; pixels: the scale of the images, if `data` is a pair.
     """
     data, outputs = examples(data), model.output.features
     if isinstance(data, Loader) and batch_size not in (None, data.batch_size):
@@ -114,7 +110,6 @@ def weighted(loader: Loader, sample_weight: Any, class_weight: ClassWeight) -> L
 
 
 def with_dataset(loader: Loader, data: Dataset) -> Loader:
-    """Return the same loader for other data."""
     return Loader(data, loader.batch_size, loader.seed, loader.shuffle, loader.augment)
 
 
@@ -137,10 +132,7 @@ def _class_factors(data: Dataset, class_weight: ClassWeight) -> Array:
 def evaluation_loader(data: Examples, batch_size: int | None, model: Model, pixels: PixelScale | None) -> Loader:
     """Return a loader of evaluation data that match the model. ConfigError.
 
-    Args:
-        data: also (x, y, sample_weight).
-        batch_size: see `loader_of`.
-        pixels: the scale of the training images; None if unknown.
+    data: also (x, y, sample_weight); pixels: the scale of the training images; None if unknown.
     """
     weights = None
     if isinstance(data, tuple) and len(data) == 3 and not isinstance(data[0], tuple):
@@ -158,12 +150,7 @@ def held_out_of(
     validation_data: Examples | None,
     evaluate_on: Examples | None,
 ) -> tuple[Loader, Loader | None, str]:
-    """Return the loaders of the training data and of the held-out data, and the name of the split. ConfigError.
-
-    Args:
-        loader: all training data.
-        validation_split, validation_data, evaluate_on: see `ParallelWrapper.fit`; at most one of them.
-    """
+    """Return the loaders of the training data and of the held-out data, and the name of the split. ConfigError."""
     fraction = number("validation_split", validation_split, minimum=0, below=1)
     given = {"validation_split": fraction or None, "validation_data": validation_data, "evaluate_on": evaluate_on}
     named = [name for name, value in given.items() if value is not None]

@@ -1,8 +1,7 @@
-"""A replica whose steps are launched as CUDA graphs.
+"""A replica whose steps are launched as CUDA graphs, because launching the kernels of a small network takes too long.
 
-A step of a small network is a few dozen kernels of a few microseconds each, and launching them takes longer than
-running them. The gradient, the update, and both together are captured for each batch size when they run for the second
-time. The first run loads kernels and allocates memory.
+The gradient, the update, and both together are captured for each batch size when they run for the second time. The
+first run loads kernels and allocates memory.
 
 Steps can run ahead of the host, because the device decides whether to update (`judge` in update.cu). The host reads the
 result at an averaging step, a report or the end of an epoch. After a loss or gradient that is not finite, the replica
@@ -36,9 +35,7 @@ log = logging.getLogger(__name__)
 class Graphs:
     """The CUDA graphs of one device.
 
-    Attributes:
-        refused: the first step that could not be captured, and the reason; "" if there is none.
-        singly: True to launch operations one by one.
+    refused: the first step that could not be captured, and the reason; singly: True to launch operations one by one.
     """
 
     def __init__(self, backend: Backend, recorder: Recorder) -> None:
@@ -87,11 +84,8 @@ class Graphs:
 class Inputs:
     """The input arrays of captured steps, by the shape of the batch's labels: (N,), or (N, T).
 
-    Args:
-        draws: True if a layer uses random numbers, which depend on sample numbers and the epoch.
-
-    Attributes:
-        epoch: (1,), the number of the epoch, on the device.
+    draws: True if a layer uses random numbers, which depend on sample numbers and the epoch; epoch: (1,), on the
+    device.
     """
 
     def __init__(self, backend: Backend, *, draws: bool) -> None:
@@ -128,12 +122,7 @@ class Inputs:
 
 
 class GraphReplica(Replica):
-    """A replica that launches its steps as CUDA graphs, see the module docstring.
-
-    Args:
-        model, optimizer: all layers, the loss and the optimizer must be `capturable`.
-        recorder: of the model's backend.
-    """
+    """A replica that launches its steps as CUDA graphs. Layers, loss and optimizer must be `capturable`."""
 
     def __init__(self, model: Model, optimizer: Optimizer, recorder: Recorder) -> None:
         super().__init__(model, optimizer)
@@ -207,11 +196,7 @@ class GraphReplica(Replica):
         self.updates += 1
 
     def complete(self) -> None:
-        """See `Replica.complete`.
-
-        Raises:
-            DivergedError: a loss or a gradient was not finite.
-        """
+        """See `Replica.complete`. DivergedError if a loss or a gradient was not finite."""
         rounds, self._rounds = self._rounds, 0
         if rounds:
             with self.clock.measure("compute", "steps that ran ahead"):
@@ -271,7 +256,6 @@ class GraphReplica(Replica):
             self._write(used=self._scale)
 
     def _write(self, used: float) -> None:
-        """Begin a new series of steps on the device."""
         self._recorder.begin(self.backend.loss_scale, used, 0 if self.scaler is None else self.scaler.steady)
 
 

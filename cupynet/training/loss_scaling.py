@@ -1,8 +1,7 @@
-"""Dynamic loss scaling, which keeps small gradients representable in 16 bits.
+"""Dynamic loss scaling (Micikevicius et al. 2018, "Mixed precision training").
 
-The scale is halved when a gradient overflows, and that step is skipped. After 2,000 iterations without an overflow it
-is doubled (Micikevicius et al. 2018, "Mixed precision training"). A non-finite loss is an error, as is a gradient that
-overflows at the smallest scale.
+The scale is halved when a gradient overflows, and that step is skipped. It is doubled after 2,000 iterations without an
+overflow. A non-finite loss is an error, as is a gradient that overflows at the smallest scale.
 """
 
 from __future__ import annotations
@@ -25,9 +24,8 @@ class LossScaler:
         shared: True if these are all workers.
 
     Attributes:
-        skipped: number of skipped steps.
+        skipped, steady: number of skipped steps, and iterations since the scale changed.
         skipping: True if the step of this iteration is skipped.
-        steady: iterations since the scale changed.
     """
 
     def __init__(self, backend: Backend, together: Communicator, *, shared: bool = False) -> None:
@@ -55,9 +53,8 @@ class LossScaler:
             self._set(self.scale)
 
     def skips(self, *, overflow: bool, failed: bool) -> bool:
-        """Return True if this iteration's step is skipped, on all workers that skip together. Call it after `gradient`.
-
-        overflow: this worker's gradient is not finite; failed: its loss is not.
+        """Return True if all workers that skip together skip this iteration's step. overflow: of this worker's
+        gradient.
         """
         failed = failed or (overflow and self.scale <= LEAST)
         if self._together.size > 1:
@@ -77,7 +74,6 @@ class LossScaler:
         return Scaling(GROW_AFTER, LEAST, MOST)
 
     def count(self, steady: int, skipped: int) -> None:
-        """Add the counts of steps that ran ahead of the host."""
         self.steady, self.skipped = steady, self.skipped + skipped
 
     def agree(self, replicas: Communicator) -> None:

@@ -1,8 +1,4 @@
-"""Metrics of evaluations: by name, or functions of the user.
-
-Most are means over samples. The others are computed from exact counts (macro F1), merged sums (R2) or all scores (AUC),
-never as means over batches, so results do not depend on the number of workers or the batch size.
-"""
+"""Metrics of evaluations. Their values depend neither on the number of workers nor on the batch size."""
 
 from __future__ import annotations
 
@@ -34,11 +30,7 @@ def mode_of(name: str) -> str:
 
 
 def metrics_of(metrics: Sequence[Metric], *, classifies: bool | None = None) -> dict[str, Metric]:
-    """Return metrics by name. classifies: False for regression; None if unknown.
-
-    Raises:
-        ConfigError: a metric is neither a function nor a known name, or two have the same name.
-    """
+    """Return metrics by name. ConfigError for an unknown or duplicate name. classifies: False for regression."""
     if not isinstance(metrics, list | tuple):
         raise ConfigError("must be a list of names and functions, such as ['macro_f1']", "metrics", shown(metrics))
     figures = [each for each in CLASS_FIGURES if each != "top_n_accuracy"]
@@ -72,13 +64,11 @@ def ranks(scores: Floats, targets: NDArray[np.int64]) -> NDArray[np.int64]:
 def auc(scores: Floats, targets: Any) -> float:
     """Return the area under the ROC curve; of several classes or targets, the mean of each against the others.
 
-    Computed from the ranks of the positive samples (Mann and Whitney 1947), as scikit-learn's
-    roc_auc_score(average="macro", multi_class="ovr"); equal scores share their mean rank. NaN if a class has all
-    samples or none, or if a score is NaN.
+    Computed from ranks (Mann and Whitney 1947), as scikit-learn's roc_auc_score(average="macro", multi_class="ovr").
+    NaN if a class has all samples or none, or if a score is NaN.
 
-    Args:
-        scores: (N, C); of two classes, only the second column is used.
-        targets: class numbers (N,), or (N, C), where numbers above 0.5 are positive.
+    scores: (N, C); of two classes, only the second column is used. targets: class numbers (N,), or (N, C), where
+    numbers above 0.5 are positive.
     """
     positive = targets > 0.5 if targets.ndim == 2 else targets[:, None] == np.arange(scores.shape[1])  # (N, C)
     if targets.ndim == 1 and scores.shape[1] == 2:
@@ -100,12 +90,7 @@ ALL: Mapping[str, Callable[[Floats, Any], float]] = {"auc": auc}  # functions of
 
 
 class Metrics:
-    """The metrics of an evaluation, over any number of batches, workers and merges.
-
-    Args:
-        metrics: by name, see `metrics_of`.
-        columns: of the targets (N, columns); 0 for class numbers (N,).
-    """
+    """The metrics of an evaluation. columns: of the targets (N, columns); 0 for class numbers (N,)."""
 
     def __init__(self, metrics: Mapping[str, Metric], columns: int = 0) -> None:
         self._metrics, self._columns = metrics, columns

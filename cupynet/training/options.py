@@ -101,7 +101,6 @@ class TrainingOptions:
 
         Args:
             network: the built network; its weights need not be allocated.
-            backend: the name of the backend.
             device: the device of the model; None if it is built later, on the device of this process's first worker.
             data: the data of the fit; None if they are not known yet, see `CheckedOptions.check_data`.
             names: names of the callbacks for messages; by default those of their classes.
@@ -207,11 +206,9 @@ class FitData:
 
     Attributes:
         examples: number of training samples, over all workers.
-        batch_size: batch size of one worker.
-        augmented: True if images are augmented.
         validates: True if validation images are evaluated during training.
-        classifies: False for regression; `binary`: True if the targets are 0 or 1.
         shards: the data, if each worker has its own shard.
+        classifies, binary: False for regression, and True if its targets are 0 or 1.
     """
 
     examples: int
@@ -235,10 +232,8 @@ class CheckedOptions:
     """Validated options with defaults filled in, see `TrainingOptions.check`.
 
     Attributes:
-        options: the options, in plain Python types.
         placement: the number of workers and of stages, and their devices.
         layers: the names of the layers of each stage; empty without a pipeline.
-        synchronizer: the synchronizer; by default averaging with the other options.
         optimizer: the optimizer, with a scaled learning rate.
     """
 
@@ -250,7 +245,6 @@ class CheckedOptions:
 
     @property
     def parts(self) -> int:
-        """The number of parts into which a replica splits a batch."""
         pipeline = self.options.pipeline
         return self.options.accumulation_steps if pipeline is None else pipeline.micro_batches
 

@@ -272,7 +272,6 @@ class ParallelWrapper:
 
     @property
     def _writes_model(self) -> bool:
-        """True if `fit` writes the model to the folder `run`: on rank 0, unless a command does so."""
         return self._run is not None and self._launcher.first == 0 and not self._run.settings_path.exists()
 
     @contextmanager
@@ -418,7 +417,6 @@ class ParallelWrapper:
     # in a worker ----------------------------------------------------------------------------------------------------
 
     def _trainer(self, world: Communicator) -> Trainer:
-        """Return this worker's trainer, created in its own thread by its first task."""
         trainer = self._trainers[world.rank]
         if trainer is None:
             trainer = self._trainers[world.rank] = self._new_trainer(world)

@@ -21,13 +21,11 @@ class Stage(Replica):
     """Consecutive layers of a network on one worker; all stages together are a `Replica`.
 
     Activations go to the next stage, their gradients to the previous one, micro-batch by micro-batch. All stages of a
-    replica receive the same batches: the first uses their images, the last their labels. Each stage has its own
-    optimizer and synchronizer, so weights are averaged stage by stage.
+    replica receive the same batches. Each stage has its own optimizer and synchronizer.
 
     Args:
         whole: the network in this process. On rank 0 it is the user's own: `begin` takes its weights, `assemble` writes
             the trained ones back.
-        optimizer: updates this stage's weights; not shared with another stage.
         groups: the other stages of this replica, and the other replicas.
         layers: the names of the layers of all stages.
         micro_batches: number of parts of a batch.
@@ -76,7 +74,6 @@ class Stage(Replica):
         return len(batch)
 
     def _forward(self, batch: Batch, part: slice) -> Callable[[], None]:
-        """Compute the forward pass of a micro-batch; return its backward pass."""
         model, backend, stages = self.model, self.backend, self.groups.stages
         share = (part.stop - part.start) / len(batch)
         context = self._context(batch, part)
@@ -106,7 +103,6 @@ class Stage(Replica):
         return backward
 
     def _received(self, shape: tuple[int, ...], source: int) -> Array:
-        """Return borrowed activations, or their gradient, from another stage."""
         array = self.backend.borrow(shape)
         self._receive(array, source)
         return array
@@ -172,7 +168,6 @@ class Stage(Replica):
         self._restored = False
 
     def assemble(self) -> None:
-        """Copy the weights of all stages of replica 0 into the whole network on rank 0."""
         self._copy_weights(collect=True)
 
     def _copy_weights(self, *, collect: bool) -> None:

@@ -32,8 +32,8 @@ class Step(NamedTuple):
 
     Attributes:
         batch: the batch; None if the worker had none.
-        samples: number of samples; 0 without a batch, or if it was skipped; the gradient is zero then. If iterations
-            run ahead of the host, always the size of the batch.
+        samples: number of samples; 0, with a zero gradient, without a batch, or if it was skipped. If iterations run
+            ahead of the host, always the size of the batch.
         squared_norm: |gradient|² of the replica's own weights, times the loss scale squared; 0-d on the device.
         finite: True if the loss and the gradient are finite.
         overflowed: True if the step is skipped to reduce the loss scale.
@@ -49,9 +49,8 @@ class Step(NamedTuple):
 class StepCheck:
     """Checks each step before it is used. This base class accepts all.
 
-    Attributes:
-        may_wait: True if iterations may run ahead of the host. The check is then called only for the first step that is
-            not finite, when the host finds it, and must raise an error.
+    may_wait: True if iterations may run ahead of the host. The check is then called only for the first step that is not
+    finite, when the host finds it, and must raise an error.
     """
 
     may_wait = True
@@ -125,10 +124,7 @@ class Replica:
         """Wait for iterations that run ahead of the host, and count them. Only a `GraphReplica` has any."""
 
     def begin(self, reload: Callable[[int], Batch] | None = None) -> None:
-        """Begin a fit, or an evaluation outside a fit. Clear the gradient, which a failed iteration may have left.
-
-        reload: function that returns the batch of an earlier iteration again; None outside a fit.
-        """
+        """Begin a fit or an evaluation. reload: returns the batch of an earlier iteration again; None outside a fit."""
         self.params.grad[...] = 0
 
     def assemble(self) -> None:
@@ -137,10 +133,7 @@ class Replica:
     # a round --------------------------------------------------------------------------------------------------------
 
     def gradient(self, batch: Batch | None) -> Step:
-        """Compute the gradient of an iteration, check it and count its samples. Called on all workers.
-
-        If the gradient overflows because of the loss scale, the step is skipped.
-        """
+        """Compute the gradient of an iteration, check it and count its samples. Called on all workers."""
         if self.scaler is not None:
             self.scaler.grow()
         step, loss_is_finite = Step(None), True
@@ -273,11 +266,7 @@ class Replica:
         return {"updates": self.updates, "weights": self.model.weights(), "optimizer": optimizer}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore a `state`, possibly on another backend or in another precision.
-
-        Raises:
-            ConfigError: it is the state of another network, or of another kind of optimizer.
-        """
+        """Restore a `state`, possibly on another backend or in another precision. ConfigError if it does not match."""
         found, needed = sorted(state["optimizer"]), sorted(self.optimizer_state)
         if found != needed:
             kind = type(self.optimizer).__name__
@@ -295,7 +284,6 @@ def blank_batch(model: Model, size: int) -> Batch:
 
 
 def scores_of(model: Model, x: Array, labels: Array, context: Context) -> Scores:
-    """Return the scores (N, classes) and losses (N,) of a model, on the host."""
     backend = model.backend
     logits, _ = model.forward(x, context)
     losses, _ = model.loss(backend, logits, labels)

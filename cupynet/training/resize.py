@@ -1,10 +1,8 @@
 """Resume with another number of workers: compute their states from those in a checkpoint.
 
-All workers start from the mean of the replicas, weighted by the samples that each has seen since the last averaging
-step; in a pipeline from the mean of the same stage. State of the optimizer and the synchronizer is averaged in the same
-way, and callbacks may merge their states.
-
-An interrupted epoch continues after the last iteration that W new workers would have completed. No batch is skipped, up
+All workers start from the mean of the replicas (or of the same stage), weighted by the samples that each has seen since
+the last averaging step. Optimizer and synchronizer states are averaged likewise, and callbacks may merge their states.
+An interrupted epoch continues after the last iteration that W new workers would have completed: no batch is skipped, up
 to W - 1 batches are repeated. Additional workers start with empty statistics; those of removed workers are lost.
 """
 
@@ -24,12 +22,7 @@ from cupynet.training.state_tree import Tree
 def regrouped(
     states: Sequence[Tree], size: int, stages: int, synchronizer: Synchronizer, callbacks: Mapping[str, Listener]
 ) -> list[Tree]:
-    """Return the states of `size` workers, replicas of `stages` each, computed from those of others.
-
-    Args:
-        synchronizer: determines the weight of a replica in the mean, and its state afterwards.
-        callbacks: by the names of their states.
-    """
+    """Return the states of `size` workers, replicas of `stages` each. callbacks: by the names of their states."""
     before, after = len(states) // stages, size // stages
     means = [_of_stage(states[stage::stages], before, after, synchronizer) for stage in range(stages)]
     merged = [_of_callbacks(states[stage::stages], callbacks) for stage in range(stages)]

@@ -18,11 +18,9 @@ MOST_COUNTED = 2**53  # no count of a training exceeds it
 
 
 def gathered(world: Communicator, state: Tree) -> tuple[list[Tree], Arrays] | None:
-    """Return every worker's state on rank 0; None on the others.
+    """Return on rank 0 the numbers and array names of every worker, and the arrays; None on the others.
 
-    Returns:
-        for each worker its numbers and the names of its arrays; and the arrays. An array that is equal on all workers
-            that have it is stored once, else as `name@rank`.
+    An array that is equal on all workers that have it is stored once, else as `name@rank`.
     """
     if world.rank != 0:
         send(world, state, 0)

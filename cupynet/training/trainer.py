@@ -1,8 +1,7 @@
 """The training loop, the same code on every worker.
 
 Worker r of W trains on batches r, r + W, r + 2W ... of an epoch, one in each iteration. In the last iteration some
-workers may have no batch; they still make the same calls. The trainer calls callbacks and handles stop requests. The
-replica computes gradients and updates, and the synchronizer keeps the replicas together.
+workers may have no batch; they still make the same calls.
 """
 
 from __future__ import annotations
@@ -239,7 +238,6 @@ class Trainer:
         return average
 
     def _after_round(self, average: Average | None) -> None:
-        """Call callbacks, log if due, and exchange stop requests."""
         if average is not None:
             self._averaged(average)
         self.world.check()
@@ -278,7 +276,6 @@ class Trainer:
             self.replica.assemble()
 
     def _averaged(self, average: Average) -> None:
-        """Agree on a loss scale, and keep the measurements for the next report."""
         with self.statistics.clock.measure("averaging", "agreement"):
             if self.replica.scaler is not None:
                 self.replica.scaler.agree(self.groups.replicas)
@@ -309,10 +306,7 @@ class Trainer:
         self.emit("on_epoch_end", record)
 
     def _finish(self, fit: Fit) -> None:
-        """Average, let callbacks replace the weights, and gather statistics.
-
-        Replaced weights are evaluated again, except after a signal, when time is short.
-        """
+        """Average, let callbacks replace the weights, and gather statistics. After a signal skip the evaluation."""
         if self.stopped and not self.plan.averaged:
             self.emit("on_stop")
         if not self.plan.averaged:
@@ -345,7 +339,7 @@ class Trainer:
     # evaluation -------------------------------------------------------------------------------------------------------
 
     def evaluate(self, loader: Loader, interrupted: Sequence[int] = ()) -> Evaluation:
-        """Evaluate a data set in parallel, each worker on its own batches. The result is the same on all workers.
+        """Evaluate a data set in parallel. The result is the same on all workers.
 
         interrupted: skip the remaining batches once this is not empty; pipeline stages still complete them.
         """
@@ -404,11 +398,7 @@ class Trainer:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore a `state`. The next `fit` and its learning-rate schedule continue from there.
-
-        Raises:
-            ConfigError: the state is of another network, optimizer or synchronizer, or of too few workers.
-        """
+        """Restore a `state`, from which the next `fit` continues. ConfigError if it does not match."""
         position = state["trainer"]
         self.iteration, self.epoch, self.round = (position[name] for name in ("iteration", "epoch", "round"))
         self.plan.start = position["span_start"] if position["fitting"] else None

@@ -1,5 +1,3 @@
-"""Compile or load all kernels before training, by a step on a copy of the replica."""
-
 from __future__ import annotations
 
 import copy
@@ -13,7 +11,7 @@ from cupynet.training.replica import Replica, moved
 
 
 def warm_up(replica: Replica, batch_size: int, synchronizer: Synchronizer | None = None) -> float:
-    """Compile or load every kernel that training needs; return the seconds, and count them in the replica's clock.
+    """Compile or load all kernels by a step on a copy of the replica; return the seconds, and add them to its clock.
 
     synchronizer: also warms up averaging. All workers must then call this.
     """

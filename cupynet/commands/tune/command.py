@@ -1,7 +1,6 @@
 """Search for good settings: `cupynet tune optimizer.learning_rate='interval(0.001,0.3)' [key=value ...]`.
 
-Trials are trained sequentially in this process and compared on images held out of training. The test images are used
-once, by the best trial.
+Trials are compared on images held out of training. The test images are used once, by the best trial.
 """
 
 from __future__ import annotations
@@ -54,12 +53,8 @@ def _search(plan: Plan, folder: Path) -> float:
 def for_hydra(typed: Sequence[str]) -> tuple[list[str], Path | None]:
     """Return the arguments for Hydra, and the folder of the search to resume.
 
-    The searched settings are moved into `search`. A resumed search gets the arguments it was started with.
-
-    Raises:
-        ConfigError: `-m`, or settings that cannot change when a search is resumed.
-        DataError: the folder contains links or pipes, its files are empty or unreadable, or its settings contain
-            interpolations.
+    The searched settings are moved into `search`. A resumed search gets the arguments it was started with. ConfigError,
+    DataError.
     """
     if {"-m", "--multirun"} & set(typed):
         raise ConfigError("cupynet tune does not support multirun. Remove it", "-m")

@@ -25,7 +25,6 @@ class UntriedSampler(BaseSampler):  # type: ignore[misc]
 
     Args:
         study: all trials of the search; a pruner may pass a filtered study to the methods.
-        space: the distribution of each setting.
         inner: the other sampler.
         seed: of the random choice among untried combinations, if `inner` only draws tried ones.
     """
@@ -55,7 +54,6 @@ class UntriedSampler(BaseSampler):  # type: ignore[misc]
         return self._inner.sample_independent(study, trial, param_name, param_distribution)
 
     def exhausted(self) -> bool:
-        """Return True if all combinations have been tried."""
         if self._study.get_trials(deepcopy=False, states=[TrialState.WAITING]):
             return False
         tried, interrupted = self._tried()

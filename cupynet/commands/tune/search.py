@@ -60,7 +60,6 @@ class Plan:
     """A validated search.
 
     Attributes:
-        settings: the settings of the search.
         space: the distribution of each searched setting.
         shared: the settings of all trials, as overrides.
         config_dir: the argument of --config-dir.
@@ -76,11 +75,9 @@ class Plan:
     typed: Sequence[str]
 
     def overrides(self, params: Mapping[str, Any]) -> list[str]:
-        """Return the settings of a trial."""
         return [*self.shared, *(f"{key}={written(params[key])}" for key in self.space)]
 
     def experiment(self, params: Mapping[str, Any]) -> Experiment:
-        """Build the experiment of a trial. ConfigError."""
         settings = config.compose(self.overrides(params), self.config_dir)
         if self.resumed is not None:
             config.check_outputs(settings.callbacks, self.resumed, self.typed, settings.trusted_modules)
@@ -115,10 +112,7 @@ def search(plan: Plan, folder: Path) -> float:
 
 
 def open_study(path: Path, space: Mapping[str, BaseDistribution], settings: TuneSettings, *, resumed: bool) -> Study:
-    """Open the study of a search; for a new search create its SQLite file.
-
-    DataError if the file is not a study, belongs to another search, or lacks trials.
-    """
+    """Open the study of a search; for a new search create its SQLite file. DataError if it does not match."""
     optuna.logging.set_verbosity(optuna.logging.CRITICAL)
     warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
     name, pruner = "cupynet", PRUNERS[settings.pruner]()
@@ -241,8 +235,7 @@ def _suggest(plan: Plan, trial: Trial) -> None:
 def train_trial(plan: Plan, folder: Path, study: Study, trial: Trial) -> float:
     """Train a trial in its own run folder; return the objective. TrialPruned, DivergedError.
 
-    Reuses the result of an earlier trial with equivalent settings, such as 0.10 and 0.1, or different averaging periods
-    of a single replica.
+    Reuses the result of an earlier trial with equivalent settings, such as 0.10 and 0.1.
     """
     experiment = plan.experiment(trial.params)
     earlier = same_settings(experiment, study, trial)
@@ -281,13 +274,7 @@ def same_settings(experiment: Experiment, study: Study, trial: Trial) -> FrozenT
 class PruningCallback(Callback):
     """Reports each evaluation to Optuna, and stops training if the pruner decides so.
 
-    Args:
-        trial: the current trial.
-        objective: the metric to report.
-
-    Attributes:
-        figure: the metric of the last evaluation of the fit; NaN before.
-        pruned: True if the pruner stopped training.
+    figure: the metric of the last evaluation of the fit; NaN before.
     """
 
     def __init__(self, trial: Trial, objective: str) -> None:

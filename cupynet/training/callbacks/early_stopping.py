@@ -1,8 +1,7 @@
-"""Early stopping: end a fit that no longer improves, and restore its best weights.
+"""Early stopping (Prechelt 1998, "Early stopping - but when?") with the conditions of Deeplearning4j.
 
-See Prechelt, "Early stopping - but when?" (1998); the conditions are those of Deeplearning4j's
-EarlyStoppingConfiguration. Scores come from evaluations on validation images and are the same on all workers. Each
-worker keeps a copy of its weights after the best epoch, when all replicas are identical.
+Scores are the same on all workers. Each worker keeps a copy of its weights after the best epoch, when all replicas are
+identical.
 """
 
 from __future__ import annotations
@@ -66,14 +65,12 @@ class EarlyStoppingResult:
 
 @dataclass
 class _State:
-    """The state of early stopping in a fit.
+    """The state of early stopping in a fit, which is saved in checkpoints.
 
     Attributes:
-        epochs: complete epochs of the fit.
         scores: by evaluated epoch, a string as in JSON.
         best_epoch: 0 before the first finite score.
-        reference: the last score that was an improvement.
-        waited: number of evaluations since then.
+        reference, waited: the last score that was an improvement, and the number of evaluations since then.
         met: the first condition that was met, with details.
         spent_s: seconds of the fit in earlier processes.
         weights: of the best epoch, on the host.
@@ -223,7 +220,6 @@ class EarlyStopping(Callback):
         self._conclude(trainer, "diverged", text, restore=whole)
 
     def _conclude(self, trainer: Trainer, reason: str, details: str, *, restore: bool = True) -> None:
-        """Restore the best weights, if there are any, and log the result."""
         now = self._now
         restored = (
             restore and self.restore_best_weights and bool(now.weights)

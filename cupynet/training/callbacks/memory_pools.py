@@ -1,7 +1,7 @@
 """GPU memory pools during training: measured, and trimmed between epochs.
 
-Freeing memory waits for all work of a device, and a device in a collective waits for the others. All workers therefore
-wait at a barrier before and after, and each frees the memory of its own device.
+Freeing memory waits for all work of a device, also for collectives with other devices. All workers therefore wait at a
+barrier before and after.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ class Pools(Callback):
         device_above, pinned_above: limits above which unused memory is freed; see `trim_pools`.
 
     Attributes:
-        found: after a fit, for each pool: `device`, `rank` of the worker that manages it, the maxima of `held_bytes`,
-            `used_bytes` and `pinned_blocks` (free blocks of pinned host memory), and `limit_bytes` or None.
+        found: after a fit, a dictionary for each pool, with the maxima of bytes and of free pinned blocks.
     """
 
     every_rank = True

@@ -114,7 +114,7 @@ class Profile(Callback):
 
 
 class Span(NamedTuple):
-    """A timed call, in nanoseconds since the beginning of the profile."""
+    """A timed call, in nanoseconds since the start of the profile."""
 
     name: str
     kind: str
@@ -124,9 +124,8 @@ class Span(NamedTuple):
 
 
 class Timer:
-    """Records the spans of a worker's clock, and those of the layers of its model, until `end`.
-
-    The device is synchronized before and after each span, so that a span includes the work that it launches.
+    """Records the spans of a worker's clock and of its model's layers, until `end`, and synchronizes the device around
+    each.
     """
 
     def __init__(self, backend: Backend, clock: Clock, model: Model) -> None:
@@ -141,7 +140,6 @@ class Timer:
         clock.timer = self
 
     def end(self) -> None:
-        """Stop recording. Open spans are dropped."""
         self._inside, self._clock.timer = [], None
         while self._layers:
             del self._layers.pop().forward
@@ -176,10 +174,7 @@ class Timer:
 
 
 def trace(workers: list[Any]) -> dict[str, Any]:
-    """Return the trace in Chrome's event format: a thread for each worker, times in microseconds.
-
-    workers: name and spans of each, in rank order.
-    """
+    """Return the trace in Chrome's event format. workers: name and spans of each, in rank order."""
     events: list[dict[str, Any]] = [{"ph": "M", "name": "process_name", "pid": 0, "args": {"name": "cupynet"}}]
     for rank, (place, spans) in enumerate(workers):
         row = {"pid": 0, "tid": rank}
@@ -191,10 +186,7 @@ def trace(workers: list[Any]) -> dict[str, Any]:
 
 
 def table(workers: list[Any], first: int, rounds: int) -> dict[str, Any]:
-    """Return the content of `profile.json`: the calls of all workers, sorted by decreasing own time.
-
-    workers: see `trace`; first, rounds: the first timed iteration, and their number.
-    """
+    """Return the content of `profile.json`. workers: see `trace`; first, rounds: first iteration and their number."""
     sums: dict[tuple[str, str], list[int]] = {}
     for _, spans in workers:
         for name, kind, _, took, own in spans:

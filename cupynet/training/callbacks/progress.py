@@ -129,8 +129,6 @@ class Progress(Callback):
 
 
 class _Screen(Console):
-    """A console that raises its errors."""
-
     def on_broken_pipe(self) -> None:  # by default rich ends the process
         raise BrokenPipeError("broken pipe")
 

@@ -68,7 +68,6 @@ class Logger(Callback):
         raise NotImplementedError
 
     def _write(self, iteration: int, figures: dict[str, float]) -> None:
-        """Write finite figures of an iteration, by name."""
         raise NotImplementedError
 
     def _end(self, status: str, results: dict[str, float]) -> None:

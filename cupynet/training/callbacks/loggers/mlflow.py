@@ -1,8 +1,3 @@
-"""Runs for MLflow: in a SQLite file, which needs no server, or at a tracking URI.
-
-Figures are written in batches, every few seconds and at the end of an epoch, because a transaction takes 20 ms.
-"""
-
 from __future__ import annotations
 
 import logging
@@ -66,7 +61,6 @@ class MLflow(Logger):
             self._create(uri, hyperparameters)
 
     def _create(self, uri: str, hyperparameters: dict[str, Any]) -> None:
-        """Create the run, or continue the run with id `identity`."""
         from mlflow.entities import Param
         from mlflow.exceptions import MlflowException
         from mlflow.tracking import MlflowClient

@@ -1,7 +1,6 @@
 """Event files for TensorBoard, written by tensorboardX, without TensorFlow.
 
-tensorboardX's `SummaryWriter` writes in a thread. If that thread fails, as on a full disk, the eleventh event blocks
-forever. `EventsWriter` raises errors instead.
+`EventsWriter` raises errors. `SummaryWriter` would block forever if its thread failed, as on a full disk.
 """
 
 from __future__ import annotations
