@@ -23,6 +23,7 @@ from cupynet.nn import (
     Sequential,
 )
 from tests.support.backends import Reference, every_backend, every_compiled_backend, every_dtype
+from tests.support.comparisons import HALVING
 from tests.support.gradients import check_layer, distinct
 from tests.support.pairwise import pairwise
 from tests.support.passes import built, inferred, passed
@@ -165,6 +166,21 @@ def test_a_nan_that_arises_in_a_convolution_is_passed_on(name: str, value: float
         found.append(inferred(network, x))
     np.testing.assert_array_equal(np.isnan(found[0]), np.isnan(found[1]))
     np.testing.assert_allclose(found[0], found[1], rtol=1e-5, atol=50)  # small numbers are lost where large ones cancel
+
+
+def test_images_with_nan_are_not_transformed() -> None:
+    """Winograd's algorithm would spread a NaN over its tile."""
+    pytest.importorskip("numba")
+    rng, backend, reference = np.random.default_rng(0), create_backend("numba", "float"), Reference("float")
+    x, weight = (rng.normal(size=shape).astype(np.float32) for shape in ((2, 12, 12, 16), (5, 5, 16, 16)))
+    x[1, 0, 0, 2] = np.nan
+    pair, window = backend.fused_pair(Convolution((12, 12, 16), 16, Window((5, 5))), HALVING), Window((5, 5))
+    assert pair is not None
+    y, saved = pair.forward(x, (weight, None))
+    expected, _ = reference.max_pool2d(reference.conv2d(x, weight, None, window)[0], HALVING)
+    np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-4)
+    dx = pair.backward(np.ones_like(y), saved, x, (weight, None), (np.zeros_like(weight), None), need_dx=True)
+    assert dx is not None and np.isfinite(dx).all()
 
 
 @every_backend

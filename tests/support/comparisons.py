@@ -275,8 +275,12 @@ def pools_of(call: Call, shape: Shape) -> list[Window]:
 
 
 def convolution_and_max_pool(backend: Backend, call: Call, shape: Shape, activation: str, pool: Window) -> Results:
-    """Small whole numbers: every precision computes them exactly, so that all agree on the winners, ties included."""
-    x, weight = call.few(*shape.image), call.few(*shape.window.kernel, shape.channels, shape.outputs)
+    """Small whole numbers: every precision computes them exactly, so that all agree on the winners, ties included.
+
+    Not with many channels: Winograd's algorithm rounds, so these have no ties.
+    """
+    draw = call.few if shape.channels < 16 else call.stored
+    x, weight = draw(*shape.image), draw(*shape.window.kernel, shape.channels, shape.outputs)
     bias = call.few(shape.outputs) if shape.flag else None
     convolution = Convolution(x.shape[1:], shape.outputs, shape.window, activation)
     pair, relu = backend.fused_pair(convolution, pool), activation == "relu"

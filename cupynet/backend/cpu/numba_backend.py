@@ -1,6 +1,6 @@
 """The backend `numba`: compiled loops for operations that take NumPy several passes over memory. Products use BLAS.
 
-Convolutions are in `conv`, and fused pairs of a convolution and a max-pool in `conv_pool`.
+Convolutions are in `conv`, and fused pairs of a convolution and a max-pool in `conv_pool` and `winograd_pool`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 
 from cupynet.backend import philox
 from cupynet.backend.array import Array
-from cupynet.backend.cpu import conv_pool
+from cupynet.backend.cpu import winograd_pool
 from cupynet.backend.cpu.conv import NumbaConv, window_numbers
 from cupynet.backend.cpu.kernels import activation as activation_kernels
 from cupynet.backend.cpu.kernels import dense as dense_kernels
@@ -37,7 +37,7 @@ class NumbaBackend(NumbaConv, NumpyBackend):
     name = "numba"
 
     def fused_pair(self, first: Convolution, pool: Window) -> FusedPair | None:
-        return conv_pool.fuse(self, first, pool)
+        return winograd_pool.fuse(self, first, pool)
 
     def convert(self, source: Array, target: Array) -> None:
         if not flat(source, target):

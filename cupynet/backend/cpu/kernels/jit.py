@@ -50,6 +50,6 @@ def kernel(function: Kernel) -> Kernel:
 
 
 def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a part of a kernel's loop into the kernel."""
-    found: Callable[..., Any] = numba.extending.register_jitable(function)
-    return found
+    """Compile a part of a kernel's loop into the kernel. Constants that it is given are constants in it."""
+    numba.extending.overload(function, strict=False, prefer_literal=True)(lambda *_: function)
+    return function

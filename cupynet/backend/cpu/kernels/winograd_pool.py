@@ -1,0 +1,328 @@
+"""A convolution and its 2x2 max-pool by Winograd's minimal filtering.
+
+Tiles of 4 x 4 outputs take n² products instead of 16·K², for K x K filters and n = K + 3: a sixth for 5 x 5 filters.
+y = Aᵀ ((G w Gᵀ) ⊙ (Bᵀ x B)) A: constant matrices transform filters and images along both axes, and at each of the n²
+points the products are a matrix product over channels. The backward pass is the transpose. Rounding errors are up to
+ten times those of plain sums. (Lavin and Gray, Fast Algorithms for Convolutional Neural Networks, arXiv:1509.09308.)
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+from cupynet.backend.array import Array
+from cupynet.backend.cpu.kernels.jit import inlined, kernel
+from cupynet.backend.cpu.kernels.narrow import reals
+from cupynet.backend.cpu.kernels.vectors import (
+    I64,
+    constants,
+    load,
+    multiply_add,
+    pointers,
+    registers,
+    size_of,
+    store,
+    sums_of_products,
+)
+
+SIDE = 4  # outputs of a tile, down and across
+POINTS = (0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5)  # and infinity
+
+
+@functools.cache
+def matrices(size: int) -> list[Array]:
+    """Aᵀ (4, n), A, Bᵀ (n, n), B, G (n, K) and Gᵀ for K = `size`: values of polynomials at `POINTS`, interpolation."""
+    points = np.array(POINTS[: size + SIDE - 2])
+    others = [np.delete(points, i) for i in range(points.size)]
+    scale = [*(np.prod(point - rest) for point, rest in zip(points, others, strict=True)), 1]
+    outputs, filters = (
+        np.vstack([points[:, None] ** np.arange(count), np.eye(1, count, count - 1)]) for count in (SIDE, size)
+    )
+    inputs = np.array([*(np.append(np.poly(rest)[::-1], 0) for rest in others), np.poly(points)[::-1]])
+    filters /= np.array(scale)[:, None]
+    return [outputs.T, outputs, inputs, inputs.T, filters, filters.T]
+
+
+class Tiles(NamedTuple):
+    """Tiles of images, and memory to compute them in; C and O are padded to the `width` of a `block`.
+
+    Attributes:
+        down, across: tiles of an image.
+        group: rows of tiles that are computed together.
+        lanes: numbers in a vector.
+        frame: (n · W · channels, and more), what a row of tiles reads of an image.
+        gradient: (n · W, C), its gradient.
+        outputs: (4 · 4, O), of a tile.
+        weights: (n², C, O), G w Gᵀ, or its gradient; turned: (n², O, C).
+        points, products: (tiles, n² · C and n² · O, and a vector more, so that tiles are in different lines of caches).
+    """
+
+    down: int
+    across: int
+    group: int
+    lanes: int
+    frame: Array
+    gradient: Array
+    outputs: Array
+    weights: Array
+    turned: Array
+    points: Array
+    products: Array
+
+
+def block(columns: int, itemsize: int) -> tuple[int, int]:
+    """Rows and columns of sums in registers, for so many columns, whose number is padded to a multiple."""
+    width, sums = registers()
+    across = min(-(-columns * itemsize // width), 4 if sums >= 16 else 2)
+    return 1 << (min(sums // across, 8).bit_length() - 1), across * width // itemsize
+
+
+@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+def transform(
+    typing: Any, size: Any, which: Any, adds: Any, x: Any, x_at: Any, x_down: Any, x_across: Any, y: Any, y_at: Any,
+    y_down: Any, y_across: Any,
+) -> Any:  # fmt: skip
+    """y = T x Tᵀ of a vector of tiles, whose rows and columns are so many values apart; with `adds` 1 it is added to y.
+
+    T is number `which` of `matrices`. The first three arguments are constants; arrays are flat and contiguous. Nothing
+    is checked.
+    """
+    known = constants(size, which, adds)
+    if known is None:
+        return None
+    matrix = matrices(known[0])[known[1]]
+    after, before = matrix.shape
+
+    def generate(context: Any, b: Any, signature: Any, given: Any) -> Any:
+        pointer = pointers(context, b, signature, given)
+        source, target = pointer(3, 4), pointer(7, 8)
+        real = source.type.pointee
+        kind = ir.VectorType(real, registers()[0] // size_of(real))
+        half = cgutils.alloca_once(b, real, size=before * after * kind.count)
+        half.align = registers()[0]
+        lanes, line = I64(kind.count), I64(before * kind.count)
+        _emit(b, matrix, kind, before, (source, given[5], given[6]), (half, line, lanes), adds=False)
+        _emit(b, matrix, kind, after, (half, lanes, line), (target, given[10], given[9]), adds=bool(known[2]))
+        return context.get_dummy_value()
+
+    return types.void(size, which, adds, x, x_at, x_down, x_across, y, y_at, y_down, y_across), generate
+
+
+def _emit(b: Any, matrix: Array, kind: Any, count: int, x: Any, y: Any, *, adds: bool) -> None:
+    """`count` times the product of the matrix and vectors; x, y: (pointer, step between vectors, to the next ones)."""
+    with cgutils.for_range(b, I64(count)) as loop:
+        source, target = (b.gep(base, [b.mul(loop.index, following)]) for base, _, following in (x, y))
+        values = [load(b, b.gep(source, [b.mul(x[1], I64(j))]), 0, kind) for j in range(matrix.shape[1])]
+        for i, row in enumerate(matrix.tolist()):
+            place = b.gep(target, [b.mul(y[1], I64(i))])
+            total = load(b, place, 0, kind) if adds else ir.Constant(kind, None)
+            for factor, value in zip(row, values, strict=True):
+                total = multiply_add(b, value, ir.Constant(kind.element, factor), total) if factor else total
+            store(b, total, place, 0)
+
+
+@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+def product(
+    typing: Any, height: Any, width: Any, adds: Any, x: Any, x_at: Any, places: Any, table: Any, w: Any, w_at: Any,
+    pitch: Any, count: Any, y: Any, y_at: Any, y_step: Any,
+) -> Any:  # fmt: skip
+    """y[y_at + i · y_step + j] = the sum over t < count of x[x_at + places[i] + table[t]] · w[w_at + t · pitch + j].
+
+    For i < height and j < width; otherwise as `transform`.
+    """
+    known = constants(height, width, adds)
+    if known is None:
+        return None
+
+    def generate(context: Any, b: Any, signature: Any, given: Any) -> Any:
+        pointer = pointers(context, b, signature, given)
+        inputs = pointer(3, 4), pointer(5), known[0], pointer(6), pointer(7, 8), given[9], given[10], known[1]
+        sums, parts = sums_of_products(b, *inputs)
+        for i, own in enumerate(sums):
+            target = b.gep(pointer(11, 12), [b.mul(given[13], I64(i))])
+            for (at, kind), total in zip(parts, own, strict=True):
+                store(b, b.fadd(load(b, target, at, kind), total) if known[2] else total, target, at)
+        return context.get_dummy_value()
+
+    return types.void(height, width, adds, x, x_at, places, table, w, w_at, pitch, count, y, y_at, y_step), generate
+
+
+@inlined
+def multiply(
+    height: int, width: int, adds: int, sizes: Any, x: Array, x_steps: Any, w: Array, w_steps: Any, y: Array,
+    y_steps: Any,
+) -> None:  # fmt: skip
+    """At each point, `product` of x (rows, count) and w (count, columns); steps: to the next point, row and column."""
+    points, rows, columns, count = sizes
+    places, table = np.empty(height, np.int32), np.empty(count, np.int32)
+    for i in range(height):
+        places[i] = i * x_steps[1]
+    for t in range(count):
+        table[t] = t * x_steps[2]
+    for p in range(points):
+        for r in range(0, rows, height):
+            x_at, w_at, y_at = p * x_steps[0] + r * x_steps[1], p * w_steps[0], p * y_steps[0] + r * y_steps[1]
+            for c in range(0, columns, width):
+                product(
+                    height, width, adds, x, x_at, places, table, w, w_at + c, w_steps[1], count, y, y_at + c, y_steps[1]
+                )  # fmt: skip
+
+
+@inlined
+def transform_filters(size: int, which: int, lanes: int, x: Array, y: Array) -> None:
+    """All filters (K · K, values) to their points (n², values) with `which` 4, and the transpose with 5."""
+    x_step, y_step, n = x.shape[1], y.shape[1], size + SIDE - 1
+    before, after = (size, n) if which == 4 else (n, size)
+    for c in range(0, x_step, lanes):
+        transform(size, which, 0, x.reshape(-1), c, before * x_step, x_step, y.reshape(-1), c, after * y_step, y_step)
+
+
+@inlined
+def transform_images(size: int, x: Array, first: int, last: int, tiles: Tiles) -> Any:
+    """Bᵀ x B of rows of tiles of images (N, H, W, C), to `points`. Return the sum of all |x| that they read."""
+    pixels, frame, points, total = x.reshape(-1), tiles.frame, tiles.points.reshape(-1), tiles.frame[0] * 0
+    channels, n, line, own = tiles.gradient.shape[1], size + SIDE - 1, x.shape[2] * x.shape[3], x.shape[3]
+    for row in range(first, last):
+        source = pixels[(row // tiles.down * x.shape[1] + row % tiles.down * SIDE) * line :][: n * line]
+        for i in range(source.size):
+            frame[i] = source[i]
+            total += abs(frame[i])
+        for t in range(tiles.across):
+            x_at, y_at = t * SIDE * own, ((row - first) * tiles.across + t) * tiles.points.shape[1]
+            for c in range(0, channels, tiles.lanes):
+                transform(size, 2, 0, frame, x_at + c, line, own, points, y_at + c, n * channels, channels)
+    return total
+
+
+@inlined
+def transform_gradient(size: int, tiles: Tiles, tile: int, last: bool, dx: Array) -> None:
+    """B dV Bᵀ of a row of tiles, written to dx (rows, W, C). Pixels that the next row shares stay in `gradient`."""
+    gradient, points, (_, width, _) = tiles.gradient, tiles.points.reshape(-1), dx.shape
+    channels, n = gradient.shape[1], size + SIDE - 1
+    for t in range(tiles.across):
+        x_at, y_at = (tile + t) * tiles.points.shape[1], t * SIDE * channels
+        for c in range(0, channels, tiles.lanes):
+            transform(
+                size, 3, 1, points, x_at + c, n * channels, channels, gradient.reshape(-1), y_at + c, width * channels,
+                channels,
+            )  # fmt: skip
+    done = n if last else SIDE
+    for i in range(done):
+        for j in range(width):
+            source, target = gradient[i * width + j], dx[i, j]
+            for c in range(target.size):
+                target[c] = source[c]
+    for i in range(n * width):
+        source, target = gradient[(i + done * width) % (n * width)], gradient[i]
+        for c in range(channels):
+            target[c] = source[c] if i < (n - done) * width else 0
+
+
+@inlined
+def pool(outputs: Array, at: int, bias: Array, y: Array, winners: Array) -> None:
+    """The largest of four outputs, the first among equals, and which it was."""
+    for o in range(bias.size):
+        best, won = outputs[at, o], np.uint8(0)
+        for q in range(1, 4):
+            value = outputs[at + q // 2 * SIDE + q % 2, o]
+            if value > best:
+                best, won = value, np.uint8(q)
+        y[o], winners[o] = best + bias[o], won
+
+
+@inlined
+def unpool(dy: Array, winners: Array, outputs: Array, at: int) -> None:
+    """The gradients of four outputs: dy for the winner."""
+    for q in range(4):
+        target = outputs[at + q // 2 * SIDE + q % 2]
+        for o in range(dy.size):
+            target[o] = dy[o] if winners[o] == q else 0
+
+
+@functools.cache
+def forward(size: int, height: int, width: int) -> Callable[..., bool]:
+    """The kernel for filters of `size`, see `block`."""
+
+    @kernel
+    def pooled(x: Array, large: Any, weight: Array, bias: Array, tiles: Tiles, y: Array, winners: Array) -> bool:
+        """Pooled convolution and its winners; False if a sum of |x| over rows of tiles is not below `large`.
+
+        x: (N, H, W, C) images; weight: (K · K, C · O padded); bias: (O,); y, winners: (N · down, 2, across, 2, O).
+        """
+        x, y, v, m, w = reals(x), reals(y), tiles.points, tiles.products, tiles.weights
+        flat, outputs, across = m.reshape(-1), tiles.outputs.reshape(-1), tiles.across
+        n, channels, filters = size + SIDE - 1, tiles.gradient.shape[1], w.shape[2]
+        transform_filters(size, 4, tiles.lanes, weight, w.reshape(n * n, -1))
+        for first in range(0, len(y), tiles.group):
+            rows = min(tiles.group, len(y) - first)
+            if not transform_images(size, x, first, first + rows, tiles) < large:
+                return False
+            multiply(
+                height, width, 0, (n * n, rows * across, filters, x.shape[3]), v.reshape(-1), (channels, v.shape[1], 1),
+                w.reshape(-1), (w.shape[1] * filters, filters), flat, (filters, m.shape[1]),
+            )  # fmt: skip
+            for t in range(rows * across):
+                for o in range(0, filters, tiles.lanes):
+                    at = t * m.shape[1] + o
+                    transform(size, 0, 0, flat, at, n * filters, filters, outputs, o, SIDE * filters, filters)
+                for q in range(4):
+                    at = first + t // across, q // 2, t % across, q % 2
+                    pool(tiles.outputs, q // 2 * 2 * SIDE + q % 2 * 2, bias, y[at], winners[at])
+        return True
+
+    return pooled
+
+
+@functools.cache
+def backward(size: int, height: int, width: int, dx_height: int, dx_width: int) -> Callable[..., bool]:
+    """The kernel for filters of `size`; `block` of filters, and of channels."""
+
+    @kernel
+    def gradients(
+        x: Array, large: Any, dy: Array, winners: Array, turned: Array, tiles: Tiles, grad: Array, dx: Array
+    ) -> bool:  # fmt: skip
+        """Write grad (K · K, C · O padded), and dx unless it is empty; return False as `forward`.
+
+        x: (N, H, W, C); dy, winners: (N · down, 2, across, 2, O); turned: (K · K, O · C padded).
+        """
+        x, dy, dx, v, m, w = reals(x), reals(dy), reals(dx), tiles.points, tiles.products, tiles.weights
+        flat, outputs, across = m.reshape(-1), tiles.outputs.reshape(-1), tiles.across
+        n, channels, filters = size + SIDE - 1, tiles.gradient.shape[1], w.shape[2]
+        transform_filters(size, 4, tiles.lanes, turned, tiles.turned.reshape(n * n, -1))
+        w[:], tiles.gradient[:], tiles.outputs[:] = 0, 0, 0
+        for first in range(0, len(dy), tiles.group):
+            rows = min(tiles.group, len(dy) - first)
+            if not transform_images(size, x, first, first + rows, tiles) < large:
+                return False
+            for t in range(rows * across):
+                for q in range(4):
+                    at = first + t // across, q // 2, t % across, q % 2
+                    unpool(dy[at], winners[at], tiles.outputs, q // 2 * 2 * SIDE + q % 2 * 2)
+                for o in range(0, filters, tiles.lanes):
+                    at = t * m.shape[1] + o
+                    transform(size, 1, 0, outputs, o, SIDE * filters, filters, flat, at, n * filters, filters)
+            multiply(
+                height, width, 1, (n * n, x.shape[3], filters, rows * across), v.reshape(-1), (channels, 1, v.shape[1]),
+                flat, (filters, m.shape[1]), w.reshape(-1), (w.shape[1] * filters, filters),
+            )  # fmt: skip
+            if len(dx):
+                multiply(
+                    dx_height, dx_width, 0, (n * n, rows * across, channels, dy.shape[4]), flat,
+                    (filters, m.shape[1], 1), tiles.turned.reshape(-1), (dy.shape[4] * channels, channels),
+                    v.reshape(-1), (channels, v.shape[1]),
+                )  # fmt: skip
+                for row in range(first, first + rows):
+                    image, down = row // tiles.down, row % tiles.down
+                    pixels, last = dx[image, down * SIDE :], down == tiles.down - 1
+                    transform_gradient(size, tiles, (row - first) * across, last, pixels)
+        transform_filters(size, 5, tiles.lanes, w.reshape(n * n, -1), grad)
+        return True
+
+    return gradients

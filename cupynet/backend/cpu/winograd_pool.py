@@ -1,0 +1,111 @@
+"""Pairs of a convolution and a 2x2 max-pool in float by Winograd's minimal filtering (`kernels/winograd_pool.py`).
+
+Only images and weights that cannot overflow are computed so. Others, and those with NaN, are left to `ConvPool`.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+
+from cupynet.backend.array import Array
+from cupynet.backend.backend import Backend
+from cupynet.backend.cpu import conv_pool
+from cupynet.backend.cpu.kernels import winograd_pool as winograd
+from cupynet.backend.cpu.kernels.narrow import bits
+from cupynet.backend.cpu.kernels.vectors import registers
+from cupynet.backend.fusion import Convolution, FusedPair, Weights
+from cupynet.backend.window import Window
+
+FEWEST = 16  # channels, and filters: fewer do not fill vectors
+TOGETHER = 16  # tiles whose products stay in the L2 cache
+SMALLEST = (
+    1e32  # times the numbers of filters, sums of |x|, which transforms multiply by less than 1e5, cannot overflow
+)
+
+
+def fuse(backend: Backend, first: Convolution, pool: Window) -> FusedPair | None:
+    """Return the fastest pair for these layers; None if they are not fused."""
+    pair, window, (height, width, channels) = conv_pool.fuse(backend, first, pool), first.window, first.image
+    squares = window.kernel in ((3, 3), (5, 5)) and window.stride == (1, 1) and pool.kernel == pool.stride == (2, 2)
+    whole = not any(side % winograd.SIDE for side in window.output(height, width))
+    fits = squares and whole and min(channels, first.filters) >= FEWEST
+    return WinogradPool(backend, first, pool) if pair is not None and fits else pair
+
+
+class WinogradPool(conv_pool.ConvPool):
+    """See `ConvPool`. Among equal pixels of a window, rounding may decide which is the largest."""
+
+    @cached_property
+    def blocks(self) -> list[tuple[int, int]]:
+        """`winograd.block` of channels and of filters."""
+        return [winograd.block(count, self.dtype.itemsize) for count in (self.channels, self.filters)]
+
+    @cached_property
+    def padded(self) -> list[int]:
+        """C and O, padded."""
+        counts = self.channels, self.filters
+        return [-(-count // width) * width for count, (_, width) in zip(counts, self.blocks, strict=True)]
+
+    @property
+    def lanes(self) -> int:
+        """Numbers in a vector."""
+        return registers()[0] // self.dtype.itemsize
+
+    @cached_property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """The shapes of the memory of `winograd.Tiles`."""
+        size, lanes, (c, o) = self.conv.window.kernel[0], self.lanes, self.padded
+        n, across = size + winograd.SIDE - 1, self.pooled[1] // 2
+        tall = -(-max(TOGETHER, across) // 8) * 8  # `block` has 8 rows at most
+        pixels, rows = n * self.size[1], -(-self.channels // 8) * 8
+        images = [(pixels * self.channels + 2 * lanes,), (pixels, c), (winograd.SIDE**2, o)]
+        weights = [(n * n, rows, o), (n * n, self.filters, c)]
+        return [*images, *weights, (tall, n * n * c + lanes), (tall, n * n * o + lanes)]
+
+    def _tiles(self) -> winograd.Tiles:
+        down, across = (side // 2 for side in self.pooled)
+        memory = [self.backend.borrow(shape, self.dtype) for shape in self.shapes]
+        return winograd.Tiles(down, across, max(1, TOGETHER // across), self.lanes, *memory)
+
+    def _filters(self, weight: Array, columns: int) -> Array:
+        """(K, K, A, B) as (K · K, A · columns)."""
+        padded = self.backend.borrow((*weight.shape[:3], columns), self.dtype)
+        padded[..., weight.shape[3] :] = 0
+        padded[..., : weight.shape[3]] = weight
+        return padded.reshape(len(weight) ** 2, -1)
+
+    def _large(self, weight: Array) -> Array:
+        """A sum of |x| below which nothing overflows; NaN if a weight is."""
+        return self.dtype.type(SMALLEST) / np.maximum(np.abs(weight).sum(), 1)
+
+    def _pool(self, images: Array, weight: Array, bias: Array) -> tuple[Array, Array]:
+        y = self.backend.borrow((len(images), *self.pooled, self.filters))
+        winners = self.backend.borrow(y.shape, self.pool.place_dtype)
+        forward = winograd.forward(self.conv.window.kernel[0], *self.blocks[1])
+        filters = self._filters(weight, self.padded[1])
+        tiles = self._tiles()
+        windows = len(images) * tiles.down, 2, tiles.across, 2, self.filters
+        arrays = bits(y).reshape(windows), winners.reshape(windows)
+        done = forward(bits(images), self._large(weight), filters, bias, tiles, *arrays)
+        return (y, winners) if done else super()._pool(images, weight, bias)
+
+    def backward(
+        self, dy: Array, saved: tuple[Array, ...], x: Array, weights: Weights, grads: Weights, *, need_dx: bool
+    ) -> Array | None:
+        images, weight = saved[1] if len(saved) > 1 else x, self.backend._operand(weights[0])
+        turned = self._filters(weight.transpose(0, 1, 3, 2), self.padded[0])
+        tiles, (weight_grad, bias_grad) = self._tiles(), grads
+        grad = self.backend.borrow((len(turned), tiles.weights.shape[1] * self.padded[1]), self.dtype)
+        dx = self.backend.borrow(images.shape if need_dx else (0, *images.shape[1:]))
+        backward = winograd.backward(self.conv.window.kernel[0], *self.blocks[1], *self.blocks[0])
+        windows = len(images) * tiles.down, 2, tiles.across, 2, self.filters
+        arrays = bits(dy.reshape(windows)), saved[0].reshape(windows), turned, tiles, grad, bits(dx)
+        if not backward(bits(images), self._large(weight), *arrays):
+            return super().backward(dy, saved, x, weights, grads, need_dx=need_dx)
+        grad = grad.reshape(*weight.shape[:2], *tiles.weights.shape[1:])
+        weight_grad += grad[:, :, : self.channels, : self.filters]
+        if bias_grad is not None:
+            self.backend._add_column_sums(bias_grad, dy.reshape(-1, self.filters))
+        return self.backend._within(dx, x.shape, self.conv.window) if need_dx else None
