@@ -32,7 +32,6 @@ def main() -> None:
 
 
 def prepare(settings: BenchSettings) -> Bench:
-    """Validate the settings before anything is measured. ConfigError."""
     from cupynet.bench.measure import torch_network
     from cupynet.config.experiment import Experiment, refuse_fast_dev_run
 
@@ -52,7 +51,6 @@ def prepare(settings: BenchSettings) -> Bench:
 
 
 def bench(prepared: Bench, folder: Path) -> None:
-    """Run the benchmark: print a table, and write bench.json, or a record of the GPU, into `folder`."""
     from cupynet.backend.environment import commit, environment
     from cupynet.bench import gpu, measure
     from cupynet.config.announcement import announce

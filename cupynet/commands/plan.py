@@ -40,7 +40,6 @@ def main() -> None:
 
 
 def prepare(settings: PlanSettings) -> Plan:
-    """Validate the settings before anything is measured. ConfigError."""
     from cupynet.backend import available_cores
     from cupynet.config.experiment import Experiment, refuse_fast_dev_run
     from cupynet.parallel import ParameterAveraging
@@ -60,7 +59,6 @@ def prepare(settings: PlanSettings) -> Plan:
 
 
 def plan(prepared: Plan, folder: Path) -> None:
-    """Measure and predict. Print a table, and write plan.json into `folder`."""
     from cupynet.backend.environment import commit, environment
     from cupynet.bench import measure
     from cupynet.config.announcement import announce

@@ -41,7 +41,6 @@ def main() -> None:
 
 
 def predict(arguments: argparse.Namespace) -> int:
-    """Classify each picture; return the exit code. ConfigError, DataError."""
     from cupynet.config.load_model import Trained
 
     integer("--top", arguments.top, 1)

@@ -27,7 +27,6 @@ def result_table(summary: Summary, run: Run) -> None:
 
 
 def rows(summary: Summary) -> dict[str, str]:
-    """Return the rows of the table: name -> text."""
     setup, outcome, cost, scores = summary.setup, summary.outcome, summary.cost, summary.scores
     stages = f" of {setup.stages} stages" if setup.stages > 1 else ""
     epochs = f"{outcome.epochs} epoch{'s' * (outcome.epochs > 1)}"

@@ -32,14 +32,12 @@ def _command() -> None:
 
 
 def ranks() -> MpiJob:
-    """Return the ranks that mpiexec started. ConfigError without MPI."""
     from cupynet.parallel import job
 
     return job()
 
 
 def prepare(settings: Settings) -> Experiment:
-    """Build the experiment, before anything is written. ConfigError if it is invalid."""
     from cupynet.config import resume
     from cupynet.config.experiment import Experiment
     from cupynet.training.checkpointing import check_epochs, check_stages, found, stages_of

@@ -151,7 +151,6 @@ class TrainJob:
             raise DataError(f"{path}: cannot resume, because the data have changed ({reason}). Start a new run")
 
     def _train_and_evaluate(self) -> tuple[Summary, Evaluation | None]:
-        """Train, evaluate and save; return the results, and the evaluation on the test images."""
         wrapper, data, run, settings = self.wrapper, self.data, self.run, self.settings
         split, held_out = ("test", data.test) if data.validation is None else ("validation", data.validation)
         loader = self.experiment.evaluation_loader(held_out)
@@ -180,7 +179,7 @@ class TrainJob:
             run.save(summary, wrapper.model.weights(), data.test.images[wrong])
         return summary, test
 
-    # what is written ------------------------------------------------------------------------------------------------
+    # results --------------------------------------------------------------------------------------------------------
 
     def _start(self) -> Start:
         head, *rows = self.wrapper.model.rows()
@@ -219,7 +218,6 @@ class TrainJob:
         )
 
     def _summary(self, test: Evaluation | None, validation: Evaluation | None) -> Summary:
-        """Return the results of the run. test, validation: None if they were not evaluated."""
         trainer, callbacks = self.wrapper.trainer, self.wrapper.callbacks
         clock, measured, spent = trainer.statistics.clock, trainer.statistics.measured, trainer.statistics.spent
         stop = trainer.stopped

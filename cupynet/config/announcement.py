@@ -38,12 +38,11 @@ def announce(experiment: Experiment) -> None:
 
 
 def _warn(experiment: Experiment) -> None:
-    """Warn about valid settings that are probably a mistake."""
     settings, pipeline = experiment.settings, experiment.options.pipeline
     last, applied = experiment.network.output_activation, experiment.loss.applies
     if applied is not None and last != "identity":
         log.warning(
-            "model: the last layer has activation %s, and the loss applies %s to its output: use identity",
+            "model: the last layer has activation %s, and the loss applies %s to its output. Use identity",
             *(last, applied),
         )
     if pipeline is not None and pipeline.micro_batches > settings.batch_size:

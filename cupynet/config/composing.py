@@ -66,7 +66,6 @@ def compose(overrides: Sequence[str] = (), folder: Path | None = None) -> Settin
 
 
 def composed(overrides: Sequence[str], folder: Path | None) -> DictConfig:
-    """Compose conf/config.yaml, also inside a running command. Raises errors of Hydra and OmegaConf."""
     more = [] if folder is None else [f"hydra.searchpath=[{quoted(folder.absolute())}]"]
     repository, running = ConfigStore.instance().repo, GlobalHydra.instance().hydra
     spine = repository["spine.yaml"]  # of the running command
@@ -169,5 +168,4 @@ def as_typed(error: ConfigError, config: DictConfig, overrides: Sequence[str]) -
 
 
 def unresolved(config: DictConfig) -> dict[str, Any]:
-    """Return the settings by dotted key, with unresolved references such as ${epochs}."""
     return flat(cast("dict[str, Any]", OmegaConf.to_container(config, resolve=False)))

@@ -94,7 +94,6 @@ class Experiment:
         check_memory(settings, self.checked, self._built, weights, self.source, self.job)
 
     def _part(self, key: str, node: Any, kind: type[T]) -> T:
-        """Build the part that `node` describes, which must be a `kind`. ConfigError."""
         return build_as(kind, node, key, self.settings.trusted_modules)
 
     def _options(self, stages: int | None) -> TrainingOptions:
@@ -127,7 +126,6 @@ class Experiment:
         )
 
     def _build(self, trains: bool) -> tuple[Layer, int]:
-        """Build the network without allocating weights; return it and its number of weights. ConfigError."""
         with naming("data", self.settings.data):
             self.source.check(trains=trains)
         with naming("loss", self.settings.loss):
@@ -146,7 +144,6 @@ class Experiment:
         return network, params.count
 
     def _fit_data(self) -> FitData:
-        """Describe the training data as declared by the source, before they are loaded."""
         source, batch_size = self.source, self.settings.batch_size
         return FitData(
             examples=source.expected().get("train", batch_size),
@@ -157,7 +154,6 @@ class Experiment:
         )
 
     def _check(self, options: TrainingOptions, data: FitData | None) -> CheckedOptions:
-        """Call `TrainingOptions.check`. A ConfigError names a dotted key."""
         with by_key():
             return options.check(self._built, self.backend_name, data=data, names=[*self._callbacks])
 
@@ -189,7 +185,6 @@ class Experiment:
     # models ---------------------------------------------------------------------------------------------------------
 
     def model(self) -> Model:
-        """Return a new model with its initial weights, on the device of this process's first worker."""
         backend = self._backend(self.placement.device(self.rank))
         model = Model(self.network, self.input, backend, self.settings.seed, self.loss)
         model.class_names = tuple(self.source.class_names)

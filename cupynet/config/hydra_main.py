@@ -101,7 +101,6 @@ def run(
 
 
 def in_sweep() -> bool:
-    """Return True in a job of a sweep (`-m`)."""
     return HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
 
 
@@ -113,16 +112,14 @@ def training_begins() -> None:
 
 
 class Entry(Callback):
-    """Hydra callback of every command (conf/config.yaml). Hydra ignores its exceptions, except for SystemExit."""
+    """Hydra callback of every command (conf/config.yaml). Hydra logs its exceptions as warnings, except SystemExit."""
 
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
-        """Record which folders Hydra will create for the run."""
         command = _command.get()
         assert command is not None
         command.created = _missing(_folder(config, "hydra.run.dir"))
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
-        """Create the record of a sweep. SystemExit if its folder contains another run or sweep."""
         from cupynet.config import sweep_record
 
         command = _command.get()
@@ -143,7 +140,6 @@ def _folder(config: DictConfig, key: str) -> Path:
 
 
 def _missing(folder: Path) -> list[Path]:
-    """Return the missing folders of a path, the innermost first."""
     return [each for each in (folder, *folder.parents) if not os.path.exists(each)]
 
 
@@ -292,7 +288,6 @@ class _Command(Generic[S, T]):
         return result
 
     def _job_of_sweep(self, config: DictConfig, folder: Path, elsewhere: bool) -> float | None:
-        """Run a job and record it. SystemExit ends the sweep if a signal stopped the job."""
         from cupynet.config import sweep_record
 
         now = HydraConfig.get()
@@ -337,14 +332,12 @@ class _Command(Generic[S, T]):
         return None, error
 
     def _prepared(self, settings: S, config: DictConfig) -> T:
-        """Call `prepare`. A ConfigError names the setting that the user typed."""
         try:
             return self.prepare(settings)
         except ConfigError as error:
             raise as_typed(error, config, job_overrides()) from error
 
     def _settings(self, config: DictConfig) -> S:
-        """Return the valid settings of the job. ConfigError, DataError."""
         if self.resumed is None:
             return settings_of(config, job_overrides(), self.schema)
         run = resume.run_of(self.resumed)

@@ -32,7 +32,6 @@ PACKAGES = tuple(
 
 
 def build_as(kind: type[T], node: Any, key: str, trusted_modules: Iterable[str] = ()) -> T:
-    """Build a part, which must be a `kind`. ConfigError."""
     part = build(node, key, trusted_modules)
     if isinstance(part, kind):
         return part
@@ -121,8 +120,6 @@ def _lies_in(name: str, modules: Iterable[str]) -> bool:
 
 
 def _find(target: Any, key: str, trusted: tuple[str, ...]) -> type:
-    """Return the class that `_target_` names. ConfigError unless it is defined in a trusted module."""
-
     def refused(reason: object) -> ConfigError:
         return ConfigError(str(reason), f"{key}._target_", one_line(target))
 
@@ -146,7 +143,6 @@ def _find(target: Any, key: str, trusted: tuple[str, ...]) -> type:
 
 
 def arguments(cls: type) -> tuple[dict[str, Parameter], bool]:
-    """Return the constructor's keyword arguments, and True if it also has **kwargs."""
     parameters = inspect.signature(cls).parameters
     by_name = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
     named = {name: each for name, each in parameters.items() if each.kind in by_name}
@@ -154,7 +150,6 @@ def arguments(cls: type) -> tuple[dict[str, Parameter], bool]:
 
 
 def _fit(cls: type, given: Mapping[Any, Any], key: str) -> None:
-    """Check the given arguments against the constructor's signature."""
     named, takes_any = arguments(cls)
     for name in given:
         if name not in named and not takes_any:

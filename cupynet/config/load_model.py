@@ -96,7 +96,6 @@ class Trained:
 
     @cached_property
     def summary(self) -> Summary | None:
-        """The run's summary; None if there is none yet. DataError."""
         return self.run.summary() if os.path.isfile(self.run.summary_path) else None
 
     def settings(self, overrides: Sequence[str] = ()) -> Settings:
@@ -128,7 +127,6 @@ class Trained:
 
     @cached_property
     def _described(self) -> Mapping[str, Any]:
-        """The stored `image_shape`, `normalize` and `class_names`."""
         if self.checkpoint is not None and isinstance(self.checkpoint.state.get("model"), dict):
             return dict(self.checkpoint.state["model"])
         if self.summary is None:
@@ -147,7 +145,6 @@ class Trained:
         return tuple(map(str, found)) if isinstance(found, list) else ()
 
     def model(self, backend: str = "auto", dtype: str | None = None) -> Model:
-        """See `load`."""
         settings = self._own
         network: Layer = self._part("model", settings.model, Layer)
         loss: Loss = self._part("loss", with_class_weights(settings.loss), Loss)

@@ -18,7 +18,6 @@ def limit(settings: MemorySettings, devices: list[int]) -> None:
 
 
 def release(devices: list[int]) -> None:
-    """Return the GPU memory of a finished run to the system."""
     gc.collect()  # models have reference cycles
     if devices:
         from cupynet.backend.cuda import gpus

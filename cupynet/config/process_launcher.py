@@ -44,7 +44,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 class ProcessLauncher(Launcher):
-    """Runs each job of a sweep as a process. jobs: at most at once; None for one per device, or core up to 4."""
+    """Runs each job of a sweep as a process, `jobs` at once: by default one per device, or per CPU core up to 4."""
 
     def __init__(self, jobs: int | None = None) -> None:
         self._at_once = None if jobs is None else integer("hydra.launcher.jobs", jobs, 1)
@@ -105,7 +105,6 @@ class ProcessLauncher(Launcher):
         return sweep_record.Job(number, overrides, folder, None)
 
     def _run(self, job: sweep_record.Job) -> sweep_record.Job:
-        """Run a job in its process, on a free device; return its outcome."""
         from cupynet.config import sweep_record
 
         device = self._free.get()

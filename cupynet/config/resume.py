@@ -86,7 +86,6 @@ def _above(run: Path, *names: str) -> Path | None:
 
 
 def finished(folder: Path) -> bool:
-    """Return True if the run in `folder` has ended and cannot be resumed."""
     return (folder / SUMMARY).is_file() and not _goes_on(folder)
 
 
@@ -131,7 +130,6 @@ def _below(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
 
 
 def is_inside(path: str | Path, folder: Path) -> bool:
-    """Return True if a path is inside a folder, after resolving links."""
     place, root = Path(os.path.realpath(path)), Path(os.path.realpath(folder))
     return place != root and place.is_relative_to(root)
 
@@ -152,7 +150,6 @@ def checkpoint_of(path: Path) -> Path:
 
 
 def refuse_other(given: Mapping[str, Any], stored: Mapping[str, Any], path: Path) -> None:
-    """Raise ConfigError for changes to settings that a resumed run cannot change."""
     for key, now, then in _differences(given, stored):
         if key.partition(".")[0] not in MAY_DIFFER and (key not in MAY_BE_SET or then is not None):
             started = "without it" if then is None else f"with {written(then)}"
@@ -164,7 +161,6 @@ def refuse_other(given: Mapping[str, Any], stored: Mapping[str, Any], path: Path
 def _differences(
     given: Mapping[str, Any], stored: Mapping[str, Any], above: str = ""
 ) -> Iterator[tuple[str, Any, Any]]:
-    """Yield dotted key, new value and stored value of each difference. A part may replace a number."""
     for name in sorted(given.keys() | stored.keys()):
         key, now, then = f"{above}{name}", given.get(name), stored.get(name)
         if isinstance(now, Mapping) and isinstance(then, Mapping):
@@ -178,7 +174,6 @@ def name_of(override: str) -> str:
 
 
 def quoted(path: Path) -> str:
-    """Quote a path as the value of a setting."""
     return QuotedString(str(path), Quote.single).with_quotes()
 
 

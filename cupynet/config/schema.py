@@ -65,7 +65,6 @@ def part(**default: Any) -> Any:
 
 
 def memory(key: str, value: Any, *, share: bool = False) -> Any:
-    """Validate an amount of memory, see `size`, and return it unchanged."""
     try:
         size(value, share)
     except ValueError:
@@ -75,7 +74,6 @@ def memory(key: str, value: Any, *, share: bool = False) -> Any:
 
 
 def count_or_flag(key: str, value: Any) -> bool | int:
-    """Validate true, false, or a number of at least 1."""
     return bool(value) if checks.is_bool(value) else checks.integer(key, value, 1, ", or true or false")
 
 
@@ -225,7 +223,6 @@ class PlanSettings(Settings):
 
 
 def own_names(kind: type[Settings]) -> list[str]:
-    """Return the names of the settings that a class adds to those of its base."""
     return list(kind.__annotations__)
 
 

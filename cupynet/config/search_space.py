@@ -92,10 +92,8 @@ def is_continuous(distribution: Any) -> bool:
 
 
 def lowest(distribution: Any) -> Any:
-    """Return the first choice, or the lower bound."""
     return distribution.choices[0] if hasattr(distribution, "choices") else distribution.low
 
 
 def written(value: Any) -> str:
-    """Format a value for a command line, with at most six digits."""
     return str(float(f"{value:.6g}") if isinstance(value, float) else value)

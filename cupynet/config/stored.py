@@ -90,7 +90,6 @@ def _require_experiment(name: str, run_folder: str | Path) -> None:
 
 
 def _change(config: DictConfig, override: Override, folder: Path | None) -> None:
-    """Apply an override to stored settings. Raises ConfigError and the errors of Hydra and OmegaConf."""
     key, value = override.key_or_group, override.value()
     if override.is_sweep_override() or (override.is_delete() and value is not None):
         raise ConfigError(f"{override.input_line}: only single settings can be changed here, as key=value")
@@ -224,7 +223,6 @@ def check_downloads(settings: Settings, run: Path, overrides: Sequence[str]) -> 
 
 
 def _read(path: Path) -> Any:
-    """Return the plain content of a stored file, with references unresolved. DataError."""
     if path.is_symlink() or not path.is_file() or path.stat().st_size > MOST_BYTES:
         raise DataError(f"{path}: must be a plain file of at most {MOST_BYTES} bytes")
     try:

@@ -122,7 +122,6 @@ def _release() -> None:
 
 
 def say(text: str) -> None:
-    """Print a line with the time, as the console shows log records."""
     Console().handle(logging.makeLogRecord({"msg": text, "levelno": logging.INFO}))
 
 
@@ -152,7 +151,6 @@ def _record(sweep: Path, job: Job) -> None:
 
 
 def _jobs(sweep: Path) -> list[Job]:
-    """Return the jobs that have begun, in any process, by number."""
     found = {}
     for path in (sweep / RECORDS).glob("*.json"):
         with contextlib.suppress(CupynetError, TypeError, KeyError):
@@ -173,7 +171,6 @@ def _write(sweep: Path, jobs: Sequence[Job]) -> None:
 
 
 def columns(jobs: Sequence[Job]) -> list[Column]:
-    """Return the numbers, the settings that differ, the data set if it differs or is a fallback, and the results."""
     names = dict.fromkeys(name for job in jobs for name in job.settings)
     varied = [name for name in names if len({job.settings.get(name) for job in jobs}) > 1]
     short = shortened(varied)

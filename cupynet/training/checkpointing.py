@@ -152,7 +152,6 @@ def stages_of(stored: Stored) -> int:
 
 
 def check_stages(stored: Stored, stages: int) -> None:
-    """Raise ConfigError if the replicas were split into other stages. DataError."""
     then = stages_of(stored)
     if then != stages:
         remedy = setting("parallel", "pipeline.stages", then, python=f"Pipeline(stages={then})")

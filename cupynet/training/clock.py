@@ -160,7 +160,6 @@ class Statistics:
         self.clock.bytes_sent = self._traffic.bytes_sent
 
     def read_losses(self) -> None:
-        """Read losses and hits from the device."""
         self.count()
         since, samples = self._since, self._tally.scored
         losses, hits = float(self._tally.losses), float(self._tally.hits)
@@ -256,5 +255,4 @@ class Statistics:
 
 
 def figures(clock: Clock) -> list[float]:
-    """Return the fields of a clock that `Spent` has, in its order."""
     return [getattr(clock, name) for name in SPENT]

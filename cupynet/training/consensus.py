@@ -23,7 +23,6 @@ class StopConsensus:
         self._every, self._rounds, self._since = AGREE_EVERY, 0, 0.0  # iterations since the last exchange, its time
 
     def propose(self, stop: Stop) -> None:
-        """Request a stop, from any thread or signal handler."""
         self.request = self.request or stop
 
     def due(self, iteration: int, *, averaged: bool) -> bool:

@@ -40,7 +40,6 @@ class Feeds:
 
     @contextmanager
     def of_evaluation(self, loader: Loader) -> Iterator[BatchFeed]:
-        """Context in which the batches of a loader are open."""
         if loader is not self._evaluated:
             with self._new(loader) as feed:
                 yield feed

@@ -55,7 +55,7 @@ def examples(x: Examples, y: Any = None) -> Loader | Dataset | Shards | tuple[Ar
     if isinstance(x, tuple | list) and len(x) == 2 and not isinstance(x[0], tuple):
         return x  # type: ignore[return-value]
     if hasattr(x, "shape"):
-        raise ConfigError("is missing: pass the labels too, as in fit(images, labels)", "y")
+        raise ConfigError("is missing. Pass the labels too, as in fit(images, labels)", "y")
     return read_pairs(x)
 
 
@@ -93,7 +93,6 @@ def loader_of(
 
 
 def weighted(loader: Loader, sample_weight: Any, class_weight: ClassWeight) -> Loader:
-    """Return the loader with sample weights, see `ParallelWrapper.fit`. ConfigError."""
     if sample_weight is None and class_weight is None:
         return loader
     data = loader.dataset
@@ -114,7 +113,6 @@ def with_dataset(loader: Loader, data: Dataset) -> Loader:
 
 
 def _class_factors(data: Dataset, class_weight: ClassWeight) -> Array:
-    """Return the loss factor of each class, (O,). ConfigError."""
     if data.labels.ndim == 2:
         raise ConfigError("needs class numbers as labels. For targets, use sample_weight", "class_weight")
     if class_weight == "balanced":
@@ -174,7 +172,6 @@ def classifies(dataset: Labelled, loss: Loss) -> bool:
 
 
 def check_metrics(metrics: Sequence[Metric], loader: Loader | None, loss: Loss) -> None:
-    """Raise ConfigError if metrics do not fit the data to evaluate."""
     if loader is None:
         return
     kind = classifies(loader.dataset, loss)
@@ -203,7 +200,6 @@ def check_data(loader: Loader, model: Model) -> None:
 
 
 def check_pixels(dataset: Labelled, pixels: PixelScale) -> None:
-    """Raise ConfigError if pixels are not normalized like the training data."""
     if dataset.pixels != pixels and not dataset.scaled:
         raise ConfigError(
             f"data set {dataset.name!r}: pixels are not normalized like the training data. Use "

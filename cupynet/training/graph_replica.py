@@ -97,7 +97,6 @@ class Inputs:
         self._epoch = 0  # the value on the device
 
     def of(self, shape: Shape) -> tuple[Array, Array, Array | None]:
-        """Return images, labels, and sample numbers if a layer uses random numbers."""
         return self._images[shape], self._labels[shape], self._samples.get(shape)
 
     def load(self, batch: Batch) -> Shape:
@@ -218,7 +217,6 @@ class GraphReplica(Replica):
         return int(controls[Control.SAMPLES])
 
     def _diverge(self, iteration: int) -> None:
-        """Recompute the gradient of `iteration`, which was not finite, and check it."""
         assert self._reload is not None
         super().begin()
         self._scale = None
@@ -271,7 +269,6 @@ class GraphContext(Context):
 
 
 def replica_of(model: Model, optimizer: Optimizer, accumulation_steps: int = 1) -> Replica:
-    """Return a GraphReplica if all parts are capturable, else a Replica."""
     recorder = model.backend.recorder()
     if recorder is None or accumulation_steps > 1:  # large batches: launch overhead is negligible
         return Replica(model, optimizer, accumulation_steps)

@@ -70,7 +70,6 @@ class LossScaler:
 
     @property
     def scaling(self) -> Scaling:
-        """The same rule, for steps that run ahead of the host."""
         return Scaling(GROW_AFTER, LEAST, MOST)
 
     def count(self, steady: int, skipped: int) -> None:
@@ -92,7 +91,6 @@ class LossScaler:
         return {"scale": self.scale, "rounds": self.steady, "skipped": self.skipped}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore a `state`; {} if there was no scaler."""
         if state:
             self._set(float(state["scale"]))
             self.steady, self.skipped = int(state["rounds"]), int(state["skipped"])

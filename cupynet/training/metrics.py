@@ -100,7 +100,6 @@ class Metrics:
         self._known: dict[str, float] = {}  # values of all rows
 
     def add(self, scores: Floats, targets: Any) -> None:
-        """Add a batch: scores (N, C); targets (N,), or (N, T)."""
         for name in self._sums:
             metric = self._metrics[name]
             self._sums[name] += _sum(name, metric, scores, targets)
@@ -148,7 +147,6 @@ def _is_a_mean(name: str, metric: Metric) -> bool:
 
 
 def _sum(name: str, metric: Metric, scores: Floats, targets: Any) -> float:
-    """Return the sum of a metric over the samples of a batch. ConfigError."""
     if isinstance(metric, str):  # top_k_accuracy
         return float((ranks(scores, targets) < int(name.split("_")[1])).sum())
     value = np.asarray(metric(scores, targets), np.float64)

@@ -67,8 +67,8 @@ class TrainingOptions:
         progress: the style of the `Progress` that is added if `callbacks` has none: `auto`, `bar`, `lines` or `none`.
         metrics: additional metrics of evaluations: names, or functions (scores, targets) that return a number or one
             per sample. Names for classes are `top_3_accuracy` (any k), `macro_f1`, `precision`, `recall` and `auc` (one
-            versus rest); for regression `auc`, of targets 0 and 1. Functions receive each batch on the host: scores (N,
-            O), and class numbers (N,) or targets (N, T). A number is weighted by N.
+            versus rest); for regression `auc`, of targets 0 and 1. Functions receive each batch on the host: scores
+            (N, O), and class numbers (N,) or targets (N, T). A number is weighted by N.
     """
 
     workers: int | None = None
@@ -125,7 +125,6 @@ class TrainingOptions:
         return checked
 
     def _check_values(self, backend: str) -> TrainingOptions:
-        """Validate each option by itself. Return the options in plain Python types. ConfigError."""
         if self.synchronizer is not None:
             instance("synchronizer", self.synchronizer, Synchronizer, "ParameterAveraging(3)")
         if self.pipeline is not None:
@@ -151,7 +150,6 @@ class TrainingOptions:
         )
 
     def _check_synchronizer(self) -> Synchronizer:
-        """Return the synchronizer, by default averaging. ConfigError if options of both are set."""
         if self.synchronizer is not None:
             for name in ("averaging_frequency", "report_score_after_averaging", "average_updaters"):
                 if (value := getattr(self, name)) is not None:

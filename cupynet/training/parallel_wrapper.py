@@ -81,17 +81,14 @@ class ParallelWrapper:
             print(wrapper.evaluate(x_test, y_test))
 
     Args:
-        model: the model to train.
         workers, averaging_frequency, ...: see the attributes of `TrainingOptions`.
 
     Attributes:
-        model: the model.
         options: the other arguments, checked.
         placement: the number of workers and of stages, and their devices.
         layers: the names of the layers of each stage; empty without a pipeline.
         synchronizer: keeps the replicas together; each worker has a copy.
         optimizer: the optimizer, with a scaled learning rate; each worker has a copy.
-        callbacks: the callbacks, those with `last` at the end.
         blas_threads: BLAS threads of each worker while it works; 0 on a GPU.
         warm: True if all kernels are compiled.
     """

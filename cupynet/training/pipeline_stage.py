@@ -56,7 +56,7 @@ class Stage(Replica):
         self.losses: Array | None = 0.0 if self.first or self.last else None
         self._restored = False  # True if `begin` must copy this stage's weights to the user's model
 
-    # a round --------------------------------------------------------------------------------------------------------
+    # one iteration --------------------------------------------------------------------------------------------------
 
     def backpropagate(self, batch: Batch | None) -> int:
         self.losses, self.hits = 0.0 if self.first or self.last else None, 0
@@ -112,7 +112,6 @@ class Stage(Replica):
             self.groups.stages.recv(array, source)
 
     def _share_losses(self) -> None:
-        """Send losses and hits to the first stage, because rank 0 reports them."""
         if self.first != self.last:
             sums = self.backend.asarray(np.zeros(2, self.backend.policy.accumulate))
             if self.last:

@@ -18,7 +18,6 @@ MOST_POINTS = 500  # kept for the plot
 
 
 def evaluation_of(classes: int, metrics: Sequence[Metric], *, classifies: bool, binary: bool) -> Evaluation:
-    """Return an empty evaluation of classes or of targets. ConfigError."""
     return Evaluation(classes, metrics=metrics) if classifies else RegressionEvaluation(classes, metrics, binary=binary)
 
 

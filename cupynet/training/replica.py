@@ -64,14 +64,12 @@ class Replica:
     """The whole network on one worker. (`Stage` is a part of it in a pipeline.)
 
     Args:
-        model: the model to train.
-        optimizer: updates the weights; not shared with another replica.
+        optimizer: updates the weights of `model`; not shared with another replica.
         accumulation_steps: number of parts into which a batch is split to save memory; their gradients are accumulated.
             Layers such as `BatchNorm` see one part at a time.
 
     Attributes:
         whole: the whole network in this process; a `Stage` trains a part of it. Otherwise it is `model`.
-        params, backend: those of `model`.
         place: backend and device, for messages.
         needs_images: True if batches must have images. They always have labels.
         updates: number of updates by the optimizer.
@@ -82,9 +80,7 @@ class Replica:
         hits: the number of correct predictions among these samples, likewise.
         classifies: False for targets. Then hits are outputs on the right side of 1/2 with `binary_cross_entropy`, and
             NaN with other losses.
-        groups: the communicators of this worker.
-        clock: receives the seconds of waiting for other stages and for iterations that run ahead.
-        check: checks each step before it is used.
+        groups, clock, check: the communicators, the clock and the check of steps of this worker.
         optimizer_state: name -> (P,) vector; the optimizer's own dictionary.
     """
 
@@ -130,7 +126,7 @@ class Replica:
     def assemble(self) -> None:
         """Copy the weights to the user's model on rank 0. Only a `Stage` needs to do so."""
 
-    # a round --------------------------------------------------------------------------------------------------------
+    # one iteration --------------------------------------------------------------------------------------------------
 
     def gradient(self, batch: Batch | None) -> Step:
         """Compute the gradient of an iteration, check it and count its samples. Called on all workers."""

@@ -64,7 +64,6 @@ def mean(trees: Sequence[Any], counted: Sequence[float]) -> Any:
 
 
 def _of_stage(states: Sequence[Tree], before: int, after: int, synchronizer: Synchronizer) -> Tree:
-    """Return the common state of all replicas of one stage, or of the whole network."""
     counted = shares(states, synchronizer)
     position = dict(states[0]["trainer"])
     passed = position["iteration"] - position["span_start"]  # in rounds of the former workers

@@ -55,7 +55,6 @@ def send(world: Communicator, state: Tree, rank: int) -> None:
 
 
 def received(world: Communicator, rank: int) -> tuple[Tree, Arrays]:
-    """Receive the numbers and the arrays of a state from another worker."""
     length = np.zeros(1, np.int64)
     world.recv(length, rank)
     text = np.zeros(int(length[0]), np.uint8)

@@ -42,7 +42,7 @@ class Plan:
         rounds: iterations per epoch.
         iterations, epochs: `Trainer.iteration` and `Trainer.epoch` at the planned end of the fit.
         deal: how the batches of an epoch are assigned to workers.
-        averaged: True after the last averaging step of the fit.
+        averaged: True after the last averaging step.
     """
 
     start: int | None = None
@@ -62,15 +62,11 @@ class Trainer:
     """Trains one replica, alone or with others.
 
     Args:
-        replica: the replica to train.
         groups: the communicators of this worker; by default a single worker.
         synchronizer: keeps the replicas together; optional for a single worker.
-        callbacks: the callbacks of this worker, see `Callback`.
         prefetch_buffer: batches that a thread prepares ahead for this worker; 0 disables it.
         data_on_device, shared: see `Device.transfer`.
         log_every: iterations between `on_log` events, the same on every worker; 0 disables them.
-        run: the run that callbacks write to.
-        metrics: see `TrainingOptions`.
 
     Attributes:
         world, rank: the communicator of all workers, and the rank of this one. Callbacks that run on every rank may use
@@ -81,9 +77,7 @@ class Trainer:
         params, backend: this worker's weights and backend. In `after_finish` and `on_diverged` a callback may change
             the weights, identically on every rank. `params.publish` then copies them to the layers.
         iteration, epoch, round: complete iterations and epochs, and complete iterations of the current epoch.
-        plan: the beginning and the end of the fit.
         data: `Loader.identity` of the last or restored fit; None if unknown.
-        statistics: counts and times of this worker.
         evaluation: of the last complete epoch, or of weights that a callback restored at the end; None if there is
             none.
         stopped: why the last fit ended early; None if it did not.
@@ -193,7 +187,6 @@ class Trainer:
         self.stopped = None
 
     def _epoch(self, fit: Fit, feed: BatchFeed) -> None:
-        """Train the rest of an epoch, then average and evaluate."""
         clock, replicas, where = self.statistics.clock, self.groups.replicas.size, "before the first batch"
         self.evaluation = None
         if self.round == 0:
@@ -221,14 +214,13 @@ class Trainer:
             self._end_epoch(fit)
 
     def _round(self, batch: Batch | None) -> Average | None:
-        """Train one iteration; every worker makes the same calls, with or without a batch."""
         replica, synchronizer, measure = self.replica, self.synchronizer, self.statistics.clock.measure
         with measure("compute", "forward and backward"):
             step = replica.gradient(batch)
         with measure("averaging", "averaging of gradients"):
             returned: object = synchronizer.before_update(replica, step.samples)  # type: ignore[func-returns-value]
         if returned is not None:
-            raise ConfigError(f"{type(synchronizer).__name__}.before_update returned {returned!r:.40}: return nothing")
+            raise ConfigError(f"{type(synchronizer).__name__}.before_update must return None, not {returned!r:.40}")
         self.world.check()  # a worker that timed out must not touch the user's model
         with measure("compute", "update"):
             replica.update(self.iteration, step)
@@ -269,8 +261,8 @@ class Trainer:
             self._averaged(average)
         elif not is_finite(*self.params.vectors):
             raise DivergedError(
-                f"the replica of worker {self.rank} is not finite after iteration {self.iteration}: "
-                "lower learning_rate, or train in a wider dtype"
+                f"the replica of worker {self.rank} is not finite after iteration {self.iteration}. "
+                "Lower learning_rate, or train in a wider dtype"
             )
         if moment == "fit":
             self.replica.assemble()
@@ -283,7 +275,6 @@ class Trainer:
         self.statistics.averaged(average)
 
     def _end_epoch(self, fit: Fit) -> None:
-        """Average if due, and evaluate the replicas if they are identical."""
         last, rate = self.epoch == self.plan.epochs, self.schedule(self.iteration - 1)
         due = fit.evaluate_on is not None and (last or self.epoch % fit.evaluate_every == 0)
         self._average("fit" if last else "evaluation" if due else "epoch")
@@ -413,7 +404,7 @@ class Trainer:
             self.synchronizer.restore(state["synchronizer"])
         except KeyError as missing:
             raise ConfigError(
-                f"this state has no {missing} for a synchronizer that is {self.synchronizer}: it was saved by one with "
+                f"this state has no {missing}, which the synchronizer ({self.synchronizer}) needs. It was saved with "
                 "other settings, or by another number of workers"
             ) from None
         self.callbacks.restore(state["callbacks"])

@@ -87,7 +87,6 @@ def _is_setting(argument: str) -> bool:
 
 
 def prepare(arguments: Sequence[str], resumed: Path | None, typed: Sequence[str], settings: TuneSettings) -> Plan:
-    """Validate a search before its first trial. ConfigError."""
     if find_spec("optuna") is None:
         raise ConfigError("cupynet tune needs Optuna, which is not installed: pip install 'cupynet[sweep]'")
     from cupynet.commands.tune.search import Plan

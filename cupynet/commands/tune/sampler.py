@@ -102,7 +102,6 @@ class UntriedSampler(BaseSampler):  # type: ignore[misc]
         return found
 
     def _key(self, params: Params) -> Sequence[str]:
-        """Return the values of settings as on the command line."""
         return tuple(written(params[key]) for key in self._space)
 
     @property
@@ -111,7 +110,6 @@ class UntriedSampler(BaseSampler):  # type: ignore[misc]
 
 
 def count_values(distribution: Any) -> float:
-    """Return the number of values of a distribution, which may be infinite."""
     if hasattr(distribution, "choices"):
         return len(distribution.choices)
     if distribution.single():

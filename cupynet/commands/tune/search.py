@@ -171,7 +171,6 @@ def run_trials(plan: Plan, folder: Path, study: Study) -> bool:
 
 
 def say_end(study: Study, asked: int, *, exhausted: bool) -> None:
-    """Print why a search ended before the requested number of trials."""
     done, failed = (len(study.get_trials(states=each)) for each in (DONE, [TrialState.FAIL]))
     if exhausted:
         _say("all combinations of the searched settings have been tried")
@@ -180,7 +179,6 @@ def say_end(study: Study, asked: int, *, exhausted: bool) -> None:
 
 
 def ranked(study: Study) -> list[FrozenTrial]:
-    """Return the complete trials, best first. CupynetError if there are none."""
     complete = study.get_trials(states=[TrialState.COMPLETE])
     if not complete:
         trials = study.get_trials()
@@ -335,7 +333,6 @@ def record(plan: Plan, folder: Path, study: Study, trial: FrozenTrial) -> None:
 
 
 def columns(trials: Sequence[FrozenTrial], plan: Plan) -> list[Column]:
-    """Return the number, the result and the settings of each trial."""
     names = shortened([key.lstrip("+") for key in plan.space])
     found = [
         column("trial", [each.number for each in trials]),
@@ -352,7 +349,6 @@ def _form(plan: Plan) -> Any:
 
 
 def summary(plan: Plan, folder: Path, best: FrozenTrial, test: Evaluation | None) -> str:
-    """Describe the best trial, with the command that trains it again."""
     if (folder_of(folder, best) / TRIAL).is_file():
         return f"fast dev run: the figures are not results\nall trials      {near(folder / 'tune.csv')}"
     config_dir = [] if plan.config_dir is None else [f"--config-dir={plan.config_dir}"]
@@ -368,6 +364,5 @@ def summary(plan: Plan, folder: Path, best: FrozenTrial, test: Evaluation | None
 
 
 def _say(text: str) -> None:
-    """Print a line, also to the log."""
     log.info("%s", text)
     sweep_record.say(text)

@@ -209,7 +209,6 @@ def table(workers: list[Any], first: int, rounds: int) -> dict[str, Any]:
 
 
 def lines(profile: dict[str, Any]) -> list[str]:
-    """Return the slowest calls of `table` as lines of at most 80 characters."""
     found = [
         f"profile of {counted(profile['rounds'], 'iteration')}, from iteration {profile['first']} on",
         f"{'':<36}{'calls':>8}{'total ms':>12}{'mean ms':>12}{'share':>9}",

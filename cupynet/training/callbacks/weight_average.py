@@ -94,7 +94,6 @@ class WeightAverage(Callback):
         self.added += 1
 
     def _kept(self) -> float:
-        """Return the fraction of the mean that the next addition keeps."""
         if self.decay is None:
             return self.added / (self.added + 1)
         return min(self.decay, (1 + self.added) / (10 + self.added))

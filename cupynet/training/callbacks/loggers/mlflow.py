@@ -26,7 +26,6 @@ class MLflow(Logger):
     Args:
         uri: the tracking URI; by default the environment variable MLFLOW_TRACKING_URI, else `sqlite:///mlflow.db`, a
             file in the current folder.
-        experiment: the name of the experiment.
         name: the name of the run; by default that of its folder.
         artifacts: also upload weights, summary and history.
     """

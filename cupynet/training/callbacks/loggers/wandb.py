@@ -15,7 +15,6 @@ class WandB(Logger):
     """Logs hyperparameters, figures by iteration, and results as a run of Weights & Biases. A resumed run keeps its id.
 
     Args:
-        project: the name of the project.
         name: the name of the run; by default that of its folder.
         mode: `offline`, a file for `wandb sync`; or `online`, uploaded during training, after `wandb login`.
         path: the folder for its files; by default the run's, or the current one.
