@@ -110,7 +110,7 @@ class Device:
     def lend(self, buffer: Buffer, shape: tuple[int, ...], loan: Loan) -> Array:
         """Return an array over a buffer. It, and every view of it, refers to the loan."""
         array, dtype = np.asarray(loan), buffer.key[1]
-        if array.dtype != dtype:  # bfloat16, of which NumPy's interface tells only the size
+        if array.dtype != dtype:  # NumPy's interface only has the size of bfloat16
             array = array.view(dtype)
         return array if len(array) == shape[0] else array[: shape[0]]
 

@@ -1,7 +1,6 @@
-"""Convolutions on the CPU, straight from images (`kernels/tiles.py`); some by Winograd's algorithm (`winograd_conv`),
-and depthwise ones by a kernel of their own.
+"""Direct convolutions on the CPU (`kernels/tiles.py`), some by Winograd's algorithm, and depthwise convolutions.
 
-An image with padding is copied into a frame of zeros, which stays in the cache, and multiplied from there.
+A padded image is copied into a frame of zeros, which stays in the cache.
 """
 
 from __future__ import annotations
@@ -17,8 +16,6 @@ from cupynet.backend.window import Window
 
 
 class NumbaConv(WinogradConv):
-    """See `ConvOps`."""
-
     def conv2d(
         self, x: Array, weight: Array, bias: Array | None, window: Window, *, groups: int = 1
     ) -> tuple[Array, Array]:
@@ -64,7 +61,7 @@ class NumbaConv(WinogradConv):
         return dx
 
     def _convolve(self, frame: Frame, sums: Sums, x: Array, factors: Array, bias: Array | None, y: Array) -> None:
-        """Sums of x with `factors` (rows, columns), one row for each value of the table."""
+        """Compute sums of x with `factors` (rows, columns), one row for each value of the table."""
         columns = factors.shape[1]
         compute = self.policy.compute
         packed, start = self.borrow((factors.size,), compute), self.borrow((columns,), compute)

@@ -1,12 +1,10 @@
 """A convolution and its max-pool as one operation on the CPU.
 
-Forward: the pixels of one pooling window at a time are computed in registers, and only the largest is written
-(`kernels/windows.py`). The bias is added after the pool, as max(x + b) = max(x) + b. Backward: through the winners of
-the pool only (`kernels/rows.py`; `kernels/outer.py` for patches with short rows). There are no im2col rows, and the
-convolution itself is never in memory.
+Forward: the pixels of one pooling window are computed in registers, and only the largest is written
+(`kernels/windows.py`). The bias is added after the pool. Backward: only through the winners of the pool
+(`kernels/rows.py`; `kernels/outer.py` for patches with short rows).
 
-One thing differs from the two operations if an image has NaN or infinity: `rows` skips gradients that are zero, so that
-zero times NaN is not added to the gradient of a filter. (`outer` multiplies by zero, as they do.)
+`rows` skips zero gradients. With NaN or infinity in an image, results therefore differ from separate operations.
 """
 
 from __future__ import annotations
@@ -31,16 +29,13 @@ MOST_PIXELS = 9  # of a pooling window: their sums are in registers at the same 
 def fuse(backend: Backend, first: Convolution, pool: Window) -> FusedPair | None:
     """Return the pair if the windows of the pool are small and do not overlap, so that each pixel is computed once."""
     if first.window.dilates or first.groups > 1 or pool.pads:
-        return None  # kernels read whole rows of neighbouring pixels, and pool without padding
+        return None  # kernels read whole rows of neighboring pixels, and pool without padding
     apart = all(stride >= size for stride, size in zip(pool.stride, pool.kernel, strict=True))
     return ConvPool(backend, first, pool) if apart and 1 < pool.places <= MOST_PIXELS else None
 
 
 class ConvPool(FusedPair):
-    """One convolution and its pool, for one image size; P is the number of its pooling windows.
-
-    Kernels compute in the compute precision of the backend.
-    """
+    """A convolution and its pool, for one image size, in the compute precision. P is the number of pooling windows."""
 
     saves_windows = False
 
@@ -53,7 +48,7 @@ class ConvPool(FusedPair):
 
     @cached_property
     def patches(self) -> Patches:
-        """The places of patches in an image; made when first needed, as it is large for large images."""
+        """The places of patches in an image; created when first needed, as it is large for large images."""
         window, pool, step = self.conv.window, self.pool, self.size[1] * self.channels
         apart = (window.stride[0] * pool.stride[0], window.stride[1] * pool.stride[1])
         corners, places = self._corners(self.pooled, apart, step), self._corners(pool.kernel, window.stride, step)
@@ -71,13 +66,12 @@ class ConvPool(FusedPair):
         return (row + col).reshape(-1).astype(np.int32)
 
     def _padded(self, x: Array) -> Array:
-        """x with its padding, as kernels read it."""
         return self.backend._surrounded(x, self.conv.window, 0)
 
     # forward ---------------------------------------------------------------------------------------------------------
 
     def forward(self, x: Array, weights: Weights) -> tuple[Array, tuple[Array, ...]]:
-        """(N, H, W, C) -> (N, H', W', O); saved are the winners, and the images unless they are x itself."""
+        """(N, H, W, C) -> (N, H', W', O). Save the winners, and the images unless they are x itself."""
         weight, bias = weights
         images, factors = self._padded(x), self.backend._operand(weight)
         offset = np.zeros(self.filters, self.dtype) if bias is None else bias.astype(self.dtype, copy=False)

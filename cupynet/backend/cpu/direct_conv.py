@@ -1,7 +1,4 @@
-"""The sums of a convolution on the CPU, as tables for `kernels/tiles.py`.
-
-The gradient of the images is a product for each place of the window, added to the pixels seen by that place.
-"""
+"""The sums of a convolution on the CPU, as tables for `kernels/tiles.py`."""
 
 from __future__ import annotations
 
@@ -36,10 +33,7 @@ class Passes(NamedTuple):
 
 @functools.lru_cache(maxsize=256)
 def passes(image: tuple[int, ...], filters: int, window: Window, itemsize: int) -> Passes | None:
-    """Return the passes for images (H, W, C).
-
-    None if no window sees a pixel.
-    """
+    """Return the passes for images (H, W, C), or None if no window sees a pixel."""
     (height, width, channels), (rows, cols) = image, window.output(image[0], image[1])
     padded, step = window.padded(height, width), window.padded(height, width)[1] * channels
     (top, _), (left, _) = window.padding

@@ -1,7 +1,4 @@
-"""The backend `numba`: compiled loops for operations that take NumPy several passes over memory. Products use BLAS.
-
-Convolutions are in `conv`, and fused pairs of a convolution and a max-pool in `conv_pool` and `winograd_pool`.
-"""
+"""The backend `numba`: compiled loops for operations that take NumPy several passes over memory, and BLAS."""
 
 from __future__ import annotations
 
@@ -220,7 +217,7 @@ class NumbaBackend(NumbaConv, NumpyBackend):
 
 
 def flat(*arrays: Array) -> bool:
-    """Return True if kernels, which check no bounds, can use these arrays as flat vectors: equal shapes, no gaps."""
+    """Return True if arrays can be used as flat vectors by kernels, which check no bounds: equal shapes, no gaps."""
     return all(array.shape == arrays[0].shape and array.flags.c_contiguous for array in arrays)
 
 

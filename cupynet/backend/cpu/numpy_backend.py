@@ -1,5 +1,3 @@
-"""The backend `numpy`: the reference on NumPy arrays."""
-
 from __future__ import annotations
 
 from typing import Any

@@ -1,7 +1,7 @@
 """Convolutions with 3x3 filters and stride 1 on the CPU, by Winograd's algorithm (`kernels/winograd.py`).
 
-In single precision the largest error is 5e-6 of the largest output, and the root mean square error 1.4e-6 of that of
-the outputs (up to 64 channels, measured).
+In single precision, the largest error is 5e-6 of the largest output, and the RMS error 1.4e-6 of the outputs' RMS (up
+to 64 channels, measured).
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from cupynet.backend.window import Window
 
 
 class WinogradConv(ConvOps):
-    """The sums of such a convolution, without groups."""
-
     def _has_tiles(self, x: Array, weight: Array, window: Window) -> bool:
         """Return True if the channels fill vectors, and the tiles do not extend far beyond the images."""
         lanes = winograd.lanes(self.policy.compute.itemsize)
@@ -28,7 +26,7 @@ class WinogradConv(ConvOps):
         return 6 * -(-rows // 4) * -(-columns // 4) <= rows * columns  # two thirds of the products at most
 
     def _multiply_tiles(self, x: Array, weight: Array, bias: Array | None, window: Window, y: Array) -> None:
-        """y = the convolution; the weight is of any strides."""
+        """y = the convolution; the weight may have any strides."""
         compute, (channels, filters) = self.policy.compute, weight.shape[2:]
         u, own = (self.borrow((places, channels * filters), compute) for places in (winograd.VALUES, 9))
         own.reshape(weight.shape)[...] = weight
@@ -38,7 +36,7 @@ class WinogradConv(ConvOps):
         convolution(_rows(x), u, offset, *given, _rows(y))
 
     def _tiles_gradient(self, dy: Array, x: Array, weight: Array, window: Window) -> Array:
-        """Return dx (N, H, W, C): the convolution of dy (N, H', W', O) with the turned filters."""
+        """Return dx (N, H, W, C): the convolution of dy (N, H', W', O) with the rotated filters."""
         (top, below), (left, right) = window.padding
         around = Window(window.kernel, padding=((2 - top, 2 - below), (2 - left, 2 - right)))
         dx = self.borrow(x.shape)
@@ -46,7 +44,6 @@ class WinogradConv(ConvOps):
         return dx
 
     def _add_tiles_gradient(self, dy: Array, x: Array, weight_grad: Array, window: Window) -> None:
-        """Add to weight_grad (3, 3, C, O)."""
         compute, (channels, filters) = self.policy.compute, weight_grad.shape[2:]
         du = self.borrow((winograd.VALUES, channels * filters), compute)
         du[...] = 0

@@ -1,6 +1,6 @@
 """Pairs of a convolution and a 2x2 max-pool in float by Winograd's minimal filtering (`kernels/winograd_pool.py`).
 
-Only images and weights that cannot overflow are computed so. Others, and those with NaN, are left to `ConvPool`.
+`ConvPool` computes images and weights that could overflow or have NaN.
 """
 
 from __future__ import annotations
@@ -50,12 +50,11 @@ class WinogradPool(conv_pool.ConvPool):
 
     @property
     def lanes(self) -> int:
-        """Numbers in a vector."""
         return registers()[0] // self.dtype.itemsize
 
     @cached_property
     def shapes(self) -> list[tuple[int, ...]]:
-        """The shapes of the memory of `winograd.Tiles`."""
+        """The shapes of the arrays of `winograd.Tiles`."""
         size, lanes, (c, o) = self.conv.window.kernel[0], self.lanes, self.padded
         n, across = size + winograd.SIDE - 1, self.pooled[1] // 2
         tall = -(-max(TOGETHER, across) // 8) * 8  # `block` has 8 rows at most
@@ -77,7 +76,7 @@ class WinogradPool(conv_pool.ConvPool):
         return padded.reshape(len(weight) ** 2, -1)
 
     def _large(self, weight: Array) -> Array:
-        """A sum of |x| below which nothing overflows; NaN if a weight is."""
+        """Return a sum of |x| below which nothing overflows; NaN if a weight is NaN."""
         return self.dtype.type(SMALLEST) / np.maximum(np.abs(weight).sum(), 1)
 
     def _pool(self, images: Array, weight: Array, bias: Array) -> tuple[Array, Array]:

@@ -1,8 +1,8 @@
 """Pointwise activations, compiled: one pass over memory, vectorized.
 
-exp and expm1 are multiplications and shifts, as calls of the C library would prevent vectorization:
-x = n ln 2 + r with |r| <= ln 2 / 2, and exp(r) - 1 by its Taylor series (Cody & Waite 1980). They are called for x <= 0
-only, where nothing overflows. erfc is the C library's.
+exp and expm1 are polynomial, because calls of the C library would prevent vectorization: x = n ln 2 + r with
+|r| <= ln 2 / 2, and exp(r) - 1 by its Taylor series (Cody & Waite 1980). They are called only for x <= 0, where
+nothing overflows.
 """
 
 from __future__ import annotations
@@ -88,7 +88,6 @@ def _expm1_of(x: Any) -> Any:
 
 @kernel
 def leaky_relu(x: Array, out: Array, slope: Any) -> None:
-    """x above zero, else slope · x."""
     x, out = reals(x), reals(out)
     for i in range(x.size):
         out[i] = x[i] if x[i] > 0 else slope * x[i]
@@ -96,7 +95,6 @@ def leaky_relu(x: Array, out: Array, slope: Any) -> None:
 
 @kernel
 def elu(x: Array, out: Array, slope: Any) -> None:
-    """x above zero, else exp(x) - 1."""
     x, out = reals(x), reals(out)
     for i in range(x.size):
         v = x[i]
@@ -106,7 +104,6 @@ def elu(x: Array, out: Array, slope: Any) -> None:
 
 @kernel
 def tanh(x: Array, out: Array, slope: Any) -> None:
-    """The hyperbolic tangent."""
     x, out = reals(x), reals(out)
     two = x.dtype.type(2)
     for i in range(x.size):
@@ -118,7 +115,6 @@ def tanh(x: Array, out: Array, slope: Any) -> None:
 
 @kernel
 def sigmoid(x: Array, out: Array, slope: Any) -> None:
-    """1 / (1 + exp(-x))."""
     x, out = reals(x), reals(out)
     one = x.dtype.type(1)
     for i in range(x.size):
@@ -129,7 +125,7 @@ def sigmoid(x: Array, out: Array, slope: Any) -> None:
 
 @kernel
 def gelu(x: Array, out: Array, slope: Any) -> None:
-    """x times the probability that a standard normal number is below x."""
+    """x · Phi(x), with the standard normal CDF."""
     x, out = reals(x), reals(out)
     half, down = x.dtype.type(0.5), x.dtype.type(-math.sqrt(0.5))
     for i in range(x.size):
@@ -139,7 +135,6 @@ def gelu(x: Array, out: Array, slope: Any) -> None:
 
 @kernel
 def silu(x: Array, out: Array, slope: Any) -> None:
-    """x / (1 + exp(-x))."""
     x, out = reals(x), reals(out)
     one = x.dtype.type(1)
     for i in range(x.size):
@@ -153,7 +148,6 @@ def silu(x: Array, out: Array, slope: Any) -> None:
 
 @kernel
 def leaky_relu_backward(dy: Array, y: Array, slope: Any) -> None:
-    """dy where y is above zero, else slope · dy."""
     dy, y = reals(dy), reals(y)
     for i in range(dy.size):
         dy[i] = dy[i] if y[i] > 0 else slope * dy[i]
@@ -161,7 +155,6 @@ def leaky_relu_backward(dy: Array, y: Array, slope: Any) -> None:
 
 @kernel
 def elu_backward(dy: Array, y: Array, slope: Any) -> None:
-    """dy where y is above zero, else dy · (y + 1)."""
     dy, y = reals(dy), reals(y)
     one = y.dtype.type(1)
     for i in range(dy.size):
@@ -170,7 +163,6 @@ def elu_backward(dy: Array, y: Array, slope: Any) -> None:
 
 @kernel
 def tanh_backward(dy: Array, y: Array, slope: Any) -> None:
-    """dy · (1 - y²)."""
     dy, y = reals(dy), reals(y)
     one = y.dtype.type(1)
     for i in range(dy.size):
@@ -179,7 +171,6 @@ def tanh_backward(dy: Array, y: Array, slope: Any) -> None:
 
 @kernel
 def sigmoid_backward(dy: Array, y: Array, slope: Any) -> None:
-    """dy · y (1 - y)."""
     dy, y = reals(dy), reals(y)
     one = y.dtype.type(1)
     for i in range(dy.size):
@@ -188,7 +179,7 @@ def sigmoid_backward(dy: Array, y: Array, slope: Any) -> None:
 
 @kernel
 def gelu_backward(dy: Array, x: Array, slope: Any) -> None:
-    """dy · (Phi(x) + x phi(x)), the normal distribution and its density."""
+    """dy · (Phi(x) + x phi(x)), the normal CDF and density."""
     dy, x = reals(dy), reals(x)
     half, down = x.dtype.type(0.5), x.dtype.type(-math.sqrt(0.5))
     density = x.dtype.type(1 / math.sqrt(2 * math.pi))
@@ -234,7 +225,6 @@ def relu(x: Array) -> None:
 
 @kernel
 def relu_backward(dy: Array, y: Array) -> None:
-    """dy = dy where y > 0, else 0."""
     dy, y = reals(dy), reals(y)
     for i in range(dy.size):
         dy[i] = dy[i] if y[i] > 0 else 0

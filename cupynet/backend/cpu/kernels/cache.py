@@ -1,8 +1,7 @@
-"""Compiled kernels on disk: numba's own cache, except that damaged or unwritable files do not end a run.
+"""numba's on-disk cache, except that damaged or unwritable files do not end a run.
 
-numba keeps its files in `__pycache__` beside the kernels, or in the user's cache folder, or in NUMBA_CACHE_DIR. They
-are pickles: as with Python's own .pyc files, anyone who can write there decides what runs. So nothing is ever kept in a
-folder that everybody can write to.
+The files are in `__pycache__` next to the kernels, in the user's cache folder, or in NUMBA_CACHE_DIR. They are pickles,
+so they are never kept in a folder that everybody can write to.
 """
 
 from __future__ import annotations
@@ -19,16 +18,15 @@ from cupynet.core.wording import one_line
 
 log = logging.getLogger(__name__)
 
-DAMAGED = "damaged kernels are compiled anew (%s)"
-UNKEPT = "compiled kernels cannot be kept, so each start takes seconds longer (%s): set NUMBA_CACHE_DIR to a folder"
+DAMAGED = "recompiling damaged kernels (%s)"
+UNKEPT = "compiled kernels cannot be cached, so each start takes seconds longer (%s). Set NUMBA_CACHE_DIR to a folder"
 _warned: set[str] = set()
 
 
 class KernelCache(FunctionCache):  # type: ignore[misc]
-    """numba's cache of one kernel; files that cannot be read or written are no error."""
+    """numba's cache of one kernel; unreadable or unwritable files are no error."""
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """The kernel compiled for these types, or None."""
         try:
             found = super().load_overload(sig, target_context)
             if found is not None and tuple(found.signature.args) != tuple(sig):  # two processes wrote at once
@@ -41,10 +39,9 @@ class KernelCache(FunctionCache):  # type: ignore[misc]
         return found
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        """Keep a kernel that was compiled for these types."""
         try:
             super().save_overload(sig, data)
-        except Exception as error:  # a full disk, a folder that is gone, a damaged index
+        except Exception as error:  # a full disk, a deleted folder, a damaged index
             self._forget(UNKEPT, error)
         gc.collect()  # exceptions within the compiler refer to all callers, so to their borrowed arrays, in cycles
         gc.unfreeze()
@@ -57,7 +54,7 @@ class KernelCache(FunctionCache):  # type: ignore[misc]
 
 
 def keep(compiled: Any, function: Callable[..., Any]) -> None:
-    """Keep what `compiled`, numba's dispatcher of `function`, compiles, if there is a folder to write to."""
+    """Cache what numba's dispatcher `compiled` of `function` compiles, if there is a folder to write to."""
     try:
         compiled._cache = KernelCache(function)  # cache=True would make a cache whose errors end the run
     except (RuntimeError, OSError) as error:

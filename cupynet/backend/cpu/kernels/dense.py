@@ -1,5 +1,3 @@
-"""Sums and counts over the rows of a matrix, and biases added to them."""
-
 from __future__ import annotations
 
 from typing import Any

@@ -16,7 +16,6 @@ from cupynet.backend.window import IntPair
 
 @kernel
 def forward(x: Array, weight: Array, y: Array, stride: IntPair, zeros: IntPair, gaps: IntPair) -> None:
-    """(N, H, W, O), (K_h, K_w, O) -> (N, H', W', O)."""
     x, weight, y = reals(x), reals(weight), reals(y)
     floats = room(y[0, 0, 0])
     for n in range(y.shape[0]):

@@ -1,5 +1,3 @@
-"""Dropout with the random numbers of backend/philox.py, in compiled loops."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -28,7 +26,7 @@ def mixed(a: Any, b: Any, c: Any, d: Any, first: Any, second: Any) -> Any:
 
 @numba.njit(nogil=True, inline="always")  # type: ignore[untyped-decorator]
 def four(a: Any, b: Any, c: Any, d: Any, first: Any, second: Any) -> Any:
-    """Four numbers of 32 bits for four counters and a key, all uint64. (Ten rounds without a loop are vectorized.)"""
+    """Return four 32-bit numbers for four counters and a key, all uint64. (Unrolled, to be vectorized.)"""
     a, b, c, d, first, second = mixed(a, b, c, d, first, second)
     a, b, c, d, first, second = mixed(a, b, c, d, first, second)
     a, b, c, d, first, second = mixed(a, b, c, d, first, second)

@@ -1,5 +1,3 @@
-"""Images of a batch, gathered and scaled."""
-
 from __future__ import annotations
 
 from cupynet.backend.array import Array

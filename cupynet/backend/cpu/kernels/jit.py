@@ -1,8 +1,7 @@
-"""How kernels are compiled.
+"""Compilation of kernels.
 
-Kernels release the GIL and run in the calling thread only: `parallel=True` aborts the process when several workers
-call it. Compiled code is kept on disk, see `cache`. Arrays are C-contiguous. The fast-math flags allow contraction and
-reassociation, and keep NaN and infinity.
+Kernels release the GIL and are single-threaded: `parallel=True` aborts the process when several workers call it. Arrays
+are C-contiguous. The fast-math flags allow contraction and reassociation, and keep NaN and infinity.
 """
 
 from __future__ import annotations
@@ -29,9 +28,8 @@ SOURCES = hashlib.sha256(b"".join(path.read_bytes() for path in FILES)).hexdiges
 def kernel(function: Kernel) -> Kernel:
     """Compile a function on first use, for the dtypes of its arguments.
 
-    The cache file of a kernel is named after the constants that it closes over and a hash of `FILES`. numba numbers
-    files of the same name, so one process would load what another compiled at the same time; and it checks only the
-    kernel's own file for changes, not the files that the kernel is built from (`vectors`, `narrow`).
+    The cache file is named after the constants that the kernel closes over and a hash of `FILES`. numba alone would
+    confuse kernels of the same name between processes, and would only notice changes of the kernel's own file.
     """
     cells = (cell.cell_contents for cell in function.__closure__ or ())
     constants = (getattr(constant, "__name__", str(constant)) for constant in cells)

@@ -1,8 +1,7 @@
 """Arrays of half and bfloat16 in compiled loops: stored in 16 bits, computed in float, converted in registers.
 
-numba has no such types. Kernels are given the bits as uint16 (half) or int16 (bfloat16), see `bits`, and `reals`
-returns the same array as one of `Narrow` numbers. An element becomes a float when it is read, and is rounded when it is
-written, to the nearest, ties to even; NaN stays NaN. Loops over such arrays are vectorized like those over floats.
+numba has no such types. Kernels take the bits as uint16 (half) or int16 (bfloat16), see `bits`, and `reals` returns the
+same array with elements of type `Narrow`. They are rounded to nearest, ties to even, when written. NaN stays NaN.
 """
 
 from __future__ import annotations
@@ -65,16 +64,13 @@ class NarrowModel(models.PrimitiveModel):  # type: ignore[misc]
 
 
 def converts_half() -> bool:
-    """True if the processor for which numba compiles converts between half and float itself.
-
-    LLVM would else call a function for each number, which numba does not have.
-    """
+    """Return True if the processor converts between half and float; otherwise LLVM would call a missing function."""
     triple, _, features = cpu_target.target_context.codegen().magic_tuple()
     return "+f16c" in features or triple.startswith(("aarch64", "arm64"))
 
 
 def half_to_float(b: Any, stored: Any) -> Any:
-    """The float of the bits of half, by integers: the exponent is corrected by a product, which is exact."""
+    """Convert the bits of a half to float: integers, and an exact product for the exponent."""
     whole = b.zext(stored, I32)
     size = b.shl(b.and_(whole, _whole(0x7FFF)), _whole(13))
     scaled = b.bitcast(b.fmul(b.bitcast(size, F32), ir.Constant(F32, 2.0**112)), I32)
@@ -84,7 +80,7 @@ def half_to_float(b: Any, stored: Any) -> Any:
 
 
 def float_to_half(b: Any, value: Any) -> Any:
-    """The bits of a float as half, by integers, except that adding 0.5 rounds what is too small for an exponent."""
+    """Convert a float to the bits of a half, by integers; adding 0.5 rounds subnormal numbers."""
     whole = b.bitcast(value, I32)
     size = b.and_(whole, _whole(0x7FFFFFFF))
     odd = b.and_(b.lshr(size, _whole(13)), _whole(1))
@@ -101,7 +97,6 @@ def _whole(value: int) -> Any:
 
 
 def _plus(b: Any, whole: Any, last: Any, value: int) -> Any:
-    """whole + last + value."""
     return b.add(b.add(whole, last), _whole(value))
 
 
@@ -117,7 +112,7 @@ def _narrowed(context: Any, b: Any, kind: Any, narrow: Any, value: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def reals(typing: Any, array: Any) -> Any:
-    """The same array, its elements `Narrow` if it has bits of half or bfloat16."""
+    """Return the same array, its elements `Narrow` if it has bits of half or bfloat16."""
 
     def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
         return impl_ret_borrowed(context, builder, signature.return_type, given[0])

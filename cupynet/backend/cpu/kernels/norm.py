@@ -1,8 +1,7 @@
 """Normalization: moments of channels and their uses, each in one pass over memory.
 
-Rows are contiguous, (R, C). Sums are made over blocks of rows, which stay in the L1 cache, in the precision of the
-rows; the sums of blocks are added in double. Few channels would not fill vectors, so that kernels of channels see
-several pixels as one row, (R, k · C), and are given the parameters of channels k times.
+Sums over blocks of contiguous rows (R, C) stay in the L1 cache; the sums of blocks are added in double. With few
+channels, kernels see several pixels as one row, (R, k · C), and the parameters of channels k times.
 """
 
 from __future__ import annotations
@@ -23,9 +22,8 @@ WIDE_BLOCK = 16  # rows of channels
 def channel_moments(x: Array, moments: Array) -> None:
     """Mean and biased variance of the channels of x (R, k · C) into (2, C).
 
-    Two passes over each block, combined as in Chan et al. 1979. If the mean is k standard deviations away from zero,
-    the relative error of the variance is at most 10 + 0.3 k times the machine epsilon (measured). In single precision
-    this is 3.6e-4 for k = 10^4.
+    Two passes over each block, combined as in Chan et al. 1979. If the mean is k standard deviations from zero, the
+    relative error of the variance is at most 10 + 0.3 k times the machine epsilon (measured).
     """
     x = reals(x)
     (rows, columns), channels = x.shape, moments.shape[1]
@@ -80,10 +78,7 @@ def normalize(x: Array, mean: Array, factor: Array, shift: Array, y: Array, relu
 
 @kernel
 def normalize_sums(dy: Array, x: Array, y: Array, mean: Array, sums: Array, relu: bool) -> None:
-    """The sums of dy and of dy · (x - mean) in each channel; with relu dy becomes 0 first where y <= 0.
-
-    (R, k · C), (k · C,), (2, C).
-    """
+    """Sums of dy and dy · (x - mean), (2, C); with relu, set dy to 0 first where y <= 0. (R, k · C), (k · C,)."""
     dy, x, y = reals(dy), reals(x), reals(y)
     channels, wide = sums.shape[1], (2, mean.size)
     totals, parts = np.zeros(wide, np.float64), np.empty(wide, sums.dtype)
@@ -123,8 +118,7 @@ def normalize_backward(dy: Array, x: Array, mean: Array, factor: Array, slope: A
 def normalize_rows(x: Array, scale: Array, shift: Array, epsilon: Any, y: Array, moments: Array) -> None:
     """y = (x - mean) / sqrt(variance + epsilon) · scale + shift in each row; moments (R, 2) are mean and 1 / sqrt.
 
-    A long row's sum is rounded, and the mean of it: what that is apart from the row's values says by how much (the
-    corrected two-pass algorithm, Chan et al. 1983), and both moments are mended by it.
+    Rounding errors of a long row's mean are corrected by the corrected two-pass algorithm (Chan et al. 1983).
     """
     x, scale, shift, y = reals(x), reals(scale), reals(shift), reals(y)
     columns, real = x.shape[1], moments.dtype.type
@@ -153,7 +147,7 @@ def normalize_rows(x: Array, scale: Array, shift: Array, epsilon: Any, y: Array,
 def normalize_rows_backward(
     dy: Array, x: Array, moments: Array, scale: Array, scale_grad: Array, shift_grad: Array, need_dx: bool
 ) -> None:
-    """Adds the gradients of scale and shift; dy becomes dx if that is needed. (R, D), (R, 2), (D,)."""
+    """Add the gradients of scale and shift; dy becomes dx if that is needed. (R, D), (R, 2), (D,)."""
     dy, x, scale = reals(dy), reals(x), reals(scale)
     rows, columns = x.shape
     part, part_product = np.empty(columns, moments.dtype), np.empty(columns, moments.dtype)

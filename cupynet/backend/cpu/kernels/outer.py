@@ -1,7 +1,7 @@
-"""The gradient of filters whose patches have rows shorter than a vector: the first layer on grey or colour images.
+"""The weight gradient if rows of patches are shorter than a vector: the first layer on gray or color images.
 
 Vectors are along the filters. For each pooling window, the values of a pixel's patch times the gradients of the filters
-that this pixel won are added to sums in registers, a few values of the patch and a block of filters at a time.
+that this pixel won are added to sums in registers.
 """
 
 from __future__ import annotations
@@ -37,14 +37,13 @@ def outer_sums(
     typing: Any, pixels: Any, height: Any, length: Any, filters: Any, x: Any, x_at: Any, row_step: Any, corners: Any,
     places: Any, windows: Any, dy: Any, winners: Any, dy_at: Any, pitch: Any, grad: Any, grad_at: Any, grad_step: Any,
 ) -> Any:  # fmt: skip
-    """Adds values of the winners' patches times dy to a block of the gradient, for one image.
+    """Add values of the winners' patches times dy to a block of the gradient, for one image.
 
     grad[grad_at + h · grad_step + i · pitch + j] += sum over k < windows of
     x[x_at + corners[k] + places[won] + h · row_step + i] · dy[dy_at + k · pitch + j],
     won = winners[dy_at + k · pitch + j], for h < height, i < length, j < filters.
 
-    `pixels` (how many may win), `height`, `length` and `filters` are constants; all arrays are flat and contiguous;
-    corners and places are int32. Nothing is checked.
+    `pixels`, `height`, `length` and `filters` are constants; arrays are flat, corners and places int32. No checks.
     """
     known = constants(pixels, height, length, filters)
     if known is None:
@@ -64,10 +63,7 @@ def outer_sums(
 
 
 def _emit(b: Any, known: list[int], inputs: Any, grad: Any, grad_step: Any) -> None:
-    """The loop over windows with all sums in registers.
-
-    A pixel that did not win multiplies zeros: more arithmetic than for the winners alone, but regular.
-    """
+    """Emit the loop over windows with all sums in registers. Pixels that did not win multiply zeros."""
     pixels, height, length, filters = known
     x, row_step, corners, places, windows, dy, winners, pitch = inputs
     parts = split(filters, x.type.pointee)
@@ -114,7 +110,7 @@ def _emit(b: Any, known: list[int], inputs: Any, grad: Any, grad_step: Any) -> N
 
 
 def blocks(filters: int, row: int, itemsize: int) -> list[tuple[int, int, int, int]]:
-    """The blocks of a gradient with rows of `row` values: (first filter, filters, values, rows of a patch)."""
+    """Return the blocks of a gradient with rows of `row` values: (first filter, filters, values, rows of a patch)."""
     width, most = registers()
     lanes, found, at = width // itemsize, [], 0
     while at < filters:
@@ -128,7 +124,7 @@ def blocks(filters: int, row: int, itemsize: int) -> list[tuple[int, int, int, i
 
 @functools.cache
 def weight_gradient(pixels: int, height: int, length: int, filters: int) -> Callable[..., None]:
-    """The kernel for `height` x `length` values of a patch and a block of `filters`."""
+    """Return the kernel for `height` x `length` values of a patch and a block of `filters`."""
 
     @kernel
     def gradient(x: Array, patches: Patches, passed: Passed, block: Block, grad: Array) -> None:

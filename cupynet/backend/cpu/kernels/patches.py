@@ -1,6 +1,6 @@
-"""Arguments of the kernels of a convolution with a max-pool, grouped in named tuples.
+"""Arguments of the kernels of a convolution with a max-pool. P is the number of pooling windows.
 
-A patch is the part of an image that one window of the convolution sees; P is the number of pooling windows.
+A patch is the part of an image that one window of the convolution sees.
 """
 
 from __future__ import annotations

@@ -1,5 +1,3 @@
-"""Max-pooling and average pooling, and their derivatives."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -12,17 +10,14 @@ from cupynet.backend.window import IntPair
 
 @kernel
 def seen(at: int, size: int, kernel_size: int, stride: int, zeros: int) -> Any:
-    """The start of window `at` along an axis, and the first and the end of its places inside the image.
-
-    zeros: the padding before the image.
-    """
+    """Return the start of window `at` along an axis, and the first and the end of its places inside the image."""
     start = at * stride - zeros
     return start, max(0, -start), min(kernel_size, size - start)
 
 
 @kernel
 def max_pool(x: Array, y: Array, winners: Array, kernel_size: IntPair, stride: IntPair, zeros: IntPair) -> None:
-    """The largest of each window and its place ky·K_w + kx, the first among equals, and the first NaN of any."""
+    """The largest value of each window and its place ky·K_w + kx, the first among equals; NaN is the largest."""
     x, y = reals(x), reals(y)
     for n in range(y.shape[0]):
         for row in range(y.shape[1]):
@@ -47,7 +42,6 @@ def max_pool(x: Array, y: Array, winners: Array, kernel_size: IntPair, stride: I
 def max_pool_backward(
     dy: Array, winners: Array, dx: Array, kernel_size: IntPair, stride: IntPair, zeros: IntPair
 ) -> None:  # fmt: skip
-    """dx = 0, then each gradient is added at its window's winner."""
     dy, dx = reals(dy), reals(dx)
     dx[...] = 0
     for n in range(dy.shape[0]):
@@ -65,7 +59,6 @@ def max_pool_backward(
 
 @kernel
 def avg_pool(x: Array, y: Array, kernel_size: IntPair, stride: IntPair, zeros: IntPair) -> None:
-    """The mean of the pixels of the image in each window."""
     x, y = reals(x), reals(y)
     real, floats = y.dtype.type, room(y[0, 0, 0])
     for n in range(y.shape[0]):
@@ -88,7 +81,6 @@ def avg_pool(x: Array, y: Array, kernel_size: IntPair, stride: IntPair, zeros: I
 
 @kernel
 def avg_pool_backward(dy: Array, dx: Array, kernel_size: IntPair, stride: IntPair, zeros: IntPair) -> None:
-    """dx = 0, then each pixel's share of each window's gradient is added."""
     dy, dx = reals(dy), reals(dx)
     real, floats = dy.dtype.type, room(dx[0])
     for n in range(dy.shape[0]):

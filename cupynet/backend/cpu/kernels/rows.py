@@ -1,11 +1,10 @@
 """The backward pass of a convolution with a max-pool, through the winners of the pool only.
 
-One value of each pooling window won, so only one in pool² of the convolution's output gradients is not zero. Instead of
-two dense products, each winner adds g · (the patch it saw) to the gradient of its filter, and g · (its filter) to the
-gradient of the patch: sums of rows with factors, a quarter of the arithmetic with a 2x2 pool.
+Only one in pool² of the convolution's output gradients is not zero. Each winner adds g · (the patch it saw) to the
+gradient of its filter, and g · (its filter) to the gradient of the patch.
 
-Both use one primitive, `weighted_rows`, for rows of constant length. It is written in LLVM vectors because the sums
-must stay in registers while rows are read, which no loop over an array achieves.
+Both use `weighted_rows`, for rows of constant length. It is written in LLVM vectors because no loop over an array keeps
+the sums in registers.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def weighted_rows(
 ) -> Any:  # fmt: skip
     """out[out_at + j] += sum over t < count of factors[at + t] · rows[rows_at + offsets[at + t] + j], for j < length.
 
-    `length` is a constant; all arrays are flat and contiguous; offsets are int32. Nothing is checked.
+    `length` is a constant; arrays are flat, offsets int32. No checks.
     """
     known = constants(length)
     if known is None:
@@ -61,7 +60,7 @@ def weighted_rows(
 
 
 def _emit(b: Any, length: int, out: Any, rows: Any, offsets: Any, factors: Any, count: Any) -> None:
-    """The loop over t, with all sums in registers."""
+    """Emit the loop over t, with all sums in registers."""
     parts = split(length, out.type.pointee)
     before = [load(b, out, *part) for part in parts]
     entry, loop, done = b.block, b.append_basic_block("rows"), b.append_basic_block("rows.done")
@@ -88,7 +87,7 @@ def _emit(b: Any, length: int, out: Any, rows: Any, offsets: Any, factors: Any, 
 
 
 def blocks(length: int, itemsize: int) -> tuple[int, int, int]:
-    """A row as (number of full blocks, their length, the rest), by the number of registers."""
+    """Return a row as (number of full blocks, their length, the rest), by the number of registers."""
     width, sums = registers()
     most = min(sums, 8) * width // itemsize  # eight sums hide the latency of additions
     return (0, 0, length) if length <= most else (length // most, most, length % most)
@@ -96,7 +95,7 @@ def blocks(length: int, itemsize: int) -> tuple[int, int, int]:
 
 @functools.cache
 def weight_gradient(full: int, block: int, rest: int) -> Callable[..., None]:
-    """The kernel for rows of `full` blocks and a rest, see `blocks`."""
+    """Return the kernel for rows of `full` blocks and a rest, see `blocks`."""
 
     @kernel
     def gradient(x: Array, patches: Patches, passed: Passed, grad: Array) -> None:
@@ -139,7 +138,7 @@ def weight_gradient(full: int, block: int, rest: int) -> Callable[..., None]:
 
 @functools.cache
 def input_gradient(full: int, block: int, rest: int) -> Callable[..., None]:
-    """The kernel for rows of `full` blocks and a rest, see `blocks`."""
+    """Return the kernel for rows of `full` blocks and a rest, see `blocks`."""
 
     @kernel
     def gradient(weight: Array, patches: Patches, passed: Passed, dx: Array) -> None:

@@ -1,10 +1,8 @@
-"""A convolution without im2col: sums of products straight from images, a tile of them at a time in registers.
+"""A convolution without im2col: tiles of sums of products in registers, straight from images.
 
-One primitive, `add_products`, is a product of two matrices of which the first is never made: its rows begin anywhere in
-an image, and a table has the offsets of their values. With patches as rows it is the convolution; with the values of a
-patch as rows and sums over patches, the gradient of the weight; with the gradients of windows as rows, added where a
-place of the window saw the image, the gradient of the images. It is written in LLVM vectors for the same reason as
-`rows`.
+`add_products` is a product of two matrices of which the first does not exist in memory: its rows begin anywhere in an
+image, and a table has the offsets of their values. Rows are patches (convolution), values of a patch (weight gradient),
+or gradients of windows (input gradient). It is written in LLVM vectors, like `rows`.
 
 Sums are made `CHUNK` products at a time, so that the factors shared by all tiles stay in the L1 cache (Goto & van de
 Geijn 2008).
@@ -84,8 +82,8 @@ def add_products(
     out[out_at + outs[first + i] + j] += the sum over t < count of
     x[x_at + starts[first + i] + table[t_at + t]] · w[w_at + t · pitch + j].
 
-    `height` and `width` are constants; all arrays are flat and contiguous; starts, outs and table are int32, the first
-    two as long as the tile is high. Nothing is checked.
+    `height` and `width` are constants; arrays are flat; starts, outs (as long as the tile is high) and table int32. No
+    checks.
     """
     known = constants(height, width)
     if known is None:
@@ -104,7 +102,7 @@ def add_products(
 
 
 def _emit(b: Any, known: list[int], inputs: Any, out: Any, outs: Any, rows: Any) -> None:
-    """The sums, and each row of them added to its place."""
+    """Emit the sums, and add each row of them to its place."""
     height, width = known
     x, starts, table, count, w, pitch = inputs
     sums, parts = sums_of_products(b, x, starts, height, table, w, pitch, count, width)
@@ -122,11 +120,7 @@ def _emit(b: Any, known: list[int], inputs: Any, out: Any, outs: Any, rows: Any)
 
 
 def tile(columns: int, itemsize: int) -> tuple[int, int, int]:
-    """The rows and columns of a tile for sums with so many columns, and the remaining columns.
-
-    Two vectors across and as many rows as the registers hold: a value is read for two multiplications, a vector of
-    factors for all rows.
-    """
+    """Return the rows and columns of a tile for sums with so many columns, and the remaining columns."""
     width, sums = registers()
     lanes = width // itemsize
     across = min(columns, 2 * lanes)
@@ -135,13 +129,13 @@ def tile(columns: int, itemsize: int) -> tuple[int, int, int]:
 
 @functools.cache
 def products(height: int, width: int, rest: int) -> Callable[..., None]:
-    """The kernel for tiles of `height` rows and `width` columns, the last of `rest` columns."""
+    """Return the kernel for tiles of `height` rows and `width` columns, the last of `rest` columns."""
 
     @kernel
     def convolve(x: Array, zeros: Array, frame: Frame, sums: Sums, factors: Array, start: Array, y: Array) -> None:
-        """The sums of each of the images x (N, F).
+        """Compute the sums of each of the images x (N, F).
 
-        With packed factors (1, 1, ...), see `pack`, each image has sums of its own, y (N, P, O), which begin as `start`
+        With packed factors (1, 1, ...), see `pack`, each image has its own sums, y (N, P, O), which begin as `start`
         (O,). With gradients as factors (N, P, O), all images add to the same sums, y (1, K, O), and `start` is empty.
         `zeros` is as large as the frame.
         """
@@ -192,7 +186,7 @@ def products(height: int, width: int, rest: int) -> Callable[..., None]:
 
 @kernel
 def pack(factors: Array, parts: Array, width: int, packed: Array) -> None:
-    """`factors` (rows, columns) in the order of tiles: columns in blocks of `width`; the last may be narrower.
+    """Order `factors` (rows, columns) by tiles: columns in blocks of `width`; the last may be narrower.
 
     The blocks of a part of `Sums` follow each other, each with all rows of the part.
     """

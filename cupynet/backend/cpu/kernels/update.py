@@ -1,5 +1,3 @@
-"""The formulas of `cupynet.backend.update_rules` as compiled loops, in one pass; means, norms and clipping."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -17,10 +15,7 @@ from cupynet.backend.update_rules import RULES
 
 @inlined
 def slope(g: Any, w: Any, numbers: Any) -> Any:
-    """clip(scale · g) + l2 · w + l1 · sign(w).
-
-    Unused terms are added as 0: branches would prevent vectorization.
-    """
+    """clip(scale · g) + l2 · w + l1 · sign(w), without branches, which would prevent vectorization."""
     _, _, _, _, scale, clip, l1, l2, _, _, _, _ = numbers
     zero = scale - scale  # in their precision: a plain 0 would promote to double
     g *= scale
@@ -91,7 +86,7 @@ UPDATES = {name: BY_STATES[len(rule.states)](inlined(rule.formula), rule.moves) 
 
 @kernel
 def mean_in_place(parts: Any, shares: Array) -> None:
-    """Overwrite all of `parts`, a tuple of vectors, with sum_r shares[r] · parts[r]; parts of share 0 are not read."""
+    """Overwrite the vectors `parts` with sum_r shares[r] · parts[r]; parts of share 0 are not read."""
     tile = np.empty(2048, np.float64)  # shares in single precision do not add up to one: averages would drift
     for start in range(0, parts[0].size, tile.size):
         stop = min(start + tile.size, parts[0].size)
@@ -109,7 +104,6 @@ def mean_in_place(parts: Any, shares: Array) -> None:
 
 @kernel
 def squared_norm(grad: Array) -> Any:
-    """The sum of squares of a vector."""
     total = grad.dtype.type(0)
     for i in range(grad.size):
         total += grad[i] * grad[i]
@@ -127,7 +121,6 @@ def clip_norm(grad: Array, squared_norm: Any, largest: Any) -> None:
 
 @kernel
 def convert(source: Array, target: Array) -> None:
-    """target = source, vectors."""
     source, target = reals(source), reals(target)
     for i in range(source.size):
         target[i] = source[i]
@@ -135,7 +128,6 @@ def convert(source: Array, target: Array) -> None:
 
 @kernel
 def add(a: Array, b: Array, out: Array) -> None:
-    """out = a + b, vectors."""
     a, b, out = reals(a), reals(b), reals(out)
     for i in range(a.size):
         out[i] = a[i] + b[i]

@@ -1,7 +1,4 @@
-"""Vector code in LLVM, shared by `rows`, `windows`, `tiles` and `outer`.
-
-Functions with a parameter `b`, an LLVM builder, emit instructions at its position and return their results.
-"""
+"""Vector code in LLVM. Functions with a parameter `b`, an LLVM builder, emit instructions and return their results."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ I32, I64 = ir.IntType(32), ir.IntType(64)
 
 @functools.cache  # the call takes a fifth of a millisecond
 def registers() -> tuple[int, int]:
-    """The bytes of a vector register of this processor, and the number of registers for sums."""
+    """Return the bytes of a vector register of this processor, and the number of registers for sums."""
     features = llvmlite.binding.get_host_cpu_features()
     if features.get("avx512f"):
         return 64, 20
@@ -28,7 +25,7 @@ def registers() -> tuple[int, int]:
 
 
 def widths(length: int, widest: int) -> list[int]:
-    """`length` as a sum of vector widths, powers of two from `widest` down."""
+    """Return `length` as a sum of vector widths, powers of two from `widest` down."""
     found = []
     while length:
         width = min(widest, 1 << (length.bit_length() - 1))
@@ -38,7 +35,7 @@ def widths(length: int, widest: int) -> list[int]:
 
 
 def constants(*kinds: Any) -> list[int] | None:
-    """The values of arguments that are constants to numba; None if one is not."""
+    """Return the values of arguments that are constants to numba; None if one is not."""
     if not all(isinstance(kind, types.IntegerLiteral) for kind in kinds):
         return None
     return [int(kind.literal_value) for kind in kinds]
@@ -55,12 +52,11 @@ def pointers(context: Any, b: Any, signature: Any, given: Any) -> Callable[..., 
 
 
 def size_of(real: Any) -> int:
-    """Bytes of an LLVM float or double."""
     return 4 if isinstance(real, ir.FloatType) else 8
 
 
 def split(length: int, real: Any) -> list[tuple[int, Any]]:
-    """`length` values as vectors: the start and type of each; a single value is a scalar."""
+    """Return `length` values as vectors: the start and type of each; a single value is a scalar."""
     found, at = [], 0
     for width in widths(length, registers()[0] // size_of(real)):
         found.append((at, ir.VectorType(real, width) if width > 1 else real))
@@ -69,7 +65,7 @@ def split(length: int, real: Any) -> list[tuple[int, Any]]:
 
 
 def bytes_like(kind: Any, value: int) -> Any:
-    """The constant `value` in as many bytes as `kind` has values."""
+    """Return the constant `value` in as many bytes as `kind` has values."""
     if isinstance(kind, ir.VectorType):
         return ir.Constant(ir.VectorType(ir.IntType(8), kind.count), [value] * kind.count)
     return ir.Constant(ir.IntType(8), value)
@@ -81,7 +77,6 @@ def load(b: Any, base: Any, at: int, kind: Any) -> Any:
 
 
 def store(b: Any, value: Any, base: Any, at: int) -> None:
-    """Store `value` at `at` elements after `base`."""
     b.store(value, _place(b, base, at, value.type), align=_alignment(base))
 
 
@@ -91,10 +86,7 @@ def element(b: Any, base: Any, index: Any) -> Any:
 
 
 def multiply_add(b: Any, x: Any, factor: Any, total: Any) -> Any:
-    """x · factor + total, rounded once if the processor can; `factor` is a scalar.
-
-    Not `llvm.fma`: without such an instruction that is a call of the C library for each value.
-    """
+    """x · factor + total (scalar factor), rounded once if the processor can. (`llvm.fma` might call the C library.)"""
     kind, name = x.type, f"f{8 * size_of(factor.type)}"
     if isinstance(kind, ir.VectorType):
         nothing = ir.Constant(kind, ir.Undefined)
@@ -110,7 +102,7 @@ def sums_of_products(
 ) -> Any:
     """rows x width sums in registers, of x[places[i] + table[t]] · w[t · pitch + j] over t < count, at least one.
 
-    Returns the sums row by row as vectors, and the starts and types of these, see `split`.
+    Return the sums row by row as vectors, and the starts and types of these, see `split`.
     """
     parts = split(width, x.type.pointee)
     patches = [b.gep(x, [element(b, places, ir.Constant(I64, i))]) for i in range(rows)]
@@ -144,5 +136,5 @@ def _place(b: Any, base: Any, at: int, kind: Any) -> Any:
 
 
 def _alignment(base: Any) -> int:
-    """The alignment of a value: vectors begin anywhere."""
+    """Return the alignment of a value: vectors begin anywhere."""
     return 1 if isinstance(base.type.pointee, ir.IntType) else size_of(base.type.pointee)

@@ -1,8 +1,7 @@
 """The forward pass of a convolution and its max-pool, one pooling window at a time, in registers.
 
-The pixels of a pooling window times a block of filters are as many sums as the vector registers hold. They are computed
-straight from the image, without im2col rows or a product in memory; only the largest pixel of each filter and its place
-are written. It is written in LLVM vectors for the same reason as `rows`.
+The pixels of a pooling window times a block of filters are as many sums as registers hold. Only the largest pixel of
+each filter and its place are written. It is written in LLVM vectors, like `rows`.
 """
 
 from __future__ import annotations
@@ -40,10 +39,9 @@ def window_maximum(
 
     y[y_at + j] = bias[first + j] + the largest over p < pixels of
     sum over k < count of x[x_at + places[p] + table[k]] · weight[k · pitch + first + j], for j < filters;
-    winners[y_at + j] = the first p it was. With `nan`, a sum that is NaN is the largest, the first of them.
+    winners[y_at + j] = the first p it was. With `nan`, the first NaN is the largest.
 
-    `pixels`, `filters` and `nan` (0 or 1) are constants; all arrays are flat and contiguous; places and table are
-    int32. Nothing is checked.
+    `pixels`, `filters` and `nan` (0 or 1) are constants; arrays are flat, places and table int32. No checks.
     """
     known = constants(pixels, filters, nan)
     if known is None:
@@ -62,7 +60,7 @@ def window_maximum(
 
 
 def _emit(b: Any, known: list[int], inputs: Any, outputs: Any) -> None:
-    """The sums, then the largest of each filter's."""
+    """Emit the sums, then the largest of each filter's."""
     pixels, filters, nan = known
     x, places, table, weight, pitch, count = inputs
     sums, parts = sums_of_products(b, x, places, pixels, table, weight, pitch, count, filters)
@@ -85,7 +83,7 @@ def _emit_largest(b: Any, parts: Any, sums: Any, nan: bool, bias: Any, y: Any, w
 
 
 def blocks(pixels: int, filters: int, itemsize: int) -> tuple[int, int, int]:
-    """Filters as (number of full blocks, their size, the rest), by the number of registers."""
+    """Return filters as (number of full blocks, their size, the rest), by the number of registers."""
     width, sums = registers()
     most = max(sums // pixels, 1) * (width // itemsize)
     return (0, 0, filters) if filters <= most else (filters // most, most, filters % most)
@@ -93,19 +91,18 @@ def blocks(pixels: int, filters: int, itemsize: int) -> tuple[int, int, int]:
 
 @functools.cache
 def conv_pool(pixels: int, full: int, block: int, rest: int, nan: int = 0) -> Callable[..., bool]:
-    """The kernel for pooling windows of `pixels` and filters in `full` blocks and a rest, see `blocks`.
+    """Return the kernel for pooling windows of `pixels` and filters in `full` blocks and a rest, see `blocks`.
 
-    With `nan` 1 it checks every sum for NaN; else only the inputs, at almost no cost: if these are finite and too small
-    for any sum to overflow, no sum is NaN. (One kernel for both would need more registers in the innermost loop, and
-    lose a fifth of the speed.)
+    With `nan` 1 it checks every sum for NaN. Otherwise it only checks that inputs are too small for any sum to
+    overflow; checking sums would take registers and a fifth of the speed.
     """
 
     @kernel
     def forward(x: Array, patches: Patches, table: Array, weight: Array, bias: Array, y: Array, winners: Array) -> bool:
         """Pooled convolution and its winners; False if there may be a NaN: then y and winners are invalid.
 
-        x: (N, F) images; table: (K_h·K_w·C,) offsets of the values of a patch; weight: (K_h·K_w·C, O);
-        bias: (O,); y, winners: (N, P·O).
+        x: (N, F) images; table: (K_h·K_w·C,) offsets of the values of a patch; weight: (K_h·K_w·C, O); bias: (O,); y,
+        winners: (N, P·O).
         """
         corners, places = patches.corners, patches.places
         size, windows, filters, count = x.shape[1], corners.size, weight.shape[1], table.size

@@ -1,11 +1,11 @@
 """Convolutions with 3x3 filters and stride 1 on tiles of 4x4 output pixels: Winograd's F(4x4, 3x3).
 
 Lavin & Gray 2016, "Fast Algorithms for Convolutional Neural Networks". A tile of 6x6 input pixels and a filter are
-transformed to 36 values each, so that a tile of the output takes 36 multiplications per channel and filter, not 144.
-All transforms are linear, and run along channels, which are vectors. Per transformed value, channels and filters are a
-matrix product over a block of tiles that stays in the L2 cache.
+transformed to 36 values each, so that an output tile takes 36 multiplications per channel and filter, not 144.
+Transforms run along channels, which are vectors. Per transformed value, channels and filters are a matrix product over
+a block of tiles in the L2 cache.
 
-The gradient of images is a convolution with the turned filters. That of filters is the transposed algorithm.
+The input gradient is a convolution with rotated filters, the weight gradient the transposed algorithm.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ FILTER = np.kron(_FILTER, _FILTER)  # (36, 9): the transform of a filter's pixel
 
 
 def _scaled(b: Any, x: Any, factor: float, total: Any) -> Any:
-    """x · factor + total."""
     real = x.type.element if isinstance(x.type, ir.VectorType) else x.type
     return multiply_add(b, x, ir.Constant(real, factor), total)
 
@@ -136,7 +135,7 @@ def multiply(
 
 
 def _sums(b: Any, known: list[int], left: Any, right: Any, count: Any) -> list[list[Any]]:
-    """The loop of `multiply`."""
+    """Emit the loop of `multiply`."""
     (rows, across, _, row, step), (a, jump), (w, pitch, apart) = known, left, right
     kind = _vector(a)
     lanes, steps = kind.count, min(kind.count, STEPS)
@@ -169,7 +168,7 @@ def _sums(b: Any, known: list[int], left: Any, right: Any, count: Any) -> list[l
 
 
 def _vector(base: Any) -> Any:
-    """The widest vector of the numbers at `base`."""
+    """Return the widest vector of the numbers at `base`."""
     return ir.VectorType(base.type.pointee, registers()[0] // size_of(base.type.pointee))
 
 
@@ -178,7 +177,7 @@ def _whole(value: int) -> Any:
 
 
 def _moved(b: Any, base: Any, number: int, apart: Any) -> Any:
-    """The address of element number · apart after `base`."""
+    """Return the address of element number · apart after `base`."""
     return b.gep(base, [b.mul(_whole(number), apart)])
 
 
@@ -192,7 +191,7 @@ def lanes(itemsize: int) -> int:
 
 @functools.cache
 def convolution(lanes: int) -> Callable[..., None]:
-    """The kernel for vectors of `lanes` channels."""
+    """Return the kernel for vectors of `lanes` channels."""
     half, apart, group = lanes // 2, TILES * lanes, VALUES * TILES * lanes
 
     @kernel
@@ -264,17 +263,14 @@ def convolution(lanes: int) -> Callable[..., None]:
 
 @functools.cache
 def weight_gradient(lanes: int) -> Callable[..., None]:
-    """The kernel for vectors of `lanes` channels."""
+    """Return the kernel for vectors of `lanes` channels."""
     apart, group = TILES * lanes, VALUES * TILES * lanes
 
     @kernel
     def gradient(
         x: Array, dy: Array, top: int, left: int, strip: Array, out: Array, v: Array, m: Array, du: Array
     ) -> None:
-        """Add the gradient of transformed filters, du (36, C · O), from x (N, H, W · C) and dy (N, H', W' · O).
-
-        Otherwise as in `convolution`.
-        """
+        """Add the gradient of transformed filters, du (36, C · O), from x (N, H, W · C) and dy, as in `convolution`."""
         x, dy, du = reals(x), reals(dy), du.reshape(-1)
         (_, columns, channels), filters, height, width = strip.shape, out.shape[2], x.shape[1], x.shape[2]
         wide, tall, out_width = columns // 4, (dy.shape[1] + 3) // 4, dy.shape[2]

@@ -1,7 +1,7 @@
 """A convolution and its 2x2 max-pool by Winograd's minimal filtering.
 
-Tiles of 4 x 4 outputs take n² products instead of 16·K², for K x K filters and n = K + 3: a sixth for 5 x 5 filters.
-y = Aᵀ ((G w Gᵀ) ⊙ (Bᵀ x B)) A: constant matrices transform filters and images along both axes, and at each of the n²
+Tiles of 4 x 4 outputs take n² products instead of 16·K², for K x K filters and n = K + 3: a sixth for 5 x 5 filters. y
+= Aᵀ ((G w Gᵀ) ⊙ (Bᵀ x B)) A: constant matrices transform filters and images along both axes, and at each of the n²
 points the products are a matrix product over channels. The backward pass is the transpose. Rounding errors are up to
 ten times those of plain sums. (Lavin and Gray, Fast Algorithms for Convolutional Neural Networks, arXiv:1509.09308.)
 """
@@ -78,7 +78,7 @@ class Tiles(NamedTuple):
 
 
 def block(columns: int, itemsize: int) -> tuple[int, int]:
-    """Rows and columns of sums in registers, for so many columns, whose number is padded to a multiple."""
+    """Return the rows and columns of sums in registers; the number of columns is padded to a multiple."""
     width, sums = registers()
     across = min(-(-columns * itemsize // width), 4 if sums >= 16 else 2)
     return 1 << (min(sums // across, 8).bit_length() - 1), across * width // itemsize
@@ -91,8 +91,7 @@ def transform(
 ) -> Any:  # fmt: skip
     """y = T x Tᵀ of a vector of tiles, whose rows and columns are so many values apart; with `adds` 1 it is added to y.
 
-    T is number `which` of `matrices`. The first three arguments are constants; arrays are flat and contiguous. Nothing
-    is checked.
+    T is number `which` of `matrices`. The first three arguments are constants; arrays are flat. No checks.
     """
     known = constants(size, which, adds)
     if known is None:
@@ -116,7 +115,7 @@ def transform(
 
 
 def _emit(b: Any, matrix: Array, kind: Any, count: int, x: Any, y: Any, *, adds: bool) -> None:
-    """`count` times the product of the matrix and vectors; x, y: (pointer, step between vectors, to the next ones)."""
+    """Emit `count` products of the matrix and vectors; x, y: (pointer, step between vectors, to the next ones)."""
     with cgutils.for_range(b, I64(count)) as loop:
         source, target = (b.gep(base, [b.mul(loop.index, following)]) for base, _, following in (x, y))
         values = [load(b, b.gep(source, [b.mul(x[1], I64(j))]), 0, kind) for j in range(matrix.shape[1])]
@@ -239,7 +238,6 @@ def pool(outputs: Array, at: int, bias: Array, y: Array, winners: Array) -> None
 
 @inlined
 def unpool(dy: Array, winners: Array, outputs: Array, at: int) -> None:
-    """The gradients of four outputs: dy for the winner."""
     for q in range(4):
         target = outputs[at + q // 2 * SIDE + q % 2]
         for o in range(dy.size):
@@ -248,7 +246,7 @@ def unpool(dy: Array, winners: Array, outputs: Array, at: int) -> None:
 
 @functools.cache
 def forward(size: int, height: int, width: int) -> Callable[..., bool]:
-    """The kernel for filters of `size`, see `block`."""
+    """Return the kernel for filters of `size`, see `block`."""
 
     @kernel
     def pooled(x: Array, large: Any, weight: Array, bias: Array, tiles: Tiles, y: Array, winners: Array) -> bool:
@@ -282,7 +280,7 @@ def forward(size: int, height: int, width: int) -> Callable[..., bool]:
 
 @functools.cache
 def backward(size: int, height: int, width: int, dx_height: int, dx_width: int) -> Callable[..., bool]:
-    """The kernel for filters of `size`; `block` of filters, and of channels."""
+    """Return the kernel for filters of `size`; `block` of filters, and of channels."""
 
     @kernel
     def gradients(
