@@ -31,8 +31,6 @@ Layers = Sequence[Layer] | Mapping[str, Layer]
 
 
 class _Network(BaseEstimator):  # type: ignore[misc]
-    """Common base of the estimators: parameters, training, and the layout of examples."""
-
     def __init__(
         self,
         layers: Layers | None = None,
@@ -67,7 +65,6 @@ class _Network(BaseEstimator):  # type: ignore[misc]
         self.progress = progress
 
     def _fit(self, images: NDArray[Any], targets: NDArray[Any], outputs: int, loss: str, weights: Any) -> None:
-        """Train a network with `outputs` outputs on images from `_images`."""
         layers = [Dense(100, activation="relu")] if self.layers is None else self.layers
         hidden = dict(layers) if isinstance(layers, Mapping) else dict(Sequential(layers)) if layers else {}
         if "output" in hidden:

@@ -30,7 +30,6 @@ class Device:
     Attributes:
         name: `numpy`, `numba` or `cupy`.
         xp: the array module.
-        policy: the precisions in which values are stored, computed and accumulated.
         device: the number of the GPU; 0 on a CPU.
         loss_scale: the factor on the gradient of the loss; at first the policy's.
         options: the arguments of `create_backend`, besides name, dtype and device.

@@ -59,7 +59,6 @@ def cpu_flags() -> list[str]:
 
 
 def _cpuinfo(*keys: str) -> str:
-    """Return the first value of any of these keys in /proc/cpuinfo, or ""."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             key, _, value = line.partition(":")

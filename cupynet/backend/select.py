@@ -83,7 +83,6 @@ def device_count(name: str) -> int:
 
 
 def _missing(name: str, device: int) -> str | None:
-    """Return why a backend cannot be used here, or None; cupy is tried on one device."""
     if name == "cupy":
         from cupynet.backend.cuda import gpus
 

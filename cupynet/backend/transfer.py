@@ -59,7 +59,6 @@ class HostData(NamedTuple):
     Attributes:
         images: (S, H, W, C) uint8, or float32 that is already scaled; None for batches without images.
         labels: (S,) integers, or (S, ...) float32.
-        pixels: how pixels are scaled.
         edited: True if images are augmented before they are scaled, see `Transfer.make`.
     """
 
@@ -70,13 +69,7 @@ class HostData(NamedTuple):
 
 
 class Shared:
-    """Data shared by the workers of one process. The first worker to need an entry creates it.
-
-    Attributes:
-        lock: held while entries are looked up, created or removed.
-        kept: the entries in use; backends choose the keys.
-        streams: by device, the stream of its entries.
-    """
+    """Data shared by the workers of one process. The first worker to need an entry creates it, holding the lock."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()

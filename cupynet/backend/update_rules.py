@@ -51,11 +51,10 @@ class Rule:
     """The step of an optimizer, as a function without side effects.
 
     Attributes:
-        formula: (numbers, g, *states) -> (step, *new states). numbers: the learning rate, the three
-            `UpdateScalars.numbers` and the three `UpdateScalars.factors`.
+        formula: (numbers, g, *states) -> (step, *new states). numbers: rate, `UpdateScalars.numbers` and `.factors`.
         states: the names of the optimizer's vectors.
-        moves: True to move the weights at once. If False, the step and the decay of the weight, without the learning
-            rate, replace the gradient.
+        moves: True to move the weights at once. If False, the step and the decay, without the rate, replace the
+            gradient.
     """
 
     formula: Callable[..., tuple[Any, ...]]
@@ -158,13 +157,7 @@ RULES = {
 class Layers:
     """The layers of a flat vector, for operations with one number per layer, such as norms.
 
-    Args:
-        bounds: start and stop of each stretch; stretches do not overlap.
-        group: the layer of each stretch, from 0.
-
-    Attributes:
-        count: the number of layers.
-        table: (T, 3) int64 on the device, start, stop and layer of each stretch.
+    `bounds` are start and stop of each stretch, `group` its layer. `table` has both, (T, 3) int64 on the device.
     """
 
     def __init__(self, backend: Device, bounds: Sequence[tuple[int, int]], group: Sequence[int]) -> None:

@@ -32,13 +32,7 @@ def _mixed(z: Array) -> Array:
 
 
 class SampleRNG:
-    """Random numbers for the N images of a batch, with a sequence for each image.
-
-    Args:
-        seed, epoch: of the order of the examples.
-        samples: (N,) indices into the data set.
-        place: position of the augmentation in the list.
-    """
+    """Random numbers for the images `samples` (N,) of an epoch; `place` is the position of the augmentation."""
 
     def __init__(self, seed: int, epoch: int, samples: Array, place: int) -> None:
         key = np.zeros(len(samples), np.uint64)

@@ -127,10 +127,8 @@ def split_off(dataset: Dataset, fraction: float, seed: int) -> tuple[Dataset, Da
 def hold_out(labels: Array, part: float, seed: int, name: str) -> tuple[Array, Array]:
     """Return the samples to keep and a random part of them to hold out, as ascending indices.
 
-    Args:
-        labels: (S,) class numbers, or floating-point targets.
-        part: the number of samples to hold out; or, below 1, a fraction of each class, which keeps at least one sample.
-        name: of the argument `part`, for errors.
+    `part` is the number of samples to hold out; or, below 1, a fraction of each class, which keeps at least one sample.
+    `name` is its name in error messages.
     """
     count = held_out_count(part, len(labels), name)
     order = philox(seed, SPLIT_STREAM).permutation(len(labels))
@@ -279,7 +277,6 @@ def in_turns(labels: Array, count: int | None) -> Array | slice:
 def read_dataset(
     place: FilePath, name: str, images: Array, labels: Array, classes: int, pixels: PixelScale = FRACTIONS
 ) -> Dataset:
-    """Return integer images and labels read from `place` as a data set."""
     with read_from(place):
         if np.asarray(images).dtype.kind not in "iu":
             reason = "multiply by 255 if they are in 0 to 1, then .round().astype('uint8')"

@@ -30,20 +30,13 @@ _PIECE = 1 << 20  # bytes
 
 @dataclass(frozen=True)
 class KnownFile:
-    """A published file.
-
-    Args:
-        name: in its folder and on the mirrors.
-        digest: MD5 or SHA-256 of the file or of its unpacked contents, in hexadecimal.
-        most: an upper bound of its size and of that of its contents, in bytes.
-    """
+    """A published file: its name, its MD5 or SHA-256 (packed or not), and the most bytes that it has, packed or not."""
 
     name: str
     digest: str
     most: int
 
     def read(self, path: Path) -> bytes:
-        """Return the unpacked contents of `path`, verified."""
         return read_unpacked(path, self.most, self.digest)
 
 
@@ -68,7 +61,6 @@ def idx_path(folder: Path, name: str) -> Path:
 
 
 def idx_shape(path: Path) -> tuple[int, ...]:
-    """Return the shape in the header of an IDX file of unsigned bytes, gzip or plain."""
     start = read_bytes(path, first=1 << 16)
     if start[:2] == _GZIP:
         start = _inflate(path, start, 4 + 4 * 255, whole=False)
@@ -104,7 +96,6 @@ def read_idx(path: Path, digest: str = "") -> Array:
 
 
 def parse_idx(path: Path, raw: bytes) -> Array:
-    """Return the read-only array in the unpacked contents of an IDX file of unsigned bytes."""
     import mnist
 
     try:
@@ -133,7 +124,6 @@ def checked_path(name: str, value: FilePath | None) -> FilePath | None:
 
 
 def expanded(folder: FilePath) -> Path:
-    """Expand `~` in a path."""
     try:
         return Path(folder).expanduser()
     except RuntimeError as error:

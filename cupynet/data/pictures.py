@@ -62,7 +62,6 @@ def orientation(opened: Any) -> int:
 
 
 def size_of(path: Path) -> tuple[int, int]:
-    """Return height and width of a picture, as `picture` reads it."""
     with opened_picture(path) as opened:
         return opened.size if orientation(opened) >= 5 else (opened.height, opened.width)
 
@@ -115,7 +114,6 @@ def opened_picture(path: Path) -> Iterator[Any]:
 
 
 def resized(pixels: Array, height: int, width: int) -> Array:
-    """Resize pixels (H, W, C) uint8, bilinearly."""
     if pixels.shape[:2] == (height, width):
         return pixels
     images, channels = pillow(), pixels.shape[2]

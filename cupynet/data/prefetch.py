@@ -23,8 +23,6 @@ WAKE_S = 0.2  # how often a waiting consumer lets Python run signal handlers
 
 @dataclass(frozen=True)
 class _End:
-    """The producer's last item: it is done, or it failed with `error`."""
-
     error: BaseException | None = None
 
 

@@ -101,11 +101,9 @@ class Shards:
             )
 
     def head(self, most: int) -> Shards:
-        """Return the first `most` samples of each shard."""
         return Shards(self.folder, self.classes, self.pixels, most)
 
     def open(self, number: int) -> Dataset:
-        """Memory-map one shard."""
         dataset = self.dataset(str(number)).take(slice(self._most))
         if dataset.image_shape != self.image_shape:
             found = f"found {dataset.image_shape}"

@@ -16,19 +16,13 @@ NOT_MONOTONE = ("softmax", *OF_INPUT)
 
 @dataclass(frozen=True)
 class ActivationFunction:
-    """One of `ACTIVATIONS`, elementwise except for softmax (over the last axis).
+    """One of `ACTIVATIONS`, elementwise except for softmax (over the last axis). 16-bit values are computed in 32.
 
     - leaky_relu: x above zero, slope · x below (Maas et al. 2013).
     - elu: x above zero, exp(x) - 1 below (Clevert et al. 2016, alpha = 1).
     - softplus: log(1 + exp(x)).
     - gelu: x times the standard normal CDF of x (Hendrycks & Gimpel 2016), not approximated by tanh.
     - silu: x · sigmoid(x) (Elfwing et al. 2018), also called swish.
-
-    Values stored in 16 bits are computed in 32.
-
-    Attributes:
-        name: one of `ACTIVATIONS`.
-        slope: of leaky_relu below zero.
     """
 
     name: str
@@ -54,10 +48,7 @@ class ActivationFunction:
         return backend.relu(out) if self.name == "relu" else backend.softmax(out)
 
     def forward(self, backend: Backend, x: Array, *, train: bool) -> tuple[Array, Array]:
-        """Return the activation of a borrowed x, and the array that `backward` needs.
-
-        In training with `of_input` these are two arrays. Otherwise x is overwritten, and both are x.
-        """
+        """Return the activation of a borrowed x (overwritten unless training needs it), and what `backward` needs."""
         out = backend.borrow(x.shape) if train and self.of_input else x
         return self.into(backend, x, out), x
 

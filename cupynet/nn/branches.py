@@ -22,11 +22,8 @@ class Residual(Layer):
     """layers(x) + shortcut(x) (He et al. 2015).
 
     Weights are named `block1.conv1.weight`, those of the shortcut `block1.shortcut.weight`. An activation after the sum
-    is a separate layer.
-
-    Args:
-        layers: layers in sequence, as in `Sequential`; or one layer.
-        shortcut: x itself by default. If the layers change the size, a 1x1 convolution with their stride.
+    is a separate layer. The shortcut is x by default; if the layers change the size, it must be a layer that does too,
+    such as a 1x1 convolution.
     """
 
     capturable = True
@@ -72,10 +69,8 @@ class Residual(Layer):
 class Concat(Layer):
     """Concatenates the outputs of branches of x along the last axis: channels or features.
 
-    Weights are named after their branch, `mixed.narrow.conv1.weight`.
-
-    Args:
-        branches: name -> branch, or a list of branches. A branch is a layer, or layers in sequence.
+    Branches are a list, or name -> branch; a branch is a layer, or layers in sequence. Weights are named after their
+    branch, `mixed.narrow.conv1.weight`.
     """
 
     capturable = True

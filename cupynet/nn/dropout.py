@@ -14,11 +14,8 @@ class Dropout(Layer):
     """In training each value is 0 with probability `rate`, else divided by 1 - rate (Srivastava et al. 2014, inverted).
 
     The zeros depend only on the model's seed, the epoch, the sample index, the layer's name and the position, so they
-    are the same on every backend, with any number of workers and after a resume. Without sample indices, samples count
-    from 0.
-
-    Args:
-        rate: fraction of values set to zero, from 0 to below 1. Deeplearning4j's argument is the fraction kept.
+    are the same on every backend, with any number of workers and after a resume. Deeplearning4j's argument is the
+    fraction kept.
     """
 
     capturable = True

@@ -147,7 +147,6 @@ class Model:
         return [[(names[i], float(row[i])) for i in best.tolist()] for best, row in zip(order, scores, strict=True)]
 
     def _images(self, images: Any) -> Any:
-        """Return images as examples (N, ...) of this network, uint8 or floating point."""
         shape = self.input.shape
         if not isinstance(images, self.backend.xp.ndarray):
             images = np.asarray(images)
@@ -171,7 +170,6 @@ class Model:
         return images
 
     def _warn_of_range(self, images: Any) -> None:
-        """Log a warning, once, if the images' range is far from that in training."""
         if self._warned or not self.trained_on or not images.size:
             return
         if self.trained_on == "floats":
@@ -306,7 +304,6 @@ class Model:
         }
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for copies and pickles, without device arrays."""
         backend = self.backend
         return {
             "arguments": (self._description, self.input, self.seed, self.loss, self._needs_dx),

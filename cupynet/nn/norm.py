@@ -116,8 +116,6 @@ class BatchNorm(Layer):
 
 
 class BatchNormReLU(Layer):
-    """A fused batch normalization and ReLU."""
-
     capturable = True
 
     def __init__(self, norm: BatchNorm, relu: Layer) -> None:

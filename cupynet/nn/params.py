@@ -36,7 +36,6 @@ class Parameter(Named):
     """One named weight. Its arrays are views into the flat vectors of `Params` and exist after `allocate`.
 
     Attributes:
-        name: including the layer's, `conv1.weight`.
         decay: True if l2 applies (to weights but not biases, as in Deeplearning4j).
         master: updated by the optimizer, averaged and saved; at least float32.
         data: read by layers; the same array, or its 16-bit copy.
@@ -65,10 +64,7 @@ class Parameter(Named):
 class Buffer(Named):
     """Numbers that training passes change but the optimizer does not, such as running means.
 
-    Attributes:
-        name: including the layer's, `norm1.mean`.
-        fill: the initial value.
-        data: a view into `Params.buffers`; exists after `allocate`.
+    `data`, a view into `Params.buffers`, exists after `allocate`. Its initial value is `fill`.
     """
 
     fill: float = 0.0
@@ -93,12 +89,7 @@ class Segment:
 
 
 class Unmatched(NamedTuple):
-    """Names that were not loaded. A name is in both lists if its shapes differ.
-
-    Attributes:
-        missing: weights and buffers of the model.
-        unexpected: arrays that the model does not have.
-    """
+    """Names that were not loaded: `missing` of the model, and `unexpected`. Both have a name if its shapes differ."""
 
     missing: list[str]
     unexpected: list[str]
@@ -276,7 +267,6 @@ class Params:
         return [vector[segment.part] for segment in self.segments] if self.frozen else [vector]
 
     def clear_frozen(self) -> None:
-        """Set the gradients of frozen weights to zero."""
         for name in self.frozen:
             self._entries[name].grad[...] = 0
 
@@ -285,7 +275,6 @@ class Params:
             self.buffer_snapshot[...] = self.buffers
 
     def restore_buffers(self) -> None:
-        """Restore the buffers of the last snapshot."""
         if self._buffers:
             self.buffers[...] = self.buffer_snapshot
 
@@ -333,7 +322,6 @@ class Scope:
     """Declares the weights of one layer, under its name, while it is built.
 
     Attributes:
-        params: the weights of the model.
         prefix: the layer's name and a dot; empty at the top.
         needs_dx: True if an earlier layer has weights or is on another device. Otherwise `backward` may return None.
     """

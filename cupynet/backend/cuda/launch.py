@@ -249,7 +249,6 @@ class Kernels:
             function(grid, block, given)
 
     def _checked(self, name: str, position: int, parameter: Parameter, dtype: Any, argument: Any) -> Any:
-        """Validate an argument and convert it to the form that CuPy passes on."""
         if not parameter.array:
             return dtype.type(argument if dtype.kind == "f" else operator.index(argument))
         if argument is None and parameter.null:

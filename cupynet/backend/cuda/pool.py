@@ -14,7 +14,6 @@ class CudaPool(CudaDevice, PoolOps):
         return self._pool(x, None, window, relu=False)
 
     def _pool(self, x: Array, bias: Array | None, window: Window, *, relu: bool) -> tuple[Array, Array]:
-        """Return the pool of x + bias, with ReLU or not, and its winners, see pool.cu."""
         y = self.borrow((len(x), *window.output(*x.shape[1:3]), x.shape[3]))
         winners = self.borrow(y.shape, window.place_dtype)
         name, sizes = f"max_pool_{self._kind}_{winners.dtype.name}", self._geometry(x.shape, window)

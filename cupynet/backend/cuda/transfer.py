@@ -103,7 +103,6 @@ def resident(backend: CudaDevice, images: Any, on_device: bool | str, shared: Sh
 
 
 def _free(xp: Any) -> int:
-    """Return the bytes that the memory pool of the current device can still allocate."""
     pool = xp.get_default_memory_pool()
     free = int(xp.cuda.runtime.memGetInfo()[0] + pool.free_bytes())
     limit = int(pool.get_limit())

@@ -83,7 +83,6 @@ class ConvOps(DenseOps):
         return self._images_gradient(dy, x.shape, weight, window) if need_dx else None
 
     def _images_gradient(self, dy: Array, shape: tuple[int, ...], weight: Array, window: Window) -> Array:
-        """Return the gradient dx (N, H, W, C) of the images of a convolution, from dy (N·H'·W', O)."""
         dcolumns = self._product(dy, weight.reshape(-1, weight.shape[3]), transpose_b=True)
         return self.col2im(dcolumns, shape, window)
 

@@ -5,8 +5,6 @@ from cupynet.backend.device import Device
 
 
 class DenseOps(Device):
-    """Matrix products, for dense layers and convolutions."""
-
     def matmul(self, a: Array, b: Array, *, transpose_a: bool = False, transpose_b: bool = False) -> Array:
         """a @ b of (I, J) and (J, K), or of their transposes -> (I, K), in the storage precision."""
         return self._stored_copy(self._product(a, b, transpose_a, transpose_b))

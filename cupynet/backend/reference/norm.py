@@ -5,8 +5,6 @@ from cupynet.backend.reference.activation import ActivationOps
 
 
 class NormOps(ActivationOps):
-    """Batch and layer normalization, and its derivative."""
-
     def channel_moments(self, x: Array) -> Array:
         """Mean and biased variance of each channel: (..., C) -> (2, C), in the accumulation precision."""
         rows = x.reshape(-1, x.shape[-1]).astype("float64")

@@ -10,8 +10,6 @@ from cupynet.backend.window import Window
 
 
 class PoolOps(Device):
-    """Pooling over windows, and its derivative."""
-
     def max_pool2d(self, x: Array, window: Window) -> tuple[Array, Array]:
         """Return the largest value of each window, and its place ky·K_w + kx: (N, H, W, C) -> 2 x (N, H', W', C).
 
@@ -70,7 +68,6 @@ class PoolOps(Device):
         return self._within(dx, shape, window)
 
     def _shares(self, window: Window, height: int, width: int) -> Array:
-        """1 / the number of pixels of each window, (H', W', 1)."""
         image, output = np.zeros((1, *window.padded(height, width), 1)), window.output(height, width)
         image[window.inside(height, width)] = 1
         counts = sum(image[0][window.seen(ky, kx, output)[1:]] for ky, kx in np.ndindex(*window.kernel))

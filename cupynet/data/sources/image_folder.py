@@ -98,7 +98,6 @@ class ImageFolder(UserFiles):
         return found
 
     def _kept(self, part: str) -> list[tuple[Path, int]]:
-        """Return the files to read, each with its label."""
         labels = {name: label for label, name in enumerate(self.class_names)}
         classes = [[(path, labels[name]) for path in files] for name, files in self._listed[part].items()]
         if self.limit is None:

@@ -21,7 +21,6 @@ class Data:
     """The data of a source.
 
     Attributes:
-        name: for messages and reports.
         train: a `Dataset`, or `Shards`; empty if there are only test images.
         validation: images held out of training, or None.
         test: not used for any choice; may be empty.

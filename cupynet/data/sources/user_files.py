@@ -17,13 +17,7 @@ from cupynet.data.sources.source import Data, Source
 
 
 class UserFiles(Source):
-    """Base class of data sets in user files, which are never removed or downloaded.
-
-    The constructor inspects the files, but reads no images.
-
-    Attributes:
-        place: the file or the folder, for messages.
-    """
+    """Base class of data sets in user files. The constructor inspects the files, but reads no images."""
 
     place: Path
 
@@ -76,7 +70,6 @@ class UserArrays(UserFiles):
         """Read an array."""
 
     def _look(self) -> None:
-        """Inspect the files, and infer the number of classes if it is not given."""
         parts = [part for part in ("train", "test") if self._has(f"{part}_images") or self._has(f"{part}_labels")]
         parts = parts or ["train"]
         shapes = {part: self._shape(f"{part}_images") for part in parts}
