@@ -67,7 +67,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
         scores, loss = trained.summary.scores, evaluation.loss if math.isfinite(evaluation.loss) else None  # as in JSON
         before = scores.test_accuracy if split == "test" else scores.validation_accuracy
         same = evaluation.accuracy == before and (split != "test" or loss == scores.test_loss)
-        if before is None:  # of a trial of a search, or a run that was stopped
+        if before is None:  # a trial of a search, or a run that was stopped
             print(f"summary.json has no accuracy on {split} images")
         else:
             print("the same as in summary.json" if same else f"summary.json says {before}")
@@ -95,8 +95,8 @@ def evaluated(path: Path, overrides: Sequence[str] = ()) -> Evaluated:
     experiment = Experiment(settings, trains=False)
     weights, data = trained.weights, experiment.load()
     if summary is not None and data.name != summary.setup.dataset and not _chooses_data(overrides):
-        before = summary.setup.dataset  # MNIST, say, if it is missing now
-        raise DataError(f"the run used {before}, but only {data.name} was found: restore {before}, or set data=...")
+        before = summary.setup.dataset  # such as MNIST, if only its fallback is found now
+        raise DataError(f"the run used {before}, but only {data.name} was found. Restore {before}, or set data=...")
     found, stored = experiment.source.class_names, trained.class_names
     if found and stored and [*found] != [*stored]:
         raise DataError(f"these data have the classes {shown(found)}, but the run has {shown(stored)}, in this order")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from cupynet.config.load_model import Trained
     from cupynet.nn import Model
 
-IMAGES = 1000  # on which an ONNX graph is compared with the model
+IMAGES = 1000  # random images for comparing an ONNX graph with the model
 EXAMPLES = """examples:
   cupynet export outputs/latest --onnx model.onnx
   cupynet export outputs/latest --torch net.safetensors --torch-module net.py

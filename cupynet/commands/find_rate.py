@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ROWS, BAR = 20, 50  # rows on a terminal, and characters of the longest bar
-TALL = 1.25  # a bar is full from this many times the first loss on
+TALL = 1.25  # losses above this multiple of the first one fill the bar
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ from cupynet.core.wording import written
 from cupynet.runs.layout import CHECKPOINTS, REOPENED, SETTINGS, STEP, STUDY, SUMMARY, SWEEP, TRIAL, checkpoints
 
 LATEST = Path("outputs", "latest")  # a link to the newest run or sweep
-# W&B leaves these links in its folders and never opens them again: to its cache and to uploaded files
+# links in W&B's folders, to its cache and to uploaded files, which it never opens again
 OF_WANDB = re.compile(r"(^|/)wandb/(offline-)?run-[^/]+/(files|logs)/")
 MAY_DIFFER = ("epochs", "workers", "devices", "backend", "dtype", "callbacks", "resume", "trusted_modules", "profile")
 MAY_BE_SET = ("data.channels",)  # only if it was null; the network must still match the images

@@ -229,7 +229,7 @@ def _read(path: Path) -> Any:
         text = path.read_text(encoding="utf-8")
         yaml.safe_load(text)  # refuses tags, and lists that are nested too deep for `parse`
         if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
-            raise ValueError("YAML aliases are refused (*name)")  # a short file could unfold into gigabytes
+            raise ValueError("YAML aliases are refused (*name)")  # a short file could expand to gigabytes
         found = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
         if "\\u0000" in json.dumps(found):  # which also refuses numbers of thousands of digits
             raise ValueError("a value contains a NUL character")

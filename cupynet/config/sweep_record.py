@@ -145,7 +145,7 @@ def ended(sweep: Path, job: Job) -> None:
 
 
 def _record(sweep: Path, job: Job) -> None:
-    with contextlib.suppress(OSError):  # `write_json` finds that too
+    with contextlib.suppress(OSError):  # `write_json` reports it
         (sweep / RECORDS).mkdir(exist_ok=True)
     write_json(sweep / RECORDS / f"{job.number}.json", {**asdict(job), "folder": str(job.folder)})
 

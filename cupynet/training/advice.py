@@ -11,7 +11,7 @@ from cupynet.training.evaluation import Evaluation
 from cupynet.training.events import Spent
 
 STANDS_OUT = 0.10  # fraction of the time; smaller costs are not mentioned
-FEW_ROUNDS = 5  # iterations per epoch below which more workers make too few updates
+FEW_ROUNDS = 5  # with at most so many iterations per epoch, more workers make too few updates
 SLOWER = 1.25  # ratio of seconds per sample; above the noise of a shared machine
 SURELY = 3.0  # standard deviations above chance; an untrained network reaches this once in 700 runs
 

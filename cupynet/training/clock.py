@@ -143,7 +143,7 @@ class Statistics:
         self.loss = math.nan
         self.spent: Spent | None = None
         self.skipped_steps = 0
-        self._tally = Tally() if tally is None else tally  # samples and losses that are not read yet
+        self._tally = Tally() if tally is None else tally  # unread samples and losses
         self._traffic = Traffic() if traffic is None else traffic
         self._since, self._epoch_start = Since(Clock()), Clock()
         self._epoch_samples, self._epoch_losses, self._epoch_hits = 0, 0.0, 0.0  # those read in this epoch

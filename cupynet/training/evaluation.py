@@ -24,7 +24,7 @@ from cupynet.core.terminal import printable
 from cupynet.core.wording import counted, one_line, percent
 from cupynet.training.metrics import CLASS_FIGURES, Metric, Metrics, metrics_of, ranks
 
-FEW_CLASSES = 25  # up to which the confusion matrix is printed, and written to the history
+FEW_CLASSES = 25  # the confusion matrix of at most this many is printed and written to the history
 MOST_MISTAKES = 24
 SHORT = {"mean_absolute_error": "MAE", "r2": "R2"}  # names in a line
 
@@ -93,7 +93,7 @@ class Evaluation:
         self.undecided += np.bincount(target[~decided], minlength=self.classes)
         score, decided_target = score[decided], target[decided]
 
-        predicted = score.argmax(axis=1)  # the first of the highest
+        predicted = score.argmax(axis=1)  # ties: the first
         pairs = np.bincount(decided_target * self.classes + predicted, minlength=self.classes**2)
         self.confusion += pairs.reshape(self.classes, self.classes)
 

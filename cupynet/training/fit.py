@@ -81,7 +81,7 @@ def loader_of(
     if isinstance(data, tuple | list):
         images, labels = data[0], on_host(data[1])
         if model.loss.applies != "softmax" and outputs == 1 and labels.dtype.kind in "biu":
-            labels = labels.astype(np.float32)  # numbers to predict; one output has no classes
+            labels = labels.astype(np.float32)  # regression, because one output has no classes
         elif model.loss.applies == "softmax" and is_one_hot(labels) and labels.shape[1] == outputs:
             labels = labels.argmax(axis=1)
         data = images, labels

@@ -66,7 +66,7 @@ def mean(trees: Sequence[Any], counted: Sequence[float]) -> Any:
 def _of_stage(states: Sequence[Tree], before: int, after: int, synchronizer: Synchronizer) -> Tree:
     counted = shares(states, synchronizer)
     position = dict(states[0]["trainer"])
-    passed = position["iteration"] - position["span_start"]  # in rounds of the former workers
+    passed = position["iteration"] - position["span_start"]  # in iterations of the previous workers
     position["span_start"] = position["iteration"] - round(passed * before / after)
     position["round"] = position["round"] * before // after
     position["deal"] = np.array([*position["deal"][:-1], after][: len(position["deal"])], np.int64)

@@ -177,8 +177,8 @@ class Trainer:
             self.round, plan.deal = 0, deal
         self.data = fit.train.identity
         self.replica.classifies = classifies(fit.train.dataset, self.replica.whole.loss)
-        self.round = min(self.round, rounds)  # with more workers an epoch may have fewer rounds than were done
-        plan.averaged = plan.averaged and self.plan.unfinished and not fit.epochs  # restored after its last average
+        self.round = min(self.round, rounds)  # with more workers an epoch has fewer iterations
+        plan.averaged = plan.averaged and self.plan.unfinished and not fit.epochs  # restored after averaging
         if plan.start is None:
             plan.start, self.callbacks.resuming = self.iteration, []
         plan.rounds, plan.epochs = rounds, self.epoch + fit.epochs
@@ -303,7 +303,7 @@ class Trainer:
         if not self.plan.averaged:
             self._average("fit")
         if self.epoch == self.plan.epochs:
-            self.stopped = None  # the request came after the last round
+            self.stopped = None  # the request came after the last iteration
         copies = [vector.copy() for vector in self.params.vectors]
         self.emit("after_finish")
         replaced = any(starmap(moved, zip(self.params.vectors, copies, strict=True)))
@@ -356,7 +356,7 @@ class Trainer:
             except Exception as error:
                 annotate(error, f"worker {self.rank} ({self.replica.place}), evaluating, {where}")
                 raise
-            for packed in self.world.all_gather(own.pack()):  # waits for all workers: those of a device share images
+            for packed in self.world.all_gather(own.pack()):  # a barrier: workers of a device share images
                 whole.merge(packed)
         return whole
 
