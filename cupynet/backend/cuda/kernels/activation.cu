@@ -1,4 +1,4 @@
-// Bias and ReLU, in place; the activations that look at one value at a time.
+// Bias and ReLU, in place, and the other pointwise activations.
 
 #include "common.cuh"
 
@@ -55,8 +55,8 @@ __device__ void relu_backward(S* dy, const S* y, long long n) {
   each<16 / sizeof(S)>(n, close, Change<S>{dy}, Read<S>{y});
 }
 
-// The others, in the order of backend/reference/activation.py. Each has y from x, and dy/dx from y, of Gelu and Silu from x. All are
-// computed in the wide precision, without an exp that could overflow.
+// The others, in the order of backend/reference/activation.py: y from x, and dy/dx from y (Gelu and Silu: from x), in the
+// wide precision, without an exp that could overflow.
 enum Activation { LEAKY_RELU, ELU, TANH, SIGMOID, SOFTPLUS, GELU, SILU };
 
 template <class A>
@@ -118,7 +118,7 @@ __device__ __forceinline__ void chosen(int name, A slope, F use) {
   }
 }
 
-// out = the activation of x; they may be one array.
+// out = the activation of x; out may be x.
 template <class S>
 __device__ void pointwise(const S* x, S* out, int name, Wide<S> slope, long long n) {
   chosen(name, slope, [&](auto activation) {
@@ -130,7 +130,7 @@ __device__ void pointwise(const S* x, S* out, int name, Wide<S> slope, long long
   });
 }
 
-// dy *= the derivative, of what was kept: y, or x.
+// dy *= the derivative at `kept`: y, or x.
 template <class S>
 __device__ void pointwise_backward(S* dy, const S* kept, int name, Wide<S> slope, long long n) {
   chosen(name, slope, [&](auto activation) {

@@ -1,4 +1,4 @@
-// Sums of flat vectors, each times its share: what averages of replicas are made of.
+// Weighted sums of flat vectors, for averages of replicas.
 
 #include "common.cuh"
 
@@ -39,7 +39,7 @@ __device__ __forceinline__ void weighted_sums(S* out, const Terms<S>& terms, int
   keep<V>(Write<S>{out}, i, sums);
 }
 
-// out = the sum of share[k] · part[k] for k < count, added in this order, each product rounded: as the host does it.
+// out = the sum of share[k] · part[k] for k < count, added in this order, each product rounded, as on the host.
 // `out` may be one of the parts.
 template <class S>
 __device__ void weighted_sum(S* out, const Terms<S>& terms, int count, long long n) {

@@ -1,8 +1,8 @@
-// What all kernels share: precisions, 16-byte accesses, and loops that any grid may run.
+// Shared by all kernels: precisions, 16-byte accesses, and loops that any grid may run.
 //
 // S is what is stored (half, bfloat16, float, double), Wide<S> what is computed in (float, or double for double). Every
-// loop strides over the whole grid, so that a smaller grid computes the same. Sums have an order that follows from the
-// sizes of grid and block, and from where a vector begins: no atomics.
+// loop strides over the whole grid, so that a smaller grid computes the same. The order of sums depends only on
+// the sizes of grid and block, and on the alignment of vectors: no atomics.
 
 #ifndef CUPYNET_COMMON
 #define CUPYNET_COMMON
@@ -83,12 +83,12 @@ __device__ __forceinline__ A positive(A x) {
   return x <= 0 ? A(0) : x;
 }
 
-// what a step is told and finds out where it runs ahead of the host -----------------------------------------------------
+// device-side inputs and outputs of asynchronous steps -----------------------------------------------------------------
 
-// Places in a vector of numbers in double; the same as in graph_capture.py.
+// Indices into the controls, as in backend/controls.py.
 enum Control { RATE, FIRST, SECOND, THIRD, SCALE, USED, GO, HALTED, STEPS, LOSSES, SAMPLES, HITS, STEADY, SKIPPED };
 
-// x times one of these numbers; x itself where there are none.
+// x times one of these numbers; x itself without controls.
 template <class A>
 __device__ __forceinline__ A steered(A x, const double* controls, Control place) {
   return controls ? x * static_cast<A>(controls[place]) : x;

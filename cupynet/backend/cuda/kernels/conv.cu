@@ -1,7 +1,7 @@
-// Windows of images as rows of a matrix, and back; depthwise convolutions, which need no such rows.
+// im2col and col2im; depthwise convolutions, which need neither.
 //
 // The blocks along y share the images, those along x the values of one; so all divisions are of 32 bits, and the caller
-// sees to it that neither an image nor its windows have 2^31 values.
+// checks that neither an image nor its windows have 2^31 values.
 
 #include "common.cuh"
 
@@ -21,7 +21,7 @@ struct Window {
   { height, width, channels, rows, cols, kernel_height, kernel_width, stride_down, stride_across, top, left, gap_down, gap_across }
 
 // (count, H, W, C) -> (count · rows · cols, K_h · K_w · C): K_h segments of K_w · C neighbors (pixels apart, where the
-// window dilates), zeros where they leave the image. T is one value, or as many neighboring channels as are moved at once.
+// window dilates), zeros outside the image. T is one value, or several adjacent channels that are copied at once.
 template <class T>
 __device__ void im2col_of(const T* x, T* columns, int count, const Window& w) {
   const unsigned segment = w.kernel_width * w.channels, total = w.rows * w.cols * w.kernel_height * segment;
@@ -150,7 +150,7 @@ __device__ void col2im(const S* columns, S* x, int count, const Window& w) {
   }
 }
 
-// Depthwise: filter o sees channel o / repeat alone. The weight is (K_h, K_w, O), O = C · repeat.
+// Depthwise: filter o sees only channel o / repeat. The weight is (K_h, K_w, O), O = C · repeat.
 //
 // (count, H, W, C) -> (count, rows, cols, O).
 template <class S>
@@ -178,7 +178,7 @@ __device__ void depthwise(const S* x, const S* weight, S* y, int count, const Wi
   }
 }
 
-// dx, as a gather: each pixel adds up what the windows that see it make of their gradients.
+// dx, as a gather: each pixel sums the contributions of the windows that contain it.
 template <class S>
 __device__ void depthwise_input(const S* dy, const S* weight, S* dx, int count, const Window& w, int repeat) {
   const int filters = w.channels * repeat;

@@ -1,10 +1,10 @@
-// Pixels as numbers that a network is fed.
+// Scaled batches of images.
 
 #include "common.cuh"
 
 // batch[n] = images[samples[n]] * scale + shift, or of images[n] without samples; images (., size) of uint8, batch
-// (count, size), scale and shift (channels), of which size is a multiple: one for each of neighboring pixels. The
-// blocks along y share the images. Samples are not checked here.
+// (count, size), scale and shift (channels), repeated for each pixel. The blocks along y share the images.
+// Samples are not checked here.
 template <class S>
 __device__ void load_images(
     const unsigned char* images, const long long* samples, const Wide<S>* scale, const Wide<S>* shift, S* batch,

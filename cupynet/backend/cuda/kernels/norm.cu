@@ -1,4 +1,4 @@
-// Normalization of channels, behind the sums of reductions.cu. Values (rows, columns), a column for each channel.
+// Normalization of channels, after the sums of reductions.cu. Values (rows, columns), a column for each channel.
 
 #include "common.cuh"
 
@@ -16,7 +16,7 @@ __device__ void track_moments(A* mean, A* variance, const A* moments, A momentum
   }
 }
 
-// function(values, column) for V values that lie next to each other, from that column on, as often as there are such.
+// function(values, column) for each V adjacent values, which start at that column.
 // I: an integer that numbers them; divisions of 64 bits take several times longer.
 template <int V, class I, class F>
 __device__ __forceinline__ void each_pack(I packs, I packs_of_row, F function) {

@@ -4,8 +4,8 @@
 
 #include "common.cuh"
 
-// Of the `at`th window along an axis: where it begins in the image, and which of its places lie there, from the first to
-// before the end; at least one does.
+// The `at`th window along an axis: its start in the image, and the first and the end of its places inside the image (at
+// least one).
 struct Seen {
   int start, first, end;
   __device__ __forceinline__ Seen(int at, int size, int kernel, int stride, int zeros)
@@ -13,10 +13,10 @@ struct Seen {
 };
 
 // y = the largest of each window of x + bias, then ReLU if `relu`; winners = which place ky · K_w + kx of the window it
-// was. The first among equals wins, and the first NaN of any. Where ReLU closes (or is given NaN), the winner is -1,
-// 255 in 8 bits: no place has that number, so no gradient comes back. (count, H, W, C) -> 2 x (count, rows, cols, C).
+// was. The first among equals wins, or the first NaN. Where ReLU returns 0 (or gets NaN), the winner is -1, or 255 in
+// 8 bits, so that the window has no gradient. (count, H, W, C) -> 2 x (count, rows, cols, C).
 //
-// x + bias is rounded to S before it is compared: ties are those of the two operations in turn. bias (C,) may be null.
+// x + bias is rounded to S before it is compared, so that ties are as in separate operations. bias (C,) may be null.
 template <class S, class W>
 __device__ void max_pool(
     const S* x, const S* bias, S* y, W* winners, int count, int height, int width, int channels, int rows, int cols,
@@ -68,7 +68,7 @@ __device__ void max_pool_backward(
     S* image = dx + static_cast<long long>(n) * total;
     for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < total; i += gridDim.x * blockDim.x) {
       const int c = i % channels, pixel = i / channels;
-      const int y = pixel / width + top, x = pixel % width + left;  // in the image with what is around it
+      const int y = pixel / width + top, x = pixel % width + left;  // in the padded image
       const int last_row = min(y / stride_down, rows - 1), last_col = min(x / stride_across, cols - 1);
       Wide<S> sum = 0;
       for (int row = last_row; row >= 0 && y - row * stride_down < kernel_height; --row) {
@@ -119,7 +119,7 @@ __device__ void avg_pool_backward(
     S* image = dx + static_cast<long long>(n) * total;
     for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < total; i += gridDim.x * blockDim.x) {
       const int c = i % channels, pixel = i / channels;
-      const int y = pixel / width + top, x = pixel % width + left;  // in the image with what is around it
+      const int y = pixel / width + top, x = pixel % width + left;  // in the padded image
       const int last_row = min(y / stride_down, rows - 1), last_col = min(x / stride_across, cols - 1);
       Wide<S> sum = 0;
       for (int row = last_row; row >= 0 && y - row * stride_down < kernel_height; --row) {

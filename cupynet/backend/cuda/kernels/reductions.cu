@@ -1,7 +1,6 @@
-// Sums over rows, columns and vectors; softmax and its loss; what normalization adds up.
+// Sums over rows, columns and vectors; softmax and its loss; the sums of normalization.
 //
-// A block adds up as a tree, in shared memory and in an order that follows from its size. Its sizes are powers of two.
-// (The file is long: what needs no barrier stands elsewhere, and what does shares `across` and `down`.)
+// A block adds as a tree in shared memory, in an order that depends only on its size. Its sizes are powers of two.
 
 #include "common.cuh"
 
@@ -40,7 +39,7 @@ __device__ __forceinline__ A across(A value, F function) {
   return all;
 }
 
-// What the threads of one column (along y) have, added up; right in the threads with y = 0.
+// The sum over the threads of one column (along y); valid in the threads with y = 0.
 template <class A>
 __device__ __forceinline__ A down(A value) {
   __shared__ A shared[MOST_THREADS];
@@ -123,8 +122,8 @@ __device__ __forceinline__ int first_largest(const S* line, int columns) {
   return place;
 }
 
-// hits = in how many rows the label is the first column with the largest value; or, without labels, that of `targets`
-// (rows, stride). One block, a row per thread: there are few.
+// hits = the number of rows in which the label is the first column with the largest value; or, without labels, the
+// largest of `targets` (rows, stride). One block, a row per thread: there are few.
 template <class S>
 __device__ void count_hits(
     const S* scores, const long long* labels, const float* targets, long long* hits, int rows, int columns, int stride) {
@@ -159,7 +158,7 @@ __device__ void softmax_cross_entropy(
       all = across(all, Add());
       some = across(some, Add());
     }
-    if (!line) continue;  // there is no barrier behind this
+    if (!line) continue;  // no barrier follows
     const long long label = labels[row];
     const bool known = label >= 0 && label < columns;
     const A nothing = known ? A(0) : static_cast<A>(nanf(""));
@@ -199,7 +198,7 @@ __device__ void soft_cross_entropy(
       }
     all = across(all, Add());
     some = across(some, Add());
-    if (!line) continue;  // there is no barrier behind this
+    if (!line) continue;  // no barrier follows
     for (int c = threadIdx.x; c < columns; c += blockDim.x) {
       const A target = ((1 - smoothing) * A(own[c]) + even) * (weights ? weights[c] : A(1)) * times;
       store(gradient[row * columns + c], (all * (exponential(wide(line[c]) - largest) / sum) - target) * scale);
@@ -337,7 +336,7 @@ __device__ __forceinline__ A down_for_all(A value) {
 }
 
 // Goes through chunks and columns as `column_sums` does: function(begin, end, column, here, chunk), by all threads of a
-// block alike; `here`: whether there is such a column.
+// block; `here` is true if the column exists.
 template <class F>
 __device__ __forceinline__ void each_chunk(long long rows, int columns, long long length, int chunks, F function) {
   for (int chunk = blockIdx.y; chunk < chunks; chunk += gridDim.y) {
@@ -375,8 +374,8 @@ __device__ void moment_parts(
 }
 
 // Moments of chunks of rows, each a mean and a sum of squares about it (chunks, 2, columns), as mean and biased variance
-// of all (2, columns), in double: squares about the mean of all are those about a chunk's and its distance from it. The
-// threads along y share the chunks of a column.
+// of all (2, columns), in double (Chan et al. 1979). The threads along y share the chunks
+// of a column.
 template <class A>
 __device__ void moment_merge(const A* parts, A* moments, long long rows, int columns, long long length, int chunks) {
   for (long long left = static_cast<long long>(blockIdx.x) * blockDim.x; left < columns;
@@ -444,7 +443,7 @@ __device__ void normalize_rows(
     A sum = 0, apart = 0, squares = 0;
     if (here)
       for (int c = threadIdx.x; c < columns; c += blockDim.x) sum += wide(line[c]);
-    const A rough = across(sum, Add()) / columns;  // of a long row as rounded as its sum: mended by what is apart from it
+    const A rough = across(sum, Add()) / columns;  // corrected below, since the sum of a long row is rounded
     if (here)
       for (int c = threadIdx.x; c < columns; c += blockDim.x) {
         const A away = wide(line[c]) - rough;

@@ -5,8 +5,8 @@
 template <class S>
 constexpr int AT_ONCE = 16 / sizeof(Wide<S>);  // values of the wider vectors in 16 bytes
 
-// Where `controls` are given, they have a factor of the learning rate and the loss scale that a gradient was made with; and
-// they say whether a step is made at all: if not, gradients are set to zero, and nothing else is read or written.
+// `controls`, if given, contain a factor of the learning rate, the loss scale of the gradient, and whether the step is
+// applied: if not, gradients are set to zero, and nothing else is read or written.
 
 template <class A>
 __device__ __forceinline__ A gradient_scale(A scale, const double* controls) {
@@ -47,8 +47,8 @@ struct Numbers {
   }
 };
 
-// The rules: what a weight goes down by, from its slope g and from vectors of the rule's own. update_rules.py has them as array
-// code, with the same names and numbers.
+// The rules: the step of a weight, from its gradient g and the vectors of the rule. update_rules.py has them as array code,
+// with the same names and numbers.
 
 template <class A>
 __device__ __forceinline__ A forgetting(A& mean, A share, A value) {
@@ -208,9 +208,9 @@ __device__ void clip_norm(A* grad, const A* squared_norm, A largest, const doubl
 __device__ __forceinline__ bool is_number(float x) { return x - x == 0; }
 __device__ __forceinline__ bool is_number(double x) { return x - x == 0; }
 
-// Whether a step is made, from the sum of its losses and the squared norm of its gradient. A gradient that overflows is
-// left out, and halves the loss scale; `grow_after` steps without one double it; 0: it stays as it is. A loss that is not
-// finite, or a gradient that is not at the least scale, halts: from then on nothing is moved. One thread.
+// Decides if a step is applied, from the sum of its losses and the squared norm of its gradient. A gradient that overflows
+// is skipped, and halves the loss scale; `grow_after` steps without overflow double it (0: never). A loss that is not
+// finite, or an overflow at the smallest scale, halts: no later step is applied. One thread.
 template <class A>
 __device__ void judge(
     double* controls, const A* loss, const A* squared_norm, const long long* hits, int samples, int grow_after,
@@ -242,14 +242,14 @@ __device__ void judge(
   }
 }
 
-// vector = kept, where the step is left out.
+// vector = kept, if the step is skipped.
 template <class A>
 __device__ void undo(A* vector, const A* kept, const double* controls, long long n) {
   if (controls[GO] != 0) return;
   each<AT_ONCE<A>>(n, [](A& x, const A& before) { x = before; }, Write<A>{vector}, Read<A>{kept});
 }
 
-// Numbers that the host gives to the next step: they travel with the launch.
+// Sets the numbers of the next step, which are arguments of the launch.
 KERNEL steer_double(double* controls, double rate, double first, double second, double third) {
   if (blockIdx.x || threadIdx.x) return;
   controls[RATE] = rate;
@@ -258,7 +258,7 @@ KERNEL steer_double(double* controls, double rate, double first, double second, 
   controls[THIRD] = third;
 }
 
-// A new stretch of steps: what the last ones have found out is forgotten, what `steer` gave stays.
+// Starts a series of steps: results of earlier steps are reset, the numbers of `steer` stay.
 KERNEL begin_double(double* controls, double scale, double used, double steady) {
   if (blockIdx.x || threadIdx.x) return;
   for (int place = SCALE; place <= SKIPPED; ++place) controls[place] = 0;
@@ -304,7 +304,7 @@ __device__ void layer_squares(
   }
 }
 
-// `clip_norm` for each layer by itself.
+// `clip_norm` for each layer.
 template <class A>
 __device__ void clip_norms(
     A* grad, const A* squares, const long long* table, A largest, const double* controls, int stretches) {
