@@ -20,9 +20,8 @@ from cupynet.backend.window import Window
 
 FEWEST = 16  # channels, and filters: fewer do not fill vectors
 TOGETHER = 16  # tiles whose products stay in the L2 cache
-SMALLEST = (
-    1e32  # times the numbers of filters, sums of |x|, which transforms multiply by less than 1e5, cannot overflow
-)
+# Transforms multiply sums of |x| |w| by less than 1e5, so that smaller sums cannot overflow in float.
+LARGEST = 1e32
 
 
 def fuse(backend: Backend, first: Convolution, pool: Window) -> FusedPair | None:
@@ -77,7 +76,7 @@ class WinogradPool(conv_pool.ConvPool):
 
     def _large(self, weight: Array) -> Array:
         """Return a sum of |x| below which nothing overflows; NaN if a weight is NaN."""
-        return self.dtype.type(SMALLEST) / np.maximum(np.abs(weight).sum(), 1)
+        return self.dtype.type(LARGEST) / np.maximum(np.abs(weight).sum(), 1)
 
     def _pool(self, images: Array, weight: Array, bias: Array) -> tuple[Array, Array]:
         y = self.backend.borrow((len(images), *self.pooled, self.filters))
