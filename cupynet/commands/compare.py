@@ -31,7 +31,7 @@ examples:
 Runs that differ only in their seed, or in settings without effect, share one
 row with their mean, minimum and maximum. * marks the Pareto front: no other run is
 both more accurate and faster to train. Speed-up is images/s relative to one
-worker with the same settings, efficiency is the speed-up per worker.
+worker with the same settings; efficiency is the speed-up per worker.
 """
 
 

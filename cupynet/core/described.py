@@ -75,7 +75,9 @@ def describe(part: Any) -> Any:
         return {str(name): describe(value) for name, value in part.items()}
     if isinstance(part, list | tuple):
         return [describe(value) for value in part]
-    plain = part.tolist() if hasattr(part, "tolist") and not isinstance(part, type) else part  # of NumPy
+    plain = (
+        part.tolist() if hasattr(part, "tolist") and not isinstance(part, type) else part
+    )  # NumPy scalars and arrays
     if isinstance(plain, list):
         return describe(plain)
     if isinstance(plain, PLAIN):

@@ -69,8 +69,8 @@ class Residual(Layer):
 class Concat(Layer):
     """Concatenates the outputs of branches of x along the last axis: channels or features.
 
-    Branches are a list, or name -> branch; a branch is a layer, or layers in sequence. Weights are named after their
-    branch, `mixed.narrow.conv1.weight`.
+    Branches are a list, or a mapping of names; a branch is a layer, or layers in sequence. Weights are named after
+    their branch, `mixed.narrow.conv1.weight`.
     """
 
     capturable = True

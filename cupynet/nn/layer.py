@@ -49,7 +49,7 @@ class Layer(Described):
         needs_dx: if False, `backward` may return None, see `Scope`.
         input, output: the type of one example before and after the layer.
         declared: the number of weights, including those of children.
-        fused: layers that compute this one and the next in one operation; they are no children.
+        fused: layers that compute this one and the next in one operation; they are not children.
     """
 
     backend: Backend
@@ -118,7 +118,7 @@ def _noted(build: Callable[..., InputType]) -> Callable[..., InputType]:
         first = self.path
         if (
             self._declared_in is params.params and first != params.layer
-        ):  # it would keep only the weights of the second path
+        ):  # the layer would keep only the weights that are built last
             raise ConfigError(
                 f"layers '{first}' and '{params.layer}' are the same object: create a {type(self).__name__} for each"
             )

@@ -25,10 +25,10 @@ class Loss(Described):
     applies: str | None = None
 
     def __call__(self, backend: Backend, prediction: Array, target: Array) -> tuple[Array, Array]:
-        """Return the loss of each example (N,), on the device, and the gradient of their mean, times the loss scale.
+        """Return per-example losses (N,), on the device, and the gradient of the mean loss, times the loss scale.
 
-        Targets are class numbers (N,); after `check_targets` also (N, O), or (N, O + 1) with a factor of each example's
-        loss in the last column.
+        Targets are class numbers (N,); after `check_targets` also (N, O), or (N, O + 1) with the weight of each
+        example in the last column.
         """
         raise NotImplementedError
 
@@ -40,7 +40,7 @@ class Loss(Described):
         """Raise ConfigError if the loss does not fit this number of outputs."""
 
     def check_targets(self, targets: Array) -> None:
-        """Raise ConfigError unless the loss takes targets (S, O), on the host, such as these, and weights."""
+        """Raise ConfigError unless the loss supports targets (S, O) like these, on the host, and weights."""
         name = type(self).__name__
         raise ConfigError(
             f"{name} takes class numbers, without weights or MixUp. Define {name}.check_targets if not so"
@@ -50,7 +50,7 @@ class Loss(Described):
 class SoftmaxNLL(Loss):
     """Negative log-likelihood of softmax(logits), computed together to avoid overflow.
 
-    The loss is -log softmax(z)[label] of logits z. The network must end in activation identity. Deeplearning4j:
+    The loss is -log softmax(z)[label] of logits z. The network must end with the identity activation. Deeplearning4j:
     OutputLayer with softmax and NEGATIVELOGLIKELIHOOD.
 
     Args:
@@ -75,7 +75,7 @@ class SoftmaxNLL(Loss):
     def check_targets(self, targets: Array) -> None:
         if not ((targets >= 0).all() and (abs(targets.sum(axis=1) - 1) < 1e-3).all()):
             raise ConfigError(
-                "SoftmaxNLL takes class numbers, which are integers, or probabilities of the classes, with sum 1. To "
+                "SoftmaxNLL takes class numbers, which are integers, or class probabilities, which sum to 1. To "
                 "predict other numbers, use Model(..., loss='mean_squared_error')"
             )
 
@@ -96,7 +96,7 @@ def _class_weights(given: Weights) -> tuple[float, ...]:
 
 
 class ElementwiseLoss(Loss):
-    """The mean over outputs of `Backend.target_loss`. Class numbers are targets 1 for the class, 0 for others."""
+    """The mean over outputs of `Backend.target_loss`. Class numbers are one-hot encoded."""
 
     kind: str
     parameter = 0.0

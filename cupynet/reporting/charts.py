@@ -1,4 +1,4 @@
-"""Line charts as SVG for pages, with their colors and fonts, and as PNG files.
+"""Line charts as SVG for HTML pages, in their colors and fonts, and as PNG files.
 
 This is the only file that uses matplotlib, which is imported on first use: `pip install 'cupynet[plots]'`.
 """
@@ -80,7 +80,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Chart:
-    """Lines in common axes.
+    """Lines that share axes.
 
     Attributes:
         title, x_label, y_label: labels with units.

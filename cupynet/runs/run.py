@@ -94,7 +94,7 @@ class Cost:
 
     Attributes:
         images_per_s: training throughput, excluding the first 10 iterations.
-        wall_s: time of the last process; for a resumed run also compilation, training and evaluation of earlier ones.
+        wall_s: time of the last process, plus compilation, training and evaluation of earlier ones if it was resumed.
         compile_s, train_s, evaluate_s, data_s, averaging_s: see `Clock`.
         bytes_sent: total of all workers.
         spent: times by worker, see `Spent`.

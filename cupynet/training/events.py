@@ -35,7 +35,7 @@ class Spent:
 
     @property
     def averaging(self) -> float:
-        """The averaging share of the worker that waits least, because the last one to arrive does not wait."""
+        """The smallest averaging share of any worker: the last one to arrive does not wait."""
         return min(self.share("averaging_s"))
 
     @property

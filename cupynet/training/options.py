@@ -48,22 +48,22 @@ class TrainingOptions:
             root), or a factor.
         accumulation_steps: number of parts into which a batch is split to save memory. Their gradients are accumulated
             for one update. For a pipeline use `micro_batches` instead.
-        devices: the GPUs, worker r on devices[r % len(devices)]; by default all, under mpiexec the model's. This
+        devices: the GPUs; worker r uses devices[r % len(devices)]. By default all, or under mpiexec the model's. This
             process's first worker must be on the model's device.
         callbacks: see `Callback`.
         log_every: iterations between `on_log` events of callbacks; 0 disables them.
         timeout_s: seconds that a worker waits for the others.
-        blas_threads: BLAS threads of each worker on a CPU; by default its share of the cores, with numba one.
+        blas_threads: BLAS threads of each worker on a CPU; by default its share of the cores, or one with numba.
         run: the folder that callbacks write to, on rank 0.
         launcher: `thread` or `mpi`. With `mpi` this process is one worker, and all processes that mpiexec started must
             make the same calls.
         pipeline: splits each replica into stages, one per device or core; None for no pipeline. With a pipeline the
             model holds the average after each evaluation and after `fit`.
         reduce: where GPU replicas are averaged: `nccl`, between devices; `device`, on the first one (Deeplearning4j's
-            legacy averaging); `host`; `auto`, NCCL for several devices if it is installed, else `device`. On a CPU only
-            `auto` and `host`, which are the same.
+            legacy averaging); `host`; `auto`, NCCL for several devices if it is installed, else `device`. On a CPU,
+            only `auto` and `host` are allowed, and are equivalent.
         data_on_device: true to keep the images in the memory of each GPU during a fit or an evaluation; `auto` to do so
-            if they take at most a quarter of the free memory. On a CPU only `auto` and false, which are the same.
+            if they take at most a quarter of the free memory. On a CPU, only `auto` and false are allowed.
         progress: the style of the `Progress` that is added if `callbacks` has none: `auto`, `bar`, `lines` or `none`.
         metrics: additional metrics of evaluations: names, or functions (scores, targets) that return a number or one
             per sample. Names for classes are `top_3_accuracy` (any k), `macro_f1`, `precision`, `recall` and `auc` (one
@@ -106,7 +106,8 @@ class TrainingOptions:
             names: names of the callbacks for messages; by default those of their classes.
 
         Raises:
-            ConfigError: its setting is the option, an argument of one (`pipeline.stages`), or the name of a callback.
+            ConfigError: an option is invalid. `setting` is its name, that of an argument (`pipeline.stages`) or of a
+                callback.
         """
         options = self._check_values(backend)
         check_decisions(_named(options.callbacks, names))

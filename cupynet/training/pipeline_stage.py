@@ -31,9 +31,10 @@ class Stage(Replica):
         micro_batches: number of parts of a batch.
 
     Attributes:
-        model: this stage's layers, with their names of the whole network.
+        model: this stage's layers, with the names they have in the whole network.
         number, count: index of this stage, from 0, and number of stages.
-        first, last: True if this stage receives the images, and if it computes the output and the loss.
+        first: True if this stage receives the images.
+        last: True if it computes the output and the loss.
         losses: the sum of the last batch's losses on the first and the last stage, None on the others; `hits` likewise.
     """
 

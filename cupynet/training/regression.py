@@ -22,7 +22,7 @@ def evaluation_of(classes: int, metrics: Sequence[Metric], *, classifies: bool, 
 
 
 class RegressionEvaluation(Evaluation):
-    """Errors of predictions, over any number of batches, workers and merges. Figures of classes are NaN.
+    """Errors of predictions, over any number of batches, workers and merges. Classification metrics are NaN.
 
     Means and squared deviations of the targets are merged as by Chan, Golub and LeVeque (1979), so R2 keeps its
     precision for targets far from zero. The order of batches changes the last bits of figures.

@@ -147,7 +147,7 @@ def test_every_experiment_trains(experiment: str, tmp_path: Path) -> None:
 def test_missing_mnist_falls_back_and_says_so(tmp_path: Path) -> None:
     nowhere = ["data=mnist", "data.folder=nowhere", "data.fallback=synthetic"]
     stdout, _ = run(tmp_path, *nowhere, "data.limit=200", "epochs=1", *SMALL)
-    assert "SYNTHETIC DIGITS" in stdout and summary_of(run_folder(tmp_path))["fallback"] is True
+    assert "synthetic digits" in stdout and summary_of(run_folder(tmp_path))["fallback"] is True
 
 
 def test_missing_data_in_a_chosen_folder_end_the_run(tmp_path: Path) -> None:

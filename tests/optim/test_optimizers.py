@@ -125,7 +125,7 @@ def test_invalid_arguments_are_refused(setting: str, make: Callable[[], Optimize
         make()
 
 
-@pytest.mark.parametrize("wrong", [SGD, "adam"])
+@pytest.mark.parametrize("wrong", [SGD, "adamm"])
 def test_objects_that_are_not_optimizers_are_refused(wrong: Any) -> None:
     with refused("optimizer"):
         ParallelWrapper(small_model(), optimizer=wrong)

@@ -17,7 +17,7 @@ from cupynet.backend.reference.loss import has_weights
 
 
 class CupyBackend(CudaBatches, CudaConvPool, CudaNorm, CudaUpdate, Backend):
-    """All operations on one GPU, see `CudaDevice`. Labels are not checked: the loss of one out of range is NaN."""
+    """All operations on one GPU, see `CudaDevice`. Labels are not checked: a label out of range gives a NaN loss."""
 
     def recorder(self) -> Recorder:
         return Recorder(self)

@@ -1,7 +1,7 @@
 """The GPUs of this machine and their memory, as CuPy sees them.
 
-What a memory pool holds only grows until it is emptied, so its size just before that is its peak size, except that CuPy
-empties a pool by itself at its limit. CuPy tracks no peak use, and an allocation hook would be too slow.
+A memory pool only grows until it is emptied, so its size just before then is its peak. (At its limit, CuPy empties it.)
+CuPy does not track peak use, and an allocation hook would be too slow.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def has_driver() -> bool:
 
 
 def probe(device: int = 0) -> str | None:
-    """Return why CuPy cannot be used here, or None, by a kernel and a product on one GPU (modulo their number)."""
+    """Run a kernel and a matrix product on GPU `device` (modulo their number). Return why CuPy fails, or None."""
     try:
         import cupy
     except ImportError as error:
@@ -54,9 +54,9 @@ def inventory() -> dict[str, Any]:
     """Describe the GPUs. Call `probe` first.
 
     Returns:
-        The versions of CuPy (`cupy`), of the CUDA it was built for (`runtime`), of the newest CUDA of the driver
-        (`driver`) and of NCCL (`nccl`, or None); and `devices`, each with its name, capability, and bytes of memory,
-        total and free.
+        The versions of CuPy (`cupy`), of the CUDA it was built for (`runtime`), of the newest CUDA that the driver
+        supports (`driver`) and of NCCL (`nccl`, or None); and `devices`, each with its name, capability, and bytes of
+        memory, total and free.
     """
     import cupy
 
@@ -121,7 +121,7 @@ def pinned_blocks() -> int:
 
 
 def limit_pools(devices: list[int], limit: int | float | None) -> None:
-    """Empty the pool of each device and limit it to `limit` bytes, or to a float fraction; None restores it."""
+    """Empty the pool of each device and limit it to `limit` bytes, or a fraction if it is a float. None: as before."""
     import cupy
 
     gc.collect()  # backends that are no longer used are in reference cycles, with all the memory they lent
@@ -137,7 +137,7 @@ def limit_pools(devices: list[int], limit: int | float | None) -> None:
 
 
 def trim_pools(devices: list[int], device_above: int | None, pinned_above: int | None) -> None:
-    """Free the unused memory of pools, which waits for their devices, if it is above these bytes or pinned blocks."""
+    """Free unused pool memory that exceeds these limits, in bytes or pinned blocks. This synchronizes the devices."""
     import cupy
 
     for device in devices if device_above is not None else ():

@@ -1,7 +1,7 @@
 """Reference implementation of losses.
 
 Elementwise losses map (xp, outputs, targets, parameter) to (values, slopes), all (N, O). Labels are class numbers (N,)
-int64; or targets (N, O) float32; or (N, O + 1) with a factor of each example's loss in the last column.
+int64; or targets (N, O) float32; or (N, O + 1) with the weight of each example in the last column.
 """
 
 from __future__ import annotations
@@ -50,24 +50,26 @@ TARGET_LOSSES: dict[str, Callable[[ModuleType, Array, Array, float], tuple[Array
 def has_weights(labels: Array, outputs: int) -> bool:
     """Return True if labels are (N, O + 1). Raise ConfigError if they do not fit the outputs."""
     if labels.shape[1] not in (outputs, outputs + 1):
-        raise ConfigError(f"targets {labels.shape}: must be (N, {outputs}), one column per output")
+        raise ConfigError(
+            f"targets {labels.shape}: must be (N, {outputs}), one column per output, or with a column of weights"
+        )
     return bool(labels.shape[1] > outputs)
 
 
 class LossOps(Device):
-    """The loss of each example, the gradient of their mean, and the number of hits."""
+    """Per-example losses, the gradient of the mean loss, and the number of hits."""
 
     def hits(self, scores: Array, labels: Array) -> Array:
-        """Return how many rows of (N, C) have their highest value, the first of equals, at the label (N,).
+        """Return the number of rows (N, C) whose argmax (the first on ties) is the label (N,).
 
-        The label of targets is the place of their highest value. The result is a number, or a 0-d device array that the
-        next call overwrites. Rows with NaN may count or not.
+        The label of a row of targets is its argmax. The result is a number, or a 0-d device array that the next call
+        overwrites. Rows with NaN may count or not.
         """
         own = labels if labels.ndim == 1 else labels[:, : scores.shape[1]].argmax(axis=1)
         return (scores.argmax(axis=1) == own).sum()
 
     def binary_hits(self, logits: Array, targets: Array) -> Array:
-        """Return how many logits (N, T) are on the same side of 0 as their target (N, T) of 1/2, see `hits`."""
+        """Return the number of logits (N, T) that are positive if and only if the target is above 1/2. See `hits`."""
         n, outputs = logits.shape
         scores = self.borrow((n, outputs, 2), logits.dtype)
         wanted = self.borrow((n, outputs, 2), np.float32)
@@ -129,7 +131,7 @@ class LossOps(Device):
         return wide[:, :outputs], wide[:, outputs:] if weighted else 1
 
     def target_loss(self, kind: str, prediction: Array, labels: Array, parameter: float = 0.0) -> tuple[Array, Array]:
-        """Return the mean elementwise loss of each example; class numbers are targets 1 at the label and 0 elsewhere.
+        """Return the mean elementwise loss of each example; class numbers are one-hot encoded.
 
         (N, O), (N, ...) -> (N,), and the gradient of their mean (N, O), times the loss scale. `kind` is `squared`,
         `logistic`, `hinge` or `huber`. Read the losses before the next call, which may overwrite them.

@@ -42,7 +42,7 @@ class UpdateOps(Device):
         return vector.sum()
 
     def clip_norm(self, grad: Array, squared_norm: Array, largest: float) -> None:
-        """Scale the gradient (P,), or a part, so that the whole is at most `largest` long (Pascanu et al. 2013)."""
+        """Scale the gradient (P,), or a part, so that its whole norm is at most `largest` (Pascanu et al. 2013)."""
         length = self.xp.sqrt(self.xp.asarray(squared_norm, grad.dtype))
         grad *= largest / self.xp.maximum(length, largest)
 

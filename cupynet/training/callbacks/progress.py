@@ -24,9 +24,9 @@ log = logging.getLogger(__name__)
 
 STYLES = ("auto", "bar", "lines", "none")
 REFRESH_S = 0.25  # between two drawings of the bar
-WIDE, WIDE_BAR, NARROW_BAR = 100, 16, 5  # columns of a wide terminal, of its bar, and of the bar in others
+WIDE, WIDE_BAR, NARROW_BAR = 100, 16, 5  # columns of a wide terminal; of the bar on wide and narrow ones
 OTHER_COLUMNS = "  100 % 00:00 "  # next to the bar
-WIDTH = 80 - len("[12:30:05] ")  # of the line of an epoch, after the time in the log
+WIDTH = 80 - len("[12:30:05] ")  # maximum width of an epoch's line, without the timestamp
 
 
 class Progress(Callback):

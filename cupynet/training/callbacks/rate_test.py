@@ -18,9 +18,9 @@ from cupynet.training.fit import Examples, loader_of
 from cupynet.training.parallel_wrapper import ParallelWrapper
 from cupynet.training.trainer import Trainer
 
-SMOOTHING = 0.95  # decay of the moving average over 200 iterations; less over fewer
+SMOOTHING = 0.95  # decay of the moving average in a test of 200 iterations; smaller in shorter ones
 EXPLODED = 4.0  # times the lowest smoothed loss (fastai's rule)
-BELOW = 10.0  # suggest the rate at the lowest loss divided by this: there the loss still falls
+BELOW = 10.0  # the rate at the lowest loss is divided by this; there the loss still falls
 FALLEN = 0.01  # minimum relative decrease of the loss
 LEAST = 10  # minimum number of iterations
 

@@ -1,7 +1,7 @@
-"""Depthwise convolution, compiled: each filter sees one channel, so it is no matrix product.
+"""Depthwise convolution, compiled: each filter sees one channel, so it is not a matrix product.
 
-Vectors are along the filters; a channel with several filters is repeated for each. Places of a window outside the
-image are skipped.
+The vectorized inner loop runs over filters; a channel with several filters is repeated for each. Places of a window
+outside the image are skipped.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Normalization: moments of channels and their uses, each in one pass over memory.
 
 Sums over blocks of contiguous rows (R, C) stay in the L1 cache; the sums of blocks are added in double. With few
-channels, kernels see several pixels as one row, (R, k · C), and the parameters of channels k times.
+channels, k pixels are treated as one row, (R, k · C), and parameters are repeated k times.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from cupynet.backend.cpu.kernels.jit import kernel
 from cupynet.backend.cpu.kernels.narrow import reals
 
 BLOCK = 64  # rows of `normalize_rows_backward`
-WIDE_BLOCK = 16  # rows of channels
+WIDE_BLOCK = 16  # rows, in kernels of channels
 
 
 @kernel
 def channel_moments(x: Array, moments: Array) -> None:
     """Mean and biased variance of the channels of x (R, k · C) into (2, C).
 
-    Two passes over each block, combined as in Chan et al. 1979. If the mean is k standard deviations from zero, the
-    relative error of the variance is at most 10 + 0.3 k times the machine epsilon (measured).
+    Two passes over each block, combined as in Chan et al. 1979. If the mean is s standard deviations from zero, the
+    relative error of the variance is at most 10 + 0.3 s times the machine epsilon (measured).
     """
     x = reals(x)
     (rows, columns), channels = x.shape, moments.shape[1]
@@ -50,7 +50,7 @@ def channel_moments(x: Array, moments: Array) -> None:
             delta = np.float64(part[c]) - mean[c]
             mean[c] += delta * weight
             spread[c] += square[c] + delta * delta * start * weight
-    for at in range(channels, columns):  # the pixels of a row; the first becomes all
+    for at in range(channels, columns):  # merge the moments of the pixels of a row into the first
         c, before = at % channels, at // channels
         delta = mean[at] - mean[c]
         mean[c] += delta / (before + 1)
@@ -87,7 +87,7 @@ def normalize_sums(dy: Array, x: Array, y: Array, mean: Array, sums: Array, relu
         block, sources = dy[start : start + WIDE_BLOCK], x[start : start + WIDE_BLOCK]
         if relu:
             passed, output = block.reshape(-1), y[start : start + WIDE_BLOCK].reshape(-1)
-            for i in range(passed.size):  # in one loop with the sums, rows of 16 would not be vectors
+            for i in range(passed.size):  # not fused with the sums, which would prevent vectors of 16
                 passed[i] = passed[i] if output[i] > zero else zero
         parts[:] = 0
         for r in range(len(block)):
