@@ -177,7 +177,7 @@ class Regressor(RegressorMixin, _Network):  # type: ignore[misc]
         return self
 
     def predict(self, X: Any) -> NDArray[Any]:
-        """Return the targets of each example, (N,) or (N, T) like those of `fit`."""
+        """Return predicted targets, (N,) or (N, T) as given to `fit`."""
         found = self._scores(X).astype(np.float64)  # as scikit-learn expects of several targets
         return found[:, 0] if self._flat else found
 

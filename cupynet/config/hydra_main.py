@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import hydra
 import yaml
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
@@ -192,11 +191,12 @@ class _Command(Generic[S, T]):
         return started() is None if self.ranks is None else self.ranks.size == 1
 
     def main(self, config_name: str) -> int | str:
+        job = functools.update_wrapper(functools.partial(self.job), self.task)  # Hydra derives the job's name from it
         code: int | str = 0
         try:
             register(self.schema)
             sys.argv[1:] = self.arguments = self.read(sys.argv[1:])
-            self._run(config_name)
+            hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name=config_name)(job)()
         except BaseException as error:
             code = self.report_error(_as_ours(error, self.schema))
         of_jobs = self.code
@@ -207,19 +207,6 @@ class _Command(Generic[S, T]):
         if self.code is None:
             self.clean_up()
         return code or of_jobs or 0
-
-    def _run(self, config_name: str) -> None:
-        job = functools.update_wrapper(functools.partial(self.job), self.task)  # Hydra derives the job's name from it
-        folder, name = str(conf_folder()), self.task.__module__.rpartition(".")[2]
-        given = [*filter(OVERRIDE.match, self.arguments)]
-        if given == self.arguments and not {"hydra.mode", "hydra.searchpath"} & {*map(resume.name_of, given)}:
-            # A run: `hydra.main` would compose its settings twice. Hydra asserts that they do not ask for a sweep.
-            with contextlib.suppress(AssertionError), hydra.initialize_config_dir(folder, name, version_base="1.3"):
-                running = GlobalHydra.instance().hydra
-                assert running is not None
-                running.run(config_name, job, [*self.arguments])
-                return
-        hydra.main(version_base="1.3", config_path=folder, config_name=config_name)(job)()
 
     def clean_up(self) -> None:
         """Remove the empty folders that this command created, and the folder of a sweep in which no job began."""

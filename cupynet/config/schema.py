@@ -272,7 +272,7 @@ def read(kind: type[G], given: Mapping[str, Any], above: str = "") -> G:
 
 
 def rules(kind: type[Group], above: str = "") -> Iterator[tuple[str, Rule]]:
-    """Yield the dotted key and the validator of every setting, of a group before those of its settings."""
+    """Yield the dotted key and the validator of every setting. A group precedes its settings."""
     for each in fields(kind):
         key = _below(above, each.name)
         yield key, each.metadata["rule"]

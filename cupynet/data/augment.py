@@ -1,7 +1,7 @@
 """Augmentation: random changes of training images, different in each epoch.
 
 The result depends only on (seed, epoch, sample, position of the augmentation), not on the workers or on prefetching.
-Random numbers are those of SplitMix64 (Steele, Lea, Flood 2014), with a sequence for each image. Augmentations run in
+SplitMix64 (Steele, Lea, Flood 2014) generates the random numbers, with a sequence for each image. Augmentations run in
 NumPy on the host, in the prefetching thread. Pixels from outside an image are 0.
 """
 

@@ -5,7 +5,7 @@
              samples.npy    (S,) integers: the numbers of these samples in the whole training set, from 0
     FOLDER/1/...
 
-A shard may be larger than memory. A machine needs the labels and samples of all shards, but only the images of its own
+A shard may be larger than memory. A machine needs the labels and samples of all shards, but images only of its own
 workers' shards.
 """
 

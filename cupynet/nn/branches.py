@@ -21,7 +21,7 @@ Layers: TypeAlias = "Layer | Mapping[str, Layer] | Iterable[Layer]"
 class Residual(Layer):
     """layers(x) + shortcut(x) (He et al. 2015).
 
-    Weights are named `block1.conv1.weight`, those of the shortcut `block1.shortcut.weight`. An activation after the sum
+    Weights are named `block1.conv1.weight`, and in the shortcut `block1.shortcut.weight`. An activation after the sum
     is a separate layer. The shortcut is x by default; if the layers change the size, it must be a layer that does too,
     such as a 1x1 convolution.
     """

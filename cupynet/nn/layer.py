@@ -48,7 +48,7 @@ class Layer(Described):
         path: the full name, `block.conv1`; empty for a network of one layer.
         needs_dx: if False, `backward` may return None, see `Scope`.
         input, output: the type of one example before and after the layer.
-        declared: the number of weights, including those of children.
+        declared: the number of weights, including the children's.
         fused: layers that compute this one and the next in one operation; they are not children.
     """
 

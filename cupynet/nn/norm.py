@@ -95,7 +95,7 @@ class BatchNorm(Layer):
         return moments
 
     def _merge(self, moments: Array, count: int, group: Any) -> int:
-        """Replace the moments of `count` values by those of all replicas; return the total count (Chan et al. 1979)."""
+        """Merge the moments of `count` values over all replicas; return the total count (Chan et al. 1979)."""
         total = int(group.gather_numbers(count).sum())
         apart = self.backend.borrow(moments[0].shape, moments.dtype)
         apart[...] = moments[0]

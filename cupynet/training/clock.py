@@ -68,7 +68,7 @@ class Clock:
         return self.images / seconds if seconds else 0.0
 
     def measure(self, part: str, name: str) -> AbstractContextManager[None]:
-        """Return a context that adds its seconds to a part, such as `compute`, without those of nested contexts."""
+        """Return a context that adds its seconds, without nested contexts, to a part such as `compute`."""
         return _Span(self, part, name)
 
     def count(self, iteration: int, images: int) -> None:

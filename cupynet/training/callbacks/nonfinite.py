@@ -38,7 +38,7 @@ class NonFinite(Callback):
 
     @property
     def left_out(self) -> int:
-        """Batches skipped by all workers until the end of the last fit, plus those of this worker since then."""
+        """Batches skipped by all workers up to the end of the last fit, and by this worker since then."""
         return self._others + len(self._skipped)
 
     def start(self, trainer: Trainer, run: Run | None) -> None:

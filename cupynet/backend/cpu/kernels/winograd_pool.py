@@ -1,9 +1,11 @@
 """A convolution and its 2x2 max-pool by Winograd's minimal filtering.
 
-Tiles of 4 x 4 outputs take n² products instead of 16·K², for K x K filters and n = K + 3: a sixth for 5 x 5 filters. y
-= Aᵀ ((G w Gᵀ) ⊙ (Bᵀ x B)) A: constant matrices transform filters and images along both axes, and at each of the n²
+Tiles of 4 x 4 outputs take n² products instead of 16·K², for K x K filters and n = K + 3: a sixth for 5 x 5 filters.
+y = Aᵀ ((G w Gᵀ) ⊙ (Bᵀ x B)) A: constant matrices transform filters and images along both axes, and at each of the n²
 points the products are a matrix product over channels. The backward pass is the transpose. Rounding errors are up to
-ten times those of plain sums. (Lavin and Gray, Fast Algorithms for Convolutional Neural Networks, arXiv:1509.09308.)
+ten times larger than with plain sums.
+
+A. Lavin and S. Gray, Fast Algorithms for Convolutional Neural Networks, arXiv:1509.09308.
 """
 
 from __future__ import annotations
