@@ -23,7 +23,7 @@ from cupynet.core.exits import run_and_exit
 from cupynet.core.wording import shown
 
 if TYPE_CHECKING:
-    from cupynet.config.load_model import Trained
+    from cupynet.config.load_model import LoadedRun
     from cupynet.training import Evaluation
 
 EXAMPLES = """overrides are settings of the run, changed:
@@ -48,7 +48,7 @@ class Evaluated(NamedTuple):
     dataset: str
     split: str
     class_names: tuple[str, ...]
-    trained: Trained
+    trained: LoadedRun
 
 
 def evaluate(arguments: argparse.Namespace) -> None:
@@ -79,14 +79,14 @@ def evaluate(arguments: argparse.Namespace) -> None:
 def evaluated(path: Path, overrides: Sequence[str] = ()) -> Evaluated:
     """Evaluate a run, or one of its checkpoints, on its test set."""
     from cupynet.config.experiment import Experiment
-    from cupynet.config.load_model import Trained
+    from cupynet.config.load_model import LoadedRun
 
-    trained = Trained(path)
+    trained = LoadedRun(path)
     summary = trained.summary
     own = [] if summary is None else [f"workers={summary.setup.workers}"]
     settings = without_training(trained.settings([*own, *overrides]))
     if settings.trusted_modules:
-        trained = Trained(path, settings.trusted_modules)
+        trained = LoadedRun(path, settings.trusted_modules)
     names = [name_of(override) for override in overrides]
     if any(name in ("data", "data.folder", "data.file") or name.endswith(("_images", "_labels")) for name in names):
         settings = replace(settings, data=_as_trained(settings.data, trained, names))
@@ -111,7 +111,7 @@ def evaluated(path: Path, overrides: Sequence[str] = ()) -> Evaluated:
         return Evaluated(evaluation, data.name, "test" if split == "all" else split, wrapper.model.class_names, trained)
 
 
-def _as_trained(data: dict[str, Any], trained: Trained, names: Sequence[str]) -> dict[str, Any]:
+def _as_trained(data: dict[str, Any], trained: LoadedRun, names: Sequence[str]) -> dict[str, Any]:
     """Return the settings of other data with the shape and the classes of the run, and nothing held out."""
     model = trained.model("numpy", "float")
     height, width, channels = model.input.shape
@@ -122,7 +122,7 @@ def _as_trained(data: dict[str, Any], trained: Trained, names: Sequence[str]) ->
     return {**data, **left_open, **whole}
 
 
-def changed(trained: Trained) -> str:
+def changed(trained: LoadedRun) -> str:
     """Return why a run of an earlier version may have had other test images; "" if it had the same."""
     from cupynet.training.checkpointing import found
 

@@ -13,7 +13,7 @@ from cupynet.core.exits import run_and_exit
 from cupynet.core.version import __version__
 
 if TYPE_CHECKING:
-    from cupynet.config.load_model import Trained
+    from cupynet.config.load_model import LoadedRun
     from cupynet.nn import Model
 
 IMAGES = 1000  # random images for comparing an ONNX graph with the model
@@ -41,13 +41,13 @@ def main() -> None:
 
 
 def export(arguments: argparse.Namespace) -> None:
-    from cupynet.config.load_model import Trained
+    from cupynet.config.load_model import LoadedRun
     from cupynet.core.files import save_weights, write_output
     from cupynet.interop import export_torch, torch_source
 
     if not any((arguments.onnx, arguments.safetensors, arguments.torch, arguments.torch_module)):
         raise ConfigError("nothing to write. Use --onnx, --safetensors, --torch or --torch-module with a file")
-    trained = Trained(arguments.run, arguments.trusted_modules)
+    trained = LoadedRun(arguments.run, arguments.trusted_modules)
     model = trained.model(dtype="float")  # the dtype of stored weights, in which other programs compute
     if arguments.onnx:
         _export_onnx(trained, model, arguments.onnx, arguments.input)
@@ -62,7 +62,7 @@ def export(arguments: argparse.Namespace) -> None:
         print(f"{arguments.torch_module}: network() returns the PyTorch module, prepared() its input")
 
 
-def _export_onnx(trained: Trained, model: Model, path: Path, input: str) -> None:
+def _export_onnx(trained: LoadedRun, model: Model, path: Path, input: str) -> None:
     from cupynet.core.files import write_output
     from cupynet.interop import BOUND, difference, onnx_graph
 
@@ -78,7 +78,7 @@ def _export_onnx(trained: Trained, model: Model, path: Path, input: str) -> None
     print(f"{path}: images ({shape}) of {input} to logits (N, {model.output.features}); {verdict}")
 
 
-def _about(trained: Trained, model: Model, input: str) -> dict[str, str]:
+def _about(trained: LoadedRun, model: Model, input: str) -> dict[str, str]:
     summary, normalize = trained.summary, model.pixels.normalization()
     scaled = "divided by 255" if normalize is None else f"divided by 255, then normalized with {json.dumps(normalize)}"
     about = {

@@ -41,10 +41,10 @@ def main() -> None:
 
 def prepare(settings: PlanSettings) -> Plan:
     from cupynet.backend import available_cores
-    from cupynet.config.experiment import Experiment, refuse_fast_dev_run
+    from cupynet.config.experiment import Experiment, check_no_fast_dev_run
     from cupynet.parallel import ParameterAveraging
 
-    refuse_fast_dev_run(settings, "plan")
+    check_no_fast_dev_run(settings, "plan")
     if settings.check and max(settings.asked) > MOST_WORKERS:
         reason = f"check=true starts all of them. Use at most {MOST_WORKERS}"
         raise ConfigError(reason, "workers", str(max(settings.asked)))

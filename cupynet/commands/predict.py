@@ -41,10 +41,10 @@ def main() -> None:
 
 
 def predict(arguments: argparse.Namespace) -> int:
-    from cupynet.config.load_model import Trained
+    from cupynet.config.load_model import LoadedRun
 
     integer("--top", arguments.top, 1)
-    trained = Trained(arguments.run, arguments.trusted_modules)
+    trained = LoadedRun(arguments.run, arguments.trusted_modules)
     model = trained.model()
     source = None
     with suppress(DataError):  # the files of the run's data are not needed

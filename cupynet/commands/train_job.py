@@ -231,7 +231,7 @@ class TrainJob:
             early_stopping=self._early_stopping(),
             drift=None if measured is None else finite(measured.drift),
             drift_by_layer=None if measured is None else dict(measured.drift_by_layer),
-            left_out=sum(each.left_out for each in callbacks if isinstance(each, NonFinite)),
+            left_out=sum(each.skipped_batches for each in callbacks if isinstance(each, NonFinite)),
             skipped_steps=trainer.statistics.skipped_steps,
             advice=None if spent is None or self.settings.fast_dev_run else self._advice(spent),
         )
@@ -268,14 +268,14 @@ class TrainJob:
         if wrapper.placement.stages == 1 or pipeline is None or not images_per_s:
             return None
         batch_size = min(self.settings.batch_size, len(self.data.train))
-        round_s = batch_size * wrapper.placement.workers / images_per_s
-        return pipeline.speed(wrapper.layers, batch_size, spent.compute_s, spent.samples, round_s)
+        iteration_s = batch_size * wrapper.placement.workers / images_per_s
+        return pipeline.speed(wrapper.layers, batch_size, spent.compute_s, spent.samples, iteration_s)
 
     def _advice(self, spent: Spent) -> str:
         placement = self.wrapper.placement
         return advise(
             spent,
-            rounds=self.experiment.train_loader(self.data).rounds(placement.workers),
+            iterations=self.experiment.train_loader(self.data).iterations(placement.workers),
             stages=placement.stages,
             cores=None if placement.devices else available_cores(),
         )
@@ -309,13 +309,12 @@ class _Signals:
 
 def warn_of_other_rates(trainer: Trainer, planned: int | None) -> None:
     """Warn if a change of `epochs` changed the learning rates of past iterations, because most schedules span a fit."""
-    epochs, iteration, start = trainer.plan.epochs, trainer.iteration, trainer.plan.start
-    if planned in (None, epochs) or start is None or not trainer.plan.rounds:
+    plan, iteration = trainer.plan, trainer.iteration
+    epochs, start, per_epoch = plan.epochs, plan.start, plan.iterations_per_epoch
+    if planned in (None, epochs) or start is None or not per_epoch:
         return
     then = copy.deepcopy(trainer.schedule)
-    then.begin_fit(
-        start, trainer.plan.iterations + (planned - epochs) * trainer.plan.rounds, trainer.plan.rounds, planned
-    )
+    then.begin_fit(start, plan.iterations + (planned - epochs) * per_epoch, per_epoch, planned)
     past = range(start, iteration, max((iteration - start) // RATES, 1))
     if any(then(each) != trainer.schedule(each) for each in past):
         log.warning(

@@ -88,7 +88,7 @@ def settings_of(config: DictConfig, overrides: Sequence[str], schema: type[S], r
         plain = cast("dict[str, Any]", OmegaConf.to_container(ours, resolve=True, throw_on_missing=True))
     except OmegaConfBaseException as error:
         raise refusal(error, schema) from error
-    refuse_contradictions(config, plain, overrides)
+    check_contradictions(config, plain, overrides)
     name_schedule(plain, overrides, rate)
     asked = [*map(name_of, overrides), *typed(overrides)]
     for_chosen_classes(plain, asked)
@@ -145,7 +145,7 @@ def typed(overrides: Sequence[str]) -> dict[str, Any]:
     return flat({each.key_or_group: each.value() for each in parsed})
 
 
-def refuse_contradictions(config: DictConfig, plain: Mapping[str, Any], overrides: Sequence[str]) -> None:
+def check_contradictions(config: DictConfig, plain: Mapping[str, Any], overrides: Sequence[str]) -> None:
     """Raise ConfigError if the synchronizer overrides an argument that refers to a typed setting of `parallel`."""
     given, references = typed(overrides), [*map(str, unresolved(config).values())]
     for name, argument in ARGUMENTS.items():

@@ -19,7 +19,7 @@ from cupynet.config.memory_estimate import check_memory
 from cupynet.config.schema import Settings
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.core.wording import counted, written
-from cupynet.data import Data, Dataset, Labelled, Loader, ShardedFiles, Shards, Source, as_loader
+from cupynet.data import Data, Dataset, LabeledData, Loader, ShardedFiles, Shards, Source, as_loader
 from cupynet.data.dataset import balanced_weights, in_turns
 from cupynet.nn import Image, Layer, Loss, Model, Params, check_loss, check_output
 from cupynet.optim import Optimizer
@@ -198,8 +198,8 @@ class Experiment:
         return model
 
     def own_callbacks(self) -> list[Callback]:
-        rounds = self.settings.profile
-        profile = [] if rounds is False else [Profile() if rounds is True else Profile(rounds)]
+        iterations = self.settings.profile
+        profile = [] if iterations is False else [Profile() if iterations is True else Profile(iterations)]
         return [*copy.deepcopy(self.callbacks), *self.pools(), *profile]
 
     def pools(self) -> list[Callback]:
@@ -247,7 +247,7 @@ class Experiment:
             self._balance(data.train)
         return self._few(data) if self.settings.fast_dev_run else data
 
-    def _balance(self, train: Labelled) -> None:
+    def _balance(self, train: LabeledData) -> None:
         """Set the loss's class weights from the training labels. ConfigError if a class has no images."""
         labels = np.concatenate(train.labels) if isinstance(train, Shards) else train.labels
         with naming("loss", self.settings.loss):
@@ -274,7 +274,7 @@ class Experiment:
     def train_loader(self, data: Data) -> Loader:
         return as_loader(data.train, self.settings.batch_size, seed=self.source.seed, augment=self.source.augment)
 
-    def evaluation_loader(self, dataset: Labelled) -> Loader:
+    def evaluation_loader(self, dataset: LabeledData) -> Loader:
         return Loader(dataset, self.settings.batch_size, shuffle=False)
 
 
@@ -288,7 +288,7 @@ def by_key() -> Iterator[None]:
         raise ConfigError(error.reason, f"{KEYS.get(option, option)}{dot}{argument}", error.value) from error
 
 
-def refuse_fast_dev_run(settings: Settings, command: str) -> None:
+def check_no_fast_dev_run(settings: Settings, command: str) -> None:
     """Raise ConfigError if fast_dev_run is set for a command that measures."""
     if settings.fast_dev_run:
         reason = f"{command} would measure only a few batches. Remove this setting"

@@ -329,7 +329,7 @@ class _Command(Generic[S, T]):
             return settings_of(config, job_overrides(), self.schema)
         run = resume.run_of(self.resumed)
         settings = load(run, self.changes, folder=own_folder())
-        resume.refuse_other(asdict(settings), asdict(load(run, (), settings.trusted_modules)), self.resumed)
+        resume.check_same_settings(asdict(settings), asdict(load(run, (), settings.trusted_modules)), self.resumed)
         check_outputs(settings.callbacks, run, self.changes, settings.trusted_modules)
         check_downloads(settings, run, self.changes)
         return settings  # type: ignore[return-value]  # `schema` is Settings
@@ -365,7 +365,7 @@ class _Command(Generic[S, T]):
                 hold = Hold(shown)
                 locks.callback(hold.release)
                 if self.resumed is None:
-                    resume.refuse_taken(shown)
+                    resume.check_untaken(shown)
             except ConfigError as error:
                 refused = str(error)
         if ranks is not None:

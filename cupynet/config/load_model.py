@@ -55,7 +55,7 @@ def load(
     for file in (place, place / MODEL):
         if os.path.isfile(file):
             return read_model(file, backend, dtype, trusted_modules)
-    return Trained(path, trusted_modules).model(backend, dtype)
+    return LoadedRun(path, trusted_modules).model(backend, dtype)
 
 
 def weights_of(path: AnyRun, trusted_modules: Iterable[str] = ()) -> dict[str, Any]:
@@ -64,10 +64,10 @@ def weights_of(path: AnyRun, trusted_modules: Iterable[str] = ()) -> dict[str, A
     for file in (place, place / MODEL):
         if os.path.isfile(file):
             return read_weights(file)
-    return Trained(path, trusted_modules).weights
+    return LoadedRun(path, trusted_modules).weights
 
 
-class Trained:
+class LoadedRun:
     """A finished run, or one of its checkpoints. ConfigError if there is none, DataError if it is damaged.
 
     Args:

@@ -149,7 +149,7 @@ def checkpoint_of(path: Path) -> Path:
     return path if STEP.fullmatch(path.name) and run != path else run / CHECKPOINTS
 
 
-def refuse_other(given: Mapping[str, Any], stored: Mapping[str, Any], path: Path) -> None:
+def check_same_settings(given: Mapping[str, Any], stored: Mapping[str, Any], path: Path) -> None:
     for key, now, then in _differences(given, stored):
         if key.partition(".")[0] not in MAY_DIFFER and (key not in MAY_BE_SET or then is not None):
             started = "without it" if then is None else f"with {written(then)}"
@@ -177,7 +177,7 @@ def quoted(path: Path) -> str:
     return QuotedString(str(path), Quote.single).with_quotes()
 
 
-def refuse_taken(folder: Path) -> None:
+def check_untaken(folder: Path) -> None:
     """Raise ConfigError if the folder contains a run or sweep; remove a fast dev run. DataError if that is unsafe."""
     run = (folder / SUMMARY).is_file() or bool(checkpoints(folder / CHECKPOINTS))
     if (folder / SWEEP).is_file() or (run and not (folder / TRIAL).is_file()):

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from cupynet.config.resume import refuse_taken
+from cupynet.config.resume import check_untaken
 from cupynet.core.errors import CupynetError, OutputError
 from cupynet.core.files import read_object, write_json, write_whole
 from cupynet.core.lock import Hold
@@ -107,7 +107,7 @@ def begin(sweep: Path) -> None:
     if _hold.warning:
         say_error(f"warning: {_hold.warning}")
     try:
-        refuse_taken(sweep)
+        check_untaken(sweep)
     except CupynetError:
         _release()
         raise

@@ -22,7 +22,7 @@ from cupynet.data.augment import (
 )
 from cupynet.data.dataset import Dataset, split_off
 from cupynet.data.feed import BatchFeed
-from cupynet.data.loader import Batch, Labelled, Loader, as_loader
+from cupynet.data.loader import Batch, LabeledData, Loader, as_loader
 from cupynet.data.pairs import read_pairs
 from cupynet.data.prefetch import Prefetcher
 from cupynet.data.shards import Shards
@@ -52,7 +52,7 @@ __all__ = [
     "HorizontalFlip",
     "IdxFiles",
     "KMNIST",
-    "Labelled",
+    "LabeledData",
     "Loader",
     "MNIST",
     "MixUp",

@@ -39,14 +39,14 @@ class BatchFeed:
     ) -> None:
         self.loader = loader
         self._backend, self._rank, self._size = backend, rank, size
-        self._rounds = loader.rounds(size)
+        self._iterations = loader.iterations(size)
         self._made: Prefetcher[Made] = Prefetcher((), 0)  # batches of the current epoch
         with read_of(loader.dataset):
             self._part = part = loader.part(rank, size)
             data = HostData(part.images if images else None, part.targets, part.pixels, edited=bool(loader.augment))
             size_of_batch = min(loader.batch_size, len(part))
             self._transfer = backend.transfer(data, size_of_batch, on_device, shared or Shared())
-        self._ahead = min(prefetch, self._rounds) if self._transfer.ahead else 0
+        self._ahead = min(prefetch, self._iterations) if self._transfer.ahead else 0
 
     def epoch(self, epoch: int, start: int = 0) -> Generator[Batch | None, None, None]:
         """Yield this worker's batch of each iteration of an epoch from `start` on, or None if it has none.
@@ -58,12 +58,12 @@ class BatchFeed:
         self._transfer.begin([rows for _, rows, _ in assigned], self.loader.labels(assigned, epoch, self._part))
         made = self.loader.load(assigned, epoch, self._transfer, self._part, self._rank)
         self._made = Prefetcher(made, self._ahead)
-        return self._rest(self._made, epoch, self._rounds - start)
+        return self._rest(self._made, epoch, self._iterations - start)
 
-    def _rest(self, made: Prefetcher[Made], epoch: int, rounds: int) -> Generator[Batch | None, None, None]:
+    def _rest(self, made: Prefetcher[Made], epoch: int, iterations: int) -> Generator[Batch | None, None, None]:
         """Yield the batch of each iteration, on the device; None after this worker's last batch."""
         with made:
-            for _ in range(rounds):
+            for _ in range(iterations):
                 batch = None
                 found = next(made, None)
                 if found is not None:

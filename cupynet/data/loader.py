@@ -23,7 +23,7 @@ from cupynet.data.augment import Augment, Mixing, SampleRNG, augmentations, augm
 from cupynet.data.dataset import Dataset, dense, label_array, on_host, philox
 from cupynet.data.shards import Shards
 
-Labelled: TypeAlias = Dataset | Shards
+LabeledData: TypeAlias = Dataset | Shards
 
 _LOOKED_AT = 1 << 20  # bytes of images that a signature includes
 
@@ -68,7 +68,7 @@ class Loader:
 
     def __init__(
         self,
-        dataset: Labelled,
+        dataset: LabeledData,
         batch_size: int,
         seed: int = 0,
         shuffle: bool = True,
@@ -95,17 +95,17 @@ class Loader:
         """Batches per epoch, over all workers."""
         return sum(-(-count // self.batch_size) for count in self.dataset.counts)
 
-    def rounds(self, size: int) -> int:
+    def iterations(self, size: int) -> int:
         """Return iterations per epoch: the most batches of any worker. Shards require one worker each."""
         if isinstance(self.dataset, Shards):
             self.dataset.check_workers(size)
             return -(-max(self.dataset.counts) // self.batch_size)
         return -(-self.batches // size)
 
-    def images_of_round(self, number: int, size: int) -> int:
+    def images_of_iteration(self, number: int, size: int) -> int:
         """Return the number of images that all `size` workers train on in iteration `number` of an epoch."""
-        per_round = self.batch_size * (1 if isinstance(self.dataset, Shards) else size)
-        return sum(min(per_round, max(0, count - number * per_round)) for count in self.dataset.counts)
+        per_iteration = self.batch_size * (1 if isinstance(self.dataset, Shards) else size)
+        return sum(min(per_iteration, max(0, count - number * per_iteration)) for count in self.dataset.counts)
 
     def deal(self, size: int) -> tuple[int, ...]:
         """Return a key of the assignment of batches; resuming within an epoch requires an equal key."""
@@ -210,7 +210,7 @@ def _mixture(own: Array, others: Array, share: Array, weighted: bool) -> Array:
 
 
 @contextmanager
-def read_of(dataset: Labelled) -> Iterator[None]:
+def read_of(dataset: LabeledData) -> Iterator[None]:
     """Raise DataError for an OSError in this context, which would otherwise be reported as an output error."""
     try:
         yield

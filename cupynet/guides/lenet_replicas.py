@@ -39,8 +39,8 @@ def train(world: Communicator, backend_name: str = "numba", digits: int = 4000) 
     iteration = samples = 0
     for epoch in range(EPOCHS):
         batches = loader.epoch(epoch, backend, world.rank, world.size)  # worker r takes batches r, r + 2, r + 4, ...
-        for _ in range(loader.rounds(world.size)):
-            batch = next(batches, None)  # in the last round some workers may have none
+        for _ in range(loader.iterations(world.size)):
+            batch = next(batches, None)  # in the last iteration some workers may have none
             if batch is not None:
                 context = Context(train=True, epoch=epoch, iteration=iteration, samples=batch.samples, seed=model.seed)
                 logits, backward = model.forward(batch.images, context)
@@ -49,8 +49,8 @@ def train(world: Communicator, backend_name: str = "numba", digits: int = 4000) 
                 optimizer.step(model.params, iteration)
                 samples += len(batch)
             iteration += 1
-            last = iteration == EPOCHS * loader.rounds(world.size)
-            if iteration % AVERAGING_FREQUENCY == 0 or last:  # a collective: every worker calls it in the same round
+            last = iteration == EPOCHS * loader.iterations(world.size)
+            if iteration % AVERAGING_FREQUENCY == 0 or last:  # all workers average in the same iteration
                 world.allreduce_mean([*model.params.vectors, *optimizer.state.values()], weight=samples)
                 samples = 0
 

@@ -102,7 +102,7 @@ class Pipeline:
         batch_size: int,
         compute_s: Sequence[float],
         samples: Sequence[int],
-        round_s: float,
+        iteration_s: float,
     ) -> dict[str, Any]:
         """Return the measured speed-up over running the stages one after the other, and its upper bound, for JSON.
 
@@ -112,7 +112,7 @@ class Pipeline:
 
         Args:
             compute_s, samples: compute time in seconds and number of samples, by rank.
-            round_s: seconds per iteration with whole batches.
+            iteration_s: seconds per iteration with whole batches.
         """
         stages, micro_batches = len(layers), min(self.micro_batches, batch_size)
         passes = sum(samples[::stages]) / batch_size * micro_batches
@@ -122,9 +122,9 @@ class Pipeline:
             "layers": layers,
             "micro_batches": micro_batches,
             "work_s": work_s,
-            "round_s": round_s,
+            "round_s": iteration_s,
             "bound": total / max(work_s) * micro_batches / (micro_batches + stages - 1),
-            "speed_up": total * micro_batches / round_s,
+            "speed_up": total * micro_batches / iteration_s,
         }
 
 

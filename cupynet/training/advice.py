@@ -6,24 +6,24 @@ import math
 
 import numpy as np
 
-from cupynet.core.wording import percent
+from cupynet.core.wording import counted, percent
 from cupynet.training.evaluation import Evaluation
 from cupynet.training.events import Spent
 
 STANDS_OUT = 0.10  # fraction of the time; smaller costs are not mentioned
-FEW_ROUNDS = 5  # with at most so many iterations per epoch, more workers make too few updates
+FEW_ITERATIONS = 5  # with at most so many iterations per epoch, more workers make too few updates
 SLOWER = 1.25  # ratio of seconds per sample; above the noise of a shared machine
 SURELY = 3.0  # standard deviations above chance; an untrained network reaches this once in 700 runs
 
 
-def advise(spent: Spent, *, rounds: int | None = None, stages: int = 1, cores: int | None = None) -> str:
+def advise(spent: Spent, *, iterations: int | None = None, stages: int = 1, cores: int | None = None) -> str:
     """Return the greatest cost besides computing and its remedy, or that nothing stands out.
 
-    rounds: iterations per epoch, if known; stages: ranks per replica; cores: shared by the workers; None on GPUs.
+    iterations: per epoch, if known; stages: ranks per replica; cores: shared by the workers; None on GPUs.
     """
     ranks = len(spent.rounds_s)
-    if ranks > stages and rounds is not None and rounds <= FEW_ROUNDS:
-        return f"only {rounds} iteration{'s' * (rounds > 1)} per epoch: try workers=1, or a smaller batch_size"
+    if ranks > stages and iterations is not None and iterations <= FEW_ITERATIONS:
+        return f"only {counted(iterations, 'iteration')} per epoch: try workers=1, or a smaller batch_size"
     found = [(spent.data, f"waiting for batches costs {percent(spent.data, 0)} of the time: raise prefetch_buffer")]
     found.append(_straggler(spent, stages))
     if ranks > stages:

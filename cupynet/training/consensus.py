@@ -20,7 +20,7 @@ class StopConsensus:
     def __init__(self, world: Communicator) -> None:
         self._world = world
         self.request: Stop | None = None
-        self._every, self._rounds, self._since = AGREE_EVERY, 0, 0.0  # iterations since the last exchange, its time
+        self._every, self._iterations, self._since = AGREE_EVERY, 0, 0.0  # iterations since the last exchange, its time
 
     def propose(self, stop: Stop) -> None:
         self.request = self.request or stop
@@ -29,7 +29,7 @@ class StopConsensus:
         """Return True if workers exchange requests after this iteration. averaged: True if it ended with an averaging
         step.
         """
-        self._rounds += 1
+        self._iterations += 1
         return averaged or self._world.size == 1 or iteration % self._every == 0
 
     def exchange(self) -> Stop | None:
@@ -39,10 +39,10 @@ class StopConsensus:
             return request
         with world.traffic.uncounted():
             now = time.monotonic()
-            pace_s = (now - self._since) / self._rounds if self._rounds else SLOW_S
+            pace_s = (now - self._since) / self._iterations if self._iterations else SLOW_S
             reasons, paces = world.gather_numbers(request.reason if request else 0, pace_s).T
             self._every = 1 if paces.max() >= SLOW_S else AGREE_EVERY
-            self._rounds, self._since = 0, now
+            self._iterations, self._since = 0, now
             requests = np.flatnonzero(reasons)
             if not len(requests):
                 return None

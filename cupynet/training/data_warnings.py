@@ -8,7 +8,7 @@ import math
 import numpy as np
 
 from cupynet.core.wording import setting
-from cupynet.data import Dataset, Labelled, Loader, Shards
+from cupynet.data import Dataset, LabeledData, Loader, Shards
 from cupynet.data.loader import read_of
 from cupynet.training.fit import Fit
 
@@ -53,7 +53,7 @@ class DataWarnings:
         return self._speaks and not known
 
 
-def warn_of_pixels(dataset: Labelled) -> bool:
+def warn_of_pixels(dataset: LabeledData) -> bool:
     """Log a warning and return True if all images are nearly black, or floating-point images seem unscaled."""
     if isinstance(dataset, Dataset) and dataset.scaled:
         return _warn_of_floats(dataset)
@@ -81,7 +81,7 @@ def _warn_of_floats(dataset: Dataset) -> bool:
     return True
 
 
-def _brightest(dataset: Labelled, enough: int) -> int:
+def _brightest(dataset: LabeledData, enough: int) -> int:
     """Return the largest pixel on this machine. Stop early when one is at least `enough`."""
     largest = 0
     with read_of(dataset):
@@ -94,7 +94,7 @@ def _brightest(dataset: Labelled, enough: int) -> int:
     return largest
 
 
-def warn_of_classes(dataset: Labelled) -> None:
+def warn_of_classes(dataset: LabeledData) -> None:
     """Log a warning if some classes have no images, or if a shard lacks at least half of the others."""
     if isinstance(dataset, Dataset) and dataset.labels.ndim == 2:
         return

@@ -13,7 +13,7 @@ from cupynet.backend.array import Array, layout_hint
 from cupynet.core.checks import integer, number, one_of
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.core.wording import one, shown
-from cupynet.data import Dataset, Labelled, Loader, Shards, as_loader, read_pairs, split_off
+from cupynet.data import Dataset, LabeledData, Loader, Shards, as_loader, read_pairs, split_off
 from cupynet.data.dataset import balanced_weights, dense, is_one_hot, on_host, weight_array
 from cupynet.nn import Loss, Model, check_output
 from cupynet.parallel import Communicator
@@ -166,7 +166,7 @@ def held_out_of(
     return with_dataset(loader, train), Loader(kept, loader.batch_size, loader.seed, shuffle=False), "validation"
 
 
-def classifies(dataset: Labelled, loss: Loss) -> bool:
+def classifies(dataset: LabeledData, loss: Loss) -> bool:
     """Return True if the labels are classes, False if they are targets of a regression."""
     return not isinstance(dataset, Dataset) or dataset.labels.ndim == 1 or loss.applies == "softmax"
 
@@ -199,7 +199,7 @@ def check_data(loader: Loader, model: Model) -> None:
         model.loss.check_targets(np.eye(dataset.classes, dtype=np.float32))
 
 
-def check_pixels(dataset: Labelled, pixels: PixelScale) -> None:
+def check_pixels(dataset: LabeledData, pixels: PixelScale) -> None:
     if dataset.pixels != pixels and not dataset.scaled:
         raise ConfigError(
             f"data set {dataset.name!r}: pixels are not normalized like the training data. Use "

@@ -131,7 +131,7 @@ class GraphReplica(Replica):
         self._scale: float | None = None  # on the device; None if unknown
         self._batch: Batch | None = None  # of the step that `update` launches
         self._reload: Callable[[int], Batch] | None = None
-        self._rounds = 0  # iterations that ran ahead since `complete`
+        self._iterations = 0  # iterations that ran ahead since `complete`
         self._launched: list[int] = []  # their iterations, except those without a batch
         self._sums: tuple[Array, Array] = (None, None)  # of the losses and of the hits
         self._may_run_ahead = False
@@ -146,14 +146,14 @@ class GraphReplica(Replica):
     def begin(self, reload: Callable[[int], Batch] | None = None) -> None:
         super().begin()
         self._reload = reload
-        self._rounds, self._launched, self._scale = 0, [], None
+        self._iterations, self._launched, self._scale = 0, [], None
         self.graphs.begin(classifies=self.classifies)
 
     def gradient(self, batch: Batch | None) -> Step:
         """See `Replica.gradient`. If iterations run ahead, `update` launches this too."""
         if not self._ahead:
             return super().gradient(batch)
-        self._batch, self._rounds = batch, self._rounds + 1
+        self._batch, self._iterations = batch, self._iterations + 1
         return Step(batch, 0 if batch is None else len(batch))
 
     def backpropagate(self, batch: Batch | None) -> int:
@@ -196,11 +196,11 @@ class GraphReplica(Replica):
 
     def complete(self) -> None:
         """See `Replica.complete`. DivergedError if a loss or a gradient was not finite."""
-        rounds, self._rounds = self._rounds, 0
-        if rounds:
+        iterations, self._iterations = self._iterations, 0
+        if iterations:
             with self.clock.measure("compute", "steps that ran ahead"):
                 samples = self._read() if self._launched else 0
-            self._count(rounds, samples)
+            self._count(iterations, samples)
 
     def _read(self) -> int:
         """Wait for the launched steps. Return the number of samples in completed steps."""

@@ -147,12 +147,12 @@ class Replica:
         self._count(1, step.samples)
         return step
 
-    def _count(self, rounds: int, samples: int) -> None:
+    def _count(self, iterations: int, samples: int) -> None:
         hits = self.hits
         if not self.classifies:
             hits = hits / self.whole.output.features if self._binary else math.nan
         for tally in self._tallies:
-            tally.add(rounds, samples, self.losses, hits)
+            tally.add(iterations, samples, self.losses, hits)
 
     @property
     def _binary(self) -> bool:

@@ -39,14 +39,14 @@ class Plan:
 
     Attributes:
         start: the iteration at which the schedule of an unfinished fit began; None between fits.
-        rounds: iterations per epoch.
+        iterations_per_epoch: iterations per epoch.
         iterations, epochs: `Trainer.iteration` and `Trainer.epoch` at the planned end of the fit.
         deal: how the batches of an epoch are assigned to workers.
         averaged: True after the last averaging step.
     """
 
     start: int | None = None
-    rounds: int = 0
+    iterations_per_epoch: int = 0
     iterations: int = 0
     epochs: int = 0
     deal: tuple[int, ...] = ()
@@ -76,7 +76,7 @@ class Trainer:
             evaluated epoch and after the fit.
         params, backend: this worker's weights and backend. In `after_finish` and `on_diverged` a callback may change
             the weights, identically on every rank. `params.publish` then copies them to the layers.
-        iteration, epoch, round: complete iterations and epochs, and complete iterations of the current epoch.
+        iteration, epoch, epoch_iteration: complete iterations and epochs, and complete iterations of the current epoch.
         data: `Loader.identity` of the last or restored fit; None if unknown.
         evaluation: of the last complete epoch, or of weights that a callback restored at the end; None if there is
             none.
@@ -102,7 +102,7 @@ class Trainer:
         self.replica, self.model, self.params, self.backend = replica, replica.model, replica.params, replica.backend
         self.synchronizer = Synchronizer() if synchronizer is None else synchronizer
         self.log_every, self.metrics = log_every, metrics
-        self.iteration = self.epoch = self.round = 0
+        self.iteration = self.epoch = self.epoch_iteration = 0
         self.plan = Plan()
         self.data: tuple[int, int] | None = None
         self.evaluation: Evaluation | None = None
@@ -157,7 +157,7 @@ class Trainer:
                 self.feeds.of_fit(fit.train, fit.evaluate_on) as feed,
             ):
                 self.replica.begin(  # a GPU may detect later that a step was not finite, and reload its batch
-                    lambda iteration: self.feeds.reload(self.epoch, self.round + iteration - self.iteration)
+                    lambda iteration: self.feeds.reload(self.epoch, self.epoch_iteration + iteration - self.iteration)
                 )
                 self.synchronizer.begin(self.replica)
                 self.emit("on_fit_start")
@@ -172,48 +172,48 @@ class Trainer:
 
     def _begin(self, fit: Fit) -> None:
         plan, replicas = self.plan, self.groups.replicas.size
-        rounds, deal = fit.train.rounds(replicas), fit.train.deal(replicas)
+        per_epoch, deal = fit.train.iterations(replicas), fit.train.deal(replicas)
         if deal != plan.deal:
-            self.round, plan.deal = 0, deal
+            self.epoch_iteration, plan.deal = 0, deal
         self.data = fit.train.identity
         self.replica.classifies = classifies(fit.train.dataset, self.replica.whole.loss)
-        self.round = min(self.round, rounds)  # with more workers an epoch has fewer iterations
+        self.epoch_iteration = min(self.epoch_iteration, per_epoch)  # with more workers an epoch has fewer iterations
         plan.averaged = plan.averaged and self.plan.unfinished and not fit.epochs  # restored after averaging
         if plan.start is None:
             plan.start, self.callbacks.resuming = self.iteration, []
-        plan.rounds, plan.epochs = rounds, self.epoch + fit.epochs
-        plan.iterations = self.iteration + fit.epochs * rounds - self.round
-        self.schedule.begin_fit(plan.start, plan.iterations, rounds, plan.epochs)
+        plan.iterations_per_epoch, plan.epochs = per_epoch, self.epoch + fit.epochs
+        plan.iterations = self.iteration + fit.epochs * per_epoch - self.epoch_iteration
+        self.schedule.begin_fit(plan.start, plan.iterations, per_epoch, plan.epochs)
         self.stopped = None
 
     def _epoch(self, fit: Fit, feed: BatchFeed) -> None:
         clock, replicas, where = self.statistics.clock, self.groups.replicas.size, "before the first batch"
         self.evaluation = None
-        if self.round == 0:
+        if self.epoch_iteration == 0:
             self.statistics.begin_epoch()
         try:
-            with closing(feed.epoch(self.epoch, self.round)) as batches:
-                while self.round < self.plan.rounds and not self.stopped:
-                    where, images = "loading a batch", fit.train.images_of_round(self.round, replicas)
+            with closing(feed.epoch(self.epoch, self.epoch_iteration)) as batches:
+                while self.epoch_iteration < self.plan.iterations_per_epoch and not self.stopped:
+                    where, images = "loading a batch", fit.train.images_of_iteration(self.epoch_iteration, replicas)
                     with clock.measure("data", "batch"):
                         batch = next(batches)
                     where = "without a batch" if batch is None else f"at batch {batch.index}"
                     with clock.measure("compute", "round"):
-                        average = self._round(batch)
+                        average = self._iterate(batch)
                     clock.count(self.iteration, images)
-                    self._after_round(average)
-                if self.round == self.plan.rounds:
+                    self._after_iteration(average)
+                if self.epoch_iteration == self.plan.iterations_per_epoch:
                     self.statistics.read_losses()
         except DivergedError:
             raise  # the message names the replica; several workers may raise this together
         except Exception as error:
             annotate(error, f"worker {self.rank} ({self.replica.place}), epoch {self.epoch + 1}, {where}")
             raise
-        if self.round == self.plan.rounds:
-            self.epoch, self.round = self.epoch + 1, 0
+        if self.epoch_iteration == self.plan.iterations_per_epoch:
+            self.epoch, self.epoch_iteration = self.epoch + 1, 0
             self._end_epoch(fit)
 
-    def _round(self, batch: Batch | None) -> Average | None:
+    def _iterate(self, batch: Batch | None) -> Average | None:
         replica, synchronizer, measure = self.replica, self.synchronizer, self.statistics.clock.measure
         with measure("compute", "forward and backward"):
             step = replica.gradient(batch)
@@ -226,10 +226,10 @@ class Trainer:
             replica.update(self.iteration, step)
         with measure("averaging", "averaging of weights"):
             average = synchronizer.after_update(replica, self.iteration)
-        self.iteration, self.round = self.iteration + 1, self.round + 1
+        self.iteration, self.epoch_iteration = self.iteration + 1, self.epoch_iteration + 1
         return average
 
-    def _after_round(self, average: Average | None) -> None:
+    def _after_iteration(self, average: Average | None) -> None:
         if average is not None:
             self._averaged(average)
         self.world.check()
@@ -374,7 +374,7 @@ class Trainer:
             "trainer": {
                 "iteration": self.iteration,
                 "epoch": self.epoch,
-                "round": self.round,
+                "round": self.epoch_iteration,
                 "fitting": int(self.plan.unfinished),
                 "finished": int(self.plan.averaged),
                 "span_start": self.plan.start or 0,
@@ -391,7 +391,7 @@ class Trainer:
     def restore(self, state: dict[str, Any]) -> None:
         """Restore a `state`, from which the next `fit` continues. ConfigError if it does not match."""
         position = state["trainer"]
-        self.iteration, self.epoch, self.round = (position[name] for name in ("iteration", "epoch", "round"))
+        self.iteration, self.epoch, self.epoch_iteration = (position[name] for name in ("iteration", "epoch", "round"))
         self.plan.start = position["span_start"] if position["fitting"] else None
         self.plan.averaged = bool(position["finished"])
         self.plan.deal = tuple(int(count) for count in position["deal"])

@@ -75,4 +75,4 @@ def test_a_fast_dev_run_takes_the_first_samples_of_each_shard(tmp_path: Path) ->
         assert isinstance(one, Dataset)
         np.testing.assert_array_equal(one.images, all_of_it.images[:8])
         np.testing.assert_array_equal(few.samples[number], shards.samples[number][:8])
-    assert as_loader(few, 4).rounds(2) == 2
+    assert as_loader(few, 4).iterations(2) == 2

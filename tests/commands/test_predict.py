@@ -15,7 +15,7 @@ from PIL import Image as Pictures
 
 from cupynet import DataError, load
 from cupynet.commands.predict import Preprocessing, main
-from cupynet.config.load_model import Trained
+from cupynet.config.load_model import LoadedRun
 from cupynet.data import Synthetic, pictures
 from cupynet.data.centering import centered_as_mnist
 from cupynet.data.pictures import picture
@@ -41,7 +41,7 @@ def digits() -> Any:
 
 
 def preprocessing(finished: Path, **changes: Any) -> Preprocessing:
-    trained = Trained(finished)
+    trained = LoadedRun(finished)
     return Preprocessing(trained.model().input.shape, trained.source, **{"invert": "auto", **changes})
 
 

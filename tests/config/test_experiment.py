@@ -182,10 +182,10 @@ def test_valid_settings_that_are_probably_a_mistake_are_warned_of(
 # what is built --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("asked", "rounds"), [("true", Profile().rounds), ("3", 3)])
-def test_a_profile_has_as_many_rounds_as_the_settings_say(asked: str, rounds: int) -> None:
+@pytest.mark.parametrize(("asked", "iterations"), [("true", Profile().iterations), ("3", 3)])
+def test_a_profile_has_as_many_rounds_as_the_settings_say(asked: str, iterations: int) -> None:
     (profile,) = (each for each in experiment(f"profile={asked}").own_callbacks() if isinstance(each, Profile))
-    assert profile.rounds == rounds
+    assert profile.iterations == iterations
 
 
 OPTIMIZERS, LOSSES = (sorted(path.stem for path in (CONF / group).glob("*.yaml")) for group in ("optimizer", "loss"))

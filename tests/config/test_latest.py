@@ -136,14 +136,14 @@ def test_resume_latest_skips_trials_diverged_jobs_and_links(here: Path) -> None:
 def test_a_folder_with_another_run_is_refused(checkpoint: bool, summary: str | None) -> None:
     run = made("run", checkpoint=checkpoint, summary=summary)
     with pytest.raises(ConfigError):
-        resume.refuse_taken(run)
+        resume.check_untaken(run)
     (run / "FAST_DEV_RUN.txt").write_text("no results")
-    resume.refuse_taken(run)
+    resume.check_untaken(run)
 
 
 def test_a_folder_with_a_sweep_is_refused() -> None:
-    resume.refuse_taken(Path("nothing"))
-    resume.refuse_taken(made("run", checkpoint=False))
+    resume.check_untaken(Path("nothing"))
+    resume.check_untaken(made("run", checkpoint=False))
     Path("multirun.yaml").write_text("")
     with pytest.raises(ConfigError):
-        resume.refuse_taken(Path())
+        resume.check_untaken(Path())

@@ -28,7 +28,7 @@ from cupynet import config
 from cupynet.config import resume, stored
 from cupynet.config.experiment import Experiment
 from cupynet.config.instantiate import build
-from cupynet.config.load_model import Trained
+from cupynet.config.load_model import LoadedRun
 from cupynet.config.schema import Settings
 from cupynet.core.errors import ConfigError, CupynetError, DataError
 from cupynet.core.files import load_weights
@@ -229,9 +229,9 @@ def test_a_stored_run_does_not_decide_where_data_are_downloaded(
     (in_folder / "run" / "summary.json").touch()
     refuses("data.folder=elsewhere: ", "resume=run")
     with refused("data.folder", "elsewhere"):
-        Trained("run").settings()
+        LoadedRun("run").settings()
     assert command("resume=run", *typed)[0] == 0
-    assert Trained("run").settings(typed).data["folder"] == "elsewhere"
+    assert LoadedRun("run").settings(typed).data["folder"] == "elsewhere"
     assert not (in_folder / "elsewhere").exists()
 
 

@@ -100,10 +100,10 @@ def test_rounds_and_their_images_match_the_batches(
 ) -> None:
     loader, of_workers = Shares.of(root, samples, batch_size, size, sharded)
     size = len(of_workers)
-    assert loader.rounds(size) == max(map(len, of_workers))
-    for number in range(loader.rounds(size) + 1):
+    assert loader.iterations(size) == max(map(len, of_workers))
+    for number in range(loader.iterations(size) + 1):
         in_round = [len(batches[number]) for batches in of_workers if number < len(batches)]
-        assert loader.images_of_round(number, size) == sum(in_round)
+        assert loader.images_of_iteration(number, size) == sum(in_round)
 
 
 @few_examples
@@ -129,7 +129,7 @@ def test_each_shard_has_an_order_of_its_own(tmp_path: Path) -> None:
 def test_there_are_as_many_workers_as_shards(tmp_path: Path) -> None:
     loader = Loader(write_shards(numbered_dataset(30), tmp_path, 3), 4)
     with refused(""):
-        loader.rounds(2)
+        loader.iterations(2)
     with refused(""):
         batches_of(loader, 0, 0, 4)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cupynet.training import Evaluation, Spent, advise, unlearned
-from cupynet.training.advice import FEW_ROUNDS
+from cupynet.training.advice import FEW_ITERATIONS
 
 
 def spent(
@@ -72,9 +72,9 @@ def test_the_cost_of_a_pipeline() -> None:
 
 def test_few_rounds_per_epoch_come_first() -> None:
     costly = spent(averaging=(40, 40))
-    assert "workers=1" in advise(costly, rounds=FEW_ROUNDS)
-    assert "workers=1" not in advise(costly, rounds=FEW_ROUNDS + 1)
-    assert "workers=1" not in advise(spent(averaging=(0,)), rounds=1)  # it is one worker
+    assert "workers=1" in advise(costly, iterations=FEW_ITERATIONS)
+    assert "workers=1" not in advise(costly, iterations=FEW_ITERATIONS + 1)
+    assert "workers=1" not in advise(spent(averaging=(0,)), iterations=1)  # it is one worker
 
 
 def test_oversubscribed_cores_are_named() -> None:

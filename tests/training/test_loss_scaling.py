@@ -99,9 +99,9 @@ def test_loss_scales_of_replicas_differ_between_averages_unless_gradients_are_sh
 
     found = on_threads(3, task)
     assert {skipped for _, skipped in found} == {1}  # known on every worker, counted once
-    rounds = [set(each) for each in zip(*(scales for scales, _ in found), strict=True)]
-    assert {min(each) for each in rounds} == {1024.0, 512.0}
-    assert any(len(each) > 1 for each in rounds) != equal
+    iterations = [set(each) for each in zip(*(scales for scales, _ in found), strict=True)]
+    assert {min(each) for each in iterations} == {1024.0, 512.0}
+    assert any(len(each) > 1 for each in iterations) != equal
 
 
 def test_replicas_take_the_least_at_an_average() -> None:

@@ -148,7 +148,7 @@ def test_an_epoch_whose_last_round_was_done_is_complete(runs: Runs, workers: int
     with runs.wrapper(workers) as wrapper:
         wrapper.restore(path)
         finish(wrapper)
-        assert wrapper.trainer.iteration == 4 + LOADER.rounds(workers)
+        assert wrapper.trainer.iteration == 4 + LOADER.iterations(workers)
 
 
 @pytest.mark.parametrize("workers", [2, 6])

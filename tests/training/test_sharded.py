@@ -40,13 +40,15 @@ class Concatenated(Loader):
         super().__init__(dataset, sharded.batch_size)
         self.sharded = sharded
 
-    def rounds(self, size: int) -> int:
-        return self.sharded.rounds(3)
+    def iterations(self, size: int) -> int:
+        return self.sharded.iterations(3)
 
     def assigned(self, epoch: int, rank: int, size: int, start: int = 0) -> Any:
         dealt = [self.sharded.assigned(epoch, rank, 3) for rank in range(3)]
-        rounds = [[samples for mine in dealt for _, _, samples in mine[n : n + 1]] for n in range(self.rounds(1))]
-        return [(n, np.concatenate(samples), np.concatenate(samples)) for n, samples in enumerate(rounds)]
+        iterations = [
+            [samples for mine in dealt for _, _, samples in mine[n : n + 1]] for n in range(self.iterations(1))
+        ]
+        return [(n, np.concatenate(samples), np.concatenate(samples)) for n, samples in enumerate(iterations)]
 
 
 def test_frequency_1_is_one_replica_on_the_concatenated_rounds(tmp_path: Path) -> None:

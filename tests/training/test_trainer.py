@@ -214,7 +214,7 @@ def test_a_stop_at_the_end_of_the_last_epoch_has_no_effect() -> None:
     late = On("on_epoch_end", lambda trainer, record: trainer.stop() if record.epoch == 2 else None)
     with ParallelWrapper(small_model(), 2, callbacks=[late]) as wrapper:
         wrapper.fit(loader(), epochs=2)
-        assert (wrapper.trainer.epoch, wrapper.trainer.round, wrapper.trainer.stopped) == (2, 0, None)
+        assert (wrapper.trainer.epoch, wrapper.trainer.epoch_iteration, wrapper.trainer.stopped) == (2, 0, None)
         wrapper.fit(loader(), epochs=1)
         assert wrapper.trainer.epoch == 3
 
@@ -234,7 +234,7 @@ def test_an_evaluation_of_older_weights_is_dropped() -> None:
     """A stop in the middle of an epoch: the evaluation of the one before is of other weights."""
     with ParallelWrapper(small_model(), 2, 1, callbacks=[StopAfter(7)]) as wrapper:
         wrapper.fit(loader(), epochs=3, evaluate_on=small_dataset(40))
-        assert (wrapper.trainer.epoch, wrapper.trainer.round) == (1, 2)
+        assert (wrapper.trainer.epoch, wrapper.trainer.epoch_iteration) == (1, 2)
         assert wrapper.trainer.evaluation is None
 
 
@@ -252,9 +252,9 @@ def test_an_interrupted_epoch_is_continued() -> None:
     data = Seeing(small_dataset(20), 4, seed=1)
     trainer = alone(small_model(), SGD(0.01), callbacks=[StopAfter(2), ends], prefetch_buffer=0)
     trainer.fit(Fit(data, 1))
-    assert (trainer.iteration, trainer.epoch, trainer.round) == (2, 0, 2)
+    assert (trainer.iteration, trainer.epoch, trainer.epoch_iteration) == (2, 0, 2)
     trainer.fit(Fit(data, 1))
-    assert (trainer.iteration, trainer.epoch, trainer.round) == (5, 1, 0)
+    assert (trainer.iteration, trainer.epoch, trainer.epoch_iteration) == (5, 1, 0)
     assert ends.iterations == [5] * 5
     assert sorted(seen) == list(range(20))
 

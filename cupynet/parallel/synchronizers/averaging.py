@@ -94,11 +94,11 @@ class ParameterAveraging(Synchronizer):
             return None
         if self.communicator.size > 1:  # with a single replica there is no need to wait
             replica.complete()
-        return self._average(replica, iteration) if self._tally.rounds else None
+        return self._average(replica, iteration) if self._tally.iterations else None
 
     def finish(self, replica: ReplicaView, moment: Moment) -> Average | None:
         replica.complete()
-        average = self._average(replica, None) if self._tally.rounds and self.schedule.at(moment) else None
+        average = self._average(replica, None) if self._tally.iterations and self.schedule.at(moment) else None
         self.schedule.ended(moment)
         return average
 
@@ -111,7 +111,7 @@ class ParameterAveraging(Synchronizer):
 
     @property
     def identical(self) -> bool:
-        return self._tally.rounds == 0 or self.communicator.size == 1
+        return self._tally.iterations == 0 or self.communicator.size == 1
 
     def __str__(self) -> str:
         outer = "" if self.outer_optimizer is None else f", outer optimizer {self.outer_optimizer}"

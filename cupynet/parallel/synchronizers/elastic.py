@@ -76,7 +76,7 @@ class ElasticAveraging(ParameterAveraging):
 
     def finish(self, replica: ReplicaView, moment: Moment) -> Average | None:
         replica.complete()
-        gather = self._apart.rounds and self.schedule.at(moment)
+        gather = self._apart.iterations and self.schedule.at(moment)
         average = super().finish(replica, moment)
         if gather:
             if self.communicator.size > 1:
@@ -91,18 +91,18 @@ class ElasticAveraging(ParameterAveraging):
 
     @property
     def identical(self) -> bool:
-        return self._apart.rounds == 0 or self.communicator.size == 1
+        return self._apart.iterations == 0 or self.communicator.size == 1
 
     def __str__(self) -> str:
         pull = f"{self._alpha:.3g}" if self._alpha else "0.9 / workers"
         return f"pulled to a center by {pull} {self.schedule}{', sent as half' * (self.transfer_dtype == 'half')}"
 
     def state(self) -> dict[str, Any]:
-        return {**super().state(), "apart": self._apart.rounds, "seen": self._apart.samples}
+        return {**super().state(), "apart": self._apart.iterations, "seen": self._apart.samples}
 
     def restore(self, state: dict[str, Any]) -> None:
         super().restore(state)
-        self._apart.rounds, self._apart.samples = state["apart"], state["seen"]
+        self._apart.iterations, self._apart.samples = state["apart"], state["seen"]
 
     def merge(self, state: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:
         return float(state["seen"]), {**super().merge(state)[1], "apart": 0, "seen": 0}

@@ -20,8 +20,8 @@ from cupynet.parallel.synchronizers.replica_view import (
     ReplicaView,
     Tally,
     by_name,
+    check_finite_replicas,
     is_finite,
-    refuse_divergence,
     take_by_name,
 )
 from cupynet.parallel.synchronizers.schedule import Moment
@@ -120,7 +120,7 @@ class GradientSharing(Synchronizer):
         return self._score(replica, iteration) if (iteration + 1) % self.score_every == 0 else None
 
     def finish(self, replica: ReplicaView, moment: Moment) -> Average | None:
-        return self._score(replica, None) if self._tally.rounds and moment != "epoch" else None
+        return self._score(replica, None) if self._tally.iterations and moment != "epoch" else None
 
     def __str__(self) -> str:
         what = f"gradients{' sent as half' * (self.transfer_dtype == 'half')}"
@@ -156,7 +156,7 @@ class GradientSharing(Synchronizer):
         if params.running and not together:
             self.communicator.allreduce_mean(params.running, samples)
         if not is_finite(grad):  # the same bits on all workers, so all of them enter this branch
-            refuse_divergence(
+            check_finite_replicas(
                 self.communicator.gather_numbers(finite)[:, 0].tolist(), self._next, "gradient of replica"
             )
         if self.reduce == "sum":
@@ -167,7 +167,7 @@ class GradientSharing(Synchronizer):
         np.subtract(replica.backend.to_host(params.master), common, out=self._update)
         message = encoder.encode(self._update, self._samples).vector()
         sent = [Message.of(each) for each in self.communicator.all_gather(message)]
-        refuse_divergence([each.finite for each in sent], self._next - 1)
+        check_finite_replicas([each.finite for each in sent], self._next - 1)
         total = sum(each.samples for each in sent)
         for each in sent:  # in rank order, so that all workers compute the same sums
             if each.samples:  # a worker without a batch sends nothing

@@ -76,7 +76,7 @@ def distance(backend: Backend, pairs: Iterable[tuple[Array, Array]]) -> float:
     return math.sqrt(apart / max(length, 1e-30))
 
 
-def refuse_divergence(finite: Sequence[float], iteration: int | None, what: str = "replica") -> None:
+def check_finite_replicas(finite: Sequence[float], iteration: int | None, what: str = "replica") -> None:
     """Raise DivergedError on every worker if any replica is not finite, before it is averaged into the others.
 
     iteration: the last one (from 0); None at the end of an epoch.
@@ -100,7 +100,7 @@ class Tally:
         losses: True to sum losses too.
 
     Attributes:
-        rounds: number of iterations; the same on every worker.
+        iterations: their number; the same on every worker.
         scored: number of samples with losses on this worker.
         losses: sum of these losses: a number, or 0-d on the device.
         hits: number of these samples that are classified correctly, likewise; not part of `state`.
@@ -109,13 +109,13 @@ class Tally:
     def __init__(self, complete: Callable[[], None] = lambda: None, *, losses: bool = True) -> None:
         self.complete = complete
         self._sums = losses
-        self.rounds = self.samples = self.scored = 0
+        self.iterations = self.samples = self.scored = 0
         self.losses: Array = 0.0
         self.hits: Array = 0
 
-    def add(self, rounds: int, samples: int, losses: Array | None, hits: Array = 0) -> None:
+    def add(self, iterations: int, samples: int, losses: Array | None, hits: Array = 0) -> None:
         """Add iterations. losses, hits: sums over their samples; losses is None if another worker has them."""
-        self.rounds, self.samples = self.rounds + rounds, self.samples + samples
+        self.iterations, self.samples = self.iterations + iterations, self.samples + samples
         if self._sums and samples and losses is not None:
             self.scored, self.losses, self.hits = self.scored + samples, self.losses + losses, self.hits + hits
 
@@ -130,19 +130,19 @@ class Tally:
         loss = float(self.losses)
         finite = math.isfinite(loss) and is_finite(*replica.params.vectors)
         gathered = communicator.gather_numbers(self.scored, loss, finite).tolist()  # (W, 3)
-        refuse_divergence([fine for _, _, fine in gathered], iteration)
+        check_finite_replicas([fine for _, _, fine in gathered], iteration)
         scored = sum(count for count, _, _ in gathered)
         return sum(total for _, total, _ in gathered) / scored if scored else math.nan
 
     def clear(self) -> None:
-        self.rounds = self.samples = self.scored = 0
+        self.iterations = self.samples = self.scored = 0
         self.losses, self.hits = 0.0, 0
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint: numbers by name."""
-        return {"rounds": self.rounds, "samples": self.samples, "scored": self.scored, "losses": float(self.losses)}
+        return {"rounds": self.iterations, "samples": self.samples, "scored": self.scored, "losses": float(self.losses)}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore what `state` returned."""
-        self.rounds, self.samples = state["rounds"], state["samples"]
+        self.iterations, self.samples = state["rounds"], state["samples"]
         self.scored, self.losses = state["scored"], state["losses"]

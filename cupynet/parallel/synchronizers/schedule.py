@@ -114,7 +114,7 @@ class PostLocal(AveragingSchedule):
         self.later = averaging_schedule(averaging_frequency)
         self.measures = self.later.measures
         self._complete = 0
-        self._rounds = 0  # iterations of the incomplete epoch
+        self._iterations = 0  # iterations of the incomplete epoch
 
     def __str__(self) -> str:
         epochs = f"{self.epochs} epoch{'s are' if self.epochs != 1 else ' is'} complete"
@@ -125,7 +125,7 @@ class PostLocal(AveragingSchedule):
         return self._complete < self.epochs
 
     def after(self, iteration: int) -> bool:
-        self._rounds += 1
+        self._iterations += 1
         return self._often or self.later.after(iteration)
 
     def at(self, moment: Moment) -> bool:
@@ -140,15 +140,15 @@ class PostLocal(AveragingSchedule):
             self.later.averaged(drift)
 
     def ended(self, moment: Moment) -> None:
-        if self._rounds:  # the end of the last epoch and of its fit count once
-            self._complete, self._rounds = self._complete + 1, 0
+        if self._iterations:  # the end of the last epoch and of its fit count once
+            self._complete, self._iterations = self._complete + 1, 0
         self.later.ended(moment)
 
     def state(self) -> dict[str, Any]:
-        return {"complete": self._complete, "rounds": self._rounds, "later": self.later.state()}
+        return {"complete": self._complete, "rounds": self._iterations, "later": self.later.state()}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self._complete, self._rounds = state["complete"], state["rounds"]
+        self._complete, self._iterations = state["complete"], state["rounds"]
         self.later.restore(state["later"])
 
 
@@ -180,27 +180,27 @@ class Adaptive(AveragingSchedule):
             "Adaptive initial_period", initial_period, 1, most=self.max_period, why="`max_period`"
         )
         self.period = float(self.initial_period)
-        self._rounds = 0  # iterations since the last averaging step
+        self._iterations = 0  # iterations since the last averaging step
 
     def __str__(self) -> str:
         return f"every {self.initial_period} to {self.max_period} iterations, to be about {100 * self.target:g} % apart"
 
     def after(self, iteration: int) -> bool:
-        self._rounds += 1
-        return self._rounds >= int(self.period)
+        self._iterations += 1
+        return self._iterations >= int(self.period)
 
     def averaged(self, drift: float) -> None:
-        whole, self._rounds = self._rounds >= int(self.period), 0
+        whole, self._iterations = self._iterations >= int(self.period), 0
         if math.isnan(drift):  # only one replica had a batch
             return
         factor = min(max(self.target / max(drift, 1e-30), 0.5), 2.0 if whole else 1.0)
         self.period = min(max(self.period * factor, 1.0), float(self.max_period))
 
     def state(self) -> dict[str, Any]:
-        return {"period": self.period, "rounds": self._rounds}
+        return {"period": self.period, "rounds": self._iterations}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.period, self._rounds = state["period"], state["rounds"]
+        self.period, self._iterations = state["period"], state["rounds"]
 
 
 def averaging_schedule(averaging_frequency: int | str | AveragingSchedule) -> AveragingSchedule:

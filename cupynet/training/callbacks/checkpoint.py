@@ -105,7 +105,10 @@ class Checkpoint(Callback):
             self._store.claim(self._identity)
 
     def on_iteration_end(self, trainer: Trainer) -> None:
-        ends_epoch = trainer.round == trainer.plan.rounds and (trainer.epoch + 1) % self.every_epochs == 0
+        ends_epoch = (
+            trainer.epoch_iteration == trainer.plan.iterations_per_epoch
+            and (trainer.epoch + 1) % self.every_epochs == 0
+        )
         due = self.every_iterations is not None and trainer.iteration % self.every_iterations == 0
         if due and not ends_epoch:  # else `on_epoch_end` saves
             self._save(trainer)

@@ -37,7 +37,7 @@ class NonFinite(Callback):
         self._others = 0  # batches skipped by other workers, as of the end of the last fit
 
     @property
-    def left_out(self) -> int:
+    def skipped_batches(self) -> int:
         """Batches skipped by all workers up to the end of the last fit, and by this worker since then."""
         return self._others + len(self._skipped)
 

@@ -41,7 +41,7 @@ class Profile(Callback):
     iterations are slower, on a GPU much slower. Results do not change.
 
     Args:
-        rounds: number of timed iterations. A recorded call takes 100 bytes.
+        iterations: number of timed iterations. A recorded call takes 100 bytes.
         after: iterations before them; in a short fit at most a quarter of its iterations.
         path: folder of both files; by default the run's. Without a folder only the table is printed.
 
@@ -52,8 +52,8 @@ class Profile(Callback):
     every_rank = True
     last = True
 
-    def __init__(self, rounds: int = 50, after: int = 10, path: str | Path | None = None) -> None:
-        self.rounds, self.after = integer("rounds", rounds, 1), integer("after", after, 0)
+    def __init__(self, iterations: int = 50, after: int = 10, path: str | Path | None = None) -> None:
+        self.iterations, self.after = integer("iterations", iterations, 1), integer("after", after, 0)
         self._folder = None if path is None else Path(path)
         self.pieces: dict[str, Any] = {}
         self._timer: Timer | None = None
@@ -74,7 +74,7 @@ class Profile(Callback):
             trainer.replica.launch_singly(True)
             trainer.world.barrier()  # the timers of all workers begin together
             self._timer = Timer(trainer.backend, trainer.statistics.clock, trainer.model)
-        elif self._timer is not None and not self._timed and trainer.iteration >= self._first + self.rounds:
+        elif self._timer is not None and not self._timed and trainer.iteration >= self._first + self.iterations:
             self._end(trainer, self._timer)
 
     def _end(self, trainer: Trainer, timer: Timer) -> None:
@@ -185,8 +185,8 @@ def trace(workers: list[Any]) -> dict[str, Any]:
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
-def table(workers: list[Any], first: int, rounds: int) -> dict[str, Any]:
-    """Return the content of `profile.json`. workers: see `trace`; first, rounds: first iteration and their number."""
+def table(workers: list[Any], first: int, iterations: int) -> dict[str, Any]:
+    """Return the content of `profile.json`. workers: see `trace`; first: number of the first iteration."""
     sums: dict[tuple[str, str], list[int]] = {}
     for _, spans in workers:
         for name, kind, _, took, own in spans:
@@ -205,7 +205,7 @@ def table(workers: list[Any], first: int, rounds: int) -> dict[str, Any]:
         }
         for (name, kind), (calls, took, own) in sorted(sums.items(), key=lambda item: -item[1][2])
     ]
-    return {"first": first, "rounds": rounds, "workers": len(workers), "total_ms": whole / 1e6, "pieces": pieces}
+    return {"first": first, "rounds": iterations, "workers": len(workers), "total_ms": whole / 1e6, "pieces": pieces}
 
 
 def lines(profile: dict[str, Any]) -> list[str]:

@@ -55,7 +55,7 @@ class Progress(Callback):
         if self.style != "bar":
             return
         epochs = max(trainer.plan.epochs - trainer.epoch, 1)
-        rounds = (trainer.plan.iterations - trainer.iteration + trainer.round) // epochs
+        iterations = (trainer.plan.iterations - trainer.iteration + trainer.epoch_iteration) // epochs
         figures = TextColumn(
             "{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True, overflow="crop")
         )
@@ -73,7 +73,7 @@ class Progress(Callback):
             auto_refresh=False,
             expand=True,
         )
-        self._task = self._bar.add_task("", total=rounds, epoch="")
+        self._task = self._bar.add_task("", total=iterations, epoch="")
         self._text, self._evaluated = "", []
         self._draw(trainer)
 
@@ -115,7 +115,7 @@ class Progress(Callback):
         self._drawn = time.monotonic()
         complete = trainer.epoch == trainer.plan.epochs
         epoch = f"{trainer.epoch + (not complete)}/{trainer.plan.epochs}"
-        done = self._bar.tasks[0].total if complete else trainer.round
+        done = self._bar.tasks[0].total if complete else trainer.epoch_iteration
         try:
             if restart:
                 self._bar.reset(self._task)

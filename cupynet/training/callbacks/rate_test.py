@@ -52,7 +52,7 @@ class RateTest(Callback):
         """Train with increasing rates until the loss explodes."""
         with wrapper:
             try:
-                wrapper.fit(loader, epochs=-(-self.planned // loader.rounds(wrapper.placement.workers)))
+                wrapper.fit(loader, epochs=-(-self.planned // loader.iterations(wrapper.placement.workers)))
             except CupynetError as error:
                 if error.exit_code != DivergedError.exit_code or not self.losses:
                     raise

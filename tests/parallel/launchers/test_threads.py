@@ -87,20 +87,20 @@ def test_failures_at_random_moments_never_hang(seed: int) -> None:
 
 @pytest.mark.parametrize("closer", ["a worker", "another thread"])
 def test_closing_a_launcher_ends_its_task(closer: str) -> None:
-    launcher, rounds = ThreadLauncher(2, timeout_s=60), []
+    launcher, iterations = ThreadLauncher(2, timeout_s=60), []
     close = launcher.close if closer == "a worker" else threading.Thread(target=launcher.close).start
 
     def task(c: Communicator) -> None:
         for turn in range(100_000):
             c.gather_numbers(turn)
             if c.rank == 0:
-                rounds.append(turn)
+                iterations.append(turn)
                 if turn == 3:
                     close()
 
     with pytest.raises(RuntimeError):
         launcher.run(task)
-    assert len(rounds) < 100_000
+    assert len(iterations) < 100_000
 
 
 def test_an_interruption_while_a_task_is_started_stops_all_workers(monkeypatch: pytest.MonkeyPatch) -> None:

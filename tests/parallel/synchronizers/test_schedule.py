@@ -12,10 +12,10 @@ from cupynet.parallel.synchronizers.schedule import averaging_schedule
 from tests.support.refusals import refused
 
 
-def averages(schedule: AveragingSchedule, rounds: int, start: int = 0, drift: float = math.nan) -> list[int]:
+def averages(schedule: AveragingSchedule, iterations: int, start: int = 0, drift: float = math.nan) -> list[int]:
     """Return the iterations, counted from 1, after which a schedule averages."""
     found = []
-    for iteration in range(start, start + rounds):
+    for iteration in range(start, start + iterations):
         if schedule.after(iteration):
             schedule.averaged(drift)
             found.append(iteration + 1)

@@ -73,7 +73,7 @@ def test_a_worker_spoiled_by_another_workers_batch_leaves_its_own_out(caplog: py
     guard = NonFinite("skip")
     with ParallelWrapper(model, 2, callbacks=[guard], timeout_s=20) as wrapper:
         wrapper.fit(IN_ORDER, epochs=1)
-        assert on_loan(wrapper) == [0, 0] and guard.left_out == 2
+        assert on_loan(wrapper) == [0, 0] and guard.skipped_batches == 2
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert sorted("'poisoned'" in text for text in warnings) == [False, True]
 
@@ -103,7 +103,7 @@ def test_skip_equals_a_run_without_that_batch(way: Synchronizer) -> None:
             own = copy.deepcopy(guards)
             trainer = trainer_of(communicator, replica, way, *own)
             trainer.fit(Fit(SHUFFLED, 2))
-            assert all(guard.left_out == 2 for guard in own)  # one in each epoch
+            assert all(guard.skipped_batches == 2 for guard in own)  # one in each epoch
             return fingerprint(trainer.model)
 
         found: list[str] = on_threads(3, task)
@@ -120,7 +120,7 @@ def test_a_round_in_which_every_worker_leaves_its_batch_out_passes(reduce: str) 
     way = GradientSharing("threshold", reduce=reduce)
     with ParallelWrapper(model, 3, synchronizer=way, callbacks=[guard], timeout_s=20) as wrapper:
         wrapper.fit(SHUFFLED, epochs=1)
-        assert guard.left_out == 1 and len({fingerprint(each) for each in wrapper.replicas()}) == 1
+        assert guard.skipped_batches == 1 and len({fingerprint(each) for each in wrapper.replicas()}) == 1
     assert np.isfinite(model.params.master).all()
 
 
@@ -130,7 +130,7 @@ def test_skip_in_a_pipeline() -> None:
     with ParallelWrapper(network_with(Poisoned(17)), 2, 2, **options) as wrapper:
         wrapper.fit(SHUFFLED, epochs=2)
         assert all(np.isfinite(each.params.master).all() for each in wrapper.replicas())
-    assert guard.left_out == 2
+    assert guard.skipped_batches == 2
 
 
 # how many batches are skipped -----------------------------------------------------------------------------------------

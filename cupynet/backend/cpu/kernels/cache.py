@@ -19,7 +19,9 @@ from cupynet.core.wording import one_line
 log = logging.getLogger(__name__)
 
 DAMAGED = "recompiling damaged kernels (%s)"
-UNKEPT = "compiled kernels cannot be cached, so each start takes seconds longer (%s). Set NUMBA_CACHE_DIR to a folder"
+CACHE_UNWRITABLE = (
+    "compiled kernels cannot be cached, so each start takes seconds longer (%s). Set NUMBA_CACHE_DIR to a folder"
+)
 _warned: set[str] = set()
 
 
@@ -42,7 +44,7 @@ class KernelCache(FunctionCache):  # type: ignore[misc]
         try:
             super().save_overload(sig, data)
         except Exception as error:  # a full disk, a deleted folder, a damaged index
-            self._forget(UNKEPT, error)
+            self._forget(CACHE_UNWRITABLE, error)
         gc.collect()  # exceptions within the compiler refer to all callers, so to their borrowed arrays, in cycles
         gc.unfreeze()
 
@@ -58,7 +60,7 @@ def keep(compiled: Any, function: Callable[..., Any]) -> None:
     try:
         compiled._cache = KernelCache(function)  # cache=True would make a cache whose errors end the run
     except (RuntimeError, OSError) as error:
-        _warn_once(UNKEPT, one_line(error))
+        _warn_once(CACHE_UNWRITABLE, one_line(error))
 
 
 def _warn_once(text: str, reason: str) -> None:
