@@ -1,4 +1,4 @@
-"""Training: the loop of every worker, its callbacks, and ParallelWrapper."""
+"""The training loop, callbacks, and `ParallelWrapper`."""
 
 from cupynet.training.advice import advise, unlearned
 from cupynet.training.batch_norm import recompute_statistics

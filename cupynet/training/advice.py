@@ -1,4 +1,4 @@
-"""Advice on the speed of a run, and a warning if the network has hardly learned."""
+"""Advice on training speed, and a warning if the network has hardly learned."""
 
 from __future__ import annotations
 
@@ -10,21 +10,24 @@ from cupynet.core.wording import counted, percent
 from cupynet.training.evaluation import Evaluation
 from cupynet.training.events import Spent
 
-STANDS_OUT = 0.10  # fraction of the time; smaller costs are not mentioned
-FEW_ITERATIONS = 5  # with at most so many iterations per epoch, more workers make too few updates
-SLOWER = 1.25  # ratio of seconds per sample; above the noise of a shared machine
+STANDS_OUT = 0.10  # minimum fraction of the time to report
+FEW_ITERATIONS = 5  # with at most this many iterations per epoch, more workers make too few updates
+SLOWER = 1.25  # ratio of seconds per sample, above the noise of a shared machine
 SURELY = 3.0  # standard deviations above chance; an untrained network reaches this once in 700 runs
 
 
 def advise(spent: Spent, *, iterations: int | None = None, stages: int = 1, cores: int | None = None) -> str:
-    """Return the greatest cost besides computing and its remedy, or that nothing stands out.
+    """Return the largest overhead and its remedy as text.
 
-    iterations: per epoch, if known; stages: ranks per replica; cores: shared by the workers; None on GPUs.
+    Args:
+        iterations: iterations per epoch, if known.
+        stages: ranks per replica.
+        cores: CPU cores shared by the workers; None on GPUs.
     """
     ranks = len(spent.rounds_s)
     if ranks > stages and iterations is not None and iterations <= FEW_ITERATIONS:
         return f"only {counted(iterations, 'iteration')} per epoch: try workers=1, or a smaller batch_size"
-    found = [(spent.data, f"waiting for batches costs {percent(spent.data, 0)} of the time: raise prefetch_buffer")]
+    found = [(spent.data, f"waiting for batches takes {percent(spent.data, 0)} of the time: raise prefetch_buffer")]
     found.append(_straggler(spent, stages))
     if ranks > stages:
         found.append(_averaging(spent, stages, cores))
@@ -39,14 +42,14 @@ def advise(spent: Spent, *, iterations: int | None = None, stages: int = 1, core
 
 def _averaging(spent: Spent, stages: int, cores: int | None) -> tuple[float, str]:
     ranks, share = len(spent.rounds_s), spent.averaging
-    text = f"averaging costs {percent(share, 0)} of the time"
+    text = f"averaging takes {percent(share, 0)} of the time"
     if cores is not None and ranks > cores:
         return share, f"{text}: {ranks} {'workers' if stages == 1 else 'stages'} on {cores} core{'s' * (cores > 1)}"
     return share, f"{text}: average less often"
 
 
 def _straggler(spent: Spent, stages: int) -> tuple[float, str]:
-    """Compare the seconds per sample of each rank with the median of the other ranks of its stage."""
+    """Compare each rank's seconds per sample with the median of the other ranks in its stage."""
     paces = [seconds / max(samples, 1) for seconds, samples in zip(spent.compute_s, spent.samples, strict=True)]
     slowest, ratio = 0, 1.0
     for rank, pace in enumerate(paces):
@@ -58,7 +61,7 @@ def _straggler(spent: Spent, stages: int) -> tuple[float, str]:
 
 
 def unlearned(evaluation: Evaluation) -> str | None:
-    """Return a warning if always predicting the most frequent class gives this accuracy; else None."""
+    """Return a warning if the accuracy is no better than predicting the most frequent class, else None."""
     samples = evaluation.samples
     share = int((evaluation.confusion.sum(axis=1) + evaluation.undecided).max()) / max(samples, 1)
     deviation = math.sqrt(share * (1 - share) / max(samples, 1))

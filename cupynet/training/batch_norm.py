@@ -1,4 +1,4 @@
-"""Recompute the running statistics of batch normalization."""
+"""Recompute the running statistics of batch-normalization layers."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from cupynet.training.trainer import Trainer
 def recompute_statistics(
     wrapper: ParallelWrapper, x: Examples, y: Array = None, *, batch_size: int | None = None
 ) -> None:
-    """Recompute on training images the running mean and variance of every `BatchNorm` that is not frozen.
+    """Recompute the running mean and variance of every `BatchNorm` that is not frozen, from training images.
 
-    Use it after stochastic weight averaging, or after loading or changing weights. Like PyTorch's `update_bn`, it makes
-    one forward pass over the data, in training mode. Statistics are the means over all batches, weighted by their
-    samples, so they do not depend on the number of workers, up to rounding. Batches of one sample are skipped.
+    Use it after stochastic weight averaging, or after changing weights. Like PyTorch's `update_bn`, it makes one
+    forward pass over the data in training mode. The statistics are means over all batches, weighted by batch size, so
+    apart from rounding they do not depend on the number of workers. Batches of one sample are skipped.
 
     Args:
-        wrapper: its replicas must be identical, as after `fit`.
+        wrapper: a wrapper with identical replicas, as after `fit`.
         x, y, batch_size: see `ParallelWrapper.fit`.
     """
     model = wrapper.model
@@ -58,7 +58,7 @@ def _recompute(trainer: Trainer, loader: Loader) -> None:
                 if len(batch) < 2:
                     continue
                 for layer in layers:
-                    layer.momentum = samples / (samples + len(batch))  # of a cumulative mean
+                    layer.momentum = samples / (samples + len(batch))  # cumulative mean
                 samples += len(batch)
                 replica.scores(batch, Context(train=True, samples=batch.samples, seed=trainer.model.seed))
             trainer.groups.replicas.allreduce_mean(trainer.params.running, samples)

@@ -1,4 +1,4 @@
-"""The list of callbacks of one worker."""
+"""The callbacks of one worker."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cupynet.runs.run import Run
 
 
 class Listener(Protocol):
-    """The methods of a `Callback` that are not events."""
+    """The methods of `Callback` that are not events."""
 
     every_rank: bool
 
@@ -29,7 +29,11 @@ L = TypeVar("L", bound=Listener)
 
 
 class CallbackList(list[Listener]):
-    """The callbacks of one worker, in order. resuming: those whose state was restored for the current fit."""
+    """The callbacks of one worker, in order.
+
+    Attributes:
+        resuming: callbacks whose state was restored for the current fit.
+    """
 
     def __init__(self, callbacks: Iterable[Listener] = ()) -> None:
         super().__init__(callbacks)
@@ -37,7 +41,7 @@ class CallbackList(list[Listener]):
         self._closing = ExitStack()
 
     def start(self, trainer: Any, run: Run | None) -> None:
-        """Start all callbacks. If one fails, close it and those before it."""
+        """Start all callbacks. If one fails, close every callback started so far."""
         with ExitStack() as started:
             for callback in self:
                 started.callback(callback.close)
@@ -56,7 +60,7 @@ class CallbackList(list[Listener]):
         return {name: callback.state() for name, callback in by_class_name(self).items()}
 
     def restore(self, states: dict[str, Any]) -> None:
-        """Restore a `state`. Callbacks without a saved state start afresh."""
+        """Restore the callbacks that have a saved state."""
         self.resuming = []
         for name, callback in by_class_name(self).items():
             if name in states:

@@ -1,4 +1,4 @@
-"""Save the state of a training run from all workers, and restore it on all of them."""
+"""Save and restore the training state of all workers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 
 def save(store: Checkpoints, trainer: Trainer) -> None:
-    """Save the state of all workers. All must call this after the same iteration. OutputError on rank 0."""
+    """Save the state of all workers, which must all call this after the same iteration."""
     with trainer.world.traffic.uncounted():
         found = gathered(trainer.world, trainer.state())
     if found is not None:
@@ -58,7 +58,7 @@ def save(store: Checkpoints, trainer: Trainer) -> None:
 
 
 def found(path: str | Path, *, warn: bool = True) -> Stored:
-    """Return the checkpoint at `path`, or the newest undamaged one in that folder. ConfigError, DataError."""
+    """Return the checkpoint at `path`, or the newest undamaged checkpoint in that folder."""
     path = Path(path)
     if (path / MANIFEST).exists() or STEP.fullmatch(path.name):
         return read(path)
@@ -69,17 +69,16 @@ def found(path: str | Path, *, warn: bool = True) -> Stored:
 
 
 def resume(trainer: Trainer, path: str | Path) -> None:
-    """Restore the checkpoint that rank 0 finds at `path`. Every worker calls it.
+    """Restore the checkpoint that rank 0 finds at `path`. Every worker must call this.
 
-    With the number of workers that saved it, the state is restored exactly; otherwise as in resize.py. Rank 0 logs
-    which.
+    If the number of workers is unchanged, the state is restored exactly; otherwise see resize.py.
 
     Raises:
-        ConfigError: there is none; it is of another network, optimizer or synchronizer, or of other stages.
+        ConfigError: there is no checkpoint, or its network, optimizer, synchronizer or stages differ.
         DataError: it is damaged, or not a checkpoint of a training run.
     """
     world = trainer.world
-    stored = found(path) if world.rank == 0 else None  # its errors stop the other workers too
+    stored = found(path) if world.rank == 0 else None  # an error here stops the other workers too
     with _malformed(f"{path}, workers[{world.rank}]" if stored is None else f"{stored.path / STATE}, workers[0]"):
         if stored is None:
             state = together(*received(world, 0))
@@ -87,11 +86,11 @@ def resume(trainer: Trainer, path: str | Path) -> None:
             state, *others = _for_workers(trainer, stored)
             for rank, other in enumerate(others, 1):
                 send(world, other, rank)
-        if state.pop("regrouped", 0):  # a single worker saves fewer entries than several
+        if state.pop("regrouped", 0):  # a single worker saves fewer entries
             state["synchronizer"] = filled(state["synchronizer"], trainer.synchronizer.state())
         check_position(state["trainer"])
         check_numbers({name: own for name, own in trainer.state().items() if name != "callbacks"}, state)
-        data = (0, 0) if stored is None else stored.state.get("data") or (0, 0)  # 0.1.0 did not save it
+        data = (0, 0) if stored is None else stored.state.get("data") or (0, 0)  # not saved by version 0.1.0
         samples, labels = (int(each) for each in data)
         samples, labels = world.gather_numbers(samples, labels)[0].astype(np.int64).tolist()
         trainer.restore(state)
@@ -99,7 +98,7 @@ def resume(trainer: Trainer, path: str | Path) -> None:
 
 
 def _for_workers(trainer: Trainer, stored: Stored) -> list[Tree]:
-    """Return the state of every worker; `regrouped` is 1 if another number of workers saved the checkpoint."""
+    """Return each worker's state, with `regrouped` = 1 if the number of workers has changed."""
     size, stages, states = trainer.world.size, trainer.groups.stages.size, _states(stored)
     check_stages(stored, stages)
     then, now = stored.state.get("made_by", {}), made_by(trainer)
@@ -116,7 +115,7 @@ def _for_workers(trainer: Trainer, stored: Stored) -> list[Tree]:
 
 
 def _states(stored: Stored) -> list[Tree]:
-    """Return the state of every worker, as `save` stored them; earlier versions stored fewer statistics. DataError."""
+    """Return each worker's state as saved, with statistics that earlier versions did not save."""
     arrays = {WEIGHTS + name: each for name, each in stored.arrays.get("weights", {}).items()}
     arrays |= stored.arrays.get("state", {})
     defaults = Statistics().state()
@@ -132,19 +131,19 @@ def _states(stored: Stored) -> list[Tree]:
 
 @contextmanager
 def _malformed(place: str) -> Iterator[None]:
-    """Raise DataError for errors from a state with an unexpected structure: of another version, or forged."""
+    """Convert errors caused by a state of unexpected structure to DataError."""
     try:
         yield
     except CupynetError:
         raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise DataError(
-            f"{place}: not the state of a training run, or of an earlier version ({type(error).__name__}: {error})"
+            f"{place}: not a valid training state, or from an incompatible version ({type(error).__name__}: {error})"
         ) from error
 
 
 def stages_of(stored: Stored) -> int:
-    """Return the number of stages of each replica: the rank of the next worker with the same weights as rank 0."""
+    """Return the number of pipeline stages: the next rank that has the same weight names as rank 0."""
     states = _states(stored)
     with _malformed(f"{stored.path / STATE}, workers"):
         names = [sorted(state["replica"]["weights"]) for state in states]
@@ -155,11 +154,11 @@ def check_stages(stored: Stored, stages: int) -> None:
     then = stages_of(stored)
     if then != stages:
         remedy = setting("parallel", "pipeline.stages", then, python=f"Pipeline(stages={then})")
-        raise ConfigError(f"{stored.path}: its replicas have stages={then}, not {stages}. Use {remedy}")
+        raise ConfigError(f"{stored.path}: saved with stages={then}, not {stages}. Use {remedy}")
 
 
 def check_epochs(stored: Stored, epochs: int) -> None:
-    """Raise ConfigError if a checkpoint has already been trained for more epochs. DataError."""
+    """Raise ConfigError if a checkpoint has already been trained for more than `epochs` epochs."""
     position = _states(stored)[0]["trainer"]
     with _malformed(f"{stored.path / STATE}, workers[0]"):
         check_position(position)
@@ -174,7 +173,10 @@ def check_epochs(stored: Stored, epochs: int) -> None:
 
 
 def made_by(trainer: Trainer) -> dict[str, Any]:
-    """Return everything besides the settings that affects results bit for bit. Saved, and compared on resume."""
+    """Return everything besides the settings that affects results bit for bit.
+
+    It is saved in checkpoints and compared on resume.
+    """
     machine, backend = environment(), trainer.backend
     blas = [f"{each['internal_api']} {each['version']} {each['architecture']}" for each in machine["blas"]]
     threads = sorted({each["num_threads"] for each in machine["blas"]})
@@ -192,7 +194,7 @@ def made_by(trainer: Trainer) -> dict[str, Any]:
 
 
 def seen_by(model: Model) -> dict[str, Any]:
-    """Return what a model needs besides its weights to predict, as in checkpoints and summary.json."""
+    """Return the input metadata that prediction needs, as stored in checkpoints and summary.json."""
     return {
         "image_shape": list(model.input.shape),
         "normalize": model.pixels.normalization(),
@@ -201,7 +203,7 @@ def seen_by(model: Model) -> dict[str, Any]:
 
 
 def trained(stored: Stored, synchronizer: Synchronizer) -> Arrays:
-    """Return the weights and buffers of a checkpoint, averaged if replicas differ, see resize.py. DataError."""
+    """Return the weights and buffers of a checkpoint, averaged if the replicas differ (see resize.py)."""
     states, stages = _states(stored), stages_of(stored)
     weights: Arrays = {}
     with _malformed(f"{stored.path / STATE}, workers"):

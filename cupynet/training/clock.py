@@ -16,8 +16,8 @@ from cupynet.parallel import Average, Tally, Traffic
 from cupynet.runs.history import present
 from cupynet.training.events import SPENT, EpochRecord, IterationRecord, Spent
 
-FORMER = ("rounds_s", "timed_s", "timed_images")  # fields in checkpoints of earlier versions
-UNTIMED_ROUNDS = 10  # at the start of training: caches are cold, kernels are still being loaded
+FORMER = ("rounds_s", "timed_s", "timed_images")  # fields of checkpoints from earlier versions
+UNTIMED_ROUNDS = 10  # excluded from rates: caches are cold, and kernels are still being loaded
 
 
 class Timer(Protocol):
@@ -29,10 +29,12 @@ class Clock:
     """Times and counts of one worker.
 
     Attributes:
-        compute_s, data_s, averaging_s, waiting_s: seconds spent on gradients and updates, waiting for batches, in the
-            synchronizer, and waiting for other stages of a pipeline.
-        images: of all replicas.
-        samples, bytes_sent: of this worker, as of the last report or epoch.
+        compute_s: seconds spent on gradients and updates.
+        data_s: seconds spent waiting for batches.
+        averaging_s: seconds spent in the synchronizer.
+        waiting_s: seconds spent waiting for other pipeline stages.
+        images: training images of all replicas.
+        samples, bytes_sent: samples and traffic of this worker, updated at reports and ends of epochs.
         warm_s, warm_images: `rounds_s` and `images` after the first 10 iterations.
         timer: also receives every span while a profile is recorded.
     """
@@ -56,23 +58,23 @@ class Clock:
 
     @property
     def rounds_s(self) -> float:
-        """Seconds in iterations and in averaging at the ends of epochs, without evaluations and callbacks."""
+        """Seconds spent in iterations and averaging, excluding evaluations and callbacks."""
         return self.compute_s + self.data_s + self.averaging_s + self.waiting_s
 
     @property
     def images_per_s(self) -> float:
-        """Training images of all replicas per second, without the first 10 iterations if there were more."""
+        """Training images per second over all replicas, excluding the first 10 iterations if there were more."""
         seconds = self.rounds_s
         if self.warm_images < self.images:
             return (self.images - self.warm_images) / (seconds - self.warm_s)
         return self.images / seconds if seconds else 0.0
 
     def measure(self, part: str, name: str) -> AbstractContextManager[None]:
-        """Return a context that adds its seconds, without nested contexts, to a part such as `compute`."""
+        """Return a context that adds its seconds, excluding nested contexts, to `part`, such as `compute`."""
         return _Span(self, part, name)
 
     def count(self, iteration: int, images: int) -> None:
-        """Count the images of all replicas at the end of `iteration`, which counts from 1."""
+        """Count the images of all replicas after an iteration. Iterations are numbered from 1."""
         self.images += images
         if iteration <= UNTIMED_ROUNDS:
             self.warm_s, self.warm_images = self.rounds_s, self.images
@@ -82,7 +84,7 @@ class Clock:
 
     @classmethod
     def of(cls, stored: Mapping[str, Any]) -> Clock:
-        """Return the clock stored in a checkpoint, possibly of an earlier version."""
+        """Return the clock stored in a checkpoint, which may be from an earlier version."""
         clock = cls(**{name: value for name, value in stored.items() if name not in FORMER})
         if "timed_s" in stored:
             clock.warm_s, clock.warm_images = clock.rounds_s - stored["timed_s"], clock.images - stored["timed_images"]
@@ -90,7 +92,7 @@ class Clock:
 
 
 class _Span(AbstractContextManager[None]):
-    """The context that `Clock.measure` returns. A class, because it is faster than a generator."""
+    """The context manager of `Clock.measure`; a class, because generators are slower."""
 
     __slots__ = ("_began", "_clock", "_part", "_timed")
 
@@ -116,7 +118,11 @@ class _Span(AbstractContextManager[None]):
 
 @dataclass
 class Since:
-    """Measurements since the last report; NaN or empty if there were none. start: the clock at that report."""
+    """Measurements since the last report; NaN or empty if there were none.
+
+    Attributes:
+        start: the clock at that report.
+    """
 
     start: Clock
     samples: int = 0
@@ -128,13 +134,13 @@ class Since:
 
 
 class Statistics:
-    """Times, losses and averaging measurements of one worker.
+    """Timing, losses and replica drift of one worker.
 
     Attributes:
-        measured: the last averaging step that measured the drift, over all pipeline stages; None if there is none.
-        loss: the training loss of the last complete epoch; NaN if there was none.
+        measured: the last averaging step that measured the drift, over all pipeline stages, or None.
+        loss: the training loss of the last complete epoch; NaN if there is none.
         spent: the times of all workers at the end of the last fit; None before.
-        skipped_steps: steps that any replica skipped because a gradient overflowed, at the end of the last fit.
+        skipped_steps: steps skipped on any replica because a gradient overflowed, as of the end of the last fit.
     """
 
     def __init__(self, tally: Tally | None = None, traffic: Traffic | None = None) -> None:
@@ -143,18 +149,18 @@ class Statistics:
         self.loss = math.nan
         self.spent: Spent | None = None
         self.skipped_steps = 0
-        self._tally = Tally() if tally is None else tally  # unread samples and losses
+        self._tally = Tally() if tally is None else tally  # samples and losses not yet read from the device
         self._traffic = Traffic() if traffic is None else traffic
         self._since, self._epoch_start = Since(Clock()), Clock()
-        self._epoch_samples, self._epoch_losses, self._epoch_hits = 0, 0.0, 0.0  # those read in this epoch
+        self._epoch_samples, self._epoch_losses, self._epoch_hits = 0, 0.0, 0.0  # read in this epoch
 
     def begin_epoch(self) -> None:
-        self.read_losses()  # of an interrupted epoch that is not continued
+        self.read_losses()  # discard an interrupted epoch
         self._epoch_start = replace(self.clock)
         self._epoch_samples, self._epoch_losses, self._epoch_hits = 0, 0.0, 0.0
 
     def count(self) -> None:
-        """Update samples and bytes of the clock. Losses stay unread: splitting their sum would change its last bits."""
+        """Update the clock's samples and bytes, but not losses: splitting their sum would change its last bits."""
         self._tally.complete()
         self.clock.samples, self._tally.samples = self.clock.samples + self._tally.samples, 0
         self.clock.bytes_sent = self._traffic.bytes_sent
@@ -175,7 +181,7 @@ class Statistics:
             self._since.drift, self._since.drift_by_layer = average.drift, dict(average.drift_by_layer)
 
     def report(self, **known: Any) -> IterationRecord:
-        """Return the measurements since the last report, and start the next. known: the other fields of the record."""
+        """Return the measurements since the last report and reset them. `known` has the other fields of the record."""
         self.read_losses()
         since, spent = self._since, self.clock.since(self._since.start)
         self._since = Since(replace(self.clock))
@@ -194,14 +200,20 @@ class Statistics:
         )
 
     def epoch(self) -> list[float]:
-        """Return this epoch's figures, which workers exchange: `SPENT`, samples, losses, hits, and all bytes sent."""
+        """Return this epoch's figures for `epoch_record`: `SPENT`, samples, losses, hits, and total bytes sent."""
         self.count()
         sums = self._epoch_samples, self._epoch_losses, self._epoch_hits
         return [*figures(self.clock.since(self._epoch_start)), *sums, self.clock.bytes_sent]
 
     def epoch_record(self, table: NDArray[Any], stages: int, **known: Any) -> EpochRecord:
-        """Return the record of an epoch. table: `epoch` of all workers, (W, figures + 4); known: its other fields."""
-        last = np.arange(len(table)) % stages == stages - 1  # the stages that compute the loss
+        """Return the record of an epoch.
+
+        Args:
+            table: the result of `epoch` from all workers, (W, figures + 4).
+            stages: pipeline stages per replica.
+            known: the other fields of the record.
+        """
+        last = np.arange(len(table)) % stages == stages - 1  # stages that compute the loss
         counts, sums, hits = (np.where(last, each, 0) for each in table.T[-4:-1])
         losses = [float(total / count) if count else math.nan for total, count in zip(sums, counts, strict=True)]
         self.loss = float(sums.sum() / counts.sum()) if counts.any() else math.nan
@@ -239,7 +251,7 @@ class Statistics:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        for each in fields(Clock):  # in place: the replica refers to the clock too
+        for each in fields(Clock):  # in place, because the replica shares this clock
             setattr(self.clock, each.name, getattr(Clock.of(state["clock"]), each.name))
         self._epoch_start = Clock.of(state["epoch_start"])
         self._since = Since(**{"hits": math.nan, **present(state["since"]), "start": Clock.of(state["since"]["start"])})
@@ -247,7 +259,7 @@ class Statistics:
         self._tally.clear()
         self._tally.scored, self._tally.losses = losses["samples"], losses["unread"]
         self._epoch_samples, self._epoch_losses = losses["epoch_samples"], losses["epoch_losses"]
-        # earlier versions saved no hits, so the accuracy of an epoch begun there is unknown
+        # earlier versions did not save hits, so the accuracy of a resumed epoch is unknown
         self._tally.hits, self._epoch_hits = losses.get("hits", math.nan), losses.get("epoch_hits", math.nan)
         self.loss = losses["mean"]
         self.measured = Average(**present(state["measured"])) if state["measured"] else None

@@ -7,33 +7,34 @@ import numpy as np
 from cupynet.parallel import Communicator
 from cupynet.training.events import Stop, StopReason
 
-AGREE_EVERY = 10  # iterations between two exchanges without an averaging step
-SLOW_S = 0.05  # seconds per iteration above which workers exchange after each one
+AGREE_EVERY = 10  # iterations between exchanges if there is no averaging step
+SLOW_S = 0.05  # seconds per iteration above which workers exchange after every iteration
 
 
 class StopConsensus:
-    """Stops all workers after the same iteration. Every worker makes the same calls, after the same iterations.
+    """Stops all workers after the same iteration.
 
-    request: this worker's first request to stop in this fit; None if there is none.
+    Every worker must make the same calls after the same iterations.
+
+    Attributes:
+        request: this worker's first request to stop in this fit, or None.
     """
 
     def __init__(self, world: Communicator) -> None:
         self._world = world
         self.request: Stop | None = None
-        self._every, self._iterations, self._since = AGREE_EVERY, 0, 0.0  # iterations since the last exchange, its time
+        self._every, self._iterations, self._since = AGREE_EVERY, 0, 0.0  # since the last exchange
 
     def propose(self, stop: Stop) -> None:
         self.request = self.request or stop
 
     def due(self, iteration: int, *, averaged: bool) -> bool:
-        """Return True if workers exchange requests after this iteration. averaged: True if it ended with an averaging
-        step.
-        """
+        """Return True if workers must exchange requests after this iteration."""
         self._iterations += 1
         return averaged or self._world.size == 1 or iteration % self._every == 0
 
     def exchange(self) -> Stop | None:
-        """Return the request of the lowest rank that has one; None if there is none."""
+        """Return the request of the lowest rank that has one, or None."""
         request, world = self.request, self._world
         if world.size == 1:
             return request

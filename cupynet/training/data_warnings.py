@@ -1,4 +1,4 @@
-"""Warnings about data that are valid, but probably a mistake."""
+"""Warnings about valid data that are probably a mistake."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from cupynet.data.loader import read_of
 from cupynet.training.fit import Fit
 
 BRIGHT = 1 / 4  # images are nearly black if all scaled pixels are smaller
-AMPLE = 10  # average images per class at which an empty class is unlikely by chance
-AT_ONCE = 1 << 22  # bytes
-UNSCALED = 64  # scaled pixels, also normalized ones, are far below
+AMPLE = 10  # images per class, on average; then an empty class is unlikely to be chance
+AT_ONCE = 1 << 22  # bytes per chunk
+UNSCALED = 64  # far above scaled or normalized pixels
 
 log = logging.getLogger(__name__)
 
 
 class DataWarnings:
-    """Logs warnings about the data of fits and evaluations, once for each data set. speaks: False to log nothing."""
+    """Logs warnings about training and evaluation data, once for each data set. Logs nothing unless `speaks`."""
 
     def __init__(self, *, speaks: bool) -> None:
         self._speaks = speaks
@@ -29,13 +29,13 @@ class DataWarnings:
         self._known: set[int] = set()  # signatures of loaders
 
     def of_fit(self, fit: Fit, workers: int, restored: tuple[int, int] | None) -> None:
-        """Warn about the data of a fit. restored: `Loader.identity` of the fit that it resumes, if known."""
+        """Warn about the data of a fit. `restored` is the `Loader.identity` of the resumed fit, if known."""
         train = fit.train
         if train.batches < workers and self._speaks:
             idle = workers - train.batches
             log.warning("%d of %d workers have no batches. Lower workers or batch_size", idle, workers)
         if restored is not None and restored != train.identity and self._speaks:
-            log.warning("data set %r: its labels differ from those of the restored training", train.dataset.name)
+            log.warning("data set %r: its labels differ from the ones in the checkpoint", train.dataset.name)
         if self._is_new(train):
             warn_of_classes(train.dataset)
             self._dark = warn_of_pixels(train.dataset)
@@ -54,7 +54,7 @@ class DataWarnings:
 
 
 def warn_of_pixels(dataset: LabeledData) -> bool:
-    """Log a warning and return True if all images are nearly black, or floating-point images seem unscaled."""
+    """Warn and return True if all images are nearly black, or floating-point images seem unscaled."""
     if isinstance(dataset, Dataset) and dataset.scaled:
         return _warn_of_floats(dataset)
     enough = min(math.ceil(BRIGHT / max(dataset.pixels.scale)), 255)
@@ -65,7 +65,7 @@ def warn_of_pixels(dataset: LabeledData) -> bool:
     if largest:
         remedy = f": multiply images by {255 // largest}, or set {setting('data', 'normalize', 'auto')}"
     log.warning(
-        "data set %r: its largest pixel is %d, but pixels are scaled as 0 to 255%s", dataset.name, largest, remedy
+        "data set %r: its largest pixel is %d, but a range of 0 to 255 is assumed%s", dataset.name, largest, remedy
     )
     return True
 
@@ -75,14 +75,14 @@ def _warn_of_floats(dataset: Dataset) -> bool:
     if largest <= UNSCALED:
         return False
     log.warning(
-        "data set %r: floating-point images must be scaled, but reach %g. Divide them by 255, or pass them as uint8",
+        "data set %r: floating-point images must be scaled, but values reach %g. Divide them by 255, or pass uint8",
         *(dataset.name, largest),
     )
     return True
 
 
 def _brightest(dataset: LabeledData, enough: int) -> int:
-    """Return the largest pixel on this machine. Stop early when one is at least `enough`."""
+    """Return the largest pixel of the local data, or the first maximum found that is at least `enough`."""
     largest = 0
     with read_of(dataset):
         for part in dataset.parts():
@@ -95,25 +95,25 @@ def _brightest(dataset: LabeledData, enough: int) -> int:
 
 
 def warn_of_classes(dataset: LabeledData) -> None:
-    """Log a warning if some classes have no images, or if a shard lacks at least half of the others."""
+    """Warn if some classes have no images, or if a shard lacks at least half of the other classes."""
     if isinstance(dataset, Dataset) and dataset.labels.ndim == 2:
         return
     shards = dataset.labels if isinstance(dataset, Shards) else [dataset.labels]
-    valid = [labels[(labels >= 0) & (labels < dataset.classes)] for labels in shards]  # others raise an error later
+    valid = [labels[(labels >= 0) & (labels < dataset.classes)] for labels in shards]  # others raise later
     counts = np.array([np.bincount(labels, minlength=dataset.classes) for labels in valid])  # (shards, classes)
     missing = np.flatnonzero(counts.sum(axis=0) == 0)
     if len(missing) and len(dataset) >= AMPLE * dataset.classes:
         first = ", ".join(map(str, missing[:5].tolist())) + (", ..." if len(missing) > 5 else "")
         log.warning(
-            "data set %r: no images of %d of %d classes (%s). Is it sorted and truncated, or do labels not start at 0?",
+            "data set %r: %d of %d classes have no images (%s). Was it sorted and truncated, or do labels start at 1?",
             *(dataset.name, len(missing), dataset.classes, first),
         )
     present = dataset.classes - len(missing)
     for number, own in enumerate(counts):
         if own.sum() >= AMPLE * present and np.count_nonzero(own) <= present / 2:
             log.warning(
-                "data set %r: shard %d, and so its worker, has images of only %d of %d classes. Shuffle before writing "
-                "shards",
+                "data set %r: shard %d has images of only %d of %d classes, so one worker never sees the others. "
+                "Shuffle before writing shards",
                 *(dataset.name, number, np.count_nonzero(own), present),
             )
             return

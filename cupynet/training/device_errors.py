@@ -1,4 +1,4 @@
-"""Translate device errors of a worker into a DeviceError with a remedy."""
+"""Translation of device errors to DeviceError."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from cupynet.parallel import Placement
 def translate_device_errors(
     backend: Backend, placement: Placement, rank: int, batch_size: int | None
 ) -> Iterator[None]:
-    """Raise DeviceError, with the notes of the error, if the device of worker `rank` is out of memory or has failed.
+    """Raise DeviceError if the device of worker `rank` is out of memory or has failed.
 
-    Clears the traceback's frames in the worker's own thread, to release their arrays. batch_size: None without batches.
+    Clears the frames of the traceback to release their arrays. `batch_size` is for the message, if known.
     """
     try:
         yield

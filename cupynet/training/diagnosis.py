@@ -9,11 +9,11 @@ from cupynet.nn import Context, Sequential
 from cupynet.parallel import parts
 from cupynet.training.replica import Replica
 
-MAX_SAMPLES = 5  # of a batch that a message lists
+MAX_SAMPLES = 5  # listed in a message
 
 
 def diagnose(replica: Replica, batch: Batch) -> str:
-    """Describe the first value that is not finite: the worker, the batch, its samples and the layer."""
+    """Locate the first non-finite value: return the worker, batch, samples and layer as text."""
     at = f"of worker {replica.groups.world.rank} at batch {batch.index} of epoch {batch.epoch + 1}"
     for name, values in replica.params.views(replica.params.master):
         if not _finite(replica, values).all():
@@ -26,13 +26,13 @@ def diagnose(replica: Replica, batch: Batch) -> str:
 
 
 def _first_output(replica: Replica, batch: Batch) -> tuple[str, Any]:
-    """Repeat the forward pass; return the first layer whose output is not finite, and the samples."""
+    """Repeat the forward pass. Return the first layer with non-finite output, and the samples."""
     model = replica.model
     layers = list(model.network) if isinstance(model.network, Sequential) else [("network", model.network)]
     for part in parts(len(batch), replica.accumulation_steps):
         x, samples = batch.images[part], batch.samples[part]
         context = Context(train=True, epoch=batch.epoch, iteration=replica.updates, samples=samples, seed=model.seed)
-        for name, layer in layers:  # one by one, without fusion
+        for name, layer in layers:  # one at a time, without fusion
             x, at = layer.forward(x, context)[0], name
             fine = _finite(replica, x).reshape(len(samples), -1).all(axis=1)
             if not fine.all():

@@ -1,8 +1,8 @@
-"""Evaluation of a classifier: the figures of Deeplearning4j's Evaluation.
+"""Evaluation of a classifier, with the metrics of Deeplearning4j's Evaluation.
 
-Macro averages give every class the same weight, even if there are only two (Deeplearning4j reports only the second),
-and leave out classes whose figure is 0/0. F1 is 2 tp / (2 tp + fp + fn), as in scikit-learn. Deeplearning4j leaves out
-all classes without precision or recall, which favors a network that always predicts one class.
+Macro averages weight all classes equally and omit classes whose metric is 0/0. For two classes Deeplearning4j reports
+only the second. F1 is 2 tp / (2 tp + fp + fn), as in scikit-learn. Deeplearning4j omits classes without precision or
+recall, which favors a network that always predicts one class.
 """
 
 from __future__ import annotations
@@ -24,15 +24,13 @@ from cupynet.core.terminal import printable
 from cupynet.core.wording import counted, one_line, percent
 from cupynet.training.metrics import CLASS_FIGURES, Metric, Metrics, metrics_of, ranks
 
-FEW_CLASSES = 25  # the confusion matrix of at most this many is printed and written to the history
+FEW_CLASSES = 25  # maximum for printing the confusion matrix and writing it to the history
 MOST_MISTAKES = 24
-SHORT = {"mean_absolute_error": "MAE", "r2": "R2"}  # names in a line
+SHORT = {"mean_absolute_error": "MAE", "r2": "R2"}  # names in log lines
 
 
 class Mistake(NamedTuple):
-    """A wrongly predicted sample. doubt: minus the score of the predicted class, so that the most confident sorts
-    first.
-    """
+    """A misclassified sample. `doubt` is the negated score of the predicted class: confident mistakes sort first."""
 
     doubt: float
     sample: int
@@ -41,23 +39,25 @@ class Mistake(NamedTuple):
 
 
 class Evaluation:
-    """Counts of predictions, over any number of batches, workers and merges.
+    """Classification metrics, accumulated over batches and merged across workers.
 
-    The predicted class has the highest score, with ties broken by the lowest index, as in the rank of the true class; a
-    sample is a top-N hit if that rank is below N. A sample with a NaN among its scores is wrong: it counts in the
-    support and recall of its true class and in `undecided`, in no column of the confusion matrix.
+    The predicted class has the highest score; the lower index wins a tie. A sample is a top-N hit if fewer than N
+    classes rank before its true class. A sample with a NaN score counts as wrong: in the support and recall of its true
+    class and in `undecided`, but in no column of the confusion matrix.
 
-    `mistakes` are the at most 24 wrongly predicted samples with the highest scores. Figures that are 0/0 are NaN.
-    Counts are exact; the last bits of the loss depend on how the samples were split.
+    Metrics that are 0/0 are NaN. Counts are exact. The last bits of the loss depend on how samples are split into
+    batches.
 
     Args:
         classes: number of classes.
-        top_n: a hit has its true class among this many highest scores.
+        top_n: N of the top-N accuracy.
         metrics: see `TrainingOptions`.
         columns: number of targets, for regression.
 
     Attributes:
-        FIGURES, SHOWN: the names of all figures but `metrics`, and of those in a history.
+        FIGURES: names of all figures except `metrics`.
+        SHOWN: names of the figures written to the history.
+        mistakes: the misclassified samples with the highest scores, at most 24.
     """
 
     FIGURES: tuple[str, ...] = CLASS_FIGURES
@@ -68,19 +68,21 @@ class Evaluation:
         self.classes = classes = integer("Evaluation classes", classes, 1)
         self.top_n = integer("Evaluation top_n", top_n, 1)
         self.confusion: NDArray[np.int64] = np.zeros((classes, classes), np.int64)  # rows = actual, columns = predicted
-        self.undecided: NDArray[np.int64] = np.zeros(classes, np.int64)  # per actual class: samples with NaN scores
+        self.undecided: NDArray[np.int64] = np.zeros(classes, np.int64)  # samples with NaN scores, per actual class
         self.top_n_hits = 0
         self.mistakes: list[Mistake] = []
         self.loss_sum = 0.0
 
     def add(self, scores: ArrayLike, targets: ArrayLike, losses: ArrayLike, samples: ArrayLike | None = None) -> None:
-        """Count one batch: scores (N, classes), which grow with the probability; losses (N,).
+        """Add a batch.
 
         Args:
-            targets: class numbers (N,), or (N, classes), of which the highest counts.
-            samples: sample numbers in the data set, (N,); without them no mistakes are kept.
+            scores: (N, classes), increasing with the probability.
+            targets: class indices (N,), or probabilities (N, classes), of which the largest counts.
+            losses: (N,).
+            samples: sample indices in the data set, (N,). Without them no mistakes are kept.
         """
-        score = np.asarray(scores, np.float64)  # (N, classes); exact from every narrower type
+        score = np.asarray(scores, np.float64)  # (N, classes)
         target, loss = np.asarray(targets), np.asarray(losses, np.float64)
         target = np.asarray(target.argmax(axis=1) if target.ndim == 2 else target, np.int64)  # (N,)
         if target.ndim != 1 or score.shape != (len(target), self.classes) or loss.shape != target.shape:
@@ -110,12 +112,12 @@ class Evaluation:
         self.mistakes = heapq.nsmallest(MOST_MISTAKES, self.mistakes + mistakes)
 
     def pack(self) -> NDArray[np.float64]:
-        """Return all counts as one vector (V,), which workers exchange. Exact, because counts stay below 2**53."""
+        """Return all counts as one vector (V,), exact because counts are below 2**53."""
         counts = [self.undecided, self.confusion.reshape(-1), np.array(self.mistakes, np.float64).reshape(-1)]
         return np.concatenate([self._extra.pack(), [self.top_n_hits, self.loss_sum], *counts])
 
     def merge(self, packed: NDArray[np.float64]) -> None:
-        """Add the samples of another evaluation with the same arguments. packed: its `pack`, (V,)."""
+        """Add another evaluation with the same arguments, given as the result of its `pack`, (V,)."""
         packed = self._extra.merge(packed)
         self.top_n_hits, self.loss_sum = self.top_n_hits + int(packed[0]), self.loss_sum + float(packed[1])
         undecided, confusion, mistakes = np.split(packed[2:], [self.classes, self.classes + self.classes**2])
@@ -126,7 +128,7 @@ class Evaluation:
 
     @property
     def samples(self) -> int:
-        """The number of samples, including the undecided ones."""
+        """The number of samples, including samples with NaN scores."""
         return int(self.confusion.sum() + self.undecided.sum())
 
     @property
@@ -141,22 +143,22 @@ class Evaluation:
 
     @property
     def precision(self) -> float:
-        """The macro average of tp / predicted, without classes never predicted."""
+        """The macro average of tp / predicted, omitting classes that were never predicted."""
         return self._macro("precision")
 
     @property
     def recall(self) -> float:
-        """The macro average of tp / support, without classes that have no samples."""
+        """The macro average of tp / support, omitting classes without samples."""
         return self._macro("recall")
 
     @property
     def f1(self) -> float:
-        """The macro average of 2 tp / (2 tp + fp + fn), without classes that have neither samples nor predictions."""
+        """The macro average of 2 tp / (2 tp + fp + fn), omitting classes with neither samples nor predictions."""
         return self._macro("f1")
 
     @property
     def loss(self) -> float:
-        """The mean loss of all samples; NaN or infinite if one of them is."""
+        """The mean loss over all samples; non-finite if the loss of any sample is."""
         return _ratio(self.loss_sum, self.samples)
 
     @property
@@ -165,11 +167,11 @@ class Evaluation:
         return self._extra.values(self.samples, self.figure)
 
     def figure(self, name: str) -> float:
-        """Return a figure, such as `accuracy`, or a metric, by name."""
+        """Return a figure such as `accuracy`, or one of `metrics`, by name."""
         return float(getattr(self, name)) if name in self.FIGURES else self.metrics[name]
 
     def figures(self, names: Sequence[str] | None = None) -> dict[str, float]:
-        """Return figures by name, and all metrics. names: of the figures; by default `FIGURES`."""
+        """Return the named figures, by default `FIGURES`, and all `metrics`."""
         return {name: self.figure(name) for name in (self.FIGURES if names is None else names)} | self.metrics
 
     def brief(self) -> list[str]:
@@ -184,7 +186,7 @@ class Evaluation:
         return _ratio(math.fsum(defined), len(defined))
 
     def per_class(self) -> list[dict[str, Any]]:
-        """Return a row per class: class, precision, recall, f1 (NaN if 0/0), support and predicted samples."""
+        """Return a row for each class: class, precision, recall, f1 (NaN if 0/0), support and predicted samples."""
         hits = self.confusion.diagonal().tolist()
         supports = (self.confusion.sum(axis=1) + self.undecided).tolist()
         predictions = self.confusion.sum(axis=0).tolist()
@@ -196,7 +198,7 @@ class Evaluation:
         return rows
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON; non-finite numbers become None."""
+        """Return a JSON-serializable dictionary; non-finite numbers become None."""
         plain = {
             "samples": self.samples,
             "classes": self.classes,
@@ -222,15 +224,16 @@ class Evaluation:
         return html_table(("samples", *figures), [cells])
 
     def plot(self, names: Sequence[str] = ()) -> Any:
-        """Plot the confusion matrix with matplotlib. names: of the classes. ImportError without matplotlib."""
+        """Plot the confusion matrix. `names` are the class names. Requires matplotlib."""
         drawn, (axes,) = plots.figure(1)
         plots.matrix(axes, self.confusion, list(names) or [str(each) for each in range(self.classes)])
         return drawn
 
     def stats(self, names: Sequence[str] = ()) -> str:
-        """Return a report: the figures, a line per class, and the confusion matrix of at most 25 classes.
+        """Return a text report: the figures, a line for each class, and the confusion matrix of at most 25 classes.
 
-        names: class names, printed next to their numbers.
+        Args:
+            names: class names, printed after the class indices.
         """
         named = [f"  {printable(one_line(name))}" for name in names[: self.classes]]
         named += [""] * (self.classes - len(named))
@@ -250,7 +253,7 @@ class Evaluation:
             f" {'# of samples:':<17}{self.samples}",
             f" {'Loss:':<17}{self.loss:.6g}",
             *(f" {label + ':':<17}{value:.4f}" for label, value in (figures | self.metrics).items()),
-            "Precision, recall & F1: macro-averaged (all classes count alike)",
+            "Precision, recall & F1: macro-averaged (equally weighted classes)",
         ]
         rows = self.per_class()
         for figure, reason in (("precision", "never predicted"), ("recall", "without samples")):
@@ -276,7 +279,7 @@ class Evaluation:
         head = "".join(f"{index:>{width}}" for index in range(self.classes))
         rows = enumerate(zip(self.confusion.tolist(), named, strict=True))
         lines = ["".join(f"{n:>{width}}" for n in row) + f" | {i}{name}" for i, (row, name) in rows]
-        how_to_read = "Rows are the actual class, columns the predicted class"
+        how_to_read = "Rows: actual class, columns: predicted class"
         return [f"{'Confusion Matrix':=^66}", head, "-" * len(head), *lines, how_to_read]
 
 

@@ -1,4 +1,4 @@
-"""The data that callbacks receive."""
+"""Records that callbacks receive."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ class Spent:
 
     Attributes:
         rounds_s, compute_s, data_s, averaging_s, waiting_s: seconds, see `Clock`.
-        samples, bytes_sent: samples that the worker trained on, and bytes that it sent.
+        samples: training samples processed by the worker.
+        bytes_sent: bytes sent by the worker.
     """
 
     rounds_s: list[float]
@@ -30,47 +31,50 @@ class Spent:
     bytes_sent: list[int]
 
     def share(self, name: str) -> list[float]:
-        """Return the share of each worker's time that `compute_s`, `data_s` ... takes, 0..1."""
+        """Return the fraction of each worker's time, 0..1, spent on `name`, such as `compute_s`."""
         return [part / whole if whole else 0.0 for part, whole in zip(getattr(self, name), self.rounds_s, strict=True)]
 
     @property
     def averaging(self) -> float:
-        """The smallest averaging share of any worker: the last one to arrive does not wait."""
+        """The fraction of the time spent on averaging: the minimum over workers, because the last to arrive does not
+        wait.
+        """
         return min(self.share("averaging_s"))
 
     @property
     def data(self) -> float:
-        """The largest share of waiting for batches, because the other workers wait for that one."""
+        """The fraction of the time spent waiting for batches: the maximum over workers, because the others wait for
+        it.
+        """
         return max(self.share("data_s"))
 
     @classmethod
     def of(cls, table: NDArray[Any]) -> Spent:
-        """Return the times from the figures of all workers, (W, figures) in the order of `SPENT`."""
+        """Create from a table with a row for each worker and columns in the order of `SPENT`."""
         *seconds, samples, sent = table.T
         counts = [[int(count) for count in column] for column in (samples, sent)]
         return cls(*(column.tolist() for column in seconds), *counts)
 
 
-SPENT = tuple(each.name for each in fields(Spent))  # a `Clock` has the same attributes
+SPENT = tuple(each.name for each in fields(Spent))  # also attributes of `Clock`
 
 
 @dataclass(frozen=True)
 class IterationRecord:
-    """Figures since the last report.
+    """Measurements since the last report.
 
     Attributes:
-        iteration, epoch: iterations and complete epochs so far.
-        learning_rate: of the last iteration.
-        loss, accuracy: mean loss of this replica's samples since the last report, and the fraction predicted correctly.
-            The accuracy is NaN if it was not counted.
-        score_after_averaging: mean loss of all replicas' samples between the last two averaging steps; NaN if there was
-            none.
-        images_per_s: of all replicas together.
+        iteration, epoch: completed iterations and epochs.
+        learning_rate: the rate of the last iteration.
+        loss: mean training loss of this replica.
+        accuracy: training accuracy of this replica; NaN if unknown.
+        score_after_averaging: mean loss over all replicas between the last two averaging steps; NaN if not computed.
+        images_per_s: training images per second over all replicas.
         compute_s, data_s, averaging_s, waiting_s: seconds of this worker, see `Clock`.
-        drift: the largest relative distance of a replica from the mean, as last measured since the last report; else
-            NaN. In a pipeline the maximum over stages, an upper bound for the whole network.
-        drift_by_layer: the same for each layer's weights; empty if it was not measured.
-        bytes_sent: by all workers to each other in this run.
+        drift: the largest relative distance of a replica from the mean at the last measurement; NaN if not measured. In
+            a pipeline, the maximum over stages, which is an upper bound for the whole network.
+        drift_by_layer: the same for each layer's weights; empty if not measured.
+        bytes_sent: traffic between all workers in this run.
     """
 
     iteration: int
@@ -91,24 +95,23 @@ class IterationRecord:
 
 @dataclass(frozen=True)
 class EpochRecord:
-    """The end of an epoch.
+    """Results of an epoch.
 
     Attributes:
-        epoch, iteration: complete epochs and iterations so far.
-        samples: samples of all replicas in this epoch.
-        train_s: seconds of its iterations, without the evaluation.
-        split: `test` or `validation`, the data set of the evaluation.
+        epoch, iteration: completed epochs and iterations.
+        samples: training samples of all replicas in this epoch.
+        train_s: seconds spent training, excluding the evaluation.
+        split: the data set of the evaluation, `test` or `validation`.
         evaluation: None if this epoch was not evaluated.
-        spent: time and traffic of each worker in this epoch; `bytes_sent` includes the evaluation.
-        bytes_sent: by all workers to each other in this run.
-        loss: the training loss: the mean over this epoch's samples, each at the time of its iteration; NaN if there
-            were none.
-        losses: the training loss of each worker, in rank order; NaN for a worker without samples, and for all pipeline
-            stages but the last.
-        accuracy: the training accuracy: the fraction of correct predictions, 0..1; with `binary_cross_entropy` targets,
-            of outputs on the right side of 1/2. NaN for other targets.
-        learning_rate: of the last iteration.
-        drift, drift_by_layer: as last measured since the last report, see `IterationRecord`.
+        spent: time and traffic of each worker in this epoch. Its `bytes_sent` includes the evaluation.
+        bytes_sent: traffic between all workers in this run.
+        loss: mean training loss during this epoch; NaN without samples.
+        losses: training loss of each worker, in rank order; NaN for workers without samples and for all pipeline stages
+            but the last.
+        accuracy: training accuracy during this epoch, 0..1. With `binary_cross_entropy` targets, an output is correct
+            on the right side of 1/2. NaN for other targets.
+        learning_rate: the rate of the last iteration.
+        drift, drift_by_layer: the last measurement since the last report, see `IterationRecord`.
     """
 
     epoch: int
@@ -128,32 +131,32 @@ class EpochRecord:
 
     @property
     def images_per_s(self) -> float:
-        """Training images per second of all replicas together."""
+        """Training images per second over all replicas."""
         return self.samples / self.train_s if self.train_s else 0.0
 
 
 class StopReason(IntEnum):
-    """Why training ends before its last epoch."""
+    """The reason why training ended early."""
 
     REQUEST = 1  # `stop` was called
     SIGNAL = 2  # the process received a signal
     EARLY = 3  # early stopping
-    DIVERGED = 4  # a value is not finite
+    DIVERGED = 4  # a loss, gradient or weight was not finite
 
 
 @dataclass(frozen=True)
 class Stop:
-    """A request to stop training; after a fit, why it ended early. text: shown to the user."""
+    """A request to stop training. `text` is shown to the user."""
 
     reason: StopReason
     text: str
 
     @property
     def urgent(self) -> bool:
-        """True after a signal: the result is saved at once, without another evaluation."""
+        """True after a signal: save the result at once, without another evaluation."""
         return self.reason is StopReason.SIGNAL
 
     @property
     def interrupts(self) -> bool:
-        """True if the fit was interrupted and its last weights can be trained further."""
+        """True if the fit was interrupted and can be continued."""
         return self.reason in (StopReason.REQUEST, StopReason.SIGNAL)

@@ -1,4 +1,4 @@
-"""The training and evaluation batches of one worker."""
+"""Training and evaluation batches of one worker."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from cupynet.training.replica import Replica
 
 
 class Feeds:
-    """Opens the batches of data sets for one worker. replicas: the workers that share them; others: see `BatchFeed`."""
+    """Opens batch feeds for one worker. `replicas` are the workers that share the data; see `BatchFeed`."""
 
     def __init__(
         self, replica: Replica, replicas: Communicator, *, prefetch: int, on_device: bool | str, shared: Shared
     ) -> None:
         self._replica, self._replicas = replica, replicas
         self._prefetch, self._on_device, self._shared = prefetch, on_device, shared
-        self._training: BatchFeed | None = None  # of the current fit
+        self._training: BatchFeed | None = None  # during a fit
         self._evaluated: Loader | None = None
-        self._evaluation: BatchFeed | None = None  # of the current fit; opened when first needed
+        self._evaluation: BatchFeed | None = None  # during a fit; opened on first use
         self._closing = ExitStack()
 
     @contextmanager
     def of_fit(self, train: Loader, evaluated: Loader | None) -> Iterator[BatchFeed]:
-        """Context with open training and evaluation batches, so that each data set is copied to a GPU only once."""
+        """Context that keeps both feeds open during a fit, so each data set is copied to a GPU only once."""
         with ExitStack() as self._closing:
             self._training, self._evaluated = self._closing.enter_context(self._new(train)), evaluated
             try:

@@ -1,4 +1,4 @@
-"""Checks that losses and gradients are finite, before they change a weight or reach other replicas."""
+"""Checks for non-finite losses and gradients, before they change weights or reach other replicas."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class StopAtNonFinite(StepCheck):
-    """Raises DivergedError, which names the worker, the batch, its samples and the layer."""
+    """Raises DivergedError that names the worker, batch, samples and layer."""
 
     def __call__(self, replica: Replica, step: Step) -> Step:
         if step.finite or step.batch is None:
@@ -29,9 +29,14 @@ class StopAtNonFinite(StepCheck):
 
 
 class SkipNonFinite(StepCheck):
-    """Skips the batch on its worker and logs a warning. DivergedError if the weights themselves are not finite.
+    """Skips the batch on its worker and logs a warning.
 
-    max_skipped: maximum number per worker; skipped: list to which epoch and index of skipped batches are appended.
+    Args:
+        max_skipped: maximum number of skipped batches per worker.
+        skipped: list to which the epoch and index of each skipped batch are appended.
+
+    Raises:
+        DivergedError: the weights themselves are not finite, or too many batches were skipped.
     """
 
     may_wait = False
@@ -47,7 +52,7 @@ class SkipNonFinite(StepCheck):
         broken = bool(text) if stages.size == 1 else bool(stages.gather_numbers(bool(text)).any())
         if not broken or batch is None:
             return step
-        reason = text or "another stage of the replica is not finite"
+        reason = text or "another pipeline stage has a non-finite value"
         if not stages.gather_numbers(is_finite(*replica.params.vectors)).all():
             raise DivergedError(reason + REMEDY)
         if len(self.skipped) >= self.max_skipped:

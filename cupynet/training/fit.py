@@ -1,4 +1,4 @@
-"""The arguments of a fit, and its loaders."""
+"""Arguments and data loaders of a fit."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Fit:
 
     Args:
         epochs: additional epochs to train; 0 only to finish a restored, unfinished fit.
-        evaluate_on: the data set to evaluate in parallel, every `evaluate_every` epochs and after the last.
-        split: the name of that data set, `test` or `validation`.
+        evaluate_on: data to evaluate every `evaluate_every` epochs and after the last.
+        split: the name of that data, `test` or `validation`.
     """
 
     train: Loader
@@ -45,17 +45,17 @@ class Fit:
 
 
 def examples(x: Examples, y: Any = None) -> Loader | Dataset | Shards | tuple[Array, Array]:
-    """Combine the arguments `x` and `y` of `ParallelWrapper.fit`. ConfigError."""
+    """Combine the arguments `x` and `y` of `ParallelWrapper.fit`."""
     if isinstance(x, Loader | Dataset | Shards):
         if y is not None:
-            raise ConfigError(f"{one(type(x).__name__)} has its own. Remove this argument", "y")
+            raise ConfigError(f"{one(type(x).__name__)} contains its labels. Remove this argument", "y")
         return x
     if y is not None:
         return x, y
     if isinstance(x, tuple | list) and len(x) == 2 and not isinstance(x[0], tuple):
         return x  # type: ignore[return-value]
     if hasattr(x, "shape"):
-        raise ConfigError("is missing. Pass the labels too, as in fit(images, labels)", "y")
+        raise ConfigError("is missing. Pass the labels, as in fit(images, labels)", "y")
     return read_pairs(x)
 
 
@@ -69,9 +69,11 @@ def loader_of(
     sample_weight: Any = None,
     class_weight: ClassWeight = None,
 ) -> Loader:
-    """Return a loader of training data that match the model. ConfigError.
+    """Return a loader of training data after checking that they fit the model.
 
-    batch_size: by default that of a `Loader`, else 128; pixels: the scale of the images, if `data` is a pair.
+    Args:
+        batch_size: by default the one of a `Loader`, else 128.
+        pixels: the pixel scale, if `data` is a pair of arrays.
     """
     data, outputs = examples(data), model.output.features
     if isinstance(data, Loader) and batch_size not in (None, data.batch_size):
@@ -128,9 +130,11 @@ def _class_factors(data: Dataset, class_weight: ClassWeight) -> Array:
 
 
 def evaluation_loader(data: Examples, batch_size: int | None, model: Model, pixels: PixelScale | None) -> Loader:
-    """Return a loader of evaluation data that match the model. ConfigError.
+    """Return a loader of evaluation data after checking that they fit the model.
 
-    data: also (x, y, sample_weight); pixels: the scale of the training images; None if unknown.
+    Args:
+        data: may also be (x, y, sample_weight).
+        pixels: the scale of the training images; None if unknown.
     """
     weights = None
     if isinstance(data, tuple) and len(data) == 3 and not isinstance(data[0], tuple):
@@ -148,7 +152,7 @@ def held_out_of(
     validation_data: Examples | None,
     evaluate_on: Examples | None,
 ) -> tuple[Loader, Loader | None, str]:
-    """Return the loaders of the training data and of the held-out data, and the name of the split. ConfigError."""
+    """Return the training loader, the evaluation loader or None, and the name of the split."""
     fraction = number("validation_split", validation_split, minimum=0, below=1)
     given = {"validation_split": fraction or None, "validation_data": validation_data, "evaluate_on": evaluate_on}
     named = [name for name, value in given.items() if value is not None]
@@ -167,7 +171,7 @@ def held_out_of(
 
 
 def classifies(dataset: LabeledData, loss: Loss) -> bool:
-    """Return True if the labels are classes, False if they are targets of a regression."""
+    """Return True for classification, False for regression."""
     return not isinstance(dataset, Dataset) or dataset.labels.ndim == 1 or loss.applies == "softmax"
 
 
@@ -181,7 +185,7 @@ def check_metrics(metrics: Sequence[Metric], loader: Loader | None, loss: Loss) 
 
 
 def check_data(loader: Loader, model: Model) -> None:
-    """Raise ConfigError if the data do not fit the model: no images, another shape, other labels or targets."""
+    """Raise ConfigError if the data set is empty, or if its shapes, labels or targets do not fit the model."""
     dataset = loader.dataset
     if not len(dataset):
         raise ConfigError(f"data set {dataset.name!r} is empty. It needs at least one sample")
@@ -208,11 +212,11 @@ def check_pixels(dataset: LabeledData, pixels: PixelScale) -> None:
 
 
 def check_same_data(loader: Loader, world: Communicator) -> None:
-    """Raise DataError if the data or their order differ between workers. Every worker must call it."""
+    """Raise DataError if the data or their order differ between workers. Every worker must call this."""
     found = world.gather_numbers(loader.signature)[:, 0]  # (W,)
     others = np.flatnonzero(found != found[0]).tolist()
     if others:
         raise DataError(
-            f"ranks {others} have data or an order of data that differ from rank 0. Copy the same data to all machines "
-            "and use the same settings"
+            f"ranks {others} have other data than rank 0, or another order. Copy the same data to all machines and use "
+            "the same settings"
         )

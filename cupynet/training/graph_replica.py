@@ -1,11 +1,11 @@
-"""A replica whose steps are launched as CUDA graphs, because launching the kernels of a small network takes too long.
+"""A replica that launches its steps as CUDA graphs, to reduce launch overhead in small networks.
 
-The gradient, the update, and both together are captured for each batch size when they run for the second time. The
-first run loads kernels and allocates memory.
+For each batch size, the gradient, the update, and both together are captured on their second run. The first run loads
+kernels and allocates memory.
 
-Steps can run ahead of the host, because the device decides whether to update (`judge` in update.cu). The host reads the
-result at an averaging step, a report or the end of an epoch. After a loss or gradient that is not finite, the replica
-makes no updates until then, so that the host can find the batch.
+Steps run ahead of the host, because the device decides whether to update (`judge` in update.cu). The host reads the
+result at averaging steps, reports and ends of epochs. After a non-finite loss or gradient the device makes no further
+updates, so that the host can locate the batch.
 """
 
 from __future__ import annotations
@@ -35,17 +35,19 @@ log = logging.getLogger(__name__)
 class Graphs:
     """The CUDA graphs of one device.
 
-    refused: the first step that could not be captured, and the reason; singly: True to launch operations one by one.
+    Attributes:
+        refused: the first step that could not be captured, with the reason; "" if there is none.
+        singly: True to launch operations one by one.
     """
 
     def __init__(self, backend: Backend, recorder: Recorder) -> None:
         self._backend, self._recorder = backend, recorder
-        self._launchers: dict[tuple[str, Shape], Callable[[], None]] = {}  # by name and the shape of labels
-        self._origin: tuple[Workspace, bool] | None = None  # of the graphs
+        self._launchers: dict[tuple[str, Shape], Callable[[], None]] = {}  # by name and label shape
+        self._origin: tuple[Workspace, bool] | None = None  # see `begin`
         self.refused, self.singly = "", False
 
     def begin(self, *, classifies: bool) -> None:
-        """Drop graphs captured in another thread, because they use its workspace, and graphs that count other hits."""
+        """Drop graphs that use the workspace of another thread, or that were captured for the other kind of labels."""
         origin = self._backend.workspace, classifies
         if self._origin != origin:
             self._origin, self._launchers = origin, {}
@@ -68,7 +70,7 @@ class Graphs:
             self._launchers[key] = lambda: self._capture(key, plainly)
 
     def _capture(self, key: tuple[str, Shape], plainly: Callable[[], None]) -> None:
-        """Capture a graph and launch it. If that fails, launch operations one by one from now on."""
+        """Capture and launch a graph. If capture fails, launch operations one by one from now on."""
         try:
             self._launchers[key] = self._recorder.record(plainly)
         except Exception as error:
@@ -82,10 +84,11 @@ class Graphs:
 
 
 class Inputs:
-    """The input arrays of captured steps, by the shape of the batch's labels: (N,), or (N, T).
+    """Input arrays of captured steps, by the shape of the labels: (N,) or (N, T).
 
-    draws: True if a layer uses random numbers, which depend on sample numbers and the epoch; epoch: (1,), on the
-    device.
+    Attributes:
+        draws: True if a layer uses random numbers, which depend on the sample indices and the epoch.
+        epoch: (1,), on the device.
     """
 
     def __init__(self, backend: Backend, *, draws: bool) -> None:
@@ -94,13 +97,13 @@ class Inputs:
         self._labels: dict[Shape, Array] = {}
         self._samples: dict[Shape, Array] = {}
         self.epoch: Array = backend.asarray(np.zeros(1, np.int64))
-        self._epoch = 0  # the value on the device
+        self._epoch = 0  # host copy of `epoch`
 
     def of(self, shape: Shape) -> tuple[Array, Array, Array | None]:
         return self._images[shape], self._labels[shape], self._samples.get(shape)
 
     def load(self, batch: Batch) -> Shape:
-        """Copy a batch to the input arrays, unless it is there already. Return the shape of its labels."""
+        """Copy a batch to the input arrays and return the shape of its labels."""
         shape, backend = tuple(batch.labels.shape), self._backend
         if shape not in self._images:
             self._images[shape] = (
@@ -128,16 +131,16 @@ class GraphReplica(Replica):
         self._recorder = recorder
         self.graphs = Graphs(model.backend, recorder)
         self._inputs = Inputs(model.backend, draws=any(layer.uses_rng for layer in model.network.walk()))
-        self._scale: float | None = None  # on the device; None if unknown
-        self._batch: Batch | None = None  # of the step that `update` launches
+        self._scale: float | None = None  # loss scale on the device; None if unknown
+        self._batch: Batch | None = None  # batch of the step that `update` launches
         self._reload: Callable[[int], Batch] | None = None
         self._iterations = 0  # iterations that ran ahead since `complete`
-        self._launched: list[int] = []  # their iterations, except those without a batch
-        self._sums: tuple[Array, Array] = (None, None)  # of the losses and of the hits
+        self._launched: list[int] = []  # iterations with a batch among them
+        self._sums: tuple[Array, Array] = (None, None)  # sums of losses and hits
         self._may_run_ahead = False
-        self._norm: Array | None = None  # of the gradient, for the update
+        self._norm: Array | None = None  # squared gradient norm for the update
 
-    # gradient and update, each launched as a whole --------------------------------------------------------------------
+    # separate graphs for gradient and update -------------------------------------------------------------------------
 
     def join(self, groups: Groups, synchronizer: Synchronizer, clock: Clock, check: StepCheck) -> None:
         super().join(groups, synchronizer, clock, check)
@@ -150,7 +153,7 @@ class GraphReplica(Replica):
         self.graphs.begin(classifies=self.classifies)
 
     def gradient(self, batch: Batch | None) -> Step:
-        """See `Replica.gradient`. If iterations run ahead, `update` launches this too."""
+        """See `Replica.gradient`. If iterations run ahead, `update` launches the whole step instead."""
         if not self._ahead:
             return super().gradient(batch)
         self._batch, self._iterations = batch, self._iterations + 1
@@ -176,7 +179,7 @@ class GraphReplica(Replica):
         self._norm = None if self.optimizer.max_grad_norm is None else squared_norm
         self.graphs.run("update" if self._norm is None else "clipped update", (), self._update)
 
-    # ahead of the host ----------------------------------------------------------------------------------------------
+    # running ahead of the host --------------------------------------------------------------------------------------
 
     @property
     def _ahead(self) -> bool:
@@ -184,7 +187,7 @@ class GraphReplica(Replica):
 
     def launch_singly(self, wanted: bool) -> None:
         self.complete()
-        self.graphs.singly, self._scale = wanted, None  # write the loss scale to the device again
+        self.graphs.singly, self._scale = wanted, None  # rewrite the loss scale
 
     def _launch_ahead(self, iteration: int, batch: Batch) -> None:
         self._batch = None
@@ -195,7 +198,7 @@ class GraphReplica(Replica):
         self.updates += 1
 
     def complete(self) -> None:
-        """See `Replica.complete`. DivergedError if a loss or a gradient was not finite."""
+        """See `Replica.complete`. Raises DivergedError if a loss or gradient was not finite."""
         iterations, self._iterations = self._iterations, 0
         if iterations:
             with self.clock.measure("compute", "steps that ran ahead"):
@@ -203,7 +206,7 @@ class GraphReplica(Replica):
             self._count(iterations, samples)
 
     def _read(self) -> int:
-        """Wait for the launched steps. Return the number of samples in completed steps."""
+        """Wait for the launched steps and return the number of samples they processed."""
         launched, self._launched = self._launched, []
         controls = self._recorder.read()
         self._scale = self.backend.loss_scale = controls[Control.SCALE]
@@ -258,7 +261,7 @@ class GraphReplica(Replica):
 
 
 class GraphContext(Context):
-    """Context for graph capture. Rejects attributes whose values would be frozen into the graph. RuntimeError."""
+    """Context for graph capture. Raises RuntimeError for attributes that would be frozen into the graph."""
 
     def __getattribute__(self, name: str) -> Any:
         found = super().__getattribute__(name)
@@ -270,7 +273,7 @@ class GraphContext(Context):
 
 def replica_of(model: Model, optimizer: Optimizer, accumulation_steps: int = 1) -> Replica:
     recorder = model.backend.recorder()
-    if recorder is None or accumulation_steps > 1:  # large batches: launch overhead is negligible
+    if recorder is None or accumulation_steps > 1:  # batches are split only if large: launch overhead is negligible
         return Replica(model, optimizer, accumulation_steps)
     for each in (*model.network.walk(), model.loss, optimizer):
         if not vars(type(each)).get("capturable", False) or getattr(each, "syncs_replicas", False):

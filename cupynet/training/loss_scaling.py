@@ -1,7 +1,7 @@
 """Dynamic loss scaling (Micikevicius et al. 2018, "Mixed precision training").
 
-The scale is halved when a gradient overflows, and that step is skipped. It is doubled after 2,000 iterations without an
-overflow. A non-finite loss is an error, as is a gradient that overflows at the smallest scale.
+When a gradient overflows, the step is skipped and the scale is halved. After 2,000 iterations without overflow it is
+doubled. A non-finite loss is an error, and so is an overflow at the smallest scale.
 """
 
 from __future__ import annotations
@@ -11,20 +11,21 @@ from typing import Any
 from cupynet.backend import Backend, Scaling
 from cupynet.parallel import Communicator, Groups
 
-GROW_AFTER = 2000  # iterations without an overflow
+GROW_AFTER = 2000  # iterations without overflow
 LEAST, MOST = 1.0, 2.0**24
 
 
 class LossScaler:
-    """Adapts the loss scale of one worker's replica. Every worker makes the same calls.
+    """Adapts the loss scale of one replica. Every worker must make the same calls.
 
     Args:
-        backend: its `loss_scale` is set.
-        together: the workers that skip a step together: the stages of a replica, or all if gradients are shared.
+        backend: the backend whose `loss_scale` is set.
+        together: workers that skip a step together: the stages of a replica, or all workers if they share gradients.
         shared: True if these are all workers.
 
     Attributes:
-        skipped, steady: number of skipped steps, and iterations since the scale changed.
+        skipped: number of skipped steps.
+        steady: iterations since the scale changed.
         skipping: True if the step of this iteration is skipped.
     """
 
@@ -48,19 +49,22 @@ class LossScaler:
         return self.steady >= GROW_AFTER and self._backend.loss_scale < MOST
 
     def grow(self) -> None:
-        """Double the scale if due. Call it between two iterations: an update divides by the scale."""
+        """Double the scale if due. Call this between iterations, because an update divides by the scale."""
         if self._grows:
             self._set(self.scale)
 
     def skips(self, *, overflow: bool, failed: bool) -> bool:
-        """Return True if all workers that skip together skip this iteration's step. overflow: of this worker's
-        gradient.
+        """Return True if this iteration's step is skipped.
+
+        Args:
+            overflow: True if this worker's gradient overflowed.
+            failed: True if its loss is not finite.
         """
         failed = failed or (overflow and self.scale <= LEAST)
         if self._together.size > 1:
             table = self._together.gather_numbers(overflow, failed, self.scale)  # (W, 3)
             overflow, failed = bool(table[:, 0].any()), bool(table[:, 1].any())
-            self._backend.loss_scale = float(table[-1, 2])  # the scale of these gradients
+            self._backend.loss_scale = float(table[-1, 2])  # the scale of the current gradients
         self.skipping = overflow and not failed
         self.steady += 1
         if self.skipping:
@@ -76,14 +80,14 @@ class LossScaler:
         self.steady, self.skipped = steady, self.skipped + skipped
 
     def agree(self, replicas: Communicator) -> None:
-        """After averaging, all replicas adopt the smallest scale."""
+        """Set the scale of all replicas to the smallest one, after averaging."""
         self.grow()
         least = float(replicas.gather_numbers(self.scale).min()) if replicas.size > 1 else self.scale
         if least != self.scale:
             self._set(least)
 
     def of_all(self, replicas: Communicator) -> int:
-        """Return the skipped steps of all replicas; steps skipped together count once."""
+        """Return the number of skipped steps over all replicas, counting joint skips once."""
         return self.skipped if self._shared else int(replicas.gather_numbers(self.skipped).sum())
 
     def state(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Metrics of evaluations. Their values depend neither on the number of workers nor on the batch size."""
+"""Evaluation metrics, independent of batch size and number of workers."""
 
 from __future__ import annotations
 
@@ -17,20 +17,24 @@ Floats: TypeAlias = NDArray[np.float64]
 Function: TypeAlias = Callable[[Any, Any], Any]
 Metric: TypeAlias = str | Function
 
-CLASS_FIGURES = ("accuracy", "top_n_accuracy", "precision", "recall", "f1", "loss")  # of `Evaluation`
-NUMBER_FIGURES = ("loss", "mean_absolute_error", "r2")  # of `RegressionEvaluation`
+CLASS_FIGURES = ("accuracy", "top_n_accuracy", "precision", "recall", "f1", "loss")  # figures of `Evaluation`
+NUMBER_FIGURES = ("loss", "mean_absolute_error", "r2")  # figures of `RegressionEvaluation`
 ALIASES = {"macro_f1": "f1"}
 TOP_K = re.compile(r"top_([1-9]\d*)_accuracy")
 LOWER_IS_BETTER = re.compile(r"loss|error")
 
 
 def mode_of(name: str) -> str:
-    """Return `min` if the name contains loss or error, else `max`."""
+    """Return `min` for names that contain "loss" or "error", else `max`."""
     return "min" if LOWER_IS_BETTER.search(name) else "max"
 
 
 def metrics_of(metrics: Sequence[Metric], *, classifies: bool | None = None) -> dict[str, Metric]:
-    """Return metrics by name. ConfigError for an unknown or duplicate name. classifies: False for regression."""
+    """Return metrics by name. Raise ConfigError for unknown or duplicate names.
+
+    Args:
+        classifies: False for regression; None to accept the names of both.
+    """
     if not isinstance(metrics, list | tuple):
         raise ConfigError("must be a list of names and functions, such as ['macro_f1']", "metrics", shown(metrics))
     figures = [each for each in CLASS_FIGURES if each != "top_n_accuracy"]
@@ -50,9 +54,11 @@ def metrics_of(metrics: Sequence[Metric], *, classifies: bool | None = None) -> 
 
 
 def ranks(scores: Floats, targets: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the number of classes ranked before the target, (N,), the lower index first among equal scores.
+    """Return the rank of each target class, (N,), from 0. Ties go to the lower index; with a NaN score the rank is C.
 
-    scores: (N, C); targets: (N,). A sample with a NaN among its scores has rank C.
+    Args:
+        scores: (N, C).
+        targets: (N,).
     """
     own = np.take_along_axis(scores, targets[:, None], axis=1)  # (N, 1)
     before = np.arange(scores.shape[1]) < targets[:, None]  # (N, C)
@@ -62,13 +68,14 @@ def ranks(scores: Floats, targets: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def auc(scores: Floats, targets: Any) -> float:
-    """Return the area under the ROC curve; of several classes or targets, the mean of each against the others.
+    """Return the area under the ROC curve, or for several classes or targets the mean of one versus rest.
 
-    Computed from ranks (Mann and Whitney 1947), as scikit-learn's roc_auc_score(average="macro", multi_class="ovr").
-    NaN if a class has all samples or none, or if a score is NaN.
+    Computed from ranks (Mann and Whitney 1947); equal to scikit-learn's roc_auc_score(average="macro",
+    multi_class="ovr"). NaN if a class has all samples or none, or if a score is NaN.
 
-    scores: (N, C); of two classes, only the second column is used. targets: class numbers (N,), or (N, C), where
-    numbers above 0.5 are positive.
+    Args:
+        scores: (N, C). With two classes only the second column is used.
+        targets: class indices (N,), or (N, C), where values above 0.5 are positive.
     """
     positive = targets > 0.5 if targets.ndim == 2 else targets[:, None] == np.arange(scores.shape[1])  # (N, C)
     if targets.ndim == 1 and scores.shape[1] == 2:
@@ -86,18 +93,18 @@ def _area(score: Floats, positive: NDArray[np.bool_]) -> float:
     return float((rank[positive].sum() - count * (count + 1) / 2) / pairs)
 
 
-ALL: Mapping[str, Callable[[Floats, Any], float]] = {"auc": auc}  # functions of all scores and targets
+ALL: Mapping[str, Callable[[Floats, Any], float]] = {"auc": auc}  # metrics that need all scores and targets
 
 
 class Metrics:
-    """The metrics of an evaluation. columns: of the targets (N, columns); 0 for class numbers (N,)."""
+    """The metrics of an evaluation. `columns` is the number of targets per sample, or 0 for class indices."""
 
     def __init__(self, metrics: Mapping[str, Metric], columns: int = 0) -> None:
         self._metrics, self._columns = metrics, columns
         self._keeps = any(name in ALL for name in metrics)
         self._sums = {name: 0.0 for name, metric in metrics.items() if _is_a_mean(name, metric)}
-        self._kept: list[Floats] = []  # rows of scores and targets
-        self._known: dict[str, float] = {}  # values of all rows
+        self._kept: list[Floats] = []  # scores and targets, row by row
+        self._known: dict[str, float] = {}  # computed from all rows
 
     def add(self, scores: Floats, targets: Any) -> None:
         for name in self._sums:
@@ -110,7 +117,7 @@ class Metrics:
         self._kept, self._known = [*self._kept, rows], {}
 
     def pack(self) -> Floats:
-        """Return all sums, and kept scores, as a vector; the first number is its length."""
+        """Return all sums and kept scores as a vector that begins with its length."""
         kept = [rows.reshape(-1) for rows in self._kept]
         width = self._kept[0].shape[1] if kept else 0
         whole = np.concatenate([[0, width], [*self._sums.values()], *kept])
@@ -118,7 +125,7 @@ class Metrics:
         return whole
 
     def merge(self, packed: Floats) -> Floats:
-        """Add another evaluation's metrics. Return the rest of a vector that begins with its `pack`."""
+        """Add the metrics packed at the beginning of a vector, and return the rest of the vector."""
         end, width = int(packed[0]), int(packed[1])
         sums, kept = np.split(packed[2:end], [len(self._sums)])
         self._sums = {name: own + float(more) for (name, own), more in zip(self._sums.items(), sums, strict=True)}
@@ -127,7 +134,7 @@ class Metrics:
         return packed[end:]
 
     def values(self, samples: int, figure: Callable[[str], float]) -> dict[str, float]:
-        """Return the value of each metric. figure: returns a figure of the evaluation by name."""
+        """Return the value of each metric. `figure` returns a figure of the evaluation by name."""
         return {name: self._value(name, samples, figure) for name in self._metrics}
 
     def _value(self, name: str, samples: int, figure: Callable[[str], float]) -> float:

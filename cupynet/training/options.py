@@ -1,4 +1,4 @@
-"""Options of parallel training and their validation."""
+"""Options of parallel training, and their validation."""
 
 from __future__ import annotations
 
@@ -31,44 +31,45 @@ Names: TypeAlias = Sequence[str]
 
 @dataclass(frozen=True, eq=False)
 class TrainingOptions:
-    """The options of parallel training: the arguments of `ParallelWrapper`, except the model.
+    """The options of parallel training: the arguments of `ParallelWrapper` except the model.
 
     Attributes:
-        workers: number of replicas; by default one per device, on a CPU one per core up to 4, with `mpi` one per rank.
-        averaging_frequency: iterations between averaging steps, or `epoch`, or `end`, or a schedule such as
-            `PostLocal`; by default 3.
-        prefetch_buffer: number of batches prepared ahead, over all workers; 0 disables it.
-        report_score_after_averaging: compute the mean loss over all replicas at each averaging step; by default true.
-        average_updaters: average the optimizer state with the weights; by default true.
-        optimizer: an `Optimizer`, or its name, such as `adam`, with its defaults; Nesterov(0.01, 0.9) by default. Each
-            worker gets a copy.
-        synchronizer: used instead of averaging. `averaging_frequency`, `report_score_after_averaging` and
-            `average_updaters` must then be None; each worker gets a copy.
-        learning_rate_scale: multiplies the learning rate: `none`, `linear` (times workers), `sqrt` (times their square
-            root), or a factor.
+        workers: number of replicas. By default one per GPU; on a CPU one per core, up to 4; with `mpi` one per rank.
+        averaging_frequency: iterations between averaging steps, `epoch`, `end`, or a schedule such as `PostLocal`. The
+            default is 3.
+        prefetch_buffer: number of batches to prepare ahead, over all workers; 0 disables prefetching.
+        report_score_after_averaging: compute the mean loss over all replicas at each averaging step; true by default.
+        average_updaters: average the optimizer state with the weights; true by default.
+        optimizer: an `Optimizer`, or a name such as `adam` for one with default arguments; Nesterov(0.01, 0.9) by
+            default. Each worker gets a copy.
+        synchronizer: replaces parameter averaging; each worker gets a copy. `averaging_frequency`,
+            `report_score_after_averaging` and `average_updaters` must then be None.
+        learning_rate_scale: factor of the learning rate: `none`, `linear` (the number of workers), `sqrt` (its square
+            root), or a number.
         accumulation_steps: number of parts into which a batch is split to save memory. Their gradients are accumulated
             for one update. For a pipeline use `micro_batches` instead.
-        devices: the GPUs; worker r uses devices[r % len(devices)]. By default all, or under mpiexec the model's. This
-            process's first worker must be on the model's device.
-        callbacks: see `Callback`.
+        devices: GPU indices; worker r uses devices[r % len(devices)]. By default all GPUs, or under mpiexec the
+            model's. The first worker of this process must be on the model's device.
+        callbacks: a list of `Callback`.
         log_every: iterations between `on_log` events of callbacks; 0 disables them.
-        timeout_s: seconds that a worker waits for the others.
-        blas_threads: BLAS threads of each worker on a CPU; by default its share of the cores, or one with numba.
-        run: the folder that callbacks write to, on rank 0.
-        launcher: `thread` or `mpi`. With `mpi` this process is one worker, and all processes that mpiexec started must
+        timeout_s: seconds that a worker waits for the others before it fails.
+        blas_threads: BLAS threads per worker on a CPU. By default the cores are divided among the workers; with numba
+            the default is 1.
+        run: the run folder, to which callbacks write on rank 0.
+        launcher: `thread` or `mpi`. With `mpi` this process is one worker, and all processes started by mpiexec must
             make the same calls.
-        pipeline: splits each replica into stages, one per device or core; None for no pipeline. With a pipeline the
-            model holds the average after each evaluation and after `fit`.
-        reduce: where GPU replicas are averaged: `nccl`, between devices; `device`, on the first one (Deeplearning4j's
-            legacy averaging); `host`; `auto`, NCCL for several devices if it is installed, else `device`. On a CPU,
-            only `auto` and `host` are allowed, and are equivalent.
-        data_on_device: true to keep the images in the memory of each GPU during a fit or an evaluation; `auto` to do so
-            if they take at most a quarter of the free memory. On a CPU, only `auto` and false are allowed.
-        progress: the style of the `Progress` that is added if `callbacks` has none: `auto`, `bar`, `lines` or `none`.
-        metrics: additional metrics of evaluations: names, or functions (scores, targets) that return a number or one
-            per sample. Names for classes are `top_3_accuracy` (any k), `macro_f1`, `precision`, `recall` and `auc` (one
-            versus rest); for regression `auc`, of targets 0 and 1. Functions receive each batch on the host: scores
-            (N, O), and class numbers (N,) or targets (N, T). A number is weighted by N.
+        pipeline: splits each replica into stages, one per device or core. The model then holds the average after each
+            evaluation and after `fit`.
+        reduce: how GPU replicas are averaged: `nccl`; `device`, on the first device (Deeplearning4j's legacy
+            averaging); `host`; or `auto`, which is `nccl` for several devices if it is installed, else `device`. On a
+            CPU, `auto` and `host` are equivalent and the others are not allowed.
+        data_on_device: true to keep the images in GPU memory during a fit or evaluation; `auto` to do so if they take
+            at most a quarter of the free memory. On a CPU, true is not allowed.
+        progress: style of the default `Progress` callback: `auto`, `bar`, `lines` or `none`.
+        metrics: additional evaluation metrics: names, or functions (scores, targets) that return a number or one per
+            sample. For classification: `top_3_accuracy` (any k), `macro_f1`, `precision`, `recall` and `auc` (one
+            versus rest). For regression: `auc` of targets 0 and 1. Functions receive each batch on the host: scores (N,
+            O), and class indices (N,) or targets (N, T). A single number is weighted by N.
     """
 
     workers: int | None = None
@@ -101,12 +102,12 @@ class TrainingOptions:
 
         Args:
             network: the built network; its weights need not be allocated.
-            device: the device of the model; None if it is built later, on the device of this process's first worker.
-            data: the data of the fit; None if they are not known yet, see `CheckedOptions.check_data`.
-            names: names of the callbacks for messages; by default those of their classes.
+            device: the device of the model; None if the model is built later, on the device of the first local worker.
+            data: the training data, if known; else see `CheckedOptions.check_data`.
+            names: names of the callbacks in messages; by default their class names.
 
         Raises:
-            ConfigError: an option is invalid. `setting` is its name, that of an argument (`pipeline.stages`) or of a
+            ConfigError: an option is invalid. `setting` names the option, its argument (`pipeline.stages`) or a
                 callback.
         """
         options = self._check_values(backend)
@@ -154,7 +155,7 @@ class TrainingOptions:
         if self.synchronizer is not None:
             for name in ("averaging_frequency", "report_score_after_averaging", "average_updaters"):
                 if (value := getattr(self, name)) is not None:
-                    raise ConfigError("the synchronizer decides this. Remove one of the two", name, shown(value))
+                    raise ConfigError("cannot be combined with synchronizer. Remove one of the two", name, shown(value))
             return self.synchronizer
         frequency, score, updaters = self.averaging_frequency, self.report_score_after_averaging, self.average_updaters
         return ParameterAveraging(
@@ -181,7 +182,6 @@ class TrainingOptions:
         return placement
 
     def _check_accumulation(self, network: Layer) -> None:
-        """Raise ConfigError if `accumulation_steps` is used with a pipeline, or with layers that need a whole batch."""
         if self.accumulation_steps == 1:
             return
         if self.pipeline is not None:
@@ -190,7 +190,7 @@ class TrainingOptions:
             )
             raise ConfigError(reason, "accumulation_steps", str(self.accumulation_steps))
         syncing = next((layer for layer in network.walk() if layer.syncs_replicas), None)
-        if syncing is not None:  # replicas may split their batches into different numbers of parts
+        if syncing is not None:  # replicas may have different numbers of parts
             reason = f"layer '{syncing.path}' exchanges statistics of whole batches with the other replicas"
             raise ConfigError(
                 f"{reason}. Use accumulation_steps=1, or sync=false in that layer",
@@ -201,13 +201,14 @@ class TrainingOptions:
 
 @dataclass(frozen=True)
 class FitData:
-    """The properties of training data, which may not be loaded yet.
+    """Properties of training data, which may not be loaded yet.
 
     Attributes:
-        examples: number of training samples, over all workers.
-        validates: True if validation images are evaluated during training.
-        shards: the data, if each worker has its own shard.
-        classifies, binary: False for regression, and True if its targets are 0 or 1.
+        examples: number of training samples over all workers.
+        validates: True if validation data are evaluated during training.
+        shards: the data, if they are sharded.
+        classifies: False for regression.
+        binary: True if the targets are 0 or 1.
     """
 
     examples: int
@@ -231,9 +232,9 @@ class CheckedOptions:
     """Validated options with defaults filled in, see `TrainingOptions.check`.
 
     Attributes:
-        placement: the number of workers and of stages, and their devices.
-        layers: the names of the layers of each stage; empty without a pipeline.
-        optimizer: the optimizer, with a scaled learning rate.
+        placement: numbers of workers and stages, and their devices.
+        layers: layer names of each pipeline stage; empty without a pipeline.
+        optimizer: the optimizer with a scaled learning rate.
     """
 
     options: TrainingOptions
@@ -248,7 +249,7 @@ class CheckedOptions:
         return self.options.accumulation_steps if pipeline is None else pipeline.micro_batches
 
     def check_data(self, network: Layer, data: FitData, names: Names = ()) -> None:
-        """Raise ConfigError if these options do not fit the data. names: see `TrainingOptions.check`."""
+        """Raise ConfigError if the options do not fit the data. For `names` see `TrainingOptions.check`."""
         options, workers = self.options, self.placement.workers
         if data.shards is not None:
             with argument_of("workers"):
@@ -267,7 +268,7 @@ class CheckedOptions:
             vectors = isinstance(layer, BatchNorm) and layer.input.features == layer.input.shape[-1]
             if vectors and batch * (workers if layer.syncs_replicas else 1) == 1:
                 raise ConfigError(
-                    f"layer '{layer.path}': BatchNorm needs more than one sample at a time. Use larger batches, or "
+                    f"layer '{layer.path}': BatchNorm needs at least two samples at a time. Use larger batches, or "
                     "split them into fewer parts",
                     "batch_size",
                     str(data.batch_size),
@@ -279,7 +280,7 @@ class CheckedOptions:
             self._check_figures("learning_rate", self.optimizer.learning_rate, data)
 
     def _check_figures(self, name: str, part: Callback | Schedule, data: FitData) -> None:
-        """Raise ConfigError if a part monitors an unknown figure, or validation scores that are never computed."""
+        """Raise ConfigError for an unknown figure to monitor, or if no validation data would be evaluated."""
         kind = {"classifies": data.classifies, "binary": data.binary}
         for argument in ("monitor", "best"):
             if isinstance(figure := getattr(part, argument, None), str):
@@ -298,7 +299,7 @@ class CheckedOptions:
 
 @contextmanager
 def argument_of(part: str) -> Iterator[None]:
-    """Context in which a ConfigError names the argument of a part, such as `pipeline.stages`, or the part."""
+    """Context that prefixes the setting of a ConfigError with `part`, as in `pipeline.stages`."""
     try:
         yield
     except ConfigError as error:

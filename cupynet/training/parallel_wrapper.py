@@ -1,4 +1,4 @@
-"""Data-parallel training: the successor of Deeplearning4j's ParallelWrapper."""
+"""Data-parallel training, modeled on Deeplearning4j's ParallelWrapper."""
 
 from __future__ import annotations
 
@@ -64,32 +64,32 @@ from cupynet.training.trainer import Trainer
 from cupynet.training.warm_up import warm_up
 
 T = TypeVar("T")
-CTRL_C = "Ctrl-C"  # the text of a stop
+CTRL_C = "Ctrl-C"  # text of a `Stop`
 log = logging.getLogger(__name__)
 
 
 class ParallelWrapper:
     """Trains a model as `workers` replicas that are averaged every `averaging_frequency` iterations.
 
-    The first replica of this process is the model itself, so after `fit` it holds the average. Replicas, optimizer and
-    synchronizer states and all counters live until the wrapper is closed; another `fit` continues from them. The
-    wrapper is a context manager; without `with` it is closed when it is garbage collected, or when Python exits. A
-    callback that refers to its wrapper keeps it alive; use `weakref.proxy(wrapper)`.
+    The first replica of this process is the model itself, so the model holds the average after `fit`. Replicas,
+    optimizer and synchronizer states, and all counters live until the wrapper is closed. Another `fit` continues from
+    them. The wrapper is a context manager; without `with` it is closed when it is garbage collected, or when Python
+    exits. Callbacks should refer to it by `weakref.proxy(wrapper)`, or they keep it alive.
 
         with ParallelWrapper(model, workers=2, averaging_frequency=3) as wrapper:
-            history = wrapper.fit(x, y, epochs=5, batch_size=64, validation_split=0.1)
-            print(wrapper.evaluate(x_test, y_test))
+            history = wrapper.fit(x, y, epochs=5, batch_size=64, validation_split=0.1) print(wrapper.evaluate(x_test,
+            y_test))
 
     Args:
         workers, averaging_frequency, ...: see the attributes of `TrainingOptions`.
 
     Attributes:
-        options: the other arguments, checked.
-        placement: the number of workers and of stages, and their devices.
-        layers: the names of the layers of each stage; empty without a pipeline.
-        synchronizer: keeps the replicas together; each worker has a copy.
-        optimizer: the optimizer, with a scaled learning rate; each worker has a copy.
-        blas_threads: BLAS threads of each worker while it works; 0 on a GPU.
+        options: the validated `TrainingOptions`.
+        placement: numbers of workers and stages, and their devices.
+        layers: layer names of each pipeline stage; empty without a pipeline.
+        synchronizer: the synchronization method, of which each worker has a copy.
+        optimizer: the optimizer with a scaled learning rate, of which each worker has a copy.
+        blas_threads: BLAS threads per worker; 0 on a GPU.
         warm: True if all kernels are compiled.
     """
 
@@ -119,14 +119,14 @@ class ParallelWrapper:
         progress: str = "auto",
         metrics: Sequence[Metric] = (),
     ) -> None:
-        given = locals()  # the signature repeats the fields of TrainingOptions for editors and type checkers
+        given = locals()  # the signature repeats TrainingOptions for editors and type checkers
         options = TrainingOptions(**{each.name: given[each.name] for each in fields(TrainingOptions)})
         instance("model", model, Model, "Model(network, Image(28, 28, 1), create_backend('numba'))")
         self._build(model, options.check(model.network, model.backend.name, model.backend.device))
 
     @classmethod
     def of(cls, model: Model, checked: CheckedOptions) -> ParallelWrapper:
-        """Return a wrapper for options that were checked for this network and backend."""
+        """Create a wrapper from options that were validated for this network and backend."""
         wrapper = cls.__new__(cls)
         wrapper._build(model, checked)
         return wrapper
@@ -149,7 +149,7 @@ class ParallelWrapper:
         self._rows, self._shared = Rows(), Shared()
         self.warm = backend.name == "numpy"
         self._warnings = DataWarnings(speaks=self._launcher.first == 0)
-        self._stop: Stop | None = None  # for workers that do not have a trainer yet
+        self._stop: Stop | None = None  # for workers without a trainer so far
         self._closed, self._releasing = False, threading.RLock()
         self._rates = model.params.rates
         self._dropped = weakref.finalize(self, _end, self._launcher, self._trainers, backend)
@@ -172,10 +172,10 @@ class ParallelWrapper:
             log.warning("closing failed too: %s: %s", type(second).__name__, second)
 
     def close(self) -> None:
-        """Stop the workers and close callbacks; the model stays usable. A second call does nothing.
+        """Stop the workers and close callbacks. The model remains usable. A second call does nothing.
 
-        A running task of the workers, such as `fit`, ends with a RuntimeError. `close` waits for its end, unless it is
-        called from a thread of the task, as in a callback.
+        A running task such as `fit` ends with a RuntimeError. `close` waits for it, unless called from one of its
+        threads, as in a callback.
         """
         self._closed = True
         self._dropped.detach()
@@ -184,7 +184,7 @@ class ParallelWrapper:
             closing.callback(self._launcher.close)  # before the trainers
 
     def _release(self) -> None:
-        """Close callbacks after `close`, or do nothing while a task is running: it calls this at its end."""
+        """Close callbacks, unless a task is running. The task then calls this when it ends."""
         if not self._launcher.idle:
             return
         with self._releasing:
@@ -205,46 +205,47 @@ class ParallelWrapper:
         evaluate_on: Examples | None = None,
         evaluate_every: int = 1,
     ) -> Columns:
-        """Train until `epochs` more epochs are complete; afterwards all replicas are identical.
+        """Train for `epochs` more epochs. Afterwards all replicas are identical.
 
-        The rest of an interrupted epoch counts as one of them, see `Trainer.fit`. If a worker fails, the others stop
-        and its exception is raised here. The wrapper must then be closed, and the model keeps its weights; after a
-        DivergedError early stopping restores the best ones.
+        The rest of an interrupted epoch counts as an epoch, see `Trainer.fit`. If a worker fails, the others stop and
+        its exception is raised. The wrapper must then be closed. The model keeps its weights, or the best ones if early
+        stopping restores them after a DivergedError.
 
-        Ctrl-C stops after the current iteration and averages the replicas. Then KeyboardInterrupt is raised, or in
-        IPython the history is returned; the next `fit` continues. A second Ctrl-C stops at once, and the wrapper must
-        be closed.
+        Ctrl-C stops after the current iteration and averages the replicas. It raises KeyboardInterrupt, except in
+        IPython, where the history is returned. The next `fit` continues. A second Ctrl-C stops at once, and the wrapper
+        must be closed.
 
         Args:
-            x: images (S, H, W, C), or (S, H, W) of one channel: integers from 0 to 255, which are scaled as
-                `Model.pixels` says, or floating-point numbers that are already scaled. Or, without `y`, a `Loader`, a
-                `Dataset`, `Shards`, or pairs (image, label), such as a data set of PyTorch or Hugging Face, which are
-                read into memory. Samples are shuffled in each epoch.
-            y: class numbers (S,) from 0, or one-hot labels (S, O). For regression floating-point targets (S, T), or
-                (S,) for one output, which may be integers. The range is 0 to 1 with `binary_cross_entropy` and `hinge`;
-                with `softmax` targets are class probabilities.
+            x: images (S, H, W, C), or (S, H, W) for one channel: integers from 0 to 255, scaled according to
+                `Model.pixels`, or floating-point numbers that are already scaled. Without `y`: a `Loader`, a `Dataset`,
+                `Shards`, or pairs (image, label) that are read into memory, such as a PyTorch or Hugging Face data set.
+                Samples are shuffled in each epoch.
+            y: class indices (S,) from 0, or one-hot labels (S, O). For regression, floating-point targets (S, T), or
+                (S,) for one output, which may be integers. Targets are in 0..1 for `binary_cross_entropy` and `hinge`,
+                and class probabilities for `softmax`.
             epochs: additional epochs; 0 only after `restore`, to finish a fit whose last epoch is complete.
-            batch_size: batch size of one worker, 128 by default. A `Loader` has its own.
-            sample_weight: (S,) factor of each sample's loss. The mean of a batch is over its number of samples.
-            class_weight: {class: factor of its samples' losses}, 1 by default; or `balanced`, which gives all classes
-                the same total weight, as in scikit-learn. Multiplied with `sample_weight`.
-            validation_split: fraction of the samples to hold out for evaluation. Each fit draws and copies them at
-                random.
-            validation_data: data to evaluate on, recorded as validation: as `x`, or (x, y), or (x, y, sample_weight),
-                where the weights apply to the loss only.
+            batch_size: batch size per worker, 128 by default. A `Loader` has its own batch size.
+            sample_weight: (S,) factors of the samples' losses. The loss of a batch is still divided by the number of
+                samples.
+            class_weight: {class: loss factor}, 1 by default, or `balanced` for equal total weights of all classes, as
+                in scikit-learn. Multiplied by `sample_weight`.
+            validation_split: fraction of the samples to hold out for evaluation, chosen at random and copied in each
+                fit.
+            validation_data: data to evaluate, recorded as validation: like `x`, or (x, y), or (x, y, sample_weight).
+                The weights apply to the loss only.
             evaluate_on: like `validation_data`, but recorded as test.
             evaluate_every: epochs between evaluations; the last epoch is always evaluated.
 
         Returns:
-            The history of this fit. `ParallelWrapper.history` has that of the whole training.
+            The history of this fit. `ParallelWrapper.history` covers all fits.
 
         Raises:
-            ConfigError: an argument is invalid. Nothing has changed.
+            ConfigError: an argument is invalid. Nothing has changed yet.
         """
         if self.model.params.rates != self._rates:
             raise ConfigError("the learning-rate factors have changed. Create a new ParallelWrapper for this model")
         if self._writes_model:
-            self.model.description()  # raises now if the model cannot be saved at the end
+            self.model.description()  # fail early if the model cannot be saved
         weights = {"sample_weight": sample_weight, "class_weight": class_weight}
         loader = loader_of(examples(x, y), batch_size, self.model, self.model.pixels, **weights)
         loader, held_out, split = held_out_of(loader, self.model, validation_split, validation_data, evaluate_on)
@@ -273,12 +274,12 @@ class ParallelWrapper:
 
     @contextmanager
     def _ending(self) -> Iterator[None]:
-        """Context of a fit. Notify callbacks if it diverges; clear stop requests, close progress bar and profile."""
+        """Context of a fit that notifies callbacks of divergence and cleans up."""
         try:
             yield
         except CupynetError as error:
             if error.exit_code == DivergedError.exit_code:  # PeerFailed carries the exit code of the failed rank
-                for trainer in filter(None, reversed(self._trainers)):  # the model's own device last
+                for trainer in filter(None, reversed(self._trainers)):  # end on the model's device
                     trainer.diverged(str(error))
             raise
         finally:
@@ -290,21 +291,25 @@ class ParallelWrapper:
                         callback.close()
 
     def evaluate(self, x: Examples, y: Array = None, *, batch_size: int | None = None) -> Evaluation:
-        """Evaluate in parallel over the replicas; `x` and `y` as for `fit`. After Ctrl-C the wrapper remains usable.
+        """Evaluate in parallel on all replicas. The wrapper remains usable after Ctrl-C.
+
+        Args:
+            x, y: see `fit`.
+            batch_size: batch size per worker, 128 by default.
 
         Returns:
-            An `Evaluation` with the wrapper's `metrics`; for regression targets a `RegressionEvaluation`.
+            An `Evaluation` with the wrapper's `metrics`, or a `RegressionEvaluation`.
 
         Raises:
-            ConfigError: pixels are not scaled as in training, or the replicas differ after restoring a checkpoint
+            ConfigError: the pixel scale differs from training, or the replicas differ because a checkpoint was restored
                 between two averaging steps.
         """
-        pixels = self.model.pixels  # also FRACTIONS before training, when any scale is allowed
+        pixels = self.model.pixels  # FRACTIONS before training too, when any scale is allowed
         known = pixels if pixels != FRACTIONS else None
         loader = evaluation_loader(examples(x, y), batch_size, self.model, known)
         check_metrics(self.options.metrics, loader, self.model.loss)
         self._warnings.of_evaluation(loader)
-        found: list[Evaluation] = []  # one of each worker in this process; all are equal
+        found: list[Evaluation] = []  # one equal result from each local worker
 
         def task(trainer: Trainer) -> None:
             if trainer.synchronizer.identical:
@@ -326,31 +331,31 @@ class ParallelWrapper:
         return self.model.predict(images, batch_size)
 
     def checkpoint(self, folder: str | Path) -> Path:
-        """Write a checkpoint into `folder`, and return its path. Call it between fits. OutputError."""
+        """Write a checkpoint to `folder` and return its path. Call this between fits."""
         store = Checkpoints(folder)
         self.on_workers(lambda trainer: save(store, trainer))
         return store.path(self.trainer.iteration)
 
     def restore(self, path: str | Path) -> None:
-        """Continue from a checkpoint, bit for bit.
+        """Restore a checkpoint, so that the next `fit` continues bit for bit.
 
-        With another number of workers, all start from the mean of the replicas. With another backend or dtype, results
-        are equal up to rounding. The log says which case applies.
+        With a different number of workers, all start from the mean of the replicas. With a different backend or dtype,
+        results are equal up to rounding. The log says which case applies.
 
         Args:
-            path: a checkpoint, or a folder of checkpoints, of which the newest undamaged one is used.
+            path: a checkpoint, or a folder from which to use the newest undamaged checkpoint.
 
         Raises:
-            ConfigError: it is missing, or was saved with another network, optimizer, synchronizer or other stages.
+            ConfigError: there is no checkpoint, or its network, optimizer, synchronizer or stages differ.
             DataError: it is damaged.
         """
         self.on_workers(lambda trainer: resume(trainer, path))
         self.model.trained_on = self.model.trained_on or "pixels"
 
     def warm_up(self, batch_size: int) -> float:
-        """Compile or load every kernel that training needs, and return the seconds.
+        """Compile or load all kernels and return the seconds it took.
 
-        The first `fit` calls it. The time counts as `Clock.compile_s`, not as training.
+        The first `fit` calls this. The time counts as `Clock.compile_s`, not as training time.
         """
         style = next((each.style for each in self.callbacks if isinstance(each, Progress)), self.options.progress)
         printed = style != "none" and self._launcher.first == 0
@@ -365,15 +370,20 @@ class ParallelWrapper:
         return seconds
 
     def stop(self, text: str = "stop() was called", reason: StopReason = StopReason.REQUEST) -> None:
-        """Stop the running or the next `fit` on all workers after the same iteration. Callable from any thread."""
+        """Stop the running or the next `fit` on all workers after the same iteration. Thread-safe."""
         self._stop = self._stop or Stop(StopReason(reason), text)
         for trainer in filter(None, self._trainers):
             trainer.consensus.propose(self._stop)
 
     def on_workers(self, task: Callable[[Trainer], T], *, batch_size: int | None = None) -> T | None:
-        """Run `task(trainer)` on every worker, in its thread; return rank 0's result.
+        """Run `task(trainer)` on every worker and return the result of rank 0.
 
-        batch_size: for messages. RuntimeError after a failure or `close`, and during another task.
+        Args:
+            task: called in the thread of each worker.
+            batch_size: for messages.
+
+        Raises:
+            RuntimeError: the wrapper is closed, a worker has failed, or another task is running.
         """
 
         def done(world: Communicator) -> T:
@@ -393,22 +403,22 @@ class ParallelWrapper:
 
     @property
     def history(self) -> Columns:
-        """The history of the whole training so far, see `Columns`; empty in processes other than rank 0's.
+        """The history of all fits, see `Columns`; empty in processes other than rank 0.
 
-        Checkpoints contain it: after `restore` it continues the saved history.
+        Checkpoints contain the history, so it also covers the time before a `restore`.
         """
         return Columns.of(self._rows.kept)
 
     @property
     def trainer(self) -> Trainer:
-        """The trainer of this process's first worker. RuntimeError before the first task."""
+        """The trainer of the first local worker. Raises RuntimeError before the first task."""
         found = next((trainer for trainer in self._trainers if trainer is not None), None)
         if found is None:
             raise RuntimeError("nothing has been trained yet, or the wrapper is closed")
         return found
 
     def replicas(self) -> list[Model]:
-        """Return the replicas of this process, in rank order; in a pipeline each has the layers of one stage."""
+        """Return the local replicas in rank order. In a pipeline each one holds the layers of one stage."""
         return [trainer.model for trainer in self._trainers if trainer is not None]
 
     # in a worker ----------------------------------------------------------------------------------------------------
@@ -419,11 +429,11 @@ class ParallelWrapper:
             trainer = self._trainers[world.rank] = self._new_trainer(world)
             if self._stop is not None:
                 trainer.consensus.propose(self._stop)
-        trainer.backend.activate()  # a single worker runs in the calling thread, which may have changed
+        trainer.backend.activate()  # a single worker runs in the calling thread, which may differ between calls
         return trainer
 
     def _new_trainer(self, world: Communicator) -> Trainer:
-        """Build a worker's trainer. All workers call it. The first of this process trains the model, others copies."""
+        """Build a worker's trainer. The first local worker trains the model itself, the others train copies."""
         model, backend, options = self.model, self.model.backend, self.options
         optimizer = copy.deepcopy(self.optimizer)
         own = world.rank == self._launcher.first
@@ -445,7 +455,7 @@ class ParallelWrapper:
         else:
             callbacks = [copy.deepcopy(each) for each in self.callbacks if each.every_rank]
         synchronizer = copy.deepcopy(self.synchronizer)
-        world.barrier()  # all workers must copy the model before any trains it
+        world.barrier()  # no worker may train before all have copied the model
         return Trainer(
             replica,
             groups=groups,
@@ -465,11 +475,11 @@ def _release(trainers: list[Trainer | None], backend: Backend) -> None:
         for trainer in trainers:
             if trainer is not None:
                 closing.callback(trainer.callbacks.close)
-        closing.callback(backend.deactivate)  # a single worker runs in the caller's thread
+        closing.callback(backend.deactivate)  # a single worker runs in the calling thread
 
 
 def _end(launcher: Launcher, trainers: list[Trainer | None], backend: Backend) -> None:
-    """Close a wrapper that was garbage collected, or is still open when Python exits. Errors are logged."""
+    """Close a wrapper that was garbage collected or is still open when Python exits. Log errors."""
     try:
         with ExitStack() as closing:
             closing.callback(_release, trainers, backend)

@@ -1,4 +1,4 @@
-"""Some of a network's layers on one worker. parallel/pipeline.py has the partition and the schedule."""
+"""A pipeline stage. parallel/pipeline.py implements the partition and the schedule."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ from cupynet.training.replica import Replica, Scores, blank_batch, scores_of
 
 
 class Stage(Replica):
-    """Consecutive layers of a network on one worker; all stages together are a `Replica`.
+    """Consecutive layers of a network on one worker. All stages together form a `Replica`.
 
-    Activations go to the next stage, their gradients to the previous one, micro-batch by micro-batch. All stages of a
+    For each micro-batch, a stage sends activations to the next stage and gradients to the previous one. All stages of a
     replica receive the same batches. Each stage has its own optimizer and synchronizer.
 
     Args:
-        whole: the network in this process. On rank 0 it is the user's own: `begin` takes its weights, `assemble` writes
-            the trained ones back.
+        whole: the whole network in this process. On rank 0 it is the user's model: `begin` reads its weights, and
+            `assemble` writes the trained weights back.
         groups: the other stages of this replica, and the other replicas.
-        layers: the names of the layers of all stages.
-        micro_batches: number of parts of a batch.
+        layers: layer names of all stages.
+        micro_batches: number of micro-batches per batch.
 
     Attributes:
-        model: this stage's layers, with the names they have in the whole network.
-        number, count: index of this stage, from 0, and number of stages.
+        model: the layers of this stage, with their names in the whole network.
+        number: index of this stage, from 0.
+        count: number of stages.
         first: True if this stage receives the images.
-        last: True if it computes the output and the loss.
-        losses: the sum of the last batch's losses on the first and the last stage, None on the others; `hits` likewise.
+        last: True if this stage computes the output and the loss.
+        losses, hits: see `Replica`. Set on the first and last stage; `losses` is None on the others.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class Stage(Replica):
         self.groups, self.whole, self.needs_images = groups, whole, self.first
         self.place = f"stage {self.number + 1} of {self.count}, {' '.join(names)}; {self.place}"
         self.losses: Array | None = 0.0 if self.first or self.last else None
-        self._restored = False  # True if `begin` must copy this stage's weights to the user's model
+        self._restored = False  # True if `begin` must copy weights to the user's model
 
     # one iteration --------------------------------------------------------------------------------------------------
 
@@ -65,7 +66,7 @@ class Stage(Replica):
         if batch is None:
             return 0
         waiting = iter(parts(len(batch), self.micro_batches))
-        flying: deque[Callable[[], None]] = deque()  # pending backward passes
+        flying: deque[Callable[[], None]] = deque()  # backward passes in flight
         for forward in one_forward_one_backward(self.number, self.count, min(len(batch), self.micro_batches)):
             if forward:
                 flying.append(self._forward(batch, next(waiting)))
@@ -129,9 +130,9 @@ class Stage(Replica):
     # evaluation and warm-up -------------------------------------------------------------------------------------------
 
     def scores(self, batch: Batch, context: Context = INFERENCE) -> Scores | None:
-        """See `Replica.scores`. A stage works on a batch while the next one works on the previous batch."""
+        """See `Replica.scores`. Stages work on consecutive batches at the same time."""
         stages = self.groups.stages
-        taken = np.zeros(1, np.uint8)  # acknowledges a batch, so that batches do not pile up
+        taken = np.zeros(1, np.uint8)  # acknowledgment, so that batches do not pile up
         x = batch.images
         if not self.first:
             x = self.backend.borrow((len(batch), *self.model.input.shape))
@@ -162,7 +163,7 @@ class Stage(Replica):
     # the whole network ----------------------------------------------------------------------------------------------
 
     def begin(self, reload: Callable[[int], Batch] | None = None) -> None:
-        """Copy the weights of rank 0's whole network, or write the restored ones to it."""
+        """Read this stage's weights from the user's model, or write restored weights to it."""
         super().begin()
         self._copy_weights(collect=self._restored)
         self._restored = False
@@ -171,7 +172,7 @@ class Stage(Replica):
         self._copy_weights(collect=True)
 
     def _copy_weights(self, *, collect: bool) -> None:
-        """Copy weights from the stages of replica 0 into the whole network on rank 0, or vice versa."""
+        """Copy weights from the stages of replica 0 to the whole network on rank 0, or vice versa."""
         if self.groups.replicas.rank != 0:
             return
         stages = self.groups.stages
@@ -190,7 +191,7 @@ class Stage(Replica):
             self.whole.params.publish()
 
     def _weights(self) -> Iterator[tuple[int, Array, Array]]:
-        """Yield each weight and buffer that this worker copies: stage, its array, and the whole network's array."""
+        """Yield (stage, its array, array of the whole network) for each weight and buffer that this worker copies."""
         own = _arrays(self.params)
         stage_of = {name: stage for stage, names in enumerate(self.layers) for name in names}
         for name, whole in _arrays(self.whole.params).items():

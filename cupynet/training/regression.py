@@ -14,7 +14,7 @@ from cupynet.core.wording import counted
 from cupynet.training.evaluation import Evaluation
 from cupynet.training.metrics import NUMBER_FIGURES, Floats, Metric
 
-MOST_POINTS = 500  # kept for the plot
+MOST_POINTS = 500  # for the plot
 
 
 def evaluation_of(classes: int, metrics: Sequence[Metric], *, classifies: bool, binary: bool) -> Evaluation:
@@ -22,16 +22,16 @@ def evaluation_of(classes: int, metrics: Sequence[Metric], *, classifies: bool, 
 
 
 class RegressionEvaluation(Evaluation):
-    """Errors of predictions, over any number of batches, workers and merges. Classification metrics are NaN.
+    """Regression metrics, accumulated over batches and merged across workers. Classification metrics are NaN.
 
-    Means and squared deviations of the targets are merged as by Chan, Golub and LeVeque (1979), so R2 keeps its
-    precision for targets far from zero. The order of batches changes the last bits of figures.
+    Means and squared deviations of the targets are merged with the algorithm of Chan, Golub and LeVeque (1979), so that
+    R2 is precise for targets far from zero. The order of batches changes the last bits of the results.
 
     Args:
         targets: number of targets per sample, T.
         metrics: see `TrainingOptions`.
-        binary: also compute an accuracy: the fraction of predictions on the same side of 1/2 as their targets, like
-            Keras' binary accuracy.
+        binary: also compute the accuracy: the fraction of predictions on the same side of 1/2 as their targets, like
+            Keras' BinaryAccuracy.
     """
 
     FIGURES: tuple[str, ...] = NUMBER_FIGURES
@@ -43,15 +43,17 @@ class RegressionEvaluation(Evaluation):
         super().__init__(1, 1, metrics, columns=integer("RegressionEvaluation targets", targets, 1))
         self.classes, self.targets = 0, targets
         self._samples = 0
-        # rows of (T,): the sums of absolute and of squared errors, and of hits; the means of the targets, their squared
-        # deviations
+        # (T,) each: sums of absolute errors, squared errors and hits; means and squared deviations of the targets
         self._errors, self._squares, self._hits, self._means, self._deviations = np.zeros((5, targets))
         self._points: Floats = np.empty((0, 1 + 2 * targets))  # sample, targets, predictions
 
     def add(self, scores: ArrayLike, targets: ArrayLike, losses: ArrayLike, samples: ArrayLike | None = None) -> None:
-        """Add one batch: predictions and targets (N, T); losses (N,).
+        """Add a batch.
 
-        samples: sample numbers in the data set, (N,); without them no points are kept for `plot`.
+        Args:
+            scores, targets: predictions and targets, (N, T).
+            losses: (N,).
+            samples: sample indices in the data set, (N,). Without them no points are kept for `plot`.
         """
         score, target, loss = (np.asarray(each, np.float64) for each in (scores, targets, losses))
         if target.shape != (len(loss), self.targets) or score.shape != target.shape or loss.ndim != 1:
@@ -102,7 +104,7 @@ class RegressionEvaluation(Evaluation):
 
     @property
     def accuracy(self) -> float:
-        """The fraction of correct outputs, 0..1; NaN unless `binary`."""
+        """The fraction of correct predictions, 0..1; NaN unless `binary`."""
         binary = self._samples and "accuracy" in self.FIGURES
         return float(self._hits.mean() / self._samples) if binary else np.nan
 
@@ -117,7 +119,7 @@ class RegressionEvaluation(Evaluation):
     def r2(self) -> float:
         """The coefficient of determination, averaged over the targets.
 
-        For a constant target 1 if all predictions are exact, else 0, as in scikit-learn. NaN for fewer than two
+        For a constant target it is 1 if all predictions are exact, else 0, as in scikit-learn. NaN for fewer than two
         samples.
         """
         if self._samples < 2:
@@ -131,15 +133,13 @@ class RegressionEvaluation(Evaluation):
         return for_json({"samples": self.samples, "targets": self.targets, **figures, "metrics": self.metrics})  # type: ignore[no-any-return]
 
     def stats(self, names: Sequence[str] = ()) -> str:
-        """Return a report. names: not used."""
+        """Return a text report. `names` is ignored."""
         lines = [f" {name + ':':<21}{value:.6g}" for name, value in self.figures().items()]
         title = f"{counted(self.targets, 'target')}, {counted(self.samples, 'sample')}"
         return "\n".join([f"{' Evaluation ':=^66}", f" {title}", *lines])
 
     def plot(self, names: Sequence[str] = ()) -> Any:
-        """Plot predicted against true values of at most 500 samples. names: of the targets. ImportError without
-        matplotlib.
-        """
+        """Plot predictions against targets for at most 500 samples. `names` are target names. Requires matplotlib."""
         drawn, axes = plots.figure(self.targets)
         for target, place in enumerate(axes):
             true, predicted = self._points[:, 1 + target], self._points[:, 1 + self.targets + target]

@@ -1,4 +1,4 @@
-"""A replica: a model, and the optimizer that trains it."""
+"""A replica: a model and its optimizer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Scores: TypeAlias = "tuple[NDArray[Any], NDArray[Any]]"
 
 
 def moved(vector: Array, before: Array) -> bool:
-    """Return True if any element of a vector has changed; NaN equals NaN."""
+    """Return True if any element has changed. NaN equals NaN."""
     return bool(((vector != before) & (before == before)).any())
 
 
@@ -31,12 +31,12 @@ class Step(NamedTuple):
     """The gradient of one iteration of a replica.
 
     Attributes:
-        batch: the batch; None if the worker had none.
-        samples: number of samples; 0, with a zero gradient, without a batch, or if it was skipped. If iterations run
-            ahead of the host, always the size of the batch.
-        squared_norm: |gradient|² of the replica's own weights, times the loss scale squared; 0-d on the device.
+        batch: None if the worker has no batch.
+        samples: number of samples; 0 with a zero gradient if there is no batch or it was skipped. If iterations run
+            ahead of the host, always the batch size.
+        squared_norm: |gradient|² of this replica's weights times the squared loss scale; 0-d on the device.
         finite: True if the loss and the gradient are finite.
-        overflowed: True if the step is skipped to reduce the loss scale.
+        overflowed: True if the step is skipped because the gradient overflowed.
     """
 
     batch: Batch | None
@@ -47,41 +47,42 @@ class Step(NamedTuple):
 
 
 class StepCheck:
-    """Checks each step before it is used. This base class accepts all.
+    """Checks each step before it is used. The base class accepts every step.
 
-    may_wait: True if iterations may run ahead of the host. The check is then called only for the first step that is not
-    finite, when the host finds it, and must raise an error.
+    Attributes:
+        may_wait: True if iterations may run ahead of the host. The check is then called only for the first non-finite
+            step, once the host detects it, and must raise an exception.
     """
 
     may_wait = True
 
     def __call__(self, replica: Replica, step: Step) -> Step:
-        """Return the step, or one without samples to skip its batch. Called on all workers in every iteration."""
+        """Return the step, or one without samples to skip the batch. Called on all workers in every iteration."""
         return step
 
 
 class Replica:
-    """The whole network on one worker. (`Stage` is a part of it in a pipeline.)
+    """The whole network on one worker. Its subclass `Stage` holds a part of the network.
 
     Args:
-        optimizer: updates the weights of `model`; not shared with another replica.
-        accumulation_steps: number of parts into which a batch is split to save memory; their gradients are accumulated.
-            Layers such as `BatchNorm` see one part at a time.
+        optimizer: updates the weights of `model`. Replicas must not share an optimizer.
+        accumulation_steps: number of parts into which a batch is split to save memory. Their gradients are accumulated.
+            Layers such as `BatchNorm` process one part at a time.
 
     Attributes:
-        whole: the whole network in this process; a `Stage` trains a part of it. Otherwise it is `model`.
+        whole: the whole network in this process; the same as `model` except in a `Stage`.
         place: backend and device, for messages.
-        needs_images: True if batches must have images. They always have labels.
-        updates: number of updates by the optimizer.
+        needs_images: True if batches must have images in addition to labels.
+        updates: number of optimizer updates.
         replicas: the communicator with which layers exchange values between replicas; None for a single replica.
-        scaler: adapts the loss scale; None before `join`, and if values are not stored in 16 bits.
-        losses: the sum of the last batch's losses, 0-d on the device; 0.0 without a batch; None in a pipeline stage
-            that has none. If iterations run ahead, `complete` sets it to the sum over several batches.
-        hits: the number of correct predictions among these samples, likewise.
-        classifies: False for targets. Then hits are outputs on the right side of 1/2 with `binary_cross_entropy`, and
-            NaN with other losses.
-        groups, clock, check: the communicators, the clock and the check of steps of this worker.
-        optimizer_state: name -> (P,) vector; the optimizer's own dictionary.
+        scaler: the loss scaler; None before `join`, and for dtypes that need no loss scaling.
+        losses: sum of the losses of the last batch, 0-d on the device; 0.0 without a batch; None in pipeline stages
+            without a loss. If iterations run ahead, `complete` sets it to the sum over several batches.
+        hits: the number of correct predictions, for the same samples as `losses`.
+        classifies: False for regression. Hits are then outputs on the right side of 1/2 with `binary_cross_entropy`,
+            and NaN with other losses.
+        groups, clock, check: communicators, clock and step check of this worker.
+        optimizer_state: the optimizer's dictionary of (P,) vectors.
     """
 
     needs_images = True
@@ -104,39 +105,38 @@ class Replica:
         self.optimizer_state: Mapping[str, Array] = optimizer.state
 
     def join(self, groups: Groups, synchronizer: Synchronizer, clock: Clock, check: StepCheck) -> None:
-        """Train together with others."""
         self.groups, self.replicas, self.clock, self.check = groups, groups.replicas, clock, check
         self._shares_gradients = synchronizer.shares_gradients
         self._moves_with_others = synchronizer.shares_gradients and groups.replicas.size > 1
         self.scaler = LossScaler.of(self.backend, groups, shared=synchronizer.shares_gradients)
 
     def tally(self, *, losses: bool = True) -> Tally:
-        """Return a tally to which this replica adds its iterations. losses: True to sum losses too."""
+        """Return a new tally of this replica's iterations, which also sums the losses if `losses` is True."""
         tally = Tally(self.complete, losses=losses)
         self._tallies.append(tally)
         return tally
 
     def complete(self) -> None:
-        """Wait for iterations that run ahead of the host, and count them. Only a `GraphReplica` has any."""
+        """Wait for iterations that run ahead of the host and count them. Used by `GraphReplica`."""
 
     def begin(self, reload: Callable[[int], Batch] | None = None) -> None:
-        """Begin a fit or an evaluation. reload: returns the batch of an earlier iteration again; None outside a fit."""
+        """Begin a fit or an evaluation. In a fit, `reload` returns the batch of an earlier iteration."""
         self.params.grad[...] = 0
 
     def assemble(self) -> None:
-        """Copy the weights to the user's model on rank 0. Only a `Stage` needs to do so."""
+        """Copy the weights to the user's model on rank 0. Used by `Stage`."""
 
     # one iteration --------------------------------------------------------------------------------------------------
 
     def gradient(self, batch: Batch | None) -> Step:
-        """Compute the gradient of an iteration, check it and count its samples. Called on all workers."""
+        """Compute and check the gradient of an iteration and count its samples. Called on all workers."""
         if self.scaler is not None:
             self.scaler.grow()
         step, loss_is_finite = Step(None), True
         samples = self.backpropagate(batch)
         if batch is not None:
             norm = self.backend.squared_norm(self.params.grad)
-            loss_is_finite = self.losses is None or math.isfinite(float(self.losses))  # None: another stage has it
+            loss_is_finite = self.losses is None or math.isfinite(float(self.losses))  # None: computed by another stage
             step = Step(batch, samples, norm, math.isfinite(float(norm)) and loss_is_finite)
         if self.scaler is not None:
             overflow = not step.finite and loss_is_finite
@@ -164,8 +164,11 @@ class Replica:
     def backpropagate(self, batch: Batch | None) -> int:
         """Add the gradient of the batch's mean loss, times the loss scale, to `params.grad`.
 
-        Return the number of samples; 0 without a batch. If layers exchange values with other replicas, a worker without
-        a batch makes the same calls, with a sample that does not count.
+        If layers exchange values with other replicas, a worker without a batch makes the same calls with a dummy
+        sample.
+
+        Returns:
+            The number of samples; 0 without a batch.
         """
         self.params.snapshot_buffers()
         if batch is not None:
@@ -181,7 +184,7 @@ class Replica:
         return 0
 
     def _passes(self, images: Array, labels: Array, context_of: Callable[[slice], Context]) -> tuple[Array, Array]:
-        """Run both passes for each part of a batch; return the sum of the losses and the number of hits."""
+        """Run forward and backward on each part of a batch. Return the sum of the losses and the number of hits."""
         model, backend, whole = self.model, self.backend, len(labels)
         total: Array = 0.0
         hits: Array = 0
@@ -191,7 +194,7 @@ class Replica:
             losses, *handed = model.loss(backend, logits, labels[part])
             del logits
             if self.accumulation_steps > 1:
-                handed[0] *= (part.stop - part.start) / whole  # of the mean over the whole batch
+                handed[0] *= (part.stop - part.start) / whole  # gradient of the mean over the whole batch
             backward(handed.pop())
             del backward
             if self.accumulation_steps == 1:
@@ -211,17 +214,19 @@ class Replica:
         )
 
     def forget(self) -> None:
-        """Undo `gradient`: clear the gradient and the loss, and restore the buffers."""
+        """Discard the gradient and the loss, and restore the buffers."""
         self.params.grad[...] = 0
         self.params.restore_buffers()
         self.losses, self.hits = None if self.losses is None else 0.0, 0
 
     def update(self, iteration: int, step: Step | None = None) -> None:
-        """Update the weights at the learning rate of `iteration`, and set the gradient to zero.
+        """Update the weights with the learning rate of `iteration`, and clear the gradient.
 
-        A replica without samples is not updated, unless it shares the gradients of others.
+        A replica without samples is not updated, unless replicas share gradients.
 
-        step: returned by `gradient`; without it the gradient norm is computed again.
+        Args:
+            iteration: number of the iteration.
+            step: the result of `gradient`; if None, the gradient norm is recomputed.
         """
         alone_without_samples = step is not None and not step.samples and not self._moves_with_others
         if alone_without_samples or (self.scaler is not None and self.scaler.skipping):
@@ -237,36 +242,36 @@ class Replica:
         self.optimizer.step(self.params, iteration, norm)
 
     def whole_squared_norm(self, part: Array) -> Array:
-        """Return |gradient|² of the whole network; part: the share of this replica's weights."""
+        """Return |gradient|² of the whole network. `part` is |gradient|² of this replica's weights."""
         return part
 
     def launch_singly(self, wanted: bool) -> None:
-        """Launch operations one by one from now on, or captured graphs again. Results do not change."""
+        """Switch between launching operations one by one and launching graphs. Results do not change."""
 
     # evaluation and warm-up -------------------------------------------------------------------------------------------
 
     def scores(self, batch: Batch, context: Context = INFERENCE) -> Scores | None:
-        """Return scores (N, classes) and losses (N,) of a batch, on the host; None in all stages but the last."""
+        """Return the scores (N, classes) and losses (N,) of a batch on the host; None in all stages but the last."""
         return scores_of(self.model, batch.images, batch.labels, context)
 
     def rehearse(self, scratch: Replica, batch_size: int) -> None:
-        """Run a step on a copy, without communication, to compile or load all kernels."""
+        """Compile or load all kernels by a step on `scratch`, a copy, without communication."""
         scratch.backpropagate(blank_batch(self.model, batch_size))
         scratch.update(0)
 
     # resuming -------------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Return host copies of weights, buffers and optimizer vectors by name, and the number of updates."""
+        """Return weights, buffers and optimizer vectors as host arrays, and the number of updates."""
         optimizer = {name: by_name(self, vector) for name, vector in self.optimizer_state.items()}
         return {"updates": self.updates, "weights": self.model.weights(), "optimizer": optimizer}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore a `state`, possibly on another backend or in another precision. ConfigError if it does not match."""
+        """Restore a `state`, possibly on another backend or in another precision. Raise ConfigError on a mismatch."""
         found, needed = sorted(state["optimizer"]), sorted(self.optimizer_state)
         if found != needed:
             kind = type(self.optimizer).__name__
-            raise ConfigError(f"this state belongs to another optimizer: it holds {found}, but {kind} needs {needed}")
+            raise ConfigError(f"this state is from another optimizer: it has {found}, but {kind} needs {needed}")
         self.model.load_weights(state["weights"])
         for name, vector in self.optimizer_state.items():
             take_by_name(self, vector, state["optimizer"][name])

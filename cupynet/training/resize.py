@@ -1,9 +1,10 @@
-"""Resume with another number of workers: compute their states from those in a checkpoint.
+"""Resume with a different number of workers.
 
-All workers start from the mean of the replicas (or of the same stage), weighted by the samples that each has seen since
-the last averaging step. Optimizer and synchronizer states are averaged likewise, and callbacks may merge their states.
-An interrupted epoch continues after the last iteration that W new workers would have completed: no batch is skipped, up
-to W - 1 batches are repeated. Additional workers start with empty statistics; those of removed workers are lost.
+All workers start from the mean of the replicas (in a pipeline, of the same stage), weighted by the number of samples
+since the last averaging step. Optimizer and synchronizer states are averaged too, and callbacks may merge their states.
+An interrupted epoch continues after the last iteration that W new workers would have completed: no batch is skipped,
+and up to W - 1 batches are repeated. Additional workers start with empty statistics, and the statistics of removed
+workers are lost.
 """
 
 from __future__ import annotations
@@ -22,7 +23,12 @@ from cupynet.training.state_tree import Tree
 def regrouped(
     states: Sequence[Tree], size: int, stages: int, synchronizer: Synchronizer, callbacks: Mapping[str, Listener]
 ) -> list[Tree]:
-    """Return the states of `size` workers, replicas of `stages` each. callbacks: by the names of their states."""
+    """Return the states of `size` workers, with `stages` workers per replica.
+
+    Args:
+        states: saved states in rank order.
+        callbacks: callbacks by the name of their state.
+    """
     before, after = len(states) // stages, size // stages
     means = [_of_stage(states[stage::stages], before, after, synchronizer) for stage in range(stages)]
     merged = [_of_callbacks(states[stage::stages], callbacks) for stage in range(stages)]
@@ -42,14 +48,14 @@ def trained_again(states: Sequence[Tree], size: int, stages: int) -> int:
 
 
 def shares(states: Sequence[Tree], synchronizer: Synchronizer) -> list[float]:
-    """Return the weight of each replica in the mean of all; their sum is 1."""
+    """Return the weight of each replica in the mean. The weights sum to 1."""
     weights = [synchronizer.merge(state["synchronizer"])[0] for state in states]
     total = sum(weights)
     return [weight / total if total else 1 / len(states) for weight in weights]
 
 
 def mean(trees: Sequence[Any], counted: Sequence[float]) -> Any:
-    """Return the mean of float arrays of the same shape in all trees, and everything else from the first tree."""
+    """Average float arrays that have the same shape in all trees. Take everything else from the first tree."""
     first = trees[0]
     if isinstance(first, Mapping):
         return {name: mean([tree.get(name, first[name]) for tree in trees], counted) for name in first}
@@ -58,7 +64,7 @@ def mean(trees: Sequence[Any], counted: Sequence[float]) -> Any:
         return first
     total = np.zeros(first.shape, np.float64)
     for tree, share in zip(trees, counted, strict=True):
-        if share:  # 0 x NaN is NaN
+        if share:  # 0 * NaN is NaN
             total += share * tree.astype(np.float64)
     return total.astype(first.dtype)
 
@@ -66,7 +72,7 @@ def mean(trees: Sequence[Any], counted: Sequence[float]) -> Any:
 def _of_stage(states: Sequence[Tree], before: int, after: int, synchronizer: Synchronizer) -> Tree:
     counted = shares(states, synchronizer)
     position = dict(states[0]["trainer"])
-    passed = position["iteration"] - position["span_start"]  # in iterations of the previous workers
+    passed = position["iteration"] - position["span_start"]  # iterations of the saved workers
     position["span_start"] = position["iteration"] - round(passed * before / after)
     position["round"] = position["round"] * before // after
     position["deal"] = np.array([*position["deal"][:-1], after][: len(position["deal"])], np.int64)

@@ -1,4 +1,4 @@
-"""States of workers: split into numbers and arrays, exchanged between workers, joined again."""
+"""Worker states as nested dictionaries, and their exchange between workers."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import numpy as np
 
 from cupynet.parallel import Communicator
 
-Tree: TypeAlias = "dict[str, Any]"  # numbers and arrays by name, in dictionaries
-Arrays: TypeAlias = "dict[str, Any]"  # by path, with / between names
+Tree: TypeAlias = "dict[str, Any]"  # nested dictionaries of numbers and arrays
+Arrays: TypeAlias = "dict[str, Any]"  # by path, with "/" between names
 
-MOST_COUNTED = 2**53  # no count of a training exceeds it
+MOST_COUNTED = 2**53  # upper bound of all counters
 
 
 def gathered(world: Communicator, state: Tree) -> tuple[list[Tree], Arrays] | None:
-    """Return on rank 0 the numbers and array names of every worker, and the arrays; None on the others.
+    """Gather all states on rank 0: return the numbers and array names of each worker, and the arrays.
 
-    An array that is equal on all workers that have it is stored once, else as `name@rank`.
+    An array that is equal on all workers that have it is stored once, else as `name@rank`. Other ranks return None.
     """
     if world.rank != 0:
         send(world, state, 0)
         return None
     workers: list[Tree] = []
-    owners: dict[str, dict[str, tuple[int, Any]]] = {}  # name -> digest -> the lowest rank that has it, the array
+    owners: dict[str, dict[str, tuple[int, Any]]] = {}  # name -> digest -> (lowest rank, array)
     for rank in range(world.size):
         numbers, arrays = apart(state) if rank == 0 else received(world, rank)
         digests = {name: _digest(array) for name, array in arrays.items()}
@@ -67,26 +67,26 @@ def received(world: Communicator, rank: int) -> tuple[Tree, Arrays]:
 
 
 def check_position(position: Tree) -> None:
-    """Raise ValueError for an invalid position: training would never end."""
+    """Raise ValueError for an invalid position, with which training might never end."""
     for name in ("iteration", "epoch", "round"):
         if type(position[name]) is not int or not 0 <= position[name] < MOST_COUNTED:
             raise ValueError(f"trainer.{name}: expected a number of at least 0, found {position[name]!r:.80}")
 
 
 def check_numbers(own: Mapping[str, Any], state: Any) -> None:
-    """Raise ValueError or AttributeError if a stored state has no number where the trainer's own state has one."""
+    """Raise an exception if `state` lacks a number that `own`, the trainer's state, has."""
     for name, value in own.items():
         found = state.get(name, value)
         if isinstance(value, Mapping):
             check_numbers(value, found)
         elif isinstance(value, int | float):
-            any_float = isinstance(value, float) and isinstance(found, float)  # also NaN and infinity
+            any_float = isinstance(value, float) and isinstance(found, float)  # includes NaN and infinity
             if type(found) not in (bool, int, float) or not (any_float or abs(found) < MOST_COUNTED):
                 raise ValueError(f"{name}: expected a number, found {found!r:.80}")
 
 
 def filled(state: Any, defaults: Mapping[str, Any]) -> Tree:
-    """Return a state with its missing entries taken from `defaults`. TypeError."""
+    """Return a state with missing entries filled in from `defaults`."""
     if not isinstance(state, dict):
         raise TypeError(f"expected names and values, found {state!r:.80}")
     found = dict(state)
@@ -102,7 +102,7 @@ def _digest(array: Any) -> str:
 
 
 def apart(tree: Mapping[str, Any], above: str = "") -> tuple[Tree, Arrays]:
-    """Split a tree into its numbers, with its structure, and its arrays."""
+    """Split a tree into a tree of its numbers, and its arrays by path."""
     numbers: Tree = {}
     arrays: Arrays = {}
     for name, value in tree.items():
@@ -118,7 +118,7 @@ def apart(tree: Mapping[str, Any], above: str = "") -> tuple[Tree, Arrays]:
 
 
 def together(numbers: Tree, arrays: Arrays) -> Tree:
-    """Insert the arrays into `numbers`, and return it."""
+    """Insert the arrays into `numbers`, in place. The inverse of `apart`."""
     for path, array in arrays.items():
         *above, name = (part.replace("%2F", "/").replace("%25", "%") for part in path.split("/"))
         node: Any = numbers

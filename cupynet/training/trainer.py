@@ -1,7 +1,7 @@
-"""The training loop, the same code on every worker.
+"""The training loop of a worker.
 
-Worker r of W trains on batches r, r + W, r + 2W ... of an epoch, one in each iteration. In the last iteration some
-workers may have no batch; they still make the same calls.
+Worker r of W trains on batches r, r + W, r + 2W ... of an epoch, one per iteration. In the last iteration some workers
+may have no batch. They still make the same calls.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from cupynet.training.replica import Replica, moved
 
 @dataclass
 class Plan:
-    """Where the current or last fit begins and ends.
+    """The range of the current or last fit.
 
     Attributes:
         start: the iteration at which the schedule of an unfinished fit began; None between fits.
         iterations_per_epoch: iterations per epoch.
         iterations, epochs: `Trainer.iteration` and `Trainer.epoch` at the planned end of the fit.
-        deal: how the batches of an epoch are assigned to workers.
+        deal: assignment of an epoch's batches to workers, see `Loader.deal`.
         averaged: True after the last averaging step.
     """
 
@@ -63,24 +63,23 @@ class Trainer:
 
     Args:
         groups: the communicators of this worker; by default a single worker.
-        synchronizer: keeps the replicas together; optional for a single worker.
-        prefetch_buffer: batches that a thread prepares ahead for this worker; 0 disables it.
+        synchronizer: the synchronization method; optional for a single worker.
+        prefetch_buffer: number of batches to prepare ahead in a thread; 0 disables prefetching.
         data_on_device, shared: see `Device.transfer`.
         log_every: iterations between `on_log` events, the same on every worker; 0 disables them.
 
     Attributes:
-        world, rank: the communicator of all workers, and the rank of this one. Callbacks that run on every rank may use
-            `world` if all make the same calls.
-        model: this worker's replica; in a pipeline the layers of its stage. `replica.whole` is the whole network; on
-            rank 0 it is the user's model. In a pipeline it has all weights only on rank 0, in `on_epoch_end` of an
+        world: the communicator of all workers. Callbacks that run on every rank may use it if all make the same calls.
+        rank: the rank of this worker.
+        model: this worker's model; in a pipeline, the layers of its stage. `replica.whole` is the whole network. On
+            rank 0 it is the user's model, and in a pipeline it has all weights only there, in `on_epoch_end` of an
             evaluated epoch and after the fit.
-        params, backend: this worker's weights and backend. In `after_finish` and `on_diverged` a callback may change
-            the weights, identically on every rank. `params.publish` then copies them to the layers.
+        params, backend: weights and backend of this worker. In `after_finish` and `on_diverged` a callback may change
+            the weights, identically on every rank, and must then call `params.publish` to copy them to the layers.
         iteration, epoch, epoch_iteration: complete iterations and epochs, and complete iterations of the current epoch.
         data: `Loader.identity` of the last or restored fit; None if unknown.
-        evaluation: of the last complete epoch, or of weights that a callback restored at the end; None if there is
-            none.
-        stopped: why the last fit ended early; None if it did not.
+        evaluation: the evaluation of the last complete epoch, or of weights that a callback set at the end, or None.
+        stopped: the reason why the last fit ended early, or None.
     """
 
     def __init__(
@@ -124,29 +123,28 @@ class Trainer:
         return schedule
 
     def resumes(self, callback: Listener) -> bool:
-        """Return True if the fit continues a restored one and this callback's state was restored too."""
+        """Return True if the fit continues a restored fit and the callback's state was restored too."""
         return callback in self.callbacks.resuming
 
     def emit(self, event: str, *arguments: Any) -> None:
-        """Call this method on every callback."""
         with self.statistics.clock.measure("callbacks", "callbacks"):
             self.callbacks.emit(event, self, *arguments)
 
     def stop(self, text: str = "stop() was called", reason: StopReason = StopReason.REQUEST) -> None:
-        """Stop all workers after the same iteration. Callable from any thread, callback or signal handler."""
+        """Stop all workers after the same iteration. Safe to call from any thread, callback or signal handler."""
         self.consensus.propose(Stop(StopReason(reason), text))
 
     # training -------------------------------------------------------------------------------------------------------
 
     def fit(self, fit: Fit) -> None:
-        """Train until `fit.epochs` more epochs are complete; afterwards all replicas are identical.
+        """Train for `fit.epochs` more epochs. Afterwards all replicas are identical.
 
-        An interrupted epoch resumes if `fit.train` has the same number of samples and batch size; otherwise it
-        restarts. A learning-rate schedule spans this fit, and starts again in the next.
+        An interrupted epoch continues if `fit.train` has the same number of samples and batch size; otherwise it
+        restarts. A learning-rate schedule spans one fit.
 
         Raises:
-            DivergedError: a loss or a gradient is not finite, detected before use (see `NonFinite`); or a weight is
-                not, detected in the next iteration or averaging step.
+            DivergedError: a loss or gradient is not finite, detected before it is used (see `NonFinite`); or a weight
+                is not finite, detected in the next iteration or averaging step.
         """
         for loader in filter(None, (fit.train, fit.evaluate_on)):
             check_same_data(loader, self.world)
@@ -156,7 +154,7 @@ class Trainer:
                 np.errstate(over="ignore", invalid="ignore", divide="ignore"),
                 self.feeds.of_fit(fit.train, fit.evaluate_on) as feed,
             ):
-                self.replica.begin(  # a GPU may detect later that a step was not finite, and reload its batch
+                self.replica.begin(  # to reload the batch of a non-finite step that is detected late
                     lambda iteration: self.feeds.reload(self.epoch, self.epoch_iteration + iteration - self.iteration)
                 )
                 self.synchronizer.begin(self.replica)
@@ -205,7 +203,7 @@ class Trainer:
                 if self.epoch_iteration == self.plan.iterations_per_epoch:
                     self.statistics.read_losses()
         except DivergedError:
-            raise  # the message names the replica; several workers may raise this together
+            raise  # its message already names the worker, and several may raise it together
         except Exception as error:
             annotate(error, f"worker {self.rank} ({self.replica.place}), epoch {self.epoch + 1}, {where}")
             raise
@@ -249,10 +247,10 @@ class Trainer:
             with self.statistics.clock.measure("averaging", "agreement"):
                 self.stopped = self.consensus.exchange()
 
-    # averages, and the ends of epochs and fits ------------------------------------------------------------------------
+    # averaging, and the ends of epochs and fits ----------------------------------------------------------------------
 
     def _average(self, moment: Moment) -> None:
-        """Let the synchronizer average, or check the weights if it does not. DivergedError."""
+        """Run the synchronizer's averaging step. If it does not average, check that the weights are finite."""
         if moment == "fit":
             self.plan.averaged = True
         with self.statistics.clock.measure("averaging", "averaging of weights"):
@@ -261,7 +259,7 @@ class Trainer:
             self._averaged(average)
         elif not is_finite(*self.params.vectors):
             raise DivergedError(
-                f"the replica of worker {self.rank} is not finite after iteration {self.iteration}. "
+                f"the weights of worker {self.rank} are not finite after iteration {self.iteration}. "
                 "Lower learning_rate, or train in a wider dtype"
             )
         if moment == "fit":
@@ -284,7 +282,7 @@ class Trainer:
             if self.schedule.monitor is not None:
                 self.schedule.on_evaluation(self.evaluation.figure(self.schedule.monitor))
         with self.statistics.clock.measure("averaging", "agreement"):
-            self.world.barrier()  # the time of the epoch includes waiting for its last worker
+            self.world.barrier()  # the epoch's time includes waiting for the last worker
         record = self.statistics.epoch_record(
             self.world.gather_numbers(*self.statistics.epoch()),
             self.groups.stages.size,
@@ -297,13 +295,13 @@ class Trainer:
         self.emit("on_epoch_end", record)
 
     def _finish(self, fit: Fit) -> None:
-        """Average, let callbacks replace the weights, and gather statistics. After a signal skip the evaluation."""
+        """Average, let callbacks replace the weights, and gather statistics. Skip the evaluation after a signal."""
         if self.stopped and not self.plan.averaged:
             self.emit("on_stop")
         if not self.plan.averaged:
             self._average("fit")
         if self.epoch == self.plan.epochs:
-            self.stopped = None  # the request came after the last iteration
+            self.stopped = None  # requested after the last iteration
         copies = [vector.copy() for vector in self.params.vectors]
         self.emit("after_finish")
         replaced = any(starmap(moved, zip(self.params.vectors, copies, strict=True)))
@@ -319,7 +317,7 @@ class Trainer:
     def diverged(self, text: str) -> None:
         """Notify callbacks that the fit diverged on this or another worker.
 
-        Call it from the thread that called `fit`, after all workers have left it; workers can no longer communicate.
+        Call this from the thread that called `fit`, after all workers have left it. Workers can no longer communicate.
         """
         self.stopped = Stop(StopReason.DIVERGED, text)
         self.backend.activate()
@@ -332,13 +330,14 @@ class Trainer:
     def evaluate(self, loader: Loader, interrupted: Sequence[int] = ()) -> Evaluation:
         """Evaluate a data set in parallel. The result is the same on all workers.
 
-        interrupted: skip the remaining batches once this is not empty; pipeline stages still complete them.
+        Args:
+            interrupted: skip the remaining batches when this becomes non-empty, except in a pipeline.
         """
         classes, clock, where = loader.dataset.classes, self.statistics.clock, "loading a batch"
         loss = self.replica.whole.loss
         kind, binary = classifies(loader.dataset, loss), loss.applies == "sigmoid"
         own, whole = (evaluation_of(classes, self.metrics, classifies=kind, binary=binary) for _ in range(2))
-        quiet = np.errstate(over="ignore", invalid="ignore", divide="ignore")  # non-finite values appear in the loss
+        quiet = np.errstate(over="ignore", invalid="ignore", divide="ignore")  # the loss shows non-finite values
         with quiet, clock.measure("evaluate", "evaluation"), self.feeds.of_evaluation(loader) as feed:
             try:
                 for batch in feed.epoch(0):
@@ -356,7 +355,7 @@ class Trainer:
             except Exception as error:
                 annotate(error, f"worker {self.rank} ({self.replica.place}), evaluating, {where}")
                 raise
-            for packed in self.world.all_gather(own.pack()):  # a barrier: workers of a device share images
+            for packed in self.world.all_gather(own.pack()):  # also a barrier, because workers on a device share images
                 whole.merge(packed)
         return whole
 
@@ -365,8 +364,8 @@ class Trainer:
     def state(self) -> dict[str, Any]:
         """Return everything needed to resume bit for bit: nested dictionaries of numbers and host arrays.
 
-        Call it after any iteration; it does not average. No RNG state is needed: the order of examples depends on seed
-        and epoch, and random numbers of layers on seed, epoch, sample, layer and position.
+        It can be called after any iteration and does not average. There is no RNG state: the order of samples depends
+        on seed and epoch, and random numbers in layers depend on seed, epoch, sample, layer and position.
         """
         self.replica.complete()
         scaler = self.replica.scaler
@@ -389,7 +388,7 @@ class Trainer:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore a `state`, from which the next `fit` continues. ConfigError if it does not match."""
+        """Restore a `state` from which the next `fit` continues. Raise ConfigError on a mismatch."""
         position = state["trainer"]
         self.iteration, self.epoch, self.epoch_iteration = (position[name] for name in ("iteration", "epoch", "round"))
         self.plan.start = position["span_start"] if position["fitting"] else None
@@ -405,6 +404,6 @@ class Trainer:
         except KeyError as missing:
             raise ConfigError(
                 f"this state has no {missing}, which the synchronizer ({self.synchronizer}) needs. It was saved with "
-                "other settings, or by another number of workers"
+                "other settings or by a different number of workers"
             ) from None
         self.callbacks.restore(state["callbacks"])

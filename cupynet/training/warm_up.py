@@ -11,14 +11,14 @@ from cupynet.training.replica import Replica, moved
 
 
 def warm_up(replica: Replica, batch_size: int, synchronizer: Synchronizer | None = None) -> float:
-    """Compile or load all kernels by a step on a copy of the replica; return the seconds, and add them to its clock.
+    """Compile or load all kernels by a step on a copy of the replica. Return the seconds and add them to its clock.
 
-    synchronizer: also warms up averaging. All workers must then call this.
+    With a `synchronizer`, averaging is warmed up too, and all workers must call this.
     """
     began, backend = time.perf_counter(), replica.backend
     backend.prepare()
     optimizer = copy.copy(replica.optimizer)
-    optimizer.state = {}  # `init` creates a new one
+    optimizer.state = {}  # `init` fills it
     optimizer.learning_rate = copy.deepcopy(replica.optimizer.learning_rate)
     optimizer.learning_rate.begin_fit(0, 1, epoch=1, epochs=1)
     scratch = Replica(replica.model.replicate(backend), optimizer, replica.accumulation_steps)
@@ -35,7 +35,6 @@ def warm_up(replica: Replica, batch_size: int, synchronizer: Synchronizer | None
 
 
 def _average(replica: Replica, scratch: Replica, synchronizer: Synchronizer) -> None:
-    """Average the copies of all replicas and measure their distance, without counting traffic."""
     groups = replica.groups
     with groups.world.traffic.uncounted():
         groups.replicas.allreduce_mean([*synchronizer.shared(scratch), *scratch.params.running], 1.0)

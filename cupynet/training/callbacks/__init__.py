@@ -1,4 +1,4 @@
-"""Callbacks: code that runs at events of training."""
+"""Callbacks receive training events."""
 
 from cupynet.training.callbacks.base import Callback
 from cupynet.training.callbacks.history import History

@@ -11,21 +11,21 @@ from cupynet.runs.run import Run
 from cupynet.training.events import EpochRecord, IterationRecord
 from cupynet.training.trainer import Trainer
 
-FINAL_WEIGHTS = "the final weights"  # for `Callback.decides`
+FINAL_WEIGHTS = "the final weights"  # a value of `Callback.decides`
 
 
 class Callback:
-    """Receives the events of training on rank 0, or on every worker if `every_rank` is True.
+    """Receives training events on rank 0, or on every worker if `every_rank` is True.
 
-    Rank 0 uses the given object; other workers use copies made before `start`. Events do nothing by default.
+    Rank 0 uses the object itself. Other workers use copies made before `start`. By default, events do nothing.
 
     Attributes:
-        every_rank: True for a copy on every worker.
+        every_rank: True to run a copy on every worker.
         last: True to receive each event after the other callbacks.
-        needs_validation: True to require that each epoch is evaluated on validation images.
-        decides: a decision that only one callback can make in a fit, such as `FINAL_WEIGHTS`; "" for most.
-        unless: the argument that leaves this decision to another callback, for the message; "" if there is none.
-        outside: arguments that always name a place outside the run's folder. A stored run cannot set them.
+        needs_validation: True to require an evaluation of validation data in each epoch.
+        decides: a decision that only one callback may make, such as `FINAL_WEIGHTS`; "" if there is none.
+        unless: the argument that disables this decision, for error messages.
+        outside: arguments with paths outside the run folder, which settings read from a stored run must not set.
     """
 
     every_rank = False
@@ -36,71 +36,70 @@ class Callback:
     outside: tuple[str, ...] = ()
 
     def check_path(self) -> None:
-        """Raise OutputError if a path argument cannot be written, before data are loaded."""
+        """Raise OutputError if a path argument is not writable. Called before data are loaded."""
 
     def check_new(self) -> None:
-        """Raise ConfigError before a new run if a path argument holds results of another run."""
+        """Raise ConfigError if a path argument contains results of another run. Called before a new run."""
 
     def start(self, trainer: Trainer, run: Run | None) -> None:
-        """Called once for each trainer, when it is created. run: the folder for files; None if no files are written."""
+        """Called once per trainer, when it is created. `run` is the run folder; None if no files are written."""
 
     def check_fit(self, trainer: Trainer) -> None:
-        """Raise ConfigError for an invalid fit, before kernels are compiled for it; not called if they are ready."""
+        """Raise ConfigError for an invalid fit. Called before kernels are compiled, but not if they are ready."""
 
     def on_fit_start(self, trainer: Trainer) -> None:
-        """Called before the first iteration of a `fit`, which resumes a restored one if `trainer.resumes(self)` is
-        true.
-        """
+        """Called before the first iteration of a fit. If `trainer.resumes(self)`, it continues a restored fit."""
 
     def on_iteration_end(self, trainer: Trainer) -> None:
-        """Called after each iteration, including its update, averaging step and `on_log`."""
+        """Called after each iteration, after its update, averaging step and `on_log`."""
 
     def on_log(self, trainer: Trainer, record: IterationRecord) -> None:
         """Called every `log_every` iterations."""
 
     def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:
-        """Called after a complete epoch and its evaluation; not after an interrupted one."""
+        """Called after a complete epoch and its evaluation, but not after an interrupted epoch."""
 
     def on_stop(self, trainer: Trainer) -> None:
-        """Called when a stop ends a fit early: after its last iteration, before its last averaging step."""
+        """Called if a fit is stopped early, after its last iteration and before the last averaging step."""
 
     def after_finish(self, trainer: Trainer) -> None:
-        """Called after the last averaging step of a fit and the end of its last epoch, also after a stop.
+        """Called after the last averaging step and the last epoch of a fit, also if it is stopped early.
 
-        Weights may be changed here, identically on every worker. They become the result and are evaluated again.
+        It may change the weights, identically on every worker. They are evaluated again.
         """
 
     def on_fit_end(self, trainer: Trainer) -> None:
-        """Called at the end of a fit, also after a stop; not after an error."""
+        """Called at the end of a fit, also if it is stopped early, but not after an error."""
 
     def on_diverged(self, trainer: Trainer, text: str) -> None:
-        """Called after a fit that ended on a value that is not finite, on any worker; text: the error.
+        """Called after a fit that ended with a DivergedError on any worker. `text` is its message.
 
-        Weights may be changed here. All workers have left the fit, so they can no longer communicate.
+        It may change the weights. All workers have left the fit, so they can no longer communicate.
         """
 
     def close(self) -> None:
-        """Release resources; also called after an error, even one in `start`."""
+        """Release resources. Also called after an error, including an error in `start`."""
 
     def state(self) -> dict[str, Any]:
-        """Return everything needed to resume exactly: numbers, strings and host arrays in (nested) dictionaries."""
+        """Return everything needed to resume exactly, as nested dictionaries of numbers, strings and host arrays."""
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore a `state`. If `trainer.resumes(self)` is true, the next fit continues the saved one."""
+        """Restore a `state`. If `trainer.resumes(self)`, the next fit continues the saved fit."""
 
     def merge(self, states: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-        """Return a common state to resume with another number of replicas; None: each keeps its own.
+        """Return a common state for resuming with a different number of replicas, or None to keep separate states.
 
-        states: the saved states of the replicas, in order.
+        Args:
+            states: the saved states of all replicas.
         """
         return None
 
 
 def check_decisions(callbacks: Mapping[str, Callback]) -> None:
-    """Raise ConfigError if two callbacks make the same decision. callbacks: by name, for messages."""
+    """Raise ConfigError if two callbacks make the same decision."""
     for (first, one), (second, other) in combinations(callbacks.items(), 2):
         if one.decides and one.decides == other.decides:
             remedies = [f"set {name}.{each.unless}" for name, each in ((first, one), (second, other)) if each.unless]
-            remedies.append("leave one of them out")
+            remedies.append("remove one of them")
             raise ConfigError(f"{first} and {second} both decide {one.decides}. To fix this, {' or '.join(remedies)}.")

@@ -24,23 +24,23 @@ log = logging.getLogger(__name__)
 
 
 class Checkpoint(Callback):
-    """Writes checkpoints after epochs, at intervals, and when a stop ends a fit early.
+    """Writes checkpoints after epochs, at intervals, and when a fit is stopped early.
 
-    Training resumes from them bit for bit. A folder belongs to one run, because old checkpoints are removed: it is
-    locked during the run, and outside the run's folder it is marked with the run's identity.
+    Training resumes from them bit for bit. Because old checkpoints are removed, a folder belongs to one run. It is
+    locked during the run, and a folder outside the run folder is marked with the run's identity.
 
     Args:
-        every_epochs: complete epochs between checkpoints.
-        every_iterations: iterations between additional checkpoints; None for none.
+        every_epochs: epochs between checkpoints.
+        every_iterations: iterations between additional checkpoints, or None.
         keep_last: number of newest checkpoints to keep.
-        keep_every: keep every n-th checkpoint permanently; None for none.
-        best: also keep the checkpoint of the best evaluated epoch by this figure, such as `accuracy` or `loss`, or one
-            of the `metrics`; None for none.
-        path: the folder; by default `checkpoints` in the run's folder, the only place where `resume=` looks, or in the
-            current folder.
+        keep_every: keep every n-th checkpoint permanently, or None.
+        best: also keep the checkpoint of the best epoch by this figure, such as `accuracy`, `loss` or one of the
+            `metrics`, or None.
+        path: the folder; by default `checkpoints` in the run folder, or in the current folder without a run. `resume=`
+            only finds checkpoints in the run folder.
 
     Raises:
-        ConfigError: an argument is invalid; or, when training begins, the folder belongs to another run.
+        ConfigError: an argument is invalid, or when training starts, the folder belongs to another run.
     """
 
     every_rank = True
@@ -77,8 +77,8 @@ class Checkpoint(Callback):
         self._alone = own is None
         self._elsewhere = own is None or self._store.folder.resolve() != own.resolve()
         self._identity, self._unknown = uuid.uuid4().hex, False
-        self._written, self._counted = 0, -1  # number of checkpoints; iteration of the last one
-        self._saved: tuple[int, int] | None = None  # position of the last one in this fit
+        self._written, self._counted = 0, -1  # number of checkpoints, and iteration of the last one
+        self._saved: tuple[int, int] | None = None  # position of the last checkpoint in this fit
         self._permanent: list[int] = []  # iterations
         self._best_step, self._best_score = -1, math.nan
         if trainer.rank == 0:
@@ -138,7 +138,7 @@ class Checkpoint(Callback):
         }
 
     def restore(self, state: Tree) -> None:
-        self._unknown = "identity" not in state  # a state of an earlier version, which has no `counted` either
+        self._unknown = "identity" not in state  # saved by an earlier version, which has no `counted` either
         self._identity = str(state.get("identity", self._identity))
         self._written, self._counted = int(state["written"]), int(state.get("counted", -1))
         self._permanent = state["for_good"].tolist()
@@ -146,10 +146,10 @@ class Checkpoint(Callback):
 
     def _save(self, trainer: Trainer) -> None:
         step, position = trainer.iteration, (trainer.iteration, trainer.epoch)
-        if position == self._saved:  # a stop right after a checkpoint
+        if position == self._saved:  # stopped right after a checkpoint
             return
         self._saved = position
-        if step != self._counted:  # the end of an epoch replaces the checkpoint of its last iteration
+        if step != self._counted:  # at the end of an epoch, replace the checkpoint of its last iteration
             self._written, self._counted = self._written + 1, step
             if self.keep_every is not None and self._written % self.keep_every == 0:
                 self._permanent.append(step)

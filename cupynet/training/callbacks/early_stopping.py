@@ -1,6 +1,6 @@
 """Early stopping (Prechelt 1998, "Early stopping - but when?") with the conditions of Deeplearning4j.
 
-Scores are the same on all workers. Each worker keeps a copy of its weights after the best epoch, when all replicas are
+Scores are the same on all workers. Each worker copies its weights after the best epoch, when all replicas are
 identical.
 """
 
@@ -34,13 +34,13 @@ class EarlyStoppingResult:
 
     Attributes:
         reason: the condition that ended the fit (`patience`, `best_score`, `max_epochs`, `max_time_s`, `max_score`,
-            `invalid_score`); `epochs` if all epochs are complete; `stopped` by `stop` or a signal; `diverged`.
-        details: the reason in words.
+            `invalid_score`), `epochs` if all epochs are complete, `stopped` by a request or a signal, or `diverged`.
+        details: an explanation for the user.
         monitor: the monitored figure.
-        scores: its value by evaluated epoch, counted from 1 over the whole training.
-        best_epoch, best_score: of the best weights; None if no epoch had a finite score.
-        epochs: complete epochs of this fit.
-        restored: True if the model holds the best weights now.
+        scores: its value in each evaluated epoch. Epochs are numbered from 1 over all fits.
+        best_epoch, best_score: epoch and score of the best weights; None if no epoch had a finite score.
+        epochs: completed epochs of this fit.
+        restored: True if the model now has the best weights.
     """
 
     reason: str
@@ -59,21 +59,22 @@ class EarlyStoppingResult:
         return f"{self.details}; best {self.monitor} {self.best_score:.4g} after epoch {self.best_epoch}, {restored}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON; non-finite scores become None."""
+        """Return a JSON-serializable dictionary; non-finite scores become None."""
         return for_json({**asdict(self), "scores": {str(epoch): score for epoch, score in self.scores.items()}})  # type: ignore[no-any-return]
 
 
 @dataclass
 class _State:
-    """The state of early stopping in a fit, which is saved in checkpoints.
+    """The state of early stopping in a fit, saved in checkpoints.
 
     Attributes:
-        scores: by evaluated epoch, a string as in JSON.
+        scores: scores by epoch; keys are strings, as in JSON.
         best_epoch: 0 before the first finite score.
-        reference, waited: the last score that was an improvement, and the number of evaluations since then.
+        reference: the last score that was an improvement.
+        waited: the number of evaluations since then.
         met: the first condition that was met, with details.
         spent_s: seconds of the fit in earlier processes.
-        weights: of the best epoch, on the host.
+        weights: weights of the best epoch, on the host.
     """
 
     epochs: int = 0
@@ -87,31 +88,32 @@ class _State:
 
 
 class EarlyStopping(Callback):
-    """Ends a fit on all workers after the same iteration when a condition is met, then restores the best weights.
+    """Ends a fit on all workers when a condition is met, and restores the best weights.
 
-    Each `fit` starts afresh, unless it continues a restored one. The best weights are also restored after a
-    DivergedError, except in a pipeline. The optimizer's state is not restored. With `restore_best_weights` it cannot be
-    combined with another callback that decides the final weights, such as WeightAverage.
+    Each `fit` starts anew, unless it continues a restored one. The best weights are also restored after a
+    DivergedError, except in a pipeline. The optimizer state is not restored. With `restore_best_weights`, no other
+    callback may decide the final weights, such as WeightAverage.
 
     Args:
-        monitor: `loss`, `accuracy`, `top_n_accuracy`, `precision`, `recall` or `f1` of the validation images; for
-            regression `loss`, `mean_absolute_error` or `r2`; or one of the `metrics`.
-        mode: which scores are better, `min` or `max`; `auto`: min for names with loss or error, else max.
-        patience: end after this many evaluations in a row without improvement; None for no limit.
-        min_delta: an improvement must be larger than this.
-        best_score: end as soon as the score is at least this good; None for no limit.
-        max_epochs: end after this many complete epochs of the fit; None for no limit.
-        max_time_s: end after this many seconds of the fit, including evaluations and earlier processes; None for no
-            limit.
-        max_score: end if the training loss of a report is above this: the score of the last averaging step, or of any
-            replica if there is none; None for no limit.
-        invalid_score: end if the score is NaN or infinite. Such a score is never the best.
+        monitor: the validation figure to monitor: `loss`, `accuracy`, `top_n_accuracy`, `precision`, `recall` or `f1`;
+            for regression `loss`, `mean_absolute_error` or `r2`; or one of the `metrics`.
+        mode: `min` or `max` if lower or higher scores are better; `auto` is `min` for names that contain "loss" or
+            "error", else `max`.
+        patience: stop after this many consecutive evaluations without improvement; None to disable.
+        min_delta: minimum change that counts as an improvement, exclusive.
+        best_score: stop when the score is at least this good; None to disable.
+        max_epochs: stop after this many epochs of the fit; None to disable.
+        max_time_s: stop after this many seconds of the fit, including evaluations and earlier processes; None to
+            disable.
+        max_score: stop when a reported training loss exceeds this value; None to disable. It is the score of the last
+            averaging step if there is one, else the loss of any replica.
+        invalid_score: stop when the score is NaN or infinite. Such a score is never the best.
         restore_best_weights: restore the best weights at the end of the fit.
-        restore_on_interrupt: restore them also after `stop` or a signal. False by default, because an interrupted fit
-            can continue only from its last weights.
+        restore_on_interrupt: also restore them after `stop` or a signal. False by default, because an interrupted fit
+            can only continue from its last weights.
 
     Attributes:
-        result: of the last fit; None before its end, and after an error other than DivergedError.
+        result: the result of the last fit; None before it ends, and after an error other than DivergedError.
     """
 
     every_rank = True
@@ -156,7 +158,7 @@ class EarlyStopping(Callback):
         self.result, self._began = None, time.monotonic()
         if not trainer.resumes(self):
             self._now = _State()
-        elif self._now.met:  # met before the checkpoint was saved
+        elif self._now.met:  # before the checkpoint was saved
             trainer.stop(self._now.met, StopReason.EARLY)
 
     def on_iteration_end(self, trainer: Trainer) -> None:
@@ -200,7 +202,7 @@ class EarlyStopping(Callback):
         return score - other if self.mode == "max" else other - score
 
     def _end(self, trainer: Trainer, condition: str) -> None:
-        """Stop all workers. condition: its name, and details after a colon."""
+        """Stop all workers. `condition` is the name of the condition, a colon and details."""
         self._now.met = self._now.met or condition
         trainer.stop(self._now.met, StopReason.EARLY)
 
@@ -208,7 +210,7 @@ class EarlyStopping(Callback):
         stop = trainer.stopped
         text = self._now.met if stop is None else stop.text
         condition = text.partition(":")[0]
-        if stop is not None and (stop.interrupts or condition not in CONDITIONS):  # not by early stopping
+        if stop is not None and (stop.interrupts or condition not in CONDITIONS):  # another reason
             self._conclude(trainer, "stopped", f"stopped by {text}", restore=self.restore_on_interrupt)
         elif text:
             self._conclude(trainer, condition, text)
@@ -216,14 +218,14 @@ class EarlyStopping(Callback):
             self._conclude(trainer, "epochs", f"all epochs are complete ({self._now.epochs})")
 
     def on_diverged(self, trainer: Trainer, text: str) -> None:
-        whole = trainer.replica.whole is trainer.model  # a stage has only a part of the weights
+        whole = trainer.replica.whole is trainer.model  # a stage has only some of the weights
         self._conclude(trainer, "diverged", text, restore=whole)
 
     def _conclude(self, trainer: Trainer, reason: str, details: str, *, restore: bool = True) -> None:
         now = self._now
         restored = (
             restore and self.restore_best_weights and bool(now.weights)
-        )  # restored states may have weights anyway
+        )  # a restored state may have weights in any case
         if restored:
             trainer.model.load_weights(now.weights)
         scores = {int(epoch): score for epoch, score in now.scores.items()}

@@ -1,4 +1,4 @@
-"""The history of a run: one row per report and per epoch, in history.jsonl and in memory."""
+"""The history of a run, in history.jsonl and in memory."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ EPOCH = (
 
 
 class History(Callback):
-    """Appends to `history.jsonl`: one JSON object per report and per epoch, flushed at once.
+    """Appends a JSON object to `history.jsonl` for each report and each epoch.
 
     Args:
-        path: the file; by default `history.jsonl` in the run's folder, or in the current folder.
+        path: the file; by default `history.jsonl` in the run folder, or in the current folder without a run.
     """
 
     def __init__(self, path: str | Path | None = None) -> None:
@@ -63,7 +63,7 @@ class History(Callback):
         return {"bytes": 0 if self._file is None else os.fstat(self._file.fileno()).st_size}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Remove the rows written after the state was saved, because they will be written again."""
+        """Remove the rows written after the state was saved. The resumed run writes them again."""
         size = int(state["bytes"])
         if size < 0:
             raise ValueError(f"bytes={size}")
@@ -82,7 +82,7 @@ class History(Callback):
 
 
 def _open(path: Path) -> TextIO:
-    if os.path.exists(path) and not os.path.isfile(path):  # False for invalid names
+    if os.path.exists(path) and not os.path.isfile(path):  # both are False for invalid names
         raise OutputError(f"{path}: must be a plain file")
     try:
         return path.open("a", encoding="utf-8")
@@ -91,14 +91,14 @@ def _open(path: Path) -> TextIO:
 
 
 def iteration_row(record: IterationRecord) -> dict[str, Any]:
-    """Return an iteration record as a row of a history; non-finite numbers become None."""
+    """Convert an iteration record to a row of the history. Non-finite numbers become None."""
     return for_json({"kind": "report", **asdict(record)})  # type: ignore[no-any-return]
 
 
 def epoch_row(record: EpochRecord) -> dict[str, Any]:
-    """Return an epoch as a row of a history. `confusion` (rows: actual class) is included if there are few classes."""
+    """Convert an epoch record to a row of the history, with the confusion matrix if there are few classes."""
     row: dict[str, Any] = {"kind": "epoch"} | {name: getattr(record, name) for name in EPOCH}
-    if math.isnan(record.accuracy):  # regression
+    if math.isnan(record.accuracy):  # no accuracy in regression
         del row["accuracy"]
     row |= {name: getattr(record.spent, name) for name in ("compute_s", "data_s", "averaging_s", "waiting_s")}
     if record.evaluation is not None:

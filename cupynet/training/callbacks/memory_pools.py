@@ -1,6 +1,6 @@
-"""GPU memory pools during training: measured, and trimmed between epochs.
+"""GPU memory pools during training.
 
-Freeing memory waits for all work of a device, also for collectives with other devices. All workers therefore wait at a
+Freeing memory synchronizes the device, including collectives with other devices. All workers therefore wait at a
 barrier before and after.
 """
 
@@ -16,15 +16,15 @@ from cupynet.training.trainer import Trainer
 
 
 class Pools(Callback):
-    """Measures the pools after epochs and at the end, and trims them after epochs.
+    """Measures the memory pools after each epoch and fit, and trims them after each epoch.
 
     Args:
-        devices: of each worker, in rank order. The first worker on a device manages its pool.
-        processes: True if workers are processes, each with its own pools.
-        device_above, pinned_above: limits above which unused memory is freed; see `trim_pools`.
+        devices: the device of each worker, in rank order. The first worker on a device manages its pool.
+        processes: True if workers are processes, which have separate pools.
+        device_above, pinned_above: limits above which unused memory is freed, see `trim_pools`.
 
     Attributes:
-        found: after a fit, a dictionary for each pool, with the maxima of bytes and of free pinned blocks.
+        found: after a fit, a dictionary for each pool with the peak bytes and free pinned blocks.
     """
 
     every_rank = True
@@ -57,7 +57,7 @@ class Pools(Callback):
         if self._leads:
             from cupynet.backend.cuda import gpus
 
-            first = self.processes or trainer.rank == 0  # each process has one pinned pool
+            first = self.processes or trainer.rank == 0  # there is one pinned pool per process
             gpus.trim_pools([self.device], self.device_above, self.pinned_above if first else None)
         trainer.world.barrier()
 

@@ -16,25 +16,22 @@ ACTIONS = ("stop", "skip")
 class NonFinite(Callback):
     """Stops training or skips the batch if a loss or a gradient is NaN or infinite.
 
-    - `stop`, the default of trainers, ends the fit with a DivergedError that names the worker, the batch, its samples
-      and the layer.
-    - `skip` skips that batch on that worker and logs a warning. It ends the fit if the weights themselves are not
-      finite.
-
     Args:
-        action: `stop` or `skip`.
-        max_skipped: maximum number of batches that a worker may skip; one more ends the fit.
+        action: `stop` to end the fit with a DivergedError that names the worker, batch, samples and layer, as without
+            this callback; `skip` to skip the batch on its worker and log a warning. If the weights themselves are not
+            finite, `skip` ends the fit too.
+        max_skipped: maximum number of batches that a worker may skip before the fit ends.
     """
 
     every_rank = True
     last = True
-    decides = "the handling of values that are not finite"
+    decides = "the handling of non-finite values"
 
     def __init__(self, action: str = "stop", max_skipped: int = 100) -> None:
         self.action = one_of("action", action, ACTIONS)
         self.max_skipped = integer("max_skipped", max_skipped, 1)
-        self._skipped: list[tuple[int, int]] = []  # epoch and batch, of this worker
-        self._others = 0  # batches skipped by other workers, as of the end of the last fit
+        self._skipped: list[tuple[int, int]] = []  # (epoch, batch) on this worker
+        self._others = 0  # skipped by other workers up to the end of the last fit
 
     @property
     def skipped_batches(self) -> int:
@@ -50,7 +47,7 @@ class NonFinite(Callback):
         if self.action == "skip":
             own = np.array(self._skipped, np.int64).reshape(-1)
             every = np.concatenate(trainer.world.all_gather(own)).reshape(-1, 2)
-            # a batch skipped by several stages counts once
+            # a batch skipped by several stages is one batch
             self._others = len(np.unique(every, axis=0)) - len(self._skipped)
 
     def state(self) -> dict[str, Any]:
@@ -58,4 +55,4 @@ class NonFinite(Callback):
 
     def restore(self, state: dict[str, Any]) -> None:
         self._skipped[:] = [(int(epoch), int(batch)) for epoch, batch in state["skipped"]]
-        self._others = int(state.get("others", 0))  # earlier versions did not save it
+        self._others = int(state.get("others", 0))  # not saved by earlier versions

@@ -1,4 +1,4 @@
-"""A profile of training: a trace of the calls in some iterations, and a table of the slowest."""
+"""A profiler: records a trace of some iterations and prints the slowest calls."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ ROWS = 10  # of the printed table
 class Profile(Callback):
     """Times the calls in some iterations of the first fit, and in evaluations between them, on every worker.
 
-    After the fit it writes `trace.json`, for ui.perfetto.dev or chrome://tracing, with a track for each worker; and
-    `profile.json`, with the time of each call excluding nested calls. The slowest calls are printed. A fit that fails
-    writes nothing.
+    After the fit it prints the slowest calls and writes two files: `trace.json`, with a track for each worker, for
+    ui.perfetto.dev or chrome://tracing; and `profile.json`, with the time of each call excluding nested calls. A fit
+    that fails writes nothing.
 
-    A GPU is synchronized before and after each call, and captured graphs are launched operation by operation. Timed
-    iterations are slower, on a GPU much slower. Results do not change.
+    On a GPU each call is synchronized, and captured graphs are launched operation by operation, so timed iterations are
+    much slower. Results do not change.
 
     Args:
-        iterations: number of timed iterations. A recorded call takes 100 bytes.
-        after: iterations before them; in a short fit at most a quarter of its iterations.
-        path: folder of both files; by default the run's. Without a folder only the table is printed.
+        iterations: number of timed iterations. Each call takes 100 bytes of memory.
+        after: number of iterations before them, at most a quarter of the fit.
+        path: folder for both files; by default the run folder. Without a folder the table is only printed.
 
     Attributes:
-        pieces: the content of `profile.json`, on rank 0 after the fit; see `table`.
+        pieces: the content of `profile.json`, see `table`. Set on rank 0 after the fit.
     """
 
     every_rank = True
@@ -72,7 +72,7 @@ class Profile(Callback):
     def on_iteration_end(self, trainer: Trainer) -> None:
         if self._timer is None and trainer.iteration >= self._first:
             trainer.replica.launch_singly(True)
-            trainer.world.barrier()  # the timers of all workers begin together
+            trainer.world.barrier()  # start the timers of all workers together
             self._timer = Timer(trainer.backend, trainer.statistics.clock, trainer.model)
         elif self._timer is not None and not self._timed and trainer.iteration >= self._first + self.iterations:
             self._end(trainer, self._timer)
@@ -120,23 +120,21 @@ class Span(NamedTuple):
     kind: str
     began: int
     took: int
-    own: int  # without the spans inside it
+    own: int  # excluding nested spans
 
 
 class Timer:
-    """Records the spans of a worker's clock and of its model's layers, until `end`, and synchronizes the device around
-    each.
-    """
+    """Records the spans of a worker's clock and layers until `end`, synchronizing the device around each span."""
 
     def __init__(self, backend: Backend, clock: Clock, model: Model) -> None:
         self.spans: list[Span] = []
         self._wait, self._zero = backend.synchronize, time.perf_counter_ns()
-        self._inside: list[int] = []  # for each open span, the nanoseconds of the spans inside it
+        self._inside: list[int] = []  # nanoseconds of nested spans, for each open span
         self._clock = clock
         self._layers = [step for layer in model.network.walk() for step in (layer, *layer.fused)]
         for step in self._layers:
             forward = functools.partial(self._forward, step.path or "network", step.forward)
-            setattr(step, "forward", forward)  # noqa: B010 - hides the method of the class until `end`
+            setattr(step, "forward", forward)  # noqa: B010 - shadows the method until `end`
         clock.timer = self
 
     def end(self) -> None:
@@ -154,7 +152,7 @@ class Timer:
             self._wait()
         finally:
             took = time.perf_counter_ns() - began
-            if inside is self._inside:  # otherwise `end` was called meanwhile
+            if inside is self._inside:  # else `end` was called in between
                 own = took - inside.pop()
                 if inside:
                     inside[-1] += took
@@ -174,7 +172,11 @@ class Timer:
 
 
 def trace(workers: list[Any]) -> dict[str, Any]:
-    """Return the trace in Chrome's event format. workers: name and spans of each, in rank order."""
+    """Return the trace in Chrome's trace event format.
+
+    Args:
+        workers: name and spans of each worker, in rank order.
+    """
     events: list[dict[str, Any]] = [{"ph": "M", "name": "process_name", "pid": 0, "args": {"name": "cupynet"}}]
     for rank, (place, spans) in enumerate(workers):
         row = {"pid": 0, "tid": rank}
@@ -186,7 +188,13 @@ def trace(workers: list[Any]) -> dict[str, Any]:
 
 
 def table(workers: list[Any], first: int, iterations: int) -> dict[str, Any]:
-    """Return the content of `profile.json`. workers: see `trace`; first: number of the first iteration."""
+    """Return the content of `profile.json`.
+
+    Args:
+        workers: see `trace`.
+        first: the first timed iteration.
+        iterations: the number of timed iterations.
+    """
     sums: dict[tuple[str, str], list[int]] = {}
     for _, spans in workers:
         for name, kind, _, took, own in spans:
@@ -210,7 +218,7 @@ def table(workers: list[Any], first: int, iterations: int) -> dict[str, Any]:
 
 def lines(profile: dict[str, Any]) -> list[str]:
     found = [
-        f"profile of {counted(profile['rounds'], 'iteration')}, from iteration {profile['first']} on",
+        f"profile of {counted(profile['rounds'], 'iteration')}, starting at iteration {profile['first']}",
         f"{'':<36}{'calls':>8}{'total ms':>12}{'mean ms':>12}{'share':>9}",
     ]
     for piece in profile["pieces"][:ROWS]:

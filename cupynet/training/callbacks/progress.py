@@ -1,4 +1,4 @@
-"""Progress on the terminal: a line per epoch, and a bar below them."""
+"""Progress on the terminal: a line for each epoch, and a progress bar."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from cupynet.training.trainer import Trainer
 log = logging.getLogger(__name__)
 
 STYLES = ("auto", "bar", "lines", "none")
-REFRESH_S = 0.25  # between two drawings of the bar
-WIDE, WIDE_BAR, NARROW_BAR = 100, 16, 5  # columns of a wide terminal; of the bar on wide and narrow ones
-OTHER_COLUMNS = "  100 % 00:00 "  # next to the bar
+REFRESH_S = 0.25  # minimum interval between updates of the bar
+WIDE, WIDE_BAR, NARROW_BAR = 100, 16, 5  # columns of a wide terminal, and of the bar on wide and narrow terminals
+OTHER_COLUMNS = "  100 % 00:00 "
 WIDTH = 80 - len("[12:30:05] ")  # maximum width of an epoch's line, without the timestamp
 
 
 class Progress(Callback):
-    """Shows one line per epoch, and on a terminal a progress bar of the current epoch.
+    """Shows a line for each epoch and, on a terminal, a progress bar of the current epoch.
 
-    Lines are log records of level INFO; if nothing handles them, as in a notebook, they are printed. If the bar cannot
-    be drawn, a warning is logged, and only lines are shown.
+    Lines are logged at level INFO, or printed if no handler shows them, as in a notebook. If drawing the bar fails, a
+    warning is logged and only lines are shown.
 
     Args:
-        style: `bar`; `lines` without a bar; `none`, lines only in the log; or `auto`: `bar` on a terminal that can draw
-            one (not if `TERM` is `dumb`), else `lines`.
+        style: `bar`, `lines` (no bar), `none` (log only), or `auto`: `bar` on a terminal that can draw one (not if
+            TERM=dumb), else `lines`.
     """
 
     def __init__(self, style: str = "auto") -> None:
@@ -45,7 +45,7 @@ class Progress(Callback):
         self._bar: Bar | None = None
         self._text = ""
         self._evaluated: list[str] = []
-        self._room = 0  # characters for the figures next to the bar
+        self._room = 0  # characters available for figures
 
     def start(self, trainer: Trainer, run: Run | None) -> None:
         if self.style == "auto":
@@ -95,7 +95,7 @@ class Progress(Callback):
         self.close()
 
     def close(self) -> None:
-        """Restore the terminal, also after an error."""
+        """Remove the bar and restore the terminal."""
         if self._bar is not None:
             with contextlib.suppress(Exception):
                 self._bar.stop()
@@ -109,7 +109,7 @@ class Progress(Callback):
         self._text = "  ".join(figures)
 
     def _draw(self, trainer: Trainer, *, restart: bool = False) -> None:
-        """Draw the bar, from the beginning if `restart`. If that fails, show only lines from now on."""
+        """Draw the bar, starting again at 0 if `restart`. If that fails, show only lines from now on."""
         if self._bar is None:
             return
         self._drawn = time.monotonic()
@@ -122,19 +122,19 @@ class Progress(Callback):
             self._bar.update(self._task, completed=done, epoch=epoch, description=self._text)
             self._bar.start()
             self._bar.refresh()
-        except Exception as error:  # of the terminal or of rich
+        except Exception as error:  # an error of the terminal or of rich
             log.warning("the progress bar failed and is disabled (%s: %s)", type(error).__name__, one_line(error))
             self.style = "lines"
             self.close()
 
 
 class _Screen(Console):
-    def on_broken_pipe(self) -> None:  # by default rich ends the process
+    def on_broken_pipe(self) -> None:  # by default rich exits the process
         raise BrokenPipeError("broken pipe")
 
 
 def say(logger: logging.Logger, text: str, *, printed: bool) -> None:
-    """Log a line at level INFO, or, if `printed`, print it when no handler would show it, as in a notebook."""
+    """Log a line at level INFO. If no handler shows it, as in a notebook, and `printed`, print it instead."""
     if logger.isEnabledFor(logging.INFO) and logger.hasHandlers():
         logger.info("%s", text)
     elif printed:
@@ -143,7 +143,7 @@ def say(logger: logging.Logger, text: str, *, printed: bool) -> None:
 
 
 def describe(record: EpochRecord, epochs: int) -> str:
-    """Return an epoch in one line that fits a terminal of 80 columns. epochs: the last epoch of the fit."""
+    """Describe an epoch in a line of at most 80 columns. `epochs` is the last epoch of the fit."""
     trained, evaluated = _trained(record), _evaluated(record)
     speed, widest = f"{record.images_per_s:,.0f}", f"epoch {epochs}/{epochs}: "
     known = [f"{record.train_s:.1f} s", f"{speed} images/s"]

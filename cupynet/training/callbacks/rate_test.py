@@ -1,4 +1,4 @@
-"""Learning-rate range test (Smith 2017, "Cyclical learning rates"): the rate grows at each iteration."""
+"""Learning-rate range test (Smith 2017, "Cyclical learning rates"), which increases the rate at each iteration."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from cupynet.training.fit import Examples, loader_of
 from cupynet.training.parallel_wrapper import ParallelWrapper
 from cupynet.training.trainer import Trainer
 
-SMOOTHING = 0.95  # decay of the moving average in a test of 200 iterations; smaller in shorter ones
-EXPLODED = 4.0  # times the lowest smoothed loss (fastai's rule)
-BELOW = 10.0  # the rate at the lowest loss is divided by this; there the loss still falls
+SMOOTHING = 0.95  # decay of the moving average for 200 iterations; adjusted for other lengths
+EXPLODED = 4.0  # stop at this multiple of the lowest smoothed loss, as in fastai
+BELOW = 10.0  # divide the rate at the lowest loss by this, to where the loss still decreases
 FALLEN = 0.01  # minimum relative decrease of the loss
 LEAST = 10  # minimum number of iterations
 
 
 class RateTest(Callback):
-    """A learning-rate range test, as a callback of a wrapper with `log_every=1`.
+    """A learning-rate range test, as a callback for a wrapper with `log_every=1`.
 
     Args:
         lowest, highest: the first and the last rate.
         iterations: the number of rates.
 
     Attributes:
-        losses: the loss at each rate: the mean over the samples of all replicas in that iteration, before its update.
-        ended: why it ended early; "" if it did not.
+        losses: the loss at each rate, before the update: the mean over the samples of all replicas.
+        ended: the reason why the test ended early, or "".
     """
 
     every_rank = True
@@ -46,10 +46,10 @@ class RateTest(Callback):
         self._schedule = ExponentialDecay(lowest, (highest / lowest) ** (1 / (iterations - 1)))
         self.losses: list[float] = []
         self.ended = ""
-        self._counted = 0  # samples of this replica so far
+        self._counted = 0  # samples of this replica
 
     def run(self, wrapper: ParallelWrapper, loader: Loader) -> None:
-        """Train with increasing rates until the loss explodes."""
+        """Train at increasing rates until the loss explodes."""
         with wrapper:
             try:
                 wrapper.fit(loader, epochs=-(-self.planned // loader.iterations(wrapper.placement.workers)))
@@ -66,7 +66,7 @@ class RateTest(Callback):
 
     def on_log(self, trainer: Trainer, record: IterationRecord) -> None:
         samples, self._counted = trainer.statistics.clock.samples - self._counted, trainer.statistics.clock.samples
-        known = math.isfinite(record.loss)  # unknown without a batch, and in all pipeline stages but the last
+        known = math.isfinite(record.loss)  # NaN without a batch, and in all pipeline stages but the last
         losses, counts = trainer.world.gather_numbers(*(samples * record.loss, samples) if known else (0, 0)).T  # (W,)
         if not counts.sum():
             return
@@ -79,7 +79,7 @@ class RateTest(Callback):
 
     @property
     def rates(self) -> list[float]:
-        """The learning rates, increasing."""
+        """The learning rates, in increasing order."""
         return [self._schedule(iteration) for iteration in range(len(self.losses))]
 
     @property
@@ -94,11 +94,11 @@ class RateTest(Callback):
 
     @property
     def suggestion(self) -> float | None:
-        """The suggested learning rate, or peak of a schedule: a tenth of the rate at the lowest loss (fastai's rule).
+        """The suggested learning rate or peak of a schedule: a tenth of the rate at the lowest loss, as in fastai.
 
-        None if the loss never fell, or if too few rates were tested.
+        None if the loss never decreased, or if too few rates were tested.
         """
-        first, smoothed = self.planned // LEAST, self.smoothed  # the beginning is noise
+        first, smoothed = self.planned // LEAST, self.smoothed  # the beginning is noisy
         if len(smoothed) < max(LEAST, first + 2):
             return None
         least = min(range(first, len(smoothed)), key=lambda i: smoothed[i])
@@ -118,19 +118,19 @@ def find_rate(
     optimizer: Optimizer | None = None,
     **wrapper: Any,
 ) -> RateTest:
-    """Test increasing learning rates on a copy of a model, with the same workers and averaging as in training.
+    """Run a learning-rate range test on a copy of a model, with the workers and averaging of training.
 
         from cupynet.training import find_rate
 
-        found = find_rate(model, data.train, optimizer=Adam(0.001), workers=2)
-        ParallelWrapper(model, workers=2, optimizer=Adam(found.suggestion)).fit(data.train)
+        found = find_rate(model, data.train, optimizer=Adam(0.001), workers=2) ParallelWrapper(model, workers=2,
+        optimizer=Adam(found.suggestion)).fit(data.train)
 
     Args:
-        model: is not changed.
-        data, batch_size: as for `ParallelWrapper.fit`.
+        model: the model, which is not changed.
+        data, batch_size: see `ParallelWrapper.fit`.
         lowest, highest: the first and the last rate.
         iterations: the number of rates.
-        optimizer: Nesterov(0.01, 0.9) by default. Its own learning rate or schedule is not used.
+        optimizer: Nesterov(0.01, 0.9) by default. Its learning rate or schedule is ignored.
         wrapper: other arguments of `ParallelWrapper`.
     """
     optimizer = Nesterov(0.01, 0.9) if optimizer is None else instance("optimizer", optimizer, Optimizer, "Adam(0.001)")

@@ -1,4 +1,4 @@
-"""Weight averaging over time: an exponential moving average, or stochastic weight averaging (SWA)."""
+"""Exponential moving average of the weights, and stochastic weight averaging (SWA)."""
 
 from __future__ import annotations
 
@@ -19,23 +19,22 @@ log = logging.getLogger(__name__)
 
 
 class WeightAverage(Callback):
-    """Averages the weights of each replica over time, and gives all replicas the mean at the end of a fit.
+    """Averages the weights over time. At the end of a fit, the mean over time and replicas replaces the weights.
 
-    Buffers, such as running statistics, are averaged too; `recompute_statistics` recomputes those of `BatchNorm`.
-    Training itself does not change: epochs are evaluated with the trained weights. The mean over all replicas is the
-    result, which is evaluated again and saved. Another fit starts from it with a new mean, but with the optimizer state
-    of the last weights. To combine it with EarlyStopping, set `restore_best_weights=False` there.
+    Buffers such as running statistics are averaged too; `recompute_statistics` recomputes the statistics of
+    `BatchNorm`. Training itself does not change, and epochs are evaluated with the trained weights. The averaged
+    weights are evaluated at the end and saved. Another fit starts from them with a new average, but with the optimizer
+    state of the trained weights. To combine this callback with EarlyStopping, set `restore_best_weights=False` there.
 
     Args:
-        decay: the fraction of the mean that is kept when weights are added, such as 0.999 (an exponential moving
-            average; Polyak & Juditsky 1992). After n additions, at most (1 + n) / (10 + n) is kept, as in TensorFlow,
-            so that the initial weights do not dominate the mean of a short fit. None: all weights count equally
-            (stochastic weight averaging, Izmailov et al. 2018).
-        unit: of `interval` and `start_after`, `iteration` or `epoch`.
+        decay: decay of the exponential moving average (Polyak & Juditsky 1992). After n additions it is at most (1 + n)
+            / (10 + n), as in TensorFlow, so that the initial weights do not dominate in a short fit. None for equal
+            weights (stochastic weight averaging, Izmailov et al. 2018).
+        unit: the unit of `interval` and `start_after`: `iteration` or `epoch`.
         interval: add the weights every n iterations or epochs.
-        start_after: number of iterations or epochs of the fit before averaging begins.
-        on_interrupt: use the mean also after `stop` or a signal. False by default, because an interrupted fit can
-            continue only from its last weights.
+        start_after: iterations or epochs of the fit before averaging begins.
+        on_interrupt: also use the average after `stop` or a signal. False by default, because an interrupted fit can
+            only continue from its trained weights.
 
     Attributes:
         added: number of additions in this fit.
@@ -59,8 +58,8 @@ class WeightAverage(Callback):
         self.start_after = integer("WeightAverage start_after", start_after, 0)
         self.on_interrupt = flag("WeightAverage on_interrupt", on_interrupt)
         self.added = 0
-        self._passed = 0  # iterations or epochs of this fit
-        self._means: list[Array] = []  # of the weights, and of the buffers if there are any
+        self._passed = 0  # iterations or epochs in this fit
+        self._means: list[Array] = []  # means of the weights, and of the buffers if there are any
 
     def start(self, trainer: Trainer, run: Run | None) -> None:
         self.added = self._passed = 0
@@ -127,16 +126,16 @@ class WeightAverage(Callback):
         with self._backend.activated():
             for kind, views in self._views() if self.added else ():
                 saved = state[kind]
-                if "0" in saved:  # earlier versions saved the buffers as one vector
+                if "0" in saved:  # saved as one vector by earlier versions
                     saved = dict(self._params.buffer_views(saved["0"]))
                 overwrite(self._backend, views, saved)
 
     def merge(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        found: dict[str, Any] = mean_of(states, [1 / len(states)] * len(states))  # weighted as in `after_finish`
+        found: dict[str, Any] = mean_of(states, [1 / len(states)] * len(states))  # equal weights, as in `after_finish`
         return found
 
     def _views(self) -> Iterator[tuple[str, Iterator[tuple[str, Array]]]]:
-        """Yield "mean", and "buffers" if there are any, each with the named arrays of the mean."""
+        """Yield "mean" and, if there are buffers, "buffers", each with its arrays by name."""
         views = self._params.views, self._params.buffer_views
         for kind, of, vector in zip(("mean", "buffers"), views, self._means, strict=False):
             yield kind, of(vector)

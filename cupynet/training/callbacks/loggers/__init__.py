@@ -1,4 +1,4 @@
-"""Loggers for TensorBoard, MLflow, and Weights & Biases. See README.md here."""
+"""Loggers for TensorBoard, MLflow, and Weights & Biases. See README.md in this folder."""
 
 from cupynet.training.callbacks.loggers.base import Logger
 from cupynet.training.callbacks.loggers.mlflow import MLflow

@@ -1,4 +1,4 @@
-"""The base class of loggers, and the metrics that they log. A logger that fails never ends a run."""
+"""The base class of loggers, and the names of logged metrics."""
 
 from __future__ import annotations
 
@@ -35,15 +35,17 @@ RESULTS = (
 
 
 class Logger(Callback):
-    """Logs figures with another package, on rank 0. A subclass implements `_begin`, `_write` and `_end`.
+    """Logs metrics with another package, on rank 0. Subclasses implement `_begin`, `_write` and `_end`.
 
-    If one of them fails, a warning is logged once, and logging is disabled. Nothing is opened before the first fit.
+    If one of them fails, a warning is logged and the logger is disabled; training continues. Nothing is opened before
+    the first fit.
 
     Attributes:
-        package, extra: the package that writes, and the extra of cupynet that installs it.
-        folder: of the run; None if it has none.
-        identity: the name of the log, with which a resumed run continues it; "" for a new one. `_begin` sets it if the
-            package names its logs.
+        package: the package that writes the log.
+        extra: the extra of cupynet that installs it.
+        folder: the run folder, or None.
+        identity: the id with which a resumed run continues its log; "" for a new log. Set by `_begin` if the package
+            uses ids.
 
     Raises:
         ConfigError: the package is not installed.
@@ -64,14 +66,14 @@ class Logger(Callback):
     # implemented by subclasses --------------------------------------------------------------------------------------
 
     def _begin(self, hyperparameters: dict[str, Any], iteration: int) -> None:
-        """Open the log. iteration: the iteration of the resumed checkpoint; 0 for a new run."""
+        """Open the log. `iteration` is the iteration of the resumed checkpoint, or 0 for a new run."""
         raise NotImplementedError
 
     def _write(self, iteration: int, figures: dict[str, float]) -> None:
         raise NotImplementedError
 
     def _end(self, status: str, results: dict[str, float]) -> None:
-        """Write the results and close. status: `finished`, `killed` by a signal, or `failed`."""
+        """Write the results and close the log. `status` is `finished`, `killed` (by a signal) or `failed`."""
         raise NotImplementedError
 
     # events ---------------------------------------------------------------------------------------------------------
@@ -114,7 +116,7 @@ class Logger(Callback):
         return {"identity": self.identity}
 
     def restore(self, state: dict[str, Any]) -> None:
-        if not self._open:  # an open log keeps its identity
+        if not self._open:  # an open log keeps its id
             self.identity = str(state["identity"])
 
     # for subclasses -------------------------------------------------------------------------------------------------
@@ -129,7 +131,7 @@ class Logger(Callback):
             return
         try:
             work(*arguments)
-        except Exception as error:  # of the package, the disk or the network
+        except Exception as error:  # from the package, the disk or the network
             self._failed = True
             kind = type(self).__name__
             log.warning("%s failed and is disabled (%s: %s)", kind, type(error).__name__, one_line(error))
@@ -141,14 +143,14 @@ class Logger(Callback):
 
 
 def of_iteration(record: IterationRecord) -> dict[str, float]:
-    """Return the figures of an iteration record by their names in logs; NaN if not measured."""
+    """Return the metrics of an iteration record by their logged names; NaN if not measured."""
     figures = {f"{group}/{name}": getattr(record, name) for group, names in REPORTED.items() for name in names}
     layers = {f"replicas/drift/{layer}": distance for layer, distance in record.drift_by_layer.items()}
     return figures | layers
 
 
 def of_epoch(record: EpochRecord) -> dict[str, float]:
-    """Return the figures of an epoch by their names in logs; seconds are sums over all workers."""
+    """Return the metrics of an epoch by their logged names. Seconds are sums over all workers."""
     figures = {f"epoch/{name}": getattr(record, name) for name in PER_EPOCH}
     figures |= {f"epoch/{name}": math.fsum(getattr(record.spent, name)) for name in SECONDS}
     if record.evaluation is not None:
@@ -157,6 +159,6 @@ def of_epoch(record: EpochRecord) -> dict[str, float]:
 
 
 def hyperparameters(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested settings by dotted keys: numbers, bools and strings unchanged, others as JSON."""
+    """Flatten nested settings to dotted keys. Values other than numbers, bools and strings become JSON."""
     plain = (bool, int, float, str)
     return {key: value if isinstance(value, plain) else json.dumps(value) for key, value in flat(settings).items()}

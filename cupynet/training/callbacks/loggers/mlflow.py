@@ -13,20 +13,20 @@ from cupynet.training.callbacks.loggers.base import Logger
 from cupynet.training.events import EpochRecord
 from cupynet.training.trainer import Trainer
 
-EVERY_S = 5.0  # between two writes
-CREATED_S = 60.0  # how long to wait while another job creates the tables
+EVERY_S = 5.0  # minimum interval between writes
+CREATED_S = 60.0  # timeout while another job creates the tables
 # by default MLflow retries for 15 minutes, longer than workers wait for rank 0
 PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 MAX_METRICS, MAX_PARAMS, MAX_TEXT = 1000, 100, 6000  # limits of MLflow
 
 
 class MLflow(Logger):
-    """Logs hyperparameters, figures by iteration, and results as an MLflow run. A resumed run continues it.
+    """Logs hyperparameters, metrics and results as an MLflow run, which a resumed run continues.
 
     Args:
-        uri: the tracking URI; by default the environment variable MLFLOW_TRACKING_URI, else `sqlite:///mlflow.db`, a
-            file in the current folder.
-        name: the name of the run; by default that of its folder.
+        uri: the tracking URI; by default the environment variable MLFLOW_TRACKING_URI, else `sqlite:///mlflow.db` in
+            the current folder.
+        name: the name of the MLflow run; by default the name of the run folder.
         artifacts: also upload weights, summary and history.
     """
 
@@ -53,9 +53,9 @@ class MLflow(Logger):
         with ExitStack() as locked:
             if uri.startswith("sqlite:///"):
                 path = Path(uri.removeprefix("sqlite:///"))
-                with path.open("ab"):  # fail at once: MLflow would retry for minutes
+                with path.open("ab"):  # fail at once, because MLflow would retry for minutes
                     pass
-                # MLflow fails if several processes create the tables at the same time
+                # MLflow fails if several processes create the tables concurrently
                 locked.enter_context(exclusive(path.with_name(f".{path.name}.lock"), CREATED_S))
             self._create(uri, hyperparameters)
 
@@ -72,7 +72,7 @@ class MLflow(Logger):
         tags = {} if self.folder is None else {"run_folder": str(self.folder)}
         try:
             experiment = self._client.create_experiment(self.experiment)
-        except MlflowException:  # it exists
+        except MlflowException:  # it exists already
             experiment = self._client.get_experiment_by_name(self.experiment).experiment_id
         self.identity = self._client.create_run(experiment, run_name=name, tags=tags).info.run_id
         params = [Param(key, str(value)[:MAX_TEXT]) for key, value in hyperparameters.items()]

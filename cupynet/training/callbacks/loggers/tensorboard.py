@@ -1,6 +1,6 @@
-"""Event files for TensorBoard, written by tensorboardX, without TensorFlow.
+"""TensorBoard event files, written by tensorboardX without TensorFlow.
 
-`EventsWriter` raises errors. `SummaryWriter` would block forever if its thread failed, as on a full disk.
+`EventsWriter` raises errors, while `SummaryWriter` blocks forever if its thread fails, as on a full disk.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from cupynet.training.callbacks.loggers.base import Logger
 
 
 class TensorBoard(Logger):
-    """Logs scalars and hyperparameters for TensorBoard: `tensorboard --logdir outputs` shows all runs.
+    """Logs scalars and hyperparameters for TensorBoard. To view all runs: `tensorboard --logdir outputs`.
 
-    A resumed run continues in the same folder; TensorBoard ignores events after the checkpoint.
+    A resumed run continues in the same folder. TensorBoard ignores events after the checkpoint.
 
     Args:
-        path: the folder of event files; by default `tensorboard` in the run's folder, or in the current one.
+        path: the folder for event files; by default `tensorboard` in the run folder, or in the current folder without a
+            run.
     """
 
     package, extra = "tensorboardX", "tensorboard"
@@ -35,7 +36,7 @@ class TensorBoard(Logger):
 
         folder = self.path or (self.folder or Path()) / "tensorboard"
         folder.mkdir(parents=True, exist_ok=True)
-        number = len(list(folder.iterdir()))  # the time in a file name has a resolution of seconds
+        number = len(list(folder.iterdir()))  # file names have a time resolution of one second
         self._file = EventsWriter(os.fspath(folder / "events"), f".{os.getpid()}.{number}")
         if iteration:
             self._event(iteration + 1, session_log=SessionLog(status=SessionLog.START))

@@ -12,12 +12,12 @@ log = logging.getLogger(__name__)
 
 
 class WandB(Logger):
-    """Logs hyperparameters, figures by iteration, and results as a run of Weights & Biases. A resumed run keeps its id.
+    """Logs hyperparameters, metrics and results as a Weights & Biases run. A resumed run keeps its id.
 
     Args:
-        name: the name of the run; by default that of its folder.
-        mode: `offline`, a file for `wandb sync`; or `online`, uploaded during training, after `wandb login`.
-        path: the folder for its files; by default the run's, or the current one.
+        name: the name of the W&B run; by default the name of the run folder.
+        mode: `offline` to write files for `wandb sync`, or `online` to upload during training, after `wandb login`.
+        path: the folder for its files; by default the run folder, or the current folder without a run.
         artifacts: also upload weights, summary and history.
     """
 
@@ -43,7 +43,7 @@ class WandB(Logger):
         folder = self.path or self.folder or Path()
         mode: Any = self.mode
         if mode == "online" and not wandb.api.api_key:
-            log.warning("WandB: not logged in. The run stays in %s; upload it with `wandb sync`", folder)
+            log.warning("WandB: not logged in. The run is saved in %s; upload it with `wandb sync`", folder)
             mode = "offline"
         folder.mkdir(parents=True, exist_ok=True)
         self._wandb = wandb.init(
