@@ -2,14 +2,14 @@
 
     iteration = computing + averaging / frequency
 
-Computing time is interpolated between a single worker and one worker per core. Averaging time is the cost on one
-machine, including waiting for other workers, plus the cost of links between machines. With W workers, c per machine,
-vectors of n bytes are exchanged all-to-all twice, to sum chunks and to distribute the sums. A few bytes are exchanged
-twice more. With latency alpha and bandwidth B (Hockney 1994):
+Computing time is interpolated between a single worker and one worker per core. Averaging time is the time on one
+machine, including waiting for other workers, plus the time on the links between machines. With W workers, c per
+machine, vectors of n bytes are exchanged all-to-all twice (reduce-scatter and all-gather). Two more exchanges carry a
+few bytes each. With latency alpha and bandwidth B (Hockney 1994):
 
     links = 4 alpha + 2 c (W - c) / W n / B
 
-If there are more workers than cores, they take turns. Stragglers on other machines are not modeled. Times are in
+With more workers than cores, times grow in proportion. Stragglers on other machines are not modeled. Times are in
 seconds, sizes in bytes.
 """
 
@@ -23,7 +23,7 @@ EXCHANGES = 4  # chunks in both directions, the finite check, and the stop conse
 
 @dataclass(frozen=True)
 class Link:
-    """A connection between machines: bytes per second per direction, and the latency of a small message in seconds."""
+    """Connection between machines: bandwidth per direction in bytes/s, and latency of a small message in seconds."""
 
     bandwidth: float
     latency_s: float
@@ -36,8 +36,8 @@ class Link:
         return cls(value["bandwidth_gbit_s"] * 1e9 / 8, value["latency_us"] * 1e-6)
 
 
-# Nominal bandwidths, and latencies of small messages between two programs: through the kernel's network stack for
-# Ethernet at 1 and 10 Gbit/s, without it for RDMA at 100 Gbit/s and NVLink 4 (one direction).
+# Nominal bandwidths in one direction, and latencies of small messages between two programs: TCP over 1 and 10 Gbit/s
+# Ethernet, RDMA at 100 Gbit/s, and NVLink 4.
 LINKS = {
     "wan": Link(0.1e9 / 8, 50e-3),
     "1gbe": Link(1e9 / 8, 50e-6),
@@ -55,8 +55,8 @@ class Costs:
         batch_size: images per iteration of a replica.
         alone_s: seconds per iteration of a single worker, without averaging.
         busy_s: seconds per iteration with one worker per core, without averaging.
-        average_s: seconds per averaging step of these workers.
-        size: bytes to average.
+        average_s: seconds per averaging step with one worker per core.
+        size: size of the averaged vectors in bytes.
         cores: cores or GPUs of the machine.
     """
 
@@ -94,18 +94,18 @@ def forecast(
 
     Args:
         link: connection between machines.
-        cores: cores per machine; by default, as many as the measured machine has.
-        machines: number of machines; None for as many as the workers need.
+        cores: cores per machine; by default, those of the measured machine.
+        machines: number of machines; by default, enough for one worker per core.
     """
     cores = cores or costs.cores
     machines = -(-workers // cores) if machines is None else min(machines, workers)
-    each = -(-workers // machines)
-    turns = max(1.0, each / cores)
-    busy = (min(each, costs.cores) - 1) / (costs.cores - 1) if costs.cores > 1 else 0.0
-    computing_s = (costs.alone_s + (costs.busy_s - costs.alone_s) * busy) * turns
-    average_s = 0.0 if workers == 1 else costs.average_s * turns
+    per_machine = -(-workers // machines)
+    oversubscription = max(1.0, per_machine / cores)
+    utilization = (min(per_machine, costs.cores) - 1) / (costs.cores - 1) if costs.cores > 1 else 0.0
+    computing_s = (costs.alone_s + (costs.busy_s - costs.alone_s) * utilization) * oversubscription
+    average_s = 0.0 if workers == 1 else costs.average_s * oversubscription
     if machines > 1:
-        share = each * (workers - each) / workers
+        share = per_machine * (workers - per_machine) / workers
         average_s += EXCHANGES * link.latency_s + 2 * share * costs.size / link.bandwidth
     iteration_s = computing_s + average_s / frequency
     return Forecast(

@@ -1,13 +1,14 @@
-"""Measurements of one GPU (`cupynet bench gpu=true`), and their record.
+"""Benchmark of one GPU (`cupynet bench gpu=true`).
 
-The training step on resident data is measured in float and half, alternating with PyTorch on the same network: eager,
-as a CUDA graph, and compiled and captured, in the default memory format and in channels_last. Both use TF32 for float
-products, or neither does (backend.tf32). In half, both keep float weights and scale the loss: PyTorch uses autocast
-with a GradScaler.
+Three things are measured:
 
-Also measured are the operations of the step, launched one by one, and training runs with each precision and with four
-workers on the device. Their results are time per epoch, test accuracy, and training time to `TARGET`. If a measurement
-fails, the reason is recorded instead.
+- the training step on resident data in float and half, alternating with PyTorch on the same network. PyTorch runs
+  eagerly, as a CUDA graph, and compiled as a CUDA graph, in the default memory format and in channels_last.
+- the operations of the step, launched one by one.
+- training in each precision, and with four workers on the device: time per epoch, test accuracy, and time to `TARGET`.
+
+backend.tf32 applies to both libraries. In half, both keep float weights and scale the loss; PyTorch uses autocast with
+a GradScaler. If a measurement fails, the error is recorded instead.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 TARGET = 0.99  # test accuracy
 STEP_S = 1.0  # duration of a step measurement in seconds
-PEERS: dict[str, tuple[str, ...]] = {  # variants of PyTorch's step: options of `cupynet.bench.torch_peer`
+PEERS: dict[str, tuple[str, ...]] = {  # variants of PyTorch -> options of `cupynet.bench.torch_peer`
     "torch": ("--layout", "contiguous"),
     "torch channels_last": ("--layout", "channels_last"),
     "torch, CUDA graph": ("--layout", "contiguous", "--graph"),
@@ -44,17 +45,17 @@ RUNS = (("float", 1), ("half", 1), ("bfloat16", 1), ("float", 4), ("half", 4))  
 
 def record(settings: BenchSettings, data: Data) -> tuple[Row, Path]:
     """Measure everything. Return the record and the path of its file."""
-    one = on_one_device(settings)
+    experiment = on_one_device(settings)
     result: Row = {
-        **records.where(one.placement.devices[0]),
+        **records.where(experiment.placement.devices[0]),
         "dataset": data.name,
         "fallback": data.fallback,
         "batch_size": settings.batch_size,
         "tf32": settings.backend.tf32,
-        "model": one.model().summary().splitlines(),
-        "optimizer": type(one.optimizer).__name__,
+        "model": experiment.model().summary().splitlines(),
+        "optimizer": type(experiment.optimizer).__name__,
         "step_images_per_s": {dtype: steps(settings, dtype) for dtype in ("float", "half")},
-        "operations": attempted(lambda: measure.operations(one, measure.peak_gflops(one))),
+        "operations": attempted(lambda: measure.operations(experiment, measure.peak_gflops(experiment))),
         "training": {
             f"{dtype}, workers={workers}": [
                 attempted(partial(training, settings, data, dtype=dtype, workers=workers, seed=seed))
@@ -67,38 +68,44 @@ def record(settings: BenchSettings, data: Data) -> tuple[Row, Path]:
 
 
 def on_one_device(settings: BenchSettings, **changes: Any) -> Experiment:
-    """Return the experiment with one worker on its first device, with `changes`. Only float uses TF32."""
+    """Return the experiment with `changes` and one worker on its first device. TF32 is used only with float."""
     devices = settings.devices[:1] if settings.devices else [0]
-    chosen: dict[str, Any] = {"workers": 1, "devices": devices, **changes}
-    made = replace(settings, **chosen)
-    return Experiment(made if made.dtype == "float" else replace(made, backend=replace(made.backend, tf32=False)))
+    overrides: dict[str, Any] = {"workers": 1, "devices": devices, **changes}
+    changed = replace(settings, **overrides)
+    return Experiment(
+        changed if changed.dtype == "float" else replace(changed, backend=replace(changed.backend, tf32=False))
+    )
 
 
 def attempted(measurement: Callable[[], Any]) -> Any:
-    """Return the result of a measurement, or the reason why it failed."""
+    """Return the result of a measurement, or its error as text."""
     try:
         return measurement()
-    except Exception as error:  # whatever CuPy or PyTorch raise; the other measurements continue
+    except Exception as error:  # CuPy and PyTorch raise various errors; the other measurements continue
         return f"{type(error).__name__}: {one_line(error)}"
 
 
 def steps(settings: BenchSettings, dtype: str) -> dict[str, list[float | str]]:
     """Measure images per second of the training step on resident data, alternating between cupynet and PyTorch."""
-    one = on_one_device(settings, dtype=dtype)
-    common = ["--dtype", dtype, "--device", f"cuda:{one.placement.devices[0]}", "--seconds", STEP_S]
-    common += ["--tf32"] * one.settings.backend.tf32
-    cases: dict[str, Callable[[], float]] = {"cupynet": partial(measure.step_images_per_s, one, 1, STEP_S)}
-    cases |= {name: partial(measure.torch_images_per_s, one, *options, *common) for name, options in PEERS.items()}
+    experiment = on_one_device(settings, dtype=dtype)
+    common = ["--dtype", dtype, "--device", f"cuda:{experiment.placement.devices[0]}", "--seconds", STEP_S]
+    common += ["--tf32"] * experiment.settings.backend.tf32
+    cases: dict[str, Callable[[], float]] = {"cupynet": partial(measure.step_images_per_s, experiment, 1, STEP_S)}
+    cases |= {
+        name: partial(measure.torch_images_per_s, experiment, *options, *common) for name, options in PEERS.items()
+    }
     rounds = [{name: attempted(case) for name, case in cases.items()} for _ in range(settings.repeats)]
-    return {name: [each[name] for each in rounds] for name in cases}
+    return {name: [results[name] for results in rounds] for name in cases}
 
 
 def training(settings: BenchSettings, data: Data, **changes: Any) -> Row:
-    """Train and evaluate after each epoch. Return the values by epoch, and the seconds to `TARGET` or None."""
-    one = on_one_device(settings, **changes)
-    with one.wrapper(callbacks=[]) as wrapper:
+    """Train, and evaluate after each epoch. Return results by epoch and the seconds to `TARGET`, or None."""
+    experiment = on_one_device(settings, **changes)
+    with experiment.wrapper(callbacks=[]) as wrapper:
         wrapper.warm_up(settings.batch_size)
-        wrapper.fit(one.train_loader(data), epochs=settings.epochs, evaluate_on=one.evaluation_loader(data.test))
+        wrapper.fit(
+            experiment.train_loader(data), epochs=settings.epochs, evaluate_on=experiment.evaluation_loader(data.test)
+        )
         epochs, clock = wrapper.history.epochs, wrapper.trainer.statistics.clock
     reached = zip(accumulate(epochs["train_s"]), epochs["test_accuracy"], strict=True)
     return {
@@ -118,10 +125,10 @@ def table(result: Row) -> list[str]:
     lines = [f"{result['device']['name']}, {result['dataset']}, batch of {result['batch_size']}, {result['optimizer']}"]
     lines += ["", f"{'training step on resident data':<44}{'images/s':>12}{'cupynet/it':>12}"]
     for dtype, rates in result["step_images_per_s"].items():
-        own = middle(rates["cupynet"])
-        for name, found in rates.items():
-            rate = middle(found)
-            figures = f"{rate:>12,.0f}{own / rate:>12.2f}" if rate else found[-1]
+        cupynet_rate = middle(rates["cupynet"])
+        for name, measured in rates.items():
+            rate = middle(measured)
+            figures = f"{rate:>12,.0f}{cupynet_rate / rate:>12.2f}" if rate else measured[-1]
             lines.append(f"{f'{name}, {dtype}':<44}{figures}")
     lines += ["", f"{'operations, launched one by one':<44}{'ms':>12}"]
     if isinstance(result["operations"], str):
@@ -144,5 +151,5 @@ def table(result: Row) -> list[str]:
 
 
 def middle(figures: Sequence[float | str]) -> float:
-    """Return the median of the successful measurements, or 0."""
-    return statistics.median([each for each in figures if not isinstance(each, str)] or [0.0])
+    """Return the median of the successful measurements, or 0 if there are none."""
+    return statistics.median([figure for figure in figures if not isinstance(figure, str)] or [0.0])

@@ -1,6 +1,6 @@
-"""Measurements of training on this machine, for `cupynet bench` and `cupynet plan`.
+"""Performance measurements for `cupynet bench` and `cupynet plan`.
 
-On a shared machine, compare only ratios within one run.
+On a shared machine, only ratios within one run are comparable.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ if TYPE_CHECKING:
 Row: TypeAlias = dict[str, Any]
 Key = TypeVar("Key", bound=Hashable)
 LARGE = 2048  # rows and columns of the matrix product that measures peak throughput
-WARM_UP, PROFILED = 3, 50  # untimed steps, and profiled steps
-PEER_S = 300  # timeout of one PyTorch measurement in seconds, including startup
+WARM_UP, PROFILED = 3, 50  # untimed and profiled steps
+PEER_S = 300  # timeout of a PyTorch measurement in seconds, including startup
 
 
 def medians(measurements: Mapping[Key, Callable[[], float]], repeats: int) -> dict[Key, float]:
-    """Return the median of each measurement. They alternate, so that fluctuations of the machine affect all of them."""
+    """Return the median of each measurement. They alternate, so that load on the machine affects all of them."""
     rounds = [{name: measure() for name, measure in measurements.items()} for _ in range(repeats)]
-    return {name: statistics.median(each[name] for each in rounds) for name in measurements}
+    return {name: statistics.median(results[name] for results in rounds) for name in measurements}
 
 
 def timed(work: Callable[[], object], backend: Backend, seconds: float) -> float:
-    """Return the median time of `work()` in seconds, after a warm-up."""
+    """Return the median time of `work()` in seconds, excluding warm-up."""
     for _ in range(WARM_UP):
         work()
     backend.synchronize()
@@ -78,7 +78,7 @@ def peak_gflops(experiment: Experiment) -> float:
 
 
 def operations(experiment: Experiment, peak_gflops: float) -> list[Row]:
-    """Profile the training step on resident data, on one core. Return its operations, slowest first."""
+    """Profile the training step on one core with resident data. Return its operations, slowest first."""
 
     def task(trainer: Trainer) -> list[Row]:
         replica, step = trainer.replica, training_step(experiment, trainer)
@@ -112,9 +112,9 @@ def operations(experiment: Experiment, peak_gflops: float) -> list[Row]:
 
 
 def step_images_per_s(experiment: Experiment, workers: int, seconds: float = 2.0) -> float:
-    """Return images per second of the training step, from the median step of each worker.
+    """Return the images per second of all workers together, from the median training step of each.
 
-    All workers train at once on resident data, without averaging, with one BLAS thread each.
+    Workers train concurrently on resident data, without averaging, with one BLAS thread each.
     """
 
     def task(trainer: Trainer) -> float:
@@ -132,7 +132,7 @@ def step_images_per_s(experiment: Experiment, workers: int, seconds: float = 2.0
 
 
 def training_step(experiment: Experiment, trainer: Trainer) -> Callable[[], None]:
-    """Return a function that runs one training step on resident random images, as the training loop does."""
+    """Return a function that runs one step of the training loop on resident random images."""
     replica, iterations = trainer.replica, itertools.count()
     backend, size, rng = replica.backend, experiment.settings.batch_size, np.random.default_rng(1)
     pixels = rng.integers(0, 256, (size, *experiment.source.image_shape)).astype(np.uint8)
@@ -141,15 +141,15 @@ def training_step(experiment: Experiment, trainer: Trainer) -> Callable[[], None
     images = backend.load_images(pixels, samples)
     batch = Batch(index=0, epoch=0, images=images, labels=labels, samples=samples, steady=True)
     replica.optimizer.learning_rate.begin_fit(0, 10**6, epoch=10**6, epochs=1)
-    replica.begin(lambda iteration: batch)  # lets a GPU run ahead, as between averaging steps
+    replica.begin(lambda iteration: batch)  # lets a GPU run ahead of the host
     measure = trainer.statistics.clock.measure
 
     def step() -> None:
         with np.errstate(over="ignore", invalid="ignore"):  # may diverge, because the batch is always the same
             with measure("compute", "forward and backward"):
-                found = replica.gradient(batch)
+                gradient = replica.gradient(batch)
             with measure("compute", "update"):
-                replica.update(next(iterations), found)
+                replica.update(next(iterations), gradient)
 
     return step
 
@@ -169,7 +169,7 @@ def loop_images_per_s(experiment: Experiment, options: TrainingOptions, data: Da
 
 
 def torch_network(experiment: Experiment) -> str:
-    """Return the source of the PyTorch module to measure, see `torch_source`.
+    """Return the source code of the equivalent PyTorch module, see `torch_source`.
 
     Raises:
         ConfigError: a layer, the loss or the optimizer has no equivalent in PyTorch.
@@ -186,9 +186,9 @@ def torch_network(experiment: Experiment) -> str:
 
 
 def torch_images_per_s(experiment: Experiment, *options: object) -> float:
-    """Return images per second of PyTorch's training step, measured in a separate process. Raises ConfigError.
+    """Return the images per second of PyTorch's training step, measured in a separate process. Raises ConfigError.
 
-    options: further options of `cupynet.bench.torch_peer`.
+    options: additional options of `cupynet.bench.torch_peer`.
     """
     with tempfile.TemporaryDirectory() as folder:
         network = Path(folder) / "network.py"

@@ -15,11 +15,11 @@ RECORDS = Path("outputs/records")
 
 
 def where(device: int = 0) -> dict[str, Any]:
-    """Return device, CUDA versions, commit, machine and date. Requires that `gpus.probe` has returned None."""
-    there = gpus.inventory()
+    """Return device, CUDA versions, commit, machine and date. Call `gpus.probe` first; it must have returned None."""
+    inventory = gpus.inventory()
     return {
-        "device": there["devices"][device],
-        "cuda": {name: there[name] for name in ("cupy", "driver", "runtime", "nccl")},
+        "device": inventory["devices"][device],
+        "cuda": {name: inventory[name] for name in ("cupy", "driver", "runtime", "nccl")},
         "commit": commit(),
         "environment": environment(),
         "date": date.today().isoformat(),

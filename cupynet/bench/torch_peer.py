@@ -3,10 +3,8 @@
     cupynet export RUN --torch-module net.py
     python -m cupynet.bench.torch_peer --network net.py --optimizer Nesterov
 
-Measures forward, backward and update on a resident batch, without loading, shuffling or logging, and prints images per
-second. `--device cuda:0` measures on a GPU, with `--tf32` for TF32 in float products and `--graph` to capture the step
-as a CUDA graph. `--compile` compiles the network with torch.compile. `--dtype half` and `bfloat16` use autocast with
-float weights, and for half a GradScaler.
+Runs forward pass, backward pass and update on a resident batch, and prints images per second. `--dtype half` and
+`bfloat16` use autocast with float weights; half also uses a GradScaler.
 
 This is the only file that imports torch. It runs in a separate process.
 """
@@ -22,7 +20,7 @@ from contextlib import nullcontext
 from typing import Any
 
 WARM_UP = 10  # untimed steps
-OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {  # cupynet's -> PyTorch's, at rates that never diverge
+OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {  # cupynet -> PyTorch, with learning rates that do not diverge
     "SGD": ("SGD", {"lr": 0.01}),
     "Momentum": ("SGD", {"lr": 0.01, "momentum": 0.9}),
     "Nesterov": ("SGD", {"lr": 0.01, "momentum": 0.9, "nesterov": True}),
@@ -53,7 +51,7 @@ def parse(arguments: Sequence[str] | None = None) -> Namespace:
 
 
 def images_per_s(setup: Namespace) -> float:
-    """Return images per second, from the median step. The host waits for each step, as in cupynet's measurement."""
+    """Return images per second from the median step. As in `measure.timed`, the host waits for each step."""
     import torch
 
     torch.set_num_threads(setup.threads)
@@ -77,7 +75,7 @@ def images_per_s(setup: Namespace) -> float:
 
 
 def load_module(path: str) -> Any:
-    """Import the module at `path`, which runs its code. The caller has just written the file."""
+    """Import the module at `path`. This runs its code, which must be trusted."""
     spec = importlib.util.spec_from_file_location("network", path)
     assert spec is not None and spec.loader is not None, path
     module = importlib.util.module_from_spec(spec)
@@ -86,10 +84,10 @@ def load_module(path: str) -> Any:
 
 
 def create_optimizer(name: str, parameters: Any, *, on_gpu: bool) -> Any:
-    """Create PyTorch's equivalent of an optimizer of cupynet, in its fastest implementation.
+    """Create PyTorch's equivalent of a cupynet optimizer, in its fastest implementation.
 
-    On a GPU these are the fused optimizers. They keep the step count and a GradScaler's results on the device, so they
-    can be captured in a CUDA graph.
+    On a GPU, fused optimizers keep the step count and a GradScaler's results on the device, so that a CUDA graph can
+    capture them.
     """
     import torch
 
@@ -101,7 +99,7 @@ def create_optimizer(name: str, parameters: Any, *, on_gpu: bool) -> Any:
 
 
 def training_step(setup: Namespace) -> tuple[Any, Callable[[], None]]:
-    """Return the network, and a function that runs a training step on a resident batch."""
+    """Return the network and a function that runs one training step on a resident batch."""
     import torch
     from torch import nn
 
@@ -128,7 +126,7 @@ def training_step(setup: Namespace) -> tuple[Any, Callable[[], None]]:
 
 
 def captured(network: Any, step: Callable[[], None]) -> Callable[[], None]:
-    """Capture a step as a CUDA graph, after a warm-up on another stream as recommended by PyTorch's documentation."""
+    """Capture a step as a CUDA graph, after a warm-up on a side stream as PyTorch recommends."""
     import torch
 
     side = torch.cuda.Stream()

@@ -16,7 +16,7 @@ from cupynet.core.errors import ConfigError
 from cupynet.core.wording import guess, one, shown
 
 T = TypeVar("T")
-LONGEST = 1 << 63  # integers must fit into 64 bits, as in arrays and files
+LONGEST = 1 << 63  # integers must fit into 64 bits
 
 
 def integer(
@@ -61,17 +61,17 @@ def number(
     NaN is rejected, and so is infinity unless `infinite`.
     """
     try:
-        real = math.nan if is_bool(value) or isinstance(value, str | bytes) else float(value)
+        result = math.nan if is_bool(value) or isinstance(value, str | bytes) else float(value)
     except (TypeError, ValueError, OverflowError):
-        real = math.nan
-    too_low = (above is not None and real <= above) or (minimum is not None and real < minimum)
-    too_high = real >= below and not (infinite and real == math.inf)
-    if math.isnan(real) or too_low or too_high:
+        result = math.nan
+    too_low = (above is not None and result <= above) or (minimum is not None and result < minimum)
+    too_high = result >= below and not (infinite and result == math.inf)
+    if math.isnan(result) or too_low or too_high:
         bounds = {"above": above, "of at least": minimum, "below": below if below < math.inf else None}
         limits = " and ".join(f"{how} {bound:g}" for how, bound in bounds.items() if bound is not None)
-        what = f"number of {unit} {limits}" if unit else f"number {limits}"
-        raise ConfigError(f"must be a {what.rstrip()}{also}", name, shown(value))
-    return real
+        description = f"number of {unit} {limits}" if unit else f"number {limits}"
+        raise ConfigError(f"must be a {description.rstrip()}{also}", name, shown(value))
+    return result
 
 
 def flag(name: str, value: Any) -> bool:
@@ -92,12 +92,12 @@ def instance(name: str, value: Any, kind: type[T], example: str) -> T:
     """Return `value` if it is an instance of `kind`. example: for the message."""
     if isinstance(value, kind):
         return value
-    own = f"the class {value.__name__}" if isinstance(value, type) else one(type(value).__name__)
-    raise ConfigError(f"must be {one(kind.__name__)}, such as {example}", name, f"<{own}>")
+    actual = f"the class {value.__name__}" if isinstance(value, type) else one(type(value).__name__)
+    raise ConfigError(f"must be {one(kind.__name__)}, such as {example}", name, f"<{actual}>")
 
 
 def finite(value: Any) -> float | None:
-    """Return `value` as a float if it is a finite Python number, or else None."""
+    """Return `value` as a float if it is a finite int or float, or else None. A bool gives None."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
         return None
     return float(value)

@@ -1,4 +1,4 @@
-"""Objects that store their constructor arguments, and their description as plain values."""
+"""Description of objects as plain values, by their constructor arguments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Call: TypeAlias = "tuple[tuple[Any, ...], dict[str, Any]]"
 
 
 class Described:
-    """Base class of objects that can be described: stores the constructor arguments, except in dataclasses."""
+    """Base class of objects that can be described. Stores the constructor arguments, except in dataclasses."""
 
     _call: Call = ((), {})
     _made: Mapping[str, Any] = {}  # plain attributes after construction
@@ -32,14 +32,14 @@ class Described:
         """Return the call that creates an equal object."""
         positional, named = self._call
         if is_dataclass(self):
-            defaults = {each.name: each.default for each in fields(self) if each.init}
+            defaults = {item.name: item.default for item in fields(self) if item.init}
             named = {name: getattr(self, name) for name in defaults if getattr(self, name) != defaults[name]}
         cells = [*map(repr, positional), *(f"{name}={value!r}" for name, value in named.items())]
         return f"{type(self).__name__}({', '.join(cells)})"
 
 
 def _keeping(init: Callable[..., None]) -> Callable[..., None]:
-    """Wrap a constructor to store its arguments. If constructors are nested, the outermost call is stored."""
+    """Wrap a constructor to store its arguments. With inheritance, only the outermost call is stored."""
 
     @functools.wraps(init)
     def keeping(self: Described, *positional: Any, **named: Any) -> None:
@@ -56,14 +56,14 @@ def _keeping(init: Callable[..., None]) -> Callable[..., None]:
 def _copied(value: Any) -> Any:
     """Copy nested lists and mappings, but not the objects in them."""
     if isinstance(value, dict):
-        return {name: _copied(each) for name, each in value.items()}
+        return {name: _copied(item) for name, item in value.items()}
     return type(value)(map(_copied, value)) if type(value) in (list, tuple) else value
 
 
 def describe(part: Any) -> Any:
-    """Return an object as plain values, from which `cupynet.config.instantiate.build` creates an equal one.
+    """Describe an object by plain values, from which `cupynet.config.instantiate.build` creates an equal one.
 
-    A `Described` object becomes a mapping of its arguments, with its class as `_target_`.
+    A `Described` object becomes a mapping of its arguments, with the class as `_target_`.
 
     Raises:
         ConfigError: an argument cannot be described, an attribute was changed after construction, or a class cannot be
@@ -92,16 +92,16 @@ def _given(part: Described) -> dict[str, Any]:
         if getattr(part, name, value) != value:
             raise ConfigError(f"{kind}: {name} was changed after construction. Pass it to the constructor instead")
     if is_dataclass(part):
-        return {each.name: getattr(part, each.name) for each in fields(part) if each.init}
+        return {item.name: getattr(part, item.name) for item in fields(part) if item.init}
     positional, named = part._call
     signature = inspect.signature(type(part))
-    found: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for name, value in signature.bind(*positional, **named).arguments.items():
-        form = signature.parameters[name].kind
-        if form is Parameter.VAR_POSITIONAL:
+        parameter_kind = signature.parameters[name].kind
+        if parameter_kind is Parameter.VAR_POSITIONAL:
             raise ConfigError(f"{kind} cannot be saved, because its constructor takes unnamed arguments (*{name})")
-        found |= value if form is Parameter.VAR_KEYWORD else {name: value}
-    return found
+        arguments |= value if parameter_kind is Parameter.VAR_KEYWORD else {name: value}
+    return arguments
 
 
 def _target(cls: type) -> str:

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 
 from cupynet.core.terminal import printable
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)  # the disk cannot be written
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)  # full or unwritable disk
 
 
 class CupynetError(Exception):
@@ -46,7 +46,7 @@ class ConfigError(CupynetError, ValueError):
 
     Attributes:
         owner: class of the argument, or "".
-        setting: the argument or key without its class; "" if no single one is at fault.
+        setting: the argument or key without its class; "" if the error concerns several.
         value, reason: the arguments.
     """
 
@@ -55,8 +55,8 @@ class ConfigError(CupynetError, ValueError):
     def __init__(self, reason: str = "", setting: str = "", value: str | None = None) -> None:
         self.owner, _, self.setting = setting.rpartition(" ")
         self.value, self.reason = value, reason
-        about = setting if value is None else f"{setting}={value}"
-        super().__init__(f"{about}: {reason}" if about else reason)
+        prefix = setting if value is None else f"{setting}={value}"
+        super().__init__(f"{prefix}: {reason}" if prefix else reason)
 
 
 class DivergedError(CupynetError):
@@ -126,7 +126,7 @@ def exit_code(error: BaseException) -> int:
 
 
 def described(error: BaseException) -> str:
-    """Return the message of an error in one line, preceded by its class unless it is a CupynetError."""
+    """Format an error on one line, with its class unless it is a CupynetError."""
     text = " ".join(str(error).split())
     return text if isinstance(error, CupynetError) else f"{type(error).__name__}: {text}"
 

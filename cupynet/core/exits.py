@@ -1,4 +1,4 @@
-"""Ends commands: reports the error, with a traceback only for bugs, and exits with its code."""
+"""Error reports and exit codes of commands."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def run_and_exit(work: Callable[[], int | None]) -> NoReturn:
 def report_error(error: BaseException, log: logging.Logger | None = None, job: str = "") -> int | str:
     """Report the error that ended a job, in its log or on stderr. Return the exit code.
 
-    A CupynetError is reported in one line with its notes. Any other error is reported with its traceback, including a
-    SystemExit or KeyboardInterrupt raised by a callback of the job.
+    A CupynetError is reported on one line with its notes. Other errors are reported with a traceback, including a
+    SystemExit or KeyboardInterrupt raised by a callback.
 
     job: prefix of the line.
     """
@@ -50,8 +50,8 @@ def report_error(error: BaseException, log: logging.Logger | None = None, job: s
     elif isinstance(error, OSError) and error.errno in FULL:
         line = f"cannot write the output: {error.strerror}"
     elif out_of_memory(error):
-        what = "; ".join([one_line(error) or type(error).__name__, *notes])
-        line = f"out of memory ({what}). Lower batch_size, workers or prefetch_buffer"
+        details = "; ".join([one_line(error) or type(error).__name__, *notes])
+        line = f"out of memory ({details}). Lower batch_size, workers or prefetch_buffer"
     else:
         unexpected = True
         module = _module_of(error)
@@ -64,26 +64,26 @@ def report_error(error: BaseException, log: logging.Logger | None = None, job: s
 
 
 def _module_of(error: BaseException) -> str:
-    """Return the user module that raised an error, directly or through a library; "" if cupynet raised it."""
-    found = ""
+    """Return the user module that raised an error, directly or in a library it called; "" if cupynet raised it."""
+    module = ""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         if package == "cupynet":
-            found = ""
+            module = ""
         elif package not in sys.stdlib_module_names and "-packages" not in frame.f_code.co_filename:
-            found = str(frame.f_globals.get("__name__", ""))
-    return found
+            module = str(frame.f_globals.get("__name__", ""))
+    return module
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Return True if the machine or a GPU is out of memory, or cannot start another thread.
+    """Return True if the machine or a GPU is out of memory, or another thread cannot be started.
 
-    Recognizes CuPy's errors by name, to avoid importing CuPy.
+    CuPy's errors are recognized by name, to avoid importing CuPy.
     """
-    said = ("can't start new thread", "cudaErrorMemoryAllocation", "_STATUS_ALLOC_FAILED")
+    messages = ("can't start new thread", "cudaErrorMemoryAllocation", "_STATUS_ALLOC_FAILED")
     return (
         isinstance(error, MemoryError)
         or any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__)
         or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
-        or (isinstance(error, RuntimeError) and any(each in str(error) for each in said))
+        or (isinstance(error, RuntimeError) and any(message in str(error) for message in messages))
     )

@@ -46,22 +46,22 @@ PathLike: TypeAlias = "str | os.PathLike[str]"
 
 
 def write_whole(path: PathLike, content: bytes | Iterable[bytes]) -> None:
-    """Write `content`, bytes or pieces of bytes, to a file atomically. Raises OutputError."""
+    """Write bytes, or an iterable of bytes, to a file atomically. Raises OutputError."""
     path = Path(path)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        part.unlink(missing_ok=True)  # left by a killed process with the same PID, or a link
-        with part.open("xb") as file:
+        temporary.unlink(missing_ok=True)  # left by a killed process with the same PID, or a link
+        with temporary.open("xb") as file:
             for piece in [content] if isinstance(content, bytes) else content:
                 file.write(piece)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(part, path)
+        os.replace(temporary, path)
     except OSError as error:
         raise OutputError(f"{path}: cannot be written ({error.strerror or error})") from error
     finally:
         with contextlib.suppress(OSError):  # already renamed, or never created
-            part.unlink()
+            temporary.unlink()
 
 
 def write_output(path: PathLike, content: bytes) -> None:
@@ -71,18 +71,18 @@ def write_output(path: PathLike, content: bytes) -> None:
     process's stdout and stderr are written directly.
     """
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except FileNotFoundError:
-        found = None
+        status = None
     except OSError as error:
         raise OutputError(f"{path}: cannot be written ({error.strerror})") from error
-    stream = None if found is None else _own_stream(found)
-    if stream is None and (found is None or stat.S_ISREG(found.st_mode)):
+    stream = None if status is None else _own_stream(status)
+    if stream is None and (status is None or stat.S_ISREG(status.st_mode)):
         write_whole(os.path.realpath(path) if os.path.islink(path) else path, content)
         return
     try:
         if stream is None:
-            file = os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # fails for a pipe without a reader instead of waiting
+            file = os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # fails instead of waiting if a pipe has no reader
             os.set_blocking(file, True)
         else:
             stream.flush()
@@ -92,12 +92,12 @@ def write_output(path: PathLike, content: bytes) -> None:
     except OSError as error:
         if isinstance(error, BrokenPipeError) and stream is not None:
             raise
-        why = "nothing reads from it" if error.errno == errno.ENXIO else error.strerror
-        raise OutputError(f"{path}: cannot be written ({why})") from error
+        reason = "nothing reads from it" if error.errno == errno.ENXIO else error.strerror
+        raise OutputError(f"{path}: cannot be written ({reason})") from error
 
 
 def _own_stream(file: os.stat_result) -> TextIO | None:
-    """Return stdout or stderr if it is this file, or else None."""
+    """Return stdout or stderr if it refers to this file, or else None."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or not a file
             if os.path.samestat(os.fstat(stream.fileno()), file):
@@ -106,7 +106,7 @@ def _own_stream(file: os.stat_result) -> TextIO | None:
 
 
 def for_json(value: Any) -> Any:
-    """Replace non-finite numbers in nested values by None, because JSON has no such numbers."""
+    """Replace non-finite numbers in nested values by None, because JSON cannot represent them."""
     if isinstance(value, dict):
         return {key: for_json(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -123,12 +123,12 @@ def read_object(path: PathLike) -> dict[str, Any]:
     """Read the object in a JSON file. Raises DataError."""
     require_plain(path)
     try:
-        found = json.loads(Path(path).read_bytes())
+        content = json.loads(Path(path).read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path}: cannot be read ({error})") from error
-    if not isinstance(found, dict):
-        raise DataError(f"{path}: expected an object, found {type(found).__name__}")
-    return found
+    if not isinstance(content, dict):
+        raise DataError(f"{path}: expected an object, found {type(content).__name__}")
+    return content
 
 
 def digest(weights: dict[str, Any]) -> str:
@@ -146,9 +146,9 @@ def save_weights(
 ) -> None:
     """Write host arrays by name to a safetensors file with a digest, atomically. Raises OutputError.
 
-    Equal weights give equal bytes, whatever the order of names.
+    Equal weights give identical files, regardless of the order of names.
 
-    write: `write_whole` to replace a link instead of following it, as in the folder of a run.
+    write: `write_whole` replaces a link instead of following it.
     """
     ordered = {name: np.asarray(weights[name], order="C") for name in sorted(weights)}
     write(path, save(ordered, metadata={"sha256": digest(ordered)}))
@@ -164,9 +164,9 @@ def load_weights(path: PathLike) -> dict[str, Any]:
     expected = metadata.get("sha256")
     if expected is None:
         raise DataError(f"{path}: has no SHA-256 in its metadata, so it was not written by save_weights")
-    found = digest(weights)
-    if found != expected:
-        raise DataError(f"{path}: the weights are damaged (expected SHA-256 {expected}, found {found})")
+    actual = digest(weights)
+    if actual != expected:
+        raise DataError(f"{path}: the weights are damaged (expected SHA-256 {expected}, found {actual})")
     return weights
 
 
@@ -186,8 +186,8 @@ def load_described(path: PathLike) -> tuple[dict[str, Any], dict[str, Any]]:
     """
     weights, metadata = _read(path)
     try:
-        found = json.loads(metadata[DESCRIPTION])
-        text, expected = found["description"], found["sha256"]
+        content = json.loads(metadata[DESCRIPTION])
+        text, expected = content["description"], content["sha256"]
         description = json.loads(text)
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise DataError(f"{path}: contains no description of a model. Write such files with Model.save") from error
@@ -219,7 +219,7 @@ def widened(data: bytes, shape: Sequence[int]) -> Any:
 
 
 def require_plain(path: PathLike) -> None:
-    """Raise DataError if a path exists but is not a regular file, because reading a pipe would wait forever."""
+    """Raise DataError if a path exists but is not a regular file. Reading from a pipe could block forever."""
     if os.path.lexists(path) and not os.path.isfile(path):
         raise DataError(f"{path}: must be a regular file")
 

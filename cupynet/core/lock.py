@@ -1,7 +1,7 @@
-"""Locks on the folders of runs, so that only one process at a time uses a folder.
+"""Run folder locks: only one process may use a run folder at a time.
 
-The operating system releases a lock when its process ends, so locks are never stale. On a file system without locks, a
-run continues unprotected, with a warning.
+The operating system releases a lock when its process ends, so locks are never stale. If the file system does not
+support locks, the run continues with a warning.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from cupynet.core.errors import ConfigError
 if TYPE_CHECKING:
     from filelock import FileLock
 
-NAME = "running.json"  # in the folder of a run while it runs: the lock file, which also names the process
-TIMEOUT_S = 0.5  # because `at_work` briefly holds the lock
+NAME = "running.json"  # the lock file; also identifies the process
+TIMEOUT_S = 0.5  # `at_work` briefly holds the lock
 
 
 class Hold:
-    """A lock on the folder of a run, held by this process until `release`.
+    """Lock on a run folder, held by this process until `release`.
 
     Attributes:
-        warning: why the folder is not protected, or "".
+        warning: why the folder is not locked, or "".
 
     Raises:
         ConfigError: another process uses the folder, or the lock file is not a regular file.
@@ -37,35 +37,35 @@ class Hold:
     def __init__(self, folder: Path) -> None:
         self.warning = ""
         self._path, self._lock = folder / NAME, _file_lock(folder / NAME)
-        if self._path.exists() and not self._path.is_file():  # reading a pipe would never end
+        if self._path.exists() and not self._path.is_file():  # reading a pipe would block
             raise ConfigError(f"{self._path}: must be a regular file. Remove it, or choose another folder")
         try:
             self._lock.acquire(timeout=TIMEOUT_S)
         except TimeoutError:
-            who = _holder(self._path)
+            owner = _holder(self._path)
             raise ConfigError(
-                f"{folder}: another run is using this folder{who}. Wait for it, stop it, or choose another folder"
+                f"{folder}: another run is using this folder{owner}. Wait for it, stop it, or choose another folder"
             ) from None
         except OSError as error:
             self.warning = f"{self._path}: {error.strerror}. Concurrent runs in this folder will not be detected"
             return
-        own = {"pid": os.getpid(), "host": platform.node(), "started": time.strftime("%Y-%m-%d %H:%M:%S")}
+        holder = {"pid": os.getpid(), "host": platform.node(), "started": time.strftime("%Y-%m-%d %H:%M:%S")}
         with contextlib.suppress(OSError):  # such as a full disk; the lock is already held
-            self._path.write_text(json.dumps(own) + "\n", encoding="utf-8")
+            self._path.write_text(json.dumps(holder) + "\n", encoding="utf-8")
 
     def release(self) -> None:
-        """Release the lock. Does nothing if it is not held, as in a second call or in a forked process."""
+        """Release the lock. Does nothing if it is not held, for example in a forked process."""
         if self._lock.is_locked:
             with contextlib.suppress(OSError):
-                self._path.unlink()  # while the lock is held, so that a waiting process notices that the file is gone
+                self._path.unlink()  # before the release, so that a waiting process notices the missing file
             self._lock.release()
 
 
 @contextlib.contextmanager
 def exclusive(path: Path, timeout_s: float) -> Iterator[None]:
-    """Context for one process at a time, with a lock file that is removed afterwards.
+    """Context manager that admits one process at a time. The lock file is removed afterwards.
 
-    After `timeout_s`, or on a file system without locks, the process continues without the lock.
+    Continues without the lock after `timeout_s`, or if the file system does not support locks.
     """
     lock = _file_lock(path)
     with contextlib.suppress(TimeoutError, OSError):
@@ -94,17 +94,17 @@ def at_work(folder: Path) -> bool:
 
 
 def _file_lock(path: Path) -> FileLock:
-    """Create an operating-system lock. A plain lock file would be left behind by a killed process."""
+    """Create an operating-system lock, which is released even if the process is killed."""
     from filelock import FileLock  # not needed for --help
 
     return FileLock(path, thread_local=False, fallback_to_soft=False, poll_interval=0.05)
 
 
 def _holder(path: Path) -> str:
-    """Return the process stored in the lock file as " (process ...)", or "" if unknown."""
+    """Return the process that holds the lock as " (process ...)", or "" if unknown."""
     try:
         with path.open("rb") as file:
-            found = json.loads(file.read(4096))
-        return f" (process {found['pid']} on {found['host']}, since {found['started']})"
+            holder = json.loads(file.read(4096))
+        return f" (process {holder['pid']} on {holder['host']}, since {holder['started']})"
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return ""

@@ -12,7 +12,7 @@ WARNING = "warning: "  # prefix of warnings on the terminal
 class Console(logging.Handler):
     """Prints log records to stdout as `[12:30:05] text`, and errors to stderr as `cupynet: text`.
 
-    It looks up sys.stdout for every record, because a progress display replaces it temporarily.
+    Looks up sys.stdout for every record, because a progress bar replaces it temporarily.
 
     Attributes:
         label: prefix of warnings, such as the number of a job.
@@ -41,7 +41,7 @@ def quiet() -> None:
 
 
 class LineFormatter(logging.Formatter):
-    """Replaces control characters, because texts from files must not control the terminal."""
+    """Replaces control characters, because text from files must not control the terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))

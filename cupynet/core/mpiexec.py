@@ -1,7 +1,7 @@
-"""Finds mpiexec, and determines the rank of this process from the environment, before MPI is started.
+"""The mpiexec program, and the rank of this process according to the environment, before MPI is started.
 
-The environment may be wrong, because variables are inherited and the launcher may belong to another MPI than the
-library. MPI itself is authoritative, see `disagreement`.
+The environment may be wrong: variables are inherited, and the launcher may belong to a different MPI than the library.
+MPI itself is authoritative, see `disagreement`.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import NamedTuple
 
 from cupynet.core.errors import ConfigError
 
-# Rank and size from MPICH, Open MPI, PMIx under Slurm, and plain srun. Only variables of a Slurm step are used, because
-# variables of the job, such as SLURM_NTASKS, are also set in the shell of a batch script.
+# Variables for rank and size of MPICH, Open MPI, PMIx under Slurm, and plain srun. Slurm's job variables, such as
+# SLURM_NTASKS, are not used, because they are also set in the shell of a batch script.
 CLAIMS = (
     ("PMI_RANK", "PMI_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("PMIX_RANK", "SLURM_STEP_NUM_TASKS"),
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
 )
-TERMINAL = "SLURM_PTY_PORT"  # set by srun --pty, which gives its terminal to rank 0
+TERMINAL = "SLURM_PTY_PORT"  # set by srun --pty, which connects its terminal to rank 0
 
 
 class Claim(NamedTuple):
@@ -35,14 +35,14 @@ class Claim(NamedTuple):
 
 def claims() -> list[Claim]:
     """Return the ranks claimed in the environment. There may be several, because variables are inherited."""
-    found = [(_number(rank), _number(size), rank) for rank, size in CLAIMS]
-    several = [Claim(rank, size, variable) for rank, size, variable in found if rank is not None]
-    return [each for each in several if not _is_slurm_shell(each)]
+    variables = [(_number(rank), _number(size), rank) for rank, size in CLAIMS]
+    ranks = [Claim(rank, size, variable) for rank, size, variable in variables if rank is not None]
+    return [claim for claim in ranks if not _is_slurm_shell(claim)]
 
 
 def started() -> Claim | None:
     """Return the rank of this process and the number of ranks, or None for a single process."""
-    return next((each for each in claims() if each.size != 1), None)
+    return next((claim for claim in claims() if claim.size != 1), None)
 
 
 def rank() -> int:
@@ -52,23 +52,23 @@ def rank() -> int:
 
 
 def disagreement(rank: int, size: int, library: str) -> str:
-    """Return why the environment contradicts MPI's `rank` and `size`, or "" if it does not.
+    """Describe how the environment contradicts MPI's `rank` and `size`. Return "" if it does not.
 
-    A contradiction means that the launcher of another MPI started the processes. Each of them would train alone.
+    A contradiction means that the launcher of a different MPI started the processes. Each would train alone.
     """
-    found = claims()
-    if not found or any(each.rank == rank and each.size in (size, None) for each in found):
+    ranks = claims()
+    if not ranks or any(claim.rank == rank and claim.size in (size, None) for claim in ranks):
         return ""
-    other = started() or found[0]
+    launched = started() or ranks[0]
     return (
-        f"{other.variable}={other.rank}: a launcher started rank {other.rank} of {other.size or 'several'}, but for "
-        f"{library} this is rank {rank} of {size}. Start the ranks with the mpiexec of {library}. If this is a single "
-        f"process, unset {other.variable}"
+        f"{launched.variable}={launched.rank}: a launcher started rank {launched.rank} of "
+        f"{launched.size or 'several'}, but for {library} this is rank {rank} of {size}. Start the ranks with the "
+        f"mpiexec of {library}. If this is a single process, unset {launched.variable}"
     )
 
 
 def _is_slurm_shell(claim: Claim) -> bool:
-    """Return True in a shell of `srun --pty` and its child processes, when all other tasks of the step have ended."""
+    """Return True in the shell of `srun --pty` and its child processes, once all other tasks of the step have ended."""
     return claim.variable == "SLURM_PROCID" and (claim.size is None or (claim.rank == 0 and TERMINAL in os.environ))
 
 
@@ -79,8 +79,8 @@ def _number(name: str) -> int | None:
 
 def find_mpiexec() -> str:
     """Find mpiexec next to this Python or on the path. Raises ConfigError."""
-    beside = Path(sys.executable).with_name("mpiexec")
-    found = str(beside) if beside.is_file() else shutil.which("mpiexec")
-    if found is None:
+    sibling = Path(sys.executable).with_name("mpiexec")
+    program = str(sibling) if sibling.is_file() else shutil.which("mpiexec")
+    if program is None:
         raise ConfigError("mpiexec not found. Install it with pip install 'cupynet[mpi]'")
-    return found
+    return program

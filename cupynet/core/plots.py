@@ -1,4 +1,4 @@
-"""Plots of histories and evaluations for notebooks, with matplotlib: `pip install 'cupynet[plots]'`."""
+"""Matplotlib plots of histories and evaluations for notebooks. Requires `pip install 'cupynet[plots]'`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 def figure(columns: int) -> tuple[Any, list[Any]]:
     """Create a matplotlib figure with axes side by side. Raises ImportError without matplotlib."""
-    from matplotlib.figure import Figure  # pyplot would keep every figure and may open a window
+    from matplotlib.figure import Figure  # pyplot keeps every figure alive and may open a window
 
     class Shown(Figure):
         """A figure that notebooks display without pyplot."""
@@ -19,15 +19,15 @@ def figure(columns: int) -> tuple[Any, list[Any]]:
             self.savefig(content, format="png")
             return content.getvalue()
 
-    made = Shown(figsize=(4.5 * columns, 3.2), layout="constrained")
-    return made, list(made.subplots(1, columns, squeeze=False)[0])
+    shown = Shown(figsize=(4.5 * columns, 3.2), layout="constrained")
+    return shown, list(shown.subplots(1, columns, squeeze=False)[0])
 
 
 def lines(axes: Any, title: str, x: Sequence[Any], values: Mapping[str, Sequence[Any]]) -> None:
     """Draw one line per name. None values are omitted."""
     for name, row in values.items():
-        known = [(at, value) for at, value in zip(x, row, strict=True) if value is not None]
-        axes.plot([at for at, _ in known], [value for _, value in known], marker=".", label=name)
+        points = [(position, value) for position, value in zip(x, row, strict=True) if value is not None]
+        axes.plot([position for position, _ in points], [value for _, value in points], marker=".", label=name)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_title(title)
     if len(values) > 1:
@@ -52,5 +52,5 @@ def against(axes: Any, true: Any, predicted: Any, title: str) -> None:
     """Plot predicted over true values (N,), and the line of equality."""
     axes.plot(true, predicted, ".", alpha=0.6)
     if len(true):
-        axes.axline((float(true[0]), float(true[0])), slope=1, color="grey", linewidth=1)
+        axes.axline((float(true[0]), float(true[0])), slope=1, color="gray", linewidth=1)
     axes.set(xlabel="actual", ylabel="predicted", title=title)

@@ -1,6 +1,6 @@
-"""Options shared by settings and constructors: backends, dtypes, launch limits, learning-rate scaling.
+"""Options of settings and constructors: backends, dtypes, launch limits, learning-rate scaling.
 
-They are in core because settings are read without importing NumPy, which cupynet.backend requires.
+Unlike cupynet.backend, this module does not import NumPy, so that --help is fast.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from cupynet.core.errors import ConfigError
 from cupynet.core.wording import guess, shown
 
 DTYPES = ("half", "bfloat16", "float", "double")
-DTYPE_ALIASES = {"float16": "half", "float32": "float", "float64": "double"}  # NumPy's names are accepted too
+DTYPE_ALIASES = {"float16": "half", "float32": "float", "float64": "double"}  # NumPy's names
 BACKENDS = ("numpy", "numba", "cupy")
-SCALES = ("none", "linear", "sqrt")  # how the learning rate depends on the number of workers
+SCALES = ("none", "linear", "sqrt")  # scaling of the learning rate with the number of workers
 
 
 def on_device(name: str, value: Any, backend: str = "cupy") -> bool | str:
@@ -29,13 +29,13 @@ def on_device(name: str, value: Any, backend: str = "cupy") -> bool | str:
 
 
 def dtype(name: str, value: Any) -> str:
-    """Return the name of a dtype in `DTYPES`. value: that name, or NumPy's."""
+    """Return the name in `DTYPES` of a dtype given by this name or NumPy's."""
     return one_of(name, DTYPE_ALIASES.get(value, value) if isinstance(value, str) else value, DTYPES)
 
 
 def block_size(name: str, value: Any) -> int:
     """Validate the maximum number of threads per GPU block, at least a warp."""
-    return integer(name, value, 32, most=1024, why="GPUs allow no more")
+    return integer(name, value, 32, most=1024, why="the limit of GPUs")
 
 
 def grid_size(name: str, value: Any) -> int | None:

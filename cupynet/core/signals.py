@@ -18,18 +18,18 @@ from contextlib import contextmanager
 from cupynet.core.errors import Interrupted
 from cupynet.core.mpiexec import rank
 
-LIFELINE = "CUPYNET_LIFELINE"  # environment variable that marks a process whose stdin is a `lifeline`
+LIFELINE = "CUPYNET_LIFELINE"  # environment variable that is set if stdin is a `lifeline`
 NUMBERS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name))
 
 
 def leave(number: int) -> None:
-    """Raise KeyboardInterrupt(number) from a handler. Unlike an Exception, it does not make a download retry."""
+    """Raise KeyboardInterrupt(number) from a handler. Code that retries after an Exception does not catch it."""
     raise KeyboardInterrupt(number)
 
 
 @contextmanager
 def handled(react: Callable[[int], None]) -> Iterator[None]:
-    """Context in which each of the signals calls `react` with its number. Does nothing outside the main thread."""
+    """Context in which each signal calls `react` with its number. Does nothing outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -72,10 +72,10 @@ def stopping_at_interrupt(stop: Callable[[], None]) -> Iterator[list[int]]:
 def command(main: Callable[[], None]) -> None:
     """Run `main` as the entry point of the process. A signal ends it with one line and the code of `Interrupted`.
 
-    Until `main` handles signals itself, the handler exits at once, because other code might catch an exception. While
-    the interpreter shuts down after `main`, a signal exits with the code of `main`.
+    Until `main` installs its own handlers, the handler exits immediately, because other code might catch an exception.
+    During interpreter shutdown, a signal exits with the code of `main`.
 
-    main: should import slow modules itself, so that signals are handled during imports too.
+    main: should import slow modules itself, so that signals are also handled during imports.
     """
     if os.environ.pop(LIFELINE, ""):
         threading.Thread(target=_end_with_parent, name="cupynet-lifeline", daemon=True).start()
@@ -84,11 +84,11 @@ def command(main: Callable[[], None]) -> None:
         with handled(_end):
             main()
         code = 0
-    except SystemExit as left:
-        code = left.code if isinstance(left.code, int) else int(left.code is not None)
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
         raise
-    except KeyboardInterrupt as stopped:  # not yet reported
-        code = _report(Interrupted.by(stopped))
+    except KeyboardInterrupt as interrupt:  # not yet reported
+        code = _report(Interrupted.by(interrupt))
         raise SystemExit(code) from None
     finally:
         for stream in filter(None, (sys.stdout, sys.stderr)):
@@ -101,7 +101,7 @@ def command(main: Callable[[], None]) -> None:
 
 @contextmanager
 def lifeline() -> Iterator[int]:
-    """Yield a pipe as stdin for child processes. It closes when this process is killed, which makes them stop."""
+    """Yield a pipe to use as stdin of child processes. It closes if this process is killed; the children then stop."""
     theirs, ours = os.pipe()
     try:
         yield theirs

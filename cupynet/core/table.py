@@ -18,9 +18,9 @@ from rich.table import Table
 from cupynet.core.terminal import printable
 
 ABSENT = "-"  # a cell without a value
-PIPED = 80  # columns if stdout is not a terminal
+PIPED = 80  # width if stdout is not a terminal
 GAP = 2  # spaces between columns
-FORMULA = re.compile(r"\s*[=+@]|\s*-.|[\t\r]")  # start of a formula; a single minus is none
+FORMULA = re.compile(r"\s*[=+@]|\s*-.|[\t\r]")  # start of a formula; a minus sign alone is not one
 
 
 @dataclass(frozen=True)
@@ -59,20 +59,20 @@ def heading(key: str) -> str:
 
 
 def shortened(keys: Sequence[str]) -> dict[str, str]:
-    """Map dotted keys to their shortest unambiguous endings, of at least two parts if a key has more than two."""
-    found = {}
+    """Map dotted keys to their shortest unambiguous suffixes, with at least two parts if a key has more than two."""
+    result = {}
     for key in keys:
         parts = key.split(".")
         for count in range(1 if len(parts) <= 2 else 2, len(parts) + 1):
             short = ".".join(parts[-count:])
             if sum(other == short or other.endswith(f".{short}") for other in keys) == 1:
                 break
-        found[key] = short
-    return found
+        result[key] = short
+    return result
 
 
 class Screen(Console):
-    """A console on stdout, 80 columns wide if piped. Raises BrokenPipeError if the reader is gone.
+    """Console on stdout, 80 columns wide if piped. Raises BrokenPipeError if the reader has closed the pipe.
 
     Control characters are replaced, because names of runs and errors are untrusted.
     """
@@ -83,7 +83,7 @@ class Screen(Console):
             self.width = PIPED
 
     def print(self, *objects: Any, **how: Any) -> None:
-        super().print(*(printable(each) if isinstance(each, str) else each for each in objects), **how)
+        super().print(*(printable(item) if isinstance(item, str) else item for item in objects), **how)
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError from sys.exc_info()[1]
@@ -94,18 +94,18 @@ def show(columns: Sequence[Column], screen: Screen, remedy: str) -> None:
 
     remedy: where to find the omitted columns.
     """
-    ends = accumulate(each.width + GAP for each in columns)
+    ends = accumulate(item.width + GAP for item in columns)
     count = max(sum(end - GAP <= screen.width for end in ends), 1)
     table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="bold")
-    for each in columns[:count]:
+    for item in columns[:count]:
         table.add_column(
-            printable(each.title), justify="right" if each.right else "left", vertical="bottom", no_wrap=True
+            printable(item.title), justify="right" if item.right else "left", vertical="bottom", no_wrap=True
         )
-    for cells in zip(*(each.cells for each in columns[:count]), strict=True):
+    for cells in zip(*(item.cells for item in columns[:count]), strict=True):
         table.add_row(*map(printable, cells))
     screen.print(table)
     if count < len(columns):
-        screen.print(f"omitted columns: {', '.join(each.key for each in columns[count:])}. {remedy}", soft_wrap=True)
+        screen.print(f"omitted columns: {', '.join(item.key for item in columns[count:])}. {remedy}", soft_wrap=True)
 
 
 def as_csv(columns: Sequence[Column]) -> str:

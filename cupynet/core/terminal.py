@@ -1,4 +1,4 @@
-"""The terminal and its streams. A closed terminal or a full disk does not end a run."""
+"""Terminal output. A closed terminal or a full disk does not end a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 # control characters except newline, line separators, bidirectional controls, surrogates
 UNPRINTABLE = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-UNWRITABLE = (OSError, ValueError)  # raised by full, broken or closed streams
+UNWRITABLE = (OSError, ValueError)  # raised when a stream is full, broken or closed
 
 
 def is_terminal() -> bool:
@@ -36,26 +36,25 @@ def folded(line: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Replace characters that could control a terminal or reorder a line by U+FFFD, and tabs by spaces.
+    """Replace control characters by U+FFFD and tabs by spaces.
 
-    For text from untrusted files: escape sequences and bidirectional controls must reach neither the terminal nor a
-    page.
+    Escape sequences and bidirectional controls from untrusted files must not reach the terminal or an HTML page.
     """
     return UNPRINTABLE.sub("\ufffd", text.replace("\t", " "))
 
 
 def near(path: Path) -> str:
-    """Return a path relative to the current folder if it is inside, and unchanged otherwise."""
-    inside = path.resolve()
-    return str(inside.relative_to(Path.cwd())) if inside.is_relative_to(Path.cwd()) else str(path)
+    """Return a path relative to the current folder if it is inside it, and unchanged otherwise."""
+    absolute = path.resolve()
+    return str(absolute.relative_to(Path.cwd())) if absolute.is_relative_to(Path.cwd()) else str(path)
 
 
 def steady_streams() -> None:
     """Prepare the standard streams. Every command calls this first.
 
     Characters that the terminal cannot encode are printed as "?". If native code crashes, the stacks of all threads are
-    printed. Streams closed by the caller (`>&-`) are connected to the null device; otherwise the next opened file would
-    get their number.
+    printed. Streams closed by the caller (`>&-`) are connected to the null device, because the next opened file would
+    otherwise reuse their file descriptor.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = getattr(sys, name)
@@ -76,7 +75,7 @@ def say_error(line: str, bug: BaseException | None = None) -> None:
 
 
 def stdout_is_gone(probe: str = "") -> bool:
-    """Return True if the reader of stdout has closed it (`--help | head`). Prevents Python's error at exit.
+    """Flush stdout. Return True if its reader has closed it (`--help | head`), and prevent Python's error at exit.
 
     probe: text to write in addition to buffered output.
     """

@@ -27,7 +27,7 @@ def shown(value: object, text_of: Callable[[object], str] = repr) -> str:
     """Format a value on one line, with at most `SHOWN` characters."""
     try:
         text = one_line(text_of(value))
-    except ValueError:  # an int with more digits than Python converts
+    except ValueError:  # an int with too many digits for str()
         return f"<{one(type(value).__name__)}, too long to print>"
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
@@ -66,12 +66,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def setting(group: str, name: str, *value: object, python: str = "") -> str:
-    """Name a setting as on the command line and in Python: `data.limit=9 (in Python limit=9)`.
+    """Format a setting as on the command line and in Python: `data.limit=9 (in Python limit=9)`.
 
-    python: how to set it in Python, if not by the argument of the same name.
+    python: how to set it in Python, if not by an argument with this name.
     """
-    here = f"{group}.{name}" + "".join(f"={written(each)}" for each in value)
-    return f"{here} (in Python {python or name + ''.join(f'={each!r}' for each in value)})"
+    name_and_value = f"{group}.{name}" + "".join(f"={written(item)}" for item in value)
+    return f"{name_and_value} (in Python {python or name + ''.join(f'={item!r}' for item in value)})"
 
 
 def written(value: object) -> str:

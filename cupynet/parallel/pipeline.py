@@ -1,18 +1,18 @@
-"""Pipeline parallelism: the stages of a network and the 1F1B schedule.
+"""Pipeline parallelism: partitioning a network into stages, and the 1F1B schedule.
 
-training/pipeline_stage.py executes the schedule.
-
-A batch is split into m micro-batches, so that stages work on different micro-batches at the same time. After a warm-up,
-each stage alternates one forward and one backward pass (1F1B, or PipeDream-Flush, of Narayanan et al. 2021,
-"Memory-efficient pipeline-parallel DNN training"). With s = 3 stages, m = 4 micro-batches and passes of equal length:
+Each batch is split into m micro-batches, so that all stages can work at the same time. After a warm-up, each stage
+alternates one forward and one backward pass (1F1B or PipeDream-Flush; Narayanan et al. 2021, "Memory-efficient
+pipeline-parallel DNN training"). With s = 3 stages, m = 4 micro-batches and passes of equal length:
 
     time      0   1   2   3   4   5   6   7   8   9  10  11
     stage 1  F1  F2  F3   .   .  B1  F4  B2   .  B3   .  B4     holds at most 3 micro-batches
     stage 2   .  F1  F2   .  B1  F3  B2  F4  B3   .  B4   .     2
     stage 3   .   .  F1  B1  F2  B2  F3  B3  F4  B4   .   .     1
 
-Then every stage updates its weights. An iteration takes as long as m + s - 1 forward and backward passes of a stage;
-without a pipeline it takes m · s. Stage r (from 0) holds the activations of at most s - r micro-batches.
+Then every stage updates its weights. An iteration takes the time of m + s - 1 forward and backward passes of a stage,
+compared to m · s without a pipeline. Stage r (from 0) holds the activations of at most s - r micro-batches.
+
+training/pipeline_stage.py executes the schedule.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ Stages: TypeAlias = "int | str | Sequence[Sequence[str]]"
 
 
 class Pipeline:
-    """Settings of a pipeline.
+    """Pipeline settings.
 
     Args:
-        stages: the number of stages, balanced by multiply-adds; `auto` for as many as there are devices or CPU cores
-            per replica, at most the number of layers with weights; or the layer names of each stage,
+        stages: number of stages, balanced by multiply-adds; or `auto` for one stage per device or CPU core of a
+            replica, at most the number of layers with weights; or the layer names of each stage,
             `[["conv1", "pool1"], ["dense1"]]`.
-        micro_batches: micro-batches per batch, at most the batch size. More of them keep the stages busier; larger ones
-            have less overhead.
+        micro_batches: micro-batches per batch, at most the batch size. More micro-batches keep the stages busier, but
+            add overhead.
 
     Raises:
         ConfigError: an argument is invalid.
@@ -54,9 +54,9 @@ class Pipeline:
         return len(self.stages) if isinstance(self.stages, list) else self.stages
 
     def max_stages(self, network: Layer) -> int:
-        """Return the maximum number of stages for this built network. ConfigError if it cannot be split."""
+        """Return the maximum number of stages for this built network. Raises ConfigError if it cannot be split."""
         chain = _chain(network)
-        names, together = [name for name, _ in chain], chain.together()
+        names, groups = [name for name, _ in chain], chain.together()
         for layer in network.walk():
             if layer.syncs_replicas:
                 raise ConfigError(
@@ -67,33 +67,33 @@ class Pipeline:
             if [name for stage in self.stages for name in stage] != names or [] in self.stages:
                 reason = f"must list every layer once, in the order of the network: {', '.join(names)}"
                 raise ConfigError(reason, "stages", shown(self.stages))
-        elif self.stages is not None and self.stages > len(together):
-            shown_together = " | ".join(" ".join(group) for group in together)
-            reason = f"this network has at most {len(together)} stages: {shown_together}. Use fewer, or auto"
+        elif self.stages is not None and self.stages > len(groups):
+            text = " | ".join(" ".join(group) for group in groups)
+            reason = f"this network has at most {len(groups)} stages: {text}. Use fewer, or auto"
             raise ConfigError(reason, "stages", str(self.stages))
         layers = dict(chain)
-        return max(1, sum(any(layers[name].declared for name in group) for group in together))
+        return max(1, sum(any(layers[name].declared for name in group) for group in groups))
 
     def partition(self, network: Layer, stages: int) -> list[list[str]]:
-        """Return the layer names of each of `stages` stages of a built network.
+        """Split a built network into `stages` stages. Return the layer names of each stage.
 
-        Fused layers stay together, unless stages are listed explicitly. ConfigError if the network cannot be split.
+        Fused layers stay together, unless stages are listed explicitly. Raises ConfigError if it cannot be split.
         """
         self.max_stages(network)
         if isinstance(self.stages, list):
             return [list(names) for names in self.stages]
         chain = _chain(network)
-        together, layers = chain.together(), dict(chain)
-        work = [sum(training_work(layers[name]) for name in group) for group in together]
-        sent = [layers[group[-1]].output.features for group in together]
+        groups, layers = chain.together(), dict(chain)
+        work = [sum(training_work(layers[name]) for name in group) for group in groups]
+        sent = [layers[group[-1]].output.features for group in groups]
         ends = balance_stages(work, sent, stages)
         return [
-            [name for group in together[start:end] for name in group]
+            [name for group in groups[start:end] for name in group]
             for start, end in zip([0, *ends[:-1]], ends, strict=True)
         ]
 
     def describe(self, layers: Sequence[Sequence[str]]) -> str:
-        """Return a short description of these stages."""
+        """Describe these stages in a few words."""
         return f"{' | '.join(' '.join(names) for names in layers)}, {self.micro_batches} micro-batches"
 
     def speed(
@@ -104,15 +104,15 @@ class Pipeline:
         samples: Sequence[int],
         iteration_s: float,
     ) -> dict[str, Any]:
-        """Return the measured speed-up over running the stages one after the other, and its upper bound, for JSON.
+        """Return the measured speed-up over sequential stages, and its upper bound, for JSON.
 
-        `speed_up` is the compute time of a batch over all stages, divided by the time of an iteration. `bound` is
-        (total work / slowest stage) · m / (m + s - 1). Unequal stages can exceed it slightly, because the pipeline
-        fills and drains at the pace of the faster ones.
+        `speed_up` is the compute time of a batch, summed over all stages, divided by the time of an iteration. `bound`
+        is (total work / slowest stage) · m / (m + s - 1). Unequal stages can exceed it slightly, because faster stages
+        fill and drain the pipeline sooner.
 
         Args:
             compute_s, samples: compute time in seconds and number of samples, by rank.
-            iteration_s: seconds per iteration with whole batches.
+            iteration_s: seconds per iteration with full batches.
         """
         stages, micro_batches = len(layers), min(self.micro_batches, batch_size)
         passes = sum(samples[::stages]) / batch_size * micro_batches
@@ -140,54 +140,53 @@ def one_forward_one_backward(stage: int, stages: int, micro_batches: int) -> Ite
 
 
 def parts(samples: int, micro_batches: int) -> list[slice]:
-    """Split a batch into nearly equal micro-batches, none of them empty."""
+    """Split a batch into micro-batches of nearly equal size, none of them empty."""
     count = min(samples, micro_batches)
     return [slice(samples * i // count, samples * (i + 1) // count) for i in range(count)]
 
 
 def training_work(layer: Layer) -> int:
     """Return the multiply-adds per sample of a training step: forward pass, weight gradients and input gradients."""
-    return sum(each.multiply_adds() * (3 if each.needs_dx else 2) for each in layer.walk())
+    return sum(sublayer.multiply_adds() * (3 if sublayer.needs_dx else 2) for sublayer in layer.walk())
 
 
 def balance_stages(work: Sequence[float], sent: Sequence[float], stages: int) -> list[int]:
-    """Partition consecutive pieces into stages, minimizing the work of the largest. Return the end of each stage.
+    """Partition consecutive pieces into stages, minimizing the largest stage. Return the end index of each stage.
 
-    The largest stage limits the throughput of the pipeline. Among equal partitions, the one that sends the least data
-    is chosen.
+    The largest stage limits the throughput of the pipeline. Ties are broken by the amount of data sent between stages.
 
     Args:
         work: work of each piece.
-        sent: data sent after each piece if the next one is in another stage.
+        sent: data sent after each piece if the next piece is in another stage.
     """
-    before = [0.0, *accumulate(work)]
+    cumulative = [0.0, *accumulate(work)]
 
     def fitting(bound: float) -> list[int]:
-        """Return the partition that sends the least data, with no stage larger than `bound`; [] if there is none."""
+        """Return the partition with stages of at most `bound` that sends the least data; [] if there is none."""
         cuts: dict[int, tuple[float, list[int]]] = {0: (0, [])}  # pieces so far -> amount sent, ends of stages
         for _ in range(stages):
             cuts = {
                 end: min(
                     (traffic + (sent[end - 1] if end < len(work) else 0), [*ends, end])
                     for start, (traffic, ends) in cuts.items()
-                    if start < end and before[end] - before[start] <= bound
+                    if start < end and cumulative[end] - cumulative[start] <= bound
                 )
                 for end in range(1, len(work) + 1)
-                if any(start < end and before[end] - before[start] <= bound for start in cuts)
+                if any(start < end and cumulative[end] - cumulative[start] <= bound for start in cuts)
             }
         return cuts.get(len(work), (0, []))[1]
 
-    sizes = sorted({after - start for i, start in enumerate(before) for after in before[i + 1 :]})
+    sizes = sorted({after - start for i, start in enumerate(cumulative) for after in cumulative[i + 1 :]})
     return fitting(sizes[bisect_left(sizes, True, key=lambda bound: bool(fitting(bound)))])
 
 
-def _stages(given: Stages) -> int | list[list[str]] | None:
+def _stages(value: Stages) -> int | list[list[str]] | None:
     """Validate the argument `stages`. Return None for `auto`."""
-    if given == "auto":
+    if value == "auto":
         return None
-    if isinstance(given, str) or not isinstance(given, Sequence):
-        return integer("stages", given, 1, ", auto, or a list of layer names for each stage")
-    return [list(names) if isinstance(names, Sequence) else [names] for names in given]
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        return integer("stages", value, 1, ", auto, or a list of layer names for each stage")
+    return [list(names) if isinstance(names, Sequence) else [names] for names in value]
 
 
 def _chain(network: Layer) -> Sequential:

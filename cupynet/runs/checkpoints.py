@@ -6,11 +6,11 @@
             weights.safetensors     arrays; equal arrays of several workers are stored once
             state.safetensors
             manifest.json           size and SHA-256 of the other files, and of itself
-        run.json                    owner, if the folder is outside of its run's folder
+        run.json                    owner, if the folder is outside its run folder
 
-A checkpoint is written to a folder with a temporary name. Its files and the folder are flushed to disk, the folder is
-renamed, and its parent is flushed. Before a checkpoint is deleted, it is renamed. Every folder named `step-...` is
-therefore complete, even after a crash of the machine. The next save deletes leftovers, which have other names.
+A checkpoint is written to a folder with a temporary name, flushed to disk, and renamed. Before a checkpoint is deleted,
+it is renamed. Every folder named `step-...` is therefore complete, even after a machine crash. The next save deletes
+leftovers.
 """
 
 from __future__ import annotations
@@ -73,26 +73,26 @@ class Checkpoints:
             OutputError: the checkpoint cannot be written. Earlier checkpoints are unchanged.
         """
         path = self.path(step)
-        part = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+        temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
         try:
             self.clean()
-            part.mkdir(parents=True)
-            write_json(part / STATE, state)
+            temporary.mkdir(parents=True)
+            write_json(temporary / STATE, state)
             for name, tensors in arrays.items():
-                save_weights(part / f"{name}{ARRAYS}", dict(tensors), write_whole)
-            _write_manifest(part)
-            _flush(part)
+                save_weights(temporary / f"{name}{ARRAYS}", dict(tensors), write_whole)
+            _write_manifest(temporary)
+            _flush(temporary)
             old = path.with_name(f"{path.name}.old-{os.getpid()}")
             if path.exists():
                 os.rename(path, old)
-            os.rename(part, path)
+            os.rename(temporary, path)
             _flush(self.folder)
             shutil.rmtree(old, ignore_errors=True)
         except (OSError, OutputError) as error:
-            why = getattr(error.__cause__ or error, "strerror", error)
-            raise OutputError(f"{path}: cannot write the checkpoint ({why})") from error
+            reason = getattr(error.__cause__ or error, "strerror", error)
+            raise OutputError(f"{path}: cannot write the checkpoint ({reason})") from error
         finally:
-            shutil.rmtree(part, ignore_errors=True)
+            shutil.rmtree(temporary, ignore_errors=True)
         return path
 
     def keep(self, steps: Collection[int]) -> None:
@@ -101,9 +101,9 @@ class Checkpoints:
             self.clean()
             for step in set(self.steps()).difference(steps):
                 path = self.path(step)
-                gone = path.with_name(f"{path.name}.tmp-{os.getpid()}")
-                os.rename(path, gone)
-                shutil.rmtree(gone, ignore_errors=True)  # `clean` deletes the rest, such as open files on NFS
+                trash = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+                os.rename(path, trash)
+                shutil.rmtree(trash, ignore_errors=True)  # `clean` deletes leftovers, such as open files on NFS
         except OSError as error:
             raise OutputError(f"{self.folder}: cannot delete an old checkpoint ({error.strerror})") from error
 
@@ -116,9 +116,9 @@ class Checkpoints:
             DataError: all checkpoints are damaged.
         """
         first: DataError | None = None
-        for _, place in sorted(checkpoints(self.folder).items(), reverse=True):
+        for _, path in sorted(checkpoints(self.folder).items(), reverse=True):
             try:
-                return read(place)
+                return read(path)
             except DataError as error:
                 first = first or error
                 if warn:
@@ -137,7 +137,7 @@ class Checkpoints:
         write_json(self.folder / OWNER, {"run": run})
 
     def clean(self) -> None:
-        """Delete leftovers of killed processes, and restore a checkpoint whose replacement failed. Raises OSError."""
+        """Delete leftovers of killed processes, and restore a checkpoint if replacing it failed. Raises OSError."""
         if self.folder.is_dir():
             for entry in self.folder.iterdir():
                 match = STEP.fullmatch(entry.name)
@@ -158,15 +158,15 @@ def read(path: str | Path) -> Stored:
     try:
         if path.is_symlink():
             raise DataError(f"{path}: is a symbolic link, not a checkpoint")
-        found, files = _digests(path), read_object(manifest).get("files")
+        digests, files = _digests(path), read_object(manifest).get("files")
         if not isinstance(files, dict) or manifest.read_bytes() != _manifest({"format": FORMAT, "files": files}):
             raise DataError(f"{manifest}: is damaged or from another version; expected format {FORMAT} and its SHA-256")
     except OSError as error:
         raise DataError(f"{error.filename or path}: cannot read the checkpoint ({error.strerror})") from error
-    for name in sorted(files.keys() | found.keys()):
-        expected, own = files.get(name, "no file"), found.get(name, "no file")
-        if expected != own:
-            raise DataError(f"{path / name}: is damaged (expected {shown(expected)}, found {shown(own)})")
+    for name in sorted(files.keys() | digests.keys()):
+        expected, actual = files.get(name, "no file"), digests.get(name, "no file")
+        if expected != actual:
+            raise DataError(f"{path / name}: is damaged (expected {shown(expected)}, found {shown(actual)})")
     arrays = {Path(name).stem: load_weights(path / name) for name in sorted(files) if name.endswith(ARRAYS)}
     return Stored(path, read_object(path / STATE), arrays)
 
@@ -177,20 +177,20 @@ def _write_manifest(folder: Path) -> None:
 
 def _manifest(content: dict[str, Any]) -> bytes:
     """Encode a manifest with its own digest."""
-    own = hashlib.sha256(json.dumps(content).encode()).hexdigest()
-    return (json.dumps({**content, "sha256": own}, indent=2) + "\n").encode()
+    digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()
+    return (json.dumps({**content, "sha256": digest}, indent=2) + "\n").encode()
 
 
 def _digests(folder: Path) -> dict[str, dict[str, Any]]:
     """Return size and SHA-256 of every file except the manifest. Raises DataError for links and pipes, or OSError."""
-    found = {}
+    digests = {}
     for path in sorted(folder.iterdir()):
         if not stat.S_ISREG(path.lstat().st_mode):
             raise DataError(f"{path}: must be a regular file")
         if path.name != MANIFEST:
             content = path.read_bytes()
-            found[path.name] = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    return found
+            digests[path.name] = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    return digests
 
 
 def _flush(folder: Path) -> None:

@@ -55,8 +55,8 @@ class Columns:
     @classmethod
     def of(cls, rows: Iterable[Mapping[str, Any]]) -> Columns:
         """Build columns from history rows, whose `kind` is epoch or report."""
-        kept = list(rows)
-        epochs, reports = ([row for row in kept if row.get("kind") == kind] for kind in ("epoch", "report"))
+        rows = list(rows)
+        epochs, reports = ([row for row in rows if row.get("kind") == kind] for kind in ("epoch", "report"))
         return cls(_columns(epochs), _columns(reports))
 
     def rows(self) -> tuple[list[str], list[list[str]]]:
@@ -85,15 +85,15 @@ class Columns:
             "Drift of the replicas": [name for name in epochs if name == "drift" and any(epochs[name])],
         }
         for name in epochs:
-            front, _, metric = name.partition("_")
-            if f"{front}_" in EVALUATED and not metric.endswith(("loss", "accuracy")):
+            prefix, _, metric = name.partition("_")
+            if f"{prefix}_" in EVALUATED and not metric.endswith(("loss", "accuracy")):
                 panels.setdefault(metric, []).append(name)
         shown = {title: names for title, names in panels.items() if names}
-        drawn, axes = plots.figure(max(len(shown), 1))
-        for place, (title, names) in zip(axes, shown.items(), strict=False):
-            plots.lines(place, title, epochs["epoch"], {name: epochs[name] for name in names})
-            place.set_xlabel("epoch")
-        return drawn
+        figure, axes = plots.figure(max(len(shown), 1))
+        for axis, (title, names) in zip(axes, shown.items(), strict=False):
+            plots.lines(axis, title, epochs["epoch"], {name: epochs[name] for name in names})
+            axis.set_xlabel("epoch")
+        return figure
 
 
 def _columns(rows: list[Mapping[str, Any]]) -> dict[str, list[Any]]:

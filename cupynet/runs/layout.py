@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-# settings of the run, overrides as typed, and settings of Hydra
+# settings, command-line overrides, and Hydra's own settings
 SETTINGS, OVERRIDES, HYDRA = ".hydra/config.yaml", ".hydra/overrides.yaml", ".hydra/hydra.yaml"
 MODEL = "model.safetensors"  # written by a `ParallelWrapper` with `run`, not by commands
 SUMMARY = "summary.json"  # written at the end of a run
@@ -13,20 +13,20 @@ TRIAL = "FAST_DEV_RUN.txt"  # marks results of fast_dev_run
 REOPENED = "unfinished.txt"  # marks a resumed run that has not ended
 FAILED = "failed.json"  # exit code of a failed run
 CHECKPOINTS = "checkpoints"
-SWEEP, STUDY = "multirun.yaml", "study.db"  # in the folder of a sweep, or of a search
+SWEEP, STUDY = "multirun.yaml", "study.db"  # in the folder of a sweep, and of a search
 STEP = re.compile(r"step-(\d{8,})(?:\.(tmp|old)-\d+)?")  # a checkpoint; interrupted saves leave a suffix
 
 
 def step_name(step: int) -> str:
-    """Return the name of the checkpoint for iteration `step`."""
+    """Return the folder name of the checkpoint for iteration `step`."""
     return f"step-{step:08d}"
 
 
 def checkpoints(folder: Path) -> dict[int, Path]:
     """Return the checkpoints in a folder by iteration, including `step-....old-...` left by an interrupted save."""
-    found: dict[int, Path] = {}
+    result: dict[int, Path] = {}
     for entry in folder.iterdir() if folder.is_dir() else ():
         match = STEP.fullmatch(entry.name)
-        if match and match[2] != "tmp" and (match[2] is None or int(match[1]) not in found):
-            found[int(match[1])] = entry
-    return found
+        if match and match[2] != "tmp" and (match[2] is None or int(match[1]) not in result):
+            result[int(match[1])] = entry
+    return result

@@ -62,16 +62,16 @@ class Outcome:
     """Outcome of training.
 
     Attributes:
-        epochs, iterations, images: completed.
+        epochs, iterations, images: completed counts.
         train_loss: loss of the last epoch, see `EpochRecord.loss`; None without a complete epoch.
         stopped_by: why training ended early; None if it did not.
         stop_reason: `request`, `signal` or `early`; `diverged` if a value was not finite and the best weights were
             kept.
         early_stopping: see `EarlyStoppingResult`.
         drift, drift_by_layer: last measured drift of the replicas, see `IterationRecord`.
-        left_out: batches skipped because of a non-finite loss or gradient, see `NonFinite`.
-        skipped_steps: steps skipped because the gradient overflowed 16 bits, see `LossScaler`.
-        advice: a sentence about the measured times, see `advise`.
+        left_out: number of batches skipped because of a non-finite loss or gradient, see `NonFinite`.
+        skipped_steps: number of steps skipped because a 16-bit gradient overflowed, see `LossScaler`.
+        advice: how to train faster, see `advise`.
     """
 
     epochs: int
@@ -94,7 +94,7 @@ class Cost:
 
     Attributes:
         images_per_s: training throughput, excluding the first 10 iterations.
-        wall_s: time of the last process, plus compilation, training and evaluation of earlier ones if it was resumed.
+        wall_s: time of the last process, plus compilation, training and evaluation before a resume.
         compile_s, train_s, evaluate_s, data_s, averaging_s: see `Clock`.
         bytes_sent: total of all workers.
         spent: times by worker, see `Spent`.
@@ -117,7 +117,7 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """Scores of the trained model. test: the whole evaluation on the test set."""
+    """Scores of the trained model. test: the full evaluation on the test set."""
 
     validation_accuracy: float | None = None
     validation_samples: int | None = None
@@ -129,7 +129,7 @@ class Scores:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """The content of summary.json, which holds the fields of all parts at the top level.
+    """Content of summary.json, where the fields of all parts are at the top level.
 
     Times end in `_s`, rates in `_per_s`; accuracies are between 0 and 1. None means not measured or not finite.
     """
@@ -153,7 +153,7 @@ class Summary:
         """
         parts, flat = {}, present(flat)
         for name, part in get_type_hints(cls).items():
-            missing = [each.name for each in fields(part) if each.default is MISSING and each.name not in flat]
+            missing = [field.name for field in fields(part) if field.default is MISSING and field.name not in flat]
             if missing:
                 raise DataError(f"incomplete summary: {', '.join(missing)} missing")
             kinds = {key: kind for key, kind in get_type_hints(part).items() if key in flat}
@@ -167,14 +167,14 @@ class Summary:
 def _is_a(value: Any, kind: Any) -> bool:
     """Return True if a JSON value has the annotated type. Items of lists and dictionaries are not checked."""
     kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
-    allowed = [get_origin(each) or each for each in kinds]
+    allowed = [get_origin(item) or item for item in kinds]
     fits = type(value) in allowed or (type(value) is int and float in allowed)
     return fits and (type(value) not in (int, float) or finite(value) is not None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """The content of started.json, written at the beginning of a run.
+    """Content of started.json, written at the beginning of a run.
 
     Attributes:
         setup: fields stored at the top level.
@@ -198,12 +198,12 @@ class Run:
     """The folder of a run.
 
     Attributes:
-        folder: contains `.hydra/`, train.log, the files below, and during the run, running.json (see lock.py).
+        folder: contains `.hydra/`, train.log, the files below and, during the run, running.json (see lock.py).
         settings_path, started_path, summary_path, weights_path, history_path, report_path, curves_path,
             checkpoints_path: its files.
         examples_path: images of the most confident mistakes.
         trial_path: marks the results of a `fast_dev_run`.
-        reopened_path: marks results from before training was resumed.
+        reopened_path: marks results as outdated after training was resumed.
         failed_path: exit code of a failed run.
         saved: True if this object has written results.
         settings: nested settings of the run; None if unknown.
@@ -283,14 +283,14 @@ class Run:
     def planned_epochs(self) -> int | None:
         """Return the number of epochs requested at the last start, or None if unknown."""
         with contextlib.suppress(DataError):
-            found = files.read_object(self.started_path).get("epochs")
-            return found if type(found) is int else None
+            epochs = files.read_object(self.started_path).get("epochs")
+            return epochs if type(epochs) is int else None
         return None
 
     def describe(self, start: Start) -> None:
         """Write started.json. Raises OutputError."""
-        known = asdict(start)
-        files.write_json(self.started_path, {**known.pop("setup"), **known})
+        content = asdict(start)
+        files.write_json(self.started_path, {**content.pop("setup"), **content})
 
     def fail(self, code: int) -> None:
         """Store the exit code of a failed run, if training has begun. Ignores an OutputError."""
@@ -314,14 +314,14 @@ class Run:
 
     def summary(self) -> Summary:
         """Read the summary. Raises DataError if it is missing or damaged."""
-        found = files.read_object(self.summary_path)
+        content = files.read_object(self.summary_path)
         try:
-            return Summary.of(found)
+            return Summary.of(content)
         except DataError as error:
             raise DataError(f"{self.summary_path}: {error}") from error
 
     def iterations(self) -> int | None:
-        """Return the iterations of the results, or None without readable results."""
+        """Return the number of iterations in the summary, or None if it cannot be read."""
         with contextlib.suppress(DataError):
             return self.summary().outcome.iterations
         return None

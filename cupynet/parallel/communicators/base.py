@@ -1,6 +1,6 @@
-"""The interface of communicators, modeled on MPI, and the communicator of a single worker.
+"""The communicator interface, modeled on MPI, and the communicator of a single worker.
 
-Methods transfer only arrays and numbers, because a worker may be a thread, a process or another machine. All workers
+Only arrays and numbers are transferred, because a worker may be a thread, a process or another machine. All workers
 must make the same calls in the same order. Sums are computed in rank order, so results do not depend on timing.
 """
 
@@ -21,7 +21,7 @@ from cupynet.core.errors import CupynetError
 from cupynet.core.wording import setting
 
 POLL_S = 0.1  # polling interval
-REDUCES = ("auto", "nccl", "device", "host")  # where arrays on devices are averaged
+REDUCES = ("auto", "nccl", "device", "host")  # how arrays on GPUs are averaged
 
 
 class PeerFailed(CupynetError):
@@ -33,7 +33,7 @@ class WorkerTimeout(CupynetError):
 
 
 class Timeout:
-    """Timeout of a polling loop. Time during which the process is suspended (Ctrl-Z) does not count."""
+    """Timeout of a polling loop. Time while the process is suspended (Ctrl-Z) does not count."""
 
     def __init__(self, seconds: float) -> None:
         self._left_s = seconds
@@ -48,7 +48,7 @@ class Timeout:
 
 
 def timed_out(rank: int, seconds: float, whom: str) -> WorkerTimeout:
-    """Return the error of a worker that waited `seconds` for other workers."""
+    """Create the error of a worker that waited `seconds` for other workers."""
     return WorkerTimeout(
         f"worker {rank} waited {seconds:g} s for {whom}. "
         f"If they are only slow, increase {setting('parallel', 'timeout_s')}"
@@ -57,9 +57,9 @@ def timed_out(rank: int, seconds: float, whom: str) -> WorkerTimeout:
 
 @dataclass
 class Traffic:
-    """Bytes sent by one worker. Threads, which share memory, are counted as if they sent messages.
+    """Bytes sent by one worker. Threads are counted as if they exchanged messages.
 
-    An all-reduce is counted as a bandwidth-optimal algorithm would send it. Small arrays (counts, flags) are included.
+    An all-reduce is counted as if the algorithm were bandwidth-optimal. Small arrays (counts, flags) are included.
     """
 
     bytes_sent: int = 0
@@ -78,7 +78,7 @@ class Traffic:
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
-        """Exclude what is sent within this context."""
+        """Context whose traffic is not counted."""
         sent = self.bytes_sent
         yield
         self.bytes_sent = sent
@@ -101,23 +101,23 @@ class Communicator:
     def attach(self, backend: Backend, reduce: str = "auto") -> None:
         """Bind the backend of this worker's arrays. Before this call only host arrays can be exchanged.
 
-        reduce: where arrays on a device are averaged, one of `REDUCES`.
+        reduce: how arrays on GPUs are averaged, one of `REDUCES`.
         """
         self._backend, self._reduce = backend, reduce
-        self._on_devices: Any = None  # averages arrays on devices, see devices.py; None if the host does
+        self._on_devices: Any = None  # averages arrays on GPUs, see devices.py; None to average on the host
         self._decided = False  # True if `_on_devices` is final
 
     def close(self) -> None:
-        """Release NCCL and device buffers. Either all workers call it, each in its own thread, or none."""
-        for each in (*self._groups, self._on_devices):
-            if each is not None:
-                each.close()
+        """Release NCCL and device buffers. Called by all workers, each in its own thread, or by none."""
+        for part in (*self._groups, self._on_devices):
+            if part is not None:
+                part.close()
 
     def abandon(self) -> None:
-        """Abort NCCL after a failure. Any thread may call it, because the worker may be waiting for its device."""
-        for each in (*self._groups, self._on_devices):
-            if each is not None:
-                each.abandon()
+        """Abort NCCL after a failure. May be called from any thread, because the worker may wait for its device."""
+        for part in (*self._groups, self._on_devices):
+            if part is not None:
+                part.abandon()
 
     def split(self, color: int, key: int) -> Communicator:
         """Return a communicator of the workers with the same color, ordered by key, then by rank.
@@ -127,7 +127,7 @@ class Communicator:
         raise NotImplementedError
 
     def _adopt(self, group: Communicator) -> Communicator:
-        """Return a group created by `split`, with the traffic counter and the backend of this communicator."""
+        """Share the traffic counter and the backend of this communicator with a group created by `split`."""
         group.traffic = self.traffic
         group.attach(self._backend, self._reduce)
         self._groups.append(group)
@@ -151,7 +151,8 @@ class Communicator:
     def send(self, array: Array, to: int) -> None:
         """Send `array`, on the host or on this worker's device, to worker `to`.
 
-        Buffered: returns at once, and the array may be reused. Two workers may send to each other before they receive.
+        The send is buffered and returns immediately. The array may be reused, and two workers may send to each other
+        before they receive.
         """
         raise NotImplementedError
 
@@ -175,12 +176,12 @@ class Communicator:
         """Overwrite each array with the weighted mean over the workers.
 
         mean = sum_r (weight_r / sum of weights) · array_r, in rank order. A worker with weight 0 does not contribute,
-        even if its arrays are NaN, but receives the mean. If all weights are 0, arrays stay unchanged.
+        even if its arrays are NaN, but receives the mean. If all weights are 0, the arrays do not change.
 
         Args:
             arrays: contiguous flat vectors with the same shapes on every worker, on the host or on this worker's
                 device.
-            weight: weight of this worker, at least 0; for example its number of samples.
+            weight: weight of this worker, at least 0, such as its number of samples.
         """
         on_host = all(isinstance(array, np.ndarray) for array in arrays)
         if not on_host and not self._decided:
@@ -207,7 +208,7 @@ class Communicator:
         raise NotImplementedError
 
     def _means_on_devices(self) -> Any:
-        """Return the object that averages arrays on devices, or None if the host does. Collective."""
+        """Return the object that averages arrays on GPUs, or None to average on the host. Collective."""
 
     def _put(self, array: Array, host: Array) -> None:
         """Copy a host array into an array on the host or on this worker's device."""
@@ -244,9 +245,9 @@ class Groups:
     """The process groups of a worker.
 
     Attributes:
-        world: all workers of the run, which fail and stop together.
-        replicas: data-parallel group: workers with the same weights, which share the batches and are averaged.
-        stages: pipeline group: workers that together hold one replica, in the order of its stages.
+        world: all workers of the run. They stop together if one fails.
+        replicas: data-parallel group: workers that hold the same weights, process different batches and are averaged.
+        stages: pipeline group: the workers of one replica, in stage order.
     """
 
     world: Communicator
@@ -255,13 +256,13 @@ class Groups:
 
     @classmethod
     def of(cls, world: Communicator | None = None) -> Groups:
-        """Return groups in which every worker is a whole replica. world: None for a single worker."""
+        """Create groups in which every worker is a replica. world: None for a single worker."""
         world = SerialCommunicator() if world is None else world
         return cls(world, replicas=world, stages=SerialCommunicator())
 
     @classmethod
     def grid(cls, world: Communicator, stages: int) -> Groups:
-        """Return groups with `stages` workers per replica: worker r is stage r % stages of replica r // stages.
+        """Create groups with `stages` workers per replica: worker r is stage r % stages of replica r // stages.
 
         Collective. The number of workers must be a multiple of `stages`.
         """

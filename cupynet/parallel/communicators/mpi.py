@@ -1,9 +1,10 @@
-"""Workers that are MPI processes. This is the only file that imports mpi4py.
+"""Communicator of MPI processes. This is the only file that imports mpi4py.
 
-A blocking MPI call delays Python's signal handlers and cannot be interrupted, so every operation is started without
-blocking and completed by `Ranks.wait`. Means are summed in rank order, chunk by chunk, and are bit-identical to those
-of threads. Workers exchange arrays by Isend and Irecv: with MPICH's non-blocking collectives small exchanges took twice
-as long, and large ones up to ten times.
+A blocking MPI call delays Python's signal handlers and cannot be interrupted. Every operation is therefore non-blocking
+and completed by `Ranks.wait`. Means are summed in rank order, chunk by chunk, and are bit-identical to threads.
+
+Arrays are exchanged by Isend and Irecv. MPICH's non-blocking collectives took twice as long for small arrays, and up to
+ten times as long for large ones.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from cupynet.parallel.communicators.base import Communicator, PeerFailed, Serial
 from cupynet.parallel.communicators.devices import RankMeans, means_of_ranks
 
 GRACE_S = 30.0  # time for the other ranks to notice a failure, save their work and exit
-SPIN_S = 0.0001  # a wait only yields for this long before it starts to sleep
+SPIN_S = 0.0001  # a waiting rank only yields for this long before it starts to sleep
 LONGEST_PAUSE_S = 0.001  # longest sleep between two tests
-TRANSFER_PAUSE_S = 0.00005  # the same once all workers have arrived, because MPI moves data only when it is called
-MESSAGE, EXCHANGE = 1, 2  # tags
-RUNNING, ENDED = -2, -1  # states of a rank without an exit code
+TRANSFER_PAUSE_S = 0.00005  # the same after all workers have arrived, because MPI makes progress only in its calls
+MESSAGE, EXCHANGE = 1, 2  # message tags
+RUNNING, ENDED = -2, -1  # states of a rank that has not failed
 
 
 @cache
@@ -42,7 +43,7 @@ def library() -> Any:
         ConfigError: mpi4py or an MPI library is missing.
     """
     try:
-        with warnings.catch_warnings():  # about the launcher of another MPI, which `job` rejects
+        with warnings.catch_warnings():  # about the launcher of a different MPI, which `job` rejects
             warnings.filterwarnings("ignore", "suspicious MPI", RuntimeWarning)
             from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
@@ -56,14 +57,14 @@ def library() -> Any:
 
 
 class Ranks:
-    """The state of all ranks: completes operations with them, and knows which have failed or ended.
+    """State of all ranks. Waits for MPI requests, and notices ranks that have failed or ended.
 
-    comm: a communicator of all ranks that is used only here.
+    comm: a communicator of all ranks, used only by this object.
 
     Attributes:
         timeout_s: seconds to wait for other ranks.
-        codes: `RUNNING`, `ENDED`, or the exit code of a rank that failed by itself, by rank.
-        groups: communicators by members. Each is created once, because MPI allows only about 2,000.
+        codes: by rank, `RUNNING`, `ENDED`, or the exit code of a rank that failed.
+        groups: communicators by members. Each is created once, because MPI supports only about 2,000.
         failure: raised by `check`; set by another thread to end this rank's task.
     """
 
@@ -80,7 +81,7 @@ class Ranks:
         self._waiting: Sequence[Any] = ()
 
     def announce(self, code: int) -> None:
-        """Notify all other ranks, once, that this one has failed with an exit code, or has `ENDED`."""
+        """Notify the other ranks, once, that this rank failed with exit code `code` or has `ENDED`."""
         if self.codes[self.rank] == RUNNING:
             self.codes[self.rank] = code
             with suppress(self.mpi.Exception):  # no connection
@@ -105,18 +106,17 @@ class Ranks:
     def wait(self, requests: Sequence[Any], whom: str, pause_s: float = LONGEST_PAUSE_S) -> None:
         """Wait until all requests are complete. Raises PeerFailed or WorkerTimeout.
 
-        Pauses grow with the time waited, so that busy ranks get the processor. Each is at most an eighth of that time,
-        and at most `pause_s`.
+        To leave the processor to busy ranks, pauses grow to an eighth of the waiting time, at most `pause_s`.
 
-        whom: names the workers and the operation in the error message.
+        whom: workers and operation, for the error message.
         """
-        began, timeout = time.perf_counter(), Timeout(self.timeout_s)
-        self._waiting = requests  # kept after an error too, because MPI may still write to their buffers
+        started, timeout = time.perf_counter(), Timeout(self.timeout_s)
+        self._waiting = requests  # also kept after an error, because MPI may still write to their buffers
         while True:
             for _ in range(10):
                 if self.mpi.Request.Testall(requests):
                     return
-                waited = time.perf_counter() - began
+                waited = time.perf_counter() - started
                 if waited < SPIN_S:
                     os.sched_yield()
                 else:
@@ -144,12 +144,12 @@ class Ranks:
 
 
 class MpiCommunicator(Communicator):
-    """Communicator of a worker that is a process.
+    """Communicator of an MPI process.
 
-    Each worker averages its own chunk of host arrays. Arrays on GPUs are averaged over NCCL if each process has its own
+    Each worker averages one chunk of host arrays. Arrays on GPUs are averaged over NCCL if every process has its own
     GPU (see devices.py), and otherwise on the host.
 
-    members: ranks of the group's workers in the job, in order; all ranks by default.
+    members: the members' ranks in the job, in order; all ranks by default.
     """
 
     def __init__(self, comm: Any, ranks: Ranks, members: Sequence[int] | None = None) -> None:
@@ -160,23 +160,23 @@ class MpiCommunicator(Communicator):
         self._scratch: dict[tuple[int, int, str], NDArray[Any]] = {}
 
     def split(self, color: int, key: int) -> Communicator:
-        given = self._gather(np.array([color, key]), "split").tolist()
-        chosen = [rank for _, rank in sorted((k, rank) for rank, (c, k) in enumerate(given) if c == color)]
-        if len(chosen) == 1:
+        pairs = self._gather(np.array([color, key]), "split").tolist()
+        group_ranks = [rank for _, rank in sorted((k, rank) for rank, (c, k) in enumerate(pairs) if c == color)]
+        if len(group_ranks) == 1:
             return self._adopt(SerialCommunicator())
-        members = tuple(self._members[rank] for rank in chosen)
+        members = tuple(self._members[rank] for rank in group_ranks)
         groups = self._ranks.groups
-        if members not in groups:  # creation blocks, but all workers have just arrived
-            groups[members] = self._comm.Create_group(self._comm.Get_group().Incl(chosen))
+        if members not in groups:  # blocks only briefly, because all workers have just arrived
+            groups[members] = self._comm.Create_group(self._comm.Get_group().Incl(group_ranks))
         return self._adopt(MpiCommunicator(groups[members], self._ranks, members))
 
     def check(self) -> None:
         self._ranks.check()
 
     def gather_numbers(self, *values: float) -> NDArray[np.float64]:
-        own = np.array(values, np.float64)
-        self.traffic.all_gather(own.nbytes, self.size)
-        return self._gather(own, "gather_numbers")
+        numbers = np.array(values, np.float64)
+        self.traffic.all_gather(numbers.nbytes, self.size)
+        return self._gather(numbers, "gather_numbers")
 
     def all_gather(self, vector: NDArray[Any]) -> list[NDArray[Any]]:
         self.traffic.all_gather(vector.nbytes, self.size)
@@ -187,7 +187,7 @@ class MpiCommunicator(Communicator):
         return gathered
 
     def send(self, array: Array, to: int) -> None:
-        content = _bytes(np.array(self._backend.to_host(array), order="C"))  # a copy: the array may be changed
+        content = _bytes(np.array(self._backend.to_host(array), order="C"))  # a copy, because the array may be reused
         self.traffic.message(content.nbytes)
         self._sending.append(self._comm.Isend(content, to, MESSAGE))
         while self._sending and self._sending[0].Test():
@@ -203,20 +203,24 @@ class MpiCommunicator(Communicator):
 
     def _mean(self, hosts: list[NDArray[Any]], weight: float) -> None:
         weights = np.full((self.size, 1), float(weight))
-        arriving = self._exchange([weights[self.rank]] * self.size, list(weights))
+        weight_requests = self._exchange([weights[self.rank]] * self.size, list(weights))
         # reduce-scatter by chunks, summed in rank order as in threads.py, so that results are bit-identical
         chunks = [self._chunks(host) for host in hosts]
-        parts = [self._parts(index, mine[self.rank]) for index, mine in enumerate(chunks)]
-        moving = [each for mine, theirs in zip(chunks, parts, strict=True) for each in self._exchange(mine, theirs)]
-        self._wait("allreduce_mean", arriving)
-        self._wait("allreduce_mean", moving, TRANSFER_PAUSE_S)
+        parts = [self._parts(index, chunk[self.rank]) for index, chunk in enumerate(chunks)]
+        chunk_requests = [
+            item
+            for chunk, parts_of_chunk in zip(chunks, parts, strict=True)
+            for item in self._exchange(chunk, parts_of_chunk)
+        ]
+        self._wait("allreduce_mean", weight_requests)
+        self._wait("allreduce_mean", chunk_requests, TRANSFER_PAUSE_S)
         total = sum(weights[:, 0].tolist())
         if total > 0:
-            shares, moving = [each / total for each in weights[:, 0].tolist()], []
-            for mine, theirs in zip(chunks, parts, strict=True):
-                self._backend.mean_in_place(theirs, shares)
-                moving += self._exchange([mine[self.rank]] * self.size, mine)
-            self._wait("allreduce_mean", moving, TRANSFER_PAUSE_S)
+            shares, chunk_requests = [item / total for item in weights[:, 0].tolist()], []
+            for chunk, parts_of_chunk in zip(chunks, parts, strict=True):
+                self._backend.mean_in_place(parts_of_chunk, shares)
+                chunk_requests += self._exchange([chunk[self.rank]] * self.size, chunk)
+            self._wait("allreduce_mean", chunk_requests, TRANSFER_PAUSE_S)
 
     def _means_on_devices(self) -> RankMeans | None:
         return means_of_ranks(self, self._backend, self._reduce)
@@ -225,7 +229,7 @@ class MpiCommunicator(Communicator):
         return [vector[len(vector) * r // self.size : len(vector) * (r + 1) // self.size] for r in range(self.size)]
 
     def _parts(self, index: int, own: NDArray[Any]) -> list[NDArray[Any]]:
-        """Return all workers' parts of this worker's chunk of vector `index`: `own`, and scratch for the others."""
+        """Return buffers for all workers' parts of this worker's chunk of vector `index`: `own`, and scratch memory."""
         key = index, len(own), own.dtype.str
         if key not in self._scratch:
             self._scratch[key] = np.empty((self.size, len(own)), own.dtype)
@@ -234,7 +238,7 @@ class MpiCommunicator(Communicator):
         return parts
 
     def _exchange(self, sent: list[NDArray[Any]], received: list[NDArray[Any]]) -> list[Any]:
-        """Start sending each other worker its array of `sent`, and receiving its array into `received`."""
+        """Start sending `sent[rank]` to each other rank, and receiving from it into `received[rank]`."""
         others = [(self.rank + step) % self.size for step in range(1, self.size)]
         receiving = [self._comm.Irecv(_bytes(received[rank]), rank, EXCHANGE) for rank in reversed(others)]
         return [*receiving, *(self._comm.Isend(_bytes(sent[rank]), rank, EXCHANGE) for rank in others)]

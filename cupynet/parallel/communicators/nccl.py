@@ -1,9 +1,10 @@
 """NCCL all-reduce between GPUs, through CuPy. Each device is one NCCL rank, used by one thread.
 
-NCCL does not validate buffers, so dtypes are checked here. It requires that all ranks make the same calls in the same
-order. All ranks synchronize on the host before each call, so that no kernel waits for a dead rank. During a call no
-thread may allocate or free device memory, because that waits for all kernels of the device. After a failure, every rank
-must be aborted. A worker may be blocked in a synchronization that only an abort ends, so another thread aborts it.
+- NCCL does not validate buffers, so dtypes are checked here.
+- All ranks must make the same calls in the same order. They synchronize on the host before each call, so that no kernel
+  waits for a dead rank.
+- During a call, no thread may allocate or free device memory, because that waits for all kernels of the device.
+- After a failure, every rank must be aborted by another thread, because its worker may be blocked in a synchronization.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from cupynet.backend.array import Array
 if TYPE_CHECKING:
     from cupynet.backend.cuda.backend import CupyBackend
 
-BroadcastBytes: TypeAlias = Callable[[bytes], bytes]  # broadcasts the bytes of the one worker that passes any
+BroadcastBytes: TypeAlias = Callable[[bytes], bytes]  # broadcasts the bytes of the only worker that passes any
 TYPES = ("float16", "bfloat16", "float32", "float64")
-CALL_S = 1.0  # how long `abandon` waits for a call in another thread
+CALL_S = 1.0  # timeout of `abandon` for a call in another thread
 
 
 def unavailable_reason() -> str | None:
@@ -40,35 +41,35 @@ def unavailable_reason() -> str | None:
 def connect(
     broadcast: BroadcastBytes, place: int | None, leaders: int, backend: CupyBackend, opened: Callable[[NcclSum], None]
 ) -> NcclSum | None:
-    """Create the NCCL communicator of the leaders. Every worker calls it.
+    """Create the NCCL communicator of the leaders. Collective over all workers.
 
     Args:
         place: NCCL rank of this worker, or None if it is not a leader.
-        opened: receives the communicator before the first all-reduce, which only `abandon` can end if a leader fails.
+        opened: receives the communicator before the warm-up, which only `abandon` can end if a leader fails.
     """
-    # connect all devices now instead of in the first large all-reduce (NCCL 2.22 and later)
+    # connect all devices now, not in the first large all-reduce (NCCL 2.22 and later)
     os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
     from cupy.cuda import nccl
 
     scratch = None if place is None else backend.asarray(np.zeros(1, np.float32))
     identifier = broadcast(bytes(nccl.get_unique_id()) if place == 0 else b"")  # no allocations after this
-    made = None if place is None else NcclSum(identifier, place, leaders, backend)
+    nccl_sum = None if place is None else NcclSum(identifier, place, leaders, backend)
     try:
-        if made is not None:
-            opened(made)
+        if nccl_sum is not None:
+            opened(nccl_sum)
         broadcast(b"made")  # host barrier, because an all-reduce would wait forever for a failed rank
-        if made is not None:
-            made.sum([scratch])  # warm-up: loads the kernel and connects the devices
+        if nccl_sum is not None:
+            nccl_sum.sum([scratch])  # warm-up: loads the kernel and connects the devices
             backend.synchronize()
     except BaseException:
-        if made is not None:
-            made.abandon()
+        if nccl_sum is not None:
+            nccl_sum.abandon()
         raise
-    return made
+    return nccl_sum
 
 
 class NcclSum:
-    """NCCL communicator of one device. All are created at the same time, each in its own thread.
+    """NCCL communicator of one device. All devices create theirs concurrently, each in its own thread.
 
     identifier: NCCL's unique ID, created by rank 0.
     """
@@ -81,7 +82,7 @@ class NcclSum:
         self._connection: Any = nccl.NcclCommunicator(size, identifier, place)
 
     def sum(self, arrays: Sequence[Array]) -> None:
-        """Overwrite each array with its sum over all devices. RuntimeError for a dtype that NCCL cannot sum."""
+        """Overwrite each array with its sum over all devices. Raises RuntimeError for unsupported dtypes."""
         for array in arrays:
             kind = self._types.get(array.dtype.name)
             if kind is None or not array.flags.c_contiguous:
@@ -91,16 +92,16 @@ class NcclSum:
                 self._connection.allReduce(address, address, array.size, kind, self._nccl.NCCL_SUM, stream)
 
     def close(self) -> None:
-        """Destroy the communicator after its pending calls."""
+        """Destroy the communicator after pending calls have finished."""
         self._backend.synchronize()
         with self._calling:
             self._connection.destroy()
 
     def abandon(self) -> None:
-        """Abort the communicator and its pending calls, from any thread. Later calls raise an error."""
-        free = self._calling.acquire(timeout=CALL_S)
+        """Abort the communicator and pending calls. May be called from any thread. Later calls raise an error."""
+        acquired = self._calling.acquire(timeout=CALL_S)
         try:
             self._connection.abort()
         finally:
-            if free:
+            if acquired:
                 self._calling.release()

@@ -1,4 +1,4 @@
-"""Workers that are threads of one process and exchange arrays by reference."""
+"""Communicator of threads of one process, which exchange arrays by reference."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class ThreadWorld:
             raise PeerFailed(f"worker {rank} stops because worker {self.failed_rank} failed")
 
     def wait(self, rank: int, ready: Callable[[], bool], whom: str) -> None:
-        """Wait on the condition, already acquired, until `ready()`. Raises PeerFailed or WorkerTimeout.
+        """Wait until `ready()`. The caller holds the condition. Raises PeerFailed or WorkerTimeout.
 
-        whom: names the workers and the operation in the error message.
+        whom: workers and operation, for the error message.
         """
         timeout = Timeout(self.timeout_s)
         while not ready():
@@ -53,7 +53,7 @@ class ThreadWorld:
 class ThreadGroup:
     """Shared state of a group of threads: a barrier, slots for exchanged values, and messages.
 
-    ranks: ranks of its workers in the whole run, in order.
+    ranks: the members' ranks in the run, in order.
     """
 
     def __init__(self, ranks: list[int], world: ThreadWorld) -> None:
@@ -64,7 +64,7 @@ class ThreadGroup:
 
     @classmethod
     def of(cls, size: int, timeout_s: float = 300.0) -> ThreadGroup:
-        """Return a group of all workers of a run."""
+        """Create a group of all workers of a run."""
         return cls(list(range(size)), ThreadWorld(timeout_s))
 
     def barrier(self, rank: int) -> None:
@@ -83,9 +83,9 @@ class ThreadGroup:
 
 
 class ThreadCommunicator(Communicator):
-    """Communicator of a worker that is a thread of this process.
+    """Communicator of a worker thread.
 
-    Each worker averages its own slice of host arrays. For arrays on GPUs, see devices.py.
+    Each worker averages one slice of host arrays. For arrays on GPUs, see devices.py.
     """
 
     _on_devices: DeviceMeans | None
@@ -95,12 +95,12 @@ class ThreadCommunicator(Communicator):
         self.group, self._turn = group, 0
 
     def split(self, color: int, key: int) -> Communicator:
-        asked = self._exchange((color, key))
-        members = sorted((k, rank) for rank, (c, k) in enumerate(asked) if c == color)
+        pairs = self._exchange((color, key))
+        members = sorted((k, rank) for rank, (c, k) in enumerate(pairs) if c == color)
         ranks = [rank for _, rank in members]
         first = ranks[0] == self.rank
-        made = ThreadGroup([self.group.ranks[rank] for rank in ranks], self.group.world) if first else None
-        group = self._exchange(made)[ranks[0]]
+        new_group = ThreadGroup([self.group.ranks[rank] for rank in ranks], self.group.world) if first else None
+        group = self._exchange(new_group)[ranks[0]]
         return self._adopt(ThreadCommunicator(group, ranks.index(self.rank)))
 
     def barrier(self) -> None:
@@ -111,7 +111,7 @@ class ThreadCommunicator(Communicator):
 
     def all_gather(self, vector: NDArray[Any]) -> list[NDArray[Any]]:
         self.traffic.all_gather(vector.nbytes, self.size)
-        return [theirs.copy() for theirs in self._exchange(vector.copy())]
+        return [value.copy() for value in self._exchange(vector.copy())]
 
     def send(self, array: Array, to: int) -> None:
         message, condition = np.array(self._backend.to_host(array)), self.group.world.condition  # a copy
@@ -133,10 +133,10 @@ class ThreadCommunicator(Communicator):
         total = sum(w for _, w in contributions)
         if total > 0:
             shares = [w / total for _, w in contributions]
-            # reduce-scatter by slices: parallel, and summed in rank order
+            # each worker averages one slice in place, in rank order
             for i, host in enumerate(hosts):
                 start, stop = (len(host) * r // self.size for r in (self.rank, self.rank + 1))
-                self._backend.mean_in_place([theirs[i][start:stop] for theirs, _ in contributions], shares)
+                self._backend.mean_in_place([vectors[i][start:stop] for vectors, _ in contributions], shares)
         self.barrier()
 
     def _means_on_devices(self) -> DeviceMeans | None:

@@ -1,1 +1,1 @@
-"""Launchers start the workers and run a function on each of them."""
+"""Launchers start workers and run a function on each of them."""

@@ -1,4 +1,4 @@
-"""The base class of launchers."""
+"""Base class of launchers."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ T = TypeVar("T")
 class Launcher:
     """Runs a function on every worker. Use it as a context manager.
 
-    After a failure no further task can run.
+    After a failure, no further task can run.
 
     Args:
-        timeout_s: seconds that a worker waits for the others, and that `close` waits for a running task.
+        timeout_s: timeout in seconds for waiting on other workers, and for `close` to wait for a running task.
 
     Attributes:
         first: lowest rank in this process.
-        sharing: number of workers that share this process's cores.
+        sharing: number of workers that share the cores of this process.
 
     Raises:
         ConfigError: an argument is invalid.
@@ -45,9 +45,10 @@ class Launcher:
         self.close()
 
     def run(self, task: Callable[[Communicator], T]) -> T | None:
-        """Run `task(communicator)` on every worker. Return rank 0's result in the process of rank 0, None elsewhere.
+        """Run `task(communicator)` on every worker. Return rank 0's result, or None in processes without rank 0.
 
-        If a worker raises, the others stop at their next exchange or check, and its exception is raised here.
+        If a worker raises an exception, the others stop at their next collective or `check`, and the exception is
+        raised here.
 
         Raises:
             RuntimeError: called after a failure or `close`, or during another task.
@@ -76,8 +77,8 @@ class Launcher:
     def close(self) -> None:
         """Release the shared resources, unless there was a failure. A second call has no effect.
 
-        A running task ends with a RuntimeError at a worker's next exchange or check. `close` waits up to `timeout_s`
-        for that, but returns at once if a thread of the task calls it.
+        A running task ends with a RuntimeError at a worker's next collective or `check`. `close` waits up to
+        `timeout_s` for that, unless a thread of the task calls it.
         """
         usable, self._usable = self._usable, False
         if self._running.acquire(blocking=False):
@@ -95,15 +96,15 @@ class Launcher:
         raise NotImplementedError
 
     def _interrupt(self, error: BaseException) -> None:
-        """End the running task with an error. Any thread may call it."""
+        """End the running task with an error. May be called from any thread."""
         raise NotImplementedError
 
     def _release(self) -> None:
-        """Release the shared resources. Called when no task is running."""
+        """Release the shared resources when no task is running."""
         raise NotImplementedError
 
 
 def note_worker(error: BaseException, rank: int) -> None:
-    """Add the worker's rank to the traceback of an unexpected error."""
+    """Add the worker's rank to the traceback, unless the error is a CupynetError."""
     if not isinstance(error, CupynetError) and not getattr(error, "__notes__", None):
         annotate(error, f"worker {rank}")

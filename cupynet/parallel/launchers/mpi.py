@@ -1,8 +1,8 @@
-"""MPI launcher: makes this process one of the workers of an MPI job.
+"""MPI launcher: each process is one worker of an MPI job.
 
-A rank that fails notifies the others, which raise `PeerFailed` while they wait. At the end of the program all ranks
-wait for each other, so that one rank reports the failure and all exit with its code. If a rank does not arrive, the
-others abort the job.
+A rank that fails notifies the others, which raise `PeerFailed` while they wait. At the end of the program, all ranks
+wait for each other, so that one rank reports the failure and all exit with its exit code. If a rank does not arrive,
+the others abort the job.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ log = logging.getLogger(__name__)
 
 
 class MpiJob:
-    """The MPI job of this process. Use `job()` to get it.
+    """The MPI job that this process belongs to. Use `job()` to get it.
 
     Attributes:
         exit_code: exit code of all ranks, set by `speaks`.
         seats: local rank of each rank.
         on_machine: number of ranks on this machine.
-        sharing: number of ranks that share this rank's cores, including itself.
+        sharing: number of ranks that share the cores of this rank, including itself.
     """
 
     def __init__(self) -> None:
@@ -55,11 +55,11 @@ class MpiJob:
         self.library: str = mpi.get_vendor()[0]
         self.rank, self.size, self.exit_code = world.Get_rank(), world.Get_size(), 0
         self.ranks, self._comm = Ranks(mpi, world.Dup()), world.Dup()
-        here = world.Split_type(mpi.COMM_TYPE_SHARED)
+        machine = world.Split_type(mpi.COMM_TYPE_SHARED)
         cores = set(usable_cores())
-        self.on_machine: int = here.Get_size()
-        self.seats: tuple[int, ...] = tuple(world.allgather(here.Get_rank()))
-        self.sharing = sum(not cores.isdisjoint(each) for each in here.allgather(cores))
+        self.on_machine: int = machine.Get_size()
+        self.seats: tuple[int, ...] = tuple(world.allgather(machine.Get_rank()))
+        self.sharing = sum(not cores.isdisjoint(others) for others in machine.allgather(cores))
         self._met: bool | None = None  # True if all ranks have reached the end of the program; None if unknown
         if self.size > 1:
             atexit.register(self._leave)
@@ -71,10 +71,10 @@ class MpiJob:
 
     def agree(self, settings: Mapping[str, object]) -> None:
         """Raise ConfigError on every rank if the ranks have different settings."""
-        given = [json.loads(text) for text in self._gather(json.dumps(settings, default=repr))]
-        for rank, each in enumerate(given):
-            for key in given[0] | each:
-                first, other = given[0].get(key, "missing"), each.get(key, "missing")
+        all_settings = [json.loads(text) for text in self._gather(json.dumps(settings, default=repr))]
+        for rank, settings_of_rank in enumerate(all_settings):
+            for key in all_settings[0] | settings_of_rank:
+                first, other = all_settings[0].get(key, "missing"), settings_of_rank.get(key, "missing")
                 if first != other:
                     raise ConfigError(
                         f"is {json.dumps(first)} on rank 0 but {json.dumps(other)} on rank {rank}. All ranks must have "
@@ -87,23 +87,23 @@ class MpiJob:
         return self._gather(text)[0]
 
     def first_word(self, text: str) -> str:
-        """Return the first text, by rank, that is not empty; "" if all are empty."""
+        """Return the first nonempty text in rank order; "" if all are empty."""
         return next(filter(None, self._gather(text)), "")
 
     def _gather(self, text: str) -> list[str]:
         content = text.encode(errors="surrogateescape")  # a path may contain any bytes
         texts = self.communicator().all_gather(np.frombuffer(content, np.uint8))
-        return [each.tobytes().decode(errors="surrogateescape") for each in texts]
+        return [vector.tobytes().decode(errors="surrogateescape") for vector in texts]
 
     def announce(self, error: BaseException) -> None:
-        """Notify the other ranks that this one failed with `error`, unless another rank caused it."""
+        """Notify the other ranks that this rank failed with `error`, unless another rank caused the error."""
         if not isinstance(error, PeerFailed):
             self.ranks.announce(exit_code(error))
 
     def speaks(self, error: BaseException) -> bool:
-        """Return True if this rank should report the error that ends it: the lowest rank that failed does.
+        """Return True if this rank should report its error, as the lowest rank that failed.
 
-        Waits for the other ranks, and sets `exit_code`.
+        Waits for the other ranks and sets `exit_code`.
         """
         self.announce(error)
         if self._met is None:
@@ -113,7 +113,7 @@ class MpiJob:
         return first == self.rank and not isinstance(error, PeerFailed)
 
     def _uncaught(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-        """Replacement of sys.excepthook: one rank prints the exception, and all exit with its exit code."""
+        """Replacement for sys.excepthook: one rank prints the exception, and all exit with its exit code."""
         if self.speaks(error):
             self._excepthook(kind, error, traceback)
         raise SystemExit(self.exit_code)
@@ -129,14 +129,14 @@ class MpiJob:
                 self._mpi.Finalize()
             return
         ranks = self.ranks
-        speaks, code = ranks.first_failed(), 1
-        if speaks is not None:
-            code = int(ranks.codes[speaks]) or 1
+        reporter, code = ranks.first_failed(), 1
+        if reporter is not None:
+            code = int(ranks.codes[reporter]) or 1
         else:
-            speaks = int(np.flatnonzero(ranks.codes != RUNNING)[0])
-            if speaks == self.rank:
+            reporter = int(np.flatnonzero(ranks.codes != RUNNING)[0])
+            if reporter == self.rank:
                 log.error("%s", timed_out(self.rank, ranks.timeout_s, "the other ranks at the end of the program"))
-        if speaks != self.rank:
+        if reporter != self.rank:
             time.sleep(GRACE_S)  # the rank that reports the failure aborts the job
         _drain()
         with _limited(ABORT_S):
@@ -148,12 +148,12 @@ class MpiJob:
 def _limited(seconds: float, file: int | None = None) -> Iterator[None]:
     """Kill this process if a blocking MPI call does not return in time.
 
-    Such a call holds the GIL, so only faulthandler's thread can do it.
+    Such a call holds the GIL, so this uses the watchdog thread of faulthandler.
 
-    file: file descriptor for the traceback; None discards it.
+    file: file descriptor for the traceback; None to discard it.
     """
-    with open(os.devnull, "w") as nowhere:
-        faulthandler.dump_traceback_later(seconds, exit=True, file=nowhere if file is None else file)
+    with open(os.devnull, "w") as devnull:
+        faulthandler.dump_traceback_later(seconds, exit=True, file=devnull if file is None else file)
         try:
             yield
         finally:
@@ -161,29 +161,31 @@ def _limited(seconds: float, file: int | None = None) -> Iterator[None]:
 
 
 def job() -> MpiJob:
-    """Return this process's job, starting MPI if necessary.
+    """Return the job of this process, starting MPI if necessary.
 
     Raises:
-        ConfigError: MPI is unavailable, or disagrees with the launcher about the rank of this process.
+        ConfigError: MPI is unavailable, or its rank differs from the launcher's.
     """
-    found = _start()
-    wrong = disagreement(found.rank, found.size, found.library)
-    if wrong:
-        error = ConfigError(wrong)
-        found.announce(error)
+    mpi_job = _start()
+    reason = disagreement(mpi_job.rank, mpi_job.size, mpi_job.library)
+    if reason:
+        error = ConfigError(reason)
+        mpi_job.announce(error)
         raise error
-    return found
+    return mpi_job
 
 
 @cache
 def _start() -> MpiJob:
-    """Start MPI. If that fails, this process kills itself when its program ends.
+    """Start MPI. If that fails, kill this process when its program ends.
 
-    mpiexec does not notice that a rank leaves before it has started MPI, and the other ranks would wait for it.
+    mpiexec does not notice if a rank exits before it has started MPI, and the other ranks would wait for it.
     """
     process = started()
     try:
-        with _limited(START_S + 2 * bool(process and process.rank), file=2):  # rank 0 first, so that one rank reports
+        with _limited(
+            START_S + 2 * bool(process and process.rank), file=2
+        ):  # rank 0 first, so that only one rank reports
             return MpiJob()
     except BaseException:
         if process is not None:
@@ -192,7 +194,7 @@ def _start() -> MpiJob:
 
 
 def _die() -> None:
-    """Kill this process by a signal, so that mpiexec ends the others."""
+    """Kill this process with a signal, so that mpiexec ends the others."""
     _drain()
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -205,13 +207,13 @@ def _drain() -> None:
 
 
 class MpiLauncher(Launcher):
-    """Makes this process one of the workers of an MPI job, one per rank.
+    """Runs one worker per MPI rank; this process is one of them.
 
-    After a failure nothing more can be run, and the whole job ends with this program.
+    After a failure, nothing more can be run, and the whole job ends with this program.
 
     Args:
-        timeout_s: seconds that a worker waits for the others, and that `close` waits for a running task. It also
-            applies at the end of the program, so it must exceed the time that a rank works alone after the last fit.
+        timeout_s: timeout in seconds for waiting on other workers, and for `close` to wait for a running task. It also
+            applies at the end of the program, so it must exceed the time that one rank works alone after the last fit.
     """
 
     def __init__(self, timeout_s: float = 300.0) -> None:

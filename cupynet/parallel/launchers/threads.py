@@ -19,17 +19,17 @@ log = logging.getLogger(__name__)
 
 GRACE_S = 5.0  # time for the other workers to notice a failure
 WAKE_S = 0.2  # how often the main thread wakes up to let Python run signal handlers
-INTERRUPTED = -1  # takes the place of the failed rank if the caller of `run` or `close` ended the task
+INTERRUPTED = -1  # failed rank if the caller of `run` or `close` ended the task
 
 
 class ThreadLauncher(Launcher):
     """Runs workers in threads, started for each task. A single worker runs in the calling thread.
 
-    A worker that hangs is abandoned; its thread ends if it wakes up.
+    A worker that hangs is abandoned; its thread ends when it wakes up.
 
     Args:
         workers: number of threads.
-        timeout_s: seconds that a worker waits for the others, and that `close` waits for a running task.
+        timeout_s: timeout in seconds for waiting on other workers, and for `close` to wait for a running task.
 
     Raises:
         ConfigError: an argument is invalid.
@@ -66,17 +66,22 @@ class ThreadLauncher(Launcher):
                     world.fail(communicator.rank, error)
 
         threads = [
-            threading.Thread(target=work, args=[each], name=f"cupynet worker {each.rank}", daemon=True)
-            for each in self._communicators
+            threading.Thread(
+                target=work,
+                args=[communicator_of_thread],
+                name=f"cupynet worker {communicator_of_thread.rank}",
+                daemon=True,
+            )
+            for communicator_of_thread in self._communicators
         ]
         try:
             for thread in threads:
                 thread.start()
-            # Python runs signal handlers only in the main thread, and not while it is blocked.
+            # Python runs signal handlers only in the main thread, and only while it is not blocked.
             for thread in threads:
                 while thread.is_alive() and world.failure is None:
                     thread.join(WAKE_S)
-        except BaseException as error:  # such as KeyboardInterrupt; the workers must stop too
+        except BaseException as error:  # such as KeyboardInterrupt
             world.fail(INTERRUPTED, error)
             self._stop(threads)
             raise
@@ -87,12 +92,14 @@ class ThreadLauncher(Launcher):
         return results[0]
 
     def _stop(self, threads: list[threading.Thread]) -> None:
-        """Abort device collectives after a failure, and wait for the workers for a grace period.
+        """Abort device collectives after a failure, and give the workers a grace period to stop.
 
-        Every NCCL rank must be aborted, and a worker blocked on its device cannot do so itself. Each abort runs in a
-        separate thread, because one may wait for another.
+        Every NCCL rank must be aborted, but a worker that is blocked on its device cannot abort itself. Each abort runs
+        in its own thread, because one may wait for another.
         """
-        aborts = [threading.Thread(target=_abandon, args=[each], daemon=True) for each in self._communicators]
+        aborts = [
+            threading.Thread(target=_abandon, args=[communicator], daemon=True) for communicator in self._communicators
+        ]
         for thread in aborts:
             thread.start()
         timeout = Timeout(GRACE_S)

@@ -1,10 +1,10 @@
 """Parameter averaging: replicas train independently and are averaged periodically (local SGD).
 
-Each replica is weighted by the number of samples since the last averaging step. With frequency 1 and a linear optimizer
-(SGD, momentum, Nesterov, without clipping), W replicas therefore equal one replica on the concatenated batch. This also
-holds for short batches and for a last iteration with fewer workers.
+Each replica is weighted by its number of samples since the last averaging step. With frequency 1 and a linear optimizer
+(SGD, momentum or Nesterov without clipping), W replicas are therefore equivalent to one replica on the concatenated
+batch, even if some batches are short or missing.
 
-Buffers (running statistics) are averaged with the weights in full precision. An outer step changes only weights.
+Buffers (running statistics) are averaged in full precision. An outer step changes only weights.
 """
 
 from __future__ import annotations
@@ -29,21 +29,20 @@ UNMEASURED: Spread = (math.nan, {})
 class ParameterAveraging(Synchronizer):
     """Replaces the weights of all replicas by their weighted mean every k iterations (local SGD).
 
-    This is Deeplearning4j's AVERAGING. A single replica is never averaged: nothing is sent, and there is no outer step.
+    This is Deeplearning4j's AVERAGING. A single replica is never averaged and takes no outer steps.
 
     Args:
         averaging_frequency: k, to average after iterations k, 2k, 3k ... of the whole training; or `epoch`, or `end`;
             or a schedule such as `PostLocal` or `Adaptive`. Replicas are always averaged at the end of a fit and before
             an evaluation. With `end`, evaluation is possible only at the end of the fit.
-        average_updaters: True to average the optimizer state with the weights.
-        report_score: True to compute `Average.score`, which reads the losses from the device at each averaging step.
+        average_updaters: True to average the optimizer state together with the weights.
+        report_score: True to compute `Average.score`. This reads the losses from the device at each averaging step.
         measure_every: measure the drift at the first averaging step in each period of this many iterations, and at the
-            end of an epoch or a fit. 0: never, unless the schedule depends on it.
-        transfer_dtype: `full` sends weights in their own precision. `half` sends their differences from the last
-            average in 16 bits, see `half_mean`. Both leave all replicas bit-identical, and keep nonnegative optimizer
-            vectors, such as means of squares, nonnegative.
-        outer_optimizer: takes a step after every averaging step: `slowmo`, `diloco`, or an `OuterOptimizer`; None for
-            no outer step.
+            end of an epoch or a fit; 0 to measure it only if the schedule requires it.
+        transfer_dtype: `full` sends weights in full precision. `half` sends their differences from the last average in
+            16 bits, see `half_mean`. With both, replicas are bit-identical, and nonnegative optimizer vectors, such as
+            means of squares, stay nonnegative.
+        outer_optimizer: optimizer for a step after every averaging step: `slowmo`, `diloco`, or an `OuterOptimizer`.
 
     Raises:
         ConfigError: an argument is invalid.
@@ -70,7 +69,7 @@ class ParameterAveraging(Synchronizer):
         self.outer_optimizer = outer_optimizer_of(outer_optimizer)
         self._tally = Tally()  # since the last averaging step
         self._measured = -1  # index of the last `measure_every` period with a measurement
-        self._common: list[Array] = []  # the shared vectors after the last averaging step, if needed
+        self._common: list[Array] = []  # shared vectors after the last averaging step, if they are needed
 
     def start(self, replica: ReplicaView, communicator: Communicator) -> None:
         super().start(replica, communicator)
@@ -92,7 +91,7 @@ class ParameterAveraging(Synchronizer):
     def after_update(self, replica: ReplicaView, iteration: int) -> Average | None:
         if not self.schedule.after(iteration):
             return None
-        if self.communicator.size > 1:  # with a single replica there is no need to wait
+        if self.communicator.size > 1:  # a single replica does not need to wait
             replica.complete()
         return self._average(replica, iteration) if self._tally.iterations else None
 
@@ -104,10 +103,10 @@ class ParameterAveraging(Synchronizer):
 
     @property
     def may_run_ahead(self) -> bool:  # type: ignore[override]
-        """True unless a subclass overrides `before_update` or `after_update`."""
-        own = type(self)
-        ours = own.before_update is Synchronizer.before_update
-        return ours and own.after_update is ParameterAveraging.after_update
+        """False if a subclass overrides `before_update` or `after_update`."""
+        cls = type(self)
+        default_before = cls.before_update is Synchronizer.before_update
+        return default_before and cls.after_update is ParameterAveraging.after_update
 
     @property
     def identical(self) -> bool:
@@ -141,7 +140,7 @@ class ParameterAveraging(Synchronizer):
         return float(state["tally"]["samples"]), {**state, "tally": Tally().state()}
 
     def _average(self, replica: ReplicaView, iteration: int | None) -> Average:
-        """Average the replicas. iteration: the last one (from 0); None at the end of an epoch or fit."""
+        """Average the replicas. iteration: the last iteration (from 0); None at the end of an epoch or fit."""
         score = self._tally.gather(replica, self.communicator, iteration)
         measure = self._measure(iteration)
         if self.communicator.size == 1:
@@ -153,7 +152,7 @@ class ParameterAveraging(Synchronizer):
         return average
 
     def _measure(self, iteration: int | None) -> bool:
-        """Return True if the averaging step after `iteration` measures the drift."""
+        """Return True if the averaging step after `iteration` should measure the drift."""
         if self.schedule.measures:
             return True
         if not self.measure_every or iteration is None:
@@ -164,18 +163,18 @@ class ParameterAveraging(Synchronizer):
         return True
 
     def _synchronize(self, replica: ReplicaView, *, measure: bool) -> Spread:
-        own = replica.params.master.copy() if measure else None
+        before = replica.params.master.copy() if measure else None
         self._mean(self.shared(replica), self._tally.samples, exact=replica.params.running)
         samples, mean = self._tally.samples, replica.params.master
-        found = UNMEASURED if own is None else spread(self.communicator, replica, own, mean, samples)
+        drift = UNMEASURED if before is None else spread(self.communicator, replica, before, mean, samples)
         if self.outer_optimizer is not None:
             self.outer_optimizer.step(self._common[0], replica.params.master)
         self._remember(replica)
         replica.params.publish()
-        return found
+        return drift
 
     def _mean(self, vectors: list[Array], weight: float, exact: Sequence[Array] = ()) -> None:
-        """Overwrite the vectors with their mean over the workers. exact: vectors always sent in full precision."""
+        """Overwrite the vectors with their mean over the workers. exact: vectors to send in full precision."""
         if self.transfer_dtype == "full":
             parts = [part for vector in vectors for part in self._replica.params.trained(vector)]
             self.communicator.allreduce_mean([*parts, *exact], weight)
@@ -183,15 +182,15 @@ class ParameterAveraging(Synchronizer):
         if exact:
             self.communicator.allreduce_mean([*exact], weight)
         states = vectors[1:]
-        own = [float(state.min()) if len(state) else 0.0 for state in states]
-        lowest = self.communicator.gather_numbers(*own).min(axis=0).tolist() if states else []
+        minima = [float(state.min()) if len(state) else 0.0 for state in states]
+        lowest = self.communicator.gather_numbers(*minima).min(axis=0).tolist() if states else []
         for vector, common in zip(vectors, self._common, strict=True):
             vector -= common
         half_mean(self.communicator, vectors, weight)
         for vector, common in zip(vectors, self._common, strict=True):
             vector += common
-        for state, common, low in zip(states, self._common[1:], lowest, strict=True):
-            if low >= 0:
+        for state, common, minimum in zip(states, self._common[1:], lowest, strict=True):
+            if minimum >= 0:
                 floor = abs(common) * RESOLUTION
                 state[...] = self._replica.backend.xp.maximum(state, floor)
 
@@ -201,20 +200,20 @@ class ParameterAveraging(Synchronizer):
 
 
 def spread(communicator: Communicator, replica: ReplicaView, own: Array, mean: Array, weight: float) -> Spread:
-    """Return the largest relative distance of a replica from the mean: of all weights, and by layer.
+    """Return the largest relative distance of any replica from the mean: of all weights, and by layer. Collective.
 
     Args:
         own, mean: (P,) weights of this replica, and their mean over all replicas.
-        weight: this replica's weight in the mean. Replicas of weight 0 are ignored; if only one remains, the result is
-            `UNMEASURED`.
+        weight: this replica's weight in the mean. Replicas with weight 0 are ignored; if fewer than two remain, the
+            result is `UNMEASURED`.
     """
     layers: dict[str, list[tuple[Array, Array]]] = {}
-    for (name, mine), (_, common) in zip(replica.params.views(own), replica.params.views(mean), strict=True):
-        layers.setdefault(name.partition(".")[0], []).append((mine.reshape(-1), common.reshape(-1)))
+    for (name, local), (_, common) in zip(replica.params.views(own), replica.params.views(mean), strict=True):
+        layers.setdefault(name.partition(".")[0], []).append((local.reshape(-1), common.reshape(-1)))
     parts = [[(own, mean)], *layers.values()]
-    found = [distance(replica.backend, pairs) if weight else 0.0 for pairs in parts]
-    gathered = communicator.gather_numbers(weight > 0, *found)  # (W, 2 + layers)
+    distances = [distance(replica.backend, pairs) if weight else 0.0 for pairs in parts]
+    gathered = communicator.gather_numbers(weight > 0, *distances)  # (W, 2 + layers)
     if gathered[:, 0].sum() < 2:
         return UNMEASURED
-    whole, *each = gathered[:, 1:].max(axis=0).tolist()
-    return whole, dict(zip(layers, each, strict=True))
+    whole, *by_layer = gathered[:, 1:].max(axis=0).tolist()
+    return whole, dict(zip(layers, by_layer, strict=True))

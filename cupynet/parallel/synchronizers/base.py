@@ -1,8 +1,8 @@
-"""The base class of synchronizers.
+"""Base class of synchronizers.
 
 The constructor takes only settings; `start` binds the synchronizer to a replica. State such as residuals and momentum
-persists between fits. All workers call every method in every iteration, even without a batch, because methods may
-contain collectives.
+persists between fits. Methods may contain collectives, so all workers call them in every iteration, even without a
+batch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Average:
     Attributes:
         score: mean loss over all samples since the last averaging step; NaN if unknown.
         drift: largest relative distance |w_r - mean| / |mean| over replicas with nonzero weight; NaN if not measured.
-        drift_by_layer: the same for the weights of each layer, by layer name; empty if not measured.
+        drift_by_layer: the same for each layer, by layer name; empty if not measured.
     """
 
     score: float
@@ -37,20 +37,20 @@ class Average:
     drift_by_layer: Mapping[str, float] = field(default_factory=dict)
 
     def over(self, stages: Communicator) -> Average:
-        """Return the average over all stages. Its drift is the largest of any stage, an upper bound of the total."""
+        """Combine the averages of all stages. The drift is the maximum over the stages, an upper bound of the total."""
         if stages.size == 1 or math.isnan(self.drift):
             return self
-        own = json.dumps([self.drift, {name: float(apart) for name, apart in self.drift_by_layer.items()}])
-        found = [json.loads(each.tobytes()) for each in stages.all_gather(np.frombuffer(own.encode(), np.uint8))]
-        layers = {name: apart for _, layers in found for name, apart in layers.items()}
-        return Average(self.score, max(apart for apart, _ in found), layers)
+        content = json.dumps([self.drift, {name: float(drift) for name, drift in self.drift_by_layer.items()}])
+        averages = [json.loads(text.tobytes()) for text in stages.all_gather(np.frombuffer(content.encode(), np.uint8))]
+        layers = {name: drift for _, layers in averages for name, drift in layers.items()}
+        return Average(self.score, max(drift for drift, _ in averages), layers)
 
 
 class Synchronizer:
-    """Base class of synchronization methods. The base class does nothing and is for a single replica.
+    """Base class of synchronization methods. The base class itself does nothing, and supports only a single replica.
 
-    A subclass overrides `before_update`, `after_update` or `finish`; if it has state, also `state` and `restore`.
-    Example: average the gradients in every iteration, so that replicas stay identical.
+    A subclass overrides `before_update`, `after_update` or `finish`; if it has state, also `state` and `restore`. This
+    example averages the gradients in every iteration:
 
         class GradientMean(Synchronizer):
             def before_update(self, replica, samples):
@@ -60,9 +60,9 @@ class Synchronizer:
         communicator: connects this replica to the others; exists after `start`.
         schedule: decides when replicas are averaged; None if `after_update` acts in every iteration.
         average_updaters: True if identical replicas have identical optimizer state.
-        shares_gradients: True if `before_update` shares gradients. Then all replicas, even those without a batch,
-            update in every iteration; they share one loss scale; and the gradient norm is recomputed before clipping.
-            By default, True in a class with a `before_update`, unless a base class sets it.
+        shares_gradients: True if `before_update` exchanges gradients. Then all replicas update in every iteration, even
+            without a batch; they share one loss scale; and the gradient norm is recomputed before clipping. Defaults to
+            True in a class that defines `before_update`, unless a base class sets it.
         may_run_ahead: True if a GPU may run several iterations ahead of the host. The replica may then be read only
             when an average is due, after `replica.complete()`.
     """
@@ -76,7 +76,7 @@ class Synchronizer:
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         bases = cls.__mro__[: cls.__mro__.index(Synchronizer)]
-        if "before_update" in vars(cls) and not any("shares_gradients" in vars(each) for each in bases):
+        if "before_update" in vars(cls) and not any("shares_gradients" in vars(base) for base in bases):
             cls.shares_gradients = True
 
     @property
@@ -90,13 +90,11 @@ class Synchronizer:
         return self.schedule is None or self.schedule.evaluates
 
     def check(self, workers: int, stages: int = 1) -> None:
-        """Validate the number of replicas and of stages per replica before anything is started.
-
-        Overrides must call `super().check`.
+        """Validate the number of replicas and stages before any worker starts. Overrides must call `super().check`.
 
         Raises:
             ConfigError: the base class is used with several workers, or stages are combined with an adaptive schedule.
-                The stages would measure different drifts, disagree about the schedule and deadlock.
+                Stages measure different drifts, would disagree about the schedule, and deadlock.
         """
         if type(self) is Synchronizer and workers > 1:
             raise ConfigError(
@@ -116,7 +114,7 @@ class Synchronizer:
     def begin(self, replica: ReplicaView) -> None:
         """Called before a fit, and before an evaluation outside a fit.
 
-        Broadcasts the weights of rank 0, which the user may have changed, if replicas should be identical.
+        If replicas should be identical, broadcasts the weights of rank 0, which the user may have changed.
         """
         if self.identical and self.communicator.size > 1:
             for vector in (*self.shared(replica), *replica.params.running):
@@ -124,7 +122,7 @@ class Synchronizer:
             replica.params.publish()
 
     def shared(self, replica: ReplicaView) -> list[Array]:
-        """Return the flat vectors (P,), apart from buffers, that are equal on identical replicas."""
+        """Return the flat vectors (P,), without buffers, that are equal on identical replicas."""
         return [replica.params.master, *(replica.optimizer_state.values() if self.average_updaters else ())]
 
     def before_update(self, replica: ReplicaView, samples: int) -> None:
@@ -134,13 +132,13 @@ class Synchronizer:
         """
 
     def after_update(self, replica: ReplicaView, iteration: int) -> Average | None:
-        """Called after iteration `iteration` (from 0). Return the average, if any; it is the same on every worker."""
+        """Called after iteration `iteration` (from 0). Return the average, identical on all workers, or None."""
         return None
 
     def finish(self, replica: ReplicaView, moment: Moment) -> Average | None:
-        """Called at the end of each epoch (`epoch`), before each evaluation (`evaluation`) and at the end of a `fit`.
+        """Called at the end of each `epoch`, before each `evaluation`, and at the end of a `fit`.
 
-        Return the average, if any. After a `fit` all replicas must be identical.
+        Return the average, or None. At the end of a `fit`, this must make all replicas identical.
         """
         return None
 
@@ -158,11 +156,11 @@ class Synchronizer:
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore what `state` returned."""
+        """Restore the result of `state`."""
 
     def merge(self, state: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:
         """Return this replica's averaging weight, and its state after averaging.
 
-        Called when a run resumes with another number of workers. state: this replica's result of `state`.
+        Called when a run is resumed with a different number of workers. state: the replica's result of `state`.
         """
         return 1.0, dict(state)

@@ -1,4 +1,4 @@
-"""Elastic averaging: replicas are pulled towards a common center but stay different."""
+"""Elastic averaging: replicas are pulled toward a common center but stay different."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from cupynet.parallel.synchronizers.base import Average
 from cupynet.parallel.synchronizers.replica_view import ReplicaView, Tally
 from cupynet.parallel.synchronizers.schedule import AveragingSchedule, Moment
 
-SHARE = 0.9  # pull times workers by default; beta in the paper
+SHARE = 0.9  # default of pull · workers, beta in the paper
 
 
 class ElasticAveraging(ParameterAveraging):
-    """Elastic averaging: every k iterations, replicas and a center attract each other.
+    """Synchronous EASGD (Zhang et al. 2015, 1412.6651): every k iterations, replicas and a center attract each other.
 
-    Synchronous EASGD of Zhang et al. 2015 (1412.6651). Each replica moves towards the center by the fraction `pull` of
-    their distance. The center moves towards the mean of the replicas by the fraction `pull` x workers. The mean is
-    weighted by the samples since the last step. Replicas stay different until an evaluation or the end of a fit. Then,
-    after one last step, all adopt the center, which is bit-identical on all workers. Buffers are not pulled. They are
-    averaged when replicas adopt the center, weighted by the samples since the last time.
+    Each replica moves toward the center by the fraction `pull` of their distance. The center moves toward the mean of
+    the replicas by the fraction `pull` · workers. The mean is weighted by samples since the last step.
+
+    Replicas stay different until an evaluation or the end of a fit. Then, after a last step, they all adopt the center,
+    which is bit-identical on all workers. Only then are buffers averaged, weighted by samples.
 
     Args:
         averaging_frequency, report_score, measure_every, transfer_dtype: see `ParameterAveraging`. `half` sends
             differences from the center.
         pull: alpha of the paper, at most 1 / workers; 0.9 / workers by default.
-        average_updaters: True to average the optimizer state when all replicas adopt the center.
+        average_updaters: True to average the optimizer state when replicas adopt the center.
 
     Raises:
-        ConfigError: an argument is invalid, or in `check`, `pull` exceeds 1 / workers.
+        ConfigError: an argument is invalid. `check` raises it if `pull` exceeds 1 / workers.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class ElasticAveraging(ParameterAveraging):
         )
         self.pull = None if pull is None else number("pull", pull, above=0, also=", or null for 0.9 / workers")
         self._alpha = self.pull or 0.0  # set in `start`
-        self._apart = Tally(losses=False)  # since all replicas adopted the center
+        self._apart = Tally(losses=False)  # since replicas last adopted the center
 
     def check(self, workers: int, stages: int = 1) -> None:
         super().check(workers, stages)
@@ -108,11 +108,11 @@ class ElasticAveraging(ParameterAveraging):
         return float(state["seen"]), {**super().merge(state)[1], "apart": 0, "seen": 0}
 
     def _synchronize(self, replica: ReplicaView, *, measure: bool) -> Spread:
-        own, (center,) = replica.params.master, self._common
-        mean: Array = own.copy()
+        weights, (center,) = replica.params.master, self._common
+        mean: Array = weights.copy()
         self._mean([mean], self._tally.samples)
-        found = spread(self.communicator, replica, own, mean, self._tally.samples) if measure else UNMEASURED
-        own += self._alpha * (center - own)
+        drift = spread(self.communicator, replica, weights, mean, self._tally.samples) if measure else UNMEASURED
+        weights += self._alpha * (center - weights)
         center += self._alpha * self.communicator.size * (mean - center)
         replica.params.publish()
-        return found
+        return drift

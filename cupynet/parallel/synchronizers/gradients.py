@@ -1,4 +1,4 @@
-"""Gradient sharing: replicas exchange gradients, or encoded updates, in every iteration and stay identical."""
+"""Gradient sharing: replicas exchange gradients or encoded updates in every iteration, and stay identical."""
 
 from __future__ import annotations
 
@@ -27,31 +27,30 @@ from cupynet.parallel.synchronizers.replica_view import (
 from cupynet.parallel.synchronizers.schedule import Moment
 from cupynet.parallel.synchronizers.threshold import Message, ThresholdEncoding, encoding
 
-_encoding = encoding  # the constructor's argument has its name
+_encoding = encoding  # an argument of the constructor has the same name
 
 
 class GradientSharing(Synchronizer):
-    """Exchanges gradients in every iteration, so that all replicas make the same step.
+    """Exchanges gradients in every iteration, so that all replicas take the same step.
 
-    Without an encoding, each optimizer gets the mean gradient over all samples of the iteration. This equals one
-    replica on the concatenated batch for any optimizer, with or without clipping. Workers without a batch make the same
-    step.
+    Without an encoding, each optimizer gets the mean gradient over all samples of the iteration. For any optimizer,
+    this is equivalent to one replica on the concatenated batch. Workers without a batch take the same step.
 
-    With an encoding (Deeplearning4j's SHARED_GRADIENTS), each optimizer computes an update from its own gradients and
+    With an encoding (Deeplearning4j's SHARED_GRADIENTS), each optimizer computes an update from the local gradient and
     sends the large elements to all workers (see `ThresholdEncoding`). Weights are bit-identical on all replicas, but
-    optimizer state (momentum) differs. Residuals persist across epochs and fits and are not added to the weights at the
-    end of a fit. The host encodes, so with a GPU the weights are copied both ways in every iteration.
+    optimizer state (momentum) differs. Residuals persist across epochs and fits, and are not added to the weights at
+    the end of a fit. Encoding runs on the host, so a GPU copies its weights to the host and back in every iteration.
 
     Buffers (running statistics) are averaged in every iteration in full precision, weighted by samples. A single
     replica sends nothing.
 
     Args:
         encoding: None for exact gradients; `threshold`, or a `ThresholdEncoding`.
-        reduce: `mean`, weighted by samples; or `sum`, as Deeplearning4j does for updates, where steps grow with the
-            number of workers.
-        transfer_dtype: precision in which exact gradients are sent: `full`, their own, or `half`, 16 bits (see
-            `half_mean`). `half` cannot be combined with an encoding.
-        report_score: True to compute `Average.score`, which reads the losses from the device.
+        reduce: `mean`, weighted by samples; or `sum`, as Deeplearning4j does for updates. With `sum`, steps grow with
+            the number of workers.
+        transfer_dtype: `full` sends exact gradients in full precision, `half` in 16 bits (see `half_mean`). `half`
+            cannot be combined with an encoding.
+        report_score: True to compute `Average.score`. This reads the losses from the device.
         score_every: iterations between scores.
 
     Raises:
@@ -129,11 +128,11 @@ class GradientSharing(Synchronizer):
         return f"{what}, {'averaged' if self.reduce == 'mean' else 'added up'} in every iteration"
 
     def state(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"next": self._next, "tally": self._tally.state()}
+        content: dict[str, Any] = {"next": self._next, "tally": self._tally.state()}
         if self._encoder is not None:
             residual = by_name(self._replica, self._encoder.residual)
-            found["encoding"] = {**self._encoder.state(), "residual": residual}
-        return found
+            content["encoding"] = {**self._encoder.state(), "residual": residual}
+        return content
 
     def restore(self, state: dict[str, Any]) -> None:
         self._next = state["next"]
@@ -141,7 +140,7 @@ class GradientSharing(Synchronizer):
         if self._encoder is not None:
             self._encoder.restore(state["encoding"])
             take_by_name(self._replica, self._encoder.residual, state["encoding"]["residual"])
-            self._remember(self._replica)  # the weights are restored already
+            self._remember(self._replica)  # the weights have already been restored
 
     def merge(self, state: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:
         return 1.0, {**state, "tally": Tally().state()}
@@ -155,7 +154,7 @@ class GradientSharing(Synchronizer):
             half_mean(self.communicator, [grad], weight)
         if params.running and not together:
             self.communicator.allreduce_mean(params.running, samples)
-        if not is_finite(grad):  # the same bits on all workers, so all of them enter this branch
+        if not is_finite(grad):  # bit-identical, so all workers enter this branch
             check_finite_replicas(
                 self.communicator.gather_numbers(finite)[:, 0].tolist(), self._next, "gradient of replica"
             )
@@ -166,12 +165,12 @@ class GradientSharing(Synchronizer):
         params, common = replica.params, self._common
         np.subtract(replica.backend.to_host(params.master), common, out=self._update)
         message = encoder.encode(self._update, self._samples).vector()
-        sent = [Message.of(each) for each in self.communicator.all_gather(message)]
-        check_finite_replicas([each.finite for each in sent], self._next - 1)
-        total = sum(each.samples for each in sent)
-        for each in sent:  # in rank order, so that all workers compute the same sums
-            if each.samples:  # a worker without a batch sends nothing
-                each.add_to(common, each.samples / total if self.reduce == "mean" else 1.0)
+        messages = [Message.of(received) for received in self.communicator.all_gather(message)]
+        check_finite_replicas([received.finite for received in messages], self._next - 1)
+        total = sum(received.samples for received in messages)
+        for received in messages:  # in rank order, so that sums are bit-identical
+            if received.samples:
+                received.add_to(common, received.samples / total if self.reduce == "mean" else 1.0)
         if params.running:
             self.communicator.allreduce_mean(params.running, self._samples)
         params.master[...] = replica.backend.asarray(common)

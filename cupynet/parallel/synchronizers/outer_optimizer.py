@@ -1,7 +1,7 @@
 """Outer optimizers: an optimizer step after each averaging step.
 
-The difference between the mean and the last common weights, delta = mean - common, takes the place of a gradient. A
-learning rate and momentum for this step can compensate for infrequent averaging.
+The difference between the mean and the last common weights, delta = mean - common, takes the place of a gradient. The
+learning rate and the momentum of this step can compensate for infrequent averaging.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from cupynet.parallel.synchronizers.replica_view import ReplicaView, by_name, ta
 
 
 class OuterOptimizer:
-    """Computes new common weights from the old ones and the mean; the same on every worker.
+    """Computes new common weights from the previous ones and the mean, identically on all workers.
 
-    The deltas, and thus their momentum, already contain the learning rate of the replicas.
+    Deltas, and therefore their momentum, include the learning rate of the replicas.
     """
 
     def start(self, replica: ReplicaView) -> None:
         """Allocate the state for the weights of `replica`. Called once."""
 
     def step(self, common: Array, mean: Array) -> None:
-        """Overwrite `mean`, (P,), with the new common weights. common: the last common weights, (P,)."""
+        """Overwrite `mean` (P,) with the new common weights. common: the previous common weights (P,)."""
         raise NotImplementedError
 
     def state(self) -> dict[str, Any]:
@@ -31,17 +31,17 @@ class OuterOptimizer:
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore what `state` returned."""
+        """Restore the result of `state`."""
 
 
 class SlowMo(OuterOptimizer):
     """Slow momentum (Wang et al. 2019, 1910.00643): u = mu · u + (mean - common); common += rate · u.
 
-    The paper divides u by the learning rate of the replicas. Here u includes it, as in `Momentum`, which is equivalent
-    for a constant learning rate. Rate 1 and momentum 0 give the mean.
+    In the paper, u is divided by the learning rate of the replicas. Here u includes it, as in `Momentum`. For a
+    constant learning rate, both are equivalent. Rate 1 and momentum 0 give the mean.
 
     Args:
-        learning_rate: the factor on u.
+        learning_rate: factor of u.
         momentum: mu.
 
     Raises:
@@ -83,10 +83,11 @@ class SlowMo(OuterOptimizer):
 class DiLoCo(SlowMo):
     """Nesterov momentum (Douillard et al. 2023, 2311.08105): u = mu · u + delta; common += rate · (delta + mu · u).
 
-    The defaults are from the paper, for hundreds of averaging steps far apart. With a few dozen, use less momentum.
+    The defaults are from the paper, which averages hundreds of times at long intervals. With only a few dozen averaging
+    steps, use less momentum.
 
     Args:
-        learning_rate: the factor on the step.
+        learning_rate: factor of the step.
         momentum: mu.
 
     Raises:
@@ -106,7 +107,7 @@ NAMES: dict[str, type[OuterOptimizer]] = {"slowmo": SlowMo, "diloco": DiLoCo}
 
 
 def outer_optimizer_of(value: str | OuterOptimizer | None) -> OuterOptimizer | None:
-    """Return the optimizer of that name with its defaults, or the given one."""
+    """Return the optimizer with this name and its defaults, or the given optimizer."""
     if isinstance(value, str):
         return NAMES[one_of("outer_optimizer", value, tuple(NAMES))]()
     return (

@@ -1,4 +1,4 @@
-"""The interface of replicas for synchronizers, checkpoints of flat vectors, and counts of samples and losses."""
+"""Replicas as seen by synchronizers, conversion of flat vectors for checkpoints, and loss statistics."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cupynet.parallel.communicators.base import Communicator
 
 
 class ReplicaView(Protocol):
-    """The weights and optimizer state of one worker, for a whole model or one stage."""
+    """The weights and optimizer state of one worker, for a full model or one stage."""
 
     @property
     def backend(self) -> Backend:
@@ -25,14 +25,14 @@ class ReplicaView(Protocol):
 
     @property
     def params(self) -> Params:
-        """Flat vectors (P,) of weights and gradients, and a vector of buffers."""
+        """Flat vectors (P,) of weights and gradients, and vectors of buffers."""
 
     @property
     def optimizer_state(self) -> Mapping[str, Array]:
         """Optimizer vectors (P,) by name."""
 
     def tally(self, *, losses: bool = True) -> Tally:
-        """Return a tally to which the replica adds its iterations from now on. losses: True to sum losses too."""
+        """Return a tally to which the replica adds its iterations. losses: True to also sum the losses."""
 
     def complete(self) -> None:
         """Wait for iterations that run ahead of the host, so that tallies are up to date."""
@@ -44,17 +44,17 @@ def by_name(replica: ReplicaView, vector: Array) -> dict[str, NDArray[Any]]:
 
 
 def take_by_name(replica: ReplicaView, vector: Array, saved: Mapping[str, NDArray[Any]]) -> None:
-    """Overwrite a (P,) vector with the result of `by_name`, converting the precision."""
+    """Overwrite a (P,) vector with the result of `by_name`. The precision may differ."""
     overwrite(replica.backend, replica.params.views(vector), saved)
 
 
 def copies(backend: Backend, views: Iterable[tuple[str, Array]]) -> dict[str, NDArray[Any]]:
-    """Copy arrays to the host. Return them by name."""
+    """Copy arrays to the host, and return them by name."""
     return {name: np.array(backend.to_host(view)) for name, view in views}
 
 
 def overwrite(backend: Backend, views: Iterable[tuple[str, Array]], saved: Mapping[str, NDArray[Any]]) -> None:
-    """Overwrite arrays with the result of `copies`, converting the precision."""
+    """Overwrite arrays with the result of `copies`. The precision may differ."""
     for name, view in views:
         part = saved[name]
         if part.shape != view.shape:
@@ -63,25 +63,25 @@ def overwrite(backend: Backend, views: Iterable[tuple[str, Array]], saved: Mappi
 
 
 def is_finite(*vectors: Array) -> bool:
-    """Return True if every element is finite. Makes one pass over each vector, without a temporary."""
+    """Return True if the sum of each vector is finite. This takes one pass without a temporary array."""
     return all(math.isfinite(float(vector.sum())) for vector in vectors)
 
 
 def distance(backend: Backend, pairs: Iterable[tuple[Array, Array]]) -> float:
-    """Return |vector - mean| / |mean|. pairs: parts of the vector with the same parts of the mean."""
-    apart = length = 0.0
+    """Return |vector - mean| / |mean|. pairs: corresponding parts of both."""
+    difference = norm = 0.0
     for vector, mean in pairs:
-        apart += float(backend.squared_norm(vector - mean))
-        length += float(backend.squared_norm(mean))
-    return math.sqrt(apart / max(length, 1e-30))
+        difference += float(backend.squared_norm(vector - mean))
+        norm += float(backend.squared_norm(mean))
+    return math.sqrt(difference / max(norm, 1e-30))
 
 
 def check_finite_replicas(finite: Sequence[float], iteration: int | None, what: str = "replica") -> None:
     """Raise DivergedError on every worker if any replica is not finite, before it is averaged into the others.
 
-    iteration: the last one (from 0); None at the end of an epoch.
+    iteration: the last iteration (from 0); None at the end of an epoch.
     """
-    bad = [str(rank) for rank, fine in enumerate(finite) if not fine]
+    bad = [str(rank) for rank, ok in enumerate(finite) if not ok]
     if bad:
         when = "at the end of an epoch" if iteration is None else f"after iteration {iteration + 1}"
         raise DivergedError(
@@ -91,19 +91,19 @@ def check_finite_replicas(finite: Sequence[float], iteration: int | None, what: 
 
 
 class Tally:
-    """Counts samples and losses of a replica since the last `clear`. The replica adds each iteration.
+    """Counts the samples of a replica and sums their losses since the last `clear`.
 
-    On a GPU a replica may run ahead of the host. Its iterations are then added later, at the latest by `complete`.
+    On a GPU, a replica may run ahead of the host. Its iterations are then added later, at the latest by `complete`.
 
     Args:
-        complete: waits for iterations that run ahead.
-        losses: True to sum losses too.
+        complete: waits for iterations that run ahead of the host.
+        losses: True to also sum the losses.
 
     Attributes:
-        iterations: their number; the same on every worker.
+        iterations: number of iterations; the same on every worker.
         scored: number of samples with losses on this worker.
-        losses: sum of these losses: a number, or 0-d on the device.
-        hits: number of these samples that are classified correctly, likewise; not part of `state`.
+        losses: sum of these losses, a number or a 0-d array on the device.
+        hits: number of these samples that are classified correctly, of the same type; not part of `state`.
     """
 
     def __init__(self, complete: Callable[[], None] = lambda: None, *, losses: bool = True) -> None:
@@ -114,15 +114,15 @@ class Tally:
         self.hits: Array = 0
 
     def add(self, iterations: int, samples: int, losses: Array | None, hits: Array = 0) -> None:
-        """Add iterations. losses, hits: sums over their samples; losses is None if another worker has them."""
+        """Add iterations. losses, hits: sums over the samples; None for losses that another worker holds."""
         self.iterations, self.samples = self.iterations + iterations, self.samples + samples
         if self._sums and samples and losses is not None:
             self.scored, self.losses, self.hits = self.scored + samples, self.losses + losses, self.hits + hits
 
     def gather(self, replica: ReplicaView, communicator: Communicator, iteration: int | None) -> float:
-        """Return the mean loss over the samples of all replicas since the last `clear`; NaN if no worker has it.
+        """Return the mean loss over the samples of all replicas since the last `clear`; NaN if there are no losses.
 
-        iteration: the last one (from 0); None at the end of an epoch or fit.
+        iteration: the last iteration (from 0); None at the end of an epoch or fit.
 
         Raises:
             DivergedError: on every worker, if any replica is not finite.
@@ -130,7 +130,7 @@ class Tally:
         loss = float(self.losses)
         finite = math.isfinite(loss) and is_finite(*replica.params.vectors)
         gathered = communicator.gather_numbers(self.scored, loss, finite).tolist()  # (W, 3)
-        check_finite_replicas([fine for _, _, fine in gathered], iteration)
+        check_finite_replicas([ok for _, _, ok in gathered], iteration)
         scored = sum(count for count, _, _ in gathered)
         return sum(total for _, total, _ in gathered) / scored if scored else math.nan
 
@@ -143,6 +143,6 @@ class Tally:
         return {"rounds": self.iterations, "samples": self.samples, "scored": self.scored, "losses": float(self.losses)}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore what `state` returned."""
+        """Restore the result of `state`."""
         self.iterations, self.samples = state["rounds"], state["samples"]
         self.scored, self.losses = state["scored"], state["losses"]

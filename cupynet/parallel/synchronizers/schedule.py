@@ -1,7 +1,7 @@
 """Averaging schedules: every k iterations, at the end of each epoch, once at the end, or adaptive.
 
-Each worker has its own schedule. They all make the same decisions without communication, because they depend only on
-iterations and measurements that all workers share.
+Each worker has its own schedule. All schedules make the same decisions without communication, because they depend only
+on the iteration and on measurements that all workers share.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class AveragingSchedule:
         raise NotImplementedError
 
     def at(self, moment: Moment) -> bool:
-        """Return True to average at this moment, if replicas have trained since the last averaging step."""
+        """Return True to average at this moment. Called only if replicas have trained since the last averaging step."""
         return moment != "epoch"
 
     @property
@@ -48,14 +48,14 @@ class AveragingSchedule:
         """Called after an averaging step. drift: NaN if it was not measured."""
 
     def ended(self, moment: Moment) -> None:
-        """Called after a moment has passed, with or without an averaging step."""
+        """Called after the averaging step at this moment, or without one."""
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint: numbers by name."""
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore what `state` returned."""
+        """Restore the result of `state`."""
 
 
 class Every(AveragingSchedule):
@@ -101,8 +101,7 @@ class PostLocal(AveragingSchedule):
     """Averages in every iteration of the first epochs, then less often (post-local SGD, Lin et al. 2018, 1808.07217).
 
     Args:
-        epochs: number of epochs with an averaging step in every iteration. The end of a fit counts as the end of an
-            epoch.
+        epochs: number of epochs with averaging in every iteration. The end of a fit counts as one.
         averaging_frequency: iterations between later averaging steps, or `epoch`, or `end`, or another schedule.
 
     Raises:
@@ -140,7 +139,7 @@ class PostLocal(AveragingSchedule):
             self.later.averaged(drift)
 
     def ended(self, moment: Moment) -> None:
-        if self._iterations:  # the end of the last epoch and of its fit count once
+        if self._iterations:  # the ends of the last epoch and of the fit count once
             self._complete, self._iterations = self._complete + 1, 0
         self.later.ended(moment)
 
@@ -155,17 +154,17 @@ class PostLocal(AveragingSchedule):
 class Adaptive(AveragingSchedule):
     """Adapts the averaging period to a target drift of the replicas (Jiang & Agrawal 2020).
 
-    Each averaging step measures the drift (`Average.drift`). The next period is longer if the drift was below the
-    target, and shorter if it was above, by at most a factor of two. An averaging step before the end of a period can
-    only shorten it.
+    Each averaging step measures the drift (`Average.drift`). If it is below the target, the next period is longer; if
+    it is above, the next period is shorter. The change is at most a factor of two. An averaging step before the end of
+    a period can only shorten it.
 
     Args:
-        target: relative distance of a replica from the mean at an averaging step.
+        target: target of the drift.
         initial_period: the first period, in iterations.
         max_period: the longest period, in iterations.
 
     Attributes:
-        period: current period in iterations, rounded down for use.
+        period: current period in iterations, rounded down when used.
 
     Raises:
         ConfigError: an argument is invalid.
@@ -190,10 +189,10 @@ class Adaptive(AveragingSchedule):
         return self._iterations >= int(self.period)
 
     def averaged(self, drift: float) -> None:
-        whole, self._iterations = self._iterations >= int(self.period), 0
+        complete, self._iterations = self._iterations >= int(self.period), 0
         if math.isnan(drift):  # only one replica had a batch
             return
-        factor = min(max(self.target / max(drift, 1e-30), 0.5), 2.0 if whole else 1.0)
+        factor = min(max(self.target / max(drift, 1e-30), 0.5), 2.0 if complete else 1.0)
         self.period = min(max(self.period * factor, 1.0), float(self.max_period))
 
     def state(self) -> dict[str, Any]:

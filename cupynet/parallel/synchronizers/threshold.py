@@ -1,11 +1,11 @@
-"""Threshold encoding of updates: values below a threshold are accumulated until they reach it.
+"""Threshold encoding of updates: values are accumulated until they reach a threshold.
 
 As in Deeplearning4j's SHARED_GRADIENTS (after Strom 2015, "Scalable distributed DNN training using commodity GPU cloud
-computing"), a worker adds its updates to a residual. When the residual of a weight reaches the threshold t, +t or -t is
-sent and subtracted from the residual.
+computing"), each worker adds its updates to a residual. When the residual of a weight reaches the threshold t, the
+worker sends +t or -t and subtracts it from the residual.
 
-A message is an int32 vector. It begins with the threshold (the bits of a float32), the number of samples, and a flag
-that is 1 if the update is finite. A list of weights follows: i + 1 to increase weight i by t, -(i + 1) to decrease it.
+A message is an int32 vector. Its header contains the threshold (the bits of a float32), the number of samples, and 1 if
+the update is finite. Its body lists weights: i + 1 to increase weight i by t, -(i + 1) to decrease it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cupynet.parallel.synchronizers.replica_view import is_finite
 
 HEADER = 3  # int32 values
 DECAY = 0.5 ** (1 / 20)  # halves the threshold in twenty steps
-INITIAL = 1e-3  # Deeplearning4j's 1e-4 takes 66 iterations to grow to this, too long for short trainings
+INITIAL = 1e-3  # Deeplearning4j starts at 1e-4, which takes 66 iterations to grow to this value
 EPSILON = 1e-30  # smallest threshold, so that residuals of 0 are never sent
 
 
@@ -60,14 +60,14 @@ class Threshold:
         self.threshold = self.initial
 
     def sent(self, share: float) -> None:
-        """Choose the next threshold. share: the fraction of all weights in the last message."""
+        """Choose the next threshold. share: fraction of the weights in the last message."""
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint: numbers by name."""
         return {"threshold": self.threshold}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore what `state` returned."""
+        """Restore the result of `state`."""
         self.threshold = state["threshold"]
 
     def _scale(self, factor: float) -> None:
@@ -78,7 +78,7 @@ class FixedThreshold(Threshold):
     """A constant threshold.
 
     Args:
-        threshold: small compared to the weights, and as large as the updates of several iterations.
+        threshold: should be small compared to the weights, and about as large as the updates of several iterations.
 
     Raises:
         ConfigError: the argument is invalid.
@@ -95,8 +95,8 @@ class TargetSparsity(Threshold):
     """Lowers the threshold if less than the target fraction of the weights was sent, and raises it otherwise.
 
     Args:
-        target: target fraction of the weights, 0 to 1.
-        initial: the first threshold.
+        target: target fraction of the weights, between 0 and 1.
+        initial: initial threshold.
         decay: factor by which the threshold is lowered, and divisor by which it is raised.
 
     Raises:
@@ -119,8 +119,8 @@ class AdaptiveThreshold(Threshold):
     """Lowers the threshold if too few weights were sent, and raises it if too many were.
 
     Args:
-        initial: the first threshold.
-        min_fraction, max_fraction: range of the fraction of weights, 0 to 1, in which the threshold stays the same.
+        initial: initial threshold.
+        min_fraction, max_fraction: between these fractions of the weights, the threshold does not change.
         decay: factor by which the threshold is lowered, and divisor by which it is raised.
 
     Raises:
@@ -150,13 +150,13 @@ class AdaptiveThreshold(Threshold):
 
 
 class ThresholdEncoding:
-    """Encodes a worker's updates as messages and keeps the residual.
+    """Encodes a worker's updates as messages, and accumulates the residual.
 
     Args:
         algorithm: rule for the threshold; `AdaptiveThreshold()` by default.
-        clip_residual_every: iterations between clipping residuals to `clip_residual` thresholds, so that stale updates
-            do not persist; 0 for never.
-        clip_residual: largest residual, in thresholds.
+        clip_residual_every: clip residuals after every so many iterations, so that stale updates do not persist; 0 to
+            disable clipping.
+        clip_residual: magnitude to clip residuals to, as a multiple of the threshold.
 
     Attributes:
         residual: unsent updates, (P,), on the host; exists after `start`.
@@ -178,12 +178,12 @@ class ThresholdEncoding:
         return str(self.algorithm)
 
     def start(self, length: int, weights: int, dtype: Any) -> None:
-        """Allocate the residual: `length` < 2^31 values, of which `weights` are weights and the rest is padding."""
+        """Allocate the residual of `length` < 2^31 values: `weights` weights and padding."""
         self.residual: NDArray[Any] = np.zeros(length, dtype)
         self._weights = weights
 
     def encode(self, update: NDArray[Any], samples: int) -> Message:
-        """Add an update (P,) to the residual and return the message to send; it is empty if samples is 0."""
+        """Add an update (P,) to the residual, and return the message to send. The message is empty if samples is 0."""
         if not samples:
             return Message(0, True, 0.0, np.empty(0, np.int32))
         residual, finite = self.residual, is_finite(update)
@@ -199,26 +199,26 @@ class ThresholdEncoding:
         return Message(samples, finite, threshold, body)
 
     def state(self) -> dict[str, Any]:
-        """Return the state for a checkpoint, apart from `residual`: numbers by name."""
+        """Return the state for a checkpoint, without `residual`: numbers by name."""
         return {"encoded": self._encoded, "algorithm": self.algorithm.state()}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore what `state` returned."""
+        """Restore the result of `state`."""
         self._encoded = state["encoded"]
         self.algorithm.restore(state["algorithm"])
 
 
 def _take(residual: NDArray[Any], step: Any) -> NDArray[np.int32]:
-    """Subtract a step from every residual of at least a step; return the list of these weights."""
-    places = np.flatnonzero(abs(residual) >= step)
-    values = residual[places]
-    grows = values > 0
-    residual[places] = values - np.where(grows, step, -step)
-    return np.where(grows, places + 1, -places - 1).astype(np.int32)
+    """Subtract a step from every residual of at least a step. Return the body of the message."""
+    indices = np.flatnonzero(abs(residual) >= step)
+    values = residual[indices]
+    positive = values > 0
+    residual[indices] = values - np.where(positive, step, -step)
+    return np.where(positive, indices + 1, -indices - 1).astype(np.int32)
 
 
 def encoding(value: str | ThresholdEncoding | None) -> ThresholdEncoding | None:
-    """Return the encoding called `threshold` with its defaults, the given one, or None."""
+    """Return the encoding with its defaults for `threshold`, the given encoding, or None."""
     if isinstance(value, str):
         one_of("encoding", value, ("threshold",))
         return ThresholdEncoding()
