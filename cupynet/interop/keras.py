@@ -1,9 +1,10 @@
-"""Import of weights from Keras 3, which orders axes like cupynet. This is the only file that imports h5py.
+"""Import of weights from Keras 3, which uses the same axis order. This is the only file that imports h5py.
 
-Keras stores weights as `layers/<layer>/vars/<number>` (keras/src/saving/saving_lib.py). A layer has the name of
-its class and a count (conv2d, conv2d_1, dense). Trained weights are numbered first, then running statistics. A `.keras`
-archive also contains the settings of its layers, which are compared. A `.weights.h5` file does not, so users must
-compare them: the epsilon of a normalization, for example, is 1e-3 in Keras and 1e-5 in `BatchNorm`.
+Keras stores weights as `layers/<layer>/vars/<number>` (keras/src/saving/saving_lib.py). Layers are named by class and
+count (conv2d, conv2d_1, dense). Trainable weights are numbered first, then running statistics.
+
+A `.keras` archive also contains the layer settings, which are compared with the model. A `.weights.h5` file does not,
+so users must compare the settings themselves. For example, epsilon is 1e-3 in Keras and 1e-5 in `BatchNorm`.
 """
 
 from __future__ import annotations
@@ -36,32 +37,32 @@ CLASSES = {"BatchNorm": "BatchNormalization", "LayerNorm": "LayerNormalization"}
 def import_keras(model: Model, path: PathLike, names: Mapping[str, str] | None = None) -> None:
     """Load the weights of a `.weights.h5` or `.keras` file of Keras 3. Requires h5py (the extra `keras`).
 
-    A `Conv2D` with as many groups as channels takes the weights of a `DepthwiseConv2D`, or of a `Conv2D` in `names`.
+    A `Conv2D` with one group per channel loads the weights of a `DepthwiseConv2D`, or of the `Conv2D` given in `names`.
 
     Args:
-        names: layer in the file by layer of the model ("conv1": "conv2d_1"). By default, the n-th layer of a class here
-            corresponds to the n-th layer of that class in the file. Layers in branches must be named, because Keras
-            numbers them by their distance to the output.
+        names: layer in the file by layer of the model ("conv1": "conv2d_1"). By default, the n-th layer of a class
+            corresponds to the n-th layer of this class in the file. Layers in branches must be named, because Keras
+            numbers them by their distance from the output.
 
     Raises:
-        DataError: the file cannot be read; a weight is missing, unexpected, or has another shape; or layers in a
-            `.keras` archive have other settings, such as epsilon, strides or activation.
+        DataError: the file cannot be read; a weight is missing, unexpected, or has the wrong shape; or layers in a
+            `.keras` archive have different settings, such as epsilon, strides or activation.
         ConfigError: `names` has unknown layers or lacks ambiguous ones, or h5py is not installed.
     """
     names = names or {}
-    wanted = weights_of(model, names)
-    _check_unambiguous(model, wanted, names)
+    weights = weights_of(model, names)
+    _check_unambiguous(model, weights, names)
     with _opened(path) as stored:
         variables = {name: variable for name, variable in stored.items() if DROPOUT_STATE not in name}
         layers = {**_keras_names(model.network), **names}
         counts: Counter[str] = Counter()
         arrays = {}
-        for name, (layer, _, shape) in wanted.items():
-            there = f"layers/{layers[layer.path]}/vars/{counts[layer.path]}"
+        for name, (layer, _, shape) in weights.items():
+            entry = f"layers/{layers[layer.path]}/vars/{counts[layer.path]}"
             counts[layer.path] += 1
-            variable = take(variables, there, name, path)
+            variable = take(variables, entry, name, path)
             read = partial(_read, variable, shape)
-            arrays[name] = check_shape(read, variable.shape, shape, f"{name} of {there!r}", path)
+            arrays[name] = check_shape(read, variable.shape, shape, f"{name} of {entry!r}", path)
         check_all_taken(variables, path)
     check_settings(model, _config(path), layers, path)
     model.load_weights(arrays)
@@ -79,25 +80,25 @@ def _read(variable: Any, shape: tuple[int, ...]) -> Any:
 
 
 def _keras_names(network: Layer) -> dict[str, str]:
-    """Return Keras' name of each layer: its class in snake case, with the number of earlier layers of this class."""
+    """Return Keras' layer names: the class in snake case, and the number of previous layers of this class."""
     counts: Counter[str] = Counter()
     names = {}
     for layer in network.walk():
-        kind = CLASSES.get(type(layer).__name__, type(layer).__name__)
-        kind = snake_case(kind)
+        keras_class = CLASSES.get(type(layer).__name__, type(layer).__name__)
+        keras_class = snake_case(keras_class)
         if isinstance(layer, Conv2D) and layer.groups == layer.input.shape[-1] > 1:
-            kind = "depthwise_conv2d"
-        names[layer.path] = f"{kind}_{counts[kind]}" if kind in counts else kind
-        counts[kind] += 1
+            keras_class = "depthwise_conv2d"
+        names[layer.path] = f"{keras_class}_{counts[keras_class]}" if keras_class in counts else keras_class
+        counts[keras_class] += 1
     return names
 
 
-def _check_unambiguous(model: Model, wanted: Mapping[str, Weight], names: Mapping[str, str]) -> None:
-    """Raise ConfigError for layers in branches without a name in the file.
+def _check_unambiguous(model: Model, weights: Mapping[str, Weight], names: Mapping[str, str]) -> None:
+    """Raise ConfigError for layers in branches that are not in `names`.
 
-    Only layers in sequence have the same order in Keras, which numbers layers by depth (keras/src/ops/function.py).
+    Keras numbers layers by depth (keras/src/ops/function.py), so only the order of sequential layers is known.
     """
-    with_weights = {layer.path for layer, _, _ in wanted.values()}
+    with_weights = {layer.path for layer, _, _ in weights.values()}
     for parent in model.network.walk():
         if isinstance(parent, Concat) or (isinstance(parent, Residual) and parent.shortcut is not None):
             unnamed = with_weights.intersection(layer.path for layer in parent.walk()) - set(names)
@@ -110,7 +111,7 @@ def _check_unambiguous(model: Model, wanted: Mapping[str, Weight], names: Mappin
 
 @contextmanager
 def _opened(path: PathLike) -> Iterator[dict[str, Any]]:
-    """Open a Keras file. Yields its variables by path; raises ConfigError or DataError."""
+    """Open a Keras file and yield its variables by path. Raises ConfigError or DataError."""
     try:
         import h5py
     except ImportError as error:
@@ -120,7 +121,7 @@ def _opened(path: PathLike) -> Iterator[dict[str, Any]]:
         with h5py.File(_h5(path), "r") as file:
             if "layers" not in file:
                 raise DataError(
-                    f"{path}: is not in the format of Keras 3. Convert a legacy .h5 file in Keras 3: "
+                    f"{path}: is not a Keras 3 file. Convert a legacy .h5 file in Keras 3: "
                     "keras.models.load_model(path), or model.load_weights(path), and then model.save('digits.keras')"
                 )
             yield dict(_variables(file, h5py, "layers"))
@@ -128,11 +129,11 @@ def _opened(path: PathLike) -> Iterator[dict[str, Any]]:
         if isinstance(error, ConfigError):
             raise
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())
-        raise DataError(f"{path}: cannot be read as .weights.h5 or .keras file of Keras 3 ({reason})") from error
+        raise DataError(f"{path}: cannot be read as a .weights.h5 or .keras file of Keras 3 ({reason})") from error
 
 
 def _h5(path: PathLike) -> Any:
-    """Return the HDF5 file to open, which may be inside a .keras archive."""
+    """Return the HDF5 file, which may be inside a .keras archive."""
     if not zipfile.is_zipfile(path):
         return Path(path)
     with zipfile.ZipFile(path) as archive:
@@ -140,7 +141,7 @@ def _h5(path: PathLike) -> Any:
 
 
 def _config(path: PathLike) -> Any:
-    """Return config.json of a .keras archive, or {} if there is none, as in a .weights.h5 file."""
+    """Return the content of config.json in a .keras archive; {} for a .weights.h5 file."""
     if not zipfile.is_zipfile(path):
         return {}
     try:
@@ -156,16 +157,16 @@ def _config(path: PathLike) -> Any:
         raise DataError(f"{path}: its {CONFIG_IN_KERAS} cannot be read ({one_line(error)})") from error
 
 
-def _variables(file: Any, h5py: Any, place: str) -> Iterator[tuple[str, Any]]:
-    """Yield the arrays below a group. Raises DataError for links and data in other files."""
-    group = file[place]
+def _variables(file: Any, h5py: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    """Yield the arrays in a group, recursively. Raises DataError for links and for data in other files."""
+    group = file[prefix]
     for name in group:
         if not isinstance(group.get(name, getlink=True), h5py.HardLink):
-            raise DataError(f"{file.filename}: {place}/{name} is a link, which is not supported")
-        inside = group[name]
-        if isinstance(inside, h5py.Group):
-            yield from _variables(file, h5py, f"{place}/{name}")
-        elif inside.external or inside.is_virtual:
-            raise DataError(f"{file.filename}: {place}/{name} is stored in another file, which is not supported")
+            raise DataError(f"{file.filename}: {prefix}/{name} is a link, which is not supported")
+        item = group[name]
+        if isinstance(item, h5py.Group):
+            yield from _variables(file, h5py, f"{prefix}/{name}")
+        elif item.external or item.is_virtual:
+            raise DataError(f"{file.filename}: {prefix}/{name} is stored in another file, which is not supported")
         else:
-            yield f"{place}/{name}", inside
+            yield f"{prefix}/{name}", item

@@ -1,7 +1,7 @@
-"""Compares the layer settings in `config.json` of a `.keras` archive with a model.
+"""Comparison of the layer settings in a `.keras` archive with a model.
 
-The same weights fit many networks: a different epsilon, stride or activation would silently change the results. Only
-settings that are in the file and affect inference are compared.
+The same weights fit many networks, and a different epsilon, stride or activation would silently change the results.
+Only settings that are stored in the file and affect inference are compared.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ KINDS: dict[type[nn.Layer], str] = {
     nn.Concat: "Concatenate",
 }
 WEIGHTED = ("Conv2D", "Dense", "BatchNormalization", "LayerNormalization")
-# classes without effect in inference, and Flatten, which `Dense` includes; also all classes that begin with Random
+# classes without effect on inference, and Flatten, which `Dense` includes; classes named Random... are also ignored
 IDLE = (
     *("InputLayer", "Flatten", "Identity", "Dropout", "SpatialDropout2D", "GaussianDropout", "AlphaDropout"),
     *("GaussianNoise", "ActivityRegularization"),
 )
-ACTIVATIONS = {"linear": "identity", "swish": "silu"}  # Keras -> cupynet, if the names differ
+ACTIVATIONS = {"linear": "identity", "swish": "silu"}  # Keras -> cupynet, where names differ
 
 
 @dataclass
@@ -48,10 +48,10 @@ class Step:
     """One operation of a network: a layer without its activation, or an activation.
 
     Attributes:
-        kind: class name in Keras.
-        name: name of the layer.
+        kind: Keras' class name.
+        name: layer name.
         settings: settings by Keras' names.
-        layer: the layer of the model; None for a step in the file.
+        layer: layer of the model; None for a step from the file.
     """
 
     kind: str
@@ -60,22 +60,22 @@ class Step:
     layer: nn.Layer | None = None
 
     def __str__(self) -> str:
-        what = self.settings["activation"] if self.kind == "Activation" else self.kind
-        return f"{what} of '{self.name}'"
+        kind = self.settings["activation"] if self.kind == "Activation" else self.kind
+        return f"{kind} of '{self.name}'"
 
 
 def snake_case(kind: str) -> str:
-    """Convert a class name as Keras does: Conv2D -> conv2d, BatchNormalization -> batch_normalization."""
+    """Convert a class name to snake case as Keras does: BatchNormalization -> batch_normalization."""
     words = re.sub(r"(.)([A-Z][a-z]+)", r"\1_\2", re.sub(r"\W+", "", kind))
     return re.sub(r"([a-z])([A-Z])", r"\1_\2", words).lower()
 
 
 def check_settings(model: nn.Model, config: Any, places: Mapping[str, str], path: PathLike) -> None:
-    """Raise DataError if settings of layers differ between a file and the model.
+    """Raise DataError if layer settings differ between the file and the model.
 
     Args:
         config: content of config.json.
-        places: layer in the weights file by layer of the model.
+        places: layer in the file by layer of the model.
     """
     try:
         theirs = [step for step in _theirs(config) if not _only_flattens(step, model.input.shape)]
@@ -90,16 +90,16 @@ def _check_steps(
 ) -> None:
     _check_pixels(model, theirs, path)
     if theirs and theirs[-1].settings.get("activation") == model.loss.applies is not None:
-        theirs.pop()  # the loss applies it
+        theirs.pop()  # the loss applies this activation
     by_name = {step.name: step for step in theirs if step.kind != "Activation"}
     for step in ours:
         if step.kind in WEIGHTED and places.get(step.name) in by_name:
             _check_pair(step, by_name[places[step.name]], path)
         elif step.kind not in KINDS.values():  # a user-defined class
-            there = by_name.get(places.get(step.name, ""))
+            file_step = by_name.get(places.get(step.name, ""))
             step.kind = f"custom layer {step.kind}"
-            if there is not None:
-                there.kind = step.kind
+            if file_step is not None:
+                file_step.kind = step.kind
     if any(step.kind in ("Add", "Concatenate") for step in (*ours, *theirs)):
         _check_together(ours, theirs, path)
     else:
@@ -113,49 +113,53 @@ def _only_flattens(step: Step, shape: tuple[int, ...]) -> bool:
 
 
 def _check_in_order(ours: Sequence[Step], theirs: Sequence[Step], path: PathLike) -> None:
-    """Compare two networks without branches step by step."""
+    """Compare networks without branches step by step."""
     for number in range(max(len(ours), len(theirs))):
-        here, there = (steps[number] if number < len(steps) else None for steps in (ours, theirs))
-        if here is None or there is None or here.kind != there.kind:
+        step, file_step = (steps[number] if number < len(steps) else None for steps in (ours, theirs))
+        if step is None or file_step is None or step.kind != file_step.kind:
             raise DataError(
-                f"{path}: the networks differ: the file has {there or 'no more layers'}, the model has "
-                f"{here or 'no more layers'}. Build the same network, or save only the weights (.weights.h5)."
+                f"{path}: the networks differ: the file has {file_step or 'no more layers'}, the model has "
+                f"{step or 'no more layers'}. Build the same network, or save only the weights (.weights.h5)."
             )
-        if here.kind not in WEIGHTED:
-            _check_pair(here, there, path)
+        if step.kind not in WEIGHTED:
+            _check_pair(step, file_step, path)
 
 
 def _check_together(ours: Sequence[Step], theirs: Sequence[Step], path: PathLike) -> None:
-    """Compare networks with branches in any order, because the order in the file is arbitrary."""
-    left = list(theirs)
-    for here in ours:
-        same = [there for there in left if there.kind == here.kind]
-        found = next((there for there in same if here.kind in WEIGHTED or not _differences(here, there)), None)
-        if found is None:
-            if same:
-                _check_pair(here, same[0], path)
-            raise DataError(f"{path}: the model has {here}, but the file does not. Build the same network.")
-        left.remove(found)
-    if left:
-        raise DataError(f"{path}: the file has {left[0]}, but the model does not. Build the same network.")
+    """Compare networks with branches regardless of order, because the order in the file is arbitrary."""
+    remaining = list(theirs)
+    for step in ours:
+        candidates = [file_step for file_step in remaining if file_step.kind == step.kind]
+        match = next(
+            (file_step for file_step in candidates if step.kind in WEIGHTED or not _differences(step, file_step)), None
+        )
+        if match is None:
+            if candidates:
+                _check_pair(step, candidates[0], path)
+            raise DataError(f"{path}: the model has {step}, but the file does not. Build the same network.")
+        remaining.remove(match)
+    if remaining:
+        raise DataError(f"{path}: the file has {remaining[0]}, but the model does not. Build the same network.")
 
 
-def _check_pair(here: Step, there: Step, path: PathLike) -> None:
-    """Raise DataError if settings of two steps of the same kind differ."""
-    found = _differences(here, there)
-    if found:
-        each = [f"{name} is {shown(own)}, but {shown(other)} in the file" for name, own, other in found]
+def _check_pair(step: Step, file_step: Step, path: PathLike) -> None:
+    """Raise DataError if the settings of two steps of the same kind differ."""
+    differences = _differences(step, file_step)
+    if differences:
+        texts = [
+            f"{name} is {shown(value)}, but {shown(file_value)} in the file" for name, value, file_value in differences
+        ]
         raise DataError(
-            f"{path}: layer '{here.name}' ({there.name!r} in the file): {listed(each, 'and')}. Use the file's."
+            f"{path}: layer '{step.name}' ({file_step.name!r} in the file): {listed(texts, 'and')}. Use the file's."
         )
 
 
-def _differences(here: Step, there: Step) -> list[tuple[str, Any, Any]]:
-    """Return name, own value and the file's value of settings that differ."""
-    assert here.layer is not None
-    expected = _resolved(there.settings, here.layer)
-    return [(name, here.settings[name], value) for name, value in expected.items()
-            if name in here.settings and value is not None and not _equal(here.settings[name], value)]  # fmt: skip
+def _differences(step: Step, file_step: Step) -> list[tuple[str, Any, Any]]:
+    """Return the settings that differ: name, value in the model, and value in the file."""
+    assert step.layer is not None
+    expected = _resolved(file_step.settings, step.layer)
+    return [(name, step.settings[name], value) for name, value in expected.items()
+            if name in step.settings and value is not None and not _equal(step.settings[name], value)]  # fmt: skip
 
 
 def _equal(one: Any, other: Any) -> bool:
@@ -165,12 +169,12 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def _check_pixels(model: nn.Model, theirs: list[Step], path: PathLike) -> None:
-    """Remove an initial Rescaling from `theirs`. Raises DataError if the model scales pixels differently."""
+    """Remove an initial Rescaling from `theirs`. Raises DataError if it differs from the model's pixel scaling."""
     if theirs[0].kind != "Rescaling":
         return
     settings, pixels = theirs.pop(0).settings, model.pixels
     scale, offset = (
-        np.atleast_1d(np.array(settings.get(name, usual), float)) for name, usual in (("scale", 1), ("offset", 0))
+        np.atleast_1d(np.array(settings.get(name, default), float)) for name, default in (("scale", 1), ("offset", 0))
     )
     same = np.allclose(pixels.scale, scale, rtol=1e-6, atol=0) and np.allclose(pixels.shift, offset, rtol=1e-6)
     if not same:
@@ -202,49 +206,49 @@ def _ours(network: nn.Layer) -> Iterator[Step]:
 
 def _settings_of(layer: nn.Layer) -> Settings:
     """Return the settings of a built layer by Keras' names."""
-    found: Settings = {"data_format": "channels_last"}
+    settings: Settings = {"data_format": "channels_last"}
     if isinstance(layer, nn.Conv2D | nn.MaxPool2D | nn.AvgPool2D):
         size = "kernel_size" if isinstance(layer, nn.Conv2D) else "pool_size"
-        found |= {size: layer.kernel_size, "strides": layer.stride, "padding": layer.window.padding}
+        settings |= {size: layer.kernel_size, "strides": layer.stride, "padding": layer.window.padding}
     if isinstance(layer, nn.Conv2D):
-        found |= {"filters": layer.filters, "dilation_rate": layer.dilation, "groups": layer.groups}
+        settings |= {"filters": layer.filters, "dilation_rate": layer.dilation, "groups": layer.groups}
     elif isinstance(layer, nn.Dense):
-        found |= {"units": layer.units}
+        settings |= {"units": layer.units}
     elif isinstance(layer, nn.Concat):
-        found["axis"] = (-1,)
+        settings["axis"] = (-1,)
     elif isinstance(layer, nn.BatchNorm | nn.LayerNorm):
         axes = len(layer.input.shape) if isinstance(layer, nn.LayerNorm) and layer.axis == "features" else 1
-        found |= {"epsilon": layer.epsilon, "axis": tuple(range(-axes, 0)), "rms_scaling": False}
+        settings |= {"epsilon": layer.epsilon, "axis": tuple(range(-axes, 0)), "rms_scaling": False}
     if isinstance(layer, nn.Conv2D | nn.Dense):
-        found["use_bias"] = layer.use_bias
-    return found
+        settings["use_bias"] = layer.use_bias
+    return settings
 
 
 # the network in the file ----------------------------------------------------------------------------------------------
 
 
-def _theirs(config: Any, place: str = "") -> Iterator[Step]:
-    """Yield the steps of a model in the file, including nested models, named like their weights."""
+def _theirs(config: Any, prefix: str = "") -> Iterator[Step]:
+    """Yield the steps of the model in the file, including nested models, with the names of their weights."""
     counts: Counter[str] = Counter()
-    around: Any = None  # a ZeroPadding2D, to be merged into the next convolution
+    padding: Any = None  # a ZeroPadding2D to merge into the next convolution
     for layer in config.get("config", {}).get("layers", []):
         kind, settings = str(layer["class_name"]), dict(layer.get("config", {}))
         name = snake_case(kind)
         counts[name] += 1
-        name = f"{place}{name}_{counts[name] - 1}" if counts[name] > 1 else f"{place}{name}"
+        name = f"{prefix}{name}_{counts[name] - 1}" if counts[name] > 1 else f"{prefix}{name}"
         if "layers" in settings:
             yield from _theirs(layer, f"{name}/layers/")
-        elif kind == "ZeroPadding2D" and around is None:
-            around = Step(kind, name, settings)
+        elif kind == "ZeroPadding2D" and padding is None:
+            padding = Step(kind, name, settings)
         elif kind not in IDLE and not kind.startswith("Random"):
-            if around is not None and kind in ("Conv2D", "DepthwiseConv2D") and settings.get("padding") == "valid":
-                settings["padding"] = around.settings["padding"]
-            elif around is not None:
-                yield around
-            around = None
+            if padding is not None and kind in ("Conv2D", "DepthwiseConv2D") and settings.get("padding") == "valid":
+                settings["padding"] = padding.settings["padding"]
+            elif padding is not None:
+                yield padding
+            padding = None
             yield from _steps(kind, name, settings)
-    if around is not None:
-        yield around
+    if padding is not None:
+        yield padding
 
 
 def _steps(kind: str, name: str, settings: Settings) -> Iterator[Step]:
@@ -254,46 +258,46 @@ def _steps(kind: str, name: str, settings: Settings) -> Iterator[Step]:
         activation = {"class_name": kind, "config": settings}
     elif kind != "Activation":
         yield Step("Conv2D" if kind == "DepthwiseConv2D" else kind, name, settings)
-    found = _activation(activation)
-    if found["activation"] != "identity":
-        yield Step("Activation", name, found)
+    activation_settings = _activation(activation)
+    if activation_settings["activation"] != "identity":
+        yield Step("Activation", name, activation_settings)
 
 
-def _activation(given: Any) -> Settings:
-    """Return cupynet's name and slope of an activation, which Keras stores as a name, a function or a layer."""
-    if isinstance(given, Mapping):
-        kind, settings = str(given.get("class_name")), given.get("config")
+def _activation(value: Any) -> Settings:
+    """Return cupynet's name and slope of an activation. Keras stores a name, a function or a layer."""
+    if isinstance(value, Mapping):
+        kind, settings = str(value.get("class_name")), value.get("config")
         if not isinstance(settings, Mapping):
             return _activation(settings)
         slope = settings.get("negative_slope") or 0.0
         if kind in ("ReLU", "LeakyReLU") and not settings.get("max_value") and not settings.get("threshold"):
             return {"activation": "leaky_relu", "negative_slope": slope} if slope else {"activation": "relu"}
-        plain = (kind == "ELU" and settings.get("alpha", 1) == 1) or (kind == "Softmax" and settings.get("axis") == -1)
-        return {"activation": kind.lower() if plain else f"{kind} {dict(settings)}"}
-    name = "linear" if given is None else str(given)
+        known = (kind == "ELU" and settings.get("alpha", 1) == 1) or (kind == "Softmax" and settings.get("axis") == -1)
+        return {"activation": kind.lower() if known else f"{kind} {dict(settings)}"}
+    name = "linear" if value is None else str(value)
     slope_of = {"negative_slope": 0.2} if name == "leaky_relu" else {}
     return {"activation": ACTIVATIONS.get(name, name), **slope_of}
 
 
 def _resolved(settings: Settings, layer: nn.Layer) -> Settings:
-    """Convert settings of the file to the form of `_settings_of`: sizes as pairs, padding in pixels."""
-    found = {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
-    if "depth_multiplier" in found:  # DepthwiseConv2D
+    """Convert settings from the file to the form of `_settings_of`: sizes as pairs, padding in pixels."""
+    resolved = {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
+    if "depth_multiplier" in resolved:  # DepthwiseConv2D
         channels = layer.input.shape[-1]
-        found |= {"groups": channels, "filters": channels * found.pop("depth_multiplier")}
-    if isinstance(found.get("axis"), int):
-        found["axis"] = (found["axis"],)
-    if "axis" in found:
+        resolved |= {"groups": channels, "filters": channels * resolved.pop("depth_multiplier")}
+    if isinstance(resolved.get("axis"), int):
+        resolved["axis"] = (resolved["axis"],)
+    if "axis" in resolved:
         axes = len(layer.input.shape) + 1
-        found["axis"] = tuple(sorted(each - axes if each > 0 else each for each in found["axis"]))
-    padding = found.get("padding")
+        resolved["axis"] = tuple(sorted(axis - axes if axis > 0 else axis for axis in resolved["axis"]))
+    padding = resolved.get("padding")
     if isinstance(layer, nn.Conv2D | nn.MaxPool2D | nn.AvgPool2D) and padding is not None:
         if padding in ("same", "valid"):
             dilation = layer.dilation if isinstance(layer, nn.Conv2D) else (1, 1)
             amount = None if padding == "same" else (0, 0)
-            found["padding"] = window_on(layer.input, layer.kernel_size, layer.stride, amount, dilation).padding
+            resolved["padding"] = window_on(layer.input, layer.kernel_size, layer.stride, amount, dilation).padding
         else:
-            found["padding"] = tuple(map(tuple, padding))
+            resolved["padding"] = tuple(map(tuple, padding))
     if not isinstance(layer.input, nn.Image):
-        found.pop("data_format", None)
-    return found
+        resolved.pop("data_format", None)
+    return resolved

@@ -1,4 +1,4 @@
-"""Matches the weights of a model with those in the file of another program."""
+"""Matching of a model's weights with the entries of a file from another framework."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cupynet.nn import Layer, Model
 
 
 def check_known(network: Layer, known: Collection[type[Layer]], target: str) -> None:
-    """Raise ConfigError for layers whose type is not in `known`, the types with an equivalent in `target`."""
+    """Raise ConfigError for layers of types that are not in `known`, which have no equivalent in `target`."""
     for layer in network.walk():
         if type(layer) not in known:
             kind, name = type(layer), layer.path or "network"
@@ -39,37 +39,38 @@ def weights_of(model: Model, names: Iterable[str] = ()) -> dict[str, Weight]:
     """
     layers = {layer.path: layer for layer in model.network.walk()}
     arrays: dict[str, Any] = {**dict(model.params.named()), **dict(model.params.named_buffers())}
-    found = {}
+    weights = {}
     for name, array in arrays.items():
-        path, _, own = name.rpartition(".")
-        found[name] = Weight(layers[path], own, array.shape)
+        path, _, weight_name = name.rpartition(".")
+        weights[name] = Weight(layers[path], weight_name, array.shape)
     for name in names:
-        if name not in found and name not in layers:
-            raise ConfigError(f"names: the model has no layer or weight {name!r}. It has {', '.join(found)}.")
-    return found
+        if name not in weights and name not in layers:
+            raise ConfigError(f"names: the model has no layer or weight {name!r}. It has {', '.join(weights)}.")
+    return weights
 
 
-def take(stored: dict[str, Any], there: str, name: str, path: PathLike) -> Any:
-    """Remove and return the entry `there` of a file, for the weight `name`. Raises DataError."""
-    if there not in stored:
-        has = ", ".join(sorted(stored)[:8]) or "no other weights"
-        raise DataError(f"{path}: lacks {there!r} for weight '{name}'. It has {has}. Map the weight with names.")
-    return stored.pop(there)
+def take(stored: dict[str, Any], entry: str, name: str, path: PathLike) -> Any:
+    """Remove and return the entry of a file for weight `name`. Raises DataError."""
+    if entry not in stored:
+        entries = ", ".join(sorted(stored)[:8]) or "no other weights"
+        raise DataError(f"{path}: lacks {entry!r} for weight '{name}'. It has {entries}. Map the weight with names.")
+    return stored.pop(entry)
 
 
 def check_shape(
-    read: Callable[[], Any], found: tuple[int, ...], shape: tuple[int, ...], what: str, path: PathLike
+    read: Callable[[], Any], actual: tuple[int, ...], shape: tuple[int, ...], description: str, path: PathLike
 ) -> Any:
-    """Return `read()` if it has the right shape; arrays of another size are not read. Raises DataError."""
-    array = read() if math.prod(found) == math.prod(shape) else None
+    """Return `read()` if it has the right shape. Arrays of the wrong size are not read. Raises DataError."""
+    array = read() if math.prod(actual) == math.prod(shape) else None
     if array is None or tuple(array.shape) != shape:
-        raise DataError(f"{path}: weight {what} has shape {tuple(found)}, but the network needs {shape}")
+        raise DataError(f"{path}: weight {description} has shape {tuple(actual)}, but the network needs {shape}")
     return array
 
 
-def check_all_taken(left: Mapping[str, Any], path: PathLike) -> None:
-    """Raise DataError if weights of the file are left over."""
-    if left:
+def check_all_taken(remaining: Mapping[str, Any], path: PathLike) -> None:
+    """Raise DataError if unused entries of the file are left."""
+    if remaining:
         raise DataError(
-            f"{path}: unexpected weight {min(left)!r} ({len(left)} in total). The file may belong to another network."
+            f"{path}: unexpected weight {min(remaining)!r} ({len(remaining)} in total). The file may belong to another "
+            "network."
         )

@@ -1,9 +1,10 @@
 """Export to ONNX, with operators of opset 20 (2023). This is the only file that imports onnx.
 
 The input is `images` (N, H, W, C) with any N: uint8 from 0 to 255, or float from 0 to 1. The graph includes scaling and
-normalization of pixels. Its outputs are `logits` (N, O), and `probabilities` if the loss defines them. In the graph,
-images are (N, C, H, W). They are flattened in the order H, W, C, so that weights of dense layers stay the same.
-Normalization uses running statistics, `Dropout` is omitted, and all computations use float.
+normalization of pixels. Its outputs are `logits` (N, O) and, if the loss defines them, `probabilities`.
+
+Inside the graph, images are (N, C, H, W). They are flattened in the order H, W, C, so that the weights of dense layers
+do not change. BatchNorm uses running statistics, `Dropout` is omitted, and all computations use float.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ def export_onnx(
     """Write the model to an ONNX file. Requires onnx (the extra `onnx`).
 
     Args:
-        input: type of `images`: `uint8` (0 to 255) or `float` (0 to 1).
-        metadata: texts to store in the file, by name.
+        input: dtype of `images`: `uint8` (0 to 255) or `float` (0 to 1).
+        metadata: strings to store in the file, by name.
 
     Raises:
         ConfigError: onnx is not installed, or a layer has no equivalent in ONNX.
@@ -49,7 +50,7 @@ def export_onnx(
 
 
 def onnx_graph(model: nn.Model, *, input: str = "uint8", metadata: Mapping[str, str] | None = None) -> bytes:
-    """Return the content of the ONNX file, see `export_onnx`."""
+    """Return the model as the content of an ONNX file, see `export_onnx`."""
     checks.one_of("input", input, INPUTS)
     check_known(model.network, LAYERS, "ONNX")
     weights = {name: np.asarray(weight, np.float32) for name, weight in model.weights().items()}
@@ -69,7 +70,7 @@ class _Graph:
         self.constants: dict[str, Any] = {}
 
     def of(self, model: nn.Model, input: str, metadata: Mapping[str, str]) -> bytes:
-        """Return the content of the file for a model."""
+        """Convert a model, and return the content of the file."""
         make, kinds = self.onnx.helper, self.onnx.TensorProto
         kind = kinds.UINT8 if input == "uint8" else kinds.FLOAT
         logits = self.add("Identity", self.layer(model.network, self.images(model, input)), made="logits")
@@ -91,24 +92,24 @@ class _Graph:
         return content
 
     def add(self, operator: str, *inputs: str, made: str, **attributes: Any) -> str:
-        """Add a node. Returns the name of its output."""
+        """Add a node, and return the name of its output."""
         self.nodes.append(self.onnx.helper.make_node(operator, list(inputs), [made], name=made, **attributes))
         return made
 
     def constant(self, name: str, value: Any, kind: Any = np.float32) -> str:
-        """Add a constant. Returns its name."""
+        """Add a constant, and return its name."""
         self.constants[name] = np.ascontiguousarray(value, kind)
         return name
 
-    def weight(self, layer: nn.Layer, own: str, axes: tuple[int, ...] | None = None) -> str:
-        """Add a weight, transposed by `axes`. Returns its name."""
-        name = f"{layer.path}.{own}" if layer.path else own
+    def weight(self, layer: nn.Layer, weight_name: str, axes: tuple[int, ...] | None = None) -> str:
+        """Add a weight, transposed by `axes`, and return its name."""
+        name = f"{layer.path}.{weight_name}" if layer.path else weight_name
         return self.constant(name, self.weights[name].transpose(axes) if axes else self.weights[name])
 
     def images(self, model: nn.Model, input: str) -> str:
-        """Add the input, with pixels scaled as by the model and channels first. Returns its name.
+        """Add pixel scaling and the transposition to channels first. Return the name of the result.
 
-        Names such as images/Mul cannot clash with layer names.
+        Node names such as images/Mul cannot clash with layer names.
         """
         per_pixel = 255.0 if input == "float" else 1.0
         scale = self.constant("images/scale", np.array(model.pixels.scale) * per_pixel)
@@ -134,7 +135,7 @@ class _Graph:
         return self.add(operator, x, made=f"{name}/{operator}", **attributes)
 
     def flat(self, layer: nn.Layer, x: str) -> str:
-        """Flatten x, with images in the order H, W, C."""
+        """Flatten x; images in the order H, W, C."""
         if not isinstance(layer.input, nn.Image):
             return x
         name = _name(layer)
@@ -143,7 +144,7 @@ class _Graph:
 
 
 def _name(layer: nn.Layer) -> str:
-    """Return the prefix of a layer's node names."""
+    """Return the prefix of the node names of a layer."""
     return f"/{layer.path or 'network'}"
 
 
@@ -163,9 +164,9 @@ def _sequential(graph: _Graph, layer: Any, x: str) -> str:
 
 
 def _residual(graph: _Graph, layer: Any, x: str) -> str:
-    through = _sequential(graph, layer.body, x)
-    around = x if layer.shortcut is None else graph.layer(layer.shortcut, x)
-    return graph.add("Add", through, around, made=f"{_name(layer)}/Add")
+    body = _sequential(graph, layer.body, x)
+    shortcut = x if layer.shortcut is None else graph.layer(layer.shortcut, x)
+    return graph.add("Add", body, shortcut, made=f"{_name(layer)}/Add")
 
 
 def _concat(graph: _Graph, layer: Any, x: str) -> str:
@@ -175,8 +176,8 @@ def _concat(graph: _Graph, layer: Any, x: str) -> str:
 
 def _conv(graph: _Graph, layer: Any, x: str) -> str:
     weights = [graph.weight(layer, "weight", (3, 2, 0, 1)), *([graph.weight(layer, "bias")] if layer.use_bias else [])]
-    more = {"dilations": list(layer.dilation), "group": layer.groups}
-    y = graph.add("Conv", x, *weights, made=f"{_name(layer)}/Conv", **_window(layer.window), **more)
+    arguments = {"dilations": list(layer.dilation), "group": layer.groups}
+    y = graph.add("Conv", x, *weights, made=f"{_name(layer)}/Conv", **_window(layer.window), **arguments)
     return graph.activation(layer.activation, y, _name(layer))
 
 
@@ -187,7 +188,7 @@ def _dense(graph: _Graph, layer: Any, x: str) -> str:
 
 
 def _batch_norm(graph: _Graph, layer: Any, x: str) -> str:
-    weights = [graph.weight(layer, own) for own in ("scale", "shift", "mean", "variance")]
+    weights = [graph.weight(layer, name) for name in ("scale", "shift", "mean", "variance")]
     return graph.add(
         "BatchNormalization", x, *weights, made=f"{_name(layer)}/BatchNormalization", epsilon=layer.epsilon
     )
@@ -197,7 +198,7 @@ def _layer_norm(graph: _Graph, layer: Any, x: str) -> str:
     name, image = _name(layer), isinstance(layer.input, nn.Image)
     by_channel = image and layer.axis == "channels"
     axes = (2, 0, 1) if image and not by_channel else None
-    weights = [graph.weight(layer, own, axes) for own in ("scale", "shift")]
+    weights = [graph.weight(layer, weight_name, axes) for weight_name in ("scale", "shift")]
     if by_channel:  # the operator normalizes over the last axes
         x = graph.add("Transpose", x, perm=[0, 2, 3, 1], made=f"{name}/Last")
     settings = {"axis": -1 if by_channel else 1, "epsilon": layer.epsilon}

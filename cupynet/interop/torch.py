@@ -1,9 +1,9 @@
 """PyTorch equivalents of models: import and export of weights, and the source of an equivalent module.
 
-`LAYERS` maps each layer type to PyTorch modules, and to the names and axes of its weights there.
+`LAYERS` maps each layer type to PyTorch modules, and to the names and axes of their weights.
 
-Images are (H, W, C) here and (C, H, W) in PyTorch, so flattened images differ in the order of their values. The weights
-of a layer with a flattened input (rows of a dense layer, values of a normalization) are permuted accordingly, see
+Images are (H, W, C) in cupynet and (C, H, W) in PyTorch, so that flattened images have a different order of values. In
+layers with a flattened input, the rows of dense weights and the values of normalization weights are permuted, see
 `orders`.
 """
 
@@ -23,7 +23,7 @@ from cupynet.core.errors import ConfigError, DataError
 from cupynet.core.files import PathLike, load_tensors, save_weights
 from cupynet.interop.matching import check_all_taken, check_known, check_shape, take, weights_of
 
-Order = NDArray[np.int64]  # (F,): the index in cupynet's vector of each value in PyTorch's
+Order = NDArray[np.int64]  # (F,), index in cupynet's vector of each value of PyTorch's vector
 Modules = dict[str, str]  # name suffix -> Python expression
 
 
@@ -33,9 +33,9 @@ class Equivalent:
 
     Attributes:
         modules: returns the modules of a built layer in order. The module with suffix "" has the name and weights of
-            the layer; others (":pad", ":activation") have no weights.
+            the layer; other modules (":pad", ":activation") have no weights.
         names: PyTorch's name by weight name, if they differ.
-        axes: permutation from cupynet's axes to PyTorch's, for weights with this number of axes.
+        axes: permutation from cupynet's axes to PyTorch's, for weights with as many axes.
     """
 
     modules: Callable[[Any], Modules]
@@ -86,7 +86,7 @@ def _avg_pool(layer: nn.AvgPool2D) -> Modules:
 
 
 def _padding(window: Window) -> tuple[int, int, int, int]:
-    """Return the padding in the order of PyTorch's padding layers: left, right, top, bottom."""
+    """Return the padding as PyTorch's padding layers expect it: left, right, top, bottom."""
     (top, bottom), (left, right) = window.padding
     return left, right, top, bottom
 
@@ -124,10 +124,10 @@ UNCHANGED = Equivalent(lambda layer: {})  # weights of custom layers keep their 
 
 
 def import_torch(model: nn.Model, path: PathLike, names: Mapping[str, str] | None = None) -> None:
-    """Load the weights of a PyTorch state dict: `safetensors.torch.save_file(net.state_dict(), path)`.
+    """Load a PyTorch state dict written by `safetensors.torch.save_file(net.state_dict(), path)`.
 
-    Weights of any precision, including bfloat16, are converted. Running statistics of batch normalization are loaded
-    too. Files of `torch.save` are rejected, because they can run code.
+    Weights and running statistics of any precision, including bfloat16, are converted. Files written by `torch.save`
+    are rejected, because they can run code.
 
     Args:
         names: PyTorch's name by cupynet's name, for layers ("conv1": "features.0") or single weights ("conv1.weight":
@@ -135,7 +135,7 @@ def import_torch(model: nn.Model, path: PathLike, names: Mapping[str, str] | Non
             a normalization are `weight`, `bias`, `running_mean` and `running_var`.
 
     Raises:
-        DataError: the file cannot be read, or a weight is missing, unexpected, or has another shape.
+        DataError: the file cannot be read, or a weight is missing, unexpected, or has the wrong shape.
         ConfigError: `names` contains an unknown layer or weight.
     """
     try:
@@ -146,36 +146,36 @@ def import_torch(model: nn.Model, path: PathLike, names: Mapping[str, str] | Non
         ) from error
     tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith("num_batches_tracked")}
     order, names = orders(model.network), names or {}
-    found = {}
-    for name, (layer, own, shape) in weights_of(model, names).items():
+    arrays = {}
+    for name, (layer, weight_name, shape) in weights_of(model, names).items():
         equivalent = LAYERS.get(type(layer), UNCHANGED)
-        there = _renamed(name, names, equivalent.names.get(own, own))
-        tensor = take(tensors, there, name, path)
-        convert = partial(from_torch, tensor, equivalent.axes, None if own == "bias" else order.get(id(layer)))
-        found[name] = check_shape(convert, tensor.shape, shape, f"{name} of {there!r}", path)
+        entry = _renamed(name, names, equivalent.names.get(weight_name, weight_name))
+        tensor = take(tensors, entry, name, path)
+        convert = partial(from_torch, tensor, equivalent.axes, None if weight_name == "bias" else order.get(id(layer)))
+        arrays[name] = check_shape(convert, tensor.shape, shape, f"{name} of {entry!r}", path)
     check_all_taken(tensors, path)
-    model.load_weights(found)
+    model.load_weights(arrays)
     model.trained_on = ""
 
 
-def _renamed(name: str, names: Mapping[str, str], own: str) -> str:
-    """Return PyTorch's name of a weight, from its entry in `names` or the entry of the nearest enclosing layer."""
+def _renamed(name: str, names: Mapping[str, str], default: str) -> str:
+    """Return PyTorch's name of a weight, from the entry in `names` for the weight or its nearest enclosing layer."""
     if name in names:
         return names[name]
     layer = name.rpartition(".")[0]
     while layer and layer not in names:
         layer, _, inner = layer.rpartition(".")
-        own = f"{inner}.{own}"
-    return f"{names[layer]}.{own}" if layer else own
+        default = f"{inner}.{default}"
+    return f"{names[layer]}.{default}" if layer else default
 
 
 def export_torch(model: nn.Model, path: PathLike) -> None:
-    """Write the weights of `model` as safetensors, with PyTorch's names and axes.
+    """Write the weights of a model as safetensors, with PyTorch's names and axes.
 
         net.load_state_dict(safetensors.torch.load_file(path))
 
     Layers keep their names: `conv1.weight` (O, C, K_h, K_w), `dense1.weight` (O, F), `norm1.running_mean`.
-    `torch_source` writes the matching module.
+    `torch_source` creates the matching module.
 
     Raises:
         ConfigError: a layer has no equivalent in PyTorch.
@@ -184,11 +184,11 @@ def export_torch(model: nn.Model, path: PathLike) -> None:
     check_known(model.network, KNOWN, "PyTorch")
     arrays, order = model.weights(), orders(model.network)
     tensors = {}
-    for name, (layer, own, _) in weights_of(model).items():
+    for name, (layer, weight_name, _) in weights_of(model).items():
         equivalent, prefix = LAYERS[type(layer)], f"{layer.path}." if layer.path else ""
-        permuted = to_torch(arrays[name], equivalent.axes, None if own == "bias" else order.get(id(layer)))
-        tensors[f"{prefix}{equivalent.names.get(own, own)}"] = np.ascontiguousarray(permuted)
-        if own == "mean":
+        permuted = to_torch(arrays[name], equivalent.axes, None if weight_name == "bias" else order.get(id(layer)))
+        tensors[f"{prefix}{equivalent.names.get(weight_name, weight_name)}"] = np.ascontiguousarray(permuted)
+        if weight_name == "mean":
             tensors[f"{prefix}num_batches_tracked"] = np.array(0, np.int64)  # load_state_dict requires it
     save_weights(path, tensors)
 
@@ -201,7 +201,7 @@ def to_torch(weight: Any, axes: tuple[int, ...], order: Order | None = None) -> 
 
 
 def from_torch(tensor: Any, axes: tuple[int, ...], order: Order | None = None) -> Any:
-    """Convert a PyTorch tensor to cupynet's axes: the inverse of `to_torch`."""
+    """Convert a PyTorch tensor to cupynet's axes, the inverse of `to_torch`."""
     if tensor.ndim == len(axes):
         tensor = tensor.transpose(np.argsort(axes))
     if order is None or tensor.ndim not in (1, 2) or len(tensor) != len(order):
@@ -215,45 +215,48 @@ def from_torch(tensor: Any, axes: tuple[int, ...], order: Order | None = None) -
 
 
 def orders(network: nn.Layer) -> dict[int, Order]:
-    """Return PyTorch's order of values, by layer `id`, for each layer of a built network with a flattened input.
+    """Return PyTorch's order of the input values, by `id(layer)`, for layers with a flattened input.
 
     Raises:
         ConfigError: a Residual adds two vectors whose order differs in PyTorch.
     """
-    found: dict[int, Order] = {}
-    _output_order(network, None, found)
-    return found
+    result: dict[int, Order] = {}
+    _output_order(network, None, result)
+    return result
 
 
-def _output_order(layer: nn.Layer, order: Order | None, found: dict[int, Order]) -> Order | None:
-    """Return the order of a layer's output for an input in `order`. None means cupynet's order, or an image."""
+def _output_order(layer: nn.Layer, order: Order | None, result: dict[int, Order]) -> Order | None:
+    """Return the order of a layer's output for an input in `order`. None: cupynet's order, or an image."""
     if isinstance(layer, nn.Sequential):
         for _, inner in layer.children():
-            order = _output_order(inner, order, found)
+            order = _output_order(inner, order, result)
         return order
     if isinstance(layer, nn.Residual | nn.Concat):
         branches = [layer.body, layer.shortcut] if isinstance(layer, nn.Residual) else list(layer.branches.values())
-        made = [order if branch is None else _output_order(branch, order, found) for branch in branches]
-        if all(each is None for each in made):
+        branch_orders = [order if branch is None else _output_order(branch, order, result) for branch in branches]
+        if all(branch_order is None for branch_order in branch_orders):
             return None
         widths = [(layer.input if branch is None else branch.output).features for branch in branches]
-        explicit = [np.arange(width) if each is None else each for each, width in zip(made, widths, strict=True)]
+        explicit = [
+            np.arange(width) if branch_order is None else branch_order
+            for branch_order, width in zip(branch_orders, widths, strict=True)
+        ]
         if isinstance(layer, nn.Concat):
             starts = np.cumsum([0, *widths[:-1]])
-            return np.concatenate([each + start for each, start in zip(explicit, starts, strict=True)])
-        through, around = explicit
-        if not np.array_equal(through, around):
+            return np.concatenate([branch_order + start for branch_order, start in zip(explicit, starts, strict=True)])
+        body, shortcut = explicit
+        if not np.array_equal(body, shortcut):
             raise ConfigError(
-                f"Residual '{layer.path}' adds a flattened image to another vector, and PyTorch orders their values "
+                f"Residual '{layer.path}' adds a flattened image to another vector, but PyTorch orders their values "
                 "differently. Flatten before the Residual, and start it with a Dense layer."
             )
-        return through
+        return body
     if isinstance(layer.input, nn.Image) and isinstance(layer, nn.Dense | nn.Flatten):
         image = layer.input
         channels_first = np.arange(image.features).reshape(image.shape).transpose(2, 0, 1).reshape(-1)
-        order = channels_first if image.channels > 1 else None  # with one channel the order is the same
+        order = channels_first if image.channels > 1 else None  # with one channel, the orders are the same
     if order is not None and isinstance(layer, nn.Dense | nn.BatchNorm | nn.LayerNorm):
-        found[id(layer)] = order
+        result[id(layer)] = order
     return None if isinstance(layer, nn.Dense) else order
 
 
@@ -334,9 +337,9 @@ HELPERS = {"Branches(": BRANCHES, "ChannelNorm(": CHANNEL_NORM, "MaskedAvgPool("
 
 
 def torch_source(model: nn.Model) -> str:
-    """Return the source of a Python file whose `network()` creates the PyTorch module equivalent to `model`.
+    """Return the source code of a function `network()` that creates a PyTorch module equivalent to `model`.
 
-    Its modules have the names of the layers, so that `load_state_dict` accepts the weights of `export_torch`.
+    Modules are named after the layers, so that `load_state_dict` accepts the weights written by `export_torch`.
 
     Raises:
         ConfigError: a layer has no equivalent in PyTorch.
@@ -362,7 +365,7 @@ def _inside(layer: nn.Sequential) -> list[str]:
 
 
 def _named(name: str, layer: nn.Layer) -> list[str]:
-    """Return the modules of a layer, each as a pair of name and expression."""
+    """Return the source of (name, module) pairs for a layer."""
     if isinstance(layer, nn.Sequential):
         modules = {"": f"nn.Sequential(OrderedDict([{', '.join(_inside(layer))}]))"}
     elif isinstance(layer, nn.Residual):

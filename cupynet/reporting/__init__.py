@@ -1,4 +1,4 @@
-"""HTML reports of runs and comparisons. This package only reads files from the folders of runs."""
+"""HTML reports of runs and comparisons, created from the files in run folders."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["ReportPage"]
 
 
 def __getattr__(name: str) -> object:
-    """Load `ReportPage` on first use, so that writing a report does not import the training code."""
+    """Import `ReportPage` on first use, so that writing a report does not import the training code."""
     if name != "ReportPage":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from cupynet.reporting.callback import ReportPage

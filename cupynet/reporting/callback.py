@@ -1,4 +1,4 @@
-"""The callback that writes the HTML report at the end of a run."""
+"""Callback that writes the HTML report at the end of a run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ReportPage(Callback):
         run, self._run = self._run, None
         error = sys.exc_info()[1]
         if run is None or not self.enabled or not isinstance(error, Exception | None):
-            return  # exit at once on KeyboardInterrupt and SystemExit
+            return  # exit immediately on KeyboardInterrupt and SystemExit
         try:
             from cupynet.reporting.page import write_page  # imports Jinja and matplotlib
 

@@ -1,6 +1,6 @@
-"""Line charts as SVG for HTML pages, in their colors and fonts, and as PNG files.
+"""Line charts as SVG elements of HTML pages, and as PNG files.
 
-This is the only file that uses matplotlib, which is imported on first use: `pip install 'cupynet[plots]'`.
+Requires matplotlib, which is imported on first use: `pip install 'cupynet[plots]'`.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from typing import Any
 from cupynet.core.checks import finite
 from cupynet.reporting.folder import RunData
 
-# Colors of the light page (templates/style.css); in an SVG they are replaced by CSS variables. They can be
-# distinguished with a color vision deficiency (Okabe and Ito 2008, "Color universal design"). The last is for lines in
-# the background.
+# Colors of the light page (templates/style.css), which are replaced by CSS variables in an SVG. They can be
+# distinguished with color vision deficiencies (Okabe and Ito 2008, "Color universal design"). The last is for
+# background lines.
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#b0518b", "#c98500", "#7d8793")
 BACKGROUND = len(PALETTE) - 1
 INK, MUTED, GRID = "#1c2128", "#5b6470", "#dde1e6"
 MAX_POINTS = 400  # per line; a chart is about 500 pixels wide
-LARGEST = 1e100  # largest absolute value drawn: matplotlib fails near the largest float
+LARGEST = 1e100  # values are clipped to this, because matplotlib fails near the largest float
 MAX_WORKERS = 64  # lines of workers
-MAX_LAYERS = 5  # lines of layers, those with the largest drift
-MAX_METRICS = 24  # columns of other metrics
-SPLITS = (("test", 1), ("validation", 3))  # evaluated data, and their colors
+MAX_LAYERS = 5  # lines of layers with the largest drift
+MAX_METRICS = 24  # number of other metrics
+SPLITS = (("test", 1), ("validation", 3))  # evaluated data and colors
 SIZE = (5.6, 2.9)  # inches of 72 units
-LEFT, RIGHT, BOTTOM = 0.66, 0.12, 0.52  # margins in inches, for tick labels of seven characters and the axis label
+LEFT, RIGHT, BOTTOM = 0.66, 0.12, 0.52  # margins in inches, for tick labels of seven characters and an axis label
 STYLE: dict[str, Any] = {
-    "svg.fonttype": "none",  # keep text as text
+    "svg.fonttype": "none",  # text, not paths
     "font.size": 10.5,
     "axes.edgecolor": MUTED,
     "axes.labelcolor": MUTED,
@@ -49,7 +49,7 @@ STYLE: dict[str, Any] = {
     "grid.color": GRID,
 }
 MISSING = "Charts require matplotlib: pip install 'cupynet[plots]'"
-SECONDS = (  # parts of an epoch's time: key, name, color
+SECONDS = (  # activities during an epoch: key, name, color
     ("compute_s", "computing", 0),
     ("averaging_s", "averaging", 1),
     ("data_s", "data", 2),
@@ -60,11 +60,11 @@ OTHER = ("other", 4)
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a chart.
+    """Line of a chart.
 
     Attributes:
-        name: entry in the legend; None for no entry.
-        x, y: coordinates of the points. A y that is None or not finite leaves a gap.
+        name: legend entry; None for no entry.
+        x, y: coordinates. A y that is None or not finite leaves a gap.
         color: index into the palette.
         points: True to mark each point.
     """
@@ -80,14 +80,14 @@ class Line:
 
 @dataclass(frozen=True)
 class Chart:
-    """Lines that share axes.
+    """Chart of one or more lines.
 
     Attributes:
         title, x_label, y_label: labels with units.
         lines: lines without a finite value are omitted.
-        log: use a logarithmic y-axis if all values are positive.
-        zero: start the y-axis at zero.
-        stacked: stack the lines and fill the areas between them.
+        log: True for a logarithmic y-axis if all values are positive.
+        zero: True to start the y-axis at zero.
+        stacked: True to stack the lines and fill the areas between them.
         note: a sentence below the chart.
     """
 
@@ -107,21 +107,21 @@ class Chart:
 
     @property
     def legend(self) -> list[tuple[str, int, bool]]:
-        """Name, color and dashing of the named lines."""
+        """Name and color of each named line, and True if it is dashed."""
         return [(line.name, line.color, line.dashed) for line in self.shown if line.name]
 
 
 def figures(charts: Iterable[Chart]) -> tuple[list[tuple[Chart, str]], str]:
-    """Return the charts that have data with their SVG, and the reason if they cannot be drawn."""
+    """Return the charts that have data, each with its SVG, and the reason if charts cannot be drawn."""
     try:
-        shown = enumerate(chart for chart in charts if chart.shown)
-        return [(chart, svg(chart, f"chart{index}")) for index, chart in shown], ""
+        charts_with_data = enumerate(chart for chart in charts if chart.shown)
+        return [(chart, svg(chart, f"chart{index}")) for index, chart in charts_with_data], ""
     except ImportError:
         return [], MISSING
 
 
 def svg(chart: Chart, name: str) -> str:
-    """Draw a chart as an `<svg>` element. name: unique within the page. Raises ImportError without matplotlib."""
+    """Draw a chart as an `<svg>` element. name: prefix for unique ids. Raises ImportError without matplotlib."""
     with _style():
         text = io.StringIO()
         _figure([chart], 0.32).savefig(text, format="svg", transparent=True)
@@ -129,7 +129,7 @@ def svg(chart: Chart, name: str) -> str:
 
 
 def png(charts: Sequence[Chart]) -> bytes:
-    """Draw charts side by side as PNG on white. Raises ImportError without matplotlib."""
+    """Draw charts side by side as a PNG with a white background. Raises ImportError without matplotlib."""
     with _style():
         figure, content = _figure(charts, 0.62), io.BytesIO()
         for chart, axes in zip(charts, figure.axes, strict=True):
@@ -140,15 +140,15 @@ def png(charts: Sequence[Chart]) -> bytes:
 
 
 def thinned(x: Sequence[float], y: Sequence[float | None], most: int = MAX_POINTS) -> tuple[list[float], list[float]]:
-    """Reduce a line to at most `most` points by averaging neighbors. Keeps the last x; NaN if no value is finite.
+    """Reduce a line to at most `most` points. Each is the mean of the finite values of neighbors, at their last x.
 
-    Values are clipped to `LARGEST`.
+    A point without finite values is NaN. Values are clipped to `LARGEST`.
     """
     step = max(math.ceil(len(x) / most), 1)
     xs, ys = [], []
-    for begin in range(0, len(x), step):
-        values = [_clipped(value) for each in y[begin : begin + step] if (value := finite(each)) is not None]
-        xs.append(_clipped(float(x[min(begin + step, len(x)) - 1])))
+    for start in range(0, len(x), step):
+        values = [_clipped(value) for item in y[start : start + step] if (value := finite(item)) is not None]
+        xs.append(_clipped(float(x[min(start + step, len(x)) - 1])))
         ys.append(math.fsum(values) / len(values) if values else math.nan)
     return xs, ys
 
@@ -171,7 +171,7 @@ def _style() -> Iterator[None]:
 
 def _figure(charts: Sequence[Chart], top: float) -> Any:
     """Draw charts side by side. top: upper margin in inches. Automatic margins would double the drawing time."""
-    from matplotlib.figure import Figure  # pyplot would select a window system and keep every figure
+    from matplotlib.figure import Figure  # pyplot selects a window system and keeps every figure alive
 
     (width, height), columns = SIZE, len(charts)
     figure = Figure(figsize=(width * columns, height))
@@ -218,10 +218,10 @@ def _draw(chart: Chart, axes: Any) -> None:
 
 
 def _inline(text: str, name: str, label: str) -> str:
-    """Turn matplotlib's SVG file into an element of the page, with unique ids and the page's font and colors."""
+    """Convert matplotlib's SVG file to an element with unique ids and with the fonts and colors of the page."""
     text = re.sub(r"<(metadata|style)[^>]*>.*?</\1>", "", text[text.index("<svg") :].strip(), flags=re.DOTALL)
     head = f'role="img" aria-label="{html.escape(label)}"'
-    text = re.sub(r'<svg[^>]*(viewBox="[^"]*")[^>]*>', lambda found: f"<svg {found[1]} {head}>", text, count=1)
+    text = re.sub(r'<svg[^>]*(viewBox="[^"]*")[^>]*>', lambda match: f"<svg {match[1]} {head}>", text, count=1)
     text = re.sub(r'(id="|url\(#|href="#)', rf"\g<1>{name}-", text)
     text = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", text)
     text = re.sub(r"font-family: [^;\"]*;?", "", text)
@@ -236,10 +236,10 @@ def _inline(text: str, name: str, label: str) -> str:
 
 
 def run_charts(data: RunData) -> list[Chart]:
-    """Return the charts of a run's history."""
+    """Return the charts of a run."""
     builders = (_loss, _accuracy, _learning_rate, _drift, _throughput, _epoch_times)
-    drawn = [chart for build in builders if (chart := data.section(build)) is not None]
-    return [*drawn, *(data.section(_metrics) or [])]
+    charts = [chart for build in builders if (chart := data.section(build)) is not None]
+    return [*charts, *(data.section(_metrics) or [])]
 
 
 def metrics_of(epochs: Sequence[dict[str, Any]]) -> list[str]:
@@ -249,12 +249,12 @@ def metrics_of(epochs: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _values(rows: Sequence[dict[str, Any]], name: str) -> list[float]:
-    """Return a value of each row; NaN if it is not a finite number."""
+    """Return a column; NaN for values that are not finite numbers."""
     return [math.nan if (value := finite(row.get(name))) is None else value for row in rows]
 
 
 def _line(rows: Sequence[dict[str, Any]], key: str, name: str | None, color: int = 0, **look: Any) -> Line:
-    """Return a line of a value over iterations."""
+    """Plot a column over iterations."""
     return Line(name, _values(rows, "iteration"), _values(rows, key), color, **look)
 
 
@@ -275,20 +275,20 @@ def _loss(data: RunData) -> Chart:
 
 def _accuracy(data: RunData) -> Chart:
     lines = []
-    for name, key, color in (("training", "accuracy", 2), *((each, f"{each}_accuracy", c) for each, c in SPLITS)):
+    for name, key, color in (("training", "accuracy", 2), *((split, f"{split}_accuracy", c) for split, c in SPLITS)):
         shares = [100 * value for value in _values(data.epochs, key)]
         lines.append(Line(name, _values(data.epochs, "epoch"), shares, color, 2.0, points=True))
     return Chart("Accuracy", "epoch", "accuracy (%)", lines)
 
 
 def _metrics(data: RunData) -> list[Chart]:
-    """Return a chart for each other metric."""
-    drawn, epochs = [], _values(data.epochs, "epoch")
+    """Return a chart for each metric other than loss and accuracy."""
+    charts, epochs = [], _values(data.epochs, "epoch")
     for name in dict.fromkeys(column.partition("_")[2] for column in metrics_of(data.epochs)):
         splits = ((split, _values(data.epochs, f"{split}_{name}"), color) for split, color in SPLITS)
         lines = [Line(split, epochs, values, color, 2.0, points=True) for split, values, color in splits]
-        drawn.append(Chart(name, "epoch", "value", lines))  # names can be any text, so matplotlib must not draw them
-    return drawn
+        charts.append(Chart(name, "epoch", "value", lines))  # matplotlib does not draw the title, which can be any text
+    return charts
 
 
 def _learning_rate(data: RunData) -> Chart:
@@ -296,7 +296,7 @@ def _learning_rate(data: RunData) -> Chart:
 
 
 def _drift(data: RunData) -> Chart:
-    """Return the chart of replica drift: total, and of the layers with the largest drift."""
+    """Return the chart of replica drift: all weights, and the layers with the largest drift."""
     rows = [row for row in data.rows if row.get("drift") is not None]
     layers = [row.get("drift_by_layer") or {} for row in rows]
     names = dict.fromkeys(name for row in layers for name in row)
@@ -319,15 +319,15 @@ def _throughput(data: RunData) -> Chart:
 
 
 def _epoch_times(data: RunData) -> Chart:
-    """Return the chart of epoch times by activity, averaged over the workers."""
+    """Return the chart of epoch times by activity, as means over the workers."""
     epochs = [row for row in data.epochs if row.get("train_s") and row.get("compute_s")]
     numbers, rest = _values(epochs, "epoch"), _values(epochs, "train_s")
     lines = []
     for key, name, color in SECONDS if len(epochs) > 1 else ():
         means = [fmean(row.get(key) or (0.0,)) for row in epochs]
-        rest = [left - mean for left, mean in zip(rest, means, strict=True)]
+        rest = [total - mean for total, mean in zip(rest, means, strict=True)]
         if any(means):
             lines.append(Line(name, numbers, means, color))
     if lines:
-        lines.append(Line(OTHER[0], numbers, [max(left, 0.0) for left in rest], OTHER[1]))
+        lines.append(Line(OTHER[0], numbers, [max(total, 0.0) for total in rest], OTHER[1]))
     return Chart("Epoch time by activity", "epoch", "seconds", lines, zero=True, stacked=True)

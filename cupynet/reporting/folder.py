@@ -1,7 +1,7 @@
-"""Reads the folder of a run, even if it is incomplete.
+"""Reads run folders, even if they are incomplete.
 
-Files are untrusted and may come from other versions. Values are not checked here; the page omits sections with invalid
-values.
+Files are untrusted and may have been written by other versions. Values are not validated here; the page omits sections
+with invalid values.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ RECORD = re.compile(r"^\d{4}-\d\d-\d\d \S+ (\w+) [\w.]+: (?:job \d+: )?(.*)$", r
 
 @dataclass
 class RunData:
-    """The contents of a run's folder.
+    """Contents of a run folder.
 
     Attributes:
-        running: True if a process is training in the folder now.
+        running: True if a process is currently training in the folder.
         start: started.json; empty if missing.
         summary: summary.json; empty if missing.
         rows: rows of history.jsonl.
         reports, epochs: the rows of each kind.
         error: the error that ended the run, or "".
-        code: exit code for that error; None if it was not stored, as in earlier versions.
+        code: exit code of this error; None if it was not stored, as in earlier versions.
         damaged: descriptions of unreadable files and sections.
     """
 
@@ -53,7 +53,7 @@ class RunData:
     damaged: list[str] = field(default_factory=list)
 
     def read(self, path: Path, how: Callable[[Path], Any]) -> Any:
-        """Read a file. Return None if it is missing; if it is unreadable, also add it to `damaged`."""
+        """Read a file. Return None if it is missing or unreadable; unreadable files are added to `damaged`."""
         try:
             return how(path) if is_plain(path) else None
         except (CupynetError, OSError) as error:
@@ -71,8 +71,8 @@ class RunData:
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return a value from the summary, or else from started.json."""
-        found = self.summary.get(name, self.start.get(name))
-        return default if found is None else found
+        value = self.summary.get(name, self.start.get(name))
+        return default if value is None else value
 
 
 def read_run(folder: str | Path, *, over: bool = False, error: Exception | None = None) -> RunData:
@@ -86,8 +86,8 @@ def read_run(folder: str | Path, *, over: bool = False, error: Exception | None 
         ConfigError: `folder` is not the folder of a run.
     """
     run = Run(folder)
-    found = any(map(is_plain, (run.summary_path, run.started_path, run.history_path)))
-    if not found and (not is_plain(run.settings_path) or is_other_command(run)):
+    has_results = any(map(is_plain, (run.summary_path, run.started_path, run.history_path)))
+    if not has_results and (not is_plain(run.settings_path) or is_other_command(run)):
         raise ConfigError(f"{folder}: is not the folder of a run. Choose one under outputs/")
     data = RunData(run, running=not over and at_work(run.folder))
     data.start = data.read(run.started_path, read_object) or {}
@@ -113,7 +113,7 @@ def is_other_command(run: Run) -> bool:
 
 
 def is_plain(path: Path) -> bool:
-    """Return True for a regular file, not a link. Reading a pipe may never end, and a link may leave the folder."""
+    """Return True for a regular file. Links could lead out of the folder, and reading a pipe could block."""
     return os.path.isfile(path) and not os.path.islink(path)  # False for invalid names
 
 
@@ -122,6 +122,6 @@ def read_text(path: Path) -> str:
 
 
 def _last_error(path: Path) -> str:
-    """Return the error in the last record of a log; "" if that is not an error, as after a resume or a kill."""
+    """Return the error in the last record of a log; "" if the last record is not an error."""
     *_, (level, text) = [("", ""), *RECORD.findall(read_text(path))]
     return text if level == "ERROR" else ""

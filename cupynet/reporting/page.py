@@ -1,4 +1,4 @@
-"""The HTML report of a run: computes the values for templates/run.html."""
+"""The HTML report of a run. Computes the values for templates/run.html."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cupynet.reporting.folder import RunData, read_run, read_text
 from cupynet.reporting.render import render
 
 PICTURED = ("Loss", "Accuracy")  # charts in curves.png
-MAX_CELLS = 25  # largest number of classes with a confusion matrix
+MAX_CELLS = 25  # classes of the confusion matrix, omitted if there are more
 MAX_CLASSES = 200  # rows of the class table
 MAX_FILES = 60
 NONE = "–"
@@ -33,7 +33,7 @@ def write_page(folder: str | Path, *, over: bool = False, error: Exception | Non
         folder, over, error: see `read_run`.
 
     Returns:
-        The path of the page, and why it has no charts; "" if it has charts or there is nothing to draw yet.
+        The path of the page, and why it has no charts; "" if it has charts or if there is nothing to draw.
 
     Raises:
         ConfigError: `folder` is not the folder of a run.
@@ -52,20 +52,20 @@ def write_page(folder: str | Path, *, over: bool = False, error: Exception | Non
 def page_values(data: RunData) -> dict[str, Any]:
     """Return all values of the page except the charts."""
     sections = (_tiles, _evaluation, _mistakes, _time, _layers, _filters, _settings, _machine, _files)
-    found = {build.__name__.strip("_"): data.section(build) for build in sections}
-    found |= data.section(_head) or {"title": "a run", "marks": [], "notices": [], "progress": None}
-    found["notices"] += [(f"unreadable: {text}", "warn") for text in data.damaged]
+    values = {build.__name__.strip("_"): data.section(build) for build in sections}
+    values |= data.section(_head) or {"title": "a run", "marks": [], "notices": [], "progress": None}
+    values["notices"] += [(f"unreadable: {text}", "warn") for text in data.damaged]
     started = f" · started {data.start['started']}" if "started" in data.start else ""
-    over = f"cupynet · {'/'.join(data.run.folder.resolve().parts[-2:])}{started}"
+    header = f"cupynet · {'/'.join(data.run.folder.resolve().parts[-2:])}{started}"
     now = time.strftime("%Y-%m-%d %H:%M:%S")
-    return {**found, "over": over, "footer": f"Created by cupynet {__version__} at {now} from {data.run}."}
+    return {**values, "over": header, "footer": f"Created by cupynet {__version__} at {now} from {data.run}."}
 
 
 # state --------------------------------------------------------------------------------------------------------------
 
 
 def state(data: RunData) -> tuple[str, str, str]:
-    """Return the state of a run in a word, the kind of its badge, and a sentence about it or ""."""
+    """Return the state of a run: a word, the kind of its badge, and a sentence of explanation or ""."""
     after = f"{_epochs(data)} of {data.start.get('epochs', NONE)} epochs"
     if data.running:
         return "running", "live", f"{after} complete."
@@ -89,12 +89,12 @@ def _epochs(data: RunData) -> int:
 
 
 def _results(data: RunData) -> dict[str, Any]:
-    """Return the summary; nothing during training, when it predates the resume."""
+    """Return the summary; empty during training, because it predates the resume."""
     return {} if data.running else data.summary
 
 
 def _accuracy(data: RunData) -> tuple[str, float | None]:
-    """Return the split and the accuracy for the title, from the summary or the last evaluation."""
+    """Return split and accuracy for the title, from the summary or the last evaluation."""
     for row in (_results(data), *reversed(data.epochs)):
         for split in ("test", "validation"):
             accuracy = row.get(f"{split}_accuracy")
@@ -105,11 +105,11 @@ def _accuracy(data: RunData) -> tuple[str, float | None]:
 
 def _head(data: RunData) -> dict[str, Any]:
     word, kind, sentence = state(data)
-    dataset, asked = data.get("dataset", "a run"), data.start.get("epochs", 0)
+    dataset, planned = data.get("dataset", "a run"), data.start.get("epochs", 0)
     split, accuracy = _accuracy(data)
     title = f"{dataset}: {word}" if accuracy is None else f"{dataset}: {percent(accuracy)} {split} accuracy"
     if data.running:
-        title = f"{dataset}: epoch {min(_epochs(data) + 1, asked)}/{asked}"
+        title = f"{dataset}: epoch {min(_epochs(data) + 1, planned)}/{planned}"
     marks = [(word, kind)]
     marks += [(f"fallback data: {dataset} instead of the requested data set", "bad")] if data.get("fallback") else []
     marks += [(text, "plain") for name in ("backend", "dtype") if (text := data.get(name))]
@@ -121,7 +121,7 @@ def _head(data: RunData) -> dict[str, Any]:
         "title": title,
         "marks": marks,
         "notices": [(sentence, kind)] if sentence else [],
-        "progress": (_epochs(data), asked) if data.running and asked else None,
+        "progress": (_epochs(data), planned) if data.running and planned else None,
     }
 
 
@@ -137,17 +137,17 @@ def clock(seconds: float) -> str:
 
 
 def _tiles(data: RunData) -> list[tuple[str, str, str]]:
-    """Return the values at the top of the page: name, value, and a remark."""
+    """Return the tiles at the top of the page: name, value and remark."""
     summary, last = _results(data), (data.epochs or [{}])[-1]
     split, accuracy = _accuracy(data)
     loss = summary.get(f"{split}_loss") or last.get(f"{split}_loss")
     speed = data.get("images_per_s", (data.rows or [{}])[-1].get("images_per_s"))
-    each = None if speed is None else speed / data.get("workers", 1)
+    per_worker = None if speed is None else speed / data.get("workers", 1)
     epochs = f"{_epochs(data)} of {data.start.get('epochs', NONE)}"
     tiles = [
         (f"{split} accuracy", _shown(accuracy, percent), _shown(summary.get("test_f1"), "macro F1 {:.4f}".format)),
         (f"{split} loss", _shown(loss, "{:.4g}".format), _shown(last.get("loss"), "training {:.4g}".format)),
-        ("training speed", _shown(speed, "{:,.0f}/s".format), _shown(each, "{:,.0f} per worker".format)),
+        ("training speed", _shown(speed, "{:,.0f}/s".format), _shown(per_worker, "{:,.0f} per worker".format)),
         *((f"{split} {name}", _shown(value, "{:.4g}".format), "") for name, value in _metrics(data, split).items()),
         ("time", _shown(summary.get("wall_s"), clock), f"training {_shown(summary.get('train_s'), clock)}"),
         ("epochs", epochs, f"{_last_iteration(data):,} iterations"),
@@ -157,11 +157,11 @@ def _tiles(data: RunData) -> list[tuple[str, str, str]]:
 
 
 def _metrics(data: RunData, split: str) -> dict[str, Any]:
-    """Return the other metrics of the last evaluation, by name."""
+    """Return the metrics of the last evaluation other than loss and accuracy, by name."""
     row: dict[str, Any] = next((row for row in reversed(data.epochs) if f"{split}_loss" in row), {})
     columns = [name for name in charts.metrics_of([row]) if name.startswith(split)]
-    found = {name.partition("_")[2]: finite(row[name]) for name in columns}
-    return found | ((_results(data).get("test") or {}).get("metrics") or {} if split == "test" else {})
+    metrics = {name.partition("_")[2]: finite(row[name]) for name in columns}
+    return metrics | ((_results(data).get("test") or {}).get("metrics") or {} if split == "test" else {})
 
 
 def _shown(value: Any, form: Callable[[Any], str]) -> str:
@@ -169,16 +169,16 @@ def _shown(value: Any, form: Callable[[Any], str]) -> str:
 
 
 def _time(data: RunData) -> dict[str, Any] | None:
-    """Return the time of each worker by activity, and the total times of the run."""
+    """Return times by worker and activity, and total times of the run."""
     spent = data.summary.get("spent") or {}
     parts = [(spent[key], name, color) for key, name, color in charts.SECONDS if any(spent.get(key, ()))]
     bars = []
     for worker, seconds in enumerate(spent.get("rounds_s", ())[: charts.MAX_WORKERS]):
-        shares = [(name, color, found[worker] / max(seconds, 1e-9)) for found, name, color in parts]
+        shares = [(name, color, times[worker] / max(seconds, 1e-9)) for times, name, color in parts]
         shares.append((*charts.OTHER, max(1.0 - sum(share for *_, share in shares), 0.0)))
         bars.append((f"worker {worker}", shares))
-    known = (("compile_s", "compiling"), ("train_s", "training"), ("evaluate_s", "evaluating"), ("wall_s", "all"))
-    facts = [(name, clock(value)) for key, name in known if (value := data.summary.get(key)) is not None]
+    labels = (("compile_s", "compiling"), ("train_s", "training"), ("evaluate_s", "evaluating"), ("wall_s", "all"))
+    facts = [(name, clock(value)) for key, name in labels if (value := data.summary.get(key)) is not None]
     facts += [("sent between workers", amount(sent))] if (sent := data.get("bytes_sent")) else []
     legend = [(name, color, False) for _, name, color in parts] + [(*charts.OTHER, False)]
     return {"bars": bars, "legend": legend, "facts": facts, "advice": data.get("advice")} if facts else None
@@ -188,7 +188,7 @@ def _time(data: RunData) -> dict[str, Any] | None:
 
 
 def _evaluation(data: RunData) -> dict[str, Any] | None:
-    """Return the confusion matrix and the class table of the test, or else of the last evaluation."""
+    """Return the confusion matrix and the class table of the test set, or else of the last evaluation."""
     test = _results(data).get("test")
     row = test or next((row for row in reversed(data.epochs) if "confusion" in row), None)
     if row is None or not row.get("confusion"):
@@ -197,45 +197,47 @@ def _evaluation(data: RunData) -> dict[str, Any] | None:
     names = _class_names(data, len(counts))
     matrix = pictures.confusion(counts, names) if len(counts) <= MAX_CELLS else None
     split = "validation" if "validation_accuracy" in row else "test"
-    which = f"On {test['samples']:,} test images." if test else f"After epoch {row['epoch']:,}, on {split} images."
+    caption = f"On {test['samples']:,} test images." if test else f"After epoch {row['epoch']:,}, on {split} images."
     classes = []
-    for name, each in zip(names, row.get("per_class", ())[:MAX_CLASSES], strict=False):
-        figures = [NONE if each[key] is None else f"{each[key]:.4f}" for key in ("precision", "recall", "f1")]
-        classes.append([name, *figures, f"{each['support']:,}"])
-    return {"which": which, "classes": classes, "names": names, "matrix": matrix}
+    for name, scores in zip(names, row.get("per_class", ())[:MAX_CLASSES], strict=False):
+        figures = [NONE if scores[key] is None else f"{scores[key]:.4f}" for key in ("precision", "recall", "f1")]
+        classes.append([name, *figures, f"{scores['support']:,}"])
+    return {"which": caption, "classes": classes, "names": names, "matrix": matrix}
 
 
 def _class_names(data: RunData, classes: int) -> list[str]:
-    """Return the names of the classes, or else their numbers."""
+    """Return class names, or class indices if names are unknown."""
     names = data.get("class_names", ())
     return list(map(str, names if len(names) == classes else range(classes)))
 
 
 def _mistakes(data: RunData) -> list[dict[str, Any]]:
-    """Return the most confident mistakes with their images; empty if any image is missing."""
+    """Return the most confident mistakes with their images; empty if images are missing."""
     test = _results(data).get("test") or {}
     rows, names = test.get("mistakes") or (), _class_names(data, len(test.get("confusion") or ()))
-    images, found = (data.read(data.run.examples_path, load_weights) or {}).get("images", ()), []
+    images, mistakes = (data.read(data.run.examples_path, load_weights) or {}).get("images", ()), []
     for row, image in zip(rows, images, strict=True) if len(images) == len(rows) else ():
         label, guess, confidence = names[row["label"]], names[row["guess"]], row["confidence"] or 0.0
         score = percent(confidence, 1) if 0 <= confidence <= 1 else f"{confidence:.3g}"
         picture = pictures.example(image, f"sample {row['sample']}, {label} taken for {guess}")
-        found.append({"image": picture, "guess": guess, "confidence": score, "label": label, "sample": row["sample"]})
-    return found
+        mistakes.append(
+            {"image": picture, "guess": guess, "confidence": score, "label": label, "sample": row["sample"]}
+        )
+    return mistakes
 
 
 # the run ------------------------------------------------------------------------------------------------------------
 
 
 def _layers(data: RunData) -> list[list[str]]:
-    """Return the rows of the layer table. Names of nested layers are indented."""
+    """Return the rows of the layer table. Nested layers are indented."""
     columns = ("kind", "settings", "output", "parameters", "multiply-adds")
     rows = data.start.get("layers") or ()
     return [[row["layer"].replace("  ", "\u2003"), *(row.get(name, "") for name in columns)] for row in rows]
 
 
 def _filters(data: RunData) -> dict[str, Any] | None:
-    """Return the filters of the first convolution, and their description."""
+    """Return a picture of the filters of the first convolution, and a description."""
     weights = data.read(data.run.weights_path, load_weights) or {}
     names = [f"{row['layer']}.weight" for row in data.start.get("layers") or ()]
     name = next((name for name in names if name in weights and weights[name].ndim == 4), "")
@@ -246,19 +248,19 @@ def _filters(data: RunData) -> dict[str, Any] | None:
 
 
 def _settings(data: RunData) -> dict[str, Any]:
-    """Return the overrides, the command to repeat the run, and all settings."""
-    given = data.start.get("overrides")
+    """Return overrides, the command that repeats the run, and all settings."""
+    overrides = data.start.get("overrides")
     rows = (("seed", "seed"), ("batch size per worker", "batch_size"), ("replicas", "synchronizer"))
     return {
-        "given": None if given is None else [setting.partition("=")[::2] for setting in given],
-        "command": None if given is None else repeat(data, given),
+        "given": None if overrides is None else [setting.partition("=")[::2] for setting in overrides],
+        "command": None if overrides is None else repeat(data, overrides),
         "facts": [(name, value) for name, key in rows if (value := data.get(key)) is not None],
         "config": data.read(data.run.settings_path, read_text),
     }
 
 
 def repeat(data: RunData, settings: list[str]) -> str:
-    """Return the command line to repeat this run."""
+    """Return the command line that repeats this run."""
     processes, folder = data.start.get("processes"), data.start.get("config_dir")
     words = [] if processes is None else ["mpiexec", "-n", str(processes)]
     words += ["cupynet", "train"] + ([] if folder is None else [f"--config-dir={folder}"])
@@ -266,12 +268,14 @@ def repeat(data: RunData, settings: list[str]) -> str:
 
 
 def _machine(data: RunData) -> list[tuple[str, str]]:
-    """Return the machine and the versions used by the run."""
+    """Return the machine and software versions of the run."""
     environment = data.get("environment", {})
     rows = [("devices", ", ".join(dict.fromkeys(data.get("devices", ()))))]
     rows += [(name, environment.get(name)) for name in ("cpu", "cores", "system", "python")]
-    for each in environment.get("blas", ()):
-        rows.append(("BLAS", " ".join(str(each.get(key, "")) for key in ("internal_api", "version", "architecture"))))
+    for library in environment.get("blas", ()):
+        rows.append(
+            ("BLAS", " ".join(str(library.get(key, "")) for key in ("internal_api", "version", "architecture")))
+        )
     rows.append(("CPU flags", " ".join(environment.get("cpu_flags", ()))))
     versions = environment.get("versions", {}).items()
     rows.append(("versions", ", ".join(f"{name} {value}" for name, value in versions if value)))

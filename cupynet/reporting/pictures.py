@@ -1,6 +1,6 @@
-"""Images in a page: examples as PNG, filters of a layer, a confusion matrix.
+"""Images of a page: samples, filters of a layer, and the confusion matrix.
 
-Color encodes the sign of a number and opacity its magnitude, so that one image suits light and dark pages.
+Color encodes the sign of a number, and opacity its magnitude, so that images suit light and dark pages.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ COLOR_TYPES = {1: 0, 2: 4, 3: 2, 4: 6}  # PNG color type by number of channels
 
 
 class Picture(NamedTuple):
-    """An image in a page: data URL, alternative text, and size in CSS pixels."""
+    """Image of a page: data URL, alternative text, and size in CSS pixels."""
 
     source: str
     alt: str
@@ -52,15 +52,16 @@ def picture(pixels: NDArray[np.uint8], alt: str, zoom: float) -> Picture:
 
 
 def example(image: NDArray[np.uint8], alt: str) -> Picture:
-    """Scale an image (H, W, C) to 96 CSS pixels on its longer side. If C is not 1, 3 or 4, show the first channel."""
+    """Scale an image (H, W, C) to 96 CSS pixels on its longer side. Unless C is 1, 3 or 4, show the first channel."""
     shown = image if image.shape[2] in (1, 3, 4) else image[:, :, :1]
     return picture(np.ascontiguousarray(shown), alt, 96 / max(image.shape[:2]))
 
 
 def filters(weights: NDArray[Any], name: str) -> Picture | None:
-    """Draw the filters of a convolution, (K_h, K_w, C, O), side by side, each scaled by its largest weight.
+    """Draw the filters (K_h, K_w, C, O) of a convolution side by side, each scaled by its largest weight.
 
-    Filters with three channels are drawn in RGB, others as the mean over channels. None if a weight is not finite.
+    Filters with three channels are drawn in RGB, others as the mean over channels. Returns None if a weight is not
+    finite.
     """
     kernel_h, kernel_w, channels, count = weights.shape
     if 0 in weights.shape or not np.isfinite(weights).all():
@@ -72,7 +73,7 @@ def filters(weights: NDArray[Any], name: str) -> Picture | None:
     colored = _in_color(tiles) if channels == 3 else by_sign(tiles.mean(axis=3))
     columns = math.ceil(math.sqrt(2 * count))
     rows = math.ceil(count / columns)
-    sheet = np.zeros((rows * columns, kernel_h + 1, kernel_w + 1, 4), np.uint8)  # each tile with a gap of one pixel
+    sheet = np.zeros((rows * columns, kernel_h + 1, kernel_w + 1, 4), np.uint8)  # tiles with a gap of one pixel
     sheet[:count, :kernel_h, :kernel_w] = colored
     sheet = sheet.reshape(rows, columns, kernel_h + 1, kernel_w + 1, 4).swapaxes(1, 2)
     sheet = sheet.reshape(rows * (kernel_h + 1), columns * (kernel_w + 1), 4)[:-1, :-1]
@@ -93,7 +94,7 @@ def _in_color(values: NDArray[np.float64]) -> NDArray[np.uint8]:
 
 
 class Cell(NamedTuple):
-    """A cell of a matrix: text, color strength (0..1), name of the color in style.css, and tooltip."""
+    """Cell of a matrix: text, color strength (0 to 1), color name in style.css, and tooltip."""
 
     text: str = ""
     strength: float = 0.0
@@ -102,9 +103,9 @@ class Cell(NamedTuple):
 
 
 def confusion(counts: NDArray[np.int64], names: list[str]) -> list[tuple[str, list[Cell]]]:
-    """Build a confusion matrix: for each actual class its name, and a cell per predicted class.
+    """Build a confusion matrix: the name of each actual class, with one cell per predicted class.
 
-    Correct predictions are shaded by their fraction of the class, mistakes by their fraction of the most frequent one.
+    Correct predictions are shaded by their fraction of the class, mistakes relative to the most frequent mistake.
     """
     diagonal = np.eye(len(counts), dtype=bool)
     right = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)

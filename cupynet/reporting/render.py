@@ -1,4 +1,4 @@
-"""Renders the templates of pages. A page is a single file without scripts or network requests."""
+"""Rendering of HTML pages. A page is a single file without scripts or network requests."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ if TYPE_CHECKING:
 
 
 def render(template: str, **values: Any) -> bytes:
-    """Render a template as an HTML page.
-
-    Jinja escapes all values. Control and bidirectional characters are replaced in the whole page.
-    """
+    """Render a template as an HTML page. Values are escaped, and control characters are replaced."""
     return printable(_environment().get_template(template).render(values)).encode()
 
 

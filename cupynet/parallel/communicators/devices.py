@@ -86,9 +86,8 @@ class Buffers:
         key = (name, array.shape, array.dtype)
         if key not in self._buffers:
             buffer = self._buffers[key] = self._backend.allocate(array.shape, array.dtype)
-            self._backend.weighted_sum(
-                buffer, [array], [1.0]
-            )  # load the kernel now, because loading waits for the device
+            # load the kernel now, because loading waits for the device
+            self._backend.weighted_sum(buffer, [array], [1.0])
         return self._buffers[key]
 
     def like_all(self, arrays: Sequence[Array]) -> tuple[list[Array], list[Array]]:
@@ -189,14 +188,10 @@ class DeviceMeans:
 
     def _sum_here(self, contributions: list[Any], total: float, buffers: list[Array]) -> None:
         """Compute the weighted sums over the workers of this device in `buffers`."""
-        local = [
-            contribution
-            for contribution, device in zip(contributions, self._devices, strict=True)
-            if device == self._devices[self.rank]
-        ]
-        self._backend.wait_event(
-            *(event for _, _, event in contributions)
-        )  # other devices may still be fetching the last sum
+        here = self._devices[self.rank]
+        local = [entry for entry, device in zip(contributions, self._devices, strict=True) if device == here]
+        # all events, because other devices may still be fetching the last sum
+        self._backend.wait_event(*(event for _, _, event in contributions))
         shares = [weight / total for _, weight, _ in local]
         for index, buffer in enumerate(buffers):
             self._backend.weighted_sum(buffer, [arrays[index] for arrays, _, _ in local], shares)

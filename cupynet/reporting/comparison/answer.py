@@ -1,4 +1,4 @@
-"""Recommends one of the compared runs, and states the limits of the comparison."""
+"""Recommendation of one of the compared runs, with caveats."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from cupynet.reporting.comparison.runs import ComparedRun
 from cupynet.reporting.comparison.table import seconds
 
 CLOSE = 0.001  # accuracy that may be traded for speed
-NOISE = 0.05  # relative differences of training time below this are noise
+NOISE = 0.05  # smaller relative differences of training time are considered noise
 MOST_EQUALS = 3  # number of equally good groups to name
 
 
 class Answer(NamedTuple):
-    """A recommendation with caveats, and the recommended group; None if there is none."""
+    """Recommendation and caveats, and the recommended group if there is one."""
 
     text: str
     notes: list[str]
@@ -25,30 +25,30 @@ class Answer(NamedTuple):
 
 
 def answer(comparison: Comparison) -> Answer:
-    """Recommend the fastest group close to the best accuracy. Of equally fast groups, choose the most accurate."""
+    """Recommend the fastest group close to the best accuracy; among equally fast groups, the most accurate."""
     candidates = comparison.judged
     if not candidates:
         return Answer("No run has finished, so there is nothing to compare.", [])
-    judged = [run for group in candidates for run in group.runs]
-    data = sorted({f"{run.summary['dataset']} ({_images(run, comparison.split):,.0f} images)" for run in judged})
+    runs = [run for group in candidates for run in group.runs]
+    data = sorted({f"{run.summary['dataset']} ({_images(run, comparison.split):,.0f} images)" for run in runs})
     if len(data) > 1:
         return Answer("These runs cannot be compared.", [f"They were evaluated on different data: {', '.join(data)}."])
     best = max(candidates, key=lambda group: group.figures["accuracy"])
-    least = best.figures["accuracy"] - CLOSE - 1e-12
-    close = [group for group in candidates if group.figures["accuracy"] >= least]
-    fastest = min(close, key=lambda group: group.figures["train_s"])
-    equal = [group for group in close if group.figures["train_s"] <= (1 + NOISE) * fastest.figures["train_s"]]
+    minimum = best.figures["accuracy"] - CLOSE - 1e-12
+    accurate = [group for group in candidates if group.figures["accuracy"] >= minimum]
+    fastest = min(accurate, key=lambda group: group.figures["train_s"])
+    equal = [group for group in accurate if group.figures["train_s"] <= (1 + NOISE) * fastest.figures["train_s"]]
     chosen = max(equal, key=lambda group: (group.figures["accuracy"], -group.figures["train_s"]))
-    rival = f"the fastest within 0.1 points of the best accuracy ({_result(best)}: {best.name})"
-    why = "the best accuracy" if chosen is best else rival
-    text = f"Use {chosen.name}: {_result(chosen)} of training, {why}."
+    fastest_close = f"the fastest within 0.1 points of the best accuracy ({_result(best)}: {best.name})"
+    reason = "the best accuracy" if chosen is best else fastest_close
+    text = f"Use {chosen.name}: {_result(chosen)} of training, {reason}."
     if len(candidates) == 1:
         text = f"There is only one result: {_result(chosen)} of training. Compare more runs to get a recommendation."
     notes = _notes(comparison, chosen)
     others = [group.name for group in equal if group is not chosen]
     if others:
-        more = ", ..." * (len(others) > MOST_EQUALS)
-        notes.insert(0, f"Equally good within measurement noise: {', '.join(others[:MOST_EQUALS])}{more}.")
+        ellipsis = ", ..." * (len(others) > MOST_EQUALS)
+        notes.insert(0, f"Equally good within measurement noise: {', '.join(others[:MOST_EQUALS])}{ellipsis}.")
     return Answer(text, notes, chosen)
 
 
@@ -81,7 +81,7 @@ def _notes(comparison: Comparison, chosen: Group) -> list[str]:
 def _images(run: ComparedRun, split: str) -> float:
     """Return the number of images in a run's evaluation; 0 if unknown."""
     test: dict[str, Any] = run.summary["test"] or {}
-    if split == "validation":  # earlier versions stored only the setting
+    if split == "validation":  # earlier versions store only the setting
         return finite(run.summary.get("validation_samples") or run.settings.get("data.validation")) or 0
     return finite(test.get("samples")) or 0
 

@@ -1,4 +1,4 @@
-"""Groups runs that differ only in the seed and in settings without effect, and compares the groups."""
+"""Groups of runs that differ only in the seed or in settings without effect, and their comparison."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cupynet.core.terminal import printable
 from cupynet.core.wording import one_line
 from cupynet.reporting.comparison.runs import ComparedRun
 
-# prefixes of settings that do not affect results, and the seed
+# prefixes of settings that are not compared
 IDLE = (
     "seed", "resume", "trusted_modules", "log_every", "metrics",
     *(f"callbacks.{name}" for name in ("history", "progress", "report", "checkpoint")),
@@ -24,15 +24,15 @@ TARGETS = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.925, 0.95, 0.96, 0.97, 0.975, 0.98, 
 
 @dataclass
 class Group:
-    """Finished runs with equivalent settings apart from the seed, or a single run without a result.
+    """Finished runs with equivalent settings except for the seed, or a single run without a result.
 
     Attributes:
-        settings: the settings that differ between groups, as text; `ABSENT` if one has no effect in this group.
-        figures: means over the runs of `accuracy`, `loss`, `images_per_s`, `train_s` and `time_to`, the seconds of
-            training until the target accuracy. `accuracy_range` (text) if there are several runs. `speed_up`, the
-            throughput relative to a group with one worker, and `efficiency`, the speed-up per worker. Unknown ones are
-            omitted.
-        front: True if the group is on the Pareto front: no other is both more accurate and faster to train.
+        settings: settings that differ between groups, as text; `ABSENT` if one has no effect in this group.
+        figures: known results. `accuracy`, `loss`, `images_per_s`, `train_s` and `time_to`, the seconds of training
+            until the target accuracy, are means over the runs. `accuracy_range` (text) exists if there are several
+            runs. `speed_up` is the throughput relative to a group with one worker, `efficiency` the speed-up per
+            worker.
+        front: True if the group is on the Pareto front, so that no other group is more accurate and faster to train.
     """
 
     runs: list[ComparedRun]
@@ -46,7 +46,7 @@ class Group:
 
     @property
     def name(self) -> str:
-        """The settings that differ and have an effect in this group, or else the name of the first run."""
+        """The settings that differ and have an effect, or the name of the first run if there are none."""
         short, known = shortened(list(self.settings)), self.settings.items()
         return " ".join(f"{short[key]}={value}" for key, value in known if value != ABSENT) or self.runs[0].name
 
@@ -57,9 +57,9 @@ class Comparison:
 
     Attributes:
         varied: settings that differ, without the seed.
-        others: runs without a result.
-        split: data set of the compared accuracy, `test` or `validation`.
-        target: accuracy of `time_to`; None if nothing was evaluated.
+        others: runs without a result, one per group.
+        split: evaluated data, `test` or `validation`.
+        target: target accuracy of `time_to`; None if nothing was evaluated.
     """
 
     varied: list[str]
@@ -81,15 +81,15 @@ class Comparison:
 def compared(runs: Sequence[ComparedRun], target: float | None = None) -> Comparison:
     """Compare runs.
 
-    target: accuracy from 0 to 1; None for the highest of `TARGETS` that half of the runs reached.
+    target: target accuracy between 0 and 1; by default, the highest of `TARGETS` that half of the runs reached.
     """
-    done, varied = [run for run in runs if not run.trouble], differing(runs)
-    validated = bool(done) and all(run.summary["validation_accuracy"] is not None for run in done)
+    finished, varied = [run for run in runs if not run.trouble], differing(runs)
+    validated = bool(finished) and all(run.summary["validation_accuracy"] is not None for run in finished)
     comparison = Comparison(varied, [], [], "validation" if validated else "test", target)
     if target is None:
-        best = [max((each.accuracy[comparison.split] or 0.0 for each in run.epochs), default=0.0) for run in done]
-        reached = [each for each in TARGETS if 2 * sum(value >= each for value in best) >= len(best) > 0]
-        comparison.target = max(reached, default=None)
+        best = [max((epoch.accuracy[comparison.split] or 0.0 for epoch in run.epochs), default=0.0) for run in finished]
+        targets_reached = [epoch for epoch in TARGETS if 2 * sum(value >= epoch for value in best) >= len(best) > 0]
+        comparison.target = max(targets_reached, default=None)
     gathered: dict[tuple[Any, ...], Group] = {}
     for run in runs:
         settings = {key: _text(run, key) for key in varied}
@@ -109,9 +109,9 @@ def compared(runs: Sequence[ComparedRun], target: float | None = None) -> Compar
 def differing(runs: Sequence[ComparedRun]) -> list[str]:
     """Return the settings that differ between runs, without the seed.
 
-    If runs chose different files of a configuration group, the result contains the group, but not settings that follow
-    from this choice. The same applies to classes and the arguments that only one of them has. Of several settings with
-    the same values in all runs, only the first is returned.
+    If runs use different files of a configuration group, the group is returned, but not the settings that follow from
+    this choice. The same applies to classes, and arguments that only one of them has. If several settings always vary
+    together, only the first is returned.
     """
     names = dict.fromkeys(name for run in runs for name in run.choices)
     groups = [name for name in names if _differs(runs, name) and _differ_below(runs, name)]
@@ -119,12 +119,12 @@ def differing(runs: Sequence[ComparedRun]) -> list[str]:
     for run in runs:
         same_files.setdefault(tuple(run.choices.get(name, "") for name in groups), []).append(run)
     keys = [key for key in dict.fromkeys(key for run in runs for key in run.settings) if not key.startswith(IDLE)]
-    own = [key for key in keys if any(_differs(some, key) for some in same_files.values())]
-    own = [key for key in own if not _follows(runs, key, own)]
-    if "workers" not in own and _differs(runs, "workers"):
-        own.insert(0, "workers")
+    varying = [key for key in keys if any(_differs(same_runs, key) for same_runs in same_files.values())]
+    varying = [key for key in varying if not _follows(runs, key, varying)]
+    if "workers" not in varying and _differs(runs, "workers"):
+        varying.insert(0, "workers")
     by_values: dict[tuple[str, ...], str] = {}
-    for key in (*groups, *own):
+    for key in (*groups, *varying):
         by_values.setdefault(tuple(_text(run, key) for run in runs), key)
     return list(by_values.values())
 
@@ -133,14 +133,14 @@ def _differs(runs: Sequence[ComparedRun], key: str) -> bool:
     return len({_text(run, key) for run in runs if not run.lacks(key)}) > 1
 
 
-def _follows(runs: Sequence[ComparedRun], key: str, own: Sequence[str]) -> bool:
-    """Return True for an argument that only some classes have, with the same value in all runs that use them."""
-    known, part = [run for run in runs if key in run.settings], key.rpartition(".")[0]
-    return f"{part}._target_" in own and len(known) < len(runs) and not _differs(known, key)
+def _follows(runs: Sequence[ComparedRun], key: str, varying: Sequence[str]) -> bool:
+    """Return True for an argument that only some classes have, and that has the same value in all runs with them."""
+    users, component = [run for run in runs if key in run.settings], key.rpartition(".")[0]
+    return f"{component}._target_" in varying and len(users) < len(runs) and not _differs(users, key)
 
 
 def _differ_below(runs: Sequence[ComparedRun], group: str) -> bool:
-    """Return True if settings of a group differ, not only its chosen files. `experiment` has no own settings."""
+    """Return True if the settings of a group differ, not only the chosen file. `experiment` has no settings itself."""
     if group == "experiment" or group not in GROUPS:
         return True
     keys = {key for run in runs for key in run.settings if key.split(".")[0] == group and not key.startswith(IDLE)}
@@ -148,7 +148,7 @@ def _differ_below(runs: Sequence[ComparedRun], group: str) -> bool:
 
 
 def _text(run: ComparedRun, key: str) -> str:
-    """Return a setting, or the chosen file of a group, as on the command line."""
+    """Return the value of a setting, or the chosen file of a group, as on the command line."""
     value: Any = run.choices[key] if key in run.choices else run.settings.get(key, ABSENT)
     if not isinstance(value, str):
         value = json.dumps(value, default=str, sort_keys=True, separators=(",", ":"))
@@ -158,24 +158,24 @@ def _text(run: ComparedRun, key: str) -> str:
 def _figures(runs: Sequence[ComparedRun], comparison: Comparison) -> dict[str, Any]:
     split, target = comparison.split, comparison.target
     keys = {"accuracy": f"{split}_accuracy", "loss": "test_loss", "images_per_s": "images_per_s", "train_s": "train_s"}
-    found = {name: [run.summary[key] for run in runs] for name, key in keys.items()}
+    values = {name: [run.summary[key] for run in runs] for name, key in keys.items()}
     if target is not None:
-        found["time_to"] = [run.time_to(target, split) for run in runs]
-    figures: dict[str, Any] = {name: sum(each) / len(each) for name, each in found.items() if None not in each}
+        values["time_to"] = [run.time_to(target, split) for run in runs]
+    figures: dict[str, Any] = {name: sum(column) / len(column) for name, column in values.items() if None not in column}
     if len(runs) > 1 and "accuracy" in figures:
-        figures["accuracy_range"] = f"{100 * min(found['accuracy']):.2f}-{100 * max(found['accuracy']):.2f}"
+        figures["accuracy_range"] = f"{100 * min(values['accuracy']):.2f}-{100 * max(values['accuracy']):.2f}"
     return figures
 
 
 def _add_speed_up(groups: Sequence[Group]) -> None:
-    """Add the speed-up over one worker with the same settings, apart from `parallel` settings."""
+    """Add the speed-up over one worker with the same settings, ignoring `parallel` settings."""
 
     def others(group: Group) -> dict[str, str]:
         return {key: value for key, value in group.settings.items() if not key.startswith(("workers", "parallel"))}
 
     for group in groups:
         single = [
-            each.figures["images_per_s"] for each in groups if each.workers == 1 and others(each) == others(group)
+            other.figures["images_per_s"] for other in groups if other.workers == 1 and others(other) == others(group)
         ]
         if group.workers > 1 and sum(single) > 0:
             group.figures["speed_up"] = group.figures["images_per_s"] * len(single) / sum(single)
@@ -184,5 +184,5 @@ def _add_speed_up(groups: Sequence[Group]) -> None:
 
 def _mark_front(groups: Sequence[Group]) -> None:
     points = [(group.figures["accuracy"], group.figures["train_s"]) for group in groups]
-    for group, own in zip(groups, points, strict=True):
-        group.front = not any(each != own and each[0] >= own[0] and each[1] <= own[1] for each in points)
+    for group, point in zip(groups, points, strict=True):
+        group.front = not any(other != point and other[0] >= point[0] and other[1] <= point[1] for other in points)

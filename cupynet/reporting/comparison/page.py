@@ -1,4 +1,4 @@
-"""The HTML page of a comparison, with charts if matplotlib is installed."""
+"""HTML page of a comparison, with charts if matplotlib is installed."""
 
 from __future__ import annotations
 
@@ -17,20 +17,25 @@ from cupynet.reporting.comparison.table import FIGURES, columns
 from cupynet.reporting.pictures import Cell
 from cupynet.reporting.render import render
 
-LEFT_OUT = ("run", "state", "folder", "front")  # columns shown differently
+LEFT_OUT = ("run", "state", "folder", "front")  # columns that are not in the table of the page
 FORMS = {name: form for name, _, form in FIGURES}
-MAX_LINES = 2 * len(PALETTE)  # per chart: each color solid and dashed
+MAX_LINES = 2 * len(PALETTE)  # per chart, each color solid and dashed
 
 
 def compare_page(comparison: Comparison, groups: Sequence[Group], at: Path) -> bytes:
-    """Render the page. groups: in the order of the table. at: folder of the page, for relative links."""
-    drawn = (
+    """Render the page.
+
+    Args:
+        groups: groups in the order of the table.
+        at: folder of the page, for relative links.
+    """
+    all_charts = (
         _curves(comparison, groups, "time", "seconds of training", "train_s"),
         _curves(comparison, groups, "iterations", "iterations", "iteration"),
         _pareto(comparison),
         _speed_up(comparison),
     )
-    figures, missing = charts.figures(drawn)
+    figures, missing = charts.figures(all_charts)
     table = [column for column in columns(comparison, groups) if column.key not in LEFT_OUT]
     rows = [
         {"group": group, "links": [(_link(run.folder, at), run.name) for run in group.runs], "cells": cells}
@@ -61,7 +66,7 @@ def _marks(comparison: Comparison) -> list[tuple[str, str]]:
 
 
 def _tiles(comparison: Comparison) -> list[tuple[str, str, str]]:
-    """Return the best group for each figure: name of the figure, value, and group."""
+    """Return the best group for each figure: figure, value and group name."""
     wanted = (
         (f"best {comparison.split} accuracy", "accuracy", max),
         ("shortest training", "train_s", min),
@@ -71,9 +76,9 @@ def _tiles(comparison: Comparison) -> list[tuple[str, str, str]]:
     )
     rows = []
     for title, name, best in wanted:
-        known = [group for group in comparison.groups if name in group.figures]
-        if known:
-            group = best(known, key=lambda group: group.figures[name])
+        groups = [group for group in comparison.groups if name in group.figures]
+        if groups:
+            group = best(groups, key=lambda group: group.figures[name])
             value = group.figures[name]
             remark = f"slower than one worker: {group.name}" if name == "speed_up" and value < 1 else group.name
             rows.append((title, FORMS[name](value), remark))
@@ -81,19 +86,19 @@ def _tiles(comparison: Comparison) -> list[tuple[str, str, str]]:
 
 
 def _link(folder: Path, at: Path) -> str:
-    """Return the relative URL of a run's report, or else of its folder."""
+    """Return the relative URL of a run's report, or of its folder if there is no report."""
     report = (folder / "report.html").is_file()
     target = Path(os.path.relpath(folder / "report.html" if report else folder, at))
     return f"./{quote(os.fsencode(target.as_posix()))}{'' if report else '/'}"  # names need not be valid UTF-8
 
 
 def _curves(comparison: Comparison, groups: Sequence[Group], over: str, label: str, value: str) -> Chart:
-    """Return the accuracy curve of the first run of each group, in the order of the table."""
+    """Return a chart of accuracy, with a line for the first run of each group in the order of the table."""
     lines = []
-    for place, group in enumerate(groups[:MAX_LINES]):
-        shares = [(getattr(each, value), each.accuracy[comparison.split]) for each in group.runs[0].epochs]
+    for index, group in enumerate(groups[:MAX_LINES]):
+        shares = [(getattr(epoch, value), epoch.accuracy[comparison.split]) for epoch in group.runs[0].epochs]
         points = [(x, 100 * share) for x, share in shares if share is not None]
-        lines.append(_line(group.name, points, place))
+        lines.append(_line(group.name, points, index))
     if all(len(line.x) < 2 for line in lines):
         lines = []  # single points would overlap
     title = f"{comparison.split.capitalize()} accuracy over {over}"
@@ -101,33 +106,33 @@ def _curves(comparison: Comparison, groups: Sequence[Group], over: str, label: s
     return Chart(title, label, "accuracy (%)", lines, note=note)
 
 
-def _line(name: str, points: Sequence[tuple[float, float]], place: int, width: float = 1.8) -> Line:
-    """Return line number `place` of a chart. Colors are used solid first, then dashed."""
+def _line(name: str, points: Sequence[tuple[float, float]], index: int, width: float = 1.8) -> Line:
+    """Return line number `place` of a chart. Each color is used solid first, then dashed."""
     x, y = [x for x, _ in points], [y for _, y in points]
-    return Line(name, x, y, place % len(PALETTE), width, dashed=place >= len(PALETTE), points=True)
+    return Line(name, x, y, index % len(PALETTE), width, dashed=index >= len(PALETTE), points=True)
 
 
 def _pareto(comparison: Comparison) -> Chart:
-    """Return accuracy over training time: a point per group, and a line through the Pareto front."""
+    """Return a chart of accuracy over training time, with one point per group and a line through the Pareto front."""
     lines = []
     kinds = (("Pareto front", True, 2, 1.8), ("others", False, 0, 0.0))
-    for name, front, place, width in kinds if len(comparison.judged) > 1 else ():
-        own = [group.figures for group in comparison.judged if group.front is front]
-        points = sorted((figures["train_s"], 100 * figures["accuracy"]) for figures in own)
-        lines.append(_line(name, points, place, width))
+    for name, front, index, width in kinds if len(comparison.judged) > 1 else ():
+        figures_of_kind = [group.figures for group in comparison.judged if group.front is front]
+        points = sorted((figures["train_s"], 100 * figures["accuracy"]) for figures in figures_of_kind)
+        lines.append(_line(name, points, index, width))
     return Chart("Accuracy against training time", "seconds of training", "accuracy (%)", lines)
 
 
 def _speed_up(comparison: Comparison) -> Chart:
-    """Return the speed-up over the number of workers, one line per combination of the other settings."""
-    short = shortened([key for key in comparison.varied if key != "workers"])
+    """Return a chart of speed-up over workers, with one line per combination of the other settings."""
+    names = shortened([key for key in comparison.varied if key != "workers"])
     series: dict[str, dict[int, float]] = {}
     for group in comparison.groups:
         if "speed_up" in group.figures:
-            name = " ".join(f"{short[key]}={group.settings[key]}" for key in short) or "measured"
+            name = " ".join(f"{names[key]}={group.settings[key]}" for key in names) or "measured"
             series.setdefault(name, {1: 1.0})[group.workers] = group.figures["speed_up"]
     shown = list(series.items())[:MAX_LINES]
-    lines = [_line(name, sorted(points.items()), place) for place, (name, points) in enumerate(shown)]
+    lines = [_line(name, sorted(points.items()), index) for index, (name, points) in enumerate(shown)]
     if lines:
         most = max(max(points) for points in series.values())
         lines.append(Line("ideal", [1, most], [1.0, float(most)], BACKGROUND, 1.0, dashed=True))
@@ -135,10 +140,13 @@ def _speed_up(comparison: Comparison) -> Chart:
 
 
 def _grid(comparison: Comparison) -> dict[str, Any] | None:
-    """Return tables of three figures over two settings, if exactly two varied. The best has the strongest color."""
+    """Return tables of three figures over two settings, or None unless exactly two settings varied.
+
+    The best value has the strongest color.
+    """
     if len(comparison.varied) != 2:
         return None
-    down, across = shortened(comparison.varied).values()
+    rows_title, columns_title = shortened(comparison.varied).values()
     rows, head = (
         [value for value in dict.fromkeys(group.settings[key] for group in comparison.judged) if value != ABSENT]
         for key in comparison.varied
@@ -151,14 +159,14 @@ def _grid(comparison: Comparison) -> dict[str, Any] | None:
         values = {tuple(group.settings.values()): sign * group.figures[name] for group in comparison.judged}
         least, most = min(values.values()), max(values.values())
         cells = {
-            place: Cell(FORMS[name](sign * value), 0.08 + 0.84 * (value - least) / (most - least or 1))
-            for place, value in values.items()
+            settings: Cell(FORMS[name](sign * value), 0.08 + 0.84 * (value - least) / (most - least or 1))
+            for settings, value in values.items()
         }
         body = [(row, [_cell(cells, row, column) for column in head]) for row in rows]
         tables.append({"title": title, "rows": body})
-    return {"down": down, "across": across, "head": head, "tables": tables}
+    return {"down": rows_title, "across": columns_title, "head": head, "tables": tables}
 
 
 def _cell(cells: dict[tuple[str, ...], Cell], row: str, column: str) -> Cell:
-    """Return the cell for two settings, or an empty cell. Either setting may have no effect in combination."""
-    return next((cells[each] for each in ((row, column), (row, ABSENT), (ABSENT, column)) if each in cells), Cell())
+    """Return the cell for two settings, one of which may have no effect, or an empty cell."""
+    return next((cells[key] for key in ((row, column), (row, ABSENT), (ABSENT, column)) if key in cells), Cell())

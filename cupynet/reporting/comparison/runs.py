@@ -1,6 +1,6 @@
-"""Finds runs in folders, and reads their settings and results.
+"""Search for runs in folders; reads their settings and results.
 
-Files are untrusted: their contents are never instantiated or executed, and a damaged file affects only its run.
+Files are untrusted. Their contents are never instantiated or executed, and a damaged file affects only its own run.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Epoch(NamedTuple):
 
     Attributes:
         iteration: number of completed iterations.
-        train_s: training time so far in seconds, without evaluations.
-        accuracy: accuracy by `test` and `validation`; None if not evaluated.
+        train_s: cumulative training time in seconds, without evaluations.
+        accuracy: accuracy by split, `test` and `validation`; None if not evaluated.
     """
 
     iteration: float
@@ -43,11 +43,11 @@ class ComparedRun:
     """A run to compare.
 
     Attributes:
-        name: the part of its path that differs from other runs.
+        name: part of the path that differs from other runs.
         settings: settings with an effect, by dotted key.
         choices: chosen file by configuration group, for groups with an effect.
         unused: keys of settings without effect.
-        summary: fields of `Summary`; empty without results.
+        summary: fields of `Summary`; empty if there are no results.
         trouble: why there is no valid result, or "".
     """
 
@@ -61,21 +61,21 @@ class ComparedRun:
     epochs: list[Epoch]
 
     def lacks(self, key: str) -> bool:
-        """Return True if a setting or group is unknown or has no effect in this run. It is then not compared."""
+        """Return True if a setting or group is unknown or has no effect in this run, so that it is not compared."""
         if key in config.GROUPS:
             return key not in self.choices
         return key in self.unused or (bool(self.trouble) and key not in self.settings)
 
     def time_to(self, accuracy: float, split: str) -> float | None:
-        """Return the training time in seconds until an evaluation reached `accuracy`, or None."""
-        return next((each.train_s for each in self.epochs if (each.accuracy[split] or 0.0) >= accuracy), None)
+        """Return the training time in seconds until an evaluation reached `accuracy`, or None if none did."""
+        return next((epoch.train_s for epoch in self.epochs if (epoch.accuracy[split] or 0.0) >= accuracy), None)
 
 
 def find(paths: Sequence[str]) -> list[ComparedRun]:
     """Read the runs in folders, each run once.
 
     Args:
-        paths: folders of runs or sweeps, folders above them, or glob patterns.
+        paths: folders of runs or sweeps, their parent folders, or glob patterns.
 
     Raises:
         ConfigError: a path contains no run.
@@ -88,9 +88,9 @@ def find(paths: Sequence[str]) -> list[ComparedRun]:
             raise ConfigError(f"{path}: contains no run. Choose the folder of a run or sweep, such as outputs/latest")
         for run in runs:
             folders.setdefault(run.resolve(), run)
-    found = [Path(os.path.abspath(run)) for run in folders.values()]
-    above = found[0].parent if len(found) == 1 else os.path.commonpath(found)
-    names = [printable(os.path.relpath(run, above)) for run in found]
+    absolute = [Path(os.path.abspath(run)) for run in folders.values()]
+    common = absolute[0].parent if len(absolute) == 1 else os.path.commonpath(absolute)
+    names = [printable(os.path.relpath(run, common)) for run in absolute]
     return [read(run, name) for run, name in zip(folders.values(), names, strict=True)]
 
 
@@ -106,11 +106,11 @@ def is_run(folder: Path) -> bool:
 
 
 def _runs(folder: str) -> Iterator[Path]:
-    for here, inside, _ in os.walk(folder):
-        inside[:] = sorted((name for name in inside if not name.startswith(".")), key=natural)
-        if is_run(Path(here)):
-            inside.clear()
-            yield Path(here)
+    for path, subfolders, _ in os.walk(folder):
+        subfolders[:] = sorted((name for name in subfolders if not name.startswith(".")), key=natural)
+        if is_run(Path(path)):
+            subfolders.clear()
+            yield Path(path)
 
 
 def read(folder: Path, name: str) -> ComparedRun:
@@ -135,19 +135,19 @@ def read(folder: Path, name: str) -> ComparedRun:
 def _in_effect(
     settings: dict[str, Any], choices: dict[str, str], setup: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, str], frozenset[str]]:
-    """Return the settings and chosen files that have an effect in a run, and the keys of the other settings.
+    """Return the settings and chosen files that have an effect in a run, and the keys of all other settings.
 
-    setup: contains the actual `workers` and `backend`, which settings may leave open; empty if the run has not begun.
+    setup: contains the actual `workers` and `backend`, which may be unset in the settings; empty before the run begins.
     """
     workers, backend = setup.get("workers"), setup.get("backend")
     if not isinstance(workers, int) or not isinstance(backend, str):
-        known = {key: value for key, value in settings.items() if (key, value) not in LEFT_OPEN}
-        return known, {name: choice for name, choice in choices.items() if name != "backend"}, frozenset()
+        set_here = {key: value for key, value in settings.items() if (key, value) not in LEFT_OPEN}
+        return set_here, {name: choice for name, choice in choices.items() if name != "backend"}, frozenset()
     choices = {name: backend if name == "backend" else choice for name, choice in choices.items()}
     if config.is_alone(settings, workers):
         choices.pop("parallel", None)
-    found = config.effective(settings, workers, backend)
-    return found, choices, frozenset(settings.keys() - found.keys())
+    effective = config.effective(settings, workers, backend)
+    return effective, choices, frozenset(settings.keys() - effective.keys())
 
 
 def _trouble(data: RunData, settings: dict[str, Any], summary: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""A comparison as a table: columns for the terminal, files and the page, and the order of rows."""
+"""Table of a comparison: columns for the terminal, for files and for the page, and the order of rows."""
 
 from __future__ import annotations
 
@@ -32,28 +32,31 @@ FIGURES: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
 
 
 def columns(comparison: Comparison, groups: Sequence[Group]) -> list[Column]:
-    """Return all columns, with one row per group, then the runs without a result."""
+    """Return all columns, with rows for the groups followed by runs without a result."""
     rows, short = [*groups, *comparison.others], shortened(comparison.varied)
     names = [row.runs[0].name + f"+{len(row.runs) - 1}" * (len(row.runs) > 1) for row in rows]
-    found = [column("run", names, right=False), column("front", [FRONT if row.front else "" for row in rows], title="")]
+    result = [
+        column("run", names, right=False),
+        column("front", [FRONT if row.front else "" for row in rows], title=""),
+    ]
     for key in comparison.varied:
-        found.append(column(key, [row.settings[key] for row in rows], title=heading(short[key])))
+        result.append(column(key, [row.settings[key] for row in rows], title=heading(short[key])))
     if any(len(row.runs) > 1 for row in rows):
-        found.append(column("seeds", [len(row.runs) for row in rows], title="runs"))
+        result.append(column("seeds", [len(row.runs) for row in rows], title="runs"))
     for name, title, form in FIGURES:
         values = [row.figures.get(name) for row in rows]
         if any(value is not None for value in values):
             title = title.format(split=comparison.split, target=comparison.target)
-            found.append(column(name, values, form, title))
-    found.append(column("state", [row.runs[0].trouble or "finished" for row in rows], right=False))
-    found.append(column("folder", ["; ".join(str(run.folder) for run in row.runs) for row in rows], right=False))
-    return found
+            result.append(column(name, values, form, title))
+    result.append(column("state", [row.runs[0].trouble or "finished" for row in rows], right=False))
+    result.append(column("folder", ["; ".join(str(run.folder) for run in row.runs) for row in rows], right=False))
+    return result
 
 
 def in_order(comparison: Comparison, by: str | None) -> list[Group]:
-    """Return the groups sorted by a column, by default by accuracy. A `-` before the name sorts in descending order.
+    """Return the groups sorted by a column, by default accuracy. The prefix `-` sorts in descending order.
 
-    Groups without a value come last. Raises ConfigError.
+    Groups without a value come last. Raises ConfigError for an unknown column.
     """
     name = "accuracy" if by is None else by.removeprefix("-")
     values = {column.key: column.values for column in columns(comparison, comparison.groups)}
@@ -63,13 +66,13 @@ def in_order(comparison: Comparison, by: str | None) -> list[Group]:
             return comparison.groups
         raise ConfigError(f"--sort {by}: no such column{nearest(name, values)}")
     rows = list(zip(comparison.groups, values[name], strict=False))  # runs without a result come after these
-    known = [(group, _sortable(value)) for group, value in rows if value is not None]
-    known.sort(key=lambda row: row[1], reverse=by is None or by != name)
-    return [*(group for group, _ in known), *(group for group, value in rows if value is None)]
+    sortable = [(group, _sortable(value)) for group, value in rows if value is not None]
+    sortable.sort(key=lambda row: row[1], reverse=by is None or by != name)
+    return [*(group for group, _ in sortable), *(group for group, value in rows if value is None)]
 
 
 def _sortable(value: Any) -> tuple[int, float, str]:
-    """Return a sort key that puts numbers before words."""
+    """Return a sort key that puts numbers before text."""
     try:
         return 0, float(value), ""
     except ValueError:
