@@ -1,9 +1,35 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
+
 Array: TypeAlias = Any  # NumPy's or CuPy's, which share no base class
+
+
+class Subset:
+    """Rows of a NumPy array, without a copy: indexing copies only the chosen rows.
+
+    Args:
+        base: (S, ...).
+        rows: (N,) indices into `base`.
+    """
+
+    def __init__(self, base: Array, rows: Array) -> None:
+        self.base, self.rows, self.dtype = base, rows, base.dtype
+        self.shape = (len(rows), *base.shape[1:])
+        self.nbytes = math.prod(self.shape) * self.dtype.itemsize
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, which: Any) -> Array:
+        return self.base[self.rows[which]]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return np.asarray(self[:], dtype)
 
 
 def looks_channels_first(shape: Sequence[int]) -> bool:

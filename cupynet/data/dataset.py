@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from cupynet.backend import FRACTIONS, PixelScale
-from cupynet.backend.array import Array, looks_channels_first
+from cupynet.backend.array import Array, Subset, looks_channels_first
 from cupynet.core import checks, wording
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.data.files import FilePath
@@ -111,17 +111,27 @@ class Dataset:
 
     def take(self, indices: Array) -> Dataset:
         """Return the samples at `indices` (S,): a copy, or views if `indices` is a slice."""
+        return self._chosen(indices, self.images[indices])
+
+    def subset(self, indices: Array) -> Dataset:
+        """Return the samples at `indices` (S,), whose images are a `Subset` of these."""
+        return self._chosen(indices, Subset(self.images, indices))
+
+    def _chosen(self, indices: Array, images: Any) -> Dataset:
         weights = None if self.weights is None else self.weights[indices]
-        return replace(self, images=self.images[indices], labels=self.labels[indices], weights=weights)
+        return replace(self, images=images, labels=self.labels[indices], weights=weights)
 
 
 VECTORS = ". Vectors of F features are images of (1, F, 1): x[:, None, :, None]"
 
 
 def split_off(dataset: Dataset, fraction: float, seed: int) -> tuple[Dataset, Dataset]:
-    """Hold out a random fraction of each class. Return the other samples, and the held-out ones without weights."""
+    """Hold out a random fraction of each class. Return the other samples, and the held-out ones without weights.
+
+    The images are not copied: both parts refer to those of `dataset`.
+    """
     kept, held_out = hold_out(dataset.labels, fraction, seed, "validation_split")
-    return dataset.take(kept), replace(dataset.take(held_out), name=f"{dataset.name}-validation", weights=None)
+    return dataset.subset(kept), replace(dataset.subset(held_out), name=f"{dataset.name}-validation", weights=None)
 
 
 def hold_out(labels: Array, part: float, seed: int, name: str) -> tuple[Array, Array]:
@@ -171,6 +181,8 @@ def on_host(value: Any) -> Array:
 
 def image_array(where: str, images: Any) -> Array:
     """Return `images` as contiguous (S, H, W, C) uint8 or float32. `where` begins error messages."""
+    if isinstance(images, Subset):  # of images that were checked
+        return images
     array = on_host(images)
     found, floating = f"{array.shape} of {array.dtype}", array.dtype.kind == "f"
     if array.ndim not in (3, 4) or not (floating or array.dtype.kind in "iu"):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Iterator
 
 import numpy as np
 
+from cupynet.backend.array import Array
 from cupynet.core.wording import setting
 from cupynet.data import Dataset, LabeledData, Loader, Shards
 from cupynet.data.loader import read_of
@@ -71,7 +73,7 @@ def warn_of_pixels(dataset: LabeledData) -> bool:
 
 
 def _warn_of_floats(dataset: Dataset) -> bool:
-    largest = float(abs(dataset.images).max())
+    largest = max(float(abs(some).max()) for some in _chunks(dataset))
     if largest <= UNSCALED:
         return False
     log.warning(
@@ -84,14 +86,20 @@ def _warn_of_floats(dataset: Dataset) -> bool:
 def _brightest(dataset: LabeledData, enough: int) -> int:
     """Return the largest pixel of the local data, or the first maximum found that is at least `enough`."""
     largest = 0
+    for some in _chunks(dataset):
+        largest = max(largest, int(some.max()))
+        if largest >= enough:
+            break
+    return largest
+
+
+def _chunks(dataset: Labelled) -> Iterator[Array]:
+    """Yield the images on this machine, a few at a time."""
     with read_of(dataset):
         for part in dataset.parts():
             step = max(1, AT_ONCE // part.images[:1].nbytes)
             for start in range(0, len(part), step):
-                largest = max(largest, int(part.images[start : start + step].max()))
-                if largest >= enough:
-                    return largest
-    return largest
+                yield part.images[start : start + step]
 
 
 def warn_of_classes(dataset: LabeledData) -> None:

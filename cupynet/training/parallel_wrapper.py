@@ -229,8 +229,8 @@ class ParallelWrapper:
                 samples.
             class_weight: {class: loss factor}, 1 by default, or `balanced` for equal total weights of all classes, as
                 in scikit-learn. Multiplied by `sample_weight`.
-            validation_split: fraction of the samples to hold out for evaluation, chosen at random and copied in each
-                fit.
+            validation_split: fraction of the samples to hold out for evaluation, chosen at random from each class. The
+                choice depends only on the labels and the seed of the `Loader`.
             validation_data: data to evaluate, recorded as validation: like `x`, or (x, y), or (x, y, sample_weight).
                 The weights apply to the loss only.
             evaluate_on: like `validation_data`, but recorded as test.

@@ -11,6 +11,7 @@ import pytest
 from cupynet import Dataset, Loader, Model, ParallelWrapper
 from cupynet.backend import PixelScale
 from cupynet.core.errors import ConfigError
+from cupynet.data import split_off
 from tests.support.refusals import refused
 from tests.support.training import fingerprint, on_backends, small_dataset, small_model
 
@@ -98,6 +99,23 @@ def test_a_part_is_split_off_for_validation() -> None:
         assert wrapper.trainer.evaluation.samples == 15
     assert history.epochs["samples"] == [45, 45]
     assert all(value is not None for value in history.epochs["validation_accuracy"])
+
+
+@on_backends("numpy", "numba", "cupy")
+@pytest.mark.parametrize("images", [X, X / 255], ids=["pixels", "floats"])
+def test_a_part_that_is_held_out_trains_like_a_copy_and_is_none(backend: str, images: Any) -> None:
+    data, found = Dataset("x", images, Y, 3), []
+    augment = [] if data.scaled else ["mixup"]
+    parts = split_off(data, 0.25, 9)
+    assert all(part.images.base is data.images for part in parts)
+    for train, held_out in (parts, [replace(part, images=np.asarray(part.images)) for part in parts]):
+        with ParallelWrapper(small_model("float", backend), 2) as wrapper:
+            loader = Loader(train, 8, augment=augment)
+            history = wrapper.fit(loader, epochs=2, validation_data=held_out)
+            found.append((loader.signature, wrapper.model.weights(), history.epochs["validation_loss"]))
+    assert found[0][::2] == found[1][::2]
+    for name, weight in found[0][1].items():
+        assert np.array_equal(weight, found[1][1][name]), name
 
 
 def test_rows_say_what_was_evaluated() -> None:

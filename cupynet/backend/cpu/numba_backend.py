@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cupynet.backend import philox
-from cupynet.backend.array import Array
+from cupynet.backend.array import Array, Subset
 from cupynet.backend.cpu import winograd_pool
 from cupynet.backend.cpu.conv import NumbaConv, window_numbers
 from cupynet.backend.cpu.kernels import activation as activation_kernels
@@ -80,6 +80,8 @@ class NumbaBackend(NumbaConv, NumpyBackend):
         samples = np.asarray(samples)
         if samples.size and not -1 < samples.min() <= samples.max() < len(images):  # the kernel checks no bounds
             raise IndexError(f"samples {samples.min()} to {samples.max()}: there are {len(images)} images")
+        while isinstance(images, Subset):
+            images, samples = images.base, images.rows[samples]
         as_expected = images.dtype == np.uint8 and images.flags.c_contiguous
         if not samples.size or not as_expected or len(pixels.scale) not in (1, images.shape[-1]):
             return super().load_images(images, samples, pixels)
