@@ -139,8 +139,9 @@ class Experiment:
         if self._weights:
             with naming("weights"):
                 params.unmatched(self._weights)
-        with naming("freeze"):
-            params.matching(self.settings.freeze)
+        for key in ("learning_rate_factors", "freeze"):
+            with naming(key):
+                params.matching(getattr(self.settings, key))
         return network, params.count
 
     def _fit_data(self) -> FitData:
@@ -193,6 +194,7 @@ class Experiment:
             rest = f"; begin at random: {', '.join(missing)}" * bool(missing)
             rest += f"; not used: {', '.join(unexpected)}" * bool(unexpected)
             log.log(logging.INFO if self.rank == 0 else logging.DEBUG, "weights of %s%s", self.settings.weights, rest)
+        model.set_learning_rate_factors(self.settings.learning_rate_factors)
         if self.settings.freeze:
             model.freeze(*self.settings.freeze)
         return model

@@ -224,6 +224,12 @@ def test_a_run_begins_with_the_weights_that_fit(tmp_path: Path, caplog: pytest.L
         assert "dense2.weight" in caplog.messages[-1] and "dense1.weight" not in caplog.messages[-1]
 
 
+def test_layers_have_learning_rate_factors() -> None:
+    factors = "learning_rate_factors={dense*:0.1,dense1.bias:2,dense1.weight:3}"
+    model = experiment(*SMALL, factors, "freeze=[dense1.weight]").model()
+    assert model.params.rates == {"dense1.weight": 0, "dense1.bias": 2, "dense2.weight": 0.1, "dense2.bias": 0.1}
+
+
 def test_weights_and_frozen_layers_that_do_not_exist_are_refused(tmp_path: Path) -> None:
     save_weights(tmp_path / "other.safetensors", {"other.weight": np.ones(3)})
     for wrong in (tmp_path / "other.safetensors", tmp_path / "nothing"):
@@ -231,6 +237,10 @@ def test_weights_and_frozen_layers_that_do_not_exist_are_refused(tmp_path: Path)
             experiment(*SMALL, f"weights={wrong}")
     with refused("freeze"):
         experiment(*SMALL, "freeze=[conv9]")
+    with refused("learning_rate_factors"):
+        experiment(*SMALL, "learning_rate_factors={conv9:0.1}")
+    with refused("learning_rate_factors.conv1", "-0.1"):
+        experiment(*SMALL, "learning_rate_factors={conv1:-0.1}")
     (tmp_path / "other.safetensors").write_bytes(b"nothing")
     with pytest.raises(DataError):
         experiment(*SMALL, f"weights={tmp_path / 'other.safetensors'}")
