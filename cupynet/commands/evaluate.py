@@ -143,5 +143,5 @@ def without_training(settings: Settings) -> Settings:
         settings.parallel, launcher="thread", synchronizer={"_target_": "cupynet.parallel.ParameterAveraging"}
     )
     data = {name: [] if name == "augment" else value for name, value in settings.data.items()}
-    idle_parts = {"callbacks": {}, "optimizer": idle, "parallel": averaging, "data": data}
-    return replace(settings, **idle_parts, weights=None, freeze=[], learning_rate_factors={})
+    settings = replace(settings, weights=None, freeze=[], learning_rate_factors=None)
+    return replace(settings, callbacks={}, optimizer=idle, parallel=averaging, data=data)

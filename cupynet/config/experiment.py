@@ -141,7 +141,7 @@ class Experiment:
                 params.unmatched(self._weights)
         for key in ("learning_rate_factors", "freeze"):
             with naming(key):
-                params.matching(getattr(self.settings, key))
+                params.matching(getattr(self.settings, key) or ())
         return network, params.count
 
     def _fit_data(self) -> FitData:
@@ -194,7 +194,7 @@ class Experiment:
             rest = f"; begin at random: {', '.join(missing)}" * bool(missing)
             rest += f"; not used: {', '.join(unexpected)}" * bool(unexpected)
             log.log(logging.INFO if self.rank == 0 else logging.DEBUG, "weights of %s%s", self.settings.weights, rest)
-        model.set_learning_rate_factors(self.settings.learning_rate_factors)
+        model.set_learning_rate_factors(self.settings.learning_rate_factors or {})
         if self.settings.freeze:
             model.freeze(*self.settings.freeze)
         return model

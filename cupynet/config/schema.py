@@ -46,8 +46,8 @@ def setting(default: Any, check: Rule = as_is, **bounds: Any) -> Any:
         return None if value is None and default is None else check(key, value, **bounds)
 
     metadata = {"rule": as_is if check is as_is else rule, "check": check, "bounds": bounds}
-    if isinstance(default, list | dict):
-        return field(default_factory=partial(type(default), default), metadata=metadata)
+    if isinstance(default, list):
+        return field(default_factory=partial(list, default), metadata=metadata)
     return field(default=default, metadata=metadata)
 
 
@@ -85,7 +85,7 @@ def integers(key: str, value: Any) -> list[int]:
 
 def factors(key: str, value: Any) -> dict[str, float]:
     if not isinstance(value, Mapping):
-        raise ConfigError("must be {pattern: factor}", key, shown(value, written))
+        raise ConfigError("must be {pattern: factor}, or null", key, shown(value, written))
     return {name: checks.number(f"{key}.{name}", each, minimum=0) for name, each in value.items()}
 
 
@@ -180,7 +180,7 @@ class Settings(Group):
     resume: str | None = setting(None)
     weights: str | None = setting(None)
     freeze: list[str] = setting([])
-    learning_rate_factors: dict[str, float] = setting({}, factors)
+    learning_rate_factors: Any = setting(None, factors)
     backend: BackendSettings = group(BackendSettings)
     memory: MemorySettings = group(MemorySettings)
     data: Any = part()

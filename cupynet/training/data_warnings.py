@@ -93,7 +93,7 @@ def _brightest(dataset: LabeledData, enough: int) -> int:
     return largest
 
 
-def _chunks(dataset: Labelled) -> Iterator[Array]:
+def _chunks(dataset: LabeledData) -> Iterator[Array]:
     """Yield the images on this machine, a few at a time."""
     with read_of(dataset):
         for part in dataset.parts():

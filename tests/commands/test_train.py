@@ -259,11 +259,11 @@ def test_a_run_that_began_with_weights_is_resumed_without_them(tmp_path: Path) -
     trained(tmp_path / "first", *TINY, "workers=1")
     first = load_file(tmp_path / "first" / "weights.safetensors")
     fine = [f"weights={tmp_path / 'first'}", "freeze=[conv*]", "model.layers.dense1.units=8"]
-    fine.append("learning_rate_factors={dense*.bias:0}")
+    fine.append("learning_rate_factors={output.*:0.1,output.bias:0}")
     trained(tmp_path / "second", *TINY, "workers=1", *fine)
     shutil.rmtree(tmp_path / "first")
     resumed(tmp_path / "second", "epochs=2")
     second = load_file(tmp_path / "second" / "weights.safetensors")
     assert summary_of(tmp_path / "second")["epochs"] == 2
     equal = [name for name in first if first[name].shape == second[name].shape and (first[name] == second[name]).all()]
-    assert equal == ["conv1.bias", "conv1.weight", "conv2.bias", "conv2.weight", "dense2.bias"]
+    assert equal == ["conv1.bias", "conv1.weight", "conv2.bias", "conv2.weight", "output.bias"]

@@ -80,7 +80,7 @@ WORDS = {  # for annotations
     **{"Weights": "list", "Layer": "layer"},
 }
 RULES = {  # for functions that check a value
-    **{"flag": "true, false", "count_or_flag": "true, false, integer ≥ 1", "seed": "integer ≥ 0"},
+    **{"flag": "true, false", "count_or_flag": "true, false, integer ≥ 1", "seed": "integer ≥ 0", "factors": "mapping"},
     **{"memory": "bytes, amount", "on_device": "`auto`, true, false", "block_size": "integer, 32 to 1024"},
     **{"grid_size": "integer ≥ 1", "integers": "integer ≥ 1, list", "link": "text, mapping", "dtype": codes(DTYPES)},
     **{"learning_rate_scale": f"{codes(SCALES)}, number > 0"},
