@@ -123,7 +123,7 @@ def check_mpi(settings: Sequence[str]) -> Iterator[Finding]:
 
 
 def check_disk(settings: Sequence[str]) -> Iterator[Finding]:
-    place = Path("outputs" if os.path.isdir("outputs") else ".").resolve()
+    place = Path("outputs" if os.path.exists("outputs") else ".").resolve()
     try:
         with tempfile.NamedTemporaryFile(prefix=".cupynet-doctor-", dir=place):
             free = shutil.disk_usage(place).free

@@ -227,7 +227,8 @@ class _Command(Generic[S, T]):
         for option in (each.partition("=")[0] for each in given if each.startswith("-")):
             longer = [each for each in LONG if option.startswith("--") and each.startswith(option)]
             if not longer and option not in SHORT and option[:2] not in VALUED:
-                raise ConfigError(f"unknown option{nearest(option, LONG)} (see --help)", option)
+                reason = f"unknown option{nearest(option, LONG)} (see --help). Settings have no dashes: epochs=3"
+                raise ConfigError(reason, option)
         if started() is not None and SWEEP & set(given):
             raise ConfigError("a sweep cannot run under mpiexec. Start mpiexec once for each of its jobs", "-m")
         if started() is not None and self.join is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import DictConfig
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
@@ -10,10 +12,14 @@ from cupynet.config.schema import Settings, rules
 from cupynet.core.errors import ConfigError, causes
 from cupynet.core.wording import listed, nearest, one_line
 
+SYNTAX = {*"[]{},'\"\\"}  # a value with one of these may be a mistyped list, mapping or quotation
+
 
 def refusal(error: BaseException, schema: type[Settings]) -> ConfigError:
     if isinstance(error, OverrideParseException):
-        reason = f"must be key=value, with quotes around special characters: {one_line(error.message)}"
+        key, _, value = error.override.partition("=")
+        example = shlex.quote(f'{key.strip()}="{value.strip()}"') if value and not SYNTAX & {*value} else ""
+        reason = f"must be key=value, with quotes around special characters: {example or one_line(error.message)}"
         return ConfigError(f"{error.override}: {reason}")
     if isinstance(error, MissingConfigException):
         group, _, name = (error.missing_cfg_file or "").rpartition("/")

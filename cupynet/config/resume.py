@@ -179,10 +179,12 @@ def quoted(path: Path) -> str:
 
 def check_untaken(folder: Path) -> None:
     """Raise ConfigError if the folder contains a run or sweep; remove a fast dev run. DataError if that is unsafe."""
+    if (folder / SWEEP).is_file():
+        raise ConfigError(f"{folder}: already contains a sweep. Choose another folder; only its jobs can be resumed")
     run = (folder / SUMMARY).is_file() or bool(checkpoints(folder / CHECKPOINTS))
-    if (folder / SWEEP).is_file() or (run and not (folder / TRIAL).is_file()):
+    if run and not (folder / TRIAL).is_file():
         hint = f"cupynet train {shlex.quote(f'resume={folder}')}"
-        raise ConfigError(f"{folder}: already contains a run or a sweep. Choose another folder, or resume it: {hint}")
+        raise ConfigError(f"{folder}: already contains a run. Choose another folder, or resume it: {hint}")
     if run:
         require_plain_files(folder)
 

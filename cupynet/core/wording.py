@@ -53,10 +53,16 @@ def listed(names: Iterable[str], last: str = "or") -> str:
 
 
 def guess(value: object, names: Iterable[str]) -> str:
-    """Suggest the name most similar to an invalid value, as the end of a message; "" if none is similar."""
+    """Suggest the name with these initials (lr), or the most similar one, as the end of a message; "" if none is."""
     known, text = list(names), shown(value, str)
-    match = get_close_matches(text, known, n=1) or get_close_matches(text.lower(), known, n=1)
+    match = [each for each in known if "_" in each and _initials(each) == text]
+    match = match or get_close_matches(text, known, n=1) or get_close_matches(text.lower(), known, n=1)
     return f"; did you mean '{match[0]}'?" if match else ""
+
+
+def _initials(name: str) -> str:
+    group, dot, own = name.rpartition(".")
+    return f"{group}{dot}{''.join(word[:1] for word in own.split('_'))}"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

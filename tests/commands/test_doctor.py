@@ -199,3 +199,10 @@ def test_an_output_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(tempfile, "NamedTemporaryFile", refuse)
     (found,) = doctor.check_disk([])
     assert (found.state, found.code) == ("problem", 74)
+
+
+def test_a_file_named_outputs_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("outputs").touch()
+    (found,) = doctor.check_disk([])
+    assert (found.state, found.code) == ("problem", 74)

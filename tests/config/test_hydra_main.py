@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from typing import Any
 
 import pytest
 import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from cupynet import config
 from cupynet.config import composing, hydra_main, stored
@@ -63,6 +65,7 @@ WRONG = {
     "parallel={timeout:1}": ("parallel.timeout", "'parallel.timeout_s'"),
     "parallel.synchronizer.averaging_frequency=${parallel.every}": ("parallel", "parallel.every"),
     "~optimizer": ("optimizer", ""),
+    "optimizer.lr=0.1": ("optimizer.lr", "'optimizer.learning_rate'"),
     "callbacks=[tensorboard,nope]": ("callbacks", ""),
 }
 
@@ -73,6 +76,14 @@ def test_a_wrong_setting_is_named(override: str) -> None:
     with pytest.raises(ConfigError) as caught:
         config.compose([override])
     assert caught.value.setting.startswith(setting) and nearest in str(caught.value)
+
+
+@pytest.mark.parametrize("value", ["Bücher", "~/pictures", "a (1) & b", "a=b#$(c)"])
+def test_the_quoted_form_of_a_refused_value_is_accepted(value: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config.compose([f"hydra.run.dir={value}"])
+    (remedy,) = shlex.split(str(caught.value).rpartition(": ")[2])
+    assert OverridesParser.create().parse_override(remedy).value() == value
 
 
 @pytest.mark.usefixtures("minimal_conf")

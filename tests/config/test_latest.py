@@ -145,5 +145,6 @@ def test_a_folder_with_a_sweep_is_refused() -> None:
     resume.check_untaken(Path("nothing"))
     resume.check_untaken(made("run", checkpoint=False))
     Path("multirun.yaml").write_text("")
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError) as caught:
         resume.check_untaken(Path())
+    assert "resume=" not in str(caught.value)  # only a run can be resumed
