@@ -40,6 +40,7 @@ from tests.standin import installed
 from tests.standin.machine import active
 from tests.support import warm
 from tests.support.backends import on_devices
+from tests.support.calls import watch
 from tests.support.commands import environment
 from tests.support.comparisons import CHOSEN, COMPARISONS, compare
 from tests.support.training import on_threads, stripes, stripes_network
@@ -194,13 +195,8 @@ def test_other_threads_wait_during_graph_capture(synchronizes: bool) -> None:
 @pytest.fixture
 def uploads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The numbers of images that were made resident on a device."""
-    found, upload = list[int](), Resident.__init__
-
-    def watched(self: Any, *given: Any) -> None:
-        found.append(len(given[2]))
-        upload(self, *given)
-
-    monkeypatch.setattr(Resident, "__init__", watched)
+    found: list[int] = []
+    watch(monkeypatch, Resident, "__init__", lambda _, resident, *given: found.append(len(given[2])))
     return found
 
 

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
 
+from cupynet.data import Loader
+from cupynet.nn import Model
 from cupynet.parallel import Communicator, Groups, Synchronizer
-from cupynet.training import Callback, Replica, Trainer
+from cupynet.runs.checkpoints import Checkpoints
+from cupynet.training import Callback, Checkpoint, ParallelWrapper, Replica, Trainer
+from cupynet.training.fit import Fit
+from tests.support.training import on_threads
+
+C = TypeVar("C", bound=Callback)
 
 
 def trainer_of(
@@ -15,3 +24,64 @@ def trainer_of(
     """A worker's trainer with its own copy of the synchronizer."""
     own = copy.deepcopy(synchronizer)
     return Trainer(replica, groups=Groups.of(communicator), synchronizer=own, callbacks=callbacks, **options)
+
+
+def fit_on_threads(
+    workers: int,
+    replica: Callable[[], Replica],
+    synchronizer: Synchronizer,
+    loader: Loader,
+    *callbacks: Callback,
+    epochs: int = 1,
+    evaluate_on: Loader | None = None,
+    **options: Any,
+) -> list[Trainer]:
+    """Train on threads, each with its own replica, synchronizer and callbacks; return the trainers in rank order.
+
+    options: arguments of `Trainer`.
+    """
+
+    def task(communicator: Communicator) -> Trainer:
+        trainer = trainer_of(communicator, replica(), synchronizer, *copy.deepcopy(callbacks), **options)
+        trainer.fit(Fit(loader, epochs, evaluate_on))
+        return trainer
+
+    return on_threads(workers, task)
+
+
+def callback_of(trainer: Trainer, kind: type[C]) -> C:
+    """The first of its callbacks that is of a kind."""
+    return next(each for each in trainer.callbacks if isinstance(each, kind))
+
+
+def fitted(
+    model: Model, data: Any, workers: int = 1, *, epochs: int = 1, batch_size: int | None = None, **options: Any
+) -> Model:
+    """Train a model, and return it.
+
+    Args:
+        data: whatever `ParallelWrapper.fit` takes as one argument, such as a loader or (images, labels).
+        options: arguments of `ParallelWrapper`.
+    """
+    with ParallelWrapper(model, workers, **options) as wrapper:
+        wrapper.fit(data, epochs=epochs, batch_size=batch_size)
+    return model
+
+
+def resumed(
+    wrapper_of: Callable[..., ParallelWrapper], iteration: int, folder: Path, loader: Loader, **fit: Any
+) -> tuple[Model, Model]:
+    """Train two epochs in one go, and once more from the checkpoint of an iteration; return both models.
+
+    Args:
+        wrapper_of: called with further callbacks.
+        folder: of the checkpoints.
+        fit: arguments of `ParallelWrapper.fit`.
+    """
+    with wrapper_of(Checkpoint(every_iterations=iteration, keep_last=99, path=folder)) as whole:
+        whole.fit(loader, epochs=2, **fit)
+    with wrapper_of() as rest:
+        rest.restore(Checkpoints(folder).path(iteration))
+        assert rest.trainer.iteration == iteration
+        rest.fit(loader, epochs=2 - rest.trainer.epoch, **fit)
+    return whole.model, rest.model

@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet.backend import create_backend
+from cupynet.backend import Workspace, create_backend
 from cupynet.data import Dataset, Loader
 from cupynet.nn import BatchNorm, Dense, Image, Loss, MeanSquaredError, Model, Sequential, SoftmaxNLL
 from cupynet.optim import Adam, Nesterov, Optimizer
 from cupynet.parallel import GradientSharing, ParameterAveraging, Synchronizer
 from cupynet.training import ParallelWrapper
+from tests.support.calls import watch
+from tests.support.trainers import fitted
 from tests.support.training import Recorder, small_dataset, small_model
 from tests.support.workspaces import on_loan
 
@@ -29,10 +31,8 @@ def trained(
     """The weights and the reported losses."""
     model, recorder = small_model("double", backend), Recorder()
     model.loss = loss or model.loss
-    options = {"callbacks": [recorder], "log_every": 2, "timeout_s": 60, **options}
-    with ParallelWrapper(
-        model, workers, accumulation_steps=accumulation_steps, optimizer=optimizer, **options
-    ) as wrapper:
+    options |= {"callbacks": [recorder], "optimizer": optimizer, "log_every": 2, "timeout_s": 60}
+    with ParallelWrapper(model, workers, accumulation_steps=accumulation_steps, **options) as wrapper:
         wrapper.fit(Loader(small_dataset(45), 7, seed=3), epochs=2)  # the last batch is of three
         assert wrapper.trainer.replica.updates == -(-7 // workers) * 2
         assert on_loan(wrapper) == [0] * workers
@@ -67,26 +67,21 @@ def test_batch_norm_normalises_each_part(accumulation_steps: int) -> None:
     images = np.random.default_rng(0).integers(0, 256, (8, 2, 2, 1), np.uint8)
     network = Sequential({"norm": BatchNorm(momentum=0.75), "output": Dense(2)})
     model = Model(network, Image(2, 2, 1), create_backend("numpy", "double"))
-    with ParallelWrapper(model, 1, accumulation_steps=accumulation_steps) as wrapper:
-        wrapper.fit(Loader(Dataset("noise", images, np.zeros(8, np.int64), 2), 8, shuffle=False), epochs=1)
+    data = Loader(Dataset("noise", images, np.zeros(8, np.int64), 2), 8, shuffle=False)
+    fitted(model, data, accumulation_steps=accumulation_steps)
     expected = 0.0
     for part in np.split(images / 255, accumulation_steps):
         expected = 0.75 * expected + 0.25 * part.mean()
     assert model.weights()["norm.mean"] == pytest.approx(expected)
 
 
-def test_accumulation_needs_less_memory() -> None:
+def test_accumulation_needs_less_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    watch(monkeypatch, Workspace, "borrow", lambda array, *_: sizes.append(array.size))
+
     def largest_loan(accumulation_steps: int) -> int:
-        model, sizes = small_model(), [0]
-        borrow = model.backend.workspace.borrow
-
-        def counted(shape: Any, dtype: Any) -> Any:
-            sizes.append(int(np.prod(shape)))
-            return borrow(shape, dtype)
-
-        model.backend.workspace.borrow = counted  # type: ignore[method-assign]
-        with ParallelWrapper(model, 1, accumulation_steps=accumulation_steps) as wrapper:
-            wrapper.fit(Loader(small_dataset(48), 16, seed=3), epochs=1)
+        sizes.clear()
+        fitted(small_model(), Loader(small_dataset(48), 16, seed=3), accumulation_steps=accumulation_steps)
         return max(sizes)
 
     assert largest_loan(4) * 4 == largest_loan(1)

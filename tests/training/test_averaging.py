@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from cupynet.data import Loader
-from cupynet.optim import SGD, Momentum, Nesterov
-from cupynet.parallel import ParameterAveraging, SlowMo
+from cupynet.optim import SGD, Nesterov
 from cupynet.training import Replica
 from tests.support.training import on_backends, small_dataset, small_model, train
 
@@ -36,33 +35,6 @@ def trained_apart(samples: int) -> tuple[list[Any], float]:
             losses += float(replica.losses)
         weights.append(replica.params.master)
     return weights, losses
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "workers", "backend"),
-    [
-        (sgd, 2, "numpy"),
-        pytest.param(lambda: Momentum(0.05, 0.9), 2, "numpy", id="momentum"),
-        (nesterov, 4, "numba"),
-        pytest.param(nesterov, 3, "cupy", id="standin", marks=[pytest.mark.standin, pytest.mark.smoke]),
-    ],
-)
-def test_frequency_1_is_one_replica_on_the_concatenated_batch(optimizer: Any, workers: int, backend: str) -> None:
-    """Ten iterations in double; the last round has fewer workers and a short batch."""
-    samples = 4 * (10 * workers - (workers - 1)) - 1
-    parallel = train(workers, optimizer, samples=samples, backend=backend)
-    whole = train(1, optimizer, samples=samples, batch_size=4 * workers, backend=backend)
-    assert parallel.trainers[0].iteration == whole.trainers[0].iteration == 10
-    assert np.abs(parallel.master - whole.master).max() <= 1e-12 * np.abs(whole.master).max()
-
-
-def test_slow_momentum_of_every_average_is_momentum_on_the_concatenated_batch() -> None:
-    """Each outer step goes from the weights that the last one made."""
-    slow = train(
-        2, lambda: SGD(0.05), synchronizer=lambda: ParameterAveraging(1, outer_optimizer=SlowMo(1.0, 0.9)), samples=80
-    )
-    whole = train(1, lambda: Momentum(0.05, 0.9), samples=80, batch_size=8)
-    assert np.abs(slow.master - whole.master).max() <= 1e-12 * np.abs(whole.master).max()
 
 
 @on_numba_and_a_device

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,15 +26,7 @@ from cupynet.nn import (
     Sequential,
 )
 from cupynet.optim import SGD, Nesterov
-from cupynet.parallel import (
-    Communicator,
-    ElasticAveraging,
-    GradientSharing,
-    Groups,
-    ParameterAveraging,
-    Pipeline,
-    Synchronizer,
-)
+from cupynet.parallel import Communicator, ElasticAveraging, GradientSharing, ParameterAveraging, Pipeline, Synchronizer
 from cupynet.training import (
     Callback,
     NonFinite,
@@ -45,10 +37,14 @@ from cupynet.training import (
     recompute_statistics,
 )
 from cupynet.training.fit import Fit
+from tests.support.device_runs import assert_same, train_on_device
 from tests.support.refusals import refused
-from tests.support.training import Identity, KeepState, On, alone, on_threads, small_dataset
+from tests.support.trainers import fit_on_threads, fitted, resumed, trainer_of
+from tests.support.training import Identity, On, on_threads, small_dataset
 
 RATE = 0.05
+EVERY_ROUND, EVERY_3 = ParameterAveraging(1), ParameterAveraging(3)
+DEVICE_DATA = small_dataset(76)
 IMAGE = Image(8, 8, 1)
 on_standin = pytest.mark.standin
 Weights = dict[str, Any]
@@ -85,26 +81,17 @@ def trained(
     *,
     model: Callable[[], Model] = model_of,
     replica: type[Replica] = Replica,
-    synchronizer: Synchronizer = ParameterAveraging(1),  # noqa: B008
+    synchronizer: Synchronizer = EVERY_ROUND,
     samples: int = 60,
     batch_size: int = 6,
     epochs: int = 2,
     callbacks: Sequence[Callback] = (),
 ) -> list[Trainer]:
     """The trainers of threads that have trained."""
-
-    def task(communicator: Communicator) -> Trainer:
-        trainer = Trainer(
-            replica(model(), SGD(RATE)),
-            groups=Groups.of(communicator),
-            synchronizer=copy.deepcopy(synchronizer),
-            callbacks=[copy.deepcopy(each) for each in callbacks],
-            prefetch_buffer=0,
-        )
-        trainer.fit(Fit(Loader(small_dataset(samples), batch_size, seed=3), epochs))
-        return trainer
-
-    return on_threads(workers, task)
+    loader = Loader(small_dataset(samples), batch_size, seed=3)
+    return fit_on_threads(
+        workers, lambda: replica(model(), SGD(RATE)), synchronizer, loader, *callbacks, epochs=epochs, prefetch_buffer=0
+    )
 
 
 def weights(trainer: Trainer) -> Weights:
@@ -197,8 +184,7 @@ def test_replicas_begin_with_the_weights_and_estimates_of_rank_0() -> None:
         for vector in (model.params.master, model.params.buffers):
             vector += communicator.rank
         look = On("on_fit_start", lambda trainer: begun.append(weights(trainer)), every_rank=True)
-        replica, averaging = Replica(model, SGD(RATE)), ParameterAveraging(3)
-        trainer = Trainer(replica, groups=Groups.of(communicator), synchronizer=averaging, callbacks=[look])
+        trainer = trainer_of(communicator, Replica(model, SGD(RATE)), EVERY_3, look)
         trainer.fit(Fit(Loader(small_dataset(24), 4), 1))
 
     on_threads(3, task)
@@ -238,35 +224,23 @@ def test_a_skipped_batch_leaves_the_estimates_alone() -> None:
 # resuming -------------------------------------------------------------------------------------------------------------
 
 
-def test_training_resumes_bit_for_bit() -> None:
-    """New replicas take over a state from the middle of an epoch, between two averages."""
+def test_training_resumes_bit_for_bit(tmp_path: Path) -> None:
+    """From the middle of an epoch, between two averages."""
 
-    def run(communicator: Communicator, states: list[Any] | None) -> tuple[Weights, KeepState]:
-        model, keep = model_of("float", "numba"), KeepState(4)
-        replica, groups = Replica(model, Nesterov(RATE)), Groups.of(communicator)
-        trainer = Trainer(replica, groups=groups, synchronizer=ParameterAveraging(3), callbacks=[keep])
-        if states is not None:
-            trainer.restore(states[communicator.rank])
-        trainer.fit(Fit(Loader(small_dataset(63), 6, seed=3), 2 - trainer.epoch))
-        return model.weights(), keep
+    def wrapper_of(*callbacks: Callback) -> ParallelWrapper:
+        return ParallelWrapper(model_of("float", "numba"), 2, 3, optimizer=Nesterov(RATE), callbacks=callbacks)
 
-    whole = on_threads(2, lambda communicator: run(communicator, None))
-    states = [keep.kept for _, keep in whole]
-    again = on_threads(2, lambda communicator: run(communicator, states))
-    np.testing.assert_equal([found for found, _ in again], [expected for expected, _ in whole])
+    whole, rest = resumed(wrapper_of, 4, tmp_path, Loader(small_dataset(63), 6, seed=3))
+    np.testing.assert_equal(rest.weights(), whole.weights())
 
 
 # stages of a pipeline -------------------------------------------------------------------------------------------------
 
 
 def piped(layers: Sequential, workers: int, pipeline: Pipeline | None) -> Weights:
-    model = Model(layers, IMAGE, create_backend("numpy", "double"), seed=1)
-    averaging = ParameterAveraging(2)
-    with ParallelWrapper(
-        model, workers, optimizer=SGD(RATE), synchronizer=averaging, pipeline=pipeline, timeout_s=60
-    ) as training:
-        training.fit(Loader(small_dataset(60), 6, seed=3), epochs=2)
-    return model.weights()
+    model, averaging = Model(layers, IMAGE, create_backend("numpy", "double"), seed=1), ParameterAveraging(2)
+    options: dict[str, Any] = {"optimizer": SGD(RATE), "synchronizer": averaging, "pipeline": pipeline, "timeout_s": 60}
+    return fitted(model, Loader(small_dataset(60), 6, seed=3), workers, epochs=2, **options).weights()
 
 
 def test_stages_have_the_estimates_of_their_layers() -> None:
@@ -291,36 +265,24 @@ def test_layers_that_synchronise_replicas_need_whole_batches() -> None:
 # on devices -----------------------------------------------------------------------------------------------------------
 
 
-def on_device(
-    dtype: str = "half",
-    workers: int = 1,
-    *,
-    synchronizer: Synchronizer = ParameterAveraging(3),  # noqa: B008
-    sync: bool = False,
-    scale: float | None = None,
+def on_backend(
+    backend: str, dtype: str, workers: int, way: Synchronizer = EVERY_3, *, sync: bool = False, **options: Any
 ) -> dict[str, Any]:
-    model = model_of(dtype, "cupy", sync=sync)
-    if scale is not None:
-        model.backend.loss_scale = scale
-    options: dict[str, Any] = {"optimizer": Nesterov(RATE), "timeout_s": 60, "prefetch_buffer": 0}
-    with ParallelWrapper(model, workers, synchronizer=synchronizer, **options) as training:
-        training.fit(Loader(small_dataset(76), 8, seed=3), epochs=3)
-        ahead = getattr(training.trainer.replica, "_ahead", False)
-        return {"weights": model.weights(), "ahead": ahead, "skipped": training.trainer.statistics.skipped_steps}
+    model = model_of(dtype, backend, sync=sync)
+    return train_on_device(network=model, workers=workers, synchronizer=way, data=DEVICE_DATA, **options)
 
 
 @on_standin
-@pytest.mark.parametrize(("dtype", "workers", "scale"), [("half", 2, None), ("half", 1, 2.0**24)])
+@pytest.mark.parametrize(("workers", "scale"), [(2, None), (1, 2.0**24)])
 def test_captured_steps_equal_single_launches(
-    dtype: str, workers: int, scale: float | None, monkeypatch: pytest.MonkeyPatch
+    workers: int, scale: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Steps that overflow leave no trace in the estimates."""
-    found = on_device(dtype, workers, scale=scale)
+    found = on_backend("cupy", "half", workers, scale=scale)
     monkeypatch.setattr(parallel_wrapper, "replica_of", Replica)
-    plain = on_device(dtype, workers, scale=scale)
-    assert found["ahead"] and not plain["ahead"]
-    assert found["skipped"] == plain["skipped"] and (found["skipped"] > 0) == (scale is not None)
-    np.testing.assert_equal(found["weights"], plain["weights"])
+    plain = on_backend("cupy", "half", workers, scale=scale)
+    assert_same(found, plain, scores=False)
+    assert found["ahead"] and not plain["ahead"] and (found["skipped"] > 0) == (scale is not None)
     assert (found["weights"]["norm.mean"] != 0).all()
 
 
@@ -328,20 +290,16 @@ def test_captured_steps_equal_single_launches(
 @pytest.mark.smoke
 def test_devices_equal_numpy() -> None:
     """Dropout to the bit, sums to their rounding."""
-    trainer = alone(model_of(), Nesterov(RATE))
-    trainer.fit(Fit(Loader(small_dataset(76), 8, seed=3), 3))
-    near(on_device("double")["weights"], weights(trainer), 1e-9)
+    found, expected = (on_backend(backend, "double", 1)["weights"] for backend in ("cupy", "numpy"))
+    near(found, expected, 1e-9)
 
 
 @on_standin
 def test_statistics_are_synchronised_between_devices() -> None:
     """Of three workers, two share a device."""
-    found = on_device("double", 3, sync=True, synchronizer=ParameterAveraging(1))
+    found, expected = (on_backend(backend, "double", 3, EVERY_ROUND, sync=True) for backend in ("cupy", "numpy"))
     assert not found["ahead"]
-    model = model_of(sync=True)
-    with ParallelWrapper(model, 3, 1, optimizer=Nesterov(RATE), timeout_s=60) as training:
-        training.fit(Loader(small_dataset(76), 8, seed=3), epochs=3)
-    near(found["weights"], model.weights(), 1e-9)
+    near(found["weights"], expected["weights"], 1e-9)
 
 
 @on_standin
@@ -356,8 +314,8 @@ def test_graph_capture_refuses_attributes_that_it_would_freeze(name: str) -> Non
             return super().forward(x, context)
 
     model = Model(Sequential({"asks": Asks(), "output": Dense(3)}), IMAGE, create_backend("cupy"))
-    with ParallelWrapper(model, 1, timeout_s=60, prefetch_buffer=0) as training, pytest.raises(RuntimeError):
-        training.fit(Loader(small_dataset(24), 8, seed=3), epochs=1)
+    with pytest.raises(RuntimeError):
+        fitted(model, Loader(small_dataset(24), 8, seed=3))
 
 
 # recomputed statistics ------------------------------------------------------------------------------------------------
@@ -366,9 +324,7 @@ def test_graph_capture_refuses_attributes_that_it_would_freeze(name: str) -> Non
 def recomputed(workers: int, backend: str = "numpy", *, sync: bool = False, **options: Any) -> Weights:
     """The weights after training on other data, with statistics of 45 images in batches of 4."""
     model = model_of("float" if backend == "cupy" else "double", backend, sync=sync)
-    with ParallelWrapper(model, 1, optimizer=SGD(RATE)) as wrapper:
-        wrapper.fit(small_dataset(60), epochs=1, batch_size=6)
-    before = model.weights()
+    before = fitted(model, small_dataset(60), batch_size=6, optimizer=SGD(RATE)).weights()
     with ParallelWrapper(model, workers, **options) as wrapper:
         recompute_statistics(wrapper, small_dataset(45), batch_size=4)
         assert all(each.network.layers["norm"].momentum == 0.9 for each in wrapper.replicas() if not options)  # type: ignore[attr-defined]

@@ -26,19 +26,13 @@ def records(
     """Fit an epoch of each data set while no weight moves."""
     recorder, model = Recorder(), model or small_model()
     model.freeze("*")
-    options = {"log_every": 2, "callbacks": [recorder, *callbacks], **options}
-    with ParallelWrapper(model, workers, 1, **options) as wrapper:
+    with ParallelWrapper(model, workers, 1, callbacks=[recorder, *callbacks], **options) as wrapper:
         for each in data:
             wrapper.fit(Loader(each, 4, seed=3), epochs=1)
     return recorder.epochs
 
 
-def evaluated(data: Dataset) -> float:
-    """The mean loss of the weights that never move."""
-    return whole(data).loss
-
-
-def whole(data: Dataset) -> Evaluation:
+def evaluated(data: Dataset) -> Evaluation:
     """The evaluation of the weights that never move."""
     with ParallelWrapper(small_model(), 1) as wrapper:
         return wrapper.evaluate(data)
@@ -47,8 +41,8 @@ def whole(data: Dataset) -> Evaluation:
 @pytest.mark.parametrize(("workers", "log_every"), [(2, 0), (3, 1), (3, 7)])
 def test_the_loss_is_the_mean_over_the_samples_of_all_replicas(workers: int, log_every: int) -> None:
     for record in records(workers, DATA, DATA, log_every=log_every):
-        assert record.loss == pytest.approx(evaluated(DATA), rel=1e-12)
-        assert record.accuracy == whole(DATA).accuracy
+        assert record.loss == pytest.approx(evaluated(DATA).loss, rel=1e-12)
+        assert record.accuracy == evaluated(DATA).accuracy
         assert np.dot(record.losses, record.spent.samples) / 57 == pytest.approx(record.loss, rel=1e-12)
 
 
@@ -72,7 +66,7 @@ def test_skipped_batches_do_not_count() -> None:
     batches = Loader(DATA, 4, seed=3).epoch(0, small_model().backend)
     kept = [batch.samples for batch in batches if 17 not in batch.samples]
     (record,) = records(1, DATA, model=network_with(Poisoned(17)), callbacks=(NonFinite("skip"),))
-    expected = whole(DATA.take(np.concatenate(kept)))
+    expected = evaluated(DATA.take(np.concatenate(kept)))
     assert record.loss == pytest.approx(expected.loss, rel=1e-12) and record.accuracy == expected.accuracy
 
 
@@ -82,7 +76,7 @@ def test_reports_and_epochs_have_the_accuracy_of_training(options: dict[str, Any
     model.freeze("*")
     with ParallelWrapper(model, 1, log_every=5, **options) as wrapper:
         history = wrapper.fit(Loader(DATA, 19), epochs=2)
-    assert history.epochs["accuracy"] == [whole(DATA).accuracy] * 2
+    assert history.epochs["accuracy"] == [evaluated(DATA).accuracy] * 2
     assert len(history.reports["accuracy"]) == 1 and 0 < history.reports["accuracy"][0] < 1
 
 
@@ -90,7 +84,7 @@ def test_an_interrupted_epoch_is_one_record() -> None:
     """The second epoch is interrupted, too, and another begins in its place."""
     other = small_dataset(20, seed=5)
     found = records(1, DATA, DATA, DATA, other, callbacks=(StopAfter(3), StopAfter(18)))
-    assert [record.loss for record in found] == pytest.approx([evaluated(DATA), evaluated(other)], rel=1e-12)
+    assert [record.loss for record in found] == pytest.approx([evaluated(each).loss for each in (DATA, other)])
 
 
 def test_the_learning_rate_is_that_of_the_last_iteration(tmp_path: Path) -> None:

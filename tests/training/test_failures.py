@@ -24,6 +24,7 @@ from cupynet.parallel import WorkerTimeout
 from cupynet.parallel.launchers import threads as launch
 from cupynet.runs.checkpoints import Checkpoints, read
 from cupynet.training import Callback, Checkpoint, History, ParallelWrapper
+from tests.support.trainers import fitted
 from tests.support.training import WAYS, On, small_dataset, small_model
 
 WORKERS, EPOCHS = 3, 2  # of four rounds: 44 samples in batches of 4
@@ -66,19 +67,17 @@ class Fault:
         self.release = threading.Event()
         self._asked = 0
 
-    def strike(self, rank: int) -> None:
-        self._asked += rank == self.rank
-        if rank != self.rank or self._asked != self.moment:
+    def strike(self, rank: int | None = None) -> None:
+        """Fail if it is time; rank: by default that of this thread."""
+        if self.rank != (int(threading.current_thread().name.rsplit(" ", 1)[1]) if rank is None else rank):
             return
-        if self.kind == "hang":
+        self._asked += 1
+        if self._asked == self.moment and self.kind == "hang":
             self.release.wait(60)
-            return
-        errors = {"exit": SystemExit(7), "disk": OSError(errno.ENOSPC, "No space left on device")}
-        self.raised = errors.get(self.kind, Injected(self.kind))
-        raise self.raised
-
-    def strike_in_its_thread(self) -> None:
-        self.strike(int(threading.current_thread().name.rsplit(" ", 1)[1]))
+        elif self._asked == self.moment:
+            errors = {"exit": SystemExit(7), "disk": OSError(errno.ENOSPC, "No space left on device")}
+            self.raised = errors.get(self.kind, Injected(self.kind))
+            raise self.raised
 
 
 class FaultyLoader(Loader):
@@ -100,28 +99,23 @@ def inject(fault: Fault, way: str, patch: pytest.MonkeyPatch) -> list[Callback]:
         "synchronizer": (type(WAYS[way]), "after_update"),
         "average": (type(WAYS[way]), "finish"),
         "scores": (SoftmaxNLL, "scores"),
+        "disk": (os, "rename"),
     }
-    if fault.kind in places:
-        owner, name = places[fault.kind]
-        original: Callable[..., Any] = getattr(owner, name)
-
-        def call(*arguments: Any, **named: Any) -> Any:
-            fault.strike_in_its_thread()
-            return original(*arguments, **named)
-
-        patch.setattr(owner, name, call)
-    elif fault.kind == "disk":
-        rename = os.rename
-
-        def move(source: Any, target: Any) -> None:
-            if ".tmp-" in str(source):
-                fault.strike(fault.rank)
-            rename(source, target)
-
-        patch.setattr(os, "rename", move)
-    elif fault.kind != "loading":
+    if fault.kind not in places:
         event = fault.kind if hasattr(Callback, fault.kind) else "on_iteration_end"
-        return [On(event, lambda trainer, *record: fault.strike(trainer.rank), every_rank=True)]
+        strikes = fault.kind != "loading"
+        return [On(event, lambda trainer, *record: fault.strike(), every_rank=True)] if strikes else []
+    owner, name = places[fault.kind]
+    original: Callable[..., Any] = getattr(owner, name)
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        if owner is not os:
+            fault.strike()
+        elif ".tmp-" in str(arguments[0]):
+            fault.strike(fault.rank)
+        return original(*arguments, **named)
+
+    patch.setattr(owner, name, call)
     return []
 
 
@@ -151,35 +145,6 @@ def check_error(error: BaseException, fault: Fault, checkpoints: Path) -> None:
         assert note.startswith(f"worker {fault.rank} (numpy, device 0), ") and PLACES[fault.kind] in note
 
 
-def end_in_failure(kind: str, rng: random.Random, folder: Path) -> None:
-    """Run a fit that fails, and check its error and that nothing is left behind."""
-    way, fault = rng.choice(list(WAYS)), Fault(kind, rng.randrange(WORKERS), rng.randint(1, KINDS[kind]))
-    train, model, began = FaultyLoader(small_dataset(44), 4, seed=3), small_model(), time.monotonic()
-    train.fault = fault
-    held_out = Loader(small_dataset(24), 4, shuffle=False)
-    with pytest.MonkeyPatch.context() as patch:
-        wrapper = ParallelWrapper(
-            model,
-            WORKERS,
-            synchronizer=WAYS[way],
-            optimizer=Nesterov(0.05, 0.9),
-            callbacks=[Checkpoint(every_iterations=3), History(), *inject(fault, way, patch)],
-            prefetch_buffer=6,
-            log_every=2,
-            timeout_s=0.5 if kind == "hang" else 60.0,
-            run=folder,
-        )
-        with wrapper, pytest.raises(BaseException) as caught:
-            wrapper.fit(train, epochs=EPOCHS, evaluate_on=held_out)
-    check_error(caught.value, fault, folder / "checkpoints")
-    fault.release.set()
-    assert threads_left() == []
-    with ParallelWrapper(model, WORKERS, synchronizer=WAYS[way]) as again:
-        again.fit(small_dataset(12), epochs=1, batch_size=4)
-    assert np.isfinite(model.params.master).all()
-    assert time.monotonic() - began < 30
-
-
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Do not wait five seconds for a hanging worker."""
@@ -188,7 +153,22 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_failure_ends_a_fit_with_its_own_error(kind: str, tmp_path: Path) -> None:
-    end_in_failure(kind, random.Random(kind), tmp_path)
+    rng = random.Random(kind)
+    way, fault = rng.choice(list(WAYS)), Fault(kind, rng.randrange(WORKERS), rng.randint(1, KINDS[kind]))
+    train, held_out = FaultyLoader(small_dataset(44), 4, seed=3), Loader(small_dataset(24), 4, shuffle=False)
+    train.fault, model = fault, small_model()
+    options: dict[str, Any] = {"synchronizer": WAYS[way], "optimizer": Nesterov(0.05, 0.9), "run": tmp_path}
+    options |= {"prefetch_buffer": 6, "log_every": 2, "timeout_s": 0.5 if kind == "hang" else 60.0}
+    with pytest.MonkeyPatch.context() as patch:
+        callbacks = [Checkpoint(every_iterations=3), History(), *inject(fault, way, patch)]
+        wrapper = ParallelWrapper(model, WORKERS, callbacks=callbacks, **options)
+        with wrapper, pytest.raises(BaseException) as caught:
+            wrapper.fit(train, epochs=EPOCHS, evaluate_on=held_out)
+    check_error(caught.value, fault, tmp_path / "checkpoints")
+    fault.release.set()
+    assert threads_left() == []
+    fitted(model, small_dataset(12), WORKERS, batch_size=4, synchronizer=WAYS[way])
+    assert np.isfinite(model.params.master).all()
 
 
 def held() -> tuple[int, list[str], int]:

@@ -13,6 +13,7 @@ from cupynet.backend import PixelScale
 from cupynet.core.errors import ConfigError
 from cupynet.data import split_off
 from tests.support.refusals import refused
+from tests.support.trainers import fitted
 from tests.support.training import fingerprint, on_backends, small_dataset, small_model
 
 DATA = small_dataset(60)
@@ -84,10 +85,8 @@ def test_all_kinds_of_data_train_the_same_weights(data: tuple[Any, ...]) -> None
 
 @on_backends("numba", "cupy")
 def test_floating_point_images_are_taken_as_scaled_on_every_backend(backend: str) -> None:
-    model, other = small_model("float", backend), small_model("float")
-    for each, images in ((model, X / 255), (other, X)):
-        with ParallelWrapper(each, 1) as wrapper:
-            wrapper.fit(images, Y, batch_size=8)
+    model = fitted(small_model("float", backend), (X / 255, Y), batch_size=8)
+    other = fitted(small_model("float"), (X, Y), batch_size=8)
     for name, weight in other.weights().items():
         np.testing.assert_allclose(model.weights()[name], weight, atol=1e-5)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
 from typing import Any
 
 import numpy as np
@@ -10,37 +10,12 @@ import pytest
 from numpy.typing import NDArray
 
 from cupynet.data import Loader
-from cupynet.optim import LAMB, SGD, Momentum, Nesterov, Optimizer
-from cupynet.parallel import Communicator, FixedThreshold, GradientSharing, Groups, ThresholdEncoding
-from cupynet.training import ParallelWrapper, Replica, Trainer
-from cupynet.training.fit import Fit
+from cupynet.optim import SGD, Momentum, Optimizer
+from cupynet.parallel import FixedThreshold, GradientSharing, ThresholdEncoding
+from cupynet.training import ParallelWrapper, Replica
 from tests.support.refusals import refused
-from tests.support.training import on_threads, small_dataset, small_model, train
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "workers"),
-    [
-        (lambda: Nesterov(0.05, 0.9, l2=1e-3, max_grad_norm=0.3), 4),
-        (lambda: LAMB(0.01, clip_layer_norm=0.3, epsilon=1e-3), 2),
-    ],
-    ids=["nesterov", "lamb"],
-)
-def test_gradients_equal_one_worker_on_the_concatenated_batch(optimizer: Callable[[], Optimizer], workers: int) -> None:
-    """Ten iterations in double, clipped; the last round has fewer workers and a short batch."""
-    samples = 4 * (10 * workers - (workers - 1)) - 1
-    shared = train(workers, optimizer, samples=samples, synchronizer=GradientSharing)
-    alone = train(1, optimizer, samples=samples, batch_size=4 * workers)
-    assert np.abs(shared.master - alone.master).max() <= 1e-12 * np.abs(alone.master).max()
-    assert [trainer.replica.updates for trainer in shared.trainers] == [10] * workers
-    states = {b"".join(vector.tobytes() for vector in t.replica.optimizer.state.values()) for t in shared.trainers}
-    assert len(states) == 1
-
-
-def test_summed_gradients_equal_a_learning_rate_multiplied_by_the_workers() -> None:
-    added = train(3, lambda: SGD(0.02), samples=60, synchronizer=lambda: GradientSharing(reduce="sum"))
-    alone = train(1, lambda: SGD(0.06), samples=60, batch_size=12)
-    assert np.abs(added.master - alone.master).max() <= 1e-12
+from tests.support.trainers import fit_on_threads
+from tests.support.training import small_dataset, small_model, train
 
 
 def test_scores_come_every_so_often_and_weight_samples() -> None:
@@ -74,18 +49,13 @@ class Noting(Replica):
 def encoded(workers: int, optimizer: Optimizer, threshold: float, samples: int, reduce: str) -> list[NDArray[Any]]:
     """Share encoded updates. For each worker: the sum of its updates, its residual, and how far its weights moved."""
 
-    def task(communicator: Communicator) -> NDArray[Any]:
-        replica = Noting(small_model(), optimizer)
-        start = replica.params.master.copy()
-        encoding = ThresholdEncoding(FixedThreshold(threshold), 0)
-        way = GradientSharing(encoding, reduce=reduce)
-        Trainer(replica, groups=Groups.of(communicator), synchronizer=way).fit(
-            Fit(Loader(small_dataset(samples), 4, seed=3), 1)
-        )
-        return np.array([replica.total, encoding.residual, replica.params.master - start])
-
-    found: list[NDArray[Any]] = on_threads(workers, task)
-    return found
+    encoding, loader = ThresholdEncoding(FixedThreshold(threshold), 0), Loader(small_dataset(samples), 4, seed=3)
+    way, start = GradientSharing(encoding, reduce=reduce), small_model().params.master
+    trainers: list[Any] = fit_on_threads(workers, lambda: Noting(small_model(), copy.deepcopy(optimizer)), way, loader)
+    return [
+        np.array([each.replica.total, each.synchronizer.encoding.residual, each.params.master - start])
+        for each in trainers
+    ]
 
 
 @pytest.mark.parametrize("threshold", [0.004, 10.0], ids=["some", "none"])

@@ -37,9 +37,8 @@ from cupynet.nn import (
 from cupynet.nn.layer import no_backward
 from cupynet.optim import LAMB, SGD, AdaGrad, Adam, AdamW, Momentum, Nadam, Nesterov, OneCycle, Optimizer
 from cupynet.parallel import ParameterAveraging
-from cupynet.runs.checkpoints import Checkpoints
 from cupynet.training import (
-    Checkpoint,
+    Callback,
     NonFinite,
     ParallelWrapper,
     Replica,
@@ -51,9 +50,11 @@ from cupynet.training import (
 from cupynet.training import loss_scaling as scaling
 from cupynet.training.fit import Fit
 from cupynet.training.graph_replica import GraphReplica, Graphs
+from tests.support.calls import watch
 from tests.support.device_runs import Seen, assert_same, train_on_device
 from tests.support.networks import small_networks
-from tests.support.training import WAYS, At, Identity, small_dataset, small_model, small_network
+from tests.support.trainers import resumed
+from tests.support.training import WAYS, At, Identity, On, small_dataset, small_model, small_network
 
 on_devices = pytest.mark.usefixtures("devices")  # on the stand-in, and on a GPU if there is one
 on_standin = pytest.mark.standin
@@ -115,11 +116,6 @@ def test_captured_steps_equal_single_launches(
 
 
 @on_devices
-def test_parts_of_a_batch_are_not_captured(compared: Callable[..., Run]) -> None:
-    assert not compared(lambda: train_on_device("half", accumulation_steps=8))["ahead"]
-
-
-@on_devices
 @pytest.mark.parametrize(
     ("loss", "way"),
     [(SoftmaxNLL(0.1, [0.5, 1.0, 2.0]), "every 3"), (Huber(0.5), "every 3"), (None, "gradients")],
@@ -150,10 +146,7 @@ def test_the_loss_scale_is_found_on_the_device(
 def test_every_synchronizer_trains_with_captured_steps(way: str, workers: int, compared: Callable[..., Run]) -> None:
     """Eight batches for three workers, the last one short: in the last round one worker has none."""
     data = small_dataset(61)
-    found = compared(
-        lambda: train_on_device("half", workers, synchronizer=WAYS[way], data=data),
-        scores=workers > 1,
-    )
+    found = compared(lambda: train_on_device("half", workers, synchronizer=WAYS[way], data=data), scores=workers > 1)
     assert found["ahead"] == (way != "threshold")
 
 
@@ -171,22 +164,20 @@ def test_a_checkpoint_includes_steps_that_ran_ahead(tmp_path: Path, monkeypatch:
     """Taken between two averages and two reports; a run resumed from it ends with the same bits."""
     monkeypatch.setattr(scaling, "GROW_AFTER", 5)
 
-    def wrapped(seen: Seen) -> ParallelWrapper:
+    seen, skipped = [Seen(), Seen()], list[int]()
+    given = iter(seen)
+
+    def wrapper_of(*callbacks: Callback) -> ParallelWrapper:
         model = small_model("half", "cupy")
         model.backend.loss_scale = 2.0**22
-        callbacks = [seen, Checkpoint(every_iterations=5, keep_last=100, path=tmp_path)]
-        return ParallelWrapper(model, 2, 3, optimizer=Nesterov(0.05), callbacks=callbacks, log_every=4, timeout_s=60)
+        end = On("on_fit_end", lambda trainer: skipped.append(trainer.statistics.skipped_steps))
+        options: dict[str, Any] = {"callbacks": [next(given), end, *callbacks], "log_every": 4, "timeout_s": 60}
+        return ParallelWrapper(model, 2, 3, optimizer=Nesterov(0.05), **options)
 
-    seen, seen_again = Seen(), Seen()
-    with wrapped(seen) as wrapper:
-        wrapper.fit(Loader(DATA, 8, seed=3), epochs=3)
-        expected, skipped = wrapper.model.weights(), wrapper.trainer.statistics.skipped_steps
-    with wrapped(seen_again) as wrapper:
-        wrapper.restore(Checkpoints(tmp_path).path(10))
-        wrapper.fit(Loader(DATA, 8, seed=3), epochs=3 - wrapper.trainer.epoch)
-        assert wrapper.trainer.statistics.skipped_steps == skipped > 0
-    np.testing.assert_equal(wrapper.model.weights(), expected)
-    assert len(seen_again.epochs) == 2 and seen_again.epochs == seen.epochs[1:]
+    whole, rest = resumed(wrapper_of, 10, tmp_path, Loader(DATA, 8, seed=3))
+    np.testing.assert_equal(rest.weights(), whole.weights())
+    assert skipped[0] == skipped[1] > 0
+    assert len(seen[1].epochs) == 1 and seen[1].epochs == seen[0].epochs[1:]
 
 
 # how steps are launched -----------------------------------------------------------------------------------------------
@@ -198,13 +189,7 @@ def test_from_the_third_time_a_step_is_one_graph_launch(monkeypatch: pytest.Monk
     from tests.standin.streams import Graph
 
     launches: list[Graph] = []
-    launch_graph = Graph.launch
-
-    def counted(graph: Graph, *given: Any) -> None:
-        launches.append(graph)
-        launch_graph(graph, *given)
-
-    monkeypatch.setattr(Graph, "launch", counted)
+    watch(monkeypatch, Graph, "launch", lambda _, graph, *stream: launches.append(graph))
     found, machine = train_on_device(workers=1, data=small_dataset(40), epochs=4), active()
     assert len(launches) == 20 - 1 and found["updates"] == 20
     assert machine.launches["judge_float"] == 2  # the first, and when it is recorded
@@ -216,15 +201,12 @@ def test_from_the_third_time_a_step_is_one_graph_launch(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("on_device", [True, False])
 def test_a_step_copies_no_images(on_device: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also after evaluations with batches of the same size, and in later fits."""
-    copied = list[bool]()
-    load = graph_replica.Inputs.load
+    copied: list[bool] = []
 
-    def noted(self: Any, batch: Any) -> graph_replica.Shape:
-        shape = load(self, batch)
-        copied.append(self.of(shape)[0].data.ptr != batch.images.data.ptr)
-        return shape
+    def note(shape: graph_replica.Shape, inputs: graph_replica.Inputs, batch: Any) -> None:
+        copied.append(inputs.of(shape)[0].data.ptr != batch.images.data.ptr)
 
-    monkeypatch.setattr(graph_replica.Inputs, "load", noted)
+    watch(monkeypatch, graph_replica.Inputs, "load", note)
     with ParallelWrapper(small_model(backend="cupy"), 2, data_on_device=on_device, devices=[0]) as wrapper:
         for _ in range(2):
             wrapper.fit(Loader(DATA, 8, seed=1), epochs=2, evaluate_on=Loader(DATA, 8, shuffle=False))
@@ -316,12 +298,6 @@ def test_a_loss_that_is_not_finite_is_reported_as_in_single_launches(
 
 
 @on_devices
-def test_skipping_batches_waits_for_each_step(compared: Callable[..., Run]) -> None:
-    found = compared(lambda: train_on_device(network=breaking(), data=marked(17), callbacks=[NonFinite("skip")]))
-    assert not found["ahead"]
-
-
-@on_devices
 def test_a_failed_fit_leaves_no_steps_to_the_next() -> None:
     """Steps that ran ahead and were never checked do not count in the next fit."""
 
@@ -342,12 +318,23 @@ def test_a_failed_fit_leaves_no_steps_to_the_next() -> None:
 # what cannot be captured ----------------------------------------------------------------------------------------------
 
 
-@on_devices
-def test_a_layer_that_does_not_say_whether_it_is_recordable_is_not_captured() -> None:
-    class Own(Dense):
-        pass
+class Own(Dense):
+    """It does not say whether it is capturable."""
 
-    assert not train_on_device(network=on_cupy({"own": Own(8), "output": Dense(3)}), workers=1)["ahead"]
+
+NOT_CAPTURED: dict[str, Callable[[], Run]] = {
+    "parts of a batch": lambda: train_on_device("half", accumulation_steps=8),
+    "batches to skip": lambda: train_on_device(network=breaking(), data=marked(17), callbacks=[NonFinite("skip")]),
+    "a user's layer": lambda: train_on_device(network=on_cupy({"own": Own(8), "output": Dense(3)})),
+}
+
+
+@on_devices
+@pytest.mark.parametrize("train", NOT_CAPTURED.values(), ids=NOT_CAPTURED)
+def test_steps_that_may_not_be_captured_are_single_launches(
+    train: Callable[[], Run], compared: Callable[..., Run]
+) -> None:
+    assert not compared(train)["ahead"]
 
 
 @on_standin
@@ -365,10 +352,8 @@ def test_a_step_that_cannot_be_captured_runs_uncaptured(
             assert float(x[0, 0, 0, 0]) < 1
             return super().forward(x, context)
 
-    found = compared(
-        lambda: train_on_device(network=on_cupy({"reads": Reads(), "output": Dense(3)}), workers=1),
-        scores=False,
-    )
+    layers = {"reads": Reads(), "output": Dense(3)}
+    found = compared(lambda: train_on_device(network=on_cupy(layers), workers=1), scores=False)
     assert found["ahead"] and [record.levelname for record in caplog.records] == ["WARNING"]
     misuses = active().misuses
     assert misuses and all(isinstance(each, InCapture) for each in misuses)

@@ -10,33 +10,28 @@ from typing import Any
 
 import pytest
 
-from cupynet import Callback, ParallelWrapper, Pipeline, Trainer
+from cupynet import Callback, ParallelWrapper, Pipeline
 from cupynet.data import Batch
 from cupynet.training import Replica
-from tests.support.training import fingerprint, small_dataset, small_model
+from tests.support.training import At, fingerprint, small_dataset, small_model
 
 DATA = small_dataset(60)
 
 
-class Interrupts(Callback):
-    """Presses Ctrl-C after the third round of the first fit, `times` times."""
+def interrupts(times: int = 1) -> Callback:
+    """Press Ctrl-C after the third round of the first fit, `times` times."""
 
-    def __init__(self, times: int = 1) -> None:
-        self.times, self.closed = times, False
+    def press() -> None:
+        for _ in range(times):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.5 * (times > 1))  # the main thread receives each of them
 
-    def on_iteration_end(self, trainer: Trainer) -> None:
-        if trainer.iteration == 3:
-            for _ in range(self.times):
-                os.kill(os.getpid(), signal.SIGINT)
-                time.sleep(0.5 * (self.times > 1))  # the main thread receives each of them
-
-    def close(self) -> None:
-        self.closed = True
+    return At(3, press)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_first_stops_after_the_round_and_training_goes_on_later(workers: int) -> None:
-    with ParallelWrapper(small_model(), workers, averaging_frequency=2, callbacks=[Interrupts()]) as wrapper:
+    with ParallelWrapper(small_model(), workers, averaging_frequency=2, callbacks=[interrupts()]) as wrapper:
         with pytest.raises(KeyboardInterrupt):
             wrapper.fit(DATA, epochs=3, batch_size=4)
         assert 3 <= wrapper.trainer.iteration < 15
@@ -75,13 +70,13 @@ def test_an_interrupted_evaluation_leaves_a_usable_wrapper(options: Any, monkeyp
 
 def test_a_notebook_gets_the_history(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builtins, "__IPYTHON__", True, raising=False)
-    with ParallelWrapper(small_model(), 1, callbacks=[Interrupts()], log_every=1) as wrapper:
+    with ParallelWrapper(small_model(), 1, callbacks=[interrupts()], log_every=1) as wrapper:
         history = wrapper.fit(DATA, epochs=3, batch_size=4)
     assert history.reports["iteration"] == [1, 2, 3]
 
 
 def test_the_second_is_raised_at_once() -> None:
-    with ParallelWrapper(small_model(), 2, callbacks=[Interrupts(times=2)]) as wrapper:
+    with ParallelWrapper(small_model(), 2, callbacks=[interrupts(times=2)]) as wrapper:
         with pytest.raises(KeyboardInterrupt):
             wrapper.fit(DATA, epochs=3, batch_size=4)
         with pytest.raises(RuntimeError):
@@ -92,7 +87,7 @@ def test_a_handler_of_the_program_is_left_alone() -> None:
     heard: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
     try:
-        with ParallelWrapper(small_model(), 1, callbacks=[Interrupts()]) as wrapper:
+        with ParallelWrapper(small_model(), 1, callbacks=[interrupts()]) as wrapper:
             wrapper.fit(DATA, epochs=2, batch_size=4)
             assert wrapper.trainer.epoch == 2
     finally:

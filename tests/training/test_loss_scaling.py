@@ -23,16 +23,8 @@ from cupynet.training import ParallelWrapper, Replica, Trainer
 from cupynet.training import loss_scaling as scaling
 from cupynet.training.fit import Fit
 from cupynet.training.loss_scaling import LossScaler
-from tests.support.trainers import trainer_of
-from tests.support.training import (
-    Poisoned,
-    Seen,
-    alone,
-    network_with,
-    on_threads,
-    small_dataset,
-    small_model,
-)
+from tests.support.trainers import callback_of, fit_on_threads
+from tests.support.training import Poisoned, Seen, alone, network_with, on_threads, small_dataset, small_model
 
 LOADER = Loader(small_dataset(97), 4, seed=3)  # 25 batches
 
@@ -91,15 +83,10 @@ def test_overflows_at_every_scale_and_losses_that_are_not_finite_fail(
 def test_loss_scales_of_replicas_differ_between_averages_unless_gradients_are_shared(
     way: Synchronizer, equal: bool
 ) -> None:
-    def task(communicator: Communicator) -> tuple[list[float], int]:
-        scales, replica = scales_seen(), Replica(overflowing(), Nesterov(0.05))
-        trainer = trainer_of(communicator, replica, way, scales)
-        trainer.fit(Fit(LOADER, 1))
-        return scales.iterations, trainer.statistics.skipped_steps
-
-    found = on_threads(3, task)
-    assert {skipped for _, skipped in found} == {1}  # known on every worker, counted once
-    iterations = [set(each) for each in zip(*(scales for scales, _ in found), strict=True)]
+    found = fit_on_threads(3, lambda: Replica(overflowing(), Nesterov(0.05)), way, LOADER, scales_seen())
+    assert {trainer.statistics.skipped_steps for trainer in found} == {1}  # known on every worker, counted once
+    scales = [callback_of(trainer, Seen).iterations for trainer in found]
+    iterations = [set(each) for each in zip(*scales, strict=True)]
     assert {min(each) for each in iterations} == {1024.0, 512.0}
     assert any(len(each) > 1 for each in iterations) != equal
 

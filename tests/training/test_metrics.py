@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from cupynet.optim import SGD, ReduceOnPlateau
 from cupynet.runs.checkpoints import Checkpoints
 from cupynet.training import Checkpoint, RegressionEvaluation
 from cupynet.training.metrics import Metric, auc
+from tests.support.mpi import NO_MPI, under_mpiexec
 from tests.support.refusals import refused
 
 sklearn = pytest.importorskip("sklearn.metrics")
@@ -213,3 +215,40 @@ def test_a_schedule_cannot_monitor_the_accuracy_of_numbers() -> None:
 def test_a_metric_of_another_shape_is_refused() -> None:
     with wrapped(0, 3, "softmax", lambda scores, targets: scores) as wrapper, refused("metrics"):
         wrapper.evaluate(np.ones((8, 4, 3)), np.zeros(8, int))
+
+
+def figures(launcher: str) -> dict[str, Any]:
+    """Train on binary and on real targets, and on classes; return the evaluations by epoch."""
+    rng = np.random.default_rng(0)
+    x, real = rng.normal(size=(45, 4, 3)), rng.normal(size=(45, 2))
+    found: dict[str, Any] = {}
+    for loss, y, metrics in (
+        ("binary_cross_entropy", real > 0, ["auc", largest_error]),
+        ("huber", real, [largest_error]),
+        ("softmax", np.arange(45) % 2, ["auc", "macro_f1", "top_1_accuracy"]),
+    ):
+        model, stopping = Model([Dense(2)], (4, 3), "numpy", 1, loss, dtype="double"), EarlyStopping(patience=9)
+        options: dict[str, Any] = {"metrics": metrics, "callbacks": [stopping], "progress": "none"}
+        with ParallelWrapper(model, 2, launcher=launcher, **options) as wrapper:
+            y = y.astype(float if y.ndim == 2 else int)
+            wrapper.fit(x, y, epochs=3, batch_size=8, sample_weight=np.arange(45) / 9, validation_split=0.3)
+            whole = wrapper.evaluate(x, y, batch_size=7).figures()
+            epochs = {name: values for name, values in wrapper.history.epochs.items() if "validation_" in name}
+        found |= {f"{loss} {name}": value for name, value in (epochs | whole).items()}
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.mpi
+@pytest.mark.skipif(bool(NO_MPI), reason=NO_MPI)
+def test_ranks_give_the_figures_of_threads(tmp_path: Path) -> None:
+    program = "import json; from tests.training.test_metrics import figures; found = figures('mpi')\n"
+    (tmp_path / "program.py").write_text(f"{program}open('ranks.json', 'a').write(json.dumps(found) + '\\n')\n")
+    done = under_mpiexec(2, "program.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    expected = figures("thread")
+    ranks = [json.loads(line) for line in (tmp_path / "ranks.json").read_text().splitlines()]
+    assert max(map(len, ranks)) == len(expected) and len(ranks) == 2
+    for found in ranks:  # only rank 0 has the history
+        for name, value in found.items():
+            assert value == pytest.approx(expected[name], rel=1e-12), name

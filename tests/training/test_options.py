@@ -11,22 +11,8 @@ import pytest
 from cupynet.commands.train import prepare
 from cupynet.data import Loader, Shift
 from cupynet.optim import SGD, Adam, AMSGrad, ReduceOnPlateau
-from cupynet.parallel import (
-    Adaptive,
-    ElasticAveraging,
-    ParameterAveraging,
-    Pipeline,
-    Synchronizer,
-)
-from cupynet.training import (
-    EarlyStopping,
-    History,
-    NonFinite,
-    ParallelWrapper,
-    TrainingOptions,
-    WeightAverage,
-    options,
-)
+from cupynet.parallel import Adaptive, ElasticAveraging, ParameterAveraging, Pipeline, Synchronizer
+from cupynet.training import EarlyStopping, History, NonFinite, ParallelWrapper, TrainingOptions, WeightAverage, options
 from cupynet.training.fit import Fit
 from cupynet.training.options import CheckedOptions, FitData
 from tests.support.refusals import refused

@@ -5,33 +5,32 @@ from __future__ import annotations
 import copy
 import dataclasses
 import gc
+import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from threadpoolctl import threadpool_info
 
 from cupynet.backend import PixelScale, create_backend
 from cupynet.data import Loader
 from cupynet.nn import BatchNorm, Dense, Flatten, Image, Model, Sequential
-from cupynet.optim import SGD
 from cupynet.parallel import ElasticAveraging, ParameterAveraging, Synchronizer, placement
 from cupynet.parallel.launchers import threads as launch
 from cupynet.runs.run import Run
 from cupynet.training import Callback, Checkpoint, ParallelWrapper, Trainer
 from cupynet.training.fit import Fit
+from tests.support.calls import watch
 from tests.support.refusals import refused
-from tests.support.training import (
-    At,
-    On,
-    fingerprint,
-    small_dataset,
-    small_model,
-)
+from tests.support.trainers import fitted
+from tests.support.training import At, On, fingerprint, small_dataset, small_model
 
 
 def loader(samples: int = 40, batch_size: int = 4) -> Loader:
@@ -58,22 +57,18 @@ def test_the_documented_call_trains_the_model_itself() -> None:
 
 
 def test_two_fits_equal_one() -> None:
-    with (
-        ParallelWrapper(small_model(), 2, 1, optimizer=SGD(0.05)) as once,
-        ParallelWrapper(small_model(), 2, 1, optimizer=SGD(0.05)) as twice,
-    ):
-        once.fit(loader(), epochs=3)
-        twice.fit(loader(), epochs=1)
-        twice.fit(loader(), epochs=2)
-        assert fingerprint(once.replicas()[0]) == fingerprint(twice.replicas()[0])
+    once = fitted(small_model(), loader(), 2, epochs=3, averaging_frequency=1)
+    with ParallelWrapper(small_model(), 2, 1) as wrapper:
+        wrapper.fit(loader(), epochs=1)
+        wrapper.fit(loader(), epochs=2)
+    assert fingerprint(wrapper.model) == fingerprint(once)
 
 
 def test_a_stop_while_workers_are_leaving_does_not_end_the_next_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 1 has left the fit, and gets the request once more."""
-    run, left = Trainer.fit, threading.Event()
+    left = threading.Event()
 
-    def leave(trainer: Trainer, fit: Fit) -> None:
-        run(trainer, fit)
+    def leave(_: None, trainer: Trainer, fit: Fit) -> None:
         if trainer.rank == 1:
             left.set()
 
@@ -82,7 +77,7 @@ def test_a_stop_while_workers_are_leaving_does_not_end_the_next_fit(monkeypatch:
             assert left.wait(20)
             wrapper.stop("too late")
 
-    monkeypatch.setattr(Trainer, "fit", leave)
+    watch(monkeypatch, Trainer, "fit", leave)
     with ParallelWrapper(small_model(), 2, 2, callbacks=[On("on_fit_end", stop_late)]) as wrapper:
         wrapper.fit(loader(), epochs=1)
         wrapper.fit(loader(), epochs=2)
@@ -114,23 +109,21 @@ def test_data_are_released_after_use() -> None:
 def test_batches_of_one_vector_are_refused_before_a_batch_normalization() -> None:
     """Its running estimates would never change."""
 
-    def fit(workers: int = 1, batch_size: int = 1, sync: bool = False, **options: Any) -> None:
+    def fit(workers: int, batch_size: int, parts: int = 1, *, sync: bool = False) -> None:
         network = Sequential({"flat": Flatten(), "norm": BatchNorm(sync=sync), "out": Dense(3)})
         model = Model(network, Image(8, 8, 1), create_backend("numpy"))
-        with ParallelWrapper(model, workers, **options) as wrapper:
-            wrapper.fit(small_dataset(5), batch_size=batch_size)
+        fitted(model, small_dataset(5), workers, batch_size=batch_size, accumulation_steps=parts)
 
     for batch_size, parts in ((1, 1), (2, 2), (9, 5)):
         with refused("batch_size"):
-            fit(batch_size=batch_size, accumulation_steps=parts)
-    fit(batch_size=3, accumulation_steps=2)
-    fit(workers=2, sync=True)
+            fit(1, batch_size, parts)
+    fit(1, 3, 2)
+    fit(2, 1, sync=True)
 
 
 def test_a_warning_if_workers_have_no_batches(caplog: pytest.LogCaptureFixture) -> None:
     for workers, warnings in ((5, 0), (6, 1)):
-        with ParallelWrapper(small_model(), workers, optimizer=SGD(0.05)) as wrapper:
-            wrapper.fit(loader(20), epochs=1)
+        fitted(small_model(), loader(20), workers)
         assert [record.levelname for record in caplog.records] == ["WARNING"] * warnings
 
 
@@ -156,8 +149,7 @@ def test_arrays_are_normalised_like_the_training_data() -> None:
 @pytest.mark.parametrize("way", [ParameterAveraging(3), ElasticAveraging(3)])
 def test_evaluation_between_two_averages_is_refused(tmp_path: Path, way: Synchronizer) -> None:
     checkpoint = Checkpoint(every_iterations=4, keep_last=9, path=tmp_path)
-    with ParallelWrapper(small_model(), 2, synchronizer=copy.deepcopy(way), callbacks=[checkpoint]) as wrapper:
-        wrapper.fit(loader(60), epochs=1)
+    fitted(small_model(), loader(60), 2, synchronizer=copy.deepcopy(way), callbacks=[checkpoint])
     with ParallelWrapper(small_model(), 2, synchronizer=copy.deepcopy(way)) as wrapper:
         wrapper.restore(tmp_path / "step-00000004")
         with refused(""):
@@ -209,22 +201,15 @@ def test_an_error_during_close_does_not_hide_the_users_error(caplog: pytest.LogC
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
-def test_callbacks_are_closed_once_and_all_of_them() -> None:
+@pytest.mark.parametrize("fails", ["close", "start"])
+def test_callbacks_that_started_are_closed_once_whatever_fails(fails: str) -> None:
     log: list[str] = []
-    wrapper = ParallelWrapper(small_model(), 2, callbacks=[Closing("a", log), Closing("b", log, "close")])
-    wrapper.fit(small_dataset(20))
-    with pytest.raises(OSError):
-        wrapper.close()
-    wrapper.close()
-    assert log == ["start a", "start b", "close b", "close a"]
-
-
-def test_callbacks_that_started_are_closed_if_another_cannot_start() -> None:
-    log: list[str] = []
-    callbacks = [Closing("a", log), Closing("b", log, "start"), Closing("c", log)]
-    with ParallelWrapper(small_model(), 2, callbacks=callbacks) as wrapper, pytest.raises(OSError):
+    callbacks = [Closing("a", log), Closing("b", log, fails), Closing("c", log)]
+    with pytest.raises(OSError), ParallelWrapper(small_model(), 2, callbacks=callbacks) as wrapper:
         wrapper.fit(small_dataset(20))
-    assert log == ["start a", "start b", "close b", "close a"]
+    wrapper.close()
+    last = ["c"] * (fails == "close")
+    assert log == [f"start {name}" for name in ("a", "b", *last)] + [f"close {name}" for name in (*last, "b", "a")]
 
 
 class Following(Callback):
@@ -314,3 +299,35 @@ def test_a_worker_that_timed_out_does_not_change_the_users_model(monkeypatch: py
         thread.join(20)
         assert not thread.is_alive()
     assert late and fingerprint(wrapper.model) == fingerprint(small_model())
+
+
+@pytest.fixture
+def frequent_switches() -> Iterator[None]:
+    """Let threads interrupt each other between any two instructions."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.parametrize(("backend", "workers"), [("numpy", 1), ("numba", 2)])
+@pytest.mark.usefixtures("frequent_switches")
+def test_prediction_during_a_fit_does_not_change_what_is_trained(backend: str, workers: int) -> None:
+    expected = fingerprint(fitted(small_model("float", backend), loader(60), workers))
+    model, images, over = small_model("float", backend), small_dataset(7).images, threading.Event()
+
+    def predict(_: int) -> list[Any]:
+        found = []
+        while not over.is_set():
+            found.append(model.predict(images))
+        return found
+
+    with ThreadPoolExecutor(4) as threads:
+        answers = threads.map(predict, range(4))
+        try:
+            fitted(model, loader(60), workers)
+        finally:
+            over.set()
+    for scores in chain(*answers):
+        assert scores.shape == (7, 3) and np.allclose(scores.sum(axis=1), 1, atol=1e-5)
+    assert fingerprint(model) == expected

@@ -23,12 +23,13 @@ from cupynet.parallel.communicators.threads import ThreadCommunicator
 from cupynet.training import Callback, EpochRecord, ParallelWrapper, Trainer, parallel_wrapper
 from cupynet.training.pipeline_stage import Stage
 from tests.guides.extending.gradient_mean import GradientMean
+from tests.support.calls import watch
 from tests.support.commands import SMALL as SMALL_LENET
 from tests.support.networks import SMALL, small_networks
 from tests.support.settings import settings_of
+from tests.support.trainers import resumed
 from tests.support.training import (
     Identity,
-    KeepState,
     On,
     Recorder,
     fingerprint,
@@ -57,11 +58,9 @@ def trained(
     callbacks: Sequence[Callback] = (),
 ) -> Any:
     """The weights after an epoch on the bright rows."""
-    averaging = synchronizer or ParameterAveraging(1)
-    options: dict[str, Any] = {"callbacks": callbacks, "log_every": 2, "timeout_s": 60}
-    with ParallelWrapper(
-        model, workers, optimizer=optimizer(), synchronizer=averaging, pipeline=pipeline, **options
-    ) as wrapper:
+    options: dict[str, Any] = {"pipeline": pipeline, "callbacks": callbacks, "log_every": 2, "timeout_s": 60}
+    options |= {"optimizer": optimizer(), "synchronizer": synchronizer or ParameterAveraging(1)}
+    with ParallelWrapper(model, workers, **options) as wrapper:
         wrapper.fit(Loader(small_dataset(samples), 6, seed=3), epochs=1)
         assert on_loan(wrapper) == [0] * wrapper.placement.ranks
     return model.params.master
@@ -155,34 +154,29 @@ def test_stages_are_evaluated_with_the_weights_that_the_user_loads() -> None:
     [(ParameterAveraging(3), 2), (GradientMean(), 4)],
     ids=["between averages", "end of an epoch"],
 )
-def test_training_resumes_bit_for_bit(synchronizer: Synchronizer, iteration: int) -> None:
+def test_training_resumes_bit_for_bit(synchronizer: Synchronizer, iteration: int, tmp_path: Path) -> None:
     data = small_dataset(45)  # 8 batches of 6 for 2 replicas, the last of three samples
-    loader, held_out = Loader(data, 6, seed=3), Loader(data, 7, shuffle=False)
+    recorders = [Recorder(), Recorder()]
+    given = iter(recorders)
 
     def wrapper_of(*callbacks: Callback) -> ParallelWrapper:
         optimizer, way = Nesterov(OneCycle(0.1), max_grad_norm=1.0), copy.deepcopy(synchronizer)
-        options: dict[str, Any] = {"pipeline": Pipeline(2), "callbacks": callbacks, "log_every": 2}
-        return ParallelWrapper(small_model("float"), 2, optimizer=optimizer, synchronizer=way, **options)
+        options: dict[str, Any] = {"optimizer": optimizer, "synchronizer": way, "log_every": 2}
+        return ParallelWrapper(
+            small_model("float"), 2, pipeline=Pipeline(2), callbacks=[next(given), *callbacks], **options
+        )
 
-    whole, rest = Recorder(), Recorder()
-    with wrapper_of(KeepState(iteration), whole) as wrapper:
-        wrapper.fit(loader, epochs=2, evaluate_on=held_out)
-        trainers = [trainer for trainer in wrapper._trainers if trainer is not None]
-        keeps = [each for trainer in trainers for each in trainer.callbacks if isinstance(each, KeepState)]
-        expected = fingerprint(wrapper.model)
-    with wrapper_of(rest) as wrapper:
-        wrapper.on_workers(lambda trainer: trainer.restore(keeps[trainer.rank].kept))
-        wrapper.fit(loader, epochs=2 - wrapper.trainer.epoch, evaluate_on=held_out)
-        assert fingerprint(wrapper.model) == expected
-    assert reported_rows(rest, iteration) == reported_rows(whole, iteration)
+    held_out = Loader(data, 7, shuffle=False)
+    whole, rest = resumed(wrapper_of, iteration, tmp_path, Loader(data, 6, seed=3), evaluate_on=held_out)
+    assert fingerprint(rest) == fingerprint(whole)
+    assert reported_rows(recorders[1], iteration) == reported_rows(recorders[0], iteration)
 
 
 # what others see ------------------------------------------------------------------------------------------------------
 
 
 def test_reports_and_evaluations_are_those_of_one_replica() -> None:
-    recorders = []
-    held_out = Loader(small_dataset(50, seed=2), 8, shuffle=False)
+    recorders, held_out = [], Loader(small_dataset(50, seed=2), 8, shuffle=False)
     for pipeline in (None, Pipeline(3, 4)):
         recorder = Recorder()
         recorder.every_rank = False
@@ -252,15 +246,13 @@ class Slow(Identity):
 def test_evaluated_batches_do_not_pile_up_before_a_slow_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     outputs = (4, 6, 6, 3)
     waiting: list[int] = []
-    send = ThreadCommunicator.send
 
-    def counted(communicator: Any, array: Any, to: int) -> None:
-        send(communicator, array, to)
+    def note(_: None, communicator: Any, array: Any, to: int) -> None:
         if array.shape == outputs:  # the stage may not have received its weights yet: they do not count
             messages = communicator.group.messages[communicator.rank, to]
             waiting.append(sum(message.shape == outputs for message in list(messages)))
 
-    monkeypatch.setattr(ThreadCommunicator, "send", counted)
+    watch(monkeypatch, ThreadCommunicator, "send", note)
     network = Sequential({"conv": Conv2D(3, 3), "slow": Slow(), "output": Dense(3)})
     model = Model(network, small_model().input, create_backend("numpy"), 1)
     with ParallelWrapper(model, 1, pipeline=Pipeline([["conv"], ["slow", "output"]])) as wrapper:

@@ -15,9 +15,10 @@ from cupynet.data import Batch, Loader
 from cupynet.optim import Nesterov, OneCycle
 from cupynet.parallel import GradientSharing, ParameterAveraging, Pipeline, Synchronizer, ThresholdEncoding
 from cupynet.runs.checkpoints import Checkpoints, read
-from cupynet.training import Callback, Checkpoint, History, NonFinite, ParallelWrapper, Trainer
+from cupynet.training import Callback, Checkpoint, History, NonFinite, ParallelWrapper, Replica
 from cupynet.training.checkpointing import _states as stored_states
 from cupynet.training.resize import mean, regrouped
+from tests.support.calls import watch
 from tests.support.refusals import refused
 from tests.support.training import KINDS_OF_WAYS, WAYS, Recorder, StopAfter, fingerprint, small_dataset, small_model
 
@@ -119,23 +120,19 @@ def test_the_mean_is_weighted_like_the_next_average(runs: Runs) -> None:
 
 
 @pytest.mark.parametrize(("workers", "again"), [(3, 2), (1, 0), (5, 3)])
-def test_no_batch_is_left_out_and_few_are_trained_twice(runs: Runs, workers: int, again: int) -> None:
+def test_no_batch_is_left_out_and_few_are_trained_twice(
+    runs: Runs, workers: int, again: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Four workers stop after 2 rounds, 8 of 15 batches. Three workers continue after batch 6, so 2 are repeated."""
     seen: list[int] = []
 
-    def watch(trainer: Trainer) -> None:
-        gradient = trainer.replica.gradient
-
-        def noted(batch: Batch | None) -> Any:
-            if batch is not None and batch.epoch == 0:
-                seen.append(batch.index)
-            return gradient(batch)
-
-        trainer.replica.gradient = noted  # type: ignore[method-assign]
+    def note(_: Any, replica: Replica, batch: Batch | None) -> None:
+        if batch is not None and batch.epoch == 0:
+            seen.append(batch.index)
 
     with runs.wrapper(workers, EVERY_ROUND) as wrapper:
         wrapper.restore(runs.checkpoint(4, 2, EVERY_ROUND))
-        wrapper.on_workers(watch)
+        watch(monkeypatch, Replica, "gradient", note)
         wrapper.fit(LOADER, epochs=1)
     assert sorted(seen) == list(range(8 - again, 15))
 

@@ -1,36 +1,38 @@
-"""Training on shards: one per worker, averages weighted by samples, and the same data on all workers."""
+"""Training on shards: one for each worker, weighted averages, equal data everywhere, and the recipe for shards."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from cupynet.commands.evaluate import evaluated
 from cupynet.core.errors import DataError
 from cupynet.data import Dataset, Loader, Shards
 from cupynet.optim import SGD
 from cupynet.parallel import Communicator, ParameterAveraging
 from cupynet.training import ParallelWrapper, Replica, Trainer
 from cupynet.training.fit import Fit
+from tests.support.commands import run_folder
+from tests.support.documentation import run_guide
+from tests.support.mpi import NO_MPI, under_mpiexec
 from tests.support.refusals import refused
+from tests.support.resumed_runs import trained
 from tests.support.shards import write_shards
-from tests.support.trainers import trainer_of
+from tests.support.trainers import fit_on_threads, trainer_of
 from tests.support.training import RecordingReplica, alone, on_threads, small_dataset, small_model
 
 EVERY_ROUND = ParameterAveraging(1)
 
 
 def train(loader: Loader, workers: int, epochs: int = 1) -> list[Trainer]:
-    def task(communicator: Communicator) -> Trainer:
-        replica: Any = RecordingReplica(small_model(), SGD(0.05))  # type: ignore[no-untyped-call, unused-ignore]
-        trainer = trainer_of(communicator, replica, EVERY_ROUND, prefetch_buffer=2)
-        trainer.fit(Fit(loader, epochs))
-        return trainer
+    def replica() -> RecordingReplica:
+        return RecordingReplica(small_model(), SGD(0.05))
 
-    found: list[Trainer] = on_threads(workers, task)
-    return found
+    return fit_on_threads(workers, replica, EVERY_ROUND, loader, epochs=epochs, prefetch_buffer=2)
 
 
 class Concatenated(Loader):
@@ -103,3 +105,41 @@ def test_workers_that_found_other_data_are_refused(what: str) -> None:
         return trainer.iteration
 
     assert on_threads(3, task) == [0, 0, 0]
+
+
+# the recipe in cupynet/guides/data.md ------------------------------------------------------------------------------
+
+
+TRAIN = ["data=shards", "data.folder=../shards", "model=mlp", "backend=numpy", "batch_size=32", "epochs=1"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four shards of 300 digits, written by the recipe, and a run with four threads."""
+    folder = tmp_path_factory.mktemp("guide")
+    with pytest.MonkeyPatch.context() as patch:
+        run_guide("cupynet/guides/data.md", folder, patch)
+    assert sorted(path.name for path in (folder / "shards").iterdir()) == ["0", "1", "2", "3", "test"]
+    (folder / "threads").mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder / "threads")
+        trained(folder / "threads" / "run", *TRAIN, "workers=4")
+    return folder
+
+
+def test_an_evaluation_repeats_the_figures_of_the_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder / "threads")
+    found = evaluated(Path("run")).evaluation
+    summary = json.loads(Path("run", "summary.json").read_text())
+    assert (found.accuracy, found.loss) == (summary["test_accuracy"], summary["test_loss"])
+
+
+@pytest.mark.slow
+@pytest.mark.mpi
+@pytest.mark.skipif(bool(NO_MPI), reason=NO_MPI)
+def test_ranks_and_threads_give_the_same_weights(folder: Path) -> None:
+    (folder / "ranks").mkdir()
+    done = under_mpiexec(4, "-m", "cupynet", "train", *TRAIN, "parallel.launcher=mpi", cwd=folder / "ranks")
+    assert done.returncode == 0, done.stderr
+    runs = folder / "threads" / "run", run_folder(folder / "ranks")
+    assert len({(run / "weights.safetensors").read_bytes() for run in runs}) == 1

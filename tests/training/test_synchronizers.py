@@ -8,28 +8,12 @@ import numpy as np
 import pytest
 
 from cupynet.data import Loader
-from cupynet.optim import SGD, Nesterov
+from cupynet.optim import SGD
 from cupynet.parallel import Average, ParameterAveraging, Synchronizer
 from cupynet.training import ParallelWrapper, Replica, Trainer, parallel_wrapper
-from tests.guides.extending.gradient_mean import GradientMean
 from tests.support.device_runs import assert_same, train_on_device
 from tests.support.refusals import refused
-from tests.support.training import fingerprint, small_dataset, small_model, train
-
-
-@pytest.mark.parametrize(("samples", "workers", "clip"), [(61, 3, 0.5), (10, 4, None)])
-def test_gradients_averaged_equal_the_concatenated_batch(samples: int, workers: int, clip: float | None) -> None:
-    """Also with clipping, which follows the mean. A worker without a batch once skipped the average, and the fit with
-    61 samples timed out.
-    """
-
-    def optimizer() -> Nesterov:
-        return Nesterov(0.05, 0.9, l2=1e-3, max_grad_norm=clip)
-
-    shared = train(workers, optimizer, samples=samples, epochs=2, synchronizer=GradientMean)
-    alone = train(1, optimizer, samples=samples, batch_size=4 * workers, epochs=2)
-    assert len({fingerprint(trainer.model) for trainer in shared.trainers}) == 1
-    assert np.abs(shared.master - alone.master).max() <= 1e-12 * np.abs(alone.master).max()
+from tests.support.training import small_dataset, small_model, train
 
 
 def test_every_method_is_called_on_every_worker_in_every_round() -> None:

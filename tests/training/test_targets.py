@@ -17,6 +17,7 @@ from cupynet.optim import SGD
 from cupynet.training.graph_replica import GraphReplica
 from tests.support.refusals import refused
 from tests.support.shards import write_shards
+from tests.support.trainers import fitted
 from tests.support.training import fingerprint, on_backends, small_dataset, small_model, small_network
 
 RNG = np.random.default_rng(5)
@@ -25,6 +26,7 @@ X, Y = DATA.images, DATA.labels
 NUMBERS = RNG.normal(0, 1, (61, 3)).astype(np.float32)
 SOFT = RNG.dirichlet(np.ones(3), 61).astype(np.float32)
 WEIGHTS = RNG.uniform(0, 2, 61).astype(np.float32)
+SOME, BALANCED = np.array([2, 1, 0.5], np.float32)[Y], (61 / 3 / np.bincount(Y)).astype(np.float32)[Y]
 WEIGHTED = replace(DATA, weights=WEIGHTS)
 TARGETS: dict[str, tuple[str, Dataset]] = {
     "regression": ("mean_squared_error", Dataset("numbers", X, NUMBERS, 3)),
@@ -42,9 +44,9 @@ def model_for(loss: str | Loss, backend: str = "numpy", dtype: str = "double") -
 
 def trained(loss: str | Loss, data: Any, workers: int = 2, *, backend: str = "numpy", **options: Any) -> Model:
     """The model after two epochs of batches of 8, the last of them short."""
-    model, fitted = model_for(loss, backend, "float" if backend == "cupy" else "double"), options.pop("fitted", {})
+    model = model_for(loss, backend, "float" if backend == "cupy" else "double")
     with ParallelWrapper(model, workers, 1, optimizer=SGD(0.05), log_every=0, **options) as wrapper:
-        wrapper.fit(Loader(data, 8, seed=3), epochs=2, **fitted)
+        wrapper.fit(Loader(data, 8, seed=3), epochs=2)
         for replica in (trainer.replica for trainer in wrapper._trainers if trainer is not None):
             assert not isinstance(replica, GraphReplica) or replica.graphs.refused == ""
     return model
@@ -69,9 +71,7 @@ def test_targets_train_on_every_backend(kind: str, backend: str) -> None:
 @pytest.mark.parametrize("workers", [2, 3])
 def test_frequency_1_is_one_replica_on_the_concatenated_batch(kind: str, workers: int) -> None:
     loss, data = TARGETS[kind]
-    whole = model_for(loss)
-    with ParallelWrapper(whole, 1, optimizer=SGD(0.05)) as wrapper:
-        wrapper.fit(Loader(data, 8 * workers, seed=3), epochs=2)
+    whole = fitted(model_for(loss), Loader(data, 8 * workers, seed=3), epochs=2, optimizer=SGD(0.05))
     assert_close(trained(loss, data, workers), whole)
 
 
@@ -134,38 +134,26 @@ def test_targets_of_one_output_may_be_a_vector_or_integers(loss: str, targets: t
     assert len({*found}) == 1
 
 
-def test_weights_of_samples_are_factors_of_their_losses() -> None:
-    """With SGD, weights of 2 are twice the learning rate."""
-    doubled, faster = model_for("softmax"), model_for("softmax")
-    for model, rate, weights in ((doubled, 0.01, np.full(61, 2)), (faster, 0.02, None)):
-        with ParallelWrapper(model, 2, 1, optimizer=SGD(rate)) as wrapper:
-            wrapper.fit(X, Y, epochs=2, batch_size=8, sample_weight=weights)
-    assert_close(doubled, faster)
-
-
 @pytest.mark.parametrize(
-    ("given", "sample_weight"),
+    ("loss", "weights", "equal"),
     [
-        ({0: 2.0, 2: 0.5}, np.array([2, 1, 0.5])[Y]),
-        ("balanced", (61 / 3 / np.bincount(Y))[Y]),
+        ("softmax", {"sample_weight": np.full(61, 2)}, {"rate": 0.02}),
+        ("softmax", {"sample_weight": WEIGHTS, "class_weight": {0: 2.0, 2: 0.5}}, {"sample_weight": SOME * WEIGHTS}),
+        ("softmax", {"sample_weight": WEIGHTS, "class_weight": "balanced"}, {"sample_weight": BALANCED * WEIGHTS}),
+        (SoftmaxNLL(class_weights=[2, 1, 0.5]), {}, {"class_weight": {0: 2, 2: 0.5}}),
     ],
-    ids=["dictionary", "balanced"],
+    ids=["twice the learning rate", "of some classes", "balanced", "of the loss"],
 )
-def test_class_weights_are_multiplied_with_sample_weights(given: Any, sample_weight: Any) -> None:
-    found, expected = model_for("softmax"), model_for("softmax")
-    with ParallelWrapper(found, 2) as wrapper:
-        wrapper.fit(X, Y, sample_weight=WEIGHTS, class_weight=given)
-    with ParallelWrapper(expected, 2) as wrapper:
-        wrapper.fit(X, Y, sample_weight=WEIGHTS * sample_weight.astype(np.float32))
-    assert_close(found, expected, 1e-6)
+def test_weights_are_factors_of_losses(loss: str | Loss, weights: dict[str, Any], equal: dict[str, Any]) -> None:
+    """Weights of classes are multiplied with those of samples."""
 
+    def trained(loss: str | Loss, rate: float = 0.01, **weights: Any) -> Model:
+        model = model_for(loss)
+        with ParallelWrapper(model, 2, 1, optimizer=SGD(rate)) as wrapper:
+            wrapper.fit(X, Y, epochs=2, batch_size=8, **weights)
+        return model
 
-def test_class_weights_are_those_of_the_loss() -> None:
-    in_loss, model = model_for(SoftmaxNLL(class_weights=[2, 1, 0.5])), model_for("softmax")
-    for each, weights in ((in_loss, None), (model, {0: 2, 2: 0.5})):
-        with ParallelWrapper(each, 2, optimizer=SGD(0.05)) as wrapper:
-            wrapper.fit(X, Y, batch_size=8, class_weight=weights)
-    assert_close(model, in_loss)
+    assert_close(trained(loss, **weights), trained("softmax", **equal), 1e-7)
 
 
 def test_a_held_out_part_has_no_weights() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,31 +11,23 @@ import pytest
 from cupynet.backend.cpu.numba_backend import NumbaBackend
 from cupynet.data import Dataset, Loader
 from cupynet.optim import SGD, Adam, Nesterov, OneCycle
-from cupynet.parallel import Communicator, Groups, ParameterAveraging
-from cupynet.training import (
-    Callback,
-    EpochRecord,
-    IterationRecord,
-    ParallelWrapper,
-    Replica,
-    Stop,
-    StopReason,
-    Trainer,
-    consensus,
-)
+from cupynet.parallel import ParameterAveraging
+from cupynet.training import Callback, EpochRecord, ParallelWrapper, Replica, Stop, StopReason, Trainer, consensus
 from cupynet.training.clock import Clock
 from cupynet.training.fit import Fit
 from cupynet.training.warm_up import warm_up
+from tests.support.calls import watch
 from tests.support.refusals import refused
+from tests.support.trainers import fit_on_threads, fitted
 from tests.support.training import (
     At,
     On,
     Recorder,
+    RecordingReplica,
     Seen,
     StopAfter,
     alone,
     fingerprint,
-    on_threads,
     small_dataset,
     small_model,
 )
@@ -62,11 +54,10 @@ def test_the_time_of_a_round_is_divided_among_its_parts(monkeypatch: pytest.Monk
 
         return slowly
 
-    class SlowLoader(Loader):
-        def load(self, *arguments: Any) -> Iterator[Any]:
-            return (slow(2.0, lambda made: made)(each) for each in super().load(*arguments))
-
     replica, averaging, recorder = Replica(small_model(), SGD(0.01)), ParameterAveraging(1), Recorder()
+    loading = Loader(small_dataset(12), 4)
+    load = loading.load
+    loading.load = lambda *given: map(slow(2.0, lambda made: made), load(*given))  # type: ignore[method-assign]
     for part, name, seconds in (
         (replica, "update", 4.0),
         (replica, "backpropagate", 8.0),
@@ -77,7 +68,7 @@ def test_the_time_of_a_round_is_divided_among_its_parts(monkeypatch: pytest.Monk
         setattr(part, name, slow(seconds, getattr(part, name)))
     callbacks = [On("on_iteration_end", slow(1.0, lambda trainer: None)), recorder]
     trainer = Trainer(replica, synchronizer=averaging, callbacks=callbacks, prefetch_buffer=0)
-    trainer.fit(Fit(SlowLoader(small_dataset(12), 4), 1, Loader(small_dataset(4), 4, shuffle=False)))
+    trainer.fit(Fit(loading, 1, Loader(small_dataset(4), 4, shuffle=False)))
     clock = trainer.statistics.clock
     assert (clock.data_s, clock.compute_s, clock.averaging_s) == (3 * 2, 3 * (4 + 8), 3 * 32 + 64)
     assert (clock.callbacks_s, clock.evaluate_s) == (3, 16)
@@ -96,55 +87,43 @@ def test_the_speed_leaves_out_the_first_rounds() -> None:
 # events ---------------------------------------------------------------------------------------------------------------
 
 
-class Events(Callback):
-    """Notes the events of a fit in their order, and how many rows the history has at each epoch's end."""
+def noted(log: list[str]) -> list[Callback]:
+    """Callbacks that note the events of a fit in their order, and the last row of the history at each epoch's end."""
 
-    def __init__(self) -> None:
-        self.log: list[str] = []
-
-    def on_fit_start(self, trainer: Trainer) -> None:
-        self.log.append("fit start")
-
-    def on_iteration_end(self, trainer: Trainer) -> None:
-        self.log.append(f"iteration {trainer.iteration}")
-
-    def on_log(self, trainer: Trainer, report: IterationRecord) -> None:
-        self.log.append(f"report {report.iteration}")
-
-    def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:
+    def epoch(trainer: Trainer, record: EpochRecord) -> None:
         row = trainer.callbacks[0].kept[-1]["epoch"]  # type: ignore[attr-defined]
-        self.log.append(f"epoch {record.epoch}, evaluated {record.evaluation is not None}, row {row}")
+        log.append(f"epoch {record.epoch}, evaluated {record.evaluation is not None}, row {row}")
 
-    def on_stop(self, trainer: Trainer) -> None:
-        self.log.append("stop")
-
-    def after_finish(self, trainer: Trainer) -> None:
-        self.log.append("after finish")
-
-    def on_fit_end(self, trainer: Trainer) -> None:
-        self.log.append("fit end")
+    return [
+        On("on_fit_end", lambda trainer: log.append("last"), last=True),
+        On("on_fit_start", lambda trainer: log.append("fit start")),
+        On("on_iteration_end", lambda trainer: log.append(f"iteration {trainer.iteration}")),
+        On("on_log", lambda trainer, report: log.append(f"report {report.iteration}")),
+        On("on_epoch_end", epoch),
+        On("on_stop", lambda trainer: log.append("stop")),
+        On("after_finish", lambda trainer: log.append("after finish")),
+        On("on_fit_end", lambda trainer: log.append("fit end")),
+    ]
 
 
 def test_the_events_of_a_fit() -> None:
     """Two epochs of two rounds, the second one evaluated; then a fit that is stopped in its first round."""
-    data, events = small_dataset(16), Events()
-    last = On("on_fit_end", lambda trainer: events.log.append("last"), last=True)
-    with ParallelWrapper(small_model(), 2, 2, callbacks=[last, events], log_every=2, progress="none") as wrapper:
+    data, log = small_dataset(16), list[str]()
+    with ParallelWrapper(small_model(), 2, 2, callbacks=noted(log), log_every=2, progress="none") as wrapper:
         wrapper.fit(data, epochs=2, batch_size=4, evaluate_on=data, evaluate_every=3)
         first = ["fit start", "iteration 1", "report 2", "iteration 2", "epoch 1, evaluated False, row 1"]
         second = ["iteration 3", "report 4", "iteration 4", "epoch 2, evaluated True, row 2"]
-        assert events.log == [*first, *second, "after finish", "fit end", "last"]
-        events.log.clear()
+        assert log == [*first, *second, "after finish", "fit end", "last"]
+        log.clear()
         wrapper.stop()
         wrapper.fit(data, epochs=1, batch_size=4)
-    assert events.log == ["fit start", "stop", "after finish", "fit end", "last"]
+    assert log == ["fit start", "stop", "after finish", "fit end", "last"]
 
 
 def test_a_stop_after_the_last_round_is_no_event() -> None:
-    events = Events()
-    with ParallelWrapper(small_model(), 1, callbacks=[events, StopAfter(2)], progress="none") as wrapper:
-        wrapper.fit(small_dataset(8), epochs=1, batch_size=4)
-    assert "stop" not in events.log and events.log[-1] == "fit end"
+    log: list[str] = []
+    fitted(small_model(), loader(8), callbacks=[*noted(log), StopAfter(2)])
+    assert "stop" not in log and log[-1] == "last"
 
 
 def test_callbacks_run_on_rank_0_unless_they_ask_for_every_rank() -> None:
@@ -153,8 +132,7 @@ def test_callbacks_run_on_rank_0_unless_they_ask_for_every_rank() -> None:
         On("on_fit_end", lambda trainer: ranks[False].append(trainer.rank)),
         On("on_fit_end", lambda trainer: ranks[True].append(trainer.rank), every_rank=True),
     ]
-    with ParallelWrapper(small_model(), 3, callbacks=callbacks) as wrapper:
-        wrapper.fit(loader(30), epochs=1)
+    fitted(small_model(), loader(30), 3, callbacks=callbacks)
     assert (ranks[False], sorted(ranks[True])) == ([0], [0, 1, 2])
 
 
@@ -169,14 +147,10 @@ def test_the_first_request_to_stop_counts() -> None:
 
 
 def test_the_stop_of_the_lowest_rank_is_reported() -> None:
-    def task(communicator: Communicator) -> Stop | None:
-        stops = [StopAfter(3, rank, f"worker {rank}", StopReason(rank)) for rank in (1, 2, 3)]
-        replica, averaging = Replica(small_model(), SGD(0.01)), ParameterAveraging("end")
-        trainer = Trainer(replica, groups=Groups.of(communicator), synchronizer=averaging, callbacks=stops)
-        trainer.fit(Fit(loader(600, 2), 5))
-        return trainer.stopped
-
-    assert on_threads(4, task) == [Stop(StopReason.REQUEST, "worker 1")] * 4
+    stops = [StopAfter(3, rank, f"worker {rank}", StopReason(rank)) for rank in (1, 2, 3)]
+    way, data = ParameterAveraging("end"), loader(600, 2)
+    found = fit_on_threads(4, lambda: Replica(small_model(), SGD(0.01)), way, data, *stops, epochs=5)
+    assert [trainer.stopped for trainer in found] == [Stop(StopReason.REQUEST, "worker 1")] * 4
 
 
 def test_a_stop_in_slow_rounds_does_not_wait_for_the_tenth(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,23 +214,15 @@ def test_an_evaluation_of_older_weights_is_dropped() -> None:
 
 def test_an_interrupted_epoch_is_continued() -> None:
     """Every sample is still seen once, and the end is known."""
-    seen: list[int] = []
-    ends = Seen(lambda trainer: trainer.plan.iterations)
-
-    class Seeing(Loader):
-        def load(self, *arguments: Any) -> Iterator[Any]:
-            for index, made, samples in super().load(*arguments):
-                seen.extend(samples.tolist())
-                yield index, made, samples
-
-    data = Seeing(small_dataset(20), 4, seed=1)
-    trainer = alone(small_model(), SGD(0.01), callbacks=[StopAfter(2), ends], prefetch_buffer=0)
+    ends, data = Seen(lambda trainer: trainer.plan.iterations), loader(20)
+    replica = RecordingReplica(small_model(), SGD(0.01))
+    trainer = Trainer(replica, callbacks=[StopAfter(2), ends])
     trainer.fit(Fit(data, 1))
     assert (trainer.iteration, trainer.epoch, trainer.epoch_iteration) == (2, 0, 2)
     trainer.fit(Fit(data, 1))
     assert (trainer.iteration, trainer.epoch, trainer.epoch_iteration) == (5, 1, 0)
     assert ends.iterations == [5] * 5
-    assert sorted(seen) == list(range(20))
+    assert sorted(sum(replica.seen[0], [])) == list(range(20))
 
 
 def test_a_schedule_spans_each_fit() -> None:
@@ -329,13 +295,11 @@ def test_warming_up_changes_nothing(optimizer: type[Nesterov]) -> None:
 def test_warming_up_includes_the_kernels_of_averaging(monkeypatch: pytest.MonkeyPatch) -> None:
     """If compiled in the first round, they would count as training and averaging time."""
     averaged: set[tuple[int, Any]] = set()
-    mean_in_place = NumbaBackend.mean_in_place
 
-    def noted(backend: Any, parts: Any, shares: Any) -> None:
+    def note(_: None, backend: Any, parts: Any, shares: Any) -> None:
         averaged.add((len(parts), parts[0].dtype))
-        mean_in_place(backend, parts, shares)
 
-    monkeypatch.setattr(NumbaBackend, "mean_in_place", noted)
+    watch(monkeypatch, NumbaBackend, "mean_in_place", note)
     with ParallelWrapper(small_model("half", "numba"), 2, optimizer=Adam(0.1), progress="none") as wrapper:
         wrapper.warm_up(4)
         warm = set(averaged)

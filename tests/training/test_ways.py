@@ -5,25 +5,28 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
 from cupynet.core.errors import DivergedError
 from cupynet.data import Batch, Loader
-from cupynet.optim import SGD, Nesterov, Optimizer
+from cupynet.optim import LAMB, SGD, Momentum, Nesterov, Optimizer
 from cupynet.parallel import (
     Communicator,
     ElasticAveraging,
-    Groups,
+    GradientSharing,
     ParameterAveraging,
+    SlowMo,
     Synchronizer,
 )
 from cupynet.parallel.synchronizers.averaging import spread
-from cupynet.training import ParallelWrapper, Replica, Trainer
+from cupynet.training import ParallelWrapper, Replica
 from cupynet.training.fit import Fit
+from tests.guides.extending.gradient_mean import GradientMean
 from tests.support.refusals import refused
+from tests.support.trainers import callback_of, fit_on_threads, trainer_of
 from tests.support.training import (
     KINDS_OF_WAYS,
     WAYS,
@@ -56,6 +59,60 @@ def run(
     return train(workers, optimizer, synchronizer=lambda: copy.deepcopy(way), samples=samples, epochs=epochs, **options)
 
 
+class Case(NamedTuple):
+    """Workers that equal one replica.
+
+    samples: by default ten rounds, the last of them with fewer workers and a short batch.
+    whole: the optimizer of that one replica, if it is another.
+    """
+
+    way: Synchronizer
+    workers: int
+    optimizer: Optimizer
+    samples: int | None = None
+    whole: Optimizer | None = None
+    backend: str = "numpy"
+
+
+CLIPPED, PLAIN = Nesterov(0.05, 0.9, l2=1e-3, max_grad_norm=0.3), Nesterov(0.05, 0.9, l2=1e-3)
+EVERY_ROUND = ParameterAveraging(1)
+SLOW = ParameterAveraging(1, outer_optimizer=SlowMo(1.0, 0.9))
+CASES = {
+    "averaging": Case(EVERY_ROUND, 2, SGD(0.05, l2=1e-3)),
+    "averaging, momentum": Case(EVERY_ROUND, 2, Momentum(0.05, 0.9)),
+    "averaging, numba": Case(EVERY_ROUND, 4, PLAIN, backend="numba"),
+    "slow momentum": Case(SLOW, 2, SGD(0.05), 80, Momentum(0.05, 0.9)),
+    "sharing": Case(GradientSharing(), 4, CLIPPED),
+    "sharing, lamb": Case(GradientSharing(), 2, LAMB(0.01, clip_layer_norm=0.3, epsilon=1e-3)),
+    "sum of gradients": Case(GradientSharing(reduce="sum"), 3, SGD(0.02), 60, SGD(0.06)),
+    "a user's mean": Case(GradientMean(), 3, CLIPPED, 61),  # timed out when a worker without a batch took no part
+    "fewer batches than workers": Case(GradientMean(), 4, PLAIN, 10),
+}
+ON_A_DEVICE = Case(EVERY_ROUND, 3, PLAIN, backend="cupy")
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        *(pytest.param(case, id=name) for name, case in CASES.items()),
+        pytest.param(ON_A_DEVICE, id="standin", marks=[pytest.mark.standin, pytest.mark.smoke]),
+    ],
+)
+def test_workers_equal_one_replica_on_the_concatenated_batch(case: Case) -> None:
+    samples, size, backend = case.samples or 4 * (9 * case.workers + 1) - 1, 4 * case.workers, case.backend
+    several = run(case.way, case.workers, samples, 1, lambda: copy.deepcopy(case.optimizer), backend=backend)
+    one = run(
+        case.way, 1, samples, 1, lambda: copy.deepcopy(case.whole or case.optimizer), batch_size=size, backend=backend
+    )
+    assert np.abs(several.master - one.master).max() <= 1e-12 * np.abs(one.master).max()
+    replicas, rounds = [trainer.replica for trainer in several.trainers], -(-samples // size)
+    assert several.trainers[0].iteration == one.trainers[0].iteration == replicas[0].updates == rounds
+    assert {each.updates for each in replicas} == {rounds} or not case.way.shares_gradients
+    assert len({fingerprint(each.model) for each in replicas}) == 1
+    for name, vector in replicas[0].state()["optimizer"].items():
+        np.testing.assert_equal([each.state()["optimizer"][name] for each in replicas], [vector] * case.workers)
+
+
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 def test_no_sample_is_lost_and_replicas_are_equal_after_averages(way: Synchronizer) -> None:
     """The last round has one batch, of one sample, for three workers."""
@@ -73,15 +130,12 @@ def test_no_sample_is_lost_and_replicas_are_equal_after_averages(way: Synchroniz
 
 @every_kind
 def test_workers_agree_when_replicas_are_identical(way: Synchronizer) -> None:
-    def task(communicator: Communicator) -> list[tuple[bool, str]]:
-        seen = Seen(lambda trainer: (trainer.synchronizer.identical, fingerprint(trainer.model)))
-        replica, groups = Replica(small_model(), nesterov()), Groups.of(communicator)
-        trainer = Trainer(replica, groups=groups, synchronizer=copy.deepcopy(way), callbacks=[seen])
-        trainer.fit(Fit(Loader(small_dataset(37), 4, seed=3), 2))
-        return seen.iterations + seen.epochs
-
+    seen = Seen(lambda trainer: (trainer.synchronizer.identical, fingerprint(trainer.model)))
+    loader = Loader(small_dataset(37), 4, seed=3)
+    trainers = fit_on_threads(3, lambda: Replica(small_model(), nesterov()), way, loader, seen, epochs=2)
+    found = [callback_of(trainer, Seen) for trainer in trainers]
     identical = 0
-    for claims in zip(*on_threads(3, task), strict=True):
+    for claims in zip(*(each.iterations + each.epochs for each in found), strict=True):
         (claim,) = {claim for claim, _ in claims}
         identical += claim
         assert not claim or len({weights for _, weights in claims}) == 1
@@ -123,8 +177,7 @@ def test_a_replica_that_is_not_finite_spoils_no_other(where: str, way: Synchroni
         replica = Poison(small_model(), SGD(0.05))
         replica.rank = communicator.rank
         kept[replica.rank] = replica.params.master
-        trainer = Trainer(replica, groups=Groups.of(communicator), synchronizer=copy.deepcopy(way), log_every=0)
-        trainer.fit(Fit(Loader(small_dataset(60), 4, seed=3), 1))
+        trainer_of(communicator, replica, way, log_every=0).fit(Fit(Loader(small_dataset(60), 4, seed=3), 1))
 
     with pytest.raises(DivergedError, match="(replica|worker) 1 "):
         on_threads(3, task)

@@ -14,9 +14,9 @@ from cupynet.data import Dataset, Loader
 from cupynet.optim import Nesterov, OneCycle
 from cupynet.parallel import ParameterAveraging, Pipeline, Synchronizer
 from cupynet.runs.checkpoints import Checkpoints, read
-from cupynet.training import Callback, Checkpoint, EarlyStopping, History, ParallelWrapper, Trainer
+from cupynet.training import Callback, Checkpoint, EarlyStopping, History, ParallelWrapper
 from tests.support.refusals import refused
-from tests.support.training import WAYS, StopAfter, fingerprint, small_dataset, small_model
+from tests.support.training import WAYS, On, StopAfter, fingerprint, small_dataset, small_model
 
 EVERY_3 = ParameterAveraging(3)
 TIMES = ("images_per_s", "compute_s", "data_s", "averaging_s", "waiting_s", "train_s", "bytes_sent")
@@ -100,14 +100,11 @@ def test_a_fit_ended_by_early_stopping_does_not_train_again(tmp_path: Path) -> N
 def test_a_fit_killed_after_its_last_epoch_has_the_same_result(tmp_path: Path, pipeline: Pipeline | None) -> None:
     """The best weights are restored after the last checkpoint, and callbacks see the end of the fit once."""
     ends: list[int] = []
-
-    class Ends(Callback):
-        def on_fit_end(self, trainer: Trainer) -> None:
-            ends.append(trainer.epoch)
+    end = On("on_fit_end", lambda trainer: ends.append(trainer.epoch))
 
     def make() -> ParallelWrapper:
         stopping = EarlyStopping("loss", mode="max", patience=9)  # the best is the first
-        return wrapper_of(tmp_path, stopping, Ends(), workers=2, pipeline=pipeline)
+        return wrapper_of(tmp_path, stopping, end, workers=2, pipeline=pipeline)
 
     wanted = fit(make())
     with make() as second:
@@ -168,18 +165,19 @@ def test_which_checkpoints_are_kept(tmp_path: Path) -> None:
         assert Checkpoints(run / "checkpoints").steps() == [5, 10, 20, 25]
 
 
-def test_the_end_of_an_epoch_is_counted_once(tmp_path: Path) -> None:
-    train(saving(tmp_path, every_iterations=10, keep_every=2, keep_last=1), epochs=5)
-    assert Checkpoints(tmp_path).steps() == [20, 40, 50]
-
-
-def test_a_resumed_run_keeps_counting_its_checkpoints(tmp_path: Path) -> None:
-    """Every third one is kept for good: with those of iterations 10, 20 and 30 that is the third."""
-    options: dict[str, Any] = {"keep_every": 3, "keep_last": 1}
-    train(saving(tmp_path, **options), epochs=2)
-    train(saving(tmp_path, **options), restore=tmp_path)
-    train(saving(tmp_path, **options), restore=tmp_path, epochs=4)
-    assert Checkpoints(tmp_path).steps() == [30, 60, 70]
+@pytest.mark.parametrize(
+    ("options", "fits", "steps"),
+    [
+        ({"every_iterations": 10, "keep_every": 2}, [5], [20, 40, 50]),  # the end of an epoch is counted once
+        ({"keep_every": 3}, [2, 1, 4], [30, 60, 70]),  # resumed runs keep counting
+    ],
+)
+def test_every_nth_checkpoint_is_kept(
+    options: dict[str, Any], fits: list[int], steps: list[int], tmp_path: Path
+) -> None:
+    for number, epochs in enumerate(fits):
+        train(saving(tmp_path, keep_last=1, **options), restore=tmp_path if number else None, epochs=epochs)
+    assert Checkpoints(tmp_path).steps() == steps
 
 
 # a folder belongs to one run ------------------------------------------------------------------------------------------

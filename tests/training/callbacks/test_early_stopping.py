@@ -16,8 +16,9 @@ import pytest
 
 from cupynet.core.errors import DivergedError
 from cupynet.data import Loader
+from cupynet.nn import Model
 from cupynet.optim import SGD
-from cupynet.parallel import ParameterAveraging, Pipeline
+from cupynet.parallel import ParameterAveraging, Pipeline, Synchronizer
 from cupynet.training import Callback, Checkpoint, EarlyStopping, ParallelWrapper, Replica, StopReason, Trainer
 from cupynet.training.callbacks import early_stopping
 from cupynet.training.evaluation import Evaluation
@@ -29,6 +30,7 @@ HELD_OUT = Loader(small_dataset(30, seed=7), 10, shuffle=False)
 TRAIN = Loader(small_dataset(20), 4, seed=3)  # five batches
 VALIDATION: dict[str, Any] = {"validation_data": HELD_OUT}
 BAD = math.nan
+EVERY_2 = ParameterAveraging(2)
 
 Script = Callable[..., None]
 
@@ -56,12 +58,18 @@ def passed(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def fit(
-    stopping: EarlyStopping, epochs: int, *callbacks: Callback, workers: int = 1, frequency: int = 2, **options: Any
+    stopping: EarlyStopping,
+    epochs: int,
+    *callbacks: Callback,
+    workers: int = 1,
+    model: Model | None = None,
+    way: Synchronizer = EVERY_2,
+    **options: Any,
 ) -> tuple[Trainer, dict[int, str]]:
     """Fit with early stopping, and return the trainer and the fingerprints by epoch."""
-    model, weights = options.pop("model", None) or small_model(), Seen()
-    given = [weights, stopping, *callbacks]
-    with ParallelWrapper(model, workers, frequency, optimizer=SGD(0.05), callbacks=given) as wrapper:
+    model, weights = model or small_model(), Seen()
+    given: dict[str, Any] = {"optimizer": SGD(0.05), "callbacks": [weights, stopping, *callbacks]}
+    with ParallelWrapper(model, workers, synchronizer=way, **given) as wrapper:
         wrapper.fit(TRAIN, epochs=epochs, **VALIDATION, **options)
         assert len({fingerprint(each) for each in wrapper.replicas()}) == 1
         return wrapper.trainer, dict(enumerate(weights.epochs, 1))
@@ -155,7 +163,7 @@ def test_the_loss_is_one_of_all_replicas() -> None:
 def test_the_last_evaluation_is_of_the_restored_weights(workers: int, frequency: int) -> None:
     """Evaluation brings replicas together (Deeplearning4j's takes the score of worker 0 before the average)."""
     stopping = EarlyStopping("loss", "max", patience=2)  # the worst on purpose: it is not the last
-    trainer, weights = fit(stopping, 8, workers=workers, frequency=frequency)
+    trainer, weights = fit(stopping, 8, workers=workers, way=ParameterAveraging(frequency))
     assert stopping.result is not None and trainer.evaluation is not None
     best = stopping.result.best_epoch
     assert best is not None and best < trainer.epoch
@@ -163,30 +171,24 @@ def test_the_last_evaluation_is_of_the_restored_weights(workers: int, frequency:
     assert trainer.evaluation.loss == stopping.result.best_score
 
 
-def test_half_precision_layers_see_the_restored_weights(scripted: Script) -> None:
+class Beyond(ParameterAveraging):
+    """Steps beyond the mean at the end of a fit, as SlowMo and DiLoCo do."""
+
+    def finish(self, replica: Any, moment: Any) -> Any:
+        average = super().finish(replica, moment)
+        if moment == "fit":
+            replica.params.master[...] *= 1.5
+        return average
+
+
+@pytest.mark.parametrize(("dtype", "way"), [("half", EVERY_2), ("double", Beyond(2))], ids=["half", "outer step"])
+def test_the_restored_weights_are_the_last(scripted: Script, dtype: str, way: Synchronizer) -> None:
+    """Layers see them in their own precision, and no average comes after them."""
     scripted([0.1, 0.5, 0.6])
-    model = small_model("half")
-    _, weights = fit(EarlyStopping(), 3, workers=2, model=model)
+    model = small_model(dtype)
+    _, weights = fit(EarlyStopping(), 3, workers=2, model=model, way=way)
     assert fingerprint(model) == weights[1]
-    np.testing.assert_array_equal(model.params.data, model.params.master.astype(np.float16))
-
-
-def test_no_outer_step_follows_the_restored_weights(scripted: Script) -> None:
-    """A synchronizer that steps beyond the mean, as SlowMo and DiLoCo do, would if the average came after it."""
-
-    class Beyond(ParameterAveraging):
-        def finish(self, replica: Any, moment: Any) -> Any:
-            average = super().finish(replica, moment)
-            if moment == "fit":
-                replica.params.master[...] *= 1.5
-            return average
-
-    scripted([0.1, 0.5, 0.6])
-    weights = Seen()
-    callbacks = [weights, EarlyStopping()]
-    with ParallelWrapper(small_model(), 2, synchronizer=Beyond(2), callbacks=callbacks) as wrapper:
-        wrapper.fit(TRAIN, epochs=3, **VALIDATION)
-        assert fingerprint(wrapper.model) == weights.epochs[0]
+    np.testing.assert_array_equal(model.params.data, model.params.master.astype(model.params.data.dtype))
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from cupynet.parallel import Pipeline
 from cupynet.training import NonFinite, ParallelWrapper, Profile
 from cupynet.training.callbacks.profile import Timer, table
 from cupynet.training.clock import Clock
+from tests.support.calls import watch
 from tests.support.device_runs import assert_same, train_on_device
 from tests.support.training import small_dataset, small_model
 
@@ -53,23 +54,16 @@ def trace(folder: Path) -> list[Event]:
 def events(folder: Path) -> dict[int, list[Event]]:
     """The complete events of each thread, by when they began. Two events of a thread must be nested or disjoint."""
     found: dict[int, list[Event]] = {}
-    for event in trace(folder):
+    for event in sorted(trace(folder), key=lambda event: (event.get("ts", 0), -event.get("dur", 0))):
         if event["ph"] == "X":
             found.setdefault(event["tid"], []).append(event)
     for own in found.values():
-        own.sort(key=lambda event: (event["ts"], -event["dur"]))
-        check_nesting(own)
+        open_: list[float] = []
+        for event in own:
+            open_ = [end for end in open_ if end > event["ts"] + 1e-4]
+            assert not open_ or event["ts"] + event["dur"] <= open_[-1] + 1e-4, event
+            open_.append(event["ts"] + event["dur"])
     return found
-
-
-def check_nesting(own: list[Event]) -> None:
-    open_: list[float] = []
-    for event in own:
-        ended = event["ts"] + event["dur"]
-        while open_ and open_[-1] <= event["ts"] + 1e-4:
-            open_.pop()
-        assert not open_ or ended <= open_[-1] + 1e-4, event
-        open_.append(ended)
 
 
 def count(own: list[Event], name: str) -> int:
@@ -217,12 +211,6 @@ def test_each_piece_waits_for_the_device(tmp_path: Path, monkeypatch: pytest.Mon
     """The device is synchronized whenever a clock is read, so work counts where it was launched."""
     model = small_model("float", "cupy")
     waits: list[Any] = []
-    synchronize = type(model.backend).synchronize
-
-    def noted(backend: Any) -> None:
-        waits.append(backend)
-        synchronize(backend)
-
-    monkeypatch.setattr(type(model.backend), "synchronize", noted)
+    watch(monkeypatch, type(model.backend), "synchronize", lambda _, backend: waits.append(backend))
     profiled(tmp_path, model=model, workers=1)
     assert len(waits) >= 2 * len(events(tmp_path)[0])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from cupynet.data import Loader
 from cupynet.nn import BatchNorm, Dense, Image, Model, Sequential
 from cupynet.optim import LAMB, SGD, Adam, Optimizer, Warmup
 from cupynet.optim.schedules import Cosine
-from cupynet.parallel import Communicator, GradientSharing, ParameterAveraging, Pipeline, SlowMo, Synchronizer
+from cupynet.parallel import GradientSharing, ParameterAveraging, Pipeline, SlowMo, Synchronizer
 from cupynet.training import (
     Callback,
     Checkpoint,
@@ -27,11 +26,9 @@ from cupynet.training import (
     Trainer,
     WeightAverage,
 )
-from cupynet.training.callback_list import by_class_name
-from cupynet.training.fit import Fit
 from tests.support.refusals import refused
-from tests.support.trainers import trainer_of
-from tests.support.training import KeepState, Seen, StopAfter, fingerprint, on_threads, small_dataset, small_model
+from tests.support.trainers import callback_of, fit_on_threads, fitted, resumed
+from tests.support.training import KeepState, Seen, StopAfter, alone, fingerprint, small_dataset, small_model
 
 LOADER = Loader(small_dataset(41), 4, seed=3)  # 11 batches
 Weights = NDArray[np.float64]
@@ -44,19 +41,17 @@ def weights_seen() -> Seen:
 
 def followed(
     workers: int, average: WeightAverage, synchronizer: Synchronizer, *more: Callback
-) -> list[tuple[Seen, Weights, Trainer]]:
-    """Train two epochs. Return each worker's weights along the way and at the end, and its trainer."""
-
-    def task(communicator: Communicator) -> tuple[Seen, Weights, Trainer]:
-        way = weights_seen()
-        replica, callbacks = Replica(small_model(), Adam(0.01)), (copy.deepcopy(average), way, *copy.deepcopy(more))
-        trainer = trainer_of(communicator, replica, synchronizer, *callbacks, log_every=0)
-        trainer.fit(Fit(LOADER, 2, evaluate_on=LOADER))
-        assert trainer.evaluation is None or trainer.evaluation.loss == trainer.evaluate(LOADER).loss
-        return way, trainer.params.master.copy(), trainer
-
-    found: list[tuple[Seen, Weights, Trainer]] = on_threads(workers, task)
-    return found
+) -> list[tuple[Seen, Weights]]:
+    """Train two epochs. Return each worker's weights along the way and at the end."""
+    options: dict[str, Any] = {"epochs": 2, "evaluate_on": LOADER, "log_every": 0}
+    callbacks = average, weights_seen(), *more
+    found = fit_on_threads(
+        workers, lambda: Replica(small_model(), Adam(0.01)), synchronizer, LOADER, *callbacks, **options
+    )
+    for trainer in found:
+        loss = alone(trainer.model, SGD(0.1)).evaluate(LOADER).loss
+        assert trainer.evaluation is None or trainer.evaluation.loss == pytest.approx(loss, rel=1e-12)
+    return [(callback_of(trainer, Seen), trainer.params.master.copy()) for trainer in found]
 
 
 def mean(way: list[Weights], decay: float | None) -> Weights:
@@ -67,11 +62,9 @@ def mean(way: list[Weights], decay: float | None) -> Weights:
     return result
 
 
-def trained(model: Model, *callbacks: Callback, workers: int = 1, epochs: int = 2, **options: Any) -> Weights:
+def trained(model: Model, *callbacks: Callback, epochs: int = 2, **options: Any) -> Weights:
     given = {"optimizer": SGD(0.05), "callbacks": callbacks, "log_every": 0, **options}
-    with ParallelWrapper(model, workers, **given) as wrapper:
-        wrapper.fit(LOADER, epochs=epochs)
-    weights: Weights = model.params.master
+    weights: Weights = fitted(model, LOADER, epochs=epochs, **given).params.master
     return weights
 
 
@@ -89,16 +82,16 @@ def test_the_result_is_the_mean_of_the_weights_passed(
     average: WeightAverage, passed: Callable[[Seen], list[Weights]], workers: int, synchronizer: Synchronizer
 ) -> None:
     found = followed(workers, average, synchronizer)
-    expected = sum(mean(passed(way), average.decay) for way, *_ in found) / workers
-    for _, weights, _ in found:
+    expected = sum(mean(passed(way), average.decay) for way, _ in found) / workers
+    for _, weights in found:
         np.testing.assert_allclose(weights, expected, rtol=1e-12, atol=1e-14)
-    assert len({weights.tobytes() for _, weights, _ in found}) == 1
+    assert len({weights.tobytes() for _, weights in found}) == 1
 
 
 def test_training_itself_does_not_change() -> None:
     averaged = followed(2, WeightAverage(0.9), ParameterAveraging(2))
     never = followed(2, WeightAverage(0.9, start_after=1000), ParameterAveraging(2))
-    for (one, *_), (other, *_) in zip(averaged, never, strict=True):
+    for (one, _), (other, _) in zip(averaged, never, strict=True):
         np.testing.assert_array_equal(one.iterations, other.iterations)
     np.testing.assert_array_equal(never[0][1], never[0][0].epochs[-1])
 
@@ -113,7 +106,7 @@ def test_a_stopped_fit_keeps_its_last_weights_by_default(
 ) -> None:
     """Unless early stopping ended it."""
     average = WeightAverage(0.9, on_interrupt=on_interrupt)
-    ((way, weights, _),) = followed(1, average, Synchronizer(), StopAfter(5, reason=reason))
+    ((way, weights),) = followed(1, average, Synchronizer(), StopAfter(5, reason=reason))
     assert len(way.iterations) == 5
     np.testing.assert_allclose(weights, mean(way.iterations, 0.9) if averaged else way.iterations[-1], rtol=1e-12)
 
@@ -178,21 +171,13 @@ def test_training_resumes_bit_for_bit(
 ) -> None:
     """With moments, a schedule, and the mean."""
 
-    def wrapper() -> ParallelWrapper:
-        callbacks = [
-            WeightAverage(0.9, start_after=1),
-            Checkpoint(every_iterations=iteration, keep_last=99, path=tmp_path),
-        ]
-        return ParallelWrapper(
-            small_model("float"), 3, synchronizer=synchronizer, optimizer=optimizer, callbacks=callbacks
-        )
+    def wrapper_of(*callbacks: Callback) -> ParallelWrapper:
+        given = [WeightAverage(0.9, start_after=1), *callbacks]
+        options: dict[str, Any] = {"synchronizer": synchronizer, "optimizer": optimizer, "callbacks": given}
+        return ParallelWrapper(small_model("float"), 3, **options)
 
-    with wrapper() as whole:
-        whole.fit(LOADER, epochs=2)
-    with wrapper() as rest:
-        rest.restore(tmp_path / f"step-{iteration:08}")
-        rest.fit(LOADER, epochs=2 - rest.trainer.epoch)
-    assert fingerprint(rest.model) == fingerprint(whole.model)
+    whole, rest = resumed(wrapper_of, iteration, tmp_path, LOADER)
+    assert fingerprint(rest) == fingerprint(whole)
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -201,10 +186,6 @@ def test_the_mean_of_another_number_of_workers_is_that_of_all(workers: int, tmp_
         given = [WeightAverage(None), *callbacks]
         return ParallelWrapper(small_model(), workers, 100, optimizer=SGD(0.05), callbacks=given)
 
-    def kept(trainer: Trainer) -> Any:
-        keeper: Any = by_class_name(trainer.callbacks)["KeepState"]
-        return keeper.kept
-
     def states(wrapper: ParallelWrapper, find: Callable[[Trainer], Any]) -> list[Any]:
         found: list[Any] = []
         wrapper.on_workers(lambda trainer: found.append(find(trainer)["callbacks"]["WeightAverage"]))
@@ -212,7 +193,7 @@ def test_the_mean_of_another_number_of_workers_is_that_of_all(workers: int, tmp_
 
     with wrapper(2, KeepState(3), Checkpoint(path=tmp_path, every_iterations=3)) as before:
         before.fit(LOADER, epochs=1)
-        one, other = states(before, kept)
+        one, other = states(before, lambda trainer: callback_of(trainer, KeepState).kept)
     with wrapper(workers) as after:
         after.restore(tmp_path / "step-00000003")
         found = states(after, Trainer.state)
