@@ -62,10 +62,8 @@ class Layers(ParameterAveraging):
 
 def test_the_divergence_by_layer_is_reported_when_measured(tmp_path: Path) -> None:
     recorder, run = Recorder(), Run(tmp_path)
-    callbacks = [recorder, History()]
-    with ParallelWrapper(
-        small_model(), 2, synchronizer=Layers(1), callbacks=callbacks, run=run, log_every=2
-    ) as wrapper:
+    options: dict[str, Any] = {"callbacks": [recorder, History()], "run": run, "log_every": 2}
+    with ParallelWrapper(small_model(), 2, synchronizer=Layers(1), **options) as wrapper:
         wrapper.fit(Loader(small_dataset(64), 4), epochs=1)
         measured = wrapper.trainer.statistics.measured
         assert measured is not None and measured.drift == 4.5 and measured.drift_by_layer["conv1"] == 0.25
@@ -83,25 +81,22 @@ def test_the_divergence_by_layer_is_reported_when_measured(tmp_path: Path) -> No
 class Late(SerialCommunicator):
     """The others come a second late to an exchange, and ten seconds late to a barrier."""
 
-    def __init__(self, now: list[float]) -> None:
-        super().__init__()
-        self.now = now
+    now = 0.0
 
     def gather_numbers(self, *numbers: float) -> NDArray[Any]:
-        self.now[0] += 1.0
+        self.now += 1.0
         return super().gather_numbers(*numbers)
 
     def barrier(self) -> None:
-        self.now[0] += 10.0
+        self.now += 10.0
         super().barrier()
 
 
 def averaging_s(log_every: int, monkeypatch: pytest.MonkeyPatch) -> float:
     """Train for three rounds of one epoch."""
-    now = [0.0]
-    monkeypatch.setattr("cupynet.training.clock.time.perf_counter", lambda: now[0])
-    replica = Replica(small_model(), SGD(0.01))
-    trainer = trainer_of(Late(now), replica, ParameterAveraging("end"), log_every=log_every)
+    others, replica = Late(), Replica(small_model(), SGD(0.01))
+    monkeypatch.setattr("cupynet.training.clock.time.perf_counter", lambda: others.now)
+    trainer = trainer_of(others, replica, ParameterAveraging("end"), log_every=log_every)
     trainer.fit(Fit(Loader(small_dataset(12), 4), 1))
     return trainer.statistics.clock.averaging_s
 

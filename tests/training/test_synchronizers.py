@@ -10,10 +10,11 @@ import pytest
 from cupynet.data import Loader
 from cupynet.optim import SGD
 from cupynet.parallel import Average, ParameterAveraging, Synchronizer
-from cupynet.training import ParallelWrapper, Replica, Trainer, parallel_wrapper
+from cupynet.training import Replica, parallel_wrapper
 from tests.support.device_runs import assert_same, train_on_device
 from tests.support.refusals import refused
-from tests.support.training import small_dataset, small_model, train
+from tests.support.trainers import fitted
+from tests.support.training import On, small_dataset, small_model, train
 
 
 def test_every_method_is_called_on_every_worker_in_every_round() -> None:
@@ -107,8 +108,8 @@ def test_a_step_before_updates_returns_nothing() -> None:
         def before_update(self, replica: Any, samples: int) -> Any:
             return False
 
-    with ParallelWrapper(small_model(), 2, synchronizer=Answers()) as wrapper, refused(""):
-        wrapper.fit(Loader(small_dataset(20), 4), epochs=1)
+    with refused(""):
+        fitted(small_model(), Loader(small_dataset(20), 4), 2, synchronizer=Answers())
 
 
 @pytest.mark.parametrize(("synchronizer", "updates"), [(Own(), {0: 2, 1: 1}), (Scheduled(), {0: 2, 1: 2})], ids=str)
@@ -117,11 +118,6 @@ def test_replicas_without_samples_move_only_if_gradients_are_shared(
 ) -> None:
     """Three batches for two workers: in the second round one has none."""
     found: dict[int, int] = {}
-
-    def keep(trainer: Trainer) -> None:
-        found[trainer.rank] = trainer.replica.updates
-
-    with ParallelWrapper(small_model(), 2, optimizer=SGD(0.01), synchronizer=synchronizer) as wrapper:
-        wrapper.fit(Loader(small_dataset(12), 4), epochs=1)
-        wrapper.on_workers(keep)
+    note = On("on_fit_end", lambda trainer: found.update({trainer.rank: trainer.replica.updates}), every_rank=True)
+    fitted(small_model(), Loader(small_dataset(12), 4), 2, synchronizer=synchronizer, callbacks=[note])
     assert found == updates

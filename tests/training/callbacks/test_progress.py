@@ -17,7 +17,7 @@ from cupynet.training import Callback, EpochRecord, Evaluation, ParallelWrapper,
 from cupynet.training.callbacks import progress as module
 from cupynet.training.callbacks.progress import describe
 from tests.support.terminal import Screen
-from tests.support.training import At, small_dataset, small_model
+from tests.support.training import At, On, small_dataset, small_model
 
 DATA = small_dataset(60)
 
@@ -95,29 +95,17 @@ def test_progress_can_be_turned_off(options: dict[str, Any]) -> None:
 # the bar --------------------------------------------------------------------------------------------------------------
 
 
-class Shown(Callback):
-    """Records the bar after each iteration, and its figures after each epoch."""
-
-    def __init__(self, progress: Progress) -> None:
-        self.progress = progress
-        self.at: list[tuple[str, Any, Any]] = []
-        self.figures: list[tuple[list[str], EpochRecord]] = []
-
-    def on_iteration_end(self, trainer: Trainer) -> None:
-        (task,) = self.progress._bar.tasks  # type: ignore[union-attr]
-        self.at.append((task.fields["epoch"], task.completed, task.total))
-
-    def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:
-        (task,) = self.progress._bar.tasks  # type: ignore[union-attr]
-        self.figures.append((task.description.split("  "), record))
-
-
 def test_the_bar_shows_the_share_of_each_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "REFRESH_S", 0)
     screen, progress = Screen(), Progress()
-    shown = Shown(progress)
-    fit(screen, progress, shown)
-    assert shown.at == [(f"{epoch}/2", done, 15) for epoch in (1, 2) for done in range(1, 16)]
+    shown: list[tuple[str, Any, Any]] = []
+
+    def look(trainer: Trainer) -> None:
+        (task,) = progress._bar.tasks  # type: ignore[union-attr]
+        shown.append((task.fields["epoch"], task.completed, task.total))
+
+    fit(screen, progress, On("on_iteration_end", look))
+    assert shown == [(f"{epoch}/2", done, 15) for epoch in (1, 2) for done in range(1, 16)]
     assert "100 %" in screen.getvalue().rpartition("epoch 2/2")[2]
 
 
