@@ -35,8 +35,10 @@ from tests.support.workspaces import on_loan
 EXAMPLES = Path(__file__).parent / "extending"
 QUICK = ("data=synthetic", "data.train=200", "data.test=50", "epochs=1", "workers=3", "batch_size=16", "backend=numpy")
 COMMANDS = {
+    "absolute_error": (*QUICK, "loss._target_=absolute_error.AbsoluteError"),
     "gradient_mean": (*QUICK, "parallel.synchronizer._target_=gradient_mean.GradientMean"),
     "lion": (*QUICK[:-1], "optimizer._target_=lion.Lion", "optimizer.learning_rate=0.001", "++optimizer.beta2=0.98"),
+    "print_score": (*QUICK, "+callbacks.score._target_=print_score.PrintScore", "log_every=1"),
     "residual": (*QUICK, "model.layers.pool2._target_=residual.Residual", "model.layers.pool2.kernel_size=5"),
     "scale": (*QUICK, "model.layers.pool2._target_=scale.Scale"),
     "stop_at": (*QUICK, "+callbacks.stop._target_=stop_at.StopAt", "+callbacks.stop.loss=100"),
@@ -60,8 +62,10 @@ def test_an_example_trains_by_its_settings(name: str, tmp_path: Path) -> None:
     trained(tmp_path / "run", *COMMANDS[name], *SMALL, f"trusted_modules=[{name}]")
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     expected = {
+        "absolute_error": ("epochs", 1),
         "gradient_mean": ("synchronizer", "synchronized by GradientMean"),
         "lion": ("backend", "numba"),  # a rule without a kernel runs as array code
+        "print_score": ("epochs", 1),
         "residual": ("parameters", 2_432 - 96 * 16 + 8 * 8 * 6 * 16 + 5 * 5 * 6 * 6 + 6),
         "scale": ("parameters", 2_432 - 96 * 16 + 8 * 8 * 6 * 16 + 8 * 8 * 6),
         "stop_at": ("epochs", 1),  # without a report it does not stop
@@ -149,7 +153,7 @@ GUIDE = (Path(__file__).parents[2] / "cupynet" / "guides" / "extending.md").read
 SHOWN = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
 
 
-@pytest.mark.parametrize("name", ["gradient_mean", "scale"])
+@pytest.mark.parametrize("name", ["absolute_error", "gradient_mean", "print_score", "scale"])
 def test_the_guide_shows_the_tested_code(name: str) -> None:
     shown = next(code for code in SHOWN if code.startswith(f"# {name}.py"))
     tested = (EXAMPLES / f"{name}.py").read_text("utf-8")
