@@ -1,4 +1,4 @@
-"""Networks: layers whose forward pass returns its derivative, and weights in one flat vector."""
+"""Layers, losses and models. All weights of a model are in one flat vector."""
 
 from cupynet.nn.branches import Concat, Residual
 from cupynet.nn.context import INFERENCE, Context

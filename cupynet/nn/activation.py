@@ -1,4 +1,4 @@
-"""Activations. Most work in place, because their derivative needs only the output."""
+"""Activation functions. Most work in place, because their derivative needs only the output."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ NOT_MONOTONE = ("softmax", *OF_INPUT)
 
 @dataclass(frozen=True)
 class ActivationFunction:
-    """One of `ACTIVATIONS`, elementwise except for softmax (over the last axis). 16-bit values are computed in 32.
+    """An activation function, elementwise except for softmax (over the last axis). Computes 16-bit values in float32.
 
-    - leaky_relu: x above zero, slope · x below (Maas et al. 2013).
-    - elu: x above zero, exp(x) - 1 below (Clevert et al. 2016, alpha = 1).
+    - leaky_relu: x if x > 0, else slope · x (Maas et al. 2013).
+    - elu: x if x > 0, else exp(x) - 1 (Clevert et al. 2016, alpha = 1).
     - softplus: log(1 + exp(x)).
-    - gelu: x times the standard normal CDF of x (Hendrycks & Gimpel 2016), not approximated by tanh.
+    - gelu: x times the standard normal CDF of x (Hendrycks & Gimpel 2016), without the tanh approximation.
     - silu: x · sigmoid(x) (Elfwing et al. 2018), also called swish.
     """
 
@@ -48,12 +48,12 @@ class ActivationFunction:
         return backend.relu(out) if self.name == "relu" else backend.softmax(out)
 
     def forward(self, backend: Backend, x: Array, *, train: bool) -> tuple[Array, Array]:
-        """Return the activation of a borrowed x (overwritten unless training needs it), and what `backward` needs."""
+        """Return the activation of a borrowed x, and the array that `backward` needs. May overwrite x."""
         out = backend.borrow(x.shape) if train and self.of_input else x
         return self.into(backend, x, out), x
 
     def backward(self, backend: Backend, dy: Array, kept: Array) -> Array:
-        """Return dx, computed in place in dy. kept: y, or x if `of_input`."""
+        """Compute dx in place in dy. `kept` is y, or x if `of_input`."""
         if self.name in NAMES:
             return backend.pointwise_backward(self.name, dy, kept, self.slope)
         if self.name == "identity":

@@ -19,11 +19,11 @@ Layers: TypeAlias = "Layer | Mapping[str, Layer] | Iterable[Layer]"
 
 
 class Residual(Layer):
-    """layers(x) + shortcut(x) (He et al. 2015).
+    """Residual connection: layers(x) + shortcut(x) (He et al. 2015).
 
-    Weights are named `block1.conv1.weight`, and in the shortcut `block1.shortcut.weight`. An activation after the sum
-    is a separate layer. The shortcut is x by default; if the layers change the size, it must be a layer that does too,
-    such as a 1x1 convolution.
+    Weights have names such as `block1.conv1.weight`, or `block1.shortcut.weight` in the shortcut. An activation after
+    the sum is a separate layer. The shortcut is the identity by default. If the layers change the shape, it must be a
+    layer with the same output shape, such as a 1x1 convolution.
     """
 
     capturable = True
@@ -67,10 +67,10 @@ class Residual(Layer):
 
 
 class Concat(Layer):
-    """Concatenates the outputs of branches of x along the last axis: channels or features.
+    """Concatenates the outputs of several branches along the last axis (channels or features).
 
-    Branches are a list, or a mapping of names; a branch is a layer, or layers in sequence. Weights are named after
-    their branch, `mixed.narrow.conv1.weight`.
+    Branches are a list, or a mapping from names. Each branch is a layer or a sequence of layers. Weights have names
+    such as `mixed.narrow.conv1.weight`.
     """
 
     capturable = True
@@ -130,7 +130,7 @@ def _copied(backend: Backend, dy: Array) -> Array:
 
 
 def _sum(backend: Backend, ways: list[Array | None]) -> Array | None:
-    """Add the dx of all branches into the first. Return None if no dx is needed."""
+    """Add the dx of all branches to the first one. Return None if no dx is needed."""
     total, *rest = ways
     for way in rest:
         if total is None or way is None:

@@ -6,21 +6,20 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Context:
-    """The context of one forward pass.
+    """The context of a forward pass.
 
-    Random numbers of a layer depend only on (seed, epoch, sample, layer). During graph capture `epoch` (one element)
-    and `samples` are arrays on the device, and other attributes that change between iterations cannot be read.
+    A layer's random numbers depend only on (seed, epoch, sample, layer). During graph capture, `epoch` (one element)
+    and `samples` are device arrays, and other attributes that change between iterations cannot be read.
 
     Attributes:
         train: True if a backward pass follows.
-        epoch: complete passes over the training set so far.
-        iteration: updates of this replica so far.
+        epoch: number of completed epochs.
+        iteration: number of updates of this replica.
         samples: (N,) indices into the data set; None outside training.
-        seed: of the model.
-        replicas: communicator of the replicas, for layers with `syncs_replicas = True`; None for a single replica. All
-            replicas must call its methods in the same order.
-        counts: False if the examples do not count: a replica without a batch still takes part in the exchanges of
-            layers with `syncs_replicas = True`.
+        seed: the seed of the model.
+        replicas: communicator for layers with `syncs_replicas = True`; None for a single replica. All replicas must
+            call its methods in the same order.
+        counts: False if the samples are dummies with which a replica without a batch takes part in exchanges.
     """
 
     train: bool = False

@@ -16,21 +16,20 @@ from cupynet.nn.types import Image, InputType
 class Conv2D(Layer):
     """activation(cross-correlation + bias): (N, H, W, C) -> (N, H', W', O).
 
-    H' = (H + 2 padding - dilation (K_h - 1) - 1) // stride + 1, like Deeplearning4j's Truncate.
+    H' = (H + 2 padding - dilation (K_h - 1) - 1) // stride + 1, as in Deeplearning4j's Truncate mode.
 
     Args:
-        filters: O, output channels.
-        kernel_size: pixels of the window, a number or (height, width).
-        stride: pixels from one window to the next, a number or (down, across).
-        padding: rows and columns of zeros on every side, a number or (rows above and below, columns left and right);
-            or `same`, `valid` (0).
+        filters: number of output channels, O.
+        kernel_size: an integer or (height, width).
+        stride: an integer or (vertical, horizontal).
+        padding: zero padding on both sides, an integer or (vertical, horizontal); `same`; or `valid` (0).
         activation: identity, relu, leaky_relu, elu, gelu, silu, tanh, sigmoid, softplus or softmax.
-        init: initializer of the weight (K_h, K_w, C, O), a name or an object: cupynet/nn/init.py.
+        init: initializer of the weight (K_h, K_w, C, O), a name or an object from cupynet/nn/init.py.
         bias: False for no bias.
-        dilation: spacing of the pixels in a window, a number or (down, across) (Yu & Koltun 2016).
-        groups: number of equal groups of channels and filters. A filter sees only the channels of its group. As many
-            groups as channels are a depthwise convolution (Chollet 2017).
-        bias_init: initial bias (O,): a number, or an initializer of vectors: zeros, ones, normal.
+        dilation: an integer or (vertical, horizontal) (Yu & Koltun 2016).
+        groups: number of groups of channels and filters. Each filter sees only the channels of its group. With one
+            group per channel this is a depthwise convolution (Chollet 2017).
+        bias_init: initial bias (O,): a number, or an initializer that needs no fan: zeros, ones or normal.
     """
 
     capturable = True
@@ -93,7 +92,7 @@ class Conv2D(Layer):
         return y, backward
 
     def fuse(self, following: Layer) -> Layer | None:
-        if type(self) is not Conv2D or type(following) is not MaxPool2D:  # a subclass may compute something else
+        if type(self) is not Conv2D or type(following) is not MaxPool2D:  # subclasses may compute something else
             return None
         if not self._activation.monotone:
             return None
@@ -115,7 +114,7 @@ class Conv2D(Layer):
 
 
 class ConvMaxPool(Layer):
-    """A fused convolution and max-pool. The activation is applied to the pooled values."""
+    """A convolution fused with max-pooling. The activation is applied to the pooled values."""
 
     capturable = True
 

@@ -15,11 +15,11 @@ class Dense(Layer):
     """activation(x W + b): (N, F) -> (N, O). An Image is flattened first, in H, W, C order.
 
     Args:
-        units: O, outputs.
+        units: number of outputs, O.
         activation: identity, relu, leaky_relu, elu, gelu, silu, tanh, sigmoid, softplus or softmax.
-        init: initializer of the weight (F, O), a name or an object: cupynet/nn/init.py.
+        init: initializer of the weight (F, O), a name or an object from cupynet/nn/init.py.
         bias: False for no bias.
-        bias_init: initial bias (O,): a number, or an initializer of vectors: zeros, ones, normal.
+        bias_init: initial bias (O,): a number, or an initializer that needs no fan: zeros, ones or normal.
     """
 
     capturable = True
@@ -70,7 +70,7 @@ class Dense(Layer):
 
 
 class Flatten(Layer):
-    """(N, H, W, C) -> (N, H·W·C), without a copy. Dense does not need it."""
+    """(N, H, W, C) -> (N, H·W·C), without a copy. Not needed before Dense."""
 
     capturable = True
 
@@ -82,11 +82,11 @@ class Flatten(Layer):
 
 
 class Activation(Layer):
-    """An activation as a separate layer.
+    """An activation function as a layer.
 
     Args:
         name: identity, relu, leaky_relu, elu, gelu, silu, tanh, sigmoid, softplus or softmax (over the last axis).
-        slope: of leaky_relu below zero, between 0 and 1; by default 0.01.
+        slope: slope of leaky_relu for negative values, between 0 and 1; 0.01 by default.
     """
 
     capturable = True
@@ -104,7 +104,7 @@ class Activation(Layer):
 
     def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
         backend, activation = self.backend, self._activation
-        # not in place: the preceding layer may need its output for its derivative
+        # not in place, because the previous layer's derivative may need its output
         y = activation.into(backend, x, backend.borrow(x.shape))
         kept = x if activation.of_input else y
         if not context.train:

@@ -11,11 +11,11 @@ from cupynet.nn.types import InputType
 
 
 class Dropout(Layer):
-    """In training each value is 0 with probability `rate`, else divided by 1 - rate (Srivastava et al. 2014, inverted).
+    """Inverted dropout: in training, set values to 0 with probability `rate`, and divide the others by 1 - rate.
 
-    The zeros depend only on the model's seed, the epoch, the sample index, the layer's name and the position, so they
-    are the same on every backend, with any number of workers and after a resume. Deeplearning4j's argument is the
-    fraction kept.
+    See Srivastava et al. 2014. The zeros depend only on the model's seed, the epoch, the sample index, the layer's name
+    and the position. They are the same on every backend, with any number of workers and after a resume. In
+    Deeplearning4j the argument is the fraction to keep.
     """
 
     capturable = True

@@ -1,4 +1,4 @@
-"""Initializers draw weights with NumPy on the host, so weights do not depend on the backend."""
+"""Weight initializers. They use NumPy on the host, so initial weights do not depend on the backend."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from cupynet.core.wording import guess, shown
 
 Initializer: TypeAlias = Callable[[np.random.Generator, tuple[int, ...]], Array]
 
-CUT = 2.0  # a truncated normal distribution is cut off at this many deviations
-REMAINS = 0.87962566103423978  # its standard deviation, for std=1 before the cut
+CUT = 2.0  # truncation of normal distributions, in standard deviations
+REMAINS = 0.87962566103423978  # standard deviation of the standard normal distribution after truncation
 FANS = ("fan_in", "fan_out", "fan_avg")
 DISTRIBUTIONS = ("normal", "uniform", "truncated_normal")
 
@@ -33,7 +33,7 @@ def fans(shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 def grouped(init: Initializer, groups: int) -> Initializer:
-    """Return an initializer of a grouped convolution's weight (K_h, K_w, C / groups, O), drawn group by group."""
+    """Return an initializer that draws a grouped convolution's weight (K_h, K_w, C / groups, O) group by group."""
     if groups == 1:
         return init
 
@@ -66,7 +66,7 @@ class Normal(Described):
 
 
 class TruncatedNormal(Normal):
-    """N(mean, std²), with values more than two std from the mean drawn again; its standard deviation is 0.88 std."""
+    """N(mean, std²) truncated at two std from the mean. The resulting standard deviation is 0.88 std."""
 
     def __call__(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
         values = rng.standard_normal(shape)
@@ -89,9 +89,9 @@ class VarianceScaling(Described):
     """Mean 0 and variance scale / fan.
 
     Args:
-        scale: above 0.
-        mode: `fan_in`, `fan_out` or `fan_avg`, their mean.
-        distribution: `normal`, `uniform`, or `truncated_normal`, which has this variance after truncation.
+        scale: a factor above 0.
+        mode: `fan_in`, `fan_out`, or `fan_avg` for their mean.
+        distribution: `normal`, `uniform` or `truncated_normal`. The variance is that of the result, after truncation.
     """
 
     def __init__(self, scale: float = 1.0, mode: str = "fan_in", distribution: str = "normal") -> None:
@@ -112,16 +112,17 @@ class VarianceScaling(Described):
 
 
 class Orthogonal(Described):
-    """A random matrix with orthogonal columns, or rows if they are fewer, of length `gain` (Saxe et al. 2014).
+    """A random semi-orthogonal matrix, scaled by `gain` (Saxe et al. 2014).
 
-    Uniform over all such matrices (Mezzadri 2007). A convolution's weight has a row for each value of a window.
+    It has orthogonal columns, or rows if there are fewer rows, and is uniformly distributed (Mezzadri 2007). The weight
+    of a convolution is reshaped to (K_h · K_w · C, O).
     """
 
     def __init__(self, gain: float = 1.0) -> None:
         self.gain = number("Orthogonal gain", gain, above=0)
 
     def __call__(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
-        fans(shape)  # raises for a vector
+        fans(shape)  # raise for vectors
         rows, columns = math.prod(shape[:-1]), shape[-1]
         q, r = np.linalg.qr(rng.standard_normal((max(rows, columns), min(rows, columns))))
         q *= np.where(np.diag(r) < 0, -1.0, 1.0)
@@ -131,7 +132,7 @@ class Orthogonal(Described):
 xavier = VarianceScaling(1.0, "fan_avg")
 zeros, ones = Constant(0.0), Constant(1.0)
 
-# Deeplearning4j's XAVIER is xavier, RELU he, LECUN_NORMAL lecun; PyTorch's kaiming is he, Keras' glorot is xavier.
+# Deeplearning4j's XAVIER, RELU and LECUN_NORMAL are xavier, he and lecun.
 INITIALIZERS: dict[str, Initializer] = {
     "xavier": xavier,  # N(0, 2 / (in + out)) (Glorot & Bengio 2010)
     "xavier_uniform": VarianceScaling(1.0, "fan_avg", "uniform"),
@@ -153,17 +154,17 @@ INITIALIZERS: dict[str, Initializer] = {
 
 
 def initializer(init: str | Initializer, argument: str = "init") -> Initializer:
-    """Return the initializer called `init`, or the given object."""
+    """Return the initializer with the name `init`, or `init` itself if it is an initializer."""
     if callable(init) and not isinstance(init, type):
         return init
     if isinstance(init, str) and init in INITIALIZERS:
         return INITIALIZERS[init]
     names = list(INITIALIZERS)
-    reason = f"must be one of {', '.join(names)}, or such an object{guess(init, names)}"
+    reason = f"must be one of {', '.join(names)}, or an initializer object{guess(init, names)}"
     raise ConfigError(reason, argument, shown(init, str))
 
 
 def bias_initializer(argument: str, init: float | str | Initializer) -> Initializer:
     if isinstance(init, str) or callable(init):
         return initializer(init, argument)
-    return Constant(number(argument, init, also=", or the name of an initializer, or such an object"))
+    return Constant(number(argument, init, also=", or an initializer or its name"))

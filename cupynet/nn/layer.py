@@ -1,8 +1,8 @@
 """The base class of layers, and `Sequential`.
 
-`forward` returns its output and its derivative, a closure that holds the arrays it needs. Nothing is stored on the
-layer, so several micro-batches may be in flight. A layer writes only into arrays that it borrowed, not into x.
-`backward` is called once and may overwrite `dy`.
+`forward` returns the output and a `backward` function, a closure over the arrays it needs. Nothing is stored on the
+layer, so several micro-batches can be in flight. A layer writes only to arrays that it borrowed, never to x. `backward`
+is called once and may overwrite `dy`.
 """
 
 from __future__ import annotations
@@ -29,27 +29,26 @@ def no_backward(dy: Array) -> Array:
 
 
 class Layer(Described):
-    """A differentiable function with weights.
+    """Base class of layers.
 
-    A new layer is only a description; `build` infers its shapes and declares its weights. A description may be built
-    again, for another replica or backend.
+    A new layer is a specification. `build` infers its shapes and declares its weights. A layer may be built several
+    times, for different replicas and backends.
 
-    A subclass implements `build` and `forward`, see guides/extending.md. A layer with children builds them with
-    `params.scope(name)`, under the names of its attributes.
+    Subclasses implement `build` and `forward`, see guides/extending.md. A layer builds its children with
+    `params.scope(name)`, where `name` is the name of the attribute.
 
     Attributes:
-        capturable: True if forward and backward passes call the same operations for every batch of one size, so that
-            CUDA graphs can capture them. Not inherited. Such a layer reads only `train`, `epoch`, `samples` and `seed`
-            of the context.
+        capturable: True if CUDA graphs can capture the layer, because it performs the same operations for every batch
+            of the same size. Not inherited. Such a layer may only read `train`, `epoch`, `samples` and `seed` of the
+            context.
         uses_rng: True if training reads `context.samples` and `context.epoch`, which are on the device during capture.
-        syncs_replicas: True if training exchanges data with the other replicas, see `Context`. Pipelines reject such
-            layers.
-        backend: where the layer computes. `build` sets this and the following attributes.
-        path: the full name, `block.conv1`; empty for a network of one layer.
+        syncs_replicas: True if training exchanges data with other replicas, see `Context`. Not supported in pipelines.
+        backend: the backend. `build` sets this and the following attributes.
+        path: the full name, such as `block.conv1`; empty for a network of one layer.
         needs_dx: if False, `backward` may return None, see `Scope`.
-        input, output: the type of one example before and after the layer.
-        declared: the number of weights, including the children's.
-        fused: layers that compute this one and the next in one operation; they are not children.
+        input, output: types of one sample before and after the layer.
+        declared: number of weights, including children.
+        fused: the layer that computes this layer and the next in one operation, if any. It is not a child.
     """
 
     backend: Backend
@@ -74,53 +73,51 @@ class Layer(Described):
         raise NotImplementedError
 
     def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
-        """Return the output for x (N, ...), and the function from dy to dx, which adds to gradients of weights."""
+        """Return the output for x (N, ...), and a function that maps dy to dx and adds to the weights' gradients."""
         raise NotImplementedError
 
     def fuse(self, following: Layer) -> Layer | None:
-        """Return a layer that computes these two built layers in one operation of the backend, or None."""
+        """Return a layer that fuses this built layer with the following one, or None."""
         return None
 
     def children(self) -> Iterable[tuple[str, Layer]]:
-        """Return the child layers with their names: by default the attributes that are layers."""
+        """Return (name, layer) for each child; by default for each attribute that is a layer."""
         return [(name, value) for name, value in vars(self).items() if isinstance(value, Layer)]
 
     @property
     def output_activation(self) -> str:
-        """The name of the output activation; a loss may apply it instead."""
+        """The name of the output activation. A loss may apply it instead."""
         return "identity"
 
     def saved_values(self) -> int:
-        """Return the number of values that a training pass saves per sample, besides the output."""
+        """Return the number of values saved per sample in training, excluding the output."""
         return 0
 
     def multiply_adds(self) -> int:
-        """Return the multiply-adds of a forward pass per example, without those of its children."""
+        """Return the number of multiply-adds per sample in a forward pass, excluding children."""
         return 0
 
     def walk(self) -> Iterator[Layer]:
-        """Yield this layer and its built descendants, in order."""
+        """Yield this layer and its built descendants in order."""
         yield self
         for _, child in self.children():
             if hasattr(child, "output"):
                 yield from child.walk()
 
     def describe(self) -> str:
-        """Return the layer's settings in a few words, for `Model.summary`."""
+        """Return a short description of the layer's settings for `Model.summary`."""
         return ""
 
 
 def _noted(build: Callable[..., InputType]) -> Callable[..., InputType]:
-    """Wrap `build` to record its arguments and its result on the layer."""
+    """Wrap `build` to store its arguments and result on the layer."""
 
     @functools.wraps(build)
     def noted(self: Layer, input: InputType, params: Scope, backend: Backend) -> InputType:
         first = self.path
-        if (
-            self._declared_in is params.params and first != params.layer
-        ):  # the layer would keep only the weights that are built last
+        if self._declared_in is params.params and first != params.layer:  # weights of the first build would be lost
             raise ConfigError(
-                f"layers '{first}' and '{params.layer}' are the same object: create a {type(self).__name__} for each"
+                f"layers '{first}' and '{params.layer}' are the same object. Create a {type(self).__name__} for each"
             )
         self._declared_in = params.params
         self.backend, self.path, self.needs_dx, self.input = backend, params.layer, params.needs_dx, input
@@ -133,9 +130,9 @@ def _noted(build: Callable[..., InputType]) -> Callable[..., InputType]:
 
 
 def check_image(kind: str, name: str, input: InputType, window: Window, way_out: str) -> Image:
-    """Return `input` if it is an Image with room for the window; else raise ConfigError."""
+    """Return `input`. Raise ConfigError if it is not an Image or is smaller than the window."""
     if not isinstance(input, Image):
-        raise ConfigError(f"{kind} '{name}' needs an Image, got {input}: put it before the first Dense layer")
+        raise ConfigError(f"{kind} '{name}' needs an Image, got {input}. Put it before the first Dense layer")
     if not window.fits(input.height, input.width):
         size = f"kernel_size={window.kernel}, dilation={window.dilation}"
         raise ConfigError(f"{kind} '{name}' {size} is larger than its input {input}: {way_out}")
@@ -146,27 +143,27 @@ EXAMPLE = "Dense(10), in YAML {_target_: cupynet.nn.Dense, units: 10}"
 
 
 class Sequential(Layer):
-    """Layers one after the other. Their names are parameter names and command-line handles.
+    """A sequence of layers. Their names are used for parameters and on the command line.
 
     Args:
-        layers: name -> layer, in order; names must not contain a dot. A list names them by kind and count: conv2d1,
-            maxpool2d1, conv2d2, dense1.
+        layers: a mapping from name to layer, or a list. Names must not contain a dot. In a list, layers are named by
+            type and number: conv2d1, maxpool2d1, conv2d2, dense1.
 
     Attributes:
-        steps: the built layers to compute in turn, each with the names of the layers that it fuses.
+        steps: the built layers after fusion, each with the names of its fused layers.
     """
 
     capturable = True
-    _first = 0  # the first step with a derivative; those before it have no weights to train
+    _first = 0  # the first step with weights to train
 
     def __init__(self, layers: Mapping[str, Layer] | Iterable[Layer]) -> None:
         if not isinstance(layers, Mapping | list | tuple) or not layers:
-            reason = "must map names to layers, or list layers: at least one layer"
+            reason = "must be a list of layers, or a mapping from names to layers, and not empty"
             raise ConfigError(reason, "Sequential layers", wording.shown(layers))
         named = dict(layers) if isinstance(layers, Mapping) else _named(layers)
         for name, layer in named.items():
             if not isinstance(name, str) or "." in name or not name or not name.isprintable():
-                raise ConfigError(f"layer name {name!r}: must be printable text, not empty, without a dot")
+                raise ConfigError(f"layer name {name!r} is invalid: it must be non-empty printable text without a dot")
             checks.instance(f"Sequential layers.{name}", layer, Layer, EXAMPLE)
         self.layers: dict[str, Layer] = named
 
@@ -189,14 +186,14 @@ class Sequential(Layer):
         return input
 
     def train_only(self, names: Set[str]) -> None:
-        """Compute only the derivatives that these layers need, and no dx of the input."""
+        """Compute only the derivatives needed to train these layers."""
         trained = [not names.isdisjoint(step) for step, _ in self.steps]
         self._first = trained.index(True) if True in trained else len(trained)
         for i, (step, layer) in enumerate(self.steps):
             layer.needs_dx = self.layers[step[0]].needs_dx = i > self._first
 
     def together(self) -> list[list[str]]:
-        """Return the names of the built layers, in order, with fused layers in one list."""
+        """Return the names of the built layers in order, grouped by fusion."""
         return [names for names, _ in self.steps]
 
     def _fused(self) -> list[tuple[list[str], Layer]]:
@@ -226,17 +223,19 @@ class Sequential(Layer):
         def backward(dy: Array) -> Array | None:
             if not derivatives and self._first < len(self.steps):
                 raise RuntimeError("backward was already called and its arrays were released")
-            handed = [dy]  # in a list, so that the derivative holds the last reference
+            handed = [dy]  # a list, so that no reference to dy remains in this frame
             del dy
             while derivatives:
-                layer, derivative, shape = derivatives.pop()  # also frees the arrays of the following layer
+                layer, derivative, shape = derivatives.pop()  # this also frees the arrays of the following layer
                 dx = derivative(handed.pop())
                 if dx is None and not layer.needs_dx:  # no earlier layer has weights
                     derivatives.clear()
                     return None
                 if dx is None or dx.shape != shape or not dx.flags.c_contiguous:
                     found = "None" if dx is None else f"an array of shape {dx.shape}"
-                    raise ConfigError(f"layer '{layer.path}': its derivative is {found}: must be contiguous, {shape}")
+                    raise ConfigError(
+                        f"layer '{layer.path}': backward returned {found}, not a contiguous array of {shape}"
+                    )
                 handed.append(dx)
                 del dx
             return None if self._first else handed.pop()

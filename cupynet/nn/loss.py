@@ -14,50 +14,50 @@ Weights: TypeAlias = "Sequence[float] | Array"
 
 
 class Loss(Described):
-    """A function of predictions and targets, with its gradient.
+    """Base class of losses.
 
     Attributes:
         capturable: see `Layer`.
-        applies: the activation that the loss applies itself, or None. The network must not apply it.
+        applies: the activation that the loss applies itself, or None. The network must not apply it too.
     """
 
     capturable = False
     applies: str | None = None
 
     def __call__(self, backend: Backend, prediction: Array, target: Array) -> tuple[Array, Array]:
-        """Return per-example losses (N,), on the device, and the gradient of the mean loss, times the loss scale.
+        """Return the losses (N,) on the device, and the gradient of their mean times the loss scale.
 
-        Targets are class numbers (N,); after `check_targets` also (N, O), or (N, O + 1) with the weight of each
-        example in the last column.
+        Targets are class indices (N,). If `check_targets` accepts them, they may also be (N, O), or (N, O + 1) with
+        sample weights in the last column.
         """
         raise NotImplementedError
 
     def scores(self, backend: Backend, prediction: Array) -> Array:
-        """Convert raw output (N, O) in place to scores for users, such as probabilities."""
+        """Convert the raw output (N, O) to scores such as probabilities, in place."""
         raise NotImplementedError
 
     def check(self, classes: int) -> None:
-        """Raise ConfigError if the loss does not fit this number of outputs."""
+        """Raise ConfigError if the loss does not support this number of outputs."""
 
     def check_targets(self, targets: Array) -> None:
-        """Raise ConfigError unless the loss supports targets (S, O) like these, on the host, and weights."""
+        """Raise ConfigError unless the loss supports these targets (S, O), on the host, and sample weights."""
         name = type(self).__name__
         raise ConfigError(
-            f"{name} takes class numbers, without weights or MixUp. Define {name}.check_targets if not so"
+            f"{name} only supports class indices, without weights or MixUp, unless it defines check_targets"
         )
 
 
 class SoftmaxNLL(Loss):
-    """Negative log-likelihood of softmax(logits), computed together to avoid overflow.
+    """Softmax cross-entropy from logits: -log softmax(z)[label].
 
-    The loss is -log softmax(z)[label] of logits z. The network must end with the identity activation. Deeplearning4j:
-    OutputLayer with softmax and NEGATIVELOGLIKELIHOOD.
+    The last layer must have no activation. Equivalent to Deeplearning4j's OutputLayer with softmax and
+    NEGATIVELOGLIKELIHOOD.
 
     Args:
-        label_smoothing: the share of the target that is spread evenly over all classes (Szegedy et al. 2016).
-        class_weights: the factor of each class's term of the loss, in the order of the labels; None for 1. With label
-            smoothing every example has a term of every class, as in PyTorch. Unlike in PyTorch, the mean is over the
-            number of examples, not over the sum of weights, so that means of micro-batches can be averaged.
+        label_smoothing: fraction of the target that is spread evenly over all classes (Szegedy et al. 2016).
+        class_weights: loss factor of each class; None for 1. With label smoothing they weight the term of each class,
+            as in PyTorch. Unlike in PyTorch, the loss of a batch is divided by the number of samples, not by the sum of
+            the weights, so that micro-batches can be averaged.
     """
 
     capturable = True
@@ -69,14 +69,14 @@ class SoftmaxNLL(Loss):
 
     def check(self, classes: int) -> None:
         if self.class_weights is not None and len(self.class_weights) != classes:
-            reason = f"{len(self.class_weights)} weights for {classes} classes: set one for each"
+            reason = f"has {len(self.class_weights)} weights for {classes} classes. Set one for each class"
             raise ConfigError(reason, "SoftmaxNLL class_weights")
 
     def check_targets(self, targets: Array) -> None:
         if not ((targets >= 0).all() and (abs(targets.sum(axis=1) - 1) < 1e-3).all()):
             raise ConfigError(
-                "SoftmaxNLL takes class numbers, which are integers, or class probabilities, which sum to 1. To "
-                "predict other numbers, use Model(..., loss='mean_squared_error')"
+                "SoftmaxNLL needs integer class indices, or class probabilities that sum to 1. For regression, use "
+                "Model(..., loss='mean_squared_error')"
             )
 
     def __call__(self, backend: Backend, prediction: Array, target: Array) -> tuple[Array, Array]:
@@ -96,14 +96,14 @@ def _class_weights(given: Weights) -> tuple[float, ...]:
 
 
 class ElementwiseLoss(Loss):
-    """The mean over outputs of `Backend.target_loss`. Class numbers are one-hot encoded."""
+    """Base class of losses that are means over outputs, see `Backend.target_loss`. One-hot encodes class indices."""
 
     kind: str
     parameter = 0.0
 
     def check_targets(self, targets: Array) -> None:
         if self.kind in ("logistic", "hinge") and not ((targets >= 0) & (targets <= 1)).all():
-            raise ConfigError(f"{type(self).__name__} takes targets from 0 to 1")
+            raise ConfigError(f"{type(self).__name__} needs targets from 0 to 1")
 
     def __call__(self, backend: Backend, prediction: Array, target: Array) -> tuple[Array, Array]:
         return backend.target_loss(self.kind, prediction, target, self.parameter)
@@ -113,34 +113,37 @@ class ElementwiseLoss(Loss):
 
 
 class MeanSquaredError(ElementwiseLoss):
-    """The mean over the outputs of (z - t)²."""
+    """The mean of (z - t)² over outputs."""
 
     capturable = True
     kind = "squared"
 
 
 class BinaryCrossEntropy(ElementwiseLoss):
-    """-t · log s - (1 - t) · log(1 - s) of each output, with s = sigmoid(z). The network must end in identity."""
+    """Binary cross-entropy from logits: the mean of -t · log s - (1 - t) · log(1 - s), where s = sigmoid(z).
+
+    The last layer must have no activation.
+    """
 
     capturable = True
     kind, applies = "logistic", "sigmoid"
 
     def scores(self, backend: Backend, prediction: Array) -> Array:
         xp, wide = backend.xp, prediction.astype(backend.policy.accumulate)
-        small = xp.exp(-abs(wide))  # never overflows
+        small = xp.exp(-abs(wide))  # cannot overflow
         prediction[...] = xp.where(wide >= 0, 1 / (1 + small), small / (1 + small))
         return prediction
 
 
 class Hinge(ElementwiseLoss):
-    """The mean over the outputs of max(0, 1 - y · z), y being 1 for the class of the example and -1 for the others."""
+    """The mean of max(0, 1 - y · z) over outputs, where y is 1 for the class of the sample and -1 for the others."""
 
     capturable = True
     kind = "hinge"
 
 
 class Huber(ElementwiseLoss):
-    """The mean over outputs of d²/2 if |d| <= delta, else delta · (|d| - delta/2), with d = z - t (Huber 1964)."""
+    """Huber loss (1964): the mean of d²/2 if |d| <= delta, else delta · (|d| - delta/2), over outputs; d = z - t."""
 
     capturable = True
     kind = "huber"

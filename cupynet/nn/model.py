@@ -20,8 +20,8 @@ from cupynet.nn.loss import Loss, loss_of
 from cupynet.nn.params import Params, Unmatched
 from cupynet.nn.types import Flat, InputType, input_type
 
-PREDICTED_TOGETHER = 256  # default batch size of predict
-FLAT = 1 / 15  # images are nearly blank if the range of their scaled pixels is smaller
+PREDICTED_TOGETHER = 256  # default batch size of `predict`
+FLAT = 1 / 15  # images with a smaller range of scaled pixels are nearly blank
 
 log = logging.getLogger(__name__)
 
@@ -31,28 +31,27 @@ class Model:
 
         model = Model([Conv2D(20, 5), MaxPool2D(2), Dense(10)], input=(28, 28, 1))
 
-    Several threads may call `predict`, `classify`, `scores` and `weights` at the same time, also during a fit. Other
-    methods and fits are for one thread at a time.
+    `predict`, `classify`, `scores` and `weights` are thread-safe, also during a fit. Other methods are not.
 
     Args:
-        network: layers in sequence, as a list or name -> layer; or one layer. The model builds its own copy.
-        input: the shape of one image, (H, W, C), or (H, W) for one channel; or an `Image` or `Flat`.
-        backend: numpy, numba, cupy, or auto for the fastest available; or a `Backend`.
-        seed: of the initial weights, from 0 to 2**64 - 1.
-        loss: softmax, mean_squared_error, binary_cross_entropy, hinge or huber; or a `Loss`.
-        dtype: half, bfloat16, float or double, if `backend` is a name; float by default.
-        needs_dx: True to compute the derivative with respect to the input, for a later stage of a pipeline.
+        network: a list of layers, a mapping from name to layer, or one layer. The model builds a copy.
+        input: the shape of an image, (H, W, C), or (H, W) for one channel; or an `Image` or `Flat`.
+        backend: numpy, numba, cupy, auto for the fastest available, or a `Backend`.
+        seed: seed of the initial weights, from 0 to 2**64 - 1.
+        loss: softmax, mean_squared_error, binary_cross_entropy, hinge, huber, or a `Loss`.
+        dtype: half, bfloat16, float or double; only if `backend` is a name. The default is float.
+        needs_dx: True to compute the derivative with respect to the input, for a later pipeline stage.
 
-    Attributes:
-        network: the built copy.
-        params: its weights.
-        pixels: the scaling of pixels from 0 to 255, as in the last training.
-        trained_on: `pixels` or `floats` (images that were scaled already); "" for new and imported weights.
-        class_names: in the order of the outputs; empty if unknown.
-        output: the type of the output for one example.
+        Attributes:
+            network: the built copy of the network.
+            params: its weights.
+            pixels: the scaling of pixels from 0 to 255 in the last training.
+            trained_on: `pixels`, or `floats` for images that were already scaled; "" for new and imported weights.
+            class_names: names in the order of the outputs; empty if unknown.
+            output: the type of the output for one sample.
 
-    Raises:
-        ConfigError: an argument is invalid, or layers do not fit each other.
+        Raises:
+            ConfigError: an argument is invalid, or layers are incompatible.
     """
 
     def __init__(
@@ -82,7 +81,7 @@ class Model:
         self.params.allocate(backend, self.seed)
 
     def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
-        """Return the raw output (logits) for x (N, ...), and the derivative."""
+        """Return the raw output (logits) for x (N, ...), and the backward function."""
         if tuple(x.shape[1:]) != self.input.shape:
             hint = layout_hint(x.shape, self.input.shape)
             raise ConfigError(f"batch of shape {tuple(x.shape)}: expected N examples of shape {self.input.shape}{hint}")
@@ -101,24 +100,24 @@ class Model:
         return y, backward
 
     def scores(self, x: Array, batch_size: int = PREDICTED_TOGETHER) -> tuple[Array, Array]:
-        """Return probabilities and raw outputs, (N, O) on the host, of floating-point x (N, ...)."""
+        """Return scores and raw outputs, each (N, O) on the host, for floating-point x (N, ...)."""
         size = checks.integer("batch_size", batch_size, 1)
         if not isinstance(x, self.backend.xp.ndarray):
             x = self.backend.asarray(x)
         if not _is_floating(x):
-            raise ConfigError(f"batch of type {x.dtype}: must be floating point. `predict` scales images of uint8")
+            raise ConfigError(f"batch of type {x.dtype} must be floating point. Use `predict` for uint8 images")
         return self._together([self._scores(x[start : start + size]) for start in range(0, len(x), size)])
 
     def predict(self, images: Any, batch_size: int = PREDICTED_TOGETHER) -> Any:
-        """Return the probabilities of images (N, H, W, C), or (N, H, W) of one channel, as (N, O) on the host.
+        """Return the scores of images, (N, O) on the host: probabilities, if the loss has any.
 
         Args:
-            images: uint8, to be scaled by `pixels`, or floating point, already scaled. A single image needs no axis N.
-                If their range is far from that in training, a warning is logged once.
-            batch_size: the number of images computed together.
+            images: (N, H, W, C), or (N, H, W) for one channel; uint8, which are scaled by `pixels`, or floating point,
+                already scaled. A single image needs no axis N. A warning is logged if the range differs from training.
+            batch_size: number of images to compute at a time.
 
         Raises:
-            ConfigError: the images have another size, or are neither uint8 nor floating point.
+            ConfigError: the shape or the type of the images is wrong.
         """
         size, images = checks.integer("batch_size", batch_size, 1), self._images(images)
         self._warn_of_range(images)
@@ -129,15 +128,15 @@ class Model:
                 x = self.backend.load_images(some, np.arange(len(some)), self.pixels)
             else:
                 x = self.backend.asarray(some, self.backend.policy.storage)
-            parts.append(self._scores(x))  # `forward` copies arrays that are not contiguous
+            parts.append(self._scores(x))  # `forward` copies non-contiguous arrays
         return self._together(parts)[0]
 
     def classify(
         self, images: Any, top: int = 1, batch_size: int = PREDICTED_TOGETHER
     ) -> list[list[tuple[int | str, float]]]:
-        """Return the `top` classes with the highest scores of each image, the highest first.
+        """Return the `top` classes with the highest scores for each image, highest first, as (class, score).
 
-        A class is its name, or its number if it has none. The score is its probability, if the loss has any.
+        The class is its name, or its index if there are no names. The score is the probability, if the loss has any.
         """
         most = self.output.features
         top = checks.integer("top", top, 1, most=most, why=f"there are {most} classes")
@@ -175,10 +174,10 @@ class Model:
         if self.trained_on == "floats":
             if images.dtype == np.uint8:
                 self._warned = True
-                log.warning("predict: the network was trained on floating-point images. Scale these in the same way")
+                log.warning("predict: the network was trained on floating-point images. Scale images in the same way")
             return
         least, most, raw = float(images.min()), float(images.max()), images.dtype == np.uint8
-        low, high = (each + 0.0 for each in self.pixels.range)  # without the sign of -0.0
+        low, high = (each + 0.0 for each in self.pixels.range)  # removes the sign of -0.0
         scale = max(self.pixels.scale) if raw else 1.0
         outside = not raw and (most > 2 * high - low or least < 2 * low - high)
         if outside or 0 < scale * (most - least) < FLAT:
@@ -204,7 +203,7 @@ class Model:
         return scores, logits
 
     def replicate(self, backend: Backend) -> Model:
-        """Return the same network with the same weights on another backend."""
+        """Return a copy of the model on another backend."""
         replica = Model(self._description, self.input, backend, self.seed, self.loss, needs_dx=self._needs_dx)
         replica.restore_weights(self.weights())
         replica.pixels, replica.class_names = self.pixels, self.class_names
@@ -213,9 +212,9 @@ class Model:
         return replica
 
     def part(self, names: Sequence[str], backend: Backend) -> Model:
-        """Return consecutive layers of this `Sequential` network with their names and weights: a pipeline stage.
+        """Return a pipeline stage: consecutive layers of this `Sequential` network with their names and weights.
 
-        Only the last stage has the loss. The first does not compute the derivative with respect to its input.
+        Only the last stage has the loss. The first stage does not compute the derivative with respect to its input.
         """
         layers = dict(self._description.children())
         whole = dict(self.network.children())
@@ -235,7 +234,7 @@ class Model:
         return part
 
     def weights(self) -> dict[str, Any]:
-        """Return name -> NumPy copy of each master weight, `conv1.weight`, and of each buffer, `norm1.mean`."""
+        """Return NumPy copies of all weights and buffers by name, such as `conv1.weight` and `norm1.mean`."""
         arrays = dict(self.params.views(self.params.master))
         arrays |= {name: buffer.data for name, buffer in self.params.named_buffers()}
         return {name: np.array(self.backend.to_host(array)) for name, array in arrays.items()}
@@ -244,14 +243,15 @@ class Model:
         """Load weights and buffers by name, from a mapping, another model, or a safetensors file.
 
         Args:
-            weights: name -> array, a model, or a path.
-            strict: False to load only those whose names and shapes fit, for instance to fine-tune another last layer.
+            weights: a mapping from name to array, a model, or a path.
+            strict: False to load only weights with matching names and shapes, for instance to fine-tune a new last
+                layer.
 
         Returns:
-            The names that do not fit, of the model and of `weights`; none if `strict`.
+            The names that do not match; none if `strict`.
 
         Raises:
-            ConfigError: a name or shape differs, nothing fits, or a number is not finite. Nothing is loaded.
+            ConfigError: a name or shape differs, nothing matches, or a value is not finite. Nothing is loaded.
             DataError: the file cannot be read.
         """
         if isinstance(weights, Model):
@@ -261,15 +261,15 @@ class Model:
         unmatched = self.params.unmatched(weights)
         if strict and any(unmatched):
             raise ConfigError(
-                f"these weights belong to another network: missing {unmatched.missing}, unknown {unmatched.unexpected} "
-                "(in both if a shape differs). Use strict=False to load the others"
+                f"these weights are from another network: missing {unmatched.missing}, unexpected "
+                f"{unmatched.unexpected} (in both if a shape differs). Use strict=False to load the others"
             )
         fitting = {name: weights[name] for name in weights.keys() - set(unmatched.unexpected)}
         self.restore_weights(fitting)
         return unmatched
 
     def restore_weights(self, weights: Mapping[str, Any]) -> None:
-        """Load weights and buffers of this network by name, finite or not."""
+        """Load weights and buffers of this network by name, without checking them."""
         arrays = {name: p.master for name, p in self.params.named()}
         arrays |= {name: buffer.data for name, buffer in self.params.named_buffers()}
         with self.backend.activated():
@@ -278,19 +278,18 @@ class Model:
         self.params.publish()
 
     def save(self, path: PathLike) -> None:
-        """Write the model to one safetensors file: layers, loss, weights, pixel scale and class names.
+        """Save the model to a safetensors file: layers, loss, weights, pixel scale and class names.
 
-            model.save("digits.safetensors")
-            model = cupynet.load("digits.safetensors")
+            model.save("digits.safetensors") model = cupynet.load("digits.safetensors")
 
         Raises:
-            ConfigError: an argument of a layer is not a plain value; a layer is defined in a function or __main__.
+            ConfigError: a layer has an argument that is not a plain value, or is defined in a function or in __main__.
             OutputError: the file cannot be written.
         """
         save_described(path, self.weights(), self.description())
 
     def description(self) -> dict[str, Any]:
-        """Return everything that `save` writes except the weights, as plain values."""
+        """Return everything except the weights that `save` writes, as plain values."""
         return {
             "network": describe(self._description),
             "loss": describe(self.loss),
@@ -330,16 +329,16 @@ class Model:
         return html_table(heading, rows, _totals(self))
 
     def set_learning_rate_factors(self, factors: Mapping[str, float]) -> None:
-        """Multiply the learning rate of some weights by a factor, for fine-tuning. Other weights keep theirs.
+        """Set learning-rate factors of some weights, for fine-tuning. Other factors remain unchanged.
 
             model.set_learning_rate_factors({"conv*": 0.1, "conv1": 0})
 
-        Call it before creating the `ParallelWrapper`. The factors are saved with the model.
+        Call this before creating the `ParallelWrapper`. The factors are saved with the model.
 
         Args:
-            factors: names of layers or weights, with the wildcards of `fnmatch`, -> factor of at least 0; the last
-                matching pattern decides. Weights with 0 are frozen: training does not change them. A frozen `BatchNorm`
-                uses its running statistics.
+            factors: a mapping from `fnmatch` patterns of layer or weight names to factors of at least 0. The last
+                matching pattern applies. Weights with factor 0 are frozen. A frozen `BatchNorm` uses its running
+                statistics.
         """
         if not isinstance(factors, Mapping):
             raise ConfigError("must be a dictionary {pattern: factor}", "factors", wording.shown(factors))
@@ -352,24 +351,24 @@ class Model:
             self.network.train_only({name.partition(".")[0] for name in self.params.places if rates.get(name, 1.0)})
 
     def freeze(self, *patterns: str) -> None:
-        """Leave some weights unchanged in training: a learning-rate factor of 0, see `set_learning_rate_factors`.
+        """Freeze weights: set their learning-rate factor to 0, see `set_learning_rate_factors`.
 
-        model.freeze("conv*")  # all weights of layers whose names start with conv
+        model.freeze("conv*")  # all layers with names that start with conv
         """
         if not patterns or not all(isinstance(pattern, str) for pattern in patterns):
-            raise ConfigError(f"freeze needs names of layers, such as 'conv*', got {wording.shown(patterns)}")
+            raise ConfigError(f"freeze needs layer names, such as 'conv*', got {wording.shown(patterns)}")
         self.set_learning_rate_factors(dict.fromkeys(patterns, 0.0))
 
     def unfreeze(self, *patterns: str) -> None:
-        """Train these weights, or all, at the full learning rate again."""
+        """Set the learning-rate factor of these weights, or of all weights, to 1."""
         self.set_learning_rate_factors(dict.fromkeys(patterns or ("*",), 1.0))
 
     def summary(self) -> str:
-        """Return a table of layers: output shapes, bytes of one output, weights, and multiply-adds per example."""
+        """Return a table of layers: output shape and bytes, parameters, and multiply-adds per sample."""
         rows = self.rows()
         header = rows[0]
         widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
-        align = [str.ljust] * 4 + [str.rjust] * 3  # names, and figures
+        align = [str.ljust] * 4 + [str.rjust] * 3  # text, then numbers
         lines = [
             "  ".join(to(cell, width) for to, cell, width in zip(align, row, widths, strict=True)).rstrip()
             for row in rows
@@ -378,12 +377,12 @@ class Model:
         return "\n".join([*lines, _totals(self)])
 
     def rows(self) -> list[tuple[str, ...]]:
-        """Return the cells of the summary, heading first."""
+        """Return the rows of the summary, header first."""
         header = ("layer", "kind", "settings", "output", "bytes", "parameters", "multiply-adds")
         rows: list[tuple[str, ...]] = [header, ("input", "", "", str(self.input), _bytes(self, self.input), "", "")]
         for layer in self.network.walk():
             if not layer.path and isinstance(layer, Sequential):
-                continue  # its layers are the rows
+                continue  # its layers have rows
             above, _, name = layer.path.rpartition(".")
             indent = "  " * (above.count(".") + bool(above))
             count, work = layer.declared, sum(each.multiply_adds() for each in layer.walk())
@@ -409,7 +408,7 @@ def _backend_of(backend: Backend | str, dtype: str | None) -> Backend:
         return create_backend(name, dtype or "float")
     checks.instance("backend", backend, Backend, "create_backend('numba'), or its name")
     if dtype is not None and dtype != backend.policy.name:
-        raise ConfigError(f"the backend computes in {backend.policy.name}. Remove one of the two", "dtype", dtype)
+        raise ConfigError(f"the backend uses dtype {backend.policy.name}. Remove one of the two", "dtype", dtype)
     return backend
 
 
@@ -423,15 +422,15 @@ def check_loss(network: Layer, loss: Loss) -> None:
     last = network.output_activation
     if loss.applies is not None and last in ("softmax", "sigmoid"):
         raise ConfigError(
-            f"the last layer has activation {last}, but {type(loss).__name__} applies {loss.applies} itself: use "
+            f"the last layer has activation {last}, but {type(loss).__name__} applies {loss.applies} itself. Use "
             "activation identity"
         )
 
 
 def check_output(network: Layer, classes: int) -> None:
-    """Raise ConfigError unless the built network has one output per class."""
+    """Raise ConfigError unless the built network has as many outputs as classes or targets."""
     if network.output != Flat(classes):
         raise ConfigError(
-            f"the network returns {network.output}, but the data has {wording.counted(classes, 'class')} or targets. "
+            f"the network returns {network.output}, but the data have {wording.counted(classes, 'class')} or targets. "
             f"End it in Dense(units={classes})"
         )

@@ -14,25 +14,26 @@ from cupynet.nn.types import InputType
 
 
 class BatchNorm(Layer):
-    """(x - mean) / sqrt(variance + epsilon) · scale + shift in each channel (Ioffe & Szegedy 2015).
+    """Batch normalization (Ioffe & Szegedy 2015): (x - mean) / sqrt(variance + epsilon) · scale + shift per channel.
 
-    Channels are the last axis. Training uses the statistics of the worker's own batch or micro-batch, evaluation the
-    running estimates. These are buffers of the model (`norm1.mean`, `norm1.variance`), averaged and saved with the
-    weights. `scale` and `shift` are not decayed. A ReLU that follows (`Activation("relu")`) is fused.
+    Channels are the last axis. Training uses the statistics of the worker's batch or micro-batch, and evaluation uses
+    running statistics. They are buffers of the model (`norm1.mean`, `norm1.variance`), averaged and saved with the
+    weights. `scale` and `shift` have no weight decay. A following `Activation("relu")` is fused.
 
-    Without `sync`, several workers do not equal one worker on all their examples. With `sync` they do, if weights or
-    gradients are averaged in every iteration (for plain SGD or momentum).
+    Without `sync`, the result depends on the number of workers. With `sync`, and weights or gradients averaged in every
+    iteration, several workers compute the same as one worker on all samples (for plain SGD or momentum).
 
-    The running variance is unbiased (over n - 1), the variance of a batch is over n, as in PyTorch. If `scale` and
-    `shift` are frozen (`Model.freeze`), training uses the running estimates and does not change them, as in Keras. If a
-    batch has one value per channel, the output is `shift`, as in Keras, and running estimates do not change.
+    As in PyTorch, the running variance is unbiased (divided by n - 1), but the variance of a batch is divided by n. If
+    `scale` and `shift` are frozen (`Model.freeze`), training uses the running statistics and does not change them, as
+    in Keras. If a batch has one value per channel, the output is `shift`, as in Keras, and the running statistics do
+    not change.
 
     Args:
-        momentum: the fraction of a running estimate kept in each update, as in Keras (0.99) and Deeplearning4j
-            (`decay`, 0.9). PyTorch's momentum is 1 minus this.
+        momentum: decay of the running statistics, as in Keras (0.99) and Deeplearning4j (`decay`, 0.9). PyTorch's
+            momentum is 1 minus this value.
         epsilon: added to the variance; 1e-5 in PyTorch and Deeplearning4j, 1e-3 in Keras.
-        sync: True to compute statistics over the batches of all replicas, with two exchanges in each forward pass and
-            one in each backward pass. Disables graph capture; pipelines reject it.
+        sync: True to compute statistics over the batches of all replicas, with two exchanges per forward pass and one
+            per backward pass. Disables graph capture. Not supported in pipelines.
     """
 
     capturable = True
@@ -54,11 +55,11 @@ class BatchNorm(Layer):
         return self.normalized(x, context, relu=False)
 
     def fuse(self, following: Layer) -> Layer | None:
-        own = type(self) is BatchNorm and type(following) is Activation  # a subclass may compute something else
+        own = type(self) is BatchNorm and type(following) is Activation  # not for subclasses
         return BatchNormReLU(self, following) if own and following.output_activation == "relu" else None
 
     def normalized(self, x: Array, context: Context, *, relu: bool) -> tuple[Array, Backward]:
-        """Compute `forward` of x (N, ..., C), followed by a ReLU if `relu`."""
+        """Normalize x (N, ..., C), followed by a ReLU if `relu`."""
         backend, epsilon, scale, shift = self.backend, self.epsilon, self.scale, self.shift
         affine, frozen = (scale.data, shift.data), scale.frozen and shift.frozen
         if not context.train:
@@ -86,16 +87,16 @@ class BatchNorm(Layer):
         return y, backward
 
     def _moments(self, x: Array, count: int, context: Context, group: Any) -> Array:
-        """Return mean and variance of x, (2, C), and update running estimates; `count` is per channel."""
+        """Return mean and variance of x, (2, C), and update the running statistics. `count` is per channel."""
         moments = self.backend.channel_moments(x)
         total = count if group is None else self._merge(moments, count if context.counts else 0, group)
-        if total > 1:  # one value has no variance; 0 if no replica has examples that count
+        if total > 1:  # 1 value has no variance; 0 if no replica has a batch
             unbiased = total / (total - 1)
             self.backend.track_moments(self.mean.data, self.variance.data, moments, self.momentum, unbiased)
         return moments
 
     def _merge(self, moments: Array, count: int, group: Any) -> int:
-        """Merge the moments of `count` values over all replicas; return the total count (Chan et al. 1979)."""
+        """Merge the moments over all replicas in place (Chan et al. 1979). Return the total count."""
         total = int(group.gather_numbers(count).sum())
         apart = self.backend.borrow(moments[0].shape, moments.dtype)
         apart[...] = moments[0]
@@ -108,7 +109,7 @@ class BatchNorm(Layer):
         return total
 
     def _meet(self, sums: Array, count: int, group: Any) -> None:
-        """Overwrite the sums over this replica's batch with their mean over all replicas, weighted by examples."""
+        """Replace the sums of this replica by their mean over all replicas, weighted by the number of samples."""
         scale = self.backend.loss_scale  # may differ between replicas
         sums /= scale
         group.allreduce_mean([sums.reshape(-1)], count)
@@ -126,13 +127,13 @@ class BatchNormReLU(Layer):
 
 
 class LayerNorm(Layer):
-    """(x - mean) / sqrt(variance + epsilon) · scale + shift within each example (Ba et al. 2016).
+    """Layer normalization (Ba et al. 2016): (x - mean) / sqrt(variance + epsilon) · scale + shift per sample.
 
-    `scale` and `shift` are not decayed.
+    `scale` and `shift` have no weight decay.
 
     Args:
-        axis: `features`, all values of an example, with a scale and shift for each; or `channels`, the channels of each
-            pixel, with a scale and shift for each channel.
+        axis: `features` to normalize over all values of a sample, or `channels` to normalize over the channels of each
+            pixel. `scale` and `shift` have an element for each value or channel.
         epsilon: added to the variance.
     """
 

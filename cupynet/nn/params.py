@@ -1,4 +1,4 @@
-"""All weights of a model as one flat vector, of which layers hold named views, and its buffers as another."""
+"""The weights and the buffers of a model, in one flat vector each. Layers have named views into them."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class Named:
 
 @dataclass
 class Parameter(Named):
-    """One named weight. Its arrays are views into the flat vectors of `Params` and exist after `allocate`.
+    """A named weight. Its arrays are views into the vectors of `Params`, created by `allocate`.
 
     Attributes:
-        decay: True if l2 applies (to weights but not biases, as in Deeplearning4j).
-        master: updated by the optimizer, averaged and saved; at least float32.
-        data: read by layers; the same array, or its 16-bit copy.
-        grad: the gradient of the loss, in master's precision; layers add to it, the optimizer sets it to zero.
-        frozen: True if training does not change it.
+        decay: True if penalties such as l2 apply. They apply to weights but not to biases, as in Deeplearning4j.
+        master: the weight that is updated, averaged and saved; at least float32.
+        data: the array that layers read: `master` or its 16-bit copy.
+        grad: the gradient of the loss, with the dtype of `master`. Layers add to it, and the optimizer clears it.
+        frozen: True if training does not change the weight.
     """
 
     init: Initializer
@@ -51,20 +51,20 @@ class Parameter(Named):
     grad: Array = field(default=None, repr=False)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Raise AttributeError if a view would be replaced: it would never be trained."""
+        """Raise AttributeError if a view would be replaced, because it would no longer be trained."""
         before = self.__dict__.get(name)
         if name in ("master", "data", "grad") and before is not None and value is not before:
             raise AttributeError(
-                f"weight '{self.name}': write into {name}, as in {name}[...] += ..., do not replace it"
+                f"weight '{self.name}': {name} cannot be replaced. Write into it, as in {name}[...] += ..."
             )
         super().__setattr__(name, value)
 
 
 @dataclass
 class Buffer(Named):
-    """Numbers that training passes change but the optimizer does not, such as running means.
+    """Values that forward passes update, not the optimizer, such as running means.
 
-    `data`, a view into `Params.buffers`, exists after `allocate`. Its initial value is `fill`.
+    `data` is a view into `Params.buffers`, created by `allocate` and initialized with `fill`.
     """
 
     fill: float = 0.0
@@ -76,7 +76,7 @@ N = TypeVar("N", Parameter, Buffer)
 
 @dataclass(frozen=True)
 class Segment:
-    """A part of the flat vector whose weights are updated in the same way; `rate` is a factor of the learning rate."""
+    """A slice of the flat vector with equal weight decay and learning-rate factor `rate`."""
 
     start: int
     stop: int
@@ -89,21 +89,21 @@ class Segment:
 
 
 class Unmatched(NamedTuple):
-    """Names that were not loaded: `missing` of the model, and `unexpected`. Both have a name if its shapes differ."""
+    """Names that were not loaded. If only the shape differs, the name is in both lists."""
 
     missing: list[str]
     unexpected: list[str]
 
 
 class Params:
-    """The weights of a model: declared by its layers through a `Scope`, then laid out by `allocate`.
+    """The weights of a model. Layers declare them in a `Scope`, and `allocate` creates the arrays.
 
     Attributes:
         master, data, grad: flat (P,) vectors, see `Parameter`. P includes padding between parameters, which stays zero.
-        segments: the parts that an optimizer updates with one call each.
-        rates: name -> learning-rate factor, if it is not 1; 0 for frozen weights.
-        buffers: flat (B,) vector in the accumulation precision, see `Buffer`; empty if no layer has any.
-        buffer_snapshot: the copy that `snapshot_buffers` made, (B,).
+        segments: slices that an optimizer updates in one call each.
+        rates: learning-rate factors by name, except factors of 1; 0 for frozen weights.
+        buffers: flat (B,) vector in the accumulation dtype, see `Buffer`; empty if there are no buffers.
+        buffer_snapshot: the copy made by `snapshot_buffers`, (B,).
     """
 
     def __init__(self) -> None:
@@ -122,10 +122,9 @@ class Params:
         return Scope(self, f"{name}." if name else "", needs_dx)
 
     def add(self, declared: N) -> N:
-        """Declare a weight or a buffer; its arrays exist after `allocate`."""
         name = declared.name
         if name in self._entries or name in self._buffers:
-            raise ConfigError(f"parameter '{name}' is declared twice: give each layer its own name")
+            raise ConfigError(f"parameter '{name}' is declared twice. Give each layer a unique name")
         if isinstance(declared, Buffer):
             self._buffers[name] = declared
         else:
@@ -134,7 +133,7 @@ class Params:
 
     @property
     def count(self) -> int:
-        """The number of weights, without padding."""
+        """The number of weights, excluding padding."""
         return sum(p.size for p in self._entries.values())
 
     def named(self) -> Iterator[tuple[str, Parameter]]:
@@ -142,7 +141,7 @@ class Params:
 
     @property
     def places(self) -> dict[str, tuple[int, int]]:
-        """name -> (start, stop) of each weight in the flat vector."""
+        """The (start, stop) of each weight in the flat vector, by name."""
         return {name: (self._offsets[name], self._offsets[name] + p.size) for name, p in self._entries.items()}
 
     def named_buffers(self) -> Iterator[tuple[str, Buffer]]:
@@ -150,7 +149,7 @@ class Params:
 
     @property
     def vectors(self) -> list[Array]:
-        """The state of a trained model: `master` (P,), and the buffers (B,) if there are any."""
+        """`master` (P,), and the buffers (B,) if there are any."""
         return [self.master, *self.running]
 
     @property
@@ -158,22 +157,22 @@ class Params:
         return [self.buffers] if self._buffers else []
 
     def views(self, vector: Array) -> Iterator[tuple[str, Array]]:
-        """Yield the name and view of each weight in a (P,) vector."""
+        """Yield (name, view) of each weight in a (P,) vector."""
         for name, p in self._entries.items():
             start = self._offsets[name]
             yield name, vector[start : start + p.size].reshape(p.shape)
 
     def buffer_views(self, vector: Array) -> Iterator[tuple[str, Array]]:
-        """Yield the name and view of each buffer in a (B,) vector."""
+        """Yield (name, view) of each buffer in a (B,) vector."""
         start, step = 0, ALIGNMENT // vector.dtype.itemsize
         for name, buffer in self._buffers.items():
             yield name, vector[start : start + buffer.size].reshape(buffer.shape)
             start += _padded(buffer.size, step)
 
     def allocate(self, backend: Backend, seed: int) -> None:
-        """Lay out the flat vectors on the backend and draw the initial weights, which depend only on (seed, name)."""
+        """Allocate the flat vectors and draw the initial weights, which depend only on (seed, name)."""
         accumulate, storage = backend.policy.accumulate, backend.policy.storage
-        total = self._layout(ALIGNMENT // storage.itemsize)  # in elements, so that the narrower copy is aligned too
+        total = self._layout(ALIGNMENT // storage.itemsize)  # aligns the narrower copy too
         host = np.zeros(total, accumulate)
         for name, p in self._entries.items():
             rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
@@ -181,8 +180,8 @@ class Params:
             drawn = np.asarray(p.init(rng, p.shape))
             if drawn.shape != p.shape or not np.isfinite(drawn).all():
                 raise ConfigError(
-                    f"weight '{name}': its initializer made {drawn.shape} of {drawn.dtype}: must return finite numbers "
-                    f"of shape {p.shape}"
+                    f"weight '{name}': its initializer returned {drawn.shape} of {drawn.dtype}, but must return finite "
+                    f"numbers of shape {p.shape}"
                 )
             host[start : start + p.size] = drawn.reshape(-1)
         self.master = backend.allocate((total,), accumulate)
@@ -216,7 +215,7 @@ class Params:
         return [name for name, rate in self.rates.items() if not rate]
 
     def set_rates(self, rates: Mapping[str, float]) -> None:
-        """Set the learning-rate factors of all weights: 1 if a name is missing. Frozen weights are in no segment."""
+        """Set the learning-rate factors of all weights, by default to 1. Frozen weights are in no segment."""
         if not self._entries:
             return
         self.rates = {name: rates[name] for name in self._entries if rates.get(name, 1.0) != 1.0}
@@ -233,7 +232,7 @@ class Params:
                 self.segments.append(Segment(self._offsets[members[0].name], stops[members[-1].name], decay, rate))
 
     def matching(self, patterns: Collection[str]) -> set[str]:
-        """Return the names of weights that match a pattern, or are in a layer that does."""
+        """Return the names of weights that match a pattern, or whose layer matches."""
         found: set[str] = set()
         for pattern in patterns:
             names = [
@@ -242,28 +241,28 @@ class Params:
                 if any(each == pattern or fnmatchcase(each, pattern) for each in _and_parents(name))
             ]
             if not names:
-                raise ConfigError(f"no layer or weight is called '{pattern}': there are {', '.join(self._entries)}")
+                raise ConfigError(f"no layer or weight matches '{pattern}'. The weights are {', '.join(self._entries)}")
             found.update(names)
         return found
 
     def unmatched(self, weights: Mapping[str, Any]) -> Unmatched:
-        """Return the names that these weights and the model do not share, or share with different shapes.
+        """Compare weights with the model by name and shape.
 
         Raises:
-            ConfigError: they share none, or a number is not finite.
+            ConfigError: nothing matches, or a value is not finite.
         """
         own = {name: each.shape for name, each in (*self._entries.items(), *self._buffers.items())}
         given = {name: tuple(each.shape) for name, each in weights.items()}
         differing = sorted(name for name in own.keys() | given.keys() if own.get(name) != given.get(name))
         if own and len(differing) == len(own.keys() | given.keys()):
-            raise ConfigError(f"none of these weights fits. They are {wording.shown(given)}, the model has {own}")
+            raise ConfigError(f"none of these weights match. They are {wording.shown(given)}, but the model has {own}")
         for name, each in weights.items():
             if name not in differing and not np.isfinite(each).all():
-                raise ConfigError(f"weights '{name}' are not finite: train with a lower learning_rate")
+                raise ConfigError(f"weights '{name}' are not finite. Train with a lower learning_rate")
         return Unmatched(*([name for name in differing if name in names] for names in (own, given)))
 
     def trained(self, vector: Array) -> list[Array]:
-        """Return the parts of a (P,) vector that belong to weights that are not frozen."""
+        """Return the parts of a (P,) vector with weights that are not frozen."""
         return [vector[segment.part] for segment in self.segments] if self.frozen else [vector]
 
     def clear_frozen(self) -> None:
@@ -279,7 +278,7 @@ class Params:
             self.buffers[...] = self.buffer_snapshot
 
     def _layout(self, step: int) -> int:
-        """Place parameters at multiples of `step`, fill `segments`, and return P."""
+        """Assign parameters to multiples of `step`, set `segments`, and return P."""
         kinds: dict[bool, list[Parameter]] = {}
         for p in self._entries.values():
             kinds.setdefault(p.decay, []).append(p)
@@ -291,14 +290,14 @@ class Params:
         return stop
 
     def _place(self, members: Sequence[Named], step: int, position: int = 0) -> int:
-        """Place members one after the other, at multiples of `step`, and return the end."""
+        """Assign consecutive offsets at multiples of `step`. Return the end."""
         for each in members:
             self._offsets[each.name] = position
             position += _padded(each.size, step)
         return position
 
     def publish(self) -> None:
-        """Copy `master` to `data` after an update or an average, unless they are one array."""
+        """Copy `master` to `data` after a change, unless they are the same array."""
         if self.data is not self.master:
             self._backend.convert(self.master, self.data)
 
@@ -308,7 +307,7 @@ class Params:
 
 
 def _and_parents(name: str) -> list[str]:
-    """Return the name of a weight and of its layers: `a.b.weight`, `a.b`, `a`."""
+    """Return the names of a weight and of its enclosing layers: `a.b.weight`, `a.b`, `a`."""
     parts = name.split(".")
     return [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
 
@@ -319,10 +318,10 @@ def _padded(size: int, step: int) -> int:
 
 @dataclass(frozen=True)
 class Scope:
-    """Declares the weights of one layer, under its name, while it is built.
+    """Declares the weights of a layer while it is built.
 
     Attributes:
-        prefix: the layer's name and a dot; empty at the top.
+        prefix: the name of the layer with a dot; empty for the network itself.
         needs_dx: True if an earlier layer has weights or is on another device. Otherwise `backward` may return None.
     """
 
@@ -331,18 +330,18 @@ class Scope:
     needs_dx: bool = True
 
     def scope(self, name: str, needs_dx: bool | None = None) -> Scope:
-        """Return the scope of a child layer; `needs_dx` is inherited by default."""
+        """Return the scope of a child layer. It inherits `needs_dx` by default."""
         return Scope(self.params, f"{self.prefix}{name}.", self.needs_dx if needs_dx is None else needs_dx)
 
     @property
     def layer(self) -> str:
-        """The name of the layer being built; empty at the top."""
+        """The name of the layer; empty for the network itself."""
         return self.prefix.rstrip(".")
 
     def add(self, name: str, shape: tuple[int, ...], init: str | Initializer, *, decay: bool = True) -> Parameter:
-        """Declare the weight `name` of this layer, with an initializer or its name, such as `he`."""
+        """Declare a weight. `init` is an initializer or its name, such as `he`."""
         return self.params.add(Parameter(self.prefix + name, shape, initializer(init), decay))
 
     def add_buffer(self, name: str, shape: tuple[int, ...], fill: float = 0.0) -> Buffer:
-        """Declare the buffer `name` of this layer, filled with `fill`."""
+        """Declare a buffer with the initial value `fill`."""
         return self.params.add(Buffer(self.prefix + name, shape, fill))

@@ -12,17 +12,17 @@ from cupynet.nn.layer import Backward, Layer, check_image, no_backward
 from cupynet.nn.params import Scope
 from cupynet.nn.types import Flat, Image, InputType
 
-Size: TypeAlias = int | tuple[int, int] | list[int]  # one number for both, or (height, width)
+Size: TypeAlias = int | tuple[int, int] | list[int]  # an integer, or (height, width)
 
 
 def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
-    """Return the padding before and after an axis for ceil(size / stride) windows, as TensorFlow's SAME."""
+    """Return the padding before and after an axis for ceil(size / stride) windows, like TensorFlow's SAME."""
     total = max(((size - 1) // stride) * stride + kernel - size, 0)
     return total // 2, total - total // 2
 
 
 def padding_of(what: str, padding: Any) -> tuple[int, int] | None:
-    """Validate `padding`; return rows and columns on each side, or None for `same`."""
+    """Validate `padding`. Return the number of rows and columns on each side, or None for `same`."""
     if isinstance(padding, str) and padding in ("same", "valid"):
         return None if padding == "same" else (0, 0)
     return checks.pair(f"{what} padding", padding, 0, ", or 'same' or 'valid'")
@@ -31,7 +31,7 @@ def padding_of(what: str, padding: Any) -> tuple[int, int] | None:
 def window_on(
     input: InputType, kernel: IntPair, stride: IntPair, padding: IntPair | None, dilation: IntPair = (1, 1)
 ) -> Window:
-    """Return the window on this input; padding None means `same`."""
+    """Return the window for an input. A padding of None means `same`."""
     if padding is None and isinstance(input, Image):
         extent = Window(kernel, stride, dilation=dilation).extent
         rows, columns = map(same_padding, (input.height, input.width), extent, stride)
@@ -41,13 +41,13 @@ def window_on(
 
 
 class Pool(Layer):
-    """Base class of pools: a window on each channel. Windows that do not fit are left out.
+    """Base class of pooling layers. Windows that exceed the padded image are dropped.
 
     Args:
-        kernel_size: pixels of the window, a number or (height, width).
-        stride: pixels from one window to the next, a number or (down, across); by default `kernel_size`.
-        padding: rows and columns around the image, smaller than `kernel_size`, a number or (rows above and below,
-            columns left and right); or `same`, `valid` (0). Maxima and means ignore it.
+        kernel_size: an integer or (height, width).
+        stride: an integer or (vertical, horizontal); by default `kernel_size`.
+        padding: padding on both sides, an integer or (vertical, horizontal) below `kernel_size`; `same`; or `valid`
+            (0). Padding does not count in maxima and means.
     """
 
     def __init__(self, kernel_size: Size, stride: Size | None = None, padding: Size | str = 0) -> None:
@@ -56,7 +56,7 @@ class Pool(Layer):
         self.stride = self.kernel_size if stride is None else checks.pair(f"{kind} stride", stride, 1)
         self.padding = padding_of(kind, padding)
         if self.padding is not None and any(p >= k for p, k in zip(self.padding, self.kernel_size, strict=True)):
-            reason = f"must be smaller than kernel_size={self.kernel_size}: a window would see no pixel"
+            reason = f"must be smaller than kernel_size={self.kernel_size}, or a window would contain no pixel"
             raise ConfigError(reason, f"{kind} padding", str(self.padding))
 
     def build(self, input: InputType, params: Scope, backend: Backend) -> InputType:
@@ -69,9 +69,10 @@ class Pool(Layer):
 
 
 class MaxPool2D(Pool):
-    """The largest value of each window: (N, H, W, C) -> (N, H', W', C).
+    """Max-pooling: (N, H, W, C) -> (N, H', W', C).
 
-    Of equal values the first, row by row, gets the whole gradient. NaN is the largest. For the arguments, see `Pool`.
+    If values are equal, the first in row-major order gets the whole gradient. NaN counts as the largest value. For the
+    arguments, see `Pool`.
     """
 
     capturable = True
@@ -88,7 +89,7 @@ class MaxPool2D(Pool):
 
 
 class AvgPool2D(Pool):
-    """The mean of each window: (N, H, W, C) -> (N, H', W', C).
+    """Average pooling: (N, H, W, C) -> (N, H', W', C).
 
     Padding is not counted (PyTorch's count_include_pad=False, Keras' `same`). For the arguments, see `Pool`.
     """
@@ -100,7 +101,7 @@ class AvgPool2D(Pool):
 
 
 class GlobalAvgPool2D(Layer):
-    """The mean of each channel over the whole image: (N, H, W, C) -> (N, C) (Lin et al. 2014)."""
+    """Global average pooling (Lin et al. 2014): (N, H, W, C) -> (N, C)."""
 
     capturable = True
 
@@ -114,7 +115,7 @@ class GlobalAvgPool2D(Layer):
 
 
 def _means(layer: Layer, x: Array, window: Window, context: Context) -> tuple[Array, Backward]:
-    """Return the forward pass of a mean pool and its derivative, which takes dy in any shape."""
+    """Compute average pooling. The backward function accepts dy in any shape."""
     backend, y = layer.backend, layer.backend.avg_pool2d(x, window)
     shape, pooled = x.shape, y.shape
 

@@ -11,7 +11,7 @@ from cupynet.core.wording import shown
 
 @dataclass(frozen=True)
 class Image:
-    """Images of `height` x `width` pixels with `channels` values each; arrays are (N, H, W, C)."""
+    """The type of images; arrays are (N, H, W, C)."""
 
     height: int
     width: int
@@ -35,7 +35,7 @@ class Image:
 
 @dataclass(frozen=True)
 class Flat:
-    """Vectors of `features` values; arrays are (N, F)."""
+    """The type of vectors; arrays are (N, F)."""
 
     features: int
 
@@ -54,10 +54,10 @@ InputType: TypeAlias = Image | Flat
 
 
 def input_type(shape: InputType | Sequence[int]) -> InputType:
-    """Return the type of images of a shape: (H, W, C), or (H, W) for one channel."""
+    """Convert a shape to an `Image`: (H, W, C), or (H, W) for one channel."""
     if isinstance(shape, Image | Flat):
         return shape
     if isinstance(shape, list | tuple) and len(shape) in (2, 3):
         return Image(shape[0], shape[1], shape[2] if len(shape) == 3 else 1)
-    reason = "must be (height, width, channels). Vectors of F features are images of (1, F, 1)"
+    reason = "must be (height, width, channels). Pass vectors of F features as images of shape (1, F, 1)"
     raise ConfigError(reason, "input", shown(shape))

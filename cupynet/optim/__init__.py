@@ -1,4 +1,4 @@
-"""Optimizers over flat vectors, and learning-rate schedules."""
+"""Optimizers and learning-rate schedules."""
 
 from cupynet.optim.adaptive import LAMB, AdaDelta, AdaGrad, Adam, AdaMax, AdamW, AMSGrad, Nadam, RMSProp
 from cupynet.optim.counted import ExponentialDecay, InverseTimeDecay, PiecewiseConstant, SigmoidDecay, StepDecay

@@ -1,6 +1,7 @@
-"""Adaptive optimizers, which scale each weight's step by the size of its past gradients.
+"""Adaptive optimizers, which scale the step of each weight by its past gradients.
 
-Moving averages start at zero. Bias corrections depend on the iteration of the whole training, see `Optimizer.numbers`.
+Moving averages start at zero. Bias corrections depend on the number of iterations since training began, see
+`Optimizer.numbers`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Adam(ElementwiseOptimizer):
 
     Args:
         beta1, beta2: decay rates of the moving averages of gradients and of squared gradients.
-        epsilon: keeps steps finite if gradients are almost zero.
+        epsilon: added to the denominator for numerical stability.
         learning_rate and others: see `Optimizer`.
     """
 
@@ -86,12 +87,12 @@ class AdaMax(Adam):
 class Nadam(Adam):
     """Adam with Nesterov momentum (Dozat 2016). As in PyTorch and Keras, beta1 grows with the iteration t.
 
-        mu_t = beta1 · (1 - 0.96^(t · momentum_decay) / 2);    m and v as in Adam
-        w -= lr · (mu_(t+1) · m / (1 - mu_1 ... mu_(t+1)) + (1 - mu_t) · g / (1 - mu_1 ... mu_t))
+        mu_t = beta1 · (1 - 0.96^(t · momentum_decay) / 2);    m and v as in Adam w -= lr · (mu_(t+1) · m / (1 - mu_1
+        ... mu_(t+1)) + (1 - mu_t) · g / (1 - mu_1 ... mu_t))
              / (sqrt(v / (1 - beta2^t)) + epsilon)
 
     Args:
-        momentum_decay: how fast mu grows to beta1; with 0 it stays at beta1/2.
+        momentum_decay: rate at which mu grows to beta1; with 0, mu stays at beta1/2.
         learning_rate and others: see `Adam`.
     """
 
@@ -103,7 +104,7 @@ class Nadam(Adam):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.momentum_decay = number("Nadam momentum_decay", self.momentum_decay, minimum=0)
-        self._product = (0, 1.0)  # number of iterations, and the product of their mu
+        self._product = (0, 1.0)  # t, and mu_1 ... mu_t
 
     def numbers(self, iteration: int) -> Numbers:
         t = iteration + 1
@@ -115,7 +116,7 @@ class Nadam(Adam):
         return float(self.beta1 * (1 - 0.5 * 0.96 ** (t * self.momentum_decay)))
 
     def _product_of(self, t: int) -> float:
-        """Return mu_1 ... mu_t. Continues from the last call if that was for a smaller t."""
+        """Return mu_1 ... mu_t, continuing from the last call if it was for a smaller t."""
         known, product = self._product if self._product[0] <= t else (0, 1.0)
         for each in range(known + 1, t + 1):
             product *= self._mu(each)
@@ -128,7 +129,7 @@ class AdaGrad(ElementwiseOptimizer):
     """AdaGrad (Duchi et al. 2011): w -= lr · g / (sqrt(sum of g²) + epsilon).
 
     Args:
-        epsilon: keeps the first steps finite.
+        epsilon: added to the denominator for numerical stability.
         learning_rate and others: see `Optimizer`.
     """
 
@@ -147,7 +148,7 @@ class RMSProp(ElementwiseOptimizer):
 
     Args:
         decay: decay rate of the moving average of squared gradients.
-        epsilon: keeps steps finite if gradients are almost zero.
+        epsilon: added to the denominator for numerical stability.
         learning_rate and others: see `Optimizer`.
     """
 
@@ -163,13 +164,13 @@ class RMSProp(ElementwiseOptimizer):
 
 @dataclass(eq=False, repr=False)
 class AdaDelta(ElementwiseOptimizer):
-    """Scales the gradient by the ratio of the RMS of past steps to the RMS of past gradients (Zeiler 2012).
+    """AdaDelta (Zeiler 2012): scales the gradient by the RMS of past steps over the RMS of past gradients.
 
-        s += (1 - rho) · (g² - s);    d = sqrt(u + epsilon) / sqrt(s + epsilon) · g;    u += (1 - rho) · (d² - u)
-        w -= lr · d
+        s += (1 - rho) · (g² - s);    d = sqrt(u + epsilon) / sqrt(s + epsilon) · g;    u += (1 - rho) · (d² - u) w -=
+        lr · d
 
     Args:
-        learning_rate: factor on the steps, 1 in the paper.
+        learning_rate: factor of the steps, 1 in the paper.
         rho: decay rate of both moving averages.
         epsilon: determines the size of the first steps.
         others: see `Optimizer`.
@@ -186,7 +187,7 @@ class AdaDelta(ElementwiseOptimizer):
 
 
 def _correction(beta: float, iteration: int) -> float:
-    """Return the bias correction of a moving average after this iteration (from 0)."""
+    """Return the bias correction of a moving average after `iteration`, which counts from 0."""
     return 1 / (1 - beta ** (iteration + 1))
 
 
@@ -196,11 +197,11 @@ class LAMB(Adam):
 
         r = m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + epsilon) + weight_decay · w;    w -= lr · |w| / |r| · r
 
-    The trust ratio |w| / |r| is 1 if |w| or |r| is zero. Parameters without weight decay, such as biases, take Adam's
-    steps, as in the authors' implementation.
+    The trust ratio |w| / |r| is 1 if |w| or |r| is zero. As in the authors' implementation, parameters without weight
+    decay, such as biases, use Adam.
 
     Args:
-        epsilon: 1e-6 by default, as in the authors' implementation.
+        epsilon: added to the denominator; 1e-6 by default, as in the authors' implementation.
         learning_rate and others: see `Adam`.
     """
 

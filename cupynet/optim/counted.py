@@ -1,4 +1,4 @@
-"""Learning-rate schedules over the iterations or epochs of the whole training, as in Deeplearning4j."""
+"""Learning-rate schedules that count iterations or epochs over all fits, as in Deeplearning4j."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cupynet.optim.schedules import Schedule
 
 
 class Counted(Schedule):
-    """A function of n, the number of iterations or completed epochs since the beginning of training.
+    """Base class of schedules that depend on n, the number of iterations or completed epochs since training began.
 
     Args:
         by: the unit of n, `iteration` or `epoch`.
@@ -29,12 +29,10 @@ class Counted(Schedule):
         self._stop, self._epoch, self._epochs = stop, epoch, epochs
 
     def __call__(self, iteration: int) -> float:
-        """Return the learning rate at `iteration`. With `by="epoch"`, requires `begin_fit`.
-
-        Epochs are counted back from the end of the fit, because its first epoch may continue an interrupted one.
-        """
+        """Return the learning rate at `iteration`. With `by="epoch"`, call `begin_fit` first."""
         if self.by == "iteration":
             return self.rate(iteration)
+        # count back from the end of the fit, because its first epoch may continue an interrupted one
         left = -(-(self._stop - iteration) // self._epoch)
         return self.rate(max(self._epochs - left, 0))
 
@@ -48,7 +46,7 @@ class StepDecay(Counted, name="step"):
 
     Args:
         initial: the learning rate at the beginning.
-        factor: factor on the learning rate at each step.
+        factor: factor of the learning rate at each step.
         every: iterations or epochs per step.
         by: the unit of n, `iteration` or `epoch`.
     """
@@ -66,10 +64,10 @@ class StepDecay(Counted, name="step"):
 
 
 class PiecewiseConstant(Counted, name="piecewise_constant"):
-    """Constant learning rates, each starting at an iteration or epoch.
+    """Piecewise constant learning rates.
 
     Args:
-        rates: first iteration or epoch -> learning rate. It must contain 0.
+        rates: a mapping from the first iteration or epoch to the learning rate. It must contain 0.
         by: the unit of n, `iteration` or `epoch`.
     """
 
@@ -96,7 +94,7 @@ class ExponentialDecay(Counted, name="exponential"):
 
     Args:
         initial: the learning rate at the beginning.
-        gamma: factor on the learning rate after each iteration or epoch.
+        gamma: factor of the learning rate after each iteration or epoch.
         by: the unit of n, `iteration` or `epoch`.
     """
 
@@ -116,7 +114,7 @@ class InverseTimeDecay(Counted, name="inverse_time"):
 
     Args:
         initial: the learning rate at the beginning.
-        gamma, power: how fast the learning rate falls.
+        gamma, power: speed of the decay.
         by: the unit of n, `iteration` or `epoch`.
     """
 
@@ -136,9 +134,9 @@ class SigmoidDecay(Counted, name="sigmoid"):
     """Sigmoid decay: initial / (1 + exp(-gamma · (n - middle))).
 
     Args:
-        initial: the highest learning rate. With gamma < 0 training starts at it, otherwise it is the limit.
+        initial: the highest learning rate. Training starts near it if gamma < 0, and approaches it otherwise.
         gamma: steepness.
-        middle: iteration or epoch at which the learning rate is half of `initial`; Deeplearning4j's stepSize.
+        middle: iteration or epoch at which the learning rate is half of `initial` (stepSize in Deeplearning4j).
         by: the unit of n, `iteration` or `epoch`.
     """
 

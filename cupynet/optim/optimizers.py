@@ -1,7 +1,7 @@
 """The base class of optimizers, SGD and momentum. Adaptive optimizers are in adaptive.py.
 
-Optimizers work on the flat vectors of `Params` and know nothing about layers. Their state consists of such vectors too,
-and is averaged and saved like the weights.
+Optimizers work on the flat vectors of `Params`. Their state consists of such vectors too, and is averaged and saved
+like the weights.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Numbers: TypeAlias = "tuple[float, float, float, float]"
 
 
 def fraction(default: float, **options: Any) -> Any:
-    """Declare an optimizer argument in [0, 1). options: passed to `dataclasses.field`."""
+    """Declare an optimizer argument in [0, 1)."""
     return field(default=default, metadata={"check": partial(number, minimum=0, below=1)}, **options)
 
 
@@ -39,27 +39,27 @@ def limit() -> Any:
 
 @dataclass(eq=False, repr=False)
 class Optimizer(Described):
-    """Base class of optimizers: learning rate, penalties, clipping, and the loop over segments of the weights.
+    """Base class of optimizers, with learning rate, penalties and gradient clipping.
 
     Penalties apply to weights, but not to biases and other parameters declared with `decay=False`. Gradients are
     clipped before penalties are added: by global norm, then by layer norm, then by value.
 
     Args:
-        learning_rate: a number; a `Schedule`; the name of a schedule (`cosine`, `one_cycle`, `step` ...); or a mapping
-            with its name and arguments, {"name": "cosine", "initial": 0.1}. A named schedule uses the optimizer's
-            default as its highest rate, unless one is given. Stored as a `Schedule`.
+        learning_rate: a number, a `Schedule`, the name of a schedule (`cosine`, `one_cycle`, `step` ...), or a mapping
+            with its name and arguments, such as {"name": "cosine", "initial": 0.1}. The highest rate of a named
+            schedule is the optimizer's default learning rate, unless it is given. Stored as a `Schedule`.
         l2: factor of the penalty l2/2 · |w|², whose gradient is l2 · w.
-        max_grad_norm: maximum norm of the gradient of all weights; None for no limit.
+        max_grad_norm: maximum global norm of the gradient; None for no limit.
         l1: factor of the penalty l1 · |w|_1, whose gradient is l1 · sign(w).
         weight_decay: decoupled weight decay (Loshchilov & Hutter 2019), multiplied by the learning rate. Cannot be
             combined with l2.
-        clip_layer_norm: maximum norm of the gradient of each layer, weights and biases together.
+        clip_layer_norm: maximum norm of each layer's gradient, with weights and biases together.
         clip_value: maximum magnitude of each element of the gradient.
 
-    Attributes:
-        state: flat (P,) vectors by name; exists after `init`.
-        capturable: True if `update` can be captured in a CUDA graph: it launches the same operations in every step, and
-            its arguments are the only host values it uses. Not inherited.
+        Attributes:
+            state: flat (P,) vectors by name, created by `init`.
+            capturable: True if CUDA graphs can capture `update`: it launches the same operations in every step and uses
+                no host values other than its arguments. Not inherited.
         factors: constants of the rule, see `UpdateScalars`.
 
     Raises:
@@ -93,7 +93,7 @@ class Optimizer(Described):
         self._layers: Layers | None = None  # for `clip_layer_norm`
 
     def constants(self) -> tuple[float, float, float]:
-        """Return the constants of the rule, computed from the arguments. By default, return the class attribute."""
+        """Return the constants of the update rule, by default the class attribute `factors`."""
         return self.factors
 
     def init(self, params: Params, backend: Backend) -> None:
@@ -108,16 +108,19 @@ class Optimizer(Described):
             self._layers = Layers(backend, list(params.places.values()), group)
 
     def numbers(self, iteration: int) -> Numbers:
-        """Return the values that change in each iteration: the learning rate, and up to three values of the rule.
+        """Return the learning rate of an iteration, and up to three other values of the update rule.
 
-        They depend only on the iteration, so that all replicas agree, even one that had no batch or skipped a step.
+        They depend only on the iteration, so that all replicas agree, even if one had no batch or skipped a step.
         """
         return self.learning_rate(iteration), 1.0, 1.0, 1.0
 
     def step(self, params: Params, iteration: int, squared_norm: Array | None = None) -> None:
-        """Update the weights, set the gradients to zero, and publish the weights to the layers.
+        """Update the weights, clear the gradients, and publish the weights to the layers.
 
-        squared_norm: 0-d, squared norm of the whole gradient, if `params` hold only a part of the model.
+        Args:
+            params: the weights.
+            iteration: number of the iteration.
+            squared_norm: squared norm of the whole gradient, 0-d, if `params` holds only a part of the model.
         """
         self.move(params, self.numbers(iteration), 1.0 / self.backend.loss_scale, squared_norm)
 
@@ -128,9 +131,9 @@ class Optimizer(Described):
         scale: float = 1.0,
         squared_norm: Array | None = None,
     ) -> None:
-        """Do the work of `step`, with `numbers` and a factor `scale` on the gradients.
+        """Implement `step`, given `numbers` and a factor `scale` of the gradients.
 
-        They are all 1 in a step that runs ahead of the host, whose operations read the values on the device (see
+        In a captured step they are all 1, because its operations read the values on the device (see
         `Recorder.steered`).
         """
         if self.max_grad_norm is not None:
@@ -151,19 +154,19 @@ class Optimizer(Described):
             params.publish()
 
     def update(self, params: Params, segment: Segment, scalars: UpdateScalars) -> bool | None:
-        """Update one segment of the weights. Return True if `params.stored`, the copy that layers read, is updated too.
+        """Update a segment of the weights. Return True if `params.stored`, the copy that layers read, is updated too.
 
-        Subclasses must apply all of `scalars` (scale, clip, l1, l2, decay) and set the gradient to zero, as
-        `ElementwiseOptimizer` does.
+        Subclasses must apply all of `scalars` (scale, clip, l1, l2, decay) and clear the gradient, as in
+        `ElementwiseOptimizer`.
         """
         raise NotImplementedError
 
 
 class ElementwiseOptimizer(Optimizer):
-    """Base class of optimizers that update each weight independently, by a rule. Its vectors are the state.
+    """Base class of optimizers that update each weight independently.
 
     Attributes:
-        rule: see `cupynet.backend.update_rules`.
+        rule: the update rule, see `cupynet.backend.update_rules`.
     """
 
     rule: ClassVar[Rule]
@@ -195,7 +198,7 @@ class SGD(ElementwiseOptimizer):
 
 @dataclass(eq=False, repr=False)
 class Momentum(ElementwiseOptimizer):
-    """SGD with momentum (Polyak 1964): v = mu · v - lr · g; w += v. The velocity includes the learning rate.
+    """SGD with momentum (Polyak 1964): v = mu · v - lr · g; w += v, where the velocity includes the learning rate.
 
     Args:
         momentum: mu.
@@ -213,7 +216,7 @@ class Momentum(ElementwiseOptimizer):
 class Nesterov(Momentum):
     """SGD with Nesterov momentum (Sutskever et al. 2013): v = mu · v - lr · g; w += mu · v - lr · g.
 
-    Equals Nesterovs of Deeplearning4j and nesterov=True of PyTorch. See `Momentum` for the arguments.
+    Equivalent to Deeplearning4j's Nesterovs and PyTorch's nesterov=True. See `Momentum` for the arguments.
     """
 
     capturable = True

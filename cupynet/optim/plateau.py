@@ -13,16 +13,16 @@ BETTER = {"loss": -1, "accuracy": 1}
 class ReduceOnPlateau(Schedule, name="reduce_on_plateau"):
     """Multiplies the learning rate by `factor` after more than `patience` evaluations without improvement.
 
-    A further fit continues with the reduced rate.
+    The next fit continues with the reduced rate.
 
     Args:
         initial: the learning rate at the beginning.
-        factor: factor on the learning rate at each reduction.
+        factor: factor of the learning rate at each reduction.
         patience: number of evaluations without improvement to tolerate.
         monitor: `loss` or `accuracy` of the validation data.
-        min_delta: an improvement must exceed this.
+        min_delta: minimum change that counts as an improvement, exclusive.
         cooldown: evaluations to ignore after a reduction.
-        least: the lowest learning rate.
+        least: the minimum learning rate.
 
     Attributes:
         rate: the current learning rate.

@@ -1,6 +1,6 @@
 """Learning-rate schedules: the base class, and schedules over a fit.
 
-Schedules over the whole training are in counted.py, and the one that depends on evaluations is in plateau.py.
+Schedules over all fits are in counted.py. The schedule that depends on evaluations is in plateau.py.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ NAMES: dict[str, type[Schedule]] = {}  # schedules that can be chosen by name
 
 
 class Schedule(Described):
-    """A function from iterations to learning rates. In each iteration, every replica makes one update.
+    """Base class of schedules, which map an iteration to a learning rate.
 
-    `begin_fit` sets the iterations of a fit, `on_evaluation` passes the result of an evaluation. Both get the same
-    values on all workers.
+    In each iteration, every replica makes one update. `begin_fit` and `on_evaluation` receive the same values on all
+    workers.
 
     Attributes:
         monitor: name of the monitored validation metric, or None.
-        highest: name of the constructor argument that is, or contains, the highest rate, or None.
+        highest: name of the argument that is, or contains, the highest rate, or None.
     """
 
     monitor: str | None = None
@@ -48,25 +48,25 @@ class Schedule(Described):
         raise NotImplementedError
 
     def begin_fit(self, start: int, stop: int, epoch: int = 0, epochs: int = 0) -> None:
-        """Begin a fit over the iterations start <= i < stop, counted over the whole training.
+        """Begin a fit over the iterations start <= i < stop, counted over all fits.
 
-        Called before the first iteration of each fit. A second fit starts at the end of the first. A resumed fit keeps
-        its original start.
+        Called before the first iteration of each fit. A resumed fit keeps its original start.
 
         Args:
+            start, stop: the range of iterations.
             epoch: iterations per epoch; 0 if unknown.
-            epochs: completed epochs of the whole training at `stop`.
+            epochs: completed epochs over all fits at `stop`.
         """
 
     def on_evaluation(self, figure: float) -> None:
         """Called with the monitored metric after an epoch was evaluated."""
 
     def state(self) -> dict[str, float]:
-        """Return the state for a checkpoint, apart from the arguments of the next `begin_fit`."""
+        """Return the state for a checkpoint, excluding the arguments of `begin_fit`."""
         return {}
 
     def restore(self, state: dict[str, float]) -> None:
-        """Restore what `state` returned."""
+        """Restore a `state`."""
 
 
 class Constant(Schedule, name="constant"):
@@ -82,10 +82,10 @@ class Constant(Schedule, name="constant"):
 
 
 class FitSchedule(Schedule):
-    """Base class of schedules over a fit, which restart in each fit.
+    """Base class of schedules that span one fit and restart in the next.
 
     Attributes:
-        start, stop: iterations of the fit, set by `begin_fit`.
+        start, stop: the range of iterations of the fit, set by `begin_fit`.
     """
 
     start: int
@@ -95,22 +95,22 @@ class FitSchedule(Schedule):
         self.start, self.stop = start, stop
 
     def done(self, iteration: int) -> tuple[int, int]:
-        """Return the number of iterations from the start of the fit to `iteration`, and to its last iteration.
+        """Return the number of iterations from the start of the fit to `iteration`, and to the last iteration.
 
-        Iterations outside the fit count as its first or last.
+        Iterations outside the fit are clipped to its range.
         """
         last = max(self.stop - self.start - 1, 1)
         return min(max(iteration - self.start, 0), last), last
 
 
 class OneCycle(FitSchedule, name="one_cycle"):
-    """One cycle over a fit: half a cosine up to `peak`, then half a cosine down to almost zero.
+    """The 1cycle schedule over a fit: cosine annealing up to `peak`, then down to almost zero.
 
     From Smith & Topin 2018, "Super-convergence".
 
     Args:
         peak: the highest learning rate.
-        warmup: fraction of the fit in which the rate rises.
+        warmup: fraction of the fit in which the rate increases.
         start_divisor: the first learning rate is peak / start_divisor.
         end_divisor: the last learning rate is peak / end_divisor.
 
@@ -127,7 +127,7 @@ class OneCycle(FitSchedule, name="one_cycle"):
         self.start_divisor = number("OneCycle start_divisor", start_divisor, minimum=1)
         self.end_divisor = number("OneCycle end_divisor", end_divisor, minimum=1)
         self.warmup = number(
-            "OneCycle warmup", warmup, minimum=0, below=1, also=", the fraction of training spent rising"
+            "OneCycle warmup", warmup, minimum=0, below=1, also=", the fraction of the fit in which the rate increases"
         )
 
     def __call__(self, iteration: int) -> float:
@@ -145,7 +145,7 @@ class Cosine(FitSchedule, name="cosine"):
         initial: the learning rate at the beginning.
         end: the learning rate in the last iteration of the fit. Cycles before a restart end slightly above it.
         cycle: iterations of the first cycle; None for a single cycle over the whole fit.
-        growth: factor by which each cycle is longer than the one before.
+        growth: factor of the cycle length after each restart.
 
     Raises:
         ConfigError: an argument is invalid.
@@ -175,7 +175,7 @@ class Polynomial(FitSchedule, name="polynomial"):
 
     Args:
         initial: the learning rate at the beginning.
-        power: 1 for a straight line.
+        power: exponent of the decay; 1 is linear.
         end: the learning rate in the last iteration of the fit.
 
     Raises:
@@ -195,7 +195,7 @@ class Polynomial(FitSchedule, name="polynomial"):
 
 
 class ScheduleWrapper(Schedule):
-    """Base class of schedules that modify the rates of another schedule."""
+    """Base class of schedules that modify another schedule."""
 
     def __init__(self, inner: Schedule) -> None:
         self.schedule = instance(f"{type(self).__name__} schedule", inner, Schedule, "OneCycle(0.2)")
@@ -253,10 +253,10 @@ class Warmup(ScheduleWrapper, name="warmup"):
         super().__init__(schedule("Warmup then", then))
         self.steps = integer("Warmup steps", steps, 1)
         self.first = number("Warmup start", start, above=0, below=1)
-        self._epochs: int | None = None  # completed epochs at the end of the warm-up; None before the first `begin_fit`
+        self._epochs: int | None = None  # completed epochs at the end of the warm-up
 
     def begin_fit(self, start: int, stop: int, epoch: int = 0, epochs: int = 0) -> None:
-        if epoch and (start < self.steps or self._epochs is None):  # epochs of a later fit may differ in length
+        if epoch and (start < self.steps or self._epochs is None):  # epochs may have another length in later fits
             self._epochs = max(epochs - -(-(stop - self.steps) // epoch), 0)
         begin = max(start - self.steps, 0)
         super().begin_fit(begin, max(stop - self.steps, begin + 1), epoch, epochs - (self._epochs or 0))
@@ -276,8 +276,8 @@ class Warmup(ScheduleWrapper, name="warmup"):
 def scale_factor(scale: str | float, workers: int) -> float:
     """Return the learning-rate factor for W workers.
 
-    `none`: 1. `linear`: W, because the gradient is the mean over W times as many samples (Goyal et al. 2017). `sqrt`:
-    the square root of W, by which the noise of this mean is reduced. A number is returned unchanged.
+    `none` is 1. `linear` is W, because the gradient is the mean over W times as many samples (Goyal et al. 2017).
+    `sqrt` is the square root of W, by which averaging reduces the noise. A number is returned unchanged.
 
     Raises:
         ConfigError: the rule is unknown.
@@ -289,12 +289,12 @@ def scale_factor(scale: str | float, workers: int) -> float:
 
 
 def _cosine(start: float, end: float, progress: float) -> float:
-    """Interpolate along half a cosine from start to end. progress: 0 to 1."""
+    """Interpolate along a half cosine from start to end. `progress` is in 0..1."""
     return end + (start - end) * (1 + math.cos(math.pi * progress)) / 2
 
 
 def required(kind: type[Schedule]) -> list[str]:
-    """Return the constructor arguments of a schedule without a default, except the highest rate."""
+    """Return the required arguments of a schedule, except the highest rate."""
     named = inspect.signature(kind).parameters.values()
     return [each.name for each in named if each.default is each.empty and each.name != kind.highest]
 
@@ -304,9 +304,9 @@ def schedule(owner: str, learning_rate: Any, highest: float | None = None) -> Sc
 
     Args:
         owner: class of the optimizer or schedule, for messages.
-        learning_rate: a number, such as 0.1; a name, such as "cosine"; a mapping, such as {"name": "step", "every":
-            1000, "factor": 0.5}; or a `Schedule`, which is returned unchanged.
-        highest: highest rate of a named schedule, if `learning_rate` does not set it.
+        learning_rate: a number such as 0.1, a name such as "cosine", a mapping such as {"name": "step", "every": 1000,
+            "factor": 0.5}, or a `Schedule`, which is returned unchanged.
+        highest: the highest rate of a named schedule, if `learning_rate` does not set it.
 
     Raises:
         ConfigError: the learning rate is invalid.
@@ -321,7 +321,7 @@ def schedule(owner: str, learning_rate: Any, highest: float | None = None) -> Sc
         given = {} if kind.highest is None or highest is None else {kind.highest: highest}
         try:
             return kind(**given | {str(key): value for key, value in named.items() if key != "name"})
-        except TypeError as error:  # an argument is missing, or unknown
+        except TypeError as error:  # missing or unknown argument
             problem = str(error).partition("() ")[2] or str(error)
             form = {"name": label, **dict.fromkeys(required(kind), ...)}
             reason = f"'{label}' {problem}. Write {str(form).replace('Ellipsis', '...')}"
