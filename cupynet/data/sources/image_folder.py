@@ -87,9 +87,12 @@ class ImageFolder(UserFiles):
         self.class_names = names or tuple(next(iter(found.values())))
         for part, classes in found.items():
             if not classes:
-                raise DataError(f"{folders[part]}: expected a folder for each class, found none")
+                reason = "none" if os.path.isdir(folders[part]) else "no such folder"
+                raise DataError(f"{folders[part]}: expected a folder for each class, found {reason}")
             for name, files in classes.items():
-                if name not in self.class_names or not files:
+                if not files:
+                    raise DataError(f"{folders[part] / name}: expected a folder with pictures of a class, found none")
+                if name not in self.class_names:
                     known = wording.shown([*self.class_names])
                     raise DataError(f"{folders[part] / name}: expected a folder with pictures of one class of {known}")
                 for path in files:

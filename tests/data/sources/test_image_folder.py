@@ -103,6 +103,13 @@ def test_wrong_pictures_are_named(folder: Path, name: str) -> None:
         ImageFolder(folder).load()
 
 
+@pytest.mark.parametrize("name", ["nothing", "empty"])
+def test_a_folder_without_classes_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / "empty").mkdir()
+    with data_error(tmp_path / name):
+        ImageFolder(tmp_path / name)
+
+
 def test_a_folder_without_test_images_needs_validation_images(folder: Path) -> None:
     (folder / "test").rename(folder / "tests")
     with refused("validation", "0"):
