@@ -1,8 +1,8 @@
-"""Data sets, and batches in an order that depends only on seed and epoch.
+"""Data sets, augmentation, and batches in an order that depends only on seed and epoch.
 
-A `Source` loads a `Data` of `Dataset`s; `Augmentation`s change training images. A `Loader` cuts a data set into
-`Batch`es and assigns them to workers; `Shards` hold one part of a training set on disk for each worker. A `BatchFeed`
-hands a worker its batches, which a `Prefetcher` prepares ahead.
+A `Source` loads `Data`, which consists of `Dataset`s. A `Loader` splits a data set into `Batch`es and assigns them to
+workers. `Shards` are a training set on disk with one part for each worker. A `BatchFeed` yields the batches of a
+worker, prepared ahead by a `Prefetcher`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Augmentation: random changes of training images, different in each epoch.
+"""Data augmentation: random transformations of training images in each epoch.
 
-The result depends only on (seed, epoch, sample, position of the augmentation), not on the workers or on prefetching.
-SplitMix64 (Steele, Lea, Flood 2014) generates the random numbers, with a sequence for each image. Augmentations run in
-NumPy on the host, in the prefetching thread. Pixels from outside an image are 0.
+The result depends only on (seed, epoch, sample, position of the augmentation), not on workers or prefetching. Random
+numbers come from SplitMix64 (Steele, Lea, Flood 2014), with a separate sequence for each image. Augmentations run on
+the host in the prefetching thread. Pixels outside an image are 0.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 
 
 def _mixed(z: Array) -> Array:
-    """Apply SplitMix64's output function to each element, in place."""
+    """Apply the output function of SplitMix64 to each element, in place."""
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         z ^= z >> np.uint64(shift)
         z *= np.uint64(factor)  # modulo 2**64
@@ -32,7 +32,7 @@ def _mixed(z: Array) -> Array:
 
 
 class SampleRNG:
-    """Random numbers for the images `samples` (N,) of an epoch; `place` is the position of the augmentation."""
+    """Random numbers for the images `samples` (N,) of an epoch and the augmentation at position `place`."""
 
     def __init__(self, seed: int, epoch: int, samples: Array, place: int) -> None:
         key = np.zeros(len(samples), np.uint64)
@@ -43,9 +43,9 @@ class SampleRNG:
         self._keys, self._drawn = key, 0
 
     def uniform(self, low: float, high: float, *shape: int) -> Array:
-        """Draw (N, *shape) float32 from [low, high); rounding may give `high` itself."""
+        """Draw (N, *shape) float32 from [low, high). Rounding may return `high`."""
         count = math.prod(shape)
-        words = -(-count // 2)  # each of 64 bits gives two numbers
+        words = -(-count // 2)  # of 64 bits, for two numbers each
         counters = np.arange(self._drawn + 1, self._drawn + words + 1, dtype=np.uint64) * _GAMMA
         self._drawn += words
         bits = _mixed(self._keys[:, np.newaxis] + counters)  # (N, words)
@@ -55,7 +55,7 @@ class SampleRNG:
         return numbers.reshape(len(bits), *shape)
 
     def integers(self, low: int, high: int) -> Array:
-        """Draw (N,) int64 from `low` to `high` inclusive."""
+        """Draw (N,) int64 from `low` to `high`, inclusive."""
         numbers = np.floor(self.uniform(0, 1) * np.float32(high - low + 1)).astype(np.int64)
         return np.minimum(numbers, high - low) + low
 
@@ -63,7 +63,7 @@ class SampleRNG:
 class Augmentation(ABC):
     @abstractmethod
     def __call__(self, images: Array, draws: SampleRNG) -> Array:
-        """Return changed images (N, H, W, C) uint8, without writing to the argument."""
+        """Return transformed images (N, H, W, C) uint8. Must not change `images`."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in sorted(vars(self).items()))})"
@@ -73,11 +73,11 @@ Augment: TypeAlias = "str | Sequence[Augmentation | str] | None"  # see `augment
 
 
 def augmentations(given: Augment) -> tuple[Augmentation, ...]:
-    """Return the augmentations for the argument `augment` of a source or a loader.
+    """Validate the argument `augment` of a source or a loader.
 
     Args:
-        given: a list of augmentations or of their names (`shift`, `flip`, ...), or `light` or `standard` (`PRESETS`).
-            None or [] for none.
+        given: a list of augmentations or names (`shift`, `flip`, ...), or a preset, `light` or `standard`. None or []
+            for no augmentation.
     """
     named = PRESETS.get(given, [given]) if isinstance(given, str) else given
     found = []
@@ -106,9 +106,9 @@ def augmented(
     """Apply augmentations to images (N, H, W, C) uint8.
 
     Args:
-        samples: (N,) indices in the data set.
-        data: the images (S, H, W, C) with which they are mixed; by default `images`.
-        numbers: (S,) the indices of these in the data set; by default 0 .. S - 1.
+        samples: (N,) indices of the images in the data set.
+        data: images (S, H, W, C) to mix them with; by default `images`.
+        numbers: (S,) indices of `data` in the data set; by default 0 .. S - 1.
     """
     data = images if data is None else data
     for place, part in enumerate(parts):
@@ -128,13 +128,13 @@ def augmented(
 
 
 def check_augmentations(parts: Sequence[Augmentation], image_shape: Sequence[int]) -> None:
-    """Check augmentations by applying them to a black image (H, W, C)."""
+    """Validate augmentations by applying them to a black image (H, W, C)."""
     if parts:
         augmented(parts, np.zeros((1, *image_shape), np.uint8), 0, 0, np.zeros(1, np.int64))
 
 
 class Shift(Augmentation):
-    """Shift by whole pixels, from -pixels to pixels in each direction: a random crop after padding with 0."""
+    """Shift by -pixels to pixels in each direction, like a random crop after zero padding."""
 
     def __init__(self, pixels: int = 2) -> None:
         self.pixels = checks.integer("Shift pixels", pixels, 1, most=(1 << 31) - 1)
@@ -143,7 +143,7 @@ class Shift(Augmentation):
         _, height, width, _ = images.shape
         most = self.pixels
         if most >= min(height, width):
-            reason = f"must be below {min(height, width)}, the length of an image's side"
+            reason = f"must be less than {min(height, width)}, the smaller side of the images"
             raise ConfigError(reason, "Shift pixels", str(most))
         padded = np.pad(images, ((0, 0), (most, most), (most, most), (0, 0)))
         windows = np.lib.stride_tricks.sliding_window_view(padded, (height, width), axis=(1, 2))  # (N, y, x, C, H, W)
@@ -152,7 +152,7 @@ class Shift(Augmentation):
 
 
 class HorizontalFlip(Augmentation):
-    """Mirror images left to right, with the given probability."""
+    """Flip images left to right, with the given probability."""
 
     def __init__(self, probability: float = 0.5) -> None:
         self.probability = checks.number("HorizontalFlip probability", probability, minimum=0)
@@ -167,7 +167,7 @@ class HorizontalFlip(Augmentation):
 
 
 class Cutout(Augmentation):
-    """Set a square of `size` pixels to 0 (DeVries and Taylor 2017). Its center is anywhere in the image."""
+    """Set a square of `size` x `size` pixels to 0, centered anywhere in the image (DeVries and Taylor 2017)."""
 
     def __init__(self, size: int = 8) -> None:
         self.size = checks.integer("Cutout size", size, 1)
@@ -203,7 +203,7 @@ class Rotate(Augmentation):
 
 
 class Scale(Augmentation):
-    """Enlarge or shrink about the center by a factor from `low` to `high`, with bilinear interpolation."""
+    """Zoom about the center by a factor from `low` to `high`, with bilinear interpolation."""
 
     def __init__(self, low: float = 0.9, high: float = 1.1) -> None:
         self.low = checks.number("Scale low", low, minimum=0.01)
@@ -222,9 +222,11 @@ class Scale(Augmentation):
 class ColorJitter(Augmentation):
     """Change brightness, contrast and saturation by random factors, in this order.
 
+    Contrast scales the distance of pixels from the image's mean, and saturation scales their distance from their gray
+    value.
+
     Args:
-        brightness, contrast, saturation: each factor is from 1 - value to 1 + value; 0 for no change. Contrast scales
-            the distance of pixels from the image's mean, saturation that from their gray value.
+        brightness, contrast, saturation: factors are drawn from 1 - value to 1 + value; 0 for no change.
     """
 
     def __init__(self, brightness: float = 0.2, contrast: float = 0.2, saturation: float = 0.2) -> None:
@@ -247,13 +249,14 @@ class ColorJitter(Augmentation):
 
 
 class Elastic(Augmentation):
-    """Elastic distortion (Simard, Steinkraus, Platt 2003), by a smoothed random field of displacements.
+    """Elastic distortion with a smooth random displacement field (Simard, Steinkraus, Platt 2003).
 
-    The defaults are the paper's best for digits of 29 x 29.
+    The defaults are the best values of the paper for digits of 29 x 29 pixels.
 
     Args:
-        alpha: strength, in pixels: the factor of a uniform field from -1 to 1.
-        sigma: standard deviation of the Gaussian, in pixels, at most an image's side; cut off at three deviations.
+        alpha: factor of the displacement field, which is uniform in -1 to 1 before smoothing, in pixels.
+        sigma: standard deviation of the Gaussian filter in pixels, at most an image's side. The filter is truncated at
+            three standard deviations.
     """
 
     def __init__(self, alpha: float = 34.0, sigma: float = 4.0) -> None:
@@ -263,7 +266,7 @@ class Elastic(Augmentation):
     def __call__(self, images: Array, draws: SampleRNG) -> Array:
         _, height, width, _ = images.shape
         if self.sigma > max(height, width):
-            reason = f"must be at most {max(height, width)}, an image's side"
+            reason = f"must be at most {max(height, width)}, the larger side of the images"
             raise ConfigError(reason, "Elastic sigma", f"{self.sigma:g}")
         field = draws.uniform(-self.alpha, self.alpha, 2, height, width)
         field = self._smooth(self._smooth(field, 2), 3)  # (N, 2, H, W)
@@ -287,29 +290,29 @@ class Elastic(Augmentation):
 
 
 class Mixing(Augmentation):
-    """Base class of augmentations that mix each image, and its label, with another of the data set or shard.
+    """Base class of augmentations that mix each image and label with another sample of the data set or shard.
 
-    The other image is first changed by the preceding augmentations. Labels become class probabilities (N, C).
+    The preceding augmentations are applied to both images. Labels become class probabilities (N, C).
 
     Args:
-        alpha: shares of the images are from the distribution Beta(alpha, alpha): below 1 mostly near 0 and 1.
+        alpha: lambda, the share of the first image, is drawn from Beta(alpha, alpha).
     """
 
     def __init__(self, alpha: float = 1.0) -> None:
         self.alpha = checks.number(f"{type(self).__name__} alpha", alpha, minimum=0.01, below=1000)
 
     def __call__(self, images: Array, draws: SampleRNG) -> Array:
-        """Return the images unchanged: `augmented` mixes them."""
+        """Return the images unchanged, because `augmented` mixes them."""
         return images
 
     def drawn(self, draws: SampleRNG, count: int, shape: Sequence[int]) -> tuple[Array, Array]:
-        """Return the rows (N,) of the partner images, out of `count`, and lambda per pixel, (N, H, W) or (N, 1, 1)."""
+        """Draw the rows (N,) of the other images, out of `count`, and lambda per pixel, (N, H, W) or (N, 1, 1)."""
         rows = draws.integers(0, count - 1)
         return rows, self.share(np.interp(draws.uniform(0, 1), *_beta(self.alpha)), draws, *shape[:2])
 
     @abstractmethod
     def share(self, drawn: Array, draws: SampleRNG, height: int, width: int) -> Array:
-        """Return lambda per pixel, (N, H, W) or (N, 1, 1) float32, from lambda per image, (N,)."""
+        """Convert lambda per image, (N,), to lambda per pixel, (N, H, W) or (N, 1, 1) float32."""
 
 
 class MixUp(Mixing):
@@ -323,7 +326,7 @@ class MixUp(Mixing):
 
 
 class CutMix(Mixing):
-    """A rectangle of another image, centered anywhere (Yun et al. 2019). Labels are mixed by area."""
+    """Paste a rectangle of another image, centered anywhere (Yun et al. 2019). Labels are mixed by area."""
 
     def share(self, drawn: Array, draws: SampleRNG, height: int, width: int) -> Array:
         side, inside = np.sqrt(1 - drawn)[:, np.newaxis], []
@@ -335,8 +338,8 @@ class CutMix(Mixing):
 
 @lru_cache
 def _beta(alpha: float) -> tuple[Array, Array]:
-    """Return the CDF of Beta(alpha, alpha) at some points, and these points, in ascending order."""
-    power = min(alpha, 1.0)  # points x with equally spaced x**power, by which the density is finite
+    """Tabulate the CDF of Beta(alpha, alpha): return its values and the points, in ascending order."""
+    power = min(alpha, 1.0)  # with equally spaced x**power the density is finite
     points = np.linspace(0, 0.5**power, 4097) ** (1 / power)
     density = points ** (alpha - power) * (1 - points) ** (alpha - 1)
     below = np.append(0, np.cumsum(density[1:] + density[:-1]))
@@ -345,9 +348,9 @@ def _beta(alpha: float) -> tuple[Array, Array]:
 
 
 def _sampled(images: Array, y: Array, x: Array) -> Array:
-    """Sample images (N, H, W, C) bilinearly at pixels y, x (N, H, W)."""
+    """Sample images (N, H, W, C) at positions y, x (N, H, W), with bilinear interpolation."""
     count, height, width, channels = images.shape
-    padded = np.zeros((count, height + 2, width + 2, channels), np.uint8)  # a border of 0
+    padded = np.zeros((count, height + 2, width + 2, channels), np.uint8)  # zero padding
     padded[:, 1:-1, 1:-1] = images
     y, x = np.clip(y, -1, height) + np.float32(1), np.clip(x, -1, width) + np.float32(1)
     top, left = np.minimum(y.astype(np.int64), height), np.minimum(x.astype(np.int64), width)
@@ -379,5 +382,5 @@ NAMES: dict[str, type[Augmentation]] = {
 }
 PRESETS: dict[str, list[Augmentation | str]] = {
     "light": ["shift"],
-    "standard": ["shift", "rotate", "scale"],  # no flips, which change digits and letters
+    "standard": ["shift", "rotate", "scale"],  # no flips, because they change digits and letters
 }

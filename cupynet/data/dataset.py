@@ -1,4 +1,4 @@
-"""Labeled images in memory: (S, H, W, C) bytes, scaled by the backend, or floats that are already scaled."""
+"""Labeled images in memory: uint8, scaled later by the backend, or floats that are already scaled."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from cupynet.core import checks, wording
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.data.files import FilePath
 
-# The second words of Philox keys; the first is the seed. A Loader's second word is its epoch, which stays far below
-# these, so no two uses of one seed share random numbers.
+# Second words of Philox keys. The first word is the seed. The second word of a Loader is the epoch, which is far
+# smaller, so that different uses of a seed never share random numbers.
 SPLIT_STREAM = (1 << 63) + 1
 TRAIN_STREAM = (1 << 63) + 2
 TEST_STREAM = (1 << 63) + 3
 
 
 def philox(seed: int, stream: int, block: int = 0) -> np.random.Generator:
-    """Return random numbers of the stream `(seed, stream)`; blocks are 2**192 draws apart."""
+    """Return a generator for the stream `(seed, stream)`. Blocks are 2**192 draws apart."""
     key = np.array([seed, stream], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=np.array([0, 0, 0, block], dtype=np.uint64)))
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Labeled images. Treated as read-only.
+    """Labeled images, which must not be modified.
 
     Args:
-        name: for messages and reports.
-        images: (S, H, W, C), or (S, H, W) of one channel: integers from 0 to 255, kept as uint8, or floating-point
-            numbers that are already scaled, kept as float32. Copied only if converted.
-        labels: integers: (S,) class numbers in 0 .. classes - 1, or (S, O) one-hot; kept as (S,) int64. Or
-            floating-point targets (S, T) or (S,), numbers to predict or class probabilities; kept as (S, T) float32.
-        classes: the number of classes, or of targets T.
-        pixels: the scaling of integers: fractions of 255 by default.
-        weights: (S,) factor of each sample's loss, at least 0, kept as float32; None for 1.
+        name: name for messages and reports.
+        images: (S, H, W, C), or (S, H, W) for one channel: integers from 0 to 255, stored as uint8, or floating-point
+            numbers that are already scaled, stored as float32. Copied only if converted.
+        labels: class indices (S,) in 0 .. classes - 1, or one-hot labels (S, O), stored as (S,) int64. Or
+            floating-point targets (S, T) or (S,), for regression or as class probabilities, stored as (S, T) float32.
+        classes: number of classes, or of targets T.
+        pixels: scaling of integer images; fractions of 255 by default.
+        weights: (S,) loss factor of each sample, at least 0, stored as float32; None for 1.
     """
 
     name: str
@@ -57,11 +57,13 @@ class Dataset:
             raise ConfigError(f"{where}: images of {images.dtype} are already scaled. Remove `pixels`")
         if len(self.pixels.scale) not in (1, images.shape[3]):
             count = f"{len(self.pixels.scale)} channels are normalized"
-            raise ConfigError(f"{where}: {count}, but the images have {images.shape[3]}: give a number for each")
+            raise ConfigError(
+                f"{where}: {count}, but the images have {images.shape[3]}. Give a number for each channel"
+            )
         classes = checks.integer(f"{where}: classes", self.classes, 1)
         width = labels.shape[1] if labels.ndim == 2 else one_hot_width(self.labels)
         if width not in (None, classes):
-            hint = ". Class numbers must be integers" * (width == 1)
+            hint = ". Class indices must be integers" * (width == 1)
             columns = f"(S, {classes}), one column per class or target"
             raise ConfigError(f"{where}: one-hot labels and targets must be {columns}, got (S, {width}){hint}")
         if len(labels) != len(images):
@@ -70,7 +72,7 @@ class Dataset:
             found = f"{labels.min()} .. {labels.max()}"
             raise ConfigError(
                 f"{where}: labels must be in 0 .. {classes - 1} for {wording.counted(classes, 'class')}, got {found}. "
-                "Numbers to predict must be floating-point"
+                "Regression targets must be floating-point"
             )
         weights = None if self.weights is None else weight_array("Dataset weights", self.weights, len(labels))
         fields = {"images": images, "labels": labels, "classes": classes, "weights": weights}
@@ -86,19 +88,19 @@ class Dataset:
 
     @property
     def counts(self) -> tuple[int]:
-        """The number of samples, as a tuple like `Shards.counts`."""
+        """The number of samples as a tuple, like `Shards.counts`."""
         return (len(self.labels),)
 
     @property
     def targets(self) -> Array:
-        """The labels of batches: `labels`, or (S, T + 1) float32 with the weights of samples in the last column."""
+        """The labels of batches: `labels`, or (S, T + 1) float32 with the sample weights in the last column."""
         if self.weights is None:
             return self.labels
         return np.column_stack((dense(self.labels, self.classes), self.weights))
 
     @property
     def scaled(self) -> bool:
-        """True if images are floating-point numbers, which are already scaled."""
+        """True if the images are floating-point numbers, which are already scaled."""
         return bool(self.images.dtype != np.uint8)
 
     @property
@@ -110,7 +112,7 @@ class Dataset:
         yield self
 
     def take(self, indices: Array) -> Dataset:
-        """Return the samples at `indices` (S,): a copy, or views if `indices` is a slice."""
+        """Return the samples at `indices` (S,) or in a slice. Slices return views."""
         return self._chosen(indices, self.images[indices])
 
     def subset(self, indices: Array) -> Dataset:
@@ -122,30 +124,32 @@ class Dataset:
         return replace(self, images=images, labels=self.labels[indices], weights=weights)
 
 
-VECTORS = ". Vectors of F features are images of (1, F, 1): x[:, None, :, None]"
+VECTORS = ". Pass vectors of F features as images (1, F, 1): x[:, None, :, None]"
 
 
 def split_off(dataset: Dataset, fraction: float, seed: int) -> tuple[Dataset, Dataset]:
-    """Hold out a random fraction of each class. Return the other samples, and the held-out ones without weights.
+    """Hold out a random fraction of each class. Return the other samples, and the held-out samples without weights.
 
-    The images are not copied: both parts refer to those of `dataset`.
+    Images are not copied, but shared with `dataset`.
     """
     kept, held_out = hold_out(dataset.labels, fraction, seed, "validation_split")
     return dataset.subset(kept), replace(dataset.subset(held_out), name=f"{dataset.name}-validation", weights=None)
 
 
 def hold_out(labels: Array, part: float, seed: int, name: str) -> tuple[Array, Array]:
-    """Return the samples to keep and a random part of them to hold out, as ascending indices.
+    """Choose samples to hold out at random. Return the indices to keep and to hold out, each ascending.
 
-    `part` is the number of samples to hold out; or, below 1, a fraction of each class, which keeps at least one sample.
-    `name` is its name in error messages.
+    Args:
+        part: number of samples to hold out; or, below 1, a fraction of each class, of which at least one sample is
+            kept.
+        name: name of `part` in error messages.
     """
     count = held_out_count(part, len(labels), name)
     order = philox(seed, SPLIT_STREAM).permutation(len(labels))
     if part < 1 and labels.dtype.kind in "iu":
         by_class, turn, size = turns(labels[order])
         last = turn == size - 1
-        order = order[by_class[np.lexsort((by_class, -(turn + 0.5) / size, ~last))]]  # equal shares in random order
+        order = order[by_class[np.lexsort((by_class, -(turn + 0.5) / size, ~last))]]  # equal fractions, in random order
         count = min(count, len(order) - int(last.sum()))
     kept = len(order) - count
     return np.sort(order[:kept]), np.sort(order[kept:])
@@ -155,12 +159,12 @@ def held_out_count(part: float, samples: int, name: str) -> int:
     count = round(part * samples) if part < 1 else int(part)
     if not 0 < count < samples:
         images = wording.counted(samples, "image")
-        raise ConfigError(f"leaves no training or no validation images out of {images}", name, str(part))
+        raise ConfigError(f"leaves no training images or no validation images, out of {images}", name, str(part))
     return count
 
 
 def turns(labels: Array) -> tuple[Array, Array, Array]:
-    """Return samples ordered by class, their positions within their class, and the sizes of the classes, (S,) each."""
+    """Return sample indices ordered by class, their positions in the class, and the class sizes, each (S,)."""
     order = np.argsort(labels, kind="stable")
     ordered = labels[order]
     first, end = (np.searchsorted(ordered, ordered, side) for side in ("left", "right"))
@@ -168,7 +172,7 @@ def turns(labels: Array) -> tuple[Array, Array, Array]:
 
 
 def on_host(value: Any) -> Array:
-    """Return any array or list, also of CuPy or with `__array__` or `__dlpack__`, as a NumPy array."""
+    """Convert a list or an array of any library (CuPy, `__array__`, `__dlpack__`) to NumPy."""
     if hasattr(value, "__cuda_array_interface__") and hasattr(value, "get"):
         return value.get()
     if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
@@ -180,7 +184,7 @@ def on_host(value: Any) -> Array:
 
 
 def image_array(where: str, images: Any) -> Array:
-    """Return `images` as contiguous (S, H, W, C) uint8 or float32. `where` begins error messages."""
+    """Convert `images` to contiguous (S, H, W, C) uint8 or float32. `where` is the prefix of error messages."""
     if isinstance(images, Subset):  # of images that were checked
         return images
     array = on_host(images)
@@ -200,13 +204,15 @@ def image_array(where: str, images: Any) -> Array:
 
 
 def one_hot_width(labels: Any) -> int | None:
-    """Return the number of columns of one-hot labels (S, O), or None for class numbers."""
+    """Return the number of columns of one-hot labels (S, O), or None for class indices."""
     shape = on_host(labels).shape
     return shape[1] if len(shape) == 2 and shape[1] > 1 else None
 
 
 def label_array(where: str, labels: Any) -> Array:
-    """Return integers, (S,), (S, 1) or one-hot (S, O), as class numbers (S,) int64; floats as (S, T) float32."""
+    """Convert integers (S,) or (S, 1), or one-hot labels (S, O), to class indices (S,) int64; floats to (S, T)
+    float32.
+    """
     array = on_host(labels)
     if array.dtype.kind == "f" and array.ndim in (1, 2):
         _check_finite(f"{where}: target", array)
@@ -218,7 +224,7 @@ def label_array(where: str, labels: Any) -> Array:
     if is_one_hot(array):
         return array.argmax(axis=1)
     raise ConfigError(
-        f"{where}: labels must be class numbers (S,), integers from 0, or one-hot (S, O), or floating-point targets "
+        f"{where}: labels must be class indices (S,) from 0, one-hot labels (S, O), or floating-point targets "
         f"(S, T), got {array.shape} of {array.dtype}"
     )
 
@@ -230,7 +236,7 @@ def _check_finite(what: str, array: Array) -> None:
 
 
 def is_one_hot(array: Array) -> bool:
-    """Return True for (S, O), O > 1, with a single 1 in each row, and 0 elsewhere."""
+    """Return True for (S, O), O > 1, with a single 1 in each row and 0 elsewhere."""
     if array.ndim != 2 or array.shape[1] < 2 or array.dtype.kind not in "biuf" or not len(array):
         return False
     ones = array == 1
@@ -238,7 +244,7 @@ def is_one_hot(array: Array) -> bool:
 
 
 def dense(labels: Array, classes: int) -> Array:
-    """Return labels (S,) as one-hot (S, classes) float32, and targets (S, T) unchanged."""
+    """Convert labels (S,) to one-hot (S, classes) float32. Return targets (S, T) unchanged."""
     return labels if labels.ndim == 2 else (labels[:, np.newaxis] == np.arange(classes)).astype(np.float32)
 
 
@@ -253,10 +259,10 @@ def weight_array(name: str, weights: Any, count: int) -> Array:
 
 
 def balanced_weights(name: str, labels: Array, classes: int) -> Array:
-    """Return weights (O,) that give all classes the same total: S / (O · count), as in scikit-learn."""
+    """Return class weights (O,) with equal totals for all classes: S / (O · count), as in scikit-learn."""
     counts = np.bincount(labels, minlength=classes)
     if not counts.all():
-        reason = f"class {counts.argmin()} has no examples: set a weight for each class"
+        reason = f"class {counts.argmin()} has no samples. Set a weight for each class"
         raise ConfigError(reason, name, "balanced")
     return len(labels) / (classes * counts)
 
@@ -279,7 +285,7 @@ def integers(what: str, value: Any) -> Array:
 
 
 def in_turns(labels: Array, count: int | None) -> Array | slice:
-    """Return `count` samples, taken from the classes in turn, as ascending indices; or a slice of all samples."""
+    """Return ascending indices of `count` samples, taken from the classes in turn, or a slice of all samples."""
     if count is None or count >= len(labels):
         return slice(None)
     order, turn, _ = turns(labels)
@@ -298,7 +304,7 @@ def read_dataset(
 
 @contextmanager
 def read_from(place: FilePath) -> Iterator[None]:
-    """Turn a ConfigError about arrays that were read from `place` into a DataError."""
+    """Convert a ConfigError about arrays read from `place` to a DataError."""
     try:
         yield
     except ConfigError as error:
@@ -306,7 +312,7 @@ def read_from(place: FilePath) -> Iterator[None]:
 
 
 def count_classes(place: FilePath, labels: Sequence[Array], classes: int | None) -> int:
-    """Return `classes`, or the largest label + 1 for None. Raise DataError unless labels start at 0."""
+    """Return `classes`, or if it is None the largest label + 1. Raise DataError if the labels are not 0, 1, 2, ..."""
     if classes is not None:
         return checks.integer("classes", classes, 1, ", or null for the largest label + 1")
     with read_from(place):

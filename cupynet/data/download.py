@@ -1,4 +1,4 @@
-"""Downloads from mirrors, without redirects. Files get their final name when they are complete and verified."""
+"""Downloads from mirrors, without redirects. Files are renamed once they are complete and verified."""
 
 from __future__ import annotations
 
@@ -20,27 +20,26 @@ from cupynet.data.files import KnownFile
 
 logger = logging.getLogger(__name__)
 
-WATCH_S = 0.1  # polling interval of a download
-MIRROR_S = 10.0  # of silence, before the next mirror is tried
+WATCH_S = 0.1  # polling interval
+MIRROR_S = 10.0  # without data, before trying the next mirror
 
 
 class Unavailable(Exception):
-    """The files cannot be downloaded; the text says why."""
+    """The files cannot be downloaded, for the reason in the text."""
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *_: Any) -> None:
-        """Follow no redirects; urllib then raises the response as an HTTPError."""
+        """Follow no redirects: urllib then raises the response as an HTTPError."""
 
 
 def fetch(files: Sequence[KnownFile], folder: Path, mirrors: Sequence[str], timeout_s: float) -> None:
-    """Download the files that are not in `folder`, each from the first of `mirrors` that has it.
+    """Download missing files to `folder`, each from the first of `mirrors` that has it.
 
-    One process downloads while others wait.
+    One process downloads while the others wait.
 
     Raises:
-        Unavailable: no mirror has a file, or neither this process nor another received data for `timeout_s`. Complete
-            files are kept.
+        Unavailable: no mirror has a file, or no process received data for `timeout_s`. Complete files are kept.
     """
     download = _Download(files, folder, mirrors, min(MIRROR_S, timeout_s / (len(mirrors) + 1)))
     download.start()
@@ -61,12 +60,12 @@ def fetch(files: Sequence[KnownFile], folder: Path, mirrors: Sequence[str], time
 def _size(folder: Path) -> int:
     try:
         return sum(path.stat().st_size for path in folder.iterdir())
-    except OSError:  # a file was renamed meanwhile
+    except OSError:  # a file was renamed concurrently
         return -1
 
 
 class _Download(threading.Thread):
-    """Downloads files in a thread, because a name lookup cannot be interrupted, only abandoned."""
+    """Downloads files in a thread, because DNS lookups cannot be interrupted."""
 
     def __init__(self, files: Sequence[KnownFile], folder: Path, mirrors: Sequence[str], silence_s: float) -> None:
         super().__init__(name="cupynet-download", daemon=True)
@@ -75,13 +74,13 @@ class _Download(threading.Thread):
         self.error: Exception | None = None
 
     def run(self) -> None:
-        lock = FileLock(self.folder / ".lock", fallback_to_soft=False)  # soft locks outlive a killed process
+        lock = FileLock(self.folder / ".lock", fallback_to_soft=False)  # soft locks would outlive a killed process
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with suppress(OSError):  # the file system has no locks: every process downloads for itself
+            with suppress(OSError):  # without file locks, every process downloads
                 lock.acquire()
                 for part in self.folder.glob(".*.part"):
-                    part.unlink()  # of a process that was killed
+                    part.unlink()  # left by a killed process
             for file in self.files:
                 if not os.path.lexists(self.folder / file.name):
                     self._fetch(file)
@@ -91,18 +90,18 @@ class _Download(threading.Thread):
             lock.release()
 
     def _fetch(self, file: KnownFile) -> None:
-        """Download a file from the first mirror that has it. Failed mirrors are not tried again."""
+        """Download a file from the first working mirror. Do not try failed mirrors again."""
         reason = "there is no mirror"
         while self.mirrors and not self.given_up.is_set():
             url = self.mirrors[0] + file.name
             logger.info("downloading %s", url)
             try:
                 return self._download(url, file)
-            except Exception as error:  # urllib's errors are of many kinds
+            except Exception as error:  # urllib raises many types
                 reason = f"{url}: {error}"
                 logger.info("%s", reason)
                 if isinstance(error, urllib.error.HTTPError):
-                    error.close()  # it is the response too, and holds the connection
+                    error.close()  # the error holds the connection
                 del self.mirrors[0]
         raise Unavailable(reason)
 
@@ -115,7 +114,7 @@ class _Download(threading.Thread):
                 while chunk := response.read1(1 << 16):
                     target.write(chunk)
                     if target.tell() > file.most:
-                        raise Unavailable(f"it is larger than the allowed {file.most} bytes")
+                        raise Unavailable(f"the file is larger than the limit of {file.most} bytes")
                     if self.given_up.is_set():
                         raise Unavailable("the download was canceled")
                 os.fsync(target.fileno())

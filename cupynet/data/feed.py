@@ -9,19 +9,19 @@ from cupynet.data.prefetch import Prefetcher
 
 
 class BatchFeed:
-    """The batches of one worker, prepared ahead by a thread, or gathered from images on its device.
+    """The batches of one worker, prepared ahead by a thread or gathered from images on its device.
 
-    Create it in the worker's thread, before other workers wait for this one: the constructor allocates all memory. Use
-    it as a context manager, or `close` it.
+    Create it in the worker's thread, outside of communication, because the constructor allocates all memory. Use it as
+    a context manager, or call `close`.
 
     Args:
-        prefetch: the number of batches that a thread prepares ahead; 0 for none.
-        images: False for labels only, for a pipeline stage.
+        prefetch: number of batches to prepare ahead in a thread; 0 disables prefetching.
+        images: False to load only labels, for a pipeline stage.
         on_device: True to keep images on the device, see `Backend.transfer`.
-        shared: images shared by the workers of this process on the devices.
+        shared: device images that the workers of this process share.
 
     Raises:
-        ConfigError: the images must stay on the device but do not fit.
+        ConfigError: the images do not fit on the device.
         DataError: a file cannot be read.
     """
 
@@ -49,9 +49,9 @@ class BatchFeed:
         self._ahead = min(prefetch, self._iterations) if self._transfer.ahead else 0
 
     def epoch(self, epoch: int, start: int = 0) -> Generator[Batch | None, None, None]:
-        """Yield this worker's batch of each iteration of an epoch from `start` on, or None if it has none.
+        """Yield this worker's batch, or None, for each iteration of an epoch, beginning with iteration `start`.
 
-        A batch is valid until the next is taken. The next epoch, or `close`, ends this one.
+        A batch is valid until the next one is requested. Only one epoch can be open.
         """
         self._made.close()
         assigned = self.loader.assigned(epoch, self._rank, self._size, start)
@@ -61,7 +61,6 @@ class BatchFeed:
         return self._rest(self._made, epoch, self._iterations - start)
 
     def _rest(self, made: Prefetcher[Made], epoch: int, iterations: int) -> Generator[Batch | None, None, None]:
-        """Yield the batch of each iteration, on the device; None after this worker's last batch."""
         with made:
             for _ in range(iterations):
                 batch = None
@@ -73,11 +72,11 @@ class BatchFeed:
                 yield batch
 
     def reload(self, epoch: int, number: int) -> Batch:
-        """Load the batch of iteration `number` again, into new memory."""
+        """Load the batch of iteration `number` again, to new memory."""
         return next(self.loader.epoch(epoch, self._backend, self._rank, self._size, start=number))
 
     def close(self) -> None:
-        """Stop loading and release the memory. Batches must not be used afterwards."""
+        """Stop loading and release the memory, including all batches."""
         self._made.close()
         self._transfer.close()
 
@@ -85,5 +84,5 @@ class BatchFeed:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        with nullcontext() if kind is None else suppress(Exception):  # a device that has failed also fails here
+        with nullcontext() if kind is None else suppress(Exception):  # closing fails too if the device has failed
             self.close()

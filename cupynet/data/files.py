@@ -1,4 +1,4 @@
-"""Read untrusted data files, IDX (http://yann.lecun.com/exdb/mnist/) and .npy: sizes in headers are not trusted."""
+"""Parsers for untrusted data files: IDX (http://yann.lecun.com/exdb/mnist/) and .npy."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from cupynet.core.errors import ConfigError, DataError
 
 FilePath: TypeAlias = "str | os.PathLike[str]"
 
-PARSING = threading.Lock()  # CPython 3.11 fails if threads parse the headers of .npy files at the same time
+PARSING = threading.Lock()  # CPython 3.11 fails if threads parse .npy headers concurrently
 _GZIP = b"\x1f\x8b"
-_RATIO = 64  # compression ratio that gzip rarely exceeds for images
+_RATIO = 64  # gzip rarely compresses images better
 _PIECE = 1 << 20  # bytes
 
 
 @dataclass(frozen=True)
 class KnownFile:
-    """A published file: its name, its MD5 or SHA-256 (packed or not), and the most bytes that it has, packed or not."""
+    """A published file: its name, its MD5 or SHA-256, and its maximum size in bytes, each compressed or not."""
 
     name: str
     digest: str
@@ -41,21 +41,21 @@ class KnownFile:
 
 
 def read_unpacked(path: Path, most: int, digest: str = "") -> bytes:
-    """Return the contents of a gzip or plain file of at most `most` bytes with this MD5 or SHA-256 (packed or not)."""
+    """Read a gzip or plain file of at most `most` bytes. `digest` is the MD5 or SHA-256, compressed or not."""
     stored = read_bytes(path, most)
     raw = _inflate(path, stored, most + 1) if stored[:2] == _GZIP else stored
     if len(raw) > most:
-        raise DataError(f"{path}: expected at most {most} unpacked bytes, found more")
+        raise DataError(f"{path}: expected at most {most} bytes after decompression, found more")
     algorithm = "md5" if len(digest) == 32 else "sha256"
     if digest and digest not in (hashlib.new(algorithm, each).hexdigest() for each in (stored, raw)):
         raise DataError(
-            f"{path}: expected contents of {algorithm} {digest[:16]}..., found other contents, {stored[:16]!r}"
+            f"{path}: expected contents with {algorithm} {digest[:16]}..., found other contents, {stored[:16]!r}"
         )
     return raw
 
 
 def idx_path(folder: Path, name: str) -> Path:
-    """Return the path of an IDX file: `name`.gz, `name`, or as unpackers call it, `train-images.idx3-ubyte`."""
+    """Return the path of an IDX file: `name`.gz, `name`, or a variant with a dot such as `train-images.idx3-ubyte`."""
     names = [f"{each}{ending}" for each in (name, name.replace("-idx", ".idx")) for ending in (".gz", "")]
     return folder / next((each for each in names if os.path.lexists(folder / each)), names[0])
 
@@ -71,27 +71,27 @@ def idx_shape(path: Path) -> tuple[int, ...]:
 
 
 def check_idx_size(path: Path) -> None:
-    """Raise DataError if an IDX file is certainly smaller than its header claims, without loading it."""
+    """Raise DataError if an IDX file is too small for the size in its header, without loading it."""
     header = idx_shape(path)
     claimed, stored = math.prod(header), check_regular(path)
     start = 4 + 4 * len(header)
     with path.open("rb") as file:
         packed = file.read(2) == _GZIP
     if packed and start + claimed <= _RATIO * stored:
-        return  # plausible; checked when it is read
+        return  # plausible, and checked by `read_idx`
     found = (_unpacked_size(path, start + claimed) if packed else stored) - start
     if found < claimed:
         raise DataError(
-            f"{path}: expected an IDX file, found a damaged one with the wrong number of items. "
+            f"{path}: expected an IDX file, found a damaged file with the wrong number of items. "
             f"Expected: {claimed}. Found: {found}"
         )
 
 
 def read_idx(path: Path, digest: str = "") -> Array:
-    """Return the contents of an IDX file of unsigned bytes, gzip or plain; `digest`: see `read_unpacked`."""
+    """Read an IDX file of unsigned bytes, gzip or plain. For `digest` see `read_unpacked`."""
     shape = idx_shape(path)
     size = 4 + 4 * len(shape) + math.prod(shape)
-    most = min(size + size // 500 + (1 << 16), sys.maxsize - 1)  # gzip may make a file larger
+    most = min(size + size // 500 + (1 << 16), sys.maxsize - 1)  # gzip may enlarge a file
     return parse_idx(path, read_unpacked(path, most, digest))
 
 
@@ -100,8 +100,8 @@ def parse_idx(path: Path, raw: bytes) -> Array:
 
     try:
         array: Array = mnist.parse_idx(io.BytesIO(raw))
-    except Exception as error:  # of many kinds
-        raise DataError(f"{path}: expected an IDX file, found a damaged one ({error})") from error
+    except Exception as error:  # the parser raises many types
+        raise DataError(f"{path}: expected an IDX file, found a damaged file ({error})") from error
     return array
 
 
@@ -112,7 +112,7 @@ def map_npy(path: Path) -> Array:
             array = np.lib.format.open_memmap(path, mode="r")
         if not array.size:
             raise ValueError("it is empty")
-    except Exception as error:  # a header may be anything: OSError, ValueError, TokenError, OverflowError, ...
+    except Exception as error:  # damaged headers raise many types
         raise DataError(f"{path}: cannot be read as a .npy file ({wording.one_line(error)})") from error
     return np.asarray(array)
 
@@ -131,15 +131,15 @@ def expanded(folder: FilePath) -> Path:
 
 
 def check_regular(path: Path) -> int:
-    """Return the size of a regular file. Raise OSError for a pipe, which could block forever."""
+    """Return the size of a regular file. Raise OSError for anything else, such as a pipe that could block forever."""
     found = path.stat()
     if not stat.S_ISREG(found.st_mode):
-        raise OSError("it is a folder, a pipe or a device")
+        raise OSError("not a regular file")
     return found.st_size
 
 
 def read_bytes(path: Path, most: int | None = None, first: int = -1) -> bytes:
-    """Return the contents of a file of at most `most` bytes, or only the `first` bytes of it."""
+    """Read a file of at most `most` bytes, or only its `first` bytes."""
     try:
         size = check_regular(path)
         if most is not None and size > most:
@@ -151,8 +151,8 @@ def read_bytes(path: Path, most: int | None = None, first: int = -1) -> bytes:
 
 
 def _inflate(path: Path, packed: bytes, most: int, *, whole: bool = True) -> bytes:
-    """Unpack at most `most` bytes of gzip data of one member."""
-    member = zlib.decompressobj(wbits=31)  # checks the CRC and the length
+    """Decompress at most `most` bytes of gzip data with a single member."""
+    member = zlib.decompressobj(wbits=31)  # verifies CRC and length
     try:
         raw = member.decompress(packed, most)
     except zlib.error as error:
@@ -165,7 +165,7 @@ def _inflate(path: Path, packed: bytes, most: int, *, whole: bool = True) -> byt
 
 
 def _unpacked_size(path: Path, most: int) -> int:
-    """Return the unpacked size of a gzip file, at most `most`, by unpacking it piece by piece."""
+    """Return the decompressed size of a gzip file, at most `most`, without loading it."""
     member, size = zlib.decompressobj(wbits=31), 0
     try:
         with path.open("rb") as file:

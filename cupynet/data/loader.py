@@ -1,7 +1,7 @@
-"""Loaders decide which samples a worker trains on, and in which order.
+"""Loaders split data sets into batches and assign them to workers.
 
-The order depends only on seed and epoch (and on the shard), and batch i of an epoch belongs to worker i mod W. It does
-not depend on the workers' speed, and nothing is dropped.
+The order of samples depends only on seed, epoch and shard. Batch i of an epoch belongs to worker i mod W. Nothing is
+dropped.
 """
 
 from __future__ import annotations
@@ -25,45 +25,50 @@ from cupynet.data.shards import Shards
 
 LabeledData: TypeAlias = Dataset | Shards
 
-_LOOKED_AT = 1 << 20  # bytes of images that a signature includes
+_LOOKED_AT = 1 << 20  # bytes of images in a signature
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """N examples of one epoch, ready on the device: images (N, H, W, C), labels (N, ...), samples (N,).
+    """A batch of N samples on the device. A `BatchFeed` may reuse its memory for the next batch.
 
-    `index` counts the batches of epoch `epoch` over all workers, both from 0. `samples` are indices into the data set;
-    dropout masks and augmentation depend on them. A `BatchFeed` may reuse the memory when the next batch is taken.
+    Attributes:
+        index: number of the batch in its epoch over all workers, from 0.
+        images: (N, H, W, C); None if not requested.
+        labels: (N,) int64, or (N, T) float32; with weights (N, T + 1), see `Dataset.targets`.
+        samples: (N,) int64, indices into the whole data set, on the host. Dropout and augmentation depend on them.
+        epoch: number of the epoch, from 0.
+        steady: True if the images of all batches of the feed have the same address.
     """
 
     index: int
-    images: Array  # (N, H, W, C), of the backend; None if they were not requested
-    labels: Array  # (N,) int64 or (N, T) float32, with weights (N, T + 1), see `Dataset.targets`; of the backend
-    samples: Array  # (N,) int64, on the host; with shards, numbers in the whole data set
+    images: Array
+    labels: Array
+    samples: Array
     epoch: int = 0
-    steady: bool = False  # True if the images of all batches of its feed share one address
+    steady: bool = False
 
     def __len__(self) -> int:
         return len(self.samples)
 
 
-Assigned: TypeAlias = "list[tuple[int, Array, Array]]"  # of each batch: index, rows in the worker's part, samples
-Made: TypeAlias = "tuple[int, tuple[Array | None, Array], Array]"  # batch index, result of `Transfer.make`, samples
+Assigned: TypeAlias = "list[tuple[int, Array, Array]]"  # (batch index, rows in the worker's part, samples)
+Made: TypeAlias = "tuple[int, tuple[Array | None, Array], Array]"  # (batch index, result of `Transfer.make`, samples)
 
 
 class Loader:
-    """Labeled images in batches that are assigned to workers.
+    """Splits a data set into batches and assigns them to workers.
 
-    Batch i of an epoch belongs to worker i mod size; the last may be short. With `Shards`, worker r reads only shard r,
-    and each shard may end with a short batch. A worker that runs out has no batch in the last iterations. Loaders have
-    no state, so all workers may share one.
+    Batch i of an epoch belongs to worker i mod size. The last batch may be smaller. With `Shards`, worker r reads only
+    shard r, and the last batch of each shard may be smaller. Some workers may have no batch in the last iterations.
+    Loaders have no state, so all workers may share one.
 
     Args:
         dataset: the images.
-        batch_size: samples of a batch.
-        seed: determines the order, and augmentation, together with the epoch.
-        shuffle: False: samples are in the order of the data set, as for evaluation.
-        augment: augmentations of the images, in this order, see `augmentations`; for training only.
+        batch_size: number of samples per batch.
+        seed: seed of the order and of augmentation, combined with the epoch.
+        shuffle: False to keep the order of the data set, as in evaluation.
+        augment: augmentations in order, see `augmentations`; only for training.
     """
 
     def __init__(
@@ -85,35 +90,35 @@ class Loader:
         self.mixing = [(place, part) for place, part in enumerate(self.augment) if isinstance(part, Mixing)]
         check_augmentations(self.augment, dataset.image_shape)
         if self.augment and dataset.scaled:
-            raise ConfigError("needs uint8 images, and these are floating-point images", "augment")
+            raise ConfigError("needs uint8 images, not floating-point images", "augment")
 
     def __repr__(self) -> str:
         return f"<Loader of {self.dataset!r} in {wording.counted(self.batches, 'batch')} of {self.batch_size}>"
 
     @property
     def batches(self) -> int:
-        """Batches per epoch, over all workers."""
+        """The number of batches per epoch over all workers."""
         return sum(-(-count // self.batch_size) for count in self.dataset.counts)
 
     def iterations(self, size: int) -> int:
-        """Return iterations per epoch: the most batches of any worker. Shards require one worker each."""
+        """Return the number of iterations per epoch: the maximum number of batches of a worker."""
         if isinstance(self.dataset, Shards):
             self.dataset.check_workers(size)
             return -(-max(self.dataset.counts) // self.batch_size)
         return -(-self.batches // size)
 
     def images_of_iteration(self, number: int, size: int) -> int:
-        """Return the number of images that all `size` workers train on in iteration `number` of an epoch."""
+        """Return the number of images in iteration `number` of an epoch, over all workers."""
         per_iteration = self.batch_size * (1 if isinstance(self.dataset, Shards) else size)
         return sum(min(per_iteration, max(0, count - number * per_iteration)) for count in self.dataset.counts)
 
     def deal(self, size: int) -> tuple[int, ...]:
-        """Return a key of the assignment of batches; resuming within an epoch requires an equal key."""
+        """Return a key of the batch assignment. An epoch can only be resumed with the same key."""
         return *self.dataset.counts, self.batch_size, size
 
     @cached_property
     def signature(self) -> int:
-        """A checksum of the data, the batches and their order."""
+        """A checksum of the data set, the batches and their order."""
         data = self.dataset
         about = (data.image_shape, data.classes, data.counts, data.pixels)
         found = zlib.crc32(repr((*about, self.batch_size, self.seed, self.shuffle, self.augment)).encode())
@@ -128,7 +133,7 @@ class Loader:
 
     @cached_property
     def identity(self) -> tuple[int, int]:
-        """The number of samples and a checksum of their labels, the same for any division into shards."""
+        """The number of samples and a checksum of their labels, regardless of shards."""
         data = self.dataset
         if isinstance(data, Shards):
             labels = np.concatenate(data.labels)[np.argsort(np.concatenate(data.samples), kind="stable")]
@@ -142,16 +147,16 @@ class Loader:
         return self.dataset
 
     def order(self, epoch: int, shard: int = 0) -> Array:
-        """Return the samples of `epoch` in training order, (S,) int64; with `Shards`, those of one shard."""
+        """Return the samples of an epoch in training order, (S,) int64; with `Shards`, the samples of one shard."""
         count = self.dataset.counts[shard]
         if not self.shuffle:
             return np.arange(count, dtype=np.int64)
         return philox(self.seed, epoch, shard).permutation(count).astype(np.int64, copy=False)
 
     def assigned(self, epoch: int, rank: int, size: int, start: int = 0) -> Assigned:
-        """Return the batches of worker `rank` of `size` from iteration `start` on: index, rows in its part, samples."""
+        """Return the batches of worker `rank` of `size`, beginning with iteration `start`."""
         if not 0 <= rank < size:
-            raise ConfigError(f"must be from 0 to below size={size}, the number of workers", "rank", str(rank))
+            raise ConfigError(f"must be at least 0 and below size={size}, the number of workers", "rank", str(rank))
         many, samples = self.batch_size, None
         if isinstance(self.dataset, Shards):
             self.dataset.check_workers(size)
@@ -168,7 +173,7 @@ class Loader:
         return found
 
     def epoch(self, epoch: int, backend: Backend, rank: int = 0, size: int = 1, start: int = 0) -> Iterator[Batch]:
-        """Yield the batches of worker `rank` of `size` in `epoch`, from iteration `start` on, each in new memory."""
+        """Yield the batches of worker `rank` of `size`, beginning with iteration `start`, each in new memory."""
         assigned = self.assigned(epoch, rank, size, start)
         part = self.part(rank, size)
         transfer = Transfer(backend, HostData(part.images, part.labels, part.pixels))
@@ -177,7 +182,7 @@ class Loader:
         return (Batch(index, *transfer.send(*content), samples, epoch) for index, content, samples in made)
 
     def labels(self, assigned: Assigned, epoch: int, part: Dataset) -> Iterator[Array]:
-        """Yield the labels of the `assigned` batches of `part`, see `Batch`."""
+        """Yield the labels of the assigned batches, see `Batch`."""
         labels, classes = part.targets, part.classes
         for _, rows, samples in assigned:
             found = labels[rows]
@@ -190,7 +195,7 @@ class Loader:
             yield found
 
     def load(self, assigned: Assigned, epoch: int, transfer: Transfer, part: Dataset, rank: int = 0) -> Iterator[Made]:
-        """Load the `assigned` batches of `part`, the data of worker `rank`, for `transfer` to send."""
+        """Load the assigned batches of worker `rank`, for `transfer` to send."""
         numbers = self.dataset.samples[rank] if isinstance(self.dataset, Shards) else None
         how = {"seed": self.seed, "epoch": epoch, "data": part.images, "numbers": numbers}
         with read_of(self.dataset):
@@ -200,7 +205,7 @@ class Loader:
 
 
 def _mixture(own: Array, others: Array, share: Array, weighted: bool) -> Array:
-    """Mix targets (N, T), or (N, T + 1) with weights, which multiply the shares."""
+    """Mix targets (N, T), or (N, T + 1) with weights, by which the shares are multiplied."""
     if not weighted:
         return share * own + (1 - share) * others
     parts = share * own[:, -1:], (1 - share) * others[:, -1:]
@@ -211,7 +216,7 @@ def _mixture(own: Array, others: Array, share: Array, weighted: bool) -> Array:
 
 @contextmanager
 def read_of(dataset: LabeledData) -> Iterator[None]:
-    """Raise DataError for an OSError in this context, which would otherwise be reported as an output error."""
+    """Convert an OSError to DataError. Otherwise it would be reported as an output error."""
     try:
         yield
     except OSError as error:
@@ -228,13 +233,13 @@ def as_loader(
     pixels: PixelScale = FRACTIONS,
     augment: Augment = (),
 ) -> Loader:
-    """Return a loader of the data.
+    """Create a loader.
 
     Args:
-        data: a loader, which is returned unchanged; a `Dataset`; `Shards`; or a pair (images, labels) of arrays.
+        data: a `Loader`, which is returned unchanged; a `Dataset`; `Shards`; or a pair of arrays (images, labels).
         batch_size, seed, shuffle, augment: see `Loader`.
-        classes: of a pair; the largest label + 1 by default, or the number of targets.
-        pixels: of a pair: how pixels are scaled.
+        classes: number of classes or targets of a pair; by default the largest label + 1, or the number of columns.
+        pixels: pixel scale of a pair.
     """
     if isinstance(data, Loader):
         return data

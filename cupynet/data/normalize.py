@@ -11,14 +11,14 @@ from cupynet.backend.array import Array
 from cupynet.core import checks, wording
 from cupynet.core.errors import ConfigError
 
-# None, `auto`, or {mean: [...], std: [...]}, see `Source`
+# see `Source`
 Normalize: TypeAlias = "str | Mapping[str, Sequence[float]] | None"
 
-_AT_ONCE = 1 << 22  # bytes per histogram pass
+_AT_ONCE = 1 << 22  # bytes per chunk
 
 
 def checked(normalize: Normalize) -> str | dict[str, list[float]] | None:
-    """Validate the argument `normalize`: None, "auto", or `mean` and `std` of each channel."""
+    """Validate the argument `normalize`."""
     if normalize is None or normalize == "auto":
         return None if normalize is None else "auto"
     try:
@@ -29,13 +29,13 @@ def checked(normalize: Normalize) -> str | dict[str, list[float]] | None:
         if not mean or len(mean) != len(std):
             raise ValueError
     except (TypeError, ValueError) as error:
-        ways = "null, auto or {mean: [...], std: [...]}, a number for each channel, in fractions of 255"
+        ways = "null, auto or {mean: [...], std: [...]} with a number for each channel, in fractions of 255"
         raise ConfigError(f"must be {ways}", "normalize", wording.shown(normalize, wording.written)) from error
     return {"mean": mean, "std": std}
 
 
 def pixels_for(normalize: Normalize, images: Array) -> PixelScale:
-    """Return the scaling of pixels for the training images (S, H, W, C)."""
+    """Return the pixel scale for training images (S, H, W, C)."""
     if normalize is None:
         return FRACTIONS
     if images is not None and images.dtype != np.uint8:
@@ -46,7 +46,7 @@ def pixels_for(normalize: Normalize, images: Array) -> PixelScale:
 
 
 def statistics(images: Array) -> tuple[list[float], list[float]]:
-    """Return mean and std of each channel of images (S, H, W, C) uint8, in fractions of 255; std 1 if constant."""
+    """Return mean and std (1 for constants) of each channel of images (S, H, W, C) uint8, in fractions of 255."""
     channels = images.shape[3]
     counts = np.zeros((channels, 256), np.int64)
     step = max(1, _AT_ONCE // max(1, images[:1].nbytes))
@@ -55,7 +55,7 @@ def statistics(images: Array) -> tuple[list[float], list[float]]:
         for c in range(channels):
             counts[c] += np.bincount(some[:, c], minlength=256)
     means, deviations = [], []
-    for row in counts.tolist():  # Python's integers, which are exact
+    for row in counts.tolist():  # exact Python integers
         total = sum(row)
         first = sum(value * count for value, count in enumerate(row))
         second = sum(value * value * count for value, count in enumerate(row))

@@ -1,4 +1,4 @@
-"""Third-party data sets: (image, label) pairs, read into memory once."""
+"""Data sets of other libraries, as (image, label) pairs."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from cupynet.core.errors import ConfigError
 from cupynet.core.wording import one, shown
 from cupynet.data.dataset import on_host
 
-IMAGES, LABELS = ("image", "img", "pixel_values", "x"), ("label", "labels", "target", "y")  # keys of examples
+IMAGES, LABELS = ("image", "img", "pixel_values", "x"), ("label", "labels", "target", "y")  # keys of samples
 
 
 def read_pairs(data: Any) -> tuple[Array, Array]:
-    """Read all examples of a data set: images (S, ...) and labels (S, ...).
+    """Read a data set into memory. Return images (S, ...) and labels (S, ...).
 
     Args:
-        data: an iterable of (image, label), or a map-style data set, as in PyTorch or Hugging Face. An example may also
-            be a mapping with the keys `image` and `label`.
+        data: an iterable of (image, label), or a map-style data set, as in PyTorch or Hugging Face. Samples may also be
+            mappings with the keys `image` and `label`.
     """
     if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, Mapping):
         found: Iterable[Any] = (data[index] for index in range(len(data)))

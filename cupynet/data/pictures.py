@@ -1,4 +1,4 @@
-"""Read PNG, JPEG, BMP and WebP with Pillow (the extra `images`). The only module that imports Pillow."""
+"""Read PNG, JPEG, BMP and WebP files with Pillow (extra `images`)."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from cupynet.core.errors import ConfigError, DataError
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP")
-ORIENTATION = 0x0112  # EXIF's tag: 1 is upright, 5 to 8 swap height and width
-GRAY = ("1", "L", "LA")  # Pillow's modes
-DEEP = ("I", "I;16", "I;16B", "I;16L", "I;16N")  # gray of 16 bits
-MOST_PIXELS = 1 << 26  # a small file may claim any number
+ORIENTATION = 0x0112  # EXIF tag; 1 is upright, 5 to 8 swap height and width
+GRAY = ("1", "L", "LA")  # Pillow modes
+DEEP = ("I", "I;16", "I;16B", "I;16L", "I;16N")  # 16-bit grayscale
+MOST_PIXELS = 1 << 26  # limits the memory for compressed files
 
 
 def pillow() -> Any:
@@ -32,12 +32,12 @@ def pillow() -> Any:
 
 
 def picture(path: Path, channels: int) -> Array:
-    """Read a picture of any size as (H, W, C) uint8, of 1 channel (gray) or 3.
+    """Read a picture as (H, W, C) uint8, with 1 channel (grayscale) or 3 (color).
 
-    The EXIF orientation is applied. Transparent pixels become white.
+    EXIF orientation is applied, and transparent pixels become white.
 
     Raises:
-        DataError: the file is missing, damaged, too large, of another type, or all white on a transparent background.
+        DataError: the file is missing, damaged, too large or of another type, or white on a transparent background.
         ConfigError: Pillow is not installed.
     """
     images = pillow()
@@ -51,7 +51,7 @@ def picture(path: Path, channels: int) -> Array:
             opened = images.alpha_composite(images.new("RGBA", ink.size, "white"), ink).convert("RGB")
             if _is_plain(opened) and not _is_plain(ink.getchannel("A")):
                 raise DataError(
-                    f"{wording.one_line(path)}: is white on a transparent background. Save it without transparency."
+                    f"{wording.one_line(path)}: white on a transparent background. Save it without transparency."
                 )
         pixels = opened.convert("L" if channels == 1 else "RGB")
         return np.asarray(pixels, np.uint8).reshape(opened.height, opened.width, channels)
@@ -93,10 +93,10 @@ def opened_picture(path: Path) -> Iterator[Any]:
     """Open a picture and read its header. Errors in the context become DataError."""
     images, name = pillow(), wording.one_line(path)
     if not os.path.isfile(path):
-        raise DataError(f"{name}: expected a picture, found no such file")
+        raise DataError(f"{name}: no such picture file")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about sizes, which are checked here, and about camera metadata
+            warnings.simplefilter("ignore")  # about sizes, which are checked below, and metadata
             with images.open(path, formats=FORMATS) as opened:
                 if opened.width * opened.height > MOST_PIXELS:
                     raise DataError(
@@ -104,11 +104,11 @@ def opened_picture(path: Path) -> Iterator[Any]:
                         f"{opened.height}. Make it smaller"
                     )
                 if opened.mode in DEEP:
-                    raise DataError(f"{name}: expected 8 bits in each channel, found 16. Convert it")
+                    raise DataError(f"{name}: expected 8 bits per channel, found 16. Convert it")
                 yield opened
     except (DataError, MemoryError):
         raise
-    except Exception as error:  # a decoder may raise anything
+    except Exception as error:  # decoders may raise anything
         reason = getattr(error, "strerror", None) or wording.one_line(error).partition(" '")[0]  # without the path
         raise DataError(f"{name}: cannot be read as a PNG, JPEG, BMP or WebP ({reason})") from error
 

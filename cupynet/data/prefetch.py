@@ -1,7 +1,7 @@
-"""Prefetching: a thread produces items at most `capacity` ahead of the consumer.
+"""Prefetching: a thread produces items, at most `capacity` ahead of the consumer.
 
-The queue `items` goes to the consumer, and `room` returns a permit for each further item. The last item is always an
-end mark, so that the consumer never waits forever. It wakes up often because Python runs signal handlers only in the
+The queue `items` leads to the consumer, and `room` returns a permit for each further item. The last item is always an
+end mark, so the consumer never waits forever. It wakes up regularly because Python runs signal handlers only in the
 main thread.
 """
 
@@ -18,7 +18,7 @@ from cupynet.core.checks import integer
 
 T = TypeVar("T")
 
-WAKE_S = 0.2  # how often a waiting consumer lets Python run signal handlers
+WAKE_S = 0.2  # interval at which a waiting consumer lets Python run signal handlers
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,10 @@ class _End:
 
 
 class Prefetcher(Generic[T]):
-    """Iterates over `iterable` in a daemon thread, up to `capacity` items ahead of the consumer, in order.
+    """Iterates over `iterable` in a daemon thread, up to `capacity` items ahead of the consumer.
 
-    An exception of the producer is raised in the consumer, after the preceding items. The single consumer must call
-    `close`, or use a `with` block. With `capacity` 0 there is no thread.
+    The order is preserved. An exception in the producer is raised in the consumer, after the preceding items. The
+    consumer must call `close` or use a `with` block. With `capacity` 0 there is no thread.
     """
 
     def __init__(self, iterable: Iterable[T], capacity: int) -> None:
@@ -62,7 +62,7 @@ class Prefetcher(Generic[T]):
         try:
             raise item.error or StopIteration
         finally:
-            del item  # the error's traceback holds this frame: avoid a reference cycle
+            del item  # avoid a reference cycle through the traceback
 
     def _received(self) -> T | _End:
         while True:
@@ -82,12 +82,12 @@ class Prefetcher(Generic[T]):
             self._items.put(_End(error))
 
     def close(self) -> None:
-        """Stop the producer after its current item, join its thread, and end the iteration."""
+        """Stop the producer after its current item and join its thread."""
         self._closed = True
-        self._room.put(None)  # wakes a producer that waits for room
+        self._room.put(None)  # wakes a waiting producer
         while self._thread is not None and self._thread.is_alive():
             self._thread.join(WAKE_S)
-        self._items = SimpleQueue()  # drops unused items and their memory
+        self._items = SimpleQueue()  # releases unused items
 
     def __enter__(self) -> Prefetcher[T]:
         return self

@@ -1,12 +1,11 @@
-"""A training set in shards, one for each worker, in memory-mapped .npy files.
+"""Training sets in shards, one for each worker, in memory-mapped .npy files.
 
-    FOLDER/0/images.npy     (S, H, W) or (S, H, W, C) uint8   the shard of worker 0
-             labels.npy     (S,) integers
-             samples.npy    (S,) integers: the numbers of these samples in the whole training set, from 0
+    FOLDER/0/images.npy     (S, H, W) or (S, H, W, C) uint8, for worker 0
+             labels.npy     (S,) integers samples.npy    (S,) integers, the indices of these samples in the whole
+             training set
     FOLDER/1/...
 
-A shard may be larger than memory. A machine needs the labels and samples of all shards, but images only of its own
-workers' shards.
+Shards may be larger than memory. Each machine needs all labels and samples, but only the images of its own workers.
 """
 
 from __future__ import annotations
@@ -26,21 +25,21 @@ from cupynet.data.files import expanded, map_npy
 
 
 class Shards:
-    """The shards of one training set. All workers may use the same object at the same time.
+    """The shards of a training set. Workers may share the object.
 
     Args:
-        folder: contains folders named 0, 1, 2, ...
-        classes: the number of classes; None: the largest label + 1.
-        pixels: how pixels are scaled.
-        most: the number of samples to use of each shard; None for all.
+        folder: a folder that contains the folders 0, 1, 2, ...
+        classes: number of classes; by default the largest label + 1.
+        pixels: the pixel scale.
+        most: number of samples to use from each shard; None for all.
 
     Attributes:
         image_shape: (H, W, C).
-        counts: the number of samples of each shard.
-        labels, samples: of each shard, (S,) int64.
+        counts: number of samples in each shard.
+        labels, samples: a list of (S,) int64 for each shard.
 
     Raises:
-        DataError: a file is missing or damaged, or the shards do not belong together.
+        DataError: a file is missing or damaged, or the shards are inconsistent.
     """
 
     def __init__(
@@ -82,14 +81,14 @@ class Shards:
         return [self.folder / name for name in expected]
 
     def _check_samples(self, labels: list[Array], samples: list[Array]) -> None:
-        """Raise DataError unless the shards together have each sample exactly once."""
+        """Raise DataError unless the shards contain each sample exactly once."""
         seen = np.zeros(sum(map(len, labels)), bool)
         for numbers in samples:
             seen[numbers[(numbers >= 0) & (numbers < len(seen))]] = True
         if [*map(len, labels)] != [*map(len, samples)] or not seen.all():
             raise DataError(
-                f"{self.folder}: these shards do not belong together: their samples.npy must have as many numbers as "
-                f"labels.npy, and together each number from 0 to {len(seen) - 1} once"
+                f"{self.folder}: the shards are inconsistent. Each samples.npy must be as long as labels.npy, and "
+                f"together they must contain each number from 0 to {len(seen) - 1} once"
             )
 
     def check_workers(self, workers: int) -> None:
@@ -111,16 +110,16 @@ class Shards:
         return dataset
 
     def parts(self) -> Iterator[Dataset]:
-        """Yield the memory-mapped shards whose images are on this machine."""
+        """Yield the shards with images on this machine, memory-mapped."""
         for number in range(len(self.counts)):
             if os.path.lexists(self.folder / str(number) / "images.npy"):
                 yield self.open(number)
 
     def dataset(self, part: str) -> Dataset:
-        """Map images.npy and labels.npy in the folder `part`."""
+        """Memory-map images.npy and labels.npy in the folder `part`."""
         place = self.folder / part
         images, labels = map_npy(place / "images.npy"), _map_integers(place / "labels.npy")
-        if images.dtype != np.uint8 or not images.flags.c_contiguous:  # other images would be copied to memory
+        if images.dtype != np.uint8 or not images.flags.c_contiguous:  # otherwise they would be copied to memory
             raise DataError(
                 f"{place / 'images.npy'}: expected uint8 in C order, found {images.shape} of {images.dtype}"
             )
@@ -128,7 +127,7 @@ class Shards:
 
 
 def _map_integers(path: Path) -> Array:
-    """Map integers (S,) int64 from a .npy file; other integer types are copied."""
+    """Memory-map integers (S,) int64 from a .npy file. Other integer types are copied."""
     array = map_npy(path)
     if array.dtype.kind not in "iu" or array.ndim != 1:
         raise DataError(f"{path}: expected integers (S,), found {array.shape} of {array.dtype}")

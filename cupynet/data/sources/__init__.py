@@ -1,1 +1,1 @@
-"""Sources of data: each loads a training and a test set, or describes the files that hold them."""
+"""Sources load training and test sets."""

@@ -28,23 +28,24 @@ def offline() -> bool:
 
 @dataclass(eq=False)
 class Downloaded(Source):
-    """Files in `<folder>/<name>`, downloaded if they are missing, unless CUPYNET_OFFLINE is set.
+    """Base class of data sets that are downloaded to `<folder>/<name>`, unless CUPYNET_OFFLINE is set.
 
-    If a missing file cannot be downloaded, `Synthetic` digits are loaded with a warning if they `may_stand_in`.
-    Otherwise, and for a damaged file, DataError is raised.
+    If a file is missing and cannot be downloaded, `Synthetic` digits are loaded with a warning if `may_stand_in`, else
+    DataError is raised. A damaged file is always a DataError.
 
     Args:
-        folder: contains the folder `<name>`; None: CUPYNET_DATA, else the user's cache.
+        folder: the folder that contains `<name>`; by default CUPYNET_DATA, else the user's cache.
         seed, validation, limit, normalize, augment: see `Source`.
-        timeout_s: the largest time without any data arriving.
+        timeout_s: maximum time without receiving data.
 
     Attributes:
-        files, mirrors: the expected files, and URLs ending in / to fetch them from.
+        files: the expected files.
+        mirrors: URLs to download them from, ending in /.
     """
 
     files: ClassVar[Sequence[KnownFile]]
     mirrors: ClassVar[tuple[str, ...]]
-    samples = (60_000, 10_000)  # all are read, regardless of the limit
+    samples = (60_000, 10_000)  # always read completely
 
     folder: FilePath | None = None
     timeout_s: float = field(default=30.0, kw_only=True)
@@ -56,16 +57,15 @@ class Downloaded(Source):
 
     @abstractmethod
     def _read(self) -> tuple[Array, Array, Array, Array]:
-        """Return training images (S, H, W, C) uint8 and labels (S,), then those for testing."""
+        """Return training images (S, H, W, C) uint8, training labels (S,), test images and test labels."""
 
     @property
     def named(self) -> FilePath | None:
-        """The folder set by `folder` or CUPYNET_DATA."""
+        """The folder given by the user, in `folder` or CUPYNET_DATA."""
         return self.folder or os.environ.get("CUPYNET_DATA")
 
     @property
     def place(self) -> Path:
-        """The folder of the files."""
         return (expanded(self.named) if self.named else platformdirs.user_cache_path("cupynet")) / self.name
 
     def path(self, file: KnownFile) -> Path:
@@ -85,12 +85,12 @@ class Downloaded(Source):
         try:
             return file.read(self.path(file))
         except DataError as error:
-            remedy = f"delete it to download it again, or choose another folder in {setting('data', 'folder')}"
-            raise DataError(f"{error}; {remedy}") from error
+            remedy = f"Delete it to download it again, or choose another folder in {setting('data', 'folder')}"
+            raise DataError(f"{error}. {remedy}") from error
 
     def fetch(self) -> None:
-        """Download missing files and verify the others. Raise Unavailable, or DataError if a file is damaged."""
-        from cupynet.data.download import Unavailable, fetch  # imported late: HTTP and TLS take a while
+        """Download missing files and verify existing ones. Raise Unavailable, or DataError if a file is damaged."""
+        from cupynet.data.download import Unavailable, fetch  # a slow import
 
         missing = self.missing
         for file in self.files:
@@ -114,7 +114,7 @@ class Downloaded(Source):
         return self._divided(self.name, train, Dataset(f"{self.name}-test", test_images, test_labels, self.classes))
 
     def _substitute(self, reason: str) -> Data:
-        """Return synthetic digits, with a warning, or raise DataError unless `may_stand_in`."""
+        """Return synthetic digits with a warning. Raise DataError unless `may_stand_in`."""
         title = self.name.upper()
         way_out = f"put its files there, or set CUPYNET_DATA to the folder that holds {self.name}/"
         if not self.may_stand_in:

@@ -23,24 +23,24 @@ from cupynet.data.pictures import (
 )
 from cupynet.data.sources.user_files import UserFiles, required_path
 
-FOLDERS = {"train": ("train",), "validation": ("val", "valid", "validation"), "test": ("test",)}  # part -> folder names
+FOLDERS = {"train": ("train",), "validation": ("val", "valid", "validation"), "test": ("test",)}  # folder names
 
 
 @dataclass(eq=False)
 class ImageFolder(UserFiles):
-    """A folder for each class, with PNG, JPEG, BMP or WebP files; needs Pillow (the extra `images`).
+    """PNG, JPEG, BMP or WebP files in a folder for each class. Needs Pillow (extra `images`).
 
     Images are in `<folder>/train/<class>/`, `<folder>/val/<class>/` and `<folder>/test/<class>/`, each of which may be
-    missing; or all in `<folder>/<class>/`, of which `validation` holds out a part.
+    missing. Or all images are in `<folder>/<class>/`, and `validation` holds out some of them.
 
-    Classes and images are in the order of their names; names that begin with a dot are ignored. A `limit` takes images
-    from the classes in turn. Transparent pixels become white; the EXIF orientation is applied.
+    Classes and images are sorted by name. Names that begin with a dot are ignored. `limit` takes images from the
+    classes in turn. Transparent pixels become white, and EXIF orientation is applied.
 
     Args:
-        folder: its path.
-        size: (height, width) to which every image is resized; None: the size of the first, which all must have.
-        channels: 1 for gray, 3 for color; None: as in the first image, which all must match.
-        class_names: the names of the classes in order, some of which may have no folder; None uses the folder names.
+        folder: path of the folder.
+        size: (height, width) to which images are resized; None if all images have the same size.
+        channels: 1 for grayscale or 3 for color; None if all images have the same kind.
+        class_names: names of the classes in order; by default the folder names. Classes may have no folder.
         seed, validation, limit, normalize, augment: see `Source`.
     """
 
@@ -52,11 +52,11 @@ class ImageFolder(UserFiles):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.size is not None:
-            self.size = checks.pair("size", self.size, 1, ", or null for that of the first image")
+            self.size = checks.pair("size", self.size, 1, ", or null for the size of the first image")
         if self.channels not in (None, 1, 3) or checks.is_bool(self.channels):
-            raise ConfigError("must be 1 (gray), 3 (colors), or null", "channels", wording.shown(self.channels))
+            raise ConfigError("must be 1 (grayscale), 3 (color), or null", "channels", wording.shown(self.channels))
         if not isinstance(self.class_names, Sequence | None) or isinstance(self.class_names, str):
-            reason = "must be a list of the names of folders, or null"
+            reason = "must be a list of folder names, or null"
             raise ConfigError(reason, "class_names", wording.shown(self.class_names))
         self.place = required_path("folder", self.folder, "the folder that holds a folder for each class, or train/")
         self.name = self.place.resolve().name
@@ -78,7 +78,7 @@ class ImageFolder(UserFiles):
         return next(files[0] for classes in self._listed.values() for files in classes.values())
 
     def _list(self, names: tuple[str, ...]) -> dict[str, dict[str, list[Path]]]:
-        """Return part -> class -> files, sorted, and set `class_names`; () stands for the first part's classes."""
+        """Return sorted files by part and class, and set `class_names`, by default the classes of the first part."""
         top = self.place
         folders = {
             part: top / name for part, names in FOLDERS.items() for name in reversed(names) if os.path.isdir(top / name)
@@ -124,7 +124,7 @@ class ImageFolder(UserFiles):
         return images, np.array([label for _, label in listed], np.int64)
 
     def _check_kind(self, path: Path) -> None:
-        """Raise DataError if one of this picture and the first is gray and the other in color."""
+        """Raise DataError if either this picture or the first is grayscale and the other is not."""
         with opened_picture(path) as opened:
             kind, others = ("gray", "in color") if is_gray(opened) else ("in color", "gray")
         if (kind == "gray") != (self.image_shape[2] == 1):
@@ -137,5 +137,5 @@ class ImageFolder(UserFiles):
 
 
 def _inside(folder: Path) -> list[Path]:
-    """Return the entries of a folder by name, without hidden ones."""
+    """Return the entries of a folder sorted by name, excluding hidden ones."""
     return sorted(folder.glob("[!.]*")) if os.path.isdir(folder) else []  # False for invalid names

@@ -1,7 +1,7 @@
-"""MNIST (LeCun, Cortes, Burges) and its relatives: 60,000 + 10,000 images of 28 x 28 bytes.
+"""MNIST (LeCun, Cortes, Burges), Fashion-MNIST (Xiao, Rasul, Vollgraf 2017), KMNIST (Clanuwat et al. 2018).
 
-Fashion-MNIST (Xiao, Rasul, Vollgraf 2017) shows clothes, KMNIST (Clanuwat et al. 2018) Japanese characters. MNIST is
-verified unpacked, so its files may be compressed again; the others by their published digests.
+Each has 60,000 training and 10,000 test images of 28 x 28 pixels. The digests of MNIST are of the decompressed files,
+so that recompressed files are valid. The others are the published digests.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def known_files(*digests: str) -> tuple[KnownFile, ...]:
 
 
 class IdxSet(Downloaded):
-    """Four IDX files: training images and labels, test images and labels."""
+    """Base class of data sets in four IDX files: training images and labels, test images and labels."""
 
     image_shape = (28, 28, 1)
     classes = 10
@@ -40,13 +40,12 @@ class IdxSet(Downloaded):
 
 @dataclass(eq=False)
 class MNIST(IdxSet):
-    """Handwritten digits: `<folder>/mnist`. The files may be unpacked, see `idx_path`.
+    """MNIST: handwritten digits, in `<folder>/mnist`. The files may be decompressed, see `idx_path`.
 
     Args:
-        fallback: what to do if the files are missing and cannot be downloaded: "synthetic" loads `Synthetic` digits
-            with a warning, None raises DataError. "auto" is "synthetic" only if neither `folder` nor CUPYNET_DATA names
-            a folder.
-        folder and the others: see `Downloaded`.
+        fallback: if the files are missing and cannot be downloaded, "synthetic" loads `Synthetic` digits with a
+            warning, and None raises DataError. "auto" means "synthetic", or None if `folder` or CUPYNET_DATA is set.
+        folder and others: see `Downloaded`.
     """
 
     name = "mnist"
@@ -68,7 +67,7 @@ class MNIST(IdxSet):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.fallback not in ("auto", "synthetic", None):
-            reason = "must be 'auto', 'synthetic', or null for an error instead"
+            reason = "must be 'auto', 'synthetic', or null for an error"
             raise ConfigError(reason, "fallback", repr(self.fallback))
 
     def path(self, file: KnownFile) -> Path:
@@ -80,7 +79,7 @@ class MNIST(IdxSet):
 
 
 class FashionMNIST(IdxSet):
-    """Clothes, shoes and bags: `<folder>/fashion_mnist`, see `Downloaded`."""
+    """Fashion-MNIST: clothes, shoes and bags, in `<folder>/fashion_mnist`. See `Downloaded`."""
 
     name = "fashion_mnist"
     class_names = (
@@ -100,7 +99,7 @@ class FashionMNIST(IdxSet):
 
 
 class KMNIST(IdxSet):
-    """Cursive Japanese characters: `<folder>/kmnist`, see `Downloaded`."""
+    """KMNIST: cursive Japanese characters, in `<folder>/kmnist`. See `Downloaded`."""
 
     name = "kmnist"
     class_names = ("o", "ki", "su", "tsu", "na", "ha", "ma", "ya", "re", "wo")

@@ -21,13 +21,13 @@ _MOST_RATIO = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: 1032}  # highest com
 
 @dataclass(eq=False)
 class NpzFile(UserArrays):
-    """A .npz file, compressed or not: images (S, H, W) or (S, H, W, C) of bytes, labels (S,) or (S, 1) of integers.
+    """A .npz file with images (S, H, W) or (S, H, W, C) and integer labels (S,) or (S, 1).
 
     Args:
-        file: its path.
-        train_images, train_labels, test_images, test_labels: their keys in the file.
-        classes: the number of classes; None: the largest training label + 1.
-        sha256: of the file; None: not checked.
+        file: path of the file.
+        train_images, train_labels, test_images, test_labels: keys in the file.
+        classes: number of classes; by default the largest training label + 1.
+        sha256: SHA-256 of the file; None to skip the check.
         seed, validation, limit, normalize, augment: see `Source`.
     """
 
@@ -44,7 +44,7 @@ class NpzFile(UserArrays):
         self.place = required_path("file", self.file, "the .npz file")
         self.name = self.place.name.partition(".")[0]
         if self.sha256 and hashlib.sha256(read_bytes(self.place)).hexdigest() != self.sha256:
-            raise DataError(f"{self.place}: expected contents of SHA-256 {self.sha256}, found other contents")
+            raise DataError(f"{self.place}: expected contents with SHA-256 {self.sha256}, found other contents")
         self._look()
 
     def _has(self, name: str) -> bool:
@@ -58,9 +58,7 @@ class NpzFile(UserArrays):
             read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
             shape, _, dtype = read(file)
             if dtype.hasobject or math.prod(shape) * dtype.itemsize != size - file.tell():
-                raise ValueError(
-                    f"{getattr(self, name)}: its header says {shape} of {dtype}, which its contents do not match"
-                )
+                raise ValueError(f"{getattr(self, name)}: its header, {shape} of {dtype}, does not match its contents")
         return tuple(shape)
 
     def _array(self, name: str) -> Array:
@@ -70,7 +68,7 @@ class NpzFile(UserArrays):
 
     @contextmanager
     def _opened(self, name: str) -> Iterator[tuple[IO[bytes], int]]:
-        """Open an array in the archive, and return its size in bytes too. Errors in the context become DataError."""
+        """Open an array in the archive and yield it with its size in bytes. Convert errors to DataError."""
         path, key = self.place, getattr(self, name)
         try:
             check_regular(path)
@@ -82,11 +80,11 @@ class NpzFile(UserArrays):
                 member = archive.getinfo(f"{key}.npy")
                 most = _MOST_RATIO.get(member.compress_type, member.file_size)
                 if member.file_size > most * min(member.compress_size, path.stat().st_size):
-                    raise ValueError(f"{key}: its directory claims {member.file_size} bytes, more than possible")
+                    raise ValueError(f"{key}: its directory states {member.file_size} bytes, more than possible")
                 with archive.open(member) as file:
                     yield file, member.file_size
         except (DataError, MemoryError):
             raise
-        except Exception as error:  # a damaged archive or header may raise anything
+        except Exception as error:  # damaged archives and headers raise many types
             reason = wording.one_line(error)
             raise DataError(f"{path}: cannot be read as an .npz file ({reason}). Write it with np.savez") from error

@@ -12,13 +12,14 @@ from cupynet.data.sources.user_files import required_path
 
 
 class ShardedFiles(Source):
-    """`<folder>/0`, `1`, ...: the shard of each worker, see `Shards`; `<folder>/test`: images.npy and labels.npy.
+    """Memory-mapped files with a shard for each worker.
 
-    Validation images, if any, are in `<folder>/validation`. All files are memory-mapped.
+    The shards are in `<folder>/0`, `<folder>/1`, ..., see `Shards`. `<folder>/test`, and `<folder>/validation` if it
+    exists, contain images.npy and labels.npy.
 
     Args:
-        folder: its path.
-        classes: the number of classes; None: the largest training label + 1.
+        folder: path of the folder.
+        classes: number of classes; by default the largest training label + 1.
     """
 
     def __init__(
@@ -30,7 +31,7 @@ class ShardedFiles(Source):
         augment: Sequence[Augmentation] = (),
     ) -> None:
         super().__init__(seed=seed, normalize=normalize, augment=augment)
-        self.folder = required_path("folder", folder, "the folder that holds the shards")
+        self.folder = required_path("folder", folder, "the folder that contains the shards")
         if self.normalize == "auto":
             raise ConfigError("would read all shards. Set mean and std", "normalize", "auto")
         self.shards = Shards(self.folder, classes, pixels_for(self.normalize, None))

@@ -18,13 +18,13 @@ from cupynet.data.shards import Shards
 
 @dataclass(frozen=True, eq=False)
 class Data:
-    """The data of a source.
+    """The data sets of a source.
 
     Attributes:
-        train: a `Dataset`, or `Shards`; empty if there are only test images.
-        validation: images held out of training, or None.
-        test: not used for any choice; may be empty.
-        fallback: True if these are not the requested data.
+        train: training images; empty if there are only test images.
+        validation: images held out from training, or None.
+        test: test images; may be empty.
+        fallback: True if the requested data were replaced by synthetic digits.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Data:
         return f"<Data {self.name!r}: {sizes} images of {self.test.image_shape}, {self.test.classes} classes>"
 
     def check(self, image_shape: tuple[int, int, int], classes: int) -> None:
-        """Raise DataError if images (H, W, C) or classes differ from those declared by the source."""
+        """Raise DataError if the data differ from the image shape or classes that the source declared."""
         for dataset in (self.train, self.validation, self.test):
             if dataset is not None and (dataset.image_shape, dataset.classes) != (tuple(image_shape), classes):
                 raise DataError(
@@ -50,27 +50,25 @@ class Data:
 
 @dataclass(eq=False, kw_only=True)
 class Source(ABC):
-    """Base class of sources. A model is built from `image_shape` and `classes` without loading anything.
+    """Base class of sources. Models can be built from `image_shape` and `classes` before loading the data.
 
     Args:
-        seed: of the choice of validation images, and of images that are drawn.
-        validation: the number of images held out of training, or a fraction below 1 of each class. The choice depends
-            on `seed`.
-        limit: keep only the first `limit` training images and the first `limit` test images; None for all. Unless
-            `mixed`, they are taken from the classes in turn.
-        normalize: scaling of pixels. None: fractions of 255; "auto": the training images get mean 0 and deviation 1 in
-            each channel; {"mean": [...], "std": [...]}: these values, in fractions of 255, are subtracted and divided
-            by. Validation and test images are scaled like the training images.
-        augment: augmentations of the training images, in this order, see `augmentations`.
+        seed: seed of the validation split and of synthetic images.
+        validation: number of images to hold out from training, or a fraction below 1 of each class.
+        limit: maximum number of training images, and of test images; None for all. They are the first images if
+            `mixed`, else taken from the classes in turn.
+        normalize: scaling of pixels. None for fractions of 255; "auto" for mean 0 and standard deviation 1 of the
+            training images in each channel; or {"mean": [...], "std": [...]} in fractions of 255. Validation and test
+            images are scaled like the training images.
+        augment: augmentations of the training images in order, see `augmentations`.
 
     Attributes:
         image_shape: (H, W, C).
-        class_names: the names of the classes, in order; empty if they have only numbers.
-        samples: the numbers of training, test and separate validation images; empty if unknown, or if images are
-            memory-mapped.
-        mixed: False if images may be sorted by class, so that the first are not a fair sample.
-        on_black: True if the images are light on a black background.
-        centered: True if each is centered in its image as MNIST's digits are, see `centered_as_mnist`.
+        class_names: class names in order; empty if classes have no names.
+        samples: numbers of training, test and separate validation images; empty if unknown or memory-mapped.
+        mixed: False if images may be sorted by class.
+        on_black: True if images are light on a black background.
+        centered: True if images are centered as in MNIST, see `centered_as_mnist`.
     """
 
     image_shape: tuple[int, int, int] = field(init=False, repr=False)
@@ -97,25 +95,22 @@ class Source(ABC):
 
     @abstractmethod
     def load(self) -> Data:
-        """Load the data. Raise DataError for missing or damaged files."""
+        """Load the data. Raise DataError if files are missing or damaged."""
 
     @property
     def validates(self) -> bool:
         return bool(self.validation)
 
     def check(self, *, trains: bool = True) -> None:
-        """Check that `validation`, `normalize` and `augment` fit the images.
-
-        If `trains`, also reject data without images to train on, or to evaluate on.
-        """
+        """Check `validation`, `normalize` and `augment`. If `trains`, require training and evaluation images."""
         channels = self.image_shape[2]
         if isinstance(self.normalize, Mapping) and len(self.normalize["mean"]) not in (1, channels):
             images = f"images have {wording.counted(channels, 'channel')}"
-            raise ConfigError(f"{images}: give a number for each", "normalize", wording.written(self.normalize))
+            raise ConfigError(f"{images}. Give a number for each channel", "normalize", wording.written(self.normalize))
         check_augmentations(augmentations(self.augment), self.image_shape)
         found = self.expected()
         if trains and found.get("train") == 0:
-            raise ConfigError(f"{self.name} has images to test on, but none to train on")
+            raise ConfigError(f"{self.name} has test images, but no training images")
         if trains and found.get("test") == 0 and not self.validates:
             reason = f"{self.name} has no images to evaluate on. Hold some out, such as 0.1 of each class"
             raise ConfigError(reason, "validation", "0")
@@ -123,11 +118,11 @@ class Source(ABC):
             held_out_count(self.validation, found["train"], "validation")
 
     def expected(self) -> dict[str, int]:
-        """Return the numbers of images that `load` holds in memory, by part; empty if unknown."""
+        """Return the number of images that `load` keeps in memory for each part; empty if unknown."""
         return dict(zip(("train", "test", "validation"), self.samples, strict=False))
 
     def _divided(self, name: str, train: Dataset, test: Dataset, validation: Dataset | None = None) -> Data:
-        """Return `Data` with validation images taken out of `train` and the limit applied; samples keep their order."""
+        """Apply the validation split, the limit and normalization. Samples keep their order."""
         of_train, of_validation, of_test = self._chosen(train.labels, test.labels)
         if of_validation is not None:
             validation = replace(train.take(of_validation), name=f"{name}-validation")
@@ -137,7 +132,7 @@ class Source(ABC):
         return Data(name, train, validation and replace(validation, pixels=pixels), test)
 
     def _chosen(self, labels: Array, test_labels: Array, *, mixed: bool | None = None) -> tuple[Any, Any, Any]:
-        """Return training, validation (or None) and test images, as indices or slices."""
+        """Return the training, validation (or None) and test images, as indices or slices."""
         first = self.mixed if mixed is None else mixed
         limited = slice(self.limit) if first else in_turns(test_labels, self.limit)
         if not self.validation:
@@ -146,5 +141,5 @@ class Source(ABC):
         return kept[slice(self.limit) if first else in_turns(labels[kept], self.limit)], held_out, limited
 
     def changed(self) -> str:
-        """Return how images differ from version 0.1.0, whose checkpoints do not identify their data, or ""."""
+        """Describe how images differ from version 0.1.0, or return "". Its checkpoints do not identify their data."""
         return ""

@@ -1,9 +1,8 @@
-"""Glyphs of handwritten digits: strokes through control points, and the weights that turn those into dots of ink.
+"""Glyphs of handwritten digits, as strokes through control points.
 
-A stroke is a Catmull-Rom curve, which is linear in its control points, so that dots (M, 2) = weights (M, K) @ controls
-(K, 2). The M dots of a glyph are at equal distances along its strokes.
-
-Coordinates: x to the right, y down, the box of a digit is 0 .. 1 in both and `ASPECT` times as wide as high.
+A stroke is a Catmull-Rom curve. It is linear in its control points: dots (M, 2) = weights (M, K) @ controls (K, 2),
+where the M dots of a glyph are equally spaced along its strokes. Coordinates are x to the right and y down. The box of
+a digit is 0..1 in both, and `ASPECT` times as wide as high.
 """
 
 from __future__ import annotations
@@ -19,18 +18,18 @@ from cupynet.backend.array import Array
 
 Stroke: TypeAlias = "list[tuple[float, float]]"
 
-ASPECT = 0.68  # width of a digit's box / its height
-_FINE = 100  # steps per curve segment when its length is measured
+ASPECT = 0.68  # width / height of a digit's box
+_FINE = 100  # steps per curve segment to measure its length
 
 
 def arc(x: float, y: float, width: float, height: float, start: float, stop: float, points: int = 7) -> Stroke:
-    """Return control points on an ellipse around (x, y), clockwise from `start` to `stop` degrees; 0 is right."""
+    """Return control points on an ellipse around (x, y), clockwise from `start` to `stop` degrees from the right."""
     turn = np.radians(np.linspace(start, stop, points))
     xs, ys = x + width / 2 * np.cos(turn), y + height / 2 * np.sin(turn)
     return [(float(a), float(b)) for a, b in zip(xs, ys, strict=True)]
 
 
-# digit -> its glyphs -> their strokes
+# strokes of each glyph of each digit
 GLYPHS: dict[int, list[list[Stroke]]] = {
     0: [
         [arc(0.5, 0.5, 1, 1, -90, 270, 9)],
@@ -112,13 +111,13 @@ GLYPHS: dict[int, list[list[Stroke]]] = {
 
 @dataclass(frozen=True)
 class Alphabet:
-    """All G glyphs, ordered by digit: at most K control points and exactly M dots each."""
+    """All G glyphs in the order of digits, each with at most K control points and exactly M dots."""
 
     controls: (
         Array  # (G, K, 2) float32, relative to the center of the box, in units of its height; unused ones are zero
     )
     weights: Array  # (G, M, K) float32
-    ink: Array  # (G,) float32: the distance between neighboring dots, in units of the height
+    ink: Array  # (G,) float32: distance between neighboring dots, in units of the height
     first: Array  # (10,) the first glyph of each digit
     count: Array  # (10,) the number of glyphs of each digit
 
@@ -139,9 +138,9 @@ def alphabet(dots: int) -> Alphabet:
 
 
 def _sampled(points: Array, lengths: Sequence[int], dots: int) -> tuple[Array, float]:
-    """Return weights (dots, K) of dots at equal distances along strokes of given lengths, and that distance."""
+    """Return weights (dots, K) of equally spaced dots along strokes with these lengths, and their distance."""
     fine = np.zeros((0, len(points)))
-    pen_down: list[bool] = []  # True if a fine step is drawn; the step from one stroke to the next is not
+    pen_down: list[bool] = []  # False for the step between two strokes
     start = 0
     for length in lengths:
         curve = np.zeros(((length - 1) * _FINE + 1, len(points)))
@@ -156,8 +155,8 @@ def _sampled(points: Array, lengths: Sequence[int], dots: int) -> tuple[Array, f
 
 
 def _catmull_rom(length: int) -> Array:
-    """Return weights ((length - 1) * _FINE + 1, length) of points on the curve, extended linearly beyond its ends."""
-    padded = np.zeros((length + 2, length))  # phantom points before the first and after the last
+    """Return weights ((length - 1) * _FINE + 1, length) of points on the curve."""
+    padded = np.zeros((length + 2, length))  # phantom points extend the ends linearly
     padded[1:-1] = np.eye(length)
     padded[0, :2], padded[-1, -2:] = (2, -1), (-1, 2)
     t = np.arange(_FINE)[:, np.newaxis] / _FINE

@@ -1,9 +1,9 @@
-"""Synthetic digits, for machines without a network.
+"""Synthetic digits, for machines without network access.
 
-Each image is a glyph of `strokes` with noise on its control points, bent, transformed by a random affine map and drawn
-as a smooth distance field: with dots p_m along the strokes and S(x, y) = sum of exp(-|(x, y) - p_m|^2 / 2 s^2), -log S
+Each image is a glyph of `strokes` with noise on its control points, bent, transformed by a random affine map, and drawn
+as a smooth distance field. With dots p_m along the strokes and S(x, y) = sum of exp(-|(x, y) - p_m|^2 / 2 s^2), -log S
 is a soft minimum of the squared distances to the dots. S is separable, so an image is a product of two small matrices.
-Each block of images has its own random stream: image i does not depend on the number of images.
+Each block of images has its own random stream, so that image i does not depend on the number of images.
 """
 
 from __future__ import annotations
@@ -18,27 +18,32 @@ from cupynet.data.dataset import TEST_STREAM, TRAIN_STREAM, Dataset, philox
 from cupynet.data.sources.source import Data, Source
 from cupynet.data.sources.strokes import alphabet
 
-BLOCK = 100  # images that are drawn together: their arrays fit a core's cache
-DOTS = 48  # of ink along a glyph's strokes
+BLOCK = 100  # images to draw at a time, within a core's cache
+DOTS = 48  # dots per glyph
 SIDE = 28  # pixels
 
-# The variation of the digits, chosen so that a linear model fails clearly and LeNet does not (see tests/data).
-HEIGHT = 17.0  # pixels, of a digit's box before scaling
-TREMBLE = 0.022  # standard deviation of a control point, in heights
-TURN = 0.30  # radians, the largest rotation
+# Variation of the digits, chosen so that LeNet learns them but a linear model does not.
+HEIGHT = 17.0  # pixels, height of a digit's box before scaling
+TREMBLE = 0.022  # standard deviation of control points, in heights
+TURN = 0.30  # radians, maximum rotation
 SHEAR = 0.40
-SCALE = (0.78, 1.15)  # of each axis
-SHIFT = 2.0  # pixels, the largest displacement of the middle along each axis
-BEND = 0.9  # pixels, the largest amplitude of a wave through the image
-SOFT = (0.75, 1.05)  # pixels, s above: a small one gives sharp edges
-THICK = (0.9, 1.9)  # pixels from the middle of a stroke to where it has half its ink
+SCALE = (0.78, 1.15)  # for each axis
+SHIFT = 2.0  # pixels, maximum displacement along each axis
+BEND = 0.9  # pixels, maximum amplitude of a wave through the image
+SOFT = (0.75, 1.05)  # pixels, s above; small values give sharp edges
+THICK = (0.9, 1.9)  # pixels from the middle of a stroke to half intensity
 CONTRAST = (0.75, 1.0)
-NOISE = 0.06  # standard deviation of a pixel
+NOISE = 0.06  # standard deviation of pixels
 
 
 @dataclass(eq=False)
 class Synthetic(Source):
-    """`train` + `test` digits of 28 x 28 bytes, balanced over classes (+- 1), the same for the same seed."""
+    """Synthetic digits of 28 x 28 pixels in balanced classes, which depend only on the seed.
+
+    Args:
+        train, test: number of images.
+        seed, validation, limit, normalize, augment: see `Source`.
+    """
 
     image_shape = (SIDE, SIDE, 1)
     classes = 10
@@ -71,8 +76,8 @@ class Synthetic(Source):
 
 
 def draw(rng: np.random.Generator) -> tuple[Array, Array]:
-    """Draw a block of images (BLOCK, SIDE, SIDE) uint8, and return them with their digits (BLOCK,) int64."""
-    digits = rng.permuted(np.tile(np.arange(10), (BLOCK // 10, 1)), axis=1).ravel()  # each ten holds every digit once
+    """Draw a block of images (BLOCK, SIDE, SIDE) uint8 and digits (BLOCK,) int64."""
+    digits = rng.permuted(np.tile(np.arange(10), (BLOCK // 10, 1)), axis=1).ravel()  # each digit once in every ten
     dots, ink = _dots(digits, rng)  # (BLOCK, M, 2) in pixels, (BLOCK,)
     soft = _uniform(rng, *SOFT)  # (BLOCK,)
     pixels = np.arange(SIDE, dtype=np.float32)
@@ -92,15 +97,15 @@ def draw(rng: np.random.Generator) -> tuple[Array, Array]:
 
 
 def _dots(digits: Array, rng: np.random.Generator) -> tuple[Array, Array]:
-    """Return the dots of `digits`, (BLOCK, M, 2) pixels, and the length of line of each dot, (BLOCK,) pixels."""
+    """Return the dots of digits, (BLOCK, M, 2), and the line length per dot, (BLOCK,), both in pixels."""
     glyphs = alphabet(DOTS)
     choice = glyphs.first[digits] + (rng.random(BLOCK) * glyphs.count[digits]).astype(np.int64)
     controls = glyphs.controls[choice]  # (BLOCK, K, 2)
     controls += np.float32(TREMBLE) * rng.standard_normal(controls.shape, dtype=np.float32)
     dots = np.matmul(np.matmul(glyphs.weights[choice], controls), _affine(rng))  # (BLOCK, M, 2)
-    dots -= ((dots.max(axis=1) + dots.min(axis=1)) / 2)[:, np.newaxis]  # its middle to the origin
+    dots -= ((dots.max(axis=1) + dots.min(axis=1)) / 2)[:, np.newaxis]  # center at the origin
     dots += ((SIDE - 1) / 2 + _uniform(rng, -SHIFT, SHIFT, 2))[:, np.newaxis]
-    wave = _uniform(rng, 0.5, 1.0, 2) * np.float32(2 * np.pi / SIDE)  # a half to a whole wave over the image
+    wave = _uniform(rng, 0.5, 1.0, 2) * np.float32(2 * np.pi / SIDE)  # half a wave to a whole wave over the image
     phase, height = _uniform(rng, 0, 2 * np.pi, 2), _uniform(rng, 0, BEND, 2)
     bend = dots[..., ::-1] * wave[:, np.newaxis] + phase[:, np.newaxis]
     dots += height[:, np.newaxis] * np.sin(bend)  # x moves with y, y with x
@@ -108,7 +113,7 @@ def _dots(digits: Array, rng: np.random.Generator) -> tuple[Array, Array]:
 
 
 def _affine(rng: np.random.Generator) -> Array:
-    """Return random maps (BLOCK, 2, 2) from heights to pixels, for points as rows: scale, shear, rotate."""
+    """Draw maps (BLOCK, 2, 2) of row vectors from heights to pixels: scale, shear, rotate."""
     turn, shear, scale = _uniform(rng, -TURN, TURN), _uniform(rng, -SHEAR, SHEAR), _uniform(rng, *SCALE, 2)
     cos, sin = np.cos(turn), np.sin(turn)
     rotation = np.stack([cos, sin, -sin, cos], axis=-1).reshape(-1, 2, 2)

@@ -17,16 +17,16 @@ from cupynet.data.sources.source import Data, Source
 
 
 class UserFiles(Source):
-    """Base class of data sets in user files. The constructor inspects the files, but reads no images."""
+    """Base class of data sets in user files. The constructor inspects the files without reading images."""
 
     place: Path
 
     @abstractmethod
     def _read(self, part: str) -> tuple[Array, Array]:
-        """Return images (S, H, W, C) or (S, H, W) and labels (S,) of `train`, `test` or `validation`."""
+        """Read the images (S, H, W, C) or (S, H, W), and labels (S,), of `train`, `test` or `validation`."""
 
     def _describe(self, image_shape: tuple[int, int, int], classes: int, samples: Mapping[str, int]) -> None:
-        """Set what is known before `load`. `samples` are the numbers of images of the existing parts."""
+        """Set the attributes that are known before `load`. `samples` has the number of images of each existing part."""
         if 0 in (*image_shape, *samples.values()):
             found = ", ".join(f"{count} {part} images" for part, count in samples.items())
             raise DataError(f"{self.place}: expected images, found {found} of {image_shape}")
@@ -50,7 +50,7 @@ class UserFiles(Source):
 class UserArrays(UserFiles):
     """Base class of data sets in arrays: `train_images`, `train_labels`, `test_images`, `test_labels`.
 
-    Either pair may be missing. The constructor reads shapes and the labels of one pair.
+    Either the training or the test arrays may be missing. The constructor reads shapes and one array of labels.
     """
 
     mixed = False
@@ -59,7 +59,7 @@ class UserArrays(UserFiles):
 
     @abstractmethod
     def _has(self, name: str) -> bool:
-        """Return True if an array exists, or was named by the user."""
+        """Return True if an array exists or was specified by the user."""
 
     @abstractmethod
     def _shape(self, name: str) -> tuple[int, ...]:
@@ -74,7 +74,7 @@ class UserArrays(UserFiles):
         parts = parts or ["train"]
         shapes = {part: self._shape(f"{part}_images") for part in parts}
         for part in parts:
-            self._shape(f"{part}_labels")  # DataError if they are missing
+            self._shape(f"{part}_labels")  # raises DataError if they are missing
         images, first = shapes[parts[0]], parts[0]
         if len(images) not in (3, 4) or not all(shapes.values()):
             raise DataError(f"{self.place}: expected images (S, H, W) or (S, H, W, C), found {images}")
@@ -87,10 +87,10 @@ class UserArrays(UserFiles):
             self._check_size(f"{part}_images")
 
     def _check_size(self, name: str) -> None:
-        """Raise DataError if a header claims more images than its file has, before memory is estimated."""
+        """Raise DataError if a file is smaller than its header states. Called before memory is estimated."""
 
     def _labels(self, name: str) -> Array:
-        """Read labels, (S,) or (S, 1), as (S,)."""
+        """Read labels (S,) or (S, 1) as (S,)."""
         labels = self._array(name)
         if labels.ndim == 2 and labels.shape[1] == 1:
             labels = labels[:, 0]
@@ -113,7 +113,7 @@ class UserArrays(UserFiles):
 def required_path(name: str, value: FilePath | None, what: str) -> Path:
     path = checked_path(name, value)
     if path is None:
-        raise ConfigError(f"name {what}", name, "null")
+        raise ConfigError(f"set {what}", name, "null")
     return expanded(path)
 
 
