@@ -1,4 +1,4 @@
-"""Devices and their arrays: each hot operation as a reference, and the backends that compute it faster."""
+"""Array backends: a reference implementation of every operation, and accelerated versions for CPUs and GPUs."""
 
 from cupynet.backend.backend import Backend
 from cupynet.backend.controls import Control, Scaling

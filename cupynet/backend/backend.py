@@ -1,12 +1,12 @@
 """The operations that layers, losses and optimizers call.
 
-`reference/` implements each once, for NumPy and CuPy; `cpu/` and `cuda/` override those that they accelerate. Kernels
-do not check shapes and layouts: try a new layer on numpy first.
+`reference/` implements every operation for NumPy and CuPy; `cpu/` and `cuda/` override the operations that they
+accelerate. Kernels do not check shapes or layouts, so test a new layer on the numpy backend first.
 
-Axis letters: N batch, H W image, C channels in, O channels out, K kernel, F features, P parameters.
+Axes: N batch, H and W image, C input channels, O output channels, K kernel, F features, P parameters.
 
-Results are borrowed from `workspace`. Operations do not change their arguments unless documented. Arrays are
-C-contiguous, activations in `policy.storage`. Weight gradients are accumulated, in `policy.accumulate`.
+Results are borrowed from `workspace`. Operations do not modify their arguments unless documented. Arrays are
+C-contiguous. Activations have dtype `policy.storage`. Weight gradients are accumulated in `policy.accumulate`.
 """
 
 from __future__ import annotations
@@ -29,5 +29,5 @@ class Backend(BatchOps, ConvOps, PoolOps, NormOps, DropoutOps, LossOps, UpdateOp
     """A device with every operation of the reference."""
 
     def recorder(self) -> Recorder | None:
-        """Return the recorder that captures steps as graphs, or None if the device cannot."""
+        """Return a recorder for graph capture, or None if the backend does not support it."""
         return None

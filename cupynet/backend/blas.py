@@ -16,23 +16,23 @@ THREADS_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS
 
 
 def threads_per_worker(backend_name: str, workers: int) -> int:
-    """Return the number of BLAS threads for each of `workers` replicas: at most cores / workers and the present number.
+    """Return the number of BLAS threads per replica: at most cores / workers, and at most the current number.
 
-    One with numba, unless the user has set a number: the remaining products are small, and waiting threads cost several
-    times the work they do.
+    With numba, the default is one thread, because the remaining products are small and waiting threads cost more time
+    than they save.
     """
     share = max(1, available_cores() // integer("workers", workers, 1))
-    asked = any(name in os.environ for name in THREADS_VARIABLES)
-    return 1 if backend_name == "numba" and not asked else min(share, threads_now())
+    set_by_user = any(name in os.environ for name in THREADS_VARIABLES)
+    return 1 if backend_name == "numba" and not set_by_user else min(share, threads_now())
 
 
 def threads_now() -> int:
-    """Return the current number of BLAS threads, set by OPENBLAS_NUM_THREADS or similar; one per core by default."""
+    """Return the current number of BLAS threads: by default one per core; see `THREADS_VARIABLES`."""
     return min((info["num_threads"] for info in numpy_blas()), default=1)
 
 
 class Limit(AbstractContextManager["Limit"]):
-    """Context that limits BLAS to `threads` threads in the whole process; of nested limits, the last one applies."""
+    """Context that limits BLAS to `threads` threads in the whole process. The most recently entered limit applies."""
 
     _lock = threading.Lock()
     _entered = 0
@@ -43,9 +43,9 @@ class Limit(AbstractContextManager["Limit"]):
 
     def __enter__(self) -> Limit:
         with Limit._lock:
-            set_now = threadpool_limits(self._threads, user_api="blas")
+            limits = threadpool_limits(self._threads, user_api="blas")
             if not Limit._entered:
-                Limit._before = set_now
+                Limit._before = limits
             Limit._entered += 1
         return self
 

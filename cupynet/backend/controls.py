@@ -7,29 +7,22 @@ from enum import IntEnum
 
 
 class Control(IntEnum):
-    """Indices into the controls, which are float64.
+    """Indices into the controls, a float64 array. The host sets the first four, and steps change the others."""
 
-    Set by the host: the learning-rate factor (RATE) and the other numbers of the optimizer's rule in this iteration
-    (FIRST, SECOND, THIRD, see `UpdateScalars.numbers`). Changed by steps: the loss scale of the next gradient and of
-    the last (SCALE, USED), whether the last step was applied (GO), the step that halted, counted from 1 (HALTED, 0 for
-    none), the steps since the host read the controls (STEPS), the sum of losses, the samples and the hits of applied
-    steps (LOSSES, SAMPLES, HITS), the steps since the loss scale changed (STEADY), and the skipped steps (SKIPPED).
-    """
-
-    RATE = 0
-    FIRST = 1
+    RATE = 0  # learning-rate factor
+    FIRST = 1  # further scalars of the update rule, see `UpdateScalars.numbers`
     SECOND = 2
     THIRD = 3
-    SCALE = 4
-    USED = 5
-    GO = 6
-    HALTED = 7
-    STEPS = 8
-    LOSSES = 9
-    SAMPLES = 10
-    HITS = 11
-    STEADY = 12
-    SKIPPED = 13
+    SCALE = 4  # loss scale of the next gradient
+    USED = 5  # loss scale of the last gradient
+    GO = 6  # 1 if the last step was applied
+    HALTED = 7  # step that halted, counted from 1; 0 for none
+    STEPS = 8  # steps since the host read the controls
+    LOSSES = 9  # sum of the losses of applied steps
+    SAMPLES = 10  # number of their samples
+    HITS = 11  # number of their hits
+    STEADY = 12  # steps since the loss scale changed
+    SKIPPED = 13  # skipped steps
 
 
 GIVEN = (Control.RATE, Control.FIRST, Control.SECOND, Control.THIRD)  # set by the host for the next step
@@ -37,7 +30,10 @@ GIVEN = (Control.RATE, Control.FIRST, Control.SECOND, Control.THIRD)  # set by t
 
 @dataclass(frozen=True)
 class Scaling:
-    """Dynamic loss scaling: the scale doubles after `grow_after` steps without overflow; 0 keeps it fixed."""
+    """Dynamic loss scaling between `least` and `most`. The scale doubles after `grow_after` steps without overflow.
+
+    grow_after: 0 keeps the scale fixed.
+    """
 
     grow_after: int = 0
     least: float = 1.0

@@ -18,21 +18,21 @@ from cupynet.core.wording import amount, one_line
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a device cannot continue: a message, with the remedy if there is exactly one, and if it is out of memory."""
+    """Error message for a failed device. of_memory: True if it is out of memory."""
 
     text: str
     of_memory: bool
 
 
 class Device:
-    """An array module and a dtype policy on one CPU or GPU.
+    """Arrays on one CPU or GPU.
 
     Attributes:
         name: `numpy`, `numba` or `cupy`.
-        xp: the array module.
-        device: the number of the GPU; 0 on a CPU.
-        loss_scale: the factor on the gradient of the loss; at first the policy's.
-        options: the arguments of `create_backend`, besides name, dtype and device.
+        xp: array module.
+        device: GPU index; 0 on a CPU.
+        loss_scale: factor of the loss gradient, initially `policy.loss_scale`.
+        options: other arguments of `create_backend`.
     """
 
     name: str
@@ -60,36 +60,36 @@ class Device:
         raise NotImplementedError
 
     def asarray(self, array: Any, dtype: Any = None) -> Array:
-        """Return `array` on this device; copied only if it is elsewhere or has another dtype."""
+        """Return `array` on this device. It is copied only if it is elsewhere or has a different dtype."""
         return self.xp.asarray(array, dtype)
 
     def compact(self, array: Any, dtype: Any = None) -> Array:
-        """Return `array` on this device in kernel layout, by default in storage precision; copied if it differs."""
-        wanted = self.policy.storage if dtype is None else dtype
-        own = isinstance(array, self.xp.ndarray) and array.dtype == wanted
-        found = array if own else self.asarray(array, wanted)
-        plain = found.flags.c_contiguous and getattr(found.flags, "writeable", True)
-        return found if plain else self.xp.array(found, order="C")
+        """Return `array` as a contiguous array on this device, copied only if necessary. dtype: storage by default."""
+        target = self.policy.storage if dtype is None else dtype
+        matches = isinstance(array, self.xp.ndarray) and array.dtype == target
+        result = array if matches else self.asarray(array, target)
+        contiguous = result.flags.c_contiguous and getattr(result.flags, "writeable", True)
+        return result if contiguous else self.xp.array(result, order="C")
 
     def to_host(self, array: Array) -> Any:
-        """Return `array` as a NumPy array; on a CPU the array itself."""
+        """Return `array` as a NumPy array. On a CPU, this is the array itself."""
         raise NotImplementedError
 
     def synchronize(self) -> None:
-        """Wait for all work of this backend, and of the calling thread, on the device."""
+        """Wait for all work on the device of this backend and of the calling thread."""
 
     def activated(self) -> AbstractContextManager[Any]:
-        """Context with this device and its stream as the current ones, for threads other than the worker."""
+        """Context that makes this device and its stream current, for threads other than the worker."""
         return nullcontext()
 
     def activate(self) -> None:
-        """Make this device the current one of the calling thread, which becomes its worker."""
+        """Make this device current in the calling thread, which becomes its worker."""
 
     def deactivate(self) -> None:
         """Restore the device and stream that the calling thread had before `activate`."""
 
     def failure(self, error: BaseException, device: int) -> Failure | None:
-        """Diagnose an error of the device: out of memory, or broken; return None for any other error."""
+        """Return the diagnosis of a device error, or None for other errors."""
         if not isinstance(error, MemoryError):
             return None
         bound = memory()
@@ -100,31 +100,31 @@ class Device:
         """Compile the kernels of a training step in advance. Does nothing by default."""
 
     def borrow(self, shape: tuple[int, ...], dtype: Any = None) -> Array:
-        """Return an uninitialized array from the workspace; by default in the storage precision.
+        """Return an uninitialized array from the workspace, by default in storage precision.
 
-        Its memory returns to the workspace when the last reference to it, or to a view of it, is dropped.
+        Its memory returns to the workspace when the last reference to the array and its views is dropped.
         """
         return self._workspaces.current.borrow(shape, self.policy.storage if dtype is None else dtype)
 
     def lend(self, buffer: Buffer, shape: tuple[int, ...], loan: Loan) -> Array:
-        """Return an array over a buffer. It, and every view of it, refers to the loan."""
+        """Return an array that uses a buffer. The array and all of its views reference the loan."""
         array, dtype = np.asarray(loan), buffer.key[1]
-        if array.dtype != dtype:  # NumPy's interface only has the size of bfloat16
+        if array.dtype != dtype:  # NumPy's array interface cannot describe bfloat16
             array = array.view(dtype)
         return array if len(array) == shape[0] else array[: shape[0]]
 
     def convert(self, source: Array, target: Array) -> None:
-        """target = source, of equal shapes, in the precision of target."""
+        """target = source, converted to the dtype of target. Shapes are equal."""
         target[...] = source
 
     def _constants(self, values: tuple[float, ...]) -> Array:
-        """Return these K numbers as (K,) on the device, in the accumulation precision; cached."""
+        """Return these K numbers as a cached array (K,) on the device, in accumulation precision."""
         if values not in self._vectors:
             self._vectors[values] = self.asarray(np.array(values, self.policy.accumulate))
         return self._vectors[values]
 
     def _stored_copy(self, borrowed: Array) -> Array:
-        """Return a borrowed array in the storage precision: itself, or a copy that replaces it."""
+        """Return a borrowed array in storage precision: the array itself, or a borrowed copy."""
         if borrowed.dtype == self.policy.storage:
             return borrowed
         stored = self.borrow(borrowed.shape)
@@ -132,7 +132,7 @@ class Device:
         return stored
 
     def _surrounded(self, x: Array, window: Window, value: float, dtype: Any = None) -> Array:
-        """Return the images padded with `value`, borrowed, by default in their dtype; x if the window does not pad."""
+        """Return images padded with `value`, borrowed; x itself if there is no padding. dtype: by default that of x."""
         if not window.pads:
             return x
         n, height, width, channels = x.shape
@@ -142,7 +142,7 @@ class Device:
         return padded
 
     def _within(self, padded: Array, shape: tuple[int, ...], window: Window) -> Array:
-        """Return the images (N, H, W, C) without padding, borrowed, in the storage precision."""
+        """Return images (N, H, W, C) without their padding, borrowed, in storage precision."""
         if not window.pads:
             return self._stored_copy(padded)
         x = self.borrow(shape)

@@ -1,4 +1,4 @@
-"""The machine and the commit of the code, which are recorded with every result."""
+"""Information about the machine and the source code, which is recorded with every result."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from typing import Any
 from threadpoolctl import threadpool_info
 
 PACKAGES = ("cupynet", "numpy", "numba", "hydra-core", "safetensors", "cupy-cuda12x", "cupy-cuda13x", "torch")
-SOURCES = ("cupynet", "conf")  # the folders of the source tree that affect results
+SOURCES = ("cupynet", "conf")  # folders of the source tree that affect results
 GIT_TIMEOUT_S = 2.0  # a network file system may hang
 
 
 def available_cores() -> int:
-    """Return the number of cores that this process may use, by affinity and a container's cgroup quota (rounded up)."""
+    """Return the number of cores that this process may use, considering affinity and cgroup quota (rounded up)."""
     cores = len(usable_cores())
     with contextlib.suppress(OSError, ValueError):  # no such file, or `max`
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
@@ -29,21 +29,24 @@ def available_cores() -> int:
 
 
 def usable_cores() -> set[int]:
-    """Return the cores that this process may run on, by its affinity."""
+    """Return the cores in the affinity mask of this process."""
     affinity = getattr(os, "sched_getaffinity", None)  # not on macOS
     return set(affinity(0)) if affinity is not None else set(range(os.cpu_count() or 1))
 
 
 def memory() -> tuple[int, str] | None:
-    """Return the bytes of this machine, or of the cgroups of this process if less, and which; None if unknown."""
+    """Return the memory limit in bytes, and a phrase that says whether the machine or a cgroup sets it.
+
+    None if unknown.
+    """
     bounds = []
     with contextlib.suppress(AttributeError, ValueError, OSError):  # not on every system
         bounds.append((os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), "this machine has"))
     with contextlib.suppress(OSError):
         group = Path(Path("/proc/self/cgroup").read_text().strip().rpartition(":")[2].lstrip("/"))
-        for each in (group, *group.parents):  # in a container the path may not exist
+        for folder in (group, *group.parents):  # in a container the path may not exist
             with contextlib.suppress(OSError, ValueError):  # no file, or `max`
-                limit = int(("/sys/fs/cgroup" / each / "memory.max").read_text())
+                limit = int(("/sys/fs/cgroup" / folder / "memory.max").read_text())
                 bounds.append((limit, "this process may use"))
     return min(bounds, default=None)
 
@@ -53,7 +56,7 @@ def cpu_model() -> str:
 
 
 def cpu_flags() -> list[str]:
-    """Return the vector instructions of the processor, by their names on Linux; empty if unknown."""
+    """Return the vector instruction sets of the processor by their names on Linux; empty if unknown."""
     kinds = ("sse", "avx", "fma", "f16c", "amx", "asimd", "sve", "neon")
     return sorted(flag for flag in _cpuinfo("flags", "Features").split() if flag.startswith(kinds))
 
@@ -68,20 +71,22 @@ def _cpuinfo(*keys: str) -> str:
 
 
 def commit(tree: Path = Path(__file__).parents[2]) -> str | None:
-    """Return the git commit of the source tree in use, with `-dirty` if cupynet/ or conf/ have changes.
+    """Return the git commit of the source tree, with `-dirty` if cupynet/ or conf/ have changes.
 
-    A copy without .git has the value of CUPYNET_COMMIT, if that is a commit. None for an installed wheel, or if git
+    Without .git, return the environment variable CUPYNET_COMMIT if it is a valid commit, or else None. None if git
     fails.
     """
     if not (tree / ".git").exists():  # a wheel may be inside another repository
-        return said if re.fullmatch("[0-9a-f]{7,64}", said := os.environ.get("CUPYNET_COMMIT", "")) else None
+        return variable if re.fullmatch("[0-9a-f]{7,64}", variable := os.environ.get("CUPYNET_COMMIT", "")) else None
     command = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", "-C", str(tree), "status", "--porcelain=v2"]
     command += ["--branch", "--no-ahead-behind", "--untracked-files=no", "--", *SOURCES]
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=GIT_TIMEOUT_S, check=True)
+        result = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=GIT_TIMEOUT_S, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return None
-    lines = done.stdout.decode(errors="replace").splitlines()
+    lines = result.stdout.decode(errors="replace").splitlines()
     oid = next((line.split()[-1] for line in lines if line.startswith("# branch.oid ")), "")
     if not oid.isalnum():  # `(initial)`: nothing is committed
         return None
@@ -89,13 +94,13 @@ def commit(tree: Path = Path(__file__).parents[2]) -> str | None:
 
 
 def numpy_blas() -> list[dict[str, Any]]:
-    """Return NumPy's BLAS libraries, without SciPy's, as threadpoolctl describes them."""
+    """Return threadpoolctl's description of NumPy's BLAS libraries, without SciPy's."""
     libraries = [info for info in threadpool_info() if info.get("user_api") == "blas"]
     return [info for info in libraries if "numpy" in str(info.get("filepath"))] or libraries
 
 
 def environment() -> dict[str, Any]:
-    """Describe the machine and the software for JSON: Python, system, processor, cores, NumPy's BLAS and versions."""
+    """Describe Python, system, processor, cores, NumPy's BLAS and package versions, for JSON."""
     versions = {}
     for package in PACKAGES:
         try:

@@ -1,4 +1,4 @@
-"""Fusion of a convolution and its max-pool. `Backend.fused_pair` returns a `FusedPair` for a `Convolution`, or None."""
+"""Fusion of a convolution with the max-pool that follows it, see `Backend.fused_pair`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import TypeAlias
 from cupynet.backend.array import Array
 from cupynet.backend.window import Window
 
-Weights: TypeAlias = "tuple[Array, ...]"  # None for a missing bias
+Weights: TypeAlias = "tuple[Array, ...]"  # weight and bias; None without a bias
 
 
 @dataclass(frozen=True)
 class Convolution:
-    """A convolution of images (H, W, C); its weights are (weight, bias or None). A pair may apply its activation."""
+    """Parameters of a convolution. image: (H, W, C)."""
 
     image: tuple[int, int, int]
     filters: int
@@ -23,21 +23,21 @@ class Convolution:
 
 
 class FusedPair:
-    """A convolution and its max-pool as one operation; weights and gradients are those of the convolution.
+    """A convolution and its max-pool as one operation, with the weights of the convolution.
 
     Attributes:
         activates: True if both passes include the activation. Otherwise the layer applies it to the output.
-        saves_windows: True if `forward` saves the im2col rows of its images, like the reference `conv2d`.
+        saves_windows: True if `forward` saves im2col rows, like the reference `conv2d`.
     """
 
     activates, saves_windows = False, True
 
     def forward(self, x: Array, weights: Weights) -> tuple[Array, tuple[Array, ...]]:
-        """Return the output for x (N, ...), and what the backward pass needs, all borrowed."""
+        """Return the output for x (N, ...) and the arrays saved for the backward pass, all borrowed."""
         raise NotImplementedError
 
     def backward(
         self, dy: Array, saved: tuple[Array, ...], x: Array, weights: Weights, grads: Weights, *, need_dx: bool
     ) -> Array | None:
-        """Add to `grads`, return dx (borrowed) or None; `saved` is from `forward`."""
+        """Add the gradients of the weights to `grads`. Return dx, borrowed, or None."""
         raise NotImplementedError

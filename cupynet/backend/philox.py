@@ -1,7 +1,7 @@
 """Counter-based random numbers: Philox 4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3").
 
-Four 32-bit counters and a key of two give four numbers. There is no state: equal counters give equal bits, in any order
-and on any backend. `cpu/kernels/dropout.py` and `cuda/kernels/dropout.cu` produce the same bits.
+Four 32-bit counters and a key of two 32-bit numbers give four random numbers. There is no state: equal counters give
+equal bits, in any order and on any backend. `cpu/kernels/dropout.py` and `cuda/kernels/dropout.cu` are equivalent.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ MASK = (1 << 32) - 1
 
 
 def key_of(seed: int, name: str) -> int:
-    """Return a 64-bit key for one user of a seed, such as a layer, by its name."""
+    """Return a 64-bit key from a seed and the name of its user, such as a layer."""
     return int.from_bytes(hashlib.blake2b(f"{seed} {name}".encode(), digest_size=8).digest(), "little")
 
 
 def dropped_below(rate: float) -> int:
-    """Return the threshold that a random 32-bit value is below with probability `rate`, to 2^-32."""
+    """Return the threshold below which a random 32-bit number falls with probability `rate`."""
     return min(round(rate * (1 << 32)), MASK)
 
 
 def numbers(counters: tuple[Array, Array, Array, Array], key: int) -> tuple[Array, Array, Array, Array]:
-    """Return four 32-bit numbers for each element. Counters and numbers are arrays of uint64 that broadcast."""
+    """Return four 32-bit random numbers for each element of the counters, as uint64 arrays. Counters are broadcast."""
     a, b, c, d = counters
     first, second = key & MASK, key >> 32
     for _ in range(ROUNDS):
@@ -40,16 +40,16 @@ def numbers(counters: tuple[Array, Array, Array, Array], key: int) -> tuple[Arra
 
 
 def of_examples(xp: ModuleType, samples: Array, epoch: Any, key: int, features: int) -> Array:
-    """Return a 32-bit number for each value of each example: (N, features) uint64.
+    """Return a 32-bit random number for each value of each sample: (N, features) uint64.
 
-    The counters are a place, the sample index (two counters) and the epoch. Value v has place v mod Q and number v //
-    Q, with Q = ceil(features / 4).
+    The counters are a position, the sample index (two counters) and the epoch. Value v uses position v mod Q and random
+    number v // Q, with Q = ceil(features / 4).
     """
     quarter = -(-features // 4)
-    place = xp.arange(quarter, dtype="uint64").reshape(1, -1)
+    position = xp.arange(quarter, dtype="uint64").reshape(1, -1)
     sample = xp.asarray(samples).astype("uint64").reshape(-1, 1)
-    when = (xp.zeros((1, 1), "uint64") + xp.asarray(epoch).astype("uint64").reshape(-1)) & MASK
-    found = xp.empty((len(sample), 4, quarter), "uint64")
-    for lane, each in enumerate(numbers((place, sample & MASK, sample >> 32, when), key)):
-        found[:, lane] = each
-    return found.reshape(len(sample), -1)[:, :features]
+    epochs = (xp.zeros((1, 1), "uint64") + xp.asarray(epoch).astype("uint64").reshape(-1)) & MASK
+    result = xp.empty((len(sample), 4, quarter), "uint64")
+    for lane, values in enumerate(numbers((position, sample & MASK, sample >> 32, epochs), key)):
+        result[:, lane] = values
+    return result.reshape(len(sample), -1)[:, :features]

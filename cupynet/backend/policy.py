@@ -11,14 +11,14 @@ from cupynet.core.errors import ConfigError
 
 @dataclass(frozen=True)
 class DtypePolicy:
-    """The precisions of one run.
+    """Dtypes of a run.
 
     Attributes:
-        storage: of activations, their gradients, and weights as layers read them.
-        compute: of the operands of products; on a CPU, float for half and bfloat16.
-        accumulate: of master weights, weight gradients, optimizer state, losses and averages; at least 32 bits.
-        loss_scale: the factor on the gradient of the loss that keeps small gradients from underflow in half
-            (Micikevicius et al. 2018, "Mixed precision training"); 1 in other precisions.
+        storage: dtype of activations, their gradients, and the weights that layers read.
+        compute: dtype of the operands of products; on a CPU, float for half and bfloat16.
+        accumulate: dtype of master weights, weight gradients, optimizer state, losses and averages; at least 32 bits.
+        loss_scale: initial factor of the loss gradient, which prevents underflow in half (Micikevicius et al. 2018,
+            "Mixed precision training"); 1 for other dtypes.
     """
 
     name: str
@@ -29,19 +29,19 @@ class DtypePolicy:
 
     @classmethod
     def of(cls, name: str, *, half_arithmetic: bool = False) -> DtypePolicy:
-        """Return the policy half, bfloat16, float or double; `half_arithmetic`: the device multiplies halves."""
+        """Return the policy for a dtype name. half_arithmetic: True if the device multiplies 16-bit numbers."""
         name = shared_options.dtype("dtype", name)
         single, double = np.dtype(np.float32), np.dtype(np.float64)
         if name in ("half", "bfloat16"):
-            narrow = stored_dtype("float16" if name == "half" else name)
+            sixteen_bit = stored_dtype("float16" if name == "half" else name)
             scale = 1024.0 if name == "half" else 1.0
-            return cls(name, narrow, narrow if half_arithmetic else single, single, loss_scale=scale)
+            return cls(name, sixteen_bit, sixteen_bit if half_arithmetic else single, single, loss_scale=scale)
         stored = single if name == "float" else double
         return cls(name, stored, stored, stored)
 
 
 def stored_dtype(name: str) -> np.dtype[Any]:
-    """Return the dtype of this name. Raise ConfigError for bfloat16 without ml_dtypes."""
+    """Return the dtype with this name. Raises ConfigError for bfloat16 if ml_dtypes is not installed."""
     if name != "bfloat16":
         return np.dtype(name)
     try:
@@ -49,5 +49,5 @@ def stored_dtype(name: str) -> np.dtype[Any]:
     except ImportError as error:
         reason = f"ml_dtypes is not installed ({error}): pip install ml_dtypes"
         raise ConfigError(reason, "dtype", "bfloat16") from error
-    found: np.dtype[Any] = np.dtype(bfloat16)
-    return found
+    result: np.dtype[Any] = np.dtype(bfloat16)
+    return result

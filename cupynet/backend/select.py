@@ -15,24 +15,30 @@ CUPY = "pip install 'cupynet[cuda12x]', or cuda13x, by the driver's CUDA"
 def select_backend(
     name: str = "auto", *, gpu_priority: int = 100, cpu_priority: int = 0, device: int = 0
 ) -> tuple[str, str | None]:
-    """Return the name of the backend to use, and why the preferred one is not used (or None).
+    """Return the name of the backend to use, and why the preferred backend is not used, or None.
 
-    `auto` takes the available kind with the highest priority, like Deeplearning4j's BACKEND_PRIORITY_GPU and _CPU: cupy
-    on a GPU; on a CPU numba, or else numpy. A backend chosen by name is never replaced. `device` is tried for cupy.
+    `auto` chooses between GPU (cupy) and CPU (numba, or else numpy) by availability and priority, like Deeplearning4j's
+    BACKEND_PRIORITY_GPU and _CPU. A backend chosen by name is never replaced.
+
+    Args:
+        device: GPU to test for cupy.
+
+    Raises:
+        ConfigError: the name is unknown, or the backend with this name is not available.
     """
     if name == "auto":
         reasons: list[str] = []
-        for each in ("cupy", "numba") if gpu_priority >= cpu_priority else ("numba",):
-            missing = _missing(each, device)
+        for candidate in ("cupy", "numba") if gpu_priority >= cpu_priority else ("numba",):
+            missing = _missing(candidate, device)
             if missing is None:
-                return each, "; ".join(reasons) or None
+                return candidate, "; ".join(reasons) or None
             reasons.append(missing)
         return "numpy", "; ".join(reasons)
     checks.one_of("backend", name, ("auto", *BACKENDS))
     missing = _missing(name, device)
     if missing is not None:
-        brings = f": {CUPY}" if missing.startswith(NOT_INSTALLED) else ""
-        raise ConfigError(f"{missing}{brings}; backend=auto uses what works here", "backend", name)
+        remedy = f": {CUPY}" if missing.startswith(NOT_INSTALLED) else ""
+        raise ConfigError(f"{missing}{remedy}; backend=auto uses what works here", "backend", name)
     return name, None
 
 
@@ -45,17 +51,17 @@ def create_backend(
     max_grid_size: int | None = None,
     tf32: bool = False,
 ) -> Backend:
-    """Return a new backend for one replica, with its own workspace.
+    """Create a backend for one replica, with its own workspace.
 
     Args:
         name: numpy, numba, cupy, or auto, see `select_backend`.
         dtype: half, bfloat16, float or double, see `DtypePolicy`.
-        device: number of the GPU.
-        max_block_size, max_grid_size: the most threads of a block and blocks of a grid in launches of cupy.
-        tf32: True if cupy multiplies floats in TF32, with 10 bits of mantissa.
+        device: GPU index.
+        max_block_size, max_grid_size: maximum number of threads per block and blocks per grid of cupy's kernels.
+        tf32: True to multiply floats in TF32 with cupy, which has a 10-bit mantissa.
 
     Raises:
-        ConfigError: an argument is invalid, or tf32 is set on a CPU or in another precision than float.
+        ConfigError: an argument is invalid, or tf32 is used on a CPU or with a dtype other than float.
         ImportError: CuPy or numba is not installed.
     """
     checks.one_of("backend", name, ("auto", *BACKENDS))
@@ -74,7 +80,7 @@ def create_backend(
 
 
 def device_count(name: str) -> int:
-    """Return the number of devices of a backend; 0 on a CPU."""
+    """Return the number of GPUs of a backend; 0 on a CPU."""
     if name != "cupy":
         return 0
     from cupynet.backend.cuda import gpus
@@ -90,7 +96,7 @@ def _missing(name: str, device: int) -> str | None:
     if name == "numba":
         try:
             importlib.import_module("cupynet.backend.cpu.kernels.jit")
-        except (ImportError, RuntimeError) as error:  # numba is too old for this NumPy
+        except (ImportError, RuntimeError) as error:  # such as a numba that is too old for NumPy
             reason = str(error).partition("\n")[0]
             return f"numba cannot be used ({reason})"
     return None

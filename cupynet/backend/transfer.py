@@ -1,4 +1,4 @@
-"""Copies of rows of a data set to a device, as batches, and the scaling of their pixels."""
+"""Transfer of batches to a device, and pixel scaling."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ import numpy as np
 from cupynet.backend.array import Array
 from cupynet.backend.device import Device
 
-Edit: TypeAlias = Callable[[Array], Array]  # (N, H, W, C) uint8 -> the same number of images, augmented
+Edit: TypeAlias = Callable[[Array], Array]  # augmentation: (N, H, W, C) uint8 -> the same number of images
 
 
 @dataclass(frozen=True)
 class PixelScale:
-    """(pixel / 255 - mean[c]) / std[c] of a pixel from 0 to 255 in channel c; one number applies to all channels.
+    """Pixel normalization: (pixel / 255 - mean[c]) / std[c] for pixels from 0 to 255 in channel c.
 
-    Computed as pixel · scale[c] + shift[c]. By default pixels become fractions from 0 to 1.
+    A single number applies to all channels. Computed as pixel · scale[c] + shift[c]. By default, pixels are scaled to
+    the range 0 to 1.
     """
 
     mean: tuple[float, ...] = (0.0,)
@@ -29,7 +30,7 @@ class PixelScale:
 
     @classmethod
     def of(cls, mean: Sequence[float], std: Sequence[float]) -> PixelScale:
-        """Return the scaling that gives pixels with this mean and std (fractions, by channel) mean 0 and std 1."""
+        """Create the scaling to mean 0 and std 1. mean, std: of the pixels by channel, as fractions of 255."""
         return cls(tuple(map(float, mean)), tuple(map(float, std)))
 
     @cached_property
@@ -42,11 +43,11 @@ class PixelScale:
 
     @property
     def range(self) -> tuple[float, float]:
-        """The smallest and the largest value of a scaled pixel, over all channels."""
+        """Minimum and maximum of scaled pixels over all channels."""
         return min(self.shift), max(255 * scale + shift for scale, shift in zip(self.scale, self.shift, strict=True))
 
     def normalization(self) -> dict[str, list[float]] | None:
-        """Mean and std by name; None for fractions."""
+        """Return mean and std by name, or None for the default scaling."""
         return None if self == FRACTIONS else {"mean": list(self.mean), "std": list(self.std)}
 
 
@@ -54,12 +55,12 @@ FRACTIONS = PixelScale()
 
 
 class HostData(NamedTuple):
-    """A data set on the host, whose rows become batches.
+    """Data set on the host.
 
     Attributes:
-        images: (S, H, W, C) uint8, or float32 that is already scaled; None for batches without images.
+        images: (S, H, W, C) uint8, or float32 if already scaled; None for batches without images.
         labels: (S,) integers, or (S, ...) float32.
-        edited: True if images are augmented before they are scaled, see `Transfer.make`.
+        edited: True if images are augmented, see `Transfer.make`.
     """
 
     images: Array | None
@@ -69,7 +70,7 @@ class HostData(NamedTuple):
 
 
 class Shared:
-    """Data shared by the workers of one process. The first worker to need an entry creates it, holding the lock."""
+    """Data shared by the workers of one process. The first worker that needs an entry creates it, holding the lock."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -79,9 +80,9 @@ class Shared:
 
 class BatchOps(Device):
     def load_images(self, images: Any, samples: Any, pixels: PixelScale = FRACTIONS) -> Array:
-        """Return scaled images of a batch: (S, H, W, C) uint8 (floats are not scaled), (N,) indices -> (N, H, W, C).
+        """Load and scale a batch: images (S, H, W, C) uint8, and samples (N,) -> (N, H, W, C). Floats are not scaled.
 
-        Not borrowed from the workspace, because a prefetch thread calls this.
+        The result is not borrowed from the workspace, because a prefetch thread calls this method.
         """
         batch, wide = self.asarray(images[samples]), self.policy.accumulate
         if batch.dtype != np.uint8:
@@ -92,23 +93,23 @@ class BatchOps(Device):
         return x.astype(self.policy.storage)
 
     def transfer(self, data: HostData, batch_size: int, on_device: bool | str, shared: Shared) -> Transfer:
-        """Return an object that makes batches of a data set on this device. Called in the worker's thread.
+        """Create a `Transfer` to this device. Called in the worker's thread.
 
         Args:
-            on_device: True to keep the images on the device (ConfigError if impossible); `auto` to keep them if they
-                fit.
+            on_device: True to keep the images on the device (ConfigError if impossible); `auto` to keep them there if
+                they fit.
         """
         return Transfer(self, data)
 
 
 class Transfer:
-    """Copies rows of a data set to a device as batches, for one worker; each batch in new memory.
+    """Transfers batches to a device, for one worker. Every batch uses new memory.
 
     The worker's thread calls `begin`, `send` and `close`. The prefetch thread calls `make`.
 
     Attributes:
-        ahead: True if `make` does work that the prefetch thread can do ahead of the worker.
-        steady: True if `send` copies every batch to the same memory; the worker must then call it.
+        ahead: True if it is useful to call `make` ahead of the worker.
+        steady: True if `send` copies every batch to the same memory. The worker must then call it.
     """
 
     ahead, steady = True, False
@@ -117,14 +118,15 @@ class Transfer:
         self._device, self._data = device, data
 
     def begin(self, rows: Sequence[Array], labels: Iterable[Array]) -> None:
-        """Start an epoch whose batches have these rows and labels; drop remaining batches of the previous one."""
+        """Start an epoch of batches with these rows and labels. Remaining batches of the previous epoch are dropped."""
         self._of_batches = iter(labels)
 
     def make(self, rows: Array, edit: Edit | None = None) -> tuple[Array | None, Array]:
-        """Make the epoch's next batch: images (N, H, W, C) in the storage dtype, or None, and labels (N, ...).
+        """Return the next batch of the epoch: images (N, H, W, C) in storage precision or None, and labels (N, ...).
 
-        `edit` is applied to the images, uint8 on the host, before they are scaled. A `steady` transfer only does the
-        work on the host; `send` does the rest.
+        A `steady` transfer only does the work on the host; `send` does the rest.
+
+        edit: augmentation of the uint8 images on the host, before scaling.
         """
         images, pixels = self._data.images, self._data.pixels
         if images is not None and edit is not None:
@@ -134,8 +136,8 @@ class Transfer:
         return images, self._device.asarray(next(self._of_batches))
 
     def send(self, images: Any, labels: Any) -> tuple[Array | None, Array]:
-        """Return the result of `make` on the device. If `steady`, this overwrites the previous batch."""
+        """Return the result of `make` on the device. If `steady`, the previous batch is overwritten."""
         return images, labels
 
     def close(self) -> None:
-        """Release the memory."""
+        """Release memory."""

@@ -12,13 +12,13 @@ IntPair: TypeAlias = tuple[int, int]  # (height, width)
 
 @dataclass(frozen=True)
 class Window:
-    """A window of `kernel` pixels every `stride` pixels of an image with `padding` zeros around it.
+    """Sliding window of a convolution or pool.
 
     Attributes:
         kernel: (K_h, K_w), height and width in pixels.
-        stride: pixels from one window to the next, (down, across).
-        padding: rows of zeros (above, below) and columns of zeros (left, right); pools ignore them.
-        dilation: distance in pixels between neighbors in the window, (down, across); 1 for adjacent pixels.
+        stride: pixels between neighboring windows, (vertical, horizontal).
+        padding: rows of zeros (top, bottom) and columns of zeros (left, right); pools ignore padding.
+        dilation: distance in pixels between neighbors in the window, (vertical, horizontal).
     """
 
     kernel: IntPair
@@ -28,7 +28,7 @@ class Window:
 
     @property
     def extent(self) -> IntPair:
-        """The height and width that a dilated window covers."""
+        """Height and width that the dilated window covers."""
         rows, cols = ((self.kernel[i] - 1) * self.dilation[i] + 1 for i in (0, 1))
         return rows, cols
 
@@ -38,12 +38,12 @@ class Window:
 
     @property
     def places(self) -> int:
-        """The number of pixels of the window, numbered row by row, ky · K_w + kx."""
+        """Number of pixels in the window. Pixel (ky, kx) has index ky · K_w + kx."""
         return self.kernel[0] * self.kernel[1]
 
     @property
     def place_dtype(self) -> np.dtype[Any]:
-        """The smallest integer type for the places of the window and for none of them (cuda/kernels/pool.cu)."""
+        """Smallest integer dtype for pixel indices and the value for "none" (cuda/kernels/pool.cu)."""
         return np.dtype(np.uint8 if self.places <= 255 else np.int32)
 
     @property
@@ -54,7 +54,7 @@ class Window:
         return height + sum(self.padding[0]), width + sum(self.padding[1])
 
     def output(self, height: int, width: int) -> IntPair:
-        """Return the number of windows, (H', W'); 0 or less if none fits."""
+        """Return the number of windows (H', W'); 0 or negative if none fits."""
         padded, extent = self.padded(height, width), self.extent
         rows, cols = ((padded[i] - extent[i]) // self.stride[i] + 1 for i in (0, 1))
         return rows, cols
@@ -63,7 +63,7 @@ class Window:
         return min(self.output(height, width)) > 0
 
     def check(self, shape: tuple[int, ...]) -> None:
-        """Raise ConfigError unless images are (N, H, W, C) with room for a window: kernels would read beyond them."""
+        """Raise ConfigError unless images are (N, H, W, C) and no smaller than the window. Kernels do not check."""
         if len(shape) != 4 or not self.fits(*shape[1:3]):
             raise ConfigError(f"images of shape {tuple(shape)}: must be (N, H, W, C) with room for {self}")
 
@@ -78,12 +78,12 @@ class Window:
             )
 
     def inside(self, height: int, width: int) -> tuple[slice, ...]:
-        """Return the index of the images in padded ones (N, H, W, C)."""
+        """Return the index of the images within padded images (N, H, W, C)."""
         (top, _), (left, _) = self.padding
         return slice(None), slice(top, top + height), slice(left, left + width)
 
     def seen(self, ky: int, kx: int, output: IntPair) -> tuple[slice, ...]:
-        """Return the index in padded images (N, H, W, C) of the pixels at place (ky, kx) of all `output` windows."""
+        """Return the index within padded images (N, H, W, C) of pixel (ky, kx) of all `output` windows."""
         (down, across), (rows, cols) = self.stride, output
         ky, kx = ky * self.dilation[0], kx * self.dilation[1]
         return slice(None), slice(ky, ky + down * rows, down), slice(kx, kx + across * cols, across)

@@ -1,7 +1,7 @@
-"""Buffers that return by themselves, so that a steady-state training step allocates nothing.
+"""Pool of buffers that are returned automatically, so that a steady-state training step allocates no memory.
 
-A borrowed array and all its views refer to a `Loan`. When the last of them is dropped, the buffer returns to its pool,
-without the garbage collector: a closure must not refer to itself.
+A borrowed array and all its views reference a `Loan`. When the last reference is dropped, the buffer returns to its
+pool. Borrowed arrays must therefore not be part of reference cycles, such as a closure that references itself.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ Lend: TypeAlias = "Callable[[Buffer, tuple[int, ...], Loan], Array]"
 
 
 class ThreadWorkspaces(threading.local):
-    """A `Workspace` for each thread, which needs no lock and is freed when the thread ends."""
+    """One `Workspace` per thread. It needs no lock and is freed when the thread ends."""
 
     def __init__(self, allocate: Allocate, lend: Lend) -> None:
         self.current = Workspace(allocate, lend)  # `threading.local` calls this once in each thread
 
 
 class Buffer:
-    """Memory of a pool, lent or not: an array without other references. `interface` is NumPy's description of it."""
+    """Memory of a pool: an array without other references. interface: its NumPy array interface."""
 
     __slots__ = ("interface", "key", "memory", "rows")
 
     def __init__(self, memory: Array, key: Key) -> None:
         self.memory, self.key, self.rows = memory, key, memory.shape[0]
-        known = getattr(memory, "__array_interface__", None)
-        self.interface = known and {name: known[name] for name in ("data", "typestr", "shape", "version")}
+        interface = getattr(memory, "__array_interface__", None)
+        self.interface = interface and {name: interface[name] for name in ("data", "typestr", "shape", "version")}
 
 
 class Loan:
-    """The owner of a borrowed array's memory, for NumPy or CuPy. When it is deleted, the buffer returns."""
+    """Owner of a borrowed array's memory, for NumPy or CuPy. Deleting it returns the buffer."""
 
     __slots__ = ("__array_interface__", "_buffer", "_workspace")
 
@@ -52,10 +52,10 @@ class Loan:
 
 
 class Workspace:
-    """A pool of buffers for one thread.
+    """Pool of buffers for one thread.
 
-    A buffer may be longer than the borrowed array along the first axis: the short last batch of an epoch reuses the
-    buffers of full batches.
+    A buffer may be longer than the borrowed array along the first axis, so that the short last batch of an epoch reuses
+    the buffers of full batches.
     """
 
     def __init__(self, allocate: Allocate, lend: Lend) -> None:
@@ -70,20 +70,20 @@ class Workspace:
 
     @property
     def on_loan(self) -> int:
-        """The number of buffers on loan; 0 between training steps."""
+        """Number of buffers on loan; 0 between training steps."""
         free = sum(map(len, self._free.values()))
         return self._count - free - len(self._returned) - len(self._returned_elsewhere)
 
     def borrow(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        """Return an uninitialized array over the shortest free buffer that fits; among equals the last returned."""
+        """Return an uninitialized array that uses the shortest free buffer; among equals, the last one returned."""
         self._collect()
         key = (shape[1:], dtype)
         free = self._free.setdefault(key, [])
         best, rows, length = -1, shape[0], -1
         for i in range(len(free) - 1, -1, -1):
-            there = free[i].rows
-            if there >= rows and (best < 0 or there < length):
-                best, length = i, there
+            buffer_rows = free[i].rows
+            if buffer_rows >= rows and (best < 0 or buffer_rows < length):
+                best, length = i, buffer_rows
         if best >= 0:
             buffer = free.pop(best)
         else:
@@ -93,12 +93,12 @@ class Workspace:
         return self._lend(buffer, shape, Loan(buffer, self))
 
     def take(self, buffer: Buffer) -> None:
-        """Take a buffer back, in any thread and at any time, without locks or device calls."""
+        """Take a buffer back. May be called in any thread at any time, so it uses no locks or device calls."""
         (self._returned if get_ident() == self._thread else self._returned_elsewhere).append(buffer)
 
     @contextmanager
     def capturing(self) -> Iterator[None]:
-        """Context in which only buffers returned by this thread are lent: others may be in use on another stream."""
+        """Context that lends only buffers returned by this thread, because others may be in use on another stream."""
         self._captures = True
         try:
             yield

@@ -1,1 +1,1 @@
-"""The operations on a CPU: compiled by numba, products by BLAS."""
+"""CPU backends: NumPy, and kernels compiled by numba. Matrix products use BLAS."""

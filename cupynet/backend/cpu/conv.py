@@ -1,4 +1,4 @@
-"""Direct convolutions on the CPU (`kernels/tiles.py`), some by Winograd's algorithm, and depthwise convolutions.
+"""Convolutions on the CPU: direct (`kernels/tiles.py`), by Winograd's algorithm, and depthwise.
 
 A padded image is copied into a frame of zeros, which stays in the cache.
 """
@@ -20,14 +20,14 @@ class NumbaConv(WinogradConv):
         self, x: Array, weight: Array, bias: Array | None, window: Window, *, groups: int = 1
     ) -> tuple[Array, Array]:
         window.check_weight(x.shape, weight.shape, groups)
-        known = passes(x.shape[1:], weight.shape[3], window, self.policy.compute.itemsize) if groups == 1 else None
-        if known is None:
+        sums = passes(x.shape[1:], weight.shape[3], window, self.policy.compute.itemsize) if groups == 1 else None
+        if sums is None:
             return super().conv2d(x, weight, bias, window, groups=groups)
         y = self.borrow((len(x), *window.output(*x.shape[1:3]), weight.shape[3]))
         if self._has_tiles(x, weight, window):
             self._multiply_tiles(x, weight, bias, window, y)
             return y, None
-        self._convolve(known.frame, known.forward, x, weight.reshape(-1, weight.shape[3]), bias, y)
+        self._convolve(sums.frame, sums.forward, x, weight.reshape(-1, weight.shape[3]), bias, y)
         return y, None
 
     def saved_values(self, conv: Convolution) -> int:
@@ -37,31 +37,31 @@ class NumbaConv(WinogradConv):
         self, dy: Array, columns: Array, x: Array, weight: Array, weight_grad: Array, bias_grad: Array | None,
         window: Window, *, need_dx: bool, groups: int = 1,
     ) -> Array | None:  # fmt: skip
-        known = passes(x.shape[1:], weight.shape[3], window, self.policy.compute.itemsize) if groups == 1 else None
-        if known is None or columns is not None:
-            given = dy, columns, x, weight, weight_grad, bias_grad, window
-            return super().conv2d_backward(*given, need_dx=need_dx, groups=groups)
+        sums = passes(x.shape[1:], weight.shape[3], window, self.policy.compute.itemsize) if groups == 1 else None
+        if sums is None or columns is not None:
+            arguments = dy, columns, x, weight, weight_grad, bias_grad, window
+            return super().conv2d_backward(*arguments, need_dx=need_dx, groups=groups)
         if bias_grad is not None:
             self._add_column_sums(bias_grad, dy.reshape(-1, weight.shape[3]))
         if self._has_tiles(x, weight, window):
             self._add_tiles_gradient(dy, x, weight_grad, window)
             return self._tiles_gradient(dy, x, weight, window) if need_dx else None
-        self._add_products(known.frame, known.weight_gradient, x, dy, weight_grad.reshape(-1)[:0], weight_grad[None])
-        return self._input_gradient(known, dy, x, weight) if need_dx else None
+        self._add_products(sums.frame, sums.weight_gradient, x, dy, weight_grad.reshape(-1)[:0], weight_grad[None])
+        return self._input_gradient(sums, dy, x, weight) if need_dx else None
 
-    def _input_gradient(self, known: Passes, dy: Array, x: Array, weight: Array) -> Array:
+    def _input_gradient(self, sums: Passes, dy: Array, x: Array, weight: Array) -> Array:
         """Return dx (N, H, W, C) from dy (N, H', W', O)."""
-        places, (channels, filters) = known.places, weight.shape[2:]
-        turned = self.borrow((len(places), filters, channels))
+        places, (channels, filters) = sums.places, weight.shape[2:]
+        transposed = self.borrow((len(places), filters, channels))
         for i, place in enumerate(places):
-            turned[i] = weight.reshape(-1, channels, filters)[place].T
+            transposed[i] = weight.reshape(-1, channels, filters)[place].T
         dx = self.borrow(x.shape)
-        frame = known.frame._replace(size=0)
-        self._convolve(frame, known.input_gradient, dy, turned.reshape(-1, channels), None, dx)
+        frame = sums.frame._replace(size=0)
+        self._convolve(frame, sums.input_gradient, dy, transposed.reshape(-1, channels), None, dx)
         return dx
 
     def _convolve(self, frame: Frame, sums: Sums, x: Array, factors: Array, bias: Array | None, y: Array) -> None:
-        """Compute sums of x with `factors` (rows, columns), one row for each value of the table."""
+        """Compute the sums of x with `factors` (rows, columns), one row per entry of the table."""
         columns = factors.shape[1]
         compute = self.policy.compute
         packed, start = self.borrow((factors.size,), compute), self.borrow((columns,), compute)
@@ -96,14 +96,14 @@ class NumbaConv(WinogradConv):
             return super()._grouped_backward(dy, x, weight, weight_grad, window, groups, need_dx=need_dx)
         filters, grad = (bits(a.reshape(*window.kernel, -1)) for a in (weight, weight_grad))
         gradients = bits(dy)
-        moves = (*window_numbers(window)[1:], window.dilation)
-        depthwise.weight_gradient(bits(_each_filters(x, weight)), gradients, grad, *moves)
+        geometry = (*window_numbers(window)[1:], window.dilation)
+        depthwise.weight_gradient(bits(_each_filters(x, weight)), gradients, grad, *geometry)
         if not need_dx:
             return None
-        several = weight.shape[3] > x.shape[3]
-        dx = self.borrow((*x.shape[:3], weight.shape[3]), self.policy.compute if several else None)
-        depthwise.input_gradient(gradients, filters, bits(dx), *moves)
-        if not several:
+        multiplied = weight.shape[3] > x.shape[3]
+        dx = self.borrow((*x.shape[:3], weight.shape[3]), self.policy.compute if multiplied else None)
+        depthwise.input_gradient(gradients, filters, bits(dx), *geometry)
+        if not multiplied:
             return dx
         summed = self.borrow(x.shape, self.policy.compute)
         dx.reshape(*x.shape, -1).sum(axis=4, out=summed)
@@ -111,12 +111,12 @@ class NumbaConv(WinogradConv):
 
 
 def _each_filters(x: Array, weight: Array) -> Array:
-    """Return the images with the channel of each filter of a depthwise convolution: (N, H, W, O)."""
+    """Repeat each channel for its filters in a depthwise convolution: (N, H, W, C) -> (N, H, W, O)."""
     repeats = weight.shape[3] // x.shape[3]
     return x if repeats == 1 else x.repeat(repeats, axis=3)
 
 
 def window_numbers(window: Window) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
-    """Return kernel, stride, and padding (above, left): the arguments of compiled kernels."""
+    """Return the arguments of compiled kernels: kernel size, stride, and padding (top, left)."""
     (above, _), (left, _) = window.padding
     return window.kernel, window.stride, (above, left)

@@ -1,10 +1,10 @@
-"""A convolution and its max-pool as one operation on the CPU.
+"""Fused convolution and max-pool on the CPU.
 
-Forward: the pixels of one pooling window are computed in registers, and only the largest is written
-(`kernels/windows.py`). The bias is added after the pool. Backward: only through the winners of the pool
-(`kernels/rows.py`; `kernels/outer.py` for patches with short rows).
+The forward pass computes the pixels of a pooling window in registers and writes only the maximum
+(`kernels/windows.py`). The bias is added after pooling. The backward pass processes only the winners, the pixels that
+were the maximum of their window (`kernels/rows.py`, or `kernels/outer.py` for patches with short rows).
 
-`rows` skips zero gradients. With NaN or infinity in an image, results therefore differ from separate operations.
+`rows` skips zero gradients, so that results for images with NaN or infinity differ from separate operations.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from cupynet.backend.fusion import Convolution, FusedPair, Weights
 from cupynet.backend.window import Window
 
 CACHE_LINE = 64  # bytes
-SHORT_ROW = 16  # values: a patch's row below this fills no vector
-MOST_PIXELS = 9  # of a pooling window: their sums are in registers at the same time
+SHORT_ROW = 16  # values in a row of a patch; shorter rows do not fill a vector
+MOST_PIXELS = 9  # pixels of a pooling window, whose sums are in registers at the same time
 
 
 def fuse(backend: Backend, first: Convolution, pool: Window) -> FusedPair | None:
-    """Return the pair if the windows of the pool are small and do not overlap, so that each pixel is computed once."""
+    """Return the fused pair, or None unless pooling windows are small and do not overlap."""
     if first.window.dilates or first.groups > 1 or pool.pads:
-        return None  # kernels read whole rows of neighboring pixels, and pool without padding
-    apart = all(stride >= size for stride, size in zip(pool.stride, pool.kernel, strict=True))
-    return ConvPool(backend, first, pool) if apart and 1 < pool.places <= MOST_PIXELS else None
+        return None  # kernels require rows of adjacent pixels, and pools without padding
+    disjoint = all(stride >= size for stride, size in zip(pool.stride, pool.kernel, strict=True))
+    return ConvPool(backend, first, pool) if disjoint and 1 < pool.places <= MOST_PIXELS else None
 
 
 class ConvPool(FusedPair):
-    """A convolution and its pool, for one image size, in the compute precision. P is the number of pooling windows."""
+    """Fused convolution and pool for one image size. P is the number of pooling windows."""
 
     saves_windows = False
 
@@ -48,20 +48,20 @@ class ConvPool(FusedPair):
 
     @cached_property
     def patches(self) -> Patches:
-        """The places of patches in an image; created when first needed, as it is large for large images."""
+        """Offsets of patches in an image. Created on first use, because they are large for large images."""
         window, pool, step = self.conv.window, self.pool, self.size[1] * self.channels
-        apart = (window.stride[0] * pool.stride[0], window.stride[1] * pool.stride[1])
-        corners, places = self._corners(self.pooled, apart, step), self._corners(pool.kernel, window.stride, step)
+        pool_stride = (window.stride[0] * pool.stride[0], window.stride[1] * pool.stride[1])
+        corners, places = self._corners(self.pooled, pool_stride, step), self._corners(pool.kernel, window.stride, step)
         return Patches(corners, places, window.kernel[0], window.kernel[1] * self.channels, step)
 
     @cached_property
     def table(self) -> Array:
-        """The offset of each value of a patch from its corner, (K_h·K_w·C,) int32."""
+        """Offset of each value of a patch from its corner, (K_h·K_w·C,) int32."""
         start = np.arange(self.patches.height)[:, None] * self.patches.step
         return (start + np.arange(self.patches.row)).reshape(-1).astype(np.int32)
 
     def _corners(self, count: tuple[int, int], apart: tuple[int, int], step: int) -> Array:
-        """Return corners of `count` patches (down, across), `apart` pixels apart; an image row has `step` values."""
+        """Return the corners of a grid of `count` patches, `apart` pixels apart. step: values in a row of an image."""
         row, col = np.arange(count[0])[:, None] * apart[0] * step, np.arange(count[1]) * apart[1] * self.channels
         return (row + col).reshape(-1).astype(np.int32)
 
@@ -71,7 +71,7 @@ class ConvPool(FusedPair):
     # forward ---------------------------------------------------------------------------------------------------------
 
     def forward(self, x: Array, weights: Weights) -> tuple[Array, tuple[Array, ...]]:
-        """(N, H, W, C) -> (N, H', W', O). Save the winners, and the images unless they are x itself."""
+        """(N, H, W, C) -> (N, H', W', O). Saves the winners, and the images if they are padded."""
         weight, bias = weights
         images, factors = self._padded(x), self.backend._operand(weight)
         offset = np.zeros(self.filters, self.dtype) if bias is None else bias.astype(self.dtype, copy=False)
@@ -79,14 +79,14 @@ class ConvPool(FusedPair):
         return y, (winners,) if images is x else (winners, images)
 
     def _pool(self, images: Array, weight: Array, bias: Array) -> tuple[Array, Array]:
-        """Padded images -> pooled (N, H', W', O) and winners."""
+        """Return pooled outputs (N, H', W', O) and winners of padded images."""
         backend, n, pixels = self.backend, len(images), self.pool.places
         y = backend.borrow((n, *self.pooled, self.filters))
         winners = backend.borrow(y.shape, self.pool.place_dtype)
         blocks = windows.blocks(pixels, self.filters, self.dtype.itemsize)
         images, weight = images.reshape(n, self.size[0] * self.patches.step), weight.reshape(-1, self.filters)
         flat_y, flat_winners = (a.reshape(n, -1) for a in (bits(y), winners))
-        for nan in (0, 1):  # the second is compiled and run only if the first finds that there may be a NaN
+        for nan in (0, 1):  # the second is compiled and run only if there may be a NaN
             forward = windows.conv_pool(pixels, *blocks, nan)
             if forward(bits(images), self.patches, self.table, weight, bias, flat_y, flat_winners):
                 break
@@ -115,7 +115,7 @@ class ConvPool(FusedPair):
         return self.backend._within(padded, x.shape, window)
 
     def _add_weight_gradient(self, images: Array, passed: Passed, weight_grad: Array) -> None:
-        """Add to weight_grad (K_h, K_w, C, O); images are padded, (N, F)."""
+        """Add to weight_grad (K_h, K_w, C, O). images: padded, (N, F)."""
         patches = self.patches
         grad = self.backend.borrow((self.filters * patches.height, patches.row), self.dtype)
         grad[...] = 0
@@ -124,16 +124,16 @@ class ConvPool(FusedPair):
         weight_grad += grad.reshape(self.filters, -1).T.reshape(weight_grad.shape)
 
     def _short_rows(self, images: Array, passed: Passed, weight_grad: Array) -> None:
-        """The same for rows shorter than a vector, with vectors along the filters."""
+        """Add to weight_grad if rows are shorter than a vector, with vectors along the filters."""
         grad = weight_grad.reshape(-1, self.filters)
-        pixels, tall, row = self.pool.places, self.patches.height, self.patches.row
+        pixels, patch_height, row = self.pool.places, self.patches.height, self.patches.row
         for filter_at, filters, length, height in outer.blocks(self.filters, row, grad.itemsize):
             for value in range(0, row, length):
-                values, rest = min(length, row - value), tall % height
-                for line, lines, most in ((0, tall - rest, height), (tall - rest, rest, rest)):
+                values, rest = min(length, row - value), patch_height % height
+                for line, lines, max_lines in ((0, patch_height - rest, height), (patch_height - rest, rest, rest)):
                     if lines:
                         block = Block(line, lines, value, filter_at)
-                        gradient = outer.weight_gradient(pixels, most, values, filters)
+                        gradient = outer.weight_gradient(pixels, max_lines, values, filters)
                         gradient(images, self.patches, passed, block, grad)
 
     def _input_gradient(self, passed: Passed, weight: Array) -> Array:

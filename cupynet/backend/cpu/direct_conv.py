@@ -1,4 +1,4 @@
-"""The sums of a convolution on the CPU, as tables for `kernels/tiles.py`."""
+"""Tables that describe the sums of a convolution, for `kernels/tiles.py`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from cupynet.backend.window import Window
 
 
 class Passes(NamedTuple):
-    """The sums of the three passes of a convolution, for one image size.
+    """Sums of the three passes of a convolution, for one image size.
 
     Attributes:
-        frame: the padding of an image.
+        frame: padding of an image.
         forward: sums over the values of a patch, for each patch.
         weight_gradient: sums over patches, for each value of a patch.
-        input_gradient: sums over filters, for each place of the window and each pixel it saw.
-        places: the places of the window that saw any pixel, in the order of `input_gradient`.
+        input_gradient: sums over filters, for each window position and each pixel it covers.
+        places: window positions that cover any pixel, in the order of `input_gradient`.
     """
 
     frame: Frame
@@ -33,7 +33,7 @@ class Passes(NamedTuple):
 
 @functools.lru_cache(maxsize=256)
 def passes(image: tuple[int, ...], filters: int, window: Window, itemsize: int) -> Passes | None:
-    """Return the passes for images (H, W, C), or None if no window sees a pixel."""
+    """Return the passes for images (H, W, C), or None if no window covers a pixel."""
     (height, width, channels), (rows, cols) = image, window.output(image[0], image[1])
     padded, step = window.padded(height, width), window.padded(height, width)[1] * channels
     (top, _), (left, _) = window.padding
@@ -43,14 +43,14 @@ def passes(image: tuple[int, ...], filters: int, window: Window, itemsize: int) 
     pixels = _grid(*window.kernel, window.dilation[0] * step, window.dilation[1] * channels)
     patch = (pixels[:, None] + np.arange(channels)).reshape(-1)
     outputs, weights = np.arange(corners.size) * filters, np.arange(patch.size) * filters
-    places, seen = _seen(image, filters, window)
+    places, gradient_parts = _seen(image, filters, window)
     if not places:
         return None
     return Passes(
         frame,
         _sums([(corners, outputs, patch)], filters, itemsize),
         _sums([(patch, weights, corners)], filters, itemsize),
-        _sums(seen, channels, itemsize),
+        _sums(gradient_parts, channels, itemsize),
         places,
     )
 
@@ -61,30 +61,31 @@ def _grid(rows: int, cols: int, down: int, across: int) -> Array:
 
 
 def _seen(image: tuple[int, ...], filters: int, window: Window) -> tuple[list[int], list[tuple[Array, Array, Array]]]:
-    """Places of the window that saw pixels; for each, offsets into gradients (H', W', O), pixels and filters."""
+    """Return the window positions that cover pixels, and for each the offsets of gradients, pixels and filters."""
     (height, width, channels), counts = image, window.output(image[0], image[1])
-    places, found = [], []
-    for place, at in enumerate(np.ndindex(*window.kernel)):
+    places, parts = [], []
+    for place, position in enumerate(np.ndindex(*window.kernel)):
         y, x = (
-            np.arange(counts[i]) * window.stride[i] + at[i] * window.dilation[i] - window.padding[i][0] for i in (0, 1)
+            np.arange(counts[i]) * window.stride[i] + position[i] * window.dilation[i] - window.padding[i][0]
+            for i in (0, 1)
         )
         row, col = np.flatnonzero((y >= 0) & (y < height)), np.flatnonzero((x >= 0) & (x < width))
         if row.size and col.size:
             windows, pixels = row[:, None] * counts[1] + col, y[row][:, None] * width + x[col]
             places.append(place)
-            found.append((windows.reshape(-1) * filters, pixels.reshape(-1) * channels, np.arange(filters)))
-    return places, found
+            parts.append((windows.reshape(-1) * filters, pixels.reshape(-1) * channels, np.arange(filters)))
+    return places, parts
 
 
 def _sums(parts: list[tuple[Array, Array, Array]], columns: int, itemsize: int) -> Sums:
-    """(starts, outs, table) of each part for kernels; tiles are filled by repeating their last row."""
+    """Combine (starts, outs, table) of each part. Tiles are filled by repeating their last row."""
     height, _, _ = tiles.tile(columns, itemsize)
-    numbers, row, value = np.zeros((len(parts), 5), np.int64), 0, 0
-    filled = []
-    for number, (starts, outs, table) in zip(numbers, parts, strict=True):
-        number[:] = row, row + starts.size, value, table.size, value * columns
-        more = -starts.size % height
-        filled.append((np.pad(starts, (0, more), "edge"), np.pad(outs, (0, more), "edge"), table))
-        row, value = row + starts.size + more, value + table.size
-    starts, outs, table = (np.concatenate(arrays).astype(np.int32) for arrays in zip(*filled, strict=True))
-    return tiles.Sums(numbers, starts, outs, table)
+    bounds, row, value = np.zeros((len(parts), 5), np.int64), 0, 0
+    padded = []
+    for bound, (starts, outs, table) in zip(bounds, parts, strict=True):
+        bound[:] = row, row + starts.size, value, table.size, value * columns
+        padding = -starts.size % height
+        padded.append((np.pad(starts, (0, padding), "edge"), np.pad(outs, (0, padding), "edge"), table))
+        row, value = row + starts.size + padding, value + table.size
+    starts, outs, table = (np.concatenate(arrays).astype(np.int32) for arrays in zip(*padded, strict=True))
+    return tiles.Sums(bounds, starts, outs, table)

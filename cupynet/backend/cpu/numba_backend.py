@@ -1,4 +1,4 @@
-"""The backend `numba`: compiled loops for operations that take NumPy several passes over memory, and BLAS."""
+"""The numba backend: compiled loops for operations that would take NumPy several passes over memory."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from cupynet.backend.transfer import FRACTIONS, PixelScale
 from cupynet.backend.update_rules import Rule, UpdateScalars
 from cupynet.backend.window import Window
 
-ROW = 256  # values that fill several vectors
+ROW = 256  # target size of a row, several vectors
 
 
 class NumbaBackend(NumbaConv, NumpyBackend):
-    """NumPy arrays in any precision; kernels read and write 16 bits, and compute in float (`kernels/narrow.py`)."""
+    """NumPy arrays of any dtype. Kernels compute 16-bit types in float (`kernels/narrow.py`)."""
 
     name = "numba"
 
@@ -78,7 +78,7 @@ class NumbaBackend(NumbaConv, NumpyBackend):
 
     def load_images(self, images: Any, samples: Any, pixels: PixelScale = FRACTIONS) -> Array:
         samples = np.asarray(samples)
-        if samples.size and not -1 < samples.min() <= samples.max() < len(images):  # the kernel checks no bounds
+        if samples.size and not -1 < samples.min() <= samples.max() < len(images):  # the kernel does not check bounds
             raise IndexError(f"samples {samples.min()} to {samples.max()}: there are {len(images)} images")
         while isinstance(images, Subset):
             images, samples = images.base, images.rows[samples]
@@ -87,12 +87,10 @@ class NumbaBackend(NumbaConv, NumpyBackend):
             return super().load_images(images, samples, pixels)
         batch = self.allocate((len(samples), *images.shape[1:]), self.policy.storage)
         rows, wide = images.reshape(len(images), -1), self.policy.accumulate.type
-        rows.flags.writeable = False  # as memory-mapped files are, so that both use the same compiled kernel
+        rows.flags.writeable = False  # like memory-mapped files, so that both use the same compiled kernel
         target = batch.reshape(len(samples), -1)
-        repeats = rows.shape[1] // len(
-            pixels.scale
-        )  # repeated for the whole image, so that the kernel has a single loop
-        scale, shift = (np.tile(np.array(each, wide), repeats) for each in (pixels.scale, pixels.shift))
+        repeats = rows.shape[1] // len(pixels.scale)  # for the whole image, so that the kernel has a single loop
+        scale, shift = (np.tile(np.array(numbers, wide), repeats) for numbers in (pixels.scale, pixels.shift))
         images_kernels.gather_scale(rows, samples, scale, shift, bits(target))
         return batch
 
@@ -219,18 +217,18 @@ class NumbaBackend(NumbaConv, NumpyBackend):
 
 
 def flat(*arrays: Array) -> bool:
-    """Return True if arrays can be used as flat vectors by kernels, which check no bounds: equal shapes, no gaps."""
+    """Return True if kernels can process the arrays as flat vectors: equal shapes, and C-contiguous."""
     return all(array.shape == arrays[0].shape and array.flags.c_contiguous for array in arrays)
 
 
 def _wide_rows(x: Array) -> tuple[int, int]:
-    """Return the shape in which kernels see x (..., C): rows of as many pixels as fit in `ROW` values, or of one."""
+    """Return the shape in which kernels process x (..., C): rows of as many pixels as fit into `ROW`, at least one."""
     channels = x.shape[-1]
     pixels = x.size // channels
-    together = max(k for k in range(1, max(ROW // channels, 1) + 1) if pixels % k == 0)
-    return pixels // together, together * channels
+    pixels_per_row = max(k for k in range(1, max(ROW // channels, 1) + 1) if pixels % k == 0)
+    return pixels // pixels_per_row, pixels_per_row * channels
 
 
 def _repeated(rows: tuple[int, int], *numbers: Array) -> list[Array]:
-    """Repeat numbers of channels for each pixel of such rows."""
-    return [np.tile(each, rows[1] // len(each)) for each in numbers]
+    """Repeat channel parameters for each pixel of a row."""
+    return [np.tile(vector, rows[1] // len(vector)) for vector in numbers]

@@ -19,7 +19,7 @@ class NumpyBackend(Backend):
         super().__init__(DtypePolicy.of(dtype), device)
 
     def allocate(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        """Return an array that starts on a cache line, for 64-byte vector loads."""
+        """Return an array aligned to 64 bytes, for vector loads."""
         nbytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
         raw = np.empty(nbytes + 64, np.uint8)
         start = -raw.ctypes.data % 64

@@ -1,7 +1,7 @@
 """Convolutions with 3x3 filters and stride 1 on the CPU, by Winograd's algorithm (`kernels/winograd.py`).
 
-In single precision, the largest error is 5e-6 of the largest output, and the RMS error 1.4e-6 of the outputs' RMS (up
-to 64 channels, measured).
+Measured in single precision with up to 64 channels, the maximum error is 5e-6 of the maximum output, and the RMS error
+1.4e-6 of the output's RMS.
 """
 
 from __future__ import annotations
@@ -17,42 +17,42 @@ from cupynet.backend.window import Window
 
 class WinogradConv(ConvOps):
     def _has_tiles(self, x: Array, weight: Array, window: Window) -> bool:
-        """Return True if the channels fill vectors, and the tiles do not extend far beyond the images."""
+        """Return True if channels fill vectors, and tiles do not extend far beyond the images."""
         lanes = winograd.lanes(self.policy.compute.itemsize)
         simple = (window.kernel, window.stride, window.dilation) == ((3, 3), (1, 1), (1, 1))
         if not simple or max(map(max, window.padding)) > 2 or any(count % lanes for count in weight.shape[2:]):
             return False
         rows, columns = window.output(*x.shape[1:3])
-        return 6 * -(-rows // 4) * -(-columns // 4) <= rows * columns  # two thirds of the products at most
+        return 6 * -(-rows // 4) * -(-columns // 4) <= rows * columns  # at most two thirds of the products
 
     def _multiply_tiles(self, x: Array, weight: Array, bias: Array | None, window: Window, y: Array) -> None:
-        """y = the convolution; the weight may have any strides."""
+        """Write the convolution to y. The weight may have any strides."""
         compute, (channels, filters) = self.policy.compute, weight.shape[2:]
-        u, own = (self.borrow((places, channels * filters), compute) for places in (winograd.VALUES, 9))
-        own.reshape(weight.shape)[...] = weight
-        self._gemm(winograd.FILTER.astype(compute), own, u)
+        u, filters_by_pixel = (self.borrow((places, channels * filters), compute) for places in (winograd.VALUES, 9))
+        filters_by_pixel.reshape(weight.shape)[...] = weight
+        self._gemm(winograd.FILTER.astype(compute), filters_by_pixel, u)
         offset = np.array([] if bias is None else bias, compute)
-        convolution, given = winograd.convolution(winograd.lanes(compute.itemsize)), self._given(x, filters, window)
-        convolution(_rows(x), u, offset, *given, _rows(y))
+        convolution, buffers = winograd.convolution(winograd.lanes(compute.itemsize)), self._given(x, filters, window)
+        convolution(_rows(x), u, offset, *buffers, _rows(y))
 
     def _tiles_gradient(self, dy: Array, x: Array, weight: Array, window: Window) -> Array:
         """Return dx (N, H, W, C): the convolution of dy (N, H', W', O) with the rotated filters."""
         (top, below), (left, right) = window.padding
-        around = Window(window.kernel, padding=((2 - top, 2 - below), (2 - left, 2 - right)))
+        full_padding = Window(window.kernel, padding=((2 - top, 2 - below), (2 - left, 2 - right)))
         dx = self.borrow(x.shape)
-        self._multiply_tiles(dy, weight[::-1, ::-1].transpose(0, 1, 3, 2), None, around, dx)
+        self._multiply_tiles(dy, weight[::-1, ::-1].transpose(0, 1, 3, 2), None, full_padding, dx)
         return dx
 
     def _add_tiles_gradient(self, dy: Array, x: Array, weight_grad: Array, window: Window) -> None:
         compute, (channels, filters) = self.policy.compute, weight_grad.shape[2:]
         du = self.borrow((winograd.VALUES, channels * filters), compute)
         du[...] = 0
-        gradient, given = winograd.weight_gradient(winograd.lanes(compute.itemsize)), self._given(x, filters, window)
-        gradient(_rows(x), _rows(dy), *given, du)
+        gradient, buffers = winograd.weight_gradient(winograd.lanes(compute.itemsize)), self._given(x, filters, window)
+        gradient(_rows(x), _rows(dy), *buffers, du)
         self._add_product(weight_grad.reshape(9, -1), winograd.FILTER.astype(compute), du)
 
     def _given(self, x: Array, filters: int, window: Window) -> tuple[int, int, Array, Array, Array, Array]:
-        """Return the padding, and the buffers of the kernels, borrowed."""
+        """Return the padding and the buffers of the kernels, borrowed."""
         columns, channels, compute = -(-window.output(*x.shape[1:3])[1] // 4) * 4, x.shape[3], self.policy.compute
         strip, out = self.borrow((6, columns + 2, channels), compute), self.borrow((6, columns, filters), compute)
         v, m = (self.borrow((winograd.VALUES * winograd.TILES * count,), compute) for count in (channels, filters))

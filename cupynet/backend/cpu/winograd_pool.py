@@ -1,6 +1,6 @@
-"""Pairs of a convolution and a 2x2 max-pool in float by Winograd's minimal filtering (`kernels/winograd_pool.py`).
+"""Fused convolution and 2x2 max-pool by Winograd's minimal filtering (`kernels/winograd_pool.py`).
 
-`ConvPool` computes images and weights that could overflow or have NaN.
+`ConvPool` is used instead if values could overflow or are NaN.
 """
 
 from __future__ import annotations
@@ -18,32 +18,31 @@ from cupynet.backend.cpu.kernels.vectors import registers
 from cupynet.backend.fusion import Convolution, FusedPair, Weights
 from cupynet.backend.window import Window
 
-FEWEST = 16  # channels, and filters: fewer do not fill vectors
+FEWEST = 16  # minimum number of channels and of filters, because fewer do not fill vectors
 TOGETHER = 16  # tiles whose products stay in the L2 cache
-# Transforms multiply sums of |x| |w| by less than 1e5, so that smaller sums cannot overflow in float.
-LARGEST = 1e32
+LARGEST = 1e32  # sums of |x| |w| below this do not overflow in float, because transforms increase them by less than 1e5
 
 
 def fuse(backend: Backend, first: Convolution, pool: Window) -> FusedPair | None:
-    """Return the fastest pair for these layers; None if they are not fused."""
+    """Return the fastest fused pair for these layers, or None if they are not fused."""
     pair, window, (height, width, channels) = conv_pool.fuse(backend, first, pool), first.window, first.image
-    squares = window.kernel in ((3, 3), (5, 5)) and window.stride == (1, 1) and pool.kernel == pool.stride == (2, 2)
-    whole = not any(side % winograd.SIDE for side in window.output(height, width))
-    fits = squares and whole and min(channels, first.filters) >= FEWEST
-    return WinogradPool(backend, first, pool) if pair is not None and fits else pair
+    supported = window.kernel in ((3, 3), (5, 5)) and window.stride == (1, 1) and pool.kernel == pool.stride == (2, 2)
+    divisible = not any(side % winograd.SIDE for side in window.output(height, width))
+    use_winograd = supported and divisible and min(channels, first.filters) >= FEWEST
+    return WinogradPool(backend, first, pool) if pair is not None and use_winograd else pair
 
 
 class WinogradPool(conv_pool.ConvPool):
-    """See `ConvPool`. Among equal pixels of a window, rounding may decide which is the largest."""
+    """See `ConvPool`. Among equal pixels of a window, rounding may decide the winner."""
 
     @cached_property
     def blocks(self) -> list[tuple[int, int]]:
-        """`winograd.block` of channels and of filters."""
+        """`winograd.block` for channels and for filters."""
         return [winograd.block(count, self.dtype.itemsize) for count in (self.channels, self.filters)]
 
     @cached_property
     def padded(self) -> list[int]:
-        """C and O, padded."""
+        """C and O, padded to a multiple of the block width."""
         counts = self.channels, self.filters
         return [-(-count // width) * width for count, (_, width) in zip(counts, self.blocks, strict=True)]
 
@@ -53,7 +52,7 @@ class WinogradPool(conv_pool.ConvPool):
 
     @cached_property
     def shapes(self) -> list[tuple[int, ...]]:
-        """The shapes of the arrays of `winograd.Tiles`."""
+        """Shapes of the arrays in `winograd.Tiles`."""
         size, lanes, (c, o) = self.conv.window.kernel[0], self.lanes, self.padded
         n, across = size + winograd.SIDE - 1, self.pooled[1] // 2
         tall = -(-max(TOGETHER, across) // 8) * 8  # `block` has 8 rows at most
@@ -68,14 +67,14 @@ class WinogradPool(conv_pool.ConvPool):
         return winograd.Tiles(down, across, max(1, TOGETHER // across), self.lanes, *memory)
 
     def _filters(self, weight: Array, columns: int) -> Array:
-        """(K, K, A, B) as (K · K, A · columns)."""
+        """Pad and flatten filters: (K, K, A, B) -> (K · K, A · columns)."""
         padded = self.backend.borrow((*weight.shape[:3], columns), self.dtype)
         padded[..., weight.shape[3] :] = 0
         padded[..., : weight.shape[3]] = weight
         return padded.reshape(len(weight) ** 2, -1)
 
     def _large(self, weight: Array) -> Array:
-        """Return a sum of |x| below which nothing overflows; NaN if a weight is NaN."""
+        """Return the bound for sums of |x| below which nothing overflows; NaN if a weight is NaN."""
         return self.dtype.type(LARGEST) / np.maximum(np.abs(weight).sum(), 1)
 
     def _pool(self, images: Array, weight: Array, bias: Array) -> tuple[Array, Array]:
@@ -86,20 +85,20 @@ class WinogradPool(conv_pool.ConvPool):
         tiles = self._tiles()
         windows = len(images) * tiles.down, 2, tiles.across, 2, self.filters
         arrays = bits(y).reshape(windows), winners.reshape(windows)
-        done = forward(bits(images), self._large(weight), filters, bias, tiles, *arrays)
-        return (y, winners) if done else super()._pool(images, weight, bias)
+        finite = forward(bits(images), self._large(weight), filters, bias, tiles, *arrays)
+        return (y, winners) if finite else super()._pool(images, weight, bias)
 
     def backward(
         self, dy: Array, saved: tuple[Array, ...], x: Array, weights: Weights, grads: Weights, *, need_dx: bool
     ) -> Array | None:
         images, weight = saved[1] if len(saved) > 1 else x, self.backend._operand(weights[0])
-        turned = self._filters(weight.transpose(0, 1, 3, 2), self.padded[0])
+        transposed = self._filters(weight.transpose(0, 1, 3, 2), self.padded[0])
         tiles, (weight_grad, bias_grad) = self._tiles(), grads
-        grad = self.backend.borrow((len(turned), tiles.weights.shape[1] * self.padded[1]), self.dtype)
+        grad = self.backend.borrow((len(transposed), tiles.weights.shape[1] * self.padded[1]), self.dtype)
         dx = self.backend.borrow(images.shape if need_dx else (0, *images.shape[1:]))
         backward = winograd.backward(self.conv.window.kernel[0], *self.blocks[1], *self.blocks[0])
         windows = len(images) * tiles.down, 2, tiles.across, 2, self.filters
-        arrays = bits(dy.reshape(windows)), saved[0].reshape(windows), turned, tiles, grad, bits(dx)
+        arrays = bits(dy.reshape(windows)), saved[0].reshape(windows), transposed, tiles, grad, bits(dx)
         if not backward(bits(images), self._large(weight), *arrays):
             return super().backward(dy, saved, x, weights, grads, need_dx=need_dx)
         grad = grad.reshape(*weight.shape[:2], *tiles.weights.shape[1:])

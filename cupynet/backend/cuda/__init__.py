@@ -1,1 +1,1 @@
-"""The GPU backend, the only package that imports CuPy. `launch` calls the CUDA C++ kernels in `kernels/`."""
+"""The GPU backend, the only package that imports CuPy. `launch` runs the CUDA C++ kernels in `kernels/`."""

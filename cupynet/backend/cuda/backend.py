@@ -17,7 +17,7 @@ from cupynet.backend.reference.loss import has_weights
 
 
 class CupyBackend(CudaBatches, CudaConvPool, CudaNorm, CudaUpdate, Backend):
-    """All operations on one GPU, see `CudaDevice`. Labels are not checked: a label out of range gives a NaN loss."""
+    """Operations on one GPU, see `CudaDevice`. A label that is out of range gives a NaN loss."""
 
     def recorder(self) -> Recorder:
         return Recorder(self)
@@ -53,9 +53,9 @@ class CupyBackend(CudaBatches, CudaConvPool, CudaNorm, CudaUpdate, Backend):
     def dropout(self, x: Array, samples: Array, epoch: Any, key: int, rate: float, out: Array | None = None) -> Array:
         out = self.borrow(x.shape) if out is None else out
         size = x.size // max(len(x), 1)
-        when = self.asarray(np.full(1, epoch, np.int64)) if isinstance(epoch, int) else epoch
-        draw = key & philox.MASK, key >> 32, philox.dropped_below(rate), 1 / (1 - rate)
-        arguments = x, out, self.asarray(samples), when, *draw, len(x), size
+        epoch_array = self.asarray(np.full(1, epoch, np.int64)) if isinstance(epoch, int) else epoch
+        parameters = key & philox.MASK, key >> 32, philox.dropped_below(rate), 1 / (1 - rate)
+        arguments = x, out, self.asarray(samples), epoch_array, *parameters, len(x), size
         self.kernels.images(f"dropout_{self._kind}", len(x), -(-size // 4), *arguments)
         return out
 
@@ -69,16 +69,16 @@ class CupyBackend(CudaBatches, CudaConvPool, CudaNorm, CudaUpdate, Backend):
     def softmax_cross_entropy(
         self, logits: Array, labels: Array, smoothing: float = 0.0, weights: tuple[float, ...] | None = None
     ) -> tuple[Array, Array]:
-        own = None if weights is None else self._constants(weights)
+        class_weights = None if weights is None else self._constants(weights)
         if labels.ndim == 2:
-            given, more = (self.asarray(labels, np.float32), own), (_columns(labels, logits),)
-            return self._loss("soft_cross_entropy", logits, given, smoothing, len(logits), more)
-        given = self.asarray(labels, np.int64), own
-        return self._loss("softmax_cross_entropy", logits, given, smoothing, len(logits))
+            labels_and_weights, sizes = (self.asarray(labels, np.float32), class_weights), (_columns(labels, logits),)
+            return self._loss("soft_cross_entropy", logits, labels_and_weights, smoothing, len(logits), sizes)
+        labels_and_weights = self.asarray(labels, np.int64), class_weights
+        return self._loss("softmax_cross_entropy", logits, labels_and_weights, smoothing, len(logits))
 
     def target_loss(self, kind: str, prediction: Array, labels: Array, parameter: float = 0.0) -> tuple[Array, Array]:
-        more = (_columns(labels, prediction),)
-        return self._loss(f"{kind}_loss", prediction, self._given(labels), parameter, prediction.size, more)
+        sizes = (_columns(labels, prediction),)
+        return self._loss(f"{kind}_loss", prediction, self._given(labels), parameter, prediction.size, sizes)
 
     def _given(self, labels: Array) -> tuple[Array | None, Array | None]:
         return (self.asarray(labels, np.int64), None) if labels.ndim == 1 else (None, self.asarray(labels, np.float32))
@@ -86,9 +86,9 @@ class CupyBackend(CudaBatches, CudaConvPool, CudaNorm, CudaUpdate, Backend):
     def _loss(
         self, name: str, prediction: Array, given: tuple[Any, ...], parameter: float, count: int, more: Any = ()
     ) -> tuple[Array, Array]:
-        """Call a kernel that returns losses (N,) and the gradient (N, O) of the mean of `count` values."""
+        """Launch a loss kernel. Return losses (N,), and the gradient (N, O) of the mean of `count` values."""
         n, outputs = prediction.shape
-        if n not in self._losses:  # never freed, because a captured step writes to it
+        if n not in self._losses:  # never freed, because captured steps write to it
             self._losses[n] = self.allocate((n,), self.policy.accumulate)
         losses = self._losses[n]
         gradient = self.borrow(prediction.shape)
@@ -99,5 +99,5 @@ class CupyBackend(CudaBatches, CudaConvPool, CudaNorm, CudaUpdate, Backend):
 
 
 def _columns(labels: Array, outputs: Array) -> int:
-    """Return the columns of targets (N, O) or (N, O + 1) for outputs (N, O); 0 for class numbers."""
+    """Return the number of columns of targets (N, O) or (N, O + 1); 0 for class indices."""
     return outputs.shape[1] + has_weights(labels, outputs.shape[1]) if labels.ndim == 2 else 0

@@ -1,4 +1,4 @@
-"""Convolutions on the GPU: im2col and cuBLAS products, and kernels for depthwise convolutions."""
+"""Convolutions on the GPU: im2col with cuBLAS, and depthwise kernels."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from cupynet.backend.window import Window
 class CudaConv(CudaDense, ConvOps):
     def im2col(self, x: Array, window: Window) -> Array:
         n, height, width, channels = x.shape
-        places = window.output(height, width)
-        columns = self.borrow((n * places[0] * places[1], window.places * channels))
-        at_once = 4 if channels % 4 == 0 else 1
-        values = places[0] * places[1] * window.places * channels
+        output = window.output(height, width)
+        columns = self.borrow((n * output[0] * output[1], window.places * channels))
+        per_thread = 4 if channels % 4 == 0 else 1
+        values = output[0] * output[1] * window.places * channels
         sizes = (*self._geometry(x.shape, window), *window.dilation)
-        self.kernels.images(f"im2col_{self._kind}", n, values // at_once, x, columns, *sizes)
+        self.kernels.images(f"im2col_{self._kind}", n, values // per_thread, x, columns, *sizes)
         return columns
 
     def col2im(self, columns: Array, shape: tuple[int, ...], window: Window) -> Array:

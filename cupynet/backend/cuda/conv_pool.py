@@ -1,9 +1,9 @@
 """Fused convolution, bias, activation and max-pool on the GPU.
 
 Small patches (few channels, as in the first layer) are convolved directly from the image, see kernels/conv_pool.cu.
-Other convolutions use im2col and cuBLAS, followed by one kernel for bias, activation and pooling; they save the im2col
-rows and the winners. A window whose winner is zeroed by ReLU is recorded as having none, so the backward pass needs no
-activation output.
+Other convolutions use im2col and cuBLAS, followed by one kernel for bias, activation and pooling. They save the im2col
+rows and the winners, the indices of the maxima. If ReLU zeroes a maximum, the window has no winner, so that the
+backward pass does not need the output of the activation.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from cupynet.backend.cuda.pool import CudaPool
 from cupynet.backend.fusion import Convolution, FusedPair, Weights
 from cupynet.backend.window import Window
 
-DIRECT_VALUES = 75  # largest patch that is convolved directly, in values: 5 x 5 with three channels
-DIRECT_PARTS = 512  # most partial sums of a direct weight gradient
+DIRECT_VALUES = 75  # values of the largest patch that is convolved directly: 5 x 5 with three channels
+DIRECT_PARTS = 512  # maximum number of partial sums of a direct weight gradient
 TAPS = 5  # weights per thread, as in conv_pool.cu
 
 
@@ -27,18 +27,18 @@ class CudaConvPool(CudaConv, CudaPool):
 
 
 class ConvPool(FusedPair):
-    """A convolution, its activation and its pool, for one image size. Applies identity and ReLU."""
+    """Fused convolution, activation (identity or ReLU) and pool, for one image size."""
 
     def __init__(self, backend: CudaConvPool, first: Convolution, pool: Window) -> None:
         self.backend, self.conv, self.pool = backend, first, pool
         self.relu = self.activates = first.activation == "relu"
         self.convolved = first.window.output(*first.image[:2])  # (rows, cols) before the pool
-        values, small = first.window.places * first.image[2], pool.places <= 255  # which fit in 8 bits
+        values, small = first.window.places * first.image[2], pool.places <= 255  # indices fit in 8 bits
         self.direct = values <= DIRECT_VALUES and small and not first.window.dilates
         self.saves_windows = not self.direct
 
     def forward(self, x: Array, weights: Weights) -> tuple[Array, tuple[Array, ...]]:
-        """(N, H, W, C) -> (N, H', W', O). Save the winners and, unless the convolution is direct, the im2col rows."""
+        """(N, H, W, C) -> (N, H', W', O). Saves the winners and, unless the convolution is direct, the im2col rows."""
         backend, (weight, bias) = self.backend, weights
         if self.direct:
             y = backend.borrow((len(x), *self.pool.output(*self.convolved), self.conv.filters))
@@ -61,12 +61,12 @@ class ConvPool(FusedPair):
             self._add_gradients(dy, winners, x, grads)
             if not need_dx:
                 return None
-        through = backend.max_pool2d_backward(dy, winners, (len(x), *self.convolved, self.conv.filters), self.pool)
+        conv_dy = backend.max_pool2d_backward(dy, winners, (len(x), *self.convolved, self.conv.filters), self.pool)
         if self.direct:
-            dx = backend._images_gradient(through.reshape(-1, self.conv.filters), x.shape, weight, self.conv.window)
+            dx = backend._images_gradient(conv_dy.reshape(-1, self.conv.filters), x.shape, weight, self.conv.window)
         else:
-            given = through, saved[1], x, weight, *grads, self.conv.window
-            dx = backend.conv2d_backward(*given, need_dx=need_dx)
+            arguments = conv_dy, saved[1], x, weight, *grads, self.conv.window
+            dx = backend.conv2d_backward(*arguments, need_dx=need_dx)
         return dx
 
     def _add_gradients(self, dy: Array, winners: Array, x: Array, grads: Weights) -> None:

@@ -1,11 +1,11 @@
-"""2-D products on a GPU: cuBLAS, called through ctypes.
+"""Matrix products with cuBLAS, called through ctypes.
 
 CuPy's matrix product cannot be captured in a CUDA graph, rounds products of halves to half, and cannot accumulate into
 its output.
 
-Results are reproducible with one version of cuBLAS on GPUs of one architecture and number of multiprocessors, if no two
-streams share a workspace (NVIDIA, cuBLAS manual, "Results Reproducibility"). Here each handle has one stream and its
-own workspace.
+Results are reproducible with the same version of cuBLAS, on GPUs with the same architecture and number of
+multiprocessors, if streams do not share a workspace (NVIDIA, cuBLAS manual, "Results Reproducibility"). Here, each
+handle has one stream and one workspace.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cupynet.backend.array import Array
 from cupynet.core.errors import ConfigError
 from cupynet.core.wording import one_line
 
-# From cublas_api.h: functions that return a status, and their parameters.
+# from cublas_api.h: functions that return a status, and their parameter types
 _ADDRESS, _INT = ctypes.c_void_p, ctypes.c_int
 _OPERAND = (_ADDRESS, _INT, _INT)  # address, type and leading dimension
 PROTOTYPES: dict[str, tuple[Any, ...]] = {
@@ -37,11 +37,11 @@ PROTOTYPES: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 AS_IT_IS, TRANSPOSED = 0, 1  # cublasOperation_t
 TYPES = {"float16": 2, "bfloat16": 14, "float32": 0, "float64": 1}  # cudaDataType
-IN_FLOAT, IN_DOUBLE, IN_TF32 = 68, 70, 77  # cublasComputeType_t: the precision of sums
-BY_ITSELF = -1  # cublasGemmAlgo_t: cuBLAS chooses
+IN_FLOAT, IN_DOUBLE, IN_TF32 = 68, 70, 77  # cublasComputeType_t: precision of sums
+BY_ITSELF = -1  # cublasGemmAlgo_t: chosen by cuBLAS
 SUMS_NEVER_IN_HALF = 16  # cublasMath_t: partial sums are added in float, even if the result is half
 
-# dtype of both factors, dtype of the result
+# supported dtypes of both factors, and of the result
 PRODUCTS = {
     *(("float16", "float16"), ("float16", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "float32")),
     *(("float32", "float32"), ("float64", "float64")),
@@ -56,26 +56,26 @@ class CublasError(RuntimeError):
 class Library:
     """The libcublas functions used here, and a pool of unused handles.
 
-    Handles are reused and never destroyed: destroying one waits for all work of its device, which can deadlock if the
-    garbage collector does it during a collective or a capture.
+    Handles are reused and never destroyed. Destroying one waits for all work of its device, which can deadlock if the
+    garbage collector does it during a collective or a graph capture.
     """
 
     def __init__(self, loaded: Any) -> None:
         self._loaded = loaded
         self._left: dict[int, deque[int]] = {}  # unused handles by device
         loaded.cublasGetStatusName.argtypes, loaded.cublasGetStatusName.restype = (_INT,), ctypes.c_char_p
-        for name, takes in PROTOTYPES.items():
+        for name, parameters in PROTOTYPES.items():
             function = getattr(loaded, name)
-            function.argtypes, function.restype = takes, _INT
+            function.argtypes, function.restype = parameters, _INT
 
     def call(self, name: str, *arguments: Any) -> None:
-        """Call a function of `PROTOTYPES`. Raise CublasError if it fails."""
+        """Call a function in `PROTOTYPES`. Raises CublasError if it fails."""
         status = getattr(self._loaded, name)(*arguments)
         if status:
             raise CublasError(f"{name}: {self._loaded.cublasGetStatusName(status).decode()}")
 
     def handle(self, device: int) -> int:
-        """Return an unused or a new handle for that device, which must be current."""
+        """Return an unused or new handle for the current device."""
         try:
             return self._left[device].pop()
         except (KeyError, IndexError):
@@ -89,7 +89,7 @@ class Library:
 
 @cache
 def library(cuda: int) -> Library:
-    """Load cuBLAS for CUDA 12 or 13 from NVIDIA's wheels or a toolkit, as CuPy does, else from the library path."""
+    """Load cuBLAS for CUDA 12 or 13, like CuPy from NVIDIA's wheels or a toolkit, or else from the library path."""
     path = f"libcublas.so.{cuda}"
     try:
         from cuda.pathfinder import load_nvidia_dynamic_lib
@@ -107,16 +107,17 @@ def library(cuda: int) -> Library:
 
 
 def workspace_bytes(device: Any) -> int:
-    """Return the workspace size that NVIDIA's manual recommends for the architecture of a device."""
+    """Return the workspace size that NVIDIA recommends for the architecture of a device."""
     return (32 if int(device.compute_capability) >= 90 else 4) * MIB
 
 
 class Cublas:
-    """Products on the current device and stream; not for two threads at once.
+    """Matrix products on the current device and stream. Not thread-safe.
 
-    Creating it allocates device memory, which must not happen during a collective or a capture in another thread. A
-    graph with captured products uses the workspace, so it must not outlive this object. `tf32` rounds float factors to
-    10 bits of mantissa, for the tensor cores.
+    The constructor allocates device memory, which must not happen during a collective or a capture in another thread.
+    Captured graphs use the workspace, so they must not outlive this object.
+
+    tf32: round float factors to a 10-bit mantissa, to use tensor cores.
     """
 
     def __init__(self, xp: ModuleType, *, tf32: bool = False) -> None:
@@ -126,24 +127,24 @@ class Cublas:
         self._workspace = xp.empty(workspace_bytes(device), np.uint8)
         self._handle = self._library.handle(self._device)
         weakref.finalize(self, self._library.leave, self._device, self._handle)
-        self._library.call("cublasSetStream_v2", self._handle, self.stream)  # first, as it resets the workspace
+        self._library.call("cublasSetStream_v2", self._handle, self.stream)  # first, because it resets the workspace
         size = int(self._workspace.nbytes)
         self._library.call("cublasSetWorkspace_v2", self._handle, self._workspace.data.ptr, size)
         self._library.call("cublasSetMathMode", self._handle, SUMS_NEVER_IN_HALF)
         self._tf32 = tf32
 
     def gemm(self, left: Array, right: Array, out: Array, *, beta: float = 0.0) -> None:
-        """out = left right + beta · out, on the stream; if beta is 0, the old contents of `out` are ignored.
+        """out = left @ right + beta · out. If beta is 0, the previous content of `out` is ignored.
 
-        left (M, K) and right (K, N) have one precision; `out` (M, N) that precision, or float for 16 bits. All are
-        contiguous and do not overlap. Accumulates in float, or in double for double.
+        left (M, K) and right (K, N) have the same dtype; `out` (M, N) has this dtype, or float for 16-bit factors.
+        Arrays are contiguous and do not overlap. Sums are in float, or in double for double.
         """
         factor, result, double = left.dtype.name, out.dtype.name, left.dtype == np.float64
         self._check(left, right, out, known=left.dtype == right.dtype and (factor, result) in PRODUCTS)
         compute = IN_DOUBLE if double else IN_TF32 if self._tf32 and factor == "float32" else IN_FLOAT
         scalar = ctypes.c_double if double else ctypes.c_float
         (rows, inner), columns = left.shape, right.shape[1]
-        # cuBLAS is column-major: right' left' = out' in columns is left right = out in rows
+        # cuBLAS is column-major, so compute out.T = right.T @ left.T
         first, second = _layout(right), _layout(left)
         self._library.call(
             "cublasGemmEx", self._handle, first[0], second[0], columns, rows, inner,
@@ -152,15 +153,15 @@ class Cublas:
         )  # fmt: skip
 
     def _check(self, left: Array, right: Array, out: Array, *, known: bool) -> None:
-        """Raise ConfigError for arrays that cuBLAS would misread. `known`: their dtypes are in `PRODUCTS`."""
-        fit = left.shape[1] == right.shape[0] and out.shape == (left.shape[0], right.shape[1])
-        whole = out.flags.c_contiguous and all(a.flags.c_contiguous or a.flags.f_contiguous for a in (left, right))
-        if not (known and fit and whole):
-            given = ", ".join(f"{array.shape} {array.dtype}" for array in (left, right, out))
-            raise ConfigError(f"a product of {given}: must be contiguous (M, K), (K, N) and (M, N) of one precision")
+        """Raise ConfigError for arrays that cuBLAS would misread. known: True if their dtypes are in `PRODUCTS`."""
+        shapes_match = left.shape[1] == right.shape[0] and out.shape == (left.shape[0], right.shape[1])
+        contiguous = out.flags.c_contiguous and all(a.flags.c_contiguous or a.flags.f_contiguous for a in (left, right))
+        if not (known and shapes_match and contiguous):
+            shapes = ", ".join(f"{array.shape} {array.dtype}" for array in (left, right, out))
+            raise ConfigError(f"a product of {shapes}: must be contiguous (M, K), (K, N) and (M, N) of one precision")
 
 
 def _layout(array: Array) -> tuple[int, int]:
-    """Return the operation and the leading dimension of a row-major matrix for cuBLAS."""
+    """Return cuBLAS' operation and leading dimension for a row-major matrix."""
     rows, columns = array.shape
     return (AS_IT_IS, columns) if array.flags.c_contiguous else (TRANSPOSED, rows)

@@ -9,19 +9,19 @@ from cupynet.backend.cuda.launch import first_use, power_of_two
 from cupynet.backend.reference.dense import DenseOps
 
 ACROSS = 32  # columns that a block sums in parallel
-FEW_ACROSS = 8  # the same if there are few rows: more threads share a column
-MOST_PARTS = 256  # partial sums that a second pass adds up
-FEW_ROWS = 128  # the fewest rows of a partial sum
+FEW_ACROSS = 8  # the same for few rows, so that more threads share a column
+MOST_PARTS = 256  # maximum number of partial sums
+FEW_ROWS = 128  # minimum number of rows of a partial sum
 
 
 class CudaDense(CudaDevice, DenseOps):
-    """See `DenseOps`. Sums over rows have a fixed order: in parts, then over the parts."""
+    """See `DenseOps`. Sums over rows have a fixed order: first within parts, then over the parts."""
 
     def _gemm(self, left: Array, right: Array, out: Array, beta: float = 0.0) -> None:
-        """out = left right + beta · out. The first product on a stream allocates memory."""
+        """out = left @ right + beta · out. The first product on a stream allocates memory."""
         with self.activated():
             if self._cublas is None or self._cublas.stream != self.xp.cuda.get_current_stream().ptr:
-                self._cublas = None  # the next one takes over its handle
+                self._cublas = None  # releases the handle, which the next object reuses
                 with first_use:
                     self._cublas = Cublas(self.xp, tf32=self.options["tf32"])
             self._cublas.gemm(left, right, out, beta=beta)
@@ -62,24 +62,24 @@ class CudaDense(CudaDevice, DenseOps):
         return length, -(-rows // length)
 
     def _by_chunks(self, name: str, rows: int, columns: int, *arguments: Any) -> None:
-        """Launch a kernel that computes partial sums of columns; these sizes are its last arguments."""
+        """Launch a kernel that computes partial sums of columns. The sizes are its last arguments."""
         length, parts = self._chunks(rows)
         self._columns(name, columns, parts, *arguments, rows, columns, length, parts)
 
     def _columns(self, name: str, columns: int, parts: int, *arguments: Any) -> None:
-        """Launch a kernel with the columns along x and the partial sums along y."""
-        most, threads = self.kernels.blocks, self.kernels.threads
-        wanted = ACROSS if parts > 1 else FEW_ACROSS
-        across, down = min(wanted, threads, power_of_two(columns)), min(parts, most)
-        grid = (min(-(-columns // across), max(1, most // down)), down)
+        """Launch a kernel with columns along x and partial sums along y."""
+        max_blocks, threads = self.kernels.blocks, self.kernels.threads
+        columns_per_block = ACROSS if parts > 1 else FEW_ACROSS
+        across, down = min(columns_per_block, threads, power_of_two(columns)), min(parts, max_blocks)
+        grid = (min(-(-columns // across), max(1, max_blocks // down)), down)
         self.kernels.launch(name, grid, (across, threads // across), *arguments)
 
     def _parts(self, rows: int, columns: int) -> Array:
-        """Return memory for two partial sums of each column."""
+        """Return memory for the partial sums of two values per column."""
         return self.borrow((self._chunks(rows)[1], 2 * columns), self.policy.accumulate)
 
     def _added(self, parts: Array, columns: int) -> Array:
-        """Return the two sums of each column from partial sums: (2, C)."""
+        """Add the partial sums of two values per column: (2, C)."""
         sums = self.borrow((2, columns), self.policy.accumulate)
         self._column_sums(self._wide, parts, sums, len(parts), 1, add=False)
         return sums

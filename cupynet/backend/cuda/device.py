@@ -18,18 +18,18 @@ from cupynet.backend.window import Window
 from cupynet.backend.workspace import Buffer, Loan, ThreadWorkspaces
 from cupynet.core.errors import ConfigError
 
-MOST_VALUES = 1 << 31  # of an image, or of its windows: kernels index them with 32 bits
-SIXTEEN = 16  # bytes in one access
+MOST_VALUES = 1 << 31  # values of an image or its windows, which kernels index with 32 bits
+SIXTEEN = 16  # bytes per memory access
 
-_thread = threading.local()  # `mark`: of the backend that the thread activated last
+_thread = threading.local()  # `mark` identifies the backend that the thread activated last
 
 
 class CudaDevice(Device):
     """CuPy arrays on one device.
 
     Each worker calls `activate` once, in its own thread, and uses its own non-blocking stream. Other threads that use
-    the backend share this stream, so freed memory is reused only after its last use. They wait while the worker
-    captures a graph.
+    the backend share this stream, so that freed memory is not reused too early. They wait while the worker captures a
+    graph.
     """
 
     name = "cupy"
@@ -48,14 +48,14 @@ class CudaDevice(Device):
         self.xp = cupy
         self._stream: Any = None
         self._before = 0
-        self._mark = object()  # on the thread whose current device and stream are this backend's
-        self.apart = threading.RLock()  # held by the worker while it captures, and by other threads in every call
+        self._mark = object()  # set on the thread whose current device and stream belong to this backend
+        self.apart = threading.RLock()  # held by the worker during capture, and by other threads in every call
         super().__init__(DtypePolicy.of(dtype, half_arithmetic=True), device)
-        self.controls: Array | None = None  # the numbers of a captured step, see `Recorder`
+        self.controls: Array | None = None  # scalars of a captured step, see `Recorder`
         self._totals: dict[str, Array] = {}
         self._losses: dict[int, Array] = {}
         self.options = {"max_block_size": max_block_size, "max_grid_size": max_grid_size, "tf32": tf32}
-        self._cublas: Cublas | None = None  # of the stream of the last product
+        self._cublas: Cublas | None = None  # for the stream of the last product
         self._kind = self.policy.name
         self.kernels = Kernels(cupy, device, self.activated, self._kind, max_block_size, max_grid_size)
         self._wide = "double" if self.policy.accumulate == np.float64 else "float"
@@ -65,11 +65,11 @@ class CudaDevice(Device):
             return
         self._before = int(self.xp.cuda.runtime.getDevice())
         self.xp.cuda.Device(self.device).use()
-        if self._stream is None:  # if the first thread failed, a second one may continue on the same stream
+        if self._stream is None:  # otherwise another thread continues on the same stream, for example after a failure
             self._stream = self.xp.cuda.Stream(non_blocking=True)
-            self._workspaces = ThreadWorkspaces(self.allocate, self.lend)  # the buffers so far are of other streams
-        self._stream.__enter__()  # after `use`, the end of a `with` block would restore the null stream
-        _thread.mark = self._mark = object()  # the thread that used it before is now like any other
+            self._workspaces = ThreadWorkspaces(self.allocate, self.lend)  # existing buffers belong to other streams
+        self._stream.__enter__()  # not `use`, because then the end of a `with` block would restore the null stream
+        _thread.mark = self._mark = object()  # the previous worker thread no longer matches
 
     def deactivate(self) -> None:
         if getattr(_thread, "mark", None) is self._mark:
@@ -78,17 +78,17 @@ class CudaDevice(Device):
             _thread.mark = None
 
     def activated(self) -> AbstractContextManager[Any]:
-        """See `Device.activated`. No effect in the worker's thread, where device and stream are current."""
+        """See `Device.activated`. Does nothing in the worker's thread, where device and stream are current."""
         if getattr(_thread, "mark", None) is self._mark:
             current = self.xp.cuda.get_current_stream()
-            if current.ptr == self._stream.ptr:  # else the thread has entered another stream since
+            if current.ptr == self._stream.ptr:  # otherwise the thread has entered another stream
                 return nullcontext()
-        there = ExitStack()
-        there.enter_context(self.apart)
-        there.enter_context(self.xp.cuda.Device(self.device))
+        stack = ExitStack()
+        stack.enter_context(self.apart)
+        stack.enter_context(self.xp.cuda.Device(self.device))
         if self._stream is not None:
-            there.enter_context(self._stream)
-        return there
+            stack.enter_context(self._stream)
+        return stack
 
     def allocate(self, shape: tuple[int, ...], dtype: Any) -> Array:
         with self.activated():
@@ -104,7 +104,7 @@ class CudaDevice(Device):
             return super().asarray(array, dtype)
 
     def data_ptr(self, array: Array) -> int:
-        return int(getattr(array.data, "ptr", 0))  # 0: an array on the host, which was never borrowed
+        return int(getattr(array.data, "ptr", 0))  # 0 for an array on the host
 
     def to_host(self, array: Array) -> Any:
         with self.activated():
@@ -113,16 +113,16 @@ class CudaDevice(Device):
     def synchronize(self) -> None:
         worker = getattr(_thread, "mark", None) is self._mark
         with nullcontext() if worker else self.apart, self.xp.cuda.Device(self.device):
-            self.xp.cuda.get_current_stream().synchronize()  # the calling thread's, which may be another one
+            self.xp.cuda.get_current_stream().synchronize()  # the stream of the calling thread, which may differ
             if self._stream is not None:
                 self._stream.synchronize()
 
     def stream(self) -> int:
-        """The handle of this backend's stream (cudaStream_t), for libraries such as NCCL."""
+        """Return the handle of the stream (cudaStream_t), for libraries such as NCCL."""
         return int(self._stream.ptr)
 
     def place(self) -> str:
-        """The GPU's host name and PCI bus ID, which identify it in all processes."""
+        """Return host name and PCI bus ID of the GPU, which identify it across processes."""
         return f"{platform.node()} {self.xp.cuda.runtime.deviceGetPCIBusId(self.device)}"
 
     def prepare(self) -> None:
@@ -132,20 +132,20 @@ class CudaDevice(Device):
         return failure(error, device)
 
     def record_event(self) -> Any:
-        """Record an event after all work queued so far, for other streams to wait for."""
+        """Record an event after all queued work, which other streams can wait for."""
         with self.activated():
             event = self.xp.cuda.Event(disable_timing=True)
             event.record()
             return event
 
     def wait_event(self, *events: Any) -> None:
-        """Make later work on this stream wait for events of other backends. The host does not wait."""
+        """Make later work on this stream wait for events of other backends, without blocking the host."""
         with self.activated():
             for event in events:
                 self.xp.cuda.get_current_stream().wait_event(event)
 
     def fetch(self, out: Array, array: Array, source: Device) -> None:
-        """Copy `array`, on the device of `source`, to `out`, of the same shape and dtype."""
+        """Copy `array` from the device of `source` to `out`, which has the same shape and dtype."""
         with self.activated():
             if source.device == self.device:
                 out[...] = array
@@ -163,13 +163,13 @@ class CudaDevice(Device):
         self._flat(f"{name}_{self._kind}", target.size, source, target)
 
     def _flat(self, name: str, count: int, *arguments: Any) -> None:
-        """Launch a kernel over flat arrays; the number of values is its last argument."""
+        """Launch a kernel on flat arrays. The number of values is its last argument."""
         if count:
             widest = max(array.dtype.itemsize for array in arguments if getattr(array, "size", 0) == count)
             self.kernels.flat(name, count, *arguments, count, at_once=SIXTEEN // widest)
 
     def _geometry(self, shape: tuple[int, ...], window: Window) -> tuple[int, ...]:
-        """Return the sizes of images (N, H, W, C) and their windows, in the order of kernel parameters."""
+        """Return the sizes of images (N, H, W, C) and windows in the order of kernel parameters."""
         n, height, width, channels = shape
         output, (top, _), (left, _) = window.output(height, width), *window.padding
         if channels * max(math.prod(output) * window.places, math.prod(window.padded(height, width))) >= MOST_VALUES:

@@ -1,6 +1,6 @@
-"""Messages for CuPy errors of a device that is out of memory or has failed, recognized by the names in their texts.
+"""Diagnosis of CuPy errors: out of memory, or a failed device. Errors are recognized by names in their messages.
 
-Illegal addresses or instructions are most likely bugs of a kernel, and keep their traceback.
+Errors such as illegal addresses keep their traceback, because they are probably bugs in a kernel.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from cupynet.backend.device import Failure
 from cupynet.core.wording import amount, one_line
 
 NO_MEMORY = re.compile("OutOfMemoryError|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY|_STATUS_ALLOC_FAILED")
-# After one of these, every call on the device raises it until the process ends. NCCL reports all errors alike.
+# sticky errors, raised by every later call until the process ends; NCCL reports all CUDA errors as one
 LOST = re.compile(
     "cudaError(LaunchFailure|LaunchTimeout|ECCUncorrectable|NvlinkUncorrectable|HardwareStackError|DevicesUnavailable"
     "|NoDevice|Unknown|SystemNotReady|Contained|MpsConnectionFailed|MpsRpcFailure)"
@@ -22,7 +22,7 @@ LOST = re.compile(
 
 
 def failure(error: BaseException, device: int) -> Failure | None:
-    """Diagnose a CuPy error of the device; return None for any other error."""
+    """Return the diagnosis of a CuPy error, or None for other errors."""
     text, kind = one_line(error), type(error).__name__
     if isinstance(error, RuntimeError) and LOST.search(text):
         return Failure(
@@ -32,7 +32,7 @@ def failure(error: BaseException, device: int) -> Failure | None:
         )
     if not isinstance(error, RuntimeError | MemoryError) or not NO_MEMORY.search(f"{kind}: {text}"):
         return None
-    there = pool(device)
-    limit = "without a limit" if there.limit is None else f"of at most {amount(there.limit)}"
-    holds = f"its pool, {limit}, holds {amount(there.held)}, {amount(there.used)} of it in use"
-    return Failure(f"device {device} is out of memory: {text.rstrip('.')}; {holds}", of_memory=True)
+    device_pool = pool(device)
+    limit = "without a limit" if device_pool.limit is None else f"of at most {amount(device_pool.limit)}"
+    usage = f"its pool, {limit}, holds {amount(device_pool.held)}, {amount(device_pool.used)} of it in use"
+    return Failure(f"device {device} is out of memory: {text.rstrip('.')}; {usage}", of_memory=True)

@@ -1,7 +1,7 @@
-"""The GPUs of this machine and their memory, as CuPy sees them.
+"""The GPUs of this machine and their memory pools.
 
-A memory pool only grows until it is emptied, so its size just before then is its peak. (At its limit, CuPy empties it.)
-CuPy does not track peak use, and an allocation hook would be too slow.
+CuPy does not track peak memory, and an allocation hook would be too slow. A pool only grows until it is emptied, so its
+size before that is the peak. CuPy empties a pool that has reached its limit.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 LINE = "\n"
-OLDEST = 14  # CuPy, as in pyproject.toml: version 13 lacks NCCL and graph functions used here
+OLDEST = 14  # minimum version of CuPy, as in pyproject.toml; version 13 lacks NCCL and graph functions
 NOT_INSTALLED = "CuPy is not installed"
-_before: dict[int, int] = {}  # by device: the limit before the first `limit_pools`, perhaps from CuPy's variable
+_before: dict[int, int] = {}  # original limit by device, before `limit_pools`
 
 
 def has_driver() -> bool:
@@ -25,12 +25,15 @@ def has_driver() -> bool:
 
 
 def probe(device: int = 0) -> str | None:
-    """Run a kernel and a matrix product on GPU `device` (modulo their number). Return why CuPy fails, or None."""
+    """Run a kernel and a matrix product on a GPU. Return why CuPy cannot be used, or None.
+
+    device: GPU index, modulo the number of GPUs.
+    """
     try:
         import cupy
     except ImportError as error:
         return f"{NOT_INSTALLED} ({error})"
-    except Exception as error:  # installed and broken: built for another NumPy, a library that does not load
+    except Exception as error:  # such as a CuPy built for another NumPy, or a missing library
         return f"CuPy cannot be imported ({str(error).partition(LINE)[0]})"
     if int(str(cupy.__version__).partition(".")[0]) < OLDEST:
         return f"CuPy {cupy.__version__} is too old: install CuPy {OLDEST} or later"
@@ -38,7 +41,7 @@ def probe(device: int = 0) -> str | None:
         with cupy.cuda.Device(device % device_count()):
             x = cupy.ones((2, 2), np.float32)
             (x @ x + 1).get()
-    except Exception as error:  # the compiler's is neither an ImportError nor a RuntimeError
+    except Exception as error:  # compiler errors are neither an ImportError nor a RuntimeError
         return f"CuPy finds no usable GPU ({str(error).partition(LINE)[0]})"
     return None
 
@@ -51,12 +54,11 @@ def device_count() -> int:
 
 
 def inventory() -> dict[str, Any]:
-    """Describe the GPUs. Call `probe` first.
+    """Describe the GPUs and the CUDA software. Call `probe` first.
 
     Returns:
-        The versions of CuPy (`cupy`), of the CUDA it was built for (`runtime`), of the newest CUDA that the driver
-        supports (`driver`) and of NCCL (`nccl`, or None); and `devices`, each with its name, capability, and bytes of
-        memory, total and free.
+        The versions `cupy`, `runtime` (CUDA that CuPy was built for), `driver` (latest CUDA that the driver supports)
+        and `nccl` (None if missing), and `devices`, each with name, capability, and total and free memory in bytes.
     """
     import cupy
 
@@ -65,28 +67,28 @@ def inventory() -> dict[str, Any]:
         from cupy.cuda import nccl
 
         code = int(nccl.get_version())
-        connects = f"{code // 10000}.{code // 100 % 100}.{code % 100}"
-    except Exception:  # built without it, or its library does not load
-        connects = None
+        nccl_version = f"{code // 10000}.{code // 100 % 100}.{code % 100}"
+    except Exception:  # CuPy was built without NCCL, or its library cannot be loaded
+        nccl_version = None
     devices = []
     for number in range(int(runtime.getDeviceCount())):
         with cupy.cuda.Device(number) as device:
             free, total = device.mem_info
             properties = runtime.getDeviceProperties(number)
             capability = f"{properties['major']}.{properties['minor']}"
-            found = {"name": properties["name"].decode(), "capability": capability, "memory": total, "free": free}
-            devices.append(found)
+            description = {"name": properties["name"].decode(), "capability": capability, "memory": total, "free": free}
+            devices.append(description)
     cuda = {name: _version(getattr(runtime, f"{name}GetVersion")()) for name in ("driver", "runtime")}
-    return {"cupy": str(cupy.__version__), **cuda, "nccl": connects, "devices": devices}
+    return {"cupy": str(cupy.__version__), **cuda, "nccl": nccl_version, "devices": devices}
 
 
 def _version(code: int) -> str:
-    """12040 -> 12.4."""
+    """Format a CUDA version: 12040 -> 12.4."""
     return f"{code // 1000}.{code % 1000 // 10}"
 
 
 def memory(devices: list[int]) -> int:
-    """Return the smallest memory of the devices, in bytes."""
+    """Return the memory of the smallest device, in bytes."""
     import cupy
 
     sizes = []
@@ -98,7 +100,7 @@ def memory(devices: list[int]) -> int:
 
 @dataclass(frozen=True)
 class Pool:
-    """The state of a device's memory pool in bytes: in arrays (`used`), with free blocks (`held`), and the limit."""
+    """Memory pool of a device in bytes. used: in arrays; held: including free blocks; limit: None without a limit."""
 
     used: int
     held: int
@@ -109,42 +111,45 @@ def pool(device: int) -> Pool:
     import cupy
 
     with cupy.cuda.Device(device):
-        found = cupy.get_default_memory_pool()
-        return Pool(int(found.used_bytes()), int(found.total_bytes()), int(found.get_limit()) or None)
+        memory_pool = cupy.get_default_memory_pool()
+        return Pool(int(memory_pool.used_bytes()), int(memory_pool.total_bytes()), int(memory_pool.get_limit()) or None)
 
 
 def pinned_blocks() -> int:
-    """Return the number of free blocks in the pool of pinned host memory, which reports no bytes."""
+    """Return the number of free blocks in the pool of pinned host memory, which does not report bytes."""
     import cupy
 
     return int(cupy.get_default_pinned_memory_pool().n_free_blocks())
 
 
 def limit_pools(devices: list[int], limit: int | float | None) -> None:
-    """Empty the pool of each device and limit it to `limit` bytes, or a fraction if it is a float. None: as before."""
+    """Empty and limit the memory pool of each device.
+
+    limit: bytes, or a fraction of the device memory if it is a float; None restores the original limit.
+    """
     import cupy
 
-    gc.collect()  # backends that are no longer used are in reference cycles, with all the memory they lent
+    gc.collect()  # unused backends are in reference cycles and hold memory
     for device in devices:
         with cupy.cuda.Device(device):
-            found = cupy.get_default_memory_pool()
-            found.free_all_blocks()
-            before = _before.setdefault(device, int(found.get_limit()))
+            memory_pool = cupy.get_default_memory_pool()
+            memory_pool.free_all_blocks()
+            original = _before.setdefault(device, int(memory_pool.get_limit()))
             if isinstance(limit, float):
-                found.set_limit(fraction=limit)
+                memory_pool.set_limit(fraction=limit)
             else:
-                found.set_limit(size=before if limit is None else limit)
+                memory_pool.set_limit(size=original if limit is None else limit)
 
 
 def trim_pools(devices: list[int], device_above: int | None, pinned_above: int | None) -> None:
-    """Free unused pool memory that exceeds these limits, in bytes or pinned blocks. This synchronizes the devices."""
+    """Free unused pool memory above these limits, in bytes and in pinned blocks. This synchronizes the devices."""
     import cupy
 
     for device in devices if device_above is not None else ():
         with cupy.cuda.Device(device):
-            found = cupy.get_default_memory_pool()
-            if found.free_bytes() > device_above:
-                found.free_all_blocks()
+            memory_pool = cupy.get_default_memory_pool()
+            if memory_pool.free_bytes() > device_above:
+                memory_pool.free_all_blocks()
     pinned = cupy.get_default_pinned_memory_pool()
     if pinned_above is not None and pinned.n_free_blocks() > pinned_above:
         pinned.free_all_blocks()

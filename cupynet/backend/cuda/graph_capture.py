@@ -1,4 +1,4 @@
-"""Training steps as CUDA graphs, by CuPy's stream capture: captured once, launched many times."""
+"""Training steps as CUDA graphs, with CuPy's stream capture."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ if TYPE_CHECKING:
 
 
 def _refuse(nbytes: int) -> Any:
-    """Allocator during capture; always raises: a graph must not write to memory that the pool may reuse."""
+    """Allocator during capture, which always raises. A graph must not write to memory that the pool may reuse."""
     raise RuntimeError(f"it allocates {nbytes} bytes of device memory outside the workspace")
 
 
 class Recorder:
-    """Captures steps of one backend, in its worker's thread, and holds their controls (backend/controls.py)."""
+    """Captures steps of one backend in its worker's thread, and holds their controls (backend/controls.py)."""
 
     def __init__(self, backend: CudaDevice) -> None:
         self._backend = backend
         self._controls = backend.allocate((len(Control),), np.float64)
         with backend.activated():
             self._controls[...] = 0
-        self._given: tuple[float, ...] = (np.nan,) * len(GIVEN)  # as in the controls
+        self._given: tuple[float, ...] = (np.nan,) * len(GIVEN)  # current values in the controls
 
     @contextmanager
     def steered(self) -> Iterator[None]:
-        """Context in which operations read the loss scale and the iteration's numbers from the controls."""
+        """Context in which operations read the loss scale and the scalars of the iteration from the controls."""
         self._backend.controls = self._controls
         try:
             yield
@@ -42,12 +42,12 @@ class Recorder:
 
     @contextmanager
     def first(self) -> Iterator[None]:
-        """Context for the first run of some work, during which no other thread captures."""
+        """Context for the first run of some work. No other thread captures during this time."""
         with self._backend.apart, first_use:
             yield
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Capture the work without running it; return a function that launches it.
+        """Capture work without running it, and return a function that launches it.
 
         The work must have run before, so that memory and kernels exist. Any exception means that it cannot be captured.
         Only one thread captures at a time, as CuPy requires.
@@ -76,25 +76,27 @@ class Recorder:
         return launch
 
     def judge(self, loss: Array, squared_norm: Array, hits: Array, samples: int, scaling: Scaling) -> None:
-        """Decide on the device whether the step is applied, from 0-d sums over `samples` samples, see update.cu."""
-        how = scaling.grow_after, scaling.least, scaling.most
+        """Decide on the device if the step is applied, from 0-d sums over `samples` samples, see update.cu."""
+        scaling_arguments = scaling.grow_after, scaling.least, scaling.most
         name = f"judge_{self._backend._wide}"
-        self._backend.kernels.launch(name, (1,), (1,), self._controls, loss, squared_norm, hits, samples, *how)
+        self._backend.kernels.launch(
+            name, (1,), (1,), self._controls, loss, squared_norm, hits, samples, *scaling_arguments
+        )
 
     def undo(self, vector: Array, kept: Array) -> None:
-        """Restore a vector, in the accumulation precision, from its copy `kept` if the step is skipped."""
+        """Restore a vector in accumulation precision from its copy `kept` if the step is skipped."""
         self._backend._flat(f"undo_{self._backend._wide}", vector.size, vector, kept, self._controls)
 
     def steer(self, numbers: tuple[float, float, float, float]) -> None:
-        """Set the learning-rate factor of the next step and the other numbers of its rule, see `GIVEN`."""
+        """Set the learning-rate factor and the other scalars of the next step, see `GIVEN`."""
         if numbers != self._given:
             self._backend.kernels.launch("steer_double", (1,), (1,), self._controls, *numbers)
             self._given = numbers
 
     def read(self) -> dict[Control, float]:
-        """Return the controls, after all work that was launched."""
+        """Wait for all launched work, and return the controls."""
         return dict(zip(Control, self._backend.to_host(self._controls).tolist(), strict=True))
 
     def begin(self, scale: float, used: float, steady: int) -> None:
-        """Start a series of steps. The loss scale is unchanged for `steady` steps; the last step counts as applied."""
+        """Start a series of steps. steady: number of steps since the loss scale changed."""
         self._backend.kernels.launch("begin_double", (1,), (1,), self._controls, scale, used, steady)

@@ -1,10 +1,10 @@
-"""Compiles and launches the kernels of the .cu files in `kernels/`.
+"""Compilation and launch of the kernels in `kernels/`.
 
-CuPy does not check arguments: a kernel would misread an array of another precision or device, a view with gaps, or a
-Python float for a C float. Here every array is checked and every number is cast, by the table `INSTANCES`.
+CuPy does not check kernel arguments. A kernel would misread an array with the wrong dtype or device, a view with gaps,
+or a Python float passed for a C float. This module checks arrays and casts numbers according to `INSTANCES`.
 
-A module is one file compiled for one precision, because NVRTC takes much longer for all four. CuPy caches the modules
-on disk.
+Each module is one file compiled for one precision, because NVRTC takes much longer for all four. CuPy caches modules on
+disk.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from cupynet.core.shared_options import block_size, grid_size
 FOLDER = Path(__file__).parent / "kernels"
 HEADER = "common.cuh"
 OPTIONS = ("-std=c++17",)
-MOST_BLOCKS, MOST_BLOCKS_DOWN = (1 << 31) - 1, 65535  # of a grid, along x and along y
+MOST_BLOCKS, MOST_BLOCKS_DOWN = (1 << 31) - 1, 65535  # maximum grid size along x and y
 
-# Precisions: of storage (S) and of accumulation (A).
+# precision -> dtypes of storage (S) and accumulation (A)
 KINDS = {
     "half": ("float16", "float32"),
     "bfloat16": ("bfloat16", "float32"),
@@ -43,13 +43,13 @@ KINDS = {
 KIND_OF = {stored: kind for kind, (stored, _) in KINDS.items()}
 WIDE = ("float", "double")
 COMPILERS = 4  # threads that compile modules
-TERMS = 16  # of a `weighted_sum` in one pass
+TERMS = 16  # terms of a `weighted_sum` in one pass
 WINNERS = ("uint8", "int32")
-_IMAGES = "int32 " * 12  # N H W C, rows cols, kernel, stride, padding above and left
-_POOLED = _IMAGES + "int32 " * 9  # and of the pool: rows cols, kernel, stride, padding above and left; filters
+_IMAGES = "int32 " * 12  # N H W C, output rows and columns, kernel, stride, padding (top, left)
+_POOLED = _IMAGES + "int32 " * 9  # and for the pool: rows and columns, kernel, stride, padding (top, left); filters
 
-# file -> kernel -> its parameters, one word each: `in:` or `out:` before the type of an array, `?` after one that may
-# be null. S, A and W are the types of an instance: storage, accumulation, and the integer of winners.
+# file -> kernel -> parameters, one word each. Arrays have the prefix `in:` or `out:`, and the suffix `?` if they may be
+# null. S, A and W are the dtypes of an instance for storage, accumulation and winners.
 TAKES = {
     "images": {"load_images": "in:uint8 in:int64? in:A in:A out:S int32 int32 int32"},
     "conv": {
@@ -120,7 +120,7 @@ TAKES = {
         "begin": "out:float64 float64 float64 float64",
     },
 }
-# Kernels that have no instances in 16 bits.
+# kernels without 16-bit instances
 OF_WIDE = {
     **dict.fromkeys(("sum_vector", "moment_merge", "track_moments", "clip_norm", "clip_norms", "judge", "undo"), WIDE),
     **dict.fromkeys(("stretch_squares", "layer_squares"), WIDE),
@@ -130,7 +130,7 @@ OF_WIDE = {
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of a kernel: an array or a number of a NumPy type; `null`: the array may be missing."""
+    """Kernel parameter: an array or a number of a NumPy dtype. null: True if the array may be missing."""
 
     type: str
     array: bool
@@ -139,7 +139,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Instance:
-    """A kernel in one precision: its file, parameters and precision, and the precisions of modules that contain it."""
+    """Kernel in one precision. modules: precisions of the modules that contain it."""
 
     file: str
     takes: tuple[Parameter, ...]
@@ -154,27 +154,27 @@ def _instances() -> Iterator[tuple[str, Instance]]:
                 (stored, wide), modules = KINDS[kind], _modules_with(kind, OF_WIDE.get(name, ()))
                 for winners in WINNERS if ":W" in words else ("",):
                     types = {"S": stored, "A": wide, "W": winners}
-                    takes = tuple(_parameter(word, types) for word in words.split())
-                    yield "_".join(filter(None, (name, kind, winners))), Instance(file, takes, kind, modules)
+                    parameters = tuple(_parameter(word, types) for word in words.split())
+                    yield "_".join(filter(None, (name, kind, winners))), Instance(file, parameters, kind, modules)
 
 
 def _modules_with(kind: str, instances: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the precisions whose modules contain an instance, see "instances" in common.cuh."""
+    """Return the precisions of the modules that contain an instance, see "instances" in common.cuh."""
     if len(instances) == 1:
         return tuple(KINDS)
-    return tuple(each for each, (_, wide) in KINDS.items() if KIND_OF[wide] == kind) if instances else (kind,)
+    return tuple(module for module, (_, wide) in KINDS.items() if KIND_OF[wide] == kind) if instances else (kind,)
 
 
 def _parameter(word: str, types: dict[str, str]) -> Parameter:
-    way, _, kind = word.rstrip("?").rpartition(":")
-    return Parameter(types.get(kind, kind), bool(way), word.endswith("?"))
+    direction, _, kind = word.rstrip("?").rpartition(":")
+    return Parameter(types.get(kind, kind), bool(direction), word.endswith("?"))
 
 
 INSTANCES = dict(_instances())
 
 
 def source(file: str) -> str:
-    """Return the text of a .cu file with its header included: CuPy's cache does not notice changed headers."""
+    """Return the text of a .cu file with its header inserted, because CuPy's cache does not notice changed headers."""
     text, line = (FOLDER / f"{file}.cu").read_text("utf-8"), f'#include "{HEADER}"\n'
     return text.replace(line, (FOLDER / HEADER).read_text("utf-8"))
 
@@ -187,14 +187,14 @@ def options(kind: str) -> tuple[str, ...]:
     return *OPTIONS, f"-DONLY_{kind.upper()}"
 
 
-# Held while something is done for the first time and while a stream is captured: loading modules and libraries and
-# creating handles may wait for the whole device, which ends any capture on it. A thread that also needs a backend's
-# `apart` lock acquires that first.
+# Held during graph capture, and when modules and libraries are loaded or handles are created, because these may wait
+# for the whole device, which ends any capture. A thread that also needs a backend's `apart` lock must acquire that
+# first.
 first_use = threading.RLock()
 
 
 class Kernels:
-    """The kernels of one backend: launched on device and stream of the context `here`, in the precision `kind`."""
+    """Kernels of one backend. here: context for its device and stream. kind: precision."""
 
     def __init__(
         self,
@@ -212,7 +212,7 @@ class Kernels:
         self._functions: dict[str, tuple[Any, list[tuple[Parameter, Any]]]] = {}
 
     def prepare(self) -> None:
-        """Compile all files for the backend's precision in parallel, and load them."""
+        """Compile all files for this precision in parallel, and load them."""
         with self._here(), first_use, ThreadPoolExecutor(min(COMPILERS, len(usable_cores()))) as pool:
             list(pool.map(self._load, [self._module(file, self._kind) for file in TAKES]))
 
@@ -221,44 +221,47 @@ class Kernels:
             module.compile()
 
     def flat(self, name: str, count: int, *arguments: Any, at_once: int = 1) -> None:
-        """Launch a thread for each `at_once` of `count` values."""
+        """Launch one thread per `at_once` values, for `count` values."""
         if count:
             blocks = min(-(-count // (at_once * self.threads)), self.blocks)
             self.launch(name, (blocks,), (self.threads,), *arguments)
 
     def images(self, name: str, count: int, values: int, *arguments: Any) -> None:
-        """Launch a thread for each of the `values` of an image along x, and blocks for `count` images along y."""
+        """Launch one thread per value of an image along x, and blocks for `count` images along y."""
         if count and values:
             threads = min(self.threads, max(32, power_of_two(values)))
             down = min(count, MOST_BLOCKS_DOWN, self.blocks)
             self.launch(name, (min(-(-values // threads), max(1, self.blocks // down)), down), (threads,), *arguments)
 
     def rows(self, name: str, rows: int, columns: int, *arguments: Any) -> None:
-        """Launch threads for the columns of a row along x, and for as many rows as fit in a block along y."""
+        """Launch threads for the columns of a row along x, and for as many rows as fit into a block along y."""
         if rows and columns:
             across = min(self.threads, power_of_two(columns))
             down = self.threads // across
             self.launch(name, (min(-(-rows // down), self.blocks),), (across, down), *arguments)
 
     def launch(self, name: str, grid: tuple[int, ...], block: tuple[int, ...], *arguments: Any) -> None:
-        """Launch an instance, such as `relu_half`, on the stream. Raise ConfigError for arrays it would misread."""
-        function, takes = self._functions.get(name) or self._function(name)
-        each = enumerate(zip(takes, arguments, strict=True))
-        given = tuple(self._checked(name, position, *taken, argument) for position, (taken, argument) in each)
+        """Launch an instance, such as `relu_half`. Raises ConfigError for arrays that it would misread."""
+        function, parameters = self._functions.get(name) or self._function(name)
+        arguments_by_position = enumerate(zip(parameters, arguments, strict=True))
+        checked = tuple(
+            self._checked(name, position, *parameter, argument)
+            for position, (parameter, argument) in arguments_by_position
+        )
         with self._here():
-            function(grid, block, given)
+            function(grid, block, checked)
 
     def _checked(self, name: str, position: int, parameter: Parameter, dtype: Any, argument: Any) -> Any:
         if not parameter.array:
             return dtype.type(argument if dtype.kind == "f" else operator.index(argument))
         if argument is None and parameter.null:
             return np.uint64(0)
-        found = getattr(argument, "dtype", type(argument).__name__)
-        device = getattr(getattr(argument, "device", None), "id", "cpu")  # NumPy's has no id
-        if found != dtype or not argument.flags.c_contiguous or device != self._device:
+        actual = getattr(argument, "dtype", type(argument).__name__)
+        device = getattr(getattr(argument, "device", None), "id", "cpu")  # NumPy's device has no id
+        if actual != dtype or not argument.flags.c_contiguous or device != self._device:
             raise ConfigError(
                 f"kernel {name}: argument {position} must be a contiguous array of {dtype} on device {self._device}, "
-                f"got {found} on device {device}{', with gaps' if device == self._device and found == dtype else ''}"
+                f"got {actual} on device {device}{', with gaps' if device == self._device and actual == dtype else ''}"
             )
         return argument
 
@@ -267,9 +270,9 @@ class Kernels:
         with self._here(), first_use:
             kind = self._kind if self._kind in instance.modules else instance.kind
             function = self._module(instance.file, kind).get_function(name)
-        takes = [(parameter, stored_dtype(parameter.type)) for parameter in instance.takes]
-        self._functions[name] = function, takes
-        return function, takes
+        parameters = [(parameter, stored_dtype(parameter.type)) for parameter in instance.takes]
+        self._functions[name] = function, parameters
+        return function, parameters
 
     def _module(self, file: str, kind: str) -> Any:
         key = file, kind

@@ -6,11 +6,11 @@ from cupynet.backend.cuda.device import SIXTEEN
 from cupynet.backend.cuda.launch import power_of_two
 from cupynet.backend.reference.norm import NormOps
 
-MERGED = 8  # columns whose partial sums a block merges: with fewer, more of its threads share one column
+MERGED = 8  # columns whose partial sums a block merges
 
 
 class CudaNorm(CudaDense, NormOps):
-    """See `NormOps`. Sums over rows have a fixed order: in parts, then over the parts."""
+    """See `NormOps`. Sums over rows have a fixed order: first within parts, then over the parts."""
 
     def channel_moments(self, x: Array) -> Array:
         columns = x.shape[-1]
@@ -76,6 +76,6 @@ class CudaNorm(CudaDense, NormOps):
         return dy
 
     def _at_once(self, columns: int) -> int:
-        """Return the number of values of a row that a thread reads in one access."""
-        several = SIXTEEN // self.policy.storage.itemsize
-        return 1 if columns % several else several
+        """Return the number of values that a thread reads at once."""
+        per_access = SIXTEEN // self.policy.storage.itemsize
+        return 1 if columns % per_access else per_access

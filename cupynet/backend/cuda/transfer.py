@@ -1,7 +1,7 @@
-"""Batches of a data set on a GPU, and images that stay there.
+"""Transfer of batches to a GPU, and images that stay on it.
 
-cudaMalloc and cudaHostAlloc wait for the device, which may itself wait in an NCCL collective for another thread. So a
-transfer allocates memory only at creation or in `begin`, in the worker's thread. The prefetch thread never uses the
+cudaMalloc and cudaHostAlloc wait for the device, which may be waiting for another thread in an NCCL collective. Memory
+is therefore allocated only in the worker's thread, at creation or in `begin`. The prefetch thread never uses the
 device.
 """
 
@@ -22,12 +22,12 @@ from cupynet.core.errors import ConfigError
 from cupynet.core.wording import amount
 
 SHARE = 4  # images stay on a device if they take at most 1 / SHARE of its free memory
-UPLOAD = 1 << 23  # bytes that are copied at once
-NUMBERS = 2 * 8  # bytes of a sample's index and class number
+UPLOAD = 1 << 23  # bytes per copy
+NUMBERS = 2 * 8  # bytes for the index and label of a sample
 
 
 class Staging:
-    """Two alternating pinned buffers of `nbytes`, for asynchronous copies to the current device and stream."""
+    """Two alternating pinned buffers for asynchronous copies to the current device and stream."""
 
     def __init__(self, xp: Any, nbytes: int) -> None:
         size, self._cuda = max(nbytes, 1), xp.cuda
@@ -36,7 +36,7 @@ class Staging:
         self._turn = 0
 
     def send(self, target: Array, content: Any) -> None:
-        """Overwrite an array on the device with an array on the host, of the same shape and dtype."""
+        """Overwrite a device array with a host array of the same shape and dtype."""
         buffer, arrived = self._buffers[self._turn], self._arrived[self._turn]
         arrived.synchronize()
         np.copyto(buffer[: target.nbytes].view(target.dtype).reshape(target.shape), content)
@@ -54,52 +54,52 @@ class Staging:
 
 
 class Resident:
-    """The images (S, H, W, C) of a data set on one device, shared by all workers of a process that train there.
+    """Images (S, H, W, C) of a data set on one device, shared by all workers of the process on this device.
 
-    They are allocated and freed on a shared stream, which waits for each worker that leaves. The host does not wait: a
-    stream may end in a collective that another worker never joins.
+    They are allocated and freed on a separate stream, which waits for each worker that leaves. The host does not wait,
+    because a worker's stream may be blocked in a collective.
     """
 
     def __init__(self, xp: Any, stream: Any, images: Any) -> None:
-        self._host = images  # kept alive, as its id is the key of this object
+        self._host = images  # kept alive, because its id is the key of this object
         self._stream = stream
         with stream:
             self.images = xp.empty(images.shape, images.dtype)
-            some = max(1, UPLOAD // max(images[:1].nbytes, 1))
-            staging = Staging(xp, min(some, len(images)) * images[:1].nbytes)
-            for first in range(0, len(images), some):
-                staging.send(self.images[first : first + some], images[first : first + some])
-            staging.close()  # everything has arrived: no stream needs to wait for this one
+            count = max(1, UPLOAD // max(images[:1].nbytes, 1))
+            staging = Staging(xp, min(count, len(images)) * images[:1].nbytes)
+            for first in range(0, len(images), count):
+                staging.send(self.images[first : first + count], images[first : first + count])
+            staging.close()  # waits for the copies, so that other streams need not wait for this one
 
     def leave(self, backend: CudaDevice) -> None:
-        """Release the images for this worker. After the last one, memory is freed when pending work is done."""
+        """Release the images for this worker. Memory is freed after the pending work of the last worker."""
         with backend.activated():
             self._stream.wait_event(backend.record_event())
 
 
 def resident(backend: CudaDevice, images: Any, on_device: bool | str, shared: Shared) -> Resident | None:
-    """Return the images on the device; the first worker uploads them. None if `auto` finds too little memory."""
+    """Return the images on the device, which the first worker uploads. None if `auto` finds too little memory."""
     xp, key = backend.xp, (backend.device, id(images))
     with shared.lock, backend.activated():
-        found: Resident | None = shared.kept.get(key)
-        if found is not None:
-            return found
+        images_on_device: Resident | None = shared.kept.get(key)
+        if images_on_device is not None:
+            return images_on_device
         if on_device == "auto" and SHARE * (images.nbytes + NUMBERS * len(images)) > _free(xp):
             return None
         if backend.device not in shared.streams:
             shared.streams[backend.device] = xp.cuda.Stream(non_blocking=True)
         try:
-            found = shared.kept[key] = Resident(xp, shared.streams[backend.device], images)
+            images_on_device = shared.kept[key] = Resident(xp, shared.streams[backend.device], images)
         except xp.cuda.memory.OutOfMemoryError as error:
-            if on_device == "auto":  # other programs may use memory of this device too
+            if on_device == "auto":  # other programs may also use memory of this device
                 return None
             raise ConfigError(
-                f"{amount(images.nbytes)} of images do not fit on device {backend.device}, which holds other data "
-                "already. Use auto or false",
+                f"{amount(images.nbytes)} of images do not fit into the free memory of device {backend.device}. Use "
+                "auto or false",
                 setting="data_on_device",
                 value="true",
             ) from error
-        return found
+        return images_on_device
 
 
 def _free(xp: Any) -> int:
@@ -110,21 +110,21 @@ def _free(xp: Any) -> int:
 
 
 class BatchBuffers:
-    """Batch buffers of closed transfers, reused because captured graphs still reference them."""
+    """Batch buffers of closed transfers. They are reused, because captured graphs still reference them."""
 
     def __init__(self) -> None:
         self._left: list[weakref.ref[Array]] = []
 
     def take(self, backend: CudaDevice, shape: tuple[int, ...]) -> Array:
-        for place in self._left:
-            array = place()
+        for reference in self._left:
+            array = reference()
             if array is not None and array.shape == shape:
-                self._left.remove(place)
+                self._left.remove(reference)
                 return array
         return backend.allocate(shape, backend.policy.storage)
 
     def leave(self, array: Array) -> None:
-        self._left = [place for place in self._left if place() is not None]
+        self._left = [reference for reference in self._left if reference() is not None]
         self._left.append(weakref.ref(array))
 
 
@@ -135,8 +135,8 @@ class CudaBatches(CudaDevice, BatchOps):
 
     def load_images(self, images: Any, samples: Any, pixels: PixelScale = FRACTIONS) -> Array:
         batch = self.allocate((len(samples), *images.shape[1:]), self.policy.storage)
-        chosen = self.asarray(np.ascontiguousarray(images[samples]))
-        self._gather(chosen, None, batch, self._tables(pixels))
+        rows = self.asarray(np.ascontiguousarray(images[samples]))
+        self._gather(rows, None, batch, self._tables(pixels))
         return batch
 
     def _tables(self, pixels: PixelScale) -> tuple[Array, Array]:
@@ -144,7 +144,7 @@ class CudaBatches(CudaDevice, BatchOps):
         return self.asarray(np.array(pixels.scale, wide)), self.asarray(np.array(pixels.shift, wide))
 
     def _gather(self, images: Array, samples: Array | None, out: Array, tables: tuple[Array, Array]) -> None:
-        """Write scale * images[samples] + shift to `out` (N, H, W, C), on the device; floats are only copied."""
+        """Write scale · images[samples] + shift to `out` (N, H, W, C). Float images are only copied."""
         if samples is None and images.dtype != np.uint8:
             with self.activated():
                 out[...] = images
@@ -156,23 +156,23 @@ class CudaBatches(CudaDevice, BatchOps):
         self.kernels.images(f"load_images_{self._kind}", count, size, *arguments)
 
     def transfer(self, data: HostData, batch_size: int, on_device: bool | str, shared: Shared) -> Transfer:
-        """See `BatchOps.transfer`. Images that are augmented on the host, or floats, are sent batch by batch."""
-        there = None
+        """See `BatchOps.transfer`. Augmented images and float images are sent batch by batch."""
+        resident_images = None
         if data.images is not None and on_device:
             sent = data.edited or data.images.dtype != np.uint8
             if sent and on_device is True:
                 kind = "augmented on the host" if data.edited else "floating-point numbers"
                 reason = f"images are {kind}, so they cannot stay on the device. Use auto or false"
                 raise ConfigError(reason, "data_on_device", "true")
-            there = None if sent else resident(self, data.images, on_device, shared)
-        return CudaTransfer(self, data, batch_size, there)
+            resident_images = None if sent else resident(self, data.images, on_device, shared)
+        return CudaTransfer(self, data, batch_size, resident_images)
 
 
 class CudaTransfer(Transfer):
-    """Writes every batch to the same memory, on the worker's stream, when the worker calls `send`.
+    """Transfer in which `send` writes every batch to the same memory, on the worker's stream.
 
-    `begin` copies the epoch's sample indices and labels. Images are gathered on the device if they stay there.
-    Otherwise each batch is gathered on the host and sent from pinned memory.
+    `begin` copies the sample indices and labels of the epoch. Resident images are gathered on the device. Otherwise,
+    each batch is gathered on the host and sent from pinned memory.
     """
 
     steady = True
@@ -194,29 +194,31 @@ class CudaTransfer(Transfer):
         if len(data.labels):
             first = np.zeros(1, np.int64)
             self.begin([first], [data.labels[first]])
-            self.send(*self.make(first))  # loads the kernel, which waits for the device
+            self.send(*self.make(first))  # load the kernel now, because loading waits for the device
 
     def _staging(self, nbytes: int) -> Staging:
         with self._backend.activated():
             return Staging(self._backend.xp, nbytes)
 
     def _reserve(self, samples: int, labels: Array) -> None:
-        """Allocate memory for the indices and labels, (S, ...) like these, of an epoch of `samples` samples."""
+        """Allocate memory for indices and labels of an epoch. labels: give the shape and dtype of a label."""
         self._order = self._backend.allocate((samples,), np.int64)
         self._labels = self._backend.allocate((samples, *labels.shape[1:]), labels.dtype)
         self._numbers_sent = self._staging(max(self._order.nbytes, self._labels.nbytes))
 
     def begin(self, rows: Sequence[Array], labels: Iterable[Array]) -> None:
         order, samples = np.concatenate([*rows, np.empty(0, np.int64)]), len(self._data.labels)
-        if order.size and not -1 < order.min() <= order.max() < samples:  # the kernel would read anywhere
+        if order.size and not -1 < order.min() <= order.max() < samples:  # the kernel does not check bounds
             raise IndexError(f"samples {order.min()} to {order.max()}: there are {samples} images")
-        found = np.concatenate([*labels] or [self._data.labels[:0]])
-        if len(order) > len(self._order) or found.shape[1:] != self._labels.shape[1:]:  # repeated samples, mixed labels
+        epoch_labels = np.concatenate([*labels] or [self._data.labels[:0]])
+        if (
+            len(order) > len(self._order) or epoch_labels.shape[1:] != self._labels.shape[1:]
+        ):  # repeated samples, mixed labels
             self._numbers_sent.close()
-            self._reserve(max(len(order), samples), found)
+            self._reserve(max(len(order), samples), epoch_labels)
         with self._backend.activated():
             self._numbers_sent.send(self._order[: len(order)], order)
-            self._numbers_sent.send(self._labels[: len(order)], found)
+            self._numbers_sent.send(self._labels[: len(order)], epoch_labels)
         self._at = 0
 
     def make(self, rows: Array, edit: Edit | None = None) -> tuple[Array | None, Array]:
@@ -227,10 +229,10 @@ class CudaTransfer(Transfer):
 
     def send(self, images: Array | None, rows: Array) -> tuple[Array | None, Array]:
         count = len(rows)
-        here = slice(self._at, self._at + count)
+        part = slice(self._at, self._at + count)
         self._at += count
         if self._batch is None:
-            return None, self._labels[here]
+            return None, self._labels[part]
         if count > len(self._batch):
             raise ConfigError(f"a batch of {count} images exceeds batch_size={len(self._batch)}")
         batch = self._batch if count == len(self._batch) else self._batch[:count]
@@ -240,8 +242,8 @@ class CudaTransfer(Transfer):
                 self._pixels_sent.send(pixels, images)
             self._backend._gather(pixels, None, batch, self._tables)
         else:
-            self._backend._gather(self._resident.images, self._order[here], batch, self._tables)
-        return batch, self._labels[here]
+            self._backend._gather(self._resident.images, self._order[part], batch, self._tables)
+        return batch, self._labels[part]
 
     def close(self) -> None:
         self._numbers_sent.close()

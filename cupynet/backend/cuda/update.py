@@ -9,18 +9,18 @@ from cupynet.backend.cuda.launch import INSTANCES, KIND_OF, MOST_BLOCKS_DOWN, TE
 from cupynet.backend.reference.update import UpdateOps
 from cupynet.backend.update_rules import Layers, Rule, UpdateScalars
 
-MOST_ALONG = 32  # blocks along a stretch of weights
+MOST_ALONG = 32  # maximum number of blocks per segment of weights
 
 
 class CudaUpdate(CudaDevice, UpdateOps):
     def weighted_sum(self, out: Array, parts: list[Array], shares: list[float]) -> None:
-        """See `UpdateOps`. With more than 16 parts, the sum is rounded to the vectors' precision after every 16."""
-        counted = [(part, share) for part, share in zip(parts, shares, strict=True) if share]
-        some, rest = counted[:TERMS], counted[TERMS:]
-        lacking = TERMS - len(some)
-        terms = [part for part, _ in some] + [None] * lacking
-        factors = [share for _, share in some] + [0.0] * lacking
-        self._flat(f"weighted_sum_{KIND_OF[out.dtype.name]}", out.size, out, *terms, *factors, len(some))
+        """See `UpdateOps`. With more than 16 parts, the sum is rounded to the output precision after every 16 parts."""
+        nonzero = [(part, share) for part, share in zip(parts, shares, strict=True) if share]
+        first, rest = nonzero[:TERMS], nonzero[TERMS:]
+        missing = TERMS - len(first)
+        terms = [part for part, _ in first] + [None] * missing
+        factors = [share for _, share in first] + [0.0] * missing
+        self._flat(f"weighted_sum_{KIND_OF[out.dtype.name]}", out.size, out, *terms, *factors, len(first))
         if rest:
             self.weighted_sum(out, [out, *(part for part, _ in rest)], [1.0, *(share for _, share in rest)])
 
@@ -30,11 +30,11 @@ class CudaUpdate(CudaDevice, UpdateOps):
     def total(self, vector: Array) -> Array:
         return self._total("values", vector, squares=False)
 
-    def _total(self, what: str, vector: Array, *, squares: bool) -> Array:
-        """Return the sum of a vector or of its squares, in a fixed order: in parts, then over the parts."""
-        if what not in self._totals:
-            self._totals[what] = self.allocate((), self.policy.accumulate)
-        total, name, threads = self._totals[what], f"sum_vector_{self._wide}", self.kernels.threads
+    def _total(self, key: str, vector: Array, *, squares: bool) -> Array:
+        """Return the sum of a vector or of its squares, in a fixed order: first within parts, then over the parts."""
+        if key not in self._totals:
+            self._totals[key] = self.allocate((), self.policy.accumulate)
+        total, name, threads = self._totals[key], f"sum_vector_{self._wide}", self.kernels.threads
         at_once = SIXTEEN // vector.dtype.itemsize
         blocks = max(1, min(-(-vector.size // (threads * at_once)), 2 * MOST_PARTS, self.kernels.blocks))
         if blocks == 1:
@@ -63,21 +63,21 @@ class CudaUpdate(CudaDevice, UpdateOps):
         if name in INSTANCES:
             self._flat(name, weight.size, *vectors, stored, *scalars.in_order(), self.controls)
             return
-        if self.controls is not None:  # a captured step would repeat the numbers of this iteration
-            raise RuntimeError(f"{rule.name}: no kernel reads the numbers of this rule from the device")
+        if self.controls is not None:  # a captured step would repeat the scalars of this iteration
+            raise RuntimeError(f"{rule.name}: there is no kernel for this rule that reads its scalars from the device")
         super().move_weights(rule, weight, grad, states, scalars, stored)
 
     def squared_norms(self, vector: Array, layers: Layers) -> Array:
-        found = self.borrow((layers.count,), self.policy.accumulate)
+        result = self.borrow((layers.count,), self.policy.accumulate)
         parts, down = self._stretches(layers)
         sums = self.borrow((len(layers.bounds), parts), self.policy.accumulate)
         count, threads = len(layers.bounds), self.kernels.threads
         if count:
             name = f"stretch_squares_{self._wide}"
             self.kernels.launch(name, (parts, down), (threads,), vector, layers.table, sums, count)
-            arguments = sums, layers.table, found, count, parts, layers.count
+            arguments = sums, layers.table, result, count, parts, layers.count
             self.kernels.flat(f"layer_squares_{self._wide}", layers.count, *arguments)
-        return found
+        return result
 
     def clip_norms(self, grad: Array, squared_norms: Array, layers: Layers, largest: float) -> None:
         if layers.bounds:
@@ -95,7 +95,7 @@ class CudaUpdate(CudaDevice, UpdateOps):
             self.kernels.launch(name, grid, (self.kernels.threads,), *arguments)
 
     def _stretches(self, layers: Layers) -> tuple[int, int]:
-        """Return the grid: blocks along a stretch, as many as the longest can use, and stretches at a time."""
+        """Return the grid size: blocks per segment, enough for the longest one, and segments."""
         longest = max((stop - start for start, stop in layers.bounds), default=1)
         down = max(1, min(len(layers.bounds), MOST_BLOCKS_DOWN, self.kernels.blocks))
         across = min(-(-longest // (4 * self.kernels.threads)), MOST_ALONG, self.kernels.blocks // down)

@@ -1,1 +1,1 @@
-"""Every operation once, written against an array module: NumPy or CuPy."""
+"""Reference implementation of every operation, for NumPy and CuPy arrays."""

@@ -1,7 +1,7 @@
 """Reference implementation of activations.
 
-Pointwise activations are computed in the accumulation precision, in a form that neither overflows nor loses small
-results for large |x|. Derivatives are functions of the output y, or of the input x (`OF_INPUT`).
+Pointwise activations are computed in accumulation precision, with formulas that neither overflow nor lose precision
+for large |x|. Derivatives are functions of the output y, or of the input x (`OF_INPUT`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from cupynet.backend.device import Device
 
 Function: TypeAlias = Callable[[Any, Array, float], Array]
 
-# W. J. Cody 1969, "Rational Chebyshev approximations for the error function": erf(z) / z in z² up to 0.46875,
-# exp(z²) erfc(z) in z up to 4, and its distance from 1 / (z sqrt(pi)) in 1 / z² beyond; from the highest power down.
+# W. J. Cody 1969, "Rational Chebyshev approximations for the error function". NEAR: erf(z) / z in z², up to 0.46875.
+# MIDDLE: exp(z²) erfc(z) in z, up to 4. FAR: its difference from 1 / (z sqrt(pi)) in 1 / z². Highest power first.
 NEAR = (
     (1.85777706184603153e-1, 3.16112374387056560, 1.13864154151050156e2, 3.77485237685302021e2, 3.20937758913846947e3),
     (1.0, 2.36012909523441209e1, 2.44024637934444173e2, 1.28261652607737228e3, 2.84423683343917062e3),
@@ -58,7 +58,7 @@ def _ratio(x: Array, of: tuple[tuple[float, ...], tuple[float, ...]]) -> Array:
 
 
 def erfc(xp: Any, z: Array) -> Array:
-    """Return erfc(z) of z >= 0, with a relative error of at most max(8, z²) times the machine epsilon."""
+    """Return erfc(z) for z >= 0, with a relative error of at most max(8, z²) times the machine epsilon."""
     near, middle = xp.minimum(z, FIRST), xp.minimum(xp.maximum(z, FIRST), SECOND)
     far = xp.minimum(xp.maximum(z, SECOND), LAST)
     small, inverse = 1 - near * _ratio(near * near, NEAR), 1 / (far * far)
@@ -68,7 +68,7 @@ def erfc(xp: Any, z: Array) -> Array:
 
 
 def normal_cdf(xp: Any, x: Array) -> Array:
-    """Return the standard normal CDF of x: erfc(-x / sqrt 2) / 2."""
+    """Return the standard normal CDF, erfc(-x / sqrt 2) / 2."""
     half = erfc(xp, abs(x) * math.sqrt(0.5)) * 0.5
     return xp.where(x > 0, 1 - half, half)
 
@@ -85,13 +85,13 @@ def _gelu_slope(xp: Any, x: Array) -> Array:
 
 @dataclass(frozen=True)
 class Pointwise:
-    """One activation: `forward(xp, x, slope)` is y, `derivative(xp, kept, slope)` is dy/dx, as a function of y or x."""
+    """Activation: y = forward(xp, x, slope) and dy/dx = derivative(xp, kept, slope), where kept is y or x."""
 
     forward: Function
     derivative: Function
 
 
-# The order is that of the enumeration in cuda/kernels/activation.cu.
+# in the order of the enumeration in cuda/kernels/activation.cu
 POINTWISE = {
     "leaky_relu": Pointwise(
         lambda xp, x, slope: xp.where(x > 0, x, x * slope),
@@ -117,7 +117,7 @@ OF_INPUT = ("gelu", "silu")  # y does not determine x, so the derivative needs x
 
 class ActivationOps(Device):
     def add(self, a: Array, b: Array, out: Array) -> Array:
-        """out = a + b; `out` may be one of them, and is returned."""
+        """out = a + b. `out` may be a or b, and is returned."""
         return self.xp.add(a, b, out=out)
 
     def relu(self, x: Array) -> Array:
@@ -125,12 +125,12 @@ class ActivationOps(Device):
         return self.xp.maximum(x, 0, out=x)
 
     def relu_backward(self, dy: Array, y: Array) -> Array:
-        """dy where the output y is positive, else 0; in place."""
-        self.xp.copyto(dy, dy.dtype.type(0), where=~(y > 0))  # no product: 0 times NaN is NaN
+        """dy where the output y is positive, else 0, in place."""
+        self.xp.copyto(dy, dy.dtype.type(0), where=~(y > 0))  # not a product, because 0 times NaN is NaN
         return dy
 
     def softmax(self, x: Array) -> Array:
-        """exp(x) / sum exp(x) over the last axis of x (..., O), in place, without overflow."""
+        """exp(x) / sum(exp(x)) over the last axis of (..., O), in place, without overflow."""
         wide = x.astype(self.policy.accumulate)
         wide -= wide.max(axis=-1, keepdims=True)
         self.xp.exp(wide, out=wide)
@@ -147,12 +147,12 @@ class ActivationOps(Device):
         return dy
 
     def pointwise(self, name: str, x: Array, out: Array, slope: float = 0.0) -> Array:
-        """out = leaky_relu, elu, tanh, sigmoid, softplus, gelu or silu of x, of any shape; `out` may be x."""
+        """out = activation(x) for a name in `POINTWISE`. `out` may be x, and is returned."""
         out[...] = POINTWISE[name].forward(self.xp, x.astype(self.policy.accumulate), slope)
         return out
 
     def pointwise_backward(self, name: str, dy: Array, kept: Array, slope: float = 0.0) -> Array:
-        """Multiply dy by the derivative of the activation, in place; `kept` is y, or x for gelu and silu."""
+        """Multiply dy by the derivative of the activation, in place. kept: y, or x for `OF_INPUT`."""
         factor = POINTWISE[name].derivative(self.xp, kept.astype(self.policy.accumulate), slope)
         dy[...] = dy * factor
         return dy

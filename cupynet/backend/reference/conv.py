@@ -9,10 +9,10 @@ from cupynet.backend.window import Window
 
 
 class ConvOps(DenseOps):
-    """2-D cross-correlation and its derivative, as matrix products of im2col rows."""
+    """2-D cross-correlation and its gradients, as matrix products of im2col rows."""
 
     def im2col(self, x: Array, window: Window) -> Array:
-        """Return windows as rows, in compute precision: (N, H, W, C) -> (N·H'·W', K_h·K_w·C); Chellapilla 2006."""
+        """Return windows as rows in compute precision (Chellapilla 2006): (N, H, W, C) -> (N·H'·W', K_h·K_w·C)."""
         n, height, width, channels = x.shape
         output, padded = window.output(height, width), self._surrounded(x, window, 0)
         columns = self.borrow((n * output[0] * output[1], window.places * channels), self.policy.compute)
@@ -22,7 +22,7 @@ class ConvOps(DenseOps):
         return columns
 
     def col2im(self, columns: Array, shape: tuple[int, ...], window: Window) -> Array:
-        """Transpose of im2col, which adds windows to their places: (N·H'·W', K_h·K_w·C) -> (N, H, W, C)."""
+        """Add the windows to an image, the transpose of im2col: (N·H'·W', K_h·K_w·C) -> (N, H, W, C)."""
         n, height, width, channels = shape
         output = window.output(height, width)
         padded = self.borrow((n, *window.padded(height, width), channels), self.policy.accumulate)
@@ -35,9 +35,9 @@ class ConvOps(DenseOps):
     def conv2d(
         self, x: Array, weight: Array, bias: Array | None, window: Window, *, groups: int = 1
     ) -> tuple[Array, Array]:
-        """Cross-correlation: (N, H, W, C), (K_h, K_w, C, O), (O,) -> (N, H', W', O), and what the backward pass needs.
+        """Cross-correlation: (N, H, W, C), (K_h, K_w, C, O), (O,) -> (N, H', W', O), and im2col rows for the gradients.
 
-        With `groups`, a filter sees only the channels of its group: the weight is (K_h, K_w, C / groups, O).
+        With `groups`, a filter uses only the channels of its group, and the weight is (K_h, K_w, C / groups, O).
         """
         window.check_weight(x.shape, weight.shape, groups)
         outputs = weight.shape[3]
@@ -53,7 +53,7 @@ class ConvOps(DenseOps):
         return y.reshape(x.shape[0], *window.output(*x.shape[1:3]), outputs), columns
 
     def saved_values(self, conv: Convolution) -> int:
-        """Return the number of values per image that `conv2d` saves for the backward pass, besides its output."""
+        """Return the number of values per image that `conv2d` saves for the backward pass, without the output."""
         if conv.groups > 1:
             return 0
         height, width, channels = conv.image
@@ -61,14 +61,14 @@ class ConvOps(DenseOps):
         return rows * columns * conv.window.places * channels
 
     def fused_pair(self, first: Convolution, pool: Window) -> FusedPair | None:
-        """Return a convolution fused with its max-pool, or None to keep them separate."""
+        """Return a convolution fused with its max-pool, or None if they are not fused."""
         return None
 
     def conv2d_backward(
         self, dy: Array, columns: Array, x: Array, weight: Array, weight_grad: Array, bias_grad: Array | None,
         window: Window, *, need_dx: bool, groups: int = 1,
     ) -> Array | None:  # fmt: skip
-        """Add the gradients of weight and bias; return dx (N, H, W, C) or None. `columns` None: recompute them."""
+        """Add the gradients of weight and bias. Return dx (N, H, W, C) or None. columns: None to recompute them."""
         outputs = weight.shape[3]
         if groups > 1:
             if bias_grad is not None:
@@ -89,9 +89,9 @@ class ConvOps(DenseOps):
     def _grouped(self, x: Array, weight: Array, window: Window, groups: int) -> Array:
         y = self.borrow((len(x), *window.output(*x.shape[1:3]), weight.shape[3]))
         for channels, filters in _parts(x, weight, groups):
-            images, own = self._copy(x[..., channels]), self._copy(weight[..., filters])
-            y[..., filters] = self.conv2d(images, own, None, window)[0]
-            del images, own
+            images, group_weight = self._copy(x[..., channels]), self._copy(weight[..., filters])
+            y[..., filters] = self.conv2d(images, group_weight, None, window)[0]
+            del images, group_weight
         return y
 
     def _grouped_backward(
@@ -99,14 +99,16 @@ class ConvOps(DenseOps):
     ) -> Array | None:
         dx = self.borrow(x.shape) if need_dx else None
         for channels, filters in _parts(x, weight, groups):
-            gradient, images, own = (self._copy(a) for a in (dy[..., filters], x[..., channels], weight[..., filters]))
-            grad = self.borrow(own.shape, self.policy.accumulate)
+            gradient, images, group_weight = (
+                self._copy(a) for a in (dy[..., filters], x[..., channels], weight[..., filters])
+            )
+            grad = self.borrow(group_weight.shape, self.policy.accumulate)
             grad[...] = 0
-            part = self.conv2d_backward(gradient, None, images, own, grad, None, window, need_dx=need_dx)
+            group_dx = self.conv2d_backward(gradient, None, images, group_weight, grad, None, window, need_dx=need_dx)
             weight_grad[..., filters] += grad
             if dx is not None:
-                dx[..., channels] = part
-            del gradient, images, own, grad, part
+                dx[..., channels] = group_dx
+            del gradient, images, group_weight, grad, group_dx
         return dx
 
     def _copy(self, view: Array) -> Array:

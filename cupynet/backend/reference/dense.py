@@ -6,7 +6,7 @@ from cupynet.backend.device import Device
 
 class DenseOps(Device):
     def matmul(self, a: Array, b: Array, *, transpose_a: bool = False, transpose_b: bool = False) -> Array:
-        """a @ b of (I, J) and (J, K), or of their transposes -> (I, K), in the storage precision."""
+        """a @ b in storage precision: (I, J), (J, K) -> (I, K). The operands may be transposed."""
         return self._stored_copy(self._product(a, b, transpose_a, transpose_b))
 
     def dense(self, x: Array, weight: Array, bias: Array | None) -> Array:
@@ -19,7 +19,7 @@ class DenseOps(Device):
     def dense_backward(
         self, dy: Array, x: Array, weight: Array, weight_grad: Array, bias_grad: Array | None, *, need_dx: bool
     ) -> Array | None:
-        """Add the gradients of weight and bias; return dx (N, F) or None."""
+        """Add the gradients of weight and bias. Return dx (N, F) or None."""
         wide = self._operand(dy)
         self._add_product(weight_grad, x, wide)
         if bias_grad is not None:
@@ -27,7 +27,7 @@ class DenseOps(Device):
         return self.matmul(wide, weight, transpose_b=True) if need_dx else None
 
     def _operand(self, a: Array) -> Array:
-        """Return `a` in the compute precision: itself, or a borrowed copy."""
+        """Return `a` in compute precision: the array itself, or a borrowed copy."""
         if a.dtype == self.policy.compute:
             return a
         copy = self.borrow(a.shape, self.policy.compute)
@@ -42,7 +42,7 @@ class DenseOps(Device):
         return out
 
     def _gemm(self, left: Array, right: Array, out: Array) -> None:
-        """out = left right, 2-D and in one precision. All products call this."""
+        """out = left @ right for 2-D arrays of one dtype. All products call this."""
         self.xp.matmul(left, right, out=out)
 
     def _add_product(self, grad: Array, a: Array, dy: Array) -> None:

@@ -9,15 +9,20 @@ from cupynet.backend.device import Device
 
 class DropoutOps(Device):
     def dropout(self, x: Array, samples: Array, epoch: Any, key: int, rate: float, out: Array | None = None) -> Array:
-        """Each value of x is 0 with probability `rate`, else x / (1 - rate): (N, ...), (N,) int64.
+        """Set each value of x (N, ...) to 0 with probability `rate`, or else to x / (1 - rate).
 
-        The zeros depend only on the 64-bit key, epoch, sample and place in the example, see philox.py. `epoch` may be
-        an array of one element on the device. `out` may be x; by default it is borrowed.
+        The zeros depend only on the key, the epoch, the sample and the position within the sample, see philox.py.
+
+        Args:
+            samples: (N,) int64 sample indices.
+            epoch: a number, or a device array of one element.
+            key: 64-bit key.
+            out: may be x; borrowed by default.
         """
         out = self.borrow(x.shape) if out is None else out
         rows = x.reshape(len(x), -1)
-        drawn = philox.of_examples(self.xp, samples, epoch, key, rows.shape[1])
-        kept = rows.astype(self.policy.accumulate) * self.policy.accumulate.type(1 / (1 - rate))
-        zero = self.policy.accumulate.type(0)  # no product: 0 times NaN is NaN
-        out.reshape(len(x), -1)[...] = self.xp.where(drawn >= philox.dropped_below(rate), kept, zero)
+        random = philox.of_examples(self.xp, samples, epoch, key, rows.shape[1])
+        scaled = rows.astype(self.policy.accumulate) * self.policy.accumulate.type(1 / (1 - rate))
+        zero = self.policy.accumulate.type(0)  # not a product, because 0 times NaN is NaN
+        out.reshape(len(x), -1)[...] = self.xp.where(random >= philox.dropped_below(rate), scaled, zero)
         return out

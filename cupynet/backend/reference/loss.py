@@ -1,7 +1,7 @@
 """Reference implementation of losses.
 
-Elementwise losses map (xp, outputs, targets, parameter) to (values, slopes), all (N, O). Labels are class numbers (N,)
-int64; or targets (N, O) float32; or (N, O + 1) with the weight of each example in the last column.
+Elementwise losses map (xp, outputs, targets, parameter) to (values, slopes), all (N, O). Labels are class indices (N,)
+int64, or targets (N, O) float32, or (N, O + 1) with sample weights in the last column.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def _hinge(xp: ModuleType, z: Array, t: Array, parameter: float) -> tuple[Array,
 
 
 def _huber(xp: ModuleType, z: Array, t: Array, parameter: float) -> tuple[Array, Array]:
-    off = z - t
-    size = abs(off)
-    value = xp.where(size <= parameter, off * off / 2, parameter * (size - parameter / 2))
-    return value, xp.clip(off, -parameter, parameter)
+    error = z - t
+    magnitude = abs(error)
+    value = xp.where(magnitude <= parameter, error * error / 2, parameter * (magnitude - parameter / 2))
+    return value, xp.clip(error, -parameter, parameter)
 
 
 TARGET_LOSSES: dict[str, Callable[[ModuleType, Array, Array, float], tuple[Array, Array]]] = {
@@ -48,7 +48,7 @@ TARGET_LOSSES: dict[str, Callable[[ModuleType, Array, Array, float], tuple[Array
 
 
 def has_weights(labels: Array, outputs: int) -> bool:
-    """Return True if labels are (N, O + 1). Raise ConfigError if they do not fit the outputs."""
+    """Return True if labels are (N, O + 1). Raises ConfigError if their shape does not match the outputs."""
     if labels.shape[1] not in (outputs, outputs + 1):
         raise ConfigError(
             f"targets {labels.shape}: must be (N, {outputs}), one column per output, or with a column of weights"
@@ -57,34 +57,34 @@ def has_weights(labels: Array, outputs: int) -> bool:
 
 
 class LossOps(Device):
-    """Per-example losses, the gradient of the mean loss, and the number of hits."""
+    """Losses per sample, the gradient of their mean, and the number of correct predictions (hits)."""
 
     def hits(self, scores: Array, labels: Array) -> Array:
         """Return the number of rows (N, C) whose argmax (the first on ties) is the label (N,).
 
-        The label of a row of targets is its argmax. The result is a number, or a 0-d device array that the next call
-        overwrites. Rows with NaN may count or not.
+        For targets, the label is the argmax. The result is a number, or a 0-d device array that the next call
+        overwrites. It is unspecified whether rows with NaN count.
         """
-        own = labels if labels.ndim == 1 else labels[:, : scores.shape[1]].argmax(axis=1)
-        return (scores.argmax(axis=1) == own).sum()
+        classes = labels if labels.ndim == 1 else labels[:, : scores.shape[1]].argmax(axis=1)
+        return (scores.argmax(axis=1) == classes).sum()
 
     def binary_hits(self, logits: Array, targets: Array) -> Array:
-        """Return the number of logits (N, T) that are positive if and only if the target is above 1/2. See `hits`."""
+        """Return the number of logits (N, T) with the correct sign: positive if the target is above 1/2. See `hits`."""
         n, outputs = logits.shape
         scores = self.borrow((n, outputs, 2), logits.dtype)
-        wanted = self.borrow((n, outputs, 2), np.float32)
+        expected = self.borrow((n, outputs, 2), np.float32)
         scores[..., 0], scores[..., 1] = 0, logits
-        wanted[..., 0], wanted[..., 1] = 0.5, targets[:, :outputs]  # without the weights of examples
-        return self.hits(scores.reshape(-1, 2), wanted.reshape(-1, 2))
+        expected[..., 0], expected[..., 1] = 0.5, targets[:, :outputs]  # without sample weights
+        return self.hits(scores.reshape(-1, 2), expected.reshape(-1, 2))
 
     def softmax_cross_entropy(
         self, logits: Array, labels: Array, smoothing: float = 0.0, weights: tuple[float, ...] | None = None
     ) -> tuple[Array, Array]:
-        """-sum_c t_c · log softmax(logits)_c of each example (N,); gradient of the mean (N, O), times the loss scale.
+        """Return -sum_c t_c · log softmax(logits)_c (N,), and the gradient of the mean (N, O) times the loss scale.
 
         The target t is (1 - smoothing) · weight at the label, plus smoothing / O · weight at every class. If labels are
-        (N, O) probabilities p, t is ((1 - smoothing) · p + smoothing / O) · weight. Read the losses before the next
-        call, which may overwrite them.
+        (N, O) probabilities p, t is ((1 - smoothing) · p + smoothing / O) · weight. The next call may overwrite the
+        losses.
         """
         xp, (n, classes), accumulate = self.xp, logits.shape, self.policy.accumulate
         shifted = logits.astype(accumulate)
@@ -92,10 +92,14 @@ class LossOps(Device):
         exponentials = xp.exp(shifted)
         sums = exponentials.sum(axis=1, keepdims=True)  # (N, 1)
         rows = xp.arange(n)
-        own = None if weights is None else self._constants(weights)  # (O,)
+        class_weights = None if weights is None else self._constants(weights)  # (O,)
         if labels.ndim == 2:
             target, factor = self._targets(labels, classes)
-            target = ((1 - smoothing) * target + smoothing / classes) * (1 if own is None else own) * factor
+            target = (
+                ((1 - smoothing) * target + smoothing / classes)
+                * (1 if class_weights is None else class_weights)
+                * factor
+            )
             losses = (target * (xp.log(sums) - shifted)).sum(axis=1)
             exponentials *= target.sum(axis=1, keepdims=True) / sums
             exponentials -= target
@@ -105,24 +109,25 @@ class LossOps(Device):
         if weights is None and not smoothing:
             exponentials[rows, labels] -= 1
         else:
-            own = xp.ones(classes, accumulate) if own is None else own
-            at_label, even = (1 - smoothing) * own[labels], smoothing / classes * own  # (N,), (O,)
+            class_weights = xp.ones(classes, accumulate) if class_weights is None else class_weights
+            at_label = (1 - smoothing) * class_weights[labels]  # (N,)
+            at_every_class = smoothing / classes * class_weights  # (O,)
             losses *= at_label
             if smoothing:
-                losses += ((xp.log(sums) - shifted) * even).sum(axis=1)
-            exponentials *= (at_label + even.sum())[:, None]
-            exponentials -= even
+                losses += ((xp.log(sums) - shifted) * at_every_class).sum(axis=1)
+            exponentials *= (at_label + at_every_class.sum())[:, None]
+            exponentials -= at_every_class
             exponentials[rows, labels] -= at_label
         return losses, self._scaled(exponentials, n)
 
     def _scaled(self, slopes: Array, count: int) -> Array:
-        """Return the gradient (N, O), borrowed, of the mean of `count` values: slopes times the loss scale."""
+        """Return the gradient (N, O) of the mean of `count` values, times the loss scale, borrowed."""
         gradient = self.borrow(slopes.shape)
         gradient[...] = slopes * self.policy.accumulate.type(self.loss_scale / count)
         return gradient
 
     def _targets(self, labels: Array, outputs: int) -> tuple[Array, Array | int]:
-        """Return the targets (N, O) of labels, and the factors (N, 1) of the losses, or 1."""
+        """Return targets (N, O), and sample weights (N, 1) or 1."""
         if labels.ndim == 1:
             target = self.xp.zeros((len(labels), outputs), self.policy.accumulate)
             target[self.xp.arange(len(labels)), labels] = 1
@@ -131,10 +136,12 @@ class LossOps(Device):
         return wide[:, :outputs], wide[:, outputs:] if weighted else 1
 
     def target_loss(self, kind: str, prediction: Array, labels: Array, parameter: float = 0.0) -> tuple[Array, Array]:
-        """Return the mean elementwise loss of each example; class numbers are one-hot encoded.
+        """Return the mean elementwise loss of each sample (N,), and the gradient of their mean (N, O).
 
-        (N, O), (N, ...) -> (N,), and the gradient of their mean (N, O), times the loss scale. `kind` is `squared`,
-        `logistic`, `hinge` or `huber`. Read the losses before the next call, which may overwrite them.
+        The gradient is multiplied by the loss scale. Class indices are one-hot encoded. The next call may overwrite the
+        losses.
+
+        kind: a name in `TARGET_LOSSES`.
         """
         n, outputs = prediction.shape
         wide = prediction.astype(self.policy.accumulate)

@@ -6,7 +6,7 @@ from cupynet.backend.reference.activation import ActivationOps
 
 class NormOps(ActivationOps):
     def channel_moments(self, x: Array) -> Array:
-        """Mean and biased variance of each channel: (..., C) -> (2, C), in the accumulation precision."""
+        """Return mean and biased variance of each channel: (..., C) -> (2, C), in accumulation precision."""
         rows = x.reshape(-1, x.shape[-1]).astype("float64")
         moments = self.borrow((2, x.shape[-1]), self.policy.accumulate)
         mean = rows.mean(axis=0)
@@ -16,7 +16,7 @@ class NormOps(ActivationOps):
         return moments
 
     def track_moments(self, mean: Array, variance: Array, moments: Array, momentum: float, unbiased: float) -> None:
-        """running = momentum · running + (1 - momentum) · moment, in place, with the variance times `unbiased`."""
+        """running = momentum · running + (1 - momentum) · moment, in place. unbiased: factor of the variance."""
         for running, moment, factor in ((mean, moments[0], 1.0), (variance, moments[1], unbiased)):
             running *= momentum
             running += (1 - momentum) * factor * moment
@@ -24,9 +24,9 @@ class NormOps(ActivationOps):
     def normalize(
         self, x: Array, mean: Array, variance: Array, scale: Array, shift: Array, epsilon: float, *, relu: bool
     ) -> Array:
-        """(x - mean) / sqrt(variance + epsilon) · scale + shift in each channel, and max(., 0) with `relu`.
+        """(x - mean) / sqrt(variance + epsilon) · scale + shift for each channel of (..., C), and max(., 0) if `relu`.
 
-        (..., C); mean and variance (C,) in the accumulation precision, scale and shift (C,) in that of x.
+        mean, variance: (C,) in accumulation precision. scale, shift: (C,) with the dtype of x.
         """
         wide = x.astype(self.policy.accumulate)
         wide -= mean
@@ -39,7 +39,7 @@ class NormOps(ActivationOps):
     def normalize_sums(
         self, dy: Array, x: Array, y: Array | None, mean: Array, variance: Array, epsilon: float
     ) -> Array:
-        """Return the sums of dy and dy · x̂ of each channel, (2, C). With y (ReLU), set dy to 0 where y <= 0."""
+        """Return the sums of dy and dy · x̂ for each channel, (2, C). With y (ReLU), first set dy to 0 where y <= 0."""
         if y is not None:
             dy = self.relu_backward(dy, y)
         wide = x.astype("float64")
@@ -67,9 +67,9 @@ class NormOps(ActivationOps):
         return dy
 
     def normalize_rows(self, x: Array, scale: Array, shift: Array, epsilon: float) -> tuple[Array, Array]:
-        """(x - mean) / sqrt(variance + epsilon) · scale + shift in each row, and each row's mean and 1 / sqrt(...).
+        """(x - mean) / sqrt(variance + epsilon) · scale + shift for each row, and its mean and 1 / sqrt(...).
 
-        (R, D), (D,), (D,) -> (R, D), (R, 2) in the accumulation precision.
+        (R, D), (D,), (D,) -> (R, D), (R, 2) in accumulation precision.
         """
         accumulate = self.policy.accumulate
         wide = x.astype(accumulate)
@@ -87,7 +87,7 @@ class NormOps(ActivationOps):
     def normalize_rows_backward(
         self, dy: Array, x: Array, moments: Array, scale: Array, scale_grad: Array, shift_grad: Array, *, need_dx: bool
     ) -> Array | None:
-        """Add the gradients of scale and shift (F,); return dx (N, F), in place in dy, or None. `moments` is (N, 2)."""
+        """Add the gradients of scale and shift (F,). Return dx (N, F), in place in dy, or None. moments: (N, 2)."""
         accumulate = self.policy.accumulate
         wide, normal = dy.astype(accumulate), x.astype(accumulate)
         normal -= moments[:, :1]

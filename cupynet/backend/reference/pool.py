@@ -11,9 +11,9 @@ from cupynet.backend.window import Window
 
 class PoolOps(Device):
     def max_pool2d(self, x: Array, window: Window) -> tuple[Array, Array]:
-        """Return the largest value of each window, and its place ky·K_w + kx: (N, H, W, C) -> 2 x (N, H', W', C).
+        """Return the maximum of each window and its index ky·K_w + kx: (N, H, W, C) -> 2 x (N, H', W', C).
 
-        Of equal values the first wins; the first NaN of a window wins over all values. Padding never wins.
+        The first of equal values wins, and the first NaN wins over all values. Padding never wins.
         """
         window.check(x.shape)
         output = window.output(*x.shape[1:3])
@@ -25,26 +25,26 @@ class PoolOps(Device):
         for place, (ky, kx) in enumerate(np.ndindex(*window.kernel)):
             if place > 0:
                 candidate = padded[window.seen(ky, kx, output)]
-                with np.errstate(invalid="ignore"):  # ml_dtypes warns of NaN
-                    better = ~(candidate <= y)  # larger, or one of the two is NaN
+                with np.errstate(invalid="ignore"):  # ml_dtypes warns about NaN
+                    better = ~(candidate <= y)  # larger, or one of them is NaN
                 better &= y == y  # the first NaN stays
                 self.xp.copyto(winners, winners.dtype.type(place), where=better)
                 self.xp.copyto(y, candidate, where=better)
         return y, winners
 
     def max_pool2d_backward(self, dy: Array, winners: Array, shape: tuple[int, ...], window: Window) -> Array:
-        """Add the gradient of each window to its winner: (N, H', W', C) -> (N, H, W, C)."""
+        """Add the gradient of each window to the pixel of its maximum: (N, H', W', C) -> (N, H, W, C)."""
         n, height, width, channels = shape
         output = window.output(height, width)
         dx = self.borrow((n, *window.padded(height, width), channels), dy.dtype)
         dx[...] = 0
         for place, (ky, kx) in enumerate(np.ndindex(*window.kernel)):
             target = dx[window.seen(ky, kx, output)]
-            target += self.xp.where(winners == place, dy, dy.dtype.type(0))  # no product: 0 times NaN is NaN
+            target += self.xp.where(winners == place, dy, dy.dtype.type(0))  # not a product, because 0 times NaN is NaN
         return self._within(dx, shape, window)
 
     def avg_pool2d(self, x: Array, window: Window) -> Array:
-        """Return the mean of the pixels of each window, without padding: (N, H, W, C) -> (N, H', W', C)."""
+        """Return the mean of each window, excluding padding: (N, H, W, C) -> (N, H', W', C)."""
         window.check(x.shape)
         n, height, width, channels = x.shape
         output, padded = window.output(height, width), self._surrounded(x, window, 0)
@@ -57,7 +57,7 @@ class PoolOps(Device):
         return self._stored_copy(total)
 
     def avg_pool2d_backward(self, dy: Array, shape: tuple[int, ...], window: Window) -> Array:
-        """Share the gradient of each window equally among its pixels: (N, H', W', C) -> (N, H, W, C)."""
+        """Distribute the gradient of each window equally over its pixels: (N, H', W', C) -> (N, H, W, C)."""
         n, height, width, channels = shape
         output = window.output(height, width)
         dx = self.borrow((n, *window.padded(height, width), channels), self.policy.accumulate)

@@ -7,16 +7,16 @@ from cupynet.backend.array import Array
 from cupynet.backend.device import Device
 from cupynet.backend.update_rules import Layers, Rule, UpdateScalars
 
-BLOCK = 16384  # values at a time, so that temporary arrays in double precision stay in the cache
+BLOCK = 16384  # values processed at a time, so that temporary arrays stay in the cache
 
 
 class UpdateOps(Device):
-    """Means, norms, clipping and optimizer steps of flat vectors."""
+    """Means, norms, clipping and optimizer steps on flat vectors."""
 
     def mean_in_place(self, parts: list[Array], shares: list[float]) -> None:
-        """Overwrite the host vectors `parts` with sum_r shares[r] · parts[r], in this order, without shares of 0."""
+        """Overwrite all host vectors `parts` with sum_r shares[r] · parts[r], summed in order, skipping shares of 0."""
         contributors = [(part, share) for part, share in zip(parts, shares, strict=True) if share > 0]
-        # in double: shares in single precision do not add up to one
+        # in double, because shares in single precision do not sum to 1
         total = contributors[0][0].astype("float64") * contributors[0][1]
         for part, share in contributors[1:]:
             total += part.astype("float64") * share
@@ -24,7 +24,7 @@ class UpdateOps(Device):
             part[...] = total
 
     def weighted_sum(self, out: Array, parts: list[Array], shares: list[float]) -> None:
-        """out = sum_r shares[r] · parts[r], added in double in this order, without shares of 0; `out` may be a part."""
+        """out = sum_r shares[r] · parts[r], summed in order in double, skipping shares of 0. `out` may be a part."""
         for start in range(0, len(out), BLOCK):
             block = slice(start, start + BLOCK)
             total = self.xp.zeros(out[block].shape, "float64")
@@ -34,7 +34,7 @@ class UpdateOps(Device):
             out[block] = total
 
     def squared_norm(self, grad: Array) -> Array:
-        """Return the sum of squares of a (P,) vector: a number, or a 0-d device array that the next call overwrites."""
+        """Return the sum of squares of a vector: a number, or a 0-d device array that the next call overwrites."""
         return (grad * grad).sum()
 
     def total(self, vector: Array) -> Array:
@@ -42,7 +42,7 @@ class UpdateOps(Device):
         return vector.sum()
 
     def clip_norm(self, grad: Array, squared_norm: Array, largest: float) -> None:
-        """Scale the gradient (P,), or a part, so that its whole norm is at most `largest` (Pascanu et al. 2013)."""
+        """Scale a gradient, or a part of it, so that the full norm is at most `largest` (Pascanu et al. 2013)."""
         length = self.xp.sqrt(self.xp.asarray(squared_norm, grad.dtype))
         grad *= largest / self.xp.maximum(length, largest)
 
@@ -55,12 +55,15 @@ class UpdateOps(Device):
         scalars: UpdateScalars,
         stored: Array | None = None,
     ) -> None:
-        """Update the weights in place by an elementwise rule; (P,) vectors.
+        """Update weights (P,) in place with an elementwise rule.
 
             g = clip(scale · grad) + l2 · w + l1 · sign(w);    w -= step(g) + rate · decay · w;    grad = 0
 
         If the rule does not update the weights directly, grad = step(g) + decay · w instead, for `trust_weights`.
-        `states` are updated too, and `stored`, the copy of the weights that layers read, if there is one.
+
+        Args:
+            states: optimizer vectors (P,), updated in place.
+            stored: copy of the weights that layers read, updated too; None if there is none.
         """
         xp = self.xp
         if scalars.scale != 1.0:
@@ -85,15 +88,15 @@ class UpdateOps(Device):
             self.convert(weight, stored)
 
     def squared_norms(self, vector: Array, layers: Layers) -> Array:
-        """Return the sum of squares of each layer's part of a (P,) vector: (L,), borrowed, in its precision."""
-        found = self.borrow((layers.count,), vector.dtype)
-        found[...] = 0
+        """Return the sum of squares of a vector (P,) by layer: (L,), borrowed, with the dtype of the vector."""
+        result = self.borrow((layers.count,), vector.dtype)
+        result[...] = 0
         for (start, stop), layer in zip(layers.bounds, layers.group, strict=True):
-            found[layer] += self.squared_norm(vector[start:stop])
-        return found
+            result[layer] += self.squared_norm(vector[start:stop])
+        return result
 
     def clip_norms(self, grad: Array, squared_norms: Array, layers: Layers, largest: float) -> None:
-        """Shorten each layer's part of the gradient (P,) to the length `largest` if it is longer, in place."""
+        """Clip the norm of the gradient (P,) of each layer to `largest`, in place."""
         for (start, stop), layer in zip(layers.bounds, layers.group, strict=True):
             self.clip_norm(grad[start:stop], squared_norms[layer], largest)
 
@@ -101,9 +104,11 @@ class UpdateOps(Device):
         self, weight: Array, grad: Array, norms: tuple[Array, Array], layers: Layers, rate: float,
         stored: Array | None = None,
     ) -> None:  # fmt: skip
-        """w -= rate · |w| / |g| · g, layer by layer and in place; g is set to zero (You et al. 2020, LAMB).
+        """w -= rate · |w| / |g| · g for each layer, in place, and g = 0 (LAMB, You et al. 2020).
 
-        `norms` are |w|² and |g|² of each layer (L,). The ratio is 1 if either is zero. `stored`: see `move_weights`.
+        Args:
+            norms: |w|² and |g|² of each layer (L,). If either is zero, the ratio is 1.
+            stored: see `move_weights`.
         """
         xp, (squares, steps) = self.xp, norms
         both = (squares > 0) & (steps > 0)
