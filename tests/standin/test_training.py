@@ -43,7 +43,7 @@ from tests.support.backends import on_devices
 from tests.support.calls import watch
 from tests.support.commands import environment
 from tests.support.comparisons import CHOSEN, COMPARISONS, compare
-from tests.support.training import on_threads, stripes, stripes_network
+from tests.support.training import assert_close, on_threads, stripes, stripes_network
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAINED_ON, HELD_OUT = 134, 20  # images: nine batches, the last one short; two batches
@@ -60,11 +60,6 @@ def trained(name: str, dtype: str, workers: int, devices: Any = None, reduce: st
         assert in_training is not None
         assert wrapper.evaluate(held_out, batch_size=16).loss == pytest.approx(in_training.loss, rel=1e-3)
     return model.weights()
-
-
-def assert_close(found: Weights, expected: Weights, tolerance: float = 1e-10) -> None:
-    for name, weight in expected.items():
-        np.testing.assert_allclose(found[name], weight, rtol=0, atol=tolerance, err_msg=name)
 
 
 @pytest.mark.usefixtures("devices")

@@ -69,9 +69,14 @@ def fitted(
 
 
 def resumed(
-    wrapper_of: Callable[..., ParallelWrapper], iteration: int, folder: Path, loader: Loader, **fit: Any
+    wrapper_of: Callable[..., ParallelWrapper],
+    iteration: int,
+    folder: Path,
+    loader: Loader,
+    epochs: int = 2,
+    **fit: Any,
 ) -> tuple[Model, Model]:
-    """Train two epochs in one go, and once more from the checkpoint of an iteration; return both models.
+    """Train some epochs in one go, and once more from the checkpoint of an iteration; return both models.
 
     Args:
         wrapper_of: called with further callbacks.
@@ -79,9 +84,9 @@ def resumed(
         fit: arguments of `ParallelWrapper.fit`.
     """
     with wrapper_of(Checkpoint(every_iterations=iteration, keep_last=99, path=folder)) as whole:
-        whole.fit(loader, epochs=2, **fit)
+        whole.fit(loader, epochs=epochs, **fit)
     with wrapper_of() as rest:
         rest.restore(Checkpoints(folder).path(iteration))
         assert rest.trainer.iteration == iteration
-        rest.fit(loader, epochs=2 - rest.trainer.epoch, **fit)
+        rest.fit(loader, epochs=epochs - rest.trainer.epoch, **fit)
     return whole.model, rest.model

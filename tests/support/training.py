@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,6 +67,13 @@ def small_model(dtype: str = "double", backend: str = "numpy", seed: int = 1) ->
 
 def fingerprint(model: Model) -> str:
     return hashlib.sha256(model.backend.to_host(model.params.master).tobytes()).hexdigest()
+
+
+def assert_close(found: Mapping[str, Any], expected: Mapping[str, Any], tolerance: float = 1e-10) -> None:
+    """Compare weights by name. The tolerance is of each weight's largest entry if that is more than 1."""
+    for name, weight in expected.items():
+        bound = tolerance * max(1.0, float(np.abs(weight).max()))
+        np.testing.assert_allclose(found[name], weight, rtol=0, atol=bound, err_msg=name)
 
 
 def stripes(count: int) -> Dataset:

@@ -40,7 +40,7 @@ from cupynet.training.fit import Fit
 from tests.support.device_runs import assert_same, train_on_device
 from tests.support.refusals import refused
 from tests.support.trainers import fit_on_threads, fitted, resumed, trainer_of
-from tests.support.training import Identity, On, on_threads, small_dataset
+from tests.support.training import Identity, On, assert_close, on_threads, small_dataset
 
 RATE = 0.05
 EVERY_ROUND, EVERY_3 = ParameterAveraging(1), ParameterAveraging(3)
@@ -98,12 +98,6 @@ def weights(trainer: Trainer) -> Weights:
     return trainer.model.weights()
 
 
-def near(found: Weights, expected: Weights, tolerance: float = 1e-10) -> None:
-    for name, weight in expected.items():
-        scale = max(1.0, float(np.abs(weight).max()))
-        np.testing.assert_allclose(found[name] / scale, weight / scale, rtol=0, atol=tolerance, err_msg=name)
-
-
 # one replica on the concatenated batch --------------------------------------------------------------------------------
 
 
@@ -125,7 +119,7 @@ def test_synchronised_statistics_equal_one_replica_on_the_concatenated_batch(
     (one,) = trained(1, model=model, samples=samples, batch_size=6 * workers)
     assert several[0].iteration == one.iteration
     for trainer in several:
-        near(weights(trainer), weights(one))
+        assert_close(weights(trainer), weights(one))
         np.testing.assert_equal(weights(trainer), weights(several[0]))
 
 
@@ -137,7 +131,7 @@ def test_each_replica_has_its_own_loss_scale() -> None:
         return model_of(sync=True)
 
     found = trained(model=model, callbacks=[On("on_fit_start", set_scale, every_rank=True)])
-    near(weights(found[0]), weights(trained(model=model)[0]), 1e-12)
+    assert_close(weights(found[0]), weights(trained(model=model)[0]), 1e-12)
 
 
 # how estimates are averaged -------------------------------------------------------------------------------------------
@@ -246,13 +240,13 @@ def piped(layers: Sequential, workers: int, pipeline: Pipeline | None) -> Weight
 def test_stages_have_the_estimates_of_their_layers() -> None:
     """With one micro-batch a pipeline sees whole batches, and the user's model has all it has learnt."""
     found = piped(network(), 2, Pipeline(2, 1))
-    near(found, piped(network(), 2, None), 1e-12)
+    assert_close(found, piped(network(), 2, None), 1e-12)
     assert (found["norm2.mean"] != 0).all()
 
 
 def test_dropout_does_not_see_micro_batches() -> None:
     found = piped(without_batch_statistics(), 1, Pipeline(2, 3))
-    near(found, piped(without_batch_statistics(), 1, None), 1e-12)
+    assert_close(found, piped(without_batch_statistics(), 1, None), 1e-12)
 
 
 def test_layers_that_synchronise_replicas_need_whole_batches() -> None:
@@ -291,7 +285,7 @@ def test_captured_steps_equal_single_launches(
 def test_devices_equal_numpy() -> None:
     """Dropout to the bit, sums to their rounding."""
     found, expected = (on_backend(backend, "double", 1)["weights"] for backend in ("cupy", "numpy"))
-    near(found, expected, 1e-9)
+    assert_close(found, expected, 1e-9)
 
 
 @on_standin
@@ -299,7 +293,7 @@ def test_statistics_are_synchronised_between_devices() -> None:
     """Of three workers, two share a device."""
     found, expected = (on_backend(backend, "double", 3, EVERY_ROUND, sync=True) for backend in ("cupy", "numpy"))
     assert not found["ahead"]
-    near(found["weights"], expected["weights"], 1e-9)
+    assert_close(found["weights"], expected["weights"], 1e-9)
 
 
 @on_standin
@@ -353,12 +347,12 @@ def test_recomputed_statistics_are_the_means_over_batches() -> None:
     ids=["2", "3", "sync", "stages", "more than batches"],
 )
 def test_recomputed_statistics_do_not_depend_on_the_workers(workers: int, options: dict[str, Any]) -> None:
-    near(recomputed(workers, **options), recomputed(1))
+    assert_close(recomputed(workers, **options), recomputed(1))
 
 
 @on_standin
 def test_statistics_are_recomputed_on_devices() -> None:
-    near(recomputed(2, "cupy"), recomputed(1), 1e-5)
+    assert_close(recomputed(2, "cupy"), recomputed(1), 1e-5)
 
 
 def test_statistics_of_single_images_are_refused() -> None:

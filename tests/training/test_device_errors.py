@@ -132,7 +132,6 @@ def test_an_allocation_that_fails_names_batch_size_and_limit(monkeypatch: pytest
 
 @pytest.mark.usefixtures("devices")
 def test_arrays_of_a_failed_call_are_freed() -> None:
-    """Memory is freed even while the error is referenced."""
     backend = create_backend("cupy")
     gone: list[weakref.ref[Any]] = []
 
@@ -210,7 +209,6 @@ def test_a_failed_nccl_connection_ends_all_workers(rank: int, monkeypatch: pytes
 @on_standin
 @pytest.mark.parametrize("late", [0, 2])
 def test_one_worker_per_device_trims_its_pool_between_two_barriers(late: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first worker on each device trims; no worker continues before all pools are trimmed."""
     events: list[Any] = []
 
     def trim(devices: list[int], device_above: int | None, pinned_above: int | None) -> None:

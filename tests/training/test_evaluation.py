@@ -60,6 +60,16 @@ def test_classes_with_0_over_0_are_left_out_of_the_averages() -> None:
     assert evaluation.f1 == pytest.approx((4 / 5 + 2 / 3 + 0 + 0) / 4, abs=1e-15)  # 0/0 for no class
 
 
+def test_ties_are_decided_by_the_smaller_index() -> None:
+    evaluation = Evaluation(4, top_n=2)
+    evaluation.add(np.zeros((4, 4)), [0, 1, 2, 3], np.zeros(4))
+    assert evaluation.confusion.sum(axis=0).tolist() == [4, 0, 0, 0]
+    assert evaluation.top_n_hits == 2
+    evaluation = Evaluation(4, top_n=2)
+    evaluation.add([[1, 3, 1, 3], [1, 3, 1, 3], [5, 3, 1, 3], [5, 3, 1, 3]], [1, 3, 1, 3], np.zeros(4))
+    assert evaluation.top_n_hits == 3  # ranks 0, 1, 1 and 2
+
+
 def test_nan_scores_are_wrong_and_reported() -> None:
     evaluation = Evaluation(3)
     scores = np.array([[1, 0, 0], [np.nan, 0, 0], [1, np.nan, 0], [0, 0, np.nan]])
@@ -80,7 +90,6 @@ def test_an_empty_evaluation_is_nan() -> None:
 
 
 def test_stats_report() -> None:
-    """The figures, a line for each class, and the matrix."""
     figures, classes, matrix = small().stats(("cat", "d\x1bog", "eel")).split("\n\n")
     for figure in ("0.4375", "0.6250", "1.0000", "0.6111", "0.7222", "0.6349"):
         assert f" {figure}\n" in figures + "\n"
@@ -197,7 +206,6 @@ def test_the_most_confident_mistakes_are_the_same_however_samples_are_split(
 
 @pytest.mark.parametrize("losses", [[0.25, 1e-300, 1e200, 3.5], [0.1, math.nan, 2.0, 1.0], [math.inf, 0.5, 0.25, 1.0]])
 def test_merging_a_packed_evaluation_gives_it_back(losses: list[float]) -> None:
-    """Workers exchange evaluations without losing a bit."""
     evaluation, again = Evaluation(3), Evaluation(3)
     scores = np.array([[0.5, 0.2, 0.3], [0.1, 0.8, 0.1], [np.nan, 0.0, 1.0], [0.2, 0.2, 0.6]])
     evaluation.add(scores, [0, 2, 1, 2], losses)

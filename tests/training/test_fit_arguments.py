@@ -14,7 +14,7 @@ from cupynet.core.errors import ConfigError
 from cupynet.data import split_off
 from tests.support.refusals import refused
 from tests.support.trainers import fitted
-from tests.support.training import fingerprint, on_backends, small_dataset, small_model
+from tests.support.training import assert_close, fingerprint, on_backends, small_dataset, small_model
 
 DATA = small_dataset(60)
 X, Y = DATA.images, DATA.labels
@@ -87,8 +87,7 @@ def test_all_kinds_of_data_train_the_same_weights(data: tuple[Any, ...]) -> None
 def test_floating_point_images_are_taken_as_scaled_on_every_backend(backend: str) -> None:
     model = fitted(small_model("float", backend), (X / 255, Y), batch_size=8)
     other = fitted(small_model("float"), (X, Y), batch_size=8)
-    for name, weight in other.weights().items():
-        np.testing.assert_allclose(model.weights()[name], weight, atol=1e-5)
+    assert_close(model.weights(), other.weights(), 1e-5)
 
 
 def test_a_part_is_split_off_for_validation() -> None:

@@ -17,7 +17,7 @@ from cupynet.parallel import ElasticAveraging, GradientSharing, ParameterAveragi
 from tests.support.device_runs import train_on_device
 from tests.support.refusals import refused
 from tests.support.trainers import fitted
-from tests.support.training import Identity, on_backends, small_dataset, small_model
+from tests.support.training import Identity, assert_close, on_backends, small_dataset, small_model
 
 TRAINED = ["dense1.weight", "dense1.bias", "dense2.weight", "dense2.bias"]
 
@@ -143,8 +143,7 @@ def test_captured_steps_use_the_factors(factors: dict[str, float]) -> None:
         model.set_learning_rate_factors(factors)
         found.append(train_on_device(network=model, optimizer=LAMB(0.02)))
     assert found[0]["ahead"] and not found[0]["refused"]
-    for name, weight in found[1]["weights"].items():
-        np.testing.assert_allclose(found[0]["weights"][name], weight, rtol=1e-9, err_msg=name)
+    assert_close(found[0]["weights"], found[1]["weights"], 1e-9)
 
 
 class NotDifferentiated(Identity):

@@ -60,7 +60,6 @@ def encoded(workers: int, optimizer: Optimizer, threshold: float, samples: int, 
 
 @pytest.mark.parametrize("threshold", [0.004, 10.0], ids=["some", "none"])
 def test_encoded_updates_plus_residuals_are_the_sum_of_the_updates(threshold: float) -> None:
-    """Added up, without cuts: moved = sum of updates - sum of residuals."""
     found = encoded(3, Momentum(0.05, 0.9), threshold, 61, "sum")
     expected = sum(total - residual for total, residual, _ in found)
     for _, _, moved in found:

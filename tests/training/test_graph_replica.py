@@ -161,7 +161,6 @@ def test_a_network_of_all_layers_is_captured(compared: Callable[..., Run]) -> No
 
 @on_devices
 def test_a_checkpoint_includes_steps_that_ran_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Taken between two averages and two reports; a run resumed from it ends with the same bits."""
     monkeypatch.setattr(scaling, "GROW_AFTER", 5)
 
     seen, skipped = [Seen(), Seen()], list[int]()
@@ -299,8 +298,6 @@ def test_a_loss_that_is_not_finite_is_reported_as_in_single_launches(
 
 @on_devices
 def test_a_failed_fit_leaves_no_steps_to_the_next() -> None:
-    """Steps that ran ahead and were never checked do not count in the next fit."""
-
     def fail() -> None:
         raise InterruptedError
 

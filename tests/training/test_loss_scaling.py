@@ -111,7 +111,6 @@ def test_stages_leave_a_step_out_together() -> None:
 
 
 def test_the_loss_scale_resumes_from_its_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a resume the scale grows in the same round as without an interruption."""
     monkeypatch.setattr(scaling, "GROW_AFTER", 5)
     before, after = new_scaler(), new_scaler()
     for _ in range(3):

@@ -128,7 +128,6 @@ def test_a_warning_if_workers_have_no_batches(caplog: pytest.LogCaptureFixture) 
 
 
 def test_arrays_are_normalised_like_the_training_data() -> None:
-    """A model that was trained on normalized images takes images as they are, in training, tests and predictions."""
     dataset, pixels, model = small_dataset(60), PixelScale.of([0.2], [0.3]), small_model("float")
     pair, normalised = (dataset.images, dataset.labels), dataclasses.replace(dataset, pixels=pixels)
     with ParallelWrapper(model, 2) as wrapper:

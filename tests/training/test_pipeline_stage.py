@@ -93,7 +93,6 @@ def test_a_pipeline_is_the_unsplit_network(stages: Any, micro_batches: int, back
 
 @pytest.mark.parametrize("name", small_networks())
 def test_every_layer_can_end_a_stage(name: str) -> None:
-    """Networks cut after every layer have the gradient of the whole network."""
     images = np.random.default_rng(1).integers(0, 256, (10, 9, 8, 2)).astype(np.uint8)
     data = Dataset("noise", images, np.arange(10) % 3, 3)
     found = []

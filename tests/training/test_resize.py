@@ -150,7 +150,6 @@ def test_an_epoch_whose_last_round_was_done_is_complete(runs: Runs, workers: int
 
 @pytest.mark.parametrize("workers", [2, 6])
 def test_time_spent_is_counted_once(runs: Runs, workers: int) -> None:
-    """A new worker has spent nothing."""
     path = runs.checkpoint(4, 4)
     with runs.wrapper(4) as same, runs.wrapper(workers) as other:
         before = [state["clock"] for state in states(same, path)]
@@ -188,7 +187,6 @@ def test_whole_replicas_do_not_resume_as_stages(runs: Runs) -> None:
 
 
 def test_residuals_are_averaged() -> None:
-    """Each new worker gets the mean of the residuals that were still to be sent."""
     trees = [{"residual": {"a": np.array([1.0, 3.0])}, "n": 5}, {"residual": {"a": np.array([3.0, 5.0])}, "n": 7}]
     assert mean(trees, [0.5, 0.5])["residual"]["a"].tolist() == [2.0, 4.0]
     assert mean([{"a": np.array([1.0])}, {"a": np.array([np.nan])}], [1.0, 0.0])["a"].tolist() == [1.0]

@@ -18,7 +18,7 @@ from cupynet.training.graph_replica import GraphReplica
 from tests.support.refusals import refused
 from tests.support.shards import write_shards
 from tests.support.trainers import fitted
-from tests.support.training import fingerprint, on_backends, small_dataset, small_model, small_network
+from tests.support.training import assert_close, fingerprint, on_backends, small_dataset, small_model, small_network
 
 RNG = np.random.default_rng(5)
 DATA = small_dataset(61)
@@ -35,6 +35,7 @@ TARGETS: dict[str, tuple[str, Dataset]] = {
     "weighted": ("softmax", WEIGHTED),
     "weighted regression": ("huber", Dataset("numbers", X, NUMBERS, 3, weights=WEIGHTS)),
 }
+Weights = dict[str, Any]
 every_target = pytest.mark.parametrize("kind", TARGETS)
 
 
@@ -42,19 +43,14 @@ def model_for(loss: str | Loss, backend: str = "numpy", dtype: str = "double") -
     return Model(small_network(), Image(8, 8, 1), create_backend(backend, dtype), 1, loss)
 
 
-def trained(loss: str | Loss, data: Any, workers: int = 2, *, backend: str = "numpy", **options: Any) -> Model:
-    """The model after two epochs of batches of 8, the last of them short."""
+def trained(loss: str | Loss, data: Any, workers: int = 2, *, backend: str = "numpy", **options: Any) -> Weights:
+    """The weights after two epochs of batches of 8, the last of them short."""
     model = model_for(loss, backend, "float" if backend == "cupy" else "double")
     with ParallelWrapper(model, workers, 1, optimizer=SGD(0.05), log_every=0, **options) as wrapper:
         wrapper.fit(Loader(data, 8, seed=3), epochs=2)
         for replica in (trainer.replica for trainer in wrapper._trainers if trainer is not None):
             assert not isinstance(replica, GraphReplica) or replica.graphs.refused == ""
-    return model
-
-
-def assert_close(found: Model, expected: Model, tolerance: float = 1e-12) -> None:
-    for name, weight in expected.weights().items():
-        np.testing.assert_allclose(found.weights()[name], weight, atol=tolerance, err_msg=name)
+    return model.weights()
 
 
 # every way to train ---------------------------------------------------------------------------------------------------
@@ -72,7 +68,7 @@ def test_targets_train_on_every_backend(kind: str, backend: str) -> None:
 def test_frequency_1_is_one_replica_on_the_concatenated_batch(kind: str, workers: int) -> None:
     loss, data = TARGETS[kind]
     whole = fitted(model_for(loss), Loader(data, 8 * workers, seed=3), epochs=2, optimizer=SGD(0.05))
-    assert_close(trained(loss, data, workers), whole)
+    assert_close(trained(loss, data, workers), whole.weights())
 
 
 @every_target
@@ -92,7 +88,7 @@ def test_graphs_are_captured_for_each_kind_of_labels() -> None:
         with ParallelWrapper(models[-1], 2, 1, optimizer=SGD(0.05), devices=[0] if backend == "cupy" else None) as both:
             for data in (DATA, WEIGHTED, Dataset("soft", X, SOFT, 3), DATA):
                 both.fit(Loader(data, 8, seed=3), epochs=2)
-    assert_close(models[0], models[1], 1e-5)
+    assert_close(models[0].weights(), models[1].weights(), 1e-5)
 
 
 @on_backends("numpy", "numba", "cupy")
@@ -147,11 +143,11 @@ def test_targets_of_one_output_may_be_a_vector_or_integers(loss: str, targets: t
 def test_weights_are_factors_of_losses(loss: str | Loss, weights: dict[str, Any], equal: dict[str, Any]) -> None:
     """Weights of classes are multiplied with those of samples."""
 
-    def trained(loss: str | Loss, rate: float = 0.01, **weights: Any) -> Model:
+    def trained(loss: str | Loss, rate: float = 0.01, **weights: Any) -> Weights:
         model = model_for(loss)
         with ParallelWrapper(model, 2, 1, optimizer=SGD(rate)) as wrapper:
             wrapper.fit(X, Y, epochs=2, batch_size=8, **weights)
-        return model
+        return model.weights()
 
     assert_close(trained(loss, **weights), trained("softmax", **equal), 1e-7)
 

@@ -73,7 +73,6 @@ def test_a_stopped_fit_resumes_from_the_disk(tmp_path: Path, way: str, iteration
 
 
 def test_a_killed_fit_resumes_from_an_earlier_checkpoint(tmp_path: Path) -> None:
-    """Rows of the history written since are cut off."""
     wanted = fit(wrapper_of(tmp_path))
     written = rows(tmp_path)
     assert Checkpoints(tmp_path / "checkpoints").steps() == [5, 8, 10]

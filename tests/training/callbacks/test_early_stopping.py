@@ -19,11 +19,12 @@ from cupynet.data import Loader
 from cupynet.nn import Model
 from cupynet.optim import SGD
 from cupynet.parallel import ParameterAveraging, Pipeline, Synchronizer
-from cupynet.training import Callback, Checkpoint, EarlyStopping, ParallelWrapper, Replica, StopReason, Trainer
+from cupynet.training import Callback, EarlyStopping, ParallelWrapper, Replica, StopReason, Trainer
 from cupynet.training.callbacks import early_stopping
 from cupynet.training.evaluation import Evaluation
 from cupynet.training.fit import Fit
 from tests.support.refusals import refused
+from tests.support.trainers import resumed
 from tests.support.training import At, KeepState, Seen, StopAfter, fingerprint, small_dataset, small_model
 
 HELD_OUT = Loader(small_dataset(30, seed=7), 10, shuffle=False)
@@ -243,19 +244,16 @@ def test_a_fit_that_diverges_leaves_the_best_weights(scripted: Script, workers: 
 def test_early_stopping_resumes_from_its_state(scripted: Script, tmp_path: Path) -> None:
     scripted([0.5, 0.2, 0.3, 0.4, 0.4, 0.1])
 
-    def wrapper_of(stopping: EarlyStopping) -> ParallelWrapper:
-        saving = Checkpoint(every_iterations=10, keep_last=9, path=tmp_path)
-        return ParallelWrapper(small_model(), 2, 3, callbacks=[stopping, saving])
+    stoppings = [EarlyStopping(patience=3, max_epochs=5) for _ in range(2)]
+    given = iter(stoppings)
 
-    stopping, again = EarlyStopping(patience=3, max_epochs=5), EarlyStopping(patience=3, max_epochs=5)
-    with wrapper_of(stopping) as whole:
-        whole.fit(TRAIN, epochs=6, **VALIDATION)
-    assert outcome(stopping) == ("patience", 2)
-    with wrapper_of(again) as rest:
-        rest.restore(tmp_path / "step-00000010")  # in the fourth epoch
-        rest.fit(TRAIN, epochs=3, **VALIDATION)
-    assert again.result == stopping.result
-    assert fingerprint(rest.model) == fingerprint(whole.model)
+    def wrapper_of(*callbacks: Callback) -> ParallelWrapper:
+        return ParallelWrapper(small_model(), 2, 3, callbacks=[next(given), *callbacks])
+
+    whole, rest = resumed(wrapper_of, 10, tmp_path, TRAIN, epochs=6, **VALIDATION)  # in the fourth epoch
+    assert outcome(stoppings[0]) == ("patience", 2)
+    assert stoppings[1].result == stoppings[0].result
+    assert fingerprint(rest) == fingerprint(whole)
 
 
 @pytest.mark.parametrize(("limit", "reason"), [(52, "epochs"), (50, "max_time_s")])

@@ -131,8 +131,6 @@ def test_the_number_of_skipped_batches_is_limited() -> None:
 
 
 def test_skipped_batches_count_across_a_resume(tmp_path: Path) -> None:
-    """One skipped batch is allowed and the second is not, even if the run was stopped in between."""
-
     def wrapper(*callbacks: Callback) -> ParallelWrapper:
         return ParallelWrapper(network_with(Poisoned(5, 41)), 1, callbacks=[NonFinite("skip", 1), *callbacks])
 

@@ -195,7 +195,6 @@ def test_training_continues_if_the_profile_cannot_be_written(tmp_path: Path, cap
 
 @pytest.mark.standin
 def test_profiled_steps_are_not_captured(tmp_path: Path) -> None:
-    """Training is the same, bit for bit, before, during and after the profiled rounds."""
     data = small_dataset(97)
     found = train_on_device("half", 1, callbacks=[Profile(4, 3, path=tmp_path)], data=data)
     assert found["ahead"], "steps are captured again after those rounds"

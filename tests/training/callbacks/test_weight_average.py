@@ -141,7 +141,6 @@ def test_a_second_fit_starts_a_new_mean() -> None:
 
 
 def test_running_statistics_are_averaged_too() -> None:
-    """Running statistics of the last weights would not be those of their mean."""
     network = Sequential({"norm1": BatchNorm(), "output": Dense(3)})
     model = Model(network, Image(8, 8, 1), create_backend("numpy", "double"), 1)
     statistics = Seen(lambda trainer: trainer.params.buffers.copy())

@@ -159,7 +159,6 @@ def test_a_resumed_run_continues_its_logs(run: Run, store: str, kind: str) -> No
 
 
 def test_a_run_of_the_command_logs_its_settings_and_results(tmp_path: Path) -> None:
-    """Settings are hyperparameters, the summary is the result."""
     from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
 
     train.train(train.prepare(settings_of(*QUICK, "callbacks=[default,tensorboard]", "seed=2")), tmp_path)
@@ -202,7 +201,6 @@ def test_a_failing_writer_never_ends_a_run(
     module: str,
     method: str,
 ) -> None:
-    """One warning, and no further writes."""
     tried: list[Any] = []
 
     def full(*given: Any, **named: Any) -> None:
@@ -237,7 +235,6 @@ def test_failed_and_killed_runs_are_marked(tmp_path: Path, store: str) -> None:
 def test_wandb_without_a_login_stays_offline(
     tmp_path: Path, run: Run, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The file is kept here, and nothing is sent."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
