@@ -243,6 +243,17 @@ def test_imports_are_not_circular() -> None:
     graph.prepare()
 
 
+NETWORK = {"urllib", "http", "socket", "ssl", "ftplib", "socketserver", "asyncio", "xmlrpc", "smtplib"}
+
+
+def test_one_module_uses_the_network_and_only_the_parser_of_the_mnist_package_is_used() -> None:
+    """The downloader of that package has no time-out and no digest."""
+    modules = {(source.path, name) for source in SOURCES for name, _ in imported(source) if name != "urllib.parse"}
+    assert {path for path, name in modules if name.split(".")[0] in NETWORK} == {"data/download.py"}
+    names = {dotted(node) for source in SOURCES for node in source.nodes if isinstance(node, ast.Attribute)}
+    assert {name for name in names if name.startswith("mnist.")} == {"mnist.parse_idx"}
+
+
 def import_without(hidden: tuple[str, ...], modules: list[str], then: str = "") -> None:
     """Import modules in a new interpreter, as if some packages were not installed."""
     code = f"""

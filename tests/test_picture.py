@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-
-import pytest
-
-from tests.picture import PICTURE, shown, written
+from tests.picture import PICTURE, shown
 
 
 def test_carriage_returns_overwrite_lines_as_on_a_terminal() -> None:
     text = "one\r\n\x1b[?25lbar 10 %\r\x1b[2Kbar 20 %\n\r\x1b[1A\x1b[2Klog line\nbar 30 %\rbar 40 %\n\x1b[?25hend"
     assert shown(text) == ["one", "log line", "bar 40 %", "end"]
-
-
-def test_a_command_has_a_terminal_and_its_failure_is_no_picture() -> None:
-    prints = "import sys, shutil; print(sys.stdout.isatty(), shutil.get_terminal_size().columns)"
-    assert written([sys.executable, "-c", prints]).split() == ["True", "104"]
-    with pytest.raises(SystemExit):
-        written([sys.executable, "-c", "1 / 0"])
 
 
 def test_the_picture_shows_a_successful_run() -> None:

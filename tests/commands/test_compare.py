@@ -60,27 +60,6 @@ def test_a_run_alone_gets_no_page(sweep: Path, call: Call) -> None:
     assert call(main, sweep / "0").code == 0 and not (sweep / "0" / "compare.html").exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "named"),
-    [
-        (["miss*"], 2, "miss*"),
-        (["sweep", "empty"], 2, "empty"),
-        (["sweep", "--to", "98"], 2, "--to 98"),
-        (["sweep", "--sort", "workrs"], 2, "'workers'"),
-        (["sweep", "--csv", "none/runs.csv"], 74, "none/runs.csv"),
-    ],
-    ids=str,
-)
-def test_impossible_comparisons_are_refused(
-    arguments: list[str], code: int, named: str, sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    call: Call,
-) -> None:  # fmt: skip
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "empty" / "nothing").mkdir(parents=True)
-    found = call(main, *arguments)
-    assert found.code == code and (found.out == "" or code == 74) and named in found.error
-
-
 # the page -------------------------------------------------------------------------------------------------------------
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import hashlib
 import os
 import stat
 import tempfile
@@ -11,18 +9,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from cupynet.commands import doctor
 from cupynet.commands.doctor import Finding
 from cupynet.core.errors import DataError
 from cupynet.data import MNIST
-from cupynet.data.files import KnownFile
 from tests.support import warm
 from tests.support.commands import environment
+from tests.support.mirrors import NAMES, TinyMNIST
 from tests.support.mpi import needs_mpi
-from tests.support.user_files import idx_bytes
 
 SMALL = ["data=synthetic", "data.train=64", "data.test=32", "batch_size=8", "workers=1"]
 
@@ -146,19 +142,13 @@ def test_ranks_that_do_not_see_each_other(
 
 @pytest.fixture
 def small_mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A data set of four small files, and where they belong."""
-    files = []
-    (tmp_path / "mnist").mkdir()
-    shapes = {"images.gz": (2, 3, 3), "labels.gz": (2,), "test-images.gz": (2, 3, 3), "test-labels.gz": (2,)}
-    for name, shape in shapes.items():
-        content = idx_bytes(np.zeros(shape))
-        files.append(KnownFile(name, hashlib.sha256(content).hexdigest(), 1000))
-        (tmp_path / "mnist" / name).write_bytes(gzip.compress(content))
-    monkeypatch.setattr(MNIST, "files", tuple(files))
-    monkeypatch.setattr("cupynet.data.Data.check", lambda *_: None)
+    """The folder of a small data set, where it is looked for."""
+    tiny = TinyMNIST(tmp_path)
+    tiny.write()
+    monkeypatch.setattr(MNIST, "files", tiny.files)
     monkeypatch.setenv("CUPYNET_DATA", str(tmp_path))
     monkeypatch.setenv("CUPYNET_OFFLINE", "1")
-    return tmp_path / "mnist"
+    return tiny.folder
 
 
 def of_data(*settings: str) -> Finding:
@@ -168,14 +158,14 @@ def of_data(*settings: str) -> Finding:
 
 def test_complete_missing_and_damaged_data(small_mnist: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert of_data() == Finding("data", "ok", "mnist")
-    labels = small_mnist / "labels.gz"
+    labels = small_mnist / NAMES[1]
     content = labels.read_bytes()
     labels.unlink()
     found = of_data("data.fallback=synthetic")
     assert found[:2] == ("data", "note") and "synthetic" in found.text
     for asked in ([], ["data.fallback=null"]):  # CUPYNET_DATA says where they are to be
         found = of_data(*asked)
-        assert (found.state, found.code) == ("problem", 65) and "labels.gz" in found.text
+        assert (found.state, found.code) == ("problem", 65) and labels.name in found.text
     monkeypatch.delenv("CUPYNET_OFFLINE")
     found = of_data()  # they would be downloaded
     assert found.state == "note" and str(small_mnist) in found.text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from safetensors.numpy import load_file
 
 from cupynet import Run, interop, load, load_weights
 from cupynet.commands.export import main
-from tests.support.commands import Call
+from tests.support.commands import Call, summary_of
 from tests.support.resumed_runs import trained
 
 SMALL = ["data=synthetic", "data.train=200", "data.test=100", "batch_size=32", "epochs=1", "workers=1", "model=mlp"]
@@ -44,8 +43,7 @@ def test_an_onnx_graph_says_what_it_is_made_of(finished: Path, tmp_path: Path, c
 def test_the_names_of_classes_are_exported(finished: Path, tmp_path: Path, call: Call) -> None:
     folder = Path(shutil.copytree(finished, tmp_path / "run"))
     names = [f"kind {number}" for number in range(10)]
-    summary = json.loads((folder / "summary.json").read_text())
-    (folder / "summary.json").write_text(json.dumps(summary | {"class_names": names}))
+    summary_of(folder, class_names=names)
     call(main, folder, "--onnx", tmp_path / "a.onnx")
     assert json.loads(metadata_of(tmp_path / "a.onnx")["labels"]) == names
 
@@ -69,25 +67,6 @@ def test_a_checkpoint_is_exported_without_the_results_of_the_run(finished: Path,
     (images,) = onnx.load(file).graph.input
     assert images.type.tensor_type.elem_type == onnx.TensorProto.FLOAT
     assert "test_accuracy" not in metadata_of(file)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "named"),
-    [
-        (["RUN"], 2, "--onnx"),
-        (["absent", "--onnx", "a"], 2, "absent"),
-        (["RUN", "--onnx", "none/a"], 74, "none/a"),
-        (["RUN", "--torch", "none/a"], 74, "none/a"),
-    ],
-    ids=["no form", "missing folder", "onnx nowhere", "torch nowhere"],
-)
-def test_impossible_exports_are_refused(
-    arguments: list[str], code: int, named: str, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    call: Call,
-) -> None:  # fmt: skip
-    monkeypatch.chdir(tmp_path)
-    found = call(main, *(finished if each == "RUN" else each for each in arguments))
-    assert found.code == code and named in found.error and not os.listdir(tmp_path)
 
 
 def test_a_graph_that_differs_is_not_written(

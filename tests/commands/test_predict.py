@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import struct
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -156,18 +154,6 @@ def test_inverting_on_request(finished: Path, tmp_path: Path) -> None:
         preprocessing(finished).image(path)
 
 
-@pytest.mark.parametrize("ending", ["jpg", "png"])
-def test_a_photograph_is_rotated_by_its_exif_orientation(ending: str, tmp_path: Path) -> None:
-    upright = np.zeros((16, 24), np.uint8)
-    upright[:8] = 255
-    noted = Pictures.Exif()
-    noted[0x0112] = 6  # orientation: the first row is on the right, the first column on top
-    path = tmp_path / f"a.{ending}"
-    Pictures.fromarray(np.rot90(upright).copy()).save(path, exif=noted, quality=95)
-    found = picture(path, 1)[:, :, 0]
-    assert found.shape == upright.shape and np.abs(found.astype(int) - upright).max() < 40
-
-
 @pytest.mark.parametrize(("mode", "channels"), [("1", 3), ("P", 1), ("RGB", 1), ("RGBA", 3), ("CMYK", 1)])
 def test_every_mode(mode: str, channels: int, tmp_path: Path) -> None:
     gray = np.zeros((12, 9), np.uint8)
@@ -179,20 +165,7 @@ def test_every_mode(mode: str, channels: int, tmp_path: Path) -> None:
     np.testing.assert_allclose(found.astype(int).mean(axis=2), gray, atol=12 if mode == "CMYK" else 0)
 
 
-def bomb(side: int) -> bytes:
-    """A PNG that says it has side x side pixels."""
-
-    def chunk(kind: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-
-    head = struct.pack(">IIBBBBB", side, side, 8, 0, 0, 0, 0)
-    parts = (chunk(b"IHDR", head), chunk(b"IDAT", zlib.compress(bytes(1000))), chunk(b"IEND", b""))
-    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
-
-
-@pytest.mark.parametrize(
-    "content", [b"seven", bomb(100_000), bomb(50), b"GIF89a" + bytes(40)], ids=["text", "bomb", "cut", "gif"]
-)
+@pytest.mark.parametrize("content", [b"seven", b"GIF89a" + bytes(40)], ids=["text", "gif"])
 def test_a_file_that_is_not_a_picture_is_named(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "a\x1b\n.png"
     path.write_bytes(content)
@@ -236,25 +209,3 @@ def test_good_pictures_are_classified_although_there_are_bad_ones(finished: Path
     assert row["class"] == row["top"][0]["class"] and len(row["top"]) == 2
     bad, none = found.err.splitlines()
     assert bad.startswith("cupynet: bad.png: ") and none.startswith("cupynet: none.png: ")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "named"),
-    [
-        ([], 2, "run"),
-        (["a.png", "a.png"], 2, "a.png"),
-        (["RUN", "a.png", "--top", "0"], 2, "--top=0"),
-        (["RUN", "a.png", "--invert", "maybe"], 2, "--invert"),
-        (["RUN", "empty"], 65, "empty"),
-    ],
-    ids=["nothing", "a file", "top", "invert", "empty folder"],
-)
-def test_impossible_predictions_are_refused(
-    arguments: list[str], code: int, named: str, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    call: Call,
-) -> None:  # fmt: skip
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "a.png").touch()
-    monkeypatch.chdir(tmp_path)
-    found = call(main, *(finished if each == "RUN" else each for each in arguments))
-    assert (found.code, found.out) == (code, "") and named in found.error

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from cupynet.commands.report import main
 from tests.support.commands import Call
 from tests.support.run_folders import finished, unfinished
@@ -15,12 +13,6 @@ def test_report_writes_the_page_and_prints_its_path(tmp_path: Path, call: Call) 
     folder = finished(tmp_path)
     assert call(main, folder) == (0, f"{folder}/report.html\n", "")
     assert "<svg" in (folder / "report.html").read_text() and (folder / "curves.png").is_file()
-
-
-@pytest.mark.parametrize("name", ["none", Path(__file__).parent], ids=["missing", "no run"])
-def test_a_folder_that_is_not_a_run_is_refused(name: object, call: Call) -> None:
-    found = call(main, name)
-    assert (found.code, found.out) == (2, "") and str(name) in found.error
 
 
 def test_a_page_that_cannot_be_written_is_an_error(tmp_path: Path, call: Call) -> None:

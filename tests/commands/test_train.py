@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,9 @@ from cupynet.commands import evaluate, train
 from cupynet.data import Synthetic
 from cupynet.runs.checkpoints import Checkpoints
 from cupynet.runs.run import Run
-from tests.support.commands import QUICK, ROOT, SMALL, Call, run, run_folder
+from tests.support.commands import QUICK, ROOT, SMALL, Call, run, run_folder, summary_of
 from tests.support.mpi import NO_MPI
-from tests.support.resumed_runs import resumed, started, trained
+from tests.support.resumed_runs import resumed, same, started, trained
 from tests.support.settings import settings_of
 
 TINY = [*QUICK, *SMALL]
@@ -31,11 +30,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
     folder = tmp_path_factory.mktemp("finished")
     stdout, stderr = run(folder, *QUICK, "workers=2", "epochs=2", "log_every=5")
     return run_folder(folder), stdout, stderr
-
-
-def summary_of(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "summary.json").read_text())
-    return found
 
 
 def rows_of(folder: Path, kind: str) -> list[dict[str, Any]]:
@@ -117,13 +111,6 @@ def test_a_run_that_diverges_keeps_its_best(tmp_path: Path, call: Call) -> None:
     assert call(evaluate.main, folder).code == 0
 
 
-def test_a_bad_job_of_a_sweep_does_not_stop_the_others(tmp_path: Path) -> None:
-    _, stderr = run(tmp_path, "-m", *TINY, "workers=1", "model.layers.conv2.kernel_size=50,5", code=2)
-    assert stderr.count("\n") == 1 and "job 0: " in stderr
-    (sweep,) = tmp_path.glob("outputs/sweeps/*/*")
-    assert not (sweep / "0").exists() and (sweep / "1" / "summary.json").is_file()
-
-
 def test_a_sweep_chooses_by_images_that_are_held_out(tmp_path: Path) -> None:
     settings = settings_of(*QUICK, "model=mlp", "data.validation=50", "workers=1")
     value = train.train(train.prepare(settings), tmp_path)
@@ -159,19 +146,15 @@ def test_missing_data_in_a_chosen_folder_end_the_run(tmp_path: Path) -> None:
 # signals --------------------------------------------------------------------------------------------------------------
 
 
-def check_results(folder: Path, number: signal.Signals) -> None:
-    """A run that a signal ended has weights, a summary, and a row for each epoch that it completed."""
-    assert summary_of(folder)["stopped_by"] == number.name and (folder / "weights.safetensors").exists()
-    epochs = [row["epoch"] for row in rows_of(folder, "epoch")]
-    assert epochs == list(range(1, len(epochs) + 1))
-
-
 # tests/core/test_signals.py has the codes of all signals, and a run that SIGINT ends
 def test_a_signal_ends_a_run_with_its_results_saved(tmp_path: Path) -> None:
     ending = {"END_AFTER": "12", "END_BY": "SIGUSR1"}
     started(tmp_path, "run", "workers=2", "parallel.averaging_frequency=end", code=143, **ending)
-    check_results(tmp_path / "run", signal.SIGUSR1)
-    assert Checkpoints(tmp_path / "run/checkpoints").steps()
+    folder = tmp_path / "run"
+    assert summary_of(folder)["stopped_by"] == "SIGUSR1" and (folder / "weights.safetensors").exists()
+    epochs = [row["epoch"] for row in rows_of(folder, "epoch")]
+    assert epochs == list(range(1, len(epochs) + 1))
+    assert Checkpoints(folder / "checkpoints").steps()
 
 
 SIGNALLING = """
@@ -238,21 +221,13 @@ def test_mnist_reaches_99_percent(tmp_path: Path) -> None:
     assert sum(accuracies) / 3 >= 0.99 and min(accuracies) >= 0.989
 
 
-def without_times(folder: Path, kind: str) -> list[dict[str, Any]]:
-    timed = ("images_per_s", "compute_s", "data_s", "averaging_s", "waiting_s", "train_s")
-    return [{key: value for key, value in row.items() if key not in timed} for row in rows_of(folder, kind)]
-
-
 def test_equal_runs_leave_equal_files(tmp_path: Path) -> None:
     """Byte for byte, the times in the history aside."""
     settings = [*TINY, "workers=2", "epochs=2", "log_every=4"]
-    one, two = (tmp_path / name for name in ("one", "two"))
     run(tmp_path, *settings, "hydra.run.dir=one", PYTHONHASHSEED="1")
-    trained(two, *settings)
-    assert (one / "weights.safetensors").read_bytes() == (two / "weights.safetensors").read_bytes()
-    for kind, count in (("epoch", 2), ("report", 5)):
-        assert without_times(one, kind) == without_times(two, kind)
-        assert len(without_times(one, kind)) == count
+    trained(tmp_path / "two", *settings)
+    assert same(tmp_path / "one", tmp_path / "two")
+    assert [len(rows_of(tmp_path / "one", kind)) for kind in ("epoch", "report")] == [2, 5]
 
 
 def test_a_run_that_began_with_weights_is_resumed_without_them(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from cupynet.commands import train as train_command
 from cupynet.config import stored
 from cupynet.config.schema import Settings
 from cupynet.runs.checkpoints import read
-from tests.support.commands import QUICK, SMALL, run, run_folder
+from tests.support.commands import QUICK, SMALL, run, run_folder, summary_of
 from tests.support.mpi import ROOT, needs_mpi, under_mpiexec
 from tests.support.resumed_runs import MORE, EndAfter, resumed, same, trained
 from tests.support.settings import settings_of
@@ -73,11 +73,6 @@ def test_ranks_on_stand_in_devices_learn_what_ranks_on_the_cpu_learn(tmp_path: P
     weights = load_file(found["cupy"] / "weights.safetensors")
     for name, weight in load_file(found["numpy"] / "weights.safetensors").items():
         np.testing.assert_allclose(weights[name], weight, rtol=0, atol=1e-9, err_msg=name)
-
-
-def summary_of(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "summary.json").read_text())
-    return found
 
 
 @pytest.mark.slow

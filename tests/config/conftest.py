@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from hydra.core.hydra_config import HydraConfig
 from cupynet import config
 from cupynet.config import hydra_main
 from cupynet.config.schema import Settings
-from tests.support.commands import Called, Command
+from tests.support.commands import Called, Command, Line
 from tests.support.settings import CONF, MINIMAL
 
 
@@ -84,6 +84,6 @@ def command(in_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
 
 
 @pytest.fixture
-def error_line(capsys: pytest.CaptureFixture[str]) -> Callable[[], str]:
+def error_line(capsys: pytest.CaptureFixture[str]) -> Line:
     """A function that returns what was printed on stderr since its last call: one line."""
     return lambda: Called(0, *capsys.readouterr()).error

@@ -120,20 +120,6 @@ def test_defaults_of_the_contract() -> None:
     assert settings.callbacks["checkpoint"]["keep_last"] == 2 and settings.callbacks["nonfinite"]["action"] == "stop"
 
 
-def test_experiments_have_the_settings_of_their_sources() -> None:
-    wrapper = composed("experiment=dl4j_parallel_wrapper")
-    assert (wrapper["workers"], wrapper["epochs"], wrapper["batch_size"], wrapper["dtype"]) == (2, 10, 128, "float")
-    assert (wrapper["parallel"]["averaging_frequency"], wrapper["parallel"]["prefetch_buffer"]) == (3, 24)
-    nesterov = {"_target_": "cupynet.optim.Nesterov", "learning_rate": 0.01, "momentum": 0.9, "l2": 0.0005}
-    assert wrapper["optimizer"].items() >= nesterov.items()
-    guide = composed("experiment=dl4j_gpu_guide")
-    assert (guide["workers"], guide["dtype"], guide["parallel"]["averaging_frequency"]) == (4, "half", 1)
-    assert (guide["optimizer"]["learning_rate"], guide["parallel"]["learning_rate_scale"]) == (0.01, 1.2)
-    early = composed("experiment=dl4j_early_stopping")
-    assert early["data"]["validation"] == 5000
-    assert early["epochs"] == early["callbacks"]["early_stopping"]["max_epochs"] == 50
-
-
 def test_an_experiment_chooses_data_with_a_fallback_and_yields_to_the_command_line() -> None:
     assert composed("experiment=data_parallel")["data"]["fallback"] == "auto"  # it has `override /data: mnist`
     settings = settings_of("experiment=dl4j_gpu_guide", "workers=3", "optimizer=sgd")

@@ -6,7 +6,6 @@ import logging
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,15 +15,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from cupynet import config
-from cupynet.config import composing, hydra_main, stored
+from cupynet.config import composing, stored
 from cupynet.config.instantiate import build
 from cupynet.config.schema import BenchSettings, PlanSettings, RateSettings, Settings, TuneSettings, own_names
 from cupynet.core.errors import ConfigError, DataError, Interrupted, annotate
-from tests.support.commands import ROOT, Called, Command
+from tests.support.commands import ROOT, Command, Line
 from tests.support.refusals import refused
 from tests.support.settings import GROUPS, settings_of
 
@@ -47,7 +45,7 @@ REFUSED = {
 @pytest.mark.usefixtures("minimal_conf")
 @pytest.mark.parametrize("bad", REFUSED)
 def test_refused_in_one_line_and_without_a_folder(
-    bad: str, command: Command, in_folder: Path, error_line: Callable[[], str]
+    bad: str, command: Command, in_folder: Path, error_line: Line
 ) -> None:
     assert command(*bad.split()) == (2, [])
     assert REFUSED[bad] in error_line()
@@ -88,7 +86,7 @@ def test_the_quoted_form_of_a_refused_value_is_accepted(value: str) -> None:
 
 @pytest.mark.usefixtures("minimal_conf")
 def test_a_refused_run_removes_only_the_folders_that_were_made_for_it(
-    command: Command, in_folder: Path, error_line: Callable[[], str]
+    command: Command, in_folder: Path, error_line: Line
 ) -> None:
     def check(settings: Settings) -> None:
         raise ConfigError("is\n too large", "model.layers.conv2.kernel_size", "29")
@@ -110,7 +108,7 @@ def test_a_refused_run_removes_only_the_folders_that_were_made_for_it(
     ],
 )
 def test_an_error_names_the_setting_that_was_typed(
-    overrides: tuple[str, ...], setting: str, command: Command, error_line: Callable[[], str]
+    overrides: tuple[str, ...], setting: str, command: Command, error_line: Line
 ) -> None:
     def check(settings: Settings) -> None:
         build(settings.parallel.synchronizer, "parallel.synchronizer")
@@ -206,7 +204,7 @@ def own_files(in_folder: Path) -> Path:
 
 
 @pytest.mark.usefixtures("own_files")
-def test_own_files_are_found_by_config_dir_between_overrides(command: Command, error_line: Callable[[], str]) -> None:
+def test_own_files_are_found_by_config_dir_between_overrides(command: Command, error_line: Line) -> None:
     code, (settings,) = command("epochs=3", "-cd", "mine", "model=own", "-r", "parallel=own")
     assert code == 0 and settings.epochs == 3 and settings.model == {"_target_": "mine.Stack", "layers": {}}
     assert settings.parallel.synchronizer == {"_target_": "mine.Anything", "every": 7}
@@ -237,7 +235,7 @@ def raising(error: BaseException) -> Callable[[Settings, Path], float | None]:
 
 @pytest.mark.usefixtures("minimal_conf")
 def test_a_cupynet_error_is_one_line_on_the_terminal_and_in_the_log(
-    command: Command, in_folder: Path, error_line: Callable[[], str]
+    command: Command, in_folder: Path, error_line: Line
 ) -> None:
     error = DataError("train-images: is\n damaged")
     annotate(error, "worker 1, epoch 2, batch 7")
@@ -251,7 +249,7 @@ def test_a_cupynet_error_is_one_line_on_the_terminal_and_in_the_log(
 @pytest.mark.usefixtures("minimal_conf")
 @pytest.mark.parametrize("sweep", [(), ("-m", "seed=1,2")], ids=["run", "sweep"])
 def test_a_run_folder_that_cannot_be_made(
-    sweep: tuple[str, ...], command: Command, in_folder: Path, error_line: Callable[[], str]
+    sweep: tuple[str, ...], command: Command, in_folder: Path, error_line: Line
 ) -> None:
     (in_folder / "outputs").write_text("a file")
     assert command(*sweep) == (74, [])
@@ -278,18 +276,6 @@ def test_one_bad_job_does_not_stop_a_sweep(
 @pytest.mark.usefixtures("minimal_conf")
 def test_a_setting_may_ask_for_a_sweep(command: Command) -> None:
     code, ran = command("hydra.mode=MULTIRUN", "workers=1,2")
-    assert (code, [settings.workers for settings in ran]) == (0, [1, 2])
-
-
-def test_a_file_may_ask_for_a_sweep(
-    command: Command, minimal_conf_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shutil.copytree(minimal_conf_folder, tmp_path / "conf")
-    settings = yaml.safe_load((tmp_path / "conf" / "config.yaml").read_text())
-    settings["hydra"] |= {"mode": "MULTIRUN", "sweeper": {"params": {"workers": "1,2"}}}
-    (tmp_path / "conf" / "config.yaml").write_text(yaml.safe_dump(settings))
-    monkeypatch.setattr(hydra_main, "conf_folder", lambda: tmp_path / "conf")
-    code, ran = command()
     assert (code, [settings.workers for settings in ran]) == (0, [1, 2])
 
 
@@ -329,30 +315,19 @@ def test_a_sweep_shows_warnings_only_and_each_job_has_its_log(
 
 
 @pytest.mark.usefixtures("minimal_conf")
-@pytest.mark.parametrize(
-    ("settings", "printed"),
-    [(("+callbacks.progress.style=none",), ["warning: careful"]), ((), ["epoch 1", "warning: careful"])],
-)
+@pytest.mark.parametrize(("style", "printed"), [("none", ["warning"]), ("lines", ["epoch 1", "warning"])])
 def test_a_record_appears_once_on_the_terminal_and_once_in_the_log(
-    settings: tuple[str, ...],
-    printed: list[str],
-    command: Command,
-    in_folder: Path,
-    capsys: pytest.CaptureFixture[str],
+    style: str, printed: list[str], command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert command(*settings, task=logging_task)[0] == 0
+    assert command(f"+callbacks.progress.style={style}", task=logging_task)[0] == 0
     out, err = capsys.readouterr()
-    lines = [re.fullmatch(r"\[\d\d:\d\d:\d\d\] (.*)", line) for line in out.splitlines()]
-    assert [line and line[1] for line in lines] == printed and err == ""
+    assert re.findall(r"^\[\d\d:\d\d:\d\d\] (epoch 1|warning)", out, re.MULTILINE) == printed
+    assert out.count("\n") == len(printed) and err == ""
     assert [logged(log) for log in in_folder.glob("outputs/20*/*/train.log")] == [RECORDS]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "answer"),
-    [
-        (["--info", "defaults"], "spine"),
-        (["-c", "job", "-p", "optimizer"], "momentum: 0.9"),
-    ],
+    ("arguments", "answer"), [(["--info", "defaults"], "spine"), (["-c", "job", "-p", "optimizer"], "momentum: 0.9")]
 )
 def test_questions_are_answered_and_start_nothing(
     arguments: list[str], answer: str, command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
@@ -394,32 +369,16 @@ def test_help_lists_the_settings_that_exist(
 # ranks ----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def as_rank(
-    in_folder: Path, minimal_conf: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., Called]:
-    """as_rank(rank, *arguments, known=, **job): run a command as a rank of two. known: the environment says so."""
-
-    def call(rank: int, *arguments: str, known: bool = True, **job: Any) -> Called:
-        if known:
-            monkeypatch.setenv("PMI_RANK", str(rank))
-            monkeypatch.setenv("PMI_SIZE", "2")
-        monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
-        ranks: Any = SimpleNamespace(rank=rank, size=2, library="MPICH", exit_code=2, **job)
-        try:
-            config.run(lambda settings, folder: None, lambda settings: settings, "config", Settings, lambda: ranks)
-        except SystemExit as left:
-            assert isinstance(left.code, int)
-            return Called(left.code, *capsys.readouterr())
-        return Called(0, *capsys.readouterr())
-
-    return call
-
-
-def test_ranks_compare_all_but_machine_specific_settings(as_rank: Callable[..., Called]) -> None:
+@pytest.mark.usefixtures("minimal_conf", "in_folder")
+def test_ranks_compare_all_but_machine_specific_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: dict[str, Any] = {}
-    own = ("parallel.launcher=mpi", "+data.folder=mine", "devices=[0]", "batch_size=7")
-    assert as_rank(1, *own, agree=compared.update, share=lambda text: text, ranks=SimpleNamespace()).code == 0
+    ranks: Any = SimpleNamespace(rank=1, size=2, library="MPICH", ranks=SimpleNamespace(), agree=compared.update)
+    ranks.share = lambda text: text
+    monkeypatch.setenv("PMI_RANK", "1")
+    monkeypatch.setenv("PMI_SIZE", "2")
+    own = ["parallel.launcher=mpi", "+data.folder=mine", "devices=[0]", "batch_size=7"]
+    monkeypatch.setattr(sys, "argv", ["train.py", *own])
+    config.run(lambda settings, folder: None, lambda settings: settings, "config", Settings, lambda: ranks)
     assert compared["batch_size"] == 7 and "the version of cupynet" in compared
     assert not {key for key in compared if key.startswith(("data.folder", "devices"))}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import queue
 import signal
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from cupynet.config.process_launcher import VISIBLE, ProcessLauncher
 from tests.support.commands import Command, environment
 from tests.support.run_folders import sweep_rows
 
+Launch = Callable[..., None]
 TINY = [
     *("data=synthetic", "data.train=64", "data.test=20", "batch_size=16", "model=mlp", "workers=1", "backend=numpy"),
     *("callbacks.report=null", "hydra/launcher=processes", "hydra.sweep.dir=sweep"),
@@ -94,7 +94,7 @@ def test_jobs_stop_and_save_if_the_sweep_is_killed(two_jobs: subprocess.Popen[st
 
 
 @pytest.fixture
-def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launch:
     """launch(jobs, at_once=, devices=, first=): launch jobs of a sweep on a machine with these devices."""
     (tmp_path / "sweep").mkdir()
     sweep_record._ended.clear()
@@ -111,43 +111,36 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Non
     return call
 
 
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[str], str | None]]:
+    """Number, overrides and device of each job of a launcher, which takes a moment instead of a process."""
+    jobs: list[tuple[int, list[str], str | None]] = []
+
+    def process(self: ProcessLauncher, job: Any, device: str | None) -> tuple[int, str]:
+        jobs.append((job.number, [*job.overrides], device))
+        time.sleep(0.2)
+        return 0, ""
+
+    monkeypatch.setattr(ProcessLauncher, "_process", process)
+    return jobs
+
+
 @pytest.mark.parametrize(
     ("at_once", "devices", "expected"),
     [(None, "012", {"0", "1", "2"}), (2, "456", {"4", "5"}), (3, "7", {"7"}), (2, "", {None})],
     ids=["each", "fewer", "shared", "none"],
 )
 def test_jobs_are_spread_over_the_devices(
-    at_once: int | None,
-    devices: str,
-    expected: set[str | None],
-    launch: Callable[..., None],
-    monkeypatch: pytest.MonkeyPatch,
+    at_once: int | None, devices: str, expected: set[str | None], launch: Launch, begun: list[Any]
 ) -> None:
-    used: queue.SimpleQueue[tuple[list[str], str | None]] = queue.SimpleQueue()
-
-    def process(self: ProcessLauncher, job: Any, device: str | None) -> tuple[int, str]:
-        used.put(([*job.overrides], device))
-        time.sleep(0.2)
-        return 0, ""
-
-    monkeypatch.setattr(ProcessLauncher, "_process", process)
     launch(6, at_once=at_once, devices=(*devices,))
-    found = [used.get() for _ in range(6)]
-    assert {device for _, device in found} == expected
-    assert sorted(overrides for overrides, _ in found) == [[f"seed={number}"] for number in range(6)]
+    assert {device for _, _, device in begun} == expected
+    assert sorted(overrides for _, overrides, _ in begun) == [[f"seed={number}"] for number in range(6)]
 
 
-def test_jobs_go_on_counting_where_the_last_batch_of_a_sweeper_ended(
-    launch: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def process(self: ProcessLauncher, job: Any, device: str | None) -> tuple[int, str]:
-        numbers.append(job.number)
-        return 0, ""
-
-    numbers: list[int] = []
-    monkeypatch.setattr(ProcessLauncher, "_process", process)
+def test_jobs_go_on_counting_where_the_last_batch_of_a_sweeper_ended(launch: Launch, begun: list[Any]) -> None:
     launch(2, at_once=1, first=3)
-    assert numbers == [3, 4]
+    assert [number for number, _, _ in begun] == [3, 4]
 
 
 ENDING = """
@@ -163,7 +156,7 @@ if job == 2:
 
 
 def test_a_job_that_is_killed_ends_no_other(
-    launch: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(process_launcher, "_program", lambda: [sys.executable, "-c", ENDING])
     launch(4, at_once=2)
@@ -182,7 +175,7 @@ print("warning: printed by a callback", flush=True)
 
 
 def test_warnings_of_jobs_are_shown_with_their_numbers(
-    launch: Callable[..., None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    launch: Launch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(process_launcher, "_program", lambda: [sys.executable, "-c", WARNING])
     launch(2, at_once=2)
@@ -194,9 +187,7 @@ def test_warnings_of_jobs_are_shown_with_their_numbers(
     assert "epoch" not in stdout and "callback" not in stdout
 
 
-def test_a_signal_that_another_thread_receives_stops_the_sweep(
-    launch: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_that_another_thread_receives_stops_the_sweep(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
     """The system may deliver a signal to any thread; Python's handler needs the main thread, which waits."""
     begun: list[int] = []
 

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from cupynet.core.errors import Interrupted
 from cupynet.core.lock import Hold
 from cupynet.runs.checkpoints import Checkpoints
 from cupynet.runs.run import Run
-from tests.support.commands import QUICK, SMALL, Command
+from tests.support.commands import QUICK, SMALL, Command, Line
 from tests.support.refusals import refused
 from tests.support.resumed_runs import MORE, EndAfter, resumed, same, started, trained
 from tests.support.settings import settings_of
@@ -147,7 +147,7 @@ def test_a_schedule_may_be_named_again(in_folder: Path) -> None:
     [["resume=outputs/day/run", "batch_size=16"], ["resume=outputs/day"], ["resume=latest", "-m", "seed=1,2"]],
 )
 def test_an_invalid_resume_is_refused_and_changes_nothing(
-    stopped: Path, arguments: list[str], command: Command, error_line: Callable[[], str]
+    stopped: Path, arguments: list[str], command: Command, error_line: Line
 ) -> None:
     before = contents(stopped)
     assert command(*arguments) == (2, [])
@@ -206,7 +206,7 @@ def test_the_channels_of_a_run_on_gray_pictures_may_be_set_on_resume(in_folder: 
 
 
 def test_a_running_run_cannot_be_resumed(
-    stopped: Path, command: Command, error_line: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+    stopped: Path, command: Command, error_line: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lock, "TIMEOUT_S", 0.0)
     hold = Hold(stopped)

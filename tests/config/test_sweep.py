@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +23,6 @@ pytestmark = pytest.mark.slow
 TINY = ["data=synthetic", "data.train=64", "data.test=20", "batch_size=16", "model=mlp", "epochs=1", "workers=2"]
 
 
-def watch(left: Callable[[], dict[str, Any]]) -> None:
-    """Train, and print what is left when each job begins."""
-
-    def noted(*arguments: Any) -> None:
-        began(*arguments)
-        print("found", json.dumps(left()))
-
-    began = sweep_record.began
-    sweep_record.began = noted  # type: ignore[assignment]
-    main()
-
-
 def left_in_the_process() -> dict[str, Any]:
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return {
@@ -49,23 +36,27 @@ def left_in_the_process() -> dict[str, Any]:
     }
 
 
-IN_THE_PROCESS = "from tests.config.test_sweep import *; watch(left_in_the_process)"
+def watched() -> None:
+    """Train, and print what is left when each job begins."""
 
+    def noted(*arguments: Any) -> None:
+        began(*arguments)
+        print("found", json.dumps(left_in_the_process()))
 
-def watched(program: str, *arguments: str, folder: Path) -> list[dict[str, Any]]:
-    """Return what was left when each job began."""
-    line = [sys.executable, "-c", program, "-m", *TINY, *arguments, f"hydra.sweep.dir={folder / 'sweep'}"]
-    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=400)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return [json.loads(line.removeprefix("found ")) for line in done.stdout.splitlines() if line.startswith("found ")]
+    began = sweep_record.began
+    sweep_record.began = noted  # type: ignore[assignment]
+    main()
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="/proc shows open files only on Linux")
 def test_thirty_jobs_leave_nothing(tmp_path: Path) -> None:
-    jobs = watched(IN_THE_PROCESS, f"seed={','.join(map(str, range(30)))}", folder=tmp_path)
-    assert len(jobs) == 30
+    arguments = ["-m", *TINY, f"seed={','.join(map(str, range(30)))}", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
+    line = [sys.executable, "-c", "from tests.config.test_sweep import watched; watched()", *arguments]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stdout + done.stderr
+    jobs = [json.loads(line[6:]) for line in done.stdout.splitlines() if line.startswith("found ")]
     sizes = [job.pop("rss") for job in jobs]
+    assert len(jobs) == 30 and all(job == jobs[1] for job in jobs[1:])
     assert jobs[1]["children"] == "" and jobs[1]["threads"] == ["MainThread"] and jobs[1]["handlers"] == [1, 1, 1, 1]
-    assert all(job == jobs[1] for job in jobs[1:])
     middle, end = sorted(sizes[8:13])[2], sorted(sizes[25:30])[2]
     assert end - middle < 24 * 1024  # kB: what allocators scatter; a model with its buffers is more in each job

@@ -35,11 +35,12 @@ from cupynet.core.files import load_weights
 from cupynet.data import Loader
 from cupynet.runs.checkpoints import Checkpoints, _write_manifest, read
 from cupynet.training import ParallelWrapper
-from tests.support.commands import Command
+from tests.support.commands import Command, Line
 from tests.support.refusals import refused
 from tests.support.settings import settings_of
 from tests.support.training import small_dataset, small_model
 
+Refuses = Callable[..., None]
 CANARY = "CANARY"  # what an attack that succeeds leaves in the working folder
 
 
@@ -50,7 +51,7 @@ def tree(folder: Path) -> dict[str, int]:
 
 
 @pytest.fixture
-def refuses(command: Command, in_folder: Path, error_line: Callable[[], str]) -> Callable[..., None]:
+def refuses(command: Command, in_folder: Path, error_line: Line) -> Refuses:
     """refuses(named, *arguments): the command names that in one line, ends with `code`, and leaves nothing."""
 
     def call(named: str, *arguments: str, code: int = 2, check: Callable[[Settings], Any] = Experiment) -> None:
@@ -116,7 +117,7 @@ FILES = {
 @pytest.mark.usefixtures("minimal_conf")
 @pytest.mark.parametrize("name", FILES)
 def test_a_config_file_runs_no_code(
-    name: str, in_folder: Path, refuses: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    name: str, in_folder: Path, refuses: Refuses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EVIL", "os.mkdir")
     path = in_folder / "theirs" / "experiment" / "evil.yaml"
@@ -222,7 +223,7 @@ def check_outputs(target: str, *typed: str, folder: Path = Path("run"), **argume
 
 @pytest.mark.usefixtures("minimal_conf")
 def test_a_stored_run_does_not_decide_where_data_are_downloaded(
-    command: Command, in_folder: Path, refuses: Callable[..., None]
+    command: Command, in_folder: Path, refuses: Refuses
 ) -> None:
     typed = ["data.folder=elsewhere"]
     stored.keep(in_folder / "run", settings_of(*typed), typed)
@@ -235,7 +236,7 @@ def test_a_stored_run_does_not_decide_where_data_are_downloaded(
     assert not (in_folder / "elsewhere").exists()
 
 
-def test_a_resumed_run_writes_nowhere_else(run: Path, settings_file: Path, refuses: Callable[..., None]) -> None:
+def test_a_resumed_run_writes_nowhere_else(run: Path, settings_file: Path, refuses: Refuses) -> None:
     part = "cupynet.training.History\n    path: "
     changed(settings_file, f"{part}null", f"{part}/CANARY")
     refuses("callbacks.history.path=/CANARY", "resume=run")
@@ -323,7 +324,7 @@ def test_a_link_below_the_folder_of_a_run_leads_nowhere(kind: str, run: Path, vi
 @pytest.mark.parametrize("name", ["history.jsonl", "train.log", ".hydra/overrides.yaml", "running.json", "tensorboard"])
 @pytest.mark.parametrize("kind", ["to a file", "a pipe"])
 def test_links_and_pipes_in_the_folder_of_a_run(
-    name: str, kind: str, run: Path, victim: Path, refuses: Callable[..., None]
+    name: str, kind: str, run: Path, victim: Path, refuses: Refuses
 ) -> None:
     (run / name).unlink(missing_ok=True)
     LEADING_OUT[kind][1](run / name, victim)
@@ -345,7 +346,7 @@ def test_links_that_stay_in_the_folder_of_a_run_are_followed(run: Path, victim: 
         resume.find("run", [])
 
 
-def test_a_fast_dev_run_with_links_is_not_overwritten(run: Path, victim: Path, refuses: Callable[..., None]) -> None:
+def test_a_fast_dev_run_with_links_is_not_overwritten(run: Path, victim: Path, refuses: Refuses) -> None:
     (run / "FAST_DEV_RUN.txt").touch()
     (run / "checkpoints").symlink_to(victim / "checkpoints")  # where a new run removes the old checkpoints
     refuses("run/checkpoints", "hydra.run.dir=run", code=65, check=lambda settings: None)
@@ -356,7 +357,7 @@ def test_a_fast_dev_run_with_links_is_not_overwritten(run: Path, victim: Path, r
 NAMES = ("it's a\\b=c,é{x}[1]#~$x", "a b", "a\\b", "a\\'b", "a\\", "a=b,c", "{x}", "[1]", "#~+@", "$x", "é")
 
 
-def test_a_folder_name_is_not_interpolated(run: Path, refuses: Callable[..., None]) -> None:
+def test_a_folder_name_is_not_interpolated(run: Path, refuses: Refuses) -> None:
     shutil.move(run, run.parent / "${oc.env:HOME}")
     refuses("${oc.env:HOME}", "resume=${oc.env:HOME}", code=65)
 

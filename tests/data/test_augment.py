@@ -15,6 +15,7 @@ from cupynet.data import (
     Augmentation,
     Batch,
     BatchFeed,
+    ColorJitter,
     Cutout,
     Dataset,
     Elastic,
@@ -22,10 +23,14 @@ from cupynet.data import (
     Loader,
     Rotate,
     SampleRNG,
+    Scale,
     Shift,
+    Synthetic,
 )
+from cupynet.data.augment import augmentations
 from tests.support.refusals import refused
 from tests.support.shards import write_shards
+from tests.support.training import small_dataset
 
 PARTS: list[Augmentation] = [Shift(2), HorizontalFlip(), Cutout(5), Rotate(20), Elastic(20, 3)]
 RNG = np.random.default_rng(0)
@@ -38,7 +43,7 @@ def through(part: Augmentation, images: Any = IMAGES, seed: int = 1, epoch: int 
     return part(images, SampleRNG(seed, epoch, samples, 0))
 
 
-@pytest.mark.parametrize("part", PARTS, ids=repr)
+@pytest.mark.parametrize("part", [*PARTS, Scale(), ColorJitter()], ids=repr)
 def test_the_result_depends_on_seed_epoch_and_sample_only(part: Augmentation) -> None:
     before = IMAGES.copy()
     whole = through(part)
@@ -200,3 +205,57 @@ def test_an_augmentation_that_changes_the_size_is_refused() -> None:
 def test_an_augmentation_that_would_lose_the_image_is_refused(part: Augmentation, name: str) -> None:
     with refused(name):
         through(part)
+
+
+# names, sizes and colours ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "kinds"),
+    [
+        ("light", ["Shift"]),
+        ("standard", ["Shift", "Rotate", "Scale"]),
+        ("flip", ["HorizontalFlip"]),
+        (["cutout", Scale(0.5, 2)], ["Cutout", "Scale"]),
+        ([], []),
+        (None, []),
+    ],
+)
+def test_augmentations_have_names(given: Any, kinds: list[str]) -> None:
+    assert [type(each).__name__ for each in augmentations(given)] == kinds
+    assert [type(each).__name__ for each in Synthetic(10, 10, augment=given).augment or ()] == kinds
+    assert len(Loader(small_dataset(4), 2, augment=given).augment) == len(kinds)
+
+
+@pytest.mark.parametrize("given", ["lihgt", ["light"], 5, [5], {"shift": 2}])
+def test_other_names_are_refused(given: Any) -> None:
+    with refused("augment"):
+        augmentations(given)
+
+
+@pytest.mark.parametrize("part", [Scale(1, 1), ColorJitter(0, 0, 0)])
+def test_nothing_changes_at_factors_of_one(part: Augmentation) -> None:
+    np.testing.assert_array_equal(through(part), IMAGES)
+
+
+def test_an_image_is_enlarged_about_its_center() -> None:
+    image = np.zeros((1, 9, 9, 1), np.uint8)
+    image[0, 3:6, 3:6] = 200
+    np.testing.assert_array_equal(through(Scale(3, 3), image)[0, 1:8, 1:8], 200)
+    assert through(Scale(1 / 3, 1 / 3), image).sum() == 200
+
+
+def test_brightness_multiplies_all_pixels() -> None:
+    dim = np.full((40, 4, 4, 3), 100, np.uint8)
+    factors = through(ColorJitter(0.5, 0, 0), dim)[:, 0, 0, 0] / 100
+    assert 0.5 <= factors.min() < 0.7 and 1.3 < factors.max() <= 1.5
+    assert np.ptp(through(ColorJitter(0.5, 0.9, 0.9), dim), axis=(1, 2, 3)).max() == 0  # gray, and without contrast
+
+
+def test_contrast_and_saturation_keep_the_mean() -> None:
+    middle = (IMAGES // 4 + 96).astype(np.uint8)
+    for part in (ColorJitter(0, 0.5, 0), ColorJitter(0, 0, 0.5)):
+        found = through(part, middle)
+        assert (found != middle).any()
+        gray = np.array([0.299, 0.587, 0.114]) if part.saturation else np.ones(3) / 3
+        np.testing.assert_allclose((found @ gray).mean(axis=(1, 2)), (middle @ gray).mean(axis=(1, 2)), atol=1)

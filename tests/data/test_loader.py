@@ -21,9 +21,6 @@ from tests.support.refusals import refused
 from tests.support.shards import write_shards
 
 few_examples = settings(max_examples=30, derandomize=True, deadline=None)
-any_division = given(
-    samples=st.integers(1, 60), batch_size=st.integers(1, 70), size=st.integers(1, 9), sharded=st.booleans()
-)
 
 
 def batches_of(loader: Loader, epoch: int, rank: int = 0, size: int = 1, start: int = 0) -> list[Batch]:
@@ -35,18 +32,25 @@ def samples_of(batches: list[Batch]) -> list[list[int]]:
     return [batch.samples.tolist() for batch in batches]
 
 
-class Shares(NamedTuple):
-    """A loader, and the batches of each of its workers in the third epoch."""
+class Division(NamedTuple):
+    """A way to divide samples among workers."""
 
-    loader: Loader
-    of_workers: list[list[Batch]]
+    samples: int
+    batch_size: int
+    size: int
+    sharded: bool
 
-    @classmethod
-    def of(cls, root: Path, samples: int, batch_size: int, size: int, sharded: bool) -> Shares:
-        data = numbered_dataset(samples)
-        size = min(size, samples) if sharded else size
-        loader = Loader(write_shards(data, tempfile.mkdtemp(dir=root), size) if sharded else data, batch_size, seed=5)
-        return cls(loader, [batches_of(loader, 2, rank, size) for rank in range(size)])
+    def loaded(self, root: Path) -> tuple[Loader, list[list[Batch]]]:
+        """Return a loader, and the batches of each of its workers in the third epoch."""
+        data, size = numbered_dataset(self.samples), min(self.size, self.samples) if self.sharded else self.size
+        whole = write_shards(data, tempfile.mkdtemp(dir=root), size) if self.sharded else data
+        loader = Loader(whole, self.batch_size, seed=5)
+        return loader, [batches_of(loader, 2, rank, size) for rank in range(size)]
+
+
+any_division = given(
+    way=st.builds(Division, st.integers(1, 60), st.integers(1, 70), st.integers(1, 9), sharded=st.booleans())
+)
 
 
 @pytest.fixture(scope="module")
@@ -56,36 +60,34 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @few_examples
 @any_division
-def test_all_workers_together_see_every_sample_once(
-    root: Path, samples: int, batch_size: int, size: int, sharded: bool
-) -> None:
-    loader, of_workers = Shares.of(root, samples, batch_size, size, sharded)
-    data, seen = numbered_dataset(samples), list[int]()
+def test_all_workers_together_see_every_sample_once(root: Path, way: Division) -> None:
+    loader, of_workers = way.loaded(root)
+    data, seen = numbered_dataset(way.samples), list[int]()
     for rank, batches in enumerate(of_workers):
         assert [batch.index for batch in batches] == [rank + len(of_workers) * number for number in range(len(batches))]
         for batch in batches:
-            assert 0 < len(batch) <= batch_size and batch.epoch == 2
+            assert 0 < len(batch) <= way.batch_size and batch.epoch == 2
             np.testing.assert_array_equal(batch.labels, data.labels[batch.samples])
             np.testing.assert_array_equal(batch.images, data.images[batch.samples])
             seen += batch.samples.tolist()
-    assert sorted(seen) == list(range(samples))
+    assert sorted(seen) == list(range(way.samples))
 
 
 @few_examples
 @any_division
-def test_all_batches_but_the_last_are_full(root: Path, samples: int, batch_size: int, size: int, sharded: bool) -> None:
-    loader, of_workers = Shares.of(root, samples, batch_size, size, sharded)
+def test_all_batches_but_the_last_are_full(root: Path, way: Division) -> None:
+    loader, of_workers = way.loaded(root)
     assert loader.batches == sum(map(len, of_workers))
-    parts = of_workers if sharded else [[batch for batches in of_workers for batch in batches]]
+    parts = of_workers if way.sharded else [[batch for batches in of_workers for batch in batches]]
     for part in parts:
         part.sort(key=lambda batch: batch.index)
-        assert all(len(batch) == batch_size for batch in part[:-1])
+        assert all(len(batch) == way.batch_size for batch in part[:-1])
 
 
 @few_examples
 @any_division
-def test_an_epoch_can_start_in_its_middle(root: Path, samples: int, batch_size: int, size: int, sharded: bool) -> None:
-    loader, of_workers = Shares.of(root, samples, batch_size, size, sharded)
+def test_an_epoch_can_start_in_its_middle(root: Path, way: Division) -> None:
+    loader, of_workers = way.loaded(root)
     for rank, whole in enumerate(of_workers):
         for start in (1, 3, 70):
             rest = batches_of(loader, 2, rank, len(of_workers), start)
@@ -95,10 +97,8 @@ def test_an_epoch_can_start_in_its_middle(root: Path, samples: int, batch_size: 
 
 @few_examples
 @any_division
-def test_rounds_and_their_images_match_the_batches(
-    root: Path, samples: int, batch_size: int, size: int, sharded: bool
-) -> None:
-    loader, of_workers = Shares.of(root, samples, batch_size, size, sharded)
+def test_rounds_and_their_images_match_the_batches(root: Path, way: Division) -> None:
+    loader, of_workers = way.loaded(root)
     size = len(of_workers)
     assert loader.iterations(size) == max(map(len, of_workers))
     for number in range(loader.iterations(size) + 1):

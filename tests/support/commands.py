@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -9,9 +10,10 @@ from typing import Any, NamedTuple
 
 from tests.support import warm
 
-Command = Callable[..., Any]  # the type of the fixture `command` in tests/config
-
-Call = Callable[..., "Called"]  # the type of the fixture `call` in tests/commands
+# types of fixtures: `command` and `error_line` in tests/config, `call` in tests/commands
+Command = Callable[..., Any]
+Line = Callable[[], str]
+Call = Callable[..., "Called"]
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -57,3 +59,12 @@ def run_folder(folder: Path) -> Path:
     """Return the only run folder below `folder`."""
     (summary,) = folder.glob("outputs/**/.hydra")
     return summary.parent
+
+
+def summary_of(folder: Path, **changes: Any) -> dict[str, Any]:
+    """Return the results of a run, after some changes of its file."""
+    path = folder / "summary.json"
+    found: dict[str, Any] = json.loads(path.read_text()) | changes
+    if changes:
+        path.write_text(json.dumps(found))
+    return found

@@ -587,16 +587,8 @@ def clip_norm(backend: Backend, call: Call, shape: Shape) -> Results:
 
 
 COMPARISONS: dict[str, Callable[[Backend, Call, Shape], Results]] = {
-    function.__name__: function
-    for function in (
-        load_images, convert, matmul, dense, dense_backward, im2col, col2im, conv2d, conv2d_backward,
-        max_pool2d, max_pool2d_backward, avg_pool2d, avg_pool2d_backward, fused_pair, add, relu, relu_backward,
-        softmax, softmax_backward, pointwise, pointwise_backward, softmax_cross_entropy, channel_moments,
-        track_moments, normalize, normalize_sums, normalize_backward, normalize_rows, normalize_rows_backward,
-        dropout, target_loss, mean_in_place, weighted_sum, squared_norm, total, hits, binary_hits, clip_norm,
-        move_weights, squared_norms, clip_norms, trust_weights,
-    )
-}  # fmt: skip
+    name: function for name, function in list(globals().items()) if hasattr(Backend, name)
+}
 
 # Moving numbers about: exactly the reference's, in every precision.
 EXACT = {"hits", "binary_hits", "im2col", "max_pool2d", "relu", "relu_backward", "dropout"}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import hashlib
 import logging
+import urllib.error
+import urllib.request
 from argparse import Namespace
 from contextlib import nullcontext
 from pathlib import Path
@@ -20,6 +22,8 @@ from cupynet.data.files import KnownFile
 from tests.support.data_errors import data_error
 from tests.support.mirrors import NAMES, Mirror, TinyMNIST
 from tests.support.refusals import refused
+
+MIRRORS, FILES = MNIST.mirrors, MNIST.files  # before the fixtures put others in their place
 
 
 @pytest.fixture
@@ -71,6 +75,23 @@ def test_the_command_downloads_and_checks_files_for_another_machine(
     monkeypatch.setenv("CUPYNET_OFFLINE", "1")
     with data_error(tmp_path / "other"):
         download(Namespace(name="mnist", to=str(tmp_path / "other")))
+
+
+def test_only_listed_files_of_mirrors_with_https_are_requested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+
+    def refuses(_: Any, request: urllib.request.Request, *__: Any, **___: Any) -> None:
+        opened.append(request.full_url)
+        raise urllib.error.URLError("unavailable")
+
+    monkeypatch.setattr(MNIST, "mirrors", MIRRORS)
+    monkeypatch.delenv("CUPYNET_OFFLINE")
+    monkeypatch.setattr(urllib.request.OpenerDirector, "open", refuses)
+    with data_error(MIRRORS[-1]):
+        MNIST(tmp_path, fallback=None).load()
+    assert sorted(opened) == sorted(mirror + FILES[0].name for mirror in MIRRORS) != []
+    assert all(mirror.startswith("https://") and mirror.endswith("/") for mirror in MIRRORS)
+    assert len(FILES) == 4 and all(len(bytes.fromhex(file.digest)) == 32 for file in FILES)
 
 
 @pytest.mark.parametrize("dotted", [True, False])
