@@ -18,7 +18,7 @@ from cupynet.data import Synthetic, pictures
 from cupynet.data.centering import centered_as_mnist
 from cupynet.data.pictures import picture
 from tests.support.commands import Call
-from tests.support.data_errors import data_error
+from tests.support.refusals import data_error
 from tests.support.resumed_runs import trained
 
 DIGITS = ["data=synthetic", "data.train=2000", "data.test=200", "batch_size=32", "epochs=1", "workers=1"]

@@ -18,7 +18,7 @@ from cupynet.runs.checkpoints import Checkpoints
 from cupynet.runs.run import Run
 from tests.support.commands import QUICK, ROOT, SMALL, Call, run, run_folder, summary_of
 from tests.support.mpi import NO_MPI
-from tests.support.resumed_runs import resumed, same, started, trained
+from tests.support.resumed_runs import MORE, faulty, resumed, same, trained
 from tests.support.settings import settings_of
 
 TINY = [*QUICK, *SMALL]
@@ -148,9 +148,8 @@ def test_missing_data_in_a_chosen_folder_end_the_run(tmp_path: Path) -> None:
 
 # tests/core/test_signals.py has the codes of all signals, and a run that SIGINT ends
 def test_a_signal_ends_a_run_with_its_results_saved(tmp_path: Path) -> None:
-    ending = {"END_AFTER": "12", "END_BY": "SIGUSR1"}
-    started(tmp_path, "run", "workers=2", "parallel.averaging_frequency=end", code=143, **ending)
-    folder = tmp_path / "run"
+    folder, ending = tmp_path / "run", faulty(tmp_path, "SIGUSR1", 12)
+    run(tmp_path, *TINY, *MORE, *ending, "workers=2", "parallel.averaging_frequency=end", "hydra.run.dir=run", code=143)
     assert summary_of(folder)["stopped_by"] == "SIGUSR1" and (folder / "weights.safetensors").exists()
     epochs = [row["epoch"] for row in rows_of(folder, "epoch")]
     assert epochs == list(range(1, len(epochs) + 1))

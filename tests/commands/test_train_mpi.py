@@ -19,29 +19,12 @@ from cupynet.config.schema import Settings
 from cupynet.runs.checkpoints import read
 from tests.support.commands import QUICK, SMALL, run, run_folder, summary_of
 from tests.support.mpi import ROOT, needs_mpi, under_mpiexec
-from tests.support.resumed_runs import MORE, EndAfter, resumed, same, trained
+from tests.support.resumed_runs import MORE, EndAfter, faulty, resumed, same, trained
 from tests.support.settings import settings_of
 
 pytestmark = needs_mpi
 
 MPI = [*QUICK, "parallel.launcher=mpi"]
-FAULTS = """
-import os, resource, signal
-from cupynet.training import Callback
-
-class Fault(Callback):
-    every_rank = True
-
-    def __init__(self, rank, iteration, kind):
-        self.rank, self.iteration, self.kind = rank, iteration, kind
-
-    def on_iteration_end(self, trainer):
-        if (trainer.rank, trainer.iteration) == (self.rank, self.iteration):
-            if self.kind == "disk":
-                resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-            else:
-                os.kill(os.getpid(), getattr(signal, self.kind))
-"""
 
 
 def train(folder: Path, ranks: int, *arguments: str, code: int = 0) -> tuple[str, str]:
@@ -49,13 +32,6 @@ def train(folder: Path, ranks: int, *arguments: str, code: int = 0) -> tuple[str
     done = under_mpiexec(ranks, "-m", "cupynet", "train", *arguments, cwd=folder, timeout=200)
     assert done.returncode == code, f"exit code {done.returncode}, wanted {code}\n{done.stdout}\n{done.stderr}"
     return done.stdout, done.stderr
-
-
-def faulty(folder: Path, kind: str, rank: int, iteration: int) -> list[str]:
-    """Settings under which `rank` meets a fault after `iteration`."""
-    (folder / "faults.py").write_text(FAULTS)
-    part = {"_target_": "faults.Fault", "rank": rank, "iteration": iteration, "kind": f"'{kind}'"}
-    return ["trusted_modules=[faults]", *(f"+callbacks.fault.{key}={value}" for key, value in part.items())]
 
 
 @pytest.mark.slow
@@ -118,7 +94,7 @@ def test_sweeps_and_single_process_commands_are_refused_under_mpiexec(
 def test_a_checkpoint_that_rank_0_cannot_write_ends_all(tmp_path: Path) -> None:
     """The others have handed over what is theirs, and train on until they hear of it."""
     saving = [*MPI, "callbacks.checkpoint.every_iterations=4"]
-    stdout, stderr = train(tmp_path, 2, *saving, *faulty(tmp_path, "disk", 0, 8), code=74)
+    stdout, stderr = train(tmp_path, 2, *saving, *faulty(tmp_path, "disk", 8), code=74)
     assert len(stderr.splitlines()) == 1 and "step-00000008" in stderr and "Traceback" not in stdout
     checkpoints = run_folder(tmp_path) / "checkpoints"
     assert [entry.name for entry in checkpoints.iterdir()] == ["step-00000004"]
@@ -161,7 +137,7 @@ def test_ranks_that_stop_and_resume_equal_threads_bit_for_bit(tmp_path: Path) ->
         trained(resumes, *settings, callbacks=[EndAfter(7, killed=True)])
     stored.keep(resumes, settings_of(*as_ranks), as_ranks)
     (tmp_path / "several.py").write_text(RUN_COMMANDS)
-    stopped = [*as_ranks, *faulty(tmp_path, "SIGTERM", 1, 7), "hydra.run.dir=stops"]
+    stopped = [*as_ranks, *faulty(tmp_path, "SIGTERM", 7, rank=1), "hydra.run.dir=stops"]
     commands = json.dumps([["resume=resumes"], stopped])
     done = under_mpiexec(2, "several.py", commands, cwd=tmp_path, timeout=200)
     assert done.returncode == 143, done.stdout + done.stderr

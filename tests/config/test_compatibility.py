@@ -1,4 +1,4 @@
-"""Users' files and stored runs of an earlier version keep working, though classes have moved since.
+"""Users' files and stored runs of an earlier version keep working, though classes and arguments have moved since.
 
 `targets_52b31d6.json` has the parts of every file of conf/ at that commit, and `run_52b31d6` a run that it trained.
 `run_0171862e` is a run of another commit with its last checkpoint: a small `lenet_norm`, two workers, a weight average.
@@ -13,10 +13,15 @@ from typing import Any
 
 import pytest
 
+from cupynet import config
+from cupynet.config import removed
 from cupynet.config.instantiate import build
 from cupynet.config.removed import translated
+from cupynet.config.stored import keep
 from cupynet.core.errors import ConfigError
-from tests.support.commands import run
+from tests.support.commands import run, summary_of
+from tests.support.refusals import refused
+from tests.support.settings import settings_of
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 NODES: dict[str, Any] = json.loads((GOLDEN / "targets_52b31d6.json").read_text())
@@ -40,7 +45,7 @@ def test_every_part_of_the_former_conf_is_built(file: str) -> None:
 
 def test_a_stored_run_is_evaluated(tmp_path: Path) -> None:
     out, _ = run(tmp_path, str(STORED), "--json", command="evaluate")
-    found, stored = json.loads(out), json.loads((STORED / "summary.json").read_text())
+    found, stored = json.loads(out), summary_of(STORED)
     assert found["accuracy"] == stored["test_accuracy"] > 0.97
     assert found["loss"] == pytest.approx(stored["test_loss"], rel=1e-6)
 
@@ -57,5 +62,44 @@ def test_a_stored_run_is_reported_and_compared(tmp_path: Path) -> None:
 def test_a_checkpoint_of_an_earlier_version_is_resumed(changes: tuple[str, ...], tmp_path: Path) -> None:
     shutil.copytree(GOLDEN / "run_0171862e", tmp_path / "run")
     run(tmp_path, "resume=run", "epochs=3", *changes)
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    summary = summary_of(tmp_path / "run")
     assert (summary["epochs"], summary["workers"]) == (3, 1 if changes else 2)
+
+
+# settings that were removed, renamed or moved -------------------------------------------------------------------------
+
+
+def test_a_removed_setting_of_a_stored_run_is_dropped_if_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(removed, "DEFAULTS", {"data.pieces": None})
+    keep(tmp_path, settings_of())
+    path = tmp_path / ".hydra/config.yaml"
+    text = path.read_text()
+    path.write_text(text.replace("\ndata:\n", "\ndata:\n  pieces: null\n"))
+    assert "pieces" not in config.load(tmp_path).data
+    path.write_text(text.replace("\ndata:\n", "\ndata:\n  pieces: 4\n"))
+    with refused("data.pieces"):
+        config.check_downloads(config.load(tmp_path), tmp_path, ())
+
+
+@pytest.mark.parametrize("name", ["cupynet.parallel.ElasticAveraging", "cupynet.parallel.ParameterAveraging"])
+def test_a_renamed_argument_is_found_at_any_depth(name: str) -> None:
+    schedule = {"_target_": "cupynet.parallel.PostLocal", "epochs": 2, "frequency": 10}
+    stored: dict[str, Any] = {"parallel": {"synchronizer": {"_target_": name, "frequency": schedule}}}
+    assert translated(stored)["parallel"]["synchronizer"] == {
+        "_target_": name,
+        "averaging_frequency": {"_target_": "cupynet.parallel.PostLocal", "epochs": 2, "averaging_frequency": 10},
+    }
+
+
+def test_a_moved_class_is_found_and_an_argument_of_a_class_of_the_user_keeps_its_name() -> None:
+    assert translated({"_target_": "cupynet.loggers.WandB"}) == {"_target_": "cupynet.training.WandB"}
+    stored = {"_target_": "mine.ParameterAveraging", "frequency": 3}
+    assert translated(stored) == stored
+
+
+def test_overrides_are_stored_under_their_present_keys(in_folder: Path) -> None:
+    keep(in_folder / "run", settings_of(), ["accumulate=2", "+data.normalize.deviation=[0.4]", "~callbacks.progress"])
+    expected = ["accumulation_steps=2", "+data.normalize.std=[0.4]", "~callbacks.progress"]
+    assert config.overrides_of(in_folder / "run") == expected

@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from cupynet.config import composing, stored
 from cupynet.config.instantiate import build
 from cupynet.config.schema import BenchSettings, PlanSettings, RateSettings, Settings, TuneSettings, own_names
 from cupynet.core.errors import ConfigError, DataError, Interrupted, annotate
-from tests.support.commands import ROOT, Command, Line
+from tests.support.commands import ROOT, Command, Line, environment
 from tests.support.refusals import refused
 from tests.support.settings import GROUPS, settings_of
 
@@ -406,3 +407,29 @@ def test_help_imports_no_numpy_and_ends_quietly_on_a_broken_pipe(tmp_path: Path)
     with open(writer, "w") as stdout:
         done = subprocess.run(line, cwd=tmp_path, env=variables, stdout=stdout, stderr=subprocess.PIPE)
     assert (done.returncode, done.stderr) == (141, b"")
+
+
+# completion in a shell ------------------------------------------------------------------------------------------------
+
+
+ASKED = """
+eval "$(cupynet train -sc install=bash)"
+complete -p cupynet
+COMP_LINE="cupynet train optimizer=nad" COMP_POINT=27 COMP_CWORD=2
+hydra_bash_completion
+echo "${COMPREPLY[@]}"
+"""
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+def test_bash_completes_settings_and_files(tmp_path: Path) -> None:
+    script = tmp_path / "cupynet"  # what pip makes of the entry in pyproject.toml
+    script.write_text(f"#!{sys.executable}\nfrom cupynet.__main__ import main\nmain()\n")
+    script.chmod(0o755)
+    path = f"{tmp_path}:/usr/bin:/bin"
+    line = ["bash", "--norc", "-c", ASKED]
+    done = subprocess.run(line, cwd=tmp_path, env=environment(PATH=path), capture_output=True, text=True, timeout=120)
+    registered, found = done.stdout.splitlines()
+    assert registered.endswith("-F hydra_bash_completion cupynet") and found == "optimizer=nadam"
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [each.name for each in tmp_path.iterdir()] == ["cupynet"]

@@ -22,9 +22,9 @@ from cupynet.core.errors import Interrupted
 from cupynet.core.lock import Hold
 from cupynet.runs.checkpoints import Checkpoints
 from cupynet.runs.run import Run
-from tests.support.commands import QUICK, SMALL, Command, Line
+from tests.support.commands import QUICK, SMALL, Command, Line, run
 from tests.support.refusals import refused
-from tests.support.resumed_runs import MORE, EndAfter, resumed, same, started, trained
+from tests.support.resumed_runs import MORE, EndAfter, faulty, resumed, same, trained
 from tests.support.settings import settings_of
 from tests.support.user_files import digits, write_pictures
 
@@ -94,7 +94,8 @@ def test_a_stopped_run_resumes_bit_for_bit(stopped: Path) -> None:
 def test_a_killed_run_resumes_bit_for_bit(
     in_folder: Path, settings: list[str], iteration: int, command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    started(in_folder, "parts", *settings, code=-9, END_AFTER=str(iteration), END_BY="SIGKILL")
+    killed = faulty(in_folder, "SIGKILL", iteration)
+    run(in_folder, *QUICK, *SMALL, *MORE, *settings, *killed, "hydra.run.dir=parts", code=-9)
     before = set(in_folder.iterdir())
     with resumes_bit_for_bit(Path("parts"), settings):
         assert command("resume=parts", "~callbacks.fault", task=train_job)[0] == 0

@@ -20,7 +20,7 @@ from cupynet.core.errors import DataError, OutputError
 from cupynet.core.files import digest, load_tensors, load_weights, read_object, save_weights, write_output, write_whole
 from cupynet.interop import import_torch
 from tests.support.commands import ROOT
-from tests.support.data_errors import data_error
+from tests.support.refusals import data_error
 
 RNG = np.random.default_rng(3)
 WEIGHTS: dict[str, Any] = {

@@ -9,9 +9,8 @@ import pytest
 
 from cupynet.data import MNIST, Data, Dataset, Synthetic
 from cupynet.data.dataset import hold_out, in_turns
-from tests.support.data_errors import data_error
 from tests.support.loaders import numbered_dataset
-from tests.support.refusals import refused
+from tests.support.refusals import data_error, refused
 
 
 def pixels(*shape: int) -> Any:

@@ -13,8 +13,8 @@ import pytest
 
 from cupynet.data import MNIST
 from cupynet.data.files import read_idx
-from tests.support.data_errors import data_error
 from tests.support.mirrors import NAMES, TinyMNIST
+from tests.support.refusals import data_error
 from tests.support.user_files import idx_header
 
 IMAGES = NAMES[0]

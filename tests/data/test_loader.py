@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from cupynet.backend import FRACTIONS, PixelScale
 from cupynet.backend.cpu.numpy_backend import NumpyBackend
 from cupynet.data import Batch, BatchFeed, Dataset, HorizontalFlip, Loader, Synthetic, as_loader
-from tests.support.data_errors import data_error
 from tests.support.loaders import HostBackend, RawBackend, numbered_dataset
-from tests.support.refusals import refused
+from tests.support.refusals import data_error, refused
 from tests.support.shards import write_shards
 
 few_examples = settings(max_examples=30, derandomize=True, deadline=None)

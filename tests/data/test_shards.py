@@ -14,8 +14,7 @@ import pytest
 
 from cupynet.backend import create_backend
 from cupynet.data import Dataset, Loader, ShardedFiles, Shards
-from tests.support.data_errors import data_error
-from tests.support.refusals import refused
+from tests.support.refusals import data_error, refused
 from tests.support.shards import save, write_shards
 
 ROWS = Dataset("rows", np.arange(20 * 6, dtype=np.uint8).reshape(20, 3, 2, 1), np.arange(20) % 4, 4)

@@ -30,7 +30,6 @@ from cupynet.nn import (
     Residual,
     Sequential,
 )
-from tests.support.data_errors import data_error
 from tests.support.exported_networks import logits
 from tests.support.imported_networks import (
     GOLDEN,
@@ -42,6 +41,7 @@ from tests.support.imported_networks import (
     small_model,
     torch_logits,
 )
+from tests.support.refusals import data_error
 
 NUMBERS = {"weight": 0, "bias": 1, "scale": 0, "shift": 1, "mean": 2, "variance": 3}
 SMALL_KERAS_NAMES = {"conv1": "conv2d", "conv2": "conv2d_1", "dense1": "dense", "output": "dense_1"}

@@ -27,7 +27,6 @@ from cupynet.nn import (
     Residual,
     Sequential,
 )
-from tests.support.data_errors import data_error
 from tests.support.exported_networks import everything_as_model, images_for, logits, model_of
 from tests.support.imported_networks import (
     GOLDEN,
@@ -40,6 +39,7 @@ from tests.support.imported_networks import (
     torch_logits,
 )
 from tests.support.networks import Around
+from tests.support.refusals import data_error
 
 
 def test_exports_equal_those_that_pytorch_loaded(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a test checks of an error: its type and the setting that it names, never its sentence."""
+"""What a test checks of an error: its type, and the setting or the file that it names, never its sentence."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from cupynet.core.errors import ConfigError
+from cupynet.core.errors import ConfigError, DataError
 
 
 @contextmanager
@@ -22,3 +22,18 @@ def refused(setting: str, value: str | None = None) -> Iterator[None]:
         yield
     assert caught.value.setting == setting, caught.value
     assert value is None or caught.value.value == value, caught.value
+
+
+@contextmanager
+def data_error(*named: object) -> Iterator[None]:
+    """Context whose code must raise a DataError of one line.
+
+    Args:
+        named: what the line must contain: the path of a file, the name of a weight, a number that was found.
+    """
+    with pytest.raises(DataError) as caught:
+        yield
+    text = str(caught.value)
+    assert "\n" not in text and caught.value.exit_code == 65
+    for each in named:
+        assert str(each) in text, text

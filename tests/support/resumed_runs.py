@@ -14,22 +14,36 @@ from cupynet import config
 from cupynet.commands import train
 from cupynet.config import resume, stored
 from cupynet.training import Callback, Trainer
-from tests.support.commands import QUICK, SMALL, run
 from tests.support.settings import settings_of
 
 FAULT = """
-import os, signal, time
+import os, resource, signal, time
 from cupynet.training import Callback
 
 class Fault(Callback):
+    every_rank = True
+
+    def __init__(self, rank, iteration, kind):
+        self.rank, self.iteration, self.kind = rank, iteration, kind
+
     def on_iteration_end(self, trainer):
-        if os.environ.get("END_AFTER") == str(trainer.iteration):
-            os.kill(os.getpid(), getattr(signal, os.environ["END_BY"]))
+        if (trainer.rank, trainer.iteration) != (self.rank, self.iteration):
+            return
+        if self.kind == "disk":
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+        else:
+            os.kill(os.getpid(), getattr(signal, self.kind))
             time.sleep(0.2)  # until the main thread has handled the signal
 """
 MORE = ["epochs=3", "log_every=2", "callbacks.checkpoint.every_iterations=4", "data.validation=40"]
-FAULTY = ["trusted_modules=[fault]", "+callbacks.fault._target_=fault.Fault"]
 TIMES = ("images_per_s", "compute_s", "data_s", "averaging_s", "waiting_s", "train_s", "bytes_sent")
+
+
+def faulty(folder: Path, kind: str, iteration: int, rank: int = 0) -> list[str]:
+    """Settings under which a rank meets a fault after an iteration: a signal, or "disk", which is full from then on."""
+    (folder / "fault.py").write_text(FAULT)
+    part = {"_target_": "fault.Fault", "rank": rank, "iteration": iteration, "kind": kind}
+    return ["trusted_modules=[fault]", *(f"+callbacks.fault.{key}={value}" for key, value in part.items())]
 
 
 class EndAfter(Callback):
@@ -46,12 +60,6 @@ class EndAfter(Callback):
         os.kill(os.getpid(), signal.SIGTERM)
         while trainer.consensus.request is None:  # until the main thread has handled the signal
             time.sleep(0.001)
-
-
-def started(folder: Path, name: str, *arguments: str, code: int = 0, **more: str) -> tuple[str, str]:
-    """Start a run in a folder of this name. `END_AFTER` and `END_BY` of `more` say when which signal ends it."""
-    (folder / "fault.py").write_text(FAULT)
-    return run(folder, *QUICK, *SMALL, *MORE, *FAULTY, *arguments, f"hydra.run.dir={name}", code=code, **more)
 
 
 def trained(folder: Path, *overrides: str, callbacks: Sequence[Callback] = ()) -> None:

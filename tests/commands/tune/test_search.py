@@ -35,7 +35,7 @@ from cupynet.core.errors import (
     OutputError,
 )
 from cupynet.training import StopReason
-from tests.support.data_errors import data_error
+from tests.support.refusals import data_error
 from tests.support.settings import settings_of
 
 RATE = "optimizer.learning_rate=interval(0.0001,1)"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ import pytest
 from cupynet.data import CIFAR10
 from cupynet.data.files import KnownFile
 from cupynet.data.sources.cifar import MEMBERS
-from tests.support.data_errors import data_error
 from tests.support.mirrors import Mirror
+from tests.support.refusals import data_error
 
 RNG = np.random.default_rng(3)
 IMAGES = RNG.integers(0, 256, (6, 4, 32, 32, 3), np.uint8)  # of each file four, (H, W, C)
@@ -43,20 +44,28 @@ def archive(files: dict[str, bytes]) -> bytes:
     return packed.getvalue()
 
 
-def place(root: Path, monkeypatch: pytest.MonkeyPatch, raw: bytes, md5: str | None = None) -> Path:
-    """Write an archive to its place; its digest is accepted unless another is given."""
-    digest = hashlib.md5(raw).hexdigest() if md5 is None else md5
-    monkeypatch.setattr(CIFAR10, "files", (KnownFile(OFFICIAL.name, digest, 1_000_000),))
-    monkeypatch.setattr(CIFAR10, "samples", (20, 4))
-    path = root / "cifar10" / OFFICIAL.name
-    path.parent.mkdir(parents=True)
-    path.write_bytes(raw)
-    return path
+Place = Callable[..., Path]
 
 
-def test_images_and_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    """place(raw, md5=): write an archive to its place; its digest is accepted unless another is given."""
+
+    def write(raw: bytes, md5: str | None = None) -> Path:
+        digest = hashlib.md5(raw).hexdigest() if md5 is None else md5
+        monkeypatch.setattr(CIFAR10, "files", (KnownFile(OFFICIAL.name, digest, 1_000_000),))
+        monkeypatch.setattr(CIFAR10, "samples", (20, 4))
+        path = tmp_path / "cifar10" / OFFICIAL.name
+        path.parent.mkdir(parents=True)
+        path.write_bytes(raw)
+        return path
+
+    return write
+
+
+def test_images_and_labels(tmp_path: Path, place: Place) -> None:
     backwards = dict(reversed(GOOD.items())) | {"cifar-10-batches-bin/readme.html": b"<html>"}
-    place(tmp_path, monkeypatch, archive(backwards))
+    place(archive(backwards))
     source = CIFAR10(tmp_path)
     data: Any = source.load()
     data.check((32, 32, 3), 10)
@@ -77,11 +86,9 @@ def test_images_and_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     ],
     ids=["too short", "too long", "a link", "no test images", "outside"],
 )
-def test_the_contents_of_the_archive_are_checked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, bytes]
-) -> None:
+def test_the_contents_of_the_archive_are_checked(tmp_path: Path, place: Place, files: dict[str, bytes]) -> None:
     """As MD5 can be forged: a file of the right digest may still hold anything."""
-    path = place(tmp_path, monkeypatch, archive(files))
+    path = place(archive(files))
     with data_error(path):
         CIFAR10(tmp_path).load()
     assert [each.name for each in tmp_path.rglob("*") if each.is_file()] == [path.name]
@@ -92,18 +99,18 @@ def test_the_contents_of_the_archive_are_checked(
     [(archive(GOOD)[:-9], False), (bytes(1_000_001), False), (archive(GOOD)[:-2000], True)],
     ids=["cut", "too large", "cut, with the right digest"],
 )
-def test_a_wrong_archive_is_refused_and_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raw: bytes, right_digest: bool
-) -> None:
-    path = place(tmp_path, monkeypatch, raw, None if right_digest else OFFICIAL.digest)
+def test_a_wrong_archive_is_refused_and_kept(tmp_path: Path, place: Place, raw: bytes, right_digest: bool) -> None:
+    path = place(raw, None if right_digest else OFFICIAL.digest)
     with data_error(path):
         CIFAR10(tmp_path).load()
     assert path.read_bytes() == raw
 
 
-def test_a_missing_archive_is_downloaded(tmp_path: Path, mirror: Mirror, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_archive_is_downloaded(
+    tmp_path: Path, place: Place, mirror: Mirror, monkeypatch: pytest.MonkeyPatch
+) -> None:
     raw = archive(GOOD)
-    place(tmp_path, monkeypatch, raw).unlink()
+    place(raw).unlink()
     monkeypatch.setattr(CIFAR10, "mirrors", (mirror.url,))
     mirror.offer({OFFICIAL.name: raw})
     assert len(CIFAR10(tmp_path).load().train) == 20

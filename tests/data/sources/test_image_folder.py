@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import struct
 import sys
 import warnings
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,8 +14,7 @@ from PIL import Image
 
 from cupynet.data import ImageFolder
 from cupynet.data.pictures import picture, resized
-from tests.support.data_errors import data_error
-from tests.support.refusals import refused
+from tests.support.refusals import data_error, refused
 from tests.support.user_files import COLOURS, checked, digits, write_pictures
 
 SMALL = digits(60, 30)
@@ -69,15 +66,13 @@ def test_a_picture_is_resized_without_turning() -> None:
     assert found.shape == (4, 6, 1) and (found[:, 0] < 30).all() and (found[:, -1] > 220).all()
 
 
-def too_large(path: Path) -> None:
-    """Write the header of a picture of 12,000 x 12,000 pixels."""
-    chunks = [b"IHDR" + struct.pack(">IIBBBBB", 12_000, 12_000, 8, 0, 0, 0, 0), b"IDAT"]
-    packed = [struct.pack(">I", len(each) - 4) + each + struct.pack(">I", zlib.crc32(each)) for each in chunks]
-    path.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(packed))
-
-
 def blank(*shape: int, dtype: Any = np.uint8) -> Callable[[Path], None]:
     return lambda path: Image.fromarray(np.zeros(shape, dtype)).save(path)
+
+
+def unfolding(side: int) -> Callable[[Path], None]:
+    """A picture of many pixels in few bytes."""
+    return lambda path: Image.new("1", (side, side)).save(path)
 
 
 WRONG: dict[str, tuple[str, Callable[[Path], object]]] = {  # a path in the folder, and what is written there
@@ -86,8 +81,8 @@ WRONG: dict[str, tuple[str, Callable[[Path], object]]] = {  # a path in the fold
     "a note": ("train/class-2/notes.txt", lambda path: path.write_text("these are twos")),
     "the first of all, empty": ("train/class-0/00000.png", lambda path: path.write_bytes(b"")),
     "cut": ("train/class-0/00001.png", lambda path: path.write_bytes(path.read_bytes()[:70])),
-    "the first of all, too large": ("train/class-0/00000.png", too_large),
-    "unfolding": ("train/class-2/bomb.png", lambda path: Image.new("1", (15_000, 15_000)).save(path)),
+    "the first of all, too large": ("train/class-0/00000.png", unfolding(12_000)),
+    "unfolding": ("train/class-2/bomb.png", unfolding(15_000)),
     "a class without pictures": ("train/none", Path.mkdir),
     "an unknown class": ("test/two", lambda path: path.with_name("class-2").rename(path)),
     "a loose file": ("train/readme.md", Path.touch),

@@ -19,9 +19,8 @@ import pytest
 from cupynet.commands.download import download
 from cupynet.data import KMNIST, MNIST, Data, FashionMNIST
 from cupynet.data.files import KnownFile
-from tests.support.data_errors import data_error
 from tests.support.mirrors import NAMES, Mirror, TinyMNIST
-from tests.support.refusals import refused
+from tests.support.refusals import data_error, refused
 
 MIRRORS, FILES = MNIST.mirrors, MNIST.files  # before the fixtures put others in their place
 

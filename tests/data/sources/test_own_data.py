@@ -10,7 +10,7 @@ import pytest
 from cupynet.core.files import load_weights
 from cupynet.runs.checkpoints import Checkpoints, read
 from tests.support.commands import SMALL, run, summary_of
-from tests.support.data_errors import data_error
+from tests.support.refusals import data_error
 from tests.support.resumed_runs import resumed, same, trained
 from tests.support.user_files import Parts, digits, write_idx, write_npz, write_pictures
 

@@ -15,8 +15,7 @@ import pytest
 
 from cupynet.data import IdxFiles, ImageFolder, NpzFile
 from cupynet.data.sources.idx import IDX_NAMES
-from tests.support.data_errors import data_error
-from tests.support.refusals import refused
+from tests.support.refusals import data_error, refused
 from tests.support.user_files import COLOURS, Parts, checked, digits, idx_bytes, idx_header, write_idx, write_npz
 from tests.support.user_files import write_pictures as write_folder
 
@@ -79,28 +78,17 @@ def test_a_limit_keeps_some_of_each_class_of_sorted_files(way: str, validation: 
         np.testing.assert_array_equal(data.validation.images, whole.validation.images)
 
 
-PAIRS: dict[str, Callable[[Path, Any, Any], Any]] = {
-    "idx": lambda path, images, labels: IdxFiles(**write_pair(path, images, labels), classes=10),
-    "npz": lambda path, images, labels: NpzFile(
-        write_npz_pair(path / "a.npz", images, labels), test_images="x", test_labels="y", classes=10
-    ),
-}
-
-
-def write_pair(folder: Path, images: Any, labels: Any) -> dict[str, Any]:
-    for name, array in (("x", images), ("y", labels)):
-        (folder / name).write_bytes(idx_bytes(array))
-    return {"test_images": folder / "x", "test_labels": folder / "y"}
-
-
-def write_npz_pair(path: Path, images: Any, labels: Any) -> Path:
-    np.savez(path, x=images, y=labels)
-    return path
-
-
-@pytest.mark.parametrize("way", PAIRS)
-def test_images_to_test_on_are_enough_for_an_evaluation(way: str, tmp_path: Path) -> None:
-    source = PAIRS[way](tmp_path, SMALL.test_images, SMALL.test_labels)
+@pytest.mark.parametrize("kind", [IdxFiles, NpzFile])
+def test_images_to_test_on_are_enough_for_an_evaluation(kind: Any, tmp_path: Path) -> None:
+    given: dict[str, Any] = {"test_images": "x", "test_labels": "y", "classes": 10}
+    source: Any
+    if kind is NpzFile:
+        np.savez(tmp_path / "a.npz", x=SMALL.test_images, y=SMALL.test_labels)
+        source = NpzFile(tmp_path / "a.npz", **given)
+    else:
+        (tmp_path / "x").write_bytes(idx_bytes(SMALL.test_images))
+        (tmp_path / "y").write_bytes(idx_bytes(SMALL.test_labels))
+        source = IdxFiles(tmp_path, **given)
     data = checked(source)
     assert (len(data.train), len(data.test), data.test.classes) == (0, 30, 10)
     source.check(trains=False)

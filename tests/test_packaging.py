@@ -1,15 +1,29 @@
-"""The workflow on GitHub runs .ci/run on every supported Python; make installs what a target needs."""
+"""What is installed: the wheel, in an empty environment; the supported Pythons; the packages that make installs."""
 
 from __future__ import annotations
 
 import re
 import subprocess
+import sys
+import zipfile
 from pathlib import Path
 
+import pytest
 import yaml
 
+from tests import wheels
 from tests.support.commands import ROOT
-from tests.wheels import supported
+
+
+@pytest.mark.slow
+def test_a_wheel_trains_in_an_empty_folder(tmp_path: Path) -> None:
+    wheel = wheels.built(tmp_path)
+    empty = wheels.use(sys.executable, wheel, "", tmp_path)
+    assert [path.name for path in empty.iterdir()] == ["outputs"]
+    assert list(empty.glob("outputs/**/report.html"))
+    inside = zipfile.ZipFile(wheel).namelist()
+    kernels = [path.relative_to(wheels.ROOT).as_posix() for path in wheels.ROOT.glob("cupynet/**/*.cu*")]
+    assert len(kernels) > 1 and {"cupynet/conf/config.yaml", *kernels} <= set(inside)
 
 
 def test_every_supported_python_is_tested() -> None:
@@ -18,7 +32,7 @@ def test_every_supported_python_is_tested() -> None:
     versions = [f"3.{minor}" for minor in range(int(oldest), int(beyond))]
     (workflow,) = (ROOT / ".github" / "workflows").iterdir()
     gate = yaml.safe_load(workflow.read_text("utf-8"))["jobs"]["gate"]
-    assert versions == supported() == gate["strategy"]["matrix"]["python"]
+    assert versions == wheels.supported() == gate["strategy"]["matrix"]["python"]
     assert f"OLDEST := 3.{oldest}\n" in makefile and f"BEYOND := 3.{beyond}\n" in makefile
 
 
