@@ -41,11 +41,16 @@ def test_images_are_classified_by_their_labels() -> None:
 
 def test_a_grid_is_searched() -> None:
     flat = DATA.images.reshape(len(DATA), -1)
-    grid = {"workers": [1, 2], "optimizer": [None, "sgd", Nesterov()], "learning_rate": [None, 0.01, "cosine"]}
-    classifier = Classifier([Conv2D(4, 3), MaxPool2D(2)], input=(8, 8, 1), backend="numpy", epochs=1)
-    search = GridSearchCV(classifier, grid, cv=2).fit(flat, LABELS)
-    assert len({*search.cv_results_["mean_test_score"]}) > 3
+    classifier = Classifier([Conv2D(4, 3), MaxPool2D(2)], input=(8, 8, 1), backend="numpy", epochs=2)
+    search = GridSearchCV(classifier, {"workers": [1, 2], "averaging_frequency": [1, 5]}, cv=2).fit(flat, LABELS)
+    assert len(search.cv_results_["params"]) == 4
     assert search.best_estimator_.model_.input.shape == (8, 8, 1)
+
+
+def test_optimizers_and_rates_are_searched() -> None:
+    grid = {"optimizer": [None, "sgd", Nesterov()], "learning_rate": [None, 0.01, "cosine"]}
+    search = GridSearchCV(Classifier(backend="numpy", epochs=1), grid, cv=2).fit(DATA.images, LABELS)
+    assert len({*search.cv_results_["mean_test_score"]}) > 3
     with refused("optimizer"):
         Classifier(optimizer="adamm").fit(DATA.images, LABELS)
 

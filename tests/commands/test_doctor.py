@@ -15,20 +15,11 @@ from cupynet.commands import doctor
 from cupynet.commands.doctor import Finding
 from cupynet.core.errors import DataError
 from cupynet.data import MNIST
-from tests.support import warm
-from tests.support.commands import environment
+from tests.support.commands import environment, run
 from tests.support.mirrors import NAMES, TinyMNIST
 from tests.support.mpi import needs_mpi
 
 SMALL = ["data=synthetic", "data.train=64", "data.test=32", "batch_size=8", "workers=1"]
-
-
-def report(folder: Path, *arguments: str, code: int = 0, **more: str) -> str:
-    """What the command prints; nothing on stderr, and no traceback anywhere."""
-    done = warm.command("cupynet", ("doctor", *arguments), folder, environment(**more), 240, **more)
-    assert done.returncode == code, done.stdout + done.stderr
-    assert "Traceback" not in done.stdout + done.stderr
-    return done.stdout + done.stderr
 
 
 def states(found: list[Finding]) -> list[tuple[str, str]]:
@@ -40,7 +31,7 @@ def states(found: list[Finding]) -> list[tuple[str, str]]:
 
 @pytest.mark.slow
 def test_a_machine_that_can_train(tmp_path: Path) -> None:
-    lines = report(tmp_path, *SMALL).splitlines()
+    lines = run(tmp_path, *SMALL, command="doctor")[0].splitlines()
     assert not any(line.startswith("problem") for line in lines)
     for part in ("python", "packages", "cpu", "memory", "blas", "gpu", "mpi", "data", "disk", "training"):
         assert any(line[9:].startswith(part) for line in lines), part
@@ -91,7 +82,8 @@ def test_a_package_that_cannot_be_imported_is_no_traceback(tmp_path: Path) -> No
     """Also one that other commands begin with."""
     (tmp_path / "hydra.py").write_text("raise ImportError('libgone.so: cannot open shared object file')")
     path = f"{tmp_path}{os.pathsep}{environment()['PYTHONPATH']}"
-    assert "libgone.so" in report(tmp_path, code=1, PYTHONPATH=path)
+    out, err = run(tmp_path, command="doctor", code=1, PYTHONPATH=path)
+    assert "libgone.so" in out and "Traceback" not in out + err
 
 
 def program(folder: Path, name: str, text: str) -> Path:

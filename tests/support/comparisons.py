@@ -587,7 +587,7 @@ def clip_norm(backend: Backend, call: Call, shape: Shape) -> Results:
 
 
 COMPARISONS: dict[str, Callable[[Backend, Call, Shape], Results]] = {
-    name: function for name, function in list(globals().items()) if hasattr(Backend, name)
+    name: function for name, function in list(globals().items()) if callable(function) and hasattr(Backend, name)
 }
 
 # Moving numbers about: exactly the reference's, in every precision.

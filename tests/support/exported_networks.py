@@ -10,32 +10,14 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
-from cupynet import export_torch
+from cupynet import export_torch, nn
 from cupynet.backend import PixelScale, create_backend
 from cupynet.interop import torch_source
-from cupynet.nn import (
-    Activation,
-    AvgPool2D,
-    BatchNorm,
-    Concat,
-    Conv2D,
-    Dense,
-    Dropout,
-    Flatten,
-    GlobalAvgPool2D,
-    Image,
-    Layer,
-    LayerNorm,
-    MaxPool2D,
-    Model,
-    Residual,
-    Sequential,
-)
 
 
-def model_of(network: Layer, image: Image, dtype: str = "double", seed: int = 3, **more: Any) -> Model:
+def model_of(network: nn.Layer, image: nn.Image, dtype: str = "double", seed: int = 3, **more: Any) -> nn.Model:
     """A model whose weights are drawn by NumPy alone, of sizes at which nothing overflows; normalised by channel."""
-    model = Model(network, image, create_backend("numpy", dtype), 1, **more)
+    model = nn.Model(network, image, create_backend("numpy", dtype), 1, **more)
     random = np.random.default_rng(seed)
     weights = {}
     for name, weight in sorted(model.weights().items()):
@@ -49,61 +31,67 @@ def model_of(network: Layer, image: Image, dtype: str = "double", seed: int = 3,
     return model
 
 
-def everything() -> Sequential:
+def everything() -> nn.Sequential:
     """Every layer, with all its options; images of 13 x 10 with 2 channels."""
-    return Sequential(
+    return nn.Sequential(
         {
-            "conv1": Conv2D(6, kernel_size=(3, 2), padding="same", activation="leaky_relu"),
-            "conv1_activation": Conv2D(6, kernel_size=3, stride=(2, 1), padding=(1, 0), bias=False, activation="gelu"),
-            "norm1": BatchNorm(epsilon=1e-3),
-            "act1": Activation("leaky_relu", slope=0.3),
-            "conv2": Conv2D(12, kernel_size=2, dilation=2, groups=3, padding=2, activation="silu"),
-            "pool1": MaxPool2D((3, 2), stride=2, padding="same"),
-            "norm2": LayerNorm(),
-            "block": Residual(
-                {"conv": Conv2D(12, kernel_size=3, padding=1, activation="elu"), "norm": BatchNorm()},
-                shortcut=Conv2D(12, kernel_size=1, activation="tanh"),
+            "conv1": nn.Conv2D(6, kernel_size=(3, 2), padding="same", activation="leaky_relu"),
+            "conv1_activation": nn.Conv2D(
+                6, kernel_size=3, stride=(2, 1), padding=(1, 0), bias=False, activation="gelu"
             ),
-            "block2": Residual([Conv2D(12, kernel_size=1, activation="softplus")]),
-            "norm3": LayerNorm(axis="channels", epsilon=1e-2),
-            "mixed": Concat(
+            "norm1": nn.BatchNorm(epsilon=1e-3),
+            "act1": nn.Activation("leaky_relu", slope=0.3),
+            "conv2": nn.Conv2D(12, kernel_size=2, dilation=2, groups=3, padding=2, activation="silu"),
+            "pool1": nn.MaxPool2D((3, 2), stride=2, padding="same"),
+            "norm2": nn.LayerNorm(),
+            "block": nn.Residual(
+                {"conv": nn.Conv2D(12, kernel_size=3, padding=1, activation="elu"), "norm": nn.BatchNorm()},
+                shortcut=nn.Conv2D(12, kernel_size=1, activation="tanh"),
+            ),
+            "block2": nn.Residual([nn.Conv2D(12, kernel_size=1, activation="softplus")]),
+            "norm3": nn.LayerNorm(axis="channels", epsilon=1e-2),
+            "mixed": nn.Concat(
                 {
-                    "narrow": Conv2D(3, kernel_size=1, activation="softmax"),
-                    "wide": [Conv2D(4, kernel_size=3, padding="same", activation="sigmoid"), MaxPool2D(1)],
-                    "seen": AvgPool2D(2, stride=1, padding="same"),
+                    "narrow": nn.Conv2D(3, kernel_size=1, activation="softmax"),
+                    "wide": [nn.Conv2D(4, kernel_size=3, padding="same", activation="sigmoid"), nn.MaxPool2D(1)],
+                    "seen": nn.AvgPool2D(2, stride=1, padding="same"),
                 }
             ),
-            "pool2": AvgPool2D(3, stride=2, padding=1),
-            "pool3": MaxPool2D(2, stride=1, padding=1),
-            "ways": Concat(
-                {"mean": GlobalAvgPool2D(), "all": [Flatten(), Dense(6)], "some": Dense(4, activation="relu")}
+            "pool2": nn.AvgPool2D(3, stride=2, padding=1),
+            "pool3": nn.MaxPool2D(2, stride=1, padding=1),
+            "ways": nn.Concat(
+                {
+                    "mean": nn.GlobalAvgPool2D(),
+                    "all": [nn.Flatten(), nn.Dense(6)],
+                    "some": nn.Dense(4, activation="relu"),
+                }
             ),
-            "norm4": BatchNorm(),
-            "drop": Dropout(0.5),
-            "norm5": LayerNorm(),
-            "again": Residual([Activation("tanh")]),
-            "dense1": Dense(8, activation="softmax", bias=False),
-            "norm6": BatchNorm(),
-            "output": Dense(5),
+            "norm4": nn.BatchNorm(),
+            "drop": nn.Dropout(0.5),
+            "norm5": nn.LayerNorm(),
+            "again": nn.Residual([nn.Activation("tanh")]),
+            "dense1": nn.Dense(8, activation="softmax", bias=False),
+            "norm6": nn.BatchNorm(),
+            "output": nn.Dense(5),
         }
     )
 
 
-def everything_as_model(dtype: str = "double") -> Model:
-    return model_of(everything(), Image(13, 10, 2), dtype)
+def everything_as_model(dtype: str = "double") -> nn.Model:
+    return model_of(everything(), nn.Image(13, 10, 2), dtype)
 
 
-def images_for(model: Model, count: int = 7) -> Any:
+def images_for(model: nn.Model, count: int = 7) -> Any:
     """Images (count, H, W, C) uint8."""
     return np.random.default_rng(11).integers(0, 256, (count, *model.input.shape), np.uint8)
 
 
-def logits(model: Model, images: Any) -> Any:
+def logits(model: nn.Model, images: Any) -> Any:
     x = model.backend.load_images(images, np.arange(len(images)), model.pixels)
     return model.scores(x)[1]
 
 
-def imported(model: Model, folder: Path) -> ModuleType:
+def imported(model: nn.Model, folder: Path) -> ModuleType:
     """The module that was written, as Python reads it."""
     (folder / "written.py").write_text(torch_source(model), "utf-8")
     spec = importlib.util.spec_from_file_location("written", folder / "written.py")
@@ -113,7 +101,7 @@ def imported(model: Model, folder: Path) -> ModuleType:
     return module
 
 
-def of_torch(model: Model, images: Any, folder: Path) -> Any:
+def of_torch(model: nn.Model, images: Any, folder: Path) -> Any:
     """The logits of the written module with the written weights, in double."""
     import torch
 

@@ -7,20 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from cupynet import nn
 from cupynet.backend import create_backend
-from cupynet.nn import (
-    Activation,
-    BatchNorm,
-    Conv2D,
-    Dense,
-    Dropout,
-    Flatten,
-    Image,
-    LayerNorm,
-    MaxPool2D,
-    Model,
-    Sequential,
-)
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 SMALL, NORMS = GOLDEN / "torch_small.safetensors", GOLDEN / "torch_norms.safetensors"
@@ -35,31 +23,31 @@ def torch_logits() -> dict[str, Any]:
         return {name: file[name] for name in file.files}
 
 
-def small_model(*, flatten: bool = False, dtype: str = "double", backend: str = "numba") -> Model:
+def small_model(*, flatten: bool = False, dtype: str = "double", backend: str = "numba") -> nn.Model:
     layers: dict[str, Any] = {
-        "conv1": Conv2D(4, kernel_size=(3, 2), activation="relu"),
-        "pool1": MaxPool2D(2),
-        "conv2": Conv2D(5, kernel_size=2, bias=False),
-        **({"flat": Flatten(), "again": Activation("identity")} if flatten else {}),
-        "dense1": Dense(6, activation="relu"),
-        "output": Dense(3),
+        "conv1": nn.Conv2D(4, kernel_size=(3, 2), activation="relu"),
+        "pool1": nn.MaxPool2D(2),
+        "conv2": nn.Conv2D(5, kernel_size=2, bias=False),
+        **({"flat": nn.Flatten(), "again": nn.Activation("identity")} if flatten else {}),
+        "dense1": nn.Dense(6, activation="relu"),
+        "output": nn.Dense(3),
     }
-    return Model(Sequential(layers), Image(9, 8, 3), create_backend(backend, dtype), seed=1)
+    return nn.Model(nn.Sequential(layers), nn.Image(9, 8, 3), create_backend(backend, dtype), seed=1)
 
 
-def normalized_model(backend: str = "numba") -> Model:
+def normalized_model(backend: str = "numba") -> nn.Model:
     layers: dict[str, Any] = {
-        "conv": Conv2D(6, kernel_size=3, bias=False),
-        "norm1": BatchNorm(epsilon=1e-3),
-        "relu1": Activation("relu"),
-        "pool": MaxPool2D(2),
-        "norm2": LayerNorm(),
-        "flat": Flatten(),
-        "drop": Dropout(0.5),
-        "norm3": BatchNorm(),
-        "dense": Dense(5),
-        "norm4": BatchNorm(),
-        "relu2": Activation("relu"),
-        "output": Dense(3),
+        "conv": nn.Conv2D(6, kernel_size=3, bias=False),
+        "norm1": nn.BatchNorm(epsilon=1e-3),
+        "relu1": nn.Activation("relu"),
+        "pool": nn.MaxPool2D(2),
+        "norm2": nn.LayerNorm(),
+        "flat": nn.Flatten(),
+        "drop": nn.Dropout(0.5),
+        "norm3": nn.BatchNorm(),
+        "dense": nn.Dense(5),
+        "norm4": nn.BatchNorm(),
+        "relu2": nn.Activation("relu"),
+        "output": nn.Dense(3),
     }
-    return Model(Sequential(layers), Image(9, 8, 3), create_backend(backend, "float"), seed=1)
+    return nn.Model(nn.Sequential(layers), nn.Image(9, 8, 3), create_backend(backend, "float"), seed=1)
