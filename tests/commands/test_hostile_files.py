@@ -129,14 +129,17 @@ def change_kind(folder: Path, rng: random.Random) -> None:
     """Put a pipe, a link or a folder in place of a file, or a file in place of a folder."""
     path = rng.choice([each for each in sorted(folder.rglob("*")) if each.exists()])
     shutil.rmtree(path) if path.is_dir() else path.unlink()
-    kind = rng.choice(["pipe"] * 3 + ["/dev/zero", "/proc/self/environ", path.name, "nowhere", "folder", "file"])
-    text = rng.choice(TEXTS)
-    make: dict[str, Callable[[Path], object]] = {
-        "pipe": os.mkfifo,
-        "folder": Path.mkdir,
-        "file": lambda path: path.write_text(text, errors="replace"),
-    }
-    make.get(kind, lambda path: path.symlink_to(kind))(path)
+    kind = rng.choice(
+        ["pipe", "pipe", "pipe", "/dev/zero", "/proc/self/environ", path.name, "nowhere", "folder", "file"]
+    )
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "file":
+        path.write_text(rng.choice(TEXTS), errors="replace")
+    else:
+        path.symlink_to(kind)
 
 
 def change_folder(folder: Path, rng: random.Random) -> None:
