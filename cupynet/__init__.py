@@ -5,6 +5,7 @@ The public names are listed in `__init__.pyi`. Each is imported from its package
 """
 
 import ast
+import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -20,7 +21,7 @@ __all__ = list(_MODULES)
 def __getattr__(name: str) -> object:
     """Import a public name from its package (PEP 562)."""
     if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__])
     value: object = getattr(import_module(_MODULES[name]), name)
     globals()[name] = value
     return value

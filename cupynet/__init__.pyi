@@ -122,6 +122,7 @@ from cupynet.training import EpochRecord as EpochRecord
 from cupynet.training import Evaluation as Evaluation
 from cupynet.training import History as History
 from cupynet.training import IterationRecord as IterationRecord
+from cupynet.training import LambdaCallback as LambdaCallback
 from cupynet.training import NonFinite as NonFinite
 from cupynet.training import ParallelWrapper as ParallelWrapper
 from cupynet.training import Profile as Profile

@@ -72,7 +72,7 @@ class Dataset:
             found = f"{labels.min()} .. {labels.max()}"
             raise ConfigError(
                 f"{where}: labels must be in 0 .. {classes - 1} for {wording.counted(classes, 'class')}, got {found}. "
-                "Regression targets must be floating-point"
+                "A network needs one output per class. Regression targets must be floating-point"
             )
         weights = None if self.weights is None else weight_array("Dataset weights", self.weights, len(labels))
         fields = {"images": images, "labels": labels, "classes": classes, "weights": weights}
@@ -223,9 +223,10 @@ def label_array(where: str, labels: Any) -> Array:
         return np.ascontiguousarray(array, dtype=np.int64)
     if is_one_hot(array):
         return array.argmax(axis=1)
+    names = ". Number the names: names, y = np.unique(y, return_inverse=True)" * (array.dtype.kind in "OSU")
     raise ConfigError(
         f"{where}: labels must be class indices (S,) from 0, one-hot labels (S, O), or floating-point targets "
-        f"(S, T), got {array.shape} of {array.dtype}"
+        f"(S, T), got {array.shape} of {array.dtype}{names}"
     )
 
 

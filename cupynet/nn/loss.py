@@ -161,7 +161,16 @@ LOSSES: dict[str, type[Loss]] = {
 }
 
 
+ELSEWHERE = {
+    **dict.fromkeys(("categorical_crossentropy", "sparse_categorical_crossentropy", "cross_entropy"), "softmax"),
+    "binary_crossentropy": "binary_cross_entropy",
+    "mse": "mean_squared_error",
+}  # names in Keras and PyTorch
+
+
 def loss_of(loss: str | Loss) -> Loss:
     if isinstance(loss, str):
+        if loss in ELSEWHERE:
+            raise ConfigError(f"is called {ELSEWHERE[loss]} here", "loss", loss)
         return LOSSES[one_of("loss", loss, LOSSES)]()
     return instance("loss", loss, Loss, "SoftmaxNLL(), or the name of a loss")

@@ -52,6 +52,10 @@ class Columns:
     epochs: dict[str, list[Any]]
     reports: dict[str, list[Any]]
 
+    def __getitem__(self, name: str) -> list[Any]:
+        """Return a column of `epochs`, as in `history["loss"]`."""
+        return self.epochs[name]
+
     @classmethod
     def of(cls, rows: Iterable[Mapping[str, Any]]) -> Columns:
         """Build columns from history rows, whose `kind` is epoch or report."""

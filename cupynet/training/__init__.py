@@ -2,7 +2,7 @@
 
 from cupynet.training.advice import advise, unlearned
 from cupynet.training.batch_norm import recompute_statistics
-from cupynet.training.callbacks.base import Callback
+from cupynet.training.callbacks.base import Callback, LambdaCallback
 from cupynet.training.callbacks.checkpoint import Checkpoint
 from cupynet.training.callbacks.early_stopping import EarlyStopping, EarlyStoppingResult
 from cupynet.training.callbacks.history import History
@@ -28,6 +28,7 @@ __all__ = [
     "TensorBoard",
     "WandB",
     "Callback",
+    "LambdaCallback",
     "Checkpoint",
     "EarlyStopping",
     "EarlyStoppingResult",

@@ -55,7 +55,7 @@ def examples(x: Examples, y: Any = None) -> Loader | Dataset | Shards | tuple[Ar
     if isinstance(x, tuple | list) and len(x) == 2 and not isinstance(x[0], tuple):
         return x  # type: ignore[return-value]
     if hasattr(x, "shape"):
-        raise ConfigError("is missing. Pass the labels, as in fit(images, labels)", "y")
+        raise ConfigError("is missing. Pass the labels, as in fit(images, labels). Only predict needs none", "y")
     return read_pairs(x)
 
 

@@ -143,7 +143,10 @@ class TrainingOptions:
             timeout_s=number("timeout_s", self.timeout_s, above=0, unit="seconds"),
             prefetch_buffer=integer("prefetch_buffer", self.prefetch_buffer, 0),
             accumulation_steps=integer("accumulation_steps", self.accumulation_steps, 1),
-            callbacks=[instance("callbacks", each, Callback, "History('history.jsonl')") for each in self.callbacks],
+            callbacks=[
+                instance("callbacks", each, Callback, "EarlyStopping() or LambdaCallback(...)")
+                for each in self.callbacks
+            ],
             log_every=integer("log_every", self.log_every, 0),
             blas_threads=None if self.blas_threads is None else integer("blas_threads", self.blas_threads, 1),
             launcher=one_of("launcher", self.launcher, LAUNCHERS),

@@ -138,6 +138,7 @@ def test_a_loss_refuses_the_activation_that_it_applies_itself() -> None:
         ("class_weights", lambda: SoftmaxNLL(class_weights=[1, -1])),
         ("class_weights", lambda: Model(Dense(3), Flat(4), create_backend("numpy"), loss=SoftmaxNLL(0, [1, 2]))),
         ("delta", lambda: Huber(0)),
+        ("loss", lambda: Model(Dense(3), Flat(4), loss="categorical_crossentropy")),
     ],
 )
 def test_arguments_are_checked(setting: str, make: Callable[[], object]) -> None:

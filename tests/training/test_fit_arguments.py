@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet import Dataset, Loader, Model, ParallelWrapper
+from cupynet import Dataset, LambdaCallback, Loader, Model, ParallelWrapper
 from cupynet.backend import PixelScale
 from cupynet.core.errors import ConfigError
 from cupynet.data import split_off
@@ -114,6 +114,16 @@ def test_a_part_that_is_held_out_trains_like_a_copy_and_is_none(backend: str, im
     assert found[0][::2] == found[1][::2]
     for name, weight in found[0][1].items():
         assert np.array_equal(weight, found[1][1][name]), name
+
+
+def test_functions_receive_events_and_columns_have_names() -> None:
+    seen: list[float] = []
+    printing = LambdaCallback(on_epoch_end=lambda trainer, record: seen.append(record.loss))
+    with ParallelWrapper(small_model(), 2, callbacks=[printing]) as wrapper:
+        history = wrapper.fit(X, Y, epochs=2, batch_size=8)
+    assert history["loss"] == history.epochs["loss"] == seen and len(seen) == 2
+    with refused("event", "on_epoch_begin"):
+        LambdaCallback(on_epoch_begin=print)
 
 
 def test_rows_say_what_was_evaluated() -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
+from cupynet.core.checks import one_of
 from cupynet.core.errors import ConfigError
 from cupynet.runs.run import Run
 from cupynet.training.events import EpochRecord, IterationRecord
@@ -94,6 +95,21 @@ class Callback:
             states: the saved states of all replicas.
         """
         return None
+
+
+class LambdaCallback(Callback):
+    """Calls functions at events of training, on rank 0.
+
+        LambdaCallback(on_epoch_end=lambda trainer, record: print(record.epoch, record.loss))
+
+    Args:
+        functions: for each event, a method of `Callback` such as `on_epoch_end`, a function with the same arguments.
+    """
+
+    def __init__(self, **functions: Callable[..., Any]) -> None:
+        events = [name for name in vars(Callback) if name.startswith("on_")]
+        for event, function in functions.items():
+            setattr(self, one_of("LambdaCallback event", event, events), function)
 
 
 def check_decisions(callbacks: Mapping[str, Callback]) -> None:

@@ -96,7 +96,8 @@ class EarlyStopping(Callback):
 
     Args:
         monitor: the validation figure to monitor: `loss`, `accuracy`, `top_n_accuracy`, `precision`, `recall` or `f1`;
-            for regression `loss`, `mean_absolute_error` or `r2`; or one of the `metrics`.
+            for regression `loss`, `mean_absolute_error` or `r2`; or one of the `metrics`. The prefixes `validation_`
+            and `val_` are ignored.
         mode: `min` or `max` if lower or higher scores are better; `auto` is `min` for names that contain "loss" or
             "error", else `max`.
         patience: stop after this many consecutive evaluations without improvement; None to disable.
@@ -134,7 +135,7 @@ class EarlyStopping(Callback):
         restore_best_weights: bool = True,
         restore_on_interrupt: bool = False,
     ) -> None:
-        self.monitor = instance("monitor", monitor, str, "'loss'")
+        self.monitor = instance("monitor", monitor, str, "'loss'").removeprefix("validation_").removeprefix("val_")
         mode = one_of("mode", mode, ("auto", "min", "max"))
         self.mode = mode_of(monitor) if mode == "auto" else mode
         none = ", or null for none"

@@ -76,6 +76,12 @@ def fit(
         return wrapper.trainer, dict(enumerate(weights.epochs, 1))
 
 
+def test_the_monitor_may_have_the_name_of_its_column() -> None:
+    for name in ("accuracy", "validation_accuracy", "val_accuracy"):
+        stopping = EarlyStopping(name)
+        assert (stopping.monitor, stopping.mode) == ("accuracy", "max")
+
+
 def outcome(stopping: EarlyStopping) -> tuple[str, int | None]:
     """The reason of the end, and the best epoch."""
     assert stopping.result is not None
