@@ -142,7 +142,7 @@ class Model:
         top = checks.integer("top", top, 1, most=most, why=f"there are {most} classes")
         scores = self.predict(images, batch_size)  # (N, O)
         order = np.argsort(-scores, axis=1, kind="stable")[:, :top]  # (N, top)
-        names = self.class_names or range(most)
+        names = self.class_names if len(self.class_names) else range(most)
         return [[(names[i], float(row[i])) for i in best.tolist()] for best, row in zip(order, scores, strict=True)]
 
     def _images(self, images: Any) -> Any:
