@@ -1,8 +1,8 @@
-"""Update rules: the steps of elementwise optimizers, as array code.
+"""Update rules of elementwise optimizers, as array code.
 
-`UpdateOps.move_weights` applies gradient scale, clipping by value, penalties and decay. A rule gets the gradient g,
-with penalties, and returns the step to subtract from the weight. Moving averages are written as m + (1 - beta) · (g -
-m), with 1 - beta as a parameter, because beta in single precision would lose digits.
+`UpdateOps.move_weights` applies gradient scale, clipping by value, penalties and decay. A rule maps the gradient g,
+including penalties, to the step to subtract from the weight. Moving averages are computed as m + (1 - beta) · (g - m),
+with 1 - beta as a parameter, because beta in single precision would lose digits.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from cupynet.backend.device import Device
 
 @dataclass(frozen=True)
 class UpdateScalars:
-    """The numbers of one update.
+    """Scalars of one update.
 
     Attributes:
-        rate: the learning rate.
-        scale: the factor of gradients.
-        clip: the largest magnitude of a gradient; penalties are added afterwards.
-        l1, l2: the factors of sign(w) and of w that are added to the gradient.
-        decay: decoupled weight decay: w loses rate * decay * w (Loshchilov & Hutter 2019).
-        numbers: what `Optimizer.numbers` returns for this iteration after the rate; 1 by default.
+        rate: learning rate.
+        scale: factor of the gradient.
+        clip: largest magnitude of a gradient element, before penalties are added.
+        l1, l2: factors of sign(w) and w, which are added to the gradient.
+        decay: decoupled weight decay, which subtracts rate · decay · w (Loshchilov & Hutter 2019).
+        numbers: result of `Optimizer.numbers` for this iteration, without the rate.
         factors: `Optimizer.factors`; a, b, c in the kernels.
     """
 
@@ -42,18 +42,18 @@ class UpdateScalars:
     factors: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
     def in_order(self) -> tuple[float, ...]:
-        own = self.rate, *self.numbers, self.scale, self.clip, self.l1, self.l2, self.decay
-        return (*own, *self.factors)
+        scalars = self.rate, *self.numbers, self.scale, self.clip, self.l1, self.l2, self.decay
+        return (*scalars, *self.factors)
 
 
 @dataclass(frozen=True)
 class Rule:
-    """The step of an optimizer, as a function without side effects.
+    """Step of an optimizer, as a pure function.
 
     Attributes:
         formula: (numbers, g, *states) -> (step, *new states). numbers: rate, `UpdateScalars.numbers` and `.factors`.
-        states: the names of the optimizer's vectors.
-        moves: True to move the weights at once. If False, the step and the decay, without the rate, replace the
+        states: names of the optimizer vectors.
+        moves: True to update the weights directly. If False, the step and the decay, without the rate, replace the
             gradient.
     """
 
@@ -134,8 +134,8 @@ def _lamb(numbers: Any, g: Any, m: Any, v: Any) -> tuple[Any, ...]:
     return first * m / (np.sqrt(v) * second + epsilon), m, v
 
 
-# numba compiles the formulas (cpu/kernels/update.py). cuda/kernels/update.cu has each once more, as a struct and a
-# WITH_ line for the number of its vectors. tests/optim/test_golden.py compares all with PyTorch.
+# numba compiles these formulas (cpu/kernels/update.py). cuda/kernels/update.cu repeats them, each as a struct and a
+# WITH_ line for the number of its vectors.
 RULES = {
     rule.name: rule
     for rule in (
@@ -155,9 +155,12 @@ RULES = {
 
 
 class Layers:
-    """The layers of a flat vector, for operations with one number per layer, such as norms.
+    """Layers of a flat vector, for operations with one number per layer, such as norms.
 
-    `bounds` are start and stop of each stretch, `group` its layer. `table` has both, (T, 3) int64 on the device.
+    Attributes:
+        bounds: start and stop of each segment.
+        group: layer of each segment.
+        table: bounds and group, (T, 3) int64 on the device.
     """
 
     def __init__(self, backend: Device, bounds: Sequence[tuple[int, int]], group: Sequence[int]) -> None:

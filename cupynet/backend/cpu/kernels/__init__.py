@@ -1,6 +1,6 @@
-"""Compiled kernels for the CPU, the only package that imports numba and LLVM.
+"""Compiled CPU kernels. This is the only package that imports numba and LLVM.
 
-Convolutions without im2col: `windows` (forward, with its max-pool), `rows` and `outer` (its gradients), `tiles`
-(without a pool), `depthwise`; they are built from `vectors` and `patches`. `jit` compiles, `cache` keeps the result on
-disk.
+`windows` computes a convolution and its max-pool, and `rows` and `outer` its gradients. `winograd_pool` and `winograd`
+use Winograd's algorithm, `tiles` computes other convolutions directly, and `depthwise` those with one channel per
+filter. `jit` compiles kernels, and `cache` stores them on disk.
 """

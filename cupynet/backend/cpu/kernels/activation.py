@@ -1,8 +1,8 @@
-"""Pointwise activations, compiled: one pass over memory, vectorized.
+"""Pointwise activations, vectorized, in one pass over memory.
 
-exp and expm1 are polynomial, because calls of the C library would prevent vectorization: x = n ln 2 + r with
-|r| <= ln 2 / 2, and exp(r) - 1 by its Taylor series (Cody & Waite 1980). They are called only for x <= 0, where
-nothing overflows.
+exp and expm1 use polynomials, because calls of the C library would prevent vectorization: x = n ln 2 + r with
+|r| <= ln 2 / 2, and the Taylor series of exp(r) - 1 (Cody & Waite 1980). They are used only for x <= 0, which cannot
+overflow.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from cupynet.backend.array import Array
 from cupynet.backend.cpu.kernels.jit import kernel
 from cupynet.backend.cpu.kernels.narrow import reals
 
-# Nothing here is reassociated: n · ln 2 in two parts is not n times their sum.
+# without reassociation, because n · ln 2 is computed in two parts
 STRICT = {"fastmath": {"contract"}}
 
-# n ln 2 is exact in the first part for every n that occurs; bits behind the point, the exponent's bias, the integer.
+# float and integer type, smallest x, ln 2 in two parts (the first times n is exact), mantissa bits, exponent bias
 SINGLE = (np.float32, np.int32, -87.0, 0.693359375, -2.12194440e-4, 23, 127)
 DOUBLE = (np.float64, np.int64, -708.0, 6.93145751953125e-1, 1.42860682030941723212e-6, 52, 1023)
 
@@ -33,7 +33,7 @@ def _two_parts(x: Any) -> Any:
 
 @overload(_two_parts, jit_options=STRICT)  # type: ignore[untyped-decorator]
 def _two_parts_of(x: Any) -> Any:
-    """(2^n, exp(r) - 1) for exp(x) = 2^n exp(r), x <= 0; far below zero both are 0, and NaN stays in the second."""
+    """Return (2^n, exp(r) - 1) with exp(x) = 2^n exp(r), for x <= 0. Both are 0 on underflow. The second keeps NaN."""
     real, whole, least, high, low, bits, bias = SINGLE if x == types.float32 else DOUBLE
     turns, half, zero, one = real(1 / math.log(2)), real(0.5), real(0), real(1)
     bottom, first, second = real(least), real(high), real(low)
@@ -41,7 +41,7 @@ def _two_parts_of(x: Any) -> Any:
 
     def parts(x: Any) -> Any:
         far = x < bottom
-        inside = x if x >= bottom else zero  # NaN has no place among the integers
+        inside = x if x >= bottom else zero  # NaN cannot be converted to an integer
         n = np.floor(inside * turns + half)
         r = x - n * first - n * second
         q = c9 + r * (c10 + r * (c11 + r * (c12 + r * c13)))
@@ -83,7 +83,7 @@ def _expm1_of(x: Any) -> Any:
     return expm1
 
 
-# forward: out = f(x); x and out may be one ----------------------------------------------------------------------------
+# forward: out = f(x); x and out may be the same array -----------------------------------------------------------------
 
 
 @kernel
@@ -125,7 +125,7 @@ def sigmoid(x: Array, out: Array, slope: Any) -> None:
 
 @kernel
 def gelu(x: Array, out: Array, slope: Any) -> None:
-    """x · Phi(x), with the standard normal CDF."""
+    """x · Phi(x), where Phi is the standard normal CDF."""
     x, out = reals(x), reals(out)
     half, down = x.dtype.type(0.5), x.dtype.type(-math.sqrt(0.5))
     for i in range(x.size):
@@ -143,7 +143,7 @@ def silu(x: Array, out: Array, slope: Any) -> None:
         out[i] = v * ((small if v < 0 else one) / (one + small))
 
 
-# backward: dy *= dy/dx, of y; of x for gelu and silu ------------------------------------------------------------------
+# backward: dy *= dy/dx, as a function of y; of x for gelu and silu ----------------------------------------------------
 
 
 @kernel
@@ -179,7 +179,7 @@ def sigmoid_backward(dy: Array, y: Array, slope: Any) -> None:
 
 @kernel
 def gelu_backward(dy: Array, x: Array, slope: Any) -> None:
-    """dy · (Phi(x) + x phi(x)), the normal CDF and density."""
+    """dy *= Phi(x) + x · phi(x), with the standard normal CDF and density."""
     dy, x = reals(dy), reals(x)
     half, down = x.dtype.type(0.5), x.dtype.type(-math.sqrt(0.5))
     density = x.dtype.type(1 / math.sqrt(2 * math.pi))
@@ -190,7 +190,7 @@ def gelu_backward(dy: Array, x: Array, slope: Any) -> None:
 
 @kernel
 def silu_backward(dy: Array, x: Array, slope: Any) -> None:
-    """dy · s (1 + x (1 - s)), s = 1 / (1 + exp(-x))."""
+    """dy *= s · (1 + x · (1 - s)), with s = 1 / (1 + exp(-x))."""
     dy, x = reals(dy), reals(x)
     one = x.dtype.type(1)
     for i in range(dy.size):
@@ -201,7 +201,7 @@ def silu_backward(dy: Array, x: Array, slope: Any) -> None:
         dy[i] *= s * (one + v * rest)
 
 
-# Softplus is left to NumPy.
+# Softplus is computed by NumPy.
 FORWARD: dict[str, Callable[..., None]] = {
     function.__name__: function for function in (leaky_relu, elu, tanh, sigmoid, gelu, silu)
 }
@@ -217,7 +217,7 @@ BACKWARD: dict[str, Callable[..., None]] = {
 
 @kernel
 def relu(x: Array) -> None:
-    """x = max(x, 0); NaN stays."""
+    """x = max(x, 0). NaN stays NaN."""
     x = reals(x)
     for i in range(x.size):
         x[i] = 0 if x[i] <= 0 else x[i]

@@ -1,7 +1,7 @@
-"""numba's on-disk cache, except that damaged or unwritable files do not end a run.
+"""numba's on-disk cache. Damaged or unwritable files do not end a run.
 
-The files are in `__pycache__` next to the kernels, in the user's cache folder, or in NUMBA_CACHE_DIR. They are pickles,
-so they are never kept in a folder that everybody can write to.
+Files are stored in `__pycache__` next to the kernels, in the user's cache folder, or in NUMBA_CACHE_DIR. They are
+pickles, so they are never stored in a world-writable folder.
 """
 
 from __future__ import annotations
@@ -26,39 +26,39 @@ _warned: set[str] = set()
 
 
 class KernelCache(FunctionCache):  # type: ignore[misc]
-    """numba's cache of one kernel; unreadable or unwritable files are no error."""
+    """numba's cache of one kernel, which tolerates unreadable and unwritable files."""
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         try:
             found = super().load_overload(sig, target_context)
-            if found is not None and tuple(found.signature.args) != tuple(sig):  # two processes wrote at once
-                raise ValueError("another kernel is in its place")
+            if found is not None and tuple(found.signature.args) != tuple(sig):  # two processes wrote concurrently
+                raise ValueError("the file contains another kernel")
         except Exception as error:  # damaged files may raise anything
             self._forget(DAMAGED, error)
             found = None
         if found is None:
-            gc.freeze()  # it is compiled now: collections need not visit anything that exists before
+            gc.freeze()  # speeds up garbage collection during compilation
         return found
 
     def save_overload(self, sig: Any, data: Any) -> None:
         try:
             super().save_overload(sig, data)
-        except Exception as error:  # a full disk, a deleted folder, a damaged index
+        except Exception as error:  # such as a full disk, a deleted folder or a damaged index
             self._forget(CACHE_UNWRITABLE, error)
-        gc.collect()  # exceptions within the compiler refer to all callers, so to their borrowed arrays, in cycles
+        gc.collect()  # exceptions in the compiler are in cycles with all callers and their borrowed arrays
         gc.unfreeze()
 
     def _forget(self, text: str, error: Exception) -> None:
-        """Empty the index, so that it names no file that is damaged or was never written."""
+        """Empty the index, so that it does not list damaged or missing files."""
         _warn_once(text, f"{self.cache_path}: {type(error).__name__}: {one_line(error)}")
         with suppress(OSError):
             self.flush()
 
 
 def keep(compiled: Any, function: Callable[..., Any]) -> None:
-    """Cache what numba's dispatcher `compiled` of `function` compiles, if there is a folder to write to."""
+    """Cache the results of numba's dispatcher `compiled` for `function`, if there is a writable folder."""
     try:
-        compiled._cache = KernelCache(function)  # cache=True would make a cache whose errors end the run
+        compiled._cache = KernelCache(function)  # instead of cache=True, whose errors end the run
     except (RuntimeError, OSError) as error:
         _warn_once(CACHE_UNWRITABLE, one_line(error))
 

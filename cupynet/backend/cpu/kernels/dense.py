@@ -11,7 +11,7 @@ from cupynet.backend.cpu.kernels.narrow import reals
 
 @kernel
 def add_column_sums(dy: Array, grad: Array) -> None:
-    """grad += the sum of the rows of dy, 64 at a time to keep precision; (R, O), (O,)."""
+    """grad += dy.sum(axis=0), summed in blocks of 64 rows for precision; (R, O), (O,)."""
     dy = reals(dy)
     part = np.empty_like(grad)
     for start in range(0, dy.shape[0], 64):
@@ -26,7 +26,7 @@ def add_column_sums(dy: Array, grad: Array) -> None:
 
 @kernel
 def count_hits(scores: Array, labels: Array) -> Any:
-    """Return how many rows have their first largest value at the label; (N, C), (N,)."""
+    """Return the number of rows whose argmax is the label; (N, C), (N,)."""
     scores, hits = reals(scores), 0
     for r in range(scores.shape[0]):
         place = 0

@@ -1,7 +1,7 @@
-"""Depthwise convolution, compiled: each filter sees one channel, so it is not a matrix product.
+"""Depthwise convolution: each filter uses one channel, so it is not a matrix product.
 
-The vectorized inner loop runs over filters; a channel with several filters is repeated for each. Places of a window
-outside the image are skipped.
+The vectorized inner loop runs over filters. A channel with several filters is repeated for each of them. Pixels of a
+window outside the image are skipped.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def forward(x: Array, weight: Array, y: Array, stride: IntPair, zeros: IntPair, 
 
 @kernel
 def input_gradient(dy: Array, weight: Array, dx: Array, stride: IntPair, zeros: IntPair, gaps: IntPair) -> None:
-    """dx = the sum of each window's gradient times the filters at its place: (N, H', W', O) -> (N, H, W, O)."""
+    """dx = sum of the windows' gradients times the filters: (N, H', W', O) -> (N, H, W, O)."""
     dy, weight, dx = reals(dy), reals(weight), reals(dx)
     floats = room(dx[0])
     for n in range(dy.shape[0]):
@@ -64,7 +64,7 @@ def input_gradient(dy: Array, weight: Array, dx: Array, stride: IntPair, zeros: 
 
 @kernel
 def weight_gradient(x: Array, dy: Array, grad: Array, stride: IntPair, zeros: IntPair, gaps: IntPair) -> None:
-    """grad (K_h, K_w, O) += the sum of pixels times gradients, one image at a time to keep precision."""
+    """grad (K_h, K_w, O) += sum of pixels times gradients, summed by image for precision."""
     x, dy = reals(x), reals(dy)
     part = np.empty_like(grad)
     for n in range(dy.shape[0]):

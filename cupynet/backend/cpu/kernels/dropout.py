@@ -13,12 +13,12 @@ from cupynet.backend.philox import FACTORS, STEPS
 LOW, HIGH = np.uint64(FACTORS[0]), np.uint64(FACTORS[1])
 STEP, OTHER_STEP = np.uint64(STEPS[0]), np.uint64(STEPS[1])
 MASK, HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
-BLOCK = 256  # places at a time
+BLOCK = 256  # positions processed at a time
 
 
 @numba.njit(nogil=True, inline="always")  # type: ignore[untyped-decorator]
 def mixed(a: Any, b: Any, c: Any, d: Any, first: Any, second: Any) -> Any:
-    """One round, and the key of the next."""
+    """Return the counters after one round, and the key of the next round."""
     low, high = (a & MASK) * LOW, (c & MASK) * HIGH
     a, b, c, d = (high >> HALF) ^ b ^ first, high & MASK, (low >> HALF) ^ d ^ second, low & MASK
     return a, b, c, d, (first + STEP) & MASK, (second + OTHER_STEP) & MASK
@@ -26,7 +26,7 @@ def mixed(a: Any, b: Any, c: Any, d: Any, first: Any, second: Any) -> Any:
 
 @numba.njit(nogil=True, inline="always")  # type: ignore[untyped-decorator]
 def four(a: Any, b: Any, c: Any, d: Any, first: Any, second: Any) -> Any:
-    """Return four 32-bit numbers for four counters and a key, all uint64. (Unrolled, to be vectorized.)"""
+    """Return four 32-bit random numbers for four counters and a key, all uint64. Unrolled for vectorization."""
     a, b, c, d, first, second = mixed(a, b, c, d, first, second)
     a, b, c, d, first, second = mixed(a, b, c, d, first, second)
     a, b, c, d, first, second = mixed(a, b, c, d, first, second)
@@ -42,7 +42,7 @@ def four(a: Any, b: Any, c: Any, d: Any, first: Any, second: Any) -> Any:
 
 @kernel
 def dropout(x: Array, out: Array, samples: Array, epoch: int, first: int, second: int, below: int, factor: Any) -> None:
-    """out = x · factor if the value's number is at least `below`, else 0; (N, F), (N,). first, second: the key."""
+    """out = x · factor where the random number is at least `below`, else 0; (N, F), (N,). first, second: key."""
     x, out = reals(x), reals(out)
     features = x.shape[1]
     quarter = (features + 3) // 4

@@ -1,7 +1,7 @@
 """Compilation of kernels.
 
-Kernels release the GIL and are single-threaded: `parallel=True` aborts the process when several workers call it. Arrays
-are C-contiguous. The fast-math flags allow contraction and reassociation, and keep NaN and infinity.
+Kernels release the GIL and are single-threaded, because `parallel=True` aborts the process if several workers call it.
+Arrays are C-contiguous. The fast-math flags allow contraction and reassociation, but preserve NaN and infinity.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from cupynet.backend import update_rules
 from cupynet.backend.cpu.kernels.cache import keep
 
 if numba.config.DISABLE_JIT:
-    raise ImportError("NUMBA_DISABLE_JIT is set, so nothing would be compiled")
+    raise ImportError("NUMBA_DISABLE_JIT is set, so kernels cannot be compiled")
 
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 
-FILES = [*sorted(Path(__file__).parent.glob("*.py")), Path(update_rules.__file__)]  # that kernels are built from
+FILES = [*sorted(Path(__file__).parent.glob("*.py")), Path(update_rules.__file__)]  # sources of the kernels
 SOURCES = hashlib.sha256(b"".join(path.read_bytes() for path in FILES)).hexdigest()[:8]
 
 
 def kernel(function: Kernel) -> Kernel:
     """Compile a function on first use, for the dtypes of its arguments.
 
-    The cache file is named after the constants that the kernel closes over and a hash of `FILES`. numba alone would
-    confuse kernels of the same name between processes, and would only notice changes of the kernel's own file.
+    The cache file is named after the constants that the kernel closes over, and a hash of `FILES`. Otherwise, numba
+    would confuse kernels with the same name across processes, and would only notice changes in the kernel's own file.
     """
     cells = (cell.cell_contents for cell in function.__closure__ or ())
     constants = (getattr(constant, "__name__", str(constant)) for constant in cells)
-    name = function.__qualname__.partition("-")[0]  # without what an earlier call has added
+    name = function.__qualname__.partition("-")[0]  # without the suffix of an earlier call
     function.__qualname__ = "-".join((name, *constants, SOURCES))
     compile_ = numba.njit(
         nogil=True,
@@ -48,6 +48,6 @@ def kernel(function: Kernel) -> Kernel:
 
 
 def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a part of a kernel's loop into the kernel. Constants that it is given are constants in it."""
+    """Inline a function into the kernels that call it. Constant arguments are compile-time constants."""
     numba.extending.overload(function, strict=False, prefer_literal=True)(lambda *_: function)
     return function

@@ -1,7 +1,7 @@
-"""Arrays of half and bfloat16 in compiled loops: stored in 16 bits, computed in float, converted in registers.
+"""16-bit types in kernels: half and bfloat16 are stored in 16 bits, computed in float, and converted in registers.
 
-numba has no such types. Kernels take the bits as uint16 (half) or int16 (bfloat16), see `bits`, and `reals` returns the
-same array with elements of type `Narrow`. They are rounded to nearest, ties to even, when written. NaN stays NaN.
+numba does not support these types. Kernels receive the bits as uint16 (half) or int16 (bfloat16), see `bits`, and
+`reals` views them as an array of type `Narrow`. Stores round to nearest, ties to even. NaN stays NaN.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ F16, F32, I16, I32 = ir.HalfType(), ir.FloatType(), ir.IntType(16), ir.IntType(3
 
 
 class Narrow(types.Type):
-    """The numba type of a number that is stored in 16 bits and computed as a float."""
+    """numba type of a number that is stored in 16 bits and computed in float."""
 
     def can_convert_to(self, context: Any, other: Any) -> Any:
         return {types.float32: Conversion.promote, types.float64: Conversion.safe}.get(other)
@@ -36,12 +36,12 @@ class Narrow(types.Type):
 
 HALF, BFLOAT16 = Narrow("half"), Narrow("bfloat16")
 KINDS = {types.uint16: HALF, types.int16: BFLOAT16}
-BITS = {"e": np.uint16, "E": np.int16}  # by the letters of NumPy and of ml_dtypes
+BITS = {"e": np.uint16, "E": np.int16}  # by dtype.char of NumPy's half and ml_dtypes' bfloat16
 
 
 @register_model(Narrow)
 class NarrowModel(models.PrimitiveModel):  # type: ignore[misc]
-    """Conversions of elements between memory and registers."""
+    """Conversion of elements between memory and registers."""
 
     def __init__(self, manager: Any, kind: Any) -> None:
         super().__init__(manager, kind, F32)
@@ -64,13 +64,13 @@ class NarrowModel(models.PrimitiveModel):  # type: ignore[misc]
 
 
 def converts_half() -> bool:
-    """Return True if the processor converts between half and float; otherwise LLVM would call a missing function."""
+    """Return True if the processor can convert between half and float. Otherwise LLVM would call a missing function."""
     triple, _, features = cpu_target.target_context.codegen().magic_tuple()
     return "+f16c" in features or triple.startswith(("aarch64", "arm64"))
 
 
 def half_to_float(b: Any, stored: Any) -> Any:
-    """Convert the bits of a half to float: integers, and an exact product for the exponent."""
+    """Convert the bits of a half to float with integer operations, and an exact product for the exponent."""
     whole = b.zext(stored, I32)
     size = b.shl(b.and_(whole, _whole(0x7FFF)), _whole(13))
     scaled = b.bitcast(b.fmul(b.bitcast(size, F32), ir.Constant(F32, 2.0**112)), I32)
@@ -80,14 +80,14 @@ def half_to_float(b: Any, stored: Any) -> Any:
 
 
 def float_to_half(b: Any, value: Any) -> Any:
-    """Convert a float to the bits of a half, by integers; adding 0.5 rounds subnormal numbers."""
+    """Convert a float to the bits of a half with integer operations. Adding 0.5 rounds subnormal numbers."""
     whole = b.bitcast(value, I32)
     size = b.and_(whole, _whole(0x7FFFFFFF))
     odd = b.and_(b.lshr(size, _whole(13)), _whole(1))
     rounded = b.lshr(_plus(b, size, odd, 0xFFF - (112 << 23)), _whole(13))
     small = b.sub(b.bitcast(b.fadd(b.bitcast(size, F32), ir.Constant(F32, 0.5)), I32), _whole(0x3F000000))
     found = b.select(b.icmp_unsigned("<", size, _whole(113 << 23)), small, rounded)
-    found = b.select(b.icmp_unsigned("<", size, _whole(0x477FF000)), found, _whole(0x7C00))  # rounds to 65504 at most
+    found = b.select(b.icmp_unsigned("<", size, _whole(0x477FF000)), found, _whole(0x7C00))  # rounds to at most 65504
     found = b.select(b.icmp_unsigned(">", size, _whole(0x7F800000)), _whole(0x7E00), found)
     return b.trunc(b.or_(found, b.and_(b.lshr(whole, _whole(16)), _whole(0x8000))), I16)
 
@@ -112,7 +112,7 @@ def _narrowed(context: Any, b: Any, kind: Any, narrow: Any, value: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def reals(typing: Any, array: Any) -> Any:
-    """Return the same array, its elements `Narrow` if it has bits of half or bfloat16."""
+    """Return the same array, viewed as `Narrow` if it contains the bits of half or bfloat16."""
 
     def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
         return impl_ret_borrowed(context, builder, signature.return_type, given[0])
@@ -125,7 +125,7 @@ def _is_narrow(array: Any) -> bool:
 
 
 def _copy(context: Any, b: Any, kinds: Any, arrays: Any, of: int) -> None:
-    """Copy the first of two contiguous arrays to the other: as many elements as number `of` of them has."""
+    """Copy the first of two contiguous arrays to the second. of: index of the array whose size is copied."""
     source, target = (context.make_array(kind)(context, b, array) for kind, array in zip(kinds, arrays, strict=True))
     with cgutils.for_range(b, (source, target)[of].nitems) as loop:
         value = context.unpack_value(b, kinds[0].dtype, b.gep(source.data, [loop.index]))
@@ -134,18 +134,18 @@ def _copy(context: Any, b: Any, kinds: Any, arrays: Any, of: int) -> None:
 
 
 def bits(array: Array) -> Array:
-    """Return the array as kernels take it: a view of the bits if its numbers are narrow."""
+    """Return the array as kernels expect it: a view of the bits for 16-bit types."""
     kind = BITS.get(array.dtype.char)
     return array if kind is None else array.view(kind)
 
 
-# For kernels that compute on floats in memory: a row, an image or a block at a time, which stays in the L1 cache. They
-# are intrinsics because functions that numba compiles for each kernel would take it a second longer.
+# For kernels that need floats in memory, for a row, an image or a block at a time, which stays in the L1 cache. These
+# functions are intrinsics, because compiling ordinary functions would take a second longer per kernel.
 
 
 @intrinsic  # type: ignore[untyped-decorator]
 def room(typing: Any, part: Any) -> Any:
-    """Return floats of the shape of `part` for the following functions; `part` itself if it is not `Narrow`."""
+    """Allocate floats with the shape of `part` for the functions below. Returns `part` itself if it is not `Narrow`."""
     floats = types.Array(types.float32, part.ndim, "C") if _is_narrow(part) else part
 
     def generate(context: Any, b: Any, signature: Any, given: Any) -> Any:
@@ -158,7 +158,7 @@ def room(typing: Any, part: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def widened(typing: Any, part: Any, floats: Any) -> Any:
-    """Return `floats`, which begin with the numbers of `part`; `part` itself if it is not `Narrow`."""
+    """Copy `part` to the beginning of `floats` and return `floats`. Returns `part` itself if it is not `Narrow`."""
 
     def generate(context: Any, b: Any, signature: Any, given: Any) -> Any:
         if _is_narrow(part):
@@ -170,7 +170,7 @@ def widened(typing: Any, part: Any, floats: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def scratch(typing: Any, part: Any, floats: Any) -> Any:
-    """Return the array to compute in before `write_back`: `floats`; `part` itself if it is not `Narrow`."""
+    """Return the array for results before `write_back`: `floats`, or `part` itself if it is not `Narrow`."""
 
     def generate(context: Any, b: Any, signature: Any, given: Any) -> Any:
         return impl_ret_borrowed(context, b, signature.return_type, given[_is_narrow(part)])
@@ -180,7 +180,7 @@ def scratch(typing: Any, part: Any, floats: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def write_back(typing: Any, part: Any, floats: Any) -> Any:
-    """Write the first of `floats` to `part` if it is `Narrow`."""
+    """Copy the beginning of `floats` to `part` if it is `Narrow`."""
 
     def generate(context: Any, b: Any, signature: Any, given: Any) -> Any:
         if _is_narrow(part):

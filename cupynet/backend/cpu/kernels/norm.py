@@ -1,7 +1,7 @@
-"""Normalization: moments of channels and their uses, each in one pass over memory.
+"""Normalization: moments of channels, and normalization by them, each in one pass over memory.
 
-Sums over blocks of contiguous rows (R, C) stay in the L1 cache; the sums of blocks are added in double. With few
-channels, k pixels are treated as one row, (R, k · C), and parameters are repeated k times.
+Sums over blocks of contiguous rows (R, C) stay in the L1 cache, and the sums of blocks are added in double. With few
+channels, k pixels are processed as one row, (R, k · C), and parameters are repeated k times.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from cupynet.backend.array import Array
 from cupynet.backend.cpu.kernels.jit import kernel
 from cupynet.backend.cpu.kernels.narrow import reals
 
-BLOCK = 64  # rows of `normalize_rows_backward`
-WIDE_BLOCK = 16  # rows, in kernels of channels
+BLOCK = 64  # rows per block in `normalize_rows_backward`
+WIDE_BLOCK = 16  # rows per block in the kernels for channels
 
 
 @kernel
 def channel_moments(x: Array, moments: Array) -> None:
-    """Mean and biased variance of the channels of x (R, k · C) into (2, C).
+    """Write mean and biased variance of the channels of x (R, k · C) to moments (2, C).
 
-    Two passes over each block, combined as in Chan et al. 1979. If the mean is s standard deviations from zero, the
-    relative error of the variance is at most 10 + 0.3 s times the machine epsilon (measured).
+    Two passes over each block; blocks are combined as in Chan et al. 1979. If the mean is s standard deviations from
+    zero, the measured relative error of the variance is at most (10 + 0.3 s) times the machine epsilon.
     """
     x = reals(x)
     (rows, columns), channels = x.shape, moments.shape[1]
@@ -50,7 +50,7 @@ def channel_moments(x: Array, moments: Array) -> None:
             delta = np.float64(part[c]) - mean[c]
             mean[c] += delta * weight
             spread[c] += square[c] + delta * delta * start * weight
-    for at in range(channels, columns):  # merge the moments of the pixels of a row into the first
+    for at in range(channels, columns):  # merge the moments of all pixels of a row
         c, before = at % channels, at // channels
         delta = mean[at] - mean[c]
         mean[c] += delta / (before + 1)
@@ -62,7 +62,7 @@ def channel_moments(x: Array, moments: Array) -> None:
 
 @kernel
 def normalize(x: Array, mean: Array, factor: Array, shift: Array, y: Array, relu: bool) -> None:
-    """y = (x - mean) · factor + shift in each column, max(y, 0) with relu; (R, k · C), (k · C,)."""
+    """y = (x - mean) · factor + shift for each column, then max(y, 0) if relu; (R, k · C), (k · C,)."""
     x, y = reals(x), reals(y)
     channels, zero = x.shape[1], x.dtype.type(0)
     for r in range(x.shape[0]):
@@ -78,7 +78,7 @@ def normalize(x: Array, mean: Array, factor: Array, shift: Array, y: Array, relu
 
 @kernel
 def normalize_sums(dy: Array, x: Array, y: Array, mean: Array, sums: Array, relu: bool) -> None:
-    """Sums of dy and dy · (x - mean), (2, C); with relu, set dy to 0 first where y <= 0. (R, k · C), (k · C,)."""
+    """Write the sums of dy and dy · (x - mean), (2, C). If relu, set dy to 0 where y <= 0. (R, k · C), (k · C,)."""
     dy, x, y = reals(dy), reals(x), reals(y)
     channels, wide = sums.shape[1], (2, mean.size)
     totals, parts = np.zeros(wide, np.float64), np.empty(wide, sums.dtype)
@@ -87,7 +87,7 @@ def normalize_sums(dy: Array, x: Array, y: Array, mean: Array, sums: Array, relu
         block, sources = dy[start : start + WIDE_BLOCK], x[start : start + WIDE_BLOCK]
         if relu:
             passed, output = block.reshape(-1), y[start : start + WIDE_BLOCK].reshape(-1)
-            for i in range(passed.size):  # not fused with the sums, which would prevent vectors of 16
+            for i in range(passed.size):  # a separate loop, because fused with the sums it is not vectorized as well
                 passed[i] = passed[i] if output[i] > zero else zero
         parts[:] = 0
         for r in range(len(block)):
@@ -105,7 +105,7 @@ def normalize_sums(dy: Array, x: Array, y: Array, mean: Array, sums: Array, relu
 
 @kernel
 def normalize_backward(dy: Array, x: Array, mean: Array, factor: Array, slope: Array, offset: Array) -> None:
-    """dy = dy · factor - (x - mean) · slope - offset in each column; (R, k · C), (k · C,)."""
+    """dy = dy · factor - (x - mean) · slope - offset for each column; (R, k · C), (k · C,)."""
     dy, x = reals(dy), reals(x)
     channels = x.shape[1]
     for r in range(x.shape[0]):
@@ -116,9 +116,9 @@ def normalize_backward(dy: Array, x: Array, mean: Array, factor: Array, slope: A
 
 @kernel
 def normalize_rows(x: Array, scale: Array, shift: Array, epsilon: Any, y: Array, moments: Array) -> None:
-    """y = (x - mean) / sqrt(variance + epsilon) · scale + shift in each row; moments (R, 2) are mean and 1 / sqrt.
+    """y = (x - mean) / sqrt(variance + epsilon) · scale + shift for each row; moments (R, 2): mean and 1 / sqrt(...).
 
-    Rounding errors of a long row's mean are corrected by the corrected two-pass algorithm (Chan et al. 1983).
+    Uses the corrected two-pass algorithm (Chan et al. 1983), because the mean of a long row has a rounding error.
     """
     x, scale, shift, y = reals(x), reals(scale), reals(shift), reals(y)
     columns, real = x.shape[1], moments.dtype.type
@@ -147,7 +147,7 @@ def normalize_rows(x: Array, scale: Array, shift: Array, epsilon: Any, y: Array,
 def normalize_rows_backward(
     dy: Array, x: Array, moments: Array, scale: Array, scale_grad: Array, shift_grad: Array, need_dx: bool
 ) -> None:
-    """Add the gradients of scale and shift; dy becomes dx if that is needed. (R, D), (R, 2), (D,)."""
+    """Add the gradients of scale and shift. If `need_dx`, overwrite dy with dx. (R, D), (R, 2), (D,)."""
     dy, x, scale = reals(dy), reals(x), reals(scale)
     rows, columns = x.shape
     part, part_product = np.empty(columns, moments.dtype), np.empty(columns, moments.dtype)

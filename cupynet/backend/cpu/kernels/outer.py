@@ -1,7 +1,7 @@
-"""The weight gradient if rows of patches are shorter than a vector: the first layer on gray or color images.
+"""Weight gradient for patches whose rows are shorter than a vector, as in the first layer on gray or color images.
 
-Vectors are along the filters. For each pooling window, the values of a pixel's patch times the gradients of the filters
-that this pixel won are added to sums in registers.
+Vectors run along the filters. For each pooling window and pixel, the values of the patch times the gradients of the
+filters for which this pixel is the winner are added to sums in registers.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def outer_sums(
     typing: Any, pixels: Any, height: Any, length: Any, filters: Any, x: Any, x_at: Any, row_step: Any, corners: Any,
     places: Any, windows: Any, dy: Any, winners: Any, dy_at: Any, pitch: Any, grad: Any, grad_at: Any, grad_step: Any,
 ) -> Any:  # fmt: skip
-    """Add values of the winners' patches times dy to a block of the gradient, for one image.
+    """Add the winners' patches times dy to a block of the gradient, for one image.
 
     grad[grad_at + h · grad_step + i · pitch + j] += sum over k < windows of
     x[x_at + corners[k] + places[won] + h · row_step + i] · dy[dy_at + k · pitch + j],
@@ -63,7 +63,7 @@ def outer_sums(
 
 
 def _emit(b: Any, known: list[int], inputs: Any, grad: Any, grad_step: Any) -> None:
-    """Emit the loop over windows with all sums in registers. Pixels that did not win multiply zeros."""
+    """Emit the loop over windows, with all sums in registers. Pixels that are not winners multiply zeros."""
     pixels, height, length, filters = known
     x, row_step, corners, places, windows, dy, winners, pitch = inputs
     parts = split(filters, x.type.pointee)
@@ -110,7 +110,7 @@ def _emit(b: Any, known: list[int], inputs: Any, grad: Any, grad_step: Any) -> N
 
 
 def blocks(filters: int, row: int, itemsize: int) -> list[tuple[int, int, int, int]]:
-    """Return the blocks of a gradient with rows of `row` values: (first filter, filters, values, rows of a patch)."""
+    """Split a gradient with rows of `row` values into blocks: (first filter, filters, values, rows of a patch)."""
     width, most = registers()
     lanes, found, at = width // itemsize, [], 0
     while at < filters:
@@ -128,9 +128,9 @@ def weight_gradient(pixels: int, height: int, length: int, filters: int) -> Call
 
     @kernel
     def gradient(x: Array, patches: Patches, passed: Passed, block: Block, grad: Array) -> None:
-        """grad += sum over images and windows of (values of the winner's patch) ⊗ dy, in `block`.
+        """grad += sum over images and windows of patch ⊗ dy for the winners, within `block`.
 
-        x: (N, F) images; grad: (K_h·K_w·C, O). The block's lines are a multiple of `height`.
+        x: (N, F) images; grad: (K_h·K_w·C, O). `block.lines` is a multiple of `height`.
         """
         dy, winners, corners, places, row_step = (
             passed.dy, passed.winners, patches.corners, patches.places, patches.step

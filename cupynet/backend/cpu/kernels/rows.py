@@ -1,10 +1,10 @@
-"""The backward pass of a convolution with a max-pool, through the winners of the pool only.
+"""Backward pass of a convolution with a max-pool, which processes only the winners of the pool.
 
-Only one in pool² of the convolution's output gradients is not zero. Each winner adds g · (the patch it saw) to the
-gradient of its filter, and g · (its filter) to the gradient of the patch.
+All other output gradients of the convolution are zero. Each winner with gradient g adds g · patch to the gradient of
+its filter, and g · filter to the gradient of its patch.
 
-Both use `weighted_rows`, for rows of constant length. It is written in LLVM vectors because no loop over an array keeps
-the sums in registers.
+Both use `weighted_rows`, for rows of constant length. It is generated as LLVM vector code, because numba does not keep
+the sums of an array loop in registers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from cupynet.backend.cpu.kernels.vectors import (
     store,
 )
 
-L1_BYTES = 24 * 1024  # of the L1 cache for images; it has 32 KB or more
+L1_BYTES = 24 * 1024  # part of the L1 cache for images; L1 caches have at least 32 KB
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
@@ -87,19 +87,19 @@ def _emit(b: Any, length: int, out: Any, rows: Any, offsets: Any, factors: Any, 
 
 
 def blocks(length: int, itemsize: int) -> tuple[int, int, int]:
-    """Return a row as (number of full blocks, their length, the rest), by the number of registers."""
+    """Split a row by the number of registers: (number of full blocks, block length, remaining values)."""
     width, sums = registers()
-    most = min(sums, 8) * width // itemsize  # eight sums hide the latency of additions
+    most = min(sums, 8) * width // itemsize  # eight sums are enough to hide the latency of additions
     return (0, 0, length) if length <= most else (length // most, most, length % most)
 
 
 @functools.cache
 def weight_gradient(full: int, block: int, rest: int) -> Callable[..., None]:
-    """Return the kernel for rows of `full` blocks and a rest, see `blocks`."""
+    """Return the kernel for rows split by `blocks`."""
 
     @kernel
     def gradient(x: Array, patches: Patches, passed: Passed, grad: Array) -> None:
-        """grad[o, ky] += sum over images and windows of dy · (row ky of the winner's patch).
+        """grad[o, ky] += sum over images and windows of dy · row ky of the winner's patch.
 
         x: (N, F) images; grad: (O · patches.height, patches.row).
         """
@@ -107,7 +107,7 @@ def weight_gradient(full: int, block: int, rest: int) -> Callable[..., None]:
         height, length, row_step = patches.height, patches.row, patches.step
         windows, filters, size = dy.shape[1], dy.shape[2], x.shape[1]
         x, dy = reals(x), reals(dy)
-        group = max(1, L1_BYTES // (size * grad.itemsize))  # images at a time: their sums are loaded and stored once
+        group = max(1, L1_BYTES // (size * grad.itemsize))  # images for which sums are loaded and stored only once
         most = windows * group
         offsets = np.empty(filters * most, np.int32)
         factors = np.empty(filters * most, grad.dtype)
@@ -138,11 +138,11 @@ def weight_gradient(full: int, block: int, rest: int) -> Callable[..., None]:
 
 @functools.cache
 def input_gradient(full: int, block: int, rest: int) -> Callable[..., None]:
-    """Return the kernel for rows of `full` blocks and a rest, see `blocks`."""
+    """Return the kernel for rows split by `blocks`."""
 
     @kernel
     def gradient(weight: Array, patches: Patches, passed: Passed, dx: Array) -> None:
-        """dx = 0, then each winner's patch gets dy · filter.
+        """dx = sum of dy · filter over the winners, added to their patches.
 
         weight: (patches.height, O, patches.row padded to a cache line); dx: (N, F).
         """

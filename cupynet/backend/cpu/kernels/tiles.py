@@ -1,10 +1,11 @@
-"""A convolution without im2col: tiles of sums of products in registers, straight from images.
+"""Direct convolution without im2col.
 
-`add_products` is a product of two matrices of which the first does not exist in memory: its rows begin anywhere in an
-image, and a table has the offsets of their values. Rows are patches (convolution), values of a patch (weight gradient),
-or gradients of windows (input gradient). It is written in LLVM vectors, like `rows`.
+`add_products` multiplies two matrices, the first of which is not stored. Its rows start anywhere in an image, and a
+table contains the offsets of their values. Rows are patches (convolution), values of a patch (weight gradient), or
+gradients of windows (input gradient). Tiles of sums are held in registers; the loop is LLVM vector code, like in
+`rows`.
 
-Sums are made `CHUNK` products at a time, so that the factors shared by all tiles stay in the L1 cache (Goto & van de
+Sums are computed `CHUNK` products at a time, so that factors shared by all tiles stay in the L1 cache (Goto & van de
 Geijn 2008).
 """
 
@@ -33,16 +34,16 @@ from cupynet.backend.cpu.kernels.vectors import (
     widths,
 )
 
-CHUNK = 256  # products of a sum
-MOST_ROWS = 10  # of a tile: each needs a pointer
+CHUNK = 256  # products of a sum at a time
+MOST_ROWS = 10  # maximum number of rows of a tile, each of which needs a pointer
 
 
 class Frame(NamedTuple):
-    """Zeros around an image.
+    """Padding of an image.
 
     Attributes:
-        size: values with the zeros; 0 without padding: images are read in place.
-        first: the offset of the image's first value.
+        size: number of values including padding; 0 without padding, when images are read in place.
+        first: offset of the first value of the image.
         height: rows of the image.
         row: values in a row.
         step: values from one row to the next.
@@ -56,13 +57,12 @@ class Frame(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """The sums over one image: sum r is of image[starts[r] + table[t]] · factors[t], added at outs[r].
+    """Sums over one image: sum_t image[starts[r] + table[t]] · factors[t] is added at outs[r].
 
     Attributes:
-        parts: (parts, 5) int64, groups of sums with a table of their own: first r, last r + 1, first t, number of t,
-            and the offset of their packed factors.
-        starts: int32.
-        outs: int32. Tiles read both up to their last row, beyond the last sum.
+        parts: (parts, 5) int64, groups of sums with a separate table: first r, last r + 1, first t, number of t, and
+            offset of the packed factors.
+        starts, outs: int32, padded to full tiles.
         table: int32.
     """
 
@@ -77,13 +77,12 @@ def add_products(
     typing: Any, height: Any, width: Any, rows: Any, x: Any, x_at: Any, starts: Any, outs: Any, first: Any, table: Any,
     t_at: Any, count: Any, w: Any, w_at: Any, pitch: Any, out: Any, out_at: Any,
 ) -> Any:  # fmt: skip
-    """A tile of sums: for i < height and i < rows, j < width,
+    """Add a tile of sums: for i < height and i < rows, j < width,
 
-    out[out_at + outs[first + i] + j] += the sum over t < count of
+    out[out_at + outs[first + i] + j] += sum over t < count of
     x[x_at + starts[first + i] + table[t_at + t]] · w[w_at + t · pitch + j].
 
-    `height` and `width` are constants; arrays are flat; starts, outs (as long as the tile is high) and table int32. No
-    checks.
+    `height` and `width` are constants. Arrays are flat; starts, outs and table are int32. No checks.
     """
     known = constants(height, width)
     if known is None:
@@ -102,13 +101,13 @@ def add_products(
 
 
 def _emit(b: Any, known: list[int], inputs: Any, out: Any, outs: Any, rows: Any) -> None:
-    """Emit the sums, and add each row of them to its place."""
+    """Emit the sums, and add each row to the output."""
     height, width = known
     x, starts, table, count, w, pitch = inputs
     sums, parts = sums_of_products(b, x, starts, height, table, w, pitch, count, width)
     end = b.append_basic_block("tile.end")
     for i, own in enumerate(sums):
-        if i:  # rows that only fill the tile are not stored
+        if i:  # rows that only pad the tile are not stored
             stored = b.append_basic_block("tile.row")
             b.cbranch(b.icmp_signed("<", ir.Constant(I64, i), rows), stored, end)
             b.position_at_end(stored)
@@ -120,7 +119,7 @@ def _emit(b: Any, known: list[int], inputs: Any, out: Any, outs: Any, rows: Any)
 
 
 def tile(columns: int, itemsize: int) -> tuple[int, int, int]:
-    """Return the rows and columns of a tile for sums with so many columns, and the remaining columns."""
+    """Return the rows and columns of a tile for sums with `columns` columns, and the remaining columns."""
     width, sums = registers()
     lanes = width // itemsize
     across = min(columns, 2 * lanes)
@@ -129,15 +128,15 @@ def tile(columns: int, itemsize: int) -> tuple[int, int, int]:
 
 @functools.cache
 def products(height: int, width: int, rest: int) -> Callable[..., None]:
-    """Return the kernel for tiles of `height` rows and `width` columns, the last of `rest` columns."""
+    """Return the kernel for tiles of `height` rows and `width` columns. The last tile has `rest` columns."""
 
     @kernel
     def convolve(x: Array, zeros: Array, frame: Frame, sums: Sums, factors: Array, start: Array, y: Array) -> None:
-        """Compute the sums of each of the images x (N, F).
+        """Compute the sums of all images x (N, F).
 
-        With packed factors (1, 1, ...), see `pack`, each image has its own sums, y (N, P, O), which begin as `start`
-        (O,). With gradients as factors (N, P, O), all images add to the same sums, y (1, K, O), and `start` is empty.
-        `zeros` is as large as the frame.
+        With packed factors (1, 1, ...), see `pack`, each image has its own sums y (N, P, O), which are initialized with
+        `start` (O,). With gradients as factors (N, P, O), all images add to the same sums y (1, K, O), and `start` is
+        empty. `zeros` has the size of the frame.
         """
         pixels, columns, own = y.shape[1], y.shape[2], start.size > 0
         full = columns // width
@@ -186,9 +185,9 @@ def products(height: int, width: int, rest: int) -> Callable[..., None]:
 
 @kernel
 def pack(factors: Array, parts: Array, width: int, packed: Array) -> None:
-    """Order `factors` (rows, columns) by tiles: columns in blocks of `width`; the last may be narrower.
+    """Reorder `factors` (rows, columns) by blocks of `width` columns, for each part of `Sums`.
 
-    The blocks of a part of `Sums` follow each other, each with all rows of the part.
+    Each block contains all rows of the part. The last block may be narrower.
     """
     factors, columns = reals(factors), factors.shape[1]
     for p in range(parts.shape[0]):

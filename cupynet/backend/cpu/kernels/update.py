@@ -10,14 +10,14 @@ from cupynet.backend.cpu.kernels.jit import inlined, kernel
 from cupynet.backend.cpu.kernels.narrow import reals
 from cupynet.backend.update_rules import RULES
 
-# Numbers, in this order: rate, first, second, third, scale, clip, l1, l2, decay, a, b, c; see `UpdateScalars.in_order`.
+# `numbers` are rate, first, second, third, scale, clip, l1, l2, decay, a, b, c, see `UpdateScalars.in_order`.
 
 
 @inlined
 def slope(g: Any, w: Any, numbers: Any) -> Any:
-    """clip(scale · g) + l2 · w + l1 · sign(w), without branches, which would prevent vectorization."""
+    """Return clip(scale · g) + l2 · w + l1 · sign(w). Branches would prevent vectorization."""
     _, _, _, _, scale, clip, l1, l2, _, _, _, _ = numbers
-    zero = scale - scale  # in their precision: a plain 0 would promote to double
+    zero = scale - scale  # in the same precision, because a plain 0 would promote to double
     g *= scale
     g = clip if g > clip else g
     g = -clip if g < -clip else g
@@ -86,8 +86,8 @@ UPDATES = {name: BY_STATES[len(rule.states)](inlined(rule.formula), rule.moves) 
 
 @kernel
 def mean_in_place(parts: Any, shares: Array) -> None:
-    """Overwrite the vectors `parts` with sum_r shares[r] · parts[r]; parts of share 0 are not read."""
-    tile = np.empty(2048, np.float64)  # shares in single precision do not add up to one: averages would drift
+    """Overwrite all vectors `parts` with sum_r shares[r] · parts[r]. Parts with share 0 are not read."""
+    tile = np.empty(2048, np.float64)  # in double, because shares in single precision do not sum to 1
     for start in range(0, parts[0].size, tile.size):
         stop = min(start + tile.size, parts[0].size)
         tile[:] = 0
@@ -112,7 +112,7 @@ def squared_norm(grad: Array) -> Any:
 
 @kernel
 def clip_norm(grad: Array, squared_norm: Any, largest: Any) -> None:
-    """Shorten a vector of this squared norm to the length `largest` if it is longer; NaN stays NaN."""
+    """Clip the norm of a vector to `largest`. NaN stays NaN."""
     length = np.sqrt(squared_norm)
     if not length <= largest:
         for i in range(grad.size):

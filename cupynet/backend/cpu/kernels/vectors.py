@@ -1,4 +1,4 @@
-"""Vector code in LLVM. Functions with a parameter `b`, an LLVM builder, emit instructions and return their results."""
+"""Generation of LLVM vector code. Functions with an LLVM builder `b` emit instructions and return their results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ I32, I64 = ir.IntType(32), ir.IntType(64)
 
 @functools.cache  # the call takes a fifth of a millisecond
 def registers() -> tuple[int, int]:
-    """Return the bytes of a vector register of this processor, and the number of registers for sums."""
+    """Return the size of a vector register in bytes, and the number of registers to use for sums."""
     features = llvmlite.binding.get_host_cpu_features()
     if features.get("avx512f"):
         return 64, 20
@@ -25,7 +25,7 @@ def registers() -> tuple[int, int]:
 
 
 def widths(length: int, widest: int) -> list[int]:
-    """Return `length` as a sum of vector widths, powers of two from `widest` down."""
+    """Split `length` into vector widths, powers of two of at most `widest`."""
     found = []
     while length:
         width = min(widest, 1 << (length.bit_length() - 1))
@@ -35,14 +35,14 @@ def widths(length: int, widest: int) -> list[int]:
 
 
 def constants(*kinds: Any) -> list[int] | None:
-    """Return the values of arguments that are constants to numba; None if one is not."""
+    """Return the values of compile-time constant arguments, or None if one is not constant."""
     if not all(isinstance(kind, types.IntegerLiteral) for kind in kinds):
         return None
     return [int(kind.literal_value) for kind in kinds]
 
 
 def pointers(context: Any, b: Any, signature: Any, given: Any) -> Callable[..., Any]:
-    """pointer(i, j): to element given[j] of the array given[i]; pointer(i): to its first. i, j: argument indices."""
+    """Return pointer(i, j), the address of element given[j] of array given[i]; pointer(i) is the first element."""
 
     def pointer(array: int, at: int | None = None) -> Any:
         data = context.make_array(signature.args[array])(context, b, given[array]).data
@@ -56,7 +56,7 @@ def size_of(real: Any) -> int:
 
 
 def split(length: int, real: Any) -> list[tuple[int, Any]]:
-    """Return `length` values as vectors: the start and type of each; a single value is a scalar."""
+    """Split `length` values into vectors: the start and type of each. A single value is a scalar."""
     found, at = [], 0
     for width in widths(length, registers()[0] // size_of(real)):
         found.append((at, ir.VectorType(real, width) if width > 1 else real))
@@ -65,14 +65,14 @@ def split(length: int, real: Any) -> list[tuple[int, Any]]:
 
 
 def bytes_like(kind: Any, value: int) -> Any:
-    """Return the constant `value` in as many bytes as `kind` has values."""
+    """Return the constant `value` as a vector of bytes with the length of `kind`."""
     if isinstance(kind, ir.VectorType):
         return ir.Constant(ir.VectorType(ir.IntType(8), kind.count), [value] * kind.count)
     return ir.Constant(ir.IntType(8), value)
 
 
 def load(b: Any, base: Any, at: int, kind: Any) -> Any:
-    """Load a `kind` from `at` elements after `base`, of any alignment."""
+    """Load a `kind` at offset `at` from `base`, with any alignment."""
     return b.load(_place(b, base, at, kind), align=_alignment(base))
 
 
@@ -81,12 +81,12 @@ def store(b: Any, value: Any, base: Any, at: int) -> None:
 
 
 def element(b: Any, base: Any, index: Any) -> Any:
-    """base[index] of an int32 array, as an int64."""
+    """Load base[index] of an int32 array as an int64."""
     return b.sext(b.load(b.gep(base, [index])), I64)
 
 
 def multiply_add(b: Any, x: Any, factor: Any, total: Any) -> Any:
-    """x · factor + total (scalar factor), rounded once if the processor can. (`llvm.fma` might call the C library.)"""
+    """x · factor + total with a scalar factor, fused if the CPU supports it. (`llvm.fma` might call the C library.)"""
     kind, name = x.type, f"f{8 * size_of(factor.type)}"
     if isinstance(kind, ir.VectorType):
         nothing = ir.Constant(kind, ir.Undefined)
@@ -100,9 +100,9 @@ def multiply_add(b: Any, x: Any, factor: Any, total: Any) -> Any:
 def sums_of_products(
     b: Any, x: Any, places: Any, rows: int, table: Any, w: Any, pitch: Any, count: Any, width: int
 ) -> Any:
-    """rows x width sums in registers, of x[places[i] + table[t]] · w[t · pitch + j] over t < count, at least one.
+    """Emit rows x width sums in registers, of x[places[i] + table[t]] · w[t · pitch + j] over t < count. count >= 1.
 
-    Return the sums row by row as vectors, and the starts and types of these, see `split`.
+    Returns the vectors of sums by row, and their starts and types, see `split`.
     """
     parts = split(width, x.type.pointee)
     patches = [b.gep(x, [element(b, places, ir.Constant(I64, i))]) for i in range(rows)]
@@ -136,5 +136,5 @@ def _place(b: Any, base: Any, at: int, kind: Any) -> Any:
 
 
 def _alignment(base: Any) -> int:
-    """Return the alignment of a value: vectors begin anywhere."""
+    """Return the alignment of a single value, because vectors may start anywhere."""
     return 1 if isinstance(base.type.pointee, ir.IntType) else size_of(base.type.pointee)

@@ -1,7 +1,7 @@
-"""The forward pass of a convolution and its max-pool, one pooling window at a time, in registers.
+"""Forward pass of a convolution and its max-pool, one pooling window at a time.
 
-The pixels of a pooling window times a block of filters are as many sums as registers hold. Only the largest pixel of
-each filter and its place are written. It is written in LLVM vectors, like `rows`.
+The sums for all pixels of a pooling window and a block of filters are held in registers. Only the maximum for each
+filter and its index are written. The loop is generated as LLVM vector code, like in `rows`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from cupynet.backend.cpu.kernels.vectors import (
     sums_of_products,
 )
 
-FAR_FROM_OVERFLOW = 1e37  # in single precision, and so in double
+FAR_FROM_OVERFLOW = 1e37  # in single and double precision
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
@@ -35,11 +35,11 @@ def window_maximum(
     typing: Any, pixels: Any, filters: Any, nan: Any, x: Any, x_at: Any, places: Any, table: Any, weight: Any,
     bias: Any, first: Any, pitch: Any, count: Any, y: Any, winners: Any, y_at: Any,
 ) -> Any:  # fmt: skip
-    """The largest of a window's pixels for each of some filters, and which it was.
+    """Compute the maximum over the pixels of a window, and its index, for a block of filters.
 
-    y[y_at + j] = bias[first + j] + the largest over p < pixels of
+    y[y_at + j] = bias[first + j] + the maximum over p < pixels of
     sum over k < count of x[x_at + places[p] + table[k]] · weight[k · pitch + first + j], for j < filters;
-    winners[y_at + j] = the first p it was. With `nan`, the first NaN is the largest.
+    winners[y_at + j] = the first p with the maximum. With `nan`, the first NaN is the maximum.
 
     `pixels`, `filters` and `nan` (0 or 1) are constants; arrays are flat, places and table int32. No checks.
     """
@@ -60,7 +60,7 @@ def window_maximum(
 
 
 def _emit(b: Any, known: list[int], inputs: Any, outputs: Any) -> None:
-    """Emit the sums, then the largest of each filter's."""
+    """Emit the sums, then the maximum for each filter."""
     pixels, filters, nan = known
     x, places, table, weight, pitch, count = inputs
     sums, parts = sums_of_products(b, x, places, pixels, table, weight, pitch, count, filters)
@@ -68,7 +68,7 @@ def _emit(b: Any, known: list[int], inputs: Any, outputs: Any) -> None:
 
 
 def _emit_largest(b: Any, parts: Any, sums: Any, nan: bool, bias: Any, y: Any, winners: Any) -> None:
-    """For each filter, the largest of its pixels, the first among equals; with `nan`, the first NaN if there is one."""
+    """Emit the maximum for each filter, the first among equals; with `nan`, the first NaN if there is one."""
     for v, (at, kind) in enumerate(parts):
         best, won = sums[0][v], bytes_like(kind, 0)
         for p in range(1, len(sums)):
@@ -83,7 +83,7 @@ def _emit_largest(b: Any, parts: Any, sums: Any, nan: bool, bias: Any, y: Any, w
 
 
 def blocks(pixels: int, filters: int, itemsize: int) -> tuple[int, int, int]:
-    """Return filters as (number of full blocks, their size, the rest), by the number of registers."""
+    """Split filters by the number of registers: (number of full blocks, block size, remaining filters)."""
     width, sums = registers()
     most = max(sums // pixels, 1) * (width // itemsize)
     return (0, 0, filters) if filters <= most else (filters // most, most, filters % most)
@@ -91,15 +91,15 @@ def blocks(pixels: int, filters: int, itemsize: int) -> tuple[int, int, int]:
 
 @functools.cache
 def conv_pool(pixels: int, full: int, block: int, rest: int, nan: int = 0) -> Callable[..., bool]:
-    """Return the kernel for pooling windows of `pixels` and filters in `full` blocks and a rest, see `blocks`.
+    """Return the kernel for pooling windows of `pixels` pixels, and filters split by `blocks`.
 
-    With `nan` 1 it checks every sum for NaN. Otherwise it only checks that inputs are too small for any sum to
-    overflow; checking sums would take registers and a fifth of the speed.
+    If `nan` is 1, every sum is checked for NaN. Otherwise, the kernel only checks that inputs are too small for a sum
+    to overflow, because checking sums would need registers and cost a fifth of the speed.
     """
 
     @kernel
     def forward(x: Array, patches: Patches, table: Array, weight: Array, bias: Array, y: Array, winners: Array) -> bool:
-        """Pooled convolution and its winners; False if there may be a NaN: then y and winners are invalid.
+        """Write the pooled convolution and its winners. Return False, with invalid results, if there may be a NaN.
 
         x: (N, F) images; table: (K_h·K_w·C,) offsets of the values of a patch; weight: (K_h·K_w·C, O); bias: (O,); y,
         winners: (N, P·O).
@@ -116,7 +116,7 @@ def conv_pool(pixels: int, full: int, block: int, rest: int, nan: int = 0) -> Ca
                 total = weight.dtype.type(0)
                 for i in range(size):
                     total += abs(image[i])
-                if not total * weights < FAR_FROM_OVERFLOW:  # no sum of products is larger; NaN is not smaller
+                if not total * weights < FAR_FROM_OVERFLOW:  # an upper bound of any sum of products; False for NaN
                     return False
             for part in range(full):
                 at = part * block

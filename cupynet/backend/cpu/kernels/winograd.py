@@ -1,11 +1,11 @@
-"""Convolutions with 3x3 filters and stride 1 on tiles of 4x4 output pixels: Winograd's F(4x4, 3x3).
+"""Convolutions with 3x3 filters and stride 1, by Winograd's algorithm F(4x4, 3x3).
 
-Lavin & Gray 2016, "Fast Algorithms for Convolutional Neural Networks". A tile of 6x6 input pixels and a filter are
-transformed to 36 values each, so that an output tile takes 36 multiplications per channel and filter, not 144.
-Transforms run along channels, which are vectors. Per transformed value, channels and filters are a matrix product over
-a block of tiles in the L2 cache.
+Source: Lavin & Gray 2016, "Fast Algorithms for Convolutional Neural Networks". A tile of 6x6 input pixels and a filter
+are transformed to 36 values each, so that a tile of 4x4 output pixels takes 36 multiplications per channel and filter
+instead of 144. Transforms are vectorized over channels. For each of the 36 values, the sum over channels is a matrix
+product for a block of tiles, which stays in the L2 cache.
 
-The input gradient is a convolution with rotated filters, the weight gradient the transposed algorithm.
+The input gradient is a convolution with rotated filters, and the weight gradient the transposed algorithm.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from cupynet.backend.cpu.kernels.jit import kernel
 from cupynet.backend.cpu.kernels.narrow import reals, room, scratch, widened, write_back
 from cupynet.backend.cpu.kernels.vectors import I64, constants, load, multiply_add, pointers, registers, size_of, store
 
-VALUES = 36  # of a transformed tile
-TILES = 32  # of a block
-STEPS = 4  # products per iteration of the innermost loop, at most
+VALUES = 36  # values of a transformed tile
+TILES = 32  # tiles per block
+STEPS = 4  # maximum number of products per iteration of the innermost loop
 _FILTER = np.array([[6, 0, 0], [-4, -4, -4], [-4, 4, -4], [1, 2, 4], [1, -2, 4], [0, 0, 24]]) / 24
-FILTER = np.kron(_FILTER, _FILTER)  # (36, 9): the transform of a filter's pixels
+FILTER = np.kron(_FILTER, _FILTER)  # (36, 9), the transform of the pixels of a filter
 
 
 # transforms of a line of pixels ---------------------------------------------------------------------------------------
@@ -40,7 +40,7 @@ def _scaled(b: Any, x: Any, factor: float, total: Any) -> Any:
 
 
 def _of_input(b: Any, d: list[Any]) -> list[Any]:
-    """Six pixels of an image -> six values."""
+    """Transform six pixels of an image to six values."""
     even, odd = _scaled(b, d[2], -4, d[4]), _scaled(b, d[1], -4, d[3])
     near, apart = b.fsub(d[4], d[2]), b.fsub(d[3], d[1])
     inner = [b.fadd(even, odd), b.fsub(even, odd), _scaled(b, apart, 2, near), _scaled(b, apart, -2, near)]
@@ -49,7 +49,7 @@ def _of_input(b: Any, d: list[Any]) -> list[Any]:
 
 
 def _of_gradient(b: Any, d: list[Any]) -> list[Any]:
-    """Four pixels of an output gradient -> six values."""
+    """Transform four pixels of an output gradient to six values."""
     even, odd = b.fadd(d[0], d[2]), b.fadd(d[1], d[3])
     near, apart = _scaled(b, d[2], 4, d[0]), _scaled(b, d[3], 4, d[1])
     inner = [b.fadd(even, odd), b.fsub(even, odd), _scaled(b, apart, 2, near), _scaled(b, apart, -2, near)]
@@ -57,7 +57,7 @@ def _of_gradient(b: Any, d: list[Any]) -> list[Any]:
 
 
 def _to_output(b: Any, m: list[Any]) -> list[Any]:
-    """Six values -> four pixels of an output."""
+    """Transform six values to four output pixels."""
     near, apart = b.fadd(m[1], m[2]), b.fsub(m[1], m[2])
     far, wide = b.fadd(m[3], m[4]), b.fsub(m[3], m[4])
     first, last = b.fadd(b.fadd(m[0], near), far), b.fadd(_scaled(b, wide, 8, apart), m[5])
@@ -65,7 +65,7 @@ def _to_output(b: Any, m: list[Any]) -> list[Any]:
 
 
 INPUT, GRADIENT, OUTPUT = range(3)
-LINES = ((_of_input, 6), (_of_gradient, 4), (_to_output, 6))  # and the number of values that they read
+LINES = ((_of_input, 6), (_of_gradient, 4), (_to_output, 6))  # transforms, and the number of values that they read
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
@@ -73,10 +73,10 @@ def transform(
     typing: Any, line: Any, x: Any, x_at: Any, x_step: Any, first: Any, stop: Any, y: Any, y_at: Any, y_step: Any,
     limit: Any,
 ) -> Any:  # fmt: skip
-    """Transform a line of values, each a vector of channels: value i is at x[x_at + i · x_step], and likewise in y.
+    """Transform a line of values, each a vector of channels: from x[x_at + i · x_step] to y[y_at + i · y_step].
 
-    `line` is a constant, an index of LINES. Values before `first` and from `stop` on are zero, and not read; results
-    from `limit` on are not written.
+    `line` is a constant, an index into `LINES`. Values outside `first` to `stop` are taken as zero and not read.
+    Results from `limit` on are not written.
     """
     known = constants(line)
     if known is None:
@@ -108,11 +108,12 @@ def multiply(
     typing: Any, rows: Any, across: Any, adds: Any, a_row: Any, a_step: Any, a: Any, a_at: Any, a_jump: Any,
     w: Any, w_at: Any, w_step: Any, w_apart: Any, count: Any, out: Any, out_at: Any, out_row: Any, out_apart: Any,
 ) -> Any:  # fmt: skip
-    """A tile of a product, `rows` values high and `across` vectors of L values wide: the sum over t < count of
+    """Compute a tile of a matrix product. For i < rows and j < across, with vectors of L values,
 
+    the sum over t < count of
     a[a_at + i · a_row + t // L · a_jump + t % L · a_step] · w[w_at + t · w_step + j · w_apart] is written to
-    out[out_at + i · out_row + j · out_apart], or added to it if `adds`. The first five are constants; `count` is a
-    multiple of L.
+    out[out_at + i · out_row + j · out_apart], or added to it if `adds`. The first five arguments are constants; `count`
+    is a multiple of L.
     """
     known = constants(rows, across, adds, a_row, a_step)
     if known is None:
@@ -168,7 +169,7 @@ def _sums(b: Any, known: list[int], left: Any, right: Any, count: Any) -> list[l
 
 
 def _vector(base: Any) -> Any:
-    """Return the widest vector of the numbers at `base`."""
+    """Return the widest vector type of the numbers at `base`."""
     return ir.VectorType(base.type.pointee, registers()[0] // size_of(base.type.pointee))
 
 
@@ -177,7 +178,7 @@ def _whole(value: int) -> Any:
 
 
 def _moved(b: Any, base: Any, number: int, apart: Any) -> Any:
-    """Return the address of element number · apart after `base`."""
+    """Return the address of element `number` · `apart` after `base`."""
     return b.gep(base, [b.mul(_whole(number), apart)])
 
 
@@ -198,18 +199,18 @@ def convolution(lanes: int) -> Callable[..., None]:
     def convolve(
         x: Array, u: Array, bias: Array, top: int, left: int, strip: Array, out: Array, v: Array, m: Array, y: Array
     ) -> None:
-        """y (N, H', W' · O) from x (N, H, W · C), transformed filters u (36, C · O) and bias (O,), or (0,) for none.
+        """Compute y (N, H', W' · O) from x (N, H, W · C), transformed filters u (36, C · O), and bias (O,) or (0,).
 
-        `top` and `left` are rows and columns of padding. Buffers: strip (6, columns of all tiles, C) and
-        out (6, columns, O), zero; v (C · 36 · TILES,) and m (O · 36 · TILES,), which have a vector of channels of all
-        tiles of a block for each of the 36 values.
+        `top` and `left` are the padding. Buffers: strip (6, columns of all tiles, C) and out (6, columns, O), both
+        initially zero; v (C · 36 · TILES,) and m (O · 36 · TILES,), which contain for each vector of channels and each
+        of the 36 values all tiles of a block.
         """
         x, y, u = reals(x), reals(y), u.reshape(-1)
         (_, columns, channels), filters, height, width = strip.shape, out.shape[2], x.shape[1], x.shape[2]
         wide, tall, out_width = columns // 4, (y.shape[1] + 3) // 4, y.shape[2]
         step, out_step, total = strip[0].size, out[0].size, len(x) * tall * wide
-        paired = filters // (2 * lanes) * 2 * lanes  # filters in products of two vectors; one may be left
-        lines = len(out)  # 6, but unknown to the compiler, which would unroll loops
+        paired = filters // (2 * lanes) * 2 * lanes  # filters in pairs of vectors; one vector may remain
+        lines = len(out)  # 6; not a constant, so that the compiler does not unroll loops
         strip, out, room_x, room_y = strip.reshape(-1), out.reshape(-1), room(x[0]), room(y[0])
         image, result = room_x.reshape(-1), room_y.reshape(-1)
         for start in range(0, total, TILES):
@@ -240,7 +241,7 @@ def convolution(lanes: int) -> Callable[..., None]:
                             lanes, 1, 0, lanes, 1, v, at, group, u, factors + paired, filters, lanes, channels,
                             m, at + paired // lanes * group, lanes, group,
                         )  # fmt: skip
-            for o in range(bias.size):  # value (1, 1) is added to all pixels of the output
+            for o in range(bias.size):  # value (1, 1) contributes to all output pixels
                 for t in range(TILES):
                     m[o // lanes * group + 7 * apart + t * lanes + o % lanes] += bias[o]
             for t in range(start, stop):
@@ -270,7 +271,7 @@ def weight_gradient(lanes: int) -> Callable[..., None]:
     def gradient(
         x: Array, dy: Array, top: int, left: int, strip: Array, out: Array, v: Array, m: Array, du: Array
     ) -> None:
-        """Add the gradient of transformed filters, du (36, C · O), from x (N, H, W · C) and dy, as in `convolution`."""
+        """Add the gradient of transformed filters to du (36, C · O). Other arguments as in `convolution`."""
         x, dy, du = reals(x), reals(dy), du.reshape(-1)
         (_, columns, channels), filters, height, width = strip.shape, out.shape[2], x.shape[1], x.shape[2]
         wide, tall, out_width = columns // 4, (dy.shape[1] + 3) // 4, dy.shape[2]

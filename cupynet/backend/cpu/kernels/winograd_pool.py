@@ -1,11 +1,11 @@
-"""A convolution and its 2x2 max-pool by Winograd's minimal filtering.
+"""Convolution and 2x2 max-pool by Winograd's minimal filtering.
 
-Tiles of 4 x 4 outputs take n² products instead of 16·K², for K x K filters and n = K + 3: a sixth for 5 x 5 filters.
-y = Aᵀ ((G w Gᵀ) ⊙ (Bᵀ x B)) A: constant matrices transform filters and images along both axes, and at each of the n²
-points the products are a matrix product over channels. The backward pass is the transpose. Rounding errors are up to
-ten times larger than with plain sums.
+A tile of 4 x 4 outputs takes n² multiplications instead of 16·K², for K x K filters and n = K + 3 (a sixth for 5 x 5
+filters). With constant matrices A, B and G, y = Aᵀ ((G w Gᵀ) ⊙ (Bᵀ x B)) A. At each of the n² points, the sum over
+channels is a matrix product. The backward pass is the transpose. Rounding errors are up to ten times larger than those
+of direct sums.
 
-A. Lavin and S. Gray, Fast Algorithms for Convolutional Neural Networks, arXiv:1509.09308.
+Source: A. Lavin and S. Gray, Fast Algorithms for Convolutional Neural Networks, arXiv:1509.09308.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from cupynet.backend.cpu.kernels.vectors import (
     sums_of_products,
 )
 
-SIDE = 4  # outputs of a tile, down and across
+SIDE = 4  # height and width of a tile of outputs
 POINTS = (0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5)  # and infinity
 
 
 @functools.cache
 def matrices(size: int) -> list[Array]:
-    """Aᵀ (4, n), A, Bᵀ (n, n), B, G (n, K) and Gᵀ for K = `size`: values of polynomials at `POINTS`, interpolation."""
+    """Return Aᵀ (4, n), A, Bᵀ (n, n), B, G (n, K) and Gᵀ for K = `size` (Toom-Cook with interpolation at `POINTS`)."""
     points = np.array(POINTS[: size + SIDE - 2])
     others = [np.delete(points, i) for i in range(points.size)]
     scale = [*(np.prod(point - rest) for point, rest in zip(points, others, strict=True)), 1]
@@ -53,17 +53,18 @@ def matrices(size: int) -> list[Array]:
 
 
 class Tiles(NamedTuple):
-    """Tiles of images, and memory to compute them in; C and O are padded to the `width` of a `block`.
+    """Tiles of images, and buffers. C and O are padded to a multiple of the width of a `block`.
 
     Attributes:
-        down, across: tiles of an image.
+        down, across: number of tiles per image, vertically and horizontally.
         group: rows of tiles that are computed together.
         lanes: numbers in a vector.
-        frame: (n · W · channels, and more), what a row of tiles reads of an image.
-        gradient: (n · W, C), its gradient.
-        outputs: (4 · 4, O), of a tile.
-        weights: (n², C, O), G w Gᵀ, or its gradient; turned: (n², O, C).
-        points, products: (tiles, n² · C and n² · O, and a vector more, so that tiles are in different lines of caches).
+        frame: (n · W · channels + padding,), the pixels that a row of tiles reads.
+        gradient: (n · W, C), the gradient of these pixels.
+        outputs: (4 · 4, O), outputs of a tile.
+        weights: (n², C, O), G w Gᵀ or its gradient.
+        turned: (n², O, C), the transpose for the input gradient.
+        points, products: (tiles, n² · C) and (tiles, n² · O), padded by a vector per tile to avoid cache conflicts.
     """
 
     down: int
@@ -80,7 +81,7 @@ class Tiles(NamedTuple):
 
 
 def block(columns: int, itemsize: int) -> tuple[int, int]:
-    """Return the rows and columns of sums in registers; the number of columns is padded to a multiple."""
+    """Return the rows and columns of a block of sums in registers. Column counts are padded to a multiple of it."""
     width, sums = registers()
     across = min(-(-columns * itemsize // width), 4 if sums >= 16 else 2)
     return 1 << (min(sums // across, 8).bit_length() - 1), across * width // itemsize
@@ -91,9 +92,10 @@ def transform(
     typing: Any, size: Any, which: Any, adds: Any, x: Any, x_at: Any, x_down: Any, x_across: Any, y: Any, y_at: Any,
     y_down: Any, y_across: Any,
 ) -> Any:  # fmt: skip
-    """y = T x Tᵀ of a vector of tiles, whose rows and columns are so many values apart; with `adds` 1 it is added to y.
+    """y = T x Tᵀ for a vector of channels of a tile, or y += T x Tᵀ if `adds` is 1.
 
-    T is number `which` of `matrices`. The first three arguments are constants; arrays are flat. No checks.
+    T is matrix `which` of `matrices`. `_down` and `_across` are the strides of rows and columns. The first three
+    arguments are constants; arrays are flat. No checks.
     """
     known = constants(size, which, adds)
     if known is None:
@@ -117,7 +119,7 @@ def transform(
 
 
 def _emit(b: Any, matrix: Array, kind: Any, count: int, x: Any, y: Any, *, adds: bool) -> None:
-    """Emit `count` products of the matrix and vectors; x, y: (pointer, step between vectors, to the next ones)."""
+    """Emit `count` products of the matrix and vectors. x, y: (pointer, stride of vectors, stride of products)."""
     with cgutils.for_range(b, I64(count)) as loop:
         source, target = (b.gep(base, [b.mul(loop.index, following)]) for base, _, following in (x, y))
         values = [load(b, b.gep(source, [b.mul(x[1], I64(j))]), 0, kind) for j in range(matrix.shape[1])]
@@ -134,9 +136,9 @@ def product(
     typing: Any, height: Any, width: Any, adds: Any, x: Any, x_at: Any, places: Any, table: Any, w: Any, w_at: Any,
     pitch: Any, count: Any, y: Any, y_at: Any, y_step: Any,
 ) -> Any:  # fmt: skip
-    """y[y_at + i · y_step + j] = the sum over t < count of x[x_at + places[i] + table[t]] · w[w_at + t · pitch + j].
+    """y[y_at + i · y_step + j] = sum over t < count of x[x_at + places[i] + table[t]] · w[w_at + t · pitch + j].
 
-    For i < height and j < width; otherwise as `transform`.
+    For i < height and j < width. See `transform` for `adds`, constants and arrays.
     """
     known = constants(height, width, adds)
     if known is None:
@@ -160,7 +162,7 @@ def multiply(
     height: int, width: int, adds: int, sizes: Any, x: Array, x_steps: Any, w: Array, w_steps: Any, y: Array,
     y_steps: Any,
 ) -> None:  # fmt: skip
-    """At each point, `product` of x (rows, count) and w (count, columns); steps: to the next point, row and column."""
+    """Compute x (rows, count) @ w (count, columns) at each point. steps: strides of points, rows and columns."""
     points, rows, columns, count = sizes
     places, table = np.empty(height, np.int32), np.empty(count, np.int32)
     for i in range(height):
@@ -178,7 +180,7 @@ def multiply(
 
 @inlined
 def transform_filters(size: int, which: int, lanes: int, x: Array, y: Array) -> None:
-    """All filters (K · K, values) to their points (n², values) with `which` 4, and the transpose with 5."""
+    """Transform all filters (K · K, values) to points (n², values) if `which` is 4, and the transpose if it is 5."""
     x_step, y_step, n = x.shape[1], y.shape[1], size + SIDE - 1
     before, after = (size, n) if which == 4 else (n, size)
     for c in range(0, x_step, lanes):
@@ -187,7 +189,7 @@ def transform_filters(size: int, which: int, lanes: int, x: Array, y: Array) -> 
 
 @inlined
 def transform_images(size: int, x: Array, first: int, last: int, tiles: Tiles) -> Any:
-    """Bᵀ x B of rows of tiles of images (N, H, W, C), to `points`. Return the sum of all |x| that they read."""
+    """Write Bᵀ x B of rows of tiles of images (N, H, W, C) to `points`. Return the sum of |x| over the pixels read."""
     pixels, frame, points, total = x.reshape(-1), tiles.frame, tiles.points.reshape(-1), tiles.frame[0] * 0
     channels, n, line, own = tiles.gradient.shape[1], size + SIDE - 1, x.shape[2] * x.shape[3], x.shape[3]
     for row in range(first, last):
@@ -204,7 +206,7 @@ def transform_images(size: int, x: Array, first: int, last: int, tiles: Tiles) -
 
 @inlined
 def transform_gradient(size: int, tiles: Tiles, tile: int, last: bool, dx: Array) -> None:
-    """B dV Bᵀ of a row of tiles, written to dx (rows, W, C). Pixels that the next row shares stay in `gradient`."""
+    """Write B dV Bᵀ of a row of tiles to dx (rows, W, C). Pixels shared with the next row stay in `gradient`."""
     gradient, points, (_, width, _) = tiles.gradient, tiles.points.reshape(-1), dx.shape
     channels, n = gradient.shape[1], size + SIDE - 1
     for t in range(tiles.across):
@@ -228,7 +230,7 @@ def transform_gradient(size: int, tiles: Tiles, tile: int, last: bool, dx: Array
 
 @inlined
 def pool(outputs: Array, at: int, bias: Array, y: Array, winners: Array) -> None:
-    """The largest of four outputs, the first among equals, and which it was."""
+    """Write the maximum of four outputs plus bias, and its index, the first among equals."""
     for o in range(bias.size):
         best, won = outputs[at, o], np.uint8(0)
         for q in range(1, 4):
@@ -248,11 +250,11 @@ def unpool(dy: Array, winners: Array, outputs: Array, at: int) -> None:
 
 @functools.cache
 def forward(size: int, height: int, width: int) -> Callable[..., bool]:
-    """Return the kernel for filters of `size`, see `block`."""
+    """Return the forward kernel for filters of `size`. height, width: see `block`."""
 
     @kernel
     def pooled(x: Array, large: Any, weight: Array, bias: Array, tiles: Tiles, y: Array, winners: Array) -> bool:
-        """Pooled convolution and its winners; False if a sum of |x| over rows of tiles is not below `large`.
+        """Write the pooled convolution and its winners. Return False if a sum of |x| is not below `large`.
 
         x: (N, H, W, C) images; weight: (K · K, C · O padded); bias: (O,); y, winners: (N · down, 2, across, 2, O).
         """
@@ -282,13 +284,13 @@ def forward(size: int, height: int, width: int) -> Callable[..., bool]:
 
 @functools.cache
 def backward(size: int, height: int, width: int, dx_height: int, dx_width: int) -> Callable[..., bool]:
-    """Return the kernel for filters of `size`; `block` of filters, and of channels."""
+    """Return the backward kernel for filters of `size`. height, width: `block` of filters; dx_...: of channels."""
 
     @kernel
     def gradients(
         x: Array, large: Any, dy: Array, winners: Array, turned: Array, tiles: Tiles, grad: Array, dx: Array
     ) -> bool:  # fmt: skip
-        """Write grad (K · K, C · O padded), and dx unless it is empty; return False as `forward`.
+        """Write grad (K · K, C · O padded), and dx unless it is empty. Return False like `forward`.
 
         x: (N, H, W, C); dy, winners: (N · down, 2, across, 2, O); turned: (K · K, O · C padded).
         """

@@ -2,7 +2,7 @@
 
 #include "common.cuh"
 
-// y (rows, columns) += bias (columns,), then ReLU if `relu`: V columns at once, counted with I.
+// y (rows, columns) += bias (columns,), then ReLU if `relu`. V columns per access; I is the index type.
 template <int V, class I, class S>
 __device__ void add_bias_of(S* y, const S* bias, I packs, I packs_of_row, int relu) {
   Pack<S, V>* values = reinterpret_cast<Pack<S, V>*>(y);
@@ -40,13 +40,13 @@ __device__ void add_bias(S* y, const S* bias, long long rows, int columns, int r
   }
 }
 
-// x = max(x, 0); NaN stays.
+// x = max(x, 0); NaN stays NaN.
 template <class S>
 __device__ void relu(S* x, long long n) {
   each<16 / sizeof(S)>(n, [](S& value) { store(value, positive(wide(value))); }, Change<S>{x});
 }
 
-// dy = dy where y > 0, else 0. No product: 0 times NaN is NaN.
+// dy = dy where y > 0, else 0. Not a product, because 0 times NaN is NaN.
 template <class S>
 __device__ void relu_backward(S* dy, const S* y, long long n) {
   const auto close = [](S& gradient, const S& output) {
@@ -55,8 +55,8 @@ __device__ void relu_backward(S* dy, const S* y, long long n) {
   each<16 / sizeof(S)>(n, close, Change<S>{dy}, Read<S>{y});
 }
 
-// The others, in the order of backend/reference/activation.py: y from x, and dy/dx from y (Gelu and Silu: from x), in the
-// wide precision, without an exp that could overflow.
+// The others, in the order of backend/reference/activation.py: y from x, and dy/dx from y (Gelu and Silu: from x),
+// computed in Wide<S> without overflow of exp.
 enum Activation { LEAKY_RELU, ELU, TANH, SIGMOID, SOFTPLUS, GELU, SILU };
 
 template <class A>
@@ -104,7 +104,7 @@ struct Silu {
   }
 };
 
-// use(the activation of that number)
+// Calls `use` with the activation of this number.
 template <class A, class F>
 __device__ __forceinline__ void chosen(int name, A slope, F use) {
   switch (name) {
@@ -118,7 +118,7 @@ __device__ __forceinline__ void chosen(int name, A slope, F use) {
   }
 }
 
-// out = the activation of x; out may be x.
+// out = activation(x); out may be x.
 template <class S>
 __device__ void pointwise(const S* x, S* out, int name, Wide<S> slope, long long n) {
   chosen(name, slope, [&](auto activation) {
@@ -130,7 +130,7 @@ __device__ void pointwise(const S* x, S* out, int name, Wide<S> slope, long long
   });
 }
 
-// dy *= the derivative at `kept`: y, or x.
+// dy *= derivative at `kept`, which is y or x.
 template <class S>
 __device__ void pointwise_backward(S* dy, const S* kept, int name, Wide<S> slope, long long n) {
   chosen(name, slope, [&](auto activation) {

@@ -1,4 +1,4 @@
-// Weighted sums of flat vectors, for averages of replicas.
+// Weighted sums of flat vectors, to average replicas.
 
 #include "common.cuh"
 
@@ -39,8 +39,7 @@ __device__ __forceinline__ void weighted_sums(S* out, const Terms<S>& terms, int
   keep<V>(Write<S>{out}, i, sums);
 }
 
-// out = the sum of share[k] · part[k] for k < count, added in this order, each product rounded, as on the host.
-// `out` may be one of the parts.
+// out = sum over k < count of share[k] · part[k], in this order, with rounded products as on the host. `out` may be a part.
 template <class S>
 __device__ void weighted_sum(S* out, const Terms<S>& terms, int count, long long n) {
   constexpr int V = 16 / sizeof(S);

@@ -1,8 +1,8 @@
-// Shared by all kernels: precisions, 16-byte accesses, and loops that any grid may run.
+// Shared by all kernels: precisions, 16-byte accesses, and grid-stride loops.
 //
-// S is what is stored (half, bfloat16, float, double), Wide<S> what is computed in (float, or double for double). Every
-// loop strides over the whole grid, so that a smaller grid computes the same. The order of sums depends only on
-// the sizes of grid and block, and on the alignment of vectors: no atomics.
+// S is the storage type (half, bfloat16, float, double), and Wide<S> the type of computations (float, or double for
+// double). All loops are grid-stride loops, so any grid size is valid. The order of sums depends only on the grid size, the
+// block size and the alignment of vectors. There are no atomics.
 
 #ifndef CUPYNET_COMMON
 #define CUPYNET_COMMON
@@ -10,7 +10,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#define MOST_THREADS 1024  // of a block: known to the compiler, so that registers suffice for as many
+#define MOST_THREADS 1024  // per block; limits the registers that the compiler uses
 #define KERNEL extern "C" __global__ __launch_bounds__(MOST_THREADS) void
 
 // precisions ----------------------------------------------------------------------------------------------------------
@@ -39,8 +39,8 @@ __device__ __forceinline__ void store(double& to, double x) { to = x; }
 // instances -----------------------------------------------------------------------------------------------------------
 
 // A module contains the kernels of one precision (-DONLY_HALF, -DONLY_BFLOAT16, -DONLY_FLOAT or -DONLY_DOUBLE), because
-// compiling all of them takes almost four times as long. Kernels that sum in float are in the first three. Without such
-// an option, a module contains all kernels.
+// compiling all of them takes almost four times as long. Kernels that sum in float are in the first three. Without one of
+// these options, a module contains all kernels.
 #if defined(ONLY_BFLOAT16) || defined(ONLY_FLOAT) || defined(ONLY_DOUBLE)
 #define IN_HALF(...)
 #else
@@ -69,7 +69,7 @@ __device__ __forceinline__ void store(double& to, double x) { to = x; }
 
 // values --------------------------------------------------------------------------------------------------------------
 
-// x as it would be read back after it was stored in S
+// x after rounding to S
 template <class S>
 __device__ __forceinline__ Wide<S> rounded(Wide<S> x) {
   S stored{};
@@ -77,7 +77,7 @@ __device__ __forceinline__ Wide<S> rounded(Wide<S> x) {
   return wide(stored);
 }
 
-// max(x, 0), where NaN stays NaN
+// max(x, 0); NaN stays NaN
 template <class A>
 __device__ __forceinline__ A positive(A x) {
   return x <= 0 ? A(0) : x;
@@ -88,13 +88,13 @@ __device__ __forceinline__ A positive(A x) {
 // Indices into the controls, as in backend/controls.py.
 enum Control { RATE, FIRST, SECOND, THIRD, SCALE, USED, GO, HALTED, STEPS, LOSSES, SAMPLES, HITS, STEADY, SKIPPED };
 
-// x times one of these numbers; x itself without controls.
+// x times one of the controls; x itself without controls.
 template <class A>
 __device__ __forceinline__ A steered(A x, const double* controls, Control place) {
   return controls ? x * static_cast<A>(controls[place]) : x;
 }
 
-// several values in one access ----------------------------------------------------------------------------------------
+// vectorized accesses -------------------------------------------------------------------------------------------------
 
 template <class T, int V>
 struct alignas(sizeof(T) * V) Pack {
@@ -152,8 +152,8 @@ __device__ __forceinline__ void together(long long i, F& function, Arrays... arr
   }(fetch<V>(arrays, i)...);
 }
 
-// function(a[i], b[i], ...) for all i < n, V of them in one access where all arrays begin at a multiple of it; the
-// blocks along x share the work.
+// Calls function(a[i], b[i], ...) for all i < n, with V values per access if all arrays are aligned. The blocks along x
+// share the work.
 template <int V, class F, class... Arrays>
 __device__ __forceinline__ void each(long long n, F function, Arrays... arrays) {
   const long long first = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;

@@ -1,7 +1,7 @@
-// im2col and col2im; depthwise convolutions, which need neither.
+// im2col and col2im, and depthwise convolutions, which need neither.
 //
-// The blocks along y share the images, those along x the values of one; so all divisions are of 32 bits, and the caller
-// checks that neither an image nor its windows have 2^31 values.
+// The blocks along y share the images, and those along x the values of an image, so that all divisions are 32-bit. The
+// caller checks that neither an image nor its windows have 2^31 values.
 
 #include "common.cuh"
 
@@ -20,8 +20,8 @@ struct Window {
 #define WINDOW                                                                                                        \
   { height, width, channels, rows, cols, kernel_height, kernel_width, stride_down, stride_across, top, left, gap_down, gap_across }
 
-// (count, H, W, C) -> (count · rows · cols, K_h · K_w · C): K_h segments of K_w · C neighbors (pixels apart, where the
-// window dilates), zeros outside the image. T is one value, or several adjacent channels that are copied at once.
+// (count, H, W, C) -> (count · rows · cols, K_h · K_w · C): K_h segments of K_w · C values, with zeros outside the image.
+// T is one value, or several adjacent channels that are copied at once.
 template <class T>
 __device__ void im2col_of(const T* x, T* columns, int count, const Window& w) {
   const unsigned segment = w.kernel_width * w.channels, total = w.rows * w.cols * w.kernel_height * segment;
@@ -64,11 +64,11 @@ __device__ void im2col(const S* x, S* columns, int count, const Window& w) {
   }
 }
 
-// The transpose, as a gather: a pixel is the sum of its values in all windows, in the order of its places in them.
+// The transpose of im2col, as a gather: a pixel is the sum of its values in all windows, in the order of its indices in them.
 
 constexpr int WINDOWS = 5;  // windows whose values are loaded together
 
-// sums += V channels of a pixel in COUNT windows, going back `step` values from each window to the one before it.
+// sums += V channels of a pixel in COUNT windows, each `step` values before the previous one.
 template <int COUNT, int V, class S>
 __device__ __forceinline__ void add_windows(const S* at, long long step, Wide<S> (&sums)[V]) {
 #pragma unroll
@@ -79,8 +79,7 @@ __device__ __forceinline__ void add_windows(const S* at, long long step, Wide<S>
   }
 }
 
-// For a stride of 1 without dilation, V channels at a time. Only loops of constant length are unrolled, see
-// conv_pool.cu.
+// For stride 1 without dilation, V channels at a time. Only loops of constant length are unrolled, see conv_pool.cu.
 template <int V, class S>
 __device__ void col2im_dense(const S* columns, S* x, int count, const Window& w) {
   const int groups = w.channels / V, segment = w.kernel_width * w.channels, window = w.kernel_height * segment;
@@ -150,7 +149,7 @@ __device__ void col2im(const S* columns, S* x, int count, const Window& w) {
   }
 }
 
-// Depthwise: filter o sees only channel o / repeat. The weight is (K_h, K_w, O), O = C · repeat.
+// Depthwise: filter o uses only channel o / repeat. The weight is (K_h, K_w, O), with O = C · repeat.
 //
 // (count, H, W, C) -> (count, rows, cols, O).
 template <class S>
@@ -204,7 +203,7 @@ __device__ void depthwise_input(const S* dy, const S* weight, S* dx, int count, 
   }
 }
 
-// sums (parts, K_h, K_w, O): the weight's gradient of every parts-th line of windows, from the part's number on.
+// sums (parts, K_h, K_w, O): part p is the weight gradient of lines p, p + parts, ... of windows.
 template <class S, class A>
 __device__ void depthwise_weight(
     const S* x, const S* dy, A* sums, int count, const Window& w, int repeat, int parts) {

@@ -1,8 +1,8 @@
-// A convolution with small patches (few channels, as in the first layer) and its max-pool, computed directly from the
-// images: neither the im2col rows nor the convolution's output is stored.
+// Convolution with small patches (few channels, as in the first layer) and its max-pool, computed directly from the
+// images. Neither im2col rows nor the output of the convolution are stored.
 //
-// Forward, a thread computes the pooled output of V filters. Backward, a thread sums the gradients of TAPS weights of a
-// filter over its part of the windows, reading only the patches of the winners.
+// In the forward pass, a thread computes the pooled output of V filters. In the backward pass, a thread sums the gradients
+// of TAPS weights of a filter over its part of the windows, reading only the patches of the winners.
 //
 // Loops whose bounds are minima or maxima are not unrolled, here and in other kernels: the compiler would compute their
 // trip count, which ptxas 13.0 gets wrong for sm_90 (see tests/backend/cuda/test_compiles.py).
@@ -11,7 +11,7 @@
 
 constexpr int TAPS = 5;    // adjacent values in a row of a patch that a thread computes
 constexpr int AHEAD = 4;   // windows whose gradients are loaded together
-constexpr int NONE = 255;  // the winner of a window that ReLU zeroed: it has no gradient
+constexpr int NONE = 255;  // winner of a window that ReLU zeroed, which has no gradient
 
 struct Geometry {
   int height, width, channels;          // of an image
@@ -34,14 +34,14 @@ struct Geometry {
   { height, width, channels, rows, cols, kernel_height, kernel_width, stride_down, stride_across, top, left,          \
     pooled_rows, pooled_cols, pool_height, pool_width, pool_down, pool_across, pool_top, pool_left, filters }
 
-// The indices, of `length` values from `start` on, that are inside a line of `size` values.
+// Range of indices of `length` values from `start` on that are inside a line of `size` values.
 struct Inside {
   int first, end;
   __device__ __forceinline__ Inside(int start, int length, int size)
       : first(max(0, -start)), end(min(length, size - start)) {}
 };
 
-// sums += COUNT values from `pixels` on times their weights, for V filters. Successive weights are `filters` apart.
+// sums += COUNT values from `pixels` on times their weights, for V filters. Weights are `filters` apart.
 template <int COUNT, int V, class S>
 __device__ __forceinline__ void multiply(const S* pixels, const S* weights, int filters, Wide<S> (&sums)[V]) {
 #pragma unroll
@@ -53,7 +53,7 @@ __device__ __forceinline__ void multiply(const S* pixels, const S* weights, int 
   }
 }
 
-// sums[v] = one pixel (row, col) of the convolution, for the V filters from `weight` on.
+// sums[v] = pixel (row, col) of the convolution for V filters from `weight` on.
 template <int V, class S>
 __device__ __forceinline__ void convolve(
     const S* image, const S* weight, const Geometry& g, int row, int col, Wide<S> (&sums)[V]) {
@@ -134,12 +134,12 @@ __device__ void conv_pool(
   }
 }
 
-// The weights of a thread: `count`, at most TAPS, of a filter in row `ky` of its patch, from the value `from` on.
+// Weights of a thread: `count` (at most TAPS) values in row `ky` of a filter's patch, from value `from` on.
 struct Taps {
   int filter, ky, from, count;
 };
 
-// sums += the gradient of the pool window at (row, col) of the convolution times the pixels of its winner.
+// sums += gradient of the pooling window at (row, col) of the convolution times the pixels of its winner.
 template <class S>
 __device__ __forceinline__ void add_window(
     const S* image, Wide<S> gradient, int winner, int row, int col, const Geometry& g, const Taps& taps,
@@ -158,7 +158,7 @@ __device__ __forceinline__ void add_window(
   }
 }
 
-// Partial sums of gradients: part p sums over the lines p, p + parts, ... of pooled windows. weight_sums
+// Partial sums of gradients: part p sums over lines p, p + parts, ... of pooling windows. weight_sums
 // (parts, K_h, K_w, C, O) and, if there is a bias, bias_sums (parts, O).
 template <class S>
 __device__ void conv_pool_weight(

@@ -1,4 +1,4 @@
-// Random numbers of Philox 4x32-10, as backend/philox.py has them, bit for bit.
+// Dropout with random numbers of Philox 4x32-10, bit-identical to backend/philox.py.
 
 #include "common.cuh"
 
@@ -22,8 +22,9 @@ __device__ __forceinline__ Four philox(Four counters, unsigned first, unsigned s
   return Four{{a, b, c, d}};
 }
 
-// out = x · factor where the value's number is at least `below`, else 0: (count, size), of samples (count,) in epoch (1,).
-// A thread for four values of an example, a quarter of it apart; the blocks along y share the examples. x may be out.
+// out = x · factor where the random number is at least `below`, else 0: (count, size), samples (count,), epoch (1,). Each
+// thread computes four values of a sample, a quarter of the sample apart. The blocks along y share the samples. x may be
+// out.
 template <class S>
 __device__ void dropout(
     const S* x, S* out, const long long* samples, const long long* epoch, unsigned first, unsigned second,

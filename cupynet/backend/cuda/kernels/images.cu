@@ -2,9 +2,9 @@
 
 #include "common.cuh"
 
-// batch[n] = images[samples[n]] * scale + shift, or of images[n] without samples; images (., size) of uint8, batch
-// (count, size), scale and shift (channels), repeated for each pixel. The blocks along y share the images.
-// Samples are not checked here.
+// batch[n] = images[samples[n]] · scale + shift, or images[n] · scale + shift without samples. images (., size) uint8;
+// batch (count, size); scale and shift (channels), repeated for each pixel. The blocks along y share the images. Samples
+// are not checked.
 template <class S>
 __device__ void load_images(
     const unsigned char* images, const long long* samples, const Wide<S>* scale, const Wide<S>* shift, S* batch,

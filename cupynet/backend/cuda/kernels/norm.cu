@@ -1,4 +1,4 @@
-// Normalization of channels, after the sums of reductions.cu. Values (rows, columns), a column for each channel.
+// Normalization by channel, with the sums from reductions.cu. Values (rows, columns), with one column per channel.
 
 #include "common.cuh"
 
@@ -16,8 +16,8 @@ __device__ void track_moments(A* mean, A* variance, const A* moments, A momentum
   }
 }
 
-// function(values, column) for each V adjacent values, which start at that column.
-// I: an integer that numbers them; divisions of 64 bits take several times longer.
+// Calls function(values, column) for each V adjacent values, which start at this column. I is the index type, because
+// 64-bit divisions take several times longer.
 template <int V, class I, class F>
 __device__ __forceinline__ void each_pack(I packs, I packs_of_row, F function) {
   const I step = static_cast<I>(gridDim.x) * blockDim.x;
@@ -69,7 +69,7 @@ __device__ void normalize(
   }
 }
 
-// dy = scale / sigma · (dy - sums[0] / n - xhat · sums[1] / n); share is 1 / n, sums (2, columns).
+// dy = scale / sigma · (dy - sums[0] / n - xhat · sums[1] / n); share = 1 / n; sums (2, columns).
 template <int V, class S>
 __device__ void normalize_backward_packed(
     S* dy, const S* x, const Wide<S>* mean, const Wide<S>* variance, const S* scale, const Wide<S>* sums, Wide<S> share,

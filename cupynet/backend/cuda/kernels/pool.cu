@@ -1,10 +1,10 @@
-// Max-pooling, alone or of a convolution's raw product: bias, activation and pool in one pass; average pooling.
+// Max-pooling, optionally with the bias and ReLU of a preceding convolution, and average pooling.
 //
-// The blocks along y share the images, those along x the values of one; so all divisions are of 32 bits.
+// The blocks along y share the images, and those along x the values of an image, so that all divisions are 32-bit.
 
 #include "common.cuh"
 
-// The `at`th window along an axis: its start in the image, and the first and the end of its places inside the image (at
+// Window `at` along an axis: its start in the image, and the first and the end index of its pixels inside the image (at
 // least one).
 struct Seen {
   int start, first, end;
@@ -12,11 +12,11 @@ struct Seen {
       : start(at * stride - zeros), first(max(0, -start)), end(min(kernel, size - start)) {}
 };
 
-// y = the largest of each window of x + bias, then ReLU if `relu`; winners = which place ky · K_w + kx of the window it
-// was. The first among equals wins, or the first NaN. Where ReLU returns 0 (or gets NaN), the winner is -1, or 255 in
-// 8 bits, so that the window has no gradient. (count, H, W, C) -> 2 x (count, rows, cols, C).
+// y = maximum of each window of x + bias, then ReLU if `relu`; winners = index ky · K_w + kx of the maximum in the window.
+// The first among equals wins, or the first NaN. If ReLU returns 0 (or gets NaN), the winner is -1, or 255 in 8 bits, so
+// that the window has no gradient. (count, H, W, C) -> 2 x (count, rows, cols, C).
 //
-// x + bias is rounded to S before it is compared, so that ties are as in separate operations. bias (C,) may be null.
+// x + bias is rounded to S before comparisons, so that ties are the same as in separate operations. bias (C,) may be null.
 template <class S, class W>
 __device__ void max_pool(
     const S* x, const S* bias, S* y, W* winners, int count, int height, int width, int channels, int rows, int cols,
@@ -54,7 +54,7 @@ __device__ void max_pool(
   }
 }
 
-// dx = the gradients of all windows that a pixel won, added up in the order of its places in them.
+// dx = sum of the gradients of all windows that a pixel won, in the order of its indices in these windows.
 // (count, rows, cols, C) -> (count, H, W, C).
 template <class S, class W>
 __device__ void max_pool_backward(
@@ -83,7 +83,7 @@ __device__ void max_pool_backward(
   }
 }
 
-// y = the mean of the pixels of the image in each window. (count, H, W, C) -> (count, rows, cols, C).
+// y = mean of each window, excluding padding. (count, H, W, C) -> (count, rows, cols, C).
 template <class S>
 __device__ void avg_pool(
     const S* x, S* y, int count, int height, int width, int channels, int rows, int cols, int kernel_height,
@@ -107,7 +107,7 @@ __device__ void avg_pool(
   }
 }
 
-// dx = each pixel's share of the gradients of all windows that see it. (count, rows, cols, C) -> (count, H, W, C).
+// dx = each pixel's share of the gradients of all windows that contain it. (count, rows, cols, C) -> (count, H, W, C).
 template <class S>
 __device__ void avg_pool_backward(
     const S* dy, S* dx, int count, int height, int width, int channels, int rows, int cols, int kernel_height,

@@ -1,6 +1,6 @@
-// Sums over rows, columns and vectors; softmax and its loss; the sums of normalization.
+// Sums over rows, columns and vectors; softmax and losses; sums for normalization.
 //
-// A block adds as a tree in shared memory, in an order that depends only on its size. Its sizes are powers of two.
+// Blocks reduce as a tree in shared memory, in an order that depends only on the block size. Block sizes are powers of two.
 
 #include "common.cuh"
 
@@ -23,7 +23,7 @@ struct Larger {
   }
 };
 
-// All values of a line of the block (its threads along x) as one, for each of these threads.
+// Reduces the values of the threads along x; every thread gets the result.
 template <class A, class F>
 __device__ __forceinline__ A across(A value, F function) {
   __shared__ A shared[MOST_THREADS];
@@ -39,7 +39,7 @@ __device__ __forceinline__ A across(A value, F function) {
   return all;
 }
 
-// The sum over the threads of one column (along y); valid in the threads with y = 0.
+// Sum over the threads along y; valid in the threads with y = 0.
 template <class A>
 __device__ __forceinline__ A down(A value) {
   __shared__ A shared[MOST_THREADS];
@@ -55,7 +55,7 @@ __device__ __forceinline__ A down(A value) {
   return all;
 }
 
-// rows: each line of a block takes one at a time ----------------------------------------------------------------------
+// rows: the threads along x process one row at a time -----------------------------------------------------------------
 
 #define EACH_ROW(row, rows)                                                                                           \
   for (long long row = static_cast<long long>(blockIdx.x) * blockDim.y + threadIdx.y, base = row - threadIdx.y;       \
@@ -78,7 +78,7 @@ __device__ __forceinline__ Wide<S> sum_of_exponentials(const S* line, int column
   return across(sum, Add());
 }
 
-// x = exp(x) / sum exp(x) in each row, shifted by the row's largest.
+// x = exp(x) / sum(exp(x)) for each row, after subtracting the maximum.
 template <class S>
 __device__ void softmax(S* x, long long rows, int columns) {
   EACH_ROW(row, rows) {
@@ -90,7 +90,7 @@ __device__ void softmax(S* x, long long rows, int columns) {
   }
 }
 
-// dy = y · (dy - sum(dy · y)) in each row.
+// dy = y · (dy - sum(dy · y)) for each row.
 template <class S>
 __device__ void softmax_backward(S* dy, const S* y, long long rows, int columns) {
   EACH_ROW(row, rows) {
@@ -107,7 +107,7 @@ __device__ void softmax_backward(S* dy, const S* y, long long rows, int columns)
   }
 }
 
-// The first column with the largest value of a row.
+// Argmax of a row, the first column on ties.
 template <class S>
 __device__ __forceinline__ int first_largest(const S* line, int columns) {
   Wide<S> largest = wide(line[0]);
@@ -122,8 +122,8 @@ __device__ __forceinline__ int first_largest(const S* line, int columns) {
   return place;
 }
 
-// hits = the number of rows in which the label is the first column with the largest value; or, without labels, the
-// largest of `targets` (rows, stride). One block, a row per thread: there are few.
+// hits = number of rows whose argmax is the label or, without labels, the argmax of `targets` (rows, stride). Uses one
+// block with one thread per row, because there are few rows.
 template <class S>
 __device__ void count_hits(
     const S* scores, const long long* labels, const float* targets, long long* hits, int rows, int columns, int stride) {
@@ -135,9 +135,9 @@ __device__ void count_hits(
   if (threadIdx.x == 0) *hits = own;
 }
 
-// losses (rows,) = -sum t · log softmax(logits), gradient = (sum t · softmax(logits) - t) · scale, where the target t is
-// (1 - smoothing) · weights[label] at the label, and smoothing / columns · weights[c] at each c; without `weights` they are
-// 1. Scale is `factor`, and times the loss scale in `controls` if there are any. NaN where a label is no column.
+// losses (rows,) = -sum(t · log softmax(logits)), gradient = (sum(t) · softmax(logits) - t) · scale. The target t is
+// (1 - smoothing) · weights[label] at the label, plus smoothing / columns · weights[c] at each c. Without `weights`, all
+// weights are 1. scale is `factor`, times the loss scale in `controls` if not null. A label out of range gives NaN.
 template <class S>
 __device__ void softmax_cross_entropy(
     const S* logits, const long long* labels, const Wide<S>* weights, Wide<S>* losses, S* gradient, Wide<S> smoothing,
@@ -207,7 +207,7 @@ __device__ void soft_cross_entropy(
   }
 }
 
-// losses of one output z against a target: its value, and its slope; as in `reference/loss.py` ------------------------
+// elementwise losses: value and slope for an output z and a target, as in reference/loss.py ---------------------------
 
 __device__ __forceinline__ float magnitude(float x) { return fabsf(x); }
 __device__ __forceinline__ double magnitude(double x) { return fabs(x); }
@@ -247,8 +247,8 @@ struct huber {
   }
 };
 
-// losses (rows,) = the mean over the columns of such a loss, the target being 1 at the label and 0 elsewhere, or in
-// `targets` (rows, stride) as above; gradient = slope · scale, which is as above. NaN where a label is no column.
+// losses (rows,) = mean of an elementwise loss over the columns. The target is one-hot, or in `targets` (rows, stride) as
+// above. gradient = slope · scale, with the scale as above. A label out of range gives NaN.
 template <class Kind, class S>
 __device__ void target_loss(
     const S* prediction, const long long* labels, const float* targets, Wide<S>* losses, S* gradient,
@@ -278,7 +278,7 @@ __device__ void target_loss(
 
 constexpr int ROWS = 8;  // rows that are loaded together, to hide memory latency
 
-// The sum of a thread's rows of a column, from `row` on, in order. Consecutive rows are `columns` values apart.
+// Sum of the rows of a thread in a column, from `row` on, in order.
 template <class S>
 __device__ __forceinline__ Wide<S> column_sum(const S* column, long long row, long long end, int columns) {
   const long long step = blockDim.y;
@@ -335,8 +335,8 @@ __device__ __forceinline__ A down_for_all(A value) {
   return all;
 }
 
-// Goes through chunks and columns as `column_sums` does: function(begin, end, column, here, chunk), by all threads of a
-// block; `here` is true if the column exists.
+// Iterates over chunks and columns like `column_sums`. All threads of a block call function(begin, end, column, here,
+// chunk); `here` is true if the column exists.
 template <class F>
 __device__ __forceinline__ void each_chunk(long long rows, int columns, long long length, int chunks, F function) {
   for (int chunk = blockIdx.y; chunk < chunks; chunk += gridDim.y) {
@@ -349,7 +349,7 @@ __device__ __forceinline__ void each_chunk(long long rows, int columns, long lon
   }
 }
 
-// parts (chunks, 2, columns): of each chunk of rows the mean of a column, and the sum of squares about it.
+// parts (chunks, 2, columns): mean of each column, and sum of squared deviations from it, for each chunk of rows.
 template <class S>
 __device__ void moment_parts(
     const S* x, Wide<S>* parts, long long rows, int columns, long long length, int chunks) {
@@ -373,9 +373,8 @@ __device__ void moment_parts(
   });
 }
 
-// Moments of chunks of rows, each a mean and a sum of squares about it (chunks, 2, columns), as mean and biased variance
-// of all (2, columns), in double (Chan et al. 1979). The threads along y share the chunks
-// of a column.
+// Merges `moment_parts` (chunks, 2, columns) to mean and biased variance (2, columns), in double (Chan et al. 1979). The
+// threads along y share the chunks of a column.
 template <class A>
 __device__ void moment_merge(const A* parts, A* moments, long long rows, int columns, long long length, int chunks) {
   for (long long left = static_cast<long long>(blockIdx.x) * blockDim.x; left < columns;
@@ -403,8 +402,8 @@ __device__ void moment_merge(const A* parts, A* moments, long long rows, int col
   }
 }
 
-// sums (chunks, 2, columns): of each chunk of rows the sums of dy and of dy · xhat. Where y is given, dy becomes 0 where
-// it is not positive.
+// sums (chunks, 2, columns): sums of dy and of dy · xhat for each chunk of rows. If y is not null, dy is first set to 0
+// where y is not positive.
 template <class S>
 __device__ void normalize_sums(
     S* dy, const S* x, const S* y, const Wide<S>* mean, const Wide<S>* variance, Wide<S>* sums, Wide<S> epsilon,
@@ -432,7 +431,7 @@ __device__ void normalize_sums(
   });
 }
 
-// y = (x - mean) / sqrt(variance + epsilon) · scale + shift in each row; moments (rows, 2): mean and 1 / sqrt(...).
+// y = (x - mean) / sqrt(variance + epsilon) · scale + shift for each row; moments (rows, 2): mean and 1 / sqrt(...).
 template <class S>
 __device__ void normalize_rows(
     const S* x, const S* scale, const S* shift, S* y, Wide<S>* moments, Wide<S> epsilon, long long rows, int columns) {
@@ -443,7 +442,7 @@ __device__ void normalize_rows(
     A sum = 0, apart = 0, squares = 0;
     if (here)
       for (int c = threadIdx.x; c < columns; c += blockDim.x) sum += wide(line[c]);
-    const A rough = across(sum, Add()) / columns;  // corrected below, since the sum of a long row is rounded
+    const A rough = across(sum, Add()) / columns;  // corrected below, because the sum of a long row has a rounding error
     if (here)
       for (int c = threadIdx.x; c < columns; c += blockDim.x) {
         const A away = wide(line[c]) - rough;
@@ -464,7 +463,7 @@ __device__ void normalize_rows(
   }
 }
 
-// sums (chunks, 2, columns): of each chunk of rows the sums of dy · xhat and of dy; moments as above.
+// sums (chunks, 2, columns): sums of dy · xhat and of dy for each chunk of rows; moments as above.
 template <class S>
 __device__ void normalize_rows_sums(
     const S* dy, const S* x, const Wide<S>* moments, Wide<S>* sums, long long rows, int columns, long long length,
@@ -488,7 +487,7 @@ __device__ void normalize_rows_sums(
   });
 }
 
-// dy = (g - mean(g) - xhat · mean(g · xhat)) / sigma in each row, g = dy · scale.
+// dy = (g - mean(g) - xhat · mean(g · xhat)) / sigma for each row, with g = dy · scale.
 template <class S>
 __device__ void normalize_rows_backward(
     S* dy, const S* x, const Wide<S>* moments, const S* scale, long long rows, int columns) {
@@ -517,7 +516,7 @@ __device__ void normalize_rows_backward(
 
 // vectors -------------------------------------------------------------------------------------------------------------
 
-// sums[b] = the sum of squares of what block b has of the vector (n,), or of the values themselves unless `squares`.
+// sums[b] = sum of the values, or of their squares if `squares`, of the part of the vector (n,) that block b processes.
 template <class A>
 __device__ void sum_vector(const A* vector, A* sums, long long n, int squares) {
   A sum = 0;

@@ -1,12 +1,12 @@
-// Updates of flat vectors: weights, gradients, optimizer state. S is what layers read, Wide<S> what is updated.
+// Updates of flat vectors: weights, gradients, optimizer state. S is the type that layers read, Wide<S> the updated one.
 
 #include "common.cuh"
 
 template <class S>
 constexpr int AT_ONCE = 16 / sizeof(Wide<S>);  // values of the wider vectors in 16 bytes
 
-// `controls`, if given, contain a factor of the learning rate, the loss scale of the gradient, and whether the step is
-// applied: if not, gradients are set to zero, and nothing else is read or written.
+// `controls`, if not null, contain a factor of the learning rate, the loss scale of the gradient, and a flag that is 0 if
+// the step is skipped. A skipped step sets gradients to zero, and reads and writes nothing else.
 
 template <class A>
 __device__ __forceinline__ A gradient_scale(A scale, const double* controls) {
@@ -47,8 +47,8 @@ struct Numbers {
   }
 };
 
-// The rules: the step of a weight, from its gradient g and the vectors of the rule. update_rules.py has them as array code,
-// with the same names and numbers.
+// Update rules: the step of a weight, from its gradient g and the vectors of the rule. update_rules.py contains the same
+// rules as array code.
 
 template <class A>
 __device__ __forceinline__ A forgetting(A& mean, A share, A value) {
@@ -154,8 +154,8 @@ struct lamb {
   }
 };
 
-// w -= step + rate · decay · w; g = 0; stored (may be null) = w as layers read it. Where the rule does not move weights at
-// once, g = step + decay · w.
+// w -= step + rate · decay · w; g = 0; stored (may be null) = w in the type that layers read. If the rule does not update
+// weights directly, g = step + decay · w instead.
 template <class Rule, class S, class... States>
 __device__ __forceinline__ void move_weights(
     Wide<S>* weight, Wide<S>* grad, S* stored, const Numbers<Wide<S>>& given, const double* controls, long long n,
@@ -194,8 +194,8 @@ __device__ void narrow(const Wide<S>* from, S* to, long long n) {
   each<AT_ONCE<S>>(n, [](const Wide<S>& x, S& y) { store(y, x); }, Read<Wide<S>>{from}, Write<S>{to});
 }
 
-// Shortens a vector whose whole has this squared norm (one number) to `largest` if it is longer; NaN stays NaN. It is as
-// long as its loss scale says, which is in `controls` if there are any.
+// Clips the norm of a gradient to `largest`, given its full squared norm (one number). NaN stays NaN. With `controls`, the
+// gradient is multiplied by the loss scale, and so is `largest`.
 template <class A>
 __device__ void clip_norm(A* grad, const A* squared_norm, A largest, const double* controls, long long n) {
   largest = steered(largest, controls, USED);
@@ -208,9 +208,9 @@ __device__ void clip_norm(A* grad, const A* squared_norm, A largest, const doubl
 __device__ __forceinline__ bool is_number(float x) { return x - x == 0; }
 __device__ __forceinline__ bool is_number(double x) { return x - x == 0; }
 
-// Decides if a step is applied, from the sum of its losses and the squared norm of its gradient. A gradient that overflows
-// is skipped, and halves the loss scale; `grow_after` steps without overflow double it (0: never). A loss that is not
-// finite, or an overflow at the smallest scale, halts: no later step is applied. One thread.
+// Decides if a step is applied, from the sum of its losses and the squared norm of its gradient. If the gradient
+// overflows, the step is skipped and the loss scale is halved; `grow_after` steps without overflow double it (0: never).
+// After a loss that is not finite, or an overflow at the smallest scale, no step is applied. Uses one thread.
 template <class A>
 __device__ void judge(
     double* controls, const A* loss, const A* squared_norm, const long long* hits, int samples, int grow_after,
@@ -242,14 +242,14 @@ __device__ void judge(
   }
 }
 
-// vector = kept, if the step is skipped.
+// vector = kept if the step is skipped
 template <class A>
 __device__ void undo(A* vector, const A* kept, const double* controls, long long n) {
   if (controls[GO] != 0) return;
   each<AT_ONCE<A>>(n, [](A& x, const A& before) { x = before; }, Write<A>{vector}, Read<A>{kept});
 }
 
-// Sets the numbers of the next step, which are arguments of the launch.
+// Sets the scalars of the next step, which are arguments of the launch.
 KERNEL steer_double(double* controls, double rate, double first, double second, double third) {
   if (blockIdx.x || threadIdx.x) return;
   controls[RATE] = rate;
@@ -318,8 +318,8 @@ __device__ void clip_norms(
   }
 }
 
-// w -= rate · |w| / |g| · g, layer by layer; g = 0; stored (may be null) = w as layers read it. The ratio is 1 where one of
-// the two is 0. Where the step is left out, gradients are zero already, and nothing moves.
+// w -= rate · |w| / |g| · g for each layer; g = 0; stored (may be null) = w in the type that layers read. The ratio is 1 if
+// either norm is 0. If the step is skipped, gradients are already zero, and weights do not change.
 template <class S>
 __device__ void trust_weights(
     Wide<S>* weight, Wide<S>* grad, S* stored, const Wide<S>* squares, const Wide<S>* steps, const long long* table,
