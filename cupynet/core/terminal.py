@@ -50,7 +50,7 @@ def near(path: Path) -> str:
 
 
 def steady_streams() -> None:
-    """Prepare the standard streams. Every command calls this first.
+    """Configure the standard streams. Every command calls this first.
 
     Characters that the terminal cannot encode are printed as "?". If native code crashes, the stacks of all threads are
     printed. Streams closed by the caller (`>&-`) are connected to the null device, because the next opened file would

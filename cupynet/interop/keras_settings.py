@@ -143,7 +143,6 @@ def _check_together(ours: Sequence[Step], theirs: Sequence[Step], path: PathLike
 
 
 def _check_pair(step: Step, file_step: Step, path: PathLike) -> None:
-    """Raise DataError if the settings of two steps of the same kind differ."""
     differences = _differences(step, file_step)
     if differences:
         texts = [
@@ -191,7 +190,6 @@ def _check_pixels(model: nn.Model, theirs: list[Step], path: PathLike) -> None:
 
 
 def _ours(network: nn.Layer) -> Iterator[Step]:
-    """Yield the steps of a built network."""
     for layer in network.walk():
         if isinstance(layer, nn.Sequential | nn.Flatten | nn.Dropout):
             continue
@@ -252,7 +250,6 @@ def _theirs(config: Any, prefix: str = "") -> Iterator[Step]:
 
 
 def _steps(kind: str, name: str, settings: Settings) -> Iterator[Step]:
-    """Split a layer of the file into steps."""
     activation = settings.pop("activation", "linear")
     if kind in ("ReLU", "LeakyReLU", "ELU", "Softmax"):
         activation = {"class_name": kind, "config": settings}

@@ -144,7 +144,6 @@ class _Graph:
 
 
 def _name(layer: nn.Layer) -> str:
-    """Return the prefix of the node names of a layer."""
     return f"/{layer.path or 'network'}"
 
 

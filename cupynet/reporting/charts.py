@@ -254,7 +254,6 @@ def _values(rows: Sequence[dict[str, Any]], name: str) -> list[float]:
 
 
 def _line(rows: Sequence[dict[str, Any]], key: str, name: str | None, color: int = 0, **look: Any) -> Line:
-    """Plot a column over iterations."""
     return Line(name, _values(rows, "iteration"), _values(rows, key), color, **look)
 
 

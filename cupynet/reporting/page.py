@@ -206,7 +206,6 @@ def _evaluation(data: RunData) -> dict[str, Any] | None:
 
 
 def _class_names(data: RunData, classes: int) -> list[str]:
-    """Return class names, or class indices if names are unknown."""
     names = data.get("class_names", ())
     return list(map(str, names if len(names) == classes else range(classes)))
 
@@ -268,7 +267,6 @@ def repeat(data: RunData, settings: list[str]) -> str:
 
 
 def _machine(data: RunData) -> list[tuple[str, str]]:
-    """Return the machine and software versions of the run."""
     environment = data.get("environment", {})
     rows = [("devices", ", ".join(dict.fromkeys(data.get("devices", ()))))]
     rows += [(name, environment.get(name)) for name in ("cpu", "cores", "system", "python")]

@@ -71,7 +71,6 @@ class NumbaConv(WinogradConv):
         self._add_products(frame, sums, x, packed.reshape(1, 1, -1), start, y)
 
     def _add_products(self, frame: Frame, sums: Sums, x: Array, factors: Array, start: Array, y: Array) -> None:
-        """See `tiles.products`."""
         columns = y.shape[-1]
         compute = self.policy.compute
         zeros = self.borrow((frame.size,), compute) if frame.size else start[:0]

@@ -56,7 +56,6 @@ def passes(image: tuple[int, ...], filters: int, window: Window, itemsize: int) 
 
 
 def _grid(rows: int, cols: int, down: int, across: int) -> Array:
-    """Return the offsets of the points of a grid, row by row."""
     return (np.arange(rows)[:, None] * down + np.arange(cols) * across).reshape(-1)
 
 

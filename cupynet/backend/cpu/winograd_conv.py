@@ -61,5 +61,4 @@ class WinogradConv(ConvOps):
 
 
 def _rows(images: Array) -> Array:
-    """Return images (N, H, W, C) as kernels read them: (N, H, W · C)."""
     return bits(images.reshape(*images.shape[:2], -1))

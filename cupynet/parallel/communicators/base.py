@@ -204,7 +204,6 @@ class Communicator:
         """
 
     def _mean(self, hosts: list[NDArray[Any]], weight: float) -> None:
-        """Average host vectors."""
         raise NotImplementedError
 
     def _means_on_devices(self) -> Any:

@@ -57,7 +57,6 @@ def _result(group: Group) -> str:
 
 
 def _notes(comparison: Comparison, chosen: Group) -> list[str]:
-    """Return caveats about the recommended run."""
     runs, notes, share = comparison.finished, [], chosen.figures["accuracy"]
     images = _images(chosen.runs[0], comparison.split)
     if len(comparison.judged) > 1:

@@ -107,7 +107,7 @@ def _curves(comparison: Comparison, groups: Sequence[Group], over: str, label: s
 
 
 def _line(name: str, points: Sequence[tuple[float, float]], index: int, width: float = 1.8) -> Line:
-    """Return line number `place` of a chart. Each color is used solid first, then dashed."""
+    """Return line number `index` of a chart. Each color is used solid first, then dashed."""
     x, y = [x for x, _ in points], [y for _, y in points]
     return Line(name, x, y, index % len(PALETTE), width, dashed=index >= len(PALETTE), points=True)
 

@@ -151,7 +151,6 @@ def _in_effect(
 
 
 def _trouble(data: RunData, settings: dict[str, Any], summary: dict[str, Any]) -> str:
-    """Return why there is no valid result, or ""."""
     if not summary:
         return "still training" if data.running else f"failed: {data.error}" if data.error else "unfinished"
     if data.run.reopened_path.exists():
