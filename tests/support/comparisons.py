@@ -140,6 +140,12 @@ class Call:
             assert bool((array == before).all()), "an argument that is not the operation's was changed"
 
 
+def in_place(backend: Backend, found: Array, given: Array) -> Array:
+    """Return what an operation made, after a check that it is where its argument was."""
+    assert backend.data_ptr(found) == backend.data_ptr(given), "not in place"
+    return found
+
+
 def load_images(backend: Backend, call: Call, shape: Shape) -> Results:
     images, channels = call.rng.integers(0, 256, (7, *shape.image[1:]), np.uint8), shape.image[3]
     samples = call.rng.integers(0, 7, shape.batch)
@@ -317,33 +323,25 @@ def add(backend: Backend, call: Call, shape: Shape) -> Results:
 
 def relu(backend: Backend, call: Call, shape: Shape) -> Results:
     x = call.stored(*shape.image, changes=True)
-    y = backend.relu(x)
-    assert backend.data_ptr(y) == backend.data_ptr(x), "not in place"
-    return {"y": y}
+    return {"y": in_place(backend, backend.relu(x), x)}
 
 
 def relu_backward(backend: Backend, call: Call, shape: Shape) -> Results:
     dy, y = call.stored(*shape.image, changes=True), call.few(*shape.image)
     if shape.need_dx:
         call.spoil(dy)
-    dx = backend.relu_backward(dy, y)
-    assert backend.data_ptr(dx) == backend.data_ptr(dy), "not in place"
-    return {"dx": dx}
+    return {"dx": in_place(backend, backend.relu_backward(dy, y), dy)}
 
 
 def softmax(backend: Backend, call: Call, shape: Shape) -> Results:
     x = call.stored(*(shape.image if shape.flag else (shape.batch, shape.outputs)), changes=True)
-    y = backend.softmax(x)
-    assert backend.data_ptr(y) == backend.data_ptr(x), "not in place"
-    return {"y": y}
+    return {"y": in_place(backend, backend.softmax(x), x)}
 
 
 def softmax_backward(backend: Backend, call: Call, shape: Shape) -> Results:
     size = shape.image if shape.flag else (shape.batch, shape.outputs)
     dy, y = call.stored(*size, changes=True), call.stored(*size)
-    dx = backend.softmax_backward(dy, y)
-    assert backend.data_ptr(dx) == backend.data_ptr(dy), "not in place"
-    return {"dx": dx}
+    return {"dx": in_place(backend, backend.softmax_backward(dy, y), dy)}
 
 
 def pointwise(backend: Backend, call: Call, shape: Shape) -> Results:
@@ -365,9 +363,7 @@ def pointwise_backward(backend: Backend, call: Call, shape: Shape) -> Results:
         dy, kept = (call.stored(*shape.image, changes=True) for _ in range(2))
         if name not in OF_INPUT:  # y as it may be
             backend.pointwise(name, kept.copy(), kept, 0.25)
-        dx = backend.pointwise_backward(name, dy, kept, 0.25)
-        assert backend.data_ptr(dx) == backend.data_ptr(dy), "not in place"
-        found[name] = dx
+        found[name] = in_place(backend, backend.pointwise_backward(name, dy, kept, 0.25), dy)
     return found
 
 
@@ -425,8 +421,7 @@ def normalize_backward(backend: Backend, call: Call, shape: Shape) -> Results:
     x, mean, variance, scale, _ = channels_of(call, shape)
     dy, sums = call.stored(*x.shape, changes=True), call.wide(2, shape.channels)
     dx = backend.normalize_backward(dy, x, mean, variance, scale, sums, 3.0 * len(x), 0.25)
-    assert backend.data_ptr(dx) == backend.data_ptr(dy), "not in place"
-    return {"dx": dx}
+    return {"dx": in_place(backend, dx, dy)}
 
 
 def normalize_rows(backend: Backend, call: Call, shape: Shape) -> Results:
