@@ -45,8 +45,13 @@ def export(arguments: argparse.Namespace) -> None:
     from cupynet.core.files import save_weights, write_output
     from cupynet.interop import export_torch, torch_source
 
-    if not any((arguments.onnx, arguments.safetensors, arguments.torch, arguments.torch_module)):
+    paths = [arguments.onnx, arguments.safetensors, arguments.torch, arguments.torch_module]
+    files = [each.resolve() for each in paths if each]
+    if not files:
         raise ConfigError("nothing to write. Use --onnx, --safetensors, --torch or --torch-module with a file")
+    for file in files:
+        if files.count(file) > 1:
+            raise ConfigError(f"{file}: would be written twice. Use a different file for each format")
     trained = LoadedRun(arguments.run, arguments.trusted_modules)
     model = trained.model(dtype="float")  # the dtype of stored weights, in which other programs compute
     if arguments.onnx:

@@ -18,8 +18,19 @@ from hydra.core.override_parser.types import Quote, QuotedString
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.core.lock import at_work
 from cupynet.core.terminal import near
-from cupynet.core.wording import written
-from cupynet.runs.layout import CHECKPOINTS, REOPENED, SETTINGS, STEP, STUDY, SUMMARY, SWEEP, TRIAL, checkpoints
+from cupynet.core.wording import listed, written
+from cupynet.runs.layout import (
+    CHECKPOINTS,
+    REOPENED,
+    RESULTS,
+    SETTINGS,
+    STEP,
+    STUDY,
+    SUMMARY,
+    SWEEP,
+    TRIAL,
+    checkpoints,
+)
 
 LATEST = Path("outputs", "latest")  # a link to the newest run or sweep
 # links in W&B's folders, to its cache and to uploaded files, which it never opens again
@@ -178,7 +189,13 @@ def quoted(path: Path) -> str:
 
 
 def check_untaken(folder: Path) -> None:
-    """Raise ConfigError if the folder contains a run or sweep; remove a fast dev run. DataError if that is unsafe."""
+    """Raise ConfigError if the folder contains a run, a sweep, or other files with the names of results.
+
+    Only a fast dev run, or a run that failed before its first checkpoint, may be replaced. DataError if that is unsafe.
+    """
+    own = [] if (folder / SETTINGS).is_file() else [name for name in RESULTS if os.path.lexists(folder / name)]
+    if own:
+        raise ConfigError(f"{folder}: the run would replace {listed(own, 'and')} there. Choose another folder")
     if (folder / SWEEP).is_file():
         raise ConfigError(f"{folder}: already contains a sweep. Choose another folder; only its jobs can be resumed")
     run = (folder / SUMMARY).is_file() or bool(checkpoints(folder / CHECKPOINTS))

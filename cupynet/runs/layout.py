@@ -9,6 +9,7 @@ from pathlib import Path
 SETTINGS, OVERRIDES, HYDRA = ".hydra/config.yaml", ".hydra/overrides.yaml", ".hydra/hydra.yaml"
 MODEL = "model.safetensors"  # written by a `ParallelWrapper` with `run`, not by commands
 SUMMARY = "summary.json"  # written at the end of a run
+RESULTS = ("weights.safetensors", "history.jsonl", "examples.safetensors", "report.html", "curves.png")
 TRIAL = "FAST_DEV_RUN.txt"  # marks results of fast_dev_run
 REOPENED = "unfinished.txt"  # marks a resumed run that has not ended
 FAILED = "failed.json"  # exit code of a failed run

@@ -214,10 +214,8 @@ class Run:
         self.settings_path = self.folder / layout.SETTINGS
         self.started_path = self.folder / "started.json"
         self.summary_path = self.folder / layout.SUMMARY
-        self.weights_path = self.folder / "weights.safetensors"
-        self.history_path = self.folder / "history.jsonl"
-        self.examples_path = self.folder / "examples.safetensors"
-        self.report_path, self.curves_path = self.folder / "report.html", self.folder / "curves.png"
+        results = [self.folder / name for name in layout.RESULTS]
+        self.weights_path, self.history_path, self.examples_path, self.report_path, self.curves_path = results
         self.checkpoints_path = self.folder / layout.CHECKPOINTS
         self.trial_path = self.folder / layout.TRIAL
         self.reopened_path = self.folder / layout.REOPENED

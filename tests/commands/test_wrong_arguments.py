@@ -28,6 +28,7 @@ WRONG = [
     (export, "absent --onnx a", 2, "absent"),
     (export, "RUN --onnx none/a", 74, "none/a"),
     (export, "RUN --torch none/a", 74, "none/a"),
+    (export, "RUN --torch a --safetensors ./a", 2, "/a"),
     (report, "absent", 2, "absent"),
     (report, "empty", 2, "empty"),
     (compare, "miss*", 2, "miss*"),

@@ -141,6 +141,15 @@ def test_a_folder_with_another_run_is_refused(checkpoint: bool, summary: str | N
     resume.check_untaken(run)
 
 
+def test_files_that_no_run_has_written_are_not_replaced() -> None:
+    run = made("run", checkpoint=False)  # failed early
+    (run / "weights.safetensors").touch()
+    resume.check_untaken(run)
+    Path("weights.safetensors").touch()
+    with pytest.raises(ConfigError):
+        resume.check_untaken(Path())
+
+
 def test_a_folder_with_a_sweep_is_refused() -> None:
     resume.check_untaken(Path("nothing"))
     resume.check_untaken(made("run", checkpoint=False))
