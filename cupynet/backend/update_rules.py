@@ -76,9 +76,9 @@ def _momentum(numbers: Any, g: Any, v: Any) -> tuple[Any, ...]:
 
 
 def _nesterov(numbers: Any, g: Any, v: Any) -> tuple[Any, ...]:
-    own = numbers[0] * g
-    v = numbers[4] * v - own
-    return own - numbers[4] * v, v
+    gradient_step = numbers[0] * g
+    v = numbers[4] * v - gradient_step
+    return gradient_step - numbers[4] * v, v
 
 
 def _adam(numbers: Any, g: Any, m: Any, v: Any) -> tuple[Any, ...]:

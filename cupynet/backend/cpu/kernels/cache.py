@@ -30,15 +30,15 @@ class KernelCache(FunctionCache):  # type: ignore[misc]
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         try:
-            found = super().load_overload(sig, target_context)
-            if found is not None and tuple(found.signature.args) != tuple(sig):  # two processes wrote concurrently
+            kernel = super().load_overload(sig, target_context)
+            if kernel is not None and tuple(kernel.signature.args) != tuple(sig):  # two processes wrote concurrently
                 raise ValueError("the file contains another kernel")
         except Exception as error:  # damaged files may raise anything
             self._forget(DAMAGED, error)
-            found = None
-        if found is None:
+            kernel = None
+        if kernel is None:
             gc.freeze()  # speeds up garbage collection during compilation
-        return found
+        return kernel
 
     def save_overload(self, sig: Any, data: Any) -> None:
         try:

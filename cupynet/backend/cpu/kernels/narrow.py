@@ -86,10 +86,10 @@ def float_to_half(b: Any, value: Any) -> Any:
     odd = b.and_(b.lshr(size, _whole(13)), _whole(1))
     rounded = b.lshr(_plus(b, size, odd, 0xFFF - (112 << 23)), _whole(13))
     small = b.sub(b.bitcast(b.fadd(b.bitcast(size, F32), ir.Constant(F32, 0.5)), I32), _whole(0x3F000000))
-    found = b.select(b.icmp_unsigned("<", size, _whole(113 << 23)), small, rounded)
-    found = b.select(b.icmp_unsigned("<", size, _whole(0x477FF000)), found, _whole(0x7C00))  # rounds to at most 65504
-    found = b.select(b.icmp_unsigned(">", size, _whole(0x7F800000)), _whole(0x7E00), found)
-    return b.trunc(b.or_(found, b.and_(b.lshr(whole, _whole(16)), _whole(0x8000))), I16)
+    result = b.select(b.icmp_unsigned("<", size, _whole(113 << 23)), small, rounded)
+    result = b.select(b.icmp_unsigned("<", size, _whole(0x477FF000)), result, _whole(0x7C00))  # rounds to at most 65504
+    result = b.select(b.icmp_unsigned(">", size, _whole(0x7F800000)), _whole(0x7E00), result)
+    return b.trunc(b.or_(result, b.and_(b.lshr(whole, _whole(16)), _whole(0x8000))), I16)
 
 
 def _whole(value: int) -> Any:

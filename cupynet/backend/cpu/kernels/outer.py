@@ -45,26 +45,35 @@ def outer_sums(
 
     `pixels`, `height`, `length` and `filters` are constants; arrays are flat, corners and places int32. No checks.
     """
-    known = constants(pixels, height, length, filters)
-    if known is None:
+    literals = constants(pixels, height, length, filters)
+    if literals is None:
         return None
     signature = types.void(
         pixels, height, length, filters, x, x_at, row_step, corners, places, windows, dy, winners, dy_at, pitch, grad,
         grad_at, grad_step,
     )  # fmt: skip
 
-    def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        pointer = pointers(context, builder, signature, given)
-        inputs = pointer(4, 5), given[6], pointer(7), pointer(8), given[9], pointer(10, 12), pointer(11, 12), given[13]
-        _emit(builder, known, inputs, pointer(14, 15), given[16])
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = pointers(context, builder, signature, arguments)
+        inputs = (
+            pointer(4, 5),
+            arguments[6],
+            pointer(7),
+            pointer(8),
+            arguments[9],
+            pointer(10, 12),
+            pointer(11, 12),
+            arguments[13],
+        )
+        _emit(builder, literals, inputs, pointer(14, 15), arguments[16])
         return context.get_dummy_value()
 
     return signature, generate
 
 
-def _emit(b: Any, known: list[int], inputs: Any, grad: Any, grad_step: Any) -> None:
+def _emit(b: Any, literals: list[int], inputs: Any, grad: Any, grad_step: Any) -> None:
     """Emit the loop over windows, with all sums in registers. Pixels that are not winners multiply zeros."""
-    pixels, height, length, filters = known
+    pixels, height, length, filters = literals
     x, row_step, corners, places, windows, dy, winners, pitch = inputs
     parts = split(filters, x.type.pointee)
     cells = [(h, i, v) for h in range(height) for i in range(length) for v in range(len(parts))]
@@ -73,7 +82,7 @@ def _emit(b: Any, known: list[int], inputs: Any, grad: Any, grad_step: Any) -> N
         steps = b.add(b.mul(grad_step, ir.Constant(I64, h)), b.mul(pitch, ir.Constant(I64, i)))
         return b.gep(grad, [steps])
 
-    before = [load(b, target(h, i), *parts[v]) for h, i, v in cells]
+    initial = [load(b, target(h, i), *parts[v]) for h, i, v in cells]
     patches = [b.gep(x, [element(b, places, ir.Constant(I64, p))]) for p in range(pixels)]
     entry, loop, done = b.block, b.append_basic_block("outer"), b.append_basic_block("outer.done")
     b.branch(loop)
@@ -86,7 +95,7 @@ def _emit(b: Any, known: list[int], inputs: Any, grad: Any, grad_step: Any) -> N
     gradients = [load(b, b.gep(dy, [row]), *part) for part in parts]
     won = [load(b, b.gep(winners, [row]), at, bytes_like(kind, 0).type) for at, kind in parts]
     for p, patch in enumerate(patches):
-        mine = [
+        won_gradients = [
             b.select(b.icmp_unsigned("==", w, bytes_like(g.type, p)), g, ir.Constant(g.type, None))
             for w, g in zip(won, gradients, strict=True)
         ]
@@ -94,15 +103,15 @@ def _emit(b: Any, known: list[int], inputs: Any, grad: Any, grad_step: Any) -> N
             line = b.gep(b.gep(patch, [corner]), [b.mul(row_step, ir.Constant(I64, h))])
             for i in range(length):
                 value = b.load(b.gep(line, [ir.Constant(I64, i)]))
-                for v, g in enumerate(mine):
+                for v, g in enumerate(won_gradients):
                     sums[h, i, v] = multiply_add(b, g, value, sums[h, i, v])
-    following = b.add(k, ir.Constant(I64, 1))
+    next_k = b.add(k, ir.Constant(I64, 1))
     k.add_incoming(ir.Constant(I64, 0), entry)
-    k.add_incoming(following, loop)
-    for phi, first, cell in zip(phis, before, cells, strict=True):
+    k.add_incoming(next_k, loop)
+    for phi, first, cell in zip(phis, initial, cells, strict=True):
         phi.add_incoming(first, entry)
         phi.add_incoming(sums[cell], loop)
-    b.cbranch(b.icmp_signed("<", following, windows), loop, done)
+    b.cbranch(b.icmp_signed("<", next_k, windows), loop, done)
 
     b.position_at_end(done)
     for h, i, v in cells:
@@ -112,14 +121,14 @@ def _emit(b: Any, known: list[int], inputs: Any, grad: Any, grad_step: Any) -> N
 def blocks(filters: int, row: int, itemsize: int) -> list[tuple[int, int, int, int]]:
     """Split a gradient with rows of `row` values into blocks: (first filter, filters, values, rows of a patch)."""
     width, most = registers()
-    lanes, found, at = width // itemsize, [], 0
+    lanes, result, at = width // itemsize, [], 0
     while at < filters:
-        some = min(filters - at, 4 * lanes)
-        per_value = len(widths(some, lanes))
+        count = min(filters - at, 4 * lanes)
+        per_value = len(widths(count, lanes))
         length = max(1, min(row, most // per_value))
-        found.append((at, some, length, max(1, most // (per_value * length)) if length == row else 1))
-        at += some
-    return found
+        result.append((at, count, length, max(1, most // (per_value * length)) if length == row else 1))
+        at += count
+    return result
 
 
 @functools.cache

@@ -46,14 +46,14 @@ def weighted_rows(
 
     `length` is a constant; arrays are flat, offsets int32. No checks.
     """
-    known = constants(length)
-    if known is None:
+    literals = constants(length)
+    if literals is None:
         return None
     signature = types.void(length, out, out_at, rows, rows_at, offsets, factors, at, count)
 
-    def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        pointer = pointers(context, builder, signature, given)
-        _emit(builder, known[0], pointer(1, 2), pointer(3, 4), pointer(5, 7), pointer(6, 7), given[8])
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = pointers(context, builder, signature, arguments)
+        _emit(builder, literals[0], pointer(1, 2), pointer(3, 4), pointer(5, 7), pointer(6, 7), arguments[8])
         return context.get_dummy_value()
 
     return signature, generate
@@ -62,7 +62,7 @@ def weighted_rows(
 def _emit(b: Any, length: int, out: Any, rows: Any, offsets: Any, factors: Any, count: Any) -> None:
     """Emit the loop over t, with all sums in registers."""
     parts = split(length, out.type.pointee)
-    before = [load(b, out, *part) for part in parts]
+    initial = [load(b, out, *part) for part in parts]
     entry, loop, done = b.block, b.append_basic_block("rows"), b.append_basic_block("rows.done")
     b.cbranch(b.icmp_signed(">", count, ir.Constant(I64, 0)), loop, done)
 
@@ -70,16 +70,16 @@ def _emit(b: Any, length: int, out: Any, rows: Any, offsets: Any, factors: Any, 
     t = b.phi(I64)
     sums = [b.phi(kind) for _, kind in parts]
     row, factor = b.gep(rows, [element(b, offsets, t)]), b.load(b.gep(factors, [t]))
-    after = [multiply_add(b, load(b, row, *part), factor, total) for part, total in zip(parts, sums, strict=True)]
-    following = b.add(t, ir.Constant(I64, 1))
-    b.cbranch(b.icmp_signed("<", following, count), loop, done)
+    updated = [multiply_add(b, load(b, row, *part), factor, total) for part, total in zip(parts, sums, strict=True)]
+    next_t = b.add(t, ir.Constant(I64, 1))
+    b.cbranch(b.icmp_signed("<", next_t, count), loop, done)
     t.add_incoming(ir.Constant(I64, 0), entry)
-    t.add_incoming(following, loop)
+    t.add_incoming(next_t, loop)
 
     b.position_at_end(done)
     results = [b.phi(kind) for _, kind in parts]
     for phis in (sums, results):
-        for phi, first, later in zip(phis, before, after, strict=True):
+        for phi, first, later in zip(phis, initial, updated, strict=True):
             phi.add_incoming(first, entry)
             phi.add_incoming(later, loop)
     for (at, _), result in zip(parts, results, strict=True):

@@ -84,35 +84,35 @@ def add_products(
 
     `height` and `width` are constants. Arrays are flat; starts, outs and table are int32. No checks.
     """
-    known = constants(height, width)
-    if known is None:
+    literals = constants(height, width)
+    if literals is None:
         return None
     signature = types.void(
         height, width, rows, x, x_at, starts, outs, first, table, t_at, count, w, w_at, pitch, out, out_at
     )  # fmt: skip
 
-    def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        pointer = pointers(context, builder, signature, given)
-        inputs = pointer(3, 4), pointer(5, 7), pointer(8, 9), given[10], pointer(11, 12), given[13]
-        _emit(builder, known, inputs, pointer(14, 15), pointer(6, 7), given[2])
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = pointers(context, builder, signature, arguments)
+        inputs = pointer(3, 4), pointer(5, 7), pointer(8, 9), arguments[10], pointer(11, 12), arguments[13]
+        _emit(builder, literals, inputs, pointer(14, 15), pointer(6, 7), arguments[2])
         return context.get_dummy_value()
 
     return signature, generate
 
 
-def _emit(b: Any, known: list[int], inputs: Any, out: Any, outs: Any, rows: Any) -> None:
+def _emit(b: Any, literals: list[int], inputs: Any, out: Any, outs: Any, rows: Any) -> None:
     """Emit the sums, and add each row to the output."""
-    height, width = known
+    height, width = literals
     x, starts, table, count, w, pitch = inputs
     sums, parts = sums_of_products(b, x, starts, height, table, w, pitch, count, width)
     end = b.append_basic_block("tile.end")
-    for i, own in enumerate(sums):
+    for i, row_sums in enumerate(sums):
         if i:  # rows that only pad the tile are not stored
             stored = b.append_basic_block("tile.row")
             b.cbranch(b.icmp_signed("<", ir.Constant(I64, i), rows), stored, end)
             b.position_at_end(stored)
         target = b.gep(out, [element(b, outs, ir.Constant(I64, i))])
-        for (at, kind), total in zip(parts, own, strict=True):
+        for (at, kind), total in zip(parts, row_sums, strict=True):
             store(b, b.fadd(load(b, target, at, kind), total), target, at)
     b.branch(end)
     b.position_at_end(end)

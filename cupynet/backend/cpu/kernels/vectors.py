@@ -26,12 +26,12 @@ def registers() -> tuple[int, int]:
 
 def widths(length: int, widest: int) -> list[int]:
     """Split `length` into vector widths, powers of two of at most `widest`."""
-    found = []
+    result = []
     while length:
         width = min(widest, 1 << (length.bit_length() - 1))
-        found.append(width)
+        result.append(width)
         length -= width
-    return found
+    return result
 
 
 def constants(*kinds: Any) -> list[int] | None:
@@ -41,12 +41,12 @@ def constants(*kinds: Any) -> list[int] | None:
     return [int(kind.literal_value) for kind in kinds]
 
 
-def pointers(context: Any, b: Any, signature: Any, given: Any) -> Callable[..., Any]:
-    """Return pointer(i, j), the address of element given[j] of array given[i]; pointer(i) is the first element."""
+def pointers(context: Any, b: Any, signature: Any, arguments: Any) -> Callable[..., Any]:
+    """Return pointer(i, j), the address of element arguments[j] of array arguments[i]; pointer(i) is the first element."""
 
     def pointer(array: int, at: int | None = None) -> Any:
-        data = context.make_array(signature.args[array])(context, b, given[array]).data
-        return data if at is None else b.gep(data, [given[at]])
+        data = context.make_array(signature.args[array])(context, b, arguments[array]).data
+        return data if at is None else b.gep(data, [arguments[at]])
 
     return pointer
 
@@ -57,11 +57,11 @@ def size_of(real: Any) -> int:
 
 def split(length: int, real: Any) -> list[tuple[int, Any]]:
     """Split `length` values into vectors: the start and type of each. A single value is a scalar."""
-    found, at = [], 0
+    vectors, at = [], 0
     for width in widths(length, registers()[0] // size_of(real)):
-        found.append((at, ir.VectorType(real, width) if width > 1 else real))
+        vectors.append((at, ir.VectorType(real, width) if width > 1 else real))
         at += width
-    return found
+    return vectors
 
 
 def bytes_like(kind: Any, value: int) -> Any:
@@ -115,20 +115,20 @@ def sums_of_products(
     offset, row = element(b, table, t), b.gep(w, [b.mul(t, pitch)])
     factors = [load(b, row, *part) for part in parts]
     values = [b.load(b.gep(patch, [offset])) for patch in patches]
-    after = [
-        [multiply_add(b, factor, value, total) for factor, total in zip(factors, own, strict=True)]
-        for value, own in zip(values, sums, strict=True)
+    updated = [
+        [multiply_add(b, factor, value, total) for factor, total in zip(factors, row_sums, strict=True)]
+        for value, row_sums in zip(values, sums, strict=True)
     ]
-    following = b.add(t, ir.Constant(I64, 1))
+    next_t = b.add(t, ir.Constant(I64, 1))
     t.add_incoming(ir.Constant(I64, 0), entry)
-    t.add_incoming(following, loop)
-    for own, later in zip(sums, after, strict=True):
-        for phi, total in zip(own, later, strict=True):
+    t.add_incoming(next_t, loop)
+    for row_sums, later in zip(sums, updated, strict=True):
+        for phi, total in zip(row_sums, later, strict=True):
             phi.add_incoming(ir.Constant(phi.type, None), entry)
             phi.add_incoming(total, loop)
-    b.cbranch(b.icmp_signed("<", following, count), loop, done)
+    b.cbranch(b.icmp_signed("<", next_t, count), loop, done)
     b.position_at_end(done)
-    return after, parts
+    return updated, parts
 
 
 def _place(b: Any, base: Any, at: int, kind: Any) -> Any:

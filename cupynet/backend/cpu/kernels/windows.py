@@ -43,25 +43,25 @@ def window_maximum(
 
     `pixels`, `filters` and `nan` (0 or 1) are constants; arrays are flat, places and table int32. No checks.
     """
-    known = constants(pixels, filters, nan)
-    if known is None:
+    literals = constants(pixels, filters, nan)
+    if literals is None:
         return None
     signature = types.void(
         pixels, filters, nan, x, x_at, places, table, weight, bias, first, pitch, count, y, winners, y_at
     )  # fmt: skip
 
-    def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        pointer = pointers(context, builder, signature, given)
-        inputs = pointer(3, 4), pointer(5), pointer(6), pointer(7, 9), given[10], given[11]
-        _emit(builder, known, inputs, (pointer(8, 9), pointer(12, 14), pointer(13, 14)))
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = pointers(context, builder, signature, arguments)
+        inputs = pointer(3, 4), pointer(5), pointer(6), pointer(7, 9), arguments[10], arguments[11]
+        _emit(builder, literals, inputs, (pointer(8, 9), pointer(12, 14), pointer(13, 14)))
         return context.get_dummy_value()
 
     return signature, generate
 
 
-def _emit(b: Any, known: list[int], inputs: Any, outputs: Any) -> None:
+def _emit(b: Any, literals: list[int], inputs: Any, outputs: Any) -> None:
     """Emit the sums, then the maximum for each filter."""
-    pixels, filters, nan = known
+    pixels, filters, nan = literals
     x, places, table, weight, pitch, count = inputs
     sums, parts = sums_of_products(b, x, places, pixels, table, weight, pitch, count, filters)
     _emit_largest(b, parts, sums, bool(nan), *outputs)

@@ -78,23 +78,23 @@ def transform(
     `line` is a constant, an index into `LINES`. Values outside `first` to `stop` are taken as zero and not read.
     Results from `limit` on are not written.
     """
-    known = constants(line)
-    if known is None:
+    literals = constants(line)
+    if literals is None:
         return None
     signature = types.void(line, x, x_at, x_step, first, stop, y, y_at, y_step, limit)
 
-    def generate(context: Any, b: Any, signature: Any, given: Any) -> Any:
-        pointer = pointers(context, b, signature, given)
-        apply, size = LINES[known[0]]
+    def generate(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
+        pointer = pointers(context, b, signature, arguments)
+        apply, size = LINES[literals[0]]
         source, target, begin = pointer(1, 2), pointer(6, 7), pointer(1)
         values = []
         for i in range(size):
-            inside = b.and_(b.icmp_signed("<=", given[4], _whole(i)), b.icmp_signed(">", given[5], _whole(i)))
-            value = load(b, b.select(inside, _moved(b, source, i, given[3]), begin), 0, _vector(begin))
+            inside = b.and_(b.icmp_signed("<=", arguments[4], _whole(i)), b.icmp_signed(">", arguments[5], _whole(i)))
+            value = load(b, b.select(inside, _moved(b, source, i, arguments[3]), begin), 0, _vector(begin))
             values.append(b.select(inside, value, ir.Constant(value.type, None)))
         for i, value in enumerate(apply(b, values)):
-            with b.if_then(b.icmp_signed("<", _whole(i), given[9])):
-                store(b, value, _moved(b, target, i, given[8]), 0)
+            with b.if_then(b.icmp_signed("<", _whole(i), arguments[9])):
+                store(b, value, _moved(b, target, i, arguments[8]), 0)
         return context.get_dummy_value()
 
     return signature, generate
@@ -115,29 +115,31 @@ def multiply(
     out[out_at + i · out_row + j · out_apart], or added to it if `adds`. The first five arguments are constants; `count`
     is a multiple of L.
     """
-    known = constants(rows, across, adds, a_row, a_step)
-    if known is None:
+    literals = constants(rows, across, adds, a_row, a_step)
+    if literals is None:
         return None
     signature = types.void(
         rows, across, adds, a_row, a_step, a, a_at, a_jump, w, w_at, w_step, w_apart, count, out, out_at, out_row,
         out_apart,
     )  # fmt: skip
 
-    def generate(context: Any, b: Any, signature: Any, given: Any) -> Any:
-        pointer = pointers(context, b, signature, given)
-        sums = _sums(b, known, (pointer(5, 6), given[7]), (pointer(8, 9), given[10], given[11]), given[12])
+    def generate(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
+        pointer = pointers(context, b, signature, arguments)
+        sums = _sums(
+            b, literals, (pointer(5, 6), arguments[7]), (pointer(8, 9), arguments[10], arguments[11]), arguments[12]
+        )
         for i, row in enumerate(sums):
             for j, total in enumerate(row):
-                place = _moved(b, _moved(b, pointer(13, 14), i, given[15]), j, given[16])
-                store(b, b.fadd(load(b, place, 0, total.type), total) if known[2] else total, place, 0)
+                place = _moved(b, _moved(b, pointer(13, 14), i, arguments[15]), j, arguments[16])
+                store(b, b.fadd(load(b, place, 0, total.type), total) if literals[2] else total, place, 0)
         return context.get_dummy_value()
 
     return signature, generate
 
 
-def _sums(b: Any, known: list[int], left: Any, right: Any, count: Any) -> list[list[Any]]:
+def _sums(b: Any, literals: list[int], left: Any, right: Any, count: Any) -> list[list[Any]]:
     """Emit the loop of `multiply`."""
-    (rows, across, _, row, step), (a, jump), (w, pitch, apart) = known, left, right
+    (rows, across, _, row, step), (a, jump), (w, pitch, apart) = literals, left, right
     kind = _vector(a)
     lanes, steps = kind.count, min(kind.count, STEPS)
     entry, loop, done = b.block, b.append_basic_block("products"), b.append_basic_block("products.done")
@@ -148,24 +150,24 @@ def _sums(b: Any, known: list[int], left: Any, right: Any, count: Any) -> list[l
     sums = [[b.phi(kind) for _ in range(across)] for _ in range(rows)]
     inside = b.mul(b.and_(t, _whole(lanes - 1)), _whole(step))
     values = b.gep(a, [b.add(b.mul(b.udiv(t, _whole(lanes)), jump), inside)])
-    after: list[list[Any]] = [list(own) for own in sums]
+    updated: list[list[Any]] = [list(row_sums) for row_sums in sums]
     for k in range(steps):
         line = b.gep(w, [b.mul(b.add(t, _whole(k)), pitch)])
         vectors = [load(b, _moved(b, line, j, apart), 0, kind) for j in range(across)]
         for i in range(rows):
             value = b.load(b.gep(values, [_whole(i * row + k * step)]))
             for j in range(across):
-                after[i][j] = multiply_add(b, vectors[j], value, after[i][j])
-    following = b.add(t, _whole(steps))
+                updated[i][j] = multiply_add(b, vectors[j], value, updated[i][j])
+    next_t = b.add(t, _whole(steps))
     t.add_incoming(_whole(0), entry)
-    t.add_incoming(following, loop)
-    for own, later in zip(sums, after, strict=True):
-        for phi, total in zip(own, later, strict=True):
+    t.add_incoming(next_t, loop)
+    for row_sums, later in zip(sums, updated, strict=True):
+        for phi, total in zip(row_sums, later, strict=True):
             phi.add_incoming(ir.Constant(kind, None), entry)
             phi.add_incoming(total, loop)
-    b.cbranch(b.icmp_signed("<", following, count), loop, done)
+    b.cbranch(b.icmp_signed("<", next_t, count), loop, done)
     b.position_at_end(done)
-    return after
+    return updated
 
 
 def _vector(base: Any) -> Any:

@@ -97,22 +97,24 @@ def transform(
     T is matrix `which` of `matrices`. `_down` and `_across` are the strides of rows and columns. The first three
     arguments are constants; arrays are flat. No checks.
     """
-    known = constants(size, which, adds)
-    if known is None:
+    literals = constants(size, which, adds)
+    if literals is None:
         return None
-    matrix = matrices(known[0])[known[1]]
+    matrix = matrices(literals[0])[literals[1]]
     after, before = matrix.shape
 
-    def generate(context: Any, b: Any, signature: Any, given: Any) -> Any:
-        pointer = pointers(context, b, signature, given)
+    def generate(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
+        pointer = pointers(context, b, signature, arguments)
         source, target = pointer(3, 4), pointer(7, 8)
         real = source.type.pointee
         kind = ir.VectorType(real, registers()[0] // size_of(real))
         half = cgutils.alloca_once(b, real, size=before * after * kind.count)
         half.align = registers()[0]
         lanes, line = I64(kind.count), I64(before * kind.count)
-        _emit(b, matrix, kind, before, (source, given[5], given[6]), (half, line, lanes), adds=False)
-        _emit(b, matrix, kind, after, (half, lanes, line), (target, given[10], given[9]), adds=bool(known[2]))
+        _emit(b, matrix, kind, before, (source, arguments[5], arguments[6]), (half, line, lanes), adds=False)
+        _emit(
+            b, matrix, kind, after, (half, lanes, line), (target, arguments[10], arguments[9]), adds=bool(literals[2])
+        )
         return context.get_dummy_value()
 
     return types.void(size, which, adds, x, x_at, x_down, x_across, y, y_at, y_down, y_across), generate
@@ -140,18 +142,27 @@ def product(
 
     For i < height and j < width. See `transform` for `adds`, constants and arrays.
     """
-    known = constants(height, width, adds)
-    if known is None:
+    literals = constants(height, width, adds)
+    if literals is None:
         return None
 
-    def generate(context: Any, b: Any, signature: Any, given: Any) -> Any:
-        pointer = pointers(context, b, signature, given)
-        inputs = pointer(3, 4), pointer(5), known[0], pointer(6), pointer(7, 8), given[9], given[10], known[1]
+    def generate(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
+        pointer = pointers(context, b, signature, arguments)
+        inputs = (
+            pointer(3, 4),
+            pointer(5),
+            literals[0],
+            pointer(6),
+            pointer(7, 8),
+            arguments[9],
+            arguments[10],
+            literals[1],
+        )
         sums, parts = sums_of_products(b, *inputs)
-        for i, own in enumerate(sums):
-            target = b.gep(pointer(11, 12), [b.mul(given[13], I64(i))])
-            for (at, kind), total in zip(parts, own, strict=True):
-                store(b, b.fadd(load(b, target, at, kind), total) if known[2] else total, target, at)
+        for i, row_sums in enumerate(sums):
+            target = b.gep(pointer(11, 12), [b.mul(arguments[13], I64(i))])
+            for (at, kind), total in zip(parts, row_sums, strict=True):
+                store(b, b.fadd(load(b, target, at, kind), total) if literals[2] else total, target, at)
         return context.get_dummy_value()
 
     return types.void(height, width, adds, x, x_at, places, table, w, w_at, pitch, count, y, y_at, y_step), generate
