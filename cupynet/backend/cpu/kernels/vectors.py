@@ -42,7 +42,7 @@ def constants(*kinds: Any) -> list[int] | None:
 
 
 def pointers(context: Any, b: Any, signature: Any, arguments: Any) -> Callable[..., Any]:
-    """Return pointer(i, j), the address of element arguments[j] of array arguments[i]; pointer(i) is the first element."""
+    """Return pointer(i, j), the address of element arguments[j] of array arguments[i]; pointer(i) is the first one."""
 
     def pointer(array: int, at: int | None = None) -> Any:
         data = context.make_array(signature.args[array])(context, b, arguments[array]).data
