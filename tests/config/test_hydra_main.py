@@ -134,7 +134,7 @@ OTHER = "parallel.synchronizer.averaging_frequency"
         ),
     ],
 )
-def test_two_values_for_one_argument_are_refused(overrides: tuple[str, ...], setting: str) -> None:
+def test_two_settings_that_contradict_each_other_are_refused(overrides: tuple[str, ...], setting: str) -> None:
     with refused(setting):
         settings_of(*overrides)
 

@@ -72,7 +72,9 @@ def used(device: int = 0) -> int:
     ("on_device", "ahead", "dtype"),
     [(True, 0, "half"), (True, 3, "float"), (False, 0, "double"), (False, 1, "float"), (False, 3, "half")],
 )
-def test_batches_equal_those_of_the_cpu_bit_for_bit(loader: Loader, on_device: bool, ahead: int, dtype: str) -> None:
+def test_batches_on_a_device_equal_those_of_the_cpu_however_many_are_prefetched(
+    loader: Loader, on_device: bool, ahead: int, dtype: str
+) -> None:
     """Including short batches, an epoch that starts in its middle, and one worker of several."""
     backend = worker(dtype)
     for rank, size in ((0, 1), (1, 3)):

@@ -54,7 +54,7 @@ WRONG: dict[str, Callable[[bytes, bytes], bytes]] = {  # from the packed and the
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_wrong_contents_are_refused(tiny: TinyMNIST, name: str) -> None:
+def test_wrong_contents_are_refused_with_the_path_of_their_file_and_left_alone(tiny: TinyMNIST, name: str) -> None:
     check_refused(tiny, WRONG[name](tiny.packed[IMAGES], tiny.raw[IMAGES]))
 
 
@@ -92,7 +92,7 @@ def test_what_is_no_regular_file_is_refused_and_not_waited_for(tiny: TinyMNIST, 
 
 
 @pytest.mark.parametrize(("method", "number"), [("stat", errno.EACCES), ("open", errno.EIO)])
-def test_an_unreadable_file_is_a_data_error(
+def test_a_file_that_cannot_be_opened_is_a_data_error_with_the_systems_reason(
     tiny: TinyMNIST, monkeypatch: pytest.MonkeyPatch, method: str, number: int
 ) -> None:
     def fails(*_: object) -> None:

@@ -134,7 +134,7 @@ def test_there_are_as_many_workers_as_shards(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ahead", [0, 3])
-def test_a_feed_continues_an_epoch_from_a_round(ahead: int) -> None:
+def test_a_feed_continues_an_epoch_from_a_round_with_and_without_prefetching(ahead: int) -> None:
     loader = Loader(numbered_dataset(50), 4, seed=1)
     with BatchFeed(loader, NumpyBackend(), 1, 2, prefetch=ahead) as feed:
         found = [None if batch is None else batch.samples.tolist() for batch in feed.epoch(2, start=3)]
@@ -215,7 +215,7 @@ def test_the_identity_of_the_data_is_the_same_for_any_division(tmp_path: Path) -
     assert Loader(data, 7).identity != Loader(numbered_dataset(31), 7).identity
 
 
-def test_a_file_that_cannot_be_read_is_a_data_error() -> None:
+def test_a_file_that_cannot_be_read_is_named_in_a_data_error() -> None:
     """The system says the same of a disk that cannot be written to."""
 
     class Broken(HostBackend):

@@ -26,7 +26,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "rows"
 
 
-def test_each_shard_has_its_samples_of_the_whole(folder: Path) -> None:
+def test_shards_load_the_images_labels_and_classes_that_were_written(folder: Path) -> None:
     shards = Shards(folder)
     assert (shards.name, len(shards), shards.counts) == ("rows", 20, (7, 7, 6))
     assert (shards.classes, shards.image_shape) == (4, (3, 2, 1))

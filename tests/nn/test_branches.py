@@ -53,7 +53,7 @@ LAYERS: dict[str, Callable[[], Layer]] = {
 
 
 @pytest.mark.parametrize("kind", LAYERS)
-def test_gradients(kind: str) -> None:
+def test_gradients_of_branches(kind: str) -> None:
     check_layer(LAYERS[kind](), INPUT, training=True)
 
 

@@ -65,7 +65,7 @@ def test_an_evaluation_drops_nothing(name: str, rate: float, context: Context) -
     assert layer.forward(x, context)[0] is x
 
 
-def test_gradients() -> None:
+def test_gradients_of_dropout() -> None:
     check_layer(Sequential([Dense(7), Dropout(0.3), Dense(4), Dropout(0.5)]), Flat(5), batch=3, training=True)
 
 

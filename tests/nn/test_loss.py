@@ -61,7 +61,7 @@ def computed(loss: Loss, backend: Backend, outputs: Any, labels: Any) -> tuple[A
 @every_backend
 @every_dtype
 @every_loss
-def test_losses_are_those_of_pytorch(name: str, dtype: str, kind: str) -> None:
+def test_losses_and_their_derivatives_are_those_of_pytorch(name: str, dtype: str, kind: str) -> None:
     backend, tolerance = create_backend(name, dtype), {"double": 1e-12, "float": 1e-5, "half": 4e-3}[dtype]
     losses, gradient = computed(LOSSES[kind], backend, GOLDEN["outputs"], GOLDEN["labels"])
     np.testing.assert_allclose(losses, GOLDEN[f"{kind}/losses"], rtol=tolerance, atol=tolerance)
@@ -73,7 +73,9 @@ def test_losses_are_those_of_pytorch(name: str, dtype: str, kind: str) -> None:
 @every_backend
 @every_dtype
 @every_target_loss
-def test_losses_of_weighted_targets_are_those_of_pytorch(name: str, dtype: str, kind: str) -> None:
+def test_losses_of_weighted_targets_and_their_derivatives_are_those_of_pytorch(
+    name: str, dtype: str, kind: str
+) -> None:
     backend, tolerance = create_backend(name, dtype), {"double": 1e-12, "float": 1e-5, "half": 4e-3}[dtype]
     targets = GOLDEN["targets"].astype(np.float32)
     losses, gradient = computed(TARGET_LOSSES[kind], backend, GOLDEN["outputs"], targets)

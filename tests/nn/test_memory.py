@@ -73,7 +73,7 @@ def trained(name: str, *layers: Layer) -> None:
 
 @every_backend
 @every_dtype
-def test_a_hundred_steps_allocate_what_the_first_did(name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_after_the_first_allocate_no_memory(name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     backend, optimizer = create_backend(name, dtype), LAMB(0.001, clip_layer_norm=1.0)
     allocate = Mock(wraps=backend.workspace._allocate)
     monkeypatch.setattr(backend.workspace, "_allocate", allocate)

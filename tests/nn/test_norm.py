@@ -54,7 +54,7 @@ def compare(found: Any, expected: Any, dtype: str, name: str) -> None:
 @every_backend
 @every_dtype
 @pytest.mark.parametrize("kind", ["images", "vectors"])
-def test_batch_norm_is_that_of_pytorch(name: str, dtype: str, kind: str) -> None:
+def test_batch_norm_and_its_derivative_are_those_of_pytorch(name: str, dtype: str, kind: str) -> None:
     known, layer = golden(kind), BatchNorm(momentum=0.8, epsilon=1e-3)
     shape = known["x0"].shape[1:]
     built(layer, shape, create_backend(name, dtype), scale=known["scale"], shift=known["shift"])
@@ -67,7 +67,7 @@ def test_batch_norm_is_that_of_pytorch(name: str, dtype: str, kind: str) -> None
 
 @every_backend
 @pytest.mark.parametrize(("dtype", "kind"), [("half", "features"), ("float", "flat features"), ("double", "channels")])
-def test_layer_norm_is_that_of_pytorch(name: str, dtype: str, kind: str) -> None:
+def test_layer_norm_and_its_derivative_are_those_of_pytorch(name: str, dtype: str, kind: str) -> None:
     known, layer = golden(kind), LayerNorm("channels" if kind == "channels" else "features", epsilon=1e-3)
     shape = known["x"].shape[1:]
     built(layer, shape, create_backend(name, dtype), scale=known["scale"], shift=known["shift"])

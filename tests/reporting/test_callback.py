@@ -116,7 +116,7 @@ class Failing(Callback):
         raise self.error
 
 
-def test_a_bug_is_named_on_the_page_and_raised(tmp_path: Path, without_charts: None) -> None:
+def test_a_bug_is_raised_and_the_page_of_its_failed_run_names_it(tmp_path: Path, without_charts: None) -> None:
     with pytest.raises(ValueError, match="^mine$"):
         fit(tmp_path, History(), ReportPage(), Failing(ValueError("mine")))
     text = (tmp_path / "report.html").read_text()

@@ -82,7 +82,7 @@ def test_each_mistake_is_shown_with_its_own_picture(tmp_path: Path) -> None:
     assert [each["confidence"] for each in shown] == ["98.0 %", "71.0 %", "98.0 %"]
 
 
-def test_no_text_of_a_run_becomes_part_of_its_page(tmp_path: Path) -> None:
+def test_no_text_of_a_run_becomes_part_of_its_page_which_needs_no_network(tmp_path: Path) -> None:
     """Markup is escaped, and control and bidirectional characters are replaced."""
     text = HOSTILE + "a\x1b]0;title\x07\u202eb\u2066\x00"
     folder = finished(

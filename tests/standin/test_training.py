@@ -201,7 +201,7 @@ WAYS += [{"data_on_device": False, "prefetch_buffer": 0}]
 
 @pytest.mark.standin
 @pytest.mark.parametrize(("workers", "devices"), [(2, [0]), (4, [0, 1])])
-def test_the_way_batches_reach_a_device_does_not_change_the_bits(
+def test_neither_prefetching_nor_where_the_images_are_changes_the_weights(
     workers: int, devices: list[int], uploads: list[int]
 ) -> None:
     """Nothing is left on the device, and its workers share the uploaded images."""

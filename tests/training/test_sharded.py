@@ -53,8 +53,8 @@ class Concatenated(Loader):
         return [(n, np.concatenate(samples), np.concatenate(samples)) for n, samples in enumerate(iterations)]
 
 
-def test_frequency_1_is_one_replica_on_the_concatenated_rounds(tmp_path: Path) -> None:
-    """Averages weight by samples: short batches, and a worker that has run out, included."""
+def test_averages_of_shards_weight_workers_by_their_samples_of_the_round_or_none(tmp_path: Path) -> None:
+    """In every round: as one replica on the concatenated batches, also short ones, and when a worker has run out."""
     loader = Loader(write_shards(small_dataset(61), tmp_path, 3), 4, seed=3)
     trainers = train(loader, 3, epochs=2)
     one = alone(small_model(), SGD(0.05), prefetch_buffer=0)

@@ -148,7 +148,9 @@ def test_an_explicit_fallback_is_a_wish(tiny: TinyMNIST, caplog: pytest.LogCaptu
 
 
 @pytest.mark.parametrize("others", [NAMES, NAMES[:2]])
-def test_a_damaged_file_never_falls_back(tiny: TinyMNIST, others: list[str], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_file_is_named_and_never_replaced_by_synthetic_images(
+    tiny: TinyMNIST, others: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
     tiny.write(*others)
     damaged = tiny.folder / NAMES[1]
     damaged.write_bytes(b"<html>")

@@ -68,7 +68,9 @@ def test_evaluation_refuses_classes_of_other_names(tmp_path: Path) -> None:
     assert "another" in stderr and stderr.count("\n") == 1
 
 
-def test_a_run_with_augmentation_resumes_bit_for_bit(kept: dict[str, list[str]], tmp_path: Path) -> None:
+def test_an_augmented_run_repeats_bit_for_bit_also_when_it_is_resumed(
+    kept: dict[str, list[str]], tmp_path: Path
+) -> None:
     augment = "data.augment=[{_target_: cupynet.data.Elastic}, {_target_: cupynet.data.Cutout, size: 3}]"
     arguments = [*kept["idx"], *SHORT, augment, "optimizer=sgd"]
     trained(tmp_path / "whole", *arguments, "epochs=2")

@@ -31,7 +31,9 @@ def averages(schedule: AveragingSchedule, iterations: int, start: int = 0, drift
         ("end", [], ["fit"]),
     ],
 )
-def test_numbers_and_names(frequency: Any, iterations: list[int], moments: list[str]) -> None:
+def test_a_frequency_says_after_which_iterations_and_at_which_moments_to_average(
+    frequency: Any, iterations: list[int], moments: list[str]
+) -> None:
     schedule = averaging_schedule(frequency)
     assert averages(schedule, 7) == iterations
     assert [moment for moment in ("epoch", "evaluation", "fit") if schedule.at(moment)] == moments

@@ -22,7 +22,7 @@ def comparison(tmp_path: Path) -> Comparison:
     return compared(find([str(tmp_path)]))
 
 
-def test_each_curve_is_of_its_own_run(comparison: Comparison) -> None:
+def test_each_curve_of_a_comparison_has_the_accuracy_of_its_own_run(comparison: Comparison) -> None:
     chart = page._curves(comparison, comparison.groups, "time", "seconds", "train_s")
     assert [line.y[-1] for line in chart.lines] == pytest.approx([90, 95, 80, 85])
 
@@ -32,7 +32,7 @@ def test_accuracy_against_time_is_in_percent(comparison: Comparison) -> None:
     assert sorted(points) == [(10.0, 95.0), (20.0, 90.0), (30.0, 85.0), (40.0, 80.0)]
 
 
-def test_tiles_show_the_best_of_each_figure(comparison: Comparison) -> None:
+def test_tiles_of_a_comparison_show_the_best_figures_of_its_runs(comparison: Comparison) -> None:
     figures = {title: figure for title, figure, _ in page._tiles(comparison)}
     assert (figures["best test accuracy"], figures["shortest training"]) == ("95.00 %", "10.0 s")
 

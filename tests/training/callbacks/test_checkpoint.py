@@ -63,7 +63,9 @@ def rows(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("way", "iteration"), [("every 3", 5), ("adaptive", 8), ("threshold, target", 2)])
-def test_a_stopped_fit_resumes_from_the_disk(tmp_path: Path, way: str, iteration: int) -> None:
+def test_a_fit_that_saves_stops_and_resumes_equals_one_that_never_saved(
+    tmp_path: Path, way: str, iteration: int
+) -> None:
     """An epoch ends after iteration 5."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     wanted = fit(wrapper_of(whole, way=WAYS[way], saves=False))
