@@ -1,7 +1,6 @@
-"""The command `cupynet`: find the named command and run it.
+"""The command line `cupynet COMMAND`.
 
-cupynet train workers=4             the same as: python -m cupynet train workers=4
-cupynet report outputs/latest
+cupynet train workers=4             or: python -m cupynet train workers=4 cupynet report outputs/latest
 """
 
 from __future__ import annotations
@@ -15,23 +14,23 @@ COMMANDS = {
     "evaluate": ("commands.evaluate", "evaluate a finished run on its test set"),
     "predict": ("commands.predict", "classify pictures with a finished run"),
     "export": ("commands.export", "write a finished run as ONNX, safetensors or PyTorch"),
-    "report": ("commands.report", "write the page of a run: report.html and curves.png"),
-    "compare": ("commands.compare", "compare runs: settings, results, which to use"),
+    "report": ("commands.report", "write the report of a run: report.html and curves.png"),
+    "compare": ("commands.compare", "compare runs, and recommend one"),
     "tune": ("commands.tune.command", "search for good settings"),
-    "download": ("commands.download", "download a data set, for a machine without a network"),
+    "download": ("commands.download", "download a data set, for a machine without network access"),
     "find_rate": ("commands.find_rate", "run a learning-rate range test"),
-    "plan": ("commands.plan", "predict the speed of more workers and other links"),
-    "bench": ("commands.bench", "measure operations, the training step and the loop"),
-    "doctor": ("commands.doctor", "check what this machine has and lacks for training"),
+    "plan": ("commands.plan", "predict the speed with more workers and other networks"),
+    "bench": ("commands.bench", "benchmark operations, the training step and the loop"),
+    "doctor": ("commands.doctor", "check that this machine can train"),
 }
 
 
 def main() -> None:
-    """Run `cupynet COMMAND ...`. Exit code 2 if there is no such command."""
+    """Run `cupynet COMMAND ...`. The exit code is 2 if there is no such command."""
     typed = sys.argv[1] if len(sys.argv) > 1 else ""
     name = _completed() if typed == "-sc" else typed
     if name == typed:
-        del sys.argv[1:2]  # the command reads `sys.argv` as its own
+        del sys.argv[1:2]  # the command parses the rest
     if name in COMMANDS:
         import_module(f"cupynet.{COMMANDS[name][0]}").main()
     else:
@@ -41,7 +40,7 @@ def main() -> None:
 
 
 def _answer(name: str) -> None:
-    """Print help or the version. ConfigError for any other name."""
+    """Print the help or the version. Raise ConfigError for any other name."""
     if name in ("", "-h", "--help"):
         print(_help())
     elif name == "--version":
@@ -56,7 +55,7 @@ def _answer(name: str) -> None:
 
 
 def _completed() -> str:
-    """Return the command whose settings are being completed; complete the name of the command itself."""
+    """Return the command for which to complete settings. If there is none yet, complete its name and exit."""
     words = os.environ.get("COMP_LINE", "").split()
     if len(words) > 1 and words[1] in COMMANDS:
         os.environ["COMP_LINE"] = " ".join([words[0], *words[2:]])

@@ -68,7 +68,7 @@ class _Network(BaseEstimator):  # type: ignore[misc]
         layers = [Dense(100, activation="relu")] if self.layers is None else self.layers
         hidden = dict(layers) if isinstance(layers, Mapping) else dict(Sequential(layers)) if layers else {}
         if "output" in hidden:
-            raise ConfigError("the layer `output` is added by the estimator. Give yours another name", "layers")
+            raise ConfigError("the estimator adds a layer `output`. Rename your layer", "layers")
         seed = int(check_random_state(self.random_state).randint(1 << 31))
         network = {**hidden, "output": Dense(outputs)}
         self.model_ = Model(network, images.shape[1:], self.backend, seed, loss, dtype=self.dtype)
@@ -90,7 +90,7 @@ class _Network(BaseEstimator):  # type: ignore[misc]
             loader = Loader(data, self.batch_size, seed)
             self.history_ = wrapper.fit(loader, epochs=self.epochs, validation_split=self.validation_split)
             if wrapper.trainer.stopped is not None and wrapper.trainer.stopped.text == CTRL_C:
-                raise KeyboardInterrupt  # also in IPython, so that a search ends
+                raise KeyboardInterrupt  # in IPython too, to stop a grid search
         self.n_iter_ = len(self.history_.epochs.get("epoch", []))
 
     def _scores(self, X: Any) -> NDArray[Any]:
@@ -100,14 +100,14 @@ class _Network(BaseEstimator):  # type: ignore[misc]
         return found
 
     def _images(self, X: NDArray[Any]) -> NDArray[Any]:
-        """Return the examples as images (S, H, W, C), pixels of uint8 or float32."""
+        """Convert samples to images (S, H, W, C), uint8 or float32."""
         images = X.ndim > 2 or self.input is not None
         if self.input is not None:
             if int(np.prod(self.input)) != int(np.prod(X.shape[1:])):
-                raise ConfigError(f"does not match examples of shape {X.shape[1:]}", "input", str(self.input))
+                raise ConfigError(f"does not match samples of shape {X.shape[1:]}", "input", str(self.input))
             X = X.reshape(len(X), *self.input)
         if X.ndim == 2:
-            X = X[:, None, :, None]  # features are the pixels of a row
+            X = X[:, None, :, None]  # a row of pixels
         elif X.ndim == 3:
             X = X[..., None]
         pixels = X.dtype == np.uint8 or (X.dtype.kind in "iu" and images)
@@ -115,31 +115,31 @@ class _Network(BaseEstimator):  # type: ignore[misc]
 
 
 class Classifier(ClassifierMixin, _Network):  # type: ignore[misc]
-    """A network for classification, trained by replicas in parallel.
+    """A classifier, trained with data parallelism.
 
-    Integer images, (S, H, W) or (S, H, W, C), are pixels from 0 to 255. Other data must be scaled, as by
+    Integer images (S, H, W) or (S, H, W, C) are pixels from 0 to 255. Other data must be scaled, for example with
     `StandardScaler`.
 
     Args:
-        layers: hidden layers; a `Dense` layer with an output for each class is added. By default Dense(100, "relu").
-        input: the shape of one example, such as (28, 28, 1), to reshape flat vectors; by default the shape in X.
-        epochs, batch_size, validation_split: see `ParallelWrapper.fit`, also for the `sample_weight` of `fit`.
+        layers: hidden layers, by default Dense(100, "relu"). A `Dense` output layer is added.
+        input: shape of a sample, such as (28, 28, 1), to reshape flat vectors; by default the shape in X.
+        epochs, batch_size, validation_split: see `ParallelWrapper.fit`.
         workers, averaging_frequency, callbacks: see `ParallelWrapper`.
-        optimizer: an `Optimizer`, or its name; Adam(0.003) by default.
-        learning_rate: replaces the optimizer's, such as 0.01 or "cosine".
+        optimizer: an `Optimizer` or its name; Adam(0.003) by default.
+        learning_rate: replaces the optimizer's learning rate, such as 0.01 or "cosine".
         backend, dtype: see `Model`.
-        random_state: determines the weights and the order of samples, as in scikit-learn.
+        random_state: seed of the weights and the order of samples, as in scikit-learn.
 
     Attributes:
-        classes_: the labels, (O,), in the order of the outputs.
-        n_features_in_: values per example.
+        classes_: labels in the order of the outputs, (O,).
+        n_features_in_: number of values per sample.
         model_: the trained `Model`.
         history_: the history of the fit.
-        n_iter_: epochs trained.
+        n_iter_: number of epochs.
     """
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Classifier:
-        """Train on X, (S, F), (S, H, W) or (S, H, W, C), and labels y (S,) of any type."""
+        """Train on X (S, F), (S, H, W) or (S, H, W, C), and labels y (S,) of any type."""
         X, y = validate_data(self, X, y, allow_nd=True, dtype="numeric", ensure_min_samples=2)
         check_classification_targets(y)
         self.classes_, numbers = np.unique(y, return_inverse=True)
@@ -148,26 +148,26 @@ class Classifier(ClassifierMixin, _Network):  # type: ignore[misc]
         return self
 
     def predict_proba(self, X: Any) -> NDArray[Any]:
-        """Return the scores of each class, (N, O), as in `classes_`."""
+        """Return class probabilities, (N, O), in the order of `classes_`."""
         scores = self._scores(X)[:, : len(self.classes_)]
         return scores / scores.sum(axis=1, keepdims=True) if len(self.classes_) == 1 else scores
 
     def predict(self, X: Any) -> NDArray[Any]:
-        """Return the most probable label of each example, (N,)."""
+        """Return the most probable label of each sample, (N,)."""
         scores = self.predict_proba(X)
         found: NDArray[Any] = self.classes_[scores.argmax(axis=1)]
         return found
 
 
 class Regressor(RegressorMixin, _Network):  # type: ignore[misc]
-    """A network for regression with the mean squared error, trained by replicas in parallel.
+    """A regressor with the mean squared error, trained with data parallelism.
 
-    Arguments and attributes are as for `Classifier`, without `classes_`; the last `Dense` layer has an output for each
+    See `Classifier` for the arguments and attributes, except `classes_`. The output layer has an output for each
     target.
     """
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Regressor:
-        """Train on X, (S, F), (S, H, W) or (S, H, W, C), and targets y, (S,) or (S, T)."""
+        """Train on X (S, F), (S, H, W) or (S, H, W, C), and targets y (S,) or (S, T)."""
         X, y = validate_data(
             self, X, y, allow_nd=True, dtype="numeric", multi_output=True, y_numeric=True, ensure_min_samples=2
         )
@@ -177,8 +177,8 @@ class Regressor(RegressorMixin, _Network):  # type: ignore[misc]
         return self
 
     def predict(self, X: Any) -> NDArray[Any]:
-        """Return predicted targets, (N,) or (N, T) as given to `fit`."""
-        found = self._scores(X).astype(np.float64)  # as scikit-learn expects of several targets
+        """Return predictions, (N,) or (N, T) like the targets of `fit`."""
+        found = self._scores(X).astype(np.float64)  # required by scikit-learn for several targets
         return found[:, 0] if self._flat else found
 
     def __sklearn_tags__(self) -> Any:

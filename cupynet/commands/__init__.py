@@ -1,1 +1,1 @@
-"""One module per command, each with a function `main`."""
+"""The commands. Each module has a function `main`."""

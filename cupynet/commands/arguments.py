@@ -1,4 +1,4 @@
-"""Command-line arguments of commands without Hydra settings."""
+"""The argument parser of commands that do not use Hydra."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from cupynet.core.errors import ConfigError
 
 
 class Arguments(argparse.ArgumentParser):
-    """An argument parser that raises ConfigError, so that errors are reported in one line."""
+    """An argument parser that raises ConfigError instead of printing its usage."""
 
     def __init__(self, prog: str, description: str, epilog: str) -> None:
-        raw = argparse.RawDescriptionHelpFormatter  # keeps the line breaks of examples
+        raw = argparse.RawDescriptionHelpFormatter  # keeps line breaks
         super().__init__(prog=prog, description=description, epilog=epilog, formatter_class=raw, allow_abbrev=False)
 
     def add_run(self) -> None:

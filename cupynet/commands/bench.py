@@ -1,7 +1,7 @@
 """Benchmark training on this machine: `cupynet bench [peers=torch] [gpu=true] [key=value ...]`.
 
 Measures each operation relative to a large matrix product, the training step on resident data, and the whole loop. On a
-shared machine only ratios within one run are meaningful.
+shared machine, compare only ratios within a run.
 """
 
 from __future__ import annotations
@@ -37,15 +37,17 @@ def prepare(settings: BenchSettings) -> Bench:
 
     check_no_fast_dev_run(settings, "bench")
     if settings.parallel.launcher == "mpi":
-        raise ConfigError("bench measures threads of one process. Remove this setting", "parallel.launcher", "mpi")
+        raise ConfigError("bench only supports threads. Remove this setting", "parallel.launcher", "mpi")
     if settings.accumulation_steps > 1:
-        raise ConfigError("bench measures whole batches. Use 1", "accumulation_steps", str(settings.accumulation_steps))
+        raise ConfigError(
+            "bench only supports whole batches. Use 1", "accumulation_steps", str(settings.accumulation_steps)
+        )
     experiment = Experiment(settings)
     if settings.gpu and not experiment.placement.devices:
         raise ConfigError(f"no GPU is used: {experiment.backend_reason or 'backend=cupy'}", "gpu", "true")
     if settings.peers == "torch":
         if find_spec("torch") is None:
-            raise ConfigError("PyTorch is not installed; install torch, or use peers=null", "peers", "torch")
+            raise ConfigError("PyTorch is not installed. Install torch, or use peers=null", "peers", "torch")
         torch_network(experiment)
     return Bench(settings, experiment)
 
@@ -82,7 +84,7 @@ def bench(prepared: Bench, folder: Path) -> None:
 
 
 def images_per_s(prepared: Bench) -> dict[str, float]:
-    """Return the median images per second of the loop, the bare step and PyTorch, from interleaved measurements."""
+    """Measure the loop, the bare step and PyTorch in turn. Return the median images per second of each."""
     from cupynet.bench import measure
 
     settings, experiment = prepared
@@ -99,7 +101,9 @@ def images_per_s(prepared: Bench) -> dict[str, float]:
 
 
 def torch_setups(settings: BenchSettings) -> dict[str, tuple[str, ...]]:
-    """Return options of `cupynet.bench.torch_peer` by name. In 16 bits, measure both autocast and float."""
+    """Return the options of `cupynet.bench.torch_peer` by name. For 16-bit dtypes, both autocast and float are
+    measured.
+    """
     if settings.peers != "torch":
         return {}
     layouts: dict[str, tuple[str, ...]] = {
@@ -112,7 +116,7 @@ def torch_setups(settings: BenchSettings) -> dict[str, tuple[str, ...]]:
 
 
 def ratios(rates: dict[str, float]) -> dict[str, float]:
-    """Return the speed of the loop relative to every other rate with the same number of workers, and to one worker."""
+    """Return the speed of the loop relative to the other rates with the same number of workers, and to one worker."""
     found = {}
     for name, rate in rates.items():
         loop = f"loop, {name.rpartition(', ')[2]}"

@@ -1,6 +1,6 @@
-"""Check this machine for training: `cupynet doctor [key=value ...]`. Nothing is downloaded or left behind.
+"""Check that this machine can train: `cupynet doctor [key=value ...]`. Nothing is downloaded or left behind.
 
-Prints a line per requirement: `ok`, `note` (training works without it) or `problem` (training fails), with the remedy.
+Prints a line for each check: `ok`, `note` (training works without it) or `problem` (training fails), with the remedy.
 The exit code is 0 if training would work, otherwise the exit code of training.
 """
 
@@ -28,7 +28,7 @@ MPI_TIMEOUT_S = 60.0
 
 
 class Finding(NamedTuple):
-    """One line of the report. state: `ok`, `note` or `problem`; code: exit code of training, 0 without a problem."""
+    """A line of the report. `state` is `ok`, `note` or `problem`. `code` is the exit code of training."""
 
     part: str
     state: str
@@ -37,8 +37,8 @@ class Finding(NamedTuple):
 
 
 def main() -> None:
-    parser = Arguments("cupynet doctor", "Check what this machine has and lacks for training.", "")
-    of_run = "settings of cupynet train for the run to check, such as backend=cupy"
+    parser = Arguments("cupynet doctor", "Check that this machine can train.", "")
+    of_run = "settings of the run to check, such as backend=cupy"
     parser.add_argument("settings", nargs="*", metavar="key=value", help=of_run)
     run_and_exit(lambda: diagnose(parser.parse_args().settings))
 
@@ -46,7 +46,7 @@ def main() -> None:
 def diagnose(settings: Sequence[str]) -> int:
     """Run the checks and print their findings. Return the exit code of training with these settings."""
     if started() is not None:
-        raise ConfigError("doctor checks one machine, in one process. Start it without mpiexec")
+        raise ConfigError("doctor runs in a single process. Start it without mpiexec")
     code = 0
     for name in CHECKS:
         for found in examine(name, settings):
@@ -57,7 +57,7 @@ def diagnose(settings: Sequence[str]) -> int:
 
 
 def examine(name: str, settings: Sequence[str]) -> list[Finding]:
-    """Return the findings of a check. An error becomes a problem if it would end training, else a note."""
+    """Return the findings of a check. An error is a problem if training would fail, else a note."""
     found: list[Finding] = []
     try:
         with redirect_stdout(sys.stderr):  # libraries may print
@@ -94,10 +94,12 @@ def check_gpu(settings: Sequence[str]) -> Iterator[Finding]:
     fault = gpus.probe()
     if fault is not None:
         remedy = ": pip install 'cupynet[cuda12x]' or 'cupynet[cuda13x]', by the CUDA that nvidia-smi shows"
-        yield Finding("gpu", "note", fault + (remedy if shutil.which("nvidia-smi") else ", and no nvidia-smi"))
+        yield Finding(
+            "gpu", "note", fault + (remedy if shutil.which("nvidia-smi") else ", and nvidia-smi was not found")
+        )
         return
     found = gpus.inventory()
-    nccl = found["nccl"] or "is missing: replicas are averaged on the first GPU, or on the host"
+    nccl = found["nccl"] or "not installed: replicas are averaged on the first GPU or on the host"
     yield Finding("cupy", "ok", f"{found['cupy']}, CUDA {found['runtime']}, driver for CUDA {found['driver']}")
     yield Finding("nccl", "ok" if found["nccl"] else "note", nccl)
     for number, device in enumerate(found["devices"]):
@@ -109,7 +111,7 @@ def check_mpi(settings: Sequence[str]) -> Iterator[Finding]:
     """Check that mpiexec starts two processes that can communicate."""
     remedy = "pip install 'cupynet[mpi]'"
     if find_spec("mpi4py") is None:
-        yield Finding("mpi", "note", f"mpi4py is not installed, workers are threads: {remedy}")
+        yield Finding("mpi", "note", f"mpi4py is not installed, so workers can only be threads: {remedy}")
         return
     command = [find_mpiexec(), "-n", "2", sys.executable, "-m", "mpi4py.bench", "helloworld"]
     done = subprocess.run(
@@ -135,7 +137,7 @@ def check_disk(settings: Sequence[str]) -> Iterator[Finding]:
 
 
 def check_training(settings: Sequence[str]) -> Iterator[Finding]:
-    """Check the data of the run, and train one batch on all its workers."""
+    """Load the data, and train one batch on all workers."""
     from cupynet import config
     from cupynet.commands.train import prepare
     from cupynet.data.sources.downloaded import Downloaded, offline

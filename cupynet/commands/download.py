@@ -1,4 +1,4 @@
-"""Download a data set: `cupynet download mnist --to DIR`, for a machine without a network."""
+"""Download a data set, for a machine without network access: `cupynet download mnist --to DIR`."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ EXAMPLES = """examples:
 
 
 def main() -> None:
-    parser = Arguments("cupynet download", "Download a data set and check its files.", EXAMPLES)
+    parser = Arguments("cupynet download", "Download a data set and verify its files.", EXAMPLES)
     parser.add_argument("name", choices=NAMES, help="the data set")
     parser.add_argument(
-        "--to", metavar="DIR", help="the folder to create NAME/ in; $CUPYNET_DATA, else the user's cache"
+        "--to", metavar="DIR", help="the folder for NAME/; by default $CUPYNET_DATA, else the user's cache"
     )
     run_and_exit(lambda: download(parser.parse_args()))
 
 
 def download(arguments: argparse.Namespace) -> None:
-    """Download missing files, check all files, and print how to use them. DataError."""
+    """Download missing files, verify all files, and print how to use them."""
     from cupynet import data
     from cupynet.data.download import Unavailable
 
@@ -39,5 +39,5 @@ def download(arguments: argparse.Namespace) -> None:
         source.fetch()
     except Unavailable as error:
         raise DataError(f"{source.place}: downloading failed ({error})") from error
-    print(f"{source.place}: {len(source.files)} files, as published")
+    print(f"{source.place}: {len(source.files)} files, verified")
     print(f"cupynet train {shlex.join([f'data={source.name}', f'data.folder={source.place.parent}'])}")

@@ -1,7 +1,7 @@
-"""Evaluate a finished run again: `cupynet evaluate RUN [key=value ...]`.
+"""Evaluate a finished run: `cupynet evaluate RUN [key=value ...]`.
 
-With the settings, workers and backend of the run, the figures equal those in its summary.json exactly. Data without a
-test set are evaluated on their validation images.
+With the settings, workers and backend of the run, the results are equal to its summary.json. Without a test set, the
+validation images are evaluated.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from cupynet.config.load_model import LoadedRun
     from cupynet.training import Evaluation
 
-EXAMPLES = """overrides are settings of the run, changed:
+EXAMPLES = """examples:
   cupynet evaluate outputs/latest
   cupynet evaluate outputs/latest workers=1 data=fashion_mnist
   cupynet evaluate outputs/latest data=folder data.folder=new    # new/<class>/*.png, or new/test/<class>/*.png
@@ -36,13 +36,13 @@ EXAMPLES = """overrides are settings of the run, changed:
 def main() -> None:
     parser = Arguments("cupynet evaluate", "Evaluate the weights of a finished run on its test set.", EXAMPLES)
     parser.add_run()
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings to change")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings of the run to change")
     parser.add_argument("--json", action="store_true", help="print JSON")
     run_and_exit(lambda: evaluate(parser.parse_intermixed_args()))
 
 
 class Evaluated(NamedTuple):
-    """An evaluation of a run, with the name and the split of the data, and the class names."""
+    """An evaluation of a run, and what was evaluated."""
 
     evaluation: Evaluation
     dataset: str
@@ -67,17 +67,17 @@ def evaluate(arguments: argparse.Namespace) -> None:
         scores, loss = trained.summary.scores, evaluation.loss if math.isfinite(evaluation.loss) else None  # as in JSON
         before = scores.test_accuracy if split == "test" else scores.validation_accuracy
         same = evaluation.accuracy == before and (split != "test" or loss == scores.test_loss)
-        if before is None:  # a trial of a search, or a run that was stopped
+        if before is None:  # a trial of a search, or a stopped run
             print(f"summary.json has no accuracy on {split} images")
         else:
-            print("the same as in summary.json" if same else f"summary.json says {before}")
+            print("the same as in summary.json" if same else f"summary.json has {before}")
             reason = "" if same else changed(trained)
             if reason:
-                print(f"the run may have used other test images: {reason}")
+                print(f"the run may have used different test images: {reason}")
 
 
 def evaluated(path: Path, overrides: Sequence[str] = ()) -> Evaluated:
-    """Evaluate a run, or one of its checkpoints, on its test set."""
+    """Evaluate a run or a checkpoint on its test set."""
     from cupynet.config.experiment import Experiment
     from cupynet.config.load_model import LoadedRun
 
@@ -95,11 +95,11 @@ def evaluated(path: Path, overrides: Sequence[str] = ()) -> Evaluated:
     experiment = Experiment(settings, trains=False)
     weights, data = trained.weights, experiment.load()
     if summary is not None and data.name != summary.setup.dataset and not _chooses_data(overrides):
-        before = summary.setup.dataset  # such as MNIST, if only its fallback is found now
-        raise DataError(f"the run used {before}, but only {data.name} was found. Restore {before}, or set data=...")
+        before = summary.setup.dataset  # for example MNIST, but now only the fallback is found
+        raise DataError(f"the run used {before}, but only {data.name} was found. Restore {before} or set data=...")
     found, stored = experiment.source.class_names, trained.class_names
     if found and stored and [*found] != [*stored]:
-        raise DataError(f"these data have the classes {shown(found)}, but the run has {shown(stored)}, in this order")
+        raise DataError(f"the data have the classes {shown(found)}, but the run has {shown(stored)}, in this order")
     with experiment.wrapper(callbacks=()) as wrapper:
         try:
             wrapper.model.load_weights(weights)
@@ -112,7 +112,7 @@ def evaluated(path: Path, overrides: Sequence[str] = ()) -> Evaluated:
 
 
 def _as_trained(data: dict[str, Any], trained: LoadedRun, names: Sequence[str]) -> dict[str, Any]:
-    """Return the settings of other data with the shape and the classes of the run, and nothing held out."""
+    """Complete the settings of other data with the shape and classes of the run, without a validation split."""
     model = trained.model("numpy", "float")
     height, width, channels = model.input.shape
     own = {"size": [height, width], "channels": channels, "classes": model.output.features}
@@ -123,10 +123,10 @@ def _as_trained(data: dict[str, Any], trained: LoadedRun, names: Sequence[str]) 
 
 
 def changed(trained: LoadedRun) -> str:
-    """Return why a run of an earlier version may have had other test images; "" if it had the same."""
+    """Describe why a run of an earlier version may have used different test images, or return ""."""
     from cupynet.training.checkpointing import found
 
-    with suppress(CupynetError):  # it has no checkpoint, or a damaged one
+    with suppress(CupynetError):  # no checkpoint, or a damaged one
         if found(trained.run.checkpoints_path, warn=False).state.get("data"):
             return ""  # a run of this version
     return trained.source.changed()
@@ -137,7 +137,7 @@ def _chooses_data(overrides: Sequence[str]) -> bool:
 
 
 def without_training(settings: Settings) -> Settings:
-    """Remove the parts that only training needs, because they may be user classes."""
+    """Remove settings that only training needs, because they may refer to user classes."""
     idle = {"_target_": "cupynet.optim.SGD", "learning_rate": 1.0}
     averaging = replace(
         settings.parallel, launcher="thread", synchronizer={"_target_": "cupynet.parallel.ParameterAveraging"}

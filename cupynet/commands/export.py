@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from cupynet.config.load_model import LoadedRun
     from cupynet.nn import Model
 
-IMAGES = 1000  # random images for comparing an ONNX graph with the model
+IMAGES = 1000  # random images to verify an ONNX graph
 EXAMPLES = """examples:
   cupynet export outputs/latest --onnx model.onnx
   cupynet export outputs/latest --torch net.safetensors --torch-module net.py
@@ -28,14 +28,12 @@ def main() -> None:
     parser.add_run()
     parser.add_argument("--onnx", type=Path, metavar="FILE", help="an ONNX graph: images (N, H, W, C) to logits")
     parser.add_argument("--input", choices=("uint8", "float"), default="uint8",
-                        help="input of the graph: pixels of 0 to 255, or of 0 to 1 (%(default)s)")  # fmt: skip
+                        help="pixels of the graph's input: 0 to 255, or 0 to 1 (%(default)s)")  # fmt: skip
     parser.add_argument(
-        "--safetensors", type=Path, metavar="FILE", help="the weights, with the names and layouts of cupynet"
+        "--safetensors", type=Path, metavar="FILE", help="the weights, with cupynet's names and layouts"
     )
     parser.add_argument("--torch", type=Path, metavar="FILE", help="the weights, with PyTorch's names and layouts")
-    parser.add_argument(
-        "--torch-module", type=Path, metavar="FILE", help="Python source of the module for these weights"
-    )
+    parser.add_argument("--torch-module", type=Path, metavar="FILE", help="Python source of a module for these weights")
     parser.add_trusted_modules()
     run_and_exit(lambda: export(parser.parse_args()))
 
@@ -53,7 +51,7 @@ def export(arguments: argparse.Namespace) -> None:
         if files.count(file) > 1:
             raise ConfigError(f"{file}: would be written twice. Use a different file for each format")
     trained = LoadedRun(arguments.run, arguments.trusted_modules)
-    model = trained.model(dtype="float")  # the dtype of stored weights, in which other programs compute
+    model = trained.model(dtype="float")  # the dtype of stored weights
     if arguments.onnx:
         _export_onnx(trained, model, arguments.onnx, arguments.input)
     if arguments.safetensors:
@@ -61,7 +59,7 @@ def export(arguments: argparse.Namespace) -> None:
         print(f"{arguments.safetensors}: {model.params.count:,} weights")
     if arguments.torch:
         export_torch(model, arguments.torch)
-        print(f"{arguments.torch}: {model.params.count:,} weights, for load_state_dict of PyTorch")
+        print(f"{arguments.torch}: {model.params.count:,} weights, for PyTorch's load_state_dict")
     if arguments.torch_module:
         write_output(arguments.torch_module, torch_source(model).encode())
         print(f"{arguments.torch_module}: network() returns the PyTorch module, prepared() its input")

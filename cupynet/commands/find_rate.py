@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-ROWS, BAR = 20, 50  # rows on a terminal, and characters of the longest bar
-TALL = 1.25  # losses above this multiple of the first one fill the bar
+ROWS, BAR = 20, 50  # number of rows, and length of the longest bar
+TALL = 1.25  # a loss of this multiple of the first loss fills the bar
 
 
 def main() -> None:
@@ -43,7 +43,7 @@ def prepare(settings: RateSettings) -> tuple[Experiment, RateTest]:
 
 
 def find(prepared: tuple[Experiment, RateTest], folder: Path) -> float | None:
-    """Run the test on all ranks, write find_rate.csv into `folder`, and print the result. Return the suggested rate."""
+    """Run the test on all ranks, write find_rate.csv to `folder`, and print the result. Return the suggested rate."""
     from cupynet.config import memory_pools
     from cupynet.config.announcement import announce
     from cupynet.core.files import write_whole
@@ -68,7 +68,9 @@ def find(prepared: tuple[Experiment, RateTest], folder: Path) -> float | None:
         log.info("%s, after %d of %d iterations", test.ended, len(test.losses), test.planned)
     print("", *bars(test), "", sep="\n")
     if test.suggestion is None:
-        print("suggested     nothing, because the loss never fell. Change lowest=..., highest=... or iterations=...")
+        print(
+            "suggested     nothing, because the loss never decreased. Change lowest=..., highest=... or iterations=..."
+        )
     else:
         print(f"suggested     {test.suggestion:.2g}: a tenth of the rate at the lowest loss")
         print(f"write         {setting(experiment.settings.optimizer, test.suggestion)}")
@@ -77,7 +79,7 @@ def find(prepared: tuple[Experiment, RateTest], folder: Path) -> float | None:
 
 
 def setting(optimizer: Mapping[str, Any], rate: float) -> str:
-    """Return the setting for this learning rate; for a schedule, the setting of its highest rate."""
+    """Return the override for this learning rate, or for the highest rate of a schedule."""
     from cupynet import optim
 
     key, node = "optimizer.learning_rate", optimizer.get("learning_rate")
@@ -91,7 +93,7 @@ def setting(optimizer: Mapping[str, Any], rate: float) -> str:
 
 
 def bars(test: RateTest) -> list[str]:
-    """Return about 20 lines with a learning rate, its smoothed loss, and a bar of proportional length."""
+    """Return a bar chart of about 20 learning rates and their smoothed losses, as lines."""
     rows = list(zip(test.rates, test.smoothed, strict=True))
     full = TALL * test.losses[0] or 1.0
     lines = [f"{'rate':>8}{'loss':>10}"]

@@ -1,6 +1,7 @@
 """Predict the speed with more workers: `cupynet plan workers=[2,8,64,1024] link=10gbe [key=value ...]`.
 
-Measures the training loop here, with and without averaging, and applies cupynet/bench/cost_model.py.
+Measures the training loop on this machine, with and without averaging, and applies the model in
+cupynet/bench/cost_model.py.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 Rate: TypeAlias = Callable[[int, "int | str"], float]  # workers, frequency -> images per second
-MOST_WORKERS = 16  # limit of workers started here, also by check=true
+MOST_WORKERS = 16  # limit of workers that are started, also by check=true
 
 
 class Plan(NamedTuple):
-    """A validated plan, the run it measures, and how many of its workers this machine runs at once."""
+    """A validated plan, the run to measure, and the number of its workers that run in parallel on this machine."""
 
     settings: PlanSettings
     experiment: Experiment
@@ -46,10 +47,10 @@ def prepare(settings: PlanSettings) -> Plan:
 
     check_no_fast_dev_run(settings, "plan")
     if settings.check and max(settings.asked) > MOST_WORKERS:
-        reason = f"check=true starts all of them. Use at most {MOST_WORKERS}"
+        reason = f"check=true starts all workers. Use at most {MOST_WORKERS}"
         raise ConfigError(reason, "workers", str(max(settings.asked)))
     if settings.parallel.launcher == "mpi":
-        raise ConfigError("plan measures threads of one process. Remove this setting", "parallel.launcher", "mpi")
+        raise ConfigError("plan only supports threads. Remove this setting", "parallel.launcher", "mpi")
     experiment = Experiment(settings.run(None))
     if settings.parallel.pipeline is not None or not isinstance(experiment.synchronizer, ParameterAveraging):
         reason = "plan supports only averaging. Remove parallel=..., or train to measure another method"
@@ -95,7 +96,7 @@ def loop_rate(experiment: Experiment, images: int) -> Rate:
 
 
 def measured(prepared: Plan, rate: Rate) -> Costs:
-    """Return the costs on this machine, from the medians of interleaved measurements."""
+    """Measure the costs on this machine, as medians of interleaved measurements."""
     from cupynet.bench import measure
 
     batch, workers = prepared.settings.batch_size, prepared.experiment.placement.workers
@@ -118,7 +119,7 @@ def measured(prepared: Plan, rate: Rate) -> Costs:
 
 
 def averaged_bytes(experiment: Experiment) -> int:
-    """Return the bytes per averaging step: the weights and, if averaged too, the optimizer state."""
+    """Return the bytes per averaging step: the weights, and the optimizer state if it is averaged."""
     model, optimizer = experiment.model(), copy.deepcopy(experiment.optimizer)
     optimizer.init(model.params, model.backend)
     states = optimizer.state.values() if experiment.settings.parallel.average_updaters else ()

@@ -1,7 +1,7 @@
 """Classify pictures with a finished run: `cupynet predict RUN digit.png [more.png | folder]`.
 
-For a run on digits, pictures of another size are centered like MNIST's, and dark digits on light paper are inverted.
-For other runs they are resized, as by `data=folder`.
+If the run was trained on digits, pictures of another size are centered as in MNIST, and dark digits on light paper are
+inverted. Otherwise pictures are resized, as with `data=folder`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--top", type=int, default=3, metavar="N", help="number of classes to print (%(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON object per line")
     parser.add_argument("--invert", choices=("auto", "yes", "no"), default="auto",
-                        help="invert; auto: if the run's images are light on black, and this one is not")  # fmt: skip
+                        help="invert the picture; auto: if it is dark on light, unlike the run's images")  # fmt: skip
     parser.add_trusted_modules()
     run_and_exit(lambda: predict(parser.parse_args()))
 
@@ -47,7 +47,7 @@ def predict(arguments: argparse.Namespace) -> int:
     trained = LoadedRun(arguments.run, arguments.trusted_modules)
     model = trained.model()
     source = None
-    with suppress(DataError):  # the files of the run's data are not needed
+    with suppress(DataError):  # the data files of the run are not needed
         source = trained.source
     preprocessing = Preprocessing(model.input.shape, source, arguments.invert)
     files = [file for path in arguments.pictures for file in _files(path)]
@@ -55,7 +55,7 @@ def predict(arguments: argparse.Namespace) -> int:
     for path in files:
         try:
             image = preprocessing.image(path)
-        except DataError as error:  # the others are still classified
+        except DataError as error:  # classify the other pictures
             say_error(str(error))
             failed = True
             continue
@@ -71,34 +71,36 @@ def predict(arguments: argparse.Namespace) -> int:
 
 
 def _files(path: Path) -> list[Path]:
-    """Return the sorted pictures in a folder, or the path of a picture. DataError for a folder without pictures."""
+    """Return the pictures in a folder, sorted, or the path itself if it is no folder."""
     from cupynet.data.pictures import ENDINGS
 
     if not os.path.isdir(path):  # False for invalid names
         return [path]
     found = [each for each in sorted(path.glob("[!.]*")) if each.suffix.lower() in ENDINGS and each.is_file()]
     if not found:
-        raise DataError(f"{one_line(path)}: has no pictures ({', '.join(ENDINGS)})")
+        raise DataError(f"{one_line(path)}: contains no pictures ({', '.join(ENDINGS)})")
     return found
 
 
 class Preprocessing:
-    """Prepares pictures for a network. ConfigError if its input is not an image of 1 or 3 channels.
+    """Preprocesses pictures for a network.
 
     Args:
-        shape: (H, W, C) of the network's input.
-        source: the run's data source, which tells if its images are centered like MNIST's, and light on black.
-        invert: `yes`, `no`, or `auto`: invert if the picture is dark on light and the training images are not.
+        shape: (H, W, C) of the network's input, with 1 or 3 channels.
+        source: the data source of the run, which determines if pictures are centered.
+        invert: `yes`, `no`, or `auto` to invert pictures that are dark on light if the training images are not.
     """
 
     def __init__(self, shape: tuple[int, ...], source: Any, invert: str) -> None:
         if len(shape) != 3 or shape[2] not in (1, 3):
-            raise ConfigError(f"the network takes {shape}, but pictures need a height, a width, and 1 or 3 channels")
+            raise ConfigError(
+                f"the network has input {shape}, but pictures have a height, a width, and 1 or 3 channels"
+            )
         self.centered, self.on_black = getattr(source, "centered", False), getattr(source, "on_black", False)
         self.shape, self.invert = shape, invert
 
     def image(self, path: Path) -> Any:
-        """Read a picture as (H, W, C) uint8. DataError; ConfigError without Pillow."""
+        """Read a picture as (H, W, C) uint8."""
         from cupynet.data.centering import centered_as_mnist, is_dark_on_light
         from cupynet.data.pictures import picture, resized
 

@@ -1,4 +1,4 @@
-"""Write the page of a run: `cupynet report RUN_FOLDER [--open]`."""
+"""Write the report of a run: `cupynet report RUN_FOLDER [--open]`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def main() -> None:
         EXAMPLES,
     )
     parser.add_argument("run_folder", type=Path, help="the folder of a run")
-    parser.add_argument("--open", action="store_true", help="show the page in the browser")
+    parser.add_argument("--open", action="store_true", help="open the report in a browser")
     run_and_exit(lambda: _report(parser.parse_args()))
 
 
@@ -34,4 +34,4 @@ def _report(arguments: argparse.Namespace) -> None:
     print(printable(str(path)))
     stdout_is_gone()
     if arguments.open and not webbrowser.open(path.resolve().as_uri()):
-        say_error(f"no browser was found. Open {path}")
+        say_error(f"no browser was found. Open {path} yourself")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    gc.disable()  # until training begins, because start-up creates 250,000 long-lived objects
+    gc.disable()  # until training begins: start-up creates 250,000 long-lived objects
     try:
         signals.command(_command)
     finally:
@@ -48,7 +48,7 @@ def prepare(settings: Settings) -> Experiment:
         experiment = Experiment(settings)
         experiment.check_new()
     else:
-        stored = found(resume.checkpoint_of(Path(settings.resume)), warn=False)  # there is no log yet
+        stored = found(resume.checkpoint_of(Path(settings.resume)), warn=False)  # there is no log so far
         experiment = Experiment(settings, stages_of(stored))
         check_stages(stored, experiment.placement.stages)
         check_epochs(stored, settings.epochs)
@@ -56,9 +56,9 @@ def prepare(settings: Settings) -> Experiment:
 
 
 def train(experiment: Experiment, folder: Path) -> float | None:
-    """Train into `folder`; return the accuracy for a sweep: on validation images if there are any, else on test images.
+    """Train, and return the validation accuracy if there are validation images, else the test accuracy.
 
-    All ranks call this; only rank 0 writes and prints.
+    All ranks call this. Only rank 0 writes to `folder` and prints.
     """
     from cupynet.commands.train_job import TrainJob, saved
     from cupynet.config import memory_pools
@@ -69,7 +69,7 @@ def train(experiment: Experiment, folder: Path) -> float | None:
         with signals.handled(signals.leave):
             return TrainJob(experiment, run).train()
     except KeyboardInterrupt as stopped:
-        if not signal_of(stopped):  # a callback raised it
+        if not signal_of(stopped):  # raised by a callback
             raise
         raise Interrupted.by(stopped, saved(run, experiment.settings)) from None
     except Exception as error:

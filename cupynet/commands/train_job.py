@@ -1,4 +1,4 @@
-"""One training run: load the data, train, evaluate, and write the results."""
+"""A training run: load the data, train, evaluate, and write the results."""
 
 from __future__ import annotations
 
@@ -44,13 +44,14 @@ from cupynet.training import (
 
 log = logging.getLogger(__name__)
 
-RATES = 100  # past learning rates that are compared
+RATES = 100  # number of past learning rates to compare
 
 
 class TrainJob:
-    """Trains an experiment into the folder of a run. Every rank has a job; only rank 0 writes and prints.
+    """Trains an experiment and writes to the run folder. Every rank has a job, but only rank 0 writes and prints.
 
-    began: start time of the run; for a resumed run, shifted back by the time of earlier processes.
+    Attributes:
+        began: start time of the run; for a resumed run, shifted back by the time of earlier processes.
     """
 
     data: Data
@@ -59,20 +60,20 @@ class TrainJob:
     def __init__(self, experiment: Experiment, run: Run) -> None:
         self.experiment, self.run, self.settings = experiment, run, experiment.settings
         self.first, self.began = experiment.rank == 0, time.perf_counter()
-        self._context = copy_context()  # the command's context; worker threads do not inherit it
+        self._context = copy_context()  # worker threads do not inherit the command's context
         self._rehearsal = Thread(target=experiment.rehearse, name="cupynet-rehearsal")
 
     def train(self) -> float | None:
-        """Train; see `cupynet.commands.train.train`. A second signal raises KeyboardInterrupt."""
+        """See `cupynet.commands.train.train`. A second signal raises KeyboardInterrupt."""
         experiment, run, settings = self.experiment, self.run, self.settings
         if self.first:
             announce(experiment)
             for callback in experiment.callbacks:
                 callback.check_path()
         if experiment.backend_name == "numba":
-            self._rehearsal.start()  # kernels are compiled or loaded while data are read or downloaded
+            self._rehearsal.start()  # compile kernels while loading the data
         self.data = experiment.load()
-        if self.first:  # after loading, so that the folder is not emptied if there is nothing to train on
+        if self.first:  # after loading, so that the folder is unchanged if loading fails
             if settings.resume is None:
                 run.begin()
             else:
@@ -90,25 +91,25 @@ class TrainJob:
                 log.info("stages: %s", pipeline.describe(self.wrapper.layers))
             received = _Signals(self.wrapper, speaks=self.first)
             gc.freeze()
-            gc.unfreeze()  # moves all objects to the oldest generation, without scanning them
+            gc.unfreeze()  # moves all objects to the oldest generation without scanning them
             gc.enable()
             with signals.handled(received):
                 summary, test = self._train_and_evaluate()
                 number = self._signal(received.number)
-        # after the wrapper: its callbacks have written the page of the run
+        # after closing the wrapper, because its callbacks write the report
         if self.first:
             if test is not None and not settings.fast_dev_run and (warning := unlearned(test)) is not None:
                 log.warning("%s", warning)
             quiet = settings.callbacks.get("progress") or {}
-            silent = config.in_sweep() or quiet.get("style") == "none"  # a sweep has a table of all jobs
+            silent = config.in_sweep() or quiet.get("style") == "none"  # a sweep prints a table of all jobs
             if not silent and (test is not None or not number):
                 result_table(summary, run)
-        if number:  # even if it came too late to stop training, it ends a sweep
+        if number:  # even if training was already complete, to end a sweep
             raise Interrupted(number, saved(run, settings))
         return summary.scores.test_accuracy if self.data.validation is None else summary.scores.validation_accuracy
 
     def begin(self, trainer: Trainer) -> None:
-        """Called on rank 0 when training begins: a resumed run now replaces its earlier state. OutputError."""
+        """Called on rank 0 when training begins. From now on a resumed run replaces its earlier results."""
         if self._rehearsal.ident is not None:
             self._rehearsal.join()
         if self.settings.resume is not None:
@@ -119,7 +120,7 @@ class TrainJob:
             self.run.describe(self._start())
 
     def _signal(self, received: int) -> int:
-        """Return the signal that this or another process received, or 0. It may have reached only one of them."""
+        """Return the signal that any of the processes received, or 0."""
         found: list[float] = []
         self.wrapper.on_workers(lambda trainer: found.append(trainer.world.gather_numbers(received).max()))
         return int(found[0])
@@ -139,11 +140,14 @@ class TrainJob:
         return True
 
     def _check_data(self, path: Path, trained: tuple[int, int] | None) -> None:
-        """Raise DataError if the training data changed. trained: their `Loader.identity`; None in a checkpoint of
-        0.1.0.
+        """Raise DataError if the training data have changed.
+
+        Args:
+            path: the checkpoint, for the message.
+            trained: `Loader.identity` in the checkpoint; None in a checkpoint of version 0.1.0.
         """
         if self.settings.fast_dev_run:
-            return  # the data of a fast dev run depend on the number of workers
+            return  # depends on the number of workers
         reason = self.experiment.source.changed() if trained is None else ""
         if trained is not None and trained != self.experiment.train_loader(self.data).identity:
             reason = "the labels or the order of the training images differ"
@@ -154,7 +158,7 @@ class TrainJob:
         wrapper, data, run, settings = self.wrapper, self.data, self.run, self.settings
         split, held_out = ("test", data.test) if data.validation is None else ("validation", data.validation)
         loader = self.experiment.evaluation_loader(held_out)
-        # 0 epochs are left if the last one was done, but not its results
+        # 0 if the run was killed after its last epoch
         left = settings.epochs if settings.resume is None else max(settings.epochs - wrapper.trainer.epoch, 0)
         train, every = self.experiment.train_loader(data), settings.evaluate_every_epochs
         on_test, on_validation = (loader, None) if split == "test" else (None, loader)
@@ -167,7 +171,7 @@ class TrainJob:
                 log.info("the best weights (epoch %d) are in %s", found["best_epoch"], run)
             raise
         complete = wrapper.trainer.stopped is None or not wrapper.trainer.stopped.urgent
-        chosen = wrapper.trainer.evaluation  # of the last epoch, unless it was interrupted, or of the best
+        chosen = wrapper.trainer.evaluation  # of the last epoch or the best weights; None if interrupted
         if chosen is None and complete:
             chosen = wrapper.evaluate(loader)
         test, validation = (chosen, None) if split == "test" else (None, chosen)
@@ -263,7 +267,7 @@ class TrainJob:
         return next((result.to_dict() for result in results if result is not None), None)
 
     def _pipeline_speed(self, spent: Spent, images_per_s: float) -> dict[str, Any] | None:
-        """Return the speed-up of the pipeline and its upper bound; None without a pipeline."""
+        """Return the speed-up of the pipeline and its upper bound, or None without a pipeline."""
         wrapper, pipeline = self.wrapper, self.wrapper.options.pipeline
         if wrapper.placement.stages == 1 or pipeline is None or not images_per_s:
             return None
@@ -292,7 +296,7 @@ class _Beginning(Callback):
 
 
 class _Signals:
-    """Signal handler: the first signal stops training, the next one, or one before kernels are ready, the process."""
+    """Signal handler. The first signal stops training; a second one, or one during compilation, exits the process."""
 
     def __init__(self, wrapper: ParallelWrapper, *, speaks: bool) -> None:
         self.number, self._wrapper, self._speaks = 0, wrapper, speaks
@@ -308,7 +312,7 @@ class _Signals:
 
 
 def warn_of_other_rates(trainer: Trainer, planned: int | None) -> None:
-    """Warn if a change of `epochs` changed the learning rates of past iterations, because most schedules span a fit."""
+    """Warn if changed `epochs` change the learning rates of past iterations, because most schedules span a fit."""
     plan, iteration = trainer.plan, trainer.iteration
     epochs, start, per_epoch = plan.epochs, plan.start, plan.iterations_per_epoch
     if planned in (None, epochs) or start is None or not per_epoch:
@@ -326,7 +330,7 @@ def warn_of_other_rates(trainer: Trainer, planned: int | None) -> None:
 
 
 def saved(run: Run, settings: Settings) -> str:
-    """Describe what an interrupted run has saved, and how to resume it."""
+    """Describe what an interrupted run saved, and how to resume it."""
     steps = bool(checkpoints(run.checkpoints_path))
     if not run.saved and not steps:
         return "nothing of this run was saved"

@@ -1,4 +1,4 @@
-"""Configuration: turns the command line, conf/ and stored runs into plain settings and objects.
+"""Configuration: settings and objects from the command line, conf/ and stored runs.
 
 No other package uses Hydra or OmegaConf.
 

@@ -1,4 +1,4 @@
-"""The first lines of a run's log: the backend, the workers, and warnings about them."""
+"""The first lines of a run's log."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 def announce(experiment: Experiment) -> None:
-    """Log the backend, the workers, and warnings about both and about settings."""
+    """Log the backend, the workers, and warnings about the configuration."""
     settings, placement, job = experiment.settings, experiment.placement, experiment.job
     devices = ", ".join(dict.fromkeys(placement.names()))
     stages = f" of {placement.stages} stages" if placement.stages > 1 else ""
@@ -42,17 +42,19 @@ def _warn(experiment: Experiment) -> None:
     last, applied = experiment.network.output_activation, experiment.loss.applies
     if applied is not None and last != "identity":
         log.warning(
-            "model: the last layer has activation %s, and the loss applies %s to its output. Use identity",
+            "model: the last layer has activation %s, but the loss applies %s itself. Use activation identity",
             *(last, applied),
         )
     if pipeline is not None and pipeline.micro_batches > settings.batch_size:
         counts = pipeline.micro_batches, settings.batch_size
-        log.warning("parallel.pipeline.micro_batches=%d: a batch has only %d examples", *counts)
+        log.warning("parallel.pipeline.micro_batches=%d: a batch has only %d samples", *counts)
     every = settings.parallel.averaging_frequency
     if every is not None and isinstance(experiment.synchronizer, GradientSharing):
-        log.warning("parallel.averaging_frequency=%s is not used: gradients are shared in every iteration", every)
+        log.warning(
+            "parallel.averaging_frequency=%s has no effect, because gradients are shared in every iteration", every
+        )
 
 
 def _worth_knowing(reasons: str) -> str:
-    """Return why preferred backends are not used, but not that CuPy is missing if there is no GPU."""
+    """Filter the reasons against preferred backends: without a GPU, a missing CuPy is not worth mentioning."""
     return "; ".join(each for each in reasons.split("; ") if has_driver() or not each.startswith(NOT_INSTALLED))

@@ -1,4 +1,4 @@
-"""Compose settings from overrides: merge conf/ into the schema, resolve and validate."""
+"""Compose settings: merge conf/ and overrides into the schema, resolve references, and validate."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from cupynet.core.wording import listed, written
 
 S = TypeVar("S", bound=Settings)
 
-# setting of `parallel` -> argument of the synchronizer that refers to it
+# settings of `parallel`, and the arguments of the synchronizer that refer to them
 ARGUMENTS = {
     "averaging_frequency": "averaging_frequency",
     "average_updaters": "average_updaters",
@@ -37,7 +37,7 @@ GROUPS = ("backend", "memory", "data", "model", "loss", "optimizer", "parallel",
 
 
 def register(schema: type[Settings]) -> None:
-    """Make `schema` the first entry of the defaults list of conf/config.yaml."""
+    """Register `schema` as the first entry of the defaults list in conf/config.yaml."""
     ConfigStore.instance().store(name="spine", node=schema, provider="cupynet")
 
 
@@ -45,19 +45,19 @@ register(Settings)
 
 
 def conf_folder() -> Path:
-    """Return conf/: inside the package in a wheel, next to it in the repository."""
+    """Return conf/, which is inside the package in a wheel, and next to it in the repository."""
     package = Path(__file__).resolve().parents[1]
     return next((folder for folder in (package / "conf", package.parent / "conf") if folder.is_dir()), package / "conf")
 
 
 def own_folder() -> Path | None:
-    """Return the folder of --config-dir in the running command; None if there is none."""
+    """Return the argument of --config-dir in the running command, or None."""
     sources = HydraConfig.get().runtime.config_sources if HydraConfig.initialized() else ()
     return next((Path(each.path) for each in sources if each.provider == "command-line"), None)
 
 
 def compose(overrides: Sequence[str] = (), folder: Path | None = None) -> Settings:
-    """Return the settings of a run with these overrides. folder: see --config-dir. ConfigError."""
+    """Compose the settings of a run. `folder` is the argument of --config-dir."""
     try:
         config = composed(overrides, folder)
     except (HydraException, OmegaConfBaseException) as error:
@@ -68,7 +68,7 @@ def compose(overrides: Sequence[str] = (), folder: Path | None = None) -> Settin
 def composed(overrides: Sequence[str], folder: Path | None) -> DictConfig:
     more = [] if folder is None else [f"hydra.searchpath=[{quoted(folder.absolute())}]"]
     repository, running = ConfigStore.instance().repo, GlobalHydra.instance().hydra
-    spine = repository["spine.yaml"]  # of the running command
+    spine = repository["spine.yaml"]  # registered by the running command
     register(Settings)
     GlobalHydra.instance().clear()
     try:
@@ -82,7 +82,7 @@ def composed(overrides: Sequence[str], folder: Path | None) -> DictConfig:
 
 
 def settings_of(config: DictConfig, overrides: Sequence[str], schema: type[S], rate: Any = None) -> S:
-    """Return the composed configuration as plain, valid values. ConfigError. rate: see `name_schedule`."""
+    """Convert a composed configuration to validated settings. For `rate` see `name_schedule`."""
     try:
         ours = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
         plain = cast("dict[str, Any]", OmegaConf.to_container(ours, resolve=True, throw_on_missing=True))
@@ -102,21 +102,24 @@ RATE = "optimizer.learning_rate"
 
 
 def opened(overrides: Sequence[str]) -> list[str]:
-    """Return overrides whose schedules replace the schedule of the optimizer's file instead of merging with it."""
+    """Make schedules in overrides replace the optimizer's default schedule instead of merging with it."""
     return [f"++{each}" if each.startswith(f"{RATE}={{") else each for each in overrides]
 
 
 def name_schedule(plain: dict[str, Any], overrides: Sequence[str], rate: Any) -> None:
-    """Replace the name of a schedule, `optimizer.learning_rate=cosine`, by its class. ConfigError if it is unknown.
+    """Replace the name of a schedule, as in `optimizer.learning_rate=cosine`, by its class.
 
-    rate: the highest rate of a stored run; by default the rate in the optimizer's file.
+    Args:
+        plain: the settings, changed in place.
+        overrides: the overrides of the command line.
+        rate: the learning rate of a stored run; by default the rate in the optimizer's file.
     """
     optimizer: Any = plain.get("optimizer")
     node = optimizer.get("learning_rate") if isinstance(optimizer, dict) else None
     node = {"name": node} if isinstance(node, str) else node
     if not isinstance(node, dict) or "name" not in node:
         return
-    from cupynet.optim.schedules import NAMES, required  # imports NumPy, which --help does not need
+    from cupynet.optim.schedules import NAMES, required  # a slow import
 
     kind, by_class = NAMES[one_of(RATE, node["name"], NAMES)], {each.__name__: each for each in NAMES.values()}
     asked = {each.removeprefix(f"{RATE}.").partition(".")[0] for each in typed(overrides) if each.startswith(RATE)}
@@ -134,19 +137,19 @@ def name_schedule(plain: dict[str, Any], overrides: Sequence[str], rate: Any) ->
             own = by_class.get(str(rate.get("_target_")).rpartition(".")[2])
             rate = None if own is None or own.highest is None else rate.get(own.highest)
         if not isinstance(rate, int | float):
-            raise ConfigError("is missing: the file of the optimizer has no number", f"{RATE}.{kind.highest}")
+            raise ConfigError("is missing, and the optimizer's file has no number to use", f"{RATE}.{kind.highest}")
         given[kind.highest] = rate
     optimizer["learning_rate"] = {"_target_": f"cupynet.optim.{kind.__name__}", **given}
 
 
 def typed(overrides: Sequence[str]) -> dict[str, Any]:
-    """Return the settings that overrides set, by dotted key. A mapping sets each of its items."""
+    """Return the settings in overrides by dotted key. Mappings are flattened."""
     parsed = OverridesParser.create().parse_overrides([*overrides])
     return flat({each.key_or_group: each.value() for each in parsed})
 
 
 def check_contradictions(config: DictConfig, plain: Mapping[str, Any], overrides: Sequence[str]) -> None:
-    """Raise ConfigError if the synchronizer overrides an argument that refers to a typed setting of `parallel`."""
+    """Raise ConfigError if overrides set both a setting of `parallel` and the argument that refers to it."""
     given, references = typed(overrides), [*map(str, unresolved(config).values())]
     for name, argument in ARGUMENTS.items():
         key, other = f"parallel.{name}", f"parallel.synchronizer.{argument}"
@@ -160,7 +163,7 @@ def check_contradictions(config: DictConfig, plain: Mapping[str, Any], overrides
 
 
 def as_typed(error: ConfigError, config: DictConfig, overrides: Sequence[str]) -> ConfigError:
-    """Make an error name the setting that the user typed, if the invalid one is a reference to it."""
+    """If the invalid setting refers to another setting, make the error name that setting."""
     reference = re.fullmatch(r"\$\{(\w[\w.]*)\}", str(unresolved(config).get(error.setting)))
     if reference is None or error.setting in typed(overrides):
         return error

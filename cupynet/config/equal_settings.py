@@ -1,12 +1,12 @@
-"""Remove settings that have no effect in a run, such as the averaging period of a single replica."""
+"""Ignore settings without effect in a run, such as the averaging frequency of a single replica."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-ONE_REPLICA = ("none", "linear", "sqrt")  # values of learning_rate_scale that mean a factor of 1 for one replica
-# Settings without effect on results or speed: always, on a CPU, and for one replica.
+ONE_REPLICA = ("none", "linear", "sqrt")  # values of learning_rate_scale with factor 1 for one replica
+# Settings without effect on results or speed: always, on a CPU, and with one replica.
 ALWAYS = ("backend.priority.gpu", "backend.priority.cpu", "parallel.timeout_s", "resume", "trusted_modules")
 ON_CPU = ("backend.max_block_size", "backend.max_grid_size", "backend.tf32", "devices", "memory.", "parallel.reduce")
 ALONE = (
@@ -19,7 +19,7 @@ SYNCHRONIZER = "parallel.synchronizer._target_"
 
 
 def effective(settings: Mapping[str, Any], workers: int, backend: str) -> dict[str, Any]:
-    """Return the settings that have an effect in a run with these workers and backend."""
+    """Return the settings that affect a run with this number of workers and backend."""
     idle = ALWAYS + (() if backend == "cupy" else ON_CPU)
     found = dict(settings) | {"workers": workers, "backend.name": backend}
     if is_alone(settings, workers):
@@ -30,5 +30,5 @@ def effective(settings: Mapping[str, Any], workers: int, backend: str) -> dict[s
 
 
 def is_alone(settings: Mapping[str, Any], workers: int) -> bool:
-    """Return True if a run has one replica and a synchronizer of this package, which then does nothing."""
+    """Return True if a run has a single replica, for which the synchronizers of this package do nothing."""
     return workers == 1 and str(settings.get(SYNCHRONIZER, "")).startswith("cupynet.")

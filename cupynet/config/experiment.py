@@ -32,7 +32,7 @@ from cupynet.training.replica import Replica
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-# option -> its setting, if they have different names
+# settings of options that have another name
 KEYS = {
     "data_on_device": "memory.data_on_device",
     **{
@@ -45,23 +45,26 @@ KEYS = {
 
 
 class Experiment:
-    """The backend, the parts and the training options of a run, validated before anything is written.
+    """The backend, the objects and the training options of a run, validated before anything is written.
 
     The model, the `ParallelWrapper` and the data are created later.
 
     Args:
-        job: the ranks that mpiexec started; None if the workers are threads.
-        stages: the stages of each replica of a resumed run; used if the settings do not set their number.
-        trains: False to evaluate only, without checking the data for training.
+        settings: the settings of the run.
+        stages: the number of pipeline stages of a resumed run, if the settings do not set it.
+        trains: False for evaluation only, without checking the training data.
 
     Attributes:
-        backend_name, backend_reason: the backend, and why it is not the preferred one, or None.
-        source, network, loss, optimizer, synchronizer, callbacks: the parts.
-        options, checked: the options of training, and the same validated, with the placement of the workers.
-        tests: True to evaluate on the test images too if there are validation images.
+        job: the ranks started by mpiexec; None if workers are threads.
+        backend_name: the backend.
+        backend_reason: the reason why preferred backends are not used, or None.
+        source, network, loss, optimizer, synchronizer, callbacks: the objects that the settings configure.
+        options: the options of training.
+        checked: the validated options, with the placement of the workers.
+        tests: True to evaluate on test images in addition to validation images.
 
     Raises:
-        ConfigError: the settings cannot work on this machine, or need too much memory.
+        ConfigError: the settings are invalid on this machine, or need too much memory.
     """
 
     def __init__(self, settings: Settings, stages: int | None = None, *, trains: bool = True) -> None:
@@ -97,7 +100,6 @@ class Experiment:
         return build_as(kind, node, key, self.settings.trusted_modules)
 
     def _options(self, stages: int | None) -> TrainingOptions:
-        """Return the options of training, always with a synchronizer. ConfigError."""
         settings, parallel = self.settings, self.settings.parallel
         workers, pipeline = settings.workers, None
         if parallel.pipeline is not None:
@@ -105,7 +107,7 @@ class Experiment:
             if pipeline.count is None:
                 pipeline.stages = stages
                 if self.job is None:
-                    workers = workers or 1  # by default, in new and in resumed runs
+                    workers = workers or 1  # default of new and resumed runs
         return TrainingOptions(
             workers=workers,
             prefetch_buffer=parallel.prefetch_buffer,
@@ -122,7 +124,7 @@ class Experiment:
             reduce=parallel.reduce,
             data_on_device=settings.memory.data_on_device,
             metrics=tuple(settings.metrics),
-            progress="none",  # conf/callbacks has it, unless the user removed it
+            progress="none",  # conf/callbacks contains it, unless the user removed it
         )
 
     def _build(self, trains: bool) -> tuple[Layer, int]:
@@ -176,7 +178,7 @@ class Experiment:
 
     @property
     def devices(self) -> list[int]:
-        """The GPUs that this process uses; none on a CPU."""
+        """The GPUs that this process uses; empty on a CPU."""
         return self.placement.of_process(None if self.job is None else self.rank)
 
     @property
@@ -205,7 +207,7 @@ class Experiment:
         return [*copy.deepcopy(self.callbacks), *self.pools(), *profile]
 
     def pools(self) -> list[Callback]:
-        """Return the callback that watches and trims GPU memory pools; none on a CPU."""
+        """Return the callback that measures and trims GPU memory pools; empty on a CPU."""
         return memory_pools.callbacks(self.settings.memory, self.placement, processes=self.job is not None)
 
     def wrapper(
@@ -214,14 +216,14 @@ class Experiment:
         callbacks: Sequence[Callback] | None = None,
         options: TrainingOptions | None = None,
     ) -> ParallelWrapper:
-        """Build a new model and its wrapper. callbacks, options: override the configured ones."""
+        """Create a new model and its wrapper. `callbacks` and `options` replace the configured ones."""
         checked = self.checked if options is None else self._check(options, None)
         callbacks = self.own_callbacks() if callbacks is None else callbacks
         complete = replace(checked.options, run=run, callbacks=callbacks)
         return ParallelWrapper.of(self.model(), replace(checked, options=complete))
 
     def rehearse(self) -> None:
-        """Compile or load the kernels of a training step, on a separate model. Errors are left to training."""
+        """Compile or load the kernels of a training step on a separate model. Ignore errors, which training reports."""
         with suppress(Exception), np.errstate(all="ignore"):
             optimizer, parts = copy.deepcopy(self.optimizer), self.settings.accumulation_steps
             optimizer.learning_rate.begin_fit(0, 1, epoch=1, epochs=1)
@@ -232,17 +234,17 @@ class Experiment:
     # data -----------------------------------------------------------------------------------------------------------
 
     def check_new(self) -> None:
-        """Raise ConfigError if callbacks of a new run would write into the results of another run."""
+        """Raise ConfigError if callbacks of a new run would overwrite results of another run."""
         for key, part in self._callbacks.items():
             arguments = self.settings.callbacks[key.removeprefix("callbacks.")]
             with suppress(OSError), naming(key, arguments):  # `check_path` reports an OSError
                 part.check_new()
 
     def load(self) -> Data:
-        """Load the data. DataError if they cannot be read, or do not have the declared shapes."""
+        """Load the data. Raise DataError if it cannot be read, or differs from the declared shapes."""
         try:
             data = self.source.load()
-        except OSError as error:  # of a user's source
+        except OSError as error:  # in a user's source
             raise DataError(f"data {self.source.name!r}: cannot be read ({error})") from error
         data.check(self.source.image_shape, self.source.classes)
         if len(data.train) and with_class_weights(self.settings.loss) != self.settings.loss:
@@ -250,14 +252,14 @@ class Experiment:
         return self._few(data) if self.settings.fast_dev_run else data
 
     def _balance(self, train: LabeledData) -> None:
-        """Set the loss's class weights from the training labels. ConfigError if a class has no images."""
+        """Set balanced class weights of the loss from the training labels."""
         labels = np.concatenate(train.labels) if isinstance(train, Shards) else train.labels
         with naming("loss", self.settings.loss):
             weights = balanced_weights("class_weights", labels, train.classes).tolist()
         self.loss = self._part("loss", with_class_weights(self.settings.loss, weights), Loss)
 
     def _few(self, data: Data) -> Data:
-        """Return the data of a fast dev run: a few batches of each split for each worker."""
+        """Reduce the data to a few batches of each split per worker, for a fast dev run."""
         batches = int(self.settings.fast_dev_run)
         each = batches * self.settings.batch_size
 
@@ -282,7 +284,7 @@ class Experiment:
 
 @contextmanager
 def by_key() -> Iterator[None]:
-    """Context in which errors about an option name its setting: `parallel.pipeline.stages` for `pipeline.stages`."""
+    """Context in which errors name the setting of an option, such as `parallel.pipeline.stages`."""
     try:
         yield
     except ConfigError as error:
@@ -291,7 +293,7 @@ def by_key() -> Iterator[None]:
 
 
 def check_no_fast_dev_run(settings: Settings, command: str) -> None:
-    """Raise ConfigError if fast_dev_run is set for a command that measures."""
+    """Raise ConfigError if fast_dev_run is set for a benchmark."""
     if settings.fast_dev_run:
-        reason = f"{command} would measure only a few batches. Remove this setting"
+        reason = f"would make {command} measure only a few batches. Remove this setting"
         raise ConfigError(reason, "fast_dev_run", written(settings.fast_dev_run))

@@ -1,9 +1,8 @@
 """Command entry point: compose the settings with Hydra, validate them, then run the job or the sweep.
 
-Hydra creates the folder of a run but leaves it empty (`hydra.output_subdir` is null). The job validates its settings,
-locks the folder and writes `.hydra/`. If validation fails, the folders that Hydra created are removed. Under mpiexec
-only rank 0 has a folder and a log. The rank is taken from the environment and confirmed by MPI before anything is
-written.
+Hydra creates an empty run folder (`hydra.output_subdir` is null). The job validates its settings, locks the folder and
+writes `.hydra/`. If validation fails, the new folders are removed. Under mpiexec only rank 0 has a folder and a log.
+The rank is read from the environment, and confirmed by MPI before anything is written.
 """
 
 from __future__ import annotations
@@ -52,10 +51,10 @@ if TYPE_CHECKING:
 S = TypeVar("S", bound=Settings)
 T = TypeVar("T")
 
-PER_MACHINE = ("data.folder", "devices")  # settings in which ranks may differ
+PER_MACHINE = ("data.folder", "devices")  # settings that may differ between ranks
 OVERRIDE = re.compile(r"~|[^-=][^=]*=")
 SWEEP = {"-m", "--multirun"}
-# the options of Hydra; long ones may be shortened, and a value may follow directly on a short one
+# options of Hydra; long options may be abbreviated, and short options may be joined with their value
 LONG = [
     *("--help", "--hydra-help", "--version", "--cfg", "--resolve", "--package", "--run", "--multirun", "--info"),
     *("--shell-completion", "--config-path", "--config-name", "--config-dir", "--experimental-rerun"),
@@ -63,7 +62,7 @@ LONG = [
 SHORT, VALUED = ("-h", "-r", "-m", "-sc"), ("-c", "-p", "-i")
 
 _log = logging.getLogger("cupynet")
-# Hydra looks for plugins in the namespace package hydra_plugins
+# Hydra searches for plugins in the namespace package hydra_plugins
 sys.path.append(str(Path(__file__).parent / "plugins"))
 
 
@@ -74,19 +73,21 @@ def run(
     schema: type[S],
     join: Callable[[], MpiJob] | None = None,
 ) -> None:
-    """Run a command: compose the settings of the command line, then run the job, or each job of a sweep.
+    """Run a command: compose the settings, then run the job, or each job of a sweep.
 
     Args:
-        task: runs a job with the result of `prepare`, in the job's folder. Hydra's sweeper gets its result.
-        prepare: validates the settings and builds what `task` needs, before anything is written.
-        config_name: the primary file in conf/.
-        join: returns the ranks that mpiexec started; None for a command that runs as one process.
+        task: runs a job, given the result of `prepare` and the job's folder. Its return value is passed to Hydra's
+            sweeper.
+        prepare: validates the settings and builds the objects, before anything is written.
+        config_name: the primary configuration file in conf/.
+        schema: the type of the settings.
+        join: returns the ranks started by mpiexec; None for a command that runs in a single process.
 
     Raises:
-        SystemExit: unless the exit code is 0. In a sweep it is the code of the first job that failed.
+        SystemExit: the exit code is not 0. In a sweep it is the code of the first failed job.
     """
     steady_streams()
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises errors instead of printing them and exiting
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise errors instead of printing them and exiting
     command = _Command(task, prepare, schema, join)
     before = _command.set(command)
     try:
@@ -104,14 +105,14 @@ def in_sweep() -> bool:
 
 
 def training_begins() -> None:
-    """Store the changed settings of a resumed run, and link outputs/latest to it. OutputError."""
+    """Store the changed settings of a resumed run, and link outputs/latest to it."""
     command = _command.get()
     if command is not None:
         command.training_begins()
 
 
 class Entry(Callback):
-    """Hydra callback of every command (conf/config.yaml). Hydra logs its exceptions as warnings, except SystemExit."""
+    """Hydra callback of every command, see conf/config.yaml. Hydra logs exceptions other than SystemExit."""
 
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
         command = _command.get()
@@ -133,7 +134,7 @@ class Entry(Callback):
 
 
 def _folder(config: DictConfig, key: str) -> Path:
-    """Return a folder that Hydra will create. If its name cannot be resolved, Hydra reports that later."""
+    """Return a folder that Hydra will create. Hydra reports later if its name cannot be resolved."""
     HydraConfig.instance().set_config(config)
     return Path(str(OmegaConf.select(config, key, throw_on_resolution_failure=False)))
 
@@ -143,29 +144,31 @@ def _missing(folder: Path) -> list[Path]:
 
 
 def _as_ours(error: BaseException, schema: type[Settings]) -> BaseException:
-    """Convert an error of Hydra, of a YAML file or of the run's folder to a CupynetError; return others unchanged."""
+    """Convert errors of Hydra, of YAML files and of the run folder to CupynetError. Return others unchanged."""
     if isinstance(error, HydraException | OmegaConfBaseException):
         return refusal(error, schema)
     if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
-        return OutputError(f"the run's folder: {one_line(error)}")
+        return OutputError(f"the run folder: {one_line(error)}")
     if isinstance(error, yaml.YAMLError):
-        return ConfigError(one_line(error))  # it names the file
-    if isinstance(error, ValueError) and not isinstance(error, CupynetError):  # of Hydra's parser or of logging.config
+        return ConfigError(one_line(error))  # the message contains the file name
+    if isinstance(error, ValueError) and not isinstance(error, CupynetError):  # from Hydra's parser or logging.config
         return ConfigError(one_line(f"{' '.join(sys.argv[1:])}: {error}"))
     return error
 
 
 @dataclass(eq=False)
 class _Command(Generic[S, T]):
-    """A call of `run`, with its arguments. Hydra calls `job` for each job.
+    """A call of `run`. Hydra calls `job` for each job.
 
     Attributes:
-        code: exit code of the last job; None if this process has run none.
-        created: folders that did not exist before, the innermost first.
+        task, prepare, schema, join: the arguments of `run`.
+        code: exit code of the last job; None if this process ran no job.
+        created: folders created by this command, innermost first.
         sweep: folder of the sweep; None for a single run.
-        resumed, changes: the run or checkpoint to resume, or None; and its overrides.
+        resumed: the run or checkpoint to resume, or None.
+        changes: the overrides of the resumed run.
         postponed: functions to call when training begins.
-        ranks: all ranks, once MPI was started; None before, and without mpiexec.
+        ranks: all ranks; None before MPI is started, and without mpiexec.
     """
 
     task: Callable[[T, Path], float | None]
@@ -183,7 +186,7 @@ class _Command(Generic[S, T]):
 
     @property
     def rank(self) -> int:
-        """The rank of this process, according to MPI if it was started."""
+        """The rank of this process, from MPI if it was started, else from the environment."""
         return rank() if self.ranks is None else self.ranks.rank
 
     @property
@@ -191,7 +194,9 @@ class _Command(Generic[S, T]):
         return started() is None if self.ranks is None else self.ranks.size == 1
 
     def main(self, config_name: str) -> int | str:
-        job = functools.update_wrapper(functools.partial(self.job), self.task)  # Hydra derives the job's name from it
+        job = functools.update_wrapper(
+            functools.partial(self.job), self.task
+        )  # Hydra derives the job's name from `task`
         code: int | str = 0
         try:
             register(self.schema)
@@ -209,20 +214,22 @@ class _Command(Generic[S, T]):
         return code or of_jobs or 0
 
     def clean_up(self) -> None:
-        """Remove the empty folders that this command created, and the folder of a sweep in which no job began."""
+        """Remove the empty folders that this command created, including the folder of a sweep without jobs."""
         for folder in self.created:
             with contextlib.suppress(OSError):
                 if folder == self.sweep and [each.name for each in folder.iterdir()] == [layout.SWEEP]:
-                    (folder / layout.SWEEP).unlink()  # written before Hydra composed the jobs
+                    (folder / layout.SWEEP).unlink()  # written before Hydra composes the jobs
                 folder.rmdir()
 
     # the command line -----------------------------------------------------------------------------------------------
 
     def read(self, arguments: Sequence[str]) -> list[str]:
-        """Return the command line for Hydra. ConfigError, DataError; SystemExit if there is nothing left to resume."""
-        given = sorted(arguments, key=lambda each: OVERRIDE.match(each) is None)  # Hydra's parser wants options last
+        """Return the command line for Hydra. Raise SystemExit if there is nothing left to resume."""
+        given = sorted(arguments, key=lambda each: OVERRIDE.match(each) is None)  # Hydra's parser expects options last
         if resume.given(given, "hydra.output_subdir") is not None:
-            reason = "settings are stored in .hydra of the run's folder, which hydra.run.dir names"
+            reason = (
+                "cannot be changed, because settings are stored in .hydra of the run folder. Set hydra.run.dir instead"
+            )
             raise ConfigError(reason, "hydra.output_subdir")
         for option in (each.partition("=")[0] for each in given if each.startswith("-")):
             longer = [each for each in LONG if option.startswith("--") and each.startswith(option)]
@@ -230,16 +237,16 @@ class _Command(Generic[S, T]):
                 reason = f"unknown option{nearest(option, LONG)} (see --help). Settings have no dashes: epochs=3"
                 raise ConfigError(reason, option)
         if started() is not None and SWEEP & set(given):
-            raise ConfigError("a sweep cannot run under mpiexec. Start mpiexec once for each of its jobs", "-m")
+            raise ConfigError("sweeps do not support mpiexec. Start each job with its own mpiexec", "-m")
         if started() is not None and self.join is not None:
-            self.ranks = self.join()  # a rank without MPI aborts the others, before rank 0 creates a folder
+            self.ranks = self.join()  # if MPI fails on a rank, abort all before rank 0 creates a folder
         given = self._resuming(opened(given))
         if self.rank:  # only rank 0 has a log
             given = ["hydra.run.dir=.", "hydra/job_logging=none", *_without(given, "hydra.run.dir")]
         return given
 
     def _resuming(self, given: list[str]) -> list[str]:
-        """Return the command line without the settings of a resumed run, which are merged with its stored ones."""
+        """Remove the settings of a resumed run from the command line, to merge them with the stored settings."""
         value = resume.asked(given)
         if value is None:
             return given
@@ -252,10 +259,10 @@ class _Command(Generic[S, T]):
             own = resume.given(given, "hydra.run.dir")
             if own is not None and resume.finished(Path(own)):
                 if not self.rank:
-                    print(f"resume=latest: the run in {own} has ended without a checkpoint")
+                    print(f"resume=latest: the run in {own} ended without a checkpoint")
                 raise SystemExit(0)
             if not self.rank:
-                print("resume=latest: there is no run to resume. A new run begins")
+                print("resume=latest: there is no run to resume. Starting a new run")
             return _without(given, "resume")
         folder = resume.quoted(resume.run_of(self.resumed))
         kept = _without(given, "resume", "hydra.run.dir")
@@ -266,7 +273,7 @@ class _Command(Generic[S, T]):
     # a job ----------------------------------------------------------------------------------------------------------
 
     def job(self, config: DictConfig) -> float | None:
-        """Run the job, in this process or one of Hydra's launcher, and report its errors."""
+        """Run the job in this process, or in a process of Hydra's launcher, and report its errors."""
         elsewhere = _command.get() is not self
         _command.set(self)
         folder = Path(HydraConfig.get().runtime.output_dir)
@@ -285,7 +292,7 @@ class _Command(Generic[S, T]):
         shown = folder.relative_to(here) if folder.is_relative_to(here) else folder
         record = sweep_record.Job(now.job.num, job_overrides(), shown, None)
         sweep_record.began(sweep, record, self.arguments)
-        Console.label = label if elsewhere else ""  # other jobs may log at the same time
+        Console.label = label if elsewhere else ""  # other jobs may log concurrently
         quiet()
         try:
             result, error = self._attempt(config, folder, label)
@@ -297,14 +304,14 @@ class _Command(Generic[S, T]):
         return result
 
     def _attempt(self, config: DictConfig, folder: Path, label: str = "") -> tuple[float | None, BaseException | None]:
-        """Validate the settings, run the task, and report its error. Return its result and the error, if any."""
+        """Validate the settings, run the task, and report errors. Return the result and the error, if any."""
         begun = False
         with contextlib.ExitStack() as locks:
             try:
                 settings = self._settings(config)
                 ranks = self._joined(settings)
                 prepared = self._prepared(settings, config)
-                if ranks is not None:  # all ranks have accepted their settings
+                if ranks is not None:  # now the settings are valid on all ranks
                     folder = Path(ranks.share(str(folder)))
                 self._begin(settings, folder, ranks, locks)
                 begun = True
@@ -336,7 +343,7 @@ class _Command(Generic[S, T]):
         return settings  # type: ignore[return-value]  # `schema` is Settings
 
     def _joined(self, settings: S) -> MpiJob | None:
-        """Return the ranks after checking that their settings are equal; None for a single process. ConfigError."""
+        """Return the ranks after checking that their settings are equal; None for a single process."""
         as_ranks = self.join is not None and settings.parallel.launcher == "mpi"
         known = self.ranks is not None or started() is not None
         if self.join is not None and as_ranks:
@@ -346,11 +353,11 @@ class _Command(Generic[S, T]):
         if self.ranks is None or not as_ranks:
             remedy = "start this command without mpiexec" if self.join is None else f"add {AS_RANKS}"
             raise ConfigError(
-                f"several processes were started, and each would start a separate run. To fix this, {remedy}"
+                f"several processes were started, but each would train a separate run. To fix this, {remedy}"
             )
         ranks = self.ranks
-        if not known:  # each rank already has a folder and a log
-            remedy = f"use the mpiexec of {ranks.library}, or set PMI_RANK and PMI_SIZE for each of them"
+        if not known:  # each rank has already created a folder and a log
+            remedy = f"use the mpiexec of {ranks.library}, or set PMI_RANK and PMI_SIZE for each rank"
             reason = f"{ranks.size} ranks were started, but no environment variable shows it. To fix this, {remedy}"
             raise ConfigError(reason, "parallel.launcher", "mpi")
         ranks.ranks.timeout_s = settings.parallel.timeout_s
@@ -359,7 +366,7 @@ class _Command(Generic[S, T]):
         return ranks
 
     def _begin(self, settings: S, folder: Path, ranks: MpiJob | None, locks: contextlib.ExitStack) -> None:
-        """Lock the folder and store the settings, on rank 0 for all. ConfigError, OutputError."""
+        """Lock the folder and store the settings, on rank 0."""
         refused, shown = "", Path(near(folder))
         if not self.rank:
             try:
@@ -400,7 +407,7 @@ class _Command(Generic[S, T]):
             work()
 
     def report_error(self, error: BaseException, log: logging.Logger | None = None, label: str = "") -> int | str:
-        """Report an error on one of the ranks; return the exit code."""
+        """Report an error on one of the ranks, and return the exit code."""
         if self.alone or (isinstance(error, SystemExit) and log is None):
             return report_error(error, log, label)
         code, log = exit_code(error), None if self.rank else log
@@ -409,14 +416,14 @@ class _Command(Generic[S, T]):
         try:
             ranks = self.join()
             speaks = ranks.speaks(error)
-        except ConfigError:  # MPI cannot be used, at least on this rank
+        except ConfigError:  # MPI does not work on this rank
             return report_error(error, log, f"rank {self.rank}: ")
         if speaks:
             report_error(error, log, f"rank {self.rank}: " if self.rank else label)
         return ranks.exit_code
 
 
-# the running command: Hydra creates `Entry` without arguments
+# the running command; global because Hydra creates `Entry` without arguments
 _command: ContextVar[_Command[Any, Any] | None] = ContextVar("command", default=None)
 
 

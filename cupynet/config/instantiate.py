@@ -1,7 +1,7 @@
-"""Build the objects that the configuration names by `_target_`.
+"""Instantiate the classes that `_target_` names in the configuration.
 
-A target must be a class defined in one of the packages of parts or in a trusted module. A prefix of its dotted path is
-not enough (`cupynet.config.instantiate.sys.exit`), and some classes of cupynet write files when they are created.
+A target must be a class that is defined in `PACKAGES` or in a trusted module. Checking only a prefix of the dotted path
+would allow `cupynet.config.instantiate.sys.exit`, and some classes of cupynet write files when they are created.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cupynet.core.wording import listed, nearest, one, one_line, written
 
 T = TypeVar("T")
 
-# packages of cupynet whose classes untrusted settings may create: parts of a run that have no side effects
+# packages with classes that untrusted settings may instantiate, because they have no side effects
 PACKAGES = tuple(
     f"cupynet.{name}"
     for name in (
@@ -35,17 +35,17 @@ def build_as(kind: type[T], node: Any, key: str, trusted_modules: Iterable[str] 
     part = build(node, key, trusted_modules)
     if isinstance(part, kind):
         return part
-    raise ConfigError(f"must be {one(kind.__name__)}, got {type(part).__name__}. Give it a _target_", key)
+    raise ConfigError(f"must be {one(kind.__name__)}, got {type(part).__name__}. Set its _target_", key)
 
 
 def build(node: Any, key: str, trusted_modules: Iterable[str] = ()) -> Any:
-    """Build a node of the configuration, including the parts inside it. ConfigError.
+    """Build a node of the configuration and everything inside it.
 
     Args:
-        node: plain values. A mapping with `_target_: "cupynet.nn.Conv2D"` becomes an object of that class. Other
-            mappings and lists are built item by item. Everything else is returned unchanged.
-        key: the node's dotted key, for errors.
-        trusted_modules: additional modules, including their submodules, whose classes may be built.
+        node: plain values. A mapping with a `_target_`, such as "cupynet.nn.Conv2D", becomes an object of that class.
+            Other mappings and lists are built item by item, and other values are returned unchanged.
+        key: the dotted key of the node, for errors.
+        trusted_modules: additional modules with classes that may be built, including their submodules.
     """
     trusted = tuple(trusted_modules)
     if isinstance(node, Mapping):
@@ -67,14 +67,12 @@ def build(node: Any, key: str, trusted_modules: Iterable[str] = ()) -> Any:
 
 
 def class_of(target: Any, key: str, trusted_modules: Iterable[str] = ()) -> type:
-    """Return the class that `_target_` names. ConfigError if it is unknown or not trusted."""
+    """Return the class that `_target_` names. Raise ConfigError if it is unknown or not trusted."""
     return _find(target, key, ("cupynet", *trusted_modules))
 
 
 def under(key: str, arguments: Container[str], error: ConfigError) -> ConfigError:
-    """Make an error name its part by key instead of class. If it is not about one of `arguments`, it names the whole
-    part.
-    """
+    """Make an error name the setting `key`, with the argument if it is one of `arguments`."""
     if error.setting.partition(".")[0] in arguments:
         return ConfigError(error.reason, f"{key}.{error.setting}", error.value)
     return ConfigError(str(error), key)
@@ -82,7 +80,7 @@ def under(key: str, arguments: Container[str], error: ConfigError) -> ConfigErro
 
 @contextmanager
 def naming(key: str, arguments: Container[str] = ()) -> Iterator[None]:
-    """Context in which errors of the part with this key name the setting, see `under`."""
+    """Context that applies `under` to errors."""
     try:
         yield
     except ConfigError as error:
@@ -90,9 +88,10 @@ def naming(key: str, arguments: Container[str] = ()) -> Iterator[None]:
 
 
 def for_chosen_classes(plain: dict[str, Any], asked: Sequence[str]) -> None:
-    """Drop a file's arguments that the class chosen by an override does not have. asked: the keys of the overrides.
+    """If an override sets `_target_`, drop arguments from the file that the new class does not have.
 
-    `optimizer._target_=cupynet.optim.SGD` keeps the file's learning_rate, but not its momentum.
+    For example, `optimizer._target_=cupynet.optim.SGD` keeps the learning_rate of the file, but not its momentum.
+    `asked` contains the keys of all overrides.
     """
     for place in {key.removesuffix("._target_") for key in asked if key.endswith("._target_")}:
         part: Any = plain
@@ -108,14 +107,14 @@ def for_chosen_classes(plain: dict[str, Any], asked: Sequence[str]) -> None:
 
 
 def check_modules(names: Sequence[str]) -> None:
-    """Raise ConfigError if a trusted module does not exist. Nothing is imported."""
+    """Raise ConfigError if a trusted module does not exist, without importing it."""
     for package in (name.partition(".")[0] for name in names):
         if not package or (package not in sys.modules and find_spec(package) is None):
             raise ConfigError(f"there is no module '{package}'", "trusted_modules", written(names))
 
 
 def _lies_in(name: str, modules: Iterable[str]) -> bool:
-    """Return True if a dotted name is one of the modules, or inside one (cupynet.nn, but not cupynetx)."""
+    """Return True if a dotted name is one of the modules or inside one of them."""
     return any(name == module or name.startswith(f"{module}.") for module in modules)
 
 
@@ -127,7 +126,7 @@ def _find(target: Any, key: str, trusted: tuple[str, ...]) -> type:
         raise refused("must be a class with its module, such as cupynet.nn.Conv2D")
     if not _lies_in(target, trusted):  # nothing outside is even imported
         mine = f"list '{target.partition('.')[0]}' in trusted_modules if it is yours"
-        raise refused(f"only classes of {listed(trusted, 'and')} are built; {mine}")
+        raise refused(f"only classes of {listed(trusted, 'and')} can be used; {mine}")
     module_name, _, name = target.rpartition(".")
     try:
         module = import_module(module_name)
@@ -138,7 +137,7 @@ def _find(target: Any, key: str, trusted: tuple[str, ...]) -> type:
         classes = [other for other in getattr(module, "__all__", dir(module)) if other[0].isupper()]
         raise refused(f"there is no class '{name}' in {module_name}{nearest(name, classes)}")
     if not _lies_in(found.__module__, (*PACKAGES, *(name for name in trusted if name != "cupynet"))):
-        raise refused(f"is a class of {found.__module__}, which is not trusted")
+        raise refused(f"is defined in {found.__module__}, which is not trusted")
     return found
 
 
@@ -161,6 +160,6 @@ def _fit(cls: type, given: Mapping[Any, Any], key: str) -> None:
 
 
 def with_class_weights(loss: Any, weights: Sequence[float] | None = None) -> Any:
-    """Return the settings of a loss with these `class_weights` instead of `balanced`; others unchanged."""
+    """Replace `class_weights: balanced` in the settings of a loss."""
     balanced = isinstance(loss, Mapping) and loss.get("class_weights") == "balanced"
     return {**loss, "class_weights": weights} if balanced else loss

@@ -30,24 +30,22 @@ AnyRun: TypeAlias = "Run | str | Path"
 def load(
     path: AnyRun, backend: str = "auto", dtype: str | None = None, *, trusted_modules: Iterable[str] = ()
 ) -> Model:
-    """Load a trained model, with its weights, running statistics, pixel scale and class names.
+    """Load a trained model with its weights, running statistics, pixel scale and class names.
 
-        model = cupynet.load("digits.safetensors")
-        model = cupynet.load("outputs/latest")
-        model.predict(images)              # (N, 28, 28) uint8 -> probabilities (N, 10)
+        model = cupynet.load("digits.safetensors") model = cupynet.load("outputs/latest") model.predict(images)
+        # (N, 28, 28) uint8 -> probabilities (N, 10)
 
     Nothing in the file or folder is executed.
 
     Args:
-        path: a file of `Model.save`; the folder of a finished run, or its `Run`; or one of its checkpoints.
-        backend: numpy, numba, cupy, or auto: the best that works here.
-        dtype: half, bfloat16, float or double; by default the model's own, possibly with products in TF32.
-        trusted_modules: your modules, if the model uses classes defined in them. The list stored with a run is not
-            used.
+        path: a file written by `Model.save`, the folder of a finished run, a `Run`, or a checkpoint.
+        backend: numpy, numba, cupy, or auto for the best available.
+        dtype: half, bfloat16, float or double; by default the dtype of the model, possibly with TF32.
+        trusted_modules: your modules with classes that the model uses. The list stored with a run is ignored.
 
-    Raises:
-        ConfigError: there is no such file or finished run, or it names a class that is not trusted.
-        DataError: its files are damaged, or its weights are of another network.
+        Raises:
+            ConfigError: there is no such file or finished run, or it uses a class that is not trusted.
+            DataError: its files are damaged or do not match.
     """
     if not isinstance(path, Run | str | os.PathLike):
         raise ConfigError("must be a file of Model.save, or the folder of a run or checkpoint", "path", shown(path))
@@ -59,7 +57,7 @@ def load(
 
 
 def weights_of(path: AnyRun, trusted_modules: Iterable[str] = ()) -> dict[str, Any]:
-    """Return the weights of a safetensors file, a finished run or a checkpoint by name. See `load`."""
+    """Return the weights of a safetensors file, a finished run or a checkpoint by name, see `load`."""
     place = path.folder if isinstance(path, Run) else Path(path)
     for file in (place, place / MODEL):
         if os.path.isfile(file):
@@ -68,15 +66,20 @@ def weights_of(path: AnyRun, trusted_modules: Iterable[str] = ()) -> dict[str, A
 
 
 class LoadedRun:
-    """A finished run, or one of its checkpoints. ConfigError if there is none, DataError if it is damaged.
+    """A finished run or one of its checkpoints.
 
     Args:
-        run: the folder of a finished run, its `Run`, or one of its checkpoints.
+        run: the folder of a finished run, a `Run`, or a checkpoint.
         trusted_modules: see `load`.
 
     Attributes:
-        path, run: of the run or checkpoint, and the run.
-        checkpoint: the checkpoint that `path` names; None for the run's result.
+        path: the folder of the run or checkpoint.
+        run: the run.
+        checkpoint: the checkpoint; None for the result of the run.
+
+    Raises:
+        ConfigError: there is no such run or checkpoint.
+        DataError: it is damaged.
     """
 
     def __init__(self, run: AnyRun, trusted_modules: Iterable[str] = ()) -> None:
@@ -84,13 +87,13 @@ class LoadedRun:
         self.run, self._trusted = Run(run_of(self.path)), list(trusted_modules)
         if not os.path.isdir(self.path):  # False for invalid names
             raise ConfigError(
-                f"{wording.one_line(self.path)}: there is no such file or folder. The folders of runs are in outputs/"
+                f"{wording.one_line(self.path)}: there is no such file or folder. Run folders are in outputs/"
             )
         named = self.run.folder != self.path
         self.checkpoint = found(checkpoint_of(self.path)) if named else None
         if self.checkpoint is None and not os.path.isfile(self.run.summary_path):
             raise ConfigError(
-                f"{self.path}: is not a finished run, because {self.run.summary_path.name} is missing. Use a run's "
+                f"{self.path}: not a finished run, because {self.run.summary_path.name} is missing. Use a run's "
                 "folder under outputs/, or one of its checkpoints"
             )
 
@@ -99,7 +102,7 @@ class LoadedRun:
         return self.run.summary() if os.path.isfile(self.run.summary_path) else None
 
     def settings(self, overrides: Sequence[str] = ()) -> Settings:
-        """Return the settings of the run with some changes, to load its data. ConfigError, DataError."""
+        """Return the settings of the run, changed by overrides, to load its data."""
         settings = config.load(self.run.folder, overrides, self._trusted)
         config.check_downloads(settings, self.run.folder, overrides)
         return settings
@@ -113,7 +116,7 @@ class LoadedRun:
 
     @cached_property
     def weights(self) -> dict[str, Any]:
-        """Return host arrays by name; in the middle of an epoch, the mean of all replicas. DataError."""
+        """The weights as host arrays by name, averaged over replicas if they differ."""
         if self.checkpoint is None:
             return self.run.weights()
         part = self._own.parallel.synchronizer
@@ -121,7 +124,7 @@ class LoadedRun:
 
     @cached_property
     def source(self) -> Source:
-        """The run's source of data, not loaded. ConfigError if its class is not trusted."""
+        """The data source of the run, not loaded."""
         found: Source = self._part("data", self._own.data, Source)
         return found
 
@@ -140,7 +143,7 @@ class LoadedRun:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Names of the classes, in the order of the outputs; empty if they have none."""
+        """Class names in the order of the outputs; empty if there are none."""
         found = self._described.get("class_names")
         return tuple(map(str, found)) if isinstance(found, list) else ()
 
@@ -151,7 +154,7 @@ class LoadedRun:
         options = settings.backend
         if checks.one_of("backend", backend, ("auto", *shared_options.BACKENDS)) == "auto":
             backend, _ = select_backend(gpu_priority=options.priority.gpu, cpu_priority=options.priority.cpu)
-        tf32 = options.tf32 and backend == "cupy" and dtype is None  # dtype="float" is full float
+        tf32 = options.tf32 and backend == "cupy" and dtype is None  # an explicit dtype="float" disables TF32
         dtype = shared_options.dtype("dtype", settings.dtype if dtype is None else dtype)
         block, grid = options.max_block_size, options.max_grid_size
         where = create_backend(backend, dtype, max_block_size=block, max_grid_size=grid, tf32=tf32)
@@ -163,11 +166,11 @@ class LoadedRun:
             channels, names = model.input.shape[-1], len(model.class_names)
             scale, shift = len(model.pixels.scale), len(model.pixels.shift)
             if scale != shift or scale not in (1, channels) or (names and names != model.output.features):
-                raise DataError(f"{self.path}: its normalization or its class names belong to another network")
+                raise DataError(f"{self.path}: its normalization or class names do not match the network")
         except CupynetError:
             raise
         except (TypeError, ValueError, LookupError, ArithmeticError) as error:
-            raise DataError(f"{self.path}: its description of images is not valid ({error})") from error
+            raise DataError(f"{self.path}: its image metadata are invalid ({error})") from error
         try:
             model.load_weights(self.weights)
         except ConfigError as error:

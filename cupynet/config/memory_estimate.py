@@ -1,4 +1,4 @@
-"""Estimate a run's memory, to reject settings that cannot fit into this machine. The estimate is a lower bound."""
+"""Memory estimates, to reject settings that do not fit on this machine. Estimates are lower bounds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cupynet.training.options import CheckedOptions
 def check_memory(
     settings: Settings, checked: CheckedOptions, network: Layer, weights: int, source: Source, job: MpiJob | None
 ) -> None:
-    """Raise ConfigError, on all ranks, if the run needs more memory than this machine or a device has."""
+    """Raise ConfigError on all ranks if the run needs more memory than this machine or a device has."""
     placement, refused = checked.placement, ""
     needed = needed_bytes(settings, checked, network, weights, source, job)
     if placement.devices:
@@ -31,7 +31,7 @@ def check_memory(
     if limit is not None and total > limit[0]:
         uses = ", ".join(f"{use} {amount(size)}" for use, size in needed.items())
         refused = (
-            f"with {counted(placement.workers, 'worker')} the run needs about {amount(total)} of memory ({uses}), and "
+            f"with {counted(placement.workers, 'worker')} the run needs about {amount(total)} of memory ({uses}), but "
             f"{limit[1]} {amount(limit[0])}. Lower batch_size, workers or parallel.prefetch_buffer, or use a "
             "smaller network or data set"
         )
@@ -44,7 +44,7 @@ def check_memory(
 def needed_bytes(
     settings: Settings, checked: CheckedOptions, network: Layer, weights: int, source: Source, job: MpiJob | None
 ) -> dict[str, int]:
-    """Estimate the bytes that a run needs by purpose, on each device, or on this machine if it uses none."""
+    """Estimate the bytes that a run needs by purpose, per device, or on this machine if it uses no devices."""
     placement, policy = checked.placement, DtypePolicy.of(settings.dtype)
     examples = settings.batch_size * min(placement.stages, checked.parts) / checked.parts
     ranks = placement.ranks if job is None else job.on_machine
@@ -63,10 +63,10 @@ def needed_bytes(
 def replica_bytes(
     network: Layer, weights: int, optimizer: Optimizer, policy: DtypePolicy, examples: float
 ) -> dict[str, int]:
-    """Estimate the memory of one replica in bytes, by purpose. examples: number of samples held at once."""
+    """Estimate the bytes of one replica by purpose. `examples` is the number of samples in memory at a time."""
     wide, narrow = policy.accumulate.itemsize, policy.storage.itemsize
     states = len(optimizer.rule.states) if isinstance(optimizer, ElementwiseOptimizer) else 0
-    copies = (2 + states) * wide + (narrow if narrow != wide else 0)  # weights, their gradient, state
+    copies = (2 + states) * wide + (narrow if narrow != wide else 0)  # weights, gradients, optimizer state
     return {"weights": weights * copies, "activations": int(examples * output_values(network)) * narrow}
 
 

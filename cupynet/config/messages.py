@@ -1,4 +1,4 @@
-"""Convert errors of Hydra and OmegaConf to ConfigError, with the setting and the nearest valid name."""
+"""Convert errors of Hydra and OmegaConf to ConfigError."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def refusal(error: BaseException, schema: type[Settings]) -> ConfigError:
             )
     all_errors = list(causes(error))
     ours = next((each for each in all_errors if isinstance(each, ConfigError)), None)
-    if ours is not None:  # raised while an interpolation was resolved
+    if ours is not None:  # raised by a resolver
         return ours
     found = next((each for each in all_errors if isinstance(each, OmegaConfBaseException) and each.full_key), None)
     if found is None:
@@ -45,7 +45,7 @@ def refusal(error: BaseException, schema: type[Settings]) -> ConfigError:
 
 
 def _file(error: BaseException) -> str:
-    """Return the file that an error of Hydra names, with a colon; "" for the command line."""
+    """Return the file in an error of Hydra, with a colon, or "" for the command line."""
     text = one_line(error)
     return f"{text.split(chr(39))[1]}: " if text.startswith("In '") else ""
 

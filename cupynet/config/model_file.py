@@ -1,4 +1,4 @@
-"""Read a file of `Model.save`, which is untrusted input."""
+"""Read files written by `Model.save`, which are untrusted input."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cupynet.nn import InputType, Layer, Loss, Model, Params, input_type
 def read_model(
     path: str | PathLike[str], backend: str = "auto", dtype: str | None = None, trusted_modules: Iterable[str] = ()
 ) -> Model:
-    """Return the model in a file, see `cupynet.load`."""
+    """Load a model, see `cupynet.load`."""
     weights, description = load_described(path)
     trusted = list(trusted_modules)
     name, _ = select_backend(backend)
@@ -37,24 +37,24 @@ def read_model(
         normalize: Any = checked(description["normalize"])
         pixels = FRACTIONS if normalize is None else PixelScale.of(normalize["mean"], normalize["std"])
         if len(pixels.mean) not in (1, model.input.shape[-1]):
-            raise ConfigError("does not fit the images", "normalize")
+            raise ConfigError("does not match the number of channels", "normalize")
         names = tuple(map(str, description["class_names"]))
         if names and len(names) != model.output.features:
-            raise ConfigError(f"must be one for each of {model.output.features} outputs", "class_names")
+            raise ConfigError(f"must have a name for each of {model.output.features} outputs", "class_names")
         model.pixels, model.class_names = pixels, names
         model.set_learning_rate_factors(description.get("learning_rate_factors", {}))
         model.trained_on = checks.one_of("trained_on", description["trained_on"], ("", "pixels", "floats"))
     except ConfigError as error:
         if error.setting.endswith("_target_") or dtype is not None and error.setting == "dtype":
-            raise  # the caller's mistakes
+            raise  # invalid arguments of the caller
         raise DataError(f"{path}: {error}") from error
-    except Exception as error:  # the file decides what is built, so anything can fail
-        raise DataError(f"{path}: its description is not valid ({type(error).__name__}: {error})") from error
+    except Exception as error:  # anything can fail with an untrusted file
+        raise DataError(f"{path}: its metadata are invalid ({type(error).__name__}: {error})") from error
     return model
 
 
 def _check_shapes(network: Layer, input: InputType, weights: dict[str, Any]) -> None:
-    """Raise ConfigError if the network's weights differ from those in the file, before memory is allocated."""
+    """Raise ConfigError if the network does not match the weights in the file. Called before allocating memory."""
     params = Params()
     copy.deepcopy(network).build(input, params.scope(), create_backend("numpy"))
     shapes = {name: tuple(each.shape) for name, each in (*params.named(), *params.named_buffers())}

@@ -1,6 +1,6 @@
-"""`hydra/launcher=processes`: runs the jobs of a sweep as processes, several at once.
+"""`hydra/launcher=processes`: run the jobs of a sweep in parallel processes.
 
-Warnings of a job are shown immediately, its error when it ends. Unlike in joblib's pool of workers, killing one job
+Warnings of a job are shown immediately, and its error when it ends. Unlike with joblib's worker pool, killing a job
 does not affect the others.
 """
 
@@ -35,16 +35,20 @@ from cupynet.core.terminal import UNWRITABLE, folded, printable
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from cupynet.config import sweep_record  # imports NumPy, which --help does not need
+    from cupynet.config import sweep_record  # a slow import
 
-MOST_ON_CPU = 4  # jobs at once by default
+MOST_ON_CPU = 4  # default limit of parallel jobs
 WAKE_S = 0.2  # interval at which the waiting main thread lets Python run signal handlers
-WARNED = re.compile(rf"\[[\d:]+\] {WARNING}")  # a line on the terminal
+WARNED = re.compile(rf"\[[\d:]+\] {WARNING}")  # beginning of a warning on the terminal
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 class ProcessLauncher(Launcher):
-    """Runs each job of a sweep as a process, `jobs` at once: by default one per device, or per CPU core up to 4."""
+    """Runs each job of a sweep in a process.
+
+    Args:
+        jobs: number of parallel jobs; by default one per device, or per CPU core up to 4.
+    """
 
     def __init__(self, jobs: int | None = None) -> None:
         self._at_once = None if jobs is None else integer("hydra.launcher.jobs", jobs, 1)
@@ -79,16 +83,16 @@ class ProcessLauncher(Launcher):
                                 done[ended.number] = ended
                                 sweep_record.ended(self._sweep, ended)
                     finally:
-                        for each in running:  # before running jobs stop, so that none is started in their place
+                        for each in running:  # so that no job starts when a running job stops
                             each.cancel()
-            except KeyboardInterrupt as stopped:  # jobs stop and save when the lifeline closes
-                signals.say("cupynet: running jobs stop and save. A second signal stops them at once\n")
+            except KeyboardInterrupt as stopped:  # closing the lifeline stops the jobs
+                signals.say("cupynet: stopping and saving running jobs. A second signal stops them at once\n")
                 pool.shutdown(cancel_futures=True)
                 for each in running:
                     if not each.cancelled():
                         sweep_record.ended(self._sweep, each.result())
                 raise SystemExit(
-                    report_error(Interrupted.by(stopped, "what its jobs have saved is in their folders"))
+                    report_error(Interrupted.by(stopped, "saved results are in the folders of the jobs"))
                 ) from None
         returned = [JobReturn(overrides=job.overrides, status=JobStatus.COMPLETED) for job in jobs]
         for of_hydra, job in zip(returned, jobs, strict=True):
@@ -121,7 +125,7 @@ class ProcessLauncher(Launcher):
         environment = os.environ | {signals.LIFELINE: "stdin"} | ({} if device is None else {VISIBLE: device})
         with TemporaryFile() as errors:
             with subprocess.Popen(
-                [*_program(), *of_hydra, *job.overrides, *ours, "hydra.mode=RUN"],  # the last value of a setting wins
+                [*_program(), *of_hydra, *job.overrides, *ours, "hydra.mode=RUN"],  # the last override wins
                 env=environment, stdin=self._lifeline, stdout=subprocess.PIPE, stderr=errors, text=True,
                 errors="replace", start_new_session=True,
             ) as process:  # fmt: skip
@@ -143,14 +147,14 @@ class ProcessLauncher(Launcher):
 
 
 def _program() -> list[str]:
-    """Return this process's command line up to its arguments, and --config-dir."""
+    """Return the command line of this process without arguments, except --config-dir."""
     count = len(sys.orig_argv) - len(sys.argv) + 1
     own = own_folder()
     return [sys.executable, *sys.orig_argv[1:count], *([] if own is None else [f"--config-dir={own}"])]
 
 
 def _devices(config: DictConfig) -> list[str]:
-    """Return the devices to distribute the jobs over; none on a CPU, or if the settings name devices. ConfigError."""
+    """Return the devices for the jobs; empty on a CPU, or if the settings specify devices."""
     from cupynet.backend import device_count, select_backend
 
     backend = config.get("backend")
@@ -158,5 +162,5 @@ def _devices(config: DictConfig) -> list[str]:
         return []
     name, _ = select_backend(backend.name, gpu_priority=backend.priority.gpu, cpu_priority=backend.priority.cpu)
     count, visible = device_count(name), os.environ.get(VISIBLE)
-    # CUDA hides the devices after an invalid one
+    # CUDA hides all devices after an invalid one
     return visible.split(",")[:count] if visible else [str(place) for place in range(count)]

@@ -1,11 +1,11 @@
-"""Translate settings that an earlier version stored."""
+"""Translate settings stored by earlier versions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-# Removed settings, with the defaults that stored runs have. Other values are refused when the part is built.
+# Removed settings and their defaults. Other values are rejected when the object is built.
 DEFAULTS: dict[str, Any] = {
     "callbacks.nonfinite.every_iterations": 100,
     "callbacks.report.niceness": 19,
@@ -13,19 +13,19 @@ DEFAULTS: dict[str, Any] = {
     "data.storage": "shared",
     "data.shards": None,
 }
-# former name of a class -> its present name
+# renamed classes
 MOVED = {
     "cupynet.training.ReportPage": "cupynet.reporting.ReportPage",
     **{f"cupynet.loggers.{name}": f"cupynet.training.{name}" for name in ("MLflow", "TensorBoard", "WandB")},
     **{f"cupynet.parallel.synchronizers.outer.{name}": f"cupynet.parallel.{name}" for name in ("DiLoCo", "SlowMo")},
 }
-# former name of a class without its module -> present name
+# renamed classes, without their module
 CLASSES = {
     **{"CutOut": "Cutout", "Filled": "Constant", "Folder": "ImageFolder", "Idx": "IdxFiles", "Npz": "NpzFile"},
     **{"Sharded": "ShardedFiles", "Map": "PiecewiseConstant", "Step": "StepDecay", "Exponential": "ExponentialDecay"},
     **{"Inverse": "InverseTimeDecay", "Sigmoid": "SigmoidDecay"},
 }
-# former key of a setting outside classes -> present key
+# renamed settings that are not arguments of classes
 KEYS = {
     "accumulate": "accumulation_steps",
     "report_every_iterations": "log_every",
@@ -33,7 +33,7 @@ KEYS = {
 }
 WINDOW = {"kernel": "kernel_size"}
 AVERAGING = {"frequency": "averaging_frequency", "wire": "transfer_dtype", "outer": "outer_optimizer"}
-# class -> former names of its arguments -> present names
+# renamed arguments by class
 ARGUMENTS: dict[str, dict[str, str]] = {
     **dict.fromkeys(("Conv2D", "MaxPool2D", "AvgPool2D"), WINDOW),
     **{name: {"deviation": "std"} for name in ("Normal", "TruncatedNormal")},
@@ -50,12 +50,12 @@ ARGUMENTS: dict[str, dict[str, str]] = {
     "ReduceOnPlateau": {"min_improvement": "min_delta"},
     "WeightAverage": {"by": "unit", "every": "interval", "after": "start_after", "when_stopped": "on_interrupt"},
 }
-# former argument -> its former values -> present values
+# renamed values by former argument
 VALUES: dict[str, dict[Any, Any]] = {"wire": {"exact": "full"}, "outer": {"mean": None}}
 
 
 def translated(settings: Mapping[Any, Any], above: str = "") -> dict[Any, Any]:
-    """Return stored settings without removed ones and with the present names of classes and arguments."""
+    """Return stored settings with current names of classes and arguments, without removed settings."""
     target = str(settings.get("_target_"))
     package, _, name = target.rpartition(".")
     ours = target.startswith("cupynet.")

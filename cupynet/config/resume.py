@@ -1,4 +1,4 @@
-"""Find the run that `resume=...` names, and compare settings with its stored ones."""
+"""Find the run to resume, and compare its stored settings."""
 
 from __future__ import annotations
 
@@ -32,31 +32,31 @@ from cupynet.runs.layout import (
     checkpoints,
 )
 
-LATEST = Path("outputs", "latest")  # a link to the newest run or sweep
-# links in W&B's folders, to its cache and to uploaded files, which it never opens again
+LATEST = Path("outputs", "latest")  # link to the newest run or sweep
+# links that W&B creates and never opens again
 OF_WANDB = re.compile(r"(^|/)wandb/(offline-)?run-[^/]+/(files|logs)/")
 MAY_DIFFER = ("epochs", "workers", "devices", "backend", "dtype", "callbacks", "resume", "trusted_modules", "profile")
 MAY_BE_SET = ("data.channels",)  # only if it was null; the network must still match the images
 
 
 def asked(arguments: Sequence[str]) -> str | None:
-    """Return the value of `resume=` on a command line: a path or `latest`; None if there is nothing to resume."""
+    """Return the value of `resume=` on a command line, a path or `latest`, or None."""
     found = given(arguments, "resume")
     return None if found == "null" else found
 
 
 def given(arguments: Sequence[str], name: str) -> str | None:
-    """Return the last value of a setting on a command line, without quotes; None if it is missing."""
+    """Return the last value of a setting on a command line, without quotes, or None."""
     found = [each.partition("=")[2] for each in arguments if name_of(each) == name]
     quotes = found and re.fullmatch(r"""(['"])(.*)\1""", found[-1])
     return (quotes[2] if quotes else found[-1]) if found else None
 
 
 def find(value: str, arguments: Sequence[str]) -> Path | None:
-    """Return the folder of the run to resume, or of one of its checkpoints; None if `latest` finds none.
+    """Return the folder of the run or checkpoint to resume; None if `latest` finds no run.
 
-    `latest` is the newest unfinished run under outputs/ that has a checkpoint and is not running. If the command line
-    sets hydra.run.dir, it is the run in that folder. ConfigError, DataError.
+    `latest` is the newest unfinished run under outputs/ with a checkpoint that is not running. If the command line sets
+    hydra.run.dir, it is the run in that folder.
     """
     if value == "latest":
         own = given(arguments, "hydra.run.dir")
@@ -66,16 +66,16 @@ def find(value: str, arguments: Sequence[str]) -> Path | None:
     else:
         path = Path(value)
         if not value or not os.path.isfile(run_of(path) / SETTINGS):  # False for invalid names
-            raise ConfigError("is neither the folder of a run nor one of its checkpoints", "resume", repr(value))
-        if run_of(path).is_symlink():  # a link may point to another run later
+            raise ConfigError("is neither a run folder nor a checkpoint", "resume", repr(value))
+        if run_of(path).is_symlink():  # the link may change later
             path = Path(near(path.resolve()))
     require_plain_files(run_of(path))
     return path
 
 
 def mark_latest(folder: Path) -> None:
-    """Link outputs/latest to a run inside outputs/, or to its sweep or search. Do nothing if that is impossible."""
-    with contextlib.suppress(OSError, ValueError):  # outside outputs/, or links are not permitted
+    """Link outputs/latest to a run inside outputs/, or to its sweep or search, if possible."""
+    with contextlib.suppress(OSError, ValueError):  # outside outputs/, or links are not supported
         outputs, above = LATEST.parent.resolve(), _above(folder, SWEEP, STUDY)
         inside = (folder if above in (None, outputs) else above).resolve().relative_to(outputs)
         if inside.parts and (LATEST.is_symlink() or not LATEST.exists()):
@@ -84,10 +84,10 @@ def mark_latest(folder: Path) -> None:
 
 
 def _above(run: Path, *names: str) -> Path | None:
-    """Return the nearest folder above a run that contains one of these files, resolved; None if there is none.
+    """Return the nearest parent folder of a run that contains one of these files, resolved, or None.
 
-    hydra.sweep.subdir may contain slashes. Searches the parent folder, and those further up that are below outputs/ or,
-    for a run elsewhere, below the current folder.
+    Searches the parent folder, and all further parents below outputs/, or below the current folder for a run elsewhere,
+    because hydra.sweep.subdir may contain slashes.
     """
     parent, *others = run.resolve().parents
     outputs = LATEST.parent.resolve()
@@ -101,10 +101,10 @@ def finished(folder: Path) -> bool:
 
 
 def require_plain_files(folder: Path) -> None:
-    """Raise DataError if the folder of a run to resume contains links out of it or special files.
+    """Raise DataError if a folder to resume contains special files or links to the outside.
 
-    Resuming would follow a link when writing, change the other name of a hard link, and block on a pipe. A name that
-    contains a reference is also rejected: Hydra would resolve it, even escaped, and could reveal a secret.
+    Resuming would write through links, change the other names of a hard link, and block on a pipe. Folder names with a
+    reference are rejected too: Hydra would resolve it, even escaped, and could reveal a secret.
     """
     if "${" in str(folder):
         raise DataError(f"{folder}: must not have ${{ in its name. Rename it")
@@ -116,7 +116,7 @@ def require_plain_files(folder: Path) -> None:
             plain = stat.S_ISDIR(found.st_mode) or stat.S_ISREG(found.st_mode)
         if not plain:
             raise DataError(
-                f"{path}: must be a plain file. Resuming would write to the target of a link, or block on a pipe"
+                f"{path}: must be a plain file, because resuming would write to the target of a link or block on a pipe"
             )
         if stat.S_ISREG(found.st_mode) and found.st_nlink > 1:
             raise DataError(
@@ -126,7 +126,7 @@ def require_plain_files(folder: Path) -> None:
 
 
 def _below(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Yield all files, folders and links below a folder, without following links. DataError."""
+    """Yield all files, folders and links below a folder, without following links."""
     folders = [folder] if folder.is_dir() else []
     for each in folders:  # grows during the loop
         try:
@@ -134,7 +134,7 @@ def _below(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
                 yield Path(entry.path), os.lstat(entry.path)
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(Path(entry.path))
-        except FileNotFoundError:  # a running process removed it; the lock refuses to resume that run
+        except FileNotFoundError:  # removed by a running process; the lock later prevents resuming that run
             continue
         except OSError as error:
             raise DataError(f"{each}: cannot be read ({error.strerror})") from error
@@ -146,7 +146,7 @@ def is_inside(path: str | Path, folder: Path) -> bool:
 
 
 def run_of(path: Path) -> Path:
-    """Return the run's folder from a path to it, to its checkpoints or to one of them."""
+    """Return the run folder from a path to the run, to its checkpoints or to one of them."""
     if os.path.isfile(path / SETTINGS):
         return path
     if STEP.fullmatch(path.name):
@@ -155,7 +155,7 @@ def run_of(path: Path) -> Path:
 
 
 def checkpoint_of(path: Path) -> Path:
-    """Return the checkpoint that a path names, or the run's folder of checkpoints."""
+    """Return the path if it is a checkpoint, else the checkpoints folder of the run."""
     run = run_of(path)
     return path if STEP.fullmatch(path.name) and run != path else run / CHECKPOINTS
 
@@ -165,7 +165,7 @@ def check_same_settings(given: Mapping[str, Any], stored: Mapping[str, Any], pat
         if key.partition(".")[0] not in MAY_DIFFER and (key not in MAY_BE_SET or then is not None):
             started = "without it" if then is None else f"with {written(then)}"
             few = ", ".join(MAY_DIFFER[:6])
-            reason = f"the run in {run_of(path)} was started {started}, and a resumed run can change only {few}"
+            reason = f"the run in {run_of(path)} was started {started}, and resuming can only change {few}"
             raise ConfigError(f"{reason}. Remove this setting, or start a new run", key, written(now))
 
 
@@ -191,7 +191,7 @@ def quoted(path: Path) -> str:
 def check_untaken(folder: Path) -> None:
     """Raise ConfigError if the folder contains a run, a sweep, or other files with the names of results.
 
-    Only a fast dev run, or a run that failed before its first checkpoint, may be replaced. DataError if that is unsafe.
+    Only a fast dev run, or a run that failed before its first checkpoint, may be replaced.
     """
     own = [] if (folder / SETTINGS).is_file() else [name for name in RESULTS if os.path.lexists(folder / name)]
     if own:
@@ -207,21 +207,23 @@ def check_untaken(folder: Path) -> None:
 
 
 def _unfinished() -> Path | None:
-    """Return the newest unfinished run under outputs/ with a checkpoint that is not running or a trial, or None."""
+    """Return the newest unfinished run under outputs/ that has a checkpoint, is not running and is not a trial, or
+    None.
+    """
     folders = [path for path in LATEST.parent.glob(f"**/{CHECKPOINTS}") if not (path.parents[2] / STUDY).is_file()]
     runs = sorted((path.parent for path in folders), key=_written, reverse=True)
     return next((run for run in runs if checkpoints(run / CHECKPOINTS) and _goes_on(run) and not at_work(run)), None)
 
 
 def _written(run: Path) -> float:
-    """Return the modification time of a run's newest checkpoint; 0 if it has none."""
-    with contextlib.suppress(OSError):  # another process may remove checkpoints concurrently
+    """Return the modification time of the newest checkpoint, or 0."""
+    with contextlib.suppress(OSError):  # checkpoints may be removed concurrently
         return max((path.stat().st_mtime for path in checkpoints(run / CHECKPOINTS).values()), default=0.0)
     return 0.0
 
 
 def _goes_on(run: Path) -> bool:
-    """Return True if a run is unfinished (or diverged, outside a sweep), or was resumed after its last summary."""
+    """Return True if a run is unfinished, was resumed after its last summary, or diverged outside a sweep."""
     if not (run / SUMMARY).is_file() or (run / REOPENED).is_file():
         return True  # it was killed
     try:

@@ -1,4 +1,4 @@
-"""Search spaces: `key=interval(..)`, `key=range(..)` and `key=choice(..)` as Optuna's distributions."""
+"""Search spaces: convert `interval(..)`, `range(..)` and `choice(..)` to Optuna's distributions."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from cupynet.core.wording import one_line
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
-DIGITS = 12  # after the point, of a range of fractions
-LOG_RATIO = 100  # intervals that span at least this factor are searched on a logarithmic scale
+DIGITS = 12  # rounding of ranges of floats
+LOG_RATIO = 100  # intervals with at least this ratio are searched on a logarithmic scale
 FORMS = "interval(0.001,0.1), int(interval(16,256)), tag(log,interval(1,50)), range(1,9) or choice(32,64)"
 
 
 def split(arguments: Sequence[str]) -> list[str]:
-    """Move the searched values of a command line into one argument, `search=[..]`, because Hydra rejects them."""
+    """Move the searched settings of a command line to one argument, `search=[..]`, because Hydra rejects them."""
     kept: list[str] = []
     found: list[str] = []
     for argument in arguments:
@@ -42,13 +42,13 @@ def split(arguments: Sequence[str]) -> list[str]:
 def _is_searched(argument: str) -> bool:
     try:
         override = OverridesParser.create().parse_override(argument)
-    except HydraException:  # not valid, or an option
+    except HydraException:  # invalid, or an option
         return False
     return override.is_sweep_override() and not override.is_hydra_override()
 
 
 def search_space(texts: Sequence[str]) -> dict[str, BaseDistribution]:
-    """Return the distribution of each searched setting, by its key with the `+` or `++` before it. ConfigError."""
+    """Return the distribution of each searched setting by its key, including a `+` or `++` before it."""
     parser = OverridesParser.create()
     space: dict[str, BaseDistribution] = {}
     for text in texts:
@@ -56,7 +56,7 @@ def search_space(texts: Sequence[str]) -> dict[str, BaseDistribution]:
             override = parser.parse_override(text)
             key = override.get_key_element()
             if key.lstrip("+") in [each.lstrip("+") for each in space]:
-                raise ValueError("is searched twice. Write one choice of all its values")
+                raise ValueError("is searched twice. Combine the values in one choice")
             space[key] = _distribution(override)
         except (HydraException, ValueError, TypeError) as error:
             setting, _, value = one_line(text).partition("=")
@@ -73,13 +73,13 @@ def _distribution(override: Override) -> BaseDistribution:
     if isinstance(value, RangeSweep):
         numbers = sorted(value.range()) if value.step else []
         if not numbers:
-            raise ValueError("this range is empty")
+            raise ValueError("the range is empty")
         low, high, step = (round(each, DIGITS) for each in (numbers[0], numbers[-1], abs(value.step)))
         if isinstance(step, int):
             return IntDistribution(low, high, step=step)
         return FloatDistribution(low, high, step=step)
     if not isinstance(value, IntervalSweep) or value.tags - {"log", "linear"}:
-        raise ValueError(f"has nothing to search. Write {FORMS}")
+        raise ValueError(f"is not a search space. Use {FORMS}")
     low, high = cast("tuple[float, float]", (value.start, value.end))
     if not math.isfinite(high - low):
         raise ValueError("the bounds of an interval must be finite")

@@ -1,7 +1,7 @@
-"""The settings that a run has stored in `.hydra/`: written as plain values, and read as untrusted input.
+"""The settings stored in `.hydra/` of a run, which are untrusted input.
 
-Stored files cannot contain code or references, or read the environment. Stored Hydra settings, `trusted_modules` and
---config-dir are ignored.
+Stored files contain plain values. They cannot contain code or references, or read the environment. Stored Hydra
+settings, `trusted_modules` and --config-dir are ignored.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from cupynet.core.wording import written as as_typed
 from cupynet.runs.layout import HYDRA, OVERRIDES, SETTINGS
 
 OVERRIDE = re.compile(r"(?:~|\+\+?)?([\w./]+)(?:=(.*))?", re.DOTALL)
-FILES = re.compile(r"[\w/-]*|\[[\w/,-]*\]|\{.*\}", re.DOTALL)  # of a group, or its settings
+FILES = re.compile(r"[\w/-]*|\[[\w/,-]*\]|\{.*\}", re.DOTALL)  # files of a group, or its settings
 OF_ENVIRONMENT = re.compile(r"\$\{cupynet\.env:\w+,(true|false|\d{1,9})\}")  # of earlier versions; here the default
 MOST_BYTES = 1 << 20
 
@@ -46,32 +46,33 @@ def load(
     trusted_modules: Iterable[str] = (),
     folder: Path | None = None,
 ) -> Settings:
-    """Read the settings of a run from its `.hydra/config.yaml`, and change some.
+    """Read the settings of a run and apply overrides.
 
     Args:
-        overrides: settings (`batch_size=512`), or files of groups (`data=synthetic`).
-        trusted_modules: modules with classes that may be built; the list stored with the run is not used.
-        folder: a folder with more configuration files, see --config-dir.
+        run_folder: the run folder.
+        overrides: settings (`batch_size=512`) or files of groups (`data=synthetic`).
+        trusted_modules: modules with classes that may be used. The list stored with the run is ignored.
+        folder: the argument of --config-dir.
 
     Raises:
         ConfigError: there are no settings, or they are invalid.
-        DataError: the file is damaged, or refers to something outside it.
+        DataError: the file is damaged, or contains references.
     """
     path = Path(run_folder) / SETTINGS
     if not path.is_file():
-        raise ConfigError(f"{run_folder}: is not the folder of a run: there is no {path}")
+        raise ConfigError(f"{run_folder}: not a run folder, because {path} is missing")
     stored = translated(_plain(_read(path), path))
     stored["trusted_modules"] = list(trusted_modules)
     config: DictConfig = OmegaConf.structured(Settings)
     try:
         config.merge_with(stored)
     except OmegaConfBaseException as error:
-        raise ConfigError(f"{path}: {refusal(error, Settings)}. Another version may have made this run") from error
+        raise ConfigError(f"{path}: {refusal(error, Settings)}. The run may be from another version") from error
     OmegaConf.set_struct(config, True)
     rate = stored["optimizer"].get("learning_rate") if isinstance(stored.get("optimizer"), dict) else None
     try:
         parsed = OverridesParser.create().parse_overrides(list(overrides))
-        for each in sorted(parsed, key=lambda each: each.key_or_group not in GROUPS):  # files first, as Hydra does
+        for each in sorted(parsed, key=lambda each: each.key_or_group not in GROUPS):  # files first, like Hydra
             if each.key_or_group == "experiment":
                 _require_experiment(str(each.value()), run_folder)
             else:
@@ -82,7 +83,7 @@ def load(
 
 
 def _require_experiment(name: str, run_folder: str | Path) -> None:
-    """Raise ConfigError unless the run was started with this experiment, whose settings are then stored."""
+    """Raise ConfigError unless the run was started with this experiment."""
     then = written(run_folder)[1].get("experiment")
     if name != str(then):
         started = "without one" if then is None else f"with {as_typed(then)}"
@@ -102,7 +103,7 @@ def _change(config: DictConfig, override: Override, folder: Path | None) -> None
 
 
 def overrides_of(folder: str | Path, schema: type[Settings] = Settings) -> list[str]:
-    """Return the overrides of a job as typed, without Hydra's own; empty if they are not stored. DataError."""
+    """Return the stored overrides of a job, without overrides of Hydra settings; empty if there are none."""
     path = Path(folder) / OVERRIDES
     if not path.is_file():
         return []
@@ -118,13 +119,13 @@ def overrides_of(folder: str | Path, schema: type[Settings] = Settings) -> list[
             continue
         plain = override is not None and (key not in GROUPS or FILES.fullmatch(override[2] or ""))
         if not plain or key.partition(".")[0] not in known:
-            raise DataError(f"{path}: {one_line(each)}: is not a setting of a run")
+            raise DataError(f"{path}: {one_line(each)}: not a setting of a run")
         kept.append(typed)
     return kept
 
 
 def written(folder: str | Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the stored settings of a run by dotted key, and the file of each group. DataError."""
+    """Return the stored settings of a run by dotted key, and the selected file of each group."""
     path = Path(folder) / SETTINGS
     plain = _read(path)
     if not isinstance(plain, dict):
@@ -141,8 +142,8 @@ def written(folder: str | Path) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def keep(folder: Path, settings: Settings, overrides: Sequence[str] = ()) -> None:
-    """Store the settings of a run in `folder`. Each file is written atomically. OutputError."""
-    from cupynet.core.files import require_folder, write_whole  # they import NumPy, which --help does not need
+    """Store the settings and the overrides of a run in its folder."""
+    from cupynet.core.files import require_folder, write_whole  # slow imports
 
     require_folder((folder / SETTINGS).parent)
     for name, content in ((SETTINGS, asdict(settings)), (OVERRIDES, list(overrides))):
@@ -156,19 +157,23 @@ def job_overrides() -> list[str]:
 def check_outputs(
     parts: Mapping[str, Any], run: Path, overrides: Sequence[str], trusted_modules: Iterable[str] = ()
 ) -> None:
-    """Raise ConfigError for callbacks of a stored run that would write outside its folder or send data.
+    """Raise ConfigError if callbacks of a stored run would write outside its folder or send data.
 
-    parts: the callbacks by name; run: the folder of the run; overrides: of the command line, which may name any place.
+    Args:
+        parts: the settings of the callbacks by name.
+        run: the run folder.
+        overrides: overrides of the command line, which may set any path.
+        trusted_modules: see `load`.
     """
     for key, value, _ in _places(parts, run, trusted_modules):
         if not _is_typed(key, overrides):
-            allowed = f"to allow it, type {key}=..., or repeat its callbacks=..."
-            reason = f"the run in {run} would write outside its folder: {allowed}"
+            allowed = f"To allow this, set {key}=... or repeat its callbacks=..."
+            reason = f"the run in {run} would write outside its folder. {allowed}"
             raise ConfigError(reason, key, shown(value, as_typed))
 
 
 def not_stored(settings: Settings, run: Path) -> list[str]:
-    """Return the settings of a run that must be typed again to resume it, as overrides. run: see `check_outputs`."""
+    """Return the settings that must be given again to resume a run, as overrides."""
     trusted = settings.trusted_modules
     found = [f"trusted_modules={as_typed(trusted)}"] if trusted else []
     places = _places(settings.callbacks, run, trusted)
@@ -176,7 +181,7 @@ def not_stored(settings: Settings, run: Path) -> list[str]:
 
 
 def _places(parts: Mapping[str, Any], run: Path, trusted_modules: Iterable[str]) -> Iterator[tuple[str, Any, bool]]:
-    """Yield settings of callbacks that name a place outside a run's folder: key, value, and True if it is stored."""
+    """Yield (key, value, is stored) for settings of callbacks that refer to places outside the run folder."""
     for name, part in parts.items():
         if not isinstance(part, Mapping):
             continue
@@ -197,7 +202,7 @@ def _places(parts: Mapping[str, Any], run: Path, trusted_modules: Iterable[str])
 
 
 def _quoted(value: Any) -> str:
-    """Format a value for the command line, in quotes if Hydra would otherwise parse it differently."""
+    """Format a value for the command line, quoted if Hydra would parse it differently."""
     text = as_typed(value)
     with suppress(HydraException):
         if OverridesParser.create().parse_override(f"x={text}").value() == value:
@@ -206,19 +211,19 @@ def _quoted(value: Any) -> str:
 
 
 def _is_typed(key: str, overrides: Sequence[str]) -> bool:
-    """Return True if the command line sets a setting: directly, in a mapping, or by a file of its group."""
+    """Return True if the command line sets a setting directly, in a mapping, or by a file of its group."""
     given = typed(overrides)
-    return key in given or isinstance(given.get(key.partition(".")[0]), str | list)  # the file replaces stored ones
+    return key in given or isinstance(given.get(key.partition(".")[0]), str | list)  # the file replaces stored settings
 
 
 def check_downloads(settings: Settings, run: Path, overrides: Sequence[str]) -> None:
-    """Raise ConfigError for a stored `data.folder` to download to, and a class of data that is not a `Source`."""
-    from cupynet.data import Source  # imports NumPy, which --help does not need
+    """Raise ConfigError if stored settings would download data to another folder."""
+    from cupynet.data import Source  # a slow import
 
     source: Any = build_as(Source, settings.data, "data", settings.trusted_modules)  # type: ignore[type-abstract]
     named = settings.data.get("folder")
     if named is not None and getattr(source, "missing", None) and not _is_typed("data.folder", overrides):
-        reason = f"the run in {run} would download its data to {source.place}: type data.folder=... to allow it"
+        reason = f"the run in {run} would download data to {source.place}. To allow this, set data.folder=..."
         raise ConfigError(reason, "data.folder", one_line(named))
 
 
@@ -227,19 +232,19 @@ def _read(path: Path) -> Any:
         raise DataError(f"{path}: must be a plain file of at most {MOST_BYTES} bytes")
     try:
         text = path.read_text(encoding="utf-8")
-        yaml.safe_load(text)  # refuses tags, and lists that are nested too deep for `parse`
+        yaml.safe_load(text)  # rejects tags, and nesting too deep for `parse`
         if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
-            raise ValueError("YAML aliases are refused (*name)")  # a short file could expand to gigabytes
+            raise ValueError("YAML aliases (*name) are not allowed")  # a short file could expand to gigabytes
         found = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
-        if "\\u0000" in json.dumps(found):  # which also refuses numbers of thousands of digits
+        if "\\u0000" in json.dumps(found):  # `dumps` rejects numbers with thousands of digits
             raise ValueError("a value contains a NUL character")
         return found
-    except Exception as error:  # YAML, encoding, permissions
+    except Exception as error:  # of YAML, encoding or permissions
         raise DataError(f"{path}: cannot be read: {one_line(error)}") from error
 
 
 def _plain(stored: Any, path: Path) -> dict[str, Any]:
-    """Resolve the references that earlier versions stored. DataError for any others."""
+    """Resolve references stored by earlier versions. Raise DataError for any others."""
     if not isinstance(stored, dict):
         raise DataError(f"{path}: is not a configuration")
 

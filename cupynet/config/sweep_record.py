@@ -1,7 +1,7 @@
-"""The jobs of a sweep: a row for each in sweep.csv, and a table on the terminal.
+"""Records the jobs of a sweep in sweep.csv and in a table on the terminal.
 
-Each job is recorded in a file in the sweep's folder, because it may run in another process. These files are removed
-when the sweep ends.
+Each job is recorded in a file in the sweep's folder, because it may run in another process. The files are removed when
+the sweep ends.
 """
 
 from __future__ import annotations
@@ -37,13 +37,14 @@ FIGURES = (  # name, title, format
 
 @dataclass(frozen=True)
 class Job:
-    """A job of a sweep that has begun.
+    """A job of a sweep.
 
     Attributes:
-        number: from 0.
-        overrides: as typed.
+        number: index of the job, from 0.
+        overrides: the overrides as typed.
+        folder: the run folder.
         code: exit code; None before the job ends.
-        error: one line; "" if there was none.
+        error: a one-line message, or "".
     """
 
     number: int
@@ -59,7 +60,7 @@ class Job:
 
     @cached_property
     def summary(self) -> Summary | None:
-        """The results; None if the job failed or has not ended, even if its folder has results."""
+        """The results; None if the job failed or is running, even if its folder has results."""
         if self.code == 0:
             with contextlib.suppress(CupynetError):
                 return Run(self.folder).summary()
@@ -74,12 +75,12 @@ class Job:
 
     @property
     def is_trial(self) -> bool:
-        """True for a fast dev run, whose figures are not results."""
+        """True for a fast dev run."""
         return self.summary is not None and self.summary.setup.fast_dev_run > 0
 
     @property
     def accuracy(self) -> float | None:
-        """The accuracy on the validation images if there are any, or the test images; None for a fast dev run."""
+        """The validation accuracy if there are validation images, else the test accuracy; None for a fast dev run."""
         if self.summary is None or self.is_trial:
             return None
         scores = self.summary.scores
@@ -91,12 +92,12 @@ class Job:
         return "done" if self.accuracy is None else f"accuracy {percent(self.accuracy)}"
 
 
-_ended: list[Job] = []  # the jobs that ended in this process, in case their records cannot be written
-_hold: Hold | None = None  # the lock on the folder of this process's sweep
+_ended: list[Job] = []  # jobs that ended in this process, in case their records cannot be written
+_hold: Hold | None = None  # lock on the folder of the sweep
 
 
 def begin(sweep: Path) -> None:
-    """Create and lock the folder of a sweep, until `finish`. ConfigError if it contains a run or sweep. OutputError."""
+    """Create and lock the folder of a sweep until `finish`. Raise ConfigError if it contains a run or a sweep."""
     global _hold
     try:
         sweep.mkdir(parents=True, exist_ok=True)
@@ -111,7 +112,7 @@ def begin(sweep: Path) -> None:
     except CupynetError:
         _release()
         raise
-    say(f"each job runs in a folder of {sweep}")
+    say(f"jobs run in folders of {sweep}")
 
 
 def _release() -> None:
@@ -126,14 +127,14 @@ def say(text: str) -> None:
 
 
 def began(sweep: Path, job: Job, shared: Sequence[str]) -> None:
-    """Record the start of a job, and print the settings that are not shared by all jobs."""
+    """Record the start of a job, and print its settings except `shared` ones."""
     say(f"job {job.number}: {' '.join(each for each in job.overrides if each not in shared)}")
     with contextlib.suppress(OutputError):  # `ended` warns
         _record(sweep, job)
 
 
 def ended(sweep: Path, job: Job) -> None:
-    """Record the end of a job, also in sweep.csv, and print its result. If writing fails, print a warning."""
+    """Record the end of a job, update sweep.csv, and print the result. Warn if writing fails."""
     _ended.append(job)
     try:
         _record(sweep, job)
@@ -188,15 +189,15 @@ def columns(jobs: Sequence[Job]) -> list[Column]:
 
 
 def finish(sweep: Path) -> int:
-    """Print the jobs, the best of them and the command that compares them, and unlock the folder.
+    """Print a table of the jobs and the best job, and unlock the folder.
 
-    Return the exit code of the first job that failed, or 0. A job that was killed or lost counts as failed.
+    Return the exit code of the first failed job, or 0. A killed job counts as failed.
     """
     lost = "its process was killed"
     begun = _jobs(sweep)
     jobs = [replace(job, code=1, error=lost) if job.code is None else job for job in begun]
     if jobs:
-        with contextlib.suppress(OutputError):  # `ended` has warned
+        with contextlib.suppress(OutputError):  # `ended` already warned
             _write(sweep, jobs)
             if jobs == begun:  # else a job may still run without its launcher
                 shutil.rmtree(sweep / RECORDS, ignore_errors=True)
@@ -209,7 +210,7 @@ def finish(sweep: Path) -> int:
             if job.code:
                 screen.print(f"job {job.number} {job}", soft_wrap=True)
         if any(job.is_trial for job in jobs):
-            screen.print("fast dev run: the figures are not results", soft_wrap=True)
+            screen.print("fast dev run: these are not results", soft_wrap=True)
         if scored:
             best = max(scored, key=lambda job: job.accuracy or 0.0)
             command = shlex.join(["cupynet", "compare", near(sweep)])

@@ -1,6 +1,6 @@
-"""Search for good settings: `cupynet tune optimizer.learning_rate='interval(0.001,0.3)' [key=value ...]`.
+"""Hyperparameter search: `cupynet tune optimizer.learning_rate='interval(0.001,0.3)' [key=value ...]`.
 
-Trials are compared on images held out of training. The test images are used once, by the best trial.
+Trials are compared on validation images. The test images are used once, for the best trial.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ from cupynet.runs.layout import STUDY
 if TYPE_CHECKING:
     from cupynet.commands.tune.search import Plan  # needs Optuna
 
-MAY_DIFFER = ("trials", "timeout_s", "trusted_modules")  # when a search is resumed
-PLACE = re.compile(r"callbacks\.\w+\.(uri|path|mode)")  # may differ, too: a stored one is not used, see `check_outputs`
+MAY_DIFFER = ("trials", "timeout_s", "trusted_modules")  # settings that may change when a search is resumed
+PLACE = re.compile(
+    r"callbacks\.\w+\.(uri|path|mode)"
+)  # these may change too, because stored values are ignored (see `check_outputs`)
 REFERENCE = re.compile(r"\$\\*\{")  # Hydra removes backslashes: `$\{` becomes `${`
 
 
@@ -53,8 +55,7 @@ def _search(plan: Plan, folder: Path) -> float:
 def for_hydra(typed: Sequence[str]) -> tuple[list[str], Path | None]:
     """Return the arguments for Hydra, and the folder of the search to resume.
 
-    The searched settings are moved into `search`. A resumed search gets the arguments it was started with. ConfigError,
-    DataError.
+    Searched settings are moved to `search`. A resumed search uses its stored arguments.
     """
     if {"-m", "--multirun"} & set(typed):
         raise ConfigError("cupynet tune does not support multirun. Remove it", "-m")
@@ -64,20 +65,20 @@ def for_hydra(typed: Sequence[str]) -> tuple[list[str], Path | None]:
         return config.split(now), None
     folder = Path(value)
     if not os.path.isfile(folder / STUDY):  # False for invalid names
-        raise ConfigError("is not the folder of a search. Use one under outputs/tune/", "resume", value)
+        raise ConfigError("is not the folder of a search. Use a folder under outputs/tune/", "resume", value)
     resume.require_plain_files(folder)
     if not (folder / STUDY).stat().st_size:
-        raise DataError(f"{folder / STUDY}: this file is empty, so its trials are lost. Start a new search.")
+        raise DataError(f"{folder / STUDY}: the file is empty, so its trials are lost. Start a new search")
     stored = config.overrides_of(folder, TuneSettings)
     for each in filter(_is_setting, now):
         name = resume.name_of(each)
         if name not in MAY_DIFFER and not PLACE.fullmatch(name) and each not in stored:
-            raise ConfigError(f"{each}: when a search is resumed only {', '.join(MAY_DIFFER)} may change")
+            raise ConfigError(f"{each}: when resuming a search, only {', '.join(MAY_DIFFER)} may change")
     for each in filter(REFERENCE.search, stored):
         raise DataError(f"{folder}: {one_line(each)}: a stored setting must be a plain value")
     changed = [*map(resume.name_of, now), "trusted_modules"]
     kept = [each for each in stored if resume.name_of(each) not in changed]
-    added = [resume.name_of(each) for each in stored if each.startswith("+")]  # a changed setting loses its stored +
+    added = [resume.name_of(each) for each in stored if each.startswith("+")]  # changed settings lose their stored +
     now = [f"++{each.lstrip('+')}" if resume.name_of(each) in added and each[0] != "~" else each for each in now]
     return [*kept, *now, f"hydra.run.dir={resume.quoted(folder)}"], folder
 
@@ -94,12 +95,14 @@ def prepare(arguments: Sequence[str], resumed: Path | None, typed: Sequence[str]
 
     folder = resume.given(arguments, "hydra.run.dir")
     if resumed is None and folder is not None and os.path.exists(Path(folder, STUDY)):
-        raise ConfigError(f"{folder}: contains a search. Resume it with resume={folder}, or use another folder")
+        raise ConfigError(f"{folder}: already contains a search. Resume it with resume={folder}, or use another folder")
     if resumed is None and folder is not None and Path(folder, TRIALS).exists():
         raise ConfigError(f"{folder}: contains trials of a search, but {STUDY} is missing. Use another folder")
     space = config.search_space(settings.search)
     if not space:
-        raise ConfigError("nothing is searched. Write a setting as a range, such as seed='range(1,9)' (see --help)")
+        raise ConfigError(
+            "there is no setting to search. Use a range for a setting, such as seed='range(1,9)' (see --help)"
+        )
     own = (*own_names(TuneSettings), "hydra")
     shared = [each for each in filter(_is_setting, arguments) if resume.name_of(each).split(".")[0] not in own]
     fixed = [resume.name_of(each) for each in shared]
@@ -116,11 +119,11 @@ def prepare(arguments: Sequence[str], resumed: Path | None, typed: Sequence[str]
     if not source.validates:
         images = source.expected().get("train", 0)
         if "data.validation" in fixed or not images:
-            raise ConfigError("a search compares trials on validation images. Set data.validation=1000")
+            raise ConfigError("trials are compared on validation images. Set data.validation=1000")
         shared.append(f"data.validation={kept_out(images)}")
     return plan
 
 
 def kept_out(images: int) -> int:
-    """Return the number of training images to use for validation: a tenth, at most 5000."""
+    """Return the number of training images to hold out: a tenth, at most 5000."""
     return min(max(images // 10, 1), 5000)

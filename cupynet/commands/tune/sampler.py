@@ -1,4 +1,4 @@
-"""A sampler that repeats only interrupted trials, which come first."""
+"""A sampler that never repeats a trial, except interrupted trials, which come first."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from optuna.trial import FrozenTrial, TrialState
 
 from cupynet.config.search_space import is_continuous, written
 
-DRAWS = 10  # attempts of the inner sampler, before an untried combination is chosen at random
+DRAWS = 10  # attempts before choosing an untried combination at random
 INTERRUPTED = "interrupted"  # user attribute of a trial that must be repeated
 
 Params = Mapping[str, Any]
 
 
 class UntriedSampler(BaseSampler):  # type: ignore[misc]
-    """Draws settings from another sampler, and draws again if they have already been tried.
+    """Wraps another sampler, and samples again if the settings have already been tried.
 
     Args:
-        study: all trials of the search; a pruner may pass a filtered study to the methods.
+        study: the whole study; pruners may pass a filtered study to the methods.
+        space: the search space.
         inner: the other sampler.
-        seed: of the random choice among untried combinations, if `inner` only draws tried ones.
+        seed: seed of the random choice among untried combinations.
     """
 
     def __init__(self, study: Study, space: Mapping[str, Any], inner: BaseSampler, seed: int) -> None:
@@ -68,7 +69,7 @@ class UntriedSampler(BaseSampler):  # type: ignore[misc]
         return drawn
 
     def _tried(self) -> tuple[set[Sequence[str]], list[Params]]:
-        """Return the settings of finished trials, and of interrupted trials that have not been repeated."""
+        """Return the settings of finished trials, and of interrupted trials to repeat."""
         tried, interrupted = set(), {}
         for each in self._study.get_trials(deepcopy=False):
             if each.params.keys() != self._space.keys() or not each.state.is_finished():
@@ -80,7 +81,7 @@ class UntriedSampler(BaseSampler):  # type: ignore[misc]
         return tried, [params for key, params in interrupted.items() if key not in tried]
 
     def _untried(self, tried: set[Sequence[str]]) -> dict[str, Any] | None:
-        """Return an untried combination, or None if there is none or the space is continuous."""
+        """Return an untried combination; None if there is none, or the space is continuous."""
         if not math.isfinite(self._size):
             return None
         size = int(self._size)
@@ -120,6 +121,6 @@ def count_values(distribution: Any) -> float:
 
 
 def was_interrupted(trial: FrozenTrial) -> bool:
-    """Return True if a trial must be repeated. A failed trial without a reason means that its process was killed."""
+    """Return True if a trial must be repeated. If a failed trial has no reason, its process was killed."""
     attributes = trial.user_attrs
     return trial.state == TrialState.FAIL and (INTERRUPTED in attributes or "reason" not in attributes)

@@ -1,4 +1,4 @@
-"""The trials of a search, run sequentially in an Optuna study."""
+"""Run the trials of a search sequentially, in an Optuna study."""
 
 from __future__ import annotations
 
@@ -60,11 +60,12 @@ class Plan:
     """A validated search.
 
     Attributes:
+        settings: the settings of the command.
         space: the distribution of each searched setting.
-        shared: the settings of all trials, as overrides.
+        shared: overrides of all trials.
         config_dir: the argument of --config-dir.
-        resumed: the folder of the search to resume; None for a new one.
-        typed: the arguments of this command line.
+        resumed: the folder of the search to resume; None for a new search.
+        typed: the command line.
     """
 
     settings: TuneSettings
@@ -86,7 +87,7 @@ class Plan:
 
 
 def search(plan: Plan, folder: Path) -> float:
-    """Run all trials, evaluate the best on the test images, and print the results. Return the best objective value."""
+    """Run all trials, evaluate the best trial on the test images, and print the results. Return its objective."""
     settings = plan.settings
     study = open_study(folder / STUDY, plan.space, settings, resumed=plan.resumed is not None)
     quiet()  # the records of trials are in train.log
@@ -112,7 +113,7 @@ def search(plan: Plan, folder: Path) -> float:
 
 
 def open_study(path: Path, space: Mapping[str, BaseDistribution], settings: TuneSettings, *, resumed: bool) -> Study:
-    """Open the study of a search; for a new search create its SQLite file. DataError if it does not match."""
+    """Open the study of a resumed search, or create a new one. Raise DataError if it does not match."""
     optuna.logging.set_verbosity(optuna.logging.CRITICAL)
     warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
     name, pruner = "cupynet", PRUNERS[settings.pruner]()
@@ -129,10 +130,10 @@ def open_study(path: Path, space: Mapping[str, BaseDistribution], settings: Tune
         if not study.directions or any(not isinstance(each.value, float) for each in complete):
             raise ValueError("a trial has no value")
     except Exception as error:  # of Optuna, Alembic, SQLAlchemy or sqlite3
-        raise DataError(f"{path}: is not a study of this version of Optuna ({one_line(error):.200})") from error
+        raise DataError(f"{path}: not a study of this version of Optuna ({one_line(error):.200})") from error
     foreign = any(not each.distributions.items() <= space.items() for each in trials)
     if foreign or any(each.params.keys() != space.keys() for each in complete):
-        raise DataError(f"{path}: is the study of another search")
+        raise DataError(f"{path}: this study belongs to another search")
     folders = {each.name for each in path.parent.glob("trials/*") if each.name.isdecimal()}
     lost = sorted(folders - {_name(each) for each in trials})
     if lost:
@@ -144,13 +145,13 @@ def open_study(path: Path, space: Mapping[str, BaseDistribution], settings: Tune
 
 
 def storage(path: Path) -> RDBStorage:
-    """Return the SQLite storage of a study. Its path may contain characters that are reserved in URLs."""
+    """Return the SQLite storage of a study, for any path, including characters that are reserved in URLs."""
     creator = partial(sqlite3.connect, path, check_same_thread=False)
     return RDBStorage(f"sqlite:///{STUDY}", engine_kwargs={"creator": creator})
 
 
 def run_trials(plan: Plan, folder: Path, study: Study) -> bool:
-    """Run trials up to the number or the time limit. Return True if all combinations have been tried."""
+    """Run trials up to their number or the time limit. Return True if all combinations have been tried."""
     sampler = study.sampler
     assert isinstance(sampler, UntriedSampler)
 
@@ -201,14 +202,14 @@ def run_trial(plan: Plan, folder: Path, study: Study, trial: Trial) -> float:
     """
     try:
         _suggest(plan, trial)
-    except (TypeError, ValueError) as error:  # invalid settings of a queued trial in the file
+    except (TypeError, ValueError) as error:  # a queued trial in the file is invalid
         raise DataError(f"{folder / STUDY}: trial {trial.number}: {one_line(error)}") from error
     try:
         return train_trial(plan, folder, study, trial)
     except (KeyboardInterrupt, Interrupted, DataError, OutputError) as error:
         trial.set_user_attr(INTERRUPTED, True)
         trial.set_user_attr("reason", one_line(error))
-        if isinstance(error, Interrupted):  # else `optimize` would treat it as the error of a trial
+        if isinstance(error, Interrupted):  # `optimize` would treat it as an error of the trial
             raise KeyboardInterrupt(error.signal_number) from None
         raise
     except (DivergedError, optuna.TrialPruned) as error:

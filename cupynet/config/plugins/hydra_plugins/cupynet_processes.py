@@ -1,4 +1,4 @@
-"""The launcher of cupynet, where Hydra looks for plugins: in the namespace package `hydra_plugins`."""
+"""The process launcher, in the namespace package in which Hydra searches for plugins."""
 
 from cupynet.config.process_launcher import ProcessLauncher
 
