@@ -10,7 +10,7 @@ from cupynet.backend.cpu.direct_conv import Passes, passes
 from cupynet.backend.cpu.kernels import depthwise, tiles
 from cupynet.backend.cpu.kernels.narrow import bits
 from cupynet.backend.cpu.kernels.tiles import Frame, Sums
-from cupynet.backend.cpu.winograd_conv import WinogradConv
+from cupynet.backend.cpu.winograd_conv import WinogradConv, saves_products
 from cupynet.backend.fusion import Convolution
 from cupynet.backend.window import Window
 
@@ -43,11 +43,16 @@ class NumbaConv(WinogradConv):
             return super().conv2d_backward(*arguments, need_dx=need_dx, groups=groups)
         if bias_grad is not None:
             self._add_column_sums(bias_grad, dy.reshape(-1, weight.shape[3]))
-        if self._has_tiles(x, weight, window):
+        tiled = self._has_tiles(x, weight, window)
+        if tiled:
             self._add_tiles_gradient(dy, x, weight_grad, window)
-            return self._tiles_gradient(dy, x, weight, window) if need_dx else None
-        self._add_products(sums.frame, sums.weight_gradient, x, dy, weight_grad.reshape(-1)[:0], weight_grad[None])
-        return self._input_gradient(sums, dy, x, weight) if need_dx else None
+        else:
+            self._add_products(sums.frame, sums.weight_gradient, x, dy, weight_grad.reshape(-1)[:0], weight_grad[None])
+        if not need_dx:
+            return None
+        if tiled and saves_products(x.shape[1:3], dy.shape[1:3]):  # without padding dx has more pixels than dy
+            return self._tiles_gradient(dy, x, weight, window)
+        return self._input_gradient(sums, dy, x, weight)
 
     def _input_gradient(self, sums: Passes, dy: Array, x: Array, weight: Array) -> Array:
         """Return dx (N, H, W, C) from dy (N, H', W', O)."""

@@ -22,8 +22,8 @@ class WinogradConv(ConvOps):
         simple = (window.kernel, window.stride, window.dilation) == ((3, 3), (1, 1), (1, 1))
         if not simple or max(map(max, window.padding)) > 2 or any(count % lanes for count in weight.shape[2:]):
             return False
-        rows, columns = window.output(*x.shape[1:3])
-        return 6 * -(-rows // 4) * -(-columns // 4) <= rows * columns  # at most two thirds of the products
+        output = window.output(*x.shape[1:3])
+        return saves_products(output, output)
 
     def _multiply_tiles(self, x: Array, weight: Array, bias: Array | None, window: Window, y: Array) -> None:
         """Write the convolution to y. The weight may have any strides."""
@@ -58,6 +58,15 @@ class WinogradConv(ConvOps):
         v, m = (self.borrow((winograd.VALUES * winograd.TILES * count,), compute) for count in (channels, filters))
         strip[...] = out[...] = 0
         return window.padding[0][0], window.padding[1][0], strip, out, v, m
+
+
+def saves_products(size: tuple[int, int], direct: tuple[int, int]) -> bool:
+    """Return True if tiles of `size` need at most two thirds of the products of a 3x3 window at `direct` places.
+
+    A tile takes 36 products for 4x4 results, a window 9.
+    """
+    tiles = -(-size[0] // 4) * -(-size[1] // 4)
+    return 36 * tiles <= 6 * direct[0] * direct[1]
 
 
 def _rows(images: Array) -> Array:
