@@ -15,7 +15,7 @@ from cupynet.reporting.comparison.runs import find
 from cupynet.reporting.comparison.table import FRONT, in_order
 from tests.support.commands import Call, run
 from tests.support.compared_runs import made
-from tests.support.pages import Page
+from tests.support.pages import Page, check_alone
 
 
 @pytest.fixture
@@ -75,6 +75,7 @@ def test_the_page_links_every_run_and_has_the_recommendation_and_the_charts(swee
     text, page = page_of(sweep)
     links = [each["href"] for each in page.all("a")]
     assert links == ["./0/", "./1/", "./2/report.html", "./3/", "./4/"]
+    check_alone(text, links)
     assert "Use workers=1 averaging_frequency=1" in page.text and "damaged" in page.text
     assert text.count("<svg") == 4
 

@@ -1,4 +1,4 @@
-"""Losses: gradients by differences, PyTorch's numbers, and logits that would overflow."""
+"""Losses: PyTorch's values and derivatives, and logits that would overflow."""
 
 from __future__ import annotations
 

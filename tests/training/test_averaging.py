@@ -53,6 +53,13 @@ def test_only_identical_replicas_are_evaluated(frequency: int | str, evaluated: 
     assert [each and each.to_dict() for each in mine] == [each and each.to_dict() for each in theirs]
 
 
+def test_averages_come_after_iterations_k_2k_3k_of_the_whole_training() -> None:
+    """An epoch has 5 iterations; replicas are averaged every 3."""
+    run = train(2, sgd, samples=40, epochs=2, frequency=3)
+    weights = zip(*(recorder.weights for recorder in run.recorders), strict=True)
+    assert [iteration for iteration, (mine, theirs) in enumerate(weights, 1) if mine == theirs] == [3, 6, 9]
+
+
 def test_the_end_average_weights_by_samples() -> None:
     """Worker 0 sees a batch of 4 and one of 2, worker 1 one of 4: the average must be 6 : 4."""
     run = train(2, sgd, samples=10, frequency="end")

@@ -150,6 +150,7 @@ class Notes(Replica):
     "synchronizer",
     [
         ParameterAveraging(5),
+        ParameterAveraging(5, average_updaters=False),
         ParameterAveraging(1, transfer_dtype="half"),
         ParameterAveraging(1, outer_optimizer="diloco"),
         GradientSharing(),
