@@ -8,7 +8,7 @@ from typing import TypeAlias
 from cupynet.backend.array import Array
 from cupynet.backend.window import Window
 
-Weights: TypeAlias = "tuple[Array, ...]"  # weight and bias; None without a bias
+Weights: TypeAlias = "tuple[Array, ...]"  # weight and bias; the bias may be None
 
 
 @dataclass(frozen=True)

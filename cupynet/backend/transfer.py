@@ -30,7 +30,7 @@ class PixelScale:
 
     @classmethod
     def of(cls, mean: Sequence[float], std: Sequence[float]) -> PixelScale:
-        """Create the scaling to mean 0 and std 1. mean, std: of the pixels by channel, as fractions of 255."""
+        """Create the scaling of pixels to mean 0 and std 1. mean, std: values of each channel, in units of 255."""
         return cls(tuple(map(float, mean)), tuple(map(float, std)))
 
     @cached_property

@@ -1,7 +1,7 @@
 """Benchmark training on this machine: `cupynet bench [peers=torch] [gpu=true] [key=value ...]`.
 
-Measures each operation relative to a large matrix product, the training step on resident data, and the whole loop. On a
-shared machine, compare only ratios within a run.
+Measures the training step on resident data, the whole loop, and the speed of each operation relative to a large matrix
+product. On a shared machine, compare only ratios within a run.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def ratios(rates: dict[str, float]) -> dict[str, float]:
 
 
 def table(result: dict[str, Any]) -> list[str]:
-    lines = [f"{'product of 2048 x 2048 on one core':<48}{result['ceiling_gflop_per_s']:>10,.0f} GFLOP/s", ""]
+    lines = [f"{'product of 2048 x 2048 matrices on one core':<48}{result['ceiling_gflop_per_s']:>10,.0f} GFLOP/s", ""]
     batch = f"batch of {result['batch_size']} on one core"
     lines.append(f"{batch:<48}{'ms':>10}{'GFLOP/s':>10}{'ceiling':>10}")
     for row in result["operations"]:

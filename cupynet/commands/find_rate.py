@@ -73,7 +73,7 @@ def find(prepared: tuple[Experiment, RateTest], folder: Path) -> float | None:
         )
     else:
         print(f"suggested     {test.suggestion:.2g}: a tenth of the rate at the lowest loss")
-        print(f"write         {setting(experiment.settings.optimizer, test.suggestion)}")
+        print(f"set           {setting(experiment.settings.optimizer, test.suggestion)}")
     print(f"written       {near(path)}")
     return test.suggestion
 

@@ -71,7 +71,7 @@ def predict(arguments: argparse.Namespace) -> int:
 
 
 def _files(path: Path) -> list[Path]:
-    """Return the pictures in a folder, sorted, or the path itself if it is no folder."""
+    """Return the pictures in a folder, sorted, or the path itself if it is not a folder."""
     from cupynet.data.pictures import ENDINGS
 
     if not os.path.isdir(path):  # False for invalid names

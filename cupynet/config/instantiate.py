@@ -160,6 +160,6 @@ def _fit(cls: type, given: Mapping[Any, Any], key: str) -> None:
 
 
 def with_class_weights(loss: Any, weights: Sequence[float] | None = None) -> Any:
-    """Replace `class_weights: balanced` in the settings of a loss."""
+    """Return the settings of a loss with `class_weights: balanced` replaced by `weights`."""
     balanced = isinstance(loss, Mapping) and loss.get("class_weights") == "balanced"
     return {**loss, "class_weights": weights} if balanced else loss

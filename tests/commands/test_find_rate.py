@@ -27,7 +27,7 @@ def test_a_learning_rate_is_suggested(tmp_path: Path) -> None:
     assert float(rows[0]["learning_rate"]) == pytest.approx(1e-3) and float(rows[-1]["learning_rate"]) <= 10
     assert [row["iteration"] for row in rows] == [str(number) for number in range(1, len(rows) + 1)]
     assert any(row["loss"] != row["smoothed_loss"] for row in rows)
-    (line,) = [line for line in stdout.splitlines() if line.startswith("write ")]
+    (line,) = [line for line in stdout.splitlines() if line.startswith("set ")]
     run(tmp_path, *TINY, "epochs=1", line.split()[1], "hydra.run.dir=run")  # it can be written as it stands
     assert not (folder / "weights.safetensors").exists() and not (folder / "checkpoints").exists()
 

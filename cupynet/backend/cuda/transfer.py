@@ -201,7 +201,7 @@ class CudaTransfer(Transfer):
             return Staging(self._backend.xp, nbytes)
 
     def _reserve(self, samples: int, labels: Array) -> None:
-        """Allocate memory for indices and labels of an epoch. labels: give the shape and dtype of a label."""
+        """Allocate memory for indices and labels of an epoch. labels: only their shape and dtype are used."""
         self._order = self._backend.allocate((samples,), np.int64)
         self._labels = self._backend.allocate((samples, *labels.shape[1:]), labels.dtype)
         self._numbers_sent = self._staging(max(self._order.nbytes, self._labels.nbytes))
@@ -209,11 +209,10 @@ class CudaTransfer(Transfer):
     def begin(self, rows: Sequence[Array], labels: Iterable[Array]) -> None:
         order, samples = np.concatenate([*rows, np.empty(0, np.int64)]), len(self._data.labels)
         if order.size and not -1 < order.min() <= order.max() < samples:  # the kernel does not check bounds
-            raise IndexError(f"samples {order.min()} to {order.max()}: there are {samples} images")
+            raise IndexError(f"samples {order.min()} to {order.max()} are out of bounds for {samples} images")
         epoch_labels = np.concatenate([*labels] or [self._data.labels[:0]])
-        if (
-            len(order) > len(self._order) or epoch_labels.shape[1:] != self._labels.shape[1:]
-        ):  # repeated samples, mixed labels
+        reshaped = epoch_labels.shape[1:] != self._labels.shape[1:]  # as when labels are mixed
+        if reshaped or len(order) > len(self._order):  # samples may be repeated
             self._numbers_sent.close()
             self._reserve(max(len(order), samples), epoch_labels)
         with self._backend.activated():

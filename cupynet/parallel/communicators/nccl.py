@@ -22,7 +22,7 @@ from cupynet.backend.array import Array
 if TYPE_CHECKING:
     from cupynet.backend.cuda.backend import CupyBackend
 
-BroadcastBytes: TypeAlias = Callable[[bytes], bytes]  # broadcasts the bytes of the only worker that passes any
+BroadcastBytes: TypeAlias = Callable[[bytes], bytes]  # one worker passes bytes, and all receive them
 TYPES = ("float16", "bfloat16", "float32", "float64")
 CALL_S = 1.0  # timeout of `abandon` for a call in another thread
 

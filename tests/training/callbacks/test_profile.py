@@ -135,7 +135,8 @@ def test_stages_of_a_pipeline_have_their_own_layers(tmp_path: Path) -> None:
     _, wrapper = profiled(tmp_path, workers=1, pipeline=Pipeline(stages=2, micro_batches=4))
     found = events(tmp_path)
     assert sorted(found) == [0, 1]
-    for own, names in zip(found.values(), wrapper.layers, strict=True):
+    for rank, names in enumerate(wrapper.layers):
+        own = found[rank]
         trained = {each["name"].removesuffix(" forward") for each in own if each["cat"] == "forward"}
         assert trained - {"network"} == set(names)
         assert count(own, "waiting for a stage") and count(own, f"{names[0]} forward") == 5 * 4

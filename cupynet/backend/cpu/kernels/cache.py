@@ -45,7 +45,7 @@ class KernelCache(FunctionCache):  # type: ignore[misc]
             super().save_overload(sig, data)
         except Exception as error:  # such as a full disk, a deleted folder or a damaged index
             self._forget(CACHE_UNWRITABLE, error)
-        gc.collect()  # exceptions in the compiler are in cycles with all callers and their borrowed arrays
+        gc.collect()  # the compiler's exceptions are in cycles that keep the frames and arrays of all callers
         gc.unfreeze()
 
     def _forget(self, text: str, error: Exception) -> None:

@@ -11,7 +11,7 @@ from cupynet.backend.cpu.kernels.narrow import reals
 
 @kernel
 def add_column_sums(dy: Array, grad: Array) -> None:
-    """grad += dy.sum(axis=0), summed in blocks of 64 rows for precision; (R, O), (O,)."""
+    """grad += dy.sum(axis=0), in blocks of 64 rows to reduce rounding errors. dy: (R, O); grad: (O,)."""
     dy = reals(dy)
     part = np.empty_like(grad)
     for start in range(0, dy.shape[0], 64):
@@ -26,7 +26,7 @@ def add_column_sums(dy: Array, grad: Array) -> None:
 
 @kernel
 def count_hits(scores: Array, labels: Array) -> Any:
-    """Return the number of rows whose argmax is the label; (N, C), (N,)."""
+    """Return the number of rows of `scores` (N, C) with their argmax at the label. labels: (N,)."""
     scores, hits = reals(scores), 0
     for r in range(scores.shape[0]):
         place = 0
@@ -39,7 +39,7 @@ def count_hits(scores: Array, labels: Array) -> Any:
 
 @kernel
 def add_bias(product: Array, bias: Array, y: Array) -> None:
-    """y = product + bias in each row; (R, O), (O,), (R, O)."""
+    """Write product + bias to y. product, y: (R, O); bias: (O,)."""
     bias, y = reals(bias), reals(y)
     for r in range(product.shape[0]):
         row, target = product[r], y[r]

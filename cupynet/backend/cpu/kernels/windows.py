@@ -41,7 +41,7 @@ def window_maximum(
     sum over k < count of x[x_at + places[p] + table[k]] · weight[k · pitch + first + j], for j < filters;
     winners[y_at + j] = the first p with the maximum. With `nan`, the first NaN is the maximum.
 
-    `pixels`, `filters` and `nan` (0 or 1) are constants; arrays are flat, places and table int32. No checks.
+    `pixels`, `filters` and `nan` (0 or 1) are constants. Arrays are flat, places and table int32; nothing is checked.
     """
     literals = constants(pixels, filters, nan)
     if literals is None:
