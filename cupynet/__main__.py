@@ -1,6 +1,7 @@
 """The command line `cupynet COMMAND`.
 
-cupynet train workers=4             or: python -m cupynet train workers=4 cupynet report outputs/latest
+cupynet train workers=4             or: python -m cupynet train workers=4
+cupynet report outputs/latest
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ class Classifier(ClassifierMixin, _Network):  # type: ignore[misc]
         check_classification_targets(y)
         self.classes_, numbers = np.unique(y, return_inverse=True)
         self._fit(self._images(X), numbers, max(len(self.classes_), 2), "softmax", sample_weight)
-        self.model_.class_names = tuple(map(str, self.classes_)) if len(self.classes_) > 1 else ()
+        self.model_.class_names = self.classes_ if len(self.classes_) > 1 else ()
         return self
 
     def predict_proba(self, X: Any) -> NDArray[Any]:

@@ -6,10 +6,12 @@ settings. Words in capitals (RUN) and dots (...) stand for what a reader has.
 
 from __future__ import annotations
 
+import ast
 import itertools
 import os
 import re
 import shlex
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -203,6 +205,23 @@ def test_every_python_block_compiles(page: str) -> None:
     for kind, code in FENCE.findall(PAGES[page]):
         if kind.startswith("python"):
             compile(code, page, "exec")
+
+
+PROGRAM = re.compile(r" +(?:[\w., ]+ = [\w.]+\(|[\w.]+\(|(?:with|from|import|class|def) )")
+
+
+def test_programs_in_docstrings_compile() -> None:
+    blocks = [
+        block
+        for path in (ROOT / "cupynet").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        for block in (ast.get_docstring(node) or "").split("\n\n")
+        if PROGRAM.match(block) and block.isascii()
+    ]
+    assert len(blocks) > 8
+    for block in blocks:
+        compile(textwrap.dedent(block), block, "exec")
 
 
 CHECKED = ("averaging_from_scratch.md", "fine_tuning.md", "from_deeplearning4j.md", "from_pytorch.md")  # below

@@ -29,6 +29,8 @@ class Subset:
         return self.base[self.rows[which]]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        if copy is False:
+            raise ValueError("a Subset becomes an array only as a copy")
         return np.asarray(self[:], dtype)
 
 

@@ -99,7 +99,7 @@ def check_gpu(settings: Sequence[str]) -> Iterator[Finding]:
         )
         return
     found = gpus.inventory()
-    nccl = found["nccl"] or "not installed: replicas are averaged on the first GPU or on the host"
+    nccl = found["nccl"] or "not available: replicas are averaged on the first GPU or on the host"
     yield Finding("cupy", "ok", f"{found['cupy']}, CUDA {found['runtime']}, driver for CUDA {found['driver']}")
     yield Finding("nccl", "ok" if found["nccl"] else "note", nccl)
     for number, device in enumerate(found["devices"]):

@@ -190,7 +190,7 @@ class Experiment:
     def model(self) -> Model:
         backend = self._backend(self.placement.device(self.rank))
         model = Model(self.network, self.input, backend, self.settings.seed, self.loss)
-        model.class_names = tuple(self.source.class_names)
+        model.class_names = self.source.class_names
         if self._weights:
             missing, unexpected = model.load_weights(self._weights, strict=False)
             rest = f"; begin at random: {', '.join(missing)}" * bool(missing)

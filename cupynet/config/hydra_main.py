@@ -43,7 +43,7 @@ from cupynet.core.terminal import near, stdout_is_gone, steady_streams
 from cupynet.core.version import __version__
 from cupynet.core.wording import nearest, one_line
 from cupynet.runs import layout
-from cupynet.runs.layout import HYDRA, STUDY
+from cupynet.runs.layout import HYDRA, RESULTS, STUDY
 
 if TYPE_CHECKING:
     from cupynet.parallel import MpiJob
@@ -373,7 +373,7 @@ class _Command(Generic[S, T]):
                 hold = Hold(shown)
                 locks.callback(hold.release)
                 if self.resumed is None:
-                    resume.check_untaken(shown)
+                    resume.check_untaken(shown, RESULTS if self.schema is Settings else ())
             except ConfigError as error:
                 refused = str(error)
         if ranks is not None:

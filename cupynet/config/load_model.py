@@ -32,8 +32,9 @@ def load(
 ) -> Model:
     """Load a trained model with its weights, running statistics, pixel scale and class names.
 
-        model = cupynet.load("digits.safetensors") model = cupynet.load("outputs/latest") model.predict(images)
-        # (N, 28, 28) uint8 -> probabilities (N, 10)
+        model = cupynet.load("digits.safetensors")
+        model = cupynet.load("outputs/latest")
+        model.predict(images)  # (N, 28, 28) uint8 -> probabilities (N, 10)
 
     Nothing in the file or folder is executed.
 
@@ -43,9 +44,9 @@ def load(
         dtype: half, bfloat16, float or double; by default the dtype of the model, possibly with TF32.
         trusted_modules: your modules with classes that the model uses. The list stored with a run is ignored.
 
-        Raises:
-            ConfigError: there is no such file or finished run, or it uses a class that is not trusted.
-            DataError: its files are damaged or do not match.
+    Raises:
+        ConfigError: there is no such file or finished run, or it uses a class that is not trusted.
+        DataError: its files are damaged or do not match.
     """
     if not isinstance(path, Run | str | os.PathLike):
         raise ConfigError("must be a file of Model.save, or the folder of a run or checkpoint", "path", shown(path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 
 from hydra.errors import MissingConfigException, OverrideParseException
@@ -12,13 +13,15 @@ from cupynet.config.schema import Settings, rules
 from cupynet.core.errors import ConfigError, causes
 from cupynet.core.wording import listed, nearest, one_line
 
+KEY = re.compile(r"[+~]*[\w.@/:-]+")
 SYNTAX = {*"[]{},'\"\\"}  # a value with one of these may be a mistyped list, mapping or quotation
 
 
 def refusal(error: BaseException, schema: type[Settings]) -> ConfigError:
     if isinstance(error, OverrideParseException):
         key, _, value = error.override.partition("=")
-        example = shlex.quote(f'{key.strip()}="{value.strip()}"') if value and not SYNTAX & {*value} else ""
+        quotable = KEY.fullmatch(key.strip()) and value and not SYNTAX & {*value}
+        example = shlex.quote(f'{key.strip()}="{value.strip()}"') if quotable else ""
         reason = f"must be key=value, with quotes around special characters: {example or one_line(error.message)}"
         return ConfigError(f"{error.override}: {reason}")
     if isinstance(error, MissingConfigException):

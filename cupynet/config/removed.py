@@ -47,6 +47,7 @@ ARGUMENTS: dict[str, dict[str, str]] = {
         "restore_when_stopped": "restore_on_interrupt",
     },
     "NonFinite": {"most_skipped": "max_skipped"},
+    "Profile": {"rounds": "iterations"},
     "ReduceOnPlateau": {"min_improvement": "min_delta"},
     "WeightAverage": {"by": "unit", "every": "interval", "after": "start_after", "when_stopped": "on_interrupt"},
 }

@@ -22,7 +22,6 @@ from cupynet.core.wording import listed, written
 from cupynet.runs.layout import (
     CHECKPOINTS,
     REOPENED,
-    RESULTS,
     SETTINGS,
     STEP,
     STUDY,
@@ -188,12 +187,12 @@ def quoted(path: Path) -> str:
     return QuotedString(str(path), Quote.single).with_quotes()
 
 
-def check_untaken(folder: Path) -> None:
-    """Raise ConfigError if the folder contains a run, a sweep, or other files with the names of results.
+def check_untaken(folder: Path, results: Sequence[str] = ()) -> None:
+    """Raise ConfigError if the folder contains a run, a sweep, or another program's files named as `results`.
 
     Only a fast dev run, or a run that failed before its first checkpoint, may be replaced.
     """
-    own = [] if (folder / SETTINGS).is_file() else [name for name in RESULTS if os.path.lexists(folder / name)]
+    own = [] if (folder / SETTINGS).is_file() else [name for name in results if os.path.lexists(folder / name)]
     if own:
         raise ConfigError(f"{folder}: the run would replace {listed(own, 'and')} there. Choose another folder")
     if (folder / SWEEP).is_file():

@@ -86,7 +86,7 @@ def integers(key: str, value: Any) -> list[int]:
 def factors(key: str, value: Any) -> dict[str, float]:
     if not isinstance(value, Mapping):
         raise ConfigError("must be {pattern: factor}, or null", key, shown(value, written))
-    return {name: checks.number(f"{key}.{name}", each, minimum=0) for name, each in value.items()}
+    return {str(name): checks.number(f"{key}.{name}", each, minimum=0) for name, each in value.items()}
 
 
 def link(key: str, value: Any) -> str | dict[str, float]:

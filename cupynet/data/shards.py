@@ -1,8 +1,8 @@
 """Training sets in shards, one for each worker, in memory-mapped .npy files.
 
     FOLDER/0/images.npy     (S, H, W) or (S, H, W, C) uint8, for worker 0
-             labels.npy     (S,) integers samples.npy    (S,) integers, the indices of these samples in the whole
-             training set
+             labels.npy     (S,) integers
+             samples.npy    (S,) integers, the indices of these samples in the whole training set, from 0
     FOLDER/1/...
 
 Shards may be larger than memory. Each machine needs all labels and samples, but only the images of its own workers.

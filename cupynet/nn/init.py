@@ -132,7 +132,8 @@ class Orthogonal(Described):
 xavier = VarianceScaling(1.0, "fan_avg")
 zeros, ones = Constant(0.0), Constant(1.0)
 
-# Deeplearning4j's XAVIER, RELU and LECUN_NORMAL are xavier, he and lecun.
+# Deeplearning4j's XAVIER, RELU and LECUN_NORMAL are xavier, he and lecun. Keras calls xavier glorot, PyTorch calls he
+# kaiming.
 INITIALIZERS: dict[str, Initializer] = {
     "xavier": xavier,  # N(0, 2 / (in + out)) (Glorot & Bengio 2010)
     "xavier_uniform": VarianceScaling(1.0, "fan_avg", "uniform"),

@@ -42,16 +42,15 @@ class Model:
         dtype: half, bfloat16, float or double; only if `backend` is a name. The default is float.
         needs_dx: True to compute the derivative with respect to the input, for a later pipeline stage.
 
-        Attributes:
-            network: the built copy of the network.
-            params: its weights.
-            pixels: the scaling of pixels from 0 to 255 in the last training.
-            trained_on: `pixels`, or `floats` for images that were already scaled; "" for new and imported weights.
-            class_names: names in the order of the outputs; empty if unknown.
-            output: the type of the output for one sample.
+    Attributes:
+        network: the built copy of the network.
+        params: its weights.
+        pixels: the scaling of pixels from 0 to 255 in the last training.
+        trained_on: `pixels`, or `floats` for images that were already scaled; "" for new and imported weights.
+        output: the type of the output for one sample.
 
-        Raises:
-            ConfigError: an argument is invalid, or layers are incompatible.
+    Raises:
+        ConfigError: an argument is invalid, or layers are incompatible.
     """
 
     def __init__(
@@ -73,7 +72,7 @@ class Model:
         self.network, self._needs_dx = copy.deepcopy(self._description), needs_dx
         self.params, self.pixels = Params(), FRACTIONS
         self.trained_on, self._warned = "", False
-        self.class_names: tuple[str, ...] = ()
+        self.class_names = ()
         self.output = self.network.build(input, self.params.scope(needs_dx=needs_dx), backend)
         check_loss(self.network, self.loss)
         if isinstance(self.output, Flat):
@@ -84,7 +83,7 @@ class Model:
         """Return the raw output (logits) for x (N, ...), and the backward function."""
         if tuple(x.shape[1:]) != self.input.shape:
             hint = layout_hint(x.shape, self.input.shape)
-            raise ConfigError(f"batch of shape {tuple(x.shape)}: expected N examples of shape {self.input.shape}{hint}")
+            raise ConfigError(f"batch of shape {tuple(x.shape)}: expected N samples of shape {self.input.shape}{hint}")
         with self.backend.activated():
             x = self.backend.compact(x)
             y, derivative = self.network.forward(x, context)
@@ -107,6 +106,15 @@ class Model:
         if not _is_floating(x):
             raise ConfigError(f"batch of type {x.dtype} must be floating point. Use `predict` for uint8 images")
         return self._together([self._scores(x[start : start + size]) for start in range(0, len(x), size)])
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names in the order of the outputs; empty if unknown. May be set to any sequence, such as an array."""
+        return self._class_names
+
+    @class_names.setter
+    def class_names(self, names: Iterable[object]) -> None:
+        self._class_names = tuple(map(str, names))
 
     def predict(self, images: Any, batch_size: int = PREDICTED_TOGETHER) -> Any:
         """Return the scores of images, (N, O) on the host: probabilities, if the loss has any.
@@ -142,7 +150,7 @@ class Model:
         top = checks.integer("top", top, 1, most=most, why=f"there are {most} classes")
         scores = self.predict(images, batch_size)  # (N, O)
         order = np.argsort(-scores, axis=1, kind="stable")[:, :top]  # (N, top)
-        names = self.class_names if len(self.class_names) else range(most)
+        names = self.class_names or range(most)
         return [[(names[i], float(row[i])) for i in best.tolist()] for best, row in zip(order, scores, strict=True)]
 
     def _images(self, images: Any) -> Any:
@@ -280,7 +288,8 @@ class Model:
     def save(self, path: PathLike) -> None:
         """Save the model to a safetensors file: layers, loss, weights, pixel scale and class names.
 
-            model.save("digits.safetensors") model = cupynet.load("digits.safetensors")
+            model.save("digits.safetensors")
+            model = cupynet.load("digits.safetensors")
 
         Raises:
             ConfigError: a layer has an argument that is not a plain value, or is defined in a function or in __main__.

@@ -87,8 +87,8 @@ class AdaMax(Adam):
 class Nadam(Adam):
     """Adam with Nesterov momentum (Dozat 2016). As in PyTorch and Keras, beta1 grows with the iteration t.
 
-        mu_t = beta1 · (1 - 0.96^(t · momentum_decay) / 2);    m and v as in Adam w -= lr · (mu_(t+1) · m / (1 - mu_1
-        ... mu_(t+1)) + (1 - mu_t) · g / (1 - mu_1 ... mu_t))
+        mu_t = beta1 · (1 - 0.96^(t · momentum_decay) / 2);    m and v as in Adam
+        w -= lr · (mu_(t+1) · m / (1 - mu_1 ... mu_(t+1)) + (1 - mu_t) · g / (1 - mu_1 ... mu_t))
              / (sqrt(v / (1 - beta2^t)) + epsilon)
 
     Args:
@@ -166,8 +166,8 @@ class RMSProp(ElementwiseOptimizer):
 class AdaDelta(ElementwiseOptimizer):
     """AdaDelta (Zeiler 2012): scales the gradient by the RMS of past steps over the RMS of past gradients.
 
-        s += (1 - rho) · (g² - s);    d = sqrt(u + epsilon) / sqrt(s + epsilon) · g;    u += (1 - rho) · (d² - u) w -=
-        lr · d
+        s += (1 - rho) · (g² - s);    d = sqrt(u + epsilon) / sqrt(s + epsilon) · g;    u += (1 - rho) · (d² - u)
+        w -= lr · d
 
     Args:
         learning_rate: factor of the steps, 1 in the paper.

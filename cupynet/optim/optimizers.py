@@ -56,10 +56,10 @@ class Optimizer(Described):
         clip_layer_norm: maximum norm of each layer's gradient, with weights and biases together.
         clip_value: maximum magnitude of each element of the gradient.
 
-        Attributes:
-            state: flat (P,) vectors by name, created by `init`.
-            capturable: True if CUDA graphs can capture `update`: it launches the same operations in every step and uses
-                no host values other than its arguments. Not inherited.
+    Attributes:
+        state: flat (P,) vectors by name, created by `init`.
+        capturable: True if CUDA graphs can capture `update`: it launches the same operations in every step and uses no
+            host values other than its arguments. Not inherited.
         factors: constants of the rule, see `UpdateScalars`.
 
     Raises:

@@ -17,7 +17,7 @@ SURELY = 3.0  # standard deviations above chance; an untrained network reaches t
 
 
 def advise(spent: Spent, *, iterations: int | None = None, stages: int = 1, cores: int | None = None) -> str:
-    """Return the largest overhead and its remedy as text.
+    """Return the largest overhead and its remedy as text, or that nothing stands out.
 
     Args:
         iterations: iterations per epoch, if known.

@@ -13,8 +13,8 @@ from cupynet.backend.array import Array, layout_hint
 from cupynet.core.checks import integer, number, one_of
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.core.wording import one, shown
-from cupynet.data import Dataset, LabeledData, Loader, Shards, as_loader, read_pairs, split_off
-from cupynet.data.dataset import balanced_weights, dense, is_one_hot, on_host, weight_array
+from cupynet.data import Dataset, LabeledData, Loader, Shards, as_loader, read_pairs
+from cupynet.data.dataset import balanced_weights, dense, is_one_hot, on_host, split_views, weight_array
 from cupynet.nn import Loss, Model, check_output
 from cupynet.parallel import Communicator
 from cupynet.training.metrics import Metric, metrics_of
@@ -116,7 +116,7 @@ def with_dataset(loader: Loader, data: Dataset) -> Loader:
 
 def _class_factors(data: Dataset, class_weight: ClassWeight) -> Array:
     if data.labels.ndim == 2:
-        raise ConfigError("needs class numbers as labels. For targets, use sample_weight", "class_weight")
+        raise ConfigError("needs class indices as labels. For targets, use sample_weight", "class_weight")
     if class_weight == "balanced":
         return balanced_weights("class_weight", data.labels, data.classes)
     if not isinstance(class_weight, Mapping):
@@ -166,7 +166,7 @@ def held_out_of(
         return loader, None, "validation"
     if not isinstance(loader.dataset, Dataset):
         raise ConfigError("needs a data set in memory. Use validation_data", "validation_split", str(fraction))
-    train, kept = split_off(loader.dataset, fraction, loader.seed)
+    train, kept = split_views(loader.dataset, fraction, loader.seed)
     return with_dataset(loader, train), Loader(kept, loader.batch_size, loader.seed, shuffle=False), "validation"
 
 

@@ -77,8 +77,8 @@ class ParallelWrapper:
     exits. Callbacks should refer to it by `weakref.proxy(wrapper)`, or they keep it alive.
 
         with ParallelWrapper(model, workers=2, averaging_frequency=3) as wrapper:
-            history = wrapper.fit(x, y, epochs=5, batch_size=64, validation_split=0.1) print(wrapper.evaluate(x_test,
-            y_test))
+            history = wrapper.fit(x, y, epochs=5, batch_size=64, validation_split=0.1)
+            print(wrapper.evaluate(x_test, y_test))
 
     Args:
         workers, averaging_frequency, ...: see the attributes of `TrainingOptions`.
@@ -229,8 +229,9 @@ class ParallelWrapper:
                 samples.
             class_weight: {class: loss factor}, 1 by default, or `balanced` for equal total weights of all classes, as
                 in scikit-learn. Multiplied by `sample_weight`.
-            validation_split: fraction of the samples to hold out for evaluation, chosen at random from each class. The
-                choice depends only on the labels and the seed of the `Loader`.
+            validation_split: fraction of the samples to hold out for evaluation, chosen at random from each class, or
+                from all samples for floating-point targets. The choice depends only on the labels and the seed of the
+                `Loader`.
             validation_data: data to evaluate, recorded as validation: like `x`, or (x, y), or (x, y, sample_weight).
                 The weights apply to the loss only.
             evaluate_on: like `validation_data`, but recorded as test.

@@ -259,7 +259,7 @@ class Trainer:
             self._averaged(average)
         elif not is_finite(*self.params.vectors):
             raise DivergedError(
-                f"the weights of worker {self.rank} are not finite after iteration {self.iteration}. "
+                f"weights or running statistics of worker {self.rank} are not finite after iteration {self.iteration}. "
                 "Lower learning_rate, or train in a wider dtype"
             )
         if moment == "fit":

@@ -229,6 +229,8 @@ def test_weights_and_frozen_layers_that_do_not_exist_are_refused(tmp_path: Path)
         experiment(*SMALL, "freeze=[conv9]")
     with refused("learning_rate_factors"):
         experiment(*SMALL, "learning_rate_factors={conv9:0.1}")
+    with refused("learning_rate_factors"):
+        experiment(*SMALL, "learning_rate_factors={0:0.1}")  # a key that YAML reads as a number
     with refused("learning_rate_factors.conv1", "-0.1"):
         experiment(*SMALL, "learning_rate_factors={conv1:-0.1}")
     (tmp_path / "other.safetensors").write_bytes(b"nothing")

@@ -12,6 +12,7 @@ from cupynet import config
 from cupynet.config import resume
 from cupynet.config.schema import Settings
 from cupynet.core.errors import ConfigError, DataError
+from cupynet.runs.layout import RESULTS
 from tests.support.commands import Command
 
 LATEST = Path("outputs/latest")
@@ -144,10 +145,11 @@ def test_a_folder_with_another_run_is_refused(checkpoint: bool, summary: str | N
 def test_files_that_no_run_has_written_are_not_replaced() -> None:
     run = made("run", checkpoint=False)  # failed early
     (run / "weights.safetensors").touch()
-    resume.check_untaken(run)
+    resume.check_untaken(run, RESULTS)
     Path("weights.safetensors").touch()
+    resume.check_untaken(Path())  # a command that does not write it
     with pytest.raises(ConfigError):
-        resume.check_untaken(Path())
+        resume.check_untaken(Path(), RESULTS)
 
 
 def test_a_folder_with_a_sweep_is_refused() -> None:

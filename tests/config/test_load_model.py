@@ -173,7 +173,13 @@ def test_classify_returns_the_likeliest_classes(small: Model) -> None:
 
 
 def test_classify_returns_equal_classes_in_their_order_by_name(small: Model) -> None:
-    small.class_names = np.array(["cat", "dog", "eel"])  # type: ignore[assignment]
+    small.class_names = np.array(["cat", "dog", "eel"])
     small.load_weights({name: 0 * weight for name, weight in small.weights().items()})
     other = small.replicate(cupynet.create_backend("numpy"))
     assert [name for name, _ in other.classify(SOME[0], 3)[0]] == ["cat", "dog", "eel"]
+
+
+def test_class_names_may_be_numbers(small: Model, tmp_path: Path) -> None:
+    small.class_names = np.arange(3)
+    small.save(tmp_path / "small.safetensors")
+    assert load(tmp_path / "small.safetensors").class_names == ("0", "1", "2")

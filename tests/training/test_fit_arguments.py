@@ -11,7 +11,7 @@ import pytest
 from cupynet import Dataset, LambdaCallback, Loader, Model, ParallelWrapper
 from cupynet.backend import PixelScale
 from cupynet.core.errors import ConfigError
-from cupynet.data import split_off
+from cupynet.data.dataset import split_views
 from tests.support.refusals import refused
 from tests.support.trainers import fitted
 from tests.support.training import assert_close, fingerprint, on_backends, small_dataset, small_model
@@ -104,7 +104,7 @@ def test_a_part_is_split_off_for_validation() -> None:
 def test_a_part_that_is_held_out_trains_like_a_copy_and_is_none(backend: str, images: Any) -> None:
     data, found = Dataset("x", images, Y, 3), []
     augment = [] if data.scaled else ["mixup"]
-    parts = split_off(data, 0.25, 9)
+    parts = split_views(data, 0.25, 9)
     assert all(part.images.base is data.images for part in parts)
     for train, held_out in (parts, [replace(part, images=np.asarray(part.images)) for part in parts]):
         with ParallelWrapper(small_model("float", backend), 2) as wrapper:
@@ -124,6 +124,8 @@ def test_functions_receive_events_and_columns_have_names() -> None:
     assert history["loss"] == history.epochs["loss"] == seen and len(seen) == 2
     with refused("event", "on_epoch_begin"):
         LambdaCallback(on_epoch_begin=print)
+    with refused("on_epoch_end", "None"):
+        LambdaCallback(on_epoch_end=None)  # type: ignore[arg-type]
 
 
 def test_rows_say_what_was_evaluated() -> None:

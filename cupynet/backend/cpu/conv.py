@@ -50,7 +50,8 @@ class NumbaConv(WinogradConv):
             self._add_products(sums.frame, sums.weight_gradient, x, dy, weight_grad.reshape(-1)[:0], weight_grad[None])
         if not need_dx:
             return None
-        if tiled and saves_products(x.shape[1:3], dy.shape[1:3]):  # without padding dx has more pixels than dy
+        size = x.shape[1:3]
+        if tiled and saves_products(size, tuple(map(min, size, dy.shape[1:3]))):  # without padding dx is larger than dy
             return self._tiles_gradient(dy, x, weight, window)
         return self._input_gradient(sums, dy, x, weight)
 

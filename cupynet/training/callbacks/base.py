@@ -8,6 +8,7 @@ from typing import Any
 
 from cupynet.core.checks import one_of
 from cupynet.core.errors import ConfigError
+from cupynet.core.wording import shown
 from cupynet.runs.run import Run
 from cupynet.training.events import EpochRecord, IterationRecord
 from cupynet.training.trainer import Trainer
@@ -109,6 +110,8 @@ class LambdaCallback(Callback):
     def __init__(self, **functions: Callable[..., Any]) -> None:
         events = [name for name in vars(Callback) if name.startswith("on_")]
         for event, function in functions.items():
+            if not callable(function):
+                raise ConfigError("must be a function", f"LambdaCallback {event}", shown(function))
             setattr(self, one_of("LambdaCallback event", event, events), function)
 
 

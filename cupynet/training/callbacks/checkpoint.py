@@ -16,7 +16,7 @@ from cupynet.runs.run import Run
 from cupynet.training.callbacks.base import Callback
 from cupynet.training.checkpointing import save
 from cupynet.training.events import EpochRecord
-from cupynet.training.metrics import mode_of
+from cupynet.training.metrics import PREFIX, mode_of
 from cupynet.training.state_tree import Tree
 from cupynet.training.trainer import Trainer
 
@@ -59,7 +59,7 @@ class Checkpoint(Callback):
         self.every_iterations = None if every_iterations is None else integer("every_iterations", every_iterations, 1)
         self.keep_last = integer("keep_last", keep_last, 1)
         self.keep_every = None if keep_every is None else integer("keep_every", keep_every, 1)
-        self.best = None if best is None else instance("best", best, str, "'accuracy'")
+        self.best = None if best is None else PREFIX.sub("", instance("best", best, str, "'accuracy'"))
         self._path = None if path is None else Path(path)
         self._hold: Hold | None = None
 

@@ -20,7 +20,7 @@ from cupynet.core.wording import counted
 from cupynet.runs.run import Run
 from cupynet.training.callbacks.base import FINAL_WEIGHTS, Callback
 from cupynet.training.events import EpochRecord, IterationRecord, StopReason
-from cupynet.training.metrics import mode_of
+from cupynet.training.metrics import PREFIX, mode_of
 from cupynet.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
@@ -135,9 +135,9 @@ class EarlyStopping(Callback):
         restore_best_weights: bool = True,
         restore_on_interrupt: bool = False,
     ) -> None:
-        self.monitor = instance("monitor", monitor, str, "'loss'").removeprefix("validation_").removeprefix("val_")
+        self.monitor = PREFIX.sub("", instance("monitor", monitor, str, "'loss'"))
         mode = one_of("mode", mode, ("auto", "min", "max"))
-        self.mode = mode_of(monitor) if mode == "auto" else mode
+        self.mode = mode_of(self.monitor) if mode == "auto" else mode
         none = ", or null for none"
         self.patience = None if patience is None else integer("patience", patience, 1, none)
         self.min_delta = number("min_delta", min_delta, minimum=0)

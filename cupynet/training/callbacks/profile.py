@@ -37,8 +37,8 @@ class Profile(Callback):
     ui.perfetto.dev or chrome://tracing; and `profile.json`, with the time of each call excluding nested calls. A fit
     that fails writes nothing.
 
-    On a GPU each call is synchronized, and captured graphs are launched operation by operation, so timed iterations are
-    much slower. Results do not change.
+    Timed iterations are slower, on a GPU much slower, where each call is synchronized and captured graphs are launched
+    operation by operation. Results do not change.
 
     Args:
         iterations: number of timed iterations. Each call takes 100 bytes of memory.

@@ -122,8 +122,8 @@ def find_rate(
 
         from cupynet.training import find_rate
 
-        found = find_rate(model, data.train, optimizer=Adam(0.001), workers=2) ParallelWrapper(model, workers=2,
-        optimizer=Adam(found.suggestion)).fit(data.train)
+        found = find_rate(model, data.train, optimizer=Adam(0.001), workers=2)
+        ParallelWrapper(model, workers=2, optimizer=Adam(found.suggestion)).fit(data.train)
 
     Args:
         model: the model, which is not changed.

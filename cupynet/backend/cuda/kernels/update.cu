@@ -195,7 +195,7 @@ __device__ void narrow(const Wide<S>* from, S* to, long long n) {
 }
 
 // Clips the norm of a gradient to `largest`, given its full squared norm (one number). NaN stays NaN. With `controls`, the
-// gradient is multiplied by the loss scale, and so is `largest`.
+// gradient contains the loss scale, so `largest` is multiplied by it.
 template <class A>
 __device__ void clip_norm(A* grad, const A* squared_norm, A largest, const double* controls, long long n) {
   largest = steered(largest, controls, USED);
