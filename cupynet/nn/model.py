@@ -328,7 +328,8 @@ class Model:
         Model.__init__(self, network, input, backend, seed, loss, needs_dx=needs_dx)
         self.restore_weights(state["weights"])
         self.set_learning_rate_factors(state["rates"])
-        vars(self).update(state["more"])
+        for name, value in state["more"].items():
+            setattr(self, name, value)
 
     def __repr__(self) -> str:
         return self.summary()
