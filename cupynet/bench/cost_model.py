@@ -94,7 +94,7 @@ def forecast(
 
     Args:
         link: connection between machines.
-        cores: cores per machine; by default, those of the measured machine.
+        cores: cores per machine; as on the measured machine by default.
         machines: number of machines; by default, enough for one worker per core.
     """
     cores = cores or costs.cores

@@ -5,7 +5,7 @@
              samples.npy    (S,) integers, the indices of these samples in the whole training set, from 0
     FOLDER/1/...
 
-Shards may be larger than memory. Each machine needs all labels and samples, but only the images of its own workers.
+Shards may be larger than memory. Each machine needs all labels and samples, but only its workers' images.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ class VarianceScaling(Described):
     Args:
         scale: a factor above 0.
         mode: `fan_in`, `fan_out`, or `fan_avg` for their mean.
-        distribution: `normal`, `uniform` or `truncated_normal`. The variance is that of the result, after truncation.
+        distribution: `normal`, `uniform` or `truncated_normal`. The variance refers to the truncated distribution.
     """
 
     def __init__(self, scale: float = 1.0, mode: str = "fan_in", distribution: str = "normal") -> None:

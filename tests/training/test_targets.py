@@ -141,7 +141,7 @@ def test_targets_of_one_output_may_be_a_vector_or_integers(loss: str, targets: t
     ids=["twice the learning rate", "of some classes", "balanced", "of the loss"],
 )
 def test_weights_are_factors_of_losses(loss: str | Loss, weights: dict[str, Any], equal: dict[str, Any]) -> None:
-    """Weights of classes are multiplied with those of samples."""
+    """Class weights are multiplied by sample weights."""
 
     def trained(loss: str | Loss, rate: float = 0.01, **weights: Any) -> Weights:
         model = model_for(loss)
