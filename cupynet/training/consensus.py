@@ -7,7 +7,7 @@ import numpy as np
 from cupynet.parallel import Communicator
 from cupynet.training.events import Stop, StopReason
 
-AGREE_EVERY = 10  # iterations between exchanges if there is no averaging step
+AGREE_EVERY = 10  # iterations between exchanges
 SLOW_S = 0.05  # seconds per iteration above which workers exchange after every iteration
 
 
@@ -28,10 +28,10 @@ class StopConsensus:
     def propose(self, stop: Stop) -> None:
         self.request = self.request or stop
 
-    def due(self, iteration: int, *, averaged: bool) -> bool:
+    def due(self, iteration: int) -> bool:
         """Return True if workers must exchange requests after this iteration."""
         self._iterations += 1
-        return averaged or self._world.size == 1 or iteration % self._every == 0
+        return self._world.size == 1 or iteration % self._every == 0
 
     def exchange(self) -> Stop | None:
         """Return the request of the lowest rank that has one, or None."""

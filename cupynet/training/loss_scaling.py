@@ -79,13 +79,6 @@ class LossScaler:
     def count(self, steady: int, skipped: int) -> None:
         self.steady, self.skipped = steady, self.skipped + skipped
 
-    def agree(self, replicas: Communicator) -> None:
-        """Set the scale of all replicas to the smallest one, after averaging."""
-        self.grow()
-        least = float(replicas.gather_numbers(self.scale).min()) if replicas.size > 1 else self.scale
-        if least != self.scale:
-            self._set(least)
-
     def of_all(self, replicas: Communicator) -> int:
         """Return the number of skipped steps over all replicas, counting joint skips once."""
         return self.skipped if self._shared else int(replicas.gather_numbers(self.skipped).sum())

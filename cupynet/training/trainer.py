@@ -243,7 +243,7 @@ class Trainer:
             )
             self.emit("on_log", report)
         self.emit("on_iteration_end")  # last, so that a checkpoint saved here includes everything
-        if self.consensus.due(self.iteration, averaged=average is not None):
+        if self.consensus.due(self.iteration):
             with self.statistics.clock.measure("averaging", "agreement"):
                 self.stopped = self.consensus.exchange()
 
@@ -267,8 +267,6 @@ class Trainer:
 
     def _averaged(self, average: Average) -> None:
         with self.statistics.clock.measure("averaging", "agreement"):
-            if self.replica.scaler is not None:
-                self.replica.scaler.agree(self.groups.replicas)
             average = average.over(self.groups.stages)
         self.statistics.averaged(average)
 

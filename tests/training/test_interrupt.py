@@ -12,7 +12,7 @@ import pytest
 
 from cupynet import Callback, ParallelWrapper, Pipeline
 from cupynet.data import Batch
-from cupynet.training import Replica
+from cupynet.training import Replica, consensus
 from tests.support.training import At, fingerprint, small_dataset, small_model
 
 DATA = small_dataset(60)
@@ -30,7 +30,10 @@ def interrupts(times: int = 1) -> Callback:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_the_first_stops_after_the_round_and_training_goes_on_later(workers: int) -> None:
+def test_the_first_stops_after_the_round_and_training_goes_on_later(
+    workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consensus, "AGREE_EVERY", 1)
     with ParallelWrapper(small_model(), workers, averaging_frequency=2, callbacks=[interrupts()]) as wrapper:
         with pytest.raises(KeyboardInterrupt):
             wrapper.fit(DATA, epochs=3, batch_size=4)

@@ -1,4 +1,4 @@
-"""The loss scale of half precision: halved when a gradient overflows, doubled after a while, shared by replicas."""
+"""The loss scale of half precision: halved when a gradient overflows, doubled after a while."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from cupynet.data import Loader
 from cupynet.nn import Model
 from cupynet.optim import Nesterov
 from cupynet.parallel import (
-    Communicator,
     GradientSharing,
     ParameterAveraging,
     Pipeline,
@@ -24,7 +23,7 @@ from cupynet.training import loss_scaling as scaling
 from cupynet.training.fit import Fit
 from cupynet.training.loss_scaling import LossScaler
 from tests.support.trainers import callback_of, fit_on_threads
-from tests.support.training import Poisoned, Seen, alone, network_with, on_threads, small_dataset, small_model
+from tests.support.training import Poisoned, Seen, alone, network_with, small_dataset, small_model
 
 LOADER = Loader(small_dataset(97), 4, seed=3)  # 25 batches
 
@@ -80,25 +79,13 @@ def test_overflows_at_every_scale_and_losses_that_are_not_finite_fail(
     [(ParameterAveraging(7), False), (GradientSharing(), True), (GradientSharing(ThresholdEncoding()), False)],
     ids=["averaging", "sharing", "encoding"],
 )
-def test_loss_scales_of_replicas_differ_between_averages_unless_gradients_are_shared(
-    way: Synchronizer, equal: bool
-) -> None:
+def test_loss_scales_of_replicas_differ_unless_gradients_are_shared(way: Synchronizer, equal: bool) -> None:
     found = fit_on_threads(3, lambda: Replica(overflowing(), Nesterov(0.05)), way, LOADER, scales_seen())
     assert {trainer.statistics.skipped_steps for trainer in found} == {1}  # known on every worker, counted once
     scales = [callback_of(trainer, Seen).iterations for trainer in found]
     iterations = [set(each) for each in zip(*scales, strict=True)]
     assert {min(each) for each in iterations} == {1024.0, 512.0}
     assert any(len(each) > 1 for each in iterations) != equal
-
-
-def test_replicas_take_the_least_at_an_average() -> None:
-    def task(communicator: Communicator) -> float:
-        backend = create_backend("numpy", "half")
-        backend.loss_scale = [1024.0, 256.0, 512.0][communicator.rank]
-        LossScaler(backend, SerialCommunicator()).agree(communicator)
-        return float(backend.loss_scale)
-
-    assert on_threads(3, task) == [256.0] * 3
 
 
 def test_stages_leave_a_step_out_together() -> None:

@@ -139,7 +139,8 @@ def test_callbacks_run_on_rank_0_unless_they_ask_for_every_rank() -> None:
 # stops ----------------------------------------------------------------------------------------------------------------
 
 
-def test_the_first_request_to_stop_counts() -> None:
+def test_the_first_request_to_stop_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consensus, "AGREE_EVERY", 1)
     callbacks = [StopAfter(3, text="first"), StopAfter(3, text="second", reason=StopReason.EARLY)]
     with ParallelWrapper(small_model(), 2, callbacks=callbacks) as wrapper:
         wrapper.fit(loader(), epochs=1)
@@ -195,8 +196,9 @@ def test_a_stop_at_the_end_of_the_last_epoch_has_no_effect() -> None:
 
 @pytest.mark.parametrize(("samples", "epochs"), [(40, [(1, 5, 40)]), (48, [])])
 def test_a_stop_at_the_last_round_completes_the_epoch_and_an_earlier_one_does_not(
-    samples: int, epochs: list[tuple[int, int, int]]
+    samples: int, epochs: list[tuple[int, int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(consensus, "AGREE_EVERY", 1)
     recorder = Recorder()
     with ParallelWrapper(small_model(), 2, 1, callbacks=[recorder, StopAfter(5)]) as wrapper:
         wrapper.fit(loader(samples), epochs=3)
@@ -204,8 +206,9 @@ def test_a_stop_at_the_last_round_completes_the_epoch_and_an_earlier_one_does_no
     assert [(each.epoch, each.iteration, each.samples) for each in recorder.epochs] == epochs
 
 
-def test_an_evaluation_of_older_weights_is_dropped() -> None:
+def test_an_evaluation_of_older_weights_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stop in the middle of an epoch: the evaluation of the one before is of other weights."""
+    monkeypatch.setattr(consensus, "AGREE_EVERY", 1)
     with ParallelWrapper(small_model(), 2, 1, callbacks=[StopAfter(7)]) as wrapper:
         wrapper.fit(loader(), epochs=3, evaluate_on=small_dataset(40))
         assert (wrapper.trainer.epoch, wrapper.trainer.epoch_iteration) == (1, 2)

@@ -88,7 +88,8 @@ def test_two_ranks_that_share_a_gpu_have_one_sum(backend: CupyBackend) -> None:
         pytest.skip(f"NCCL {get_version()} lets no two ranks share a GPU: that takes {SHARES_A_GPU}")
     standin = machine.switched_on() is not None
     code = f"from tests.parallel.communicators.test_nccl import sum_of_two; sum_of_two(standin={standin})"
-    environment = {**os.environ, "NCCL_MULTI_RANK_GPU_ENABLE": "1", "PYTHONPATH": str(ROOT)}
+    path = os.pathsep.join([str(ROOT), *sys.path])  # sys.path: packages may be on an inherited PYTHONPATH
+    environment = {**os.environ, "NCCL_MULTI_RANK_GPU_ENABLE": "1", "PYTHONPATH": path}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -14,7 +14,7 @@ from cupynet.data import Dataset, Loader
 from cupynet.optim import Nesterov, OneCycle
 from cupynet.parallel import ParameterAveraging, Pipeline, Synchronizer
 from cupynet.runs.checkpoints import Checkpoints, read
-from cupynet.training import Callback, Checkpoint, EarlyStopping, History, ParallelWrapper
+from cupynet.training import Callback, Checkpoint, EarlyStopping, History, ParallelWrapper, consensus
 from tests.support.refusals import refused
 from tests.support.training import WAYS, On, StopAfter, fingerprint, small_dataset, small_model
 
@@ -64,9 +64,10 @@ def rows(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(("way", "iteration"), [("every 3", 5), ("adaptive", 8), ("threshold, target", 2)])
 def test_a_fit_that_saves_stops_and_resumes_equals_one_that_never_saved(
-    tmp_path: Path, way: str, iteration: int
+    tmp_path: Path, way: str, iteration: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An epoch ends after iteration 5."""
+    monkeypatch.setattr(consensus, "AGREE_EVERY", 1)
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     wanted = fit(wrapper_of(whole, way=WAYS[way], saves=False))
     assert fit(wrapper_of(parts, StopAfter(iteration), way=WAYS[way])) != wanted
@@ -115,7 +116,8 @@ def test_a_fit_killed_after_its_last_epoch_has_the_same_result(tmp_path: Path, p
     assert ends == [2, 2]
 
 
-def test_state_shared_by_replicas_is_stored_once(tmp_path: Path) -> None:
+def test_state_shared_by_replicas_is_stored_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consensus, "AGREE_EVERY", 1)
     names = {name for name, _ in small_model().params.named()}
     fit(wrapper_of(tmp_path, StopAfter(3)))
     common = read(tmp_path / "checkpoints" / "step-00000003").arrays

@@ -19,7 +19,7 @@ from cupynet.data import Loader
 from cupynet.nn import Model
 from cupynet.optim import SGD
 from cupynet.parallel import ParameterAveraging, Pipeline, Synchronizer
-from cupynet.training import Callback, EarlyStopping, ParallelWrapper, Replica, StopReason, Trainer
+from cupynet.training import Callback, EarlyStopping, ParallelWrapper, Replica, StopReason, Trainer, consensus
 from cupynet.training.callbacks import early_stopping
 from cupynet.training.evaluation import Evaluation
 from cupynet.training.fit import Fit
@@ -202,8 +202,11 @@ def test_the_restored_weights_are_the_last(scripted: Script, dtype: str, way: Sy
 @pytest.mark.parametrize(
     ("restore", "reason"), [(False, StopReason.REQUEST), (True, StopReason.REQUEST), (True, StopReason.SIGNAL)]
 )
-def test_the_best_weights_are_restored_after_another_stop(scripted: Script, restore: bool, reason: StopReason) -> None:
+def test_the_best_weights_are_restored_after_another_stop(
+    scripted: Script, restore: bool, reason: StopReason, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After a signal there is no time for an evaluation."""
+    monkeypatch.setattr(consensus, "AGREE_EVERY", 1)
     scripted([0.1, 0.5, 0.6])
     stopping = EarlyStopping(restore_on_interrupt=restore)
     in_epoch_3 = StopAfter(8, reason=reason)
