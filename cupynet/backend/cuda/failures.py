@@ -9,9 +9,10 @@ import re
 
 from cupynet.backend.cuda.gpus import pool
 from cupynet.backend.device import Failure
-from cupynet.core.wording import amount, one_line
+from cupynet.core.wording import amount, one_line, setting
 
 NO_MEMORY = re.compile("OutOfMemoryError|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY|_STATUS_ALLOC_FAILED")
+ALLOCATING = re.compile(r"allocating ([\d,]+) bytes")  # in CuPy's OutOfMemoryError
 # sticky errors, raised by every later call until the process ends; NCCL reports all CUDA errors as one
 LOST = re.compile(
     "cudaError(LaunchFailure|LaunchTimeout|ECCUncorrectable|NvlinkUncorrectable|HardwareStackError|DevicesUnavailable"
@@ -32,7 +33,10 @@ def failure(error: BaseException, device: int) -> Failure | None:
         )
     if not isinstance(error, RuntimeError | MemoryError) or not NO_MEMORY.search(f"{kind}: {text}"):
         return None
-    device_pool = pool(device)
-    limit = "without a limit" if device_pool.limit is None else f"of at most {amount(device_pool.limit)}"
-    usage = f"its pool, {limit}, holds {amount(device_pool.held)}, {amount(device_pool.used)} of it in use"
-    return Failure(f"device {device} is out of memory: {text.rstrip('.')}; {usage}", of_memory=True)
+    device_pool, wanted = pool(device), ALLOCATING.search(text)
+    needed = text.rstrip(".") if wanted is None else f"it needs {amount(int(wanted[1].replace(',', '')))} more"
+    limit = ""
+    if device_pool.limit is not None:
+        limit = f", limited by {setting('memory', 'device_pool_limit')} to {amount(device_pool.limit)},"
+    usage = f"its pool{limit} holds {amount(device_pool.held)}, {amount(device_pool.used)} of it in use"
+    return Failure(f"device {device} is out of memory: {needed}; {usage}", of_memory=True)
