@@ -120,8 +120,10 @@ def check_mpi(settings: Sequence[str]) -> Iterator[Finding]:
     if done.returncode == 0 and "0 of 2" in done.stdout and "1 of 2" in done.stdout:
         yield Finding("mpi", "ok", f"two ranks started by {command[0]}")
     else:
-        output = one_line((done.stderr or done.stdout).strip().rpartition("\n")[2])
-        yield Finding("mpi", "note", f"{command[0]} -n 2 does not start two ranks ({output}): {remedy}")
+        output = (done.stderr or done.stdout).strip()
+        lines = [line for line in output.splitlines() if line.strip("- ")] or ["no output"]
+        reason = one_line(lines[0 if output.startswith("--") else -1])  # Open MPI prints its messages between dashes
+        yield Finding("mpi", "note", f"{command[0]} -n 2 does not start two ranks ({reason}): {remedy}")
 
 
 def check_disk(settings: Sequence[str]) -> Iterator[Finding]:

@@ -9,7 +9,7 @@ import re
 
 from cupynet.backend.cuda.gpus import pool
 from cupynet.backend.device import Failure
-from cupynet.core.wording import amount, one_line, setting
+from cupynet.core.wording import amount, one_line
 
 NO_MEMORY = re.compile("OutOfMemoryError|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY|_STATUS_ALLOC_FAILED")
 ALLOCATING = re.compile(r"allocating ([\d,]+) bytes")  # in CuPy's OutOfMemoryError
@@ -35,8 +35,6 @@ def failure(error: BaseException, device: int) -> Failure | None:
         return None
     device_pool, wanted = pool(device), ALLOCATING.search(text)
     needed = text.rstrip(".") if wanted is None else f"it needs {amount(int(wanted[1].replace(',', '')))} more"
-    limit = ""
-    if device_pool.limit is not None:
-        limit = f", limited by {setting('memory', 'device_pool_limit')} to {amount(device_pool.limit)},"
+    limit = "" if device_pool.limit is None else f", limited by memory.device_pool_limit to {amount(device_pool.limit)},"
     usage = f"its pool{limit} holds {amount(device_pool.held)}, {amount(device_pool.used)} of it in use"
     return Failure(f"device {device} is out of memory: {needed}; {usage}", of_memory=True)
