@@ -121,6 +121,7 @@ def test_two_ranks_communicate() -> None:
         ("for i in 1 2; do echo I am process 0 of 1; done", "I am process 0 of 1"),
         ("echo I am process 0 of 2", "I am process 0 of 2"),
         ("echo it is broken >&2; exit 3", "it is broken"),
+        ("printf -- '-----\\nno slots\\nread the manual\\n-----\\n' >&2; exit 3", "no slots"),
     ],
 )
 def test_ranks_that_do_not_see_each_other(

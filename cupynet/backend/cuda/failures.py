@@ -33,8 +33,8 @@ def failure(error: BaseException, device: int) -> Failure | None:
         )
     if not isinstance(error, RuntimeError | MemoryError) or not NO_MEMORY.search(f"{kind}: {text}"):
         return None
-    device_pool, wanted = pool(device), ALLOCATING.search(text)
+    own_pool, wanted = pool(device), ALLOCATING.search(text)
     needed = text.rstrip(".") if wanted is None else f"it needs {amount(int(wanted[1].replace(',', '')))} more"
-    limit = "" if device_pool.limit is None else f", limited by memory.device_pool_limit to {amount(device_pool.limit)},"
-    usage = f"its pool{limit} holds {amount(device_pool.held)}, {amount(device_pool.used)} of it in use"
+    limit = "" if own_pool.limit is None else f", limited by memory.device_pool_limit to {amount(own_pool.limit)},"
+    usage = f"its pool{limit} holds {amount(own_pool.held)}, {amount(own_pool.used)} of it in use"
     return Failure(f"device {device} is out of memory: {needed}; {usage}", of_memory=True)
