@@ -18,7 +18,7 @@ DATA = small_dataset(53)
 
 
 class Seen(Callback):
-    """Records reports, and the loss scale and the losses of each epoch."""
+    """Records reports with the loss scale, and the losses of each epoch."""
 
     every_rank = True
 
@@ -31,9 +31,9 @@ class Seen(Callback):
     def on_log(self, trainer: Trainer, report: IterationRecord) -> None:
         self.losses.append(report.loss)
         self.scores.append(report.score_after_averaging)
+        self.scales.append(trainer.replica.scaler.scale if trainer.replica.scaler else 1.0)
 
     def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:
-        self.scales.append(trainer.replica.scaler.scale if trainer.replica.scaler else 1.0)
         self.epochs.append([record.loss, record.accuracy, *record.losses])
 
 
