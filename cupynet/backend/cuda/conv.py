@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 from cupynet.backend.array import Array
 from cupynet.backend.cuda.dense import MOST_PARTS, CudaDense
+from cupynet.backend.cuda.device import SIXTEEN
 from cupynet.backend.reference.conv import ConvOps
 from cupynet.backend.window import Window
 
@@ -13,18 +16,19 @@ class CudaConv(CudaDense, ConvOps):
         n, height, width, channels = x.shape
         output = window.output(height, width)
         columns = self.borrow((n * output[0] * output[1], window.places * channels))
-        per_thread = 4 if channels % 4 == 0 else 1
-        values = output[0] * output[1] * window.places * channels
+        at_once = math.gcd(channels, SIXTEEN // x.dtype.itemsize)  # as in conv.cu
+        threads = math.prod(output) * window.kernel[1] * channels // at_once
         sizes = (*self._geometry(x.shape, window), *window.dilation)
-        self.kernels.images(f"im2col_{self._kind}", n, values // per_thread, x, columns, *sizes)
+        self.kernels.images(f"im2col_{self._kind}", n, threads, x, columns, *sizes)
         return columns
 
     def col2im(self, columns: Array, shape: tuple[int, ...], window: Window) -> Array:
         n, height, width, channels = shape
-        rows, cols = window.output(height, width)
         x = self.borrow(shape)
         sizes = (*self._geometry(shape, window), *window.dilation)
-        self.kernels.images(f"col2im_{self._kind}", n, height * width * channels, columns, x, *sizes)
+        dense = window.stride == window.dilation == (1, 1)  # with several channels per thread, as in conv.cu
+        threads = height * width * channels // (math.gcd(channels, 4) if dense else 1)
+        self.kernels.images(f"col2im_{self._kind}", n, threads, columns, x, *sizes)
         return x
 
     def _grouped(self, x: Array, weight: Array, window: Window, groups: int) -> Array:

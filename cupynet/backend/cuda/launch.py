@@ -44,6 +44,7 @@ KIND_OF = {stored: kind for kind, (stored, _) in KINDS.items()}
 WIDE = ("float", "double")
 COMPILERS = 4  # threads that compile modules
 TERMS = 16  # terms of a `weighted_sum` in one pass
+IMAGE_THREADS = 256  # maximum block size of kernels for images, as in common.cuh
 WINNERS = ("uint8", "int32")
 _IMAGES = "int32 " * 12  # N H W C, output rows and columns, kernel, stride, padding (top, left)
 _POOLED = _IMAGES + "int32 " * 9  # and for the pool: rows and columns, kernel, stride, padding (top, left); filters
@@ -229,7 +230,7 @@ class Kernels:
     def images(self, name: str, count: int, values: int, *arguments: Any) -> None:
         """Launch one thread per value of an image along x, and blocks for `count` images along y."""
         if count and values:
-            threads = min(self.threads, max(32, power_of_two(values)))
+            threads = min(self.threads, IMAGE_THREADS, max(32, power_of_two(values)))
             down = min(count, MOST_BLOCKS_DOWN, self.blocks)
             self.launch(name, (min(-(-values // threads), max(1, self.blocks // down)), down), (threads,), *arguments)
 

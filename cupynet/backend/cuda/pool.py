@@ -17,13 +17,15 @@ class CudaPool(CudaDevice, PoolOps):
         y = self.borrow((len(x), *window.output(*x.shape[1:3]), x.shape[3]))
         winners = self.borrow(y.shape, window.place_dtype)
         name, sizes = f"max_pool_{self._kind}_{winners.dtype.name}", self._geometry(x.shape, window)
-        self.kernels.images(name, len(x), math.prod(y.shape[1:]), x, bias, y, winners, *sizes, int(relu))
+        threads = math.prod(y.shape[1:]) // math.gcd(x.shape[3], 4)  # as in pool.cu
+        self.kernels.images(name, len(x), threads, x, bias, y, winners, *sizes, int(relu))
         return y, winners
 
     def max_pool2d_backward(self, dy: Array, winners: Array, shape: tuple[int, ...], window: Window) -> Array:
-        n, height, width, channels = shape
+        n, channels = shape[0], shape[3]
         dx, name = self.borrow(shape), f"max_pool_backward_{self._kind}_{winners.dtype.name}"
-        self.kernels.images(name, n, math.prod(shape[1:]), dy, winners, dx, *self._geometry(shape, window))
+        threads = math.prod(shape[1:]) // math.gcd(channels, 4)  # as in pool.cu
+        self.kernels.images(name, n, threads, dy, winners, dx, *self._geometry(shape, window))
         return dx
 
     def avg_pool2d(self, x: Array, window: Window) -> Array:

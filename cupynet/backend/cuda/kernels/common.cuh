@@ -12,6 +12,8 @@
 
 #define MOST_THREADS 1024  // per block; limits the registers that the compiler uses
 #define KERNEL extern "C" __global__ __launch_bounds__(MOST_THREADS) void
+// For kernels that `Kernels.images` launches, with the number of blocks that a multiprocessor runs at the same time.
+#define IMAGES_KERNEL(blocks) extern "C" __global__ __launch_bounds__(256, blocks) void
 
 // precisions ----------------------------------------------------------------------------------------------------------
 
@@ -104,6 +106,29 @@ struct alignas(sizeof(T) * V) Pack {
 template <int V, class T>
 __device__ __forceinline__ bool aligned(const T* p) {
   return reinterpret_cast<unsigned long long>(p) % sizeof(Pack<T, V>) == 0;
+}
+
+template <int N>
+struct Values {
+  static constexpr int NUMBER = N;
+};
+
+// Calls function(Values<V>) with the largest V of MOST, MOST / 2, ..., 1 that divides `channels` and to which all arrays
+// are aligned.
+template <int MOST, class F, class... T>
+__device__ __forceinline__ void in_packs(int channels, F function, const T*... arrays) {
+  if constexpr (MOST > 1) {
+    if (channels % MOST != 0 || !(... && aligned<MOST>(arrays))) return in_packs<MOST / 2>(channels, function, arrays...);
+  }
+  function(Values<MOST>{});
+}
+
+// Completes all loads so far. Without it, the compiler saves registers by using the first values between the loads, and
+// the thread waits for memory several times.
+__device__ __forceinline__ void await_loads() {
+#ifdef __CUDA_ARCH__
+  asm volatile("fence.acq_rel.cta;" ::: "memory");
+#endif
 }
 
 // How an array is used by `each`.

@@ -20,90 +20,94 @@ struct Window {
 #define WINDOW                                                                                                        \
   { height, width, channels, rows, cols, kernel_height, kernel_width, stride_down, stride_across, top, left, gap_down, gap_across }
 
+constexpr int LINES = 5;
+constexpr int WINDOWS = 10;
+
 // (count, H, W, C) -> (count · rows · cols, K_h · K_w · C): K_h segments of K_w · C values, with zeros outside the image.
-// T is one value, or several adjacent channels that are copied at once.
+// T is one value, or several adjacent channels that are copied at once. A thread copies the values at one place of all
+// segments of a window, LINES at a time.
 template <class T>
 __device__ void im2col_of(const T* x, T* columns, int count, const Window& w) {
-  const unsigned segment = w.kernel_width * w.channels, total = w.rows * w.cols * w.kernel_height * segment;
-  const int line = w.width * w.channels;
+  const unsigned segment = w.kernel_width * w.channels, total = w.rows * w.cols * segment;
+  const int line = w.width * w.channels, step = w.gap_down * line;
   for (int n = blockIdx.y; n < count; n += gridDim.y) {
     const T* image = x + static_cast<long long>(n) * w.height * line;
-    T* out = columns + static_cast<long long>(n) * total;
+    T* out = columns + static_cast<long long>(n) * total * w.kernel_height;
     for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < total; i += gridDim.x * blockDim.x) {
-      const unsigned j = i % segment, k = i / segment, ky = k % w.kernel_height, place = k / w.kernel_height;
-      const int row = place / w.cols, col = place % w.cols;
-      const int y = row * w.stride_down + static_cast<int>(ky) * w.gap_down - w.top;
+      const unsigned place = i / segment, j = i - place * segment;
+      const int row = place / w.cols, col = place % w.cols, top = row * w.stride_down - w.top;
       int at = (col * w.stride_across - w.left) * w.channels + static_cast<int>(j);
       if (w.gap_across > 1) at += static_cast<int>(j / w.channels) * (w.gap_across - 1) * w.channels;
-      const bool inside = y >= 0 && y < w.height && at >= 0 && at < line;
-      out[i] = inside ? image[static_cast<long long>(y) * line + at] : T{};
+      const bool inside = at >= 0 && at < line;
+      const T* from = image + (top * line + at);
+      T* to = out + (place * w.kernel_height * segment + j);
+#pragma unroll 1
+      for (int first = 0; first < w.kernel_height; first += LINES) {
+        T values[LINES];
+#pragma unroll
+        for (int k = 0; k < LINES; ++k) {  // all loads before the first store
+          const int y = top + (first + k) * w.gap_down;
+          const bool copied = inside && first + k < w.kernel_height && y >= 0 && y < w.height;
+          values[k] = copied ? from[(first + k) * step] : T{};
+        }
+#pragma unroll
+        for (int k = 0; k < LINES; ++k)
+          if (first + k < w.kernel_height) to[(first + k) * segment] = values[k];
+      }
     }
   }
 }
 
-template <int V, class S>
-__device__ __forceinline__ bool moves(const S* x, const S* columns, int channels) {
-  return channels % V == 0 && aligned<V>(x) && aligned<V>(columns);
-}
-
-template <int V, class S>
-__device__ void im2col_packed(const S* x, S* columns, int count, Window w) {
-  w.channels /= V;
-  im2col_of(reinterpret_cast<const Pack<S, V>*>(x), reinterpret_cast<Pack<S, V>*>(columns), count, w);
-}
-
 template <class S>
 __device__ void im2col(const S* x, S* columns, int count, const Window& w) {
-  constexpr int SIXTEEN = 16 / sizeof(S), EIGHT = sizeof(S) < 8 ? 8 / sizeof(S) : 1;  // bytes
-  if (moves<SIXTEEN>(x, columns, w.channels)) {
-    im2col_packed<SIXTEEN>(x, columns, count, w);
-  } else if (EIGHT > 1 && moves<EIGHT>(x, columns, w.channels)) {
-    im2col_packed<EIGHT>(x, columns, count, w);
-  } else {
-    im2col_of(x, columns, count, w);
-  }
+  const auto copy = [&](auto values) {
+    using T = Pack<S, decltype(values)::NUMBER>;
+    Window packs = w;
+    packs.channels /= decltype(values)::NUMBER;
+    im2col_of(reinterpret_cast<const T*>(x), reinterpret_cast<T*>(columns), count, packs);
+  };
+  in_packs<16 / sizeof(S)>(w.channels, copy, x, columns);
 }
 
 // The transpose of im2col, as a gather: a pixel is the sum of its values in all windows, in the order of its indices in them.
 
-constexpr int WINDOWS = 5;  // windows whose values are loaded together
-
-// sums += V channels of a pixel in COUNT windows, each `step` values before the previous one.
-template <int COUNT, int V, class S>
-__device__ __forceinline__ void add_windows(const S* at, long long step, Wide<S> (&sums)[V]) {
-#pragma unroll
-  for (int k = 0; k < COUNT; ++k) {
-    const Pack<S, V> pack = fetch<V>(Read<S>{at - k * step}, 0);
-#pragma unroll
-    for (int v = 0; v < V; ++v) sums[v] += wide(pack.lane[v]);
-  }
-}
-
-// For stride 1 without dilation, V channels at a time. Only loops of constant length are unrolled, see conv_pool.cu.
+// For stride 1 without dilation, V channels at a time, and WINDOWS windows at a time.
 template <int V, class S>
 __device__ void col2im_dense(const S* columns, S* x, int count, const Window& w) {
   const int groups = w.channels / V, segment = w.kernel_width * w.channels, window = w.kernel_height * segment;
-  const long long step = window - w.channels;
   const unsigned total = w.height * w.width * groups;
   for (int n = blockIdx.y; n < count; n += gridDim.y) {
     const S* rows = columns + static_cast<long long>(n) * w.rows * w.cols * window;
     for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < total; i += gridDim.x * blockDim.x) {
       const int pixel = i / groups, y = pixel / w.width + w.top, x_at = pixel % w.width + w.left;
       const int last_row = min(y, w.rows - 1), last_col = min(x_at, w.cols - 1);
-      const int first_row = max(0, y - w.kernel_height + 1);
+      const int down = last_row - max(0, y - w.kernel_height + 1) + 1;
       const int across = last_col - max(0, x_at - w.kernel_width + 1) + 1;  // windows in a row that contain the pixel
+      // steps to its value in the window on the left, and from the last of a row to the first of the row above
+      const int left = w.channels - window, up = segment - w.cols * window - (across - 1) * left;
+      const S* first = rows + ((last_row * w.cols + last_col) * window + (y - last_row) * segment +
+                               (x_at - last_col) * w.channels + static_cast<int>(i % groups) * V);
+      int at = 0, col = 0;
       Wide<S> sums[V];
 #pragma unroll
       for (int v = 0; v < V; ++v) sums[v] = 0;
 #pragma unroll 1
-      for (int row = last_row; row >= first_row; --row) {
-        const S* at = rows + (static_cast<long long>(row) * w.cols + last_col) * window + (y - row) * segment +
-                      (x_at - last_col) * w.channels + i % groups * V;
-        int k = 0;
-#pragma unroll 1
-        for (; k + WINDOWS <= across; k += WINDOWS) add_windows<WINDOWS>(at - k * step, step, sums);
-#pragma unroll 1
-        for (; k < across; ++k) add_windows<1>(at - k * step, step, sums);
+      for (int rest = down * across; rest > 0; rest -= WINDOWS) {
+        Pack<S, V> values[WINDOWS];
+#pragma unroll
+        for (int k = 0; k < WINDOWS; ++k) {  // all loads before the first use
+          values[k] = fetch<V>(Read<S>{first + at}, 0);
+          const bool turns = ++col == across;
+          if (k + 1 < rest) at += turns ? up : left;
+          if (turns) col = 0;
+        }
+        await_loads();
+#pragma unroll
+        for (int k = 0; k < WINDOWS; ++k) {
+#pragma unroll
+          for (int v = 0; v < V; ++v)
+            if (k < rest) sums[v] += wide(values[k].lane[v]);
+        }
       }
       Pack<S, V> out;
 #pragma unroll
@@ -115,13 +119,9 @@ __device__ void col2im_dense(const S* columns, S* x, int count, const Window& w)
 
 template <class S>
 __device__ void col2im(const S* columns, S* x, int count, const Window& w) {
-  constexpr int EIGHT = sizeof(S) < 8 ? 8 / sizeof(S) : 1;  // bytes
   if (w.stride_down == 1 && w.stride_across == 1 && w.gap_down == 1 && w.gap_across == 1) {
-    if (moves<EIGHT>(x, columns, w.channels)) {
-      col2im_dense<EIGHT>(columns, x, count, w);
-    } else {
-      col2im_dense<1>(columns, x, count, w);
-    }
+    const auto gather = [&](auto values) { col2im_dense<decltype(values)::NUMBER>(columns, x, count, w); };
+    in_packs<sizeof(S) < 8 ? 4 : 2>(w.channels, gather, columns, x);
     return;
   }
   const unsigned total = w.height * w.width * w.channels;

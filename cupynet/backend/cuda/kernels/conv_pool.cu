@@ -10,7 +10,8 @@
 #include "common.cuh"
 
 constexpr int TAPS = 5;    // adjacent values in a row of a patch that a thread computes
-constexpr int AHEAD = 4;   // windows whose gradients are loaded together
+constexpr int AHEAD = 6;
+constexpr int SIDE = 2;    // of pools whose positions are computed together
 constexpr int NONE = 255;  // winner of a window that ReLU zeroed, which has no gradient
 
 struct Geometry {
@@ -74,6 +75,53 @@ __device__ __forceinline__ void convolve(
   }
 }
 
+// sums[p][v] += COUNT values of the patches at all positions p of a SIDE x SIDE pool times their weights, for V filters.
+// Positions are `below` and `beside` values apart.
+template <bool ADJACENT, int COUNT, int V, class S>
+__device__ __forceinline__ void multiply_pool(
+    const S* pixels, const S* weights, int below, int beside, int filters, Wide<S> (&sums)[SIDE * SIDE][V]) {
+  Wide<S> pixel[SIDE * SIDE][COUNT];
+#pragma unroll
+  for (int p = 0; p < SIDE * SIDE; ++p) {
+    const S* at = pixels + (p / SIDE * below + p % SIDE * beside);
+#pragma unroll
+    for (int j = 0; j < COUNT; ++j)  // a patch contains most values of the one on its left if they are one value apart
+      pixel[p][j] = ADJACENT && p % SIDE && j + 1 < COUNT ? pixel[p - p % SIDE][j + 1] : wide(at[j]);
+  }
+#pragma unroll
+  for (int j = 0; j < COUNT; ++j) {
+    const Pack<S, V> pack = fetch<V>(Read<S>{weights + j * filters}, 0);
+#pragma unroll
+    for (int p = 0; p < SIDE * SIDE; ++p) {
+#pragma unroll
+      for (int v = 0; v < V; ++v) sums[p][v] += pixel[p][j] * wide(pack.lane[v]);
+    }
+  }
+}
+
+// Like `convolve`, at all positions of a SIDE x SIDE pool whose patches are inside the image. The first begins at `pixels`.
+template <bool ADJACENT, int V, class S>
+__device__ __forceinline__ void convolve_pool(
+    const S* pixels, const S* weights, const Geometry& g, Wide<S> (&sums)[SIDE * SIDE][V]) {
+  const int line = g.width * g.channels, length = g.kernel_width * g.channels;
+  const int below = g.stride_down * line, beside = ADJACENT ? 1 : g.stride_across * g.channels;
+#pragma unroll
+  for (int p = 0; p < SIDE * SIDE; ++p) {
+#pragma unroll
+    for (int v = 0; v < V; ++v) sums[p][v] = 0;
+  }
+#pragma unroll 1
+  for (int ky = 0; ky < g.kernel_height; ++ky, pixels += line) {
+    int j = 0;
+#pragma unroll 1
+    for (; j + TAPS <= length; j += TAPS, weights += TAPS * g.filters)
+      multiply_pool<ADJACENT, TAPS>(pixels + j, weights, below, beside, g.filters, sums);
+#pragma unroll 1
+    for (; j < length; ++j, weights += g.filters)
+      multiply_pool<false, 1>(pixels + j, weights, below, beside, g.filters, sums);
+  }
+}
+
 // Like max_pool in pool.cu, but of the convolution of x. y, winners: (count, pooled_rows, pooled_cols, O).
 template <int V, class S>
 __device__ void conv_pool_of(
@@ -90,21 +138,39 @@ __device__ void conv_pool_of(
       const Pack<S, V> offset = bias ? fetch<V>(Read<S>{bias + filter}, 0) : Pack<S, V>{};
       A best[V] = {};
       unsigned char winner[V] = {};
-#pragma unroll 1
-      for (int py = down.first; py < down.end; ++py) {
-#pragma unroll 1
-        for (int px = across.first; px < across.end; ++px) {
-          A sums[V];
-          convolve<V>(x + n * values, weight + filter, g, row + py, col + px, sums);
-          const bool first = py == down.first && px == across.first;
+      const auto compare = [&](const A(&sums)[V], int place, bool first) {
 #pragma unroll
-          for (int v = 0; v < V; ++v) {
-            A candidate = rounded<S>(sums[v]);
-            if (bias) candidate = rounded<S>(candidate + wide(offset.lane[v]));
-            if (first || (!(candidate <= best[v]) && best[v] == best[v])) {
-              best[v] = candidate;
-              winner[v] = py * g.pool_width + px;
-            }
+        for (int v = 0; v < V; ++v) {
+          A candidate = rounded<S>(sums[v]);
+          if (bias) candidate = rounded<S>(candidate + wide(offset.lane[v]));
+          if (first || (!(candidate <= best[v]) && best[v] == best[v])) {
+            best[v] = candidate;
+            winner[v] = place;
+          }
+        }
+      };
+      const int top = row * g.stride_down - g.top, left = col * g.stride_across - g.left;
+      const bool whole = g.pool_height == SIDE && g.pool_width == SIDE && row >= 0 && row + SIDE <= g.rows && col >= 0 &&
+                         col + SIDE <= g.cols && top >= 0 && top + g.stride_down + g.kernel_height <= g.height &&
+                         left >= 0 && left + g.stride_across + g.kernel_width <= g.width;
+      if (whole) {
+        A sums[SIDE * SIDE][V];
+        const S* pixels = x + n * values + (top * g.width + left) * g.channels;
+        if (g.stride_across * g.channels == 1) {
+          convolve_pool<true>(pixels, weight + filter, g, sums);
+        } else {
+          convolve_pool<false>(pixels, weight + filter, g, sums);
+        }
+#pragma unroll
+        for (int p = 0; p < SIDE * SIDE; ++p) compare(sums[p], p, p == 0);
+      } else {
+#pragma unroll 1
+        for (int py = down.first; py < down.end; ++py) {
+#pragma unroll 1
+          for (int px = across.first; px < across.end; ++px) {
+            A sums[V];
+            convolve<V>(x + n * values, weight + filter, g, row + py, col + px, sums);
+            compare(sums, py * g.pool_width + px, py == down.first && px == across.first);
           }
         }
       }
@@ -126,12 +192,10 @@ __device__ void conv_pool_of(
 template <class S>
 __device__ void conv_pool(
     const S* x, const S* weight, const S* bias, S* y, unsigned char* winners, int count, const Geometry& g, int relu) {
-  const bool packed = g.filters % 4 == 0 && aligned<4>(weight) && (!bias || aligned<4>(bias)) && aligned<4>(y);
-  if (packed && aligned<4>(winners)) {
-    conv_pool_of<4>(x, weight, bias, y, winners, count, g, relu);
-  } else {
-    conv_pool_of<1>(x, weight, bias, y, winners, count, g, relu);
-  }
+  const auto compute = [&](auto values) {
+    conv_pool_of<decltype(values)::NUMBER>(x, weight, bias, y, winners, count, g, relu);
+  };
+  in_packs<sizeof(S) < 8 ? 4 : 2>(g.filters, compute, weight, bias, y, winners);
 }
 
 // Weights of a thread: `count` (at most TAPS) values in row `ky` of a filter's patch, from value `from` on.
@@ -139,36 +203,50 @@ struct Taps {
   int filter, ky, from, count;
 };
 
-// sums += gradient of the pooling window at (row, col) of the convolution times the pixels of its winner.
-template <class S>
-__device__ __forceinline__ void add_window(
-    const S* image, Wide<S> gradient, int winner, int row, int col, const Geometry& g, const Taps& taps,
-    Wide<S> (&sums)[TAPS]) {
-  const int line = g.width * g.channels;
-#pragma unroll 1
-  for (; winner >= g.pool_width; winner -= g.pool_width) ++row;  // faster than a division
-  const int y = row * g.stride_down - g.top + taps.ky;
-  const int start = ((col + winner) * g.stride_across - g.left) * g.channels + taps.from;
-  if (y < 0 || y >= g.height) return;
-  const S* pixels = image + static_cast<long long>(y) * line + start;
+// sums += gradients of AHEAD pooling windows of a line, from (row, col) of the convolution on, times the pixels of their
+// winners. WHOLE: a winner's pixels are inside the image, and there are TAPS. Other pixels are replaced by the first of
+// the image, because branches would separate the loads. reciprocal: see `conv_pool_weight_of`.
+template <bool WHOLE, class S>
+__device__ __forceinline__ void add_windows(
+    const S* image, const Wide<S> (&gradients)[AHEAD], const int (&won)[AHEAD], int row, int col, const Geometry& g,
+    const Taps& taps, int reciprocal, Wide<S> (&sums)[TAPS]) {
+  const int line = g.width * g.channels, step = g.stride_across * g.channels;
+  int starts[AHEAD];  // in a line of the image
+  S pixels[AHEAD][TAPS];
+  const auto inside = [&](int start, int j) {
+    return WHOLE ? start >= 0 : j < taps.count && start + j >= 0 && start + j < line;
+  };
 #pragma unroll
-  for (int k = 0; k < TAPS; ++k) {
-    const int at = start + k;
-    if (k < taps.count && at >= 0 && at < line) sums[k] += gradient * wide(pixels[k]);
+  for (int k = 0; k < AHEAD; ++k) {
+    const int down = won[k] * reciprocal >> 16, across = won[k] - down * g.pool_width;
+    const int y = (row + down) * g.stride_down - g.top + taps.ky;
+    const int start = (col + k * g.pool_across + across) * step - g.left * g.channels + taps.from;
+    const bool seen = won[k] != NONE && (WHOLE || (y >= 0 && y < g.height));
+    starts[k] = seen ? start : -TAPS;
+    const int first = seen ? y * line + start : 0;
+#pragma unroll
+    for (int j = 0; j < TAPS; ++j) pixels[k][j] = image[WHOLE || inside(starts[k], j) ? first + j : 0];
+  }
+  await_loads();
+#pragma unroll
+  for (int k = 0; k < AHEAD; ++k) {
+#pragma unroll
+    for (int j = 0; j < TAPS; ++j)
+      if (inside(starts[k], j)) sums[j] += gradients[k] * wide(pixels[k][j]);
   }
 }
 
 // Partial sums of gradients: part p sums over lines p, p + parts, ... of pooling windows. weight_sums
 // (parts, K_h, K_w, C, O) and, if there is a bias, bias_sums (parts, O).
-template <class S>
-__device__ void conv_pool_weight(
+template <bool WHOLE, class S>
+__device__ void conv_pool_weight_of(
     const S* x, const S* dy, const unsigned char* winners, Wide<S>* weight_sums, Wide<S>* bias_sums, int count,
     const Geometry& g, int parts) {
   using A = Wide<S>;
   const int length = g.kernel_width * g.channels, chunks = (length + TAPS - 1) / TAPS;
   const unsigned of_weight = g.kernel_height * chunks * g.filters, total = of_weight + (bias_sums ? g.filters : 0);
   const long long values = static_cast<long long>(g.height) * g.width * g.channels;
-  const long long lines = static_cast<long long>(count) * g.pooled_rows;
+  const int reciprocal = (1 << 16) / g.pool_width + 1;  // replaces divisions of winners, which are below 2^8
   for (int part = blockIdx.y; part < parts; part += gridDim.y) {
     for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < total; i += gridDim.x * blockDim.x) {
       const int filter = i % g.filters, chunk = i / g.filters, from = chunk % chunks * TAPS;
@@ -177,32 +255,39 @@ __device__ void conv_pool_weight(
       A sums[TAPS];
 #pragma unroll
       for (int k = 0; k < TAPS; ++k) sums[k] = 0;
+      int n = part / g.pooled_rows, line = part % g.pooled_rows;
 #pragma unroll 1
-      for (long long of = part; of < lines; of += parts) {
-        const int row = static_cast<int>(of % g.pooled_rows) * g.pool_down - g.pool_top;
-        const S* image = x + of / g.pooled_rows * values;
-        const long long first = of * g.pooled_cols * g.filters + filter;
+      while (n < count) {
+        const long long first = (static_cast<long long>(n) * g.pooled_rows + line) * g.pooled_cols * g.filters + filter;
+        const unsigned char* winner = winners + first;
+        const S* gradient = dy + first;
 #pragma unroll 1
         for (int col = 0; col < g.pooled_cols; col += AHEAD) {
           int won[AHEAD];
           A gradients[AHEAD];
 #pragma unroll
           for (int k = 0; k < AHEAD; ++k) {  // all loads before the first use
-            const bool here = col + k < g.pooled_cols;
-            const long long at = first + static_cast<long long>(col + k) * g.filters;
-            won[k] = here ? winners[at] : NONE;
-            gradients[k] = here ? wide(dy[at]) : A(0);
+            const int at = min(col + k, g.pooled_cols - 1) * g.filters;
+            won[k] = winner[at];
+            gradients[k] = wide(gradient[at]);
           }
 #pragma unroll
-          for (int k = 0; k < AHEAD; ++k) {
-            if (won[k] == NONE) continue;
-            if (weighs) {
-              const int left = (col + k) * g.pool_across - g.pool_left;
-              add_window(image, gradients[k], won[k], row, left, g, taps, sums);
-            } else {
-              sums[0] += gradients[k];
-            }
+          for (int k = 0; k < AHEAD; ++k)
+            if (col + k >= g.pooled_cols) won[k] = NONE;
+          if (weighs) {
+            const int row = line * g.pool_down - g.pool_top, left = col * g.pool_across - g.pool_left;
+            add_windows<WHOLE>(x + n * values, gradients, won, row, left, g, taps, reciprocal, sums);
+          } else {
+#pragma unroll
+            for (int k = 0; k < AHEAD; ++k)
+              if (won[k] != NONE) sums[0] += gradients[k];
           }
+        }
+        n += parts / g.pooled_rows;  // the next line of this part
+        line += parts % g.pooled_rows;
+        if (line >= g.pooled_rows) {
+          line -= g.pooled_rows;
+          ++n;
         }
       }
       if (!weighs) {
@@ -217,13 +302,26 @@ __device__ void conv_pool_weight(
   }
 }
 
+template <class S>
+__device__ void conv_pool_weight(
+    const S* x, const S* dy, const unsigned char* winners, Wide<S>* weight_sums, Wide<S>* bias_sums, int count,
+    const Geometry& g, int parts) {
+  const bool padded = g.top > 0 || g.left > 0 || (g.rows - 1) * g.stride_down + g.kernel_height > g.height ||
+                      (g.cols - 1) * g.stride_across + g.kernel_width > g.width;
+  if (!padded && g.kernel_width * g.channels % TAPS == 0) {
+    conv_pool_weight_of<true>(x, dy, winners, weight_sums, bias_sums, count, g, parts);
+  } else {
+    conv_pool_weight_of<false>(x, dy, winners, weight_sums, bias_sums, count, g, parts);
+  }
+}
+
 #define INSTANCES(kind, S, A)                                                                                         \
-  KERNEL conv_pool_##kind(                                                                                            \
+  IMAGES_KERNEL(3) conv_pool_##kind(                                                                                            \
       const S* x, const S* weight, const S* bias, S* y, unsigned char* winners, int count, GEOMETRY_PARAMETERS,       \
       int relu) {                                                                                                     \
     conv_pool(x, weight, bias, y, winners, count, Geometry GEOMETRY, relu);                                           \
   }                                                                                                                   \
-  KERNEL conv_pool_weight_##kind(                                                                                     \
+  IMAGES_KERNEL(2) conv_pool_weight_##kind(                                                                                     \
       const S* x, const S* dy, const unsigned char* winners, A* weight_sums, A* bias_sums, int count,                 \
       GEOMETRY_PARAMETERS, int parts) {                                                                               \
     conv_pool_weight(x, dy, winners, weight_sums, bias_sums, count, Geometry GEOMETRY, parts);                        \
