@@ -400,21 +400,37 @@ def test_winners_of_windows_with_256_places() -> None:
     assert (y[0], places[0], dx[255], dx[:255].any()) == (1, 255, 1, False)
 
 
+LARGE = {"inside": Window((7, 6)), "padded": Window((6, 7), (1, 1), ((3, 2), (2, 4)))}
+
+
+@pairwise(kind=EVERY_KIND, channels=(1, 2, 4, 8), launch=IMAGES, window=LARGE)
+def test_windows_of_more_pixels_than_are_loaded_together(kind: str, channels: int, launch: Any, window: Window) -> None:
+    case, shape = Case(kind, launch), (2, 9, 8, channels)
+    x = case.stored(case.rng.integers(-2, 3, shape))
+    expected, sizes = REFERENCE.im2col(exact(x), window), (*geometry(window, shape), *ints(*window.dilation))
+    columns, dx = case.blank(*expected.shape), case.blank(*shape)
+    case.run("conv", "im2col", x, columns, *sizes)
+    equal(columns, expected)
+    case.run("conv", "col2im", columns, dx, *sizes)
+    equal(dx, REFERENCE.col2im(expected, shape, window))
+
+
 PAIRS = {
     "one pixel": (Window((1, 1)), Window((2, 2), (2, 2))),
+    "rows that threads share evenly": (Window((2, 5)), Window((2, 2), (2, 2))),
     "rows longer than a thread takes": (Window((2, 4)), Window((2, 2), (1, 2))),
     "padded": (Window((3, 3), (2, 1), ((1, 2), (2, 0))), Window((2, 3), (2, 3))),
     "padded pool": (Window((3, 2)), Window((2, 2), (2, 1), ((1, 0), (0, 1)))),
 }
 
 
-@pairwise(kind=EVERY_KIND, relu=(0, 1), filters=(3, 8), launch=IMAGES, windows=PAIRS, parts=(1, 4))
+@pairwise(kind=EVERY_KIND, relu=(0, 1), channels=(1, 2), filters=(3, 6, 8), launch=IMAGES, windows=PAIRS, parts=(1, 4))
 def test_small_patches_are_convolved_and_pooled(
-    kind: str, relu: int, filters: int, launch: Any, windows: tuple[Window, Window], parts: int
+    kind: str, relu: int, channels: int, filters: int, launch: Any, windows: tuple[Window, Window], parts: int
 ) -> None:
     """Integers, which all precisions add exactly, so ties are the same as in two separate operations."""
-    (window, pool), case, shape = windows, Case(kind, launch), (3, 7, 8, 2)
-    shapes = shape, (*window.kernel, 2, filters), (filters,)
+    (window, pool), case, shape = windows, Case(kind, launch), (3, 7, 8, channels)
+    shapes = shape, (*window.kernel, channels, filters), (filters,)
     x, weight, bias = (case.stored(case.rng.integers(-2, 3, size)) for size in shapes)
     convolved, columns = REFERENCE.conv2d(exact(x), exact(weight), exact(bias), window)
     pooled, won = REFERENCE.max_pool2d(convolved, pool)

@@ -211,6 +211,8 @@ __device__ __forceinline__ void add_windows(
     const S* image, const Wide<S> (&gradients)[AHEAD], const int (&won)[AHEAD], int row, int col, const Geometry& g,
     const Taps& taps, int reciprocal, Wide<S> (&sums)[TAPS]) {
   const int line = g.width * g.channels, step = g.stride_across * g.channels;
+  const int below = g.stride_down * line - g.pool_width * step;  // more than `step` behind the last position of a row
+  const int top = row * g.stride_down - g.top + taps.ky, left = col * step - g.left * g.channels + taps.from;
   int starts[AHEAD];  // in a line of the image
   S pixels[AHEAD][TAPS];
   const auto inside = [&](int start, int j) {
@@ -218,12 +220,11 @@ __device__ __forceinline__ void add_windows(
   };
 #pragma unroll
   for (int k = 0; k < AHEAD; ++k) {
-    const int down = won[k] * reciprocal >> 16, across = won[k] - down * g.pool_width;
-    const int y = (row + down) * g.stride_down - g.top + taps.ky;
-    const int start = (col + k * g.pool_across + across) * step - g.left * g.channels + taps.from;
+    const int down = won[k] * reciprocal >> 16, y = top + down * g.stride_down;
+    const int at = left + (k * g.pool_across + won[k]) * step, start = WHOLE ? 0 : at - down * g.pool_width * step;
     const bool seen = won[k] != NONE && (WHOLE || (y >= 0 && y < g.height));
     starts[k] = seen ? start : -TAPS;
-    const int first = seen ? y * line + start : 0;
+    const int first = seen ? at + top * line + down * below : 0;  // y · line + start
 #pragma unroll
     for (int j = 0; j < TAPS; ++j) pixels[k][j] = image[WHOLE || inside(starts[k], j) ? first + j : 0];
   }
