@@ -20,8 +20,8 @@ struct Window {
 #define WINDOW                                                                                                        \
   { height, width, channels, rows, cols, kernel_height, kernel_width, stride_down, stride_across, top, left, gap_down, gap_across }
 
-constexpr int LINES = 5;
-constexpr int WINDOWS = 10;
+constexpr int LINES = 5;     // of a window, whose values are loaded together
+constexpr int WINDOWS = 10;  // whose values of a pixel are loaded together
 
 // (count, H, W, C) -> (count · rows · cols, K_h · K_w · C): K_h segments of K_w · C values, with zeros outside the image.
 // T is one value, or several adjacent channels that are copied at once. A thread copies the values at one place of all

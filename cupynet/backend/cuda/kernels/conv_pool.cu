@@ -10,7 +10,7 @@
 #include "common.cuh"
 
 constexpr int TAPS = 5;    // adjacent values in a row of a patch that a thread computes
-constexpr int AHEAD = 6;
+constexpr int AHEAD = 6;   // windows whose gradients, and then pixels, are loaded together
 constexpr int SIDE = 2;    // of pools whose positions are computed together
 constexpr int NONE = 255;  // winner of a window that ReLU zeroed, which has no gradient
 
@@ -211,7 +211,7 @@ __device__ __forceinline__ void add_windows(
     const S* image, const Wide<S> (&gradients)[AHEAD], const int (&won)[AHEAD], int row, int col, const Geometry& g,
     const Taps& taps, int reciprocal, Wide<S> (&sums)[TAPS]) {
   const int line = g.width * g.channels, step = g.stride_across * g.channels;
-  const int below = g.stride_down * line - g.pool_width * step;  // more than `step` behind the last position of a row
+  const int below = g.stride_down * line - g.pool_width * step;  // added for each row of the pool
   const int top = row * g.stride_down - g.top + taps.ky, left = col * step - g.left * g.channels + taps.from;
   int starts[AHEAD];  // in a line of the image
   S pixels[AHEAD][TAPS];
@@ -317,12 +317,12 @@ __device__ void conv_pool_weight(
 }
 
 #define INSTANCES(kind, S, A)                                                                                         \
-  IMAGES_KERNEL(3) conv_pool_##kind(                                                                                            \
+  IMAGES_KERNEL(3) conv_pool_##kind(                                                                                  \
       const S* x, const S* weight, const S* bias, S* y, unsigned char* winners, int count, GEOMETRY_PARAMETERS,       \
       int relu) {                                                                                                     \
     conv_pool(x, weight, bias, y, winners, count, Geometry GEOMETRY, relu);                                           \
   }                                                                                                                   \
-  IMAGES_KERNEL(2) conv_pool_weight_##kind(                                                                                     \
+  IMAGES_KERNEL(2) conv_pool_weight_##kind(                                                                           \
       const S* x, const S* dy, const unsigned char* winners, A* weight_sums, A* bias_sums, int count,                 \
       GEOMETRY_PARAMETERS, int parts) {                                                                               \
     conv_pool_weight(x, dy, winners, weight_sums, bias_sums, count, Geometry GEOMETRY, parts);                        \

@@ -202,14 +202,14 @@ __device__ void avg_pool_backward(
       int relu) {                                                                                                     \
     max_pool<S, W>(                                                                                                   \
         x, bias, y, winners, count, height, width, channels, rows, cols, kernel_height, kernel_width, stride_down,    \
-        stride_across, top, left, relu);                                                                                         \
+        stride_across, top, left, relu);                                                                              \
   }                                                                                                                   \
   KERNEL max_pool_backward_##kind##_##numbers(                                                                        \
       const S* dy, const W* winners, S* dx, int count, int height, int width, int channels, int rows, int cols,       \
       int kernel_height, int kernel_width, int stride_down, int stride_across, int top, int left) {                   \
     max_pool_backward<S, W>(                                                                                          \
         dy, winners, dx, count, height, width, channels, rows, cols, kernel_height, kernel_width, stride_down,        \
-        stride_across, top, left);                                                                                               \
+        stride_across, top, left);                                                                                    \
   }
 #define AVERAGES(name, kind, S)                                                                                       \
   KERNEL name##_##kind(                                                                                               \
