@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from cupynet.backend.cuda.graph_capture import Recorder
 
 
-class Backend(BatchOps, ConvOps, PoolOps, NormOps, DropoutOps, LossOps, UpdateOps):
+class Backend(BatchOps, ConvOps, NormOps, PoolOps, DropoutOps, LossOps, UpdateOps):
     """A device with every operation of the reference."""
 
     def recorder(self) -> Recorder | None:

@@ -61,6 +61,12 @@ class ActivationFunction:
         return backend.relu_backward(dy, kept) if self.name == "relu" else backend.softmax_backward(dy, kept)
 
 
+def split_relu(name: str) -> tuple[bool, ActivationFunction]:
+    """Return True and identity for ReLU, which is part of `dense` and `conv2d`, or False and the activation."""
+    relu = name == "relu"
+    return relu, activation_function("identity" if relu else name)
+
+
 def activation_function(name: str, slope: float | None = None) -> ActivationFunction:
     checks.one_of("activation", name, ACTIVATIONS)
     return ActivationFunction(name, LEAKY_SLOPE if slope is None else checks.number("slope", slope, above=0, below=1))

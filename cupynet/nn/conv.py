@@ -4,7 +4,7 @@ from cupynet.backend import Backend, Convolution, FusedPair
 from cupynet.backend.array import Array
 from cupynet.core import checks
 from cupynet.core.errors import ConfigError
-from cupynet.nn.activation import activation_function
+from cupynet.nn.activation import activation_function, split_relu
 from cupynet.nn.context import Context
 from cupynet.nn.init import Initializer, bias_initializer, grouped, initializer
 from cupynet.nn.layer import Backward, Layer, check_image, no_backward
@@ -53,7 +53,7 @@ class Conv2D(Layer):
         self.padding = padding_of("Conv2D", padding)
         self.dilation = checks.pair("Conv2D dilation", dilation, 1)
         self.groups = checks.integer("Conv2D groups", groups, 1)
-        self.activation, self._activation = activation, activation_function(activation)
+        self.activation, (self._relu, self._activation) = activation, split_relu(activation)
         self.init, self._init = init, initializer(init)
         self.use_bias = checks.flag("Conv2D bias", bias)
         self.bias_init, self._bias_init = bias_init, bias_initializer("Conv2D bias_init", bias_init)
@@ -76,7 +76,7 @@ class Conv2D(Layer):
     def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
         backend, weight, bias, activation = self.backend, self.weight, self.bias, self._activation
         z, columns = backend.conv2d(
-            x, weight.data, bias and bias.data, self.window, groups=self.groups
+            x, weight.data, bias and bias.data, self.window, groups=self.groups, relu=self._relu
         )  # (N, H', W', O)
         y, kept = activation.forward(backend, z, train=context.train)
         if not context.train:
@@ -84,10 +84,9 @@ class Conv2D(Layer):
 
         def backward(dy: Array) -> Array | None:
             dy = activation.backward(backend, dy, kept)
-            grads = weight.grad, bias and bias.grad
+            grads, relu_y = (weight.grad, bias and bias.grad), kept if self._relu else None
             given, needed = (dy, columns, x, weight.data, *grads, self.window), self.needs_dx
-            dx = backend.conv2d_backward(*given, need_dx=needed, groups=self.groups)
-            return dx
+            return backend.conv2d_backward(*given, need_dx=needed, groups=self.groups, relu_y=relu_y)
 
         return y, backward
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from cupynet.backend import Backend
 from cupynet.backend.array import Array
 from cupynet.core import checks
-from cupynet.nn.activation import activation_function
+from cupynet.nn.activation import activation_function, split_relu
 from cupynet.nn.context import Context
 from cupynet.nn.init import Initializer, bias_initializer, initializer
 from cupynet.nn.layer import Backward, Layer, no_backward
@@ -33,7 +33,7 @@ class Dense(Layer):
         bias_init: float | str | Initializer = 0.0,
     ) -> None:
         self.units = checks.integer("Dense units", units, 1)
-        self.activation, self._activation = activation, activation_function(activation)
+        self.activation, (self._relu, self._activation) = activation, split_relu(activation)
         self.init, self._init = init, initializer(init)
         self.use_bias = checks.flag("Dense bias", bias)
         self.bias_init, self._bias_init = bias_init, bias_initializer("Dense bias_init", bias_init)
@@ -50,14 +50,15 @@ class Dense(Layer):
     def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
         backend, weight, bias, activation = self.backend, self.weight, self.bias, self._activation
         rows = x.reshape(len(x), -1)  # (N, F)
-        z = backend.dense(rows, weight.data, bias and bias.data)  # (N, O)
+        z = backend.dense(rows, weight.data, bias and bias.data, relu=self._relu)  # (N, O)
         y, kept = activation.forward(backend, z, train=context.train)
         if not context.train:
             return y, no_backward
 
         def backward(dy: Array) -> Array | None:
             dy = activation.backward(backend, dy, kept)
-            dx = backend.dense_backward(dy, rows, weight.data, weight.grad, bias and bias.grad, need_dx=self.needs_dx)
+            grads, relu_y = (weight.grad, bias and bias.grad), kept if self._relu else None
+            dx = backend.dense_backward(dy, rows, weight.data, *grads, need_dx=self.needs_dx, relu_y=relu_y)
             return None if dx is None else dx.reshape(x.shape)
 
         return y, backward

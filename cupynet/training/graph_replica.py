@@ -232,21 +232,23 @@ class GraphReplica(Replica):
 
     # the captured step ----------------------------------------------------------------------------------------------
 
-    def _gradient(self, shape: Shape) -> None:
+    def _losses(self, shape: Shape) -> tuple[Array, Array]:
         self.params.snapshot_buffers()
         images, labels, samples = self._inputs.of(shape)
         context = GraphContext(train=True, seed=self.model.seed, epoch=self._inputs.epoch, samples=samples)
-        self._sums = self._passes(images, labels, lambda part: context)
+        return self._passes(images, labels, lambda part: context)
+
+    def _gradient(self, shape: Shape) -> None:
+        losses, hits = self._losses(shape)
+        self._sums = self.backend.total(losses), hits
 
     def _update(self, shape: Shape = ()) -> None:
         self.optimizer.move(self.params, squared_norm=self._norm)
 
     def _step(self, shape: Shape) -> None:
-        self._gradient(shape)
+        losses, hits = self._losses(shape)
         scaling = Scaling() if self.scaler is None else self.scaler.scaling
-        self._norm = self.backend.squared_norm(self.params.grad)
-        losses, hits = self._sums
-        self._recorder.judge(losses, self._norm, hits, shape[0], scaling)
+        self._norm = self._recorder.judge(losses, self.params.grad, hits, shape[0], scaling)
         for buffers in self.params.running:
             self._recorder.undo(buffers, self.params.buffer_snapshot)
         self._update()

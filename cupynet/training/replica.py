@@ -172,8 +172,8 @@ class Replica:
         """
         self.params.snapshot_buffers()
         if batch is not None:
-            sums = self._passes(batch.images, batch.labels, lambda part: self._context(batch, part))
-            self.losses, self.hits = sums
+            losses, self.hits = self._passes(batch.images, batch.labels, lambda part: self._context(batch, part))
+            self.losses = self.backend.total(losses)
             return len(batch)
         several = self.replicas is not None and self.replicas.size > 1
         if several and any(layer.syncs_replicas for layer in self.model.network.walk()):
@@ -184,7 +184,7 @@ class Replica:
         return 0
 
     def _passes(self, images: Array, labels: Array, context_of: Callable[[slice], Context]) -> tuple[Array, Array]:
-        """Run forward and backward on each part of a batch. Return the sum of the losses and the number of hits."""
+        """Run forward and backward on each part of a batch. Return the losses, or their sum, and the number of hits."""
         model, backend, whole = self.model, self.backend, len(labels)
         total: Array = 0.0
         hits: Array = 0
@@ -198,7 +198,7 @@ class Replica:
             backward(handed.pop())
             del backward
             if self.accumulation_steps == 1:
-                return backend.total(losses), found
+                return losses, found
             total, hits = total + losses.sum(), hits + found
         return total, hits
 

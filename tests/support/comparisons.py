@@ -168,18 +168,16 @@ def dense(backend: Backend, call: Call, shape: Shape) -> Results:
     features = shape.height * shape.channels
     x, weight = call.stored(shape.batch, features), call.stored(features, shape.outputs)
     bias = call.stored(shape.outputs) if shape.flag else None
-    return {"y": backend.dense(x, weight, bias)}
+    return {"y": backend.dense(x, weight, bias, relu=shape.need_dx)}
 
 
 def dense_backward(backend: Backend, call: Call, shape: Shape) -> Results:
     features = shape.height * shape.channels
-    x, weight, dy = (
-        call.stored(shape.batch, features),
-        call.stored(features, shape.outputs),
-        call.stored(shape.batch, shape.outputs),
-    )
+    x, weight, relu = call.stored(shape.batch, features), call.stored(features, shape.outputs), shape.height > 1
+    dy = call.stored(shape.batch, shape.outputs, changes=relu)
     weight_grad, bias_grad = call.wide(features, shape.outputs), call.wide(shape.outputs) if shape.flag else None
-    dx = backend.dense_backward(dy, x, weight, weight_grad, bias_grad, need_dx=shape.need_dx)
+    relu_y = call.few(*dy.shape) if relu else None
+    dx = backend.dense_backward(dy, x, weight, weight_grad, bias_grad, need_dx=shape.need_dx, relu_y=relu_y)
     return {"dx": dx, "weight_grad": weight_grad, "bias_grad": bias_grad}
 
 
@@ -199,7 +197,7 @@ def conv2d(backend: Backend, call: Call, shape: Shape) -> Results:
     for way, groups, image, sizes in grouped(shape):
         x, weight = call.stored(*image), call.stored(*sizes)
         bias = call.stored(sizes[3]) if shape.flag else None
-        y, kept = backend.conv2d(x, weight, bias, shape.window, groups=groups)
+        y, kept = backend.conv2d(x, weight, bias, shape.window, groups=groups, relu=shape.need_dx)
         found[f"{way}: y"] = y
     return found
 
@@ -209,9 +207,10 @@ def conv2d_backward(backend: Backend, call: Call, shape: Shape) -> Results:
     for way, groups, image, sizes in grouped(shape):
         x, weight = call.stored(*image), call.stored(*sizes)
         y, kept = backend.conv2d(x, weight, None, shape.window, groups=groups)
-        dy = call.stored(*y.shape)
+        relu = shape.batch > 1
+        dy, relu_y = call.stored(*y.shape, changes=relu), call.few(*y.shape) if relu else None
         weight_grad, bias_grad = call.wide(*sizes), call.wide(sizes[3]) if shape.flag else None
-        options: dict[str, Any] = {"need_dx": shape.need_dx, "groups": groups}
+        options: dict[str, Any] = {"need_dx": shape.need_dx, "groups": groups, "relu_y": relu_y}
         dx = backend.conv2d_backward(dy, kept, x, weight, weight_grad, bias_grad, shape.window, **options)
         results = {"dx": dx, "weight_grad": weight_grad, "bias_grad": bias_grad}
         found |= {f"{way}: {name}": array for name, array in results.items()}

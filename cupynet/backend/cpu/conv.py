@@ -17,32 +17,31 @@ from cupynet.backend.window import Window
 
 class NumbaConv(WinogradConv):
     def conv2d(
-        self, x: Array, weight: Array, bias: Array | None, window: Window, *, groups: int = 1
+        self, x: Array, weight: Array, bias: Array | None, window: Window, *, groups: int = 1, relu: bool = False
     ) -> tuple[Array, Array]:
         window.check_weight(x.shape, weight.shape, groups)
         sums = passes(x.shape[1:], weight.shape[3], window, self.policy.compute.itemsize) if groups == 1 else None
         if sums is None:
-            return super().conv2d(x, weight, bias, window, groups=groups)
+            return super().conv2d(x, weight, bias, window, groups=groups, relu=relu)
         y = self.borrow((len(x), *window.output(*x.shape[1:3]), weight.shape[3]))
         if self._has_tiles(x, weight, window):
             self._multiply_tiles(x, weight, bias, window, y)
-            return y, None
-        self._convolve(sums.frame, sums.forward, x, weight.reshape(-1, weight.shape[3]), bias, y)
-        return y, None
+        else:
+            self._convolve(sums.frame, sums.forward, x, weight.reshape(-1, weight.shape[3]), bias, y)
+        return self.relu(y) if relu else y, None
 
     def saved_values(self, conv: Convolution) -> int:
         return 0
 
     def conv2d_backward(
         self, dy: Array, columns: Array, x: Array, weight: Array, weight_grad: Array, bias_grad: Array | None,
-        window: Window, *, need_dx: bool, groups: int = 1,
+        window: Window, *, need_dx: bool, groups: int = 1, relu_y: Array | None = None,
     ) -> Array | None:  # fmt: skip
         sums = passes(x.shape[1:], weight.shape[3], window, self.policy.compute.itemsize) if groups == 1 else None
         if sums is None or columns is not None:
             arguments = dy, columns, x, weight, weight_grad, bias_grad, window
-            return super().conv2d_backward(*arguments, need_dx=need_dx, groups=groups)
-        if bias_grad is not None:
-            self._add_column_sums(bias_grad, dy.reshape(-1, weight.shape[3]))
+            return super().conv2d_backward(*arguments, need_dx=need_dx, groups=groups, relu_y=relu_y)
+        self._bias_backward(dy, relu_y, bias_grad)
         tiled = self._has_tiles(x, weight, window)
         if tiled:
             self._add_tiles_gradient(dy, x, weight_grad, window)

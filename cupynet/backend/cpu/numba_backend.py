@@ -94,12 +94,12 @@ class NumbaBackend(NumbaConv, NumpyBackend):
         images_kernels.gather_scale(rows, samples, scale, shift, bits(target))
         return batch
 
-    def dense(self, x: Array, weight: Array, bias: Array | None) -> Array:
+    def dense(self, x: Array, weight: Array, bias: Array | None, *, relu: bool = False) -> Array:
         if bias is None or x.itemsize > 2:
-            return super().dense(x, weight, bias)
+            return super().dense(x, weight, bias, relu=relu)
         y = self.borrow((len(x), weight.shape[1]))
         dense_kernels.add_bias(self._product(x, weight), bits(bias), bits(y))
-        return y
+        return self.relu(y) if relu else y
 
     def _add_column_sums(self, grad: Array, dy: Array) -> None:
         dense_kernels.add_column_sums(bits(dy), grad)

@@ -36,25 +36,33 @@ class CudaDense(CudaDevice, DenseOps):
     def _add_product(self, grad: Array, a: Array, dy: Array) -> None:
         self._gemm(a.T, dy, grad, beta=1.0)
 
-    def _add_bias(self, y: Array, bias: Array) -> None:
+    def _add_bias(self, y: Array, bias: Array | None, *, relu: bool) -> None:
+        if bias is None:
+            return super()._add_bias(y, bias, relu=relu)
         rows, columns = y.shape
         at_once = SIXTEEN // y.dtype.itemsize
         if columns % at_once:
             at_once = 1
-        self.kernels.flat(f"add_bias_{self._kind}", y.size, y, bias, rows, columns, 0, at_once=at_once)
+        self.kernels.flat(f"add_bias_{self._kind}", y.size, y, bias, rows, columns, int(relu), at_once=at_once)
 
-    def _add_column_sums(self, grad: Array, dy: Array) -> None:
-        length, parts = self._chunks(len(dy))
+    def _bias_backward(self, dy: Array, relu_y: Array | None, bias_grad: Array | None) -> None:
+        if bias_grad is None:
+            return super()._bias_backward(dy, relu_y, None)
+        rows = dy.reshape(-1, dy.shape[-1])
+        length, parts = self._chunks(len(rows))
         if parts <= 1:
-            return self._column_sums(self._kind, dy, grad, length, 1, add=True)
-        sums = self.borrow((parts, dy.shape[1]), self.policy.accumulate)
-        self._column_sums(self._kind, dy, sums, length, parts, add=False)
-        self._column_sums(self._wide, sums, grad, parts, 1, add=True)
+            return self._column_sums(self._kind, rows, bias_grad, length, 1, add=True, relu_y=relu_y)
+        sums = self.borrow((parts, rows.shape[1]), self.policy.accumulate)
+        self._column_sums(self._kind, rows, sums, length, parts, add=False, relu_y=relu_y)
+        self._column_sums(self._wide, sums, bias_grad, parts, 1, add=True)
 
-    def _column_sums(self, kind: str, values: Array, sums: Array, length: int, parts: int, *, add: bool) -> None:
+    def _column_sums(
+        self, kind: str, values: Array, sums: Array, length: int, parts: int, *, add: bool, relu_y: Array | None = None
+    ) -> None:
         rows, columns = values.shape
         if rows and columns:
-            self._columns(f"column_sums_{kind}", columns, parts, values, sums, rows, columns, length, parts, int(add))
+            sizes = rows, columns, length, parts, int(add)
+            self._columns(f"column_sums_{kind}", columns, parts, values, relu_y, sums, *sizes)
 
     def _chunks(self, rows: int) -> tuple[int, int]:
         """Return the number of rows of a partial sum, and the number of partial sums."""

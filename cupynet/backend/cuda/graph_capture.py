@@ -13,7 +13,7 @@ from cupynet.backend.controls import GIVEN, Control, Scaling
 from cupynet.backend.cuda.launch import first_use
 
 if TYPE_CHECKING:
-    from cupynet.backend.cuda.device import CudaDevice
+    from cupynet.backend.cuda.update import CudaUpdate
 
 
 def _refuse(nbytes: int) -> Any:
@@ -24,9 +24,10 @@ def _refuse(nbytes: int) -> Any:
 class Recorder:
     """Captures steps of one backend in its worker's thread, and holds their controls (backend/controls.py)."""
 
-    def __init__(self, backend: CudaDevice) -> None:
+    def __init__(self, backend: CudaUpdate) -> None:
         self._backend = backend
         self._controls = backend.allocate((len(Control),), np.float64)
+        self._squared_norm = backend.allocate((), backend.policy.accumulate)
         with backend.activated():
             self._controls[...] = 0
         self._given: tuple[float, ...] = (np.nan,) * len(GIVEN)  # current values in the controls
@@ -75,13 +76,14 @@ class Recorder:
 
         return launch
 
-    def judge(self, loss: Array, squared_norm: Array, hits: Array, samples: int, scaling: Scaling) -> None:
-        """Decide on the device if the step is applied, from 0-d sums over `samples` samples, see update.cu."""
-        scaling_arguments = scaling.grow_after, scaling.least, scaling.most
-        name = f"judge_{self._backend._wide}"
-        self._backend.kernels.launch(
-            name, (1,), (1,), self._controls, loss, squared_norm, hits, samples, *scaling_arguments
-        )
+    def judge(self, losses: Array, grad: Array, hits: Array, samples: int, scaling: Scaling) -> Array:
+        """Decide on the device if the step is applied, see update.cu. Return the squared norm of the gradient, 0-d."""
+        backend, kernels, norm = self._backend, self._backend.kernels, self._squared_norm
+        losses, squares = backend.partial_sums(losses), backend.partial_sums(grad, squares=True)
+        sizes = losses.size, squares.size, samples, scaling.grow_after
+        arguments = self._controls, losses, squares, norm, hits, *sizes, scaling.least, scaling.most
+        kernels.launch(f"judge_{backend._wide}", (1,), (kernels.threads,), *arguments)
+        return norm
 
     def undo(self, vector: Array, kept: Array) -> None:
         """Restore a vector in accumulation precision from its copy `kept` if the step is skipped."""

@@ -87,7 +87,7 @@ TAKES = {
             f"{kind}_loss": "in:S in:int64? in:float32? out:A out:S A A in:float64? int32 int32 int32"
             for kind in TARGET_LOSSES
         },
-        "column_sums": "in:S out:A int64 int32 int64 int32 int32",
+        "column_sums": "out:S in:S? out:A int64 int32 int64 int32 int32",
         "sum_vector": "in:A out:A int64 int32",
         "moment_parts": "in:S out:A int64 int32 int64 int32",
         "moment_merge": "in:A out:A int64 int32 int64 int32",
@@ -115,7 +115,7 @@ TAKES = {
         "widen": "in:S out:A int64",
         "narrow": "in:A out:S int64",
         "clip_norm": "out:A in:A A in:float64? int64",
-        "judge": "out:float64 in:A in:A in:int64 int32 int32 float64 float64",
+        "judge": "out:float64 in:A in:A out:A in:int64 int32 int32 int32 int32 float64 float64",
         "undo": "out:A in:A in:float64 int64",
         "steer": "out:float64 float64 float64 float64 float64",
         "begin": "out:float64 float64 float64 float64",

@@ -25,25 +25,33 @@ class CudaUpdate(CudaDevice, UpdateOps):
             self.weighted_sum(out, [out, *(part for part, _ in rest)], [1.0, *(share for _, share in rest)])
 
     def squared_norm(self, grad: Array) -> Array:
-        return self._total("squares", grad, squares=True)
+        return self._total("squares", self.partial_sums(grad, squares=True))
 
     def total(self, vector: Array) -> Array:
-        return self._total("values", vector, squares=False)
+        return self._total("values", self.partial_sums(vector))
 
-    def _total(self, key: str, vector: Array, *, squares: bool) -> Array:
-        """Return the sum of a vector or of its squares, in a fixed order: first within parts, then over the parts."""
+    def partial_sums(self, vector: Array, *, squares: bool = False) -> Array:
+        """Return a vector with the same sum, or the same sum of squares, that is short enough for one block.
+
+        The order of sums is fixed: first within parts, then over the parts.
+        """
+        threads, at_once = self.kernels.threads, SIXTEEN // vector.dtype.itemsize
+        blocks = max(1, min(-(-vector.size // (threads * at_once)), 2 * MOST_PARTS, self.kernels.blocks))
+        if blocks == 1 and not squares:
+            return vector
+        sums = self.borrow((blocks,), self.policy.accumulate)
+        self._sum_vector(blocks, vector, sums, squares=squares)
+        return sums
+
+    def _total(self, key: str, parts: Array) -> Array:
         if key not in self._totals:
             self._totals[key] = self.allocate((), self.policy.accumulate)
-        total, name, threads = self._totals[key], f"sum_vector_{self._wide}", self.kernels.threads
-        at_once = SIXTEEN // vector.dtype.itemsize
-        blocks = max(1, min(-(-vector.size // (threads * at_once)), 2 * MOST_PARTS, self.kernels.blocks))
-        if blocks == 1:
-            self.kernels.launch(name, (1,), (threads,), vector, total, vector.size, int(squares))
-            return total
-        sums = self.borrow((blocks,), self.policy.accumulate)
-        self.kernels.launch(name, (blocks,), (threads,), vector, sums, vector.size, int(squares))
-        self.kernels.launch(name, (1,), (threads,), sums, total, blocks, 0)
-        return total
+        self._sum_vector(1, parts, self._totals[key])
+        return self._totals[key]
+
+    def _sum_vector(self, blocks: int, vector: Array, sums: Array, *, squares: bool = False) -> None:
+        arguments = vector, sums, vector.size, int(squares)
+        self.kernels.launch(f"sum_vector_{self._wide}", (blocks,), (self.kernels.threads,), *arguments)
 
     def clip_norm(self, grad: Array, squared_norm: Array, largest: float) -> None:
         norm = self.asarray(squared_norm, grad.dtype)

@@ -33,23 +33,22 @@ class ConvOps(DenseOps):
         return self._within(padded, shape, window)
 
     def conv2d(
-        self, x: Array, weight: Array, bias: Array | None, window: Window, *, groups: int = 1
+        self, x: Array, weight: Array, bias: Array | None, window: Window, *, groups: int = 1, relu: bool = False
     ) -> tuple[Array, Array]:
         """Cross-correlation: (N, H, W, C), (K_h, K_w, C, O), (O,) -> (N, H', W', O), and im2col rows for the gradients.
 
-        With `groups`, a filter uses only the channels of its group, and the weight is (K_h, K_w, C / groups, O).
+        With `relu`, a ReLU follows. With `groups`, a filter uses only the channels of its group, and the weight is
+        (K_h, K_w, C / groups, O).
         """
         window.check_weight(x.shape, weight.shape, groups)
         outputs = weight.shape[3]
         if groups > 1:
             y = self._grouped(x, weight, window, groups)
-            if bias is not None:
-                self._add_bias(y.reshape(-1, outputs), bias)
+            self._add_bias(y.reshape(-1, outputs), bias, relu=relu)
             return y, None
         columns = self.im2col(x, window)
         y = self.matmul(columns, weight.reshape(-1, outputs))  # (N·H'·W', O)
-        if bias is not None:
-            self._add_bias(y, bias)
+        self._add_bias(y, bias, relu=relu)
         return y.reshape(x.shape[0], *window.output(*x.shape[1:3]), outputs), columns
 
     def saved_values(self, conv: Convolution) -> int:
@@ -66,20 +65,20 @@ class ConvOps(DenseOps):
 
     def conv2d_backward(
         self, dy: Array, columns: Array, x: Array, weight: Array, weight_grad: Array, bias_grad: Array | None,
-        window: Window, *, need_dx: bool, groups: int = 1,
+        window: Window, *, need_dx: bool, groups: int = 1, relu_y: Array | None = None,
     ) -> Array | None:  # fmt: skip
-        """Add the gradients of weight and bias. Return dx (N, H, W, C) or None. columns: None to recompute them."""
+        """Add the gradients of weight and bias. Return dx (N, H, W, C) or None.
+
+        columns: None to recompute them. relu_y: see `dense_backward`.
+        """
         outputs = weight.shape[3]
+        self._bias_backward(dy, relu_y, bias_grad)
         if groups > 1:
-            if bias_grad is not None:
-                self._add_column_sums(bias_grad, dy.reshape(-1, outputs))
             return self._grouped_backward(dy, x, weight, weight_grad, window, groups, need_dx=need_dx)
         rows = self.im2col(x, window) if columns is None else columns
         dy = dy.reshape(-1, outputs)  # (N·H'·W', O)
         self._add_product(weight_grad.reshape(-1, outputs), rows, dy)
         del rows
-        if bias_grad is not None:
-            self._add_column_sums(bias_grad, dy)
         return self._images_gradient(dy, x.shape, weight, window) if need_dx else None
 
     def _images_gradient(self, dy: Array, shape: tuple[int, ...], weight: Array, window: Window) -> Array:

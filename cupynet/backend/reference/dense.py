@@ -1,29 +1,31 @@
 from __future__ import annotations
 
 from cupynet.backend.array import Array
-from cupynet.backend.device import Device
+from cupynet.backend.reference.activation import ActivationOps
 
 
-class DenseOps(Device):
+class DenseOps(ActivationOps):
     def matmul(self, a: Array, b: Array, *, transpose_a: bool = False, transpose_b: bool = False) -> Array:
         """a @ b in storage precision: (I, J), (J, K) -> (I, K). The operands may be transposed."""
         return self._stored_copy(self._product(a, b, transpose_a, transpose_b))
 
-    def dense(self, x: Array, weight: Array, bias: Array | None) -> Array:
-        """x W + b: (N, F), (F, O), (O,) -> (N, O)."""
+    def dense(self, x: Array, weight: Array, bias: Array | None, *, relu: bool = False) -> Array:
+        """x W + b, then ReLU if `relu`: (N, F), (F, O), (O,) -> (N, O)."""
         y = self.matmul(x, weight)
-        if bias is not None:
-            self._add_bias(y, bias)
+        self._add_bias(y, bias, relu=relu)
         return y
 
     def dense_backward(
-        self, dy: Array, x: Array, weight: Array, weight_grad: Array, bias_grad: Array | None, *, need_dx: bool
-    ) -> Array | None:
-        """Add the gradients of weight and bias. Return dx (N, F) or None."""
+        self, dy: Array, x: Array, weight: Array, weight_grad: Array, bias_grad: Array | None, *, need_dx: bool,
+        relu_y: Array | None = None,
+    ) -> Array | None:  # fmt: skip
+        """Add the gradients of weight and bias. Return dx (N, F) or None.
+
+        relu_y: the output of `dense` with `relu`. dy is then first multiplied by the derivative of ReLU, in place.
+        """
+        self._bias_backward(dy, relu_y, bias_grad)
         wide = self._operand(dy)
         self._add_product(weight_grad, x, wide)
-        if bias_grad is not None:
-            self._add_column_sums(bias_grad, dy)
         return self.matmul(wide, weight, transpose_b=True) if need_dx else None
 
     def _operand(self, a: Array) -> Array:
@@ -50,9 +52,19 @@ class DenseOps(Device):
         product = self._product(a, dy, transpose_a=True)
         grad += product
 
-    def _add_bias(self, y: Array, bias: Array) -> None:
-        """y += bias; (R, O), (O,)."""
-        y += bias
+    def _add_bias(self, y: Array, bias: Array | None, *, relu: bool) -> None:
+        """y += bias, then ReLU if `relu`; (R, O), (O,)."""
+        if bias is not None:
+            y += bias
+        if relu:
+            self.relu(y)
+
+    def _bias_backward(self, dy: Array, relu_y: Array | None, bias_grad: Array | None) -> None:
+        """Apply the derivative of ReLU to dy (..., O), if `relu_y` is given, and add the gradient of the bias (O,)."""
+        if relu_y is not None:
+            self.relu_backward(dy, relu_y)
+        if bias_grad is not None:
+            self._add_column_sums(bias_grad, dy.reshape(-1, dy.shape[-1]))
 
     def _add_column_sums(self, grad: Array, dy: Array) -> None:
         """grad += dy.sum(axis=0); (O,), (R, O)."""

@@ -296,11 +296,13 @@ def test_the_clipping_norm_follows_the_loss_scale(kind: str) -> None:
 
 
 def steps(kind: str, losses: list[float], squares: list[float], controls: Any, grow_after: int, most: float) -> Any:
-    """The controls after steps with these sums of losses and squared norms, of 8 samples each."""
-    case = Case(kind, ((2,), (32,)))
-    how = array([5], np.int64), *ints(8, grow_after), np.float64(1.0), np.float64(most)
+    """The controls after steps with these sums of losses, in three parts, and of squares, in two; of 8 samples each."""
+    case = Case(kind)
+    norm, how = case.wide([0]), (*ints(3, 2, 8, grow_after), np.float64(1.0), np.float64(most))
     for loss, square in zip(losses, squares, strict=True):
-        case.run("update", "judge", controls, case.wide([loss]), case.wide([square]), *how)
+        sums = case.wide([loss, 1, -1]), case.wide([0, square]), norm, array([5], np.int64)
+        case.run("update", "judge", controls, *sums, *how)
+        equal(norm, [square])
     return {place.name: float(controls[place]) for place in Control}
 
 

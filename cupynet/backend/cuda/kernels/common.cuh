@@ -71,6 +71,9 @@ __device__ __forceinline__ void store(double& to, double x) { to = x; }
 
 // values --------------------------------------------------------------------------------------------------------------
 
+__device__ __forceinline__ float root(float x) { return sqrtf(x); }
+__device__ __forceinline__ double root(double x) { return sqrt(x); }
+
 // x after rounding to S
 template <class S>
 __device__ __forceinline__ Wide<S> rounded(Wide<S> x) {
@@ -188,6 +191,41 @@ __device__ __forceinline__ void each(long long n, F function, Arrays... arrays) 
   for (long long i = first; i < packs; i += step) together<V>(i, function, arrays...);
 #pragma unroll 1
   for (long long i = packs * V + first; i < n; i += step) together<1>(i, function, arrays...);
+}
+
+// sums ----------------------------------------------------------------------------------------------------------------
+
+// Blocks reduce as a tree in shared memory, in an order that depends only on the block size. Block sizes are powers of two.
+
+struct Add {
+  template <class A>
+  __device__ __forceinline__ A operator()(A a, A b) const {
+    return a + b;
+  }
+};
+
+// Reduces the values of the threads along x; every thread gets the result.
+template <class A, class F>
+__device__ __forceinline__ A across(A value, F function) {
+  __shared__ A shared[MOST_THREADS];
+  A* line = shared + threadIdx.y * blockDim.x;
+  line[threadIdx.x] = value;
+  __syncthreads();
+  for (unsigned reach = blockDim.x / 2; reach; reach /= 2) {
+    if (threadIdx.x < reach) line[threadIdx.x] = function(line[threadIdx.x], line[threadIdx.x + reach]);
+    __syncthreads();
+  }
+  const A all = line[0];
+  __syncthreads();
+  return all;
+}
+
+// Sum of the values, or of their squares, of the part of a vector that this block processes; every thread gets the result.
+template <class A>
+__device__ __forceinline__ A block_sum(const A* vector, long long n, int squares) {
+  A sum = 0;
+  each<16 / sizeof(A)>(n, [&](const A& x) { sum += squares ? x * x : x; }, Read<A>{vector});
+  return across(sum, Add());
 }
 
 #endif

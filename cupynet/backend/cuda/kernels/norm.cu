@@ -2,9 +2,6 @@
 
 #include "common.cuh"
 
-__device__ __forceinline__ float root(float x) { return sqrtf(x); }
-__device__ __forceinline__ double root(double x) { return sqrt(x); }
-
 // running = momentum · running + (1 - momentum) · moment, for mean and variance (n,); moments (2, n), the variance times
 // `unbiased`.
 template <class A>

@@ -1,7 +1,5 @@
 // Sums over rows, columns and vectors; softmax and losses; sums for normalization.
 //
-// Blocks reduce as a tree in shared memory, in an order that depends only on the block size. Block sizes are powers of two.
-
 #include "common.cuh"
 
 __device__ __forceinline__ float exponential(float x) { return expf(x); }
@@ -9,35 +7,12 @@ __device__ __forceinline__ double exponential(double x) { return exp(x); }
 __device__ __forceinline__ float logarithm(float x) { return logf(x); }
 __device__ __forceinline__ double logarithm(double x) { return log(x); }
 
-struct Add {
-  template <class A>
-  __device__ __forceinline__ A operator()(A a, A b) const {
-    return a + b;
-  }
-};
-
 struct Larger {
   template <class A>
   __device__ __forceinline__ A operator()(A a, A b) const {
     return b > a ? b : a;
   }
 };
-
-// Reduces the values of the threads along x; every thread gets the result.
-template <class A, class F>
-__device__ __forceinline__ A across(A value, F function) {
-  __shared__ A shared[MOST_THREADS];
-  A* line = shared + threadIdx.y * blockDim.x;
-  line[threadIdx.x] = value;
-  __syncthreads();
-  for (unsigned reach = blockDim.x / 2; reach; reach /= 2) {
-    if (threadIdx.x < reach) line[threadIdx.x] = function(line[threadIdx.x], line[threadIdx.x + reach]);
-    __syncthreads();
-  }
-  const A all = line[0];
-  __syncthreads();
-  return all;
-}
 
 // Sum over the threads along y; valid in the threads with y = 0.
 template <class A>
@@ -278,37 +253,46 @@ __device__ void target_loss(
 
 constexpr int ROWS = 8;  // rows that are loaded together, to hide memory latency
 
-// Sum of the rows of a thread in a column, from `row` on, in order.
-template <class S>
-__device__ __forceinline__ Wide<S> column_sum(const S* column, long long row, long long end, int columns) {
-  const long long step = blockDim.y;
-  Wide<S> sum = 0;
-#pragma unroll 1
-  for (; row + (ROWS - 1) * step < end; row += ROWS * step) {
-    Wide<S> part[ROWS];
+// sum + K values, at(0) to at(K - 1), in order. If y is not null, values are first set to 0 where y is not positive.
+template <int K, class S, class F>
+__device__ __forceinline__ Wide<S> add_values(Wide<S> sum, S* values, const S* y, F at) {
+  Wide<S> part[K];
 #pragma unroll
-    for (int k = 0; k < ROWS; ++k) part[k] = wide(column[(row + k * step) * columns]);
+  for (int k = 0; k < K; ++k) part[k] = wide(values[at(k)]);
+  if (y) {
+    bool open[K];
 #pragma unroll
-    for (int k = 0; k < ROWS; ++k) sum += part[k];
+    for (int k = 0; k < K; ++k) open[k] = wide(y[at(k)]) > 0;
+#pragma unroll
+    for (int k = 0; k < K; ++k)
+      if (!open[k]) values[at(k)] = S{}, part[k] = 0;
   }
-#pragma unroll 1
-  for (; row < end; row += step) sum += wide(column[row * columns]);
+#pragma unroll
+  for (int k = 0; k < K; ++k) sum += part[k];
   return sum;
 }
 
 // sums[chunk] = the sums of the columns of rows chunk · length to (chunk + 1) · length; added to what is there
 // if `add`. values (rows, columns) -> sums (chunks, columns). The blocks along y share the chunks, those along x the
-// columns.
+// columns. If y is not null, values are first set to 0 where y is not positive: the derivative of ReLU.
 template <class S>
 __device__ void column_sums(
-    const S* values, Wide<S>* sums, long long rows, int columns, long long length, int chunks, int add) {
+    S* values, const S* y, Wide<S>* sums, long long rows, int columns, long long length, int chunks, int add) {
   for (int chunk = blockIdx.y; chunk < chunks; chunk += gridDim.y) {
     const long long begin = chunk * length, end = min(begin + length, rows);
     for (long long left = static_cast<long long>(blockIdx.x) * blockDim.x; left < columns;
          left += static_cast<long long>(gridDim.x) * blockDim.x) {
       const long long column = left + threadIdx.x;
+      const long long step = blockDim.y;
       Wide<S> sum = 0;
-      if (column < columns) sum = column_sum(values + column, begin + threadIdx.y, end, columns);
+      if (column < columns) {
+        long long row = begin + threadIdx.y;
+        const auto at = [&](int k) { return (row + k * step) * columns + column; };
+#pragma unroll 1
+        for (; row + (ROWS - 1) * step < end; row += ROWS * step) sum = add_values<ROWS>(sum, values, y, at);
+#pragma unroll 1
+        for (; row < end; row += step) sum = add_values<1>(sum, values, y, at);
+      }
       sum = down(sum);
       if (threadIdx.y == 0 && column < columns) {
         Wide<S>* to = sums + static_cast<long long>(chunk) * columns + column;
@@ -319,9 +303,6 @@ __device__ void column_sums(
 }
 
 // moments -------------------------------------------------------------------------------------------------------------
-
-__device__ __forceinline__ float root(float x) { return sqrtf(x); }
-__device__ __forceinline__ double root(double x) { return sqrt(x); }
 
 // `down`, for all threads of the column.
 template <class A>
@@ -519,9 +500,7 @@ __device__ void normalize_rows_backward(
 // sums[b] = sum of the values, or of their squares if `squares`, of the part of the vector (n,) that block b processes.
 template <class A>
 __device__ void sum_vector(const A* vector, A* sums, long long n, int squares) {
-  A sum = 0;
-  each<16 / sizeof(A)>(n, [&](const A& x) { sum += squares ? x * x : x; }, Read<A>{vector});
-  sum = across(sum, Add());
+  const A sum = block_sum(vector, n, squares);
   if (threadIdx.x == 0) sums[blockIdx.x] = sum;
 }
 
@@ -586,8 +565,8 @@ __device__ void sum_vector(const A* vector, A* sums, long long n, int squares) {
   TARGET_LOSS(hinge, kind, S)                                                                                         \
   TARGET_LOSS(huber, kind, S)                                                                                         \
   KERNEL column_sums_##kind(                                                                                          \
-      const S* values, Wide<S>* sums, long long rows, int columns, long long length, int chunks, int add) {           \
-    column_sums<S>(values, sums, rows, columns, length, chunks, add);                                                 \
+      S* values, const S* y, Wide<S>* sums, long long rows, int columns, long long length, int chunks, int add) {     \
+    column_sums<S>(values, y, sums, rows, columns, length, chunks, add);                                              \
   }
 IN_HALF(INSTANCES(half, __half))
 IN_BFLOAT16(INSTANCES(bfloat16, __nv_bfloat16))

@@ -20,9 +20,6 @@ __device__ __forceinline__ bool left_out(A* grad, const double* controls, long l
   return true;
 }
 
-__device__ __forceinline__ float root(float x) { return sqrtf(x); }
-__device__ __forceinline__ double root(double x) { return sqrt(x); }
-
 // The parameters of an update, in the order of `UpdateScalars` (update_rules.py).
 template <class A>
 struct Numbers {
@@ -208,16 +205,18 @@ __device__ void clip_norm(A* grad, const A* squared_norm, A largest, const doubl
 __device__ __forceinline__ bool is_number(float x) { return x - x == 0; }
 __device__ __forceinline__ bool is_number(double x) { return x - x == 0; }
 
-// Decides if a step is applied, from the sum of its losses and the squared norm of its gradient. If the gradient
-// overflows, the step is skipped and the loss scale is halved; `grow_after` steps without overflow double it (0: never).
-// After a loss that is not finite, or an overflow at the smallest scale, no step is applied. Uses one thread.
+// Decides if a step is applied, from the sum of its losses and the squared norm of its gradient, the sum of `squares`. If
+// the gradient overflows, the step is skipped and the loss scale is halved; `grow_after` steps without overflow double it
+// (0: never). After a loss that is not finite, or an overflow at the smallest scale, no step is applied. Uses one block.
 template <class A>
 __device__ void judge(
-    double* controls, const A* loss, const A* squared_norm, const long long* hits, int samples, int grow_after,
-    double least, double most) {
-  if (blockIdx.x || threadIdx.x) return;
+    double* controls, const A* losses, const A* squares, A* squared_norm, const long long* hits, int count, int parts,
+    int samples, int grow_after, double least, double most) {
+  const A loss = block_sum(losses, count, false), norm = block_sum(squares, parts, false);
+  if (threadIdx.x) return;
+  *squared_norm = norm;
   const double scale = controls[SCALE];
-  const bool overflow = !is_number(*squared_norm), lost = !is_number(*loss);
+  const bool overflow = !is_number(norm), lost = !is_number(loss);
   controls[USED] = scale;
   controls[STEPS] += 1;
   if (controls[HALTED] == 0 && (lost || (overflow && !(grow_after && scale > least)))) {
@@ -226,7 +225,7 @@ __device__ void judge(
   const bool running = controls[HALTED] == 0, go = running && !overflow;
   controls[GO] = go;
   if (go) {
-    controls[LOSSES] += *loss;
+    controls[LOSSES] += loss;
     controls[SAMPLES] += samples;
     controls[HITS] += *hits;
   }
@@ -275,19 +274,10 @@ KERNEL begin_double(double* controls, double scale, double used, double steady) 
 // sums (stretches, gridDim.x) = sums of squares of what each block has of a stretch.
 template <class A>
 __device__ void stretch_squares(const A* vector, const long long* table, A* sums, int stretches) {
-  __shared__ A shared[MOST_THREADS];
   for (int t = blockIdx.y; t < stretches; t += gridDim.y) {
-    A sum = 0;
     const long long start = table[3 * t];
-    each<AT_ONCE<A>>(table[3 * t + 1] - start, [&](A x) { sum += x * x; }, Read<A>{vector + start});
-    shared[threadIdx.x] = sum;
-    __syncthreads();
-    for (unsigned reach = blockDim.x / 2; reach; reach /= 2) {
-      if (threadIdx.x < reach) shared[threadIdx.x] += shared[threadIdx.x + reach];
-      __syncthreads();
-    }
-    if (threadIdx.x == 0) sums[static_cast<long long>(t) * gridDim.x + blockIdx.x] = shared[0];
-    __syncthreads();
+    const A sum = block_sum(vector + start, table[3 * t + 1] - start, true);
+    if (threadIdx.x == 0) sums[static_cast<long long>(t) * gridDim.x + blockIdx.x] = sum;
   }
 }
 
@@ -419,9 +409,9 @@ IN_DOUBLE(INSTANCES(double, double))
     clip_norm<A>(grad, squared_norm, largest, controls, n);                                                           \
   }                                                                                                                   \
   KERNEL judge_##kind(                                                                                                \
-      double* controls, const A* loss, const A* squared_norm, const long long* hits, int samples, int grow_after,     \
-      double least, double most) {                                                                                    \
-    judge<A>(controls, loss, squared_norm, hits, samples, grow_after, least, most);                                   \
+      double* controls, const A* losses, const A* squares, A* squared_norm, const long long* hits, int count,         \
+      int parts, int samples, int grow_after, double least, double most) {                                            \
+    judge<A>(controls, losses, squares, squared_norm, hits, count, parts, samples, grow_after, least, most);          \
   }                                                                                                                   \
   KERNEL undo_##kind(A* vector, const A* kept, const double* controls, long long n) {                                 \
     undo<A>(vector, kept, controls, n);                                                                               \
