@@ -30,6 +30,7 @@ class UpdateScalars:
         decay: decoupled weight decay, which subtracts rate · decay · w (Loshchilov & Hutter 2019).
         numbers: result of `Optimizer.numbers` for this iteration, without the rate.
         factors: `Optimizer.factors`; a, b, c in the kernels.
+        norm: squared norm of the whole gradient, and its maximum, both before `scale`; None if there is no limit.
     """
 
     rate: float
@@ -40,6 +41,7 @@ class UpdateScalars:
     decay: float = 0.0
     numbers: tuple[float, float, float] = (1.0, 1.0, 1.0)
     factors: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    norm: tuple[Array, float] | None = None
 
     def in_order(self) -> tuple[float, ...]:
         scalars = self.rate, *self.numbers, self.scale, self.clip, self.l1, self.l2, self.decay

@@ -60,6 +60,7 @@ class Optimizer(Described):
         state: flat (P,) vectors by name, created by `init`.
         capturable: True if CUDA graphs can capture `update`: it launches the same operations in every step and uses no
             host values other than its arguments. Not inherited.
+        clips_norm: True if `update` clips the global norm (`UpdateScalars.norm`). Otherwise it is clipped before.
         factors: constants of the rule, see `UpdateScalars`.
 
     Raises:
@@ -76,6 +77,7 @@ class Optimizer(Described):
     clip_value: float | None = limit()
 
     capturable: ClassVar[bool] = False
+    clips_norm: ClassVar[bool] = False
     factors = (0.0, 0.0, 0.0)
 
     def __post_init__(self) -> None:
@@ -136,9 +138,13 @@ class Optimizer(Described):
         In a captured step they are all 1, because its operations read the values on the device (see
         `Recorder.steered`).
         """
+        norm = None
         if self.max_grad_norm is not None:
-            norm = self.backend.squared_norm(params.grad) if squared_norm is None else squared_norm
-            self.backend.clip_norm(params.grad, norm, self.max_grad_norm / scale)
+            squares = self.backend.squared_norm(params.grad) if squared_norm is None else squared_norm
+            norm = squares, self.max_grad_norm / scale
+            if not self.clips_norm or self._layers is not None:
+                self.backend.clip_norm(params.grad, *norm)
+                norm = None
         if self._layers is not None and self.clip_layer_norm is not None:
             norms = self.backend.squared_norms(params.grad, self._layers)
             self.backend.clip_norms(params.grad, norms, self._layers, self.clip_layer_norm / scale)
@@ -148,7 +154,7 @@ class Optimizer(Described):
         clip, own = (math.inf if self.clip_value is None else self.clip_value), (more[0], more[1], more[2])
         for segment in params.segments:
             l1, l2, decay = (self.l1, self.l2, self.weight_decay) if segment.decay else (0.0, 0.0, 0.0)
-            change = UpdateScalars(rate * segment.rate, scale, clip, l1, l2, decay, own, self.factors)
+            change = UpdateScalars(rate * segment.rate, scale, clip, l1, l2, decay, own, self.factors, norm)
             published &= self.update(params, segment, change) is True
         if not published:
             params.publish()
@@ -169,6 +175,7 @@ class ElementwiseOptimizer(Optimizer):
         rule: the update rule, see `cupynet.backend.update_rules`.
     """
 
+    clips_norm = True
     rule: ClassVar[Rule]
 
     def init(self, params: Params, backend: Backend) -> None:

@@ -491,6 +491,8 @@ def move_weights(backend: Backend, call: Call, shape: Shape) -> Results:
             if name not in ("velocity", "mean"):
                 backend.xp.abs(state, out=state)
         how: dict[str, Any] = {"l1": 0.02, "clip": 0.7} if shape.need_dx else {"decay": 0.05}
+        if shape.batch > 1:
+            how["norm"] = backend.squared_norm(grad) + 4.0, 0.5 if shape.flag else 1000.0
         move = UpdateScalars(0.1, 0.25 if shape.need_dx else 1.0, l2=0.01 if shape.flag else 0.0, **how)
         numbers, factors = (0.5, 0.25, 2.0), (0.9, 0.8, 0.01)
         stored = stored_copy(backend, shape) if rule.moves else None

@@ -71,6 +71,8 @@ class NumbaBackend(NumbaConv, NumpyBackend):
         same = all(vector.shape == weight.shape for vector in (grad, *states))
         if rule.name not in update_kernels.UPDATES or not same:
             return super().move_weights(rule, weight, grad, states, scalars, stored)
+        if scalars.norm is not None:
+            self.clip_norm(grad, *scalars.norm)
         numbers = tuple(map(weight.dtype.type, scalars.in_order()))
         update_kernels.UPDATES[rule.name](weight, grad, *states, numbers)
         if stored is not None and rule.moves:

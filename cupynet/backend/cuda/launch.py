@@ -105,7 +105,7 @@ TAKES = {
     "averages": {"weighted_sum": f"out:S {'in:S? ' * TERMS}{'float64 ' * TERMS}int32 int64"},
     "update": {
         **{
-            f"{rule.name}_update": f"{'out:A ' * (2 + len(rule.states))}out:S? {'A ' * 12}in:float64? int64"
+            f"{rule.name}_update": f"{'out:A ' * (2 + len(rule.states))}out:S? {'A ' * 13}in:A? in:float64? int64"
             for rule in RULES.values()
         },
         "trust_weights": "out:A out:A out:S? in:A in:A in:int64 A in:float64? int32",

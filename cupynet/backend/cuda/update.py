@@ -69,7 +69,9 @@ class CudaUpdate(CudaDevice, UpdateOps):
         vectors = weight, grad, *states
         name = f"{rule.name}_update_{self._kind}"
         if name in INSTANCES:
-            self._flat(name, weight.size, *vectors, stored, *scalars.in_order(), self.controls)
+            norm, largest = scalars.norm or (None, 0.0)
+            numbers = *scalars.in_order(), largest, norm if norm is None else self.asarray(norm, grad.dtype)
+            self._flat(name, weight.size, *vectors, stored, *numbers, self.controls)
             return
         if self.controls is not None:  # a captured step would repeat the scalars of this iteration
             raise RuntimeError(f"{rule.name}: there is no kernel for this rule that reads its scalars from the device")

@@ -59,6 +59,7 @@ class UpdateOps(Device):
 
             g = clip(scale · grad) + l2 · w + l1 · sign(w);    w -= step(g) + rate · decay · w;    grad = 0
 
+        With `scalars.norm`, grad is first clipped as by `clip_norm`.
         If the rule does not update the weights directly, grad = step(g) + decay · w instead, for `trust_weights`.
 
         Args:
@@ -66,6 +67,8 @@ class UpdateOps(Device):
             stored: copy of the weights that layers read, updated too; None if there is none.
         """
         xp = self.xp
+        if scalars.norm is not None:
+            self.clip_norm(grad, *scalars.norm)
         if scalars.scale != 1.0:
             grad *= scalars.scale
         if scalars.clip < math.inf:

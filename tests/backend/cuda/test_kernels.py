@@ -216,7 +216,9 @@ class Update:
         self.copy = case.stored(np.ones(size), start)
 
     def run(self, move: UpdateScalars, controls: Any = NULL, copied: bool = True) -> None:
-        numbers = [self.case.number(number) for number in move.in_order()]
+        norm, largest = move.norm or (None, 0)
+        numbers = [self.case.number(number) for number in (*move.in_order(), largest)]
+        numbers.append(NULL if norm is None else self.case.wide([norm]))
         copy = self.copy if copied else NULL
         name = f"{self.rule.name}_update"
         self.case.run("update", name, *self.vectors.values(), copy, *numbers, controls, np.int64(self.size))
@@ -226,6 +228,8 @@ MOVES = {
     "plain": UpdateScalars(0.1, 0.25),
     "penalties": UpdateScalars(0.1, 0.5, l1=0.02, l2=0.01),
     "limits": UpdateScalars(0.1, 1.0, clip=0.3, decay=0.05),
+    "clipped": UpdateScalars(0.1, 0.5, l2=0.01, norm=(25.0, 0.5)),
+    "short": UpdateScalars(0.1, 0.5, norm=(25.0, 5.0)),
 }
 
 
@@ -289,10 +293,14 @@ def test_a_skipped_step_is_undone(kind: str, launch: Any, start: int, go: int, s
 
 @pytest.mark.parametrize("kind", WIDE)
 def test_the_clipping_norm_follows_the_loss_scale(kind: str) -> None:
-    case = Case(kind)
-    grad, controls = case.wide([3.0, 4.0]), controls_of(USED=4, SCALE=8)
+    """Before an update, and in it."""
+    case, controls = Case(kind), controls_of(USED=4, SCALE=8, RATE=1, GO=1)
+    grad, update = case.wide([3.0, 4.0]), Update(case, RULES["sgd"], 2, 0)
     case.run("update", "clip_norm", grad, case.wide([25.0]), case.number(0.5), controls, np.int64(2))
     case.close(grad, [1.2, 1.6])
+    update.vectors["weight"][:], update.vectors["grad"][:] = 0, [3, 4]
+    update.run(UpdateScalars(1.0, norm=(25.0, 0.5)), controls)
+    case.close(update.vectors["weight"], [-0.3, -0.4])
 
 
 def steps(kind: str, losses: list[float], squares: list[float], controls: Any, grow_after: int, most: float) -> Any:

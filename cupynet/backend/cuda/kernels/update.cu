@@ -20,13 +20,25 @@ __device__ __forceinline__ bool left_out(A* grad, const double* controls, long l
   return true;
 }
 
+// The factor that clips the norm of a gradient to `largest`, given its full squared norm. NaN stays NaN. With `controls`, the
+// gradient contains the loss scale, so `largest` is multiplied by it.
+template <class A>
+__device__ __forceinline__ A norm_factor(A squared_norm, A largest, const double* controls) {
+  largest = steered(largest, controls, USED);
+  const A length = root(squared_norm);
+  return length <= largest ? A(1) : largest / length;
+}
+
 // The parameters of an update, in the order of `UpdateScalars` (update_rules.py).
 template <class A>
 struct Numbers {
-  A rate, first, second, third, scale, clip, l1, l2, decay, a, b, c;
+  A rate, first, second, third, scale, clip, l1, l2, decay, a, b, c, largest;
+  const A* squared_norm;  // of the whole gradient; null if it is not clipped
+  A factor = 1;
 
   __device__ __forceinline__ Numbers told(const double* controls) const {
     Numbers k = *this;
+    if (squared_norm) k.factor = norm_factor(*squared_norm, largest, controls);
     k.rate = steered(rate, controls, RATE);
     k.first = steered(first, controls, FIRST);
     k.second = steered(second, controls, SECOND);
@@ -34,8 +46,9 @@ struct Numbers {
     k.scale = gradient_scale(scale, controls);
     return k;
   }
-  // clip(scale · g) + l2 · w + l1 · sign(w)
+  // clip(scale · factor · g) + l2 · w + l1 · sign(w)
   __device__ __forceinline__ A slope(A g, A w) const {
+    g *= factor;
     g *= scale;
     g = g > clip ? clip : g < -clip ? -clip : g;
     if (l2 != 0) g += l2 * w;
@@ -191,14 +204,11 @@ __device__ void narrow(const Wide<S>* from, S* to, long long n) {
   each<AT_ONCE<S>>(n, [](const Wide<S>& x, S& y) { store(y, x); }, Read<Wide<S>>{from}, Write<S>{to});
 }
 
-// Clips the norm of a gradient to `largest`, given its full squared norm (one number). NaN stays NaN. With `controls`, the
-// gradient contains the loss scale, so `largest` is multiplied by it.
+// Clips the norm of a gradient, for optimizers that need it before the update.
 template <class A>
 __device__ void clip_norm(A* grad, const A* squared_norm, A largest, const double* controls, long long n) {
-  largest = steered(largest, controls, USED);
-  const A length = root(*squared_norm);
-  if (length <= largest) return;
-  const A factor = largest / length;
+  const A factor = norm_factor(*squared_norm, largest, controls);
+  if (factor == 1) return;
   each<AT_ONCE<A>>(n, [=](A& g) { g *= factor; }, Change<A>{grad});
 }
 
@@ -298,11 +308,9 @@ __device__ void layer_squares(
 template <class A>
 __device__ void clip_norms(
     A* grad, const A* squares, const long long* table, A largest, const double* controls, int stretches) {
-  largest = steered(largest, controls, USED);
   for (int t = blockIdx.y; t < stretches; t += gridDim.y) {
-    const A length = root(squares[table[3 * t + 2]]);
-    if (length <= largest) continue;
-    const A factor = largest / length;
+    const A factor = norm_factor(squares[table[3 * t + 2]], largest, controls);
+    if (factor == 1) continue;
     const long long start = table[3 * t];
     each<AT_ONCE<A>>(table[3 * t + 1] - start, [=](A& g) { g *= factor; }, Change<A>{grad + start});
   }
@@ -337,8 +345,10 @@ __device__ void trust_weights(
   }
 }
 
-#define NUMBERS(A) A rate, A first, A second, A third, A scale, A clip, A l1, A l2, A decay, A a, A b, A c
-#define GIVEN {rate, first, second, third, scale, clip, l1, l2, decay, a, b, c}
+#define NUMBERS(A)                                                                                                    \
+  A rate, A first, A second, A third, A scale, A clip, A l1, A l2, A decay, A a, A b, A c, A largest,                 \
+      const A* squared_norm
+#define GIVEN {rate, first, second, third, scale, clip, l1, l2, decay, a, b, c, largest, squared_norm}
 
 #define WITHOUT(rule, kind, S)                                                                                        \
   KERNEL rule##_update_##kind(                                                                                        \
