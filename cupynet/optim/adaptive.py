@@ -205,7 +205,7 @@ class LAMB(Adam):
         learning_rate and others: see `Adam`.
     """
 
-    capturable = True
+    capturable = clips_norm = True
     _direction = RULES["lamb"]
     epsilon: float = positive(1e-6)
     l2: float = field(default=0.0, init=False)

@@ -60,7 +60,8 @@ class Optimizer(Described):
         state: flat (P,) vectors by name, created by `init`.
         capturable: True if CUDA graphs can capture `update`: it launches the same operations in every step and uses no
             host values other than its arguments. Not inherited.
-        clips_norm: True if `update` clips the global norm (`UpdateScalars.norm`). Otherwise it is clipped before.
+        clips_norm: True if `update` clips the global norm (`UpdateScalars.norm`). Otherwise it is clipped before. Not
+            inherited by a class with its own `update`.
         factors: constants of the rule, see `UpdateScalars`.
 
     Raises:
@@ -79,6 +80,11 @@ class Optimizer(Described):
     capturable: ClassVar[bool] = False
     clips_norm: ClassVar[bool] = False
     factors = (0.0, 0.0, 0.0)
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "update" in vars(cls):
+            cls.clips_norm = vars(cls).get("clips_norm", False)
 
     def __post_init__(self) -> None:
         owner = type(self).__name__

@@ -233,6 +233,7 @@ class GraphReplica(Replica):
     # the captured step ----------------------------------------------------------------------------------------------
 
     def _losses(self, shape: Shape) -> tuple[Array, Array]:
+        """Add the gradient to `params.grad`. Return the losses and the number of hits."""
         self.params.snapshot_buffers()
         images, labels, samples = self._inputs.of(shape)
         context = GraphContext(train=True, seed=self.model.seed, epoch=self._inputs.epoch, samples=samples)
