@@ -126,14 +126,6 @@ __device__ __forceinline__ void in_packs(int channels, F function, const T*... a
   function(Values<MOST>{});
 }
 
-// Completes all loads so far. Without it, the compiler saves registers by using the first values between the loads, and
-// the thread waits for memory several times.
-__device__ __forceinline__ void await_loads() {
-#ifdef __CUDA_ARCH__
-  asm volatile("fence.acq_rel.cta;" ::: "memory");
-#endif
-}
-
 // How an array is used by `each`.
 template <class T>
 struct Read {

@@ -21,7 +21,7 @@ struct Window {
   { height, width, channels, rows, cols, kernel_height, kernel_width, stride_down, stride_across, top, left, gap_down, gap_across }
 
 constexpr int LINES = 5;     // of a window, whose values are loaded together
-constexpr int WINDOWS = 10;  // whose values of a pixel are loaded together
+constexpr int WINDOWS = 5;  // whose values of a pixel are loaded together
 
 // (count, H, W, C) -> (count · rows · cols, K_h · K_w · C): K_h segments of K_w · C values, with zeros outside the image.
 // T is one value, or several adjacent channels that are copied at once. A thread copies the values at one place of all
@@ -101,7 +101,6 @@ __device__ void col2im_dense(const S* columns, S* x, int count, const Window& w)
           if (k + 1 < rest) at += turns ? up : left;
           if (turns) col = 0;
         }
-        await_loads();
 #pragma unroll
         for (int k = 0; k < WINDOWS; ++k) {
 #pragma unroll

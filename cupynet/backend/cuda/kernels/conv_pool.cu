@@ -77,7 +77,7 @@ __device__ __forceinline__ void convolve(
 
 // sums[p][v] += COUNT values of the patches at all positions p of a SIDE x SIDE pool times their weights, for V filters.
 // Positions are `below` and `beside` values apart.
-template <bool ADJACENT, int COUNT, int V, class S>
+template <int COUNT, int V, class S>
 __device__ __forceinline__ void multiply_pool(
     const S* pixels, const S* weights, int below, int beside, int filters, Wide<S> (&sums)[SIDE * SIDE][V]) {
   Wide<S> pixel[SIDE * SIDE][COUNT];
@@ -85,8 +85,7 @@ __device__ __forceinline__ void multiply_pool(
   for (int p = 0; p < SIDE * SIDE; ++p) {
     const S* at = pixels + (p / SIDE * below + p % SIDE * beside);
 #pragma unroll
-    for (int j = 0; j < COUNT; ++j)  // a patch contains most values of the one on its left if they are one value apart
-      pixel[p][j] = ADJACENT && p % SIDE && j + 1 < COUNT ? pixel[p - p % SIDE][j + 1] : wide(at[j]);
+    for (int j = 0; j < COUNT; ++j) pixel[p][j] = wide(at[j]);
   }
 #pragma unroll
   for (int j = 0; j < COUNT; ++j) {
@@ -100,11 +99,11 @@ __device__ __forceinline__ void multiply_pool(
 }
 
 // Like `convolve`, at all positions of a SIDE x SIDE pool whose patches are inside the image. The first begins at `pixels`.
-template <bool ADJACENT, int V, class S>
+template <int V, class S>
 __device__ __forceinline__ void convolve_pool(
     const S* pixels, const S* weights, const Geometry& g, Wide<S> (&sums)[SIDE * SIDE][V]) {
   const int line = g.width * g.channels, length = g.kernel_width * g.channels;
-  const int below = g.stride_down * line, beside = ADJACENT ? 1 : g.stride_across * g.channels;
+  const int below = g.stride_down * line, beside = g.stride_across * g.channels;
 #pragma unroll
   for (int p = 0; p < SIDE * SIDE; ++p) {
 #pragma unroll
@@ -115,10 +114,10 @@ __device__ __forceinline__ void convolve_pool(
     int j = 0;
 #pragma unroll 1
     for (; j + TAPS <= length; j += TAPS, weights += TAPS * g.filters)
-      multiply_pool<ADJACENT, TAPS>(pixels + j, weights, below, beside, g.filters, sums);
+      multiply_pool<TAPS>(pixels + j, weights, below, beside, g.filters, sums);
 #pragma unroll 1
     for (; j < length; ++j, weights += g.filters)
-      multiply_pool<false, 1>(pixels + j, weights, below, beside, g.filters, sums);
+      multiply_pool<1>(pixels + j, weights, below, beside, g.filters, sums);
   }
 }
 
@@ -156,11 +155,7 @@ __device__ void conv_pool_of(
       if (whole) {
         A sums[SIDE * SIDE][V];
         const S* pixels = x + n * values + (top * g.width + left) * g.channels;
-        if (g.stride_across * g.channels == 1) {
-          convolve_pool<true>(pixels, weight + filter, g, sums);
-        } else {
-          convolve_pool<false>(pixels, weight + filter, g, sums);
-        }
+        convolve_pool(pixels, weight + filter, g, sums);
 #pragma unroll
         for (int p = 0; p < SIDE * SIDE; ++p) compare(sums[p], p, p == 0);
       } else {
@@ -228,7 +223,6 @@ __device__ __forceinline__ void add_windows(
 #pragma unroll
     for (int j = 0; j < TAPS; ++j) pixels[k][j] = image[WHOLE || inside(starts[k], j) ? first + j : 0];
   }
-  await_loads();
 #pragma unroll
   for (int k = 0; k < AHEAD; ++k) {
 #pragma unroll

@@ -50,7 +50,6 @@ __device__ void max_pool_of(
           if (k + 1 < rest) here += turns ? kernel_width - (in_row - 1) : 1;
           if (turns) passed = 0;
         }
-        await_loads();
 #pragma unroll
         for (int k = 0; k < PIXELS; ++k) {
 #pragma unroll
