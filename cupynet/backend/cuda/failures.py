@@ -9,7 +9,7 @@ import re
 
 from cupynet.backend.cuda.gpus import pool
 from cupynet.backend.device import Failure
-from cupynet.core.wording import amount, one_line
+from cupynet.core.wording import amount, one_line, setting
 
 NO_MEMORY = re.compile("OutOfMemoryError|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY|_STATUS_ALLOC_FAILED")
 ALLOCATING = re.compile(r"allocating ([\d,]+) bytes")  # in CuPy's OutOfMemoryError
@@ -35,6 +35,8 @@ def failure(error: BaseException, device: int) -> Failure | None:
         return None
     own_pool, wanted = pool(device), ALLOCATING.search(text)
     needed = text.rstrip(".") if wanted is None else f"it needs {amount(int(wanted[1].replace(',', '')))} more"
-    limit = "" if own_pool.limit is None else f", limited by memory.device_pool_limit to {amount(own_pool.limit)},"
+    limit = ""
+    if own_pool.limit is not None:
+        limit = f", limited by {setting('memory', 'device_pool_limit', amount(own_pool.limit))},"
     usage = f"its pool{limit} holds {amount(own_pool.held)}, {amount(own_pool.used)} of it in use"
     return Failure(f"device {device} is out of memory: {needed}; {usage}", of_memory=True)
