@@ -146,10 +146,10 @@ class DeviceMeans:
             self._between.sum(flat)
         elif len(self._leaders) > 1 and self._nccl is None:
             self._sum_on_first(flat)
-        if len(self._leaders) < len(self._devices):  # some workers read the sums of their leader
-            buffers, event = self._exchange((buffers, self._backend.record_event()))[leader]
-            self._backend.wait_event(event)
-        for array, buffer in zip(arrays, buffers, strict=True):
+        # also a barrier: no worker may allocate memory before all leaders have called NCCL
+        result, event = self._exchange((buffers, self._backend.record_event()))[leader]
+        self._backend.wait_event(event)
+        for array, buffer in zip(arrays, result, strict=True):
             array[...] = buffer
 
     def close(self) -> None:
