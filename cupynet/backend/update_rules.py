@@ -30,7 +30,8 @@ class UpdateScalars:
         decay: decoupled weight decay, which subtracts rate · decay · w (Loshchilov & Hutter 2019).
         numbers: result of `Optimizer.numbers` for this iteration, without the rate.
         factors: `Optimizer.factors`; a, b, c in the kernels.
-        norm: squared norm of the whole gradient, and its maximum, both before `scale`; None if there is no limit.
+        norm: for rules that clip the global norm: the squared norm (0-d) of the whole gradient, and the largest norm,
+            both before `scale`. Otherwise None. Not in `in_order`.
     """
 
     rate: float

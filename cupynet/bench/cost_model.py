@@ -4,10 +4,12 @@
 
 Computing time is interpolated between a single worker and one worker per core. Averaging time is the time on one
 machine, including waiting for other workers, plus the time on the links between machines. With W workers, c per
-machine, vectors of n bytes are exchanged all-to-all twice (reduce-scatter and all-gather). Two more exchanges carry a
-few bytes each. With latency alpha and bandwidth B (Hockney 1994):
+machine, vectors of n bytes are exchanged all-to-all twice (reduce-scatter and all-gather). Another exchange carries a
+few bytes. With latency alpha and bandwidth B (Hockney 1994):
 
-    links = 4 alpha + 2 c (W - c) / W n / B
+    links = 3 alpha + 2 c (W - c) / W n / B
+
+Every ten iterations, workers also agree on whether to stop, which takes alpha.
 
 With more workers than cores, times grow in proportion. Stragglers on other machines are not modeled. Times are in
 seconds, sizes in bytes.
@@ -18,7 +20,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-EXCHANGES = 4  # chunks in both directions, the finite check, and the stop consensus
+from cupynet.training.consensus import AGREE_EVERY
+
+EXCHANGES = 3  # chunks in both directions, and the finite check
 
 
 @dataclass(frozen=True)
@@ -103,17 +107,19 @@ def forecast(
     oversubscription = max(1.0, per_machine / cores)
     utilization = (min(per_machine, costs.cores) - 1) / (costs.cores - 1) if costs.cores > 1 else 0.0
     computing_s = (costs.alone_s + (costs.busy_s - costs.alone_s) * utilization) * oversubscription
-    average_s = 0.0 if workers == 1 else costs.average_s * oversubscription
+    average_s, agreement_s = (0.0 if workers == 1 else costs.average_s * oversubscription), 0.0
     if machines > 1:
+        agreement_s = link.latency_s / AGREE_EVERY
         share = per_machine * (workers - per_machine) / workers
         average_s += EXCHANGES * link.latency_s + 2 * share * costs.size / link.bandwidth
-    iteration_s = computing_s + average_s / frequency
+    averaging_s = average_s / frequency + agreement_s
+    iteration_s = computing_s + averaging_s
     return Forecast(
         workers=workers,
         frequency=frequency,
         machines=machines,
         computing_s=computing_s,
-        averaging_s=average_s / frequency,
+        averaging_s=averaging_s,
         images_per_s=workers * costs.batch_size / iteration_s,
         efficiency=costs.alone_s / iteration_s,
     )

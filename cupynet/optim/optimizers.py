@@ -60,8 +60,8 @@ class Optimizer(Described):
         state: flat (P,) vectors by name, created by `init`.
         capturable: True if CUDA graphs can capture `update`: it launches the same operations in every step and uses no
             host values other than its arguments. Not inherited.
-        clips_norm: True if `update` clips the global norm (`UpdateScalars.norm`). Otherwise it is clipped before. Not
-            inherited by a class with its own `update`.
+        clips_norm: True if the `update` of this class clips the global norm (`UpdateScalars.norm`). Otherwise `move`
+            clips the gradient first. It counts only in the class that defines `update`.
         factors: constants of the rule, see `UpdateScalars`.
 
     Raises:
@@ -80,11 +80,6 @@ class Optimizer(Described):
     capturable: ClassVar[bool] = False
     clips_norm: ClassVar[bool] = False
     factors = (0.0, 0.0, 0.0)
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        if "update" in vars(cls):
-            cls.clips_norm = vars(cls).get("clips_norm", False)
 
     def __post_init__(self) -> None:
         owner = type(self).__name__
@@ -148,7 +143,8 @@ class Optimizer(Described):
         if self.max_grad_norm is not None:
             squares = self.backend.squared_norm(params.grad) if squared_norm is None else squared_norm
             norm = squares, self.max_grad_norm / scale
-            if not self.clips_norm or self._layers is not None:
+            updates = next(each for each in type(self).__mro__ if "update" in vars(each))
+            if not vars(updates).get("clips_norm", False) or self._layers is not None:
                 self.backend.clip_norm(params.grad, *norm)
                 norm = None
         if self._layers is not None and self.clip_layer_norm is not None:
@@ -168,8 +164,8 @@ class Optimizer(Described):
     def update(self, params: Params, segment: Segment, scalars: UpdateScalars) -> bool | None:
         """Update a segment of the weights. Return True if `params.stored`, the copy that layers read, is updated too.
 
-        Subclasses must apply all of `scalars` (scale, clip, l1, l2, decay) and clear the gradient, as in
-        `ElementwiseOptimizer`.
+        Subclasses must apply all of `scalars` (scale, clip, l1, l2, decay; norm only with `clips_norm`) and clear the
+        gradient, as in `ElementwiseOptimizer`.
         """
         raise NotImplementedError
 

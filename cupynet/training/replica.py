@@ -184,7 +184,10 @@ class Replica:
         return 0
 
     def _passes(self, images: Array, labels: Array, context_of: Callable[[slice], Context]) -> tuple[Array, Array]:
-        """Run forward and backward on each part of a batch. Return the losses, or their sum, and the number of hits."""
+        """Run forward and backward on each part of a batch. Return losses with the batch's sum, and the number of hits.
+
+        They are the losses (N,) of the samples, or their sum (1,) if there are several parts.
+        """
         model, backend, whole = self.model, self.backend, len(labels)
         total: Array = 0.0
         hits: Array = 0
@@ -200,7 +203,7 @@ class Replica:
             if self.accumulation_steps == 1:
                 return losses, found
             total, hits = total + losses.sum(), hits + found
-        return total, hits
+        return total.astype(backend.policy.accumulate).reshape(1), hits
 
     def _context(self, batch: Batch, part: slice = slice(None), *, counts: bool = True) -> Context:
         return Context(

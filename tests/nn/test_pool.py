@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -181,6 +182,42 @@ def test_images_with_nan_are_not_transformed() -> None:
     np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-4)
     dx = pair.backward(np.ones_like(y), saved, x, (weight, None), (np.zeros_like(weight), None), need_dx=True)
     assert dx is not None and np.isfinite(dx).all()
+
+
+@pytest.mark.parametrize("share", [0.0, 0.4, 0.9])
+def test_gradients_behind_a_relu_do_not_depend_on_the_share_of_zeros(share: float) -> None:
+    """Winograd's algorithm computes dense gradients, and the kernels that skip zeros sparse ones."""
+    pytest.importorskip("numba")
+    rng, backend, reference = np.random.default_rng(0), create_backend("numba", "float"), Reference("float")
+    x, weight = (rng.normal(size=shape).astype(np.float32) for shape in ((2, 12, 12, 16), (5, 5, 16, 16)))
+    pair = backend.fused_pair(Convolution((12, 12, 16), 16, Window((5, 5)), "relu"), HALVING)
+    assert pair is not None
+    y, saved = pair.forward(x, (weight, None))
+    dy = rng.normal(size=y.shape).astype(np.float32) * (rng.random(y.shape) < share)
+    found, expected = np.ones_like(weight), np.ones_like(weight)
+    dx = pair.backward(dy, saved, x, (weight, None), (found, None), need_dx=True)
+    through = reference.max_pool2d_backward(dy, saved[0], (2, 8, 8, 16), HALVING)
+    arguments = through, reference.im2col(x, Window((5, 5))), x, weight, expected, None, Window((5, 5))
+    expected_dx = reference.conv2d_backward(*arguments, need_dx=True)
+    assert dx is not None and expected_dx is not None
+    np.testing.assert_allclose(dx, expected_dx, rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-3)
+
+
+def test_gradients_of_zeros_compile_the_kernels_for_dense_and_for_sparse_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rehearsal computes only such gradients."""
+    pytest.importorskip("numba")
+    from cupynet.backend.cpu.kernels import rows, winograd_pool
+
+    dense, sparse = Mock(wraps=winograd_pool.backward), Mock(wraps=rows.weight_gradient)
+    monkeypatch.setattr(winograd_pool, "backward", dense)
+    monkeypatch.setattr(rows, "weight_gradient", sparse)
+    pair = create_backend("numba", "float").fused_pair(Convolution((12, 12, 16), 16, Window((5, 5)), "relu"), HALVING)
+    assert pair is not None
+    x, weight = np.zeros((2, 12, 12, 16), np.float32), np.ones((5, 5, 16, 16), np.float32)
+    y, saved = pair.forward(x, (weight, None))
+    pair.backward(np.zeros_like(y), saved, x, (weight, None), (np.zeros_like(weight), None), need_dx=True)
+    assert dense.called and sparse.called
 
 
 @every_backend

@@ -108,9 +108,18 @@ def test_parts_of_a_gradient_are_clipped_by_the_norm_of_the_whole(name: str, dty
     assert moved[1] == pytest.approx(0.1 * 6.0 * 0.4, rel=1e-5)
 
 
-def test_an_update_of_ones_own_gets_a_clipped_gradient() -> None:
+class Mixin:
+    update = InPlainArrays.update
+
+
+class Mixed(Mixin, SGD):
+    pass
+
+
+@pytest.mark.parametrize("kind", [InPlainArrays, Mixed])
+def test_an_update_of_ones_own_gets_a_clipped_gradient(kind: type[SGD]) -> None:
     backend = create_backend("numpy")
-    params, optimizer = weights(backend), InPlainArrays(0.1, max_grad_norm=4.0)
+    params, optimizer = weights(backend), kind(0.1, max_grad_norm=4.0)
     before = on_host(backend, params.master)
     params.grad[1] = 8.0
     optimizer.init(params, backend)

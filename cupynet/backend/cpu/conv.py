@@ -41,7 +41,7 @@ class NumbaConv(WinogradConv):
         if sums is None or columns is not None:
             arguments = dy, columns, x, weight, weight_grad, bias_grad, window
             return super().conv2d_backward(*arguments, need_dx=need_dx, groups=groups, relu_y=relu_y)
-        self._bias_backward(dy, relu_y, bias_grad)
+        self._relu_and_bias_backward(dy, relu_y, bias_grad)
         tiled = self._has_tiles(x, weight, window)
         if tiled:
             self._add_tiles_gradient(dy, x, weight_grad, window)

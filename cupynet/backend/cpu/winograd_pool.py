@@ -1,6 +1,7 @@
 """Fused convolution and 2x2 max-pool by Winograd's minimal filtering (`kernels/winograd_pool.py`).
 
-`ConvPool` is used instead if values could overflow or are NaN, and for gradients of which at least half are zero.
+`ConvPool` is used instead if values could overflow or are NaN. It also computes the gradients behind a ReLU if at least
+half of them are zero, which it skips. Batches may therefore differ in how their gradients are rounded.
 """
 
 from __future__ import annotations
@@ -91,8 +92,12 @@ class WinogradPool(conv_pool.ConvPool):
     def backward(
         self, dy: Array, saved: tuple[Array, ...], x: Array, weights: Weights, grads: Weights, *, need_dx: bool
     ) -> Array | None:
-        if self.conv.activation == "relu" and 2 * np.count_nonzero(bits(dy) != 0) <= dy.size:
-            return super().backward(dy, saved, x, weights, grads, need_dx=need_dx)  # faster, because it skips zeros
+        nonzero = np.count_nonzero(bits(dy) != 0) if self.conv.activation == "relu" else dy.size
+        if 2 * nonzero <= dy.size:
+            direct = super().backward(dy, saved, x, weights, grads, need_dx=need_dx)
+            if nonzero:
+                return direct
+            # zeros alone, as in a rehearsal, take both ways, so that both are compiled
         images, weight = saved[1] if len(saved) > 1 else x, self.backend._operand(weights[0])
         transposed = self._filters(weight.transpose(0, 1, 3, 2), self.padded[0])
         tiles, (weight_grad, bias_grad) = self._tiles(), grads

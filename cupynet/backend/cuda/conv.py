@@ -6,7 +6,6 @@ import math
 
 from cupynet.backend.array import Array
 from cupynet.backend.cuda.dense import MOST_PARTS, CudaDense
-from cupynet.backend.cuda.device import SIXTEEN
 from cupynet.backend.reference.conv import ConvOps
 from cupynet.backend.window import Window
 
@@ -16,8 +15,7 @@ class CudaConv(CudaDense, ConvOps):
         n, height, width, channels = x.shape
         output = window.output(height, width)
         columns = self.borrow((n * output[0] * output[1], window.places * channels))
-        at_once = math.gcd(channels, SIXTEEN // x.dtype.itemsize)  # as in conv.cu
-        threads = math.prod(output) * window.kernel[1] * channels // at_once
+        threads = math.prod(output) * window.kernel[1] * channels // self._channels_at_once(channels)
         sizes = (*self._geometry(x.shape, window), *window.dilation)
         self.kernels.images(f"im2col_{self._kind}", n, threads, x, columns, *sizes)
         return columns
@@ -26,8 +24,8 @@ class CudaConv(CudaDense, ConvOps):
         n, height, width, channels = shape
         x = self.borrow(shape)
         sizes = (*self._geometry(shape, window), *window.dilation)
-        dense = window.stride == window.dilation == (1, 1)  # with several channels per thread, as in conv.cu
-        threads = height * width * channels // (math.gcd(channels, 4) if dense else 1)
+        dense = window.stride == window.dilation == (1, 1)
+        threads = height * width * channels // (self._channels_at_once(channels, 4) if dense else 1)
         self.kernels.images(f"col2im_{self._kind}", n, threads, columns, x, *sizes)
         return x
 

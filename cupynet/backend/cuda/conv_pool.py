@@ -43,7 +43,7 @@ class ConvPool(FusedPair):
         if self.direct:
             y = backend.borrow((len(x), *self.pool.output(*self.convolved), self.conv.filters))
             winners = backend.borrow(y.shape, self.pool.place_dtype)
-            threads = math.prod(y.shape[1:]) // math.gcd(self.conv.filters, 4)  # as in conv_pool.cu
+            threads = math.prod(y.shape[1:]) // backend._channels_at_once(self.conv.filters, 4)
             arguments = x, weight, bias, y, winners, *self._geometry(x), int(self.relu)
             backend.kernels.images(f"conv_pool_{backend._kind}", len(x), threads, *arguments)
             return y, (winners,)

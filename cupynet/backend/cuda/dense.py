@@ -45,21 +45,21 @@ class CudaDense(CudaDevice, DenseOps):
             at_once = 1
         self.kernels.flat(f"add_bias_{self._kind}", y.size, y, bias, rows, columns, int(relu), at_once=at_once)
 
-    def _bias_backward(self, dy: Array, relu_y: Array | None, bias_grad: Array | None) -> None:
+    def _relu_and_bias_backward(self, dy: Array, relu_y: Array | None, bias_grad: Array | None) -> None:
         if bias_grad is None:
-            return super()._bias_backward(dy, relu_y, None)
-        rows = dy.reshape(-1, dy.shape[-1])
-        length, parts = self._chunks(len(rows))
+            return super()._relu_and_bias_backward(dy, relu_y, None)
+        length, parts = self._chunks(dy.size // max(bias_grad.size, 1))
         if parts <= 1:
-            return self._column_sums(self._kind, rows, bias_grad, length, 1, add=True, relu_y=relu_y)
-        sums = self.borrow((parts, rows.shape[1]), self.policy.accumulate)
-        self._column_sums(self._kind, rows, sums, length, parts, add=False, relu_y=relu_y)
+            return self._column_sums(self._kind, dy, bias_grad, length, 1, add=True, relu_y=relu_y)
+        sums = self.borrow((parts, bias_grad.size), self.policy.accumulate)
+        self._column_sums(self._kind, dy, sums, length, parts, add=False, relu_y=relu_y)
         self._column_sums(self._wide, sums, bias_grad, parts, 1, add=True)
 
     def _column_sums(
         self, kind: str, values: Array, sums: Array, length: int, parts: int, *, add: bool, relu_y: Array | None = None
     ) -> None:
-        rows, columns = values.shape
+        columns = values.shape[-1]
+        rows = values.size // max(columns, 1)
         if rows and columns:
             sizes = rows, columns, length, parts, int(add)
             self._columns(f"column_sums_{kind}", columns, parts, values, relu_y, sums, *sizes)

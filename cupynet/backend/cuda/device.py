@@ -168,6 +168,10 @@ class CudaDevice(Device):
             widest = max(array.dtype.itemsize for array in arguments if getattr(array, "size", 0) == count)
             self.kernels.flat(name, count, *arguments, count, at_once=SIXTEEN // widest)
 
+    def _channels_at_once(self, channels: int, most: int = SIXTEEN) -> int:
+        """Return the number of adjacent channels per access, as `in_packs` of common.cuh chooses it."""
+        return math.gcd(channels, min(most, SIXTEEN // self.policy.storage.itemsize))
+
     def _geometry(self, shape: tuple[int, ...], window: Window) -> tuple[int, ...]:
         """Return the sizes of images (N, H, W, C) and windows in the order of kernel parameters."""
         n, height, width, channels = shape

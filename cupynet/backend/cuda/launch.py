@@ -227,12 +227,12 @@ class Kernels:
             blocks = min(-(-count // (at_once * self.threads)), self.blocks)
             self.launch(name, (blocks,), (self.threads,), *arguments)
 
-    def images(self, name: str, count: int, values: int, *arguments: Any) -> None:
-        """Launch one thread per value of an image along x, and blocks for `count` images along y."""
-        if count and values:
-            threads = min(self.threads, IMAGE_THREADS, max(32, power_of_two(values)))
+    def images(self, name: str, count: int, threads: int, *arguments: Any) -> None:
+        """Launch `threads` threads per image along x, and blocks for `count` images along y."""
+        if count and threads:
+            block = min(self.threads, IMAGE_THREADS, max(32, power_of_two(threads)))
             down = min(count, MOST_BLOCKS_DOWN, self.blocks)
-            self.launch(name, (min(-(-values // threads), max(1, self.blocks // down)), down), (threads,), *arguments)
+            self.launch(name, (min(-(-threads // block), max(1, self.blocks // down)), down), (block,), *arguments)
 
     def rows(self, name: str, rows: int, columns: int, *arguments: Any) -> None:
         """Launch threads for the columns of a row along x, and for as many rows as fit into a block along y."""

@@ -33,8 +33,10 @@ class CudaUpdate(CudaDevice, UpdateOps):
     def partial_sums(self, vector: Array, *, squares: bool = False) -> Array:
         """Return a vector with the same sum, or the same sum of squares, that is short enough for one block.
 
-        The order of sums is fixed: first within parts, then over the parts.
+        It is borrowed, or `vector` itself if that is short enough. The order of sums is fixed: first within parts, then
+        over the parts.
         """
+        vector = self.asarray(vector, self.policy.accumulate)  # an own loss may return losses in storage precision
         threads, at_once = self.kernels.threads, SIXTEEN // vector.dtype.itemsize
         blocks = max(1, min(-(-vector.size // (threads * at_once)), 2 * MOST_PARTS, self.kernels.blocks))
         if blocks == 1 and not squares:

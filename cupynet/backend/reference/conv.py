@@ -72,7 +72,7 @@ class ConvOps(DenseOps):
         columns: None to recompute them. relu_y: see `dense_backward`.
         """
         outputs = weight.shape[3]
-        self._bias_backward(dy, relu_y, bias_grad)
+        self._relu_and_bias_backward(dy, relu_y, bias_grad)
         if groups > 1:
             return self._grouped_backward(dy, x, weight, weight_grad, window, groups, need_dx=need_dx)
         rows = self.im2col(x, window) if columns is None else columns

@@ -23,7 +23,7 @@ class DenseOps(ActivationOps):
 
         relu_y: the output of `dense` with `relu`. dy is then first multiplied by the derivative of ReLU, in place.
         """
-        self._bias_backward(dy, relu_y, bias_grad)
+        self._relu_and_bias_backward(dy, relu_y, bias_grad)
         wide = self._operand(dy)
         self._add_product(weight_grad, x, wide)
         return self.matmul(wide, weight, transpose_b=True) if need_dx else None
@@ -59,7 +59,7 @@ class DenseOps(ActivationOps):
         if relu:
             self.relu(y)
 
-    def _bias_backward(self, dy: Array, relu_y: Array | None, bias_grad: Array | None) -> None:
+    def _relu_and_bias_backward(self, dy: Array, relu_y: Array | None, bias_grad: Array | None) -> None:
         """Apply the derivative of ReLU to dy (..., O), if `relu_y` is given, and add the gradient of the bias (O,)."""
         if relu_y is not None:
             self.relu_backward(dy, relu_y)

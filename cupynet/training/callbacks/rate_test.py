@@ -56,7 +56,7 @@ class RateTest(Callback):
             except CupynetError as error:
                 if error.exit_code != DivergedError.exit_code or not self.losses:
                     raise
-                self.ended = f"training diverged at a rate of {self._schedule(len(self.losses)):.3g}"
+                self.ended = self.ended or f"training diverged at a rate of {self._schedule(len(self.losses)):.3g}"
 
     def optimizer(self, optimizer: Optimizer) -> Optimizer:
         """Return a copy of the optimizer with the rates of the test."""
@@ -65,6 +65,8 @@ class RateTest(Callback):
         return optimizer
 
     def on_log(self, trainer: Trainer, record: IterationRecord) -> None:
+        if self.ended or record.iteration > self.planned:  # until the workers have agreed to stop
+            return
         samples, self._counted = trainer.statistics.clock.samples - self._counted, trainer.statistics.clock.samples
         known = math.isfinite(record.loss)  # NaN without a batch, and in all pipeline stages but the last
         losses, counts = trainer.world.gather_numbers(*(samples * record.loss, samples) if known else (0, 0)).T  # (W,)

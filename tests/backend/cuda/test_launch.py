@@ -205,6 +205,10 @@ def test_launches_keep_within_their_bounds(
     assert down <= 65535 and across * down <= own.blocks
 
 
+def test_blocks_for_images_are_as_large_as_their_kernels_allow() -> None:
+    assert f"#define IMAGE_THREADS {launch.IMAGE_THREADS} " in (FOLDER / launch.HEADER).read_text("utf-8")
+
+
 @on_devices
 def test_empty_arrays_launch_no_kernel(xp: Recorded) -> None:
     own, x = kernels(xp), zeros(0)

@@ -13,7 +13,8 @@
 #define MOST_THREADS 1024  // per block; limits the registers that the compiler uses
 #define KERNEL extern "C" __global__ __launch_bounds__(MOST_THREADS) void
 // For kernels that `Kernels.images` launches, with the number of blocks that a multiprocessor runs at the same time.
-#define IMAGES_KERNEL(blocks) extern "C" __global__ __launch_bounds__(256, blocks) void
+#define IMAGE_THREADS 256  // per block, as in launch.py
+#define IMAGES_KERNEL(blocks) extern "C" __global__ __launch_bounds__(IMAGE_THREADS, blocks) void
 
 // precisions ----------------------------------------------------------------------------------------------------------
 

@@ -20,8 +20,8 @@ struct Window {
 #define WINDOW                                                                                                        \
   { height, width, channels, rows, cols, kernel_height, kernel_width, stride_down, stride_across, top, left, gap_down, gap_across }
 
-constexpr int LINES = 5;     // of a window, whose values are loaded together
-constexpr int WINDOWS = 5;  // whose values of a pixel are loaded together
+constexpr int LINES = 5;    // rows of a window that are loaded together
+constexpr int WINDOWS = 5;  // windows of a pixel that are loaded together
 
 // (count, H, W, C) -> (count · rows · cols, K_h · K_w · C): K_h segments of K_w · C values, with zeros outside the image.
 // T is one value, or several adjacent channels that are copied at once. A thread copies the values at one place of all
@@ -85,7 +85,7 @@ __device__ void col2im_dense(const S* columns, S* x, int count, const Window& w)
       const int across = last_col - max(0, x_at - w.kernel_width + 1) + 1;  // windows in a row that contain the pixel
       // steps to its value in the window on the left, and from the last of a row to the first of the row above
       const int left = w.channels - window, up = segment - w.cols * window - (across - 1) * left;
-      const S* first = rows + ((last_row * w.cols + last_col) * window + (y - last_row) * segment +
+      const S* first = rows + (static_cast<long long>(last_row * w.cols + last_col) * window + (y - last_row) * segment +
                                (x_at - last_col) * w.channels + static_cast<int>(i % groups) * V);
       int at = 0, col = 0;
       Wide<S> sums[V];

@@ -11,7 +11,7 @@
 
 constexpr int TAPS = 5;    // adjacent values in a row of a patch that a thread computes
 constexpr int AHEAD = 6;   // windows whose gradients, and then pixels, are loaded together
-constexpr int SIDE = 2;    // of pools whose positions are computed together
+constexpr int SIDE = 2;    // height and width of pools whose positions are computed together
 constexpr int NONE = 255;  // winner of a window that ReLU zeroed, which has no gradient
 
 struct Geometry {

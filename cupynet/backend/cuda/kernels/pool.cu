@@ -12,7 +12,7 @@ struct Seen {
       : start(at * stride - zeros), first(max(0, -start)), end(min(kernel, size - start)) {}
 };
 
-constexpr int PIXELS = 4;  // of a window, loaded together
+constexpr int PIXELS = 4;  // pixels of a window that are loaded together
 
 // y = maximum of each window of x + bias, then ReLU if `relu`; winners = index ky · K_w + kx of the maximum in the window.
 // The first among equals wins, or the first NaN. If ReLU returns 0 (or gets NaN), the winner is -1, or 255 in 8 bits, so

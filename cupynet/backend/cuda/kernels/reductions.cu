@@ -1,5 +1,5 @@
 // Sums over rows, columns and vectors; softmax and losses; sums for normalization.
-//
+
 #include "common.cuh"
 
 __device__ __forceinline__ float exponential(float x) { return expf(x); }

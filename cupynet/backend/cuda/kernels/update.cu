@@ -215,7 +215,7 @@ __device__ void clip_norm(A* grad, const A* squared_norm, A largest, const doubl
 __device__ __forceinline__ bool is_number(float x) { return x - x == 0; }
 __device__ __forceinline__ bool is_number(double x) { return x - x == 0; }
 
-// Decides if a step is applied, from the sum of its losses and the squared norm of its gradient, the sum of `squares`. If
+// Decides if a step is applied, from the sum of its losses, and from the sum of `squares`, the squared norm of its gradient. If
 // the gradient overflows, the step is skipped and the loss scale is halved; `grow_after` steps without overflow double it
 // (0: never). After a loss that is not finite, or an overflow at the smallest scale, no step is applied. Uses one block.
 template <class A>
