@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet.backend import Workspace, create_backend
+from cupynet.backend import Backend, Workspace, create_backend
+from cupynet.backend.array import Array
 from cupynet.data import Dataset, Loader
 from cupynet.nn import BatchNorm, Dense, Image, Loss, MeanSquaredError, Model, Sequential, SoftmaxNLL
 from cupynet.optim import Adam, Nesterov, Optimizer
@@ -85,3 +86,26 @@ def test_accumulation_needs_less_memory(monkeypatch: pytest.MonkeyPatch) -> None
         return max(sizes)
 
     assert largest_loan(4) * 4 == largest_loan(1)
+
+
+class StoredLosses(SoftmaxNLL):
+    """A loss of one's own, whose losses have the precision of the outputs."""
+
+    def __call__(self, backend: Backend, outputs: Array, targets: Array) -> tuple[Array, Array]:
+        losses, gradient = super().__call__(backend, outputs, targets)
+        return losses.astype(outputs.dtype), gradient
+
+
+@pytest.mark.standin
+@pytest.mark.parametrize("accumulation_steps", [1, 2])
+def test_losses_may_have_storage_precision_on_a_gpu(accumulation_steps: int) -> None:
+    found = []
+    for loss in (SoftmaxNLL(), StoredLosses()):
+        model, recorder = small_model("half", "cupy"), Recorder()
+        model.loss = loss
+        with ParallelWrapper(
+            model, 1, accumulation_steps=accumulation_steps, callbacks=[recorder], log_every=2
+        ) as wrapper:
+            wrapper.fit(Loader(small_dataset(16), 4, seed=3), epochs=1)
+        found.append([report.loss for report in recorder.reports])
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-3)
