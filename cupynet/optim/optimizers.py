@@ -61,7 +61,7 @@ class Optimizer(Described):
         capturable: True if CUDA graphs can capture `update`: it launches the same operations in every step and uses no
             host values other than its arguments. Not inherited.
         clips_norm: True if the `update` of this class clips the global norm (`UpdateScalars.norm`). Otherwise `move`
-            clips the gradient first. It counts only in the class that defines `update`.
+            clips the gradient first. Set it in the class that defines `update`; elsewhere it is ignored.
         factors: constants of the rule, see `UpdateScalars`.
 
     Raises:
@@ -143,8 +143,8 @@ class Optimizer(Described):
         if self.max_grad_norm is not None:
             squares = self.backend.squared_norm(params.grad) if squared_norm is None else squared_norm
             norm = squares, self.max_grad_norm / scale
-            updates = next(each for each in type(self).__mro__ if "update" in vars(each))
-            if not vars(updates).get("clips_norm", False) or self._layers is not None:
+            owner = next(each for each in type(self).__mro__ if "update" in vars(each))
+            if not vars(owner).get("clips_norm", False) or self._layers is not None:
                 self.backend.clip_norm(params.grad, *norm)
                 norm = None
         if self._layers is not None and self.clip_layer_norm is not None:

@@ -117,7 +117,7 @@ class Mixed(Mixin, SGD):
 
 
 @pytest.mark.parametrize("kind", [InPlainArrays, Mixed])
-def test_an_update_of_ones_own_gets_a_clipped_gradient(kind: type[SGD]) -> None:
+def test_a_user_defined_update_gets_a_clipped_gradient(kind: type[SGD]) -> None:
     backend = create_backend("numpy")
     params, optimizer = weights(backend), kind(0.1, max_grad_norm=4.0)
     before = on_host(backend, params.master)

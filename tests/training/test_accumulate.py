@@ -89,7 +89,7 @@ def test_accumulation_needs_less_memory(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 class StoredLosses(SoftmaxNLL):
-    """A loss of one's own, whose losses have the precision of the outputs."""
+    """A user-defined loss that returns losses in the precision of the outputs."""
 
     def __call__(self, backend: Backend, outputs: Array, targets: Array) -> tuple[Array, Array]:
         losses, gradient = super().__call__(backend, outputs, targets)

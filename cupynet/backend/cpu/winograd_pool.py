@@ -1,7 +1,7 @@
 """Fused convolution and 2x2 max-pool by Winograd's minimal filtering (`kernels/winograd_pool.py`).
 
-`ConvPool` is used instead if values could overflow or are NaN. It also computes the gradients behind a ReLU if at least
-half of them are zero, which it skips. Batches may therefore differ in how their gradients are rounded.
+`ConvPool` is used instead if values could overflow or are NaN. It also computes gradients behind a ReLU of which at
+least half are zero, because it skips zeros. Rounding may therefore differ between batches.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class WinogradPool(conv_pool.ConvPool):
             direct = super().backward(dy, saved, x, weights, grads, need_dx=need_dx)
             if nonzero:
                 return direct
-            # zeros alone, as in a rehearsal, take both ways, so that both are compiled
+            # if all are zero, as in a rehearsal, also use Winograd's algorithm, so that both are compiled
         images, weight = saved[1] if len(saved) > 1 else x, self.backend._operand(weights[0])
         transposed = self._filters(weight.transpose(0, 1, 3, 2), self.padded[0])
         tiles, (weight_grad, bias_grad) = self._tiles(), grads

@@ -36,7 +36,7 @@ class CudaUpdate(CudaDevice, UpdateOps):
         It is borrowed, or `vector` itself if that is short enough. The order of sums is fixed: first within parts, then
         over the parts.
         """
-        vector = self.asarray(vector, self.policy.accumulate)  # an own loss may return losses in storage precision
+        vector = self.asarray(vector, self.policy.accumulate)  # user-defined losses may be in storage precision
         threads, at_once = self.kernels.threads, SIXTEEN // vector.dtype.itemsize
         blocks = max(1, min(-(-vector.size // (threads * at_once)), 2 * MOST_PARTS, self.kernels.blocks))
         if blocks == 1 and not squares:
