@@ -13,6 +13,7 @@ import pytest
 
 from cupynet.backend import create_backend, select_backend
 from cupynet.backend.cuda.gpus import Pool, limit_pools, pool, probe, trim_pools
+from cupynet.core.errors import ConfigError
 from tests.standin.planted import together
 
 pytestmark = pytest.mark.standin
@@ -142,3 +143,13 @@ def test_a_cupy_that_cannot_compile_is_not_selected(cupy: Any, monkeypatch: pyte
 def test_an_old_cupy_is_refused(version: str, works: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules["cupy"], "__version__", version)
     assert (probe() is None) == works
+
+
+@pytest.mark.standin
+def test_a_gradient_with_gaps_is_refused_behind_a_relu() -> None:
+    """The kernel would apply the derivative to a copy."""
+    backend = create_backend("cupy", "float")
+    y = backend.asarray(np.ones((4, 6), np.float32))
+    dy, bias_grad = backend.asarray(np.ones((8, 6), np.float32))[::2], backend.asarray(np.zeros(6, np.float32))
+    with pytest.raises(ConfigError):
+        backend._relu_and_bias_backward(dy, y, bias_grad)
