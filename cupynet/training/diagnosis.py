@@ -13,7 +13,10 @@ MAX_SAMPLES = 5  # listed in a message
 
 
 def diagnose(replica: Replica, batch: Batch) -> str:
-    """Locate the first non-finite value: return the worker, batch, samples and layer as text."""
+    """Locate the first non-finite value: return the worker, batch, samples and layer or weight as text.
+
+    `params.grad` and `losses` are those of the batch.
+    """
     at = f"of worker {replica.groups.world.rank} at batch {batch.index} of epoch {batch.epoch + 1}"
     for name, values in replica.params.views(replica.params.master):
         if not _finite(replica, values).all():
@@ -22,7 +25,12 @@ def diagnose(replica: Replica, batch: Batch) -> str:
     replica.params.restore_buffers()
     if layer:
         return f"the loss {at} is not finite, for {_named(samples)}, first in the output of layer '{layer}'"
-    return f"the loss {at} is not finite, or the gradient too large, of {_named(batch.samples)}"
+    if replica.losses is not None and not _finite(replica, replica.losses).all():
+        return f"the loss {at} is not finite, for {_named(batch.samples)}"
+    for name, gradient in reversed([*replica.params.views(replica.params.grad)]):  # as the backward pass computes them
+        if not _finite(replica, gradient).all():
+            return f"the gradient {at} is not finite, for {_named(batch.samples)}, first in weight '{name}'"
+    return f"the gradient {at} is too large, for {_named(batch.samples)}"
 
 
 def _first_output(replica: Replica, batch: Batch) -> tuple[str, Any]:

@@ -44,15 +44,18 @@ def test_a_loss_names_worker_batch_samples_and_layer(workers: int) -> None:
         assert part in str(caught.value)
 
 
-@pytest.mark.parametrize(("backwards", "stages"), [(True, 1), (False, 2), (True, 2)])
-def test_a_gradient_or_a_stage_names_the_batch(backwards: bool, stages: int) -> None:
+@pytest.mark.parametrize(
+    ("backwards", "stages", "place"), [(True, 1, "'dense1.bias'"), (False, 2, "the loss"), (True, 2, "'dense1.bias'")]
+)
+def test_a_gradient_or_a_stage_names_the_batch(backwards: bool, stages: int, place: str) -> None:
+    """Of all gradients that are not finite, dense1's are nearest to the loss."""
     pipeline = Pipeline(2, 2) if stages == 2 else None
     model = network_with(Poisoned(17, backwards=backwards))
     with ParallelWrapper(model, 1, pipeline=pipeline, timeout_s=20) as wrapper:
         with pytest.raises(DivergedError) as caught:
             wrapper.fit(SHUFFLED, epochs=1)
         assert all(np.isfinite(each.params.master).all() for each in wrapper.replicas())  # it moved nothing
-    assert f"batch {batch_with([17]).index} of epoch 1" in str(caught.value)
+    assert f"batch {batch_with([17]).index} of epoch 1" in str(caught.value) and place in str(caught.value)
 
 
 def test_a_worker_spoiled_by_another_workers_batch_leaves_its_own_out(caplog: pytest.LogCaptureFixture) -> None:
