@@ -24,6 +24,7 @@ from cupynet.nn import (
     SoftmaxNLL,
 )
 from tests.support.backends import every_backend, every_dtype
+from tests.support.gradients import check_derivative
 from tests.support.refusals import refused
 
 GOLDEN = np.load(Path(__file__).parent.parent / "golden" / "loss.npz")
@@ -83,6 +84,16 @@ def test_losses_of_weighted_targets_and_their_derivatives_are_those_of_pytorch(
     expected = GOLDEN[f"{kind}/gradient"]
     np.testing.assert_allclose(gradient, expected, rtol=tolerance, atol=tolerance * abs(expected).max())
     assert backend.workspace.on_loan == 0
+
+
+@pytest.mark.parametrize("kind", [*LOSSES, *TARGET_LOSSES])
+def test_derivatives_are_those_by_differences(kind: str) -> None:
+    loss, backend = (LOSSES | TARGET_LOSSES)[kind], create_backend("numpy", "double")
+    outputs, targets = np.random.default_rng(3).normal(0, 2, (9, 5)), GOLDEN["labels"]
+    if kind in TARGET_LOSSES:
+        targets = GOLDEN["targets"].astype(np.float32)
+    _, gradient = computed(loss, backend, outputs, targets)
+    check_derivative(lambda: computed(loss, backend, outputs, targets)[0].mean(), backend, outputs, gradient, kind)
 
 
 def test_every_golden_loss_is_compared() -> None:

@@ -18,7 +18,9 @@ from cupynet.nn import (
     Context,
     Conv2D,
     Dense,
+    Flat,
     Image,
+    InputType,
     Layer,
     LayerNorm,
     Model,
@@ -26,6 +28,7 @@ from cupynet.nn import (
 )
 from cupynet.nn.norm import BatchNormReLU
 from tests.support.backends import every_backend, every_dtype
+from tests.support.gradients import check_layer
 from tests.support.passes import built, inferred, passed
 from tests.support.refusals import refused
 
@@ -89,6 +92,12 @@ def test_a_relu_after_it_is_computed_in_the_same_pass(name: str, dtype: str) -> 
         results.append([*passed(pair, known["x0"], known["dy0"]), inferred(pair, known["x0"])])
     for fused, separate in zip(*results, strict=True):
         compare(fused, np.asarray(separate, np.float64), dtype, "fused")
+
+
+@pytest.mark.parametrize("following", [[], [Activation("relu")]], ids=["alone", "before a ReLU"])
+@pytest.mark.parametrize("input", [Image(3, 4, 2), Flat(5)], ids=["images", "vectors"])
+def test_derivatives_of_batch_norm_in_training_are_those_by_differences(input: InputType, following: Any) -> None:
+    check_layer(Sequential([BatchNorm(), *following]), input, batch=4, training=True)
 
 
 # accuracy -------------------------------------------------------------------------------------------------------------
