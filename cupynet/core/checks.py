@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, TypeVar
 
 from cupynet.core.errors import ConfigError
@@ -94,6 +95,12 @@ def instance(name: str, value: Any, kind: type[T], example: str) -> T:
         return value
     actual = f"the class {value.__name__}" if isinstance(value, type) else one(type(value).__name__)
     raise ConfigError(f"must be {one(kind.__name__)}, such as {example}", name, f"<{actual}>")
+
+
+def without_prefix(monitor: str, figures: Collection[str]) -> str:
+    """Return the figure that `monitor` names with or without `validation_` or `val_`, as in Keras."""
+    figure = re.sub("^(validation|val)_", "", monitor)
+    return figure if figure in figures else monitor
 
 
 def finite(value: Any) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from cupynet.core.checks import integer, number, one_of
+from cupynet.core.checks import instance, integer, number, one_of, without_prefix
 from cupynet.optim.schedules import Schedule
 
 BETTER = {"loss": -1, "accuracy": 1}
@@ -19,7 +19,7 @@ class ReduceOnPlateau(Schedule, name="reduce_on_plateau"):
         initial: the learning rate at the beginning.
         factor: factor of the learning rate at each reduction.
         patience: number of evaluations without improvement to tolerate.
-        monitor: `loss` or `accuracy` of the validation data.
+        monitor: `loss` or `accuracy` of the validation data. The prefixes `validation_` and `val_` are ignored.
         min_delta: minimum change that counts as an improvement, exclusive.
         cooldown: evaluations to ignore after a reduction.
         least: the minimum learning rate.
@@ -46,6 +46,7 @@ class ReduceOnPlateau(Schedule, name="reduce_on_plateau"):
         self.rate = number("ReduceOnPlateau initial", initial, above=0)
         self.factor = number("ReduceOnPlateau factor", factor, above=0, below=1)
         self.patience = integer("ReduceOnPlateau patience", patience, 0)
+        monitor = without_prefix(instance("ReduceOnPlateau monitor", monitor, str, "'loss'"), BETTER)
         self.monitor: str = one_of("ReduceOnPlateau monitor", monitor, BETTER)
         self.min_delta = number("ReduceOnPlateau min_delta", min_delta, minimum=0)
         self.cooldown = integer("ReduceOnPlateau cooldown", cooldown, 0)

@@ -19,7 +19,7 @@ Metric: TypeAlias = str | Function
 
 CLASS_FIGURES = ("accuracy", "top_n_accuracy", "precision", "recall", "f1", "loss")  # figures of `Evaluation`
 NUMBER_FIGURES = ("loss", "mean_absolute_error", "r2")  # figures of `RegressionEvaluation`
-PREFIX = re.compile(rf"(validation|val)_(?=({'|'.join({*CLASS_FIGURES, *NUMBER_FIGURES})})$)")  # as Keras writes them
+FIGURES = {*CLASS_FIGURES, *NUMBER_FIGURES}
 ALIASES = {"macro_f1": "f1"}
 TOP_K = re.compile(r"top_([1-9]\d*)_accuracy")
 LOWER_IS_BETTER = re.compile(r"loss|error")

@@ -110,7 +110,7 @@ def test_a_plateau_is_found_as_in_pytorch() -> None:
 
 
 def test_accuracy_is_better_when_it_is_higher_and_nan_is_no_improvement() -> None:
-    schedule = ReduceOnPlateau(1.0, 0.5, patience=1, monitor="accuracy")
+    schedule = ReduceOnPlateau(1.0, 0.5, patience=1, monitor="val_accuracy")
     rates = []
     for accuracy in (0.5, 0.6, 0.7, 0.6, 0.7, math.nan, 0.8):
         schedule.on_evaluation(accuracy)

@@ -14,13 +14,13 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from cupynet.core.checks import flag, instance, integer, number, one_of
+from cupynet.core.checks import flag, instance, integer, number, one_of, without_prefix
 from cupynet.core.files import for_json
 from cupynet.core.wording import counted
 from cupynet.runs.run import Run
 from cupynet.training.callbacks.base import FINAL_WEIGHTS, Callback
 from cupynet.training.events import EpochRecord, IterationRecord, StopReason
-from cupynet.training.metrics import PREFIX, mode_of
+from cupynet.training.metrics import FIGURES, mode_of
 from cupynet.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
@@ -135,7 +135,7 @@ class EarlyStopping(Callback):
         restore_best_weights: bool = True,
         restore_on_interrupt: bool = False,
     ) -> None:
-        self.monitor = PREFIX.sub("", instance("monitor", monitor, str, "'loss'"))
+        self.monitor = without_prefix(instance("monitor", monitor, str, "'loss'"), FIGURES)
         mode = one_of("mode", mode, ("auto", "min", "max"))
         self.mode = mode_of(self.monitor) if mode == "auto" else mode
         none = ", or null for none"
