@@ -41,7 +41,9 @@ def looks_channels_first(shape: Sequence[int]) -> bool:
 
 
 def layout_hint(found: Sequence[int], expected: Sequence[int]) -> str:
-    """Return the end of an error message that shows how to transpose channels-first images, or ""."""
+    """Return the end of an error message that shows how to transpose or reshape images, or ""."""
+    if len(found) == 2 and found[1] == math.prod(expected):
+        return f". Reshape vectors: np.asarray(x).reshape{(-1, *expected)}"
     if len(expected) != 3 or len(found) not in (3, 4) or tuple(found[-3:]) != (expected[2], *expected[:2]):
         return ""
     return f". Channels are first: use x.transpose({'0, 2, 3, 1' if len(found) == 4 else '1, 2, 0'})"

@@ -124,7 +124,8 @@ class Dataset:
         return replace(self, images=images, labels=self.labels[indices], weights=weights)
 
 
-VECTORS = ". Pass vectors of F features as images (1, F, 1): x[:, None, :, None]"
+VECTORS = ". Pass vectors of F features as images (1, F, 1): np.asarray(x)[:, None, :, None]"
+OBJECTS = ". Convert columns of numbers: x.astype('float32')"
 
 
 def split_off(dataset: Dataset, fraction: float, seed: int) -> tuple[Dataset, Dataset]:
@@ -195,12 +196,13 @@ def image_array(where: str, images: Any) -> Array:
     if array.ndim not in (3, 4) or not (floating or array.dtype.kind in "iu"):
         raise ConfigError(
             f"{where}: images must be (S, H, W, C) or (S, H, W), integers from 0 to 255 or floating-point numbers that "
-            f"are already scaled, got {found}{VECTORS * (array.ndim == 2)}"
+            f"are already scaled, got {found}{OBJECTS * (array.dtype == object)}{VECTORS * (array.ndim == 2)}"
         )
     if floating:
         _check_finite(f"{where}: image", array)
     if not floating and array.dtype != np.uint8 and array.size and not 0 <= array.min() <= array.max() <= 255:
-        raise ConfigError(f"{where}: images of integers must be from 0 to 255, got {array.min()} .. {array.max()}")
+        found = f"got {array.min()} .. {array.max()}. Convert other numbers to floating point"
+        raise ConfigError(f"{where}: images of integers must be from 0 to 255, {found}")
     check_layout(where, array.shape)
     pixels = np.ascontiguousarray(array, dtype=np.float32 if floating else np.uint8)
     return pixels if pixels.ndim == 4 else pixels[..., np.newaxis]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cupynet import Dataset, LambdaCallback, Loader, Model, ParallelWrapper
+from cupynet import Dataset, Dense, LambdaCallback, Loader, Model, ParallelWrapper
 from cupynet.backend import PixelScale
 from cupynet.core.errors import ConfigError
 from cupynet.data.dataset import split_views
@@ -43,6 +44,13 @@ class Exchanged:
 
     def __dlpack_device__(self) -> Any:
         return self._array.__dlpack_device__()
+
+
+class Table:
+    """A table as a DataFrame of pandas, which takes no tuple of slices."""
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return np.asarray(X.reshape(len(X), -1), dtype)
 
 
 class MapStyle:
@@ -197,6 +205,15 @@ def test_other_data_are_refused_before_anything_changes(
     with ParallelWrapper(model, 2) as wrapper, refused(setting):
         wrapper.fit(*data, **options)
     assert fingerprint(model) == before
+
+
+def test_a_table_is_refused_with_a_remedy_that_works() -> None:
+    model, x = Model([Dense(3)], (1, X[0].size, 1), "numpy"), Table()
+    uses: list[Callable[[Any], Any]] = [model.predict, lambda images: Dataset("x", images, Y, 3)]
+    for use in uses:
+        with pytest.raises(ConfigError) as caught:
+            use(x)
+        use(eval(str(caught.value).rpartition(": ")[2], {"np": np, "x": x}))
 
 
 def test_images_of_floats_are_not_augmented() -> None:
