@@ -108,9 +108,17 @@ def for_chosen_classes(plain: dict[str, Any], asked: Sequence[str]) -> None:
 
 def check_modules(names: Sequence[str]) -> None:
     """Raise ConfigError if a trusted module does not exist, without importing it."""
+    if names:
+        _search_current_folder()
     for package in (name.partition(".")[0] for name in names):
         if not package or (package not in sys.modules and find_spec(package) is None):
             raise ConfigError(f"there is no module '{package}'", "trusted_modules", written(names))
+
+
+def _search_current_folder() -> None:
+    """Find trusted modules in the current folder too, as with `python -m`: a console script searches only its own."""
+    if "" not in sys.path:
+        sys.path.append("")
 
 
 def _lies_in(name: str, modules: Iterable[str]) -> bool:
@@ -128,6 +136,8 @@ def _find(target: Any, key: str, trusted: tuple[str, ...]) -> type:
         mine = f"list '{target.partition('.')[0]}' in trusted_modules if it is yours"
         raise refused(f"only classes of {listed(trusted, 'and')} can be used; {mine}")
     module_name, _, name = target.rpartition(".")
+    if not _lies_in(module_name, ("cupynet",)):
+        _search_current_folder()
     try:
         module = import_module(module_name)
     except ModuleNotFoundError as error:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cupynet.config.instantiate import build, build_as, under
+from cupynet.config.instantiate import build, build_as, check_modules, under
 from cupynet.core.errors import ConfigError
 from tests.support.refusals import refused
 
@@ -94,6 +95,15 @@ def test_build_imports_nothing_untrusted(
     monkeypatch.syspath_prepend(tmp_path)
     with refused("model._target_"):
         build({"_target_": target}, "model", trusted)
+
+
+def test_a_trusted_module_is_found_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "lies_here.py").write_text("class Part:\n    pass\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", str(tmp_path))])  # as of a script
+    monkeypatch.delitem(sys.modules, "lies_here", raising=False)
+    check_modules(["lies_here"])
+    assert type(build({"_target_": "lies_here.Part"}, "model", ["lies_here"])).__name__ == "Part"
 
 
 @pytest.mark.parametrize("node", ["mse", None, {"filters": 2}, {"_target_": f"{HERE}.Other"}], ids=str)
