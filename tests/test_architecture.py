@@ -122,7 +122,7 @@ def no_code_from_data(source: Source) -> Iterator[str]:
         if name.split(".")[0] in CODE_LOADERS:
             yield f"line {line}: {name} runs code from data"
     for node in source.nodes:
-        if isinstance(node, ast.Name | ast.Attribute):
+        if isinstance(node, ast.Name | ast.Attribute) and not isinstance(node.ctx, ast.Store):
             text = dotted(node).removeprefix("builtins.")
             if text in RUN_TEXT or text.startswith(SHELLS):
                 yield f"line {node.lineno}: {text} runs code from text"

@@ -3,7 +3,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -24,6 +24,16 @@ PREDICTED_TOGETHER = 256  # default batch size of `predict`
 FLAT = 1 / 15  # images with a smaller range of scaled pixels are nearly blank
 
 log = logging.getLogger(__name__)
+
+
+class _TrainingMethod:
+    """A method that Keras has on a model. Raises AttributeError with the replacement."""
+
+    def __get__(self, model: Model | None, owner: type[Model]) -> NoReturn:
+        raise AttributeError(
+            "a Model does not train itself. Use `with ParallelWrapper(model, workers=1, optimizer=Adam(0.001)) as "
+            "wrapper: wrapper.fit(x, y, epochs=5)`, and wrapper.evaluate(x, y)"
+        )
 
 
 class Model:
@@ -52,6 +62,8 @@ class Model:
     Raises:
         ConfigError: an argument is invalid, or layers are incompatible.
     """
+
+    compile = fit = train_on_batch = evaluate = _TrainingMethod()
 
     def __init__(
         self,

@@ -118,6 +118,14 @@ def test_a_description_may_be_used_again() -> None:
     assert equal(one.weights(), two.weights()) and one.params.master is not two.params.master
 
 
+def test_training_methods_of_keras_are_missing_with_a_remedy() -> None:
+    model = small()
+    for name in ("compile", "fit", "train_on_batch", "evaluate"):
+        assert not hasattr(model, name)
+        with pytest.raises(AttributeError, match="ParallelWrapper"):
+            getattr(model, name)
+
+
 # predictions ----------------------------------------------------------------------------------------------------------
 
 
