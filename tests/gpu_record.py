@@ -54,7 +54,6 @@ class Recorder:
 
 
 def counted(stats: dict[str, list[Any]]) -> dict[str, Any]:
-    """Return the number of tests by outcome, the failures, and the reasons of skips. stats: reports by outcome."""
     failures = {report.nodeid for kind in ("failed", "error") for report in stats.get(kind, ())}
     reasons = [
         report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)

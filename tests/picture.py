@@ -45,7 +45,6 @@ def written(command: Sequence[str]) -> str:
 
 
 def shown(text: str) -> list[str]:
-    """Return the lines on the terminal at the end, with their colours."""
     lines, row, over = [""], 0, False
     for numbers, action, carriage, feed, plain in TOKENS.findall(text):
         if feed:
@@ -67,7 +66,6 @@ def shown(text: str) -> list[str]:
 
 
 def drawn(lines: Sequence[str]) -> str:
-    """Return an SVG of these lines. It names no font to fetch."""
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True, color_system="truecolor")
     for line in lines:
         console.print(Text.from_ansi(line), soft_wrap=True)

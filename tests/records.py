@@ -120,7 +120,6 @@ class Maker:
         return summary, held_mb
 
     def save(self, name: str, record: dict[str, Any]) -> None:
-        """Write a record, followed by commit and environment."""
         whole = {**record, "commit": self.commit, "environment": record.get("environment", self.environment)}
         (self.target / f"{name}.json").write_text(json.dumps(whole, indent=2) + "\n", "utf-8")
 
@@ -136,12 +135,10 @@ def commit() -> str:
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Return the mean, to the sixth digit, and the ends."""
     return {"mean": round(fmean(values), 6), "lowest": min(values), "highest": max(values)}
 
 
 def compare(maker: Maker, name: str) -> None:
-    """Train every variant of a comparison with every seed: a run takes 10 to 90 s."""
     what, variants, seeds = COMPARISONS[name]
     maker.train(f"{variants[next(iter(variants))]} data.limit=1000 epochs=1", seed=1)  # compiles
     found: dict[str, Any] = {}
@@ -194,7 +191,6 @@ def memory(maker: Maker, counts: Sequence[int] = (1, 2, 8, 16, 32)) -> None:
 
 
 def measure(maker: Maker, name: str) -> None:
-    """Keep the result of a command that measures."""
     command = MEASUREMENTS[name]
     folder, _ = maker.run(*command.split())
     (result,) = folder.glob(f"{command.split()[0]}.json")
@@ -210,7 +206,6 @@ MAKERS: dict[str, Callable[[Maker], None]] = {
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    """Run the command."""
     parser = argparse.ArgumentParser(prog="make records", description=__doc__.split("\n")[0])
     parser.add_argument("names", nargs="*", choices=[[], *MAKERS], metavar="RECORD", help=f"{', '.join(MAKERS)}; all")
     names = parser.parse_args(given).names or list(MAKERS)

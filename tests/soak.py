@@ -171,7 +171,6 @@ def die() -> None:
 
 
 def timeless(value: Any) -> Any:
-    """Remove what differs between equal runs."""
     if isinstance(value, list):
         return [timeless(each) for each in value]
     if not isinstance(value, dict):
@@ -182,7 +181,6 @@ def timeless(value: Any) -> Any:
 
 
 def left_by(folder: Path) -> dict[str, Any]:
-    """Return everything that two equal runs have in common, by name, as text or digests."""
     store = Checkpoints(folder / "checkpoints")
     newest = store.newest()
     assert newest is not None
@@ -230,8 +228,6 @@ class Point:
 
 
 class Reference(NamedTuple):
-    """An undisturbed run."""
-
     left: dict[str, Any]
     seconds: float
     saves: int
@@ -245,7 +241,6 @@ class Soak:
         self.references: dict[str, Reference] = {}
 
     def begin(self, name: str, mode: str, *more: str, place: Place | None = None, visit: int = 1) -> BaseProcess:
-        """Start a run in the folder `name`, which resumes if there is a checkpoint."""
         settings = f"{RUN} {MODES[mode]} data.train={self.images} resume=latest".split()
         arguments = [*settings, *more, f"hydra.run.dir={self.folder / name}"]
         process = FORK.Process(target=train_until, args=(place, visit, arguments, self.folder / f"{name}.txt"))
@@ -364,7 +359,6 @@ def drift(samples: Sequence[dict[str, float]]) -> dict[str, Any]:
 
 
 def soaked(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Run everything in a folder and return the record."""
     until = time.monotonic() + 60 * options.minutes
     (folder / "runs").mkdir()
     watch = FORK.Process(target=train_and_sample, args=(folder / "drift.jsonl", until), daemon=True)
@@ -404,7 +398,6 @@ def soaked(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def main(given: Sequence[str] | None = None) -> int:
-    """Run the command. Return its exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__.partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=60.0, help="duration; no point starts after it")
     parser.add_argument("--points", type=int, default=10_000, help="greatest number of points")

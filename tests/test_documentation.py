@@ -36,7 +36,6 @@ GUIDES = "cupynet/guides/"
 
 
 def prose(text: str) -> str:
-    """A page without its fenced blocks."""
     return FENCE.sub("", text)
 
 
@@ -108,7 +107,6 @@ def lines(text: str) -> Iterator[str]:
 
 
 def commands(text: str) -> Iterator[Command]:
-    """The commands of a page, and the settings that stand alone, which are those of `train`."""
     for line in lines(text):
         make, start = MAKE.fullmatch(line), START.fullmatch(line)
         if make is not None:

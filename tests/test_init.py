@@ -40,7 +40,6 @@ def test_type_checkers_see_every_public_name() -> None:
 
 
 def modules_after(statement: str) -> set[str]:
-    """Return the modules that a new interpreter imports for a statement."""
     code = f"import sys\nbefore = set(sys.modules)\n{statement}\nprint(*(set(sys.modules) - before))"
     done = subprocess.run([sys.executable, "-c", code], cwd=INIT.parents[1], capture_output=True, text=True, check=True)
     return set(done.stdout.split())

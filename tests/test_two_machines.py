@@ -32,7 +32,6 @@ exec ip netns exec {namespace} sh -c "$*"
 
 
 def do(*command: str) -> str:
-    """Run a command and return what it prints."""
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
@@ -95,7 +94,6 @@ pytestmark = [*needs_mpi, pytest.mark.slow, pytest.mark.skipif(bool(unavailable(
 
 
 def start(names: tuple[str, str], folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    """Start this Python with `arguments` on both machines, in a folder."""
     command = [*mpi_command(names, folder), sys.executable, *arguments]
     variables = environment() | {"UCX_TLS": "tcp,self", "PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]}
     pipe, null = subprocess.PIPE, subprocess.DEVNULL
@@ -157,7 +155,6 @@ def until(true: Callable[[], bool]) -> bool:
 
 
 def runs(process: int) -> bool:
-    """Return True if a process is there and is no zombie."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

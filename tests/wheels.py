@@ -42,7 +42,6 @@ def interpreters(versions: Sequence[str]) -> dict[str, str]:
 
 
 def supported() -> list[str]:
-    """Return the versions of Python that pyproject.toml's classifiers name."""
     text = (ROOT / "pyproject.toml").read_text("utf-8")
     return re.findall(r'"Programming Language :: Python :: (3\.\d+)"', text)
 
@@ -57,7 +56,6 @@ def called(*command: str | Path, cwd: Path, **more: str) -> str:
 
 
 def built(folder: Path) -> Path:
-    """Build the wheel of this working tree into a folder."""
     called(sys.executable, "-m", "build", "--wheel", "--outdir", folder, ROOT, cwd=folder)
     (wheel,) = folder.glob("*.whl")
     return wheel
@@ -85,7 +83,6 @@ def use(python: str, wheel: Path, extra: str, folder: Path) -> Path:
 
 
 def main(given: Sequence[str] | None = None) -> int:
-    """Run the command. Return its exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.wheels", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--python", action="append", metavar="3.X", help="only this version; may be repeated")
     parser.add_argument("--extra", action="append", help="only this extra; '' is none of them")

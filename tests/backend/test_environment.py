@@ -60,7 +60,6 @@ def git(tree: Path, *arguments: str) -> str:
 
 @pytest.fixture
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A source tree with one commit."""
     if shutil.which("git") is None:
         pytest.skip("there is no git")
     for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):

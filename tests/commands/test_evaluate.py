@@ -27,7 +27,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def copy(finished: Path, tmp_path: Path) -> Path:
-    """A copy of that run, to spoil."""
     return Path(shutil.copytree(finished, tmp_path / "copy"))
 
 

@@ -33,7 +33,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
 
 
 def rows_of(folder: Path, kind: str) -> list[dict[str, Any]]:
-    """Return the rows of the history of one kind: `report` or `epoch`."""
     rows = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
     return [row for row in rows if row["kind"] == kind]
 

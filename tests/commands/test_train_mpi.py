@@ -28,7 +28,6 @@ MPI = [*QUICK, "parallel.launcher=mpi"]
 
 
 def train(folder: Path, ranks: int, *arguments: str, code: int = 0) -> tuple[str, str]:
-    """`cupynet.commands.train` under mpiexec; its stdout and stderr."""
     done = under_mpiexec(ranks, "-m", "cupynet", "train", *arguments, cwd=folder, timeout=200)
     assert done.returncode == code, f"exit code {done.returncode}, wanted {code}\n{done.stdout}\n{done.stderr}"
     return done.stdout, done.stderr

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import logging
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from hydra.core.hydra_config import HydraConfig
 
 from cupynet import config
-from cupynet.config import hydra_main
 from cupynet.config.schema import Settings
 from tests.support.commands import Called, Command, Line
-from tests.support.settings import CONF, MINIMAL
 
 
 @pytest.fixture
@@ -34,26 +30,6 @@ def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
             handler.close()
         logger.handlers[:], logger.level, logger.propagate = handlers, level, propagate
     HydraConfig.instance().cfg = None
-
-
-@pytest.fixture(scope="session")
-def minimal_conf_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("conf")
-    settings = yaml.safe_load((CONF / "config.yaml").read_text())
-    logging_files = [each for each in settings["defaults"] if "_logging" in str(each)]
-    text = yaml.safe_dump({**settings, "defaults": ["spine", "_self_", *logging_files], **MINIMAL})
-    (folder / "config.yaml").write_text(text)
-    shutil.copytree(CONF / "hydra", folder / "hydra")
-    return folder
-
-
-@pytest.fixture
-def minimal_conf(minimal_conf_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands compose conf/config.yaml without the files of its groups, in 60 % of the time.
-
-    For tests in which the settings do not matter, or come from a run to resume.
-    """
-    monkeypatch.setattr(hydra_main, "conf_folder", lambda: minimal_conf_folder)
 
 
 @pytest.fixture

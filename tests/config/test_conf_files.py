@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, asdict, fields
 from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import Any, cast
 
 import pytest
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from cupynet import config
 from cupynet.config import composing
@@ -19,15 +19,21 @@ from cupynet.core.errors import ConfigError
 from cupynet.optim import Optimizer
 from cupynet.parallel import ParameterAveraging
 from tests.support.refusals import refused
-from tests.support.settings import CHOICES, GROUPS, file_of, settings_of
+from tests.support.settings import CHOICES, CONF, GROUPS, settings_of
 
 # the files ------------------------------------------------------------------------------------------------------------
 
 
 @cache
 def composed(*overrides: str) -> dict[str, Any]:
-    """Return settings as Hydra composes them."""
     return asdict(config.compose(overrides))
+
+
+def file_of(group: str, name: str) -> DictConfig:
+    """Return a file of a group, merged with the files of the same group in its defaults list."""
+    file = cast(DictConfig, OmegaConf.load(CONF / group / f"{name}.yaml"))
+    order = file.pop("defaults", ["_self_"])
+    return cast(DictConfig, OmegaConf.merge(*(file if each == "_self_" else file_of(group, each) for each in order)))
 
 
 def covering_overrides(group: str, name: str) -> list[str]:
@@ -38,7 +44,6 @@ def covering_overrides(group: str, name: str) -> list[str]:
 
 
 def parts(node: Any, key: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the key and the content of each part in a tree of settings."""
     if isinstance(node, Mapping):
         if "_target_" in node:
             yield key, dict(node)
@@ -47,7 +52,6 @@ def parts(node: Any, key: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def check_built(settings: dict[str, Any]) -> None:
-    """Build the parts of settings. Some data need paths that the user has to name."""
     built = ["data", "model", "loss", "optimizer"]
     if settings["data"]["_target_"].rpartition(".")[2] in ("ImageFolder", "IdxFiles", "NpzFile", "ShardedFiles"):
         with pytest.raises(ConfigError):
@@ -73,24 +77,6 @@ def test_every_file_composes_and_lists_every_argument_of_its_parts(group: str, n
 @pytest.mark.parametrize("name", [name for group, name in CHOICES if group == "experiment"])
 def test_every_experiment_composes(name: str) -> None:
     check_built(composed(f"experiment={name}"))
-
-
-FILES = ["data=npz", "loss=hinge", "optimizer=adam", "backend=cupy", "parallel=post_local", "callbacks=weight_average"]
-VALUES = ["data.limit=9", "seed=5", "+workers=3", "callbacks.checkpoint.keep_last=3", "memory.device_pool_limit=80%"]
-ADDED = ["+model.layers.more={_target_: cupynet.nn.Dropout}", "+callbacks.mine._target_=mymodule.Mine"]
-REMOVED = ["~callbacks.progress", "callbacks.history=null"]
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        [*FILES, "parallel.averaging_frequency=7", *VALUES, *ADDED],
-        ["parallel=hybrid", "callbacks=[default,tensorboard]", "model=mlp", *VALUES, *REMOVED],
-    ],
-    ids=["files", "lists"],
-)
-def test_settings_of_equals_config_compose(overrides: list[str]) -> None:
-    assert settings_of(*overrides) == config.compose(overrides)
 
 
 # defaults -------------------------------------------------------------------------------------------------------------

@@ -147,7 +147,6 @@ def test_a_new_run_does_not_write_into_the_results_of_another(tmp_path: Path) ->
 
 
 def warned(found: Experiment, caplog: pytest.LogCaptureFixture) -> int:
-    """Return the number of warnings about an experiment."""
     announce(found)
     return sum(each.levelname == "WARNING" for each in caplog.records)
 

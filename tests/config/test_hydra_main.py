@@ -43,7 +43,6 @@ REFUSED = {
 }
 
 
-@pytest.mark.usefixtures("minimal_conf")
 @pytest.mark.parametrize("bad", REFUSED)
 def test_refused_in_one_line_and_without_a_folder(
     bad: str, command: Command, in_folder: Path, error_line: Line
@@ -85,7 +84,6 @@ def test_the_quoted_form_of_a_refused_value_is_accepted(value: str) -> None:
     assert OverridesParser.create().parse_override(remedy).value() == value
 
 
-@pytest.mark.usefixtures("minimal_conf")
 def test_a_refused_run_removes_only_the_folders_that_were_made_for_it(
     command: Command, in_folder: Path, error_line: Line
 ) -> None:
@@ -170,7 +168,6 @@ def test_settings_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
             composing.settings_of(composed, [], Settings)
 
 
-@pytest.mark.usefixtures("minimal_conf")
 def test_a_resumed_run_accepts_overrides_of_every_form_and_needs_no_user_files(
     command: Command, in_folder: Path
 ) -> None:
@@ -187,7 +184,6 @@ def test_a_resumed_run_accepts_overrides_of_every_form_and_needs_no_user_files(
 
 @pytest.fixture
 def own_files(in_folder: Path) -> Path:
-    """A folder for --config-dir."""
     files = {
         "model/own": "_target_: mine.Stack\nlayers: {}\n",
         "parallel/own": "averaging_frequency: 7\nsynchronizer:\n  _target_: mine.Anything\n"
@@ -234,7 +230,6 @@ def raising(error: BaseException) -> Callable[[Settings, Path], float | None]:
     return task
 
 
-@pytest.mark.usefixtures("minimal_conf")
 def test_a_cupynet_error_is_one_line_on_the_terminal_and_in_the_log(
     command: Command, in_folder: Path, error_line: Line
 ) -> None:
@@ -247,7 +242,6 @@ def test_a_cupynet_error_is_one_line_on_the_terminal_and_in_the_log(
     assert log.read_text().endswith(f" ERROR cupynet: {line}\n")
 
 
-@pytest.mark.usefixtures("minimal_conf")
 @pytest.mark.parametrize("sweep", [(), ("-m", "seed=1,2")], ids=["run", "sweep"])
 def test_a_run_folder_that_cannot_be_made(
     sweep: tuple[str, ...], command: Command, in_folder: Path, error_line: Line
@@ -260,7 +254,6 @@ def test_a_run_folder_that_cannot_be_made(
 # sweeps ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("minimal_conf")
 def test_one_bad_job_does_not_stop_a_sweep(
     command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -274,13 +267,11 @@ def test_one_bad_job_does_not_stop_a_sweep(
     assert "ERROR cupynet: job 0: ZeroDivisionError" in (sweep / "0" / "train.log").read_text()
 
 
-@pytest.mark.usefixtures("minimal_conf")
 def test_a_setting_may_ask_for_a_sweep(command: Command) -> None:
     code, ran = command("hydra.mode=MULTIRUN", "workers=1,2")
     assert (code, [settings.workers for settings in ran]) == (0, [1, 2])
 
 
-@pytest.mark.usefixtures("minimal_conf")
 @pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt(), 130), (Interrupted(15), 143)])
 def test_an_interrupt_ends_the_sweep(error: BaseException, code: int, command: Command) -> None:
     exit_code, ran = command("-m", "workers=1,2", task=raising(error))
@@ -305,7 +296,6 @@ def logged(log: Path) -> list[str]:
 RECORDS = ["INFO cupynet.training: epoch 1", "WARNING cupynet: careful", "WARNING other_package: unexpected\ufffd[2J"]
 
 
-@pytest.mark.usefixtures("minimal_conf")
 def test_a_sweep_shows_warnings_only_and_each_job_has_its_log(
     command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -315,12 +305,11 @@ def test_a_sweep_shows_warnings_only_and_each_job_has_its_log(
     assert [logged(log) for log in in_folder.glob("outputs/sweeps/*/*/[01]/train.log")] == [RECORDS] * 2
 
 
-@pytest.mark.usefixtures("minimal_conf")
 @pytest.mark.parametrize(("style", "printed"), [("none", ["warning"]), ("lines", ["epoch 1", "warning"])])
 def test_a_record_appears_once_on_the_terminal_and_once_in_the_log(
     style: str, printed: list[str], command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert command(f"+callbacks.progress.style={style}", task=logging_task)[0] == 0
+    assert command(f"callbacks.progress.style={style}", task=logging_task)[0] == 0
     out, err = capsys.readouterr()
     assert re.findall(r"^\[\d\d:\d\d:\d\d\] (epoch 1|warning)", out, re.MULTILINE) == printed
     assert out.count("\n") == len(printed) and err == ""
@@ -370,7 +359,7 @@ def test_help_lists_the_settings_that_exist(
 # ranks ----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("minimal_conf", "in_folder")
+@pytest.mark.usefixtures("in_folder")
 def test_ranks_compare_all_but_machine_specific_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: dict[str, Any] = {}
     ranks: Any = SimpleNamespace(rank=1, size=2, library="MPICH", ranks=SimpleNamespace(), agree=compared.update)

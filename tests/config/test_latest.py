@@ -86,7 +86,6 @@ def test_latest_leads_to_the_whole_sweep_or_search(run: str, file: str, target: 
     assert os.readlink(LATEST) == target
 
 
-@pytest.mark.usefixtures("minimal_conf")
 def test_the_link_is_made_when_training_begins(command: Command) -> None:
     def begins(settings: Settings, folder: Path) -> None:
         assert not LATEST.is_symlink()

@@ -74,7 +74,7 @@ class Elsewhere(ProcessLauncher):
 
 
 @pytest.fixture
-def sweep(in_folder: Path, minimal_conf: None, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+def sweep(in_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     """sweep(*arguments, lost=()) -> exit code, with the launcher above and without waiting for locks."""
     monkeypatch.setitem(Plugins.instance().class_name_to_class, "hydra_plugins.cupynet_processes.Processes", Elsewhere)
     monkeypatch.setattr(lock, "TIMEOUT_S", 0.0)

@@ -34,13 +34,11 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(finished: Path) -> Model:
-    """The model of that run."""
     return load(finished, "numba")
 
 
 @pytest.fixture
 def copied(finished: Path, tmp_path: Path) -> Path:
-    """A copy of that run, to spoil."""
     return Path(shutil.copytree(finished, tmp_path / "copy"))
 
 
@@ -110,7 +108,6 @@ def changed(folder: Path, old: str, new: str) -> None:
 
 
 def spoilt(folder: Path, *, missing: bool) -> None:
-    """Remove a weight, or make it infinite."""
     weights = load_weights(folder / "weights.safetensors")
     weights["conv1.weight"][0] = np.inf
     if missing:

@@ -42,15 +42,13 @@ def one_stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def stopped(one_stopped: Path, in_folder: Path, caplog: pytest.LogCaptureFixture, minimal_conf: None) -> Path:
-    """The folder of that run, below the working folder."""
+def stopped(one_stopped: Path, in_folder: Path, caplog: pytest.LogCaptureFixture) -> Path:
     shutil.copytree(one_stopped, in_folder, dirs_exist_ok=True)
     caplog.set_level("INFO", "cupynet")
     return RUN
 
 
 def train_job(settings: Settings, folder: Path) -> float | None:
-    """Run a job as the command does."""
     return train.train(train.prepare(settings), folder)
 
 
@@ -83,7 +81,6 @@ def test_a_stopped_run_resumes_bit_for_bit(stopped: Path) -> None:
 
 
 # tests/test_soak.py kills at every place of a save, with and without averages
-@pytest.mark.usefixtures("minimal_conf")
 @pytest.mark.parametrize(
     ("settings", "iteration"),
     [
@@ -189,7 +186,6 @@ def test_a_setting_that_must_not_change_is_refused(given: dict[str, Any], stored
     resume.check_same_settings({"epochs": 2}, {"epochs": 1, "callbacks": {"mine": {"path": "x"}}}, RUN)
 
 
-@pytest.mark.usefixtures("minimal_conf")
 def test_the_channels_of_a_run_on_gray_pictures_may_be_set_on_resume(in_folder: Path, command: Command) -> None:
     """An earlier version trained on them without a number of channels."""
     pictures = write_pictures(in_folder / "pictures", digits(20, 10))

@@ -15,7 +15,6 @@ from tests.support.settings import settings_of
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """The folder of a run that has stored its settings."""
     overrides = ("workers=2", "trusted_modules=[evil]", "optimizer=sgd")
     stored.keep(tmp_path / "run", settings_of(*overrides), overrides)
     return tmp_path / "run"

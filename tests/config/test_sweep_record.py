@@ -22,7 +22,6 @@ JOBS = [
 
 
 def job(sweep: Path, number: int, code: int = 0, error: str = "", **figures: Any) -> None:
-    """A job that has ended."""
     if code == 0:
         made(sweep / str(number), **figures)
     sweep_record.ended(sweep, sweep_record.Job(number, JOBS[number], sweep / str(number), code, error))

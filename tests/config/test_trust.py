@@ -63,8 +63,7 @@ def refuses(command: Command, in_folder: Path, error_line: Line) -> Refuses:
 
 
 @pytest.fixture
-def run(in_folder: Path, minimal_conf: None) -> Path:
-    """The folder of a run with two workers that has stored its settings."""
+def run(in_folder: Path) -> Path:
     stored.keep(in_folder / "run", settings_of("workers=2"), ["hydra.run.dir=run", "workers=2"])
     (in_folder / "run" / "train.log").touch()
     return in_folder / "run"
@@ -72,7 +71,6 @@ def run(in_folder: Path, minimal_conf: None) -> Path:
 
 @pytest.fixture
 def settings_file(run: Path) -> Path:
-    """The settings that the run has stored."""
     return run / ".hydra" / "config.yaml"
 
 
@@ -114,7 +112,6 @@ FILES = {
 }
 
 
-@pytest.mark.usefixtures("minimal_conf")
 @pytest.mark.parametrize("name", FILES)
 def test_a_config_file_runs_no_code(
     name: str, in_folder: Path, refuses: Refuses, monkeypatch: pytest.MonkeyPatch
@@ -123,7 +120,7 @@ def test_a_config_file_runs_no_code(
     path = in_folder / "theirs" / "experiment" / "evil.yaml"
     path.parent.mkdir(parents=True)
     path.write_text(f"# @package _global_\n{FILES[name]}")
-    arguments = ("--config-dir", "theirs", "+experiment=evil")
+    arguments = ("--config-dir", "theirs", "experiment=evil")
     refuses("os.mkdir", *arguments, check=lambda settings: build(settings.loss, "loss"))
 
 
@@ -221,7 +218,6 @@ def check_outputs(target: str, *typed: str, folder: Path = Path("run"), **argume
     stored.check_outputs({"a": {"_target_": f"cupynet.training.{target}", **arguments}}, folder, typed)
 
 
-@pytest.mark.usefixtures("minimal_conf")
 def test_a_stored_run_does_not_decide_where_data_are_downloaded(
     command: Command, in_folder: Path, refuses: Refuses
 ) -> None:
@@ -413,7 +409,6 @@ def weights(text: bytes, size: int | None = None) -> bytes:
 
 
 def tensors(names: str = "a", **changes: object) -> bytes:
-    """Return a safetensors file whose tensors are described wrongly."""
     described = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8], **changes}
     header = {"__metadata__": {"sha256": "0" * 64}, **dict.fromkeys(names, described)}
     return weights(json.dumps(header).encode())
@@ -459,7 +454,6 @@ def test_damaged_weight_files_are_refused(name: str, in_folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of two workers."""
     folder = tmp_path_factory.mktemp("good")
     with ParallelWrapper(small_model(), 2) as wrapper:
         wrapper.fit(Loader(small_dataset(20), 4), epochs=1)

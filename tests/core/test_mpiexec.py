@@ -19,7 +19,6 @@ from tests.support.training import small_model
 
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """An environment without other processes."""
     for name in (*(variable for pair in mpiexec.CLAIMS for variable in pair), mpiexec.TERMINAL):
         monkeypatch.delenv(name, raising=False)
     return monkeypatch

@@ -118,7 +118,6 @@ def test_elastic_moves_as_far_as_the_paper_says() -> None:
 
 
 def by_sample(backend: Backend, batches: Iterable[Batch | None]) -> dict[int, bytes]:
-    """Return the image of each sample in these batches."""
     found: dict[int, bytes] = {}
     for batch in filter(None, batches):
         images = np.array(backend.to_host(batch.images))
@@ -127,7 +126,6 @@ def by_sample(backend: Backend, batches: Iterable[Batch | None]) -> dict[int, by
 
 
 def of(loader: Loader, epoch: int, size: int = 1, start: int = 0) -> dict[int, bytes]:
-    """Return the image of each sample in an epoch, from all workers."""
     backend = create_backend("numpy")
     found: dict[int, bytes] = {}
     for rank in range(size):

@@ -24,7 +24,6 @@ NAME, GOOD = "digits.gz", b"the right bytes" * 10_000
 
 
 def get(folder: Path, *mirrors: str, timeout_s: float = 10.0, names: tuple[str, ...] = (NAME,)) -> None:
-    """Download files that must have the contents `GOOD`."""
     digest = hashlib.sha256(GOOD).hexdigest()
     fetch([KnownFile(name, digest, len(GOOD)) for name in names], folder, mirrors, timeout_s)
     assert left_in(folder) == sorted(names)

@@ -61,7 +61,6 @@ def expected(loader: Loader, dtype: str = "float", epoch: int = 0, *deal: int) -
 
 
 def used(device: int = 0) -> int:
-    """The bytes in use on a device."""
     import cupy
 
     with cupy.cuda.Device(device):

@@ -32,8 +32,6 @@ def samples_of(batches: list[Batch]) -> list[list[int]]:
 
 
 class Division(NamedTuple):
-    """A way to divide samples among workers."""
-
     samples: int
     batch_size: int
     size: int

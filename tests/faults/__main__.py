@@ -79,7 +79,6 @@ def caught_by(fault: Fault, clean: Path, place: Path) -> str | None:
 
 
 def tested(tree: Path, tests: Sequence[str], marks: str = TEST_STANDIN) -> tuple[int, str]:
-    """Run those of these tests of a tree that have the marks. Return pytest's exit code and output."""
     environment = {**os.environ, "PYTHONPATH": str(tree)}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     line = [sys.executable, *PYTEST, "-m", marks, *tests]

@@ -86,7 +86,6 @@ def pool(kind: str, x: Any, dy_seed: int, settings: Any) -> dict[str, Any]:
 
 
 def activation(name: str, x: Any) -> dict[str, Any]:
-    """y and dy/dx."""
     given = torch.from_numpy(x.copy()).requires_grad_()
     y = ACTIVATIONS[name](given)
     y.sum().backward()
@@ -94,7 +93,6 @@ def activation(name: str, x: Any) -> dict[str, Any]:
 
 
 def drawn(settings: Any, image: tuple[int, int, int], seed: int) -> tuple[Any, Any, Any]:
-    """Images, weight and bias for a convolution."""
     filters, kernel, _, _, _, groups = settings
     rng = np.random.default_rng(seed)
     weight = rng.normal(size=(*kernel, image[2] // groups, filters))

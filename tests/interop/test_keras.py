@@ -192,7 +192,6 @@ KERAS = GOLDEN / "keras.keras"
 
 
 def of_keras(**changes: Any) -> Model:
-    """The network of tests/golden/make_keras.py, with some settings changed."""
     own: dict[str, Any] = {
         "stride": (2, 1),
         "epsilon": 1e-3,
@@ -269,7 +268,6 @@ def edited(path: Path, edit: Callable[[list[Any]], object] | str) -> Path:
 
 
 def setting(number: int, **changes: Any) -> Callable[[list[Any]], object]:
-    """Return an edit of the settings of one layer, by its place in Keras's file."""
     return lambda layers: layers[number]["config"].update(changes)
 
 

@@ -14,7 +14,6 @@ from tests.support.training import stripes, stripes_network
 
 
 def trained(name: str, dtype: str) -> list[float]:
-    """The loss of each of 45 steps."""
     backend, optimizer, data = create_backend(name, dtype), Nesterov(0.05, l2=1e-4), stripes(96)
     model = Model(stripes_network(), Image(8, 8, 1), backend, seed=1)
     optimizer.init(model.params, backend)

@@ -97,8 +97,6 @@ def test_micro_batches_in_flight_add_up_in_any_order(name: str, kind: str) -> No
 
 
 class Spy(Activation):
-    """Counts calls of its derivative."""
-
     def __init__(self) -> None:
         super().__init__("identity")
         self.calls = 0

@@ -66,7 +66,6 @@ def every_layer() -> Layer:
 
 
 def trained(name: str, *layers: Layer) -> None:
-    """Take one step with a network."""
     model = Model(Sequential([Dense(3), *layers]), INPUT, create_backend(name))
     train_step(model, *examples(model.backend, 2, INPUT))
 

@@ -42,7 +42,6 @@ def golden(kind: str) -> dict[str, Any]:
 
 
 def results_of(layer: BatchNorm | LayerNorm, x: Any, dy: Any) -> dict[str, Any]:
-    """The results of a training pass, on the host."""
     y, dx = passed(layer, x, dy)
     gradients = {"scale_grad": layer.scale.grad, "shift_grad": layer.shift.grad}
     estimates = {"mean": layer.mean.data, "variance": layer.variance.data} if isinstance(layer, BatchNorm) else {}
@@ -164,7 +163,6 @@ def test_invalid_arguments_are_refused(setting: str, make: Callable[[], Layer]) 
 
 
 def model_with_norm(name: str, dtype: str = "float", seed: int = 1) -> tuple[Model, Any]:
-    """A model and a batch."""
     network = Sequential({"conv": Conv2D(3, 2), "norm": BatchNorm(), "dense": Dense(3), "ln": LayerNorm()})
     model = Model(network, Image(4, 4, 1), create_backend(name, dtype), seed)
     x = np.random.default_rng(0).normal(size=(5, 4, 4, 1))

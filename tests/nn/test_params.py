@@ -29,7 +29,6 @@ def declared(backend: Backend, seed: int = 1, *more: str) -> Params:
 
 
 def places(backend: Backend, view: Any, vector: Any) -> range:
-    """The elements of a vector that a view covers."""
     start, rest = divmod(backend.data_ptr(view) - backend.data_ptr(vector), vector.itemsize)
     assert rest == 0
     return range(start, start + view.size)

@@ -62,19 +62,16 @@ def params_of(backend: Backend, values: dict[str, Any]) -> Params:
 
 
 def given(start: Any) -> Any:
-    """An initializer that returns these values."""
     return lambda rng, shape: start
 
 
 def stepped(optimizer: Optimizer, params: Params, backend: Backend) -> dict[str, Any]:
-    """The weights after one step."""
     optimizer.init(params, backend)
     optimizer.step(params, 0)
     return {name: np.array(backend.to_host(p.master)) for name, p in params.named()}
 
 
 def steps(name: str, optimizer: Optimizer, start: Any, gradients: Any) -> Any:
-    """The weights after each step."""
     backend, found = create_backend(name, "double"), []
     params = params_of(backend, {"a.weight": start})
     ((_, weight),) = params.named()

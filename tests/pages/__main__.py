@@ -22,7 +22,6 @@ MARK = "<!-- Written by `make pages`. Change the sources, not the text below. --
 
 
 def cli_page() -> Iterator[str]:
-    """Yield the help of every command."""
     yield table(
         "command | purpose", ((f"[`{name}`](#cupynet-{name})", marked(about)) for name, (_, about) in COMMANDS.items())
     )
@@ -34,7 +33,6 @@ def cli_page() -> Iterator[str]:
 
 
 def help_of(name: str) -> str:
-    """Return the help of a command in 80 columns."""
     command = [sys.executable, "-m", "cupynet", name, "--help"]
     environment = {**os.environ, "COLUMNS": "80", "NO_COLOR": "1"}
     return subprocess.run(

@@ -70,12 +70,10 @@ def public() -> dict[str, Any]:
 
 
 def anchor(heading: str) -> str:
-    """Return the anchor of a heading, as GitHub makes it."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
 def described(name: str, thing: Any) -> Iterator[str]:
-    """Yield the heading of a class or function, its summary, its signature, and its methods."""
     yield from (f"### {name}", wrapped(summary(thing)))
     if inspect.isclass(thing) and issubclass(thing, enum.Enum):
         yield f"Members: {codes(each.name for each in thing)}."
@@ -86,7 +84,6 @@ def described(name: str, thing: Any) -> Iterator[str]:
 
 
 def methods(kind: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the signature and the function of each public method that no public base class has."""
     if inspect.isclass(kind):
         bases = [base for base in kind.__mro__[1:] if any(base is each for each in public().values())]
         known = {name for base in bases for name in vars(base)}
@@ -99,7 +96,6 @@ def methods(kind: Any) -> Iterator[tuple[str, Any]]:
 
 
 def summary(thing: Any) -> str:
-    """Return the first paragraph of a docstring as Markdown."""
     return marked(" ".join((inspect.getdoc(thing) or "").partition("\n\n")[0].split()))
 
 

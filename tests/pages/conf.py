@@ -61,7 +61,6 @@ def written(path: Path) -> Node:
 
 @cache
 def choice(group: str, name: str) -> Node:
-    """Return a file of a group, merged with the files of the group in its defaults list."""
     whole, own = Node(), written(CONF / group / f"{name}.yaml")
     for other in own.below.pop("defaults", Node()).below:
         if other != "_self_":
@@ -95,7 +94,6 @@ def words(annotation: str) -> str:
 
 @cache
 def constructor(target: str) -> dict[str, inspect.Parameter]:
-    """Return the arguments of the class that a `_target_` names; none for ""."""
     module, _, name = target.rpartition(".")
     return dict(inspect.signature(getattr(importlib.import_module(module), name)).parameters) if target else {}
 

@@ -44,13 +44,11 @@ def meaning(comment: str) -> str:
 
 
 def wrapped(text: str, first: str = "", then: str = "") -> str:
-    """Return a paragraph in lines of at most 120 characters, with these indents."""
     options: Any = {"break_long_words": False, "break_on_hyphens": False}
     return fill(text, 120, initial_indent=first, subsequent_indent=then, **options)
 
 
 def table(head: str, rows: Iterable[tuple[str, ...]]) -> str:
-    """Return a Markdown table with the columns `head`; "" without rows."""
     lines = [" | ".join(each.replace("|", r"\|") for each in row) for row in rows]
     return "\n".join(
         f"| {each} |" for each in [head, re.sub(r"[\w ]+", " --- ", f" {head} ").strip(), *lines] * bool(lines)
@@ -58,10 +56,8 @@ def table(head: str, rows: Iterable[tuple[str, ...]]) -> str:
 
 
 def joined(parts: Iterable[str]) -> str:
-    """Return the blocks of a page, without empty ones."""
     return "\n\n".join(filter(None, parts))
 
 
 def codes(names: Iterable[str]) -> str:
-    """Return names as code, with commas."""
     return ", ".join(f"`{each}`" for each in names)

@@ -29,7 +29,6 @@ Row = tuple[str, str, str, str]
 
 
 def settings_page() -> Iterator[str]:
-    """Yield every setting of `cupynet train`, then those that other commands add."""
     main = written(CONF / "config.yaml")
     defaults = dict(each.split(": ") for each in main.below.pop("defaults").below if ": " in each)
     hydra = Node(below={key: node for key, node in main.below.pop("hydra").below.items() if key in ("run", "sweep")})
@@ -65,7 +64,6 @@ def rows(key: str, node: Node, types: dict[str, str]) -> Iterator[Row]:
 
 
 def default(node: Node) -> str:
-    """Return a default as Markdown."""
     environment = re.fullmatch(r"\$\{oc.decode:\$\{oc.env:(\w+),(.*)\}\}", node.value)
     if environment is not None:
         return f"`${environment[1]}`, or `{environment[2]}`"
@@ -81,7 +79,6 @@ def linked(target: str) -> str:
 
 
 def head(group: str, name: str, node: Node, default: str = "", built: str = "") -> Iterator[str]:
-    """Yield the heading and the description of a choice."""
     yield f"### {group}={name}{' (default)' * (name == default)}"
     yield wrapped(meaning(node.comment).rstrip(".") + "." + built)
 
@@ -140,7 +137,6 @@ def models() -> Iterator[str]:
 
 
 def layers(key: str, node: Node) -> Iterator[tuple[str, Node]]:
-    """Yield the layers below a node, with their dotted keys."""
     for name, each in node.below.items():
         if each.target:
             yield f"{key}.{name}", each
@@ -153,7 +149,6 @@ def as_yaml(value: Any) -> str:
 
 
 def changed(layer: Node) -> str:
-    """Return the arguments of a layer that differ from the defaults of its class."""
     arguments = constructor(layer.target)
     given = {name: each.value for name, each in layer.below.items() if name in arguments and not each.below}
     different = [f"{name}={value}" for name, value in given.items() if yaml.safe_load(value) != arguments[name].default]

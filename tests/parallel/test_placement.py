@@ -15,8 +15,6 @@ Machine = Callable[..., None]
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
-    """A machine with so many GPUs and cores."""
-
     def of(gpus: int, cores: int = 8) -> None:
         monkeypatch.setattr(placement, "device_count", lambda name: gpus if name == "cupy" else 0)
         monkeypatch.setattr(placement, "available_cores", lambda: cores)

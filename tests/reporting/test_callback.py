@@ -34,7 +34,6 @@ class Interrupting(Callback):
 
 
 def trained(folder: Path, *settings: str, callbacks: tuple[Callback, ...] = ()) -> str:
-    """Train as the command does; return the page."""
     folder.mkdir(exist_ok=True)
     experiment = train.prepare(settings_of(*QUICK, *settings))
     experiment.callbacks += callbacks

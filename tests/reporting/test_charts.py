@@ -122,7 +122,6 @@ def test_a_run_without_reports_has_the_divergence_of_its_epochs(tmp_path: Path) 
 
 
 def pixels(png: bytes) -> np.ndarray:
-    """Return the image in a PNG file, as Pillow reads it."""
     with Pictures.open(io.BytesIO(png)) as image:
         found = np.asarray(image)
     return found if found.ndim == 3 else found[:, :, None]
@@ -141,7 +140,6 @@ def test_examples_of_any_size_are_shown(shape: tuple[int, ...]) -> None:
 
 
 def of_picture(picture: pictures.Picture | None) -> np.ndarray:
-    """The image that a page shows."""
     assert picture is not None
     return pixels(base64.b64decode(picture.source.partition("base64,")[2]))
 

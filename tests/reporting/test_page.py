@@ -26,7 +26,6 @@ from tests.support.run_folders import HOSTILE, finished, history, start, summary
 
 
 def page(folder: Path, *, over: bool = False) -> str:
-    """The page of a folder, without charts."""
     return render("run.html", **page_values(read_run(folder, over=over)), charts=[], missing="").decode()
 
 
@@ -35,7 +34,6 @@ def made(folder: Path) -> Page:
 
 
 def write(folder: Path) -> str:
-    """Write the page with its charts, and read it."""
     path, missing = write_page(folder)
     assert not missing
     return path.read_text()
@@ -278,7 +276,6 @@ def test_links_in_a_folder_are_not_followed(tmp_path: Path) -> None:
 
 
 def repeated(folder: Path, **changed: Any) -> str:
-    """Return the command that repeats a run which began like this."""
     (folder / "started.json").write_text(json.dumps(start(**changed)))
     data = read_run(folder)
     return repeat(data, data.start["overrides"])

@@ -93,7 +93,6 @@ def test_every_flipped_bit_is_detected_and_the_previous_checkpoint_is_used(
 
 
 def header(name: str, whole: bytes) -> int:
-    """Return where the header of a file ends."""
     return 8 + int.from_bytes(whole[:8], "little") if name.endswith(".safetensors") else whole.index(b"\n")
 
 

@@ -19,7 +19,6 @@ from tests.support.summaries import FIGURES, SUMMARY
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """A run with results."""
     found = Run(tmp_path)
     found.save(SUMMARY, {"a": np.ones(2)}, np.zeros((2, 3, 3, 1), np.uint8))
     return found

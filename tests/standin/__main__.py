@@ -15,7 +15,6 @@ MISUSED = 70
 
 
 def main(arguments: list[str]) -> int:
-    """Run the named module, as Python's -m does."""
     parser = argparse.ArgumentParser(prog="python -m tests.standin", allow_abbrev=False)
     parser.add_argument("--devices", type=int, default=2)
     parser.add_argument("-m", dest="command", nargs=argparse.REMAINDER, required=True)

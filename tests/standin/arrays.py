@@ -73,7 +73,6 @@ class ndarray:
 
     @property
     def data(self) -> MemoryPointer:
-        """Where its first element is."""
         chunk, address = self._memory.chunk, self.host_view.__array_interface__["data"][0]
         return MemoryPointer(self._memory, 0 if chunk is None else address - chunk.address)
 
@@ -126,7 +125,6 @@ class ndarray:
         return elementwise(ufunc, *inputs)
 
     def set(self, host: NDArray[Any]) -> None:
-        """Overwrite it with an array of the host, of the same shape and dtype."""
         if (host.shape, host.dtype) != (self.shape, self.dtype):
             raise Foreign(f"an array {self.shape} of {self.dtype} cannot be set to {host!r:.60}")
         upload(self, host)
@@ -139,7 +137,6 @@ class ndarray:
         return self._of(self.host_view.reshape(sizes, copy=False))
 
     def astype(self, dtype: Any, copy: bool = True) -> ndarray:
-        """In another precision; itself if it has that precision and `copy` is False."""
         if not copy and self.dtype == np.dtype(dtype):
             return self
         return assign(ndarray(self.shape, dtype), self)
@@ -250,7 +247,6 @@ def operand(value: Any, name: str) -> Any:
 
 
 def elementwise(ufunc: np.ufunc, *inputs: Any, out: ndarray | None = None) -> ndarray:
-    """One of NumPy's functions of elements."""
     name = ufunc.__name__
     arrays = [each for each in inputs if isinstance(operand(each, name), ndarray)]
     kinds = [type(each) if type(each) in (int, float) else np.result_type(_view(each)) for each in inputs]
@@ -265,7 +261,6 @@ def elementwise(ufunc: np.ufunc, *inputs: Any, out: ndarray | None = None) -> nd
 
 
 def assign(target: ndarray, value: Any) -> ndarray:
-    """Overwrite `target`."""
     name = "[...] ="
     arrays = [value] if isinstance(operand(value, name), ndarray) else []
     view, into = _view(value), target.host_view

@@ -38,8 +38,6 @@ STATUS = {
 
 
 class NcclError(RuntimeError):
-    """A call that NCCL refuses."""
-
     def __init__(self, status: int, details: str = "") -> None:
         self.status = status
         super().__init__(STATUS[status] + (f": {details}" if details else ""))
@@ -64,12 +62,10 @@ class Ring:
     broken: Exception | None = None
 
     def missing(self, call: Call) -> list[int]:
-        """The ranks that have not made this call."""
         there = [each.rank for calls in self.calls.values() if call in calls for each in calls]
         return sorted(set(range(self.size)) - set(there))
 
     def can_never_end(self, machine: Machine, call: Call) -> bool:
-        """Return True if a rank will never make this call."""
         missing = self.missing(call)
         return any(rank in self.aborted or machine.is_lost(self.devices[rank]) for rank in missing)
 
@@ -90,7 +86,6 @@ class Call:
 
     @property
     def rank(self) -> int:
-        """The rank that makes it."""
         return self.communicator.rank
 
     def settle(self, machine: Machine) -> None:
@@ -116,7 +111,6 @@ class Call:
         self._leave(machine)
 
     def end(self, machine: Machine) -> None:
-        """Mark it as over, with or without an error."""
         self.over, self.line.stuck = True, ""
         self._leave(machine)
 
@@ -130,12 +124,10 @@ class Call:
 
 
 def get_unique_id() -> bytes:
-    """The name of a new communicator."""
     return os.urandom(128)
 
 
 def get_version() -> int:
-    """2.32.3, as NCCL writes it."""
     return VERSION
 
 
@@ -181,7 +173,6 @@ class NcclCommunicator:
                 machine.changed.notify_all()
 
     def allReduce(self, sendbuf: int, recvbuf: int, count: int, datatype: int, op: int, stream: int) -> None:
-        """recv = the sum of all ranks' send."""
         machine, where, ring = active(), label("nccl.allReduce"), self.ring
         if ring is None or datatype not in DTYPES or op != SUM:
             raise NcclError(4, f"datatype {datatype}, operation {op}: here only a live communicator adds floats up")

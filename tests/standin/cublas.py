@@ -190,7 +190,6 @@ class Cublas:
             return SUCCESS
 
     def _matrix(self, handle: Handle, address: int, kind: int, shape: tuple[int, int], ld: int) -> Span:
-        """The matrix at an address, stored by columns."""
         (rows, columns), dtype = shape, stored_dtype(TYPES[kind])
         nbytes = ((columns - 1) * ld + rows) * dtype.itemsize
         chunk, flat = self.machine.span(address, nbytes, handle.device, "cublasGemmEx", dtype)
@@ -216,7 +215,6 @@ class Product:
     rounds_sums: bool
 
     def compute(self) -> None:
-        """Compute it."""
         narrow = self.into.dtype
         wide: Any = np.float64 if narrow == np.float64 else np.float32
         a, b = (to_tf32(each) if self.tf32 else each.astype(wide) for each in (self.a, self.b))

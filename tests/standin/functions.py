@@ -12,22 +12,18 @@ from tests.standin.errors import Foreign
 
 
 def empty(shape: Any, dtype: Any = float) -> ndarray:
-    """A new array with nothing written."""
     return ndarray(shape, dtype)
 
 
 def zeros(shape: Any, dtype: Any = float) -> ndarray:
-    """A new array of zeros."""
     return assign(empty(shape, dtype), 0)
 
 
 def ones(shape: Any, dtype: Any = float) -> ndarray:
-    """A new array of ones."""
     return assign(empty(shape, dtype), 1)
 
 
 def arange(*limits: int, dtype: Any = None) -> ndarray:
-    """Consecutive numbers, made on the device."""
     host = np.arange(*limits, dtype=dtype)
     made = empty(host.shape, host.dtype)
     into = made.host_view
@@ -46,12 +42,10 @@ def asarray(value: Any, dtype: Any = None) -> ndarray:
 
 
 def asnumpy(value: Any) -> Any:
-    """On the host; waits for the current stream."""
     return value.get() if isinstance(value, ndarray) else np.asarray(value)
 
 
 def where(condition: ndarray, x: Any, y: Any) -> ndarray:
-    """x where the condition is true, else y."""
     operands = [operand(each, "where") for each in (condition, x, y)]
     arrays = [each for each in operands if isinstance(each, ndarray)]
     dtype = np.result_type(*(each.dtype if isinstance(each, ndarray) else each for each in (x, y)))

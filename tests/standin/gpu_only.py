@@ -10,7 +10,6 @@ import pytest
 
 @pytest.hookimpl(trylast=True)  # after the marks of tests/conftest.py
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep tests that are marked `gpu`, are not slow, and have no variant that `make test-standin` runs."""
     done = {_function(item) for item in items if item.get_closest_marker("standin") and not _is_slow(item)}
     kept = [item for item in items if _needs_gpu(item) and not _is_slow(item) and _function(item) not in done]
     chosen = set(map(id, kept))

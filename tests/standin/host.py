@@ -44,7 +44,6 @@ STATUS = {
 
 @functools.cache  # NumPy puts it together each time
 def named(dtype: np.dtype[Any]) -> str:
-    """The name of a type."""
     name: str = dtype.name
     return name
 
@@ -146,7 +145,6 @@ def exported_by(text: str, options: tuple[str, ...]) -> list[str]:
 
 
 def compiler() -> str | None:
-    """The C++ compiler, or None if there is none."""
     return shutil.which(os.environ.get("CXX", "g++"))
 
 
@@ -166,7 +164,6 @@ def _key(*parts: str) -> str:
 
 
 def _written(text: str, key: str) -> Path:
-    """A file with that text, for a compiler."""
     return once(f"text-{key}.cu", lambda made: made.write_text(text))
 
 

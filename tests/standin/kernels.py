@@ -33,7 +33,6 @@ class RawModule:
         self.load("RawModule.compile")
 
     def get_function(self, name: str) -> Kernel:
-        """The kernel of that name."""
         return Kernel(self, name)
 
     def load(self, name: str) -> None:
@@ -49,13 +48,10 @@ class RawModule:
 
 
 class Kernel:
-    """A kernel of a module."""
-
     def __init__(self, module: RawModule, name: str) -> None:
         self.module, self.name = module, name
 
     def __call__(self, grid: tuple[int, ...], block: tuple[int, ...], args: Sequence[Any]) -> None:
-        """Launch it on the current stream."""
         for sizes, limits in ((grid, MOST_BLOCKS), (block, MOST_THREADS)):
             if any(not 1 <= size <= limit for size, limit in zip(sizes, limits, strict=False)):
                 raise BadLaunch(f"{self.name}: a size of {sizes} is outside of {limits}: the launch would fail")

@@ -121,7 +121,6 @@ class Machine:
 
     @property
     def line(self) -> Line:
-        """The line of the calling thread's current device and stream."""
         return self.line_of(None)
 
     def line_of(self, stream: Any) -> Line:
@@ -131,7 +130,6 @@ class Machine:
         return line
 
     def new_line(self, device: int, *, blocking: bool, null: bool = False) -> Line:
-        """A new stream of a device."""
         key = len(self.lines)
         self.lines.append(Line(key, device, 0 if null else 0x5000_0000 + 16 * key, blocking))
         return self.lines[-1]
@@ -191,7 +189,6 @@ class Machine:
             self.changed.notify_all()
 
     def is_lost(self, device: int) -> bool:
-        """Return True if it has failed."""
         return device in self._failing and self._failing[device][0] <= 0
 
     def check_device(self, device: int, operations: int = 0) -> None:
@@ -245,7 +242,6 @@ class Machine:
             self.intact(access.label)
 
     def tick(self, line: Line, where: Label) -> Access:
-        """Count one more operation on a line."""
         line.count += 1
         line.clock[line.key] = line.count
         return Access(line, line.count, where)
@@ -262,7 +258,6 @@ class Machine:
         span.chunk.write(span.bytes, access)
 
     def must_not_capture(self, what: str) -> None:
-        """Refuse a call that cannot be captured."""
         if self.line.capture is not None:
             self.refuse(InCapture(f"{label(what)} while {self.line} captures"))
 
@@ -277,11 +272,9 @@ class Machine:
     # memory ---------------------------------------------------------------------------------------------------------
 
     def taken(self, device: int) -> int:
-        """Bytes of a device that its pools hold."""
         return sum(pool.on(device).total for pool in self.pools)
 
     def live(self) -> list[Chunk]:
-        """All blocks in use."""
         return [chunk for pool in self.pools for each in pool for chunk in list(each.used.values())]
 
     def span(self, address: int, nbytes: int, device: int, by: str, dtype: Any = None) -> Span:
@@ -319,12 +312,10 @@ class Machine:
     # misuses --------------------------------------------------------------------------------------------------------
 
     def keep(self, misuse: Misuse) -> None:
-        """Remember a misuse."""
         if misuse not in self.misuses:
             self.misuses.append(misuse)
 
     def refuse(self, misuse: Misuse) -> NoReturn:
-        """Remember and raise a misuse."""
         self.keep(misuse)
         raise misuse
 
@@ -352,14 +343,12 @@ class Machine:
 
 
 def active() -> Machine:
-    """The machine that is switched on."""
     if _active is None:
         raise Misuse("the stand-in of CuPy is not installed: `with installed():`")
     return _active
 
 
 def switched_on() -> Machine | None:
-    """The machine that is switched on, if any is."""
     return _active
 
 

@@ -7,10 +7,7 @@ in use is memory of its own, filled with bytes that are NaN in every precision.
 
 from __future__ import annotations
 
-import functools
 import gc
-import mmap
-import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,28 +31,9 @@ CANARIES = bytes([CANARY]) * (GUARD + UNIT)  # the most on one side
 
 
 class OutOfMemoryError(MemoryError):
-    """As CuPy's, with its text."""
-
     def __init__(self, size: int, total: int, limit: int = 0) -> None:
         limited = f", limit set to: {limit:,} bytes" if limit else ""
         super().__init__(f"Out of memory allocating {size:,} bytes (allocated so far: {total:,} bytes{limited}).")
-
-
-def _unwritten(size: int) -> NDArray[Any]:
-    """Bytes of the pattern. Large ones are pages of a file, which are copied when they are written to."""
-    if size < LARGE:
-        return np.full(size, UNWRITTEN, np.uint8)
-    pages = mmap.mmap(_pages(-(-size // LARGE) * LARGE).fileno(), size, mmap.MAP_PRIVATE)
-    return np.frombuffer(pages, np.uint8)
-
-
-@functools.cache
-def _pages(size: int) -> Any:
-    """A file of that many bytes of the pattern."""
-    file = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the process)
-    file.write(bytes([UNWRITTEN]) * size)
-    file.flush()
-    return file
 
 
 class Chunk:
@@ -78,7 +56,7 @@ class Chunk:
         self.where = label("an allocation")
         self.freed: Label | None = None
         guarded = not SANITIZED or nbytes >= LARGE  # else it ends where its memory ends
-        raw = _unwritten(self.size + 2 * GUARD + UNIT if guarded else nbytes)
+        raw = np.full(self.size + 2 * GUARD + UNIT if guarded else nbytes, UNWRITTEN, np.uint8)
         start = GUARD + -(raw.__array_interface__["data"][0] + GUARD) % UNIT if guarded else 0
         self.memory = raw[start : start + nbytes]
         self.address: int = self.memory.__array_interface__["data"][0]
@@ -91,7 +69,6 @@ class Chunk:
         self.reads: dict[tuple[int, int, int], Access] = {}
 
     def end(self, where: Label) -> None:
-        """Give the bytes back."""
         self.freed, self.memory, self.guards = where, np.empty(0, np.uint8), ()
 
     def intact(self, by: object) -> None:
@@ -102,7 +79,6 @@ class Chunk:
                 raise Overrun(f"{by} has written outside the memory of {self}")
 
     def usable(self, by: object) -> None:
-        """Raise Freed if it was freed."""
         if self.freed is not None:
             raise Freed(f"{by} uses {self}, which was freed by {self.freed}")
 
@@ -217,7 +193,6 @@ class DevicePool:
             self.kept[chunk.line.key, chunk.size] += 1
 
     def free_all_blocks(self) -> None:
-        """Give back all free blocks."""
         if self.n_free_blocks():
             self.machine.check_device(self.device)
             self.machine.must_not_wait("the end of device memory (cudaFree)")
@@ -225,7 +200,6 @@ class DevicePool:
         self.kept.clear()
 
     def n_free_blocks(self) -> int:
-        """The number of free blocks."""
         return self.kept.total()
 
     def _grow(self, size: int) -> None:
@@ -276,14 +250,11 @@ class UnownedMemory(Memory):
 
 
 class MemoryPointer:
-    """A place in a block."""
-
     def __init__(self, mem: Memory, offset: int) -> None:
         self.mem, self.offset = mem, offset
 
     @property
     def ptr(self) -> int:
-        """The address; 0 if there is no memory."""
         return self.mem.chunk.address + self.offset if self.mem.chunk is not None else 0
 
 
@@ -301,7 +272,6 @@ class MemoryPool:
         return iter(self._pools)
 
     def on(self, device: int) -> DevicePool:
-        """The pool of a device."""
         return self._pools[device]
 
     @property
@@ -309,42 +279,33 @@ class MemoryPool:
         return self._pools[self._machine.seat.device]
 
     def malloc(self, size: int, dtype: Any = None) -> MemoryPointer:
-        """`size` bytes for the current stream."""
         if size == 0:
             return MemoryPointer(Memory(None), 0)
         with self._machine.lock, collecting_later():
             return MemoryPointer(Memory(self._here.malloc(size, self._machine.line, dtype)), 0)
 
     def free_all_blocks(self) -> None:
-        """Give back all free blocks."""
         with self._machine.lock, collecting_later():
             self._here.free_all_blocks()
 
     def n_free_blocks(self) -> int:
-        """The number of free blocks."""
         return self._here.n_free_blocks()
 
     def used_bytes(self) -> int:
-        """Bytes of blocks in use."""
         return self._here.in_use
 
     def free_bytes(self) -> int:
-        """Bytes of free blocks."""
         return self._here.total - self._here.in_use
 
     def total_bytes(self) -> int:
-        """Bytes of both."""
         return self._here.total
 
     def set_limit(self, size: int | None = None, fraction: float | None = None) -> None:
-        """Limit the bytes of both; 0 for no limit."""
         self._here.limit = int(fraction * self._machine.memory) if fraction is not None else int(size or 0)
 
     def get_limit(self) -> int:
-        """The limit of the bytes of both; 0 if there is none."""
         return self._here.limit
 
 
 def rounded(nbytes: int) -> int:
-    """The size of a block for so many bytes."""
     return -(-nbytes // UNIT) * UNIT

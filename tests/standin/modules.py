@@ -84,7 +84,6 @@ def _taken_out() -> dict[str, ModuleType]:
 
 
 def _modules() -> dict[str, ModuleType]:
-    """All modules by name."""
     default, pinned = memory.MemoryPool(), active().pinned
     runtime = Module(
         "cupy.cuda.runtime",

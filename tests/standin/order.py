@@ -72,7 +72,6 @@ class Line:
         return [line for line in (self, *self.behind) if line.stuck]
 
     def join(self, clock: dict[int, int]) -> None:
-        """Order the next operation after everything that `clock` knows."""
         merge(self.clock, clock)
 
     def __str__(self) -> str:

@@ -54,7 +54,6 @@ class PinnedPool:
         return pointer
 
     def holds(self, host: NDArray[Any]) -> bool:
-        """Return True if an array is in it."""
         address = host.__array_interface__["data"][0]
         return any(start <= address < start + size for start, size in list(self.used.items()))
 
@@ -100,7 +99,6 @@ class PinnedPool:
         self.give(rounded(nbytes))
 
     def give(self, size: int) -> None:
-        """A block is free."""
         with self.machine.lock:
             self.free[size] += 1
 
@@ -112,11 +110,9 @@ class PinnedPool:
                 self.machine.must_not_wait("an allocation of pinned memory (cudaHostAlloc)")
 
     def n_free_blocks(self) -> int:
-        """The number of free blocks."""
         return self.free.total()
 
     def free_all_blocks(self) -> None:
-        """Give back all free blocks."""
         with self.machine.lock:
             if self.n_free_blocks():
                 self.machine.must_not_wait("the end of pinned memory (cudaFreeHost)")
@@ -131,7 +127,6 @@ class _Pinned:
 
     @property
     def ptr(self) -> int:
-        """Its address."""
         return ctypes.addressof(self)  # type: ignore[arg-type]
 
     def __del__(self) -> None:
@@ -139,5 +134,4 @@ class _Pinned:
 
 
 def rounded(nbytes: int) -> int:
-    """The size of the block for so many bytes."""
     return 1 << (max(-(-nbytes // UNIT), 1) * UNIT - 1).bit_length()

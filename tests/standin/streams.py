@@ -11,13 +11,10 @@ from tests.standin.order import Line, label
 
 
 class Device:
-    """A device, by default the current one."""
-
     def __init__(self, device: int | None = None) -> None:
         self.id = active().seat.device if device is None else int(device)
 
     def use(self) -> Device:
-        """Make it current."""
         machine = active()
         if not 0 <= self.id < machine.devices:
             raise CUDARuntimeError("cudaErrorInvalidDevice: invalid device ordinal")
@@ -36,7 +33,6 @@ class Device:
         seat.device = seat.devices.pop()
 
     def synchronize(self) -> None:
-        """Wait for all streams of the device."""
         machine = active()
         with machine.lock:
             for line in machine.lines:
@@ -45,14 +41,12 @@ class Device:
 
     @property
     def mem_info(self) -> tuple[int, int]:
-        """Free and total bytes."""
         machine = active()
         machine.check_device(self.id)
         return machine.memory - machine.taken(self.id), machine.memory
 
     @property
     def compute_capability(self) -> str:
-        """Major and minor."""
         return "90"
 
 
@@ -71,7 +65,6 @@ class Stream:
                 self._line = self._machine.new_line(self.device_id, blocking=not non_blocking)
 
     def line_on(self, device: int) -> Line:
-        """Its line while `device` is current."""
         if self._machine is None:
             return active().nulls[device]
         if self._machine is not active():
@@ -84,7 +77,6 @@ class Stream:
 
     @property
     def ptr(self) -> int:
-        """Its address."""
         return self._here.number
 
     def __eq__(self, other: object) -> bool:
@@ -109,17 +101,14 @@ class Stream:
         seat.streams[device] = seat.entered[device][-1]
 
     def synchronize(self) -> None:
-        """Wait for all work on the stream."""
         _wait(active(), self._here, "Stream.synchronize")
 
     def record(self) -> Event:
-        """An event after all operations on the stream so far."""
         event = Event()
         event.record(self)
         return event
 
     def wait_event(self, event: Event) -> None:
-        """Order later operations after the event."""
         machine, line = active(), self._here
         with machine.lock:
             if line.capture is not None and event.captured is line.capture:
@@ -131,7 +120,6 @@ class Stream:
             line.behind = [*line.holding, *event.behind]
 
     def begin_capture(self, mode: int | None = None) -> None:
-        """Capture operations from now on, and run none."""
         machine, line = active(), self._here
         with machine.lock:
             if not line.number or line.capture is not None:
@@ -139,7 +127,6 @@ class Stream:
             line.capture = []
 
     def end_capture(self) -> Graph:
-        """The captured operations."""
         line = self._here
         if line.capture is None:
             raise CUDARuntimeError("cudaErrorIllegalState: the stream does not capture")
@@ -161,7 +148,6 @@ class Event:
         self.captured: list[Operation] | None = None
 
     def record(self, stream: Stream | None = None) -> None:
-        """Record it after all operations so far on the stream, by default the current one."""
         machine = active()
         line = machine.line_of(stream)
         with machine.lock:
@@ -174,7 +160,6 @@ class Event:
             self.clock, self.behind = dict(line.clock), line.holding
 
     def synchronize(self) -> None:
-        """Wait for it."""
         machine = active()
         with machine.lock:
             if self.captured is not None:
@@ -190,7 +175,6 @@ class Graph:
         self.device, self.operations = device, operations
 
     def launch(self, stream: Stream | None = None) -> None:
-        """Run the operations in their order on a stream, by default the current one."""
         machine = active()
         line = machine.line_of(stream)
         with machine.lock:
@@ -203,7 +187,6 @@ class Graph:
 
 
 def get_current_stream(device_id: int = -1) -> Stream:
-    """The calling thread's stream on a device, by default on the current one."""
     seat = active().seat
     stream: Stream = seat.streams[seat.device if device_id < 0 else device_id]
     return stream

@@ -23,13 +23,11 @@ SIZE = 1 << 16  # bytes of a workspace
 
 
 def number(value: float) -> Any:
-    """A scalar as cuBLAS takes it."""
     return ctypes.byref(ctypes.c_float(value))
 
 
 @pytest.fixture
 def library(cupy: Any) -> Any:
-    """The functions, with the types of their parameters declared."""
     for name, takes in TAKES.items():
         function = getattr(active().cublas, name)
         function.argtypes, function.restype = takes, GIVES.get(name, ctypes.c_int)
@@ -37,7 +35,6 @@ def library(cupy: Any) -> Any:
 
 
 def create(library: Any) -> int:
-    """A handle on the current device."""
     made = ctypes.c_void_p()
     assert library.cublasCreate_v2(ctypes.byref(made)) == OK
     assert made.value is not None

@@ -56,7 +56,6 @@ def run(folder: Path, *arguments: str, command: str = "train", code: int = 0, **
 
 
 def run_folder(folder: Path) -> Path:
-    """Return the only run folder below `folder`."""
     (summary,) = folder.glob("outputs/**/.hydra")
     return summary.parent
 

@@ -17,7 +17,6 @@ from tests.support.commands import environment
 
 
 def mpiexec() -> str | None:
-    """Return the mpiexec of this Python's environment, or else the one on the path."""
     beside = Path(sys.executable).with_name("mpiexec")
     return str(beside) if beside.is_file() else shutil.which("mpiexec")
 

@@ -152,7 +152,6 @@ def small_networks() -> dict[str, Sequential]:
 
 
 def examples(backend: Backend, count: int, image: Image = SMALL, classes: int = 3, seed: int = 0) -> tuple[Any, Any]:
-    """Random images and labels on the backend."""
     rng = np.random.default_rng([seed, count])
     x = rng.normal(size=(count, *image.shape)).astype(backend.policy.storage)
     return backend.asarray(x), backend.asarray(rng.integers(0, classes, count))

@@ -44,6 +44,5 @@ def passed(layer: Layer, x: Any, dy: Any = 1.0, **context: Any) -> tuple[Any, An
 
 
 def inferred(layer: Layer, x: Any) -> Any:
-    """Return y of an inference."""
     x = layer.backend.asarray(np.asarray(x, layer.backend.policy.storage))
     return np.array(layer.backend.to_host(layer.forward(x, INFERENCE)[0]))

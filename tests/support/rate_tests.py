@@ -8,7 +8,6 @@ from cupynet.training import RateTest
 
 
 def made(losses: list[float], planned: int = 100) -> RateTest:
-    """A range test from 1e-4 to 10 with these losses."""
     found = RateTest(1e-4, 10.0, planned)
     found.losses = losses
     return found

@@ -16,7 +16,6 @@ HOSTILE = "<script>alert('x')</script>\"&'`</style><img src=x onerror=alert(1)>"
 
 
 def history(epochs: int = 3, workers: int = 2, reports: int = 4) -> list[dict[str, Any]]:
-    """Rows as training writes them."""
     rows: list[dict[str, Any]] = []
     for epoch in range(1, epochs + 1):
         for report in range(reports):
@@ -42,7 +41,6 @@ def history(epochs: int = 3, workers: int = 2, reports: int = 4) -> list[dict[st
 
 
 def summary(**changed: Any) -> dict[str, Any]:
-    """What a run of three epochs came to, in three classes."""
     confusion = [[30, 1, 0], [2, 29, 0], [0, 0, 38]]
     per_class = [{"class": i, "precision": 0.9, "recall": 0.8, "f1": None, "support": 31} for i in range(3)]
     mistakes = [{"sample": 7, "label": 1, "guess": 0, "confidence": 0.98}]
@@ -59,7 +57,6 @@ def summary(**changed: Any) -> dict[str, Any]:
 
 
 def start(**changed: Any) -> dict[str, Any]:
-    """What that run set out to do."""
     layers = [{"layer": "input", "kind": "", "settings": "", "output": "Image(8, 8, 1)", "parameters": ""}]
     layers += [{"layer": "conv1", "kind": "Conv2D", "settings": "3x3", "output": "Image(6, 6, 4)", "parameters": "40"}]
     taken = ("dataset", "fallback", "backend", "devices", "dtype", "workers", "seed", "batch_size", "parameters")
@@ -76,7 +73,6 @@ def start(**changed: Any) -> dict[str, Any]:
 
 
 def finished(folder: Path, *, name: str = "run", **changed: Any) -> Path:
-    """The folder of a whole run. changed: of its summary."""
     path = unfinished(folder, name=name, rows=history())
     (path / "summary.json").write_text(json.dumps(summary(**changed)))
     random = np.random.default_rng(5)
@@ -88,7 +84,6 @@ def finished(folder: Path, *, name: str = "run", **changed: Any) -> Path:
 
 
 def unfinished(folder: Path, *, name: str = "run", rows: list[dict[str, Any]] | None = None, log: str = "") -> Path:
-    """The folder of a run that has no results (yet)."""
     path = folder / name
     (path / ".hydra").mkdir(parents=True)
     (path / ".hydra" / "config.yaml").write_text("workers: 2\nepochs: 3\n")
@@ -99,5 +94,4 @@ def unfinished(folder: Path, *, name: str = "run", rows: list[dict[str, Any]] | 
 
 
 def sweep_rows(sweep: Path) -> dict[str, dict[str, str]]:
-    """Return the rows of a sweep's table by the numbers of the jobs."""
     return {row["job"]: row for row in csv.DictReader((sweep / "sweep.csv").read_text().splitlines())}

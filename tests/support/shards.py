@@ -10,7 +10,6 @@ from cupynet.data import Dataset, Shards
 
 
 def save(folder: Path, **arrays: object) -> None:
-    """Write each array to its own .npy file."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, array in arrays.items():
         np.save(folder / f"{name}.npy", np.asarray(array))

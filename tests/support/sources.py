@@ -29,7 +29,6 @@ class Source(NamedTuple):
 
     @property
     def nodes(self) -> tuple[ast.AST, ...]:
-        """All nodes of the tree, as `ast.walk` yields them."""
         return walked(self.text, self.path)
 
 

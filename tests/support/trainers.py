@@ -50,7 +50,6 @@ def fit_on_threads(
 
 
 def callback_of(trainer: Trainer, kind: type[C]) -> C:
-    """The first of its callbacks that is of a kind."""
     return next(each for each in trainer.callbacks if isinstance(each, kind))
 
 

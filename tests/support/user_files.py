@@ -55,7 +55,6 @@ def idx_header(*axes: int, kind: int = 8) -> bytes:
 
 
 def idx_bytes(array: Any) -> bytes:
-    """Return an IDX file of unsigned bytes."""
     return idx_header(*array.shape) + np.ascontiguousarray(array, np.uint8).tobytes()
 
 

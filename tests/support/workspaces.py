@@ -7,7 +7,6 @@ from cupynet.training import ParallelWrapper
 
 
 def workspaces(wrapper: ParallelWrapper) -> list[Workspace]:
-    """Return the workspace of each worker's thread, in rank order."""
     found: dict[int, Workspace] = {}
     wrapper.on_workers(lambda trainer: found.update({trainer.rank: trainer.backend.workspace}))
     return [found[rank] for rank in sorted(found)]

@@ -29,7 +29,6 @@ def trained(
     loss: Loss | None = None,
     **options: Any,
 ) -> tuple[Any, list[float]]:
-    """The weights and the reported losses."""
     model, recorder = small_model("double", backend), Recorder()
     model.loss = loss or model.loss
     options |= {"callbacks": [recorder], "optimizer": optimizer, "log_every": 2, "timeout_s": 60}

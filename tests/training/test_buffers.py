@@ -87,7 +87,6 @@ def trained(
     epochs: int = 2,
     callbacks: Sequence[Callback] = (),
 ) -> list[Trainer]:
-    """The trainers of threads that have trained."""
     loader = Loader(small_dataset(samples), batch_size, seed=3)
     return fit_on_threads(
         workers, lambda: replica(model(), SGD(RATE)), synchronizer, loader, *callbacks, epochs=epochs, prefetch_buffer=0
@@ -190,8 +189,6 @@ def test_replicas_begin_with_the_weights_and_estimates_of_rank_0() -> None:
 
 
 class Broken(Replica):
-    """Makes the gradient of one batch NaN."""
-
     def backpropagate(self, batch: Batch | None) -> int:
         samples = super().backpropagate(batch)
         if batch is not None and (batch.index, batch.epoch) == (3, 0):
@@ -200,8 +197,6 @@ class Broken(Replica):
 
 
 class Without(Replica):
-    """Gets no batch in its place."""
-
     def backpropagate(self, batch: Batch | None) -> int:
         known = batch is not None and (batch.index, batch.epoch) == (3, 0)
         return super().backpropagate(None if known else batch)

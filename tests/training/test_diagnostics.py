@@ -93,7 +93,6 @@ class Late(SerialCommunicator):
 
 
 def averaging_s(log_every: int, monkeypatch: pytest.MonkeyPatch) -> float:
-    """Train for three rounds of one epoch."""
     others, replica = Late(), Replica(small_model(), SGD(0.01))
     monkeypatch.setattr("cupynet.training.clock.time.perf_counter", lambda: others.now)
     trainer = trainer_of(others, replica, ParameterAveraging("end"), log_every=log_every)

@@ -33,7 +33,6 @@ def records(
 
 
 def evaluated(data: Dataset) -> Evaluation:
-    """The evaluation of the weights that never move."""
     with ParallelWrapper(small_model(), 1) as wrapper:
         return wrapper.evaluate(data)
 

@@ -68,7 +68,6 @@ class Fault:
         self._asked = 0
 
     def strike(self, rank: int | None = None) -> None:
-        """Fail if it is time; rank: by default that of this thread."""
         if self.rank != (int(threading.current_thread().name.rsplit(" ", 1)[1]) if rank is None else rank):
             return
         self._asked += 1
@@ -93,7 +92,6 @@ class FaultyLoader(Loader):
 
 
 def inject(fault: Fault, way: str, patch: pytest.MonkeyPatch) -> list[Callback]:
-    """Make a part fail. Return the callbacks that do."""
     places: dict[str, tuple[Any, str]] = {
         "optimizer": (Nesterov, "update"),
         "synchronizer": (type(WAYS[way]), "after_update"),

@@ -147,8 +147,6 @@ def test_captured_steps_use_the_factors(factors: dict[str, float]) -> None:
 
 
 class NotDifferentiated(Identity):
-    """Fails if its derivative is computed."""
-
     def forward(self, x: Any, context: Context) -> tuple[Any, Backward]:
         return x, lambda dy: pytest.fail("its derivative is not needed")
 

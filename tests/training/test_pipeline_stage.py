@@ -57,7 +57,6 @@ def trained(
     optimizer: Callable[[], Optimizer] = clipped,
     callbacks: Sequence[Callback] = (),
 ) -> Any:
-    """The weights after an epoch on the bright rows."""
     options: dict[str, Any] = {"pipeline": pipeline, "callbacks": callbacks, "log_every": 2, "timeout_s": 60}
     options |= {"optimizer": optimizer(), "synchronizer": synchronizer or ParameterAveraging(1)}
     with ParallelWrapper(model, workers, **options) as wrapper:
@@ -68,7 +67,6 @@ def trained(
 
 @cache
 def trained_whole(backend: str = "numpy") -> Any:
-    """The weights of one replica that is not split."""
     return trained(small_model(backend=backend), None)
 
 

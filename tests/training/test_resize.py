@@ -28,8 +28,6 @@ EVERY_5, EVERY_ROUND, STAGES = ParameterAveraging(5), ParameterAveraging(1), Pip
 
 
 class Runs:
-    """Runs in folders of their own."""
-
     def __init__(self, new_folder: Callable[[], Path]) -> None:
         self.new_folder = new_folder
         self.checkpoint = cache(self._checkpoint)
@@ -65,14 +63,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 
 def finish(wrapper: ParallelWrapper) -> None:
-    """Train the rest of two epochs."""
     wrapper.fit(LOADER, epochs=2 - wrapper.trainer.epoch, evaluate_on=DATA)
     assert wrapper.trainer.epoch == 2
     assert wrapper.trainer.evaluation is not None and np.isfinite(wrapper.trainer.evaluation.loss)
 
 
 def states(wrapper: ParallelWrapper, path: Path) -> list[dict[str, Any]]:
-    """Restore a checkpoint, and return the state of each worker."""
     found: dict[int, dict[str, Any]] = {}
     wrapper.restore(path)
     wrapper.on_workers(lambda trainer: found.update({trainer.rank: trainer.state()}))

@@ -36,7 +36,6 @@ def trainer_of(communicator: Communicator, synchronizer: Synchronizer, *callback
 
 
 def state_of(communicator: Communicator, synchronizer: Synchronizer) -> dict[str, Any]:
-    """The state after a short fit."""
     trainer = trainer_of(communicator, synchronizer)
     trainer.fit(Fit(Loader(small_dataset(20), 4), 1))
     return trainer.state()

@@ -65,8 +65,6 @@ def test_the_divergence_is_measured_once_every_few_iterations(measure_every: int
 
 
 class Signs(ParameterAveraging):
-    """Each replica follows the signs of its gradient; the weights are averaged."""
-
     def before_update(self, replica: Any, samples: int) -> None:
         replica.params.grad[...] = np.sign(replica.params.grad)
 

@@ -34,7 +34,6 @@ ONE_WAY = {"sum_vector": "ld", "stretch_squares": "ld", "widen": "st", "narrow":
 
 
 def includes() -> list[Path]:
-    """The folders of CUDA's headers."""
     found = importlib.util.find_spec("nvidia")
     places = [] if found is None else list(found.submodule_search_locations or ())
     return [header.parent for place in places for header in sorted(Path(place).glob("*/include/cuda_fp16.h"))]
@@ -106,7 +105,6 @@ def _compiled(text: str, flags: list[str]) -> bytes:
 
 
 def missing(file: str, code: bytes) -> list[str]:
-    """The kernels of a file that are not in its machine code."""
     return [name for name, it in INSTANCES.items() if it.file == file and name.encode() + b"\0" not in code]
 
 

@@ -174,8 +174,6 @@ def test_tf32_is_for_gpus() -> None:
 
 
 class Loaded:
-    """A library that has every function."""
-
     def __getattr__(self, name: str) -> Any:
         setattr(self, name, SimpleNamespace())
         return self.__dict__[name]

@@ -73,7 +73,6 @@ _kernel: Any = None
 
 @pytest.fixture(autouse=True, params=[pytest.param(None, id="host"), *ON_GPU])
 def place(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Where kernels run."""
     global _kernel
     _kernel = request.param
     yield
@@ -135,11 +134,9 @@ class Case:
         kernel(file, f"{name}_{self.kind}")(*(launch or self.launch), arguments)
 
     def close(self, found: Any, expected: Any, times: float = 1) -> None:
-        """Compare in the precision of storage."""
         self._close(found, expected, TOLERANCE[self.kind] * times)
 
     def close_sums(self, found: Any, expected: Any, times: float = 1) -> None:
-        """Compare in the precision of sums."""
         self._close(found, expected, TOLERANCE[self.precise] * times)
 
     def _close(self, found: Any, expected: Any, bound: float) -> None:

@@ -49,7 +49,6 @@ def test_a_product_is_not_rounded_before_it_is_added(layer: str) -> None:
 
 
 def trained(backend: Backend, activation: str) -> tuple[Model, Any]:
-    """A model after three steps, and its scores."""
     layers = {"conv": Conv2D(4, 3, padding=1, activation=activation), "pool": MaxPool2D(2)}
     layers |= {"conv2": Conv2D(5, 2, activation=activation), "pool2": MaxPool2D(2, 1), "output": Dense(3)}
     rng = np.random.default_rng(2)

@@ -62,7 +62,6 @@ def plan_of(*texts: str, **changed: Any) -> Plan:
 
 
 def study(folder: Path, plan: Plan) -> Study:
-    """Return the study in this folder, which is created if it does not exist."""
     folder.mkdir(exist_ok=True)
     path = folder / "study.db"
     resumed = path.exists()

@@ -47,19 +47,12 @@ def prepared(*typed: str) -> Plan:
     return prepare(given, resumed, typed, tune_settings_of(given))
 
 
-@pytest.fixture
-def fast_compose(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compose trials with `settings_of`, which lets Hydra compose each selection of files only once."""
-    monkeypatch.setattr(config, "compose", lambda overrides, config_dir=None: settings_of(*overrides))
-
-
 def table(folder: Path) -> list[dict[str, str]]:
     return list(csv.DictReader((folder / "tune.csv").read_text().splitlines()))
 
 
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, str]:
-    """Where a search was started, its folder, and what it printed."""
     folder = tmp_path_factory.mktemp("searched")
     stdout, stderr = run(folder, *TINY, "batch_size=32,64", "trials=2", "sampler=grid", command="tune")
     assert stderr == ""
@@ -101,7 +94,6 @@ def test_the_best_settings_can_be_pasted(searched: tuple[Path, Path, str], tmp_p
 # refused --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("fast_compose")
 @pytest.mark.parametrize(
     ("arguments", "setting"),
     [
@@ -137,7 +129,6 @@ def test_without_optuna_a_search_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         prepared(*TINY, RATE)
 
 
-@pytest.mark.usefixtures("fast_compose")
 def test_images_are_held_out_unless_some_are_already() -> None:
     assert prepared(*TINY, RATE, "objective=auc", "metrics=[auc]").settings.objective == "auc"
     assert prepared(*TINY, RATE).shared == [*TINY, "data.validation=30"]
@@ -188,7 +179,6 @@ def test_a_resumed_search_follows_no_reference(stored: str, tmp_path: Path) -> N
         for_hydra([f"resume={tmp_path}"])
 
 
-@pytest.mark.usefixtures("fast_compose")
 @pytest.mark.parametrize(
     ("stored", "setting"),
     [
@@ -205,8 +195,6 @@ def test_a_resumed_search_writes_in_its_folder(stored: str, setting: str, tmp_pa
 
 
 class Trial:
-    """An Optuna trial that is pruned after some epochs."""
-
     def __init__(self, epochs: int) -> None:
         self.epochs, self.reported = epochs, list[tuple[int, float]]()
 

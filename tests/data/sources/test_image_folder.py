@@ -27,7 +27,6 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The pictures that are decoded."""
     paths = list[Path]()
 
     def watched(path: Path, *arguments: Any, **options: Any) -> Any:

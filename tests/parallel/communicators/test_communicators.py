@@ -65,7 +65,6 @@ class Team:
         self.launcher, self.workers, self.devices = launcher, launcher.workers, devices
 
     def run(self, task: Callable[[Communicator], T]) -> list[T]:
-        """Run a task on all workers and return their results in rank order."""
         results: dict[int, T] = {}
 
         def work(c: Communicator) -> None:
@@ -88,12 +87,10 @@ class Team:
 
 
 def there(c: Communicator, values: Any) -> Any:
-    """An array where the worker computes."""
     return c._backend.asarray(np.array(values))
 
 
 def here(c: Communicator, array: Any) -> Any:
-    """A copy on the host."""
     return np.array(c._backend.to_host(array))
 
 

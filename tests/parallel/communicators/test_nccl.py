@@ -95,8 +95,6 @@ def test_two_ranks_that_share_a_gpu_have_one_sum(backend: CupyBackend) -> None:
 
 
 def sum_of_two(*, standin: bool) -> None:
-    """Check the sum of two threads with a stream each on device 0."""
-
     def task(c: Communicator) -> list[bytes]:
         backend = gpu()
         arrays = [backend.asarray(each) for each in vectors("float32", c.rank)]

@@ -248,7 +248,6 @@ MANY = {"samples": 10_000_000}  # nothing is chance
 
 
 def chosen(folder: Path) -> int | None:
-    """Return the number of workers of the recommended runs."""
     group = answer(of(folder)).chosen
     return None if group is None else group.workers
 

@@ -146,7 +146,6 @@ FORTY = small_dataset(40)  # ten iterations an epoch
 
 
 def saving(path: Path | str | None, *, run: Path | None = None, **options: Any) -> ParallelWrapper:
-    """A wrapper that saves checkpoints in `path`."""
     return ParallelWrapper(small_model(), 1, callbacks=[Checkpoint(path=path, **options)], run=run)
 
 

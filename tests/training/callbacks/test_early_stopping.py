@@ -84,7 +84,6 @@ def test_the_monitor_may_have_the_name_of_its_column() -> None:
 
 
 def outcome(stopping: EarlyStopping) -> tuple[str, int | None]:
-    """The reason of the end, and the best epoch."""
     assert stopping.result is not None
     return stopping.result.reason, stopping.result.best_epoch
 
@@ -226,8 +225,6 @@ def test_bad_arguments_are_refused(arguments: dict[str, Any]) -> None:
 
 
 class Poison(Callback):
-    """Sets a weight of the last worker to NaN in the fourth epoch."""
-
     every_rank = True
 
     def on_iteration_end(self, trainer: Trainer) -> None:

@@ -28,7 +28,6 @@ SHUFFLED, IN_ORDER = Loader(DATA, 4, seed=3), Loader(DATA, 4, shuffle=False)
 
 
 def batch_with(samples: Iterable[int], epoch: int = 0) -> Batch:
-    """The first batch of an epoch with any of the samples."""
     return next(b for b in SHUFFLED.epoch(epoch, small_model().backend) if np.isin(b.samples, [*samples]).any())
 
 

@@ -35,7 +35,6 @@ Weights = NDArray[np.float64]
 
 
 def weights_seen() -> Seen:
-    """Keeps the weights of each replica after each iteration and each epoch."""
     return Seen(lambda trainer: trainer.params.master.copy())
 
 
