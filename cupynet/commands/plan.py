@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 Rate: TypeAlias = Callable[[int, "int | str"], float]  # workers, frequency -> images per second
-MOST_WORKERS = 16  # limit of workers that are started, also by check=true
+MOST_WORKERS = 16  # at most this many workers are started, also with check=true
 
 
 class Plan(NamedTuple):
@@ -128,8 +128,8 @@ def averaged_bytes(experiment: Experiment) -> int:
 
 def table(costs: Costs, rows: list[dict[str, Any]]) -> list[str]:
     lines = [
-        f"an iteration of one worker {1e3 * costs.alone_s:.1f} ms, of {costs.cores} at once "
-        f"{1e3 * costs.busy_s:.1f} ms; averaging {costs.size / 1e6:.1f} MB {1e3 * costs.average_s:.1f} ms",
+        f"an iteration takes {1e3 * costs.alone_s:.1f} ms with one worker and {1e3 * costs.busy_s:.1f} ms with "
+        f"{costs.cores} at once; averaging {costs.size / 1e6:.1f} MB takes {1e3 * costs.average_s:.1f} ms",
         "",
         f"{'workers':>8}{'machines':>10}{'averaged every':>16}{'images/s':>14}{'efficiency':>12}{'averaging':>12}"
         + f"{'measured':>12}{'ratio':>8}" * ("ratio" in rows[0]),

@@ -105,7 +105,7 @@ class Activation(Layer):
 
     def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
         backend, activation = self.backend, self._activation
-        # not in place, because the previous layer's derivative may need its output
+        # not in place, because the previous layer's backward function may need its output
         y = activation.into(backend, x, backend.borrow(x.shape))
         kept = x if activation.of_input else y
         if not context.train:

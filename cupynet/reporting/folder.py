@@ -88,7 +88,7 @@ def read_run(folder: str | Path, *, over: bool = False, error: Exception | None 
     run = Run(folder)
     has_results = any(map(is_plain, (run.summary_path, run.started_path, run.history_path)))
     if not has_results and (not is_plain(run.settings_path) or is_other_command(run)):
-        raise ConfigError(f"{folder}: is not the folder of a run. Choose one under outputs/")
+        raise ConfigError(f"{folder} is not the folder of a run. Choose one under outputs/")
     data = RunData(run, running=not over and at_work(run.folder))
     data.start = data.read(run.started_path, read_object) or {}
     data.summary = data.read(run.summary_path, read_object) or {}

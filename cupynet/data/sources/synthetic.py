@@ -1,6 +1,6 @@
 """Synthetic digits, for machines without network access.
 
-Each image is a glyph of `strokes` with noise on its control points, bent, transformed by a random affine map, and drawn
+Each image is a glyph of `strokes` with noise on its control points, transformed by a random affine map, bent, and drawn
 as a smooth distance field. With dots p_m along the strokes and S(x, y) = sum of exp(-|(x, y) - p_m|^2 / 2 s^2), -log S
 is a soft minimum of the squared distances to the dots. S is separable, so an image is a product of two small matrices.
 Each block of images has its own random stream, so that image i does not depend on the number of images.

@@ -1,4 +1,4 @@
-"""Search for runs in folders; reads their settings and results.
+"""Find runs in folders and read their settings and results.
 
 Files are untrusted. Their contents are never instantiated or executed, and a damaged file affects only its own run.
 """

@@ -81,7 +81,7 @@ class Tiles(NamedTuple):
 
 
 def block(columns: int, itemsize: int) -> tuple[int, int]:
-    """Return the rows and columns of a block of sums in registers. Column counts are padded to a multiple of it."""
+    """Return the numbers of rows and columns of a block of sums in registers. Columns are padded to a multiple."""
     width, sums = registers()
     across = min(-(-columns * itemsize // width), 4 if sums >= 16 else 2)
     return 1 << (min(sums // across, 8).bit_length() - 1), across * width // itemsize
@@ -140,7 +140,7 @@ def product(
 ) -> Any:  # fmt: skip
     """y[y_at + i · y_step + j] = sum over t < count of x[x_at + places[i] + table[t]] · w[w_at + t · pitch + j].
 
-    For i < height and j < width. See `transform` for `adds`, constants and arrays.
+    Computed for i < height and j < width. See `transform` for `adds`, constants and arrays.
     """
     literals = constants(height, width, adds)
     if literals is None:
