@@ -1,7 +1,7 @@
 """Fused convolution and 2x2 max-pool by Winograd's minimal filtering (`kernels/winograd_pool.py`).
 
-`ConvPool` is used instead if values could overflow or are NaN. If at least half of the gradients behind
-a ReLU are zero, `ConvPool` computes the backward pass, because it skips zeros. Rounding may therefore differ between batches.
+`ConvPool` is used instead if values could overflow or are NaN, and for gradients of which a ReLU has made at least half
+zero, because it skips zeros. Rounding may therefore differ between batches.
 """
 
 from __future__ import annotations
