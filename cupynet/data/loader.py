@@ -205,7 +205,7 @@ class Loader:
 
 
 def _mixture(own: Array, others: Array, share: Array, weighted: bool) -> Array:
-    """Mix targets (N, T), or (N, T + 1) with weights, by which the shares are multiplied."""
+    """Mix targets (N, T), or (N, T + 1) whose last column is a weight that multiplies the sample's share."""
     if not weighted:
         return share * own + (1 - share) * others
     parts = share * own[:, -1:], (1 - share) * others[:, -1:]

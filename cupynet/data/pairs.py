@@ -37,8 +37,8 @@ def read_pairs(data: Any) -> tuple[Array, Array]:
     for number, image in enumerate(images):
         if image.shape != images[0].shape:
             raise ConfigError(
-                f"data: image {number} has shape {image.shape}, and image 0 {images[0].shape}. Examples must be single "
-                "images, not batches"
+                f"data: image {number} has shape {image.shape}, but image 0 has {images[0].shape}. "
+                "Examples must be single images, not batches"
             )
     return np.array(images), np.array(labels)
 

@@ -103,7 +103,7 @@ def _chunks(dataset: LabeledData) -> Iterator[Array]:
 
 
 def warn_of_classes(dataset: LabeledData) -> None:
-    """Warn if some classes have no images, or if a shard lacks at least half of the other classes."""
+    """Warn if some classes have no images, or if a shard has at most half of the classes that have images."""
     if isinstance(dataset, Dataset) and dataset.labels.ndim == 2:
         return
     shards = dataset.labels if isinstance(dataset, Shards) else [dataset.labels]

@@ -79,8 +79,8 @@ class Replica:
         losses: sum of the losses of the last batch, 0-d on the device; 0.0 without a batch; None in pipeline stages
             without a loss. If iterations run ahead, `complete` sets it to the sum over several batches.
         hits: the number of correct predictions, for the same samples as `losses`.
-        classifies: False for regression. Hits are then outputs on the right side of 1/2 with `binary_cross_entropy`,
-            and NaN with other losses.
+        classifies: False for regression. `hits` then counts outputs on the correct side of 1/2 with
+            `binary_cross_entropy`, and is NaN with other losses.
         groups, clock, check: communicators, clock and step check of this worker.
         optimizer_state: the optimizer's dictionary of (P,) vectors.
     """
@@ -184,9 +184,9 @@ class Replica:
         return 0
 
     def _passes(self, images: Array, labels: Array, context_of: Callable[[slice], Context]) -> tuple[Array, Array]:
-        """Run forward and backward on each part of a batch. Return losses with the batch's sum, and the number of hits.
+        """Run forward and backward on each part of a batch. Return losses and the number of hits.
 
-        They are the losses (N,) of the samples, or their sum (1,) if there are several parts.
+        The losses are those of the samples, (N,), or their sum, (1,), if there are several parts.
         """
         model, backend, whole = self.model, self.backend, len(labels)
         total: Array = 0.0

@@ -1,8 +1,8 @@
 """Glyphs of handwritten digits, as strokes through control points.
 
 A stroke is a Catmull-Rom curve. It is linear in its control points: dots (M, 2) = weights (M, K) @ controls (K, 2),
-where the M dots of a glyph are equally spaced along its strokes. Coordinates are x to the right and y down. The box of
-a digit is 0..1 in both, and `ASPECT` times as wide as high.
+where the M dots of a glyph are equally spaced along its strokes. Coordinates are x to the right and y down. Both
+range from 0 to 1 in the box of a digit, whose width is `ASPECT` times its height.
 """
 
 from __future__ import annotations

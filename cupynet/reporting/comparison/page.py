@@ -102,7 +102,7 @@ def _curves(comparison: Comparison, groups: Sequence[Group], over: str, label: s
     if all(len(line.x) < 2 for line in lines):
         lines = []  # single points would overlap
     title = f"{comparison.split.capitalize()} accuracy over {over}"
-    note = f"The first run of each row, and at most {MAX_LINES} rows." if len(lines) < len(comparison.finished) else ""
+    note = f"The first run of each row, for at most {MAX_LINES} rows." if len(lines) < len(comparison.finished) else ""
     return Chart(title, label, "accuracy (%)", lines, note=note)
 
 

@@ -20,7 +20,7 @@ from cupynet.training.trainer import Trainer
 
 SMOOTHING = 0.95  # decay of the moving average for 200 iterations; adjusted for other lengths
 EXPLODED = 4.0  # stop at this multiple of the lowest smoothed loss, as in fastai
-BELOW = 10.0  # divide the rate at the lowest loss by this, to where the loss still decreases
+BELOW = 10.0  # the rate at the lowest loss is divided by this, so that the loss still decreases
 FALLEN = 0.01  # minimum relative decrease of the loss
 LEAST = 10  # minimum number of iterations
 

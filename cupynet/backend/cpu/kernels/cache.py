@@ -20,7 +20,8 @@ log = logging.getLogger(__name__)
 
 DAMAGED = "recompiling damaged kernels (%s)"
 CACHE_UNWRITABLE = (
-    "compiled kernels cannot be cached, so each start takes seconds longer (%s). Set NUMBA_CACHE_DIR to a folder"
+    "compiled kernels cannot be cached, so each start takes seconds longer (%s). "
+    "Set NUMBA_CACHE_DIR to a writable folder"
 )
 _warned: set[str] = set()
 

@@ -28,7 +28,7 @@ def slope(g: Any, w: Any, numbers: Any) -> Any:
 
 @inlined
 def move(weight: Array, grad: Array, i: int, step: Any, numbers: Any, moves: bool) -> None:
-    """w -= step + rate · decay · w and g = 0; or g = step + decay · w."""
+    """w -= step + rate · decay · w and g = 0, or only g = step + decay · w unless `moves`."""
     rate, decay = numbers[0], numbers[8]
     if moves:
         weight[i] -= step + rate * decay * weight[i]
