@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -146,6 +147,24 @@ def typed(overrides: Sequence[str]) -> dict[str, Any]:
     """Return the settings in overrides by dotted key. Mappings are flattened."""
     parsed = OverridesParser.create().parse_overrides([*overrides])
     return flat({each.key_or_group: each.value() for each in parsed})
+
+
+def overrides_of_jobs(sweep: DictConfig) -> list[list[str]]:
+    """Return the overrides of all jobs of a sweep in order, or [] if only its sweeper knows them."""
+    hydra = sweep.hydra
+    fixed = [f"{key}={value}" for key, value in (hydra.sweeper.get("params") or {}).items()]
+    if not hydra.sweeper._target_.endswith(".BasicSweeper"):
+        return []
+    try:
+        choices = [
+            [f"{each.get_key_element()}={value}" for value in each.sweep_string_iterator()]
+            if each.is_sweep_override()
+            else [str(each.input_line)]
+            for each in OverridesParser.create().parse_overrides([*fixed, *hydra.overrides.task])
+        ]
+    except HydraException:  # such as glob(...), which depends on the configuration files
+        return []
+    return [[*job] for job in product(*choices)]
 
 
 def check_contradictions(config: DictConfig, plain: Mapping[str, Any], overrides: Sequence[str]) -> None:

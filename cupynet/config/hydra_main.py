@@ -29,10 +29,19 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from cupynet.config import resume
-from cupynet.config.composing import as_typed, conf_folder, opened, own_folder, register, settings_of
+from cupynet.config.composing import (
+    as_typed,
+    conf_folder,
+    opened,
+    overrides_of_jobs,
+    own_folder,
+    register,
+    settings_of,
+)
 from cupynet.config.messages import refusal
 from cupynet.config.schema import AS_RANKS, Settings, TuneSettings
 from cupynet.config.stored import check_downloads, check_outputs, job_overrides, keep, load, overrides_of
+from cupynet.core import signals
 from cupynet.core.errors import ConfigError, CupynetError, Interrupted, OutputError, described, exit_code
 from cupynet.core.exits import BROKEN_PIPE, report_error
 from cupynet.core.lock import Hold
@@ -130,7 +139,7 @@ class Entry(Callback):
             sweep_record.begin(folder)
         except (CupynetError, OSError) as error:
             raise SystemExit(report_error(_as_ours(error, command.schema))) from error
-        command.sweep = folder
+        command.sweep, command.planned = folder, functools.partial(overrides_of_jobs, config)
 
 
 def _folder(config: DictConfig, key: str) -> Path:
@@ -178,6 +187,7 @@ class _Command(Generic[S, T]):
     code: int | None = None
     created: list[Path] = field(default_factory=list)
     sweep: Path | None = None
+    planned: Callable[[], list[list[str]]] = list
     resumed: Path | None = None
     changes: list[str] = field(default_factory=list)
     postponed: list[Callable[[], None]] = field(default_factory=list)
@@ -201,14 +211,16 @@ class _Command(Generic[S, T]):
         try:
             register(self.schema)
             sys.argv[1:] = self.arguments = self.read(sys.argv[1:])
-            hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name=config_name)(job)()
+            # the handlers of `signals.command` would leave the folder of a sweep before its first job
+            with signals.handled(signals.leave) if SWEEP & {*self.arguments} else contextlib.nullcontext():
+                hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name=config_name)(job)()
         except BaseException as error:
             code = self.report_error(_as_ours(error, self.schema))
         of_jobs = self.code
         if self.sweep is not None:
             from cupynet.config import sweep_record
 
-            of_jobs = sweep_record.finish(self.sweep)
+            of_jobs = sweep_record.finish(self.sweep, self.planned() if code else (), self.arguments)
         if self.code is None:
             self.clean_up()
         return code or of_jobs or 0

@@ -109,7 +109,7 @@ def begin(sweep: Path) -> None:
         say_error(f"warning: {_hold.warning}")
     try:
         check_untaken(sweep)
-    except CupynetError:
+    except BaseException:
         _release()
         raise
     say(f"jobs run in folders of {sweep}")
@@ -128,9 +128,13 @@ def say(text: str) -> None:
 
 def began(sweep: Path, job: Job, shared: Sequence[str]) -> None:
     """Record the start of a job, and print its settings except `shared` ones."""
-    say(f"job {job.number}: {' '.join(each for each in job.overrides if each not in shared)}")
+    say(f"job {job.number}: {_without(shared, job.overrides)}")
     with contextlib.suppress(OutputError):  # `ended` warns
         _record(sweep, job)
+
+
+def _without(shared: Sequence[str], overrides: Sequence[str]) -> str:
+    return " ".join(each for each in overrides if each not in shared)
 
 
 def ended(sweep: Path, job: Job) -> None:
@@ -188,8 +192,8 @@ def columns(jobs: Sequence[Job]) -> list[Column]:
     return found
 
 
-def finish(sweep: Path) -> int:
-    """Print a table of the jobs and the best job, and unlock the folder.
+def finish(sweep: Path, planned: Sequence[Sequence[str]] = (), shared: Sequence[str] = ()) -> int:
+    """Print a table of the jobs, the planned jobs that did not begin and the best job, and unlock the folder.
 
     Return the exit code of the first failed job, or 0. A killed job counts as failed.
     """
@@ -209,6 +213,13 @@ def finish(sweep: Path) -> int:
         for job in jobs:
             if job.code:
                 screen.print(f"job {job.number} {job}", soft_wrap=True)
+        missed = [
+            f"job {number}: {_without(shared, overrides)}"
+            for number, overrides in enumerate(planned)
+            if jobs and number not in {job.number for job in jobs}
+        ]
+        if missed:
+            screen.print(f"did not begin: {', '.join(missed)}", soft_wrap=True)
         if any(job.is_trial for job in jobs):
             screen.print("fast dev run: these are not results", soft_wrap=True)
         if scored:

@@ -126,7 +126,9 @@ def exit_code(error: BaseException) -> int:
 
 
 def described(error: BaseException) -> str:
-    """Format an error on one line, with its class unless it is a CupynetError."""
+    """Format an error on one line, with its class unless it is a CupynetError or the result of a signal."""
+    if isinstance(error, KeyboardInterrupt) and signal_of(error):
+        error = Interrupted.by(error)
     text = " ".join(str(error).split())
     return text if isinstance(error, CupynetError) else f"{type(error).__name__}: {text}"
 

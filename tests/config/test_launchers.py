@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import pickle
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextvars import Context
@@ -20,7 +22,7 @@ from cupynet import config
 from cupynet.config import sweep_record
 from cupynet.config.process_launcher import ProcessLauncher
 from cupynet.config.schema import Settings
-from cupynet.core import lock
+from cupynet.core import lock, signals
 from cupynet.core.errors import ConfigError, DataError
 from tests.support.compared_runs import made
 from tests.support.run_folders import sweep_rows
@@ -47,6 +49,7 @@ class Elsewhere(ProcessLauncher):
     """Runs each job as another process would: with a copy of the task, and without this process's state."""
 
     lost: tuple[int, ...] = ()  # jobs whose process is killed
+    stopped: int | None = None  # the job before which Ctrl-C is pressed
 
     def setup(self, **how: Any) -> None:
         super().setup(**how)
@@ -57,6 +60,8 @@ class Elsewhere(ProcessLauncher):
             job = self._loader.load_sweep_config(self._config, [*overrides])
             with open_dict(job):
                 job.hydra.job.num, job.hydra.job.id = number, str(number)
+            if number == self.stopped:
+                os.kill(os.getpid(), signal.SIGINT)
             here = sys.argv, [*sweep_record._ended], HydraConfig.instance().cfg
             sys.argv, sweep_record._ended[:] = ["worker"], []
             if number in self.lost:
@@ -123,6 +128,19 @@ def test_a_job_whose_process_is_killed_has_failed(sweep: Callable[..., int]) -> 
 def test_a_refused_job_leaves_no_folder_at_any_depth(sweep: Callable[..., int]) -> None:
     assert sweep("seed=4,1", "hydra.sweep.subdir=a${seed}/b") == 2
     assert {path.name for path in SWEEP.iterdir()} == {"a1", "multirun.yaml", "sweep.csv"}
+
+
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_jobs_that_did_not_begin_are_listed_unless_none_did(
+    stopped: int, sweep: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Elsewhere, "stopped", stopped)
+    with signals.handled(lambda number: pytest.fail("ends the process at once")):
+        assert sweep("seed=1,2", "epochs=5", "batch_size=16,32") == 130
+    stdout = capsys.readouterr().out
+    for job in ("seed=1 batch_size=32", "seed=2 batch_size=16", "seed=2 batch_size=32"):
+        assert (job in stdout) == (stopped > 0)
+    assert SWEEP.exists() == (stopped > 0)
 
 
 def test_a_sweep_locks_its_folder_while_it_runs(sweep: Callable[..., int], monkeypatch: pytest.MonkeyPatch) -> None:
