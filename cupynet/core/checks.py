@@ -103,6 +103,11 @@ def without_prefix(monitor: str, figures: Collection[str]) -> str:
     return figure if figure in figures else monitor
 
 
+def mode_of(monitor: str) -> str:
+    """Return `min` for names that contain "loss" or "error", else `max`."""
+    return "min" if re.search("loss|error", monitor) else "max"
+
+
 def finite(value: Any) -> float | None:
     """Return `value` as a float if it is a finite int or float, or else None. A bool gives None."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 
-from cupynet.core.checks import instance, integer, number, one_of, without_prefix
+from cupynet.core.checks import instance, integer, mode_of, number
 from cupynet.optim.schedules import Schedule
-
-BETTER = {"loss": -1, "accuracy": 1}
 
 
 class ReduceOnPlateau(Schedule, name="reduce_on_plateau"):
@@ -19,7 +17,8 @@ class ReduceOnPlateau(Schedule, name="reduce_on_plateau"):
         initial: the learning rate at the beginning.
         factor: factor of the learning rate at each reduction.
         patience: number of evaluations without improvement to tolerate.
-        monitor: `loss` or `accuracy` of the validation data. The prefixes `validation_` and `val_` are ignored.
+        monitor: the validation figure to monitor, as in `EarlyStopping`. Higher is better, except for names that
+            contain "loss" or "error".
         min_delta: minimum change that counts as an improvement, exclusive.
         cooldown: evaluations to ignore after a reduction.
         least: the minimum learning rate.
@@ -46,8 +45,7 @@ class ReduceOnPlateau(Schedule, name="reduce_on_plateau"):
         self.rate = number("ReduceOnPlateau initial", initial, above=0)
         self.factor = number("ReduceOnPlateau factor", factor, above=0, below=1)
         self.patience = integer("ReduceOnPlateau patience", patience, 0)
-        monitor = without_prefix(instance("ReduceOnPlateau monitor", monitor, str, "'loss'"), BETTER)
-        self.monitor: str = one_of("ReduceOnPlateau monitor", monitor, BETTER)
+        self.monitor: str = instance("ReduceOnPlateau monitor", monitor, str, "'loss'")
         self.min_delta = number("ReduceOnPlateau min_delta", min_delta, minimum=0)
         self.cooldown = integer("ReduceOnPlateau cooldown", cooldown, 0)
         self.least = number("ReduceOnPlateau least", least, minimum=0, below=self.rate)
@@ -57,7 +55,7 @@ class ReduceOnPlateau(Schedule, name="reduce_on_plateau"):
         return self.rate
 
     def on_evaluation(self, figure: float) -> None:
-        gain = (figure - self._best) * BETTER[self.monitor]
+        gain = figure - self._best if mode_of(self.monitor) == "max" else self._best - figure
         if gain > self.min_delta or (math.isnan(self._best) and not math.isnan(figure)):
             self._best, self._waited = figure, 0
         else:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cupynet.core import plots
-from cupynet.core.checks import integer
+from cupynet.core.checks import integer, without_prefix
 from cupynet.core.errors import ConfigError
 from cupynet.core.files import for_json
 from cupynet.core.notebook import html_table
@@ -167,7 +167,8 @@ class Evaluation:
         return self._extra.values(self.samples, self.figure)
 
     def figure(self, name: str) -> float:
-        """Return a figure such as `accuracy`, or one of `metrics`, by name."""
+        """Return a figure such as `accuracy`, or one of `metrics`, by name; `validation_` or `val_` may precede it."""
+        name = without_prefix(name, (*self.FIGURES, *self._extra.names))
         return float(getattr(self, name)) if name in self.FIGURES else self.metrics[name]
 
     def figures(self, names: Sequence[str] | None = None) -> dict[str, float]:

@@ -19,15 +19,8 @@ Metric: TypeAlias = str | Function
 
 CLASS_FIGURES = ("accuracy", "top_n_accuracy", "precision", "recall", "f1", "loss")  # figures of `Evaluation`
 NUMBER_FIGURES = ("loss", "mean_absolute_error", "r2")  # figures of `RegressionEvaluation`
-FIGURES = {*CLASS_FIGURES, *NUMBER_FIGURES}
 ALIASES = {"macro_f1": "f1"}
 TOP_K = re.compile(r"top_([1-9]\d*)_accuracy")
-LOWER_IS_BETTER = re.compile(r"loss|error")
-
-
-def mode_of(name: str) -> str:
-    """Return `min` for names that contain "loss" or "error", else `max`."""
-    return "min" if LOWER_IS_BETTER.search(name) else "max"
 
 
 def metrics_of(metrics: Sequence[Metric], *, classifies: bool | None = None) -> dict[str, Metric]:
@@ -101,7 +94,7 @@ class Metrics:
     """The metrics of an evaluation. `columns` is the number of targets per sample, or 0 for class indices."""
 
     def __init__(self, metrics: Mapping[str, Metric], columns: int = 0) -> None:
-        self._metrics, self._columns = metrics, columns
+        self._metrics, self._columns, self.names = metrics, columns, tuple(metrics)
         self._keeps = any(name in ALL for name in metrics)
         self._sums = {name: 0.0 for name, metric in metrics.items() if _is_a_mean(name, metric)}
         self._kept: list[Floats] = []  # scores and targets, row by row

@@ -9,7 +9,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
-from cupynet.core.checks import flag, instance, integer, number, one_of
+from cupynet.core.checks import flag, instance, integer, number, one_of, without_prefix
 from cupynet.core.errors import ConfigError
 from cupynet.core.shared_options import on_device
 from cupynet.core.wording import setting, shown
@@ -288,6 +288,7 @@ class CheckedOptions:
         for argument in ("monitor", "best"):
             if isinstance(figure := getattr(part, argument, None), str):
                 figures = evaluation_of(1, self.options.metrics, **kind).figures()
+                figure = without_prefix(figure, figures)
                 one_of(f"{name}.{argument}", figure, figures, ", or a metric that is listed in `metrics`")
         if not part.needs_validation:
             return

@@ -184,8 +184,10 @@ def test_metrics_of_the_other_task_are_refused(loss: str, y: Any, metrics: list[
 
 def test_a_monitor_must_be_a_figure() -> None:
     x, y = np.ones((8, 4, 3)), np.arange(8) % 3
-    for monitor, known in (("acuracy", False), ("hits", True), ("r2", False)):
-        with wrapped(0, 3, "softmax", hits, callbacks=[EarlyStopping(monitor)]) as wrapper:
+    known_monitors = "hits", "val_hits", "validation_loss"
+    for monitor, known in {**dict.fromkeys(known_monitors, True), "acuracy": False, "r2": False}.items():
+        plateau = SGD(ReduceOnPlateau(0.1, monitor=monitor))
+        with wrapped(0, 3, "softmax", hits, callbacks=[EarlyStopping(monitor)], optimizer=plateau) as wrapper:
             if known:
                 wrapper.fit(x, y, validation_split=0.5)
                 continue
@@ -195,7 +197,7 @@ def test_a_monitor_must_be_a_figure() -> None:
 
 def test_the_best_checkpoint_is_of_any_figure(tmp_path: Path) -> None:
     x, y = np.random.default_rng(0).normal(size=(8, 4, 3)), np.arange(8) % 3
-    for best, known in (("auc", False), ("doubt", True)):
+    for best, known in (("auc", False), ("doubt", True), ("val_doubt", True)):
         saving = Checkpoint(best=best, keep_last=1, path=tmp_path / best)
         with ParallelWrapper(Model([Dense(3)], (4, 3)), 1, metrics=[doubt], callbacks=[saving]) as wrapper:
             if not known:

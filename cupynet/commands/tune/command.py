@@ -20,7 +20,7 @@ from cupynet.config import resume
 from cupynet.config.schema import TuneSettings, own_names
 from cupynet.config.search_space import is_continuous, lowest
 from cupynet.core import signals
-from cupynet.core.checks import one_of
+from cupynet.core.checks import one_of, without_prefix
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.core.exits import run_and_exit
 from cupynet.core.wording import one_line
@@ -115,6 +115,7 @@ def prepare(arguments: Sequence[str], resumed: Path | None, typed: Sequence[str]
     plan = Plan(settings, space, shared, config.own_folder(), resumed, typed)
     source: Any = plan.experiment({key: lowest(each) for key, each in space.items()}).source
     figures = Evaluation(1, metrics=settings.metrics).figures()
+    settings.objective = without_prefix(settings.objective, figures)
     one_of("objective", settings.objective, figures, ", or a metric that is listed in `metrics`")
     if not source.validates:
         images = source.expected().get("train", 0)

@@ -33,6 +33,7 @@ from cupynet.config.experiment import Experiment
 from cupynet.config.schema import TuneSettings
 from cupynet.config.search_space import written
 from cupynet.core import signals
+from cupynet.core.checks import mode_of
 from cupynet.core.errors import CupynetError, DataError, DivergedError, Interrupted, OutputError
 from cupynet.core.files import write_whole
 from cupynet.core.logs import quiet
@@ -43,7 +44,6 @@ from cupynet.core.wording import one_line, percent
 from cupynet.runs.layout import STUDY, TRIAL
 from cupynet.runs.run import PRUNED
 from cupynet.training import Callback, EpochRecord, Evaluation, StopReason, Trainer
-from cupynet.training.metrics import mode_of
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cupynet.core.checks import instance, integer, without_prefix
+from cupynet.core.checks import instance, integer, mode_of
 from cupynet.core.errors import ConfigError
 from cupynet.core.files import require_folder
 from cupynet.core.lock import Hold
@@ -16,7 +16,6 @@ from cupynet.runs.run import Run
 from cupynet.training.callbacks.base import Callback
 from cupynet.training.checkpointing import save
 from cupynet.training.events import EpochRecord
-from cupynet.training.metrics import FIGURES, mode_of
 from cupynet.training.state_tree import Tree
 from cupynet.training.trainer import Trainer
 
@@ -59,7 +58,7 @@ class Checkpoint(Callback):
         self.every_iterations = None if every_iterations is None else integer("every_iterations", every_iterations, 1)
         self.keep_last = integer("keep_last", keep_last, 1)
         self.keep_every = None if keep_every is None else integer("keep_every", keep_every, 1)
-        self.best = None if best is None else without_prefix(instance("best", best, str, "'accuracy'"), FIGURES)
+        self.best = None if best is None else instance("best", best, str, "'accuracy'")
         self._path = None if path is None else Path(path)
         self._hold: Hold | None = None
 

@@ -14,13 +14,12 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from cupynet.core.checks import flag, instance, integer, number, one_of, without_prefix
+from cupynet.core.checks import flag, instance, integer, mode_of, number, one_of
 from cupynet.core.files import for_json
 from cupynet.core.wording import counted
 from cupynet.runs.run import Run
 from cupynet.training.callbacks.base import FINAL_WEIGHTS, Callback
 from cupynet.training.events import EpochRecord, IterationRecord, StopReason
-from cupynet.training.metrics import FIGURES, mode_of
 from cupynet.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
@@ -135,7 +134,7 @@ class EarlyStopping(Callback):
         restore_best_weights: bool = True,
         restore_on_interrupt: bool = False,
     ) -> None:
-        self.monitor = without_prefix(instance("monitor", monitor, str, "'loss'"), FIGURES)
+        self.monitor = instance("monitor", monitor, str, "'loss'")
         mode = one_of("mode", mode, ("auto", "min", "max"))
         self.mode = mode_of(self.monitor) if mode == "auto" else mode
         none = ", or null for none"

@@ -130,7 +130,7 @@ def test_without_optuna_a_search_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_images_are_held_out_unless_some_are_already() -> None:
-    assert prepared(*TINY, RATE, "objective=auc", "metrics=[auc]").settings.objective == "auc"
+    assert prepared(*TINY, RATE, "objective=val_auc", "metrics=[auc]").settings.objective == "auc"
     assert prepared(*TINY, RATE).shared == [*TINY, "data.validation=30"]
     assert prepared(*TINY, RATE, "data.validation=50").shared == [*TINY, "data.validation=50"]
 

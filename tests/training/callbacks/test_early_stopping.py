@@ -76,13 +76,6 @@ def fit(
         return wrapper.trainer, dict(enumerate(weights.epochs, 1))
 
 
-def test_the_monitor_may_have_the_name_of_its_column() -> None:
-    for name in ("accuracy", "validation_accuracy", "val_accuracy"):
-        stopping = EarlyStopping(name)
-        assert (stopping.monitor, stopping.mode) == ("accuracy", "max")
-    assert EarlyStopping("val_iou", mode="max").monitor == "val_iou"  # a metric of the user
-
-
 def outcome(stopping: EarlyStopping) -> tuple[str, int | None]:
     assert stopping.result is not None
     return stopping.result.reason, stopping.result.best_epoch
