@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,8 +34,10 @@ def present(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Columns:
+class Columns(Mapping[str, list[Any]]):
     """History as lists of values by name, with the names of history.jsonl. Missing values are None.
+
+    It is a read-only mapping of the columns of `epochs`. A name may begin with `val_` instead of `validation_`.
 
         history = wrapper.fit(x, y, epochs=5)
         history.plot()
@@ -53,8 +56,21 @@ class Columns:
     reports: dict[str, list[Any]]
 
     def __getitem__(self, name: str) -> list[Any]:
-        """Return a column of `epochs`, as in `history["loss"]`."""
+        name = re.sub("^val_", "validation_", name)
+        if name not in self.epochs:
+            raise KeyError(f"there is no column {name}. The columns are {', '.join(self.epochs)}")
         return self.epochs[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.epochs)
+
+    def __len__(self) -> int:
+        return len(self.epochs)
+
+    @property
+    def history(self) -> Columns:
+        """The mapping itself, as `history.history` in Keras."""
+        return self
 
     @classmethod
     def of(cls, rows: Iterable[Mapping[str, Any]]) -> Columns:

@@ -56,3 +56,12 @@ def test_rows_of_several_kinds() -> None:
         {"a": 3},
     ]
     assert Columns.of(rows) == Columns({"a": [1, None], "b": [None, None]}, {})
+
+
+def test_columns_are_a_mapping_with_the_names_of_keras() -> None:
+    columns = Columns({"loss": [2.0], "validation_loss": [3.0]}, {})
+    assert dict(columns) == columns.epochs and list(columns) == ["loss", "validation_loss"]
+    assert columns.history["val_loss"] == columns["validation_loss"] == [3.0]
+    assert "val_loss" in columns and "accuracy" not in columns and columns.get("accuracy") is None
+    with pytest.raises(KeyError, match="validation_loss"):
+        columns["accuracy"]
