@@ -168,7 +168,12 @@ class Model:
     def _images(self, images: Any) -> Any:
         shape = self.input.shape
         if not isinstance(images, self.backend.xp.ndarray):
-            images = np.asarray(images)
+            try:
+                images = np.asarray(images)
+            except ValueError:  # (images, labels), or images of several shapes
+                images = np.empty((), object)
+        if images.dtype == object:
+            raise ConfigError("must be one array, without labels: predict(x), or predict(data.test.images)", "images")
         given = tuple(images.shape)
         if (
             images.dtype.kind in "iu"

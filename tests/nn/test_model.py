@@ -11,6 +11,7 @@ import pytest
 from cupynet.backend import PixelScale, create_backend
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.core.files import save_weights
+from cupynet.data import Dataset
 from cupynet.nn import (
     INFERENCE,
     Activation,
@@ -193,7 +194,16 @@ def test_images_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
         small().predict(np.zeros(shape, np.uint8))
 
 
-@pytest.mark.parametrize("wrong", [np.full((2, *SMALL.shape), 256), "a.png", None], ids=["int64", "text", "none"])
+NO_IMAGES = {
+    "int64": np.full((2, *SMALL.shape), 256),
+    "text": "a.png",
+    "none": None,
+    "images and labels": (np.zeros((2, *SMALL.shape), np.uint8), np.zeros(2, int)),
+    "a data set": Dataset("images", np.zeros((2, *SMALL.shape), np.uint8), np.zeros(2, int), 3),
+}
+
+
+@pytest.mark.parametrize("wrong", NO_IMAGES.values(), ids=NO_IMAGES)
 def test_what_is_no_image_is_refused(wrong: Any) -> None:
     with pytest.raises(ConfigError):
         small().predict(wrong)
