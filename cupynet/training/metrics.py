@@ -40,7 +40,7 @@ def metrics_of(metrics: Sequence[Metric], *, classifies: bool | None = None) -> 
         if isinstance(each, str) and not (of_classes and TOP_K.fullmatch(each)):
             one_of("metrics", each, dict.fromkeys([*of_classes, *of_numbers, *ALL]))
         elif not isinstance(each, str) and not callable(each):
-            raise ConfigError("must be names and functions (scores, targets)", "metrics", shown(each))
+            raise ConfigError("must be names and functions (labels, scores)", "metrics", shown(each))
         if name in found or (callable(each) and name in (*CLASS_FIGURES, *NUMBER_FIGURES)):
             raise ConfigError("two metrics have this name", "metrics", name)
         found[name] = each
@@ -61,15 +61,15 @@ def ranks(scores: Floats, targets: NDArray[np.int64]) -> NDArray[np.int64]:
     return rank  # type: ignore[no-any-return]
 
 
-def auc(scores: Floats, targets: Any) -> float:
+def auc(targets: Any, scores: Floats) -> float:
     """Return the area under the ROC curve, or for several classes or targets the mean of one versus rest.
 
     Computed from ranks (Mann and Whitney 1947); equal to scikit-learn's roc_auc_score(average="macro",
     multi_class="ovr"). NaN if a class has all samples or none, or if a score is NaN.
 
     Args:
-        scores: (N, C). With two classes only the second column is used.
         targets: class indices (N,), or (N, C), where values above 0.5 are positive.
+        scores: (N, C). With two classes only the second column is used.
     """
     positive = targets > 0.5 if targets.ndim == 2 else targets[:, None] == np.arange(scores.shape[1])  # (N, C)
     if targets.ndim == 1 and scores.shape[1] == 2:
@@ -87,7 +87,7 @@ def _area(score: Floats, positive: NDArray[np.bool_]) -> float:
     return float((rank[positive].sum() - count * (count + 1) / 2) / pairs)
 
 
-ALL: Mapping[str, Callable[[Floats, Any], float]] = {"auc": auc}  # metrics that need all scores and targets
+ALL: Mapping[str, Callable[[Any, Floats], float]] = {"auc": auc}  # metrics that need all targets and scores
 
 
 class Metrics:
@@ -139,7 +139,7 @@ class Metrics:
         if name not in self._known and self._kept:
             rows = np.concatenate(self._kept)
             last = rows.shape[1] - (self._columns or 1)
-            self._known[name] = ALL[name](rows[:, :last], rows[:, last:] if self._columns else rows[:, last])
+            self._known[name] = ALL[name](rows[:, last:] if self._columns else rows[:, last], rows[:, :last])
         return self._known.get(name, np.nan)
 
 
@@ -150,7 +150,7 @@ def _is_a_mean(name: str, metric: Metric) -> bool:
 def _sum(name: str, metric: Metric, scores: Floats, targets: Any) -> float:
     if isinstance(metric, str):  # top_k_accuracy
         return float((ranks(scores, targets) < int(name.split("_")[1])).sum())
-    value = np.asarray(metric(scores, targets), np.float64)
+    value = np.asarray(metric(targets, scores), np.float64)
     if value.shape not in ((), (len(scores),)):
         reason = f"'{name}' must return a number, or one for each of {len(scores)} examples, not {value.shape}"
         raise ConfigError(reason, "metrics")

@@ -66,10 +66,10 @@ class TrainingOptions:
         data_on_device: true to keep the images in GPU memory during a fit or evaluation; `auto` to do so if they take
             at most a quarter of the free memory. On a CPU, true is not allowed.
         progress: style of the default `Progress` callback: `auto`, `bar`, `lines` or `none`.
-        metrics: additional evaluation metrics: names, or functions (scores, targets) that return a number or one per
+        metrics: additional evaluation metrics: names, or functions (labels, scores) that return a number or one per
             sample. For classification: `top_3_accuracy` (any k), `macro_f1`, `precision`, `recall` and `auc` (one
-            versus rest). For regression: `auc` of targets 0 and 1. Functions receive each batch on the host: scores (N,
-            O), and class indices (N,) or targets (N, T). A single number is weighted by N.
+            versus rest). For regression: `auc` of targets 0 and 1. Functions receive each batch on the host: class
+            indices (N,) or targets (N, T), then scores (N, O). A single number is weighted by N.
     """
 
     workers: int | None = None

@@ -26,22 +26,22 @@ sklearn = pytest.importorskip("sklearn.metrics")
 CASES = pytest.mark.parametrize("case", range(20))
 
 
-def log_loss(scores: Any, targets: Any) -> Any:
+def log_loss(labels: Any, scores: Any) -> Any:
     """Of each example."""
-    return -np.log(scores[np.arange(len(targets)), targets])
+    return -np.log(scores[np.arange(len(labels)), labels])
 
 
-def hits(scores: Any, targets: Any) -> float:
+def hits(labels: Any, scores: Any) -> float:
     """A number for a batch."""
-    return float((scores.argmax(axis=1) == targets).mean())
+    return float((scores.argmax(axis=1) == labels).mean())
 
 
-def doubt(scores: Any, targets: Any) -> Any:
+def doubt(labels: Any, scores: Any) -> Any:
     return 1 - scores.max(axis=1)
 
 
-def largest_error(scores: Any, targets: Any) -> Any:
-    return abs(scores - targets).max(axis=1)
+def largest_error(labels: Any, scores: Any) -> Any:
+    return abs(scores - labels).max(axis=1)
 
 
 @contextmanager
@@ -139,13 +139,13 @@ def test_equal_scores_have_their_mean_rank(classes: int) -> None:
     rng = np.random.default_rng(classes)
     targets, scores = np.arange(60) % classes, rng.dirichlet(np.ones(classes), 6)[rng.integers(0, 6, 60)]
     given = scores[:, 1] if classes == 2 else scores
-    assert auc(scores, targets) == approx(sklearn.roc_auc_score(targets, given, multi_class="ovr"))
+    assert auc(targets, scores) == approx(sklearn.roc_auc_score(targets, given, multi_class="ovr"))
 
 
 def test_auc_of_targets_and_of_one_class() -> None:
     targets, scores = np.array([[1, 0], [0, 1], [1, 1], [0, 0]]), np.random.default_rng(0).normal(size=(4, 2))
-    assert auc(scores, targets) == approx(sklearn.roc_auc_score(targets, scores))
-    assert math.isnan(auc(scores, np.zeros(4, int))) and math.isnan(auc(scores * np.nan, targets))
+    assert auc(targets, scores) == approx(sklearn.roc_auc_score(targets, scores))
+    assert math.isnan(auc(np.zeros(4, int), scores)) and math.isnan(auc(targets, scores * np.nan))
 
 
 BAD: dict[str, Any] = {
@@ -215,7 +215,7 @@ def test_a_schedule_cannot_monitor_the_accuracy_of_numbers() -> None:
 
 
 def test_a_metric_of_another_shape_is_refused() -> None:
-    with wrapped(0, 3, "softmax", lambda scores, targets: scores) as wrapper, refused("metrics"):
+    with wrapped(0, 3, "softmax", lambda labels, scores: scores) as wrapper, refused("metrics"):
         wrapper.evaluate(np.ones((8, 4, 3)), np.zeros(8, int))
 
 
