@@ -173,7 +173,7 @@ class Model:
             except ValueError:  # (images, labels), or images of several shapes
                 images = np.empty((), object)
         if images.dtype == object:
-            raise ConfigError("must be one array, without labels: predict(x), or predict(data.test.images)", "images")
+            raise ConfigError("must be one array, without labels: predict(x), or predict(dataset.images)", "images")
         given = tuple(images.shape)
         if (
             images.dtype.kind in "iu"
