@@ -108,8 +108,13 @@ def signal_of(error: BaseException) -> int:
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error, then its causes and contexts, outermost first."""
-    while error is not None:
+    """Yield an error, then its causes and contexts, outermost first.
+
+    A chain may be a cycle: in a debugger, OmegaConf's errors can be their own causes.
+    """
+    found: list[BaseException] = []
+    while error is not None and not any(error is earlier for earlier in found):
+        found.append(error)
         yield error
         error = error.__cause__ or error.__context__
 

@@ -16,6 +16,12 @@ def test_causes_are_yielded_from_the_outermost_error_inwards() -> None:
     assert list(causes(first)) == [first, second, third]
 
 
+def test_each_error_of_a_cycle_is_yielded_once() -> None:
+    first, second = ValueError(), ValueError()
+    first.__cause__, second.__cause__ = second, second
+    assert list(causes(first)) == [first, second]
+
+
 @pytest.mark.parametrize(
     ("arguments", "text", "fields"),
     [
