@@ -6,6 +6,7 @@ Type checkers read this file, and so does `__init__.py`, which imports a name wh
 from cupynet.backend import Backend as Backend
 from cupynet.backend import create_backend as create_backend
 from cupynet.config.load_model import load as load
+from cupynet.core.errors import ClosedError as ClosedError
 from cupynet.core.errors import ConfigError as ConfigError
 from cupynet.core.errors import CupynetError as CupynetError
 from cupynet.core.errors import DataError as DataError

@@ -2,6 +2,7 @@
 
 CupynetError                1   base class
 ├── ConfigError             2   invalid setting, argument or shape (also a ValueError)
+├── ClosedError             1   closed or failed workers are used again (also a RuntimeError)
 ├── DivergedError           3   training produced a non-finite number
 ├── DeviceError             1   GPU out of memory, or failed
 ├── DataError              65   missing, damaged or unsuitable data file
@@ -57,6 +58,10 @@ class ConfigError(CupynetError, ValueError):
         self.value, self.reason = value, reason
         prefix = setting if value is None else f"{setting}={value}"
         super().__init__(f"{prefix}: {reason}" if prefix else reason)
+
+
+class ClosedError(CupynetError, RuntimeError):
+    """A `ParallelWrapper` is used after it was closed or interrupted, or after a worker failed."""
 
 
 class DivergedError(CupynetError):

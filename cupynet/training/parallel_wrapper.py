@@ -211,9 +211,9 @@ class ParallelWrapper:
         its exception is raised. The wrapper must then be closed. The model keeps its weights, or the best ones if early
         stopping restores them after a DivergedError.
 
-        Ctrl-C stops after the current iteration and averages the replicas. It raises KeyboardInterrupt, except in
-        IPython, where the history is returned. The next `fit` continues. A second Ctrl-C stops at once, and the wrapper
-        must be closed.
+        Ctrl-C stops after the current iteration, or with several workers within ten, and averages the replicas. It
+        raises KeyboardInterrupt, except in IPython and notebooks, where the history is returned. The next `fit`
+        continues. A second Ctrl-C stops at once, and the wrapper must be closed.
 
         Args:
             x: images (S, H, W, C), or (S, H, W) for one channel: integers from 0 to 255, scaled according to
@@ -371,7 +371,7 @@ class ParallelWrapper:
         return seconds
 
     def stop(self, text: str = "stop() was called", reason: StopReason = StopReason.REQUEST) -> None:
-        """Stop the running or the next `fit` on all workers after the same iteration. Thread-safe."""
+        """Stop the running or the next `fit` on all workers after the same iteration, as Ctrl-C does. Thread-safe."""
         self._stop = self._stop or Stop(StopReason(reason), text)
         for trainer in filter(None, self._trainers):
             trainer.consensus.propose(self._stop)
@@ -384,7 +384,8 @@ class ParallelWrapper:
             batch_size: for messages.
 
         Raises:
-            RuntimeError: the wrapper is closed, a worker has failed, or another task is running.
+            ClosedError: the wrapper was closed or interrupted, or a worker has failed.
+            RuntimeError: another task is running.
         """
 
         def done(world: Communicator) -> T:

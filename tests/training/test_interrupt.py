@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from cupynet import Callback, ParallelWrapper, Pipeline
+from cupynet.core.errors import ClosedError
 from cupynet.data import Batch
 from cupynet.training import Replica, consensus
 from tests.support.training import At, fingerprint, small_dataset, small_model
@@ -82,7 +83,7 @@ def test_the_second_is_raised_at_once() -> None:
     with ParallelWrapper(small_model(), 2, callbacks=[interrupts(times=2)]) as wrapper:
         with pytest.raises(KeyboardInterrupt):
             wrapper.fit(DATA, epochs=3, batch_size=4)
-        with pytest.raises(RuntimeError):
+        with pytest.raises(ClosedError, match="interrupted"):
             wrapper.fit(DATA)
 
 

@@ -20,6 +20,7 @@ import pytest
 from threadpoolctl import threadpool_info
 
 from cupynet.backend import PixelScale, create_backend
+from cupynet.core.errors import ClosedError
 from cupynet.data import Loader
 from cupynet.nn import BatchNorm, Dense, Flatten, Image, Model, Sequential
 from cupynet.parallel import ElasticAveraging, ParameterAveraging, Synchronizer, placement
@@ -255,8 +256,9 @@ def test_closing_in_a_callback_ends_the_fit_before_callbacks(workers: int) -> No
     with pytest.raises(RuntimeError):
         wrapper.fit(loader(), epochs=1000)
     assert following.log.index("closed") == len(following.log) - 1 < 999
-    with pytest.raises(RuntimeError):
+    with pytest.raises(ClosedError, match="closed"):
         wrapper.evaluate(loader())
+    assert len(wrapper.predict(small_dataset(3).images)) == 3
 
 
 # tasks and threads ----------------------------------------------------------------------------------------------------

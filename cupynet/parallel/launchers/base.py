@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from cupynet.core.checks import number
-from cupynet.core.errors import CupynetError, annotate
+from cupynet.core.errors import ClosedError, CupynetError, annotate
 from cupynet.parallel.communicators.base import Communicator
 
 T = TypeVar("T")
@@ -35,7 +35,7 @@ class Launcher:
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = number("timeout_s", timeout_s, above=0, unit="seconds")
-        self._usable, self._running = True, threading.Lock()
+        self._ended, self._running = "", threading.Lock()  # why no further task can run
         self._inside: set[int] = set()  # identifiers of the threads of the running task
 
     def __enter__(self) -> Launcher:
@@ -51,19 +51,21 @@ class Launcher:
         raised here.
 
         Raises:
-            RuntimeError: called after a failure or `close`, or during another task.
+            ClosedError: called after a failure, an interruption or `close`.
+            RuntimeError: called during another task.
         """
         if not self._running.acquire(blocking=False):
             raise RuntimeError("these workers are busy. Wait for the running task before starting another one")
         try:
-            if not self._usable:
-                raise RuntimeError(
-                    "these workers have failed, been interrupted or closed. Create a new ParallelWrapper"
-                )
+            if self._ended:
+                raise ClosedError(f"the workers {self._ended}. Create a new ParallelWrapper; `predict` still works")
             self._inside = {threading.get_ident()}
             return self._run(task)
-        except BaseException:
-            self._usable = False
+        except BaseException as error:
+            how = (
+                "were interrupted" if isinstance(error, KeyboardInterrupt) else f"have failed ({type(error).__name__})"
+            )
+            self._ended = self._ended or how
             raise
         finally:
             self._inside = set()
@@ -80,7 +82,7 @@ class Launcher:
         A running task ends with a RuntimeError at a worker's next collective or `check`. `close` waits up to
         `timeout_s` for that, unless a thread of the task calls it.
         """
-        usable, self._usable = self._usable, False
+        usable, self._ended = not self._ended, self._ended or "were closed"
         if self._running.acquire(blocking=False):
             try:
                 if usable:

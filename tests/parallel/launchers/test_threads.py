@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import pytest
 
+from cupynet.core.errors import ClosedError
 from cupynet.parallel import Communicator, PeerFailed, ThreadLauncher
 from tests.support.refusals import refused
 
@@ -49,7 +50,7 @@ def test_the_first_failure_is_raised_with_its_own_traceback() -> None:
         with pytest.raises(ZeroDivisionError) as caught:
             launcher.run(task)
         assert "deliberate_failure" in "".join(traceback.format_tb(caught.value.__traceback__))
-        with pytest.raises(RuntimeError):
+        with pytest.raises(ClosedError, match="ZeroDivisionError"):
             launcher.run(task)
 
 
