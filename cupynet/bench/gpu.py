@@ -99,7 +99,7 @@ def steps(settings: BenchSettings, dtype: str) -> dict[str, list[float | str]]:
 
 
 def training(settings: BenchSettings, data: Data, **changes: Any) -> Row:
-    """Train, and evaluate after each epoch. Return results by epoch and the seconds to `TARGET`, or None."""
+    """Train and evaluate. Return the results by epoch, and the seconds to `TARGET` (None if not reached)."""
     experiment = on_one_device(settings, **changes)
     with experiment.wrapper(callbacks=[]) as wrapper:
         wrapper.warm_up(settings.batch_size)

@@ -48,7 +48,7 @@ class Layer(Described):
         needs_dx: if False, `backward` may return None, see `Scope`.
         input, output: types of one sample before and after the layer.
         declared: number of weights, including children.
-        fused: the layer that computes this layer and the next in one operation, if any. It is not a child.
+        fused: empty, or the layer that computes this layer and the next in one operation. It is not a child.
     """
 
     backend: Backend

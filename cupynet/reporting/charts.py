@@ -20,9 +20,9 @@ from typing import Any
 from cupynet.core.checks import finite
 from cupynet.reporting.folder import RunData
 
-# Colors of the light page (templates/style.css), which are replaced by CSS variables in an SVG. They can be
-# distinguished with color vision deficiencies (Okabe and Ito 2008, "Color universal design"). The last is for
-# background lines.
+# Colors of the light page (templates/style.css), which are replaced by CSS variables in an SVG. Readers with color
+# vision deficiencies can distinguish them (Okabe and Ito 2008, "Color universal design"). The last is for background
+# lines.
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#b0518b", "#c98500", "#7d8793")
 BACKGROUND = len(PALETTE) - 1
 INK, MUTED, GRID = "#1c2128", "#5b6470", "#dde1e6"

@@ -1,4 +1,4 @@
-"""Warnings about valid data that are probably a mistake."""
+"""Warnings about data that are valid, but probably a mistake."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cupynet.data.loader import read_of
 from cupynet.training.fit import Fit
 
 BRIGHT = 1 / 4  # images are nearly black if all scaled pixels are smaller
-AMPLE = 10  # images per class, on average; then an empty class is unlikely to be chance
+AMPLE = 10  # with this many images per class on average, an empty class is unlikely to be chance
 AT_ONCE = 1 << 22  # bytes per chunk
 UNSCALED = 64  # far above scaled or normalized pixels
 

@@ -302,8 +302,8 @@ class ParallelWrapper:
             An `Evaluation` with the wrapper's `metrics`, or a `RegressionEvaluation`.
 
         Raises:
-            ConfigError: the pixel scale differs from training, or the replicas differ because a checkpoint was restored
-                between two averaging steps.
+            ConfigError: the pixel scale differs from training, or the replicas differ because the restored
+                checkpoint was written between two averaging steps.
         """
         pixels = self.model.pixels  # FRACTIONS before training too, when any scale is allowed
         known = pixels if pixels != FRACTIONS else None

@@ -23,7 +23,7 @@ Scores: TypeAlias = "tuple[NDArray[Any], NDArray[Any]]"
 
 
 def moved(vector: Array, before: Array) -> bool:
-    """Return True if any element has changed. NaN equals NaN."""
+    """Return True if any element has changed. Elements that were NaN count as unchanged."""
     return bool(((vector != before) & (before == before)).any())
 
 

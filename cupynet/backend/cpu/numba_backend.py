@@ -81,7 +81,7 @@ class NumbaBackend(NumbaConv, NumpyBackend):
     def load_images(self, images: Any, samples: Any, pixels: PixelScale = FRACTIONS) -> Array:
         samples = np.asarray(samples)
         if samples.size and not -1 < samples.min() <= samples.max() < len(images):  # the kernel does not check bounds
-            raise IndexError(f"samples {samples.min()} to {samples.max()}: there are {len(images)} images")
+            raise IndexError(f"samples {samples.min()} to {samples.max()} of {len(images)} images")
         while isinstance(images, Subset):
             images, samples = images.base, images.rows[samples]
         as_expected = images.dtype == np.uint8 and images.flags.c_contiguous

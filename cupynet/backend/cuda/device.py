@@ -177,5 +177,7 @@ class CudaDevice(Device):
         n, height, width, channels = shape
         output, (top, _), (left, _) = window.output(height, width), *window.padding
         if channels * max(math.prod(output) * window.places, math.prod(window.padded(height, width))) >= MOST_VALUES:
-            raise ConfigError(f"images of {height} x {width} x {channels} are too large for kernels, which use 32 bits")
+            raise ConfigError(
+                f"images of {height} x {width} x {channels} are too large for the kernels' 32-bit indices"
+            )
         return n, height, width, channels, *output, *window.kernel, *window.stride, top, left

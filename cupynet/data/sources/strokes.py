@@ -138,7 +138,8 @@ def alphabet(dots: int) -> Alphabet:
 
 
 def _sampled(points: Array, lengths: Sequence[int], dots: int) -> tuple[Array, float]:
-    """Return weights (dots, K) of equally spaced dots along strokes with these lengths, and their distance."""
+    """Return weights (dots, K) of equally spaced dots along strokes with these lengths, and the distance
+    between neighboring dots."""
     fine = np.zeros((0, len(points)))
     pen_down: list[bool] = []  # False for the step between two strokes
     start = 0

@@ -1,4 +1,4 @@
-"""Communicator of threads of one process, which exchange arrays by reference."""
+"""Communicator of threads of one process. All-reduces read the arrays of other threads without copying them."""
 
 from __future__ import annotations
 

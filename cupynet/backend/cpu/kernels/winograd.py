@@ -5,7 +5,7 @@ are transformed to 36 values each, so that a tile of 4x4 output pixels takes 36 
 instead of 144. Transforms are vectorized over channels. For each of the 36 values, the sum over channels is a matrix
 product for a block of tiles, which stays in the L2 cache.
 
-The input gradient is a convolution with rotated filters, and the weight gradient the transposed algorithm.
+The input gradient is a convolution with rotated filters, and the weight gradient uses the transposed algorithm.
 """
 
 from __future__ import annotations
@@ -108,9 +108,9 @@ def multiply(
     typing: Any, rows: Any, across: Any, adds: Any, a_row: Any, a_step: Any, a: Any, a_at: Any, a_jump: Any,
     w: Any, w_at: Any, w_step: Any, w_apart: Any, count: Any, out: Any, out_at: Any, out_row: Any, out_apart: Any,
 ) -> Any:  # fmt: skip
-    """Compute a tile of a matrix product. For i < rows and j < across, with vectors of L values,
+    """Compute a tile of a matrix product.
 
-    the sum over t < count of
+    For i < rows and j < across, with vectors of L values, the sum over t < count of
     a[a_at + i · a_row + t // L · a_jump + t % L · a_step] · w[w_at + t · w_step + j · w_apart] is written to
     out[out_at + i · out_row + j · out_apart], or added to it if `adds`. The first five arguments are constants; `count`
     is a multiple of L.
