@@ -7,7 +7,8 @@ from enum import IntEnum
 
 
 class Control(IntEnum):
-    """Indices into the controls, a float64 array. The host sets the first four, and steps change the others."""
+    """Indices into the controls, a float64 array. Steps take the first four from a table of coming
+    iterations (see `Recorder.steer`), and change the others."""
 
     RATE = 0  # learning-rate factor
     FIRST = 1  # further scalars of the update rule, see `UpdateScalars.numbers`
@@ -23,9 +24,6 @@ class Control(IntEnum):
     HITS = 11  # number of their hits
     STEADY = 12  # steps since the loss scale changed
     SKIPPED = 13  # skipped steps
-
-
-GIVEN = (Control.RATE, Control.FIRST, Control.SECOND, Control.THIRD)  # set by the host for the next step
 
 
 @dataclass(frozen=True)

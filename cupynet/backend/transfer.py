@@ -110,9 +110,10 @@ class Transfer:
     Attributes:
         ahead: True if it is useful to call `make` ahead of the worker.
         steady: True if `send` copies every batch to the same memory. The worker must then call it.
+        queues: True if captured steps can take batches from the device, see `CudaTransfer.take`.
     """
 
-    ahead, steady = True, False
+    ahead, steady, queues = True, False, False
 
     def __init__(self, device: BatchOps, data: HostData) -> None:
         self._device, self._data = device, data

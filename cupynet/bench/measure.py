@@ -141,7 +141,7 @@ def training_step(experiment: Experiment, trainer: Trainer) -> Callable[[], None
     images = backend.load_images(pixels, samples)
     batch = Batch(index=0, epoch=0, images=images, labels=labels, samples=samples, steady=True)
     replica.optimizer.learning_rate.begin_fit(0, 10**6, epoch=10**6, epochs=1)
-    replica.begin(lambda iteration: batch)  # lets a GPU run ahead of the host
+    replica.begin(lambda iteration: batch, 10**6)  # lets a GPU run ahead of the host
     measure = trainer.statistics.clock.measure
 
     def step() -> None:

@@ -2,10 +2,34 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import nullcontext, suppress
+from typing import Any
 
 from cupynet.backend import Backend, HostData, Shared
+from cupynet.backend.array import Array
 from cupynet.data.loader import Batch, Loader, Made, read_of
 from cupynet.data.prefetch import Prefetcher
+from cupynet.data.shards import Shards
+
+
+class QueuedBatch(Batch):
+    """A batch that is gathered when `images` or `labels` are first read, unless a captured step takes it.
+
+    part: what `source` calls the batch.
+    """
+
+    def __init__(self, index: int, source: Any, part: slice, samples: Array, epoch: int) -> None:
+        vars(self).update(index=index, source=source, part=part, samples=samples, epoch=epoch, steady=True)
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("images", "labels"):
+            raise AttributeError(name)
+        images, labels = self.source.gather(self.part)
+        vars(self).update(images=images, labels=labels)
+        return vars(self)[name]
+
+    @property
+    def label_shape(self) -> tuple[int, ...]:
+        return len(self), *self.source.label_shape
 
 
 class BatchFeed:
@@ -47,6 +71,7 @@ class BatchFeed:
             size_of_batch = min(loader.batch_size, len(part))
             self._transfer = backend.transfer(data, size_of_batch, on_device, shared or Shared())
         self._ahead = min(prefetch, self._iterations) if self._transfer.ahead else 0
+        self._queues = self._transfer.queues and not isinstance(loader.dataset, Shards)  # rows are samples
 
     def epoch(self, epoch: int, start: int = 0) -> Generator[Batch | None, None, None]:
         """Yield this worker's batch, or None, for each iteration of an epoch, beginning with iteration `start`.
@@ -66,10 +91,14 @@ class BatchFeed:
                 batch = None
                 found = next(made, None)
                 if found is not None:
-                    index, content, samples = found
-                    images, labels = self._transfer.send(*content)
-                    batch = Batch(index, images, labels, samples, epoch, self._transfer.steady)
+                    batch = self._batch(*found, epoch)
                 yield batch
+
+    def _batch(self, index: int, content: tuple[Array | None, Array], samples: Array, epoch: int) -> Batch:
+        if self._queues:
+            transfer: Any = self._transfer
+            return QueuedBatch(index, transfer, transfer.assign(len(samples)), samples, epoch)
+        return Batch(index, *self._transfer.send(*content), samples, epoch, self._transfer.steady)
 
     def reload(self, epoch: int, number: int) -> Batch:
         """Load the batch of iteration `number` again, to new memory."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
@@ -39,7 +39,11 @@ class Batch:
         samples: (N,) int64, indices into the whole data set, on the host. Dropout and augmentation depend on them.
         epoch: number of the epoch, from 0.
         steady: True if the images of all batches of the feed have the same address.
+        source: the `CudaTransfer` from which a captured step may take the batch, see `QueuedBatch`; or None.
+        label_shape: (N, ...), the shape of the labels.
     """
+
+    source: ClassVar[Any] = None
 
     index: int
     images: Array
@@ -50,6 +54,10 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.samples)
+
+    @property
+    def label_shape(self) -> tuple[int, ...]:
+        return tuple(self.labels.shape)
 
 
 Assigned: TypeAlias = "list[tuple[int, Array, Array]]"  # (batch index, rows in the worker's part, samples)

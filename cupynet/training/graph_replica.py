@@ -10,8 +10,9 @@ updates, so that the host can locate the batch.
 
 from __future__ import annotations
 
+import copy
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -21,6 +22,7 @@ from cupynet.backend.array import Array
 from cupynet.data import Batch
 from cupynet.nn import Context, Model
 from cupynet.optim import Optimizer
+from cupynet.optim.optimizers import Numbers
 from cupynet.parallel import Groups, Synchronizer
 from cupynet.training.clock import Clock
 from cupynet.training.replica import Replica, Step, StepCheck
@@ -43,12 +45,12 @@ class Graphs:
     def __init__(self, backend: Backend, recorder: Recorder) -> None:
         self._backend, self._recorder = backend, recorder
         self._launchers: dict[tuple[str, Shape], Callable[[], None]] = {}  # by name and label shape
-        self._origin: tuple[Workspace, bool] | None = None  # see `begin`
+        self._origin: tuple[Workspace, bool, object] | None = None  # see `begin`
         self.refused, self.singly = "", False
 
-    def begin(self, *, classifies: bool) -> None:
-        """Drop graphs that use the workspace of another thread, or that were captured for the other kind of labels."""
-        origin = self._backend.workspace, classifies
+    def begin(self, *, classifies: bool, memory: object) -> None:
+        """Drop graphs that use the workspace of another thread, other labels, or an earlier `CudaTransfer.memory`."""
+        origin = self._backend.workspace, classifies, memory
         if self._origin != origin:
             self._origin, self._launchers = origin, {}
 
@@ -89,6 +91,7 @@ class Inputs:
     Attributes:
         draws: True if a layer uses random numbers, which depend on the sample indices and the epoch.
         epoch: (1,), on the device.
+        source: the `CudaTransfer` from which the step takes its batch; None if `load` has copied it.
     """
 
     def __init__(self, backend: Backend, *, draws: bool) -> None:
@@ -98,28 +101,32 @@ class Inputs:
         self._samples: dict[Shape, Array] = {}
         self.epoch: Array = backend.asarray(np.zeros(1, np.int64))
         self._epoch = 0  # host copy of `epoch`
+        self.source: Any = None
 
     def of(self, shape: Shape) -> tuple[Array, Array, Array | None]:
         return self._images[shape], self._labels[shape], self._samples.get(shape)
 
-    def load(self, batch: Batch) -> Shape:
-        """Copy a batch to the input arrays and return the shape of its labels."""
-        shape, backend = tuple(batch.labels.shape), self._backend
+    def load(self, batch: Batch, source: Any = None) -> Shape:
+        """Copy a batch to the input arrays, unless the step takes it from `source`. Return the shape of its labels."""
+        shape, backend, self.source = batch.label_shape, self._backend, source
         if shape not in self._images:
             self._images[shape] = (
                 batch.images if batch.steady else backend.allocate(batch.images.shape, batch.images.dtype)
             )
             self._labels[shape] = backend.allocate(shape, batch.labels.dtype)
+            if self.draws:
+                self._samples[shape] = backend.allocate((len(batch),), np.int64)
+        if self.draws and batch.epoch != self._epoch:
+            self.epoch[...] = self._epoch = batch.epoch
+        if source is not None:
+            source.seek(vars(batch)["part"])
+            return shape
         images, labels = self._images[shape], self._labels[shape]
         if backend.data_ptr(images) != backend.data_ptr(batch.images):
             images[...] = batch.images
         labels[...] = batch.labels
         if self.draws:
-            samples = backend.asarray(np.asarray(batch.samples, np.int64))
-            there: Array = self._samples.setdefault(shape, samples)
-            there[...] = samples
-            if batch.epoch != self._epoch:
-                self.epoch[...] = self._epoch = batch.epoch
+            self._samples[shape][...] = backend.asarray(np.asarray(batch.samples, np.int64))
         return shape
 
 
@@ -134,6 +141,8 @@ class GraphReplica(Replica):
         self._scale: float | None = None  # loss scale on the device; None if unknown
         self._batch: Batch | None = None  # batch of the step that `update` launches
         self._reload: Callable[[int], Batch] | None = None
+        self._stop = 0  # iteration at the planned end of the fit
+        self._memory: object = None  # `CudaTransfer.memory` from which captured steps take batches
         self._iterations = 0  # iterations that ran ahead since `complete`
         self._launched: list[int] = []  # iterations with a batch among them
         self._sums: tuple[Array, Array] = (None, None)  # sums of losses and hits
@@ -146,11 +155,11 @@ class GraphReplica(Replica):
         super().join(groups, synchronizer, clock, check)
         self._may_run_ahead = synchronizer.may_run_ahead
 
-    def begin(self, reload: Callable[[int], Batch] | None = None) -> None:
+    def begin(self, reload: Callable[[int], Batch] | None = None, stop: int = 0) -> None:
         super().begin()
-        self._reload = reload
+        self._reload, self._stop = reload, stop
         self._iterations, self._launched, self._scale = 0, [], None
-        self.graphs.begin(classifies=self.classifies)
+        self.graphs.begin(classifies=self.classifies, memory=self._memory)
 
     def gradient(self, batch: Batch | None) -> Step:
         """See `Replica.gradient`. If iterations run ahead, `update` launches the whole step instead."""
@@ -175,9 +184,17 @@ class GraphReplica(Replica):
 
     def _optimize(self, iteration: int, squared_norm: Array | None) -> None:
         self._send_scale()
-        self._recorder.steer(self.optimizer.numbers(iteration))
+        self._steer(iteration)
         self._norm = None if self.optimizer.max_grad_norm is None else squared_norm
-        self.graphs.run("update" if self._norm is None else "clipped update", (), self._update)
+        self.graphs.run("update" if self._norm is None else "clipped update", (), self._update_alone)
+
+    def _steer(self, iteration: int) -> None:
+        def later() -> Iterator[Numbers]:
+            optimizer = copy.copy(self.optimizer)  # the original may remember the last iteration
+            optimizer.learning_rate = copy.copy(optimizer.learning_rate)
+            return map(optimizer.numbers, range(iteration + 1, self._stop))
+
+        self._recorder.steer(iteration, self.optimizer.numbers(iteration), later)
 
     # running ahead of the host --------------------------------------------------------------------------------------
 
@@ -193,8 +210,12 @@ class GraphReplica(Replica):
         self._batch = None
         self._launched.append(iteration)
         self._send_scale()
-        self._recorder.steer(self.optimizer.numbers(iteration))
-        self.graphs.run("step", self._inputs.load(batch), self._step)
+        self._steer(iteration)
+        memory = None if batch.source is None else batch.source.memory
+        if memory is not self._memory:
+            self._memory = memory
+            self.graphs.begin(classifies=self.classifies, memory=self._memory)
+        self.graphs.run("step", self._inputs.load(batch, batch.source), self._step)
         self.updates += 1
 
     def complete(self) -> None:
@@ -243,13 +264,21 @@ class GraphReplica(Replica):
         losses, hits = self._losses(shape)
         self._sums = self.backend.total(losses), hits
 
-    def _update(self, shape: Shape = ()) -> None:
+    def _update(self) -> None:
         self.optimizer.move(self.params, squared_norm=self._norm)
 
+    def _update_alone(self, shape: Shape) -> None:
+        self._recorder.take_row()
+        self._update()
+
     def _step(self, shape: Shape) -> None:
+        source, order = self._inputs.source, None
+        if source is not None:
+            source.take(*self._inputs.of(shape))
+            order = source.order[:1]
         losses, hits = self._losses(shape)
         scaling = Scaling() if self.scaler is None else self.scaler.scaling
-        self._norm = self._recorder.judge(losses, self.params.grad, hits, shape[0], scaling)
+        self._norm = self._recorder.judge(losses, self.params.grad, hits, shape[0], scaling, order)
         for buffers in self.params.running:
             self._recorder.undo(buffers, self.params.buffer_snapshot)
         self._update()

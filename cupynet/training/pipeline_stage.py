@@ -162,7 +162,7 @@ class Stage(Replica):
 
     # the whole network ----------------------------------------------------------------------------------------------
 
-    def begin(self, reload: Callable[[int], Batch] | None = None) -> None:
+    def begin(self, reload: Callable[[int], Batch] | None = None, stop: int = 0) -> None:
         """Read this stage's weights from the user's model, or write restored weights to it."""
         super().begin()
         self._copy_weights(collect=self._restored)

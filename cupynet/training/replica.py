@@ -119,8 +119,13 @@ class Replica:
     def complete(self) -> None:
         """Wait for iterations that run ahead of the host and count them. Used by `GraphReplica`."""
 
-    def begin(self, reload: Callable[[int], Batch] | None = None) -> None:
-        """Begin a fit or an evaluation. In a fit, `reload` returns the batch of an earlier iteration."""
+    def begin(self, reload: Callable[[int], Batch] | None = None, stop: int = 0) -> None:
+        """Begin a fit or an evaluation.
+
+        Args:
+            reload: in a fit, returns the batch of an earlier iteration.
+            stop: the iteration at the planned end of the fit.
+        """
         self.params.grad[...] = 0
 
     def assemble(self) -> None:

@@ -155,7 +155,8 @@ class Trainer:
                 self.feeds.of_fit(fit.train, fit.evaluate_on) as feed,
             ):
                 self.replica.begin(  # to reload the batch of a non-finite step that is detected late
-                    lambda iteration: self.feeds.reload(self.epoch, self.epoch_iteration + iteration - self.iteration)
+                    lambda iteration: self.feeds.reload(self.epoch, self.epoch_iteration + iteration - self.iteration),
+                    self.plan.iterations,
                 )
                 self.synchronizer.begin(self.replica)
                 self.emit("on_fit_start")

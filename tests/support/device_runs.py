@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from cupynet.data import Dataset, Loader
+from cupynet.data import Dataset, Loader, Shards
 from cupynet.nn import Model
 from cupynet.optim import Nesterov
 from cupynet.parallel import ParameterAveraging, Synchronizer
@@ -44,7 +44,7 @@ def train_on_device(
     optimizer: Any = None,
     synchronizer: Synchronizer | None = None,
     network: Model | None = None,
-    data: Dataset = DATA,
+    data: Dataset | Shards = DATA,
     scale: float | None = None,
     callbacks: Any = (),
     epochs: int = 3,

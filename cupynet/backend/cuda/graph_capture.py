@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from cupynet.backend.array import Array
-from cupynet.backend.controls import GIVEN, Control, Scaling
+from cupynet.backend.controls import Control, Scaling
 from cupynet.backend.cuda.launch import first_use
+from cupynet.backend.cuda.transfer import Staging
 
 if TYPE_CHECKING:
     from cupynet.backend.cuda.update import CudaUpdate
+
+Scalars: TypeAlias = "tuple[float, float, float, float]"
+ROWS = 255  # iterations in a table of scalars
 
 
 def _refuse(nbytes: int) -> Any:
@@ -28,9 +34,13 @@ class Recorder:
         self._backend = backend
         self._controls = backend.allocate((len(Control),), np.float64)
         self._squared_norm = backend.allocate((), backend.policy.accumulate)
+        self._table = backend.allocate((2 + 4 * ROWS,), np.float64)  # see `take_row` in update.cu
         with backend.activated():
             self._controls[...] = 0
-        self._given: tuple[float, ...] = (np.nan,) * len(GIVEN)  # current values in the controls
+            self._table[...] = 0
+            self._sending = Staging(backend.xp, self._table.nbytes)
+        self._rows: deque[tuple[int, Scalars]] = deque()  # rows that steps will take: iteration and scalars
+        self._taken = 0  # other rows of the table
 
     @contextmanager
     def steered(self) -> Iterator[None]:
@@ -76,24 +86,47 @@ class Recorder:
 
         return launch
 
-    def judge(self, losses: Array, grad: Array, hits: Array, samples: int, scaling: Scaling) -> Array:
-        """Decide on the device if the step is applied, see update.cu. Return the squared norm of the gradient, 0-d."""
+    def judge(
+        self, losses: Array, grad: Array, hits: Array, samples: int, scaling: Scaling, order: Array | None = None
+    ) -> Array:
+        """Decide on the device if the step is applied, see update.cu. Return the squared norm of the gradient, 0-d.
+
+        order: the `CudaTransfer.order` from which the step has taken its batch.
+        """
         backend, kernels, norm = self._backend, self._backend.kernels, self._squared_norm
         losses, squares = backend.partial_sums(losses), backend.partial_sums(grad, squares=True)
         sizes = losses.size, squares.size, samples, scaling.grow_after
-        arguments = self._controls, losses, squares, norm, hits, *sizes, scaling.least, scaling.most
-        kernels.launch(f"judge_{backend._wide}", (1,), (kernels.threads,), *arguments)
+        vectors = self._controls, losses, squares, norm, hits, self._table, order
+        kernels.launch(
+            f"judge_{backend._wide}", (1,), (kernels.threads,), *vectors, *sizes, scaling.least, scaling.most
+        )
         return norm
 
     def undo(self, vector: Array, kept: Array) -> None:
         """Restore a vector in accumulation precision from its copy `kept` if the step is skipped."""
         self._backend._flat(f"undo_{self._backend._wide}", vector.size, vector, kept, self._controls)
 
-    def steer(self, numbers: tuple[float, float, float, float]) -> None:
-        """Set the learning-rate factor and the other scalars of the next step, see `GIVEN`."""
-        if numbers != self._given:
-            self._backend.kernels.launch("steer_double", (1,), (1,), self._controls, *numbers)
-            self._given = numbers
+    def steer(self, iteration: int, scalars: Scalars, later: Callable[[], Iterator[Scalars]]) -> None:
+        """Set the learning-rate factor and the other scalars of the next step, which must follow.
+
+        Steps take them from a table on the device. It is sent again after its last row, and whenever the next row is
+        not this iteration with these scalars. Twice as many rows as steps have taken are sent, in case they often
+        change.
+
+        later: returns the expected scalars of later iterations.
+        """
+        if not self._rows or self._rows[0] != (iteration, scalars):
+            rows = [scalars, *islice(later(), min(2 * self._taken, ROWS - 1))]
+            table = [0.0, len(rows), *chain.from_iterable(rows)]
+            with self._backend.activated():
+                self._sending.send(self._table[: len(table)], table)
+            self._rows, self._taken = deque(enumerate(rows, iteration)), 0
+        self._rows.popleft()
+        self._taken += 1
+
+    def take_row(self) -> None:
+        """Take the scalars of an update without `judge`."""
+        self._backend.kernels.launch("steer_double", (1,), (1,), self._controls, self._table)
 
     def read(self) -> dict[Control, float]:
         """Wait for all launched work, and return the controls."""

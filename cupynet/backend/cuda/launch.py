@@ -52,7 +52,11 @@ _POOLED = _IMAGES + "int32 " * 9  # and for the pool: rows and columns, kernel, 
 # file -> kernel -> parameters, one word each. Arrays have the prefix `in:` or `out:`, and the suffix `?` if they may be
 # null. S, A and W are the dtypes of an instance for storage, accumulation and winners.
 TAKES = {
-    "images": {"load_images": "in:uint8 in:int64? in:A in:A out:S int32 int32 int32"},
+    "images": {
+        "load_images": "in:uint8 in:int64? in:A in:A out:S int32 int32 int32",
+        "next_batch": "in:uint8 in:int64 in:int64? in:float32? in:A in:A out:S out:int64? out:float32? out:int64? "
+        "int32 int32 int32 int32",
+    },
     "conv": {
         "im2col": f"in:S out:S {_IMAGES} int32 int32",
         "col2im": f"in:S out:S {_IMAGES} int32 int32",
@@ -115,9 +119,9 @@ TAKES = {
         "widen": "in:S out:A int64",
         "narrow": "in:A out:S int64",
         "clip_norm": "out:A in:A A in:float64? int64",
-        "judge": "out:float64 in:A in:A out:A in:int64 int32 int32 int32 int32 float64 float64",
+        "judge": "out:float64 in:A in:A out:A in:int64 out:float64 out:int64? int32 int32 int32 int32 float64 float64",
         "undo": "out:A in:A in:float64 int64",
-        "steer": "out:float64 float64 float64 float64 float64",
+        "steer": "out:float64 out:float64",
         "begin": "out:float64 float64 float64 float64",
     },
 }

@@ -171,8 +171,14 @@ class CudaBatches(CudaDevice, BatchOps):
 class CudaTransfer(Transfer):
     """Transfer in which `send` writes every batch to the same memory, on the worker's stream.
 
-    `begin` copies the sample indices and labels of the epoch. Resident images are gathered on the device. Otherwise,
+    `begin` copies the sample indices and labels of the epoch. Resident images are gathered on the device: by `gather`,
+    or by captured steps, which call `take` and `Recorder.judge`, and then need no other call of the host. Otherwise,
     each batch is gathered on the host and sent from pinned memory.
+
+    Attributes:
+        order: (1 + S,): the number of samples that captured steps have taken in this epoch, and its samples in order.
+        memory: identifies the arrays that `take` reads. Steps captured before it changed must not be launched.
+        label_shape: the shape of a label.
     """
 
     steady = True
@@ -180,6 +186,7 @@ class CudaTransfer(Transfer):
     def __init__(self, backend: CudaBatches, data: HostData, batch_size: int, resident: Resident | None = None) -> None:
         super().__init__(backend, data)
         self.ahead = data.images is not None and resident is None
+        self.queues = resident is not None
         self._backend, self._resident = backend, resident
         self._tables = backend._tables(data.pixels)
         self._batch: Array = None
@@ -202,23 +209,27 @@ class CudaTransfer(Transfer):
 
     def _reserve(self, samples: int, labels: Array) -> None:
         """Allocate memory for indices and labels of an epoch. labels: only their shape and dtype are used."""
-        self._order = self._backend.allocate((samples,), np.int64)
-        self._labels = self._backend.allocate((samples, *labels.shape[1:]), labels.dtype)
-        self._numbers_sent = self._staging(max(self._order.nbytes, self._labels.nbytes))
+        self.memory, self.label_shape = object(), labels.shape[1:]
+        self.order = self._backend.allocate((1 + samples,), np.int64)
+        self._labels = self._backend.allocate((samples, *self.label_shape), labels.dtype)
+        with self._backend.activated():
+            self.order[...] = self._labels[...] = 0  # an epoch of this worker may be shorter
+        self._numbers_sent = self._staging(max(self.order.nbytes, self._labels.nbytes))
 
     def begin(self, rows: Sequence[Array], labels: Iterable[Array]) -> None:
-        order, samples = np.concatenate([*rows, np.empty(0, np.int64)]), len(self._data.labels)
+        taken_and_order, samples = np.concatenate([np.zeros(1, np.int64), *rows]), len(self._data.labels)
+        order = taken_and_order[1:]
         if order.size and not -1 < order.min() <= order.max() < samples:  # the kernel does not check bounds
             raise IndexError(f"samples {order.min()} to {order.max()} are out of bounds for {samples} images")
         epoch_labels = np.concatenate([*labels] or [self._data.labels[:0]])
         reshaped = epoch_labels.shape[1:] != self._labels.shape[1:]  # as when labels are mixed
-        if reshaped or len(order) > len(self._order):  # samples may be repeated
+        if reshaped or len(order) > len(self._labels):  # samples may be repeated
             self._numbers_sent.close()
             self._reserve(max(len(order), samples), epoch_labels)
         with self._backend.activated():
-            self._numbers_sent.send(self._order[: len(order)], order)
+            self._numbers_sent.send(self.order[: 1 + len(order)], taken_and_order)
             self._numbers_sent.send(self._labels[: len(order)], epoch_labels)
-        self._at = 0
+        self._at = self._taken = 0  # samples of the batches so far, and as `order` counts them
 
     def make(self, rows: Array, edit: Edit | None = None) -> tuple[Array | None, Array]:
         if self._data.images is None or self._resident is not None:
@@ -227,22 +238,54 @@ class CudaTransfer(Transfer):
         return (images if edit is None else edit(images)), rows
 
     def send(self, images: Array | None, rows: Array) -> tuple[Array | None, Array]:
-        count = len(rows)
-        part = slice(self._at, self._at + count)
-        self._at += count
+        part, count = self.assign(len(rows)), len(rows)
+        if self._resident is not None:
+            return self.gather(part)
         if self._batch is None:
             return None, self._labels[part]
+        batch, pixels = self._first(count), self._pixels[:count]
+        with self._backend.activated():
+            self._pixels_sent.send(pixels, images)
+        self._backend._gather(pixels, None, batch, self._tables)
+        return batch, self._labels[part]
+
+    def _first(self, count: int) -> Array:
         if count > len(self._batch):
             raise ConfigError(f"a batch of {count} images exceeds batch_size={len(self._batch)}")
-        batch = self._batch if count == len(self._batch) else self._batch[:count]
-        if self._resident is None:
-            pixels = self._pixels[:count]
-            with self._backend.activated():
-                self._pixels_sent.send(pixels, images)
-            self._backend._gather(pixels, None, batch, self._tables)
-        else:
-            self._backend._gather(self._resident.images, self._order[part], batch, self._tables)
+        return self._batch if count == len(self._batch) else self._batch[:count]
+
+    # resident images ------------------------------------------------------------------------------------------------
+
+    def assign(self, count: int) -> slice:
+        """Return the part of the epoch that is the next batch."""
+        self._at += count
+        return slice(self._at - count, self._at)
+
+    def gather(self, part: slice) -> tuple[Array, Array]:
+        """Gather a part of the epoch: images (N, H, W, C) and labels (N, ...)."""
+        assert self._resident is not None
+        batch = self._first(part.stop - part.start)
+        self._backend._gather(self._resident.images, self.order[1:][part], batch, self._tables)
         return batch, self._labels[part]
+
+    def seek(self, part: slice) -> None:
+        """Let the next `take` read this part of the epoch, also if other batches were gathered in between."""
+        if self._taken != part.start:
+            with self._backend.activated():
+                self.order[:1] = part.start
+        self._taken = part.stop
+
+    def take(self, images: Array, labels: Array, samples: Array | None) -> None:
+        """Gather the next batch of the epoch to these arrays, and its samples if wanted. `judge` counts it as taken."""
+        assert self._resident is not None
+        count, size, channels = len(images), math.prod(images.shape[1:]), len(self._tables[0])
+        if labels.ndim == 1:
+            (given, found), columns = ((self._labels, None), (labels, None)), 0
+        else:
+            (given, found), columns = ((None, self._labels), (None, labels)), labels.shape[1]
+        vectors = self._resident.images, self.order, *given, *self._tables, images, *found, samples
+        name = f"next_batch_{self._backend._kind}"
+        self._backend.kernels.images(name, count, size, *vectors, count, size, channels, columns)
 
     def close(self) -> None:
         self._numbers_sent.close()
@@ -251,7 +294,7 @@ class CudaTransfer(Transfer):
         del self._tables
         if self._batch is not None:
             self._backend.batches.leave(self._batch)
-        self._order = self._labels = self._batch = self._pixels = None
+        self.order = self._labels = self._batch = self._pixels = None
         if self._resident is not None:
             self._resident.leave(self._backend)
             self._resident = None

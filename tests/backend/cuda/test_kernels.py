@@ -303,10 +303,10 @@ def test_the_clipping_norm_follows_the_loss_scale(kind: str) -> None:
 def steps(kind: str, losses: list[float], squares: list[float], controls: Any, grow_after: int, most: float) -> Any:
     """The controls after steps with these sums of losses, in three parts, and of squares, in two; of 8 samples each."""
     case = Case(kind)
-    norm, how = case.wide([0]), (*ints(3, 2, 8, grow_after), np.float64(1.0), np.float64(most))
+    norm, how = case.wide([0]), (NULL, *ints(3, 2, 8, grow_after), np.float64(1.0), np.float64(most))
     for loss, square in zip(losses, squares, strict=True):
         sums = case.wide([loss, 1, -1]), case.wide([0, square]), norm, array([5], np.int64)
-        case.run("update", "judge", controls, *sums, *how)
+        case.run("update", "judge", controls, *sums, array([0, 0], np.float64), *how)
         equal(norm, [square])
     return {place.name: float(controls[place]) for place in Control}
 
@@ -358,6 +358,14 @@ def test_the_loss_scale_stops_growing_at_the_most(kind: str) -> None:
     assert found["SCALE"] == 2.0**24
 
 
+def test_scalars_stay_after_the_last_row_of_their_table() -> None:
+    controls, table = controls_of(RATE=9, GO=1), array([0, 2, *range(1, 9), 7, 7, 7, 7], np.float64)
+    for first in (1, 5, 5):
+        kernel("update", "steer_double")((1,), (32,), (controls, table))
+        equal(controls[:4], [first, first + 1, first + 2, first + 3])
+        assert controls[Control.GO] == 1
+
+
 # rows and columns ----------------------------------------------------------------------------------------------------
 
 
@@ -378,6 +386,23 @@ def test_nan_and_invalid_labels_stay_in_their_rows(kind: str, loss: str | None) 
         )
     assert np.isnan(losses).tolist() == [True, True, True, False]
     assert np.isnan(exact(gradient)).all(axis=1).tolist()[1:] == [True, True, False]
+
+
+@pairwise(kind=EVERY_KIND, launch=IMAGES, columns=(0, 3, 40), channels=(1, 2), samples=(0, 1))
+def test_the_next_batch_of_an_epoch(kind: str, launch: Any, columns: int, channels: int, samples: int) -> None:
+    """Two of five samples have been taken. Labels are classes, without columns, or targets."""
+    case, taken = Case(kind, launch), [4, 3, 1]
+    pixels, order = array(case.rng.integers(0, 256, (5, 34)), np.uint8), array([2, 0, 2, *taken], np.int64)
+    labels = array(case.rng.integers(0, 9, (5, columns) if columns else 5), np.float32 if columns else np.int64)
+    scale, shift = case.wide([0.5, 0.25][:channels]), case.wide([1, 2][:channels])
+    batch, found = case.blank(3, 34), array(np.zeros((3, *labels.shape[1:])), labels.dtype)
+    numbers = array(np.zeros(3), np.int64) if samples else NULL
+    given, got = ((NULL, labels), (NULL, found)) if columns else ((labels, NULL), (found, NULL))
+    sizes = ints(3, 34, channels, columns)
+    case.run("images", "next_batch", pixels, order, *given, scale, shift, batch, *got, numbers, *sizes)
+    case.close(batch, exact(pixels[taken]) * np.tile(exact(scale), 34 // channels) + np.tile(shift, 34 // channels))
+    equal(found, labels[2:])
+    equal(numbers, taken if samples else 0)
 
 
 # images --------------------------------------------------------------------------------------------------------------

@@ -114,10 +114,10 @@ def kernels(xp: Any, **limits: Any) -> Kernels:
 
 def test_numbers_have_the_type_of_their_parameter(xp: Recorded, x: Any) -> None:
     """CuPy would pass a float as a double, and an int as 64 bits."""
-    kernels(xp).launch("steer_double", (1,), (1,), x.astype(np.float64), 0.5, 0, np.float64(2), np.int32(3))
+    kernels(xp).launch("begin_double", (1,), (1,), x.astype(np.float64), 0.5, 0, np.int32(3))
     kernels(xp).launch("clip_norm_float", (1,), (32,), x, x, 0.5, None, np.int32(8))
-    steered, clipped = (arguments for _, _, _, arguments in xp.launched)
-    assert [(type(given), float(given)) for given in steered[1:]] == [(np.float64, each) for each in (0.5, 0, 2, 3)]
+    begun, clipped = (arguments for _, _, _, arguments in xp.launched)
+    assert [(type(given), float(given)) for given in begun[1:]] == [(np.float64, each) for each in (0.5, 0, 3)]
     assert [type(given) for given in clipped[2:]] == [np.float32, np.uint64, np.int64]
     assert [float(given) for given in clipped[2:]] == [0.5, 0, 8]
 
@@ -125,7 +125,7 @@ def test_numbers_have_the_type_of_their_parameter(xp: Recorded, x: Any) -> None:
 def test_a_file_is_compiled_once_for_each_precision(xp: Recorded, x: Any) -> None:
     """Kernels that sum in float are in the same module."""
     own, code = kernels(xp, kind="half"), source("update")
-    own.launch("steer_double", (1,), (1,), x.astype(np.float64), 1, 1, 1, 1)
+    own.launch("begin_double", (1,), (1,), x.astype(np.float64), 1, 1, 1)
     own.flat("undo_float", 8, x, x, x.astype(np.float64), 8)
     assert xp.compiled == [(code, ["-DONLY_HALF"])]
     for _ in range(2):

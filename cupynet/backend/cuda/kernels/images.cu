@@ -24,11 +24,39 @@ __device__ void load_images(
   }
 }
 
+// Loads the next batch of an epoch. order: the number of samples of the epoch that were taken, and the samples of the epoch;
+// classes (.) or targets (., columns) are the epoch's labels, in the same order. The other one is null. batch_samples may be
+// null. `judge` counts the samples, after all blocks have read the number.
+template <class S>
+__device__ void next_batch(
+    const unsigned char* images, const long long* order, const long long* classes, const float* targets,
+    const Wide<S>* scale, const Wide<S>* shift, S* batch, long long* batch_classes, float* batch_targets,
+    long long* batch_samples, int count, int size, int channels, int columns) {
+  const long long taken = order[0];
+  const long long* samples = order + 1 + taken;
+  load_images<S>(images, samples, scale, shift, batch, count, size, channels);
+  if (blockIdx.x) return;
+  for (long long n = blockIdx.y; n < count; n += gridDim.y) {
+    if (classes && threadIdx.x == 0) batch_classes[n] = classes[taken + n];
+    if (batch_samples && threadIdx.x == 0) batch_samples[n] = samples[n];
+    for (int i = threadIdx.x; i < columns; i += blockDim.x)
+      batch_targets[n * columns + i] = targets[(taken + n) * columns + i];
+  }
+}
+
 #define INSTANCES(kind, S)                                                                                            \
   KERNEL load_images_##kind(                                                                                          \
       const unsigned char* images, const long long* samples, const Wide<S>* scale, const Wide<S>* shift, S* batch,    \
       int count, int size, int channels) {                                                                            \
     load_images<S>(images, samples, scale, shift, batch, count, size, channels);                                      \
+  }                                                                                                                   \
+  KERNEL next_batch_##kind(                                                                                           \
+      const unsigned char* images, const long long* order, const long long* classes, const float* targets,            \
+      const Wide<S>* scale, const Wide<S>* shift, S* batch, long long* batch_classes, float* batch_targets,           \
+      long long* batch_samples, int count, int size, int channels, int columns) {                                     \
+    next_batch<S>(                                                                                                    \
+        images, order, classes, targets, scale, shift, batch, batch_classes, batch_targets, batch_samples, count,     \
+        size, channels, columns);                                                                                     \
   }
 IN_HALF(INSTANCES(half, __half))
 IN_BFLOAT16(INSTANCES(bfloat16, __nv_bfloat16))

@@ -215,16 +215,28 @@ __device__ void clip_norm(A* grad, const A* squared_norm, A largest, const doubl
 __device__ __forceinline__ bool is_number(float x) { return x - x == 0; }
 __device__ __forceinline__ bool is_number(double x) { return x - x == 0; }
 
+// Takes the scalars of the next step from a table: the number of rows that were taken, the number of rows, the rows. If none is
+// left, the scalars stay.
+__device__ __forceinline__ void take_row(double* controls, double* table) {
+  const long long taken = static_cast<long long>(table[0]);
+  if (taken >= table[1]) return;
+  for (int i = RATE; i <= THIRD; ++i) controls[i] = table[2 + 4 * taken + i];
+  table[0] = static_cast<double>(taken + 1);
+}
+
 // Decides if a step is applied, from the sum of its losses, and from the sum of `squares`, the squared norm of its gradient. If
 // the gradient overflows, the step is skipped and the loss scale is halved; `grow_after` steps without overflow double it
-// (0: never). After a loss that is not finite, or an overflow at the smallest scale, no step is applied. Uses one block.
+// (0: never). After a loss that is not finite, or an overflow at the smallest scale, no step is applied. Takes the scalars of
+// the step, and counts its samples in `order` (see `next_batch`), if not null. Uses one block.
 template <class A>
 __device__ void judge(
-    double* controls, const A* losses, const A* squares, A* squared_norm, const long long* hits, int count, int parts,
-    int samples, int grow_after, double least, double most) {
+    double* controls, const A* losses, const A* squares, A* squared_norm, const long long* hits, double* table,
+    long long* order, int count, int parts, int samples, int grow_after, double least, double most) {
   const A loss = block_sum(losses, count, false), norm = block_sum(squares, parts, false);
   if (threadIdx.x) return;
   *squared_norm = norm;
+  take_row(controls, table);
+  if (order) order[0] += samples;
   const double scale = controls[SCALE];
   const bool overflow = !is_number(norm), lost = !is_number(loss);
   controls[USED] = scale;
@@ -258,16 +270,13 @@ __device__ void undo(A* vector, const A* kept, const double* controls, long long
   each<AT_ONCE<A>>(n, [](A& x, const A& before) { x = before; }, Write<A>{vector}, Read<A>{kept});
 }
 
-// Sets the scalars of the next step, which are arguments of the launch.
-KERNEL steer_double(double* controls, double rate, double first, double second, double third) {
+// Takes the scalars of the next update, which no `judge` precedes.
+KERNEL steer_double(double* controls, double* table) {
   if (blockIdx.x || threadIdx.x) return;
-  controls[RATE] = rate;
-  controls[FIRST] = first;
-  controls[SECOND] = second;
-  controls[THIRD] = third;
+  take_row(controls, table);
 }
 
-// Starts a series of steps: results of earlier steps are reset, the numbers of `steer` stay.
+// Starts a series of steps: results of earlier steps are reset, the scalars of the update stay.
 KERNEL begin_double(double* controls, double scale, double used, double steady) {
   if (blockIdx.x || threadIdx.x) return;
   for (int place = SCALE; place <= SKIPPED; ++place) controls[place] = 0;
@@ -419,9 +428,10 @@ IN_DOUBLE(INSTANCES(double, double))
     clip_norm<A>(grad, squared_norm, largest, controls, n);                                                           \
   }                                                                                                                   \
   KERNEL judge_##kind(                                                                                                \
-      double* controls, const A* losses, const A* squares, A* squared_norm, const long long* hits, int count,         \
-      int parts, int samples, int grow_after, double least, double most) {                                            \
-    judge<A>(controls, losses, squares, squared_norm, hits, count, parts, samples, grow_after, least, most);          \
+      double* controls, const A* losses, const A* squares, A* squared_norm, const long long* hits, double* table,     \
+      long long* order, int count, int parts, int samples, int grow_after, double least, double most) {               \
+    judge<A>(                                                                                                         \
+        controls, losses, squares, squared_norm, hits, table, order, count, parts, samples, grow_after, least, most); \
   }                                                                                                                   \
   KERNEL undo_##kind(A* vector, const A* kept, const double* controls, long long n) {                                 \
     undo<A>(vector, kept, controls, n);                                                                               \
