@@ -113,6 +113,7 @@ def prepare(arguments: Sequence[str], resumed: Path | None, typed: Sequence[str]
             reason = f"{name} is continuous. Use range(..) or choice(..), or sampler=tpe"
             raise ConfigError(reason, "sampler", "grid")
     plan = Plan(settings, space, shared, config.own_folder(), resumed, typed)
+    check_choices(plan)
     source: Any = plan.experiment({key: lowest(each) for key, each in space.items()}).source
     figures = Evaluation(1, metrics=settings.metrics).figures()
     settings.objective = without_prefix(settings.objective, figures)
@@ -123,6 +124,18 @@ def prepare(arguments: Sequence[str], resumed: Path | None, typed: Sequence[str]
             raise ConfigError("trials are compared on validation images. Set data.validation=1000")
         shared.append(f"data.validation={kept_out(images)}")
     return plan
+
+
+def check_choices(plan: Plan) -> None:
+    """Raise ConfigError if a choice of a searched setting is invalid whatever the others are."""
+    first = {key: lowest(each) for key, each in plan.space.items()}
+    for key, each in plan.space.items():
+        for choice in getattr(each, "choices", ()):
+            try:
+                config.compose(plan.overrides({**first, key: choice}), plan.config_dir)
+            except ConfigError as error:
+                if error.setting == resume.name_of(key):  # else combinations with other values may be valid
+                    raise
 
 
 def kept_out(images: int) -> int:

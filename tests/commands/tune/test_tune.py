@@ -116,7 +116,8 @@ def test_bad_settings_are_refused_before_the_first_trial(arguments: list[str], s
 
 
 @pytest.mark.parametrize(
-    ("searched", "setting"), [("batch_sise=32,64", "batch_sise"), ("optimizer=choice(adum,adam)", "optimizer")]
+    ("searched", "setting"),
+    [("batch_sise=32,64", "batch_sise"), ("optimizer=adam,adum", "optimizer"), ("workers=1,0", "workers")],
 )
 def test_trials_that_cannot_be_composed_are_refused_before_the_first(searched: str, setting: str) -> None:
     with refused(setting):
