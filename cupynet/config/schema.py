@@ -79,7 +79,7 @@ def count_or_flag(key: str, value: Any) -> bool | int:
 
 def integers(key: str, value: Any) -> list[int]:
     """Validate integers of at least 1. Return them sorted, without duplicates."""
-    found = value if isinstance(value, list) else [value]
+    found = value if value and isinstance(value, list) else [value]
     return sorted({checks.integer(key, each, 1, ", or a list of them such as [2,8,64]") for each in found})
 
 

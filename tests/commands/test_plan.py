@@ -84,6 +84,7 @@ def test_the_settings_of_a_plan_describe_runs() -> None:
         ("link", {"bandwidth_gbit_s": 1}, "link"),
         ("link", {"bandwidth_gbit_s": 0, "latency_us": 1}, "link.bandwidth_gbit_s"),
         ("workers", [2, 0], "workers"),
+        ("workers", [], "workers"),
         ("frequencies", "often", "frequencies"),
     ],
 )
