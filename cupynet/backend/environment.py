@@ -73,11 +73,12 @@ def _cpuinfo(*keys: str) -> str:
 def commit(tree: Path = Path(__file__).parents[2]) -> str | None:
     """Return the git commit of the source tree, with `-dirty` if cupynet/ or conf/ have changes.
 
-    Without .git, return the environment variable CUPYNET_COMMIT if it is a valid commit, or else None. None if git
-    fails.
+    The environment variable CUPYNET_COMMIT takes precedence if it is a valid commit. None without .git, or if git fails.
     """
+    if re.fullmatch("[0-9a-f]{7,64}", variable := os.environ.get("CUPYNET_COMMIT", "")):
+        return variable
     if not (tree / ".git").exists():  # a wheel may be inside another repository
-        return variable if re.fullmatch("[0-9a-f]{7,64}", variable := os.environ.get("CUPYNET_COMMIT", "")) else None
+        return None
     command = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", "-C", str(tree), "status", "--porcelain=v2"]
     command += ["--branch", "--no-ahead-behind", "--untracked-files=no", "--", *SOURCES]
     try:
