@@ -73,7 +73,7 @@ def _cpuinfo(*keys: str) -> str:
 def commit(tree: Path = Path(__file__).parents[2]) -> str | None:
     """Return the git commit of the source tree, with `-dirty` if cupynet/ or conf/ have changes.
 
-    The environment variable CUPYNET_COMMIT takes precedence if it is a valid commit. None without .git, or if git fails.
+    The environment variable CUPYNET_COMMIT takes precedence if it is a valid commit. None without .git or if git fails.
     """
     if re.fullmatch("[0-9a-f]{7,64}", variable := os.environ.get("CUPYNET_COMMIT", "")):
         return variable
