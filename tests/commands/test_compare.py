@@ -69,7 +69,7 @@ def page_of(folder: Path) -> tuple[str, Page]:
     return text, Page(text)
 
 
-def test_the_page_links_every_run_and_has_the_recommendation_and_the_charts(sweep: Path) -> None:
+def test_the_comparison_page_needs_no_network_and_links_every_run(sweep: Path) -> None:
     pytest.importorskip("matplotlib")
     (sweep / "2" / "report.html").write_text("a report")
     text, page = page_of(sweep)

@@ -20,12 +20,10 @@ import pytest
 import yaml
 
 from cupynet.config import resume
-from cupynet.data import Dataset
 from cupynet.runs.checkpoints import _write_manifest
 from tests.support import warm
 from tests.support.commands import SMALL, environment, run
-from tests.support.shards import write_shards
-from tests.support.user_files import digits, write_idx, write_npz, write_pictures
+from tests.support.user_files import write_every_format
 
 CASES, TOGETHER = 200, 10
 LIMIT_S = 60
@@ -161,12 +159,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run, pictures, and data in each form."""
     folder = tmp_path_factory.mktemp("good")
     run(folder, *OF_RUNS, "epochs=2", "log_every=1", "hydra.run.dir=run")
-    parts = digits(60, 20)
-    write_idx(folder / "idx", parts)
-    write_npz(folder / "npz" / "data.npz", parts)
-    write_pictures(folder / "folder", parts)
-    train, test = (Dataset("digits", *each, 10) for each in (parts[:2], parts[2:]))
-    write_shards(train, folder / "shards", 2, test)
+    write_every_format(folder)
     shutil.copytree(folder / "folder" / "test" / "class-1", folder / "pictures")
     return folder
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tests.support.commands import QUICK, ROOT, SMALL, Call, run, run_folder, su
 from tests.support.mpi import NO_MPI
 from tests.support.resumed_runs import MORE, faulty, resumed, same, trained
 from tests.support.settings import settings_of
+from tests.support.user_files import write_every_format
 
 TINY = [*QUICK, *SMALL]
 
@@ -136,10 +138,62 @@ def test_missing_mnist_falls_back_and_says_so(tmp_path: Path) -> None:
     assert "synthetic digits" in stdout and summary_of(run_folder(tmp_path))["fallback"] is True
 
 
-def test_missing_data_in_a_chosen_folder_end_the_run(tmp_path: Path) -> None:
-    _, stderr = run(tmp_path, "epochs=1", code=65, CUPYNET_DATA="typo")
-    assert "typo/mnist" in stderr and stderr.count("\n") == 1
-    assert {path.name for path in run_folder(tmp_path).iterdir()} == {".hydra", "train.log"}
+def unreadable(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path)
+
+
+SPOILT: dict[str, Callable[[Path], object]] = {
+    "damaged": lambda path: os.truncate(path, 60),
+    "missing": lambda path: path.unlink(missing_ok=True),
+    "unreadable": unreadable,
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "file", "settings"),
+    [
+        ("damaged", "idx/train-images-idx3-ubyte.gz", ["data=idx", "data.folder=idx"]),
+        ("missing", "npz/data.npz", ["data=npz", "data.file=npz/data.npz"]),
+        ("unreadable", "npz/data.npz", ["data=npz", "data.file=npz/data.npz"]),
+        ("damaged", "folder/train/class-0/00000.png", ["data=folder", "data.folder=folder"]),
+        ("unreadable", "folder/test/class-9/00019.png", ["data=folder", "data.folder=folder"]),
+        ("missing", "shards/1/images.npy", ["data=shards", "data.folder=shards", "workers=2"]),
+        ("missing", "typo/mnist/train-images-idx3-ubyte.gz", []),  # below CUPYNET_DATA
+    ],
+)
+def test_a_damaged_missing_or_unreadable_data_file_ends_the_command_with_65_and_its_name(
+    kind: str, file: str, settings: list[str], tmp_path: Path
+) -> None:
+    write_every_format(tmp_path)
+    SPOILT[kind](tmp_path / file)
+    _, stderr = run(tmp_path, *settings, "model=mlp", "batch_size=16", "epochs=1", code=65, CUPYNET_DATA="typo")
+    folder, _, name = file.rpartition("/")
+    assert folder in stderr and name in stderr and stderr.count("\n") == 1
+    assert not [*tmp_path.glob("outputs/*/*/summary.json")]
+
+
+BAD = """
+from tests.support.training import Poisoned
+
+class Bad(Poisoned):
+    def __init__(self):
+        super().__init__(5)
+"""
+
+
+@pytest.mark.parametrize(("setting", "code"), [([], 3), (["callbacks.nonfinite.action=skip"], 0)], ids=["stop", "skip"])
+def test_the_setting_nonfinite_action_ends_the_run_with_3_or_leaves_the_batch_out(
+    setting: list[str], code: int, tmp_path: Path
+) -> None:
+    """The batch of sample 5 has a loss that is not finite."""
+    (tmp_path / "bad.py").write_text(BAD)
+    arguments = ["trusted_modules=[bad]", "+model.layers={bad:{_target_:bad.Bad}}", "model=mlp", "workers=2"]
+    _, stderr = run(tmp_path, *QUICK, *arguments, *setting, code=code)
+    folder = run_folder(tmp_path)
+    skipped = [line for line in (folder / "train.log").read_text().splitlines() if " WARNING " in line]
+    assert (stderr.count("'bad'"), [line.count("'bad'") for line in skipped]) == ((1, []) if code else (0, [1]))
+    assert (folder / "summary.json").exists() == (code == 0)
 
 
 # signals --------------------------------------------------------------------------------------------------------------

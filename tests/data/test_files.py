@@ -92,7 +92,7 @@ def test_what_is_no_regular_file_is_refused_and_not_waited_for(tiny: TinyMNIST, 
 
 
 @pytest.mark.parametrize(("method", "number"), [("stat", errno.EACCES), ("open", errno.EIO)])
-def test_a_file_that_cannot_be_opened_is_a_data_error_with_the_systems_reason(
+def test_a_file_that_cannot_be_read_is_named_with_the_systems_reason(
     tiny: TinyMNIST, monkeypatch: pytest.MonkeyPatch, method: str, number: int
 ) -> None:
     def fails(*_: object) -> None:
@@ -100,5 +100,5 @@ def test_a_file_that_cannot_be_opened_is_a_data_error_with_the_systems_reason(
 
     tiny.write()
     monkeypatch.setattr(Path, method, fails)
-    with data_error(os.strerror(number)):
+    with data_error(tiny.folder / IMAGES, os.strerror(number)):
         contents_of(tiny)

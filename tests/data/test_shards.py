@@ -78,28 +78,28 @@ def exchanged(folder: Path) -> None:
     (folder.parent / "x" / "0").rename(folder / "0")
 
 
-DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {  # each with what is named, in the folder
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {  # each with what is named besides the folder
     "no folder": (shutil.rmtree, ""),
-    "a shard missing": (lambda folder: shutil.rmtree(folder / "1"), ""),
-    "of another set": (exchanged, ""),
-    "a shard twice": (lambda folder: shutil.copytree(folder / "1", folder / "3"), ""),
-    "a negative sample": (overwritten("0/samples", np.arange(7) - 1), ""),
+    "a shard missing": (lambda folder: shutil.rmtree(folder / "1"), "0, 2"),
+    "of another set": (exchanged, "samples.npy"),
+    "a shard twice": (lambda folder: shutil.copytree(folder / "1", folder / "3"), "samples.npy"),
+    "a negative sample": (overwritten("0/samples", np.arange(7) - 1), "samples.npy"),
     "fractional samples": (overwritten("0/samples", np.arange(7.0)), "0/samples.npy"),
     "labels with gaps": (overwritten("0/labels", np.arange(7) * 9), ""),
     "labels in columns": (overwritten("0/labels", np.zeros((7, 1), int)), "0/labels.npy"),
     "no labels": (overwritten("0/labels", np.zeros(0, int)), "0/labels.npy"),
     "16 bits": (overwritten("0/images", np.zeros((7, 3, 2, 1), np.uint16)), "0/images.npy"),
     "Fortran order": (overwritten("0/images", np.asfortranarray(ROWS.images[:7])), "0/images.npy"),
-    "an image too many": (overwritten("0/images", np.zeros((8, 3, 2, 1), np.uint8)), "0"),
-    "images turned": (overwritten("1/images", np.zeros((7, 2, 3, 1), np.uint8)), "1"),
+    "an image too many": (overwritten("0/images", np.zeros((8, 3, 2, 1), np.uint8)), "rows/0:"),
+    "images turned": (overwritten("1/images", np.zeros((7, 2, 3, 1), np.uint8)), "rows/1:"),
 }
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-def test_damaged_shards_are_refused(name: str, folder: Path) -> None:
+def test_damaged_shards_are_named(name: str, folder: Path) -> None:
     damage, named = DAMAGES[name]
     damage(folder)
-    with data_error(folder / named):
+    with data_error(folder, named):
         shards = Shards(folder)
         for number in range(len(shards.counts)):
             shards.open(number)

@@ -136,14 +136,15 @@ WRONG_IDX = {
     "a label too few": ("test_labels", idx_header(29) + bytes(29)),
     "an unknown class": ("test_labels", idx_header(30) + bytes([77] * 30)),
 }
+DISAGREE = ("another shape", "a label too few", "an unknown class")  # two files: the part is named
 
 
 @pytest.mark.parametrize("name", WRONG_IDX)
-def test_wrong_idx_files_are_refused_and_left_alone(tmp_path: Path, name: str) -> None:
+def test_damaged_idx_files_are_named_and_left_alone(tmp_path: Path, name: str) -> None:
     part, content = WRONG_IDX[name]
     path = write_idx(tmp_path / "mine", SMALL) / f"{IDX_NAMES[part]}.gz"
     path.write_bytes(content)
-    with data_error("mine"):
+    with data_error("'mine-test'" if name in DISAGREE else path):
         checked(IdxFiles(tmp_path / "mine"))
     assert path.read_bytes() == content
 
@@ -180,10 +181,10 @@ WRONG_ARRAYS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", WRONG_ARRAYS)
-def test_wrong_arrays_are_refused(tmp_path: Path, name: str) -> None:
+def test_npz_files_with_wrong_arrays_are_named(tmp_path: Path, name: str) -> None:
     arrays = dict(zip(("x_train", "y_train", "x_test", "y_test"), SMALL, strict=True)) | WRONG_ARRAYS[name]
     np.savez(tmp_path / "a.npz", **arrays)
-    with data_error("a-test" if name == "another shape" else "a.npz"):
+    with data_error("'a-test'" if name == "another shape" else tmp_path / "a.npz"):
         checked(NpzFile(tmp_path / "a.npz"))
 
 
@@ -209,7 +210,7 @@ BROKEN: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_broken_archives_are_refused(name: str, tmp_path: Path) -> None:
+def test_damaged_or_missing_npz_files_are_named(name: str, tmp_path: Path) -> None:
     path = write_npz(tmp_path / "a.npz", SMALL)
     BROKEN[name](path)
     with data_error(path):
