@@ -1,4 +1,4 @@
-"""Conv2D: gradients for every geometry, groups, output sizes, refusals."""
+"""Conv2D: gradients for every geometry and batch size, groups, output sizes, refusals."""
 
 from __future__ import annotations
 
@@ -29,13 +29,20 @@ def output_of(layer: Conv2D, input: InputType) -> InputType:
     padding=(0, 2, "same", "valid", (2, 0)),
     dilation=(1, 2, (2, 1), (1, 2)),
     image=((12, 13), (11, 11)),
+    batch=(1, 2, 5),
 )
-def test_gradients_for_every_geometry(
-    sizes: tuple[int, int, int], kernel: Any, stride: Any, padding: Any, dilation: Any, image: tuple[int, int]
+def test_gradients_for_every_geometry_and_batch_size(
+    sizes: tuple[int, int, int],
+    kernel: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    image: tuple[int, int],
+    batch: int,
 ) -> None:
     channels, filters, groups = sizes
     layer = Conv2D(filters, kernel, stride, padding, "tanh", dilation=dilation, groups=groups)
-    check_layer(layer, Image(*image, channels))
+    check_layer(layer, Image(*image, channels), batch=batch)
 
 
 def test_weights_of_groups_are_drawn_like_those_of_separate_convolutions() -> None:

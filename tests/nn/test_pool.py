@@ -1,4 +1,4 @@
-"""Pooling: gradients for every geometry, ties, padding, pairs with a convolution, NaN, refusals."""
+"""Pooling: gradients for every geometry and batch size, ties, padding, pairs with a convolution, NaN, refusals."""
 
 from __future__ import annotations
 
@@ -37,10 +37,13 @@ from tests.support.refusals import refused
     stride=(1, 2, 4, None, (2, 1)),
     padding=(0, 1, "same", (1, 0)),
     image=(Image(6, 7, 2), Image(5, 3, 1), Image(3, 8, 3)),
+    batch=(1, 2, 5),
 )
-def test_gradients_for_every_geometry(pool: Any, kernel: Any, stride: Any, padding: Any, image: Image) -> None:
+def test_gradients_for_every_geometry_and_batch_size(
+    pool: Any, kernel: Any, stride: Any, padding: Any, image: Image, batch: int
+) -> None:
     """All values are negative: zeros around the image would be the largest."""
-    check_layer(pool(kernel, stride, padding), image, x=distinct((2, *image.shape)) - 100)
+    check_layer(pool(kernel, stride, padding), image, x=distinct((batch, *image.shape)) - 100)
 
 
 @pytest.mark.parametrize("image", [Image(6, 7, 2), Image(1, 1, 3)], ids=str)

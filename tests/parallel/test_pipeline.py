@@ -127,7 +127,7 @@ def test_the_schedule_of_three_stages() -> None:
 
 
 @pytest.mark.parametrize(("stages", "micro_batches"), [(1, 4), (2, 1), (5, 2), (5, 9)])
-def test_every_schedule_ends_in_time_and_holds_few_micro_batches(stages: int, micro_batches: int) -> None:
+def test_a_stage_holds_no_more_micro_batches_than_its_schedule_promises(stages: int, micro_batches: int) -> None:
     assert max(len(line) for line in played(stages, micro_batches)) == 3 * 2 * (micro_batches + stages - 1)
     for stage in range(stages):
         order = list(one_forward_one_backward(stage, stages, micro_batches))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 import pytest
 
 from cupynet.data import Loader
-from cupynet.optim import SGD, Nesterov
+from cupynet.optim import SGD, Nesterov, Optimizer
 from cupynet.training import Replica
 from tests.support.training import on_backends, small_dataset, small_model, train
 
@@ -24,17 +26,23 @@ def nesterov() -> Nesterov:
     return Nesterov(0.05, 0.9, l2=1e-3)
 
 
-def trained_apart(samples: int) -> tuple[list[Any], float]:
-    """Weights of two replicas that train on the batches of two workers without any average, and the sum of losses."""
-    weights, losses = [], 0.0
-    for rank in range(2):
-        replica: Any = Replica(small_model(), sgd())
-        for batch in Loader(small_dataset(samples), 4, seed=3).epoch(0, replica.backend, rank, 2):
-            replica.gradient(batch)
-            replica.update(0)
-            losses += float(replica.losses)
-        weights.append(replica.params.master)
-    return weights, losses
+def trained_apart(
+    samples: int, workers: int = 2, optimizer: Callable[[], Optimizer] = sgd, averaged: Sequence[int] = ()
+) -> tuple[list[Any], float]:
+    """The replicas of workers on batches of 4, with the plain mean after some iterations, and the sum of losses."""
+    replicas: list[Any] = [Replica(small_model(), optimizer()) for _ in range(workers)]
+    loader, losses = Loader(small_dataset(samples), 4, seed=3), 0.0
+    dealt = [loader.epoch(0, replica.backend, rank, workers) for rank, replica in enumerate(replicas)]
+    for iteration, batches in enumerate(zip_longest(*dealt), 1):
+        for replica, batch in zip(replicas, batches, strict=True):
+            if batch is not None:
+                replica.gradient(batch)
+                replica.update(0)
+                losses += float(replica.losses)
+        mean = np.mean([replica.params.master for replica in replicas], axis=0)
+        for replica in replicas if iteration in averaged else ():
+            replica.params.master[...] = mean
+    return replicas, losses
 
 
 @on_numba_and_a_device
@@ -60,11 +68,17 @@ def test_averages_come_after_iterations_k_2k_3k_of_the_whole_training() -> None:
     assert [iteration for iteration, (mine, theirs) in enumerate(weights, 1) if mine == theirs] == [3, 6, 9]
 
 
-def test_the_end_average_weights_by_samples() -> None:
-    """Worker 0 sees a batch of 4 and one of 2, worker 1 one of 4: the average must be 6 : 4."""
-    run = train(2, sgd, samples=10, frequency="end")
-    (first, second), _ = trained_apart(10)
-    np.testing.assert_allclose(run.master, (6 * first + 4 * second) / 10, rtol=1e-13, atol=1e-15)
+@pytest.mark.parametrize(
+    ("frequency", "averaged", "samples"), [("end", [], [20, 18, 16]), (3, [3], [8, 6, 4]), (2, [2, 4], [4, 2, 0])]
+)
+def test_a_later_average_weights_each_replica_by_its_samples_since_the_last_average(
+    frequency: int | str, averaged: list[int], samples: list[int]
+) -> None:
+    """Five iterations of three workers: in the last, one has a batch of 4, one of 2, and one none."""
+    run = train(3, sgd, samples=54, frequency=frequency)
+    masters = [replica.params.master for replica in trained_apart(54, 3, averaged=averaged)[0]]
+    expected = np.average(masters, axis=0, weights=samples)
+    np.testing.assert_allclose(run.master, expected, rtol=1e-13, atol=1e-15)
 
 
 @on_numpy_and_a_device
@@ -78,10 +92,14 @@ def test_scores_are_weighted_by_samples(backend: str) -> None:
 
 
 @pytest.mark.parametrize("average_updaters", [True, False])
-def test_optimizer_state_is_averaged_if_enabled(average_updaters: bool) -> None:
-    run = train(2, nesterov, average_updaters=average_updaters, frequency=3)
-    velocities = {trainer.replica.optimizer.state["velocity"].tobytes() for trainer in run.trainers}
-    assert (len(velocities) == 1) == average_updaters
+def test_optimizer_state_is_averaged_with_the_weights_unless_average_updaters_is_false(average_updaters: bool) -> None:
+    """Worker 0 sees a batch of 4 and one of 2, worker 1 one of 4."""
+    run = train(2, nesterov, samples=10, average_updaters=average_updaters, frequency="end")
+    found = [trainer.replica.optimizer.state["velocity"] for trainer in run.trainers]
+    own = [replica.optimizer.state["velocity"] for replica in trained_apart(10, optimizer=nesterov)[0]]
+    expected = [(6 * own[0] + 4 * own[1]) / 10] * 2 if average_updaters else own
+    np.testing.assert_allclose(found, expected, rtol=1e-13, atol=1e-15)
+    assert (found[0].tobytes() == found[1].tobytes()) == average_updaters
 
 
 @pytest.mark.parametrize("backend", ["numpy", "numba"])

@@ -245,9 +245,10 @@ def test_dropout_does_not_see_micro_batches() -> None:
     assert_close(found, piped(without_batch_statistics(), 1, None), 1e-12)
 
 
-def test_layers_that_synchronise_replicas_need_whole_batches() -> None:
+def test_a_layer_that_cannot_be_in_a_pipeline_is_refused_before_training() -> None:
+    """Synchronized statistics need whole batches: neither micro-batches nor accumulation."""
     with refused("pipeline"):
-        piped(network(sync=True), 2, Pipeline(2, 2))
+        ParallelWrapper(model_of(sync=True), 2, pipeline=Pipeline(2, 2))
     with refused("accumulation_steps"):
         ParallelWrapper(model_of(sync=True), 1, accumulation_steps=2)
 

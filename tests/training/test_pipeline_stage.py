@@ -206,7 +206,7 @@ def test_a_run_of_the_command_reports_its_stages(tmp_path: Path) -> None:
 # what it costs --------------------------------------------------------------------------------------------------------
 
 
-def test_memory_does_not_grow_with_the_number_of_micro_batches() -> None:
+def test_the_memory_of_a_stage_does_not_grow_with_the_number_of_micro_batches() -> None:
     found = []
     for micro_batches in (4, 16):
         with ParallelWrapper(small_model(), 1, pipeline=Pipeline(2, micro_batches)) as wrapper:

@@ -42,7 +42,7 @@ def state_of(communicator: Communicator, synchronizer: Synchronizer) -> dict[str
 
 
 @pytest.mark.parametrize("synchronizer", [*WAYS.values(), GradientMean()], ids=[*WAYS, "gradient mean"])
-def test_training_resumes_bit_for_bit(synchronizer: Synchronizer) -> None:
+def test_training_with_every_parallel_method_resumes_bit_for_bit(synchronizer: Synchronizer) -> None:
     """From the end of the first epoch, where workers differ in their samples, and from the middle of the second.
 
     At iteration 7 the ways with a period of 2, 3 or 4 are between averages. "every 3" also resumes from iteration 2.

@@ -32,7 +32,7 @@ def batch_with(samples: Iterable[int], epoch: int = 0) -> Batch:
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_a_loss_names_worker_batch_samples_and_layer(workers: int) -> None:
+def test_a_loss_that_is_not_finite_names_worker_batch_samples_and_layer(workers: int) -> None:
     bad = (17, 44, 45)
     first = batch_with(bad)
     samples = ", ".join(str(sample) for sample in first.samples if sample in bad)
@@ -46,7 +46,9 @@ def test_a_loss_names_worker_batch_samples_and_layer(workers: int) -> None:
 @pytest.mark.parametrize(
     ("backwards", "stages", "place"), [(True, 1, "'dense1.bias'"), (False, 2, "the loss"), (True, 2, "'dense1.bias'")]
 )
-def test_a_gradient_or_a_stage_names_the_batch(backwards: bool, stages: int, place: str) -> None:
+def test_a_loss_or_gradient_that_is_not_finite_names_batch_and_layer_also_in_a_stage(
+    backwards: bool, stages: int, place: str
+) -> None:
     """Of all gradients that are not finite, dense1's are nearest to the loss."""
     pipeline = Pipeline(2, 2) if stages == 2 else None
     model = network_with(Poisoned(17, backwards=backwards))
