@@ -34,6 +34,8 @@ REFUSED = {
     "workrs=4": "'workers'",
     "=3": "=3",
     "workers=1,2": "workers",
+    "workers=four": "cupynet: workers",
+    "parallel.averaging_frequency=7 +parallel.synchronizer={averaging_frequency:3}": "parallel.averaging_frequency=7",
     "workers=[1": "workers=[1",
     "-m seed=1,2 hydra.launcher.jobs=0 hydra/launcher=processes": "hydra.launcher",
     "workers": "workers",
@@ -44,7 +46,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("bad", REFUSED)
-def test_refused_in_one_line_and_without_a_folder(
+def test_a_wrong_setting_is_refused_in_one_line_with_code_2_before_a_folder_is_written(
     bad: str, command: Command, in_folder: Path, error_line: Line
 ) -> None:
     assert command(*bad.split()) == (2, [])

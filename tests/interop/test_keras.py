@@ -222,7 +222,7 @@ def of_keras(**changes: Any) -> Model:
     return Model(Sequential(layers), Image(12, 10, 3), create_backend("numpy", "double"))
 
 
-def test_a_file_that_keras_wrote() -> None:
+def test_a_file_that_keras_wrote_gives_the_probabilities_of_keras() -> None:
     model = of_keras()
     import_keras(model, KERAS)
     with np.load(KERAS.with_suffix(".npz"), allow_pickle=False) as file:

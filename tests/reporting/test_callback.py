@@ -41,7 +41,7 @@ def trained(folder: Path, *settings: str, callbacks: tuple[Callback, ...] = ()) 
     return (folder / "report.html").read_text()
 
 
-def test_an_interrupted_run_has_a_page_which_the_resumed_run_replaces(
+def test_a_page_is_also_made_for_a_stopped_run_and_replaced_when_it_is_resumed(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -60,7 +60,7 @@ def test_an_interrupted_run_has_a_page_which_the_resumed_run_replaces(
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 
-def test_a_run_that_diverges_says_so_on_its_page(tmp_path: Path) -> None:
+def test_a_page_is_also_made_for_a_run_that_diverged(tmp_path: Path) -> None:
     with pytest.raises(DivergedError):
         trained(tmp_path / "run", "optimizer=sgd", "optimizer.learning_rate=1e30")
     text = (tmp_path / "run" / "report.html").read_text()
@@ -115,7 +115,7 @@ class Failing(Callback):
         raise self.error
 
 
-def test_a_bug_is_raised_and_the_page_of_its_failed_run_names_it(tmp_path: Path, without_charts: None) -> None:
+def test_a_page_is_also_made_for_a_failed_run_and_names_its_error(tmp_path: Path, without_charts: None) -> None:
     with pytest.raises(ValueError, match="^mine$"):
         fit(tmp_path, History(), ReportPage(), Failing(ValueError("mine")))
     text = (tmp_path / "report.html").read_text()

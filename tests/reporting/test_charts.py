@@ -87,7 +87,7 @@ def test_the_curves_of_a_run(tmp_path: Path) -> None:
     assert charts.png([drawn["Loss"], drawn["Accuracy"]]).startswith(b"\x89PNG")
 
 
-def test_each_loss_is_that_of_its_name(tmp_path: Path) -> None:
+def test_the_curves_of_each_loss_are_those_of_history_jsonl(tmp_path: Path) -> None:
     lines = {line.name: list(line.y) for line in shown(finished(tmp_path))["Loss"].shown}
     assert list(lines)[-2:] == ["training, by epoch", "test"] and len(lines["worker 0"]) == 12
     assert lines["training, by epoch"] == pytest.approx([0.5, 0.25, 0.5 / 3])
