@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet import Dataset, Dense, LambdaCallback, Loader, Model, ParallelWrapper
+from cupynet import Callback, Dataset, Dense, LambdaCallback, Loader, Model, ParallelWrapper
 from cupynet.backend import PixelScale
 from cupynet.core.errors import ConfigError
 from cupynet.data.dataset import split_views
@@ -132,6 +132,8 @@ def test_functions_receive_events_and_columns_have_names() -> None:
     assert history["loss"] == history.epochs["loss"] == seen and len(seen) == 2
     with refused("event", "on_epoch_begin"):
         LambdaCallback(on_epoch_begin=print)
+    with refused("event", "on_epoch_begin"):
+        type("Mine", (Callback,), {"on_epoch_begin": print})
     with refused("on_epoch_end", "None"):
         LambdaCallback(on_epoch_end=None)  # type: ignore[arg-type]
 

@@ -37,6 +37,13 @@ class Callback:
     unless = ""
     outside: tuple[str, ...] = ()
 
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        """Raise ConfigError for a method such as `on_epoch_begin`, which would never be called."""
+        super().__init_subclass__(**arguments)
+        for name in vars(cls):
+            if name.startswith("on_"):
+                one_of(f"{cls.__name__} event", name, EVENTS)
+
     def check_path(self) -> None:
         """Raise OutputError if a path argument is not writable. Called before data are loaded."""
 
@@ -98,6 +105,9 @@ class Callback:
         return None
 
 
+EVENTS = [name for name in vars(Callback) if name.startswith("on_")]
+
+
 class LambdaCallback(Callback):
     """Calls functions at events of training, on rank 0.
 
@@ -108,11 +118,10 @@ class LambdaCallback(Callback):
     """
 
     def __init__(self, **functions: Callable[..., Any]) -> None:
-        events = [name for name in vars(Callback) if name.startswith("on_")]
         for event, function in functions.items():
             if not callable(function):
                 raise ConfigError("must be a function", f"LambdaCallback {event}", shown(function))
-            setattr(self, one_of("LambdaCallback event", event, events), function)
+            setattr(self, one_of("LambdaCallback event", event, EVENTS), function)
 
 
 def check_decisions(callbacks: Mapping[str, Callback]) -> None:
