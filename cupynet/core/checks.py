@@ -10,7 +10,7 @@ import math
 import operator
 import re
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, TypeVar
 
 from cupynet.core.errors import ConfigError
@@ -81,11 +81,20 @@ def flag(name: str, value: Any) -> bool:
     return bool(value)
 
 
-def one_of(name: str, value: Any, names: Iterable[str], also: str = "") -> str:
-    """Return `value` if it is one of `names`. also: end of the message, such as ", or a number"."""
-    known = list(names)
+def one_of(
+    name: str, value: Any, names: Iterable[str], also: str = "", *, elsewhere: Mapping[str, str] | None = None
+) -> str:
+    """Return `value` if it is one of `names`.
+
+    Args:
+        also: end of the message, such as ", or a number".
+        elsewhere: names in Keras or PyTorch -> names here.
+    """
+    known, text = list(names), shown(value, str)
+    if elsewhere and text in elsewhere:
+        raise ConfigError(f"is called {elsewhere[text]} here", name, text)
     if not isinstance(value, str) or value not in known:
-        raise ConfigError(f"must be one of {', '.join(known)}{also}{guess(value, known)}", name, shown(value, str))
+        raise ConfigError(f"must be one of {', '.join(known)}{also}{guess(value, known)}", name, text)
     return value
 
 

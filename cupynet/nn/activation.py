@@ -11,6 +11,7 @@ from cupynet.core import checks
 
 ACTIVATIONS = ("identity", "relu", "softmax", *NAMES)
 LEAKY_SLOPE = 0.01  # Maas et al. 2013
+ELSEWHERE = {"None": "identity", "linear": "identity", "swish": "silu"}  # names in Keras
 NOT_MONOTONE = ("softmax", *OF_INPUT)
 
 
@@ -68,5 +69,5 @@ def split_relu(name: str) -> tuple[bool, ActivationFunction]:
 
 
 def activation_function(name: str, slope: float | None = None) -> ActivationFunction:
-    checks.one_of("activation", name, ACTIVATIONS)
+    checks.one_of("activation", name, ACTIVATIONS, elsewhere=ELSEWHERE)
     return ActivationFunction(name, LEAKY_SLOPE if slope is None else checks.number("slope", slope, above=0, below=1))

@@ -12,7 +12,6 @@ from cupynet.backend.array import Array
 from cupynet.core.checks import number, one_of
 from cupynet.core.described import Described
 from cupynet.core.errors import ConfigError
-from cupynet.core.wording import guess, shown
 
 Initializer: TypeAlias = Callable[[np.random.Generator, tuple[int, ...]], Array]
 
@@ -152,17 +151,14 @@ INITIALIZERS: dict[str, Initializer] = {
     "zeros": zeros,
     "ones": ones,
 }
+ELSEWHERE = {f"{name}_normal": name for name in ("xavier", "glorot", "he", "kaiming", "lecun")}  # names in Keras
 
 
 def initializer(init: str | Initializer, argument: str = "init") -> Initializer:
     """Return the initializer with the name `init`, or `init` itself if it is an initializer."""
     if callable(init) and not isinstance(init, type):
         return init
-    if isinstance(init, str) and init in INITIALIZERS:
-        return INITIALIZERS[init]
-    names = list(INITIALIZERS)
-    reason = f"must be one of {', '.join(names)}, or an initializer object{guess(init, names)}"
-    raise ConfigError(reason, argument, shown(init, str))
+    return INITIALIZERS[one_of(argument, init, INITIALIZERS, ", or an initializer object", elsewhere=ELSEWHERE)]
 
 
 def bias_initializer(argument: str, init: float | str | Initializer) -> Initializer:

@@ -170,7 +170,5 @@ ELSEWHERE = {
 
 def loss_of(loss: str | Loss) -> Loss:
     if isinstance(loss, str):
-        if loss in ELSEWHERE:
-            raise ConfigError(f"is called {ELSEWHERE[loss]} here", "loss", loss)
-        return LOSSES[one_of("loss", loss, LOSSES)]()
+        return LOSSES[one_of("loss", loss, LOSSES, elsewhere=ELSEWHERE)]()
     return instance("loss", loss, Loss, "SoftmaxNLL(), or the name of a loss")

@@ -62,6 +62,7 @@ def test_the_slope_of_leaky_relu(name: str, slope: float | None, used: float) ->
     [
         ("units", lambda: Dense(0)),
         ("activation", lambda: Dense(3, "swish")),
+        ("activation", lambda: Dense(3, None)),  # type: ignore[arg-type]
         ("init", lambda: Dense(3, init="gauss")),
         ("activation", lambda: Activation("selu")),
         ("slope", lambda: Activation("leaky_relu", slope=1)),

@@ -142,6 +142,7 @@ def test_a_vector_needs_an_initializer_of_vectors() -> None:
     ("setting", "make"),
     [
         ("init", lambda: Dense(3, init="glorott")),
+        ("init", lambda: Dense(3, init="he_normal")),
         ("init", lambda: Dense(3, init=Orthogonal)),  # type: ignore[arg-type]
         ("bias_init", lambda: Dense(3, bias_init="zeroes")),
         ("bias_init", lambda: Conv2D(3, 2, bias_init=math.nan)),
