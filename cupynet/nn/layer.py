@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 from cupynet.backend import Backend, Window
 from cupynet.backend.array import Array
@@ -21,6 +21,22 @@ from cupynet.nn.params import Params, Scope
 from cupynet.nn.types import Image, InputType
 
 Backward: TypeAlias = Callable[[Array], "Array | None"]
+
+
+class KerasAttribute:
+    """An attribute of Keras that does not exist here. Raises AttributeError with the replacement."""
+
+    def __init__(self, replacement: str) -> None:
+        self._replacement = replacement
+
+    def __get__(self, *_: object) -> NoReturn:
+        raise AttributeError(self._replacement)
+
+    def __set__(self, owner: object, value: object) -> None:
+        raise AttributeError(self._replacement)
+
+
+TRAINABLE = KerasAttribute("`trainable` is not an attribute here. Use model.freeze('conv1'), with names of layers")
 
 
 def no_backward(dy: Array) -> Array:
@@ -50,6 +66,8 @@ class Layer(Described):
         declared: number of weights, including children.
         fused: empty, or the layer that computes this layer and the next in one operation. It is not a child.
     """
+
+    trainable = TRAINABLE
 
     backend: Backend
     path = ""

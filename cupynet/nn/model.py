@@ -3,7 +3,8 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NoReturn
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from cupynet.core.errors import ConfigError
 from cupynet.core.files import PathLike, read_weights, save_described
 from cupynet.core.notebook import html_table
 from cupynet.nn.context import INFERENCE, Context
-from cupynet.nn.layer import Backward, Layer, Sequential
+from cupynet.nn.layer import TRAINABLE, Backward, KerasAttribute, Layer, Sequential
 from cupynet.nn.loss import Loss, loss_of
 from cupynet.nn.params import Params, Unmatched
 from cupynet.nn.types import Flat, InputType, input_type
@@ -24,16 +25,6 @@ PREDICTED_TOGETHER = 256  # default batch size of `predict`
 FLAT = 1 / 15  # images with a smaller range of scaled pixels are nearly blank
 
 log = logging.getLogger(__name__)
-
-
-class _TrainingMethod:
-    """A method that Keras has on a model. Raises AttributeError with the replacement."""
-
-    def __get__(self, model: Model | None, owner: type[Model]) -> NoReturn:
-        raise AttributeError(
-            "a Model does not train itself. Use `with ParallelWrapper(model, workers=1, optimizer=Adam(0.001)) as "
-            "wrapper: wrapper.fit(x, y, epochs=5)`, and wrapper.evaluate(x, y)"
-        )
 
 
 class Model:
@@ -63,7 +54,11 @@ class Model:
         ConfigError: an argument is invalid, or layers are incompatible.
     """
 
-    compile = fit = train_on_batch = evaluate = _TrainingMethod()
+    compile = fit = train_on_batch = evaluate = KerasAttribute(
+        "a Model does not train itself. Use `with ParallelWrapper(model, workers=1, optimizer=Adam(0.001)) as wrapper: "
+        "wrapper.fit(x, y, epochs=5)`, and wrapper.evaluate(x, y)"
+    )
+    trainable = TRAINABLE
 
     def __init__(
         self,
@@ -309,9 +304,12 @@ class Model:
             model = cupynet.load("digits.safetensors")
 
         Raises:
-            ConfigError: a layer has an argument that is not a plain value, or is defined in a function or in __main__.
+            ConfigError: the name does not end in .safetensors, or a layer has an argument that is not a plain value, or
+                is defined in a function or in __main__.
             OutputError: the file cannot be written.
         """
+        if Path(path).suffix != ".safetensors":
+            raise ConfigError("must end in .safetensors, the format of this file", "path", wording.shown(path, str))
         save_described(path, self.weights(), self.description())
 
     def description(self) -> dict[str, Any]:

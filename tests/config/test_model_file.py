@@ -21,6 +21,7 @@ from cupynet.core.errors import ConfigError, CupynetError, DataError
 from cupynet.core.files import load_described, save_described
 from cupynet.nn import Normal, Params
 from tests.guides.extending.scale import Scale
+from tests.support.refusals import refused
 from tests.support.training import small_dataset
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (5, 8, 8, 1)).astype(np.uint8)
@@ -120,6 +121,12 @@ def test_what_a_file_cannot_hold_is_refused(layer: Layer, tmp_path: Path) -> Non
         wrapper.fit(small_dataset(8))
     assert not wrapper.history.epochs
     assert not [*tmp_path.rglob("*.safetensors")]
+
+
+@pytest.mark.parametrize("name", ["model.keras", "model.h5", "model"])
+def test_a_file_of_another_format_is_refused(name: str, tmp_path: Path) -> None:
+    with refused("path", str(tmp_path / name)):
+        Model([Dense(3)], (8, 8), "numpy").save(tmp_path / name)
 
 
 def test_a_model_is_saved_as_it_was_made(tmp_path: Path) -> None:

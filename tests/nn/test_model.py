@@ -125,6 +125,9 @@ def test_training_methods_of_keras_are_missing_with_a_remedy() -> None:
         assert not hasattr(model, name)
         with pytest.raises(AttributeError, match="ParallelWrapper"):
             getattr(model, name)
+    for owner in (model, Dense(3)):
+        with pytest.raises(AttributeError, match="freeze"):
+            owner.trainable = False
 
 
 # predictions ----------------------------------------------------------------------------------------------------------
