@@ -66,6 +66,7 @@ from cupynet.training.warm_up import warm_up
 T = TypeVar("T")
 CTRL_C = "Ctrl-C"  # text of a `Stop`
 log = logging.getLogger(__name__)
+_compiled: set[tuple[str, str]] = set()  # backends and dtypes whose compilation this process has announced
 
 
 class ParallelWrapper:
@@ -360,13 +361,18 @@ class ParallelWrapper:
         """
         style = next((each.style for each in self.callbacks if isinstance(each, Progress)), self.options.progress)
         printed = style != "none" and self._launcher.first == 0
-        say(log, "compiling kernels (once) ...", printed=printed)
+        kernels = self.model.backend.name, self.model.backend.policy.name
+        known = kernels in _compiled
+        _compiled.add(kernels)
+        if not known:
+            say(log, "compiling kernels (once) ...", printed=printed)
 
         def task(trainer: Trainer) -> float:
             return warm_up(trainer.replica, batch_size, trainer.synchronizer)
 
         seconds = self.on_workers(task, batch_size=batch_size) or 0.0
-        say(log, f"kernels ready after {seconds:.1f} s", printed=printed)
+        if not known:
+            say(log, f"kernels ready after {seconds:.1f} s", printed=printed)
         self.warm = True
         return seconds
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -293,6 +294,19 @@ def test_warming_up_changes_nothing(optimizer: type[Nesterov]) -> None:
     assert not any(vector.any() for vector in replica.optimizer_state.values())
     assert not model.params.grad.any()
     assert model.backend.workspace.on_loan == 0
+
+
+def test_compiling_is_announced_once_for_a_dtype(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("cupynet.training.parallel_wrapper._compiled", set())
+    caplog.set_level(logging.INFO, "cupynet.training.parallel_wrapper")
+    counts = []
+    for dtype in ("float", "float", "double"):
+        with ParallelWrapper(small_model(dtype), 1) as wrapper:
+            wrapper.warm_up(4)
+        counts.append(len(caplog.records))
+    assert 0 < counts[0] == counts[1] < counts[2]
 
 
 def test_warming_up_includes_the_kernels_of_averaging(monkeypatch: pytest.MonkeyPatch) -> None:
