@@ -37,14 +37,14 @@ class Window:
         return self.dilation != (1, 1)
 
     @property
-    def places(self) -> int:
+    def size(self) -> int:
         """Number of pixels in the window. Pixel (ky, kx) has index ky · K_w + kx."""
         return self.kernel[0] * self.kernel[1]
 
     @property
-    def place_dtype(self) -> np.dtype[Any]:
+    def index_dtype(self) -> np.dtype[Any]:
         """Smallest integer dtype for pixel indices and the value for "none" (cuda/kernels/pool.cu)."""
-        return np.dtype(np.uint8 if self.places <= 255 else np.int32)
+        return np.dtype(np.uint8 if self.size <= 255 else np.int32)
 
     @property
     def pads(self) -> bool:
@@ -82,7 +82,7 @@ class Window:
         (top, _), (left, _) = self.padding
         return slice(None), slice(top, top + height), slice(left, left + width)
 
-    def seen(self, ky: int, kx: int, output: IntPair) -> tuple[slice, ...]:
+    def slices(self, ky: int, kx: int, output: IntPair) -> tuple[slice, ...]:
         """Return the index within padded images (N, H, W, C) of pixel (ky, kx) of all `output` windows."""
         (down, across), (rows, cols) = self.stride, output
         ky, kx = ky * self.dilation[0], kx * self.dilation[1]

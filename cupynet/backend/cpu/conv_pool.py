@@ -31,7 +31,7 @@ def fuse(backend: Backend, first: Convolution, pool: Window) -> FusedPair | None
     if first.window.dilates or first.groups > 1 or pool.pads:
         return None  # kernels require rows of adjacent pixels, and pools without padding
     disjoint = all(stride >= size for stride, size in zip(pool.stride, pool.kernel, strict=True))
-    return ConvPool(backend, first, pool) if disjoint and 1 < pool.places <= MOST_PIXELS else None
+    return ConvPool(backend, first, pool) if disjoint and 1 < pool.size <= MOST_PIXELS else None
 
 
 class ConvPool(FusedPair):
@@ -80,9 +80,9 @@ class ConvPool(FusedPair):
 
     def _pool(self, images: Array, weight: Array, bias: Array) -> tuple[Array, Array]:
         """Return pooled outputs (N, H', W', O) and winners of padded images."""
-        backend, n, pixels = self.backend, len(images), self.pool.places
+        backend, n, pixels = self.backend, len(images), self.pool.size
         y = backend.borrow((n, *self.pooled, self.filters))
-        winners = backend.borrow(y.shape, self.pool.place_dtype)
+        winners = backend.borrow(y.shape, self.pool.index_dtype)
         blocks = windows.blocks(pixels, self.filters, self.dtype.itemsize)
         images, weight = images.reshape(n, self.size[0] * self.patches.step), weight.reshape(-1, self.filters)
         flat_y, flat_winners = (a.reshape(n, -1) for a in (bits(y), winners))
@@ -126,7 +126,7 @@ class ConvPool(FusedPair):
     def _short_rows(self, images: Array, passed: Passed, weight_grad: Array) -> None:
         """Add to weight_grad if rows are shorter than a vector, with vectors along the filters."""
         grad = weight_grad.reshape(-1, self.filters)
-        pixels, patch_height, row = self.pool.places, self.patches.height, self.patches.row
+        pixels, patch_height, row = self.pool.size, self.patches.height, self.patches.row
         for filter_at, filters, length, height in outer.blocks(self.filters, row, grad.itemsize):
             for value in range(0, row, length):
                 values, rest = min(length, row - value), patch_height % height

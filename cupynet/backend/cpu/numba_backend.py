@@ -151,7 +151,7 @@ class NumbaBackend(NumbaConv, NumpyBackend):
     def max_pool2d(self, x: Array, window: Window) -> tuple[Array, Array]:
         window.check(x.shape)
         y = self.borrow((x.shape[0], *window.output(*x.shape[1:3]), x.shape[3]))
-        winners = self.borrow(y.shape, window.place_dtype)
+        winners = self.borrow(y.shape, window.index_dtype)
         pool_kernels.max_pool(bits(x), bits(y), winners, *window_numbers(window))
         return y, winners
 

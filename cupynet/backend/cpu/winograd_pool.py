@@ -80,7 +80,7 @@ class WinogradPool(conv_pool.ConvPool):
 
     def _pool(self, images: Array, weight: Array, bias: Array) -> tuple[Array, Array]:
         y = self.backend.borrow((len(images), *self.pooled, self.filters))
-        winners = self.backend.borrow(y.shape, self.pool.place_dtype)
+        winners = self.backend.borrow(y.shape, self.pool.index_dtype)
         forward = winograd.forward(self.conv.window.kernel[0], *self.blocks[1])
         filters = self._filters(weight, self.padded[1])
         tiles = self._tiles()

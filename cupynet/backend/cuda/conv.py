@@ -14,7 +14,7 @@ class CudaConv(CudaDense, ConvOps):
     def im2col(self, x: Array, window: Window) -> Array:
         n, height, width, channels = x.shape
         output = window.output(height, width)
-        columns = self.borrow((n * output[0] * output[1], window.places * channels))
+        columns = self.borrow((n * output[0] * output[1], window.size * channels))
         threads = math.prod(output) * window.kernel[1] * channels // self._channels_at_once(channels)
         sizes = (*self._geometry(x.shape, window), *window.dilation)
         self.kernels.images(f"im2col_{self._kind}", n, threads, x, columns, *sizes)

@@ -33,7 +33,7 @@ class ConvPool(FusedPair):
         self.backend, self.conv, self.pool = backend, first, pool
         self.relu = self.activates = first.activation == "relu"
         self.convolved = first.window.output(*first.image[:2])  # (rows, cols) before the pool
-        values, small = first.window.places * first.image[2], pool.places <= 255  # indices fit in 8 bits
+        values, small = first.window.size * first.image[2], pool.size <= 255  # indices fit in 8 bits
         self.direct = values <= DIRECT_VALUES and small and not first.window.dilates
         self.saves_windows = not self.direct
 
@@ -42,7 +42,7 @@ class ConvPool(FusedPair):
         backend, (weight, bias) = self.backend, weights
         if self.direct:
             y = backend.borrow((len(x), *self.pool.output(*self.convolved), self.conv.filters))
-            winners = backend.borrow(y.shape, self.pool.place_dtype)
+            winners = backend.borrow(y.shape, self.pool.index_dtype)
             threads = math.prod(y.shape[1:]) // backend._channels_at_once(self.conv.filters, 4)
             arguments = x, weight, bias, y, winners, *self._geometry(x), int(self.relu)
             backend.kernels.images(f"conv_pool_{backend._kind}", len(x), threads, *arguments)

@@ -176,7 +176,7 @@ class CudaDevice(Device):
         """Return the sizes of images (N, H, W, C) and windows in the order of kernel parameters."""
         n, height, width, channels = shape
         output, (top, _), (left, _) = window.output(height, width), *window.padding
-        if channels * max(math.prod(output) * window.places, math.prod(window.padded(height, width))) >= MOST_VALUES:
+        if channels * max(math.prod(output) * window.size, math.prod(window.padded(height, width))) >= MOST_VALUES:
             raise ConfigError(
                 f"images of {height} x {width} x {channels} are too large for the kernels' 32-bit indices"
             )

@@ -15,7 +15,7 @@ class CudaPool(CudaDevice, PoolOps):
 
     def _pool(self, x: Array, bias: Array | None, window: Window, *, relu: bool) -> tuple[Array, Array]:
         y = self.borrow((len(x), *window.output(*x.shape[1:3]), x.shape[3]))
-        winners = self.borrow(y.shape, window.place_dtype)
+        winners = self.borrow(y.shape, window.index_dtype)
         name, sizes = f"max_pool_{self._kind}_{winners.dtype.name}", self._geometry(x.shape, window)
         threads = math.prod(y.shape[1:]) // self._channels_at_once(x.shape[3], 4)
         self.kernels.images(name, len(x), threads, x, bias, y, winners, *sizes, int(relu))

@@ -15,10 +15,10 @@ class ConvOps(DenseOps):
         """Return windows as rows in compute precision (Chellapilla 2006): (N, H, W, C) -> (N·H'·W', K_h·K_w·C)."""
         n, height, width, channels = x.shape
         output, padded = window.output(height, width), self._surrounded(x, window, 0)
-        columns = self.borrow((n * output[0] * output[1], window.places * channels), self.policy.compute)
+        columns = self.borrow((n * output[0] * output[1], window.size * channels), self.policy.compute)
         windows = columns.reshape(n, *output, *window.kernel, channels)
         for ky, kx in np.ndindex(*window.kernel):
-            windows[:, :, :, ky, kx] = padded[window.seen(ky, kx, output)]
+            windows[:, :, :, ky, kx] = padded[window.slices(ky, kx, output)]
         return columns
 
     def col2im(self, columns: Array, shape: tuple[int, ...], window: Window) -> Array:
@@ -29,7 +29,7 @@ class ConvOps(DenseOps):
         padded[...] = 0
         windows = columns.reshape(n, *output, *window.kernel, channels)
         for ky, kx in np.ndindex(*window.kernel):
-            padded[window.seen(ky, kx, output)] += windows[:, :, :, ky, kx]
+            padded[window.slices(ky, kx, output)] += windows[:, :, :, ky, kx]
         return self._within(padded, shape, window)
 
     def conv2d(
@@ -57,7 +57,7 @@ class ConvOps(DenseOps):
             return 0
         height, width, channels = conv.image
         rows, columns = conv.window.output(height, width)
-        return rows * columns * conv.window.places * channels
+        return rows * columns * conv.window.size * channels
 
     def fused_pair(self, first: Convolution, pool: Window) -> FusedPair | None:
         """Return a convolution fused with its max-pool, or None if they are not fused."""

@@ -18,13 +18,13 @@ class PoolOps(Device):
         window.check(x.shape)
         output = window.output(*x.shape[1:3])
         y = self.borrow((x.shape[0], *output, x.shape[3]), x.dtype)
-        winners = self.borrow(y.shape, window.place_dtype)
+        winners = self.borrow(y.shape, window.index_dtype)
         padded = self._surrounded(x, window, -math.inf)
-        y[...] = padded[window.seen(0, 0, output)]
+        y[...] = padded[window.slices(0, 0, output)]
         winners[...] = 0
         for place, (ky, kx) in enumerate(np.ndindex(*window.kernel)):
             if place > 0:
-                candidate = padded[window.seen(ky, kx, output)]
+                candidate = padded[window.slices(ky, kx, output)]
                 with np.errstate(invalid="ignore"):  # ml_dtypes warns about NaN
                     better = ~(candidate <= y)  # larger, or one of them is NaN
                 better &= y == y  # the first NaN stays
@@ -39,7 +39,7 @@ class PoolOps(Device):
         dx = self.borrow((n, *window.padded(height, width), channels), dy.dtype)
         dx[...] = 0
         for place, (ky, kx) in enumerate(np.ndindex(*window.kernel)):
-            target = dx[window.seen(ky, kx, output)]
+            target = dx[window.slices(ky, kx, output)]
             target += self.xp.where(winners == place, dy, dy.dtype.type(0))  # not a product, because 0 times NaN is NaN
         return self._within(dx, shape, window)
 
@@ -51,7 +51,7 @@ class PoolOps(Device):
         total = self.borrow((n, *output, channels), self.policy.accumulate)
         total[...] = 0
         for ky, kx in np.ndindex(*window.kernel):
-            total += padded[window.seen(ky, kx, output)]
+            total += padded[window.slices(ky, kx, output)]
         total *= self._shares(window, height, width)
         del padded
         return self._stored_copy(total)
@@ -64,11 +64,11 @@ class PoolOps(Device):
         dx[...] = 0
         shared = dy * self._shares(window, height, width)
         for ky, kx in np.ndindex(*window.kernel):
-            dx[window.seen(ky, kx, output)] += shared
+            dx[window.slices(ky, kx, output)] += shared
         return self._within(dx, shape, window)
 
     def _shares(self, window: Window, height: int, width: int) -> Array:
         image, output = np.zeros((1, *window.padded(height, width), 1)), window.output(height, width)
         image[window.inside(height, width)] = 1
-        counts = sum(image[0][window.seen(ky, kx, output)[1:]] for ky, kx in np.ndindex(*window.kernel))
+        counts = sum(image[0][window.slices(ky, kx, output)[1:]] for ky, kx in np.ndindex(*window.kernel))
         return self.asarray((1 / counts).astype(self.policy.accumulate))

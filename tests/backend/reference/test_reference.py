@@ -59,7 +59,7 @@ def test_pooling_takes_the_first_largest_of_each_window(shape: Shape) -> None:
     window, size = shape.pooled
     x = np.random.default_rng(size).integers(-2, 3, size).astype(float)
     y, winners = Reference("double").max_pool2d(x, window)
-    looked_at = windows(x, window, -np.inf).reshape(*y.shape[:3], window.places, -1)
+    looked_at = windows(x, window, -np.inf).reshape(*y.shape[:3], window.size, -1)
     np.testing.assert_array_equal(y, looked_at.max(axis=3))
     np.testing.assert_array_equal(winners, looked_at.argmax(axis=3))  # argmax: the first
 
