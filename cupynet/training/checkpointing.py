@@ -19,7 +19,7 @@ from cupynet.runs.checkpoints import MANIFEST, STATE, Checkpoints, Stored, read
 from cupynet.runs.layout import STEP
 from cupynet.training.callback_list import by_class_name
 from cupynet.training.clock import Statistics
-from cupynet.training.resize import mean, regrouped, shares, trained_again
+from cupynet.training.resize import mean, resized, shares, trained_again
 from cupynet.training.state_tree import (
     Arrays,
     Tree,
@@ -86,7 +86,7 @@ def resume(trainer: Trainer, path: str | Path) -> None:
             state, *others = _for_workers(trainer, stored)
             for rank, other in enumerate(others, 1):
                 send(world, other, rank)
-        if state.pop("regrouped", 0):  # a single worker saves fewer entries
+        if state.pop("resized", 0):  # a single worker saves fewer entries
             state["synchronizer"] = filled(state["synchronizer"], trainer.synchronizer.state())
         check_position(state["trainer"])
         check_numbers({name: own for name, own in trainer.state().items() if name != "callbacks"}, state)
@@ -98,7 +98,7 @@ def resume(trainer: Trainer, path: str | Path) -> None:
 
 
 def _for_workers(trainer: Trainer, stored: Stored) -> list[Tree]:
-    """Return each worker's state, with `regrouped` = 1 if the number of workers has changed."""
+    """Return each worker's state, with `resized` = 1 if the number of workers has changed."""
     size, stages, states = trainer.world.size, trainer.groups.stages.size, _states(stored)
     check_stages(stored, stages)
     then, now = stored.state.get("made_by", {}), made_by(trainer)
@@ -111,7 +111,7 @@ def _for_workers(trainer: Trainer, stored: Stored) -> list[Tree]:
         *(size, len(states), epoch, again),
     )
     callbacks = by_class_name(trainer.callbacks)
-    return [{**state, "regrouped": 1} for state in regrouped(states, size, stages, trainer.synchronizer, callbacks)]
+    return [{**state, "resized": 1} for state in resized(states, size, stages, trainer.synchronizer, callbacks)]
 
 
 def _states(stored: Stored) -> list[Tree]:

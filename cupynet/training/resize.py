@@ -20,7 +20,7 @@ from cupynet.training.clock import Statistics
 from cupynet.training.state_tree import Tree
 
 
-def regrouped(
+def resized(
     states: Sequence[Tree], size: int, stages: int, synchronizer: Synchronizer, callbacks: Mapping[str, Listener]
 ) -> list[Tree]:
     """Return the states of `size` workers, with `stages` workers per replica.

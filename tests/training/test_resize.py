@@ -17,7 +17,7 @@ from cupynet.parallel import GradientSharing, ParameterAveraging, Pipeline, Sync
 from cupynet.runs.checkpoints import Checkpoints, read
 from cupynet.training import Callback, Checkpoint, History, NonFinite, ParallelWrapper, Replica
 from cupynet.training.checkpointing import _states as stored_states
-from cupynet.training.resize import mean, regrouped
+from cupynet.training.resize import mean, resized
 from tests.support.calls import watch
 from tests.support.refusals import refused
 from tests.support.training import KINDS_OF_WAYS, WAYS, Recorder, StopAfter, fingerprint, small_dataset, small_model
@@ -194,7 +194,7 @@ def test_other_workers_begin_with_the_least_loss_scale(runs: Runs) -> None:
     scales = [{"scale": 512.0, "rounds": 3, "skipped": 2}, {"scale": 256.0, "rounds": 7, "skipped": 1}]
     stored = stored_states(read(runs.checkpoint(2, 7)))
     states = [{**state, "scaling": scale} for state, scale in zip(stored, scales, strict=True)]
-    for state in regrouped(states, 3, 1, EVERY_5, {}):
+    for state in resized(states, 3, 1, EVERY_5, {}):
         assert (state["scaling"]["scale"], state["scaling"]["skipped"]) == (256.0, 0)
 
 
