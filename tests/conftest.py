@@ -1,7 +1,5 @@
 """What holds for all tests: marks, order, and which devices they see."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

@@ -4,8 +4,6 @@ Prints a table at the end and writes outputs/records/gpu-tests-<device>-<date>.j
 process does so. Without a usable GPU it runs no test.
 """
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from typing import Any

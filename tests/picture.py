@@ -4,8 +4,6 @@ The command runs on a pseudo-terminal. Of the control sequences, those that rich
 erased and written again, and a cursor that moves up. The result is an SVG without date, place and host.
 """
 
-from __future__ import annotations
-
 import argparse
 import io
 import os

@@ -4,8 +4,6 @@ Each record names its commands and its commit. A tree with changes is refused, a
 cores all records take over two hours, on an idle machine.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -7,8 +7,6 @@ of checkpoints. No temporary file may be left. Meanwhile another process trains 
 and file descriptors are watched. The exit code is 0 if there was no fault.
 """
 
-from __future__ import annotations
-
 import argparse
 import ctypes
 import hashlib

@@ -3,8 +3,6 @@
 Every rule is a function from a source to its violations, and is also given sources that break it.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """A test that is not marked `gpu` sees no GPU, on any machine."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -4,8 +4,6 @@ A command is a line of an indented block, or words between backquotes, that star
 settings. Words in capitals (RUN) and dots (...) stand for what a reader has.
 """
 
-from __future__ import annotations
-
 import ast
 import itertools
 import os

@@ -1,7 +1,5 @@
 """The gradient checker finds wrong derivatives, and accepts right ones."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any

@@ -1,7 +1,5 @@
 """The public names: complete, each from its package, and not imported until one is used."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from importlib import import_module

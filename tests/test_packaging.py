@@ -1,7 +1,5 @@
 """What is installed: the wheel, in an empty environment; the supported Pythons; the packages that make installs."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

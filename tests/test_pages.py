@@ -1,7 +1,5 @@
 """The reference pages are up to date, and every setting has a comment that they show."""
 
-from __future__ import annotations
-
 import pytest
 
 from cupynet.config.schema import Settings

@@ -1,7 +1,5 @@
 """The picture of a terminal in the README."""
 
-from __future__ import annotations
-
 from tests.picture import PICTURE, shown
 
 

@@ -1,7 +1,5 @@
 """`make records`: a record follows from the runs that were made for it."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

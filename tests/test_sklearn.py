@@ -1,7 +1,5 @@
 """The estimator for scikit-learn, checked by scikit-learn itself."""
 
-from __future__ import annotations
-
 import pickle
 
 import numpy as np

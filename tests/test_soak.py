@@ -1,7 +1,5 @@
 """A sample of `make soak`, and the judgement that it passes on runs."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 MPI is held to TCP, so that everything the ranks exchange goes through the cable.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

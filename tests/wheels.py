@@ -6,8 +6,6 @@ pair; the exit code is 0 if all work. The extras are those of the wheel, except 
 the tools of developers.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

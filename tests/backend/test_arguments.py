@@ -3,8 +3,6 @@
 Unchecked, compiled code would read and write beyond the arrays: garbage, NaN, or a crash.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

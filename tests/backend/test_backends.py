@@ -1,7 +1,5 @@
 """Backends besides their operations: arrays, images, names, precisions."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from typing import Any

@@ -1,7 +1,5 @@
 """BLAS: the threads of each worker, and its description."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import Any
 

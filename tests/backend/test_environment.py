@@ -1,7 +1,5 @@
 """The description of the machine that a result came from."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

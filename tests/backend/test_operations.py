@@ -4,8 +4,6 @@ tests/support/comparisons.py has the operations; tests/backend/reference/test_re
 itself with plain loops.
 """
 
-from __future__ import annotations
-
 import inspect
 import tracemalloc
 from typing import Any

@@ -1,7 +1,5 @@
 """The random numbers of Philox: those of its authors, and the same on all backends."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The workspace lends buffers, which return by themselves."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Any

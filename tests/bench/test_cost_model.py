@@ -1,7 +1,5 @@
 """The model of data-parallel averaging: its limits, its directions, and figures worked out by hand."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What the commands measure with. No time is asserted."""
 
-from __future__ import annotations
-
 import sys
 from types import SimpleNamespace
 from typing import Any

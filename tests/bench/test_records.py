@@ -1,7 +1,5 @@
 """What `make test-gpu` leaves: on the stand-in of CuPy, of tests that are made up."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

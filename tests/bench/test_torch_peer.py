@@ -1,7 +1,5 @@
 """The benchmark's PyTorch peer: it trains the module that is exported, in every way that is measured."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import subprocess

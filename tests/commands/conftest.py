@@ -1,7 +1,5 @@
 """Commands called in the process of the tests."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 

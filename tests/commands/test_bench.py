@@ -1,7 +1,5 @@
 """The bench: what it prints follows from what it measured. No time is asserted."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

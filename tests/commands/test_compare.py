@@ -1,7 +1,5 @@
 """`cupynet compare`: what it prints, writes and refuses, and the page."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The doctor: what it says of a machine that has everything, and of machines that lack one thing each."""
 
-from __future__ import annotations
-
 import os
 import stat
 import tempfile

@@ -1,7 +1,5 @@
 """`cupynet evaluate`: the figures of a run again, and what makes them another run's."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`cupynet export` as a user types it; what it writes is tested in tests/interop."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`fast_dev_run`: one batch of everything, and nobody takes what comes of it for a result."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

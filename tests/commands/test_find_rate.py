@@ -1,7 +1,5 @@
 """`cupynet find_rate` as a user types it."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Each case is a copy of a good folder with one change, which commands then read. 
 line, with an exit code of its own. A case is repeated by its number.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """The plan: what it prints follows from what it measured, and what cannot work is refused. No time is asserted."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Pictures that people bring, as a run sees them: by the command, and one by one."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

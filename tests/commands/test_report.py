@@ -1,7 +1,5 @@
 """`cupynet report` as a user types it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from cupynet.commands.report import main

@@ -1,7 +1,5 @@
 """The table at the end of a run: its rows, and a terminal that fails."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import asdict
 from typing import Any

@@ -1,7 +1,5 @@
 """`cupynet train` as a user types it: what it writes, what it refuses, and how it ends."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The command under mpiexec, as a user types it."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Arguments that a command cannot follow: one line that names what is wrong, an exit code, and no file."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

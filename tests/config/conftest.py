@@ -1,7 +1,5 @@
 """Commands run in the process of the tests."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from collections.abc import Iterator

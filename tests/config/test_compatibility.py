@@ -4,8 +4,6 @@
 `run_0171862e` is a run of another commit with its last checkpoint: a small `lenet_norm`, two workers, a weight average.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

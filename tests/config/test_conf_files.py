@@ -1,7 +1,5 @@
 """conf/: every file of every group composes, keeps the rules, and names parts that exist, with all their arguments."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, asdict, fields

@@ -1,7 +1,5 @@
 """Settings turned into a run's objects: what only a machine with GPUs would show."""
 
-from __future__ import annotations
-
 import errno
 from dataclasses import replace
 from pathlib import Path

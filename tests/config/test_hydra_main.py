@@ -1,7 +1,5 @@
 """The command entry point: which settings come in, what is refused, and with which exit code a command ends."""
 
-from __future__ import annotations
-
 import logging
 import os
 import re

@@ -1,7 +1,5 @@
 """Building parts from `_target_`: nested parts, errors that name the key, and the classes that are trusted."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """outputs/latest, a link to the newest run; the run that `resume=latest` finds; folders that hold a run."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

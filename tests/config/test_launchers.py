@@ -1,7 +1,5 @@
 """Sweeps whose jobs run elsewhere, as with Hydra's launchers for joblib and Slurm; and two sweeps in one folder."""
 
-from __future__ import annotations
-
 import logging
 import os
 import pickle

@@ -1,7 +1,5 @@
 """A model of a run's folder, of its checkpoints, and of folders that hold none."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from functools import cache

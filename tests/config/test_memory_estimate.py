@@ -1,7 +1,5 @@
 """Settings that need more memory than the machine has are refused before anything is allocated."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`Model.save` and `cupynet.load`: one file with everything, and nothing in it that can do harm."""
 
-from __future__ import annotations
-
 import copy
 import json
 import pickle

@@ -1,7 +1,5 @@
 """`hydra/launcher=processes`: jobs as processes side by side, however they end."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

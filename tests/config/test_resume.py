@@ -1,7 +1,5 @@
 """`resume=...` as a user types it: a run that was killed or stopped continues as if nothing had happened."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

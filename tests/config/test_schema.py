@@ -1,7 +1,5 @@
 """The settings: every one keeps its rule, and a mapping becomes settings or is refused by the name of what is wrong."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from typing import Any
 

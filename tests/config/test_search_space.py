@@ -1,7 +1,5 @@
 """Search spaces: the syntax, what is refused, and how a command line is split."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The stored settings of a run, read again with changes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

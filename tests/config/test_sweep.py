@@ -1,7 +1,5 @@
 """Sweeps in one process: no job leaves anything to the next."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

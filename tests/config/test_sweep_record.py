@@ -1,7 +1,5 @@
 """The jobs of a sweep: sweep.csv and the table."""
 
-from __future__ import annotations
-
 import csv
 import shlex
 from pathlib import Path

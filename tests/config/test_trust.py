@@ -4,8 +4,6 @@ The tables are a corpus of attacks. Each of them is refused and leaves the folde
 canary there.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os

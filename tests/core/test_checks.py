@@ -1,7 +1,5 @@
 """Checks of arguments: what they accept, in which type they return it, and what they refuse."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from decimal import Decimal

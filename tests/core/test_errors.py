@@ -1,7 +1,5 @@
 """Errors and their causes."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 

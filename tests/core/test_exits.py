@@ -1,7 +1,5 @@
 """The output of commands: a terminal that is closed does not end a run, and errors are one line."""
 
-from __future__ import annotations
-
 import errno
 import io
 import logging

@@ -1,7 +1,5 @@
 """Files: whole or not at all, and the same bytes for the same weights."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Locks on folders: one process at a time, however the last one ended."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json

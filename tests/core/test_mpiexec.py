@@ -1,7 +1,5 @@
 """Ranks in the environment, and runs without MPI."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Signals: the first ends a run soon and saves, the next ends it at once."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """What a terminal can show."""
 
-from __future__ import annotations
-
 import io
 import sys
 

@@ -1,7 +1,5 @@
 """Fixtures of the tests of data: no network, a tiny MNIST, a backend for loaders, a local mirror."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

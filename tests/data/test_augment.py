@@ -1,7 +1,5 @@
 """Augmentations: their effect on images, which depends only on seed, epoch and sample."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path

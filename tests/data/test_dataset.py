@@ -1,7 +1,5 @@
 """Data sets, and the options shared by all sources: validation, limit, seed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Downloads from a local server that fails as networks do: a file under its final name is always correct."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import socket

@@ -1,7 +1,5 @@
 """Batch feeds of a GPU, on the stand-in: batches equal those of the loader on every path to the device."""
 
-from __future__ import annotations
-
 import threading
 from contextlib import closing
 from typing import Any

@@ -1,7 +1,5 @@
 """Files of data sets: what is refused is left alone, and costs neither memory nor time."""
 
-from __future__ import annotations
-
 import errno
 import gzip
 import os

@@ -1,7 +1,5 @@
 """Loaders: every sample once per epoch, in an order and a distribution that depend only on seed and epoch."""
 
-from __future__ import annotations
-
 import errno
 import tempfile
 from pathlib import Path

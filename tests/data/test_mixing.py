@@ -1,7 +1,5 @@
 """MixUp and CutMix: images and labels are mixed alike, from seed, epoch and sample alone."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from typing import Any
 

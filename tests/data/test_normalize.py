@@ -1,7 +1,5 @@
 """Normalization of pixels by mean and deviation, on every backend."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The prefetcher: items arrive in order, every failure reaches the consumer, and no thread is left behind."""
 
-from __future__ import annotations
-
 import signal
 import sys
 import threading

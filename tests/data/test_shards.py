@@ -1,7 +1,5 @@
 """Shards: plain .npy files that are mapped, and refused if they are damaged or do not belong together."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import shutil

@@ -8,8 +8,6 @@ The tests run without any fault first. `make test` has to catch a fault, or `mak
 other tests are not run. The exit code is 1 if a fault is missed, 2 if nothing can be said.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

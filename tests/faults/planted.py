@@ -8,8 +8,6 @@ or null for a fault that was missed there; the tests that catch those came later
 the stand-in compiles the whole file again.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import NamedTuple
 

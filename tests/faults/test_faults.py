@@ -1,7 +1,5 @@
 """The planted faults fit the code as it is; `python -m tests.faults` plants them."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from pathlib import Path

@@ -7,8 +7,6 @@ them do not need:
     PYTHONPATH=. python tests/golden/make_exporting.py
 """
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from pathlib import Path

@@ -5,8 +5,6 @@ on weights, not on biases. Made with torch 2.13.0, which the tests that read it 
 Arrays are in the layouts of this project: images (N, H, W, C), weights of convolutions (K, K, C, O), of dense (F, O).
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

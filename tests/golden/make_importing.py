@@ -5,8 +5,6 @@ keeps them, and their logits for images of whole numbers. Made with torch 2.13.0
 that read them do not need.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

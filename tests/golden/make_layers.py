@@ -7,8 +7,6 @@ are in the layouts of this project: images (N, H, W, C), weights of convolutions
 `convolution`, `pool` and `activation` are what a test with PyTorch at hand compares with, too.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -5,8 +5,6 @@ outputs and targets from 0 to 1, whose last column weighs the examples. Made wit
 read it do not need. A mean is over the number of examples, whatever they and the classes weigh.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Makes norms.npz with PyTorch: what normalisation makes of fixed numbers, in double. Run once, in this folder."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -4,8 +4,6 @@ Weights after up to 50 steps of its optimizers in double, from gradients that ar
 schedules over 50 iterations. Made with torch 2.13.0, which the tests that read it do not need.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 Each example of tests/guides/extending trains with the settings of a command line, and does what it says.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

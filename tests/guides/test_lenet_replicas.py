@@ -1,7 +1,5 @@
 """The method on one page: the example trains, and does what `ParallelWrapper` does."""
 
-from __future__ import annotations
-
 import pytest
 
 from cupynet import Image, Loader, Model, Nesterov, ParallelWrapper, Sequential, Synthetic, create_backend

@@ -1,7 +1,5 @@
 """The notebook runs from top to bottom."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

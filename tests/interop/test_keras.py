@@ -1,7 +1,5 @@
 """Import of weights from files of Keras."""
 
-from __future__ import annotations
-
 import json
 import os
 import zipfile

@@ -1,7 +1,5 @@
 """onnxruntime computes the same of an exported model as the model."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

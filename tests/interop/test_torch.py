@@ -1,7 +1,5 @@
 """Export to PyTorch and import from it, compared with what PyTorch itself computed and loaded."""
 
-from __future__ import annotations
-
 import json
 import struct
 from pathlib import Path

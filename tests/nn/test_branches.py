@@ -1,7 +1,5 @@
 """Residual and Concat: gradients, ownership of arrays, names, refusals."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Conv2D: gradients for every geometry and batch size, groups, output sizes, refusals."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

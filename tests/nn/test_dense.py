@@ -1,7 +1,5 @@
 """Dense and Activation: gradients, extreme values, refusals."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

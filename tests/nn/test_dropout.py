@@ -1,7 +1,5 @@
 """Dropout: the dropped values follow from seed, epoch and sample alone."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

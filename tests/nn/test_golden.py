@@ -1,7 +1,5 @@
 """Three training steps of a network compared with PyTorch (values of tests/golden/make_golden.py)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

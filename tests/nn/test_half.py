@@ -1,7 +1,5 @@
 """dtype=half and bfloat16: training is as good as in float."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

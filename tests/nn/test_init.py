@@ -1,7 +1,5 @@
 """Initializers: mean, variance and shape of every distribution; biases; refusals."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

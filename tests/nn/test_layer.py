@@ -1,7 +1,5 @@
 """Sequential networks: gradients, buffers on loan, passes in flight, names."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

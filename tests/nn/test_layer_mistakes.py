@@ -1,7 +1,5 @@
 """Slips in a user's layer: each ends in an error, never in silence."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

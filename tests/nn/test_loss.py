@@ -1,7 +1,5 @@
 """Losses: PyTorch's values and derivatives, and logits that would overflow."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

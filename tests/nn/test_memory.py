@@ -1,7 +1,5 @@
 """Passes return their memory by themselves, in order, without the garbage collector."""
 
-from __future__ import annotations
-
 import sys
 import weakref
 from typing import Any

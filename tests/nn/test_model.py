@@ -1,7 +1,5 @@
 """A network with weights: copies, weights by name, predictions, summary, parts, refusals."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

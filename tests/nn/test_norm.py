@@ -1,7 +1,5 @@
 """Normalization compared with PyTorch and with differences, and its running estimates."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Params: the layout of the flat vector of weights, initial values, padding."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Pooling: gradients for every geometry and batch size, ties, padding, pairs with a convolution, NaN, refusals."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any

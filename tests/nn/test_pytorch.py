@@ -1,7 +1,5 @@
 """Layers and their gradients compared with PyTorch's, stored by tests/golden/make_layers.py."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

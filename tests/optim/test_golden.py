@@ -1,7 +1,5 @@
 """Fifty steps of each optimizer compared with PyTorch's, in double (values of tests/golden/make_optim.py)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Optimizers: published weights, clipping, state, refusals. test_golden.py compares their steps with PyTorch's."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Learning-rate schedules: formulas, lengths, plateaus, warm-up, scaling with workers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from pathlib import Path

@@ -3,8 +3,6 @@
 The text above `MARK` is written by hand and is kept.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

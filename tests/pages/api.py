@@ -1,7 +1,5 @@
 """api.md: public classes and functions, from their signatures and docstrings."""
 
-from __future__ import annotations
-
 import enum
 import importlib
 import inspect

@@ -1,7 +1,5 @@
 """Markdown of the reference pages."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from textwrap import fill

@@ -1,7 +1,5 @@
 """settings.md: every setting, from conf/ and its comments, the schema, and the constructors that `_target_` names."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import re

@@ -1,7 +1,5 @@
 """Pipelines: where a network is cut into stages, their order of work, and the bound on the speed-up."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The placement of workers and stages on devices, for made-up machines."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -4,8 +4,6 @@ By Debian's Chromium without a window. A page that has the report in frames of s
 what it found into itself: the report runs no script of its own.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

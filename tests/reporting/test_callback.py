@@ -1,7 +1,5 @@
 """The page that a run writes at its end, however it ends."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Charts and pictures: what is drawn of which numbers, as part of a page and as files."""
 
-from __future__ import annotations
-
 import base64
 import io
 import math

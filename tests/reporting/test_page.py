@@ -1,7 +1,5 @@
 """The page of a run: what it shows of which folder, that it is whole, and that no text of a run becomes part of it."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

@@ -1,7 +1,5 @@
 """Checkpoints on disk: whole or not there, and nothing of a damaged one is ever used."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """A history column by column: of a wrapper, and of a run's folder."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A run's folder: what is saved is read again, and what is no run is refused."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -3,8 +3,6 @@
 Its exit code is the command's; 70 if CuPy was misused.
 """
 
-from __future__ import annotations
-
 import argparse
 import runpy
 import sys

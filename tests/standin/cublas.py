@@ -4,8 +4,6 @@ What cuBLAS cannot see, and what would go wrong some day, is a misuse. So is a f
 declared: ctypes would pass an address in 32 bits. Unlike CuPy's product this one can be captured.
 """
 
-from __future__ import annotations
-
 import ctypes
 import threading
 from collections.abc import Callable, Iterator

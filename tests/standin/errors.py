@@ -3,8 +3,6 @@
 If CuPy itself raises an exception for a mistake, its type is among the bases, so that programs can handle it.
 """
 
-from __future__ import annotations
-
 
 class CUDARuntimeError(RuntimeError):
     """An error of the CUDA runtime: no misuse."""

@@ -1,7 +1,5 @@
 """The functions of `cupy` that cupynet uses. See the head of arrays.py."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

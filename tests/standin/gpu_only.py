@@ -3,8 +3,6 @@
 Most tests marked `gpu` are variants of a test marked `standin`. The others would never run without a GPU.
 """
 
-from __future__ import annotations
-
 import pytest
 
 

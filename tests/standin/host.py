@@ -4,8 +4,6 @@
 C++ type of a kernel says what it takes, so arguments that CUDA would misread are refused.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import hashlib

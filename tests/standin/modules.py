@@ -1,7 +1,5 @@
 """The modules `cupy`, `cupy.cuda` and those below it, put into `sys.modules` for a while."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager

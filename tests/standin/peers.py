@@ -4,8 +4,6 @@
 memory of the host is not pinned. A caller by address means pinned memory, so here that is a misuse.
 """
 
-from __future__ import annotations
-
 import ctypes
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Deliberate misuses of CuPy, and threads that stand for ranks."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

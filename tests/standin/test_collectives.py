@@ -1,7 +1,5 @@
 """The stand-in's NCCL: ranks wait for each other and compute; deadlocks and misuses are found."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any

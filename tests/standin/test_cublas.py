@@ -1,7 +1,5 @@
 """The stand-in of libcublas: results, and misuses that cuBLAS cannot see."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable
 from typing import Any

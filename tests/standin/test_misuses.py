@@ -1,7 +1,5 @@
 """Each misuse of CuPy is found by the stand-in, and right use is accepted."""
 
-from __future__ import annotations
-
 import ctypes
 import operator
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Training on the stand-in of CuPy: workers on its devices learn the same as workers on the CPU."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os

@@ -1,7 +1,5 @@
 """The backends that this machine can test, and the parameters of tests that run on each of them."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from typing import Any

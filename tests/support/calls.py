@@ -1,7 +1,5 @@
 """Watching the calls of a method."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Run a command as a user would: in its own process and folder."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

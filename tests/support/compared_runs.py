@@ -1,7 +1,5 @@
 """Folders of runs as training leaves them, without any training."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

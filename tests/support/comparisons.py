@@ -5,8 +5,6 @@ and dtypes. A function of this file draws its arguments from a `Call`, uses the 
 the arrays to compare. A new operation needs one: tests/backend/test_operations.py fails without it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Runs on CuPy, or on its stand-in, that can be compared bit for bit."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

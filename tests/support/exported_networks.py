@@ -1,7 +1,5 @@
 """Networks for tests of export, with random weights and running statistics."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 from types import ModuleType

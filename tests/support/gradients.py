@@ -4,8 +4,6 @@ In double precision, a right derivative agrees to about 1e-9 of its largest entr
 maximum of a window) has no derivative there: the test has to choose another point.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, TypeAlias
 

@@ -1,7 +1,5 @@
 """Networks whose weights PyTorch made (tests/golden/make_importing.py), for tests of import."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A small data set and backends that do no more than a loader needs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

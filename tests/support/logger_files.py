@@ -1,7 +1,5 @@
 """Read the files of loggers back with the packages' own message types and clients."""
 
-from __future__ import annotations
-
 import json
 import struct
 import time

@@ -1,7 +1,5 @@
 """A tiny MNIST, and a local HTTP mirror of it that can misbehave."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import threading

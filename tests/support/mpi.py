@@ -1,7 +1,5 @@
 """Tests under mpiexec. If it is missing they are skipped, or fail if CUPYNET_TEST_ALL is set."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import shutil

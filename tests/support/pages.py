@@ -1,7 +1,5 @@
 """An HTML page taken apart, and what holds for every page."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection
 from html.parser import HTMLParser

@@ -1,7 +1,5 @@
 """Pairwise combinations of test parameters: every pair of values occurs, not every combination."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any

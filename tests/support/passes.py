@@ -1,7 +1,5 @@
 """One layer, built with given weights, and passes through it; numbers go in and come out on the host."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Results of learning-rate range tests, without training."""
 
-from __future__ import annotations
-
 import math
 
 from cupynet.training import RateTest

@@ -1,7 +1,5 @@
 """What a test checks of an error: its type, and the setting or the file that it names, never its sentence."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

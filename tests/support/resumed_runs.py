@@ -1,7 +1,5 @@
 """Runs that a signal ends after some iteration, and the comparison of a resumed run with one that was left alone."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

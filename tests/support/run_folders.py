@@ -1,7 +1,5 @@
 """Folders of runs for the tests of their pages: made by hand, in milliseconds."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math

@@ -1,7 +1,5 @@
 """The settings that files of conf/ and overrides compose."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any, TypeVar
 

@@ -1,7 +1,5 @@
 """Writes shards for tests, as the recipe in cupynet/data/README.md does."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A summary of a run, as `Run.save` writes it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from cupynet.runs.run import Summary

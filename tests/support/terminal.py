@@ -1,7 +1,5 @@
 """A terminal that fails."""
 
-from __future__ import annotations
-
 import io
 
 

@@ -1,7 +1,5 @@
 """Trainers of workers on threads."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from pathlib import Path

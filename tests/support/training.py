@@ -1,7 +1,5 @@
 """Small networks and data sets, and helpers that train them with any number of workers."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 from collections.abc import Callable, Mapping

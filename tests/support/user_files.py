@@ -1,7 +1,5 @@
 """Small real digits, written as users keep data: IDX files, .npz, image folders."""
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 from typing import Any, NamedTuple

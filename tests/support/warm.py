@@ -7,8 +7,6 @@ such as PYTHON..., the place of kernels, the number of BLAS threads) starts one.
     python -m tests.support.warm      # reads a line of JSON for each command, answers with its exit code
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import gc

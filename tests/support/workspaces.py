@@ -1,7 +1,5 @@
 """The workspaces of worker threads and what they have on loan."""
 
-from __future__ import annotations
-
 from cupynet.backend import Workspace
 from cupynet.training import ParallelWrapper
 

@@ -1,7 +1,5 @@
 """Gradient accumulation: gradients of parts of a batch add up to that of the whole batch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

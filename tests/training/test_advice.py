@@ -1,7 +1,5 @@
 """Advice after a run: which measured cost it names, and whether the network has learned."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

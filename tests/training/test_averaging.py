@@ -1,7 +1,5 @@
 """Parameter averaging: its identities with one replica, which samples and replicas take part, and drift."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from typing import Any

@@ -1,7 +1,5 @@
 """Running statistics and dropout in training: synchronized, averaged, skipped with a batch, resumed, on devices."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Warnings about data that are valid, but probably a mistake."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 Nothing hangs, the first failure is reported in one line, and CuPy is not misused on the way out.
 """
 
-from __future__ import annotations
-
 import gc
 import threading
 import time

@@ -1,7 +1,5 @@
 """Measurements besides the loss: time spent by each worker, traffic, drift of replicas."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

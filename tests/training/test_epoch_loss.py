@@ -1,7 +1,5 @@
 """The training loss and accuracy of an epoch: means over the samples of all replicas, even if it was interrupted."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Evaluations against values computed by hand, and properties for any scores and any split of them."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

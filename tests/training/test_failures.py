@@ -1,7 +1,5 @@
 """Injected failures in any part and worker: the fit ends with that error and leaves no threads or files behind."""
 
-from __future__ import annotations
-
 import errno
 import gc
 import os

@@ -1,7 +1,5 @@
 """What `fit` and `evaluate` accept as data, and what `fit` returns."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Learning-rate factors of layers. Frozen weights stay as they are, bit for bit, in every way of training."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

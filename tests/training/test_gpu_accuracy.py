@@ -1,7 +1,5 @@
 """Accuracy of four workers on a GPU, in float and in 16 bits. Only on real GPUs: the stand-in would take hours."""
 
-from __future__ import annotations
-
 import pytest
 
 from cupynet.config.experiment import Experiment

@@ -1,7 +1,5 @@
 """Gradient sharing: gradients or encoded updates are exchanged in every iteration."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

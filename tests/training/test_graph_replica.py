@@ -3,8 +3,6 @@
 They run on the stand-in of CuPy, which replays captured steps and rejects what cannot be captured.
 """
 
-from __future__ import annotations
-
 import itertools
 import threading
 import time

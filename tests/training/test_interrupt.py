@@ -1,7 +1,5 @@
 """Ctrl-C in a program of one's own, and wrappers that nobody closes."""
 
-from __future__ import annotations
-
 import builtins
 import os
 import signal

@@ -1,7 +1,5 @@
 """The loss scale of half precision: halved when a gradient overflows, doubled after a while."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

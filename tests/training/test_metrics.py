@@ -1,7 +1,5 @@
 """Metrics equal those of scikit-learn, for any number of workers and any batches."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The options of training: one list, checked once, before anything is written."""
 
-from __future__ import annotations
-
 import inspect
 from dataclasses import fields, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The ParallelWrapper API."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import gc

@@ -1,7 +1,5 @@
 """The stages of a pipeline together equal one replica: weights, reports, evaluations, stops and failures."""
 
-from __future__ import annotations
-
 import copy
 import json
 import time

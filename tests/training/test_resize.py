@@ -1,7 +1,5 @@
 """Resuming with another number of workers: the mean of the replicas, and no sample left out."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from functools import cache

@@ -1,7 +1,5 @@
 """The state of a trainer: another trainer that restores it continues bit for bit."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

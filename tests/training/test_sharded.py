@@ -1,7 +1,5 @@
 """Training on shards: one for each worker, weighted averages, equal data everywhere, and the recipe for shards."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What synchronizers of users can rely on: the same calls in every round, and every gradient, also on a GPU."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Regression targets, soft labels, and weights of samples and classes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The training loop: events, reports, stops, failures, interrupted epochs, warm-up."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Promises that hold for every way to keep replicas together, then averaging and elastic averaging in detail."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Compiled kernels on disk: kernels work whatever happens to the files, and a warning says what happened."""
 
-from __future__ import annotations
-
 import gc
 import os
 import resource

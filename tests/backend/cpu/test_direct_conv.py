@@ -1,7 +1,5 @@
 """The direct convolution of the CPU compared with the reference, at the ends of tiles, chunks and vectors."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """How kernels are compiled; test_operations.py compares what they compute."""
 
-from __future__ import annotations
-
 import platform
 import subprocess
 import sys

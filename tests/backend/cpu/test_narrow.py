@@ -1,7 +1,5 @@
 """half and bfloat16 in compiled loops: the numbers and roundings of NumPy and ml_dtypes."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Winograd's convolution compared with the reference: tiles beyond the image, blocks of tiles, all precisions."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -3,8 +3,6 @@
 The stand-in (tests/standin) finds arrays of another device, and operations that are not ordered.
 """
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -1,7 +1,5 @@
 """CUDA's compiler (NVRTC) compiles every .cu file, for architectures from Turing on; it needs no GPU."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import importlib.util

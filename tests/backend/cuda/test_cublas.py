@@ -1,7 +1,5 @@
 """Products by cuBLAS, on the stand-in: compared with NumPy, refused, captured in graphs."""
 
-from __future__ import annotations
-
 import ctypes
 import sys
 from collections.abc import Callable

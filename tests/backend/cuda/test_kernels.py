@@ -5,8 +5,6 @@ test_operations.py compares all the others. test_sanitized.py runs both under sa
 access beyond an array: so every array ends where its memory ends.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any

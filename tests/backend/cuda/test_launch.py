@@ -1,7 +1,5 @@
 """The launcher of kernels: argument types, refusals, and the table of kernels."""
 
-from __future__ import annotations
-
 import re
 import threading
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 tests/backend/test_operations.py compares its operations in launches of the usual size.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

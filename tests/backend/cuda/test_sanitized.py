@@ -1,7 +1,5 @@
 """The tests of the kernels under AddressSanitizer and UndefinedBehaviorSanitizer, and accesses that they must find."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Pointwise activations compared with the C library, near zero and far from it, for NaN and infinity."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """The reference itself, compared with plain loops."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A search without training: what is tried, what counts, what is pruned, and how it is resumed."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import signal

@@ -1,7 +1,5 @@
 """`cupynet tune` as a user types it, and what it refuses before anything is tried."""
 
-from __future__ import annotations
-
 import csv
 import json
 import shlex

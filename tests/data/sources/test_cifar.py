@@ -1,7 +1,5 @@
 """CIFAR-10's archive: read without unpacking, with its files in any order."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import tarfile

@@ -1,7 +1,5 @@
 """The user's pictures, in a folder for each class."""
 
-from __future__ import annotations
-
 import sys
 import warnings
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """MNIST and its kin: found, downloaded, replaced by synthetic digits with a warning, or refused."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import logging

@@ -1,7 +1,5 @@
 """The train command on data of the user: all formats give the same weights, and what is wrong ends with one line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Synthetic digits: reproducible, too hard for a linear model, easy for one that sees shapes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

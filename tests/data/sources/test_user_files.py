@@ -1,7 +1,5 @@
 """The user's arrays in IDX and .npz files: known before they are loaded, unchanged, and named in an error."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import struct

@@ -3,8 +3,6 @@
 Under mpiexec every rank runs this file, and its part of each task; `CUPYNET_TEST_RANKS` is set there.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import time

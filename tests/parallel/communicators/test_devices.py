@@ -3,8 +3,6 @@
 On the stand-in of CuPy threads act as processes, and NCCL runs between them.
 """
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

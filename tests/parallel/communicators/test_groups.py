@@ -1,7 +1,5 @@
 """Groups of workers: the replicas of a stage and the stages of a replica."""
 
-from __future__ import annotations
-
 from cupynet.parallel import Communicator, Groups, SerialCommunicator
 from tests.support.training import on_threads
 

@@ -1,7 +1,5 @@
 """Ranks of MPI: how they end when one of them fails, and which of them reports it."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Several GPUs are tested in test_communicators.py, and on the stand-in.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

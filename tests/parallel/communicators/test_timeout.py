@@ -1,7 +1,5 @@
 """Time-outs of workers that wait for each other, also when processes are suspended."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Worker threads: results, failures, interruptions, lifetimes."""
 
-from __future__ import annotations
-
 import random
 import signal
 import threading

@@ -1,7 +1,5 @@
 """Means with half-precision transfers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The outer step, compared with its formulas."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from cupynet.optim import SGD

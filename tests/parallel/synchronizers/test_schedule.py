@@ -1,7 +1,5 @@
 """Averaging schedules: after which iterations replicas are averaged."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

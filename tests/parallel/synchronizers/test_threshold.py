@@ -1,7 +1,5 @@
 """Threshold encoding: messages and residuals add up to the updates."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What differs between runs, what their figures come to, and what is made of them."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The page of a comparison: its curves, points, tiles and colours are those of their runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Checkpoints: a fit that was stopped or killed resumes from the disk, bit for bit."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 Several tests are about what Deeplearning4j's EarlyStoppingParallelTrainer gets wrong; their docstrings say so.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path

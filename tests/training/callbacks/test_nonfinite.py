@@ -1,7 +1,5 @@
 """A loss or gradient that is not finite: found in its round, on its worker, and never averaged into other replicas."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Profiles: the trace is complete and consistent, and training is unchanged by it."""
 
-from __future__ import annotations
-
 import json
 import logging
 from pathlib import Path

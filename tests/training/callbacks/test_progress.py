@@ -1,7 +1,5 @@
 """Progress: the lines, the bar, and a terminal that fails."""
 
-from __future__ import annotations
-
 import io
 import logging
 import math

@@ -1,7 +1,5 @@
 """The learning-rate range test: its suggestion, and its training of a copy."""
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The mean of the weights along training: which weights it covers, with several workers, and after a resume."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

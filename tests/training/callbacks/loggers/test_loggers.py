@@ -1,7 +1,5 @@
 """Loggers: their files equal history.jsonl, resumed runs continue them, and a failing logger never ends a run."""
 
-from __future__ import annotations
-
 import logging
 import os
 import warnings
