@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields
 from functools import cache
 from graphlib import TopologicalSorter
+from typing import NamedTuple
 
 import pytest
 
 from cupynet.config.schema import BenchSettings, rules
 from tests.support.commands import ROOT
-from tests.support.sources import MODULES, SOURCES, Source, called, dotted, imported
 
 # From the top to the bottom of the package's map: a package imports itself and those before it.
 LIBRARY = ("core", "backend", "nn", "optim", "data", "parallel", "runs", "training")  # needs no configuration
@@ -91,6 +91,65 @@ SHELLS = ("os.system", "os.popen", "os.startfile", "os.exec", "os.spawn", "os.po
 IMPORTS_BY_NAME = {"config/instantiate.py", "__init__.py", "__main__.py"}  # the name was checked, or is ours
 
 
+class Source(NamedTuple):
+    """A module of the package."""
+
+    path: str  # below cupynet/, as "nn/conv.py"
+    text: str
+
+    @property
+    def module(self) -> str:
+        return ".".join(("cupynet", *self.path.removesuffix(".py").split("/"))).removesuffix(".__init__")
+
+    @property
+    def package(self) -> str:
+        return self.path.removesuffix(".py").split("/")[0]
+
+
+PACKAGE = ROOT / "cupynet"
+SOURCES = [Source(p.relative_to(PACKAGE).as_posix(), p.read_text("utf-8")) for p in sorted(PACKAGE.rglob("*.py"))]
+MODULES = {source.module for source in SOURCES}
+
+
+@cache
+def nodes(source: Source) -> tuple[ast.AST, ...]:
+    """All nodes of the syntax tree."""
+    return tuple(ast.walk(ast.parse(source.text, source.path)))
+
+
+def called(node: ast.Call) -> str:
+    """The last name of what is called: `import_module` for importlib.import_module(...)."""
+    return getattr(node.func, "attr", getattr(node.func, "id", ""))
+
+
+def dotted(node: ast.AST) -> str:
+    """The dotted name that an expression is, such as `np.load`. Empty if it is anything else."""
+    if isinstance(node, ast.Attribute):
+        before = dotted(node.value)
+        return f"{before}.{node.attr}" if before else ""
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def imported(source: Source) -> Iterator[tuple[str, int]]:
+    """Yield (module, line) of everything imported, at any depth of the source, also for type checkers."""
+    package = source.module if source.path.endswith("__init__.py") else source.module.rpartition(".")[0]
+    for node in nodes(source):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join((*parents, *filter(None, [base])))
+            for alias in node.names:
+                name = f"{base}.{alias.name}"
+                yield (name if name in MODULES else base), node.lineno
+        elif isinstance(node, ast.Call) and called(node) in ("import_module", "__import__") and node.args:
+            argument = getattr(node.args[0], "value", None)
+            if isinstance(argument, str):
+                yield argument, node.lineno
+
+
 def import_directions(source: Source) -> Iterator[str]:
     inner = source.module.removeprefix("cupynet.")
     package = inner if inner in NARROWER else source.package
@@ -119,7 +178,7 @@ def no_code_from_data(source: Source) -> Iterator[str]:
     for name, line in imported(source):
         if name.split(".")[0] in CODE_LOADERS:
             yield f"line {line}: {name} runs code from data"
-    for node in source.nodes:
+    for node in nodes(source):
         if isinstance(node, ast.Name | ast.Attribute) and not isinstance(node.ctx, ast.Store):
             text = dotted(node).removeprefix("builtins.")
             if text in RUN_TEXT or text.startswith(SHELLS):
@@ -148,8 +207,8 @@ def keys_of_the_configuration(source: Source) -> Iterator[str]:
     if source.package not in LIBRARY:
         return
     keys = re.compile(rf"(?<![\w.])(?:{'|'.join(map(re.escape, sorted(configuration_keys(), reverse=True)))})(?!\w)")
-    docstrings = {node.value for node in source.nodes if isinstance(node, ast.Expr)}
-    for node in source.nodes:
+    docstrings = {node.value for node in nodes(source) if isinstance(node, ast.Expr)}
+    for node in nodes(source):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in docstrings:
             yield from (
                 f"line {node.lineno}: {found} is a key of the configuration" for found in keys.findall(node.value)
@@ -226,7 +285,7 @@ def test_settings_named_in_messages_exist() -> None:
     """Messages name settings by `wording.setting(group, name)`."""
     found = set()
     for source in SOURCES:
-        for node in source.nodes:
+        for node in nodes(source):
             if isinstance(node, ast.Call) and called(node) == "setting":
                 names = [str(each.value) for each in node.args[:2] if isinstance(each, ast.Constant)]
                 found |= {".".join(names)} if len(names) == 2 else set()
@@ -248,7 +307,7 @@ def test_one_module_uses_the_network_and_only_the_parser_of_the_mnist_package_is
     """The downloader of that package has no time-out and no digest."""
     modules = {(source.path, name) for source in SOURCES for name, _ in imported(source) if name != "urllib.parse"}
     assert {path for path, name in modules if name.split(".")[0] in NETWORK} == {"data/download.py"}
-    names = {dotted(node) for source in SOURCES for node in source.nodes if isinstance(node, ast.Attribute)}
+    names = {dotted(node) for source in SOURCES for node in nodes(source) if isinstance(node, ast.Attribute)}
     assert {name for name in names if name.startswith("mnist.")} == {"mnist.parse_idx"}
 
 

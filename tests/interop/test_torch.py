@@ -13,18 +13,7 @@ from cupynet import ConfigError, export_torch, import_torch
 from cupynet.backend import create_backend
 from cupynet.interop import torch_source
 from cupynet.interop.torch import orders
-from cupynet.nn import (
-    Activation,
-    BatchNorm,
-    Concat,
-    Dense,
-    Flat,
-    Flatten,
-    Image,
-    Model,
-    Residual,
-    Sequential,
-)
+from cupynet.nn import Activation, BatchNorm, Concat, Dense, Flat, Flatten, Image, Model, Residual, Sequential
 from tests.support.exported_networks import everything_as_model, images_for, logits, model_of
 from tests.support.imported_networks import (
     GOLDEN,

@@ -9,18 +9,7 @@ import numpy as np
 import pytest
 
 from cupynet.backend import Convolution, Window, create_backend
-from cupynet.nn import (
-    AvgPool2D,
-    Conv2D,
-    Dense,
-    Flat,
-    GlobalAvgPool2D,
-    Image,
-    Layer,
-    MaxPool2D,
-    Params,
-    Sequential,
-)
+from cupynet.nn import AvgPool2D, Conv2D, Dense, Flat, GlobalAvgPool2D, Image, Layer, MaxPool2D, Params, Sequential
 from tests.support.backends import Reference, every_backend, every_compiled_backend, every_dtype
 from tests.support.comparisons import HALVING
 from tests.support.gradients import check_layer, distinct

@@ -11,14 +11,7 @@ import pytest
 from cupynet.core.errors import DivergedError
 from cupynet.data import Batch, Loader
 from cupynet.optim import LAMB, SGD, Momentum, Nesterov, Optimizer
-from cupynet.parallel import (
-    Communicator,
-    ElasticAveraging,
-    GradientSharing,
-    ParameterAveraging,
-    SlowMo,
-    Synchronizer,
-)
+from cupynet.parallel import Communicator, ElasticAveraging, GradientSharing, ParameterAveraging, SlowMo, Synchronizer
 from cupynet.parallel.synchronizers.averaging import spread
 from cupynet.training import ParallelWrapper, Replica
 from cupynet.training.fit import Fit
