@@ -58,9 +58,6 @@ def test_a_run_alone_gets_no_page(sweep: Path, call: Call) -> None:
     assert call(main, sweep / "0").code == 0 and not (sweep / "0" / "compare.html").exists()
 
 
-# the page -------------------------------------------------------------------------------------------------------------
-
-
 def page_of(folder: Path) -> tuple[str, Page]:
     comparison = compared(find([str(folder)]))
     text = compare_page(comparison, in_order(comparison, None), folder).decode()

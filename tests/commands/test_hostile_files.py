@@ -1,4 +1,4 @@
-"""Run folders and data of strangers, spoilt at random: nothing of them controls the terminal, and nothing hangs.
+"""Run folders of strangers, spoilt at random: nothing of them controls the terminal, and nothing hangs.
 
 Each case is a copy of a good folder with one change, which commands then read. Whatever is refused is refused in a
 line, with an exit code of its own. A case is repeated by its number.
@@ -17,11 +17,10 @@ from typing import Any
 import pytest
 import yaml
 
-from cupynet.config import resume
 from cupynet.runs.checkpoints import _write_manifest
 from tests.support import warm
 from tests.support.commands import SMALL, environment, run
-from tests.support.user_files import write_every_format
+from tests.support.user_files import digits, write_pictures
 
 CASES, TOGETHER = 200, 10
 LIMIT_S = 60
@@ -69,9 +68,6 @@ def changed(content: Any, rng: random.Random) -> None:
             return
         else:
             return
-
-
-# changes of a run's folder --------------------------------------------------------------------------------------------
 
 
 STRUCTURED = ("summary.json", "started.json", ".hydra/config.yaml", ".hydra/overrides.yaml", ".hydra/hydra.yaml")
@@ -145,29 +141,25 @@ def change_folder(folder: Path, rng: random.Random) -> None:
 
 
 Change = Callable[[Path, random.Random], None]
-OF_DATA: list[Change] = [change_bytes, change_kind, change_kind, change_folder, change_folder]
-OF_A_RUN: list[Change] = [*[change_structure] * 8, change_checkpoint, *OF_DATA]
-
-
-# cases ----------------------------------------------------------------------------------------------------------------
+CHANGES: list[Change] = [*[change_structure] * 8, change_checkpoint, change_bytes, change_kind, change_folder]
 
 
 @pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a run, pictures, and data in each form."""
+    """A folder with a run, and pictures."""
     folder = tmp_path_factory.mktemp("good")
     run(folder, *OF_RUNS, "epochs=2", "log_every=1", "hydra.run.dir=run")
-    write_every_format(folder)
-    shutil.copytree(folder / "folder" / "test" / "class-1", folder / "pictures")
+    pictures = write_pictures(folder / "digits", digits(60, 20))
+    (pictures / "test" / "class-1").rename(folder / "pictures")
     return folder
 
 
-def case_of_a_run(good: Path, here: Path, rng: random.Random) -> tuple[Change, list[list[str]]]:
+def case(good: Path, here: Path, rng: random.Random) -> tuple[Change, list[list[str]]]:
     """Return the change that was made, and the commands to give."""
     called = f"outputs/{name(rng)}" if rng.random() < 0.3 else "outputs/run"
     folder = Path(shutil.copytree(good / "run", here / called))
     shutil.copytree(good / "pictures", here / "pictures")
-    change = rng.choice(OF_A_RUN)
+    change = rng.choice(CHANGES)
     change(folder, rng)
     commands = rng.sample(
         [
@@ -183,21 +175,10 @@ def case_of_a_run(good: Path, here: Path, rng: random.Random) -> tuple[Change, l
     return change, commands
 
 
-def case_of_data(good: Path, here: Path, rng: random.Random) -> tuple[Change, list[list[str]]]:
-    form, change = rng.choice(["idx", "npz", "folder", "shards", "pictures"]), rng.choice(OF_DATA)
-    folder = Path(shutil.copytree(good / form, here / (name(rng) if rng.random() < 0.3 else form)))
-    change(folder, rng)
-    if form == "pictures":
-        return change, [["predict", str(good / "run"), str(folder), str(folder / name(rng))]]
-    key, path = ("file", folder / "data.npz") if form == "npz" else ("folder", folder)
-    quick = ["model=mlp", "workers=2", "epochs=1", "batch_size=16", "backend=numpy", "fast_dev_run=true"]
-    return change, [["train", f"data={form}", f"data.{key}={resume.quoted(path)}", *quick]]
-
-
 def faults_of(number: int, good: Path, here: Path) -> list[str]:
     """What a case has shown that it must not."""
     rng = random.Random(number)
-    change, commands = (case_of_a_run if number % 10 < 7 else case_of_data)(good, here, rng)
+    change, commands = case(good, here, rng)
     variables = environment(HOSTILE=SECRET, CUPYNET_REPORT=rng.choice(["true", "false"]))
     found = []
     for words in commands:

@@ -64,9 +64,6 @@ def test_a_checkpoint_of_an_earlier_version_is_resumed(changes: tuple[str, ...],
     assert (summary["epochs"], summary["workers"]) == (3, 1 if changes else 2)
 
 
-# settings that were removed, renamed or moved -------------------------------------------------------------------------
-
-
 def test_a_removed_setting_of_a_stored_run_is_dropped_if_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

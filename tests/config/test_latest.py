@@ -41,9 +41,6 @@ def made(name: str, *, checkpoint: bool = True, age_s: float = 0.0, summary: str
     return run
 
 
-# the link -------------------------------------------------------------------------------------------------------------
-
-
 def test_latest_is_a_relative_link_to_the_newest_run() -> None:
     for name in ("outputs/day/one", "outputs/day/two"):
         resume.mark_latest(made(name))
@@ -97,9 +94,6 @@ def test_the_link_is_made_when_training_begins(command: Command) -> None:
     assert command(task=begins)[0] == 0
 
 
-# the run that resume=latest finds -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("below", ["", "/checkpoints", "/checkpoints/step-00000004"])
 def test_a_resumed_run_is_not_named_by_its_link(below: str) -> None:
     resume.mark_latest(made("outputs/day/one"))
@@ -125,9 +119,6 @@ def test_resume_latest_skips_trials_diverged_jobs_and_links(here: Path) -> None:
     assert resume.find("latest", []) is None
     (job / "summary.json").write_text(STOPPED)
     assert resume.find("latest", []) == job
-
-
-# the folder of a new run ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("checkpoint", "summary"), [(True, None), (False, DONE), (True, STOPPED)])

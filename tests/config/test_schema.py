@@ -95,8 +95,6 @@ def test_what_is_no_amount_of_memory_is_refused(wrong: object, share: bool) -> N
         size(wrong, share=share)
 
 
-# settings without effect: for a single replica, on a CPU, and in general ----------------------------------------------
-
 COMMON = {
     "parallel.synchronizer._target_": "cupynet.parallel.ParameterAveraging",
     "parallel.averaging_frequency": 3,

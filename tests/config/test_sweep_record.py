@@ -30,9 +30,6 @@ def no_jobs() -> None:
     sweep_record._ended.clear()
 
 
-# the file -------------------------------------------------------------------------------------------------------------
-
-
 def test_the_file_is_written_as_jobs_end(tmp_path: Path) -> None:
     job(tmp_path, 0, test_accuracy=0.123456789)
     (row,) = sweep_rows(tmp_path).values()
@@ -64,9 +61,6 @@ def test_a_file_that_cannot_be_written_ends_nothing(tmp_path: Path, capsys: pyte
     job(tmp_path, 0)
     assert "sweep.csv" in capsys.readouterr().err
     assert sweep_record.finish(tmp_path) == 0
-
-
-# the table at the end -------------------------------------------------------------------------------------------------
 
 
 def test_a_sweep_ends_in_a_table_and_names_the_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,9 +97,6 @@ def test_the_best_job_is_chosen_by_validation_images_and_is_no_fast_dev_run(
     assert sweep_record.finish(tmp_path) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("best: ")]
     assert [f"job {best}," in line for line in lines] == ([] if best is None else [True])
-
-
-# tables ---------------------------------------------------------------------------------------------------------------
 
 
 def test_names_are_shortened_while_they_stay_distinct() -> None:

@@ -27,8 +27,8 @@ from tests.support.commands import SMALL, environment
 from tests.support.gradients import check_layer
 from tests.support.resumed_runs import trained
 from tests.support.settings import settings_of
+from tests.support.trainers import on_loan
 from tests.support.training import small_dataset, small_model
-from tests.support.workspaces import on_loan
 
 EXAMPLES = Path(__file__).parent / "extending"
 QUICK = ("data=synthetic", "data.train=200", "data.test=50", "epochs=1", "workers=3", "batch_size=16", "backend=numpy")
@@ -144,8 +144,6 @@ def test_the_layer_leaves_nothing_on_loan_and_shows_what_it_holds() -> None:
         "block.branch.weight", "block.branch.bias", "output.weight", "output.bias",
     }  # fmt: skip
 
-
-# The guide -----------------------------------------------------------------------------------------------------------
 
 GUIDE = (Path(__file__).parents[2] / "cupynet" / "guides" / "extending.md").read_text("utf-8")
 SHOWN = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)

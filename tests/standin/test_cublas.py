@@ -111,9 +111,6 @@ def test_operands_must_have_been_written(library: Any, cupy: Any) -> None:
     assert product(c=blank.data.ptr) == OK and float(blank.sum()) == 24
 
 
-# handles --------------------------------------------------------------------------------------------------------------
-
-
 def test_a_workspace_is_set_after_the_stream(library: Any, cupy: Any) -> None:
     product = Product(library)
     library.cublasSetStream_v2(product.handle, cupy.cuda.Stream(non_blocking=True).ptr)

@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from cupynet.runs.run import Summary
+
 FIGURES = {
     "dataset": "mnist", "fallback": False, "backend": "numba", "devices": ["cpu"], "dtype": "float", "workers": 1,
     "seed": 123, "epochs": 2, "iterations": 100, "batch_size": 128, "averaging_frequency": 1,
@@ -58,3 +60,8 @@ def made(
     ]
     (folder / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
+
+
+def summary(**figures: Any) -> Summary:
+    """The summary of a run of two workers, as `Run.save` writes it."""
+    return Summary.of({**FIGURES, "workers": 2, "iterations": 30, "averaging_frequency": "epoch", **figures})

@@ -1,10 +1,11 @@
-"""Trainers of workers on threads."""
+"""Trainers of workers on threads, and what they have borrowed."""
 
 import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from cupynet.backend import Workspace
 from cupynet.data import Loader
 from cupynet.nn import Model
 from cupynet.parallel import Communicator, Groups, Synchronizer
@@ -87,3 +88,14 @@ def resumed(
         assert rest.trainer.iteration == iteration
         rest.fit(loader, epochs=epochs - rest.trainer.epoch, **fit)
     return whole.model, rest.model
+
+
+def workspaces(wrapper: ParallelWrapper) -> list[Workspace]:
+    found: dict[int, Workspace] = {}
+    wrapper.on_workers(lambda trainer: found.update({trainer.rank: trainer.backend.workspace}))
+    return [found[rank] for rank in sorted(found)]
+
+
+def on_loan(wrapper: ParallelWrapper) -> list[int]:
+    """Count the buffers each worker has on loan, in rank order; zeros between tasks."""
+    return [workspace.on_loan for workspace in workspaces(wrapper)]

@@ -13,9 +13,8 @@ from cupynet.optim import Adam, Nesterov, Optimizer
 from cupynet.parallel import GradientSharing, ParameterAveraging, Synchronizer
 from cupynet.training import ParallelWrapper
 from tests.support.calls import watch
-from tests.support.trainers import fitted
+from tests.support.trainers import fitted, on_loan
 from tests.support.training import Recorder, small_dataset, small_model
-from tests.support.workspaces import on_loan
 
 
 def trained(

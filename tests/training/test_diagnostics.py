@@ -73,9 +73,6 @@ def test_the_divergence_by_layer_is_reported_when_measured(tmp_path: Path) -> No
     assert rows[1]["drift_by_layer"] == {}
 
 
-# waiting counts as averaging, wherever a worker waits -----------------------------------------------------------------
-
-
 class Late(SerialCommunicator):
     """The others come a second late to an exchange, and ten seconds late to a barrier."""
 

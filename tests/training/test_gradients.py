@@ -28,9 +28,6 @@ def test_scores_come_every_so_often_and_weight_samples() -> None:
     assert run.recorders[0].reports[-1].score_after_averaging == pytest.approx(total / 10, rel=1e-12)
 
 
-# encoded updates ------------------------------------------------------------------------------------------------------
-
-
 class Noting(Replica):
     """Adds up its optimizer's updates."""
 

@@ -25,9 +25,8 @@ from tests.support.calls import watch
 from tests.support.commands import SMALL as SMALL_LENET
 from tests.support.networks import SMALL, small_networks
 from tests.support.settings import settings_of
-from tests.support.trainers import resumed
+from tests.support.trainers import on_loan, resumed, workspaces
 from tests.support.training import Identity, On, Recorder, fingerprint, reported_rows, small_dataset, small_model
-from tests.support.workspaces import on_loan, workspaces
 
 DATA = small_dataset(61)
 LOADER = Loader(DATA, 6, seed=3)

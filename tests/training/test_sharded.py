@@ -105,9 +105,6 @@ def test_workers_that_found_other_data_are_refused(what: str) -> None:
     assert on_threads(3, task) == [0, 0, 0]
 
 
-# the recipe in cupynet/guides/data.md ------------------------------------------------------------------------------
-
-
 TRAIN = ["data=shards", "data.folder=../shards", "model=mlp", "backend=numpy", "batch_size=32", "epochs=1"]
 
 

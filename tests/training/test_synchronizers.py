@@ -59,9 +59,6 @@ def test_the_divergence_is_measured_once_every_few_iterations(measure_every: int
     assert found == measured
 
 
-# synchronizers that change gradients ----------------------------------------------------------------------------------
-
-
 class Signs(ParameterAveraging):
     def before_update(self, replica: Any, samples: int) -> None:
         replica.params.grad[...] = np.sign(replica.params.grad)

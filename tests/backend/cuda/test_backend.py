@@ -17,9 +17,6 @@ from tests.standin.planted import together
 pytestmark = pytest.mark.standin
 
 
-# threads, devices, streams --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.smoke
 def test_calls_from_any_thread_use_the_workers_device_and_stream(cupy: Any) -> None:
     """The thread of a prefetcher begins on device 0 and the null stream, which waits for no other."""
@@ -59,9 +56,6 @@ def test_a_worker_stays_on_its_stream(cupy: Any) -> None:
 
     (currents,) = together(work)
     assert len(set(currents)) == 1 and currents[0][0] == 1 and currents[0][1] != cupy.cuda.Stream.null
-
-
-# memory ---------------------------------------------------------------------------------------------------------------
 
 
 def test_buffers_of_the_null_stream_are_not_lent_on_the_workers(cupy: Any) -> None:
@@ -113,9 +107,6 @@ def test_pinned_memory_is_trimmed_above_a_number_of_blocks(cupy: Any) -> None:
     assert pinned.n_free_blocks() == 1
     trim_pools([], None, 0)
     assert pinned.n_free_blocks() == 0
-
-
-# selection ------------------------------------------------------------------------------------------------------------
 
 
 def test_only_the_device_of_the_process_is_tried() -> None:

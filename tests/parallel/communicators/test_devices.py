@@ -78,9 +78,6 @@ def test_on_several_devices_all_have_the_same_mean(devices: list[int], reduce: s
         assert {found[i].tobytes() for found in results} == {results[0][i].tobytes()}
 
 
-# Processes ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("weights", [(128.0, 57.0), (0.0, 3.0), (2.0, 0.0), (0.0, 0.0)], ids=str)
 @pytest.mark.parametrize("dtype", on_devices("float16", "float64", count=2))
 def test_the_mean_of_ranks_over_nccl_is_that_of_the_host(dtype: str, weights: tuple[float, float]) -> None:

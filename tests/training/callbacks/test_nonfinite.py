@@ -17,9 +17,8 @@ from cupynet.parallel import GradientSharing, ParameterAveraging, Pipeline, Sync
 from cupynet.training import Callback, NonFinite, ParallelWrapper, Replica
 from cupynet.training.diagnosis import diagnose
 from cupynet.training.fit import Fit
-from tests.support.trainers import callback_of, fit_on_threads
+from tests.support.trainers import callback_of, fit_on_threads, on_loan
 from tests.support.training import At, Poisoned, StopAfter, alone, fingerprint, network_with, small_dataset, small_model
-from tests.support.workspaces import on_loan
 
 DATA = small_dataset(97)  # 25 batches
 SHUFFLED, IN_ORDER = Loader(DATA, 4, seed=3), Loader(DATA, 4, shuffle=False)

@@ -43,9 +43,6 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [text.partition(":")[0] for text in texts if text.startswith("epoch")]
 
 
-# lines ----------------------------------------------------------------------------------------------------------------
-
-
 def record(loss: float, samples: int = 1, took: float = 1.0, split: str = "test") -> EpochRecord:
     evaluation = Evaluation(2)
     evaluation.add(np.array([[1.0, 0.0]]), np.array([0]), np.array([loss]))
@@ -90,9 +87,6 @@ def test_progress_can_be_turned_off(options: dict[str, Any]) -> None:
     assert screen.getvalue() == ""
 
 
-# the bar --------------------------------------------------------------------------------------------------------------
-
-
 def test_the_bar_shows_the_share_of_each_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "REFRESH_S", 0)
     screen, progress = Screen(), Progress()
@@ -105,9 +99,6 @@ def test_the_bar_shows_the_share_of_each_epoch(monkeypatch: pytest.MonkeyPatch) 
     fit(screen, progress, On("on_iteration_end", look))
     assert shown == [(f"{epoch}/2", done, 15) for epoch in (1, 2) for done in range(1, 16)]
     assert "100 %" in screen.getvalue().rpartition("epoch 2/2")[2]
-
-
-# a display that fails -------------------------------------------------------------------------------------------------
 
 
 def test_a_failed_fit_restores_the_terminal() -> None:
