@@ -1,4 +1,4 @@
-"""Fixtures of the tests of data: no network, a tiny MNIST, a backend for loaders, a local mirror."""
+"""Fixtures of the tests of data: no network, a tiny MNIST, a local mirror."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from cupynet.data import MNIST
-from tests.support.loaders import HostBackend
 from tests.support.mirrors import Mirror, TinyMNIST
 
 
@@ -24,11 +23,6 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TinyMNIST:
     made = TinyMNIST(tmp_path / "cache")
     monkeypatch.setattr(MNIST, "files", made.files)
     return made
-
-
-@pytest.fixture
-def backend() -> HostBackend:
-    return HostBackend()
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import pytest
 
 from cupynet.data import MNIST, Data, Dataset, Synthetic
 from cupynet.data.dataset import hold_out, in_turns
-from tests.support.loaders import numbered_dataset
 from tests.support.refusals import data_error, refused
+from tests.support.training import numbered_dataset
 
 
 def pixels(*shape: int) -> Any:

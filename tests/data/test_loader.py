@@ -13,16 +13,15 @@ from hypothesis import strategies as st
 from cupynet.backend import FRACTIONS, PixelScale
 from cupynet.backend.cpu.numpy_backend import NumpyBackend
 from cupynet.data import Batch, BatchFeed, Dataset, HorizontalFlip, Loader, Synthetic, as_loader
-from tests.support.loaders import HostBackend, RawBackend, numbered_dataset
 from tests.support.refusals import data_error, refused
 from tests.support.shards import write_shards
+from tests.support.training import numbered_dataset
 
 few_examples = settings(max_examples=30, derandomize=True, deadline=None)
 
 
 def batches_of(loader: Loader, epoch: int, rank: int = 0, size: int = 1, start: int = 0) -> list[Batch]:
-    backend: Any = RawBackend()
-    return list(loader.epoch(epoch, backend, rank, size, start=start))
+    return list(loader.epoch(epoch, NumpyBackend("float"), rank, size, start=start))
 
 
 def samples_of(batches: list[Batch]) -> list[list[int]]:
@@ -63,7 +62,7 @@ def test_all_workers_together_see_every_sample_once(root: Path, way: Division) -
         for batch in batches:
             assert 0 < len(batch) <= way.batch_size and batch.epoch == 2
             np.testing.assert_array_equal(batch.labels, data.labels[batch.samples])
-            np.testing.assert_array_equal(batch.images, data.images[batch.samples])
+            np.testing.assert_allclose(batch.images * 255, data.images[batch.samples], rtol=1e-6)
             seen += batch.samples.tolist()
     assert sorted(seen) == list(range(way.samples))
 
@@ -214,14 +213,13 @@ def test_the_identity_of_the_data_is_the_same_for_any_division(tmp_path: Path) -
 def test_a_file_that_cannot_be_read_is_named_in_a_data_error() -> None:
     """The system says the same of a disk that cannot be written to."""
 
-    class Broken(HostBackend):
-        def load_images(self, images: Any, samples: Any, pixels: Any) -> Any:
+    class Broken(NumpyBackend):
+        def load_images(self, images: Any, samples: Any, pixels: PixelScale = FRACTIONS) -> Any:
             if 9 in samples:
                 raise OSError(errno.EIO, "Input/output error", "images.npy")
             return super().load_images(images, samples, pixels)
 
-    broken: Any = Broken()
-    batches = Loader(numbered_dataset(20), 5, shuffle=False).epoch(0, broken)
+    batches = Loader(numbered_dataset(20), 5, shuffle=False).epoch(0, Broken("float"))
     assert len(next(batches)) == 5
     with data_error("'numbered'", "images.npy"):
         next(batches)

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from cupynet.backend import Convolution, Window, create_backend
+from cupynet.backend.cpu.numpy_backend import NumpyBackend
 from cupynet.nn import AvgPool2D, Conv2D, Dense, Flat, GlobalAvgPool2D, Image, Layer, MaxPool2D, Params, Sequential
-from tests.support.backends import Reference, every_backend, every_compiled_backend, every_dtype
+from tests.support.backends import every_backend, every_compiled_backend, every_dtype
 from tests.support.comparisons import HALVING
 from tests.support.gradients import check_layer, distinct
 from tests.support.pairwise import pairwise
@@ -99,7 +100,7 @@ def test_invalid_arguments_and_inputs_are_refused(setting: str, make: Callable[[
 )
 def test_pairs_that_are_not_fused_equal_the_reference(name: str, conv: Conv2D, pool: MaxPool2D) -> None:
     x, found = np.random.default_rng(0).normal(size=(2, 7, 6, 2)), []
-    for backend in (create_backend(name, "double"), Reference("double")):
+    for backend in (create_backend(name, "double"), NumpyBackend("double")):
         network = Sequential(copy.deepcopy([conv, pool]))
         built(network, (7, 6, 2), backend)
         found.append(passed(network, x))
@@ -110,7 +111,7 @@ def test_pairs_that_are_not_fused_equal_the_reference(name: str, conv: Conv2D, p
 def test_a_fused_pair_sees_every_image_of_a_large_batch() -> None:
     """The gradient of the weight is summed over a few images at a time, as many as the L1 cache holds."""
     pytest.importorskip("numba")
-    rng, backend, reference = np.random.default_rng(0), create_backend("numba", "double"), Reference("double")
+    rng, backend, reference = np.random.default_rng(0), create_backend("numba", "double"), NumpyBackend("double")
     x, weight = rng.normal(size=(7, 10, 10, 20)), rng.normal(size=(3, 3, 20, 8))
     window, pool = Window((3, 3)), Window((2, 2), (2, 2))
     pair = backend.fused_pair(Convolution((10, 10, 20), 8, window), pool)
@@ -151,7 +152,7 @@ def test_a_nan_that_arises_in_a_convolution_is_passed_on(name: str, value: float
     factors[rng.random(factors.shape) < 0.1] *= np.float32(weight)
     x = rng.integers(-2, 3, (3, 7, 7, 2)).astype(np.float32)
     x[rng.random(x.shape) < 0.1] *= np.float32(value)
-    for backend in (create_backend(name, "float"), Reference("float")):
+    for backend in (create_backend(name, "float"), NumpyBackend("float")):
         network = Sequential([Conv2D(filters, 2), MaxPool2D(2)])
         built(network, (7, 7, 2), backend, weight=factors)
         found.append(inferred(network, x))
@@ -162,7 +163,7 @@ def test_a_nan_that_arises_in_a_convolution_is_passed_on(name: str, value: float
 def test_images_with_nan_are_not_transformed() -> None:
     """Winograd's algorithm would spread a NaN over its tile."""
     pytest.importorskip("numba")
-    rng, backend, reference = np.random.default_rng(0), create_backend("numba", "float"), Reference("float")
+    rng, backend, reference = np.random.default_rng(0), create_backend("numba", "float"), NumpyBackend("float")
     x, weight = (rng.normal(size=shape).astype(np.float32) for shape in ((2, 12, 12, 16), (5, 5, 16, 16)))
     x[1, 0, 0, 2] = np.nan
     pair, window = backend.fused_pair(Convolution((12, 12, 16), 16, Window((5, 5))), HALVING), Window((5, 5))
@@ -178,7 +179,7 @@ def test_images_with_nan_are_not_transformed() -> None:
 def test_gradients_behind_a_relu_do_not_depend_on_the_share_of_zeros(share: float) -> None:
     """Winograd's algorithm computes dense gradients, and the kernels that skip zeros sparse ones."""
     pytest.importorskip("numba")
-    rng, backend, reference = np.random.default_rng(0), create_backend("numba", "float"), Reference("float")
+    rng, backend, reference = np.random.default_rng(0), create_backend("numba", "float"), NumpyBackend("float")
     x, weight = (rng.normal(size=shape).astype(np.float32) for shape in ((2, 12, 12, 16), (5, 5, 16, 16)))
     pair = backend.fused_pair(Convolution((12, 12, 16), 16, Window((5, 5)), "relu"), HALVING)
     assert pair is not None

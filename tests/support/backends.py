@@ -4,10 +4,9 @@ import importlib.util
 import os
 from typing import Any
 
-import numpy as np
 import pytest
 
-from cupynet.backend import BACKENDS, Backend, DtypePolicy, select_backend
+from cupynet.backend import BACKENDS, select_backend
 from cupynet.core.errors import ConfigError
 from tests.standin import machine
 
@@ -51,19 +50,3 @@ def on_devices(*cases: Any, count: int = 1) -> list[Any]:
         if GPU:
             found.append(pytest.param(*values, id=f"{name}-gpu", marks=marks))
     return found
-
-
-class Reference(Backend):
-    """The operations of the base class as they stand, on NumPy arrays."""
-
-    name = "reference"
-    xp = np
-
-    def __init__(self, dtype: str | DtypePolicy = "float") -> None:
-        super().__init__(dtype if isinstance(dtype, DtypePolicy) else DtypePolicy.of(dtype))
-
-    def data_ptr(self, array: Any) -> int:
-        return int(array.__array_interface__["data"][0])
-
-    def to_host(self, array: Any) -> Any:
-        return array

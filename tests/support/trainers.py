@@ -2,17 +2,21 @@
 
 import copy
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
+
+import numpy as np
 
 from cupynet.backend import Workspace
 from cupynet.data import Loader
 from cupynet.nn import Model
-from cupynet.parallel import Communicator, Groups, Synchronizer
+from cupynet.optim import Optimizer
+from cupynet.parallel import Communicator, Groups, ParameterAveraging, Synchronizer
 from cupynet.runs.checkpoints import Checkpoints
 from cupynet.training import Callback, Checkpoint, ParallelWrapper, Replica, Trainer
 from cupynet.training.fit import Fit
-from tests.support.training import on_threads
+from tests.support.training import Recorder, RecordingReplica, model_of, on_threads, small_dataset
 
 C = TypeVar("C", bound=Callback)
 
@@ -27,7 +31,7 @@ def trainer_of(
 
 def fit_on_threads(
     workers: int,
-    replica: Callable[[], Replica],
+    replica: Callable[[Communicator], Replica],
     synchronizer: Synchronizer,
     loader: Loader,
     *callbacks: Callback,
@@ -41,7 +45,7 @@ def fit_on_threads(
     """
 
     def task(communicator: Communicator) -> Trainer:
-        trainer = trainer_of(communicator, replica(), synchronizer, *copy.deepcopy(callbacks), **options)
+        trainer = trainer_of(communicator, replica(communicator), synchronizer, *copy.deepcopy(callbacks), **options)
         trainer.fit(Fit(loader, epochs, evaluate_on))
         return trainer
 
@@ -50,6 +54,46 @@ def fit_on_threads(
 
 def callback_of(trainer: Trainer, kind: type[C]) -> C:
     return next(each for each in trainer.callbacks if isinstance(each, kind))
+
+
+@dataclass
+class Trained:
+    trainers: list[Trainer]
+
+    @property
+    def recorders(self) -> list[Recorder]:
+        return [callback_of(trainer, Recorder) for trainer in self.trainers]
+
+    @property
+    def master(self) -> np.ndarray:
+        model = self.trainers[0].model
+        return np.array(model.backend.to_host(model.params.master))
+
+
+def train(
+    workers: int,
+    optimizer: Callable[[], Optimizer],
+    synchronizer: Synchronizer | None = None,
+    *,
+    samples: int = 60,
+    batch_size: int = 4,
+    epochs: int = 1,
+    frequency: int | str = 1,
+    dtype: str = "double",
+    backend: str = "numpy",
+    order_seed: int = 3,
+    **options: Any,
+) -> Trained:
+    """Train the small network with `workers` threads; options: arguments of `ParameterAveraging`, the default."""
+
+    def replica(communicator: Communicator) -> Replica:
+        return RecordingReplica(model_of(communicator, dtype, backend), optimizer())
+
+    way = synchronizer or ParameterAveraging(frequency, measure_every=2, **options)
+    data = small_dataset(samples)
+    options = {"evaluate_on": Loader(data, 20, shuffle=False), "prefetch_buffer": 2, "log_every": 2}
+    loader = Loader(data, batch_size, seed=order_seed)
+    return Trained(fit_on_threads(workers, replica, way, loader, Recorder(), epochs=epochs, **options))
 
 
 def fitted(

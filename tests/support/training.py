@@ -3,14 +3,13 @@
 import copy
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 
 from cupynet.backend import Backend, create_backend, device_count
-from cupynet.data import Batch, Dataset, Loader
+from cupynet.data import Batch, Dataset
 from cupynet.nn import Backward, Context, Conv2D, Dense, Image, Layer, MaxPool2D, Model, Sequential
 from cupynet.nn.layer import no_backward
 from cupynet.optim import Optimizer
@@ -21,7 +20,6 @@ from cupynet.parallel import (
     ElasticAveraging,
     FixedThreshold,
     GradientSharing,
-    Groups,
     ParameterAveraging,
     PostLocal,
     SlowMo,
@@ -31,7 +29,6 @@ from cupynet.parallel import (
     ThresholdEncoding,
 )
 from cupynet.training import Callback, EpochRecord, IterationRecord, Replica, StopReason, Trainer
-from cupynet.training.fit import Fit
 from tests.support.backends import WORKING
 
 
@@ -46,6 +43,11 @@ def small_dataset(samples: int, seed: int = 0, size: int = 8) -> Dataset:
     images = rng.integers(0, 120, (samples, size, size, 1)).astype(np.uint8)
     images[np.arange(samples), labels * 2] += 100  # a bright row tells the class
     return Dataset("bright rows", images, labels, 3)
+
+
+def numbered_dataset(samples: int) -> Dataset:
+    images = (np.arange(samples * 4) % 251).astype(np.uint8).reshape(samples, 2, 2, 1)
+    return Dataset("numbered", images, np.arange(samples) % 10, 10)
 
 
 def small_network() -> Sequential:
@@ -264,20 +266,6 @@ class RecordingReplica(Replica):
         return super().backpropagate(batch)
 
 
-@dataclass
-class Trained:
-    trainers: list[Trainer]
-    recorders: list[Recorder]
-
-    @property
-    def master(self) -> np.ndarray:
-        return self.host(lambda trainer: trainer.model.params.master)[0]
-
-    def host(self, find: Callable[[Trainer], Any]) -> list[np.ndarray]:
-        """Return an array of each worker, on the host."""
-        return [trainer.model.backend.to_host(find(trainer)) for trainer in self.trainers]
-
-
 def on_threads(workers: int, task: Callable[[Communicator], Any]) -> list[Any]:
     """Run `task(communicator)` on threads and return its results in rank order."""
     results: list[Any] = [None] * workers
@@ -301,43 +289,6 @@ def model_of(communicator: Communicator, dtype: str = "double", backend: str = "
 def alone(model: Model, optimizer: Optimizer, **options: Any) -> Trainer:
     """A trainer without any parallel code."""
     return Trainer(Replica(model, optimizer), **options)
-
-
-def train(
-    workers: int,
-    optimizer: Callable[[], Optimizer],
-    *,
-    dataset: Dataset | None = None,
-    samples: int = 60,
-    batch_size: int = 4,
-    epochs: int = 1,
-    frequency: int | str = 1,
-    dtype: str = "double",
-    backend: str = "numpy",
-    order_seed: int = 3,
-    synchronizer: Callable[[], Synchronizer] | None = None,
-    **options: Any,
-) -> Trained:
-    """Train the small network with `workers` threads; `optimizer()` makes one optimizer, `synchronizer()` likewise."""
-    dataset = small_dataset(samples) if dataset is None else dataset
-    loader = Loader(dataset, batch_size, seed=order_seed)
-    recorders = [Recorder() for _ in range(workers)]
-
-    def task(communicator: Communicator) -> Trainer:
-        trainer = Trainer(
-            RecordingReplica(model_of(communicator, dtype, backend), optimizer()),
-            groups=Groups.of(communicator),
-            synchronizer=ParameterAveraging(frequency, measure_every=2, **options)
-            if synchronizer is None
-            else synchronizer(),
-            callbacks=[recorders[communicator.rank]],
-            prefetch_buffer=2,
-            log_every=2,
-        )
-        trainer.fit(Fit(loader, epochs, evaluate_on=Loader(dataset, 20, shuffle=False)))
-        return trainer
-
-    return Trained(on_threads(workers, task), recorders)
 
 
 # Every way to keep replicas together, as a configuration could describe it. Each worker needs a copy.

@@ -10,7 +10,8 @@ import pytest
 from cupynet.data import Loader
 from cupynet.optim import SGD, Nesterov, Optimizer
 from cupynet.training import Replica
-from tests.support.training import on_backends, small_dataset, small_model, train
+from tests.support.trainers import train
+from tests.support.training import on_backends, small_dataset, small_model
 
 on_numpy_and_a_device: pytest.MarkDecorator = on_backends("numpy", "cupy")
 on_numba_and_a_device: pytest.MarkDecorator = on_backends("numba", "cupy")

@@ -86,9 +86,8 @@ def trained(
     callbacks: Sequence[Callback] = (),
 ) -> list[Trainer]:
     loader = Loader(small_dataset(samples), batch_size, seed=3)
-    return fit_on_threads(
-        workers, lambda: replica(model(), SGD(RATE)), synchronizer, loader, *callbacks, epochs=epochs, prefetch_buffer=0
-    )
+    options: dict[str, Any] = {"epochs": epochs, "prefetch_buffer": 0}
+    return fit_on_threads(workers, lambda c: replica(model(), SGD(RATE)), synchronizer, loader, *callbacks, **options)
 
 
 def weights(trainer: Trainer) -> Weights:

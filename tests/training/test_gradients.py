@@ -12,13 +12,13 @@ from cupynet.optim import SGD, Momentum, Optimizer
 from cupynet.parallel import FixedThreshold, GradientSharing, ThresholdEncoding
 from cupynet.training import ParallelWrapper, Replica
 from tests.support.refusals import refused
-from tests.support.trainers import fit_on_threads
-from tests.support.training import small_dataset, small_model, train
+from tests.support.trainers import fit_on_threads, train
+from tests.support.training import small_dataset, small_model
 
 
 def test_scores_come_every_so_often_and_weight_samples() -> None:
     """Batches of 4, 4 and 2: two rounds, whose score is the mean loss of the ten samples."""
-    run = train(2, lambda: SGD(0.05), samples=10, synchronizer=lambda: GradientSharing(score_every=2))
+    run = train(2, lambda: SGD(0.05), samples=10, synchronizer=GradientSharing(score_every=2))
     replica: Any = Replica(small_model(), SGD(0.05))
     total = 0.0
     for batch in Loader(small_dataset(10), 8, seed=3).epoch(0, replica.backend):
@@ -46,7 +46,9 @@ def encoded(workers: int, optimizer: Optimizer, threshold: float, samples: int, 
 
     encoding, loader = ThresholdEncoding(FixedThreshold(threshold), 0), Loader(small_dataset(samples), 4, seed=3)
     way, start = GradientSharing(encoding, reduce=reduce), small_model().params.master
-    trainers: list[Any] = fit_on_threads(workers, lambda: Noting(small_model(), copy.deepcopy(optimizer)), way, loader)
+    trainers: list[Any] = fit_on_threads(
+        workers, lambda c: Noting(small_model(), copy.deepcopy(optimizer)), way, loader
+    )
     return [
         np.array([each.replica.total, each.synchronizer.encoding.residual, each.params.master - start])
         for each in trainers

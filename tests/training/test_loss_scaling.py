@@ -78,7 +78,7 @@ def test_overflows_at_every_scale_and_losses_that_are_not_finite_fail(
     ids=["averaging", "sharing", "encoding"],
 )
 def test_loss_scales_of_replicas_differ_unless_gradients_are_shared(way: Synchronizer, equal: bool) -> None:
-    found = fit_on_threads(3, lambda: Replica(overflowing(), Nesterov(0.05)), way, LOADER, scales_seen())
+    found = fit_on_threads(3, lambda c: Replica(overflowing(), Nesterov(0.05)), way, LOADER, scales_seen())
     assert {trainer.statistics.skipped_steps for trainer in found} == {1}  # known on every worker, counted once
     scales = [callback_of(trainer, Seen).iterations for trainer in found]
     iterations = [set(each) for each in zip(*scales, strict=True)]

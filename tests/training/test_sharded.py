@@ -27,7 +27,7 @@ EVERY_ROUND = ParameterAveraging(1)
 
 
 def train(loader: Loader, workers: int, epochs: int = 1) -> list[Trainer]:
-    def replica() -> RecordingReplica:
+    def replica(communicator: Communicator) -> RecordingReplica:
         return RecordingReplica(small_model(), SGD(0.05))
 
     return fit_on_threads(workers, replica, EVERY_ROUND, loader, epochs=epochs, prefetch_buffer=2)

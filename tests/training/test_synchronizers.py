@@ -11,8 +11,8 @@ from cupynet.parallel import Average, ParameterAveraging, Synchronizer
 from cupynet.training import Replica, parallel_wrapper
 from tests.support.device_runs import assert_same, train_on_device
 from tests.support.refusals import refused
-from tests.support.trainers import fitted
-from tests.support.training import On, small_dataset, small_model, train
+from tests.support.trainers import fitted, train
+from tests.support.training import On, small_dataset, small_model
 
 
 def test_every_method_is_called_on_every_worker_in_every_round() -> None:
@@ -35,7 +35,7 @@ def test_every_method_is_called_on_every_worker_in_every_round() -> None:
             self.note("finish", moment)
             self.communicator.allreduce_mean(self.shared(replica), 1)
 
-    train(3, lambda: SGD(0.05), samples=17, synchronizer=Noting)
+    train(3, lambda: SGD(0.05), samples=17, synchronizer=Noting())
     first, end = [("before", True), ("after", 0)], [("after", 1), ("finish", "fit")]
     assert calls[0] == calls[1] == [*first, ("before", True), *end]
     assert calls[2] == [*first, ("before", False), *end]
@@ -55,7 +55,7 @@ def test_the_divergence_is_measured_once_every_few_iterations(measure_every: int
                 found.append(average.drift > 0)
             return average
 
-    train(2, lambda: SGD(0.05), samples=96, synchronizer=lambda: Noting(2, measure_every=measure_every))
+    train(2, lambda: SGD(0.05), samples=96, synchronizer=Noting(2, measure_every=measure_every))
     assert found == measured
 
 

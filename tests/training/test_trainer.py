@@ -149,7 +149,7 @@ def test_the_first_request_to_stop_counts(monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_stop_of_the_lowest_rank_is_reported() -> None:
     stops = [StopAfter(3, rank, f"worker {rank}", StopReason(rank)) for rank in (1, 2, 3)]
     way, data = ParameterAveraging("end"), loader(600, 2)
-    found = fit_on_threads(4, lambda: Replica(small_model(), SGD(0.01)), way, data, *stops, epochs=5)
+    found = fit_on_threads(4, lambda c: Replica(small_model(), SGD(0.01)), way, data, *stops, epochs=5)
     assert [trainer.stopped for trainer in found] == [Stop(StopReason.REQUEST, "worker 1")] * 4
 
 

@@ -17,19 +17,17 @@ from cupynet.training import ParallelWrapper, Replica
 from cupynet.training.fit import Fit
 from tests.guides.extending.gradient_mean import GradientMean
 from tests.support.refusals import refused
-from tests.support.trainers import callback_of, fit_on_threads, trainer_of
+from tests.support.trainers import Trained, callback_of, fit_on_threads, train, trainer_of
 from tests.support.training import (
     KINDS_OF_WAYS,
     WAYS,
     RecordingReplica,
     Seen,
-    Trained,
     alone,
     fingerprint,
     on_threads,
     small_dataset,
     small_model,
-    train,
 )
 
 every_kind = pytest.mark.parametrize("way", KINDS_OF_WAYS.values(), ids=KINDS_OF_WAYS)
@@ -47,7 +45,7 @@ def run(
     optimizer: Callable[[], Optimizer] = nesterov,
     **options: Any,
 ) -> Trained:
-    return train(workers, optimizer, synchronizer=lambda: copy.deepcopy(way), samples=samples, epochs=epochs, **options)
+    return train(workers, optimizer, way, samples=samples, epochs=epochs, **options)
 
 
 class Case(NamedTuple):
@@ -123,7 +121,7 @@ def test_no_sample_is_lost_and_replicas_are_equal_after_averages(way: Synchroniz
 def test_workers_agree_when_replicas_are_identical(way: Synchronizer) -> None:
     seen = Seen(lambda trainer: (trainer.synchronizer.identical, fingerprint(trainer.model)))
     loader = Loader(small_dataset(37), 4, seed=3)
-    trainers = fit_on_threads(3, lambda: Replica(small_model(), nesterov()), way, loader, seen, epochs=2)
+    trainers = fit_on_threads(3, lambda c: Replica(small_model(), nesterov()), way, loader, seen, epochs=2)
     found = [callback_of(trainer, Seen) for trainer in trainers]
     identical = 0
     for claims in zip(*(each.iterations + each.epochs for each in found), strict=True):

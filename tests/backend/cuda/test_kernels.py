@@ -13,19 +13,20 @@ import numpy as np
 import pytest
 
 from cupynet.backend import RULES, Control, Rule, UpdateScalars, Window, create_backend
+from cupynet.backend.cpu.numpy_backend import NumpyBackend
 from cupynet.backend.cuda.launch import KINDS, OPTIONS, WIDE, source
 from cupynet.backend.policy import stored_dtype
 from cupynet.backend.reference.loss import TARGET_LOSSES
 from cupynet.parallel.communicators.base import SerialCommunicator
 from cupynet.training import loss_scaling as scaling
 from tests.standin.host import SANITIZED, host_library
-from tests.support.backends import GPU, NO_BFLOAT16, Reference
+from tests.support.backends import GPU, NO_BFLOAT16
 from tests.support.pairwise import pairwise
 
 TOLERANCE = {"half": 1e-3, "bfloat16": 8e-3, "float": 1e-6, "double": 1e-14}
 SIZES = [0, 1, 7, 8, 17, 101]
 NULL = np.uint64(0)
-REFERENCE = Reference("double")
+REFERENCE = NumpyBackend("double")
 
 
 def launches(*sizes: tuple[tuple[int, ...], tuple[int, ...]]) -> dict[str, Any]:

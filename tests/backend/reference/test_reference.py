@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cupynet.backend import Window
-from tests.support.backends import Reference
+from cupynet.backend.cpu.numpy_backend import NumpyBackend
 from tests.support.comparisons import SHAPES, Shape
 
 Array = Any
@@ -34,7 +34,7 @@ def normal(*shape: int) -> Array:
 def test_convolution_is_a_sum_over_each_window(shape: Shape) -> None:
     x, bias = normal(*shape.image), normal(shape.outputs)
     weight = normal(*shape.window.kernel, shape.channels, shape.outputs)
-    y, _ = Reference("double").conv2d(x, weight, bias, shape.window)
+    y, _ = NumpyBackend("double").conv2d(x, weight, bias, shape.window)
     looked_at = windows(x, shape.window)
     expected = np.empty((*looked_at.shape[:3], shape.outputs))
     for place in np.ndindex(*expected.shape):
@@ -44,7 +44,7 @@ def test_convolution_is_a_sum_over_each_window(shape: Shape) -> None:
 
 @every_shape
 def test_windows_become_rows_and_images_again(shape: Shape) -> None:
-    backend, x = Reference("double"), normal(*shape.image)
+    backend, x = NumpyBackend("double"), normal(*shape.image)
     columns = backend.im2col(x, shape.window)
     np.testing.assert_array_equal(columns, windows(x, shape.window).reshape(columns.shape))
     v = normal(*columns.shape)
@@ -56,7 +56,7 @@ def test_windows_become_rows_and_images_again(shape: Shape) -> None:
 def test_pooling_takes_the_first_largest_of_each_window(shape: Shape) -> None:
     window, size = shape.pooled
     x = np.random.default_rng(size).integers(-2, 3, size).astype(float)
-    y, winners = Reference("double").max_pool2d(x, window)
+    y, winners = NumpyBackend("double").max_pool2d(x, window)
     looked_at = windows(x, window, -np.inf).reshape(*y.shape[:3], window.size, -1)
     np.testing.assert_array_equal(y, looked_at.max(axis=3))
     np.testing.assert_array_equal(winners, looked_at.argmax(axis=3))  # argmax: the first
@@ -65,7 +65,7 @@ def test_pooling_takes_the_first_largest_of_each_window(shape: Shape) -> None:
 @every_shape
 def test_means_leave_out_the_padding(shape: Shape) -> None:
     window, size = shape.pooled
-    backend, x = Reference("double"), normal(*size)
+    backend, x = NumpyBackend("double"), normal(*size)
     y = backend.avg_pool2d(x, window)
     np.testing.assert_allclose(y, np.nanmean(windows(x, window, np.nan), axis=(3, 4)), rtol=1e-12, atol=1e-14)
     v = normal(*y.shape)
@@ -77,5 +77,5 @@ def test_means_leave_out_the_padding(shape: Shape) -> None:
 def test_winners_of_windows_with_more_than_255_places(kernel: int, itemsize: int) -> None:
     x = np.zeros((1, kernel, kernel, 1), np.float32)
     x[0, -1, -1, 0] = 1
-    _, winners = Reference("float").max_pool2d(x, Window((kernel, kernel)))
+    _, winners = NumpyBackend("float").max_pool2d(x, Window((kernel, kernel)))
     assert (winners.item(), winners.itemsize) == (kernel * kernel - 1, itemsize)

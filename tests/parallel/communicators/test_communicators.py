@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from cupynet.backend import create_backend
-from cupynet.backend.cpu.numpy_backend import NumpyBackend
 from cupynet.parallel import Communicator, MpiLauncher, ThreadLauncher
 from cupynet.parallel.launchers.base import Launcher
 from tests.support.backends import works
@@ -26,53 +25,21 @@ T = TypeVar("T")
 RANKS = int(os.environ.get("CUPYNET_TEST_RANKS", "0"))  # under mpiexec
 
 
-class DeviceArray:
-    """An array that the host cannot touch by itself, as CuPy's are."""
-
-    def __init__(self, values: Any) -> None:
-        self.values = np.array(values)
-        self.shape, self.dtype = self.values.shape, self.values.dtype
-
-    def __array__(self, *arguments: Any, **options: Any) -> Any:
-        raise TypeError("implicit conversion to a NumPy array is not allowed")
-
-    def __setitem__(self, where: Any, other: Any) -> None:
-        assert isinstance(other, DeviceArray), "the device takes arrays of its own"
-        self.values[where] = other.values
-
-
-class Device(NumpyBackend):
-    """A backend of such arrays: every way between the two is a copy. Means are computed on the host."""
-
-    def to_host(self, array: Any) -> Any:
-        return array.values.copy() if isinstance(array, DeviceArray) else array
-
-    def asarray(self, array: Any, dtype: Any = None) -> Any:
-        return array if isinstance(array, DeviceArray) else DeviceArray(array)
-
-
 class Team:
-    """Workers whose arrays are on devices of a kind.
+    """Workers whose arrays are on the host, or on so many GPUs, whose means are computed there or over NCCL."""
 
-    Args:
-        launcher: runs the tasks.
-        devices: "host", "made up", or the number of GPUs, whose means are computed over NCCL.
-    """
-
-    def __init__(self, launcher: Launcher, devices: str | int) -> None:
-        self.launcher, self.workers, self.devices = launcher, launcher.workers, devices
+    def __init__(self, launcher: Launcher, devices: int, reduce: str) -> None:
+        self.launcher, self.workers, self.devices, self.reduce = launcher, launcher.workers, devices, reduce
 
     def run(self, task: Callable[[Communicator], T]) -> list[T]:
         results: dict[int, T] = {}
 
         def work(c: Communicator) -> None:
             c.close()  # NCCL of the task before
-            if isinstance(self.devices, int):
+            if self.devices:
                 backend = create_backend("cupy", device=c.rank % self.devices)
                 backend.activate()
-                c.attach(backend, "nccl")
-            elif self.devices == "made up":
-                c.attach(Device("double"))
+                c.attach(backend, self.reduce)
             results[c.rank] = task(c)
             c._backend.synchronize()
 
@@ -92,29 +59,29 @@ def here(c: Communicator, array: Any) -> Any:
     return np.array(c._backend.to_host(array))
 
 
-def on(kind: str, workers: int, devices: str | int, *marks: pytest.MarkDecorator) -> Any:
-    return pytest.param((workers, devices), id=f"{kind} {workers} {devices}", marks=marks)
+def on(kind: str, workers: int, devices: int, reduce: str, *marks: pytest.MarkDecorator) -> Any:
+    return pytest.param((workers, devices, reduce), id=f"{kind} {workers} {devices} {reduce}", marks=marks)
 
 
-UNDER_MPIEXEC = [on("ranks", RANKS, "host"), on("ranks", RANKS, "made up")]
+UNDER_MPIEXEC = [on("ranks", RANKS, 0, "host"), on("standin", RANKS, 1, "host", pytest.mark.standin)]
 TEAMS = [
-    *[on("threads", workers, "host") for workers in (1, 2, 3)],
-    *[on("threads", workers, "made up") for workers in (1, 2)],
-    *[on("standin", *team, pytest.mark.standin) for team in ((1, 1), (2, 2), (3, 2))],
-    *[on("gpu", *team, pytest.mark.gpu) for team in ((1, 1), (2, 1)) if works("cupy")],
-    *[on("gpu", *team, pytest.mark.gpu, pytest.mark.multi_gpu) for team in ((2, 2), (4, 2)) if works("cupy")],
+    *[on("threads", workers, 0, "host") for workers in (1, 2, 3)],
+    *[on("standin", workers, workers, "host", pytest.mark.standin, pytest.mark.smoke) for workers in (1, 2)],
+    *[on("standin", *team, "nccl", pytest.mark.standin) for team in ((1, 1), (2, 2), (3, 2))],
+    *[on("gpu", *team, "nccl", pytest.mark.gpu) for team in ((1, 1), (2, 1)) if works("cupy")],
+    *[on("gpu", *team, "nccl", pytest.mark.gpu, pytest.mark.multi_gpu) for team in ((2, 2), (4, 2)) if works("cupy")],
 ]
 
 
 @pytest.fixture(params=UNDER_MPIEXEC if RANKS else TEAMS)
 def team(request: pytest.FixtureRequest, made_up_devices: None) -> Iterator[Team]:
     """One worker is the serial communicator, several are threads, or ranks of mpiexec."""
-    workers, devices = request.param
+    workers, *where = request.param
     if RANKS:
-        yield Team(MpiLauncher(timeout_s=20), devices)
+        yield Team(MpiLauncher(timeout_s=20), *where)
         return
     with ThreadLauncher(workers, timeout_s=20) as launcher:
-        yield Team(launcher, devices)
+        yield Team(launcher, *where)
 
 
 @pytest.fixture
@@ -286,7 +253,7 @@ def test_sums_do_not_depend_on_timing(team: Team) -> None:
 
     found = {bits for rank in range(3) for bits in team.run(partial(mean, slowest=rank))}
     assert len(found) == 1
-    if team.devices in ("host", "made up", 1):  # NCCL adds the sums of devices in an order of its own
+    if team.reduce == "host" or team.devices == 1:  # NCCL adds the sums of devices in an order of its own
         with ThreadLauncher(team.workers, timeout_s=20) as threads:
             assert found == {threads.run(mean)}
 

@@ -13,7 +13,7 @@ from cupynet.core.errors import DivergedError
 from cupynet.data import Batch, Loader
 from cupynet.nn import BatchNorm, Concat, Conv2D, Dense, Dropout, Image, Layer, MaxPool2D, Model, Sequential
 from cupynet.optim import SGD, Nesterov
-from cupynet.parallel import GradientSharing, ParameterAveraging, Pipeline, Synchronizer
+from cupynet.parallel import Communicator, GradientSharing, ParameterAveraging, Pipeline, Synchronizer
 from cupynet.training import Callback, NonFinite, ParallelWrapper, Replica
 from cupynet.training.diagnosis import diagnose
 from cupynet.training.fit import Fit
@@ -89,7 +89,7 @@ def test_skip_equals_a_run_without_that_batch(way: Synchronizer) -> None:
             return super().backpropagate(None if batch is not None and 17 in batch.samples else batch)
 
     def fitted(kind: type[Replica], poisoned: Poisoned | None, *guards: NonFinite) -> list[str]:
-        def replica() -> Replica:
+        def replica(communicator: Communicator) -> Replica:
             return kind(network_with(copy.deepcopy(poisoned)), Nesterov(0.05))
 
         trainers = fit_on_threads(3, replica, way, SHUFFLED, *guards, epochs=2)

@@ -43,7 +43,7 @@ def followed(
     options: dict[str, Any] = {"epochs": 2, "evaluate_on": LOADER, "log_every": 0}
     callbacks = average, weights_seen(), *more
     found = fit_on_threads(
-        workers, lambda: Replica(small_model(), Adam(0.01)), synchronizer, LOADER, *callbacks, **options
+        workers, lambda c: Replica(small_model(), Adam(0.01)), synchronizer, LOADER, *callbacks, **options
     )
     for trainer in found:
         loss = alone(trainer.model, SGD(0.1)).evaluate(LOADER).loss
