@@ -144,11 +144,6 @@ def test_a_new_run_does_not_write_into_the_results_of_another(tmp_path: Path) ->
 # what a run reports about its settings --------------------------------------------------------------------------------
 
 
-def warned(found: Experiment, caplog: pytest.LogCaptureFixture) -> int:
-    announce(found)
-    return sum(each.levelname == "WARNING" for each in caplog.records)
-
-
 @pytest.mark.parametrize(
     ("overrides", "warnings"),
     [
@@ -163,7 +158,8 @@ def warned(found: Experiment, caplog: pytest.LogCaptureFixture) -> int:
 def test_valid_settings_that_are_probably_a_mistake_are_warned_of(
     overrides: tuple[str, ...], warnings: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert warned(experiment(*overrides), caplog) == warnings
+    announce(experiment(*overrides))
+    assert sum(each.levelname == "WARNING" for each in caplog.records) == warnings
 
 
 # what is built --------------------------------------------------------------------------------------------------------

@@ -76,16 +76,12 @@ def test_trials_are_compared_by_images_held_out_and_see_no_test_images(searched:
         assert "test" not in (trial / "history.jsonl").read_text()
 
 
-def best_of(folder: Path) -> dict[str, str]:
-    return max(table(folder), key=lambda row: float(row["accuracy"]))
-
-
 def test_the_best_settings_can_be_pasted(searched: tuple[Path, Path, str], tmp_path: Path) -> None:
     _, folder, stdout = searched
     _, _, line = stdout.rpartition("cupynet train ")
     trained(tmp_path, *shlex.split(line))
     again = Run(tmp_path).summary().scores
-    assert again.validation_accuracy == float(best_of(folder)["accuracy"])
+    assert again.validation_accuracy == max(float(row["accuracy"]) for row in table(folder))
     assert again.test_accuracy is not None and f"accuracy {percent(again.test_accuracy)}" in stdout
 
 
