@@ -16,6 +16,8 @@ from pathlib import Path
 from statistics import fmean, linear_regression, median
 from typing import Any, NamedTuple
 
+from cupynet.backend.environment import commit
+
 ROOT = Path(__file__).resolve().parents[1]
 RECORDS = ROOT / "outputs" / "records"
 # without the variables that choose the kernels of BLAS
@@ -122,16 +124,6 @@ class Maker:
         (self.target / f"{name}.json").write_text(json.dumps(whole, indent=2) + "\n", "utf-8")
 
 
-def commit() -> str:
-    """Return the commit. SystemExit if files differ from it, except for records."""
-    found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
-    status = ["git", "status", "--porcelain", "--", ".", ":!outputs/records"]
-    changed = subprocess.run(status, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    if changed:
-        raise SystemExit(f"a record names a commit, and these files differ from it:\n{changed}commit them first")
-    return found.stdout.strip()
-
-
 def spread(values: Sequence[float]) -> dict[str, float]:
     return {"mean": round(fmean(values), 6), "lowest": min(values), "highest": max(values)}
 
@@ -209,6 +201,8 @@ def main(given: Sequence[str] | None = None) -> None:
     names = parser.parse_args(given).names or list(MAKERS)
     with tempfile.TemporaryDirectory() as folder:
         maker = Maker(Path(folder))
+        if not str(maker.commit).isalnum():
+            raise SystemExit(f"a record names a commit, and this is {maker.commit}: commit what has changed first")
         for name in names:
             print(f"== {name}", flush=True)
             MAKERS[name](maker)
