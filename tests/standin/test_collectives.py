@@ -37,36 +37,36 @@ class Rank:
 
         return cupy.asarray(np.array(values, np.float32))
 
-    def add_up(self, send: Any, receive: Any = None, count: int | None = None, stream: Any = None) -> None:
-        """The all-reduce of `send`, by default in place and on the rank's stream."""
+    def add_up(self, x: Any, count: int | None = None, stream: Any = None) -> None:
+        """The all-reduce of `x` in place, by default on the rank's stream."""
         from cupy.cuda import nccl
 
         self.communicator.allReduce(
-            send.data.ptr,
-            (send if receive is None else receive).data.ptr,
-            send.size if count is None else count,
+            x.data.ptr,
+            x.data.ptr,
+            x.size if count is None else count,
             nccl.NCCL_FLOAT32,
             nccl.NCCL_SUM,
             (self.stream if stream is None else stream).ptr,
         )
 
 
-def ranks(work: Callable[[Rank], Any], count: int = 2) -> list[Any]:
-    """Run `work` in a thread for each rank; return the results, or the exceptions that ended them."""
+def ranks(work: Callable[[Rank], Any]) -> list[Any]:
+    """Run `work` in a thread for each of two ranks; return the results, or the exceptions that ended them."""
     import cupy
     from cupy.cuda import nccl
 
-    name, barrier = nccl.get_unique_id(), threading.Barrier(count)
+    name, barrier = nccl.get_unique_id(), threading.Barrier(2)
 
     def task(number: int) -> Any:
         with cupy.cuda.Device(number), cupy.cuda.Stream(non_blocking=True):
-            communicator = nccl.NcclCommunicator(count, name, number)
+            communicator = nccl.NcclCommunicator(2, name, number)
             try:
                 return work(Rank(communicator, number, lambda: barrier.wait(10)))
             finally:
                 communicator.destroy()
 
-    return together(*(lambda number=number: task(number) for number in range(count)))
+    return together(lambda: task(0), lambda: task(1))
 
 
 def test_ranks_that_do_not_make_the_same_call_all_fail(machine: Machine) -> None:

@@ -104,10 +104,10 @@ class Call:
         """Normal numbers in the storage precision. `changes`: the operation works in place."""
         return self._put(self.rng.normal(size=shape).astype(self.drawn.storage), self.policy.storage, changes)
 
-    def few(self, *shape: int, changes: bool = False) -> Array:
+    def few(self, *shape: int) -> Array:
         """Numbers of which many are equal, and many zero."""
         numbers = self.rng.integers(-1, 2, shape) * self.rng.integers(0, 2, shape[:1] + (1,) * (len(shape) - 1))
-        return self._put(numbers.astype(self.drawn.storage), self.policy.storage, changes)
+        return self._put(numbers.astype(self.drawn.storage), self.policy.storage, False)
 
     def wide(self, *shape: int) -> Array:
         """Normal numbers in the accumulation precision, of a vector that the operation changes."""

@@ -13,10 +13,10 @@ from cupynet.backend import PixelScale, create_backend
 from cupynet.interop import torch_source
 
 
-def model_of(network: nn.Layer, image: nn.Image, dtype: str = "double", seed: int = 3, **more: Any) -> nn.Model:
+def model_of(network: nn.Layer, image: nn.Image, dtype: str = "double", **more: Any) -> nn.Model:
     """A model whose weights are drawn by NumPy alone, of sizes at which nothing overflows; normalised by channel."""
     model = nn.Model(network, image, create_backend("numpy", dtype), 1, **more)
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(3)
     weights = {}
     for name, weight in sorted(model.weights().items()):
         drawn = random.normal(0, 1 / np.sqrt(max(weight.size / weight.shape[-1], 1)), weight.shape)
@@ -75,13 +75,13 @@ def everything() -> nn.Sequential:
     )
 
 
-def everything_as_model(dtype: str = "double") -> nn.Model:
-    return model_of(everything(), nn.Image(13, 10, 2), dtype)
+def everything_as_model() -> nn.Model:
+    return model_of(everything(), nn.Image(13, 10, 2))
 
 
-def images_for(model: nn.Model, count: int = 7) -> Any:
-    """Images (count, H, W, C) uint8."""
-    return np.random.default_rng(11).integers(0, 256, (count, *model.input.shape), np.uint8)
+def images_for(model: nn.Model) -> Any:
+    """Images (7, H, W, C) uint8."""
+    return np.random.default_rng(11).integers(0, 256, (7, *model.input.shape), np.uint8)
 
 
 def logits(model: nn.Model, images: Any) -> Any:

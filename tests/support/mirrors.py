@@ -74,8 +74,8 @@ class Mirror:
         self._server.shutdown()
         self._server.server_close()
 
-    def offer(self, contents: dict[str, bytes], prefix: str = "/") -> None:
-        self.replies |= {prefix + name: self.body(data) for name, data in contents.items()}
+    def offer(self, contents: dict[str, bytes]) -> None:
+        self.replies |= {f"/{name}": self.body(data) for name, data in contents.items()}
 
     def body(self, data: bytes, promised: int | None = None) -> Reply:
         def reply(handler: BaseHTTPRequestHandler) -> None:

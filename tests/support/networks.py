@@ -59,13 +59,13 @@ class Around(Layer):
         return y, backward if context.train else no_backward
 
 
-def lenet(filters: tuple[int, int] = (20, 50), units: int = 500, kernel: int = 5) -> Sequential:
+def lenet(filters: tuple[int, int] = (20, 50), units: int = 500) -> Sequential:
     """Deeplearning4j's LeNet: convolutions without activation, windows of pools apart, one hidden layer with ReLU."""
     return Sequential(
         {
-            "conv1": Conv2D(filters[0], kernel),
+            "conv1": Conv2D(filters[0], 5),
             "pool1": MaxPool2D(2, 2),
-            "conv2": Conv2D(filters[1], kernel),
+            "conv2": Conv2D(filters[1], 5),
             "pool2": MaxPool2D(2, 2),
             "dense1": Dense(units, "relu"),
             "output": Dense(10),
@@ -149,10 +149,10 @@ def small_networks() -> dict[str, Sequential]:
     }
 
 
-def examples(backend: Backend, count: int, image: Image = SMALL, classes: int = 3, seed: int = 0) -> tuple[Any, Any]:
+def examples(backend: Backend, count: int, image: Image = SMALL, seed: int = 0) -> tuple[Any, Any]:
     rng = np.random.default_rng([seed, count])
     x = rng.normal(size=(count, *image.shape)).astype(backend.policy.storage)
-    return backend.asarray(x), backend.asarray(rng.integers(0, classes, count))
+    return backend.asarray(x), backend.asarray(rng.integers(0, 3, count))
 
 
 def gradients(model: Model) -> dict[str, Any]:

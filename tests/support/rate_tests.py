@@ -11,6 +11,6 @@ def made(losses: list[float], planned: int = 100) -> RateTest:
     return found
 
 
-def valley(place: int, planned: int = 100) -> list[float]:
-    """Losses that are least at a place, and grow fast behind it."""
-    return [2.3 - 2.0 / (1 + math.exp(-(i - 0.7 * place) / 4)) + (0.3 * max(i - place, 0)) for i in range(planned)]
+def valley(place: int) -> list[float]:
+    """A hundred losses that are least at a place, and grow fast behind it."""
+    return [2.3 - 2.0 / (1 + math.exp(-(i - 0.7 * place) / 4)) + (0.3 * max(i - place, 0)) for i in range(100)]

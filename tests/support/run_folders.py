@@ -13,7 +13,7 @@ from cupynet.core.files import save_weights
 HOSTILE = "<script>alert('x')</script>\"&'`</style><img src=x onerror=alert(1)>"
 
 
-def history(epochs: int = 3, workers: int = 2, reports: int = 4) -> list[dict[str, Any]]:
+def history(epochs: int = 3, reports: int = 4) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for epoch in range(1, epochs + 1):
         for report in range(reports):
@@ -25,9 +25,8 @@ def history(epochs: int = 3, workers: int = 2, reports: int = 4) -> list[dict[st
                 | {"drift_by_layer": {"conv1": 0.01, "output": 0.02}}
             )
         row: dict[str, Any] = {"kind": "epoch", "epoch": epoch, "iteration": 100 * epoch, "samples": 6400}
-        row |= {"images_per_s": 3200.0, "train_s": 2.0, "averaging_s": [0.2] * workers}
-        row |= {"compute_s": [1.5 + (0.1 if worker % 2 else -0.1) for worker in range(workers)]}  # not the same
-        row |= {"data_s": [0.01] * workers, "waiting_s": [0.0] * workers, "loss": 0.5 / epoch}
+        row |= {"images_per_s": 3200.0, "train_s": 2.0, "averaging_s": [0.2, 0.2]}
+        row |= {"compute_s": [1.4, 1.6], "data_s": [0.01, 0.01], "waiting_s": [0.0, 0.0], "loss": 0.5 / epoch}
         row |= {
             "losses": [0.4 / epoch, 0.6 / epoch],
             "accuracy": 1 - 0.4 / epoch,

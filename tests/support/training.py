@@ -37,10 +37,10 @@ def on_backends(*names: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("backend", [each for each in WORKING if each.values[0] in names])
 
 
-def small_dataset(samples: int, seed: int = 0, size: int = 8) -> Dataset:
+def small_dataset(samples: int, seed: int = 0) -> Dataset:
     rng = np.random.default_rng(seed)
     labels = np.arange(samples, dtype=np.int64) % 3
-    images = rng.integers(0, 120, (samples, size, size, 1)).astype(np.uint8)
+    images = rng.integers(0, 120, (samples, 8, 8, 1)).astype(np.uint8)
     images[np.arange(samples), labels * 2] += 100  # a bright row tells the class
     return Dataset("bright rows", images, labels, 3)
 

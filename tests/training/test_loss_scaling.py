@@ -26,9 +26,9 @@ from tests.support.training import Poisoned, Seen, alone, network_with, small_da
 LOADER = Loader(small_dataset(97), 4, seed=3)  # 25 batches
 
 
-def overflowing(dtype: str = "half") -> Model:
+def overflowing() -> Model:
     """A network in which one batch of each epoch overflows at every scale."""
-    return network_with(Poisoned(17, backwards=True), dtype)
+    return network_with(Poisoned(17, backwards=True), "half")
 
 
 def scaler_of(trainer: Trainer) -> LossScaler:
