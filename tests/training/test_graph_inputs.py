@@ -1,7 +1,5 @@
 """Captured steps take their batches and learning rates from the device, and train as single launches do."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from pathlib import Path
