@@ -234,7 +234,7 @@ class Trainer:
         self.world.check()
         if self.log_every and self.iteration % self.log_every == 0:
             self.statistics.count()
-            with self.statistics.clock.measure("averaging", "agreement"):
+            with self.statistics.clock.measure("averaging", "synchronization of workers"):
                 sent = self.world.gather_numbers(self.statistics.clock.bytes_sent).sum()
             report = self.statistics.report(
                 iteration=self.iteration,
@@ -245,7 +245,7 @@ class Trainer:
             self.emit("on_log", report)
         self.emit("on_iteration_end")  # last, so that a checkpoint saved here includes everything
         if self.consensus.due(self.iteration):
-            with self.statistics.clock.measure("averaging", "agreement"):
+            with self.statistics.clock.measure("averaging", "synchronization of workers"):
                 self.stopped = self.consensus.exchange()
 
     # averaging, and the ends of epochs and fits ----------------------------------------------------------------------
@@ -267,7 +267,7 @@ class Trainer:
             self.replica.assemble()
 
     def _averaged(self, average: Average) -> None:
-        with self.statistics.clock.measure("averaging", "agreement"):
+        with self.statistics.clock.measure("averaging", "synchronization of workers"):
             average = average.over(self.groups.stages)
         self.statistics.averaged(average)
 
@@ -280,7 +280,7 @@ class Trainer:
             self.evaluation = self.evaluate(fit.evaluate_on)
             if self.schedule.monitor is not None:
                 self.schedule.on_evaluation(self.evaluation.figure(self.schedule.monitor))
-        with self.statistics.clock.measure("averaging", "agreement"):
+        with self.statistics.clock.measure("averaging", "synchronization of workers"):
             self.world.barrier()  # the epoch's time includes waiting for the last worker
         record = self.statistics.epoch_record(
             self.world.gather_numbers(*self.statistics.epoch()),

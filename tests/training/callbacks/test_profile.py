@@ -84,7 +84,14 @@ def test_each_worker_has_a_track_with_every_piece(tmp_path: Path, backend: str, 
         for layer in layers:
             assert count(own, f"{layer} forward") == count(own, f"{layer} backward") == 5
             assert count(own, layer) >= 2  # evaluated
-        for name in ("batch", "update", "averaging of weights", "agreement", "callbacks", "evaluation"):
+        for name in (
+            "batch",
+            "update",
+            "averaging of weights",
+            "synchronization of workers",
+            "callbacks",
+            "evaluation",
+        ):
             assert count(own, name), name
     names = {event["tid"]: event["args"]["name"] for event in trace(tmp_path) if event["name"] == "thread_name"}
     assert names == {rank: f"worker {rank}: {backend}, device 0" for rank in (0, 1)}
