@@ -23,10 +23,13 @@ log = logging.getLogger(__name__)
 
 
 class DataWarnings:
-    """Logs warnings about training and evaluation data, once for each data set. Logs nothing unless `speaks`."""
+    """Logs warnings about training and evaluation data, once for each data set. Logs nothing unless `speaks`.
 
-    def __init__(self, *, speaks: bool) -> None:
-        self._speaks = speaks
+    metrics: True if metrics are computed, which need evaluation data.
+    """
+
+    def __init__(self, *, speaks: bool, metrics: bool = False) -> None:
+        self._speaks, self._metrics = speaks, metrics
         self._dark = False  # True after a warning that training images are dark
         self._known: set[int] = set()  # signatures of loaders
 
@@ -38,6 +41,9 @@ class DataWarnings:
             log.warning("%d of %d workers have no batches. Lower workers or batch_size", idle, workers)
         if restored is not None and restored != train.identity and self._speaks:
             log.warning("data set %r: its labels differ from the ones in the checkpoint", train.dataset.name)
+        if self._metrics and fit.evaluate_on is None and self._speaks:
+            self._metrics = False
+            log.warning("the history has no metrics, because there are no validation data. Pass validation_split=0.1")
         if self._is_new(train):
             warn_of_classes(train.dataset)
             self._dark = warn_of_pixels(train.dataset)

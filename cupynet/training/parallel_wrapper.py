@@ -149,7 +149,7 @@ class ParallelWrapper:
         self._trainers: list[Trainer | None] = [None] * placement.ranks
         self._rows, self._shared = Rows(), Shared()
         self.warm = backend.name == "numpy"
-        self._warnings = DataWarnings(speaks=self._launcher.first == 0)
+        self._warnings = DataWarnings(speaks=self._launcher.first == 0, metrics=bool(options.metrics))
         self._stop: Stop | None = None  # for workers without a trainer so far
         self._closed, self._releasing = False, threading.RLock()
         self._rates = model.params.rates
@@ -159,7 +159,8 @@ class ParallelWrapper:
         backend, placement = self.model.backend, self.placement
         trained = next((trainer.epoch for trainer in self._trainers if trainer is not None), 0)
         workers = f"{counted(placement.workers, 'worker')}, {backend.name} in {backend.policy.name}"
-        return f"<ParallelWrapper: {workers}, {self.synchronizer}, epoch {trained}>"
+        way = f", {self.synchronizer}" if placement.workers > 1 else ""
+        return f"<ParallelWrapper: {workers}{way}, epoch {trained}>"
 
     def __enter__(self) -> ParallelWrapper:
         return self

@@ -68,6 +68,16 @@ def test_a_fit_and_an_evaluation_warn_once(caplog: pytest.LogCaptureFixture) -> 
         assert len(warnings_of(caplog)) == 1
 
 
+def test_metrics_without_validation_data_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    bright = up_to(255)
+    with ParallelWrapper(model(), 1, metrics=["auc"]) as wrapper:
+        for count in (1, 0):
+            wrapper.fit(bright, batch_size=4)
+            assert len(warnings_of(caplog)) == count
+        wrapper.fit(bright, batch_size=4, evaluate_on=bright)
+        assert "test_auc" in wrapper.history and warnings_of(caplog) == []
+
+
 @pytest.mark.parametrize(("samples", "shift", "missing"), [(100, 0, "(9)"), (100, 1, "(0)"), (99, 0, "")])
 def test_classes_without_images(samples: int, shift: int, missing: str, caplog: pytest.LogCaptureFixture) -> None:
     """In fewer than ten images of each class, one may be missing by chance."""

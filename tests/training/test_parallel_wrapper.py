@@ -259,6 +259,12 @@ def test_closing_in_a_callback_ends_the_fit_before_callbacks(workers: int) -> No
     assert len(wrapper.predict(small_dataset(3).images)) == 3
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_only_several_workers_are_shown_as_averaged(workers: int) -> None:
+    with ParallelWrapper(small_model(), workers) as wrapper:
+        assert (str(wrapper.synchronizer) in repr(wrapper)) == (workers > 1)
+
+
 # tasks and threads ----------------------------------------------------------------------------------------------------
 
 
