@@ -15,15 +15,7 @@ import yaml
 
 
 class Fault(NamedTuple):
-    """One mistake.
-
-    Attributes:
-        area: the part of the package that is affected: the name of the YAML file.
-        name: what goes wrong, in a few words.
-        file: relative to the repository root.
-        old, new: the text to replace, which must occur exactly once in the file, and its replacement.
-        tests: pytest targets that could notice; all together should take seconds.
-    """
+    """A text of a file, which occurs there once, and what replaces it. The tests could notice, and take seconds."""
 
     area: str
     name: str

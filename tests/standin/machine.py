@@ -70,13 +70,7 @@ class Seat:
 
 
 class Machine:
-    """See the head of the file.
-
-    Args:
-        devices: the number of devices.
-        memory: bytes of each.
-        patience_s: seconds that a collective operation waits for the other ranks.
-        arithmetic: see `installed`.
+    """See the head of the file, and `installed` for the arguments.
 
     Attributes:
         misuses: those found so far.

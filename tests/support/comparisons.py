@@ -87,13 +87,7 @@ HALVING = Window((2, 2), (2, 2))  # of a pool that numba fuses with its convolut
 
 
 class Call:
-    """Arguments for one call: the same numbers on every backend, whatever its precision.
-
-    Args:
-        seed: of the numbers.
-        policy: the precision whose numbers are drawn; a wider backend gets exactly these.
-        backend: where they are put.
-    """
+    """Arguments for one call: numbers that every backend gets, also a wider one, drawn in the precision `policy`."""
 
     def __init__(self, seed: int, policy: DtypePolicy, backend: Backend) -> None:
         self.rng = np.random.default_rng(seed)

@@ -99,12 +99,7 @@ def train(
 def fitted(
     model: Model, data: Any, workers: int = 1, *, epochs: int = 1, batch_size: int | None = None, **options: Any
 ) -> Model:
-    """Train a model, and return it.
-
-    Args:
-        data: whatever `ParallelWrapper.fit` takes as one argument, such as a loader or (images, labels).
-        options: arguments of `ParallelWrapper`.
-    """
+    """Train a model on what `ParallelWrapper.fit` takes as one argument, and return it."""
     with ParallelWrapper(model, workers, **options) as wrapper:
         wrapper.fit(data, epochs=epochs, batch_size=batch_size)
     return model
@@ -118,13 +113,7 @@ def resumed(
     epochs: int = 2,
     **fit: Any,
 ) -> tuple[Model, Model]:
-    """Train some epochs in one go, and once more from the checkpoint of an iteration; return both models.
-
-    Args:
-        wrapper_of: called with further callbacks.
-        folder: of the checkpoints.
-        fit: arguments of `ParallelWrapper.fit`.
-    """
+    """Train some epochs in one go, and once more from the checkpoint of an iteration; return both models."""
     with wrapper_of(Checkpoint(every_iterations=iteration, keep_last=99, path=folder)) as whole:
         whole.fit(loader, epochs=epochs, **fit)
     with wrapper_of() as rest:

@@ -177,11 +177,7 @@ class KeepState(Callback):
 
 
 class Seen(Callback):
-    """Keeps what a function finds after each iteration and at the end of each epoch, on every worker.
-
-    Args:
-        find: from a trainer; the fingerprint of its weights by default.
-    """
+    """Keeps what a function finds after each iteration and epoch, on every worker; by default its fingerprint."""
 
     every_rank = True
 
@@ -198,13 +194,7 @@ class Seen(Callback):
 
 
 class At(Callback):
-    """Calls a function after an iteration, on one worker, after the other callbacks.
-
-    Args:
-        iteration: of the whole training.
-        work: a function without arguments; it may raise.
-        rank: the worker that calls it.
-    """
+    """Calls a function after an iteration of the whole training, on one worker, after the other callbacks."""
 
     last = True
 
@@ -218,13 +208,7 @@ class At(Callback):
 
 
 class On(Callback):
-    """Calls a function in one event.
-
-    Args:
-        event: the name of the method.
-        work: has the arguments of the event, the trainer first. Workers share it.
-        every_rank, last: see `Callback`.
-    """
+    """Calls a function, which all workers share, with the arguments of one event, the trainer first."""
 
     def __init__(
         self, event: str, work: Callable[..., object], *, every_rank: bool = False, last: bool = False
@@ -234,13 +218,7 @@ class On(Callback):
 
 
 class StopAfter(Callback):
-    """Requests a stop after an iteration, on one worker.
-
-    Args:
-        iteration: of the whole training.
-        rank: the worker that asks.
-        text, reason: of the request.
-    """
+    """Requests a stop after an iteration of the whole training, on one worker."""
 
     def __init__(
         self, iteration: int, rank: int = 0, text: str = "enough", reason: StopReason = StopReason.REQUEST

@@ -53,18 +53,9 @@ every_file = pytest.mark.parametrize("file", sorted(path.stem for path in FOLDER
 
 
 def compiled(text: str, architecture: str, *more: str) -> tuple[bytes, str]:
-    """Compile a file, once for each text and each version of the compiler and of CUDA's headers.
+    """Return the machine code (PTX for a virtual architecture, such as compute_90) and the messages of the compiler.
 
-    Args:
-        text: of the file.
-        architecture: a real one for machine code; a virtual one, such as compute_90, for PTX.
-        more: options of the compiler.
-
-    Returns:
-        The machine code or the PTX, and the messages of the compiler.
-
-    Raises:
-        ValueError: it does not compile.
+    A text is compiled once for each version of the compiler and of CUDA's headers. ValueError if that fails.
     """
     flags = [*OPTIONS, f"-arch={architecture}", "-ftz=true", *more]  # -ftz: as CuPy compiles
     key = hashlib.sha256("\0".join([text, *flags, *compiler()]).encode()).hexdigest()[:20]
