@@ -26,6 +26,7 @@ from cupynet.config import composing
 from cupynet.config.experiment import Experiment
 from cupynet.config.schema import BenchSettings, PlanSettings, RateSettings, Settings, TuneSettings
 from cupynet.core.errors import ConfigError
+from tests.pages.api import anchor as anchor_of
 from tests.support.commands import ROOT
 from tests.support.documentation import FENCE, PAGES, run_guide
 from tests.support.settings import settings_of_command
@@ -41,9 +42,7 @@ def prose(text: str) -> str:
 
 
 def anchors(page: Path) -> set[str]:
-    """The anchors of a page's headings, as GitHub makes them."""
-    headings = re.findall(r"^#{1,6} (.+)$", prose(page.read_text("utf-8")), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return set(map(anchor_of, re.findall(r"^#{1,6} (.+)$", prose(page.read_text("utf-8")), re.MULTILINE)))
 
 
 def links(page: str) -> Iterator[tuple[Path, str]]:

@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
+from cupynet.core.mpiexec import find_mpiexec
 from tests.support.commands import QUICK, ROOT, environment, run, run_folder
-from tests.support.mpi import mpiexec, needs_mpi
+from tests.support.mpi import needs_mpi
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2")  # inside the namespaces
 
@@ -85,7 +86,7 @@ def mpi_command(namespaces: tuple[str, str], folder: Path) -> list[str]:
     agent.write_text(AGENT.format(namespace=namespaces[1]))
     agent.chmod(0o755)
     reach = ["-hosts", ",".join(ADDRESSES), "-ppn", "1", "-launcher", "ssh", "-launcher-exec", str(agent)]
-    return ["ip", "netns", "exec", namespaces[0], str(mpiexec()), *reach, "-iface", "cable", "-n", "2"]
+    return ["ip", "netns", "exec", namespaces[0], find_mpiexec(), *reach, "-iface", "cable", "-n", "2"]
 
 
 pytestmark = [*needs_mpi, pytest.mark.slow, pytest.mark.skipif(bool(unavailable()), reason=unavailable())]

@@ -15,8 +15,9 @@ import pytest
 
 from cupynet.core import signals
 from cupynet.core.errors import Interrupted
+from cupynet.core.mpiexec import find_mpiexec
 from tests.support.commands import QUICK, SMALL, environment, run
-from tests.support.mpi import mpiexec, needs_mpi, ranks_of
+from tests.support.mpi import needs_mpi, ranks_of
 from tests.support.resumed_runs import same
 
 TINY = [*QUICK, *SMALL]
@@ -199,7 +200,7 @@ def test_fifty_signal_sequences_at_random_moments(tmp_path: Path, launcher: str)
     for i in range(50):
         workers, start = (1, 2, 4)[i % 3], [sys.executable, "-m", "cupynet", "train"]
         if launcher == "mpi":
-            start = [str(mpiexec()), "-n", str(workers), *start]
+            start = [find_mpiexec(), "-n", str(workers), *start]
         line = [*start, *LONG, FREQUENCIES[i % 3], f"workers={workers}", f"parallel.launcher={launcher}"]
         whole, parts = tmp_path / f"whole{i % 3}", tmp_path / f"parts{i}"
         if not whole.exists():

@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-import shutil
 import subprocess
 import sys
 from contextlib import suppress
@@ -10,20 +9,21 @@ from pathlib import Path
 
 import pytest
 
+from cupynet.core.errors import ConfigError
+from cupynet.core.mpiexec import find_mpiexec
 from tests.support.commands import ROOT as ROOT
 from tests.support.commands import environment
-
-
-def mpiexec() -> str | None:
-    beside = Path(sys.executable).with_name("mpiexec")
-    return str(beside) if beside.is_file() else shutil.which("mpiexec")
 
 
 def missing() -> str:
     """Return what is missing for ranks on this machine; "" if nothing is."""
     if importlib.util.find_spec("mpi4py") is None:
         return "mpi4py is not installed: pip install 'cupynet[mpi]'"
-    return "" if mpiexec() else "there is no mpiexec: pip install 'cupynet[mpi]'"
+    try:
+        find_mpiexec()
+    except ConfigError as error:
+        return str(error)
+    return ""
 
 
 NO_MPI = "" if "CUPYNET_TEST_ALL" in os.environ else missing()  # why to skip a test
@@ -36,7 +36,7 @@ def under_mpiexec(
     """Run this Python with `arguments` as so many ranks; more: variables of the environment."""
     assert not missing(), missing()
     return subprocess.run(
-        [str(mpiexec()), "-n", str(ranks), sys.executable, *arguments],
+        [find_mpiexec(), "-n", str(ranks), sys.executable, *arguments],
         cwd=cwd,
         env=environment(**{"PYTHONPATH": f"{ROOT}{os.pathsep}{cwd}", **more}),
         stdin=subprocess.DEVNULL,

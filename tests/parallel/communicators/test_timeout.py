@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from cupynet.core.mpiexec import find_mpiexec
 from cupynet.parallel import Communicator, ThreadLauncher, WorkerTimeout
 from cupynet.parallel.communicators.base import POLL_S, Timeout
 from cupynet.parallel.launchers import threads as launch
-from tests.support.mpi import ROOT, mpiexec, needs_mpi
+from tests.support.mpi import ROOT, needs_mpi
 
 TIMEOUT_S, STOPPED_S = 1.5, 2.5
 
@@ -63,7 +64,7 @@ def stopped_while_training(folder: Path, launcher: str) -> tuple[int, str, str]:
     (folder / "training.py").write_text(TRAINING)
     command = [sys.executable, "training.py", launcher, str(TIMEOUT_S)]
     if launcher == "mpi":
-        command = [str(mpiexec()), "-n", "2", *command]
+        command = [find_mpiexec(), "-n", "2", *command]
     with subprocess.Popen(
         command,
         cwd=folder,
