@@ -11,6 +11,7 @@ from typing import Any
 from cupynet import config
 from cupynet.commands import train
 from cupynet.config import resume, stored
+from cupynet.runs.run import Run
 from cupynet.training import Callback, Trainer
 from tests.support.settings import settings_of
 
@@ -76,13 +77,16 @@ def resumed(folder: Path, *changes: str, callbacks: Sequence[Callback] = ()) -> 
     train.train(experiment, folder)
 
 
+def timeless_history(folder: Path) -> list[dict[str, Any]]:
+    return [{key: value for key, value in row.items() if key not in TIMES} for row in Run(folder).history()]
+
+
 def same(one: Path, other: Path) -> bool:
     """Return True if two runs left the same weights, the same history except for times, and the same results."""
 
     def left(folder: Path) -> tuple[Any, ...]:
-        lines = (folder / "history.jsonl").read_text().splitlines()
-        history = [{k: v for k, v in json.loads(line).items() if k not in TIMES} for line in lines]
         summary = json.loads((folder / "summary.json").read_text())
-        return (folder / "weights.safetensors").read_bytes(), history, summary["images"], summary["test_loss"]
+        weights = (folder / "weights.safetensors").read_bytes()
+        return weights, timeless_history(folder), summary["images"], summary["test_loss"]
 
     return left(one) == left(other)

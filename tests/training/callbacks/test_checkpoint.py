@@ -1,6 +1,5 @@
 """Checkpoints: a fit that was stopped or killed resumes from the disk, bit for bit."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,10 @@ from cupynet.parallel import ParameterAveraging, Pipeline, Synchronizer
 from cupynet.runs.checkpoints import Checkpoints, read
 from cupynet.training import Callback, Checkpoint, EarlyStopping, History, ParallelWrapper, consensus
 from tests.support.refusals import refused
+from tests.support.resumed_runs import timeless_history
 from tests.support.training import WAYS, On, StopAfter, fingerprint, small_dataset, small_model
 
 EVERY_3 = ParameterAveraging(3)
-TIMES = ("images_per_s", "compute_s", "data_s", "averaging_s", "waiting_s", "train_s", "bytes_sent")
 DATA = small_dataset(57)  # 15 batches: the third worker has none in the last round but one, and the last is of one
 
 
@@ -55,11 +54,6 @@ def fit(wrapper: ParallelWrapper, epochs: int = 2, restore: Path | None = None) 
         return fingerprint(wrapper.model)
 
 
-def rows(folder: Path) -> list[dict[str, Any]]:
-    found = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in row.items() if key not in TIMES} for row in found]
-
-
 @pytest.mark.parametrize(("way", "iteration"), [("every 3", 5), ("adaptive", 8), ("threshold, target", 2)])
 def test_a_fit_that_saves_stops_and_resumes_equals_one_that_never_saved(
     tmp_path: Path, way: str, iteration: int, monkeypatch: pytest.MonkeyPatch
@@ -70,15 +64,15 @@ def test_a_fit_that_saves_stops_and_resumes_equals_one_that_never_saved(
     wanted = fit(wrapper_of(whole, way=WAYS[way], saves=False))
     assert fit(wrapper_of(parts, StopAfter(iteration), way=WAYS[way])) != wanted
     assert fit(wrapper_of(parts, way=WAYS[way], saves=False), restore=parts / "checkpoints") == wanted
-    assert rows(parts) == rows(whole)
+    assert timeless_history(parts) == timeless_history(whole)
 
 
 def test_a_killed_fit_resumes_from_an_earlier_checkpoint(tmp_path: Path) -> None:
     wanted = fit(wrapper_of(tmp_path))
-    written = rows(tmp_path)
+    written = timeless_history(tmp_path)
     assert Checkpoints(tmp_path / "checkpoints").steps() == [5, 8, 10]
     assert fit(wrapper_of(tmp_path), restore=tmp_path / "checkpoints" / "step-00000008") == wanted
-    assert rows(tmp_path) == written
+    assert timeless_history(tmp_path) == written
 
 
 def test_the_history_in_memory_continues(tmp_path: Path) -> None:
