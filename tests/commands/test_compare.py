@@ -64,14 +64,18 @@ def page_of(folder: Path) -> tuple[str, Page]:
     return text, Page(text)
 
 
-def test_the_comparison_page_needs_no_network_and_links_every_run(sweep: Path) -> None:
+def test_the_comparison_page_needs_no_network_and_shows_the_numbers_of_every_run_also_of_stopped_ones(
+    sweep: Path,
+) -> None:
     pytest.importorskip("matplotlib")
     (sweep / "2" / "report.html").write_text("a report")
+    made(sweep / "5", workers=8, stop_reason="signal", stopped_by="SIGTERM")
     text, page = page_of(sweep)
     links = [each["href"] for each in page.all("a")]
-    assert links == ["./0/", "./1/", "./2/report.html", "./3/", "./4/"]
+    assert links == ["./0/", "./1/", "./2/report.html", "./3/", "./4/", "./5/"]
     check_alone(text, links)
-    assert "Use workers=1 averaging_frequency=1" in page.text and "damaged" in page.text
+    assert "Use workers=1 averaging_frequency=1" in page.text and "damaged" in page.text and "SIGTERM" in page.text
+    assert page.text.count("94.00 %") >= 2 and page.text.count("93.00 %") >= 2  # two runs each, as in summary.json
     assert text.count("<svg") == 4
 
 

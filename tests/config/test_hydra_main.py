@@ -29,7 +29,8 @@ from tests.support.settings import GROUPS, settings_of
 
 # arguments, and the setting or the name that the line shows
 REFUSED = {
-    "workrs=4": "'workers'",
+    "workrs=4": "cupynet: workrs",
+    "workers=0": "cupynet: workers=0",
     "=3": "=3",
     "workers=1,2": "workers",
     "workers=four": "cupynet: workers",

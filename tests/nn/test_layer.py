@@ -1,27 +1,35 @@
 """Sequential networks: gradients, buffers on loan, passes in flight, names."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
+import cupynet
 from cupynet.backend import Backend, create_backend
 from cupynet.core.errors import ConfigError
 from cupynet.nn import (
     INFERENCE,
     Activation,
+    AvgPool2D,
     Backward,
     BatchNorm,
+    Concat,
     Context,
     Conv2D,
     Dense,
+    Dropout,
     Flat,
     Flatten,
+    GlobalAvgPool2D,
     Image,
     InputType,
     Layer,
+    LayerNorm,
     MaxPool2D,
     Model,
+    Residual,
     Scope,
     Sequential,
 )
@@ -43,6 +51,34 @@ def test_gradients_of_networks(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["lenet", "blocks"])
 def test_gradients_of_a_network_on_every_backend(name: str, kind: str) -> None:
     check_layer(small_networks()[kind], SMALL, create_backend(name, "double"))
+
+
+EVERY_LAYER: dict[str, Callable[[], Layer]] = {
+    "Activation": lambda: Activation("gelu"),
+    "AvgPool2D": lambda: AvgPool2D(3, 2, "same"),
+    "BatchNorm": BatchNorm,
+    "Concat": lambda: Concat([Conv2D(2, 1), Activation("elu")]),
+    "Conv2D": lambda: Conv2D(4, 3, stride=2, padding=1, groups=2, activation="tanh"),
+    "Dense": lambda: Dense(5, "sigmoid"),
+    "Dropout": lambda: Dropout(0.4),
+    "Flatten": Flatten,
+    "GlobalAvgPool2D": GlobalAvgPool2D,
+    "LayerNorm": LayerNorm,
+    "MaxPool2D": lambda: MaxPool2D(3, 2),
+    "Residual": lambda: Residual(Conv2D(2, 3, padding="same")),
+    "Sequential": lambda: Sequential([Conv2D(2, 3, activation="relu"), MaxPool2D(2), LayerNorm("features"), Dense(3)]),
+}
+
+
+@pytest.mark.parametrize("batch", [1, 2, 5])
+@pytest.mark.parametrize("kind", EVERY_LAYER)
+def test_the_derivative_of_every_layer_agrees_with_differences_for_every_batch_size(kind: str, batch: int) -> None:
+    check_layer(EVERY_LAYER[kind](), SMALL, batch=batch, training=True)
+
+
+def test_no_public_layer_is_left_out() -> None:
+    classes = {name: value for name in dir(cupynet) if isinstance(value := getattr(cupynet, name), type)}
+    assert EVERY_LAYER.keys() == {name for name, value in classes.items() if issubclass(value, Layer)} - {"Layer"}
 
 
 def test_gradients_of_a_users_layer() -> None:

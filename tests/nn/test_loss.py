@@ -84,12 +84,12 @@ def test_losses_of_weighted_targets_and_their_derivatives_are_those_of_pytorch(
     assert backend.workspace.on_loan == 0
 
 
+@pytest.mark.parametrize("batch", [1, 2, 9])
 @pytest.mark.parametrize("kind", [*LOSSES, *TARGET_LOSSES])
-def test_derivatives_are_those_by_differences(kind: str) -> None:
+def test_the_derivative_of_every_loss_agrees_with_differences_for_every_batch_size(kind: str, batch: int) -> None:
     loss, backend = (LOSSES | TARGET_LOSSES)[kind], create_backend("numpy", "double")
-    outputs, targets = np.random.default_rng(3).normal(0, 2, (9, 5)), GOLDEN["labels"]
-    if kind in TARGET_LOSSES:
-        targets = GOLDEN["targets"].astype(np.float32)
+    outputs = np.random.default_rng(3).normal(0, 2, (batch, 5))
+    targets = GOLDEN["targets"].astype(np.float32)[:batch] if kind in TARGET_LOSSES else GOLDEN["labels"][:batch]
     _, gradient = computed(loss, backend, outputs, targets)
     check_derivative(lambda: computed(loss, backend, outputs, targets)[0].mean(), backend, outputs, gradient, kind)
 

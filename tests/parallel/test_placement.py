@@ -29,7 +29,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
         (4, np.int64(3), np.array([3, 1]), [3, 1, 3]),
     ],
 )
-def test_workers_take_devices_in_turn(
+def test_every_gpu_gets_one_replica_by_default_and_more_workers_take_turns(
     machine: Machine, gpus: int, workers: int | None, devices: list[int] | None, found: list[int]
 ) -> None:
     machine(gpus)

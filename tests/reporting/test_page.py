@@ -41,7 +41,7 @@ def write_rows(folder: Path, rows: list[dict[str, Any]]) -> None:
     (folder / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def test_the_page_of_a_finished_run_shows_its_results(tmp_path: Path) -> None:
+def test_the_page_of_a_finished_run_shows_the_numbers_of_its_summary_json(tmp_path: Path) -> None:
     parsed = made(finished(tmp_path))
     for text in (
         "mnist: 93.33 % test accuracy", "finished", "2 workers", "commit 0123456789", "3,210/s", "1,605 per worker",
