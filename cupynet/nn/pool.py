@@ -79,11 +79,11 @@ class MaxPool2D(Pool):
 
     def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
         backend = self.backend
-        y, winners = backend.max_pool2d(x, self.window)  # (N, H', W', C)
+        y, indices = backend.max_pool2d(x, self.window)  # (N, H', W', C)
         shape = x.shape
 
         def backward(dy: Array) -> Array | None:
-            return backend.max_pool2d_backward(dy, winners, shape, self.window) if self.needs_dx else None
+            return backend.max_pool2d_backward(dy, indices, shape, self.window) if self.needs_dx else None
 
         return y, backward if context.train else no_backward
 

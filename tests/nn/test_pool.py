@@ -120,8 +120,8 @@ def test_a_fused_pair_sees_every_image_of_a_large_batch() -> None:
     dy, found, expected = rng.normal(size=y.shape), np.zeros_like(weight), np.zeros_like(weight)
     pair.backward(dy, saved, x, (weight, None), (found, None), need_dx=False)
     convolved, columns = reference.conv2d(x, weight, None, window)
-    _, winners = reference.max_pool2d(convolved, pool)
-    through = reference.max_pool2d_backward(dy, winners, convolved.shape, pool)
+    _, indices = reference.max_pool2d(convolved, pool)
+    through = reference.max_pool2d_backward(dy, indices, convolved.shape, pool)
     reference.conv2d_backward(through, columns, x, weight, expected, None, window, need_dx=False)
     np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-10)
 
@@ -136,8 +136,8 @@ def test_a_nan_anywhere_in_a_window_is_passed_on(name: str, dtype: str, place: i
     backend = create_backend(name, dtype)
     x = np.arange(2 * 2 * 3 * 20.0).reshape(2, 2, 3, 20)
     x[0, [place // 3, 1], [place % 3, 2], 7] = np.nan  # the first of two wins
-    y, winners = backend.max_pool2d(backend.asarray(x.astype(backend.policy.storage)), Window((2, 3)))
-    found, won = backend.to_host(y), backend.to_host(winners)
+    y, indices = backend.max_pool2d(backend.asarray(x.astype(backend.policy.storage)), Window((2, 3)))
+    found, won = backend.to_host(y), backend.to_host(indices)
     assert np.flatnonzero(np.isnan(found)).tolist() == [7]
     assert won[0, 0, 0, 7] == place and (won[1] == 5).all()
 
@@ -216,8 +216,8 @@ def test_a_nan_in_the_gradient_stays_in_its_place(name: str) -> None:
     """Multiplied by zero it would spread over the window, or pass a closed ReLU."""
     backend = create_backend(name, "float")
     dy = np.full((1, 2, 2, 1), np.nan, np.float32)
-    winners = backend.asarray(np.full((1, 2, 2, 1), 3, np.uint8))
-    dx = backend.max_pool2d_backward(backend.asarray(dy), winners, (1, 4, 4, 1), Window((2, 2), (2, 2)))
+    indices = backend.asarray(np.full((1, 2, 2, 1), 3, np.uint8))
+    dx = backend.max_pool2d_backward(backend.asarray(dy), indices, (1, 4, 4, 1), Window((2, 2), (2, 2)))
     assert np.isnan(backend.to_host(dx)).sum() == 4 and not np.nan_to_num(backend.to_host(dx)).any()
     closed = backend.asarray(np.array([[[[0.0], [-1.0]], [[1.0], [0.0]]]], np.float32))
     dx = backend.to_host(backend.relu_backward(backend.asarray(dy), closed))

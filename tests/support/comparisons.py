@@ -225,18 +225,18 @@ def max_pool2d(backend: Backend, call: Call, shape: Shape) -> Results:
     x = call.few(*size) if shape.flag else call.stored(*size)
     if shape.need_dx:
         call.spoil(x)
-    y, winners = backend.max_pool2d(x, window)
-    return {"y": y, "winners": winners}
+    y, indices = backend.max_pool2d(x, window)
+    return {"y": y, "indices": indices}
 
 
 def max_pool2d_backward(backend: Backend, call: Call, shape: Shape) -> Results:
     window, size = shape.pooled
     x = call.few(*size) if shape.flag else call.stored(*size)
-    y, winners = backend.max_pool2d(x, window)
+    y, indices = backend.max_pool2d(x, window)
     dy = call.stored(*y.shape)
     if shape.need_dx:
         call.spoil(dy)
-    dx = backend.max_pool2d_backward(dy, winners, size, window)
+    dx = backend.max_pool2d_backward(dy, indices, size, window)
     return {"dx": dx}
 
 
@@ -272,7 +272,7 @@ def pools_of(call: Call, shape: Shape) -> list[Window]:
 
 
 def convolution_and_max_pool(backend: Backend, call: Call, shape: Shape, activation: str, pool: Window) -> Results:
-    """Small whole numbers: every precision computes them exactly, so that all agree on the winners, ties included.
+    """Small whole numbers: every precision computes them exactly, so that all agree on the maxima, ties included.
 
     Not with many channels: Winograd's algorithm rounds, so these have no ties.
     """
@@ -283,8 +283,8 @@ def convolution_and_max_pool(backend: Backend, call: Call, shape: Shape, activat
     pair, relu = backend.fused_pair(convolution, pool), activation == "relu"
     if pair is None:
         middle, columns = backend.conv2d(x, weight, bias, shape.window)
-        y, winners = backend.max_pool2d(middle, pool)
-        kept: tuple[Array, ...] = (middle, columns, winners)
+        y, indices = backend.max_pool2d(middle, pool)
+        kept: tuple[Array, ...] = (middle, columns, indices)
     else:
         y, kept = pair.forward(x, (weight, bias))
     apart = relu and not (pair is not None and pair.activates)
@@ -297,7 +297,7 @@ def convolution_and_max_pool(backend: Backend, call: Call, shape: Shape, activat
         dy = backend.relu_backward(dy, y)
     weight_grad, bias_grad = call.wide(*weight.shape), call.wide(shape.outputs) if shape.flag else None
     if pair is None:
-        through = backend.max_pool2d_backward(dy, winners, middle.shape, pool)
+        through = backend.max_pool2d_backward(dy, indices, middle.shape, pool)
         grads = weight_grad, bias_grad
         dx = backend.conv2d_backward(through, columns, x, weight, *grads, shape.window, need_dx=shape.need_dx)
     else:

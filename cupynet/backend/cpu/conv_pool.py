@@ -1,7 +1,7 @@
 """Fused convolution and max-pool on the CPU.
 
 The forward pass computes the pixels of a pooling window in registers and writes only the maximum
-(`kernels/windows.py`). The bias is added after pooling. The backward pass processes only the winners, the pixels that
+(`kernels/windows.py`). The bias is added after pooling. The backward pass processes only the indices, the pixels that
 were the maximum of their window (`kernels/rows.py`, or `kernels/outer.py` for patches with short rows).
 
 `rows` skips zero gradients, so that results for images with NaN or infinity differ from separate operations.
@@ -71,26 +71,26 @@ class ConvPool(FusedPair):
     # forward ---------------------------------------------------------------------------------------------------------
 
     def forward(self, x: Array, weights: Weights) -> tuple[Array, tuple[Array, ...]]:
-        """(N, H, W, C) -> (N, H', W', O). Saves the winners, and the images if they are padded."""
+        """(N, H, W, C) -> (N, H', W', O). Saves the indices of the maxima, and the images if they are padded."""
         weight, bias = weights
         images, factors = self._padded(x), self.backend._operand(weight)
         offset = np.zeros(self.filters, self.dtype) if bias is None else bias.astype(self.dtype, copy=False)
-        y, winners = self._pool(images, factors, offset)
-        return y, (winners,) if images is x else (winners, images)
+        y, indices = self._pool(images, factors, offset)
+        return y, (indices,) if images is x else (indices, images)
 
     def _pool(self, images: Array, weight: Array, bias: Array) -> tuple[Array, Array]:
-        """Return pooled outputs (N, H', W', O) and winners of padded images."""
+        """Return pooled outputs (N, H', W', O) and indices of the maxima, of padded images."""
         backend, n, pixels = self.backend, len(images), self.pool.size
         y = backend.borrow((n, *self.pooled, self.filters))
-        winners = backend.borrow(y.shape, self.pool.index_dtype)
+        indices = backend.borrow(y.shape, self.pool.index_dtype)
         blocks = windows.blocks(pixels, self.filters, self.dtype.itemsize)
         images, weight = images.reshape(n, self.size[0] * self.patches.step), weight.reshape(-1, self.filters)
-        flat_y, flat_winners = (a.reshape(n, -1) for a in (bits(y), winners))
+        flat_y, flat_indices = (a.reshape(n, -1) for a in (bits(y), indices))
         for nan in (0, 1):  # the second is compiled and run only if there may be a NaN
             forward = windows.conv_pool(pixels, *blocks, nan)
-            if forward(bits(images), self.patches, self.table, weight, bias, flat_y, flat_winners):
+            if forward(bits(images), self.patches, self.table, weight, bias, flat_y, flat_indices):
                 break
-        return y, winners
+        return y, indices
 
     # backward --------------------------------------------------------------------------------------------------------
 
@@ -104,7 +104,7 @@ class ConvPool(FusedPair):
         images = images.reshape(len(x), self.size[0] * self.patches.step)
         if self.patches.row < SHORT_ROW:
             wide = self.backend._operand(dy).reshape(by_window)
-            self._short_rows(self.backend._operand(images), Passed(wide, passed.winners), weight_grad)
+            self._short_rows(self.backend._operand(images), Passed(wide, passed.indices), weight_grad)
         else:
             self._add_weight_gradient(bits(images), passed, weight_grad)
         if bias_grad is not None:

@@ -151,13 +151,13 @@ class NumbaBackend(NumbaConv, NumpyBackend):
     def max_pool2d(self, x: Array, window: Window) -> tuple[Array, Array]:
         window.check(x.shape)
         y = self.borrow((x.shape[0], *window.output(*x.shape[1:3]), x.shape[3]))
-        winners = self.borrow(y.shape, window.index_dtype)
-        pool_kernels.max_pool(bits(x), bits(y), winners, *window_numbers(window))
-        return y, winners
+        indices = self.borrow(y.shape, window.index_dtype)
+        pool_kernels.max_pool(bits(x), bits(y), indices, *window_numbers(window))
+        return y, indices
 
-    def max_pool2d_backward(self, dy: Array, winners: Array, shape: tuple[int, ...], window: Window) -> Array:
+    def max_pool2d_backward(self, dy: Array, indices: Array, shape: tuple[int, ...], window: Window) -> Array:
         dx = self.borrow(shape)
-        pool_kernels.max_pool_backward(bits(dy), winners, bits(dx), *window_numbers(window))
+        pool_kernels.max_pool_backward(bits(dy), indices, bits(dx), *window_numbers(window))
         return dx
 
     def avg_pool2d(self, x: Array, window: Window) -> Array:

@@ -34,7 +34,7 @@ def fuse(backend: Backend, first: Convolution, pool: Window) -> FusedPair | None
 
 
 class WinogradPool(conv_pool.ConvPool):
-    """See `ConvPool`. Among equal pixels of a window, rounding may decide the winner."""
+    """See `ConvPool`. Among equal pixels of a window, rounding may decide the maximum."""
 
     @cached_property
     def blocks(self) -> list[tuple[int, int]]:
@@ -80,14 +80,14 @@ class WinogradPool(conv_pool.ConvPool):
 
     def _pool(self, images: Array, weight: Array, bias: Array) -> tuple[Array, Array]:
         y = self.backend.borrow((len(images), *self.pooled, self.filters))
-        winners = self.backend.borrow(y.shape, self.pool.index_dtype)
+        indices = self.backend.borrow(y.shape, self.pool.index_dtype)
         forward = winograd.forward(self.conv.window.kernel[0], *self.blocks[1])
         filters = self._filters(weight, self.padded[1])
         tiles = self._tiles()
         windows = len(images) * tiles.down, 2, tiles.across, 2, self.filters
-        arrays = bits(y).reshape(windows), winners.reshape(windows)
+        arrays = bits(y).reshape(windows), indices.reshape(windows)
         finite = forward(bits(images), self._large(weight), filters, bias, tiles, *arrays)
-        return (y, winners) if finite else super()._pool(images, weight, bias)
+        return (y, indices) if finite else super()._pool(images, weight, bias)
 
     def backward(
         self, dy: Array, saved: tuple[Array, ...], x: Array, weights: Weights, grads: Weights, *, need_dx: bool

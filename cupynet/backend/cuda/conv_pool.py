@@ -2,7 +2,7 @@
 
 Small patches (few channels, as in the first layer) are convolved directly from the image, see kernels/conv_pool.cu.
 Other convolutions use im2col and cuBLAS, followed by one kernel for bias, activation and pooling. They save the im2col
-rows and the winners, the indices of the maxima. If ReLU zeroes a maximum, the window has no winner, so that the
+rows and the indices of the maxima. If ReLU zeroes a maximum, its index is that of no pixel, so that the
 backward pass does not need the output of the activation.
 """
 
@@ -38,30 +38,30 @@ class ConvPool(FusedPair):
         self.saves_windows = not self.direct
 
     def forward(self, x: Array, weights: Weights) -> tuple[Array, tuple[Array, ...]]:
-        """(N, H, W, C) -> (N, H', W', O). Saves the winners and, unless the convolution is direct, the im2col rows."""
+        """(N, H, W, C) -> (N, H', W', O). Saves the indices of the maxima, and the im2col rows unless it is direct."""
         backend, (weight, bias) = self.backend, weights
         if self.direct:
             y = backend.borrow((len(x), *self.pool.output(*self.convolved), self.conv.filters))
-            winners = backend.borrow(y.shape, self.pool.index_dtype)
+            indices = backend.borrow(y.shape, self.pool.index_dtype)
             threads = math.prod(y.shape[1:]) // backend._channels_at_once(self.conv.filters, 4)
-            arguments = x, weight, bias, y, winners, *self._geometry(x), int(self.relu)
+            arguments = x, weight, bias, y, indices, *self._geometry(x), int(self.relu)
             backend.kernels.images(f"conv_pool_{backend._kind}", len(x), threads, *arguments)
-            return y, (winners,)
+            return y, (indices,)
         columns = backend.im2col(x, self.conv.window)
         product = backend.matmul(columns, weight.reshape(-1, self.conv.filters))
         raw = product.reshape(len(x), *self.convolved, self.conv.filters)
-        y, winners = backend._pool(raw, bias, self.pool, relu=self.relu)
-        return y, (winners, columns)
+        y, indices = backend._pool(raw, bias, self.pool, relu=self.relu)
+        return y, (indices, columns)
 
     def backward(
         self, dy: Array, saved: tuple[Array, ...], x: Array, weights: Weights, grads: Weights, *, need_dx: bool
     ) -> Array | None:
-        backend, weight, winners = self.backend, weights[0], saved[0]
+        backend, weight, indices = self.backend, weights[0], saved[0]
         if self.direct:
-            self._add_gradients(dy, winners, x, grads)
+            self._add_gradients(dy, indices, x, grads)
             if not need_dx:
                 return None
-        conv_dy = backend.max_pool2d_backward(dy, winners, (len(x), *self.convolved, self.conv.filters), self.pool)
+        conv_dy = backend.max_pool2d_backward(dy, indices, (len(x), *self.convolved, self.conv.filters), self.pool)
         if self.direct:
             dx = backend._images_gradient(conv_dy.reshape(-1, self.conv.filters), x.shape, weight, self.conv.window)
         else:
@@ -69,13 +69,13 @@ class ConvPool(FusedPair):
             dx = backend.conv2d_backward(*arguments, need_dx=need_dx)
         return dx
 
-    def _add_gradients(self, dy: Array, winners: Array, x: Array, grads: Weights) -> None:
+    def _add_gradients(self, dy: Array, indices: Array, x: Array, grads: Weights) -> None:
         backend, weight_grad = self.backend, grads[0]
         parts = max(1, min(len(x) * dy.shape[1], DIRECT_PARTS))
         sums = [grad if grad is None else backend.borrow((parts, grad.size), grad.dtype) for grad in grads]
         height, width, channels, filters = weight_grad.shape
         threads = (height * -(-width * channels // TAPS) + 1) * filters
-        arguments = x, dy, winners, *sums, *self._geometry(x), parts
+        arguments = x, dy, indices, *sums, *self._geometry(x), parts
         backend.kernels.images(f"conv_pool_weight_{backend._kind}", parts, threads, *arguments)
         for grad, partial in zip(grads, sums, strict=True):
             if grad is not None:

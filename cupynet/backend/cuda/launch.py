@@ -45,12 +45,12 @@ WIDE = ("float", "double")
 COMPILERS = 4  # threads that compile modules
 TERMS = 16  # terms of a `weighted_sum` in one pass
 IMAGE_THREADS = 256  # maximum block size of kernels for images, as in common.cuh
-WINNERS = ("uint8", "int32")
+INDEX_DTYPES = ("uint8", "int32")
 _IMAGES = "int32 " * 12  # N H W C, output rows and columns, kernel, stride, padding (top, left)
 _POOLED = _IMAGES + "int32 " * 9  # and for the pool: rows and columns, kernel, stride, padding (top, left); filters
 
 # file -> kernel -> parameters, one word each. Arrays have the prefix `in:` or `out:`, and the suffix `?` if they may be
-# null. S, A and W are the dtypes of an instance for storage, accumulation and winners.
+# null. S, A and W are the dtypes of an instance for storage, accumulation and the indices of maxima.
 TAKES = {
     "images": {
         "load_images": "in:uint8 in:int64? in:A in:A out:S int32 int32 int32",
@@ -157,10 +157,10 @@ def _instances() -> Iterator[tuple[str, Instance]]:
         for name, words in kernels.items():
             for kind in OF_WIDE.get(name, KINDS):
                 (stored, wide), modules = KINDS[kind], _modules_with(kind, OF_WIDE.get(name, ()))
-                for winners in WINNERS if ":W" in words else ("",):
-                    types = {"S": stored, "A": wide, "W": winners}
+                for index in INDEX_DTYPES if ":W" in words else ("",):
+                    types = {"S": stored, "A": wide, "W": index}
                     parameters = tuple(_parameter(word, types) for word in words.split())
-                    yield "_".join(filter(None, (name, kind, winners))), Instance(file, parameters, kind, modules)
+                    yield "_".join(filter(None, (name, kind, index))), Instance(file, parameters, kind, modules)
 
 
 def _modules_with(kind: str, instances: tuple[str, ...]) -> tuple[str, ...]:

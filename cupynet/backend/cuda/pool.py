@@ -15,17 +15,17 @@ class CudaPool(CudaDevice, PoolOps):
 
     def _pool(self, x: Array, bias: Array | None, window: Window, *, relu: bool) -> tuple[Array, Array]:
         y = self.borrow((len(x), *window.output(*x.shape[1:3]), x.shape[3]))
-        winners = self.borrow(y.shape, window.index_dtype)
-        name, sizes = f"max_pool_{self._kind}_{winners.dtype.name}", self._geometry(x.shape, window)
+        indices = self.borrow(y.shape, window.index_dtype)
+        name, sizes = f"max_pool_{self._kind}_{indices.dtype.name}", self._geometry(x.shape, window)
         threads = math.prod(y.shape[1:]) // self._channels_at_once(x.shape[3], 4)
-        self.kernels.images(name, len(x), threads, x, bias, y, winners, *sizes, int(relu))
-        return y, winners
+        self.kernels.images(name, len(x), threads, x, bias, y, indices, *sizes, int(relu))
+        return y, indices
 
-    def max_pool2d_backward(self, dy: Array, winners: Array, shape: tuple[int, ...], window: Window) -> Array:
+    def max_pool2d_backward(self, dy: Array, indices: Array, shape: tuple[int, ...], window: Window) -> Array:
         n, channels = shape[0], shape[3]
-        dx, name = self.borrow(shape), f"max_pool_backward_{self._kind}_{winners.dtype.name}"
+        dx, name = self.borrow(shape), f"max_pool_backward_{self._kind}_{indices.dtype.name}"
         threads = math.prod(shape[1:]) // self._channels_at_once(channels, 4)
-        self.kernels.images(name, n, threads, dy, winners, dx, *self._geometry(shape, window))
+        self.kernels.images(name, n, threads, dy, indices, dx, *self._geometry(shape, window))
         return dx
 
     def avg_pool2d(self, x: Array, window: Window) -> Array:

@@ -18,21 +18,21 @@ class PoolOps(Device):
         window.check(x.shape)
         output = window.output(*x.shape[1:3])
         y = self.borrow((x.shape[0], *output, x.shape[3]), x.dtype)
-        winners = self.borrow(y.shape, window.index_dtype)
+        indices = self.borrow(y.shape, window.index_dtype)
         padded = self._surrounded(x, window, -math.inf)
         y[...] = padded[window.slices(0, 0, output)]
-        winners[...] = 0
+        indices[...] = 0
         for place, (ky, kx) in enumerate(np.ndindex(*window.kernel)):
             if place > 0:
                 candidate = padded[window.slices(ky, kx, output)]
                 with np.errstate(invalid="ignore"):  # ml_dtypes warns about NaN
                     better = ~(candidate <= y)  # larger, or one of them is NaN
                 better &= y == y  # the first NaN stays
-                self.xp.copyto(winners, winners.dtype.type(place), where=better)
+                self.xp.copyto(indices, indices.dtype.type(place), where=better)
                 self.xp.copyto(y, candidate, where=better)
-        return y, winners
+        return y, indices
 
-    def max_pool2d_backward(self, dy: Array, winners: Array, shape: tuple[int, ...], window: Window) -> Array:
+    def max_pool2d_backward(self, dy: Array, indices: Array, shape: tuple[int, ...], window: Window) -> Array:
         """Add the gradient of each window to the pixel of its maximum: (N, H', W', C) -> (N, H, W, C)."""
         n, height, width, channels = shape
         output = window.output(height, width)
@@ -40,7 +40,7 @@ class PoolOps(Device):
         dx[...] = 0
         for place, (ky, kx) in enumerate(np.ndindex(*window.kernel)):
             target = dx[window.slices(ky, kx, output)]
-            target += self.xp.where(winners == place, dy, dy.dtype.type(0))  # not a product, because 0 times NaN is NaN
+            target += self.xp.where(indices == place, dy, dy.dtype.type(0))  # not a product, because 0 times NaN is NaN
         return self._within(dx, shape, window)
 
     def avg_pool2d(self, x: Array, window: Window) -> Array:

@@ -413,14 +413,14 @@ def geometry(window: Window, shape: tuple[int, ...]) -> tuple[np.int32, ...]:
     return ints(*shape, *window.output(*shape[1:3]), *window.kernel, *window.stride, top, left)
 
 
-def closed_by_relu(y: Any, won: Any, relu: int, winners: str) -> tuple[Any, Any]:
-    """Outputs and winners after a ReLU, which closes windows without a positive output."""
+def closed_by_relu(y: Any, won: Any, relu: int, index_dtype: str) -> tuple[Any, Any]:
+    """Outputs and indices after a ReLU, which closes windows without a positive output."""
     if not relu:
         return y, won
-    return np.maximum(y, 0), np.where(y > 0, won.astype(int), {"uint8": 255, "int32": -1}[winners])
+    return np.maximum(y, 0), np.where(y > 0, won.astype(int), {"uint8": 255, "int32": -1}[index_dtype])
 
 
-def test_winners_of_windows_with_256_places() -> None:
+def test_indices_of_windows_with_256_pixels() -> None:
     """The number of the last place is 255, which means `closed` only after a ReLU."""
     x = array(np.zeros((1, 16, 16, 1)), np.float32)
     x[0, 15, 15, 0] = 1
@@ -465,7 +465,7 @@ def test_small_patches_are_convolved_and_pooled(
     x, weight, bias = (case.stored(case.rng.integers(-2, 3, size)) for size in shapes)
     convolved, columns = REFERENCE.conv2d(exact(x), exact(weight), exact(bias), window)
     pooled, won = REFERENCE.max_pool2d(convolved, pool)
-    y, winners = closed_by_relu(pooled, won, relu, "uint8")
+    y, indices = closed_by_relu(pooled, won, relu, "uint8")
     dy = case.stored(case.rng.integers(-3, 4, y.shape))
     through = np.where((pooled > 0) | (relu == 0), exact(dy), 0)
     through = REFERENCE.max_pool2d_backward(through, won, convolved.shape, pool)
@@ -477,7 +477,7 @@ def test_small_patches_are_convolved_and_pooled(
     sizes = *geometry(window, shape), *ints(*y.shape[1:3], *pool.kernel, *pool.stride, top, left, filters)
     case.run("conv_pool", "conv_pool", x, weight, bias, found, places, *sizes, np.int32(relu))
     equal(found, y)
-    equal(places, winners)
+    equal(places, indices)
     sums = [case.blank_sums(parts, *grad.shape) for grad in grads]
     case.run("conv_pool", "conv_pool_weight", x, dy, places, *sums, *sizes, np.int32(parts))
     for of_parts, grad in zip(sums, grads, strict=True):

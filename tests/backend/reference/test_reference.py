@@ -56,10 +56,10 @@ def test_windows_become_rows_and_images_again(shape: Shape) -> None:
 def test_pooling_takes_the_first_largest_of_each_window(shape: Shape) -> None:
     window, size = shape.pooled
     x = np.random.default_rng(size).integers(-2, 3, size).astype(float)
-    y, winners = NumpyBackend("double").max_pool2d(x, window)
+    y, indices = NumpyBackend("double").max_pool2d(x, window)
     looked_at = windows(x, window, -np.inf).reshape(*y.shape[:3], window.size, -1)
     np.testing.assert_array_equal(y, looked_at.max(axis=3))
-    np.testing.assert_array_equal(winners, looked_at.argmax(axis=3))  # argmax: the first
+    np.testing.assert_array_equal(indices, looked_at.argmax(axis=3))  # argmax: the first
 
 
 @every_shape
@@ -74,8 +74,8 @@ def test_means_leave_out_the_padding(shape: Shape) -> None:
 
 
 @pytest.mark.parametrize(("kernel", "itemsize"), [(15, 1), (16, 4)])
-def test_winners_of_windows_with_more_than_255_places(kernel: int, itemsize: int) -> None:
+def test_indices_of_windows_with_more_than_255_pixels(kernel: int, itemsize: int) -> None:
     x = np.zeros((1, kernel, kernel, 1), np.float32)
     x[0, -1, -1, 0] = 1
-    _, winners = NumpyBackend("float").max_pool2d(x, Window((kernel, kernel)))
-    assert (winners.item(), winners.itemsize) == (kernel * kernel - 1, itemsize)
+    _, indices = NumpyBackend("float").max_pool2d(x, Window((kernel, kernel)))
+    assert (indices.item(), indices.itemsize) == (kernel * kernel - 1, itemsize)

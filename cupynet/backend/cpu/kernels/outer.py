@@ -1,7 +1,7 @@
 """Weight gradient for patches whose rows are shorter than a vector, as in the first layer on gray or color images.
 
 Vectors run along the filters. For each pooling window and pixel, the values of the patch times the gradients of the
-filters for which this pixel is the winner are added to sums in registers.
+filters for which this pixel is the maximum are added to sums in registers.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from cupynet.backend.cpu.kernels.vectors import (
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
 def outer_sums(
     typing: Any, pixels: Any, height: Any, length: Any, filters: Any, x: Any, x_at: Any, row_step: Any, corners: Any,
-    places: Any, windows: Any, dy: Any, winners: Any, dy_at: Any, pitch: Any, grad: Any, grad_at: Any, grad_step: Any,
+    places: Any, windows: Any, dy: Any, indices: Any, dy_at: Any, pitch: Any, grad: Any, grad_at: Any, grad_step: Any,
 ) -> Any:  # fmt: skip
-    """Add the winners' patches times dy to a block of the gradient, for one image.
+    """Add the maxima's patches times dy to a block of the gradient, for one image.
 
     grad[grad_at + h · grad_step + i · pitch + j] += sum over k < windows of
     x[x_at + corners[k] + places[won] + h · row_step + i] · dy[dy_at + k · pitch + j],
-    won = winners[dy_at + k · pitch + j], for h < height, i < length, j < filters.
+    won = indices[dy_at + k · pitch + j], for h < height, i < length, j < filters.
 
     `pixels`, `height`, `length` and `filters` are constants; arrays are flat, corners and places int32. No checks.
     """
@@ -49,7 +49,7 @@ def outer_sums(
     if literals is None:
         return None
     signature = types.void(
-        pixels, height, length, filters, x, x_at, row_step, corners, places, windows, dy, winners, dy_at, pitch, grad,
+        pixels, height, length, filters, x, x_at, row_step, corners, places, windows, dy, indices, dy_at, pitch, grad,
         grad_at, grad_step,
     )  # fmt: skip
 
@@ -72,9 +72,9 @@ def outer_sums(
 
 
 def _emit(b: Any, literals: list[int], inputs: Any, grad: Any, grad_step: Any) -> None:
-    """Emit the loop over windows, with all sums in registers. Pixels that are not winners multiply zeros."""
+    """Emit the loop over windows, with all sums in registers. Pixels that are not maxima multiply zeros."""
     pixels, height, length, filters = literals
-    x, row_step, corners, places, windows, dy, winners, pitch = inputs
+    x, row_step, corners, places, windows, dy, indices, pitch = inputs
     parts = split(filters, x.type.pointee)
     cells = [(h, i, v) for h in range(height) for i in range(length) for v in range(len(parts))]
 
@@ -93,7 +93,7 @@ def _emit(b: Any, literals: list[int], inputs: Any, grad: Any, grad_step: Any) -
     sums = dict(zip(cells, phis, strict=True))
     corner, row = element(b, corners, k), b.mul(k, pitch)
     gradients = [load(b, b.gep(dy, [row]), *part) for part in parts]
-    won = [load(b, b.gep(winners, [row]), at, bytes_like(kind, 0).type) for at, kind in parts]
+    won = [load(b, b.gep(indices, [row]), at, bytes_like(kind, 0).type) for at, kind in parts]
     for p, patch in enumerate(patches):
         won_gradients = [
             b.select(b.icmp_unsigned("==", w, bytes_like(g.type, p)), g, ir.Constant(g.type, None))
@@ -137,15 +137,15 @@ def weight_gradient(pixels: int, height: int, length: int, filters: int) -> Call
 
     @kernel
     def gradient(x: Array, patches: Patches, passed: Passed, block: Block, grad: Array) -> None:
-        """grad += sum over images and windows of patch ⊗ dy for the winners, within `block`.
+        """grad += sum over images and windows of patch ⊗ dy for the maxima, within `block`.
 
         x: (N, F) images; grad: (K_h·K_w·C, O). `block.lines` is a multiple of `height`.
         """
-        dy, winners, corners, places, row_step = (
-            passed.dy, passed.winners, patches.corners, patches.places, patches.step
+        dy, indices, corners, places, row_step = (
+            passed.dy, passed.indices, patches.corners, patches.places, patches.step
         )  # fmt: skip
         size, windows, pitch = x.shape[1], dy.shape[1], dy.shape[2]
-        images, gradients, won, out = x.reshape(-1), dy.reshape(-1), winners.reshape(-1), grad.reshape(-1)
+        images, gradients, won, out = x.reshape(-1), dy.reshape(-1), indices.reshape(-1), grad.reshape(-1)
         step, windows_of_image = patches.row * pitch, windows * pitch
         for line in range(block.line, block.line + block.lines, height):
             x_at = line * row_step + block.value

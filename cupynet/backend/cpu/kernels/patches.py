@@ -29,10 +29,10 @@ class Patches(NamedTuple):
 
 
 class Passed(NamedTuple):
-    """Gradients of the pool's output, dy (N, P, O), and the pixels that were the maximum, winners (N, P, O)."""
+    """Gradients of the pool's output, dy (N, P, O), and the indices of the maxima in their windows (N, P, O)."""
 
     dy: Array
-    winners: Array
+    indices: Array
 
 
 class Block(NamedTuple):

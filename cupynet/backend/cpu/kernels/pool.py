@@ -16,7 +16,7 @@ def seen(at: int, size: int, kernel_size: int, stride: int, zeros: int) -> Any:
 
 
 @kernel
-def max_pool(x: Array, y: Array, winners: Array, kernel_size: IntPair, stride: IntPair, zeros: IntPair) -> None:
+def max_pool(x: Array, y: Array, indices: Array, kernel_size: IntPair, stride: IntPair, zeros: IntPair) -> None:
     """Write the maximum of each window and its index ky·K_w + kx, the first among equals. NaN is the largest."""
     x, y = reals(x), reals(y)
     for n in range(y.shape[0]):
@@ -24,7 +24,7 @@ def max_pool(x: Array, y: Array, winners: Array, kernel_size: IntPair, stride: I
             top, first_ky, end_ky = seen(row, x.shape[1], kernel_size[0], stride[0], zeros[0])
             for col in range(y.shape[2]):
                 left, first_kx, end_kx = seen(col, x.shape[2], kernel_size[1], stride[1], zeros[1])
-                best, place = y[n, row, col], winners[n, row, col]
+                best, place = y[n, row, col], indices[n, row, col]
                 first = x[n, top + first_ky, left + first_kx]
                 for c in range(best.size):
                     best[c] = first[c]
@@ -40,7 +40,7 @@ def max_pool(x: Array, y: Array, winners: Array, kernel_size: IntPair, stride: I
 
 @kernel
 def max_pool_backward(
-    dy: Array, winners: Array, dx: Array, kernel_size: IntPair, stride: IntPair, zeros: IntPair
+    dy: Array, indices: Array, dx: Array, kernel_size: IntPair, stride: IntPair, zeros: IntPair
 ) -> None:  # fmt: skip
     dy, dx = reals(dy), reals(dx)
     dx[...] = 0
@@ -49,7 +49,7 @@ def max_pool_backward(
             top, first_ky, end_ky = seen(row, dx.shape[1], kernel_size[0], stride[0], zeros[0])
             for col in range(dy.shape[2]):
                 left, first_kx, end_kx = seen(col, dx.shape[2], kernel_size[1], stride[1], zeros[1])
-                gradient, place = dy[n, row, col], winners[n, row, col]
+                gradient, place = dy[n, row, col], indices[n, row, col]
                 for ky in range(first_ky, end_ky):
                     for kx in range(first_kx, end_kx):
                         target = dx[n, top + ky, left + kx]

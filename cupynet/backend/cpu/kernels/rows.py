@@ -1,6 +1,6 @@
-"""Backward pass of a convolution with a max-pool, which processes only the winners of the pool.
+"""Backward pass of a convolution with a max-pool, which processes only the maxima of the pool.
 
-All other output gradients of the convolution are zero. Each winner with gradient g adds g · patch to the gradient of
+All other output gradients of the convolution are zero. Each maximum with gradient g adds g · patch to the gradient of
 its filter, and g · filter to the gradient of its patch.
 
 Both use `weighted_rows`, for rows of constant length. It is generated as LLVM vector code, because numba does not keep
@@ -99,11 +99,11 @@ def weight_gradient(full: int, block: int, rest: int) -> Callable[..., None]:
 
     @kernel
     def gradient(x: Array, patches: Patches, passed: Passed, grad: Array) -> None:
-        """grad[o, ky] += sum over images and windows of dy · row ky of the winner's patch.
+        """grad[o, ky] += sum over images and windows of dy · row ky of the maximum's patch.
 
         x: (N, F) images; grad: (O · patches.height, patches.row).
         """
-        dy, winners, corners, places = passed.dy, passed.winners, patches.corners, patches.places
+        dy, indices, corners, places = passed.dy, passed.indices, patches.corners, patches.places
         height, length, row_step = patches.height, patches.row, patches.step
         windows, filters, size = dy.shape[1], dy.shape[2], x.shape[1]
         x, dy = reals(x), reals(dy)
@@ -118,7 +118,7 @@ def weight_gradient(full: int, block: int, rest: int) -> Callable[..., None]:
             images = widened(x[start : start + group], wide).reshape(-1)
             for n in range(start, min(start + group, dy.shape[0])):
                 for k in range(windows):
-                    won, gradients, corner = winners[n, k], dy[n, k], (n - start) * size + corners[k]
+                    won, gradients, corner = indices[n, k], dy[n, k], (n - start) * size + corners[k]
                     for o in range(filters):
                         at = o * most + counts[o]
                         offsets[at] = corner + places[won[o]]
@@ -142,11 +142,11 @@ def input_gradient(full: int, block: int, rest: int) -> Callable[..., None]:
 
     @kernel
     def gradient(weight: Array, patches: Patches, passed: Passed, dx: Array) -> None:
-        """dx = sum of dy · filter over the winners, added to their patches.
+        """dx = sum of dy · filter over the maxima, added to their patches.
 
         weight: (patches.height, O, patches.row padded to a cache line); dx: (N, F).
         """
-        dy, winners, corners, places = passed.dy, passed.winners, patches.corners, patches.places
+        dy, indices, corners, places = passed.dy, passed.indices, patches.corners, patches.places
         height, row_step = patches.height, patches.step
         windows, filters, choices = dy.shape[1], dy.shape[2], places.size
         offsets = np.empty(windows * choices * filters, np.int32)
@@ -159,7 +159,7 @@ def input_gradient(full: int, block: int, rest: int) -> Callable[..., None]:
             out[:] = 0
             counts[:] = 0
             for k in range(windows):
-                won, gradients = winners[n, k], dy[n, k]
+                won, gradients = indices[n, k], dy[n, k]
                 for o in range(filters):
                     q = k * choices + won[o]
                     at = q * filters + counts[q]

@@ -33,13 +33,13 @@ FAR_FROM_OVERFLOW = 1e37  # in single and double precision
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
 def window_maximum(
     typing: Any, pixels: Any, filters: Any, nan: Any, x: Any, x_at: Any, places: Any, table: Any, weight: Any,
-    bias: Any, first: Any, pitch: Any, count: Any, y: Any, winners: Any, y_at: Any,
+    bias: Any, first: Any, pitch: Any, count: Any, y: Any, indices: Any, y_at: Any,
 ) -> Any:  # fmt: skip
     """Compute the maximum over the pixels of a window, and its index, for a block of filters.
 
     y[y_at + j] = bias[first + j] + the maximum over p < pixels of
     sum over k < count of x[x_at + places[p] + table[k]] · weight[k · pitch + first + j], for j < filters;
-    winners[y_at + j] = the first p with the maximum. With `nan`, the first NaN is the maximum.
+    indices[y_at + j] = the first p with the maximum. With `nan`, the first NaN is the maximum.
 
     `pixels`, `filters` and `nan` (0 or 1) are constants. Arrays are flat, places and table int32; nothing is checked.
     """
@@ -47,7 +47,7 @@ def window_maximum(
     if literals is None:
         return None
     signature = types.void(
-        pixels, filters, nan, x, x_at, places, table, weight, bias, first, pitch, count, y, winners, y_at
+        pixels, filters, nan, x, x_at, places, table, weight, bias, first, pitch, count, y, indices, y_at
     )  # fmt: skip
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -67,7 +67,7 @@ def _emit(b: Any, literals: list[int], inputs: Any, outputs: Any) -> None:
     _emit_largest(b, parts, sums, bool(nan), *outputs)
 
 
-def _emit_largest(b: Any, parts: Any, sums: Any, nan: bool, bias: Any, y: Any, winners: Any) -> None:
+def _emit_largest(b: Any, parts: Any, sums: Any, nan: bool, bias: Any, y: Any, indices: Any) -> None:
     """Emit the maximum for each filter, the first among equals; with `nan`, the first NaN if there is one."""
     for v, (at, kind) in enumerate(parts):
         best, won = sums[0][v], bytes_like(kind, 0)
@@ -79,7 +79,7 @@ def _emit_largest(b: Any, parts: Any, sums: Any, nan: bool, bias: Any, y: Any, w
                 better = b.fcmp_ordered(">", sums[p][v], best)
             best, won = b.select(better, sums[p][v], best), b.select(better, bytes_like(kind, p), won)
         store(b, b.fadd(best, load(b, bias, at, kind)), y, at)
-        store(b, won, winners, at)
+        store(b, won, indices, at)
 
 
 def blocks(pixels: int, filters: int, itemsize: int) -> tuple[int, int, int]:
@@ -98,11 +98,11 @@ def conv_pool(pixels: int, full: int, block: int, rest: int, nan: int = 0) -> Ca
     """
 
     @kernel
-    def forward(x: Array, patches: Patches, table: Array, weight: Array, bias: Array, y: Array, winners: Array) -> bool:
-        """Write the pooled convolution and its winners. Return False, with invalid results, if there may be a NaN.
+    def forward(x: Array, patches: Patches, table: Array, weight: Array, bias: Array, y: Array, indices: Array) -> bool:
+        """Write the pooled convolution and indices of maxima. Return False, with invalid results, if there may be NaN.
 
         x: (N, F) images; table: (K_h·K_w·C,) offsets of the values of a patch; weight: (K_h·K_w·C, O); bias: (O,); y,
-        winners: (N, P·O).
+        indices: (N, P·O).
         """
         corners, places = patches.corners, patches.places
         size, windows, filters, count = x.shape[1], corners.size, weight.shape[1], table.size
@@ -111,7 +111,7 @@ def conv_pool(pixels: int, full: int, block: int, rest: int, nan: int = 0) -> Ca
         for i in range(factors.size):  # np.sum takes numba longer to compile
             weights += abs(factors[i])
         for n in range(x.shape[0]):
-            image, out, won = widened(x[n], floats), scratch(y[n], sums), winners[n]
+            image, out, won = widened(x[n], floats), scratch(y[n], sums), indices[n]
             if nan == 0:
                 total = weight.dtype.type(0)
                 for i in range(size):

@@ -240,7 +240,7 @@ def transform_gradient(size: int, tiles: Tiles, tile: int, last: bool, dx: Array
 
 
 @inlined
-def pool(outputs: Array, at: int, bias: Array, y: Array, winners: Array) -> None:
+def pool(outputs: Array, at: int, bias: Array, y: Array, indices: Array) -> None:
     """Write the maximum of four outputs plus bias, and its index, the first among equals."""
     for o in range(bias.size):
         best, won = outputs[at, o], np.uint8(0)
@@ -248,15 +248,15 @@ def pool(outputs: Array, at: int, bias: Array, y: Array, winners: Array) -> None
             value = outputs[at + q // 2 * SIDE + q % 2, o]
             if value > best:
                 best, won = value, np.uint8(q)
-        y[o], winners[o] = best + bias[o], won
+        y[o], indices[o] = best + bias[o], won
 
 
 @inlined
-def unpool(dy: Array, winners: Array, outputs: Array, at: int) -> None:
+def unpool(dy: Array, indices: Array, outputs: Array, at: int) -> None:
     for q in range(4):
         target = outputs[at + q // 2 * SIDE + q % 2]
         for o in range(dy.size):
-            target[o] = dy[o] if winners[o] == q else 0
+            target[o] = dy[o] if indices[o] == q else 0
 
 
 @functools.cache
@@ -264,10 +264,10 @@ def forward(size: int, height: int, width: int) -> Callable[..., bool]:
     """Return the forward kernel for filters of `size`. height, width: see `block`."""
 
     @kernel
-    def pooled(x: Array, large: Any, weight: Array, bias: Array, tiles: Tiles, y: Array, winners: Array) -> bool:
-        """Write the pooled convolution and its winners. Return False if a sum of |x| is not below `large`.
+    def pooled(x: Array, large: Any, weight: Array, bias: Array, tiles: Tiles, y: Array, indices: Array) -> bool:
+        """Write the pooled convolution and indices of maxima. Return False if a sum of |x| is not below `large`.
 
-        x: (N, H, W, C) images; weight: (K · K, C · O padded); bias: (O,); y, winners: (N · down, 2, across, 2, O).
+        x: (N, H, W, C) images; weight: (K · K, C · O padded); bias: (O,); y, indices: (N · down, 2, across, 2, O).
         """
         x, y, v, m, w = reals(x), reals(y), tiles.points, tiles.products, tiles.weights
         flat, outputs, across = m.reshape(-1), tiles.outputs.reshape(-1), tiles.across
@@ -287,7 +287,7 @@ def forward(size: int, height: int, width: int) -> Callable[..., bool]:
                     transform(size, 0, 0, flat, at, n * filters, filters, outputs, o, SIDE * filters, filters)
                 for q in range(4):
                     at = first + t // across, q // 2, t % across, q % 2
-                    pool(tiles.outputs, q // 2 * 2 * SIDE + q % 2 * 2, bias, y[at], winners[at])
+                    pool(tiles.outputs, q // 2 * 2 * SIDE + q % 2 * 2, bias, y[at], indices[at])
         return True
 
     return pooled
@@ -299,11 +299,11 @@ def backward(size: int, height: int, width: int, dx_height: int, dx_width: int) 
 
     @kernel
     def gradients(
-        x: Array, large: Any, dy: Array, winners: Array, turned: Array, tiles: Tiles, grad: Array, dx: Array
+        x: Array, large: Any, dy: Array, indices: Array, turned: Array, tiles: Tiles, grad: Array, dx: Array
     ) -> bool:  # fmt: skip
         """Write grad (K · K, C · O padded), and dx unless it is empty. Return False like `forward`.
 
-        x: (N, H, W, C); dy, winners: (N · down, 2, across, 2, O); turned: (K · K, O · C padded).
+        x: (N, H, W, C); dy, indices: (N · down, 2, across, 2, O); turned: (K · K, O · C padded).
         """
         x, dy, dx, v, m, w = reals(x), reals(dy), reals(dx), tiles.points, tiles.products, tiles.weights
         flat, outputs, across = m.reshape(-1), tiles.outputs.reshape(-1), tiles.across
@@ -317,7 +317,7 @@ def backward(size: int, height: int, width: int, dx_height: int, dx_width: int) 
             for t in range(rows * across):
                 for q in range(4):
                     at = first + t // across, q // 2, t % across, q % 2
-                    unpool(dy[at], winners[at], tiles.outputs, q // 2 * 2 * SIDE + q % 2 * 2)
+                    unpool(dy[at], indices[at], tiles.outputs, q // 2 * 2 * SIDE + q % 2 * 2)
                 for o in range(0, filters, tiles.lanes):
                     at = t * m.shape[1] + o
                     transform(size, 1, 0, outputs, o, SIDE * filters, filters, flat, at, n * filters, filters)

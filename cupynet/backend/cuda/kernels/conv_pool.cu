@@ -2,7 +2,7 @@
 // images. Neither im2col rows nor the output of the convolution are stored.
 //
 // In the forward pass, a thread computes the pooled output of V filters. In the backward pass, a thread sums the gradients
-// of TAPS weights of a filter over its part of the windows, reading only the patches of the winners.
+// of TAPS weights of a filter over its part of the windows, reading only the patches of the maxima.
 //
 // Loops whose bounds are minima or maxima are not unrolled, here and in other kernels: the compiler would compute their
 // trip count, which ptxas 13.0 gets wrong for sm_90 (see tests/backend/cuda/test_compiles.py).
@@ -12,7 +12,7 @@
 constexpr int TAPS = 5;    // adjacent values in a row of a patch that a thread computes
 constexpr int AHEAD = 6;   // windows whose gradients, and then pixels, are loaded together
 constexpr int SIDE = 2;    // height and width of pools whose positions are computed together
-constexpr int NONE = 255;  // winner of a window that ReLU zeroed, which has no gradient
+constexpr int NONE = 255;  // index in a window that ReLU zeroed, which has no gradient
 
 struct Geometry {
   int height, width, channels;          // of an image
@@ -121,10 +121,10 @@ __device__ __forceinline__ void convolve_pool(
   }
 }
 
-// Like max_pool in pool.cu, but of the convolution of x. y, winners: (count, pooled_rows, pooled_cols, O).
+// Like max_pool in pool.cu, but of the convolution of x. y, indices: (count, pooled_rows, pooled_cols, O).
 template <int V, class S>
 __device__ void conv_pool_of(
-    const S* x, const S* weight, const S* bias, S* y, unsigned char* winners, int count, const Geometry& g, int relu) {
+    const S* x, const S* weight, const S* bias, S* y, unsigned char* indices, int count, const Geometry& g, int relu) {
   using A = Wide<S>;
   const unsigned groups = g.filters / V, total = g.pooled_rows * g.pooled_cols * groups;
   const long long values = static_cast<long long>(g.height) * g.width * g.channels;
@@ -136,7 +136,7 @@ __device__ void conv_pool_of(
       const Inside down(row, g.pool_height, g.rows), across(col, g.pool_width, g.cols);
       const Pack<S, V> offset = bias ? fetch<V>(Read<S>{bias + filter}, 0) : Pack<S, V>{};
       A best[V] = {};
-      unsigned char winner[V] = {};
+      unsigned char index[V] = {};
       const auto compare = [&](const A(&sums)[V], int place, bool first) {
 #pragma unroll
         for (int v = 0; v < V; ++v) {
@@ -144,7 +144,7 @@ __device__ void conv_pool_of(
           if (bias) candidate = rounded<S>(candidate + wide(offset.lane[v]));
           if (first || (!(candidate <= best[v]) && best[v] == best[v])) {
             best[v] = candidate;
-            winner[v] = place;
+            index[v] = place;
           }
         }
       };
@@ -175,22 +175,22 @@ __device__ void conv_pool_of(
       for (int v = 0; v < V; ++v) {
         const bool closed = relu && !(best[v] > 0);
         store(out.lane[v], closed ? positive(best[v]) : best[v]);
-        won.lane[v] = closed ? NONE : winner[v];
+        won.lane[v] = closed ? NONE : index[v];
       }
       const long long at = (static_cast<long long>(n) * g.pooled_rows * g.pooled_cols + place) * g.filters + filter;
       keep<V>(Write<S>{y + at}, 0, out);
-      keep<V>(Write<unsigned char>{winners + at}, 0, won);
+      keep<V>(Write<unsigned char>{indices + at}, 0, won);
     }
   }
 }
 
 template <class S>
 __device__ void conv_pool(
-    const S* x, const S* weight, const S* bias, S* y, unsigned char* winners, int count, const Geometry& g, int relu) {
+    const S* x, const S* weight, const S* bias, S* y, unsigned char* indices, int count, const Geometry& g, int relu) {
   const auto compute = [&](auto values) {
-    conv_pool_of<decltype(values)::NUMBER>(x, weight, bias, y, winners, count, g, relu);
+    conv_pool_of<decltype(values)::NUMBER>(x, weight, bias, y, indices, count, g, relu);
   };
-  in_packs<sizeof(S) < 8 ? 4 : 2>(g.filters, compute, weight, bias, y, winners);
+  in_packs<sizeof(S) < 8 ? 4 : 2>(g.filters, compute, weight, bias, y, indices);
 }
 
 // Weights of a thread: `count` (at most TAPS) values in row `ky` of a filter's patch, from value `from` on.
@@ -199,7 +199,7 @@ struct Taps {
 };
 
 // sums += gradients of AHEAD pooling windows of a line, from (row, col) of the convolution on, times the pixels of their
-// winners. WHOLE: a winner's pixels are inside the image, and there are TAPS. Other pixels are replaced by the first of
+// maxima. WHOLE: a maximum's pixels are inside the image, and there are TAPS. Other pixels are replaced by the first of
 // the image, because branches would separate the loads. reciprocal: see `conv_pool_weight_of`.
 template <bool WHOLE, class S>
 __device__ __forceinline__ void add_windows(
@@ -235,13 +235,13 @@ __device__ __forceinline__ void add_windows(
 // (parts, K_h, K_w, C, O) and, if there is a bias, bias_sums (parts, O).
 template <bool WHOLE, class S>
 __device__ void conv_pool_weight_of(
-    const S* x, const S* dy, const unsigned char* winners, Wide<S>* weight_sums, Wide<S>* bias_sums, int count,
+    const S* x, const S* dy, const unsigned char* indices, Wide<S>* weight_sums, Wide<S>* bias_sums, int count,
     const Geometry& g, int parts) {
   using A = Wide<S>;
   const int length = g.kernel_width * g.channels, chunks = (length + TAPS - 1) / TAPS;
   const unsigned of_weight = g.kernel_height * chunks * g.filters, total = of_weight + (bias_sums ? g.filters : 0);
   const long long values = static_cast<long long>(g.height) * g.width * g.channels;
-  const int reciprocal = (1 << 16) / g.pool_width + 1;  // replaces divisions of winners, which are below 2^8
+  const int reciprocal = (1 << 16) / g.pool_width + 1;  // replaces divisions of indices, which are below 2^8
   for (int part = blockIdx.y; part < parts; part += gridDim.y) {
     for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < total; i += gridDim.x * blockDim.x) {
       const int filter = i % g.filters, chunk = i / g.filters, from = chunk % chunks * TAPS;
@@ -254,7 +254,7 @@ __device__ void conv_pool_weight_of(
 #pragma unroll 1
       while (n < count) {
         const long long first = (static_cast<long long>(n) * g.pooled_rows + line) * g.pooled_cols * g.filters + filter;
-        const unsigned char* winner = winners + first;
+        const unsigned char* index = indices + first;
         const S* gradient = dy + first;
 #pragma unroll 1
         for (int col = 0; col < g.pooled_cols; col += AHEAD) {
@@ -263,7 +263,7 @@ __device__ void conv_pool_weight_of(
 #pragma unroll
           for (int k = 0; k < AHEAD; ++k) {  // all loads before the first use
             const int at = min(col + k, g.pooled_cols - 1) * g.filters;
-            won[k] = winner[at];
+            won[k] = index[at];
             gradients[k] = wide(gradient[at]);
           }
 #pragma unroll
@@ -299,27 +299,27 @@ __device__ void conv_pool_weight_of(
 
 template <class S>
 __device__ void conv_pool_weight(
-    const S* x, const S* dy, const unsigned char* winners, Wide<S>* weight_sums, Wide<S>* bias_sums, int count,
+    const S* x, const S* dy, const unsigned char* indices, Wide<S>* weight_sums, Wide<S>* bias_sums, int count,
     const Geometry& g, int parts) {
   const bool padded = g.top > 0 || g.left > 0 || (g.rows - 1) * g.stride_down + g.kernel_height > g.height ||
                       (g.cols - 1) * g.stride_across + g.kernel_width > g.width;
   if (!padded && g.kernel_width * g.channels % TAPS == 0) {
-    conv_pool_weight_of<true>(x, dy, winners, weight_sums, bias_sums, count, g, parts);
+    conv_pool_weight_of<true>(x, dy, indices, weight_sums, bias_sums, count, g, parts);
   } else {
-    conv_pool_weight_of<false>(x, dy, winners, weight_sums, bias_sums, count, g, parts);
+    conv_pool_weight_of<false>(x, dy, indices, weight_sums, bias_sums, count, g, parts);
   }
 }
 
 #define INSTANCES(kind, S, A)                                                                                         \
   IMAGES_KERNEL(3) conv_pool_##kind(                                                                                  \
-      const S* x, const S* weight, const S* bias, S* y, unsigned char* winners, int count, GEOMETRY_PARAMETERS,       \
+      const S* x, const S* weight, const S* bias, S* y, unsigned char* indices, int count, GEOMETRY_PARAMETERS,       \
       int relu) {                                                                                                     \
-    conv_pool(x, weight, bias, y, winners, count, Geometry GEOMETRY, relu);                                           \
+    conv_pool(x, weight, bias, y, indices, count, Geometry GEOMETRY, relu);                                           \
   }                                                                                                                   \
   IMAGES_KERNEL(2) conv_pool_weight_##kind(                                                                           \
-      const S* x, const S* dy, const unsigned char* winners, A* weight_sums, A* bias_sums, int count,                 \
+      const S* x, const S* dy, const unsigned char* indices, A* weight_sums, A* bias_sums, int count,                 \
       GEOMETRY_PARAMETERS, int parts) {                                                                               \
-    conv_pool_weight(x, dy, winners, weight_sums, bias_sums, count, Geometry GEOMETRY, parts);                        \
+    conv_pool_weight(x, dy, indices, weight_sums, bias_sums, count, Geometry GEOMETRY, parts);                        \
   }
 IN_HALF(INSTANCES(half, __half, float))
 IN_BFLOAT16(INSTANCES(bfloat16, __nv_bfloat16, float))

@@ -14,14 +14,14 @@ struct Seen {
 
 constexpr int PIXELS = 4;  // pixels of a window that are loaded together
 
-// y = maximum of each window of x + bias, then ReLU if `relu`; winners = index ky · K_w + kx of the maximum in the window.
-// The first among equals wins, or the first NaN. If ReLU returns 0 (or gets NaN), the winner is -1, or 255 in 8 bits, so
+// y = maximum of each window of x + bias, then ReLU if `relu`; indices = index ky · K_w + kx of the maximum in the window.
+// The first among equals wins, or the first NaN. If ReLU returns 0 (or gets NaN), the index is -1, or 255 in 8 bits, so
 // that the window has no gradient. (count, H, W, C) -> 2 x (count, rows, cols, C). V channels at a time.
 //
 // x + bias is rounded to S before comparisons, so that ties are the same as in separate operations. bias (C,) may be null.
 template <int V, class S, class W>
 __device__ void max_pool_of(
-    const S* x, const S* bias, S* y, W* winners, int count, int height, int width, int channels, int rows, int cols,
+    const S* x, const S* bias, S* y, W* indices, int count, int height, int width, int channels, int rows, int cols,
     int kernel_height, int kernel_width, int stride_down, int stride_across, int top, int left, int relu) {
   const int line = width * channels, groups = channels / V;
   const unsigned total = rows * cols * groups;
@@ -35,7 +35,7 @@ __device__ void max_pool_of(
       const int in_row = across.end - across.first;
       const Pack<S, V> offset = bias ? fetch<V>(Read<S>{bias + c}, 0) : Pack<S, V>{};
       Wide<S> best[V] = {};
-      int winner[V] = {}, at = 0, here = down.first * kernel_width + across.first, passed = 0;
+      int index[V] = {}, at = 0, here = down.first * kernel_width + across.first, passed = 0;
       bool first = true;
 #pragma unroll 1
       for (int rest = (down.end - down.first) * in_row; rest > 0; rest -= PIXELS) {
@@ -58,7 +58,7 @@ __device__ void max_pool_of(
             if (bias) candidate = rounded<S>(candidate + wide(offset.lane[v]));
             if ((k == 0 && first) || (!(candidate <= best[v]) && best[v] == best[v])) {
               best[v] = candidate;
-              winner[v] = places[k];
+              index[v] = places[k];
             }
           }
         }
@@ -70,38 +70,38 @@ __device__ void max_pool_of(
       for (int v = 0; v < V; ++v) {
         const bool closed = relu && !(best[v] > 0);
         store(maxima.lane[v], closed ? positive(best[v]) : best[v]);
-        won.lane[v] = static_cast<W>(closed ? -1 : winner[v]);
+        won.lane[v] = static_cast<W>(closed ? -1 : index[v]);
       }
       keep<V>(Write<S>{y}, out + i, maxima);
-      keep<V>(Write<W>{winners}, out + i, won);
+      keep<V>(Write<W>{indices}, out + i, won);
     }
   }
 }
 
 template <class S, class W>
 __device__ void max_pool(
-    const S* x, const S* bias, S* y, W* winners, int count, int height, int width, int channels, int rows, int cols,
+    const S* x, const S* bias, S* y, W* indices, int count, int height, int width, int channels, int rows, int cols,
     int kernel_height, int kernel_width, int stride_down, int stride_across, int top, int left, int relu) {
   const auto find = [&](auto values) {
     max_pool_of<decltype(values)::NUMBER>(
-        x, bias, y, winners, count, height, width, channels, rows, cols, kernel_height, kernel_width, stride_down,
+        x, bias, y, indices, count, height, width, channels, rows, cols, kernel_height, kernel_width, stride_down,
         stride_across, top, left, relu);
   };
-  in_packs<sizeof(S) < 8 ? 4 : 2>(channels, find, x, bias, y, winners);
+  in_packs<sizeof(S) < 8 ? 4 : 2>(channels, find, x, bias, y, indices);
 }
 
 // dx = sum of the gradients of all windows that a pixel won, in the order of its indices in these windows.
 // (count, rows, cols, C) -> (count, H, W, C). V channels at a time.
 template <int V, class S, class W>
 __device__ void max_pool_backward_of(
-    const S* dy, const W* winners, S* dx, int count, int height, int width, int channels, int rows, int cols,
+    const S* dy, const W* indices, S* dx, int count, int height, int width, int channels, int rows, int cols,
     int kernel_height, int kernel_width, int stride_down, int stride_across, int top, int left) {
   const int groups = channels / V;
   const unsigned total = height * width * groups;
   const long long windows = static_cast<long long>(rows) * cols * channels;
   for (int n = blockIdx.y; n < count; n += gridDim.y) {
     const S* gradient = dy + n * windows;
-    const W* won = winners + n * windows;
+    const W* won = indices + n * windows;
     for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < total; i += gridDim.x * blockDim.x) {
       const int c = i % groups * V, pixel = i / groups;
       const int y = pixel / width + top, x = pixel % width + left;  // in the padded image
@@ -115,11 +115,11 @@ __device__ void max_pool_backward_of(
         for (int col = last_col; col >= 0 && x - col * stride_across < kernel_width; --col) {
           const int place = (y - row * stride_down) * kernel_width + x - col * stride_across;
           const int at = (row * cols + col) * channels + c;
-          const Pack<W, V> winner = fetch<V>(Read<W>{won + at}, 0);
+          const Pack<W, V> index = fetch<V>(Read<W>{won + at}, 0);
           const Pack<S, V> value = fetch<V>(Read<S>{gradient + at}, 0);
 #pragma unroll
           for (int v = 0; v < V; ++v)
-            if (winner.lane[v] == static_cast<W>(place)) sums[v] += wide(value.lane[v]);
+            if (index.lane[v] == static_cast<W>(place)) sums[v] += wide(value.lane[v]);
         }
       }
       Pack<S, V> out;
@@ -132,14 +132,14 @@ __device__ void max_pool_backward_of(
 
 template <class S, class W>
 __device__ void max_pool_backward(
-    const S* dy, const W* winners, S* dx, int count, int height, int width, int channels, int rows, int cols,
+    const S* dy, const W* indices, S* dx, int count, int height, int width, int channels, int rows, int cols,
     int kernel_height, int kernel_width, int stride_down, int stride_across, int top, int left) {
   const auto gather = [&](auto values) {
     max_pool_backward_of<decltype(values)::NUMBER>(
-        dy, winners, dx, count, height, width, channels, rows, cols, kernel_height, kernel_width, stride_down,
+        dy, indices, dx, count, height, width, channels, rows, cols, kernel_height, kernel_width, stride_down,
         stride_across, top, left);
   };
-  in_packs<sizeof(S) < 8 ? 4 : 2>(channels, gather, dy, winners, dx);
+  in_packs<sizeof(S) < 8 ? 4 : 2>(channels, gather, dy, indices, dx);
 }
 
 // y = mean of each window, excluding padding. (count, H, W, C) -> (count, rows, cols, C).
@@ -196,18 +196,18 @@ __device__ void avg_pool_backward(
 
 #define INSTANCE(kind, S, numbers, W)                                                                                 \
   KERNEL max_pool_##kind##_##numbers(                                                                                 \
-      const S* x, const S* bias, S* y, W* winners, int count, int height, int width, int channels, int rows,          \
+      const S* x, const S* bias, S* y, W* indices, int count, int height, int width, int channels, int rows,          \
       int cols, int kernel_height, int kernel_width, int stride_down, int stride_across, int top, int left,           \
       int relu) {                                                                                                     \
     max_pool<S, W>(                                                                                                   \
-        x, bias, y, winners, count, height, width, channels, rows, cols, kernel_height, kernel_width, stride_down,    \
+        x, bias, y, indices, count, height, width, channels, rows, cols, kernel_height, kernel_width, stride_down,    \
         stride_across, top, left, relu);                                                                              \
   }                                                                                                                   \
   KERNEL max_pool_backward_##kind##_##numbers(                                                                        \
-      const S* dy, const W* winners, S* dx, int count, int height, int width, int channels, int rows, int cols,       \
+      const S* dy, const W* indices, S* dx, int count, int height, int width, int channels, int rows, int cols,       \
       int kernel_height, int kernel_width, int stride_down, int stride_across, int top, int left) {                   \
     max_pool_backward<S, W>(                                                                                          \
-        dy, winners, dx, count, height, width, channels, rows, cols, kernel_height, kernel_width, stride_down,        \
+        dy, indices, dx, count, height, width, channels, rows, cols, kernel_height, kernel_width, stride_down,        \
         stride_across, top, left);                                                                                    \
   }
 #define AVERAGES(name, kind, S)                                                                                       \
