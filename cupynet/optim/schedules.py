@@ -22,8 +22,8 @@ NAMES: dict[str, type[Schedule]] = {}  # schedules that can be chosen by name
 class Schedule(Described):
     """Base class of schedules, which map an iteration to a learning rate.
 
-    In each iteration, every replica makes one update. `begin_fit` and `on_evaluation` receive the same values on all
-    workers.
+    In each iteration, every replica makes one update. On a GPU, a copy is also asked for the rates of later iterations;
+    exceptions are then ignored. `begin_fit` and `on_evaluation` receive the same values on all workers.
 
     Attributes:
         monitor: name of the monitored validation metric, or None.

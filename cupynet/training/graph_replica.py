@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -190,9 +191,10 @@ class GraphReplica(Replica):
 
     def _steer(self, iteration: int) -> None:
         def later() -> Iterator[Numbers]:
-            optimizer = copy.copy(self.optimizer)  # the original may remember the last iteration
-            optimizer.learning_rate = copy.copy(optimizer.learning_rate)
-            return map(optimizer.numbers, range(iteration + 1, self._stop))
+            with suppress(Exception):  # a rate may depend on later events; if not, its own iteration raises this again
+                optimizer = copy.copy(self.optimizer)  # the original may remember the last iteration
+                optimizer.learning_rate = copy.copy(optimizer.learning_rate)
+                yield from map(optimizer.numbers, range(iteration + 1, self._stop))
 
         self._recorder.steer(iteration, self.optimizer.numbers(iteration), later)
 

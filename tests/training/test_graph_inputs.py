@@ -1,6 +1,8 @@
 """Captured steps take their batches and learning rates from the device, and train as single launches do."""
 
 import copy
+import gc
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,6 +55,20 @@ class Counts(Schedule):
         return 0.1 / self.calls
 
 
+class Told(Schedule):
+    """A schedule that is told the rate of an iteration after the previous one."""
+
+    def __init__(self) -> None:
+        self.rates = [0.05]
+
+    def __call__(self, iteration: int) -> float:
+        return self.rates[iteration]
+
+
+def tell(trainer: Trainer) -> None:
+    trainer.schedule.rates.append(0.05 / trainer.iteration)  # type: ignore[attr-defined]
+
+
 def lower(trainer: Trainer) -> None:
     if trainer.iteration in (4, 5, 12):
         trainer.replica.optimizer.learning_rate = Constant(0.05 / trainer.iteration)
@@ -65,14 +81,14 @@ def launch_singly(trainer: Trainer) -> None:
 @on_devices
 @pytest.mark.parametrize(
     ("change", "rate"),
-    [(lower, 0.05), (launch_singly, OneCycle(0.05)), (lambda _: None, Counts())],
-    ids=["rates set by a callback", "single launches in between", "rates that depend on calls"],
+    [(lower, 0.05), (launch_singly, OneCycle(0.05)), (lambda _: None, Counts()), (tell, Told())],
+    ids=["rates set by a callback", "single launches in between", "rates that depend on calls", "rates not yet known"],
 )
 def test_steps_take_the_right_batch_and_rate_after_a_change(
     change: Callable[[Trainer], None], rate: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def train() -> dict[str, Any]:
-        optimizer, callback = Nesterov(copy.copy(rate)), On("on_iteration_end", change)
+        optimizer, callback = Nesterov(copy.deepcopy(rate)), On("on_iteration_end", change)
         return train_on_device("half", 1, optimizer=optimizer, callbacks=[callback], data=small_dataset(61))
 
     found = train()
@@ -97,6 +113,17 @@ def test_several_fits_and_evaluations_train_as_single_launches(monkeypatch: pyte
     found = train()
     monkeypatch.setattr(parallel_wrapper, "replica_of", Replica)
     np.testing.assert_equal(found, train())
+
+
+@on_devices
+def test_a_fit_releases_its_images() -> None:
+    with ParallelWrapper(small_model("half", "cupy"), 1, 3, optimizer=Nesterov(0.05)) as training:
+        data = small_dataset(24)
+        images = weakref.ref(data.images)
+        training.fit(data, batch_size=8)
+        del data
+        gc.collect()
+        assert images() is None
 
 
 @on_devices

@@ -272,7 +272,7 @@ class CudaTransfer(Transfer):
         """Let the next `take` read this part of the epoch, also if other batches were gathered in between."""
         if self._taken != part.start:
             with self._backend.activated():
-                self.order[:1] = part.start
+                self._numbers_sent.send(self.order[:1], [part.start])
         self._taken = part.stop
 
     def take(self, images: Array, labels: Array, samples: Array | None) -> None:
@@ -291,7 +291,7 @@ class CudaTransfer(Transfer):
         self._numbers_sent.close()
         if self._pixels is not None:
             self._pixels_sent.close()
-        del self._tables
+        del self._tables, self._data  # `GraphReplica` may keep this object until the next fit
         if self._batch is not None:
             self._backend.batches.leave(self._batch)
         self.order = self._labels = self._batch = self._pixels = None
