@@ -57,7 +57,7 @@ def test_every_model_of_the_configuration(name: str) -> None:
 
 
 @pytest.mark.parametrize("input", ["uint8", "float"])
-def test_every_layer(input: str) -> None:
+def test_every_layer_gives_the_logits_and_probabilities_of_the_model(input: str) -> None:
     model = everything_as_model()
     images = images_for(model)
     given = images if input == "uint8" else (images / 255).astype(np.float32)

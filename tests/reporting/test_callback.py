@@ -17,6 +17,7 @@ from cupynet.runs.run import Run
 from cupynet.training import History, ParallelWrapper, StopReason
 from cupynet.training.callbacks.base import Callback
 from cupynet.training.trainer import Trainer
+from tests.support.pages import check_alone
 from tests.support.settings import settings_of
 
 QUICK = (
@@ -39,7 +40,7 @@ def trained(folder: Path, *settings: str, callbacks: tuple[Callback, ...] = ()) 
     return (folder / "report.html").read_text()
 
 
-def test_a_page_is_also_made_for_a_stopped_run_and_replaced_when_it_is_resumed(
+def test_a_page_that_needs_no_network_is_also_made_for_a_stopped_run_and_replaced_when_it_is_resumed(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -49,6 +50,7 @@ def test_a_page_is_also_made_for_a_stopped_run_and_replaced_when_it_is_resumed(
     folder = Path("run")
     text = trained(folder, "epochs=2", callbacks=(Interrupting(),))
     assert ">stopped<" in text and "SIGINT" in text
+    check_alone(text)
     text = trained(folder, "epochs=2", "resume=run")
     assert "run/report.html" in capsys.readouterr().out
     assert "2 of 2" in text and "finished" in text and "<svg" in text and "SIGINT" not in text
@@ -113,11 +115,14 @@ class Failing(Callback):
         raise self.error
 
 
-def test_a_page_is_also_made_for_a_failed_run_and_names_its_error(tmp_path: Path, without_charts: None) -> None:
+def test_a_page_that_needs_no_network_is_also_made_for_a_failed_run_and_names_its_error(
+    tmp_path: Path, without_charts: None
+) -> None:
     with pytest.raises(ValueError, match="^mine$"):
         fit(tmp_path, History(), ReportPage(), Failing(ValueError("mine")))
     text = (tmp_path / "report.html").read_text()
     assert ">failed<" in text and "ValueError: mine" in text
+    check_alone(text)
 
 
 def test_an_interrupt_is_not_delayed_by_a_page(tmp_path: Path) -> None:

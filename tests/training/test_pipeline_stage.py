@@ -140,7 +140,9 @@ def test_stages_are_evaluated_with_the_weights_that_the_user_loads() -> None:
     [(ParameterAveraging(3), 2), (GradientMean(), 4)],
     ids=["between averages", "end of an epoch"],
 )
-def test_training_resumes_bit_for_bit(synchronizer: Synchronizer, iteration: int, tmp_path: Path) -> None:
+def test_replicas_of_pipeline_stages_resume_bit_for_bit(
+    synchronizer: Synchronizer, iteration: int, tmp_path: Path
+) -> None:
     data = small_dataset(45)  # 8 batches of 6 for 2 replicas, the last of three samples
     recorders = [Recorder(), Recorder()]
     given = iter(recorders)

@@ -1,5 +1,6 @@
 """Checkpoints: a fit that was stopped or killed resumes from the disk, bit for bit."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +55,9 @@ def fit(wrapper: ParallelWrapper, epochs: int = 2, restore: Path | None = None) 
         return fingerprint(wrapper.model)
 
 
-@pytest.mark.parametrize(("way", "iteration"), [("every 3", 5), ("adaptive", 8), ("threshold, target", 2)])
-def test_a_fit_that_saves_stops_and_resumes_equals_one_that_never_saved(
-    tmp_path: Path, way: str, iteration: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("way", "iteration"), [*zip(WAYS, itertools.cycle([5, 8, 2]))])
+def test_a_fit_that_saves_stops_and_resumes_from_disk_equals_one_that_never_saved_with_every_synchronizer(
+    way: str, iteration: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An epoch ends after iteration 5."""
     monkeypatch.setattr(consensus, "AGREE_EVERY", 1)
