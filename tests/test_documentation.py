@@ -60,6 +60,12 @@ def test_every_link_leads_to_a_file_and_a_heading(page: str) -> None:
         assert not anchor or anchor in anchors(path), f"{path}#{anchor}"
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_every_test_that_a_page_names_exists(page: str) -> None:
+    for file, name in re.findall(r"(tests/[\w/]+\.py)(?:::(\w+))?", PAGES[page]):
+        assert f"def {name}(" in (ROOT / file).read_text("utf-8") if name else (ROOT / file).is_file(), (file, name)
+
+
 def test_every_page_can_be_reached_from_the_readme() -> None:
     found, ahead = set(), ["README.md"]
     while ahead:
