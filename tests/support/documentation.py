@@ -12,7 +12,7 @@ PAGES = {
     path.relative_to(ROOT).as_posix(): path.read_text("utf-8")
     for path in sorted(
         [
-            *(ROOT / "README.md", ROOT / "conf" / "README.md"),
+            *(ROOT / "README.md", ROOT / "conf" / "README.md", ROOT / ".github" / "CONTRIBUTING.md"),
             *(ROOT / "cupynet").rglob("*.md"),
             *(ROOT / "outputs" / "records").glob("*.md"),
         ]
