@@ -51,7 +51,8 @@ class TrainingOptions:
         devices: GPU indices; worker r uses devices[r % len(devices)]. By default all GPUs, or under mpiexec the
             model's. The first worker of this process must be on the model's device.
         callbacks: a list of `Callback`.
-        log_every: iterations between `on_log` events of callbacks; 0 disables them.
+        log_every: iterations between `on_log` events of callbacks, and between measurements of the drift if there is no
+            `synchronizer`; 0 disables the events.
         timeout_s: seconds that a worker waits for the others before it fails.
         blas_threads: BLAS threads per worker on a CPU. By default the cores are divided among the workers; with numba
             the default is 1.
@@ -165,6 +166,7 @@ class TrainingOptions:
             3 if frequency is None else frequency,
             average_updaters=True if updaters is None else updaters,
             report_score=True if score is None else flag("report_score_after_averaging", score),
+            measure_every=self.log_every or 50,
         )
 
     def _check_placement(self, network: Layer, backend: str, device: int | None) -> Placement:
