@@ -56,10 +56,11 @@ class Columns(Mapping[str, list[Any]]):
     reports: dict[str, list[Any]]
 
     def __getitem__(self, name: str) -> list[Any]:
-        name = re.sub("^val_", "validation_", name)
-        if name not in self.epochs:
-            raise KeyError(f"there is no column {name}. The columns are {', '.join(self.epochs)}")
-        return self.epochs[name]
+        column = re.sub("^val_", "validation_", str(name))
+        if column not in self.epochs:
+            known = ", ".join(self.epochs) or "empty, because no epoch is complete"
+            raise KeyError(f"there is no column {name}. The columns are {known}")
+        return self.epochs[column]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.epochs)
@@ -68,9 +69,9 @@ class Columns(Mapping[str, list[Any]]):
         return len(self.epochs)
 
     @property
-    def history(self) -> Columns:
-        """The mapping itself, as `history.history` in Keras."""
-        return self
+    def history(self) -> dict[str, list[Any]]:
+        """`epochs` with the names of Keras, such as `val_loss`."""
+        return {re.sub("^validation_", "val_", name): values for name, values in self.epochs.items()}
 
     @classmethod
     def of(cls, rows: Iterable[Mapping[str, Any]]) -> Columns:

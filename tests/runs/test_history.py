@@ -59,7 +59,10 @@ def test_rows_of_several_kinds() -> None:
 def test_columns_are_a_mapping_with_the_names_of_keras() -> None:
     columns = Columns({"loss": [2.0], "validation_loss": [3.0]}, {})
     assert dict(columns) == columns.epochs and list(columns) == ["loss", "validation_loss"]
-    assert columns.history["val_loss"] == columns["validation_loss"] == [3.0]
+    assert columns.history == {"loss": [2.0], "val_loss": columns["val_loss"]} and columns["validation_loss"] == [3.0]
+    assert json.loads(json.dumps(columns.history)) == columns.history  # a dict, as pandas needs it too
     assert "val_loss" in columns and "accuracy" not in columns and columns.get("accuracy") is None
-    with pytest.raises(KeyError, match="validation_loss"):
-        columns["accuracy"]
+    assert 0 not in columns  # type: ignore[comparison-overlap]
+    for empty_or_not in (columns, Columns({}, {})):
+        with pytest.raises(KeyError, match="validation_loss|no epoch"):
+            empty_or_not["accuracy"]
