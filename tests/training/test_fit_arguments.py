@@ -132,6 +132,7 @@ def test_functions_receive_events_and_columns_have_names() -> None:
         LambdaCallback(on_epoch_begin=print)
     with refused("event", "on_epoch_begin"):
         type("Mine", (Callback,), {"on_epoch_begin": print})
+    type("Mine", (Callback,), {"on_gpu": True, "on_cpu": property(str)})  # are not methods
     with refused("on_epoch_end", "None"):
         LambdaCallback(on_epoch_end=None)  # type: ignore[arg-type]
 

@@ -40,8 +40,8 @@ class Callback:
     def __init_subclass__(cls, **arguments: Any) -> None:
         """Raise ConfigError for a method such as `on_epoch_begin`, which would never be called."""
         super().__init_subclass__(**arguments)
-        for name in vars(cls):
-            if name.startswith("on_"):
+        for name, value in vars(cls).items():
+            if name.startswith("on_") and callable(value):
                 one_of(f"{cls.__name__} event", name, EVENTS)
 
     def check_path(self) -> None:
