@@ -308,7 +308,7 @@ class Model:
                 is defined in a function or in __main__.
             OutputError: the file cannot be written.
         """
-        if Path(path).suffix != ".safetensors":
+        if Path(path).suffix.lower() != ".safetensors":
             raise ConfigError("must end in .safetensors, the format of this file", "path", wording.shown(path, str))
         save_described(path, self.weights(), self.description())
 
