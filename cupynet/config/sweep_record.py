@@ -213,12 +213,13 @@ def finish(sweep: Path, planned: Sequence[Sequence[str]] = (), shared: Sequence[
         for job in jobs:
             if job.code:
                 screen.print(f"job {job.number} {job}", soft_wrap=True)
+        numbers = {job.number for job in jobs}
         missed = [
             f"job {number}: {_without(shared, overrides)}"
             for number, overrides in enumerate(planned)
-            if jobs and number not in {job.number for job in jobs}
+            if number not in numbers
         ]
-        if missed:
+        if jobs and missed:
             screen.print(f"did not begin: {', '.join(missed)}", soft_wrap=True)
         if any(job.is_trial for job in jobs):
             screen.print("fast dev run: these are not results", soft_wrap=True)
