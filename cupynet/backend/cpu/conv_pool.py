@@ -1,7 +1,7 @@
 """Fused convolution and max-pool on the CPU.
 
 The forward pass computes the pixels of a pooling window in registers and writes only the maximum
-(`kernels/windows.py`). The bias is added after pooling. The backward pass processes only the indices, the pixels that
+(`kernels/windows.py`). The bias is added after pooling. The backward pass processes only the pixels that
 were the maximum of their window (`kernels/rows.py`, or `kernels/outer.py` for patches with short rows).
 
 `rows` skips zero gradients, so that results for images with NaN or infinity differ from separate operations.
