@@ -151,7 +151,7 @@ INITIALIZERS: dict[str, Initializer] = {
     "zeros": zeros,
     "ones": ones,
 }
-ELSEWHERE = {f"{name}_normal": name for name in ("xavier", "glorot", "he", "kaiming", "lecun")}  # names in Keras
+ELSEWHERE = {f"{name}_normal": name for name in ("xavier", "glorot", "he", "kaiming", "lecun")}  # Keras and PyTorch
 
 
 def initializer(init: str | Initializer, argument: str = "init") -> Initializer:

@@ -36,7 +36,7 @@ class KerasAttribute:
         raise AttributeError(self._replacement)
 
 
-TRAINABLE = KerasAttribute("`trainable` is not an attribute here. Use model.freeze('conv1'), with names of layers")
+TRAINABLE = KerasAttribute("there is no attribute `trainable`. Freeze layers by name: model.freeze('conv1')")
 
 
 def no_backward(dy: Array) -> Array:

@@ -43,7 +43,7 @@ class DataWarnings:
             log.warning("data set %r: its labels differ from the ones in the checkpoint", train.dataset.name)
         if self._metrics and fit.evaluate_on is None and self._speaks:
             self._metrics = False
-            log.warning("the history has no metrics, because there are no validation data. Pass validation_split=0.1")
+            log.warning("metrics are not computed, because there are no validation data. Pass validation_split=0.1")
         if self._is_new(train):
             warn_of_classes(train.dataset)
             self._dark = warn_of_pixels(train.dataset)
