@@ -53,7 +53,8 @@ def rows(summary: Summary) -> dict[str, str]:
         found["stopped"] = outcome.stopped_by
     best = outcome.early_stopping
     if best is not None and best["best_epoch"] is not None:
-        found["best epoch"] = f"{best['best_epoch']}, validation {best['monitor']} {best['best_score']:.4g}"
+        monitor = best["monitor"].removeprefix("validation_").removeprefix("val_")
+        found["best epoch"] = f"{best['best_epoch']}, validation {monitor} {best['best_score']:.4g}"
     if outcome.train_loss is not None:
         found["training loss"] = f"{outcome.train_loss:.4g}, mean of the last epoch"
     if scores.validation_accuracy is not None:

@@ -50,9 +50,10 @@ def test_one_worker_alone_sends_nothing(capsys: pytest.CaptureFixture[str]) -> N
 def test_the_table_has_the_best_epoch_of_early_stopping(
     best: int | None, expected: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = {"monitor": "loss", "best_score": 0.03125, "best_epoch": best, "restored": best is not None}
-    rows = table(summary(stopped_by="patience", early_stopping=found), capsys)
-    assert rows["stopped"] == "patience" and rows.get("best epoch") == expected
+    for monitor in ("loss", "val_loss", "validation_loss"):
+        found = {"monitor": monitor, "best_score": 0.03125, "best_epoch": best, "restored": best is not None}
+        rows = table(summary(stopped_by="patience", early_stopping=found), capsys)
+        assert rows["stopped"] == "patience" and rows.get("best epoch") == expected
 
 
 def test_a_table_that_cannot_be_printed_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
