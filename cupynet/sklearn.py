@@ -69,6 +69,9 @@ class _Network(BaseEstimator):  # type: ignore[misc]
         hidden = dict(layers) if isinstance(layers, Mapping) else dict(Sequential(layers)) if layers else {}
         if "output" in hidden:
             raise ConfigError("the estimator adds a layer `output`. Rename your layer", "layers")
+        last = next(reversed(hidden.values()), None)
+        if isinstance(last, Dense) and (last.units, last.activation) == (outputs, "identity"):
+            raise ConfigError(f"the estimator adds the output layer. Remove Dense({outputs})", "layers")
         seed = int(check_random_state(self.random_state).randint(1 << 31))
         network = {**hidden, "output": Dense(outputs)}
         self.model_ = Model(network, images.shape[1:], self.backend, seed, loss, dtype=self.dtype)

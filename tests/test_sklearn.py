@@ -9,7 +9,7 @@ pytest.importorskip("sklearn")
 from sklearn.model_selection import GridSearchCV
 from sklearn.utils.estimator_checks import check_estimator
 
-from cupynet import Conv2D, MaxPool2D, Nesterov
+from cupynet import Conv2D, Dense, MaxPool2D, Nesterov
 from cupynet.sklearn import Classifier, Regressor
 from tests.support.refusals import refused
 from tests.support.training import small_dataset
@@ -65,6 +65,11 @@ def test_targets_have_the_shape_of_those_of_fit() -> None:
     regressor = Regressor(backend="numpy", workers=2).fit(x, y)
     assert regressor.predict(x[:3]).shape == (3, 2) and regressor.score(x, y) > 0.9
     assert regressor.fit(x, y[:, 0]).predict(x[:3]).shape == (3,)
+
+
+def test_a_second_output_layer_is_refused() -> None:
+    with refused("layers"):
+        Classifier([Dense(4), Dense(2)]).fit(np.zeros((4, 3)), [0, 1, 0, 1])
 
 
 def test_an_input_of_another_size_is_refused() -> None:

@@ -41,6 +41,7 @@ class Dataset:
         classes: number of classes, or of targets T.
         pixels: scaling of integer images; fractions of 255 by default.
         weights: (S,) loss factor of each sample, at least 0, stored as float32; None for 1.
+        class_names: names of the classes in order; empty if they have none. `fit` copies them to the model.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Dataset:
     classes: int
     pixels: PixelScale = FRACTIONS
     weights: Array | None = None
+    class_names: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         where = f"data set {self.name!r}"
@@ -74,6 +76,8 @@ class Dataset:
                 f"{where}: labels must be in 0 .. {classes - 1} for {wording.counted(classes, 'class')}, got {found}. "
                 "A network needs one output per class. Regression targets must be floating-point"
             )
+        if len(self.class_names) not in (0, classes):
+            raise ConfigError(f"{where}: class_names must have {classes} names, got {len(self.class_names)}")
         weights = None if self.weights is None else weight_array("Dataset weights", self.weights, len(labels))
         fields = {"images": images, "labels": labels, "classes": classes, "weights": weights}
         for field, value in fields.items():

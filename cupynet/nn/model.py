@@ -71,7 +71,10 @@ class Model:
         dtype: str | None = None,
         needs_dx: bool = False,
     ) -> None:
-        self._description = copy.deepcopy(network) if isinstance(network, Layer) else Sequential(network)
+        network = network if isinstance(network, Layer) else Sequential(network)
+        if built := next((layer for layer in network.walk() if "backend" in vars(layer)), None):
+            raise ConfigError(f"{built.path} belongs to another model. Use new layers, or `Model.replace`", "network")
+        self._description = copy.deepcopy(network)
         self.input = input = input_type(input)
         self.backend = backend = _backend_of(backend, dtype)
         self.seed = checks.seed("seed", seed)
@@ -252,6 +255,28 @@ class Model:
         own = part.params.places
         part.set_learning_rate_factors({name: rate for name, rate in self.params.rates.items() if name in own})
         return part
+
+    def replace(self, **layers: Layer) -> Model:
+        """Return a copy with other layers in place of the layers with these names, for instance to fine-tune.
+
+        The other layers keep their weights. All layers are trained, unless they are frozen again.
+
+        Args:
+            layers: new layers by name, such as `dense2=Dense(3)`.
+
+        Raises:
+            ConfigError: the network is not a `Sequential`, has no layer of a name, or a layer after a new one needs
+                another input.
+        """
+        parts = dict(self._description.children()) if isinstance(self._description, Sequential) else {}
+        if unknown := layers.keys() - parts.keys():
+            raise ConfigError(f"there is no layer {min(unknown)}. Layers: {', '.join(parts)}", "layers")
+        model = Model(parts | layers, self.input, self.backend, self.seed, self.loss)
+        kept = {name: weight for name, weight in self.weights().items() if name.partition(".")[0] not in layers}
+        if kept:
+            model.load_weights(kept, strict=False)
+        model.pixels, model.trained_on = self.pixels, self.trained_on
+        return model
 
     def weights(self) -> dict[str, Any]:
         """Return NumPy copies of all weights and buffers by name, such as `conv1.weight` and `norm1.mean`."""

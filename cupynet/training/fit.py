@@ -13,7 +13,7 @@ from cupynet.backend.array import Array, layout_hint
 from cupynet.core.checks import integer, number, one_of
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.core.wording import one, shown
-from cupynet.data import Dataset, LabeledData, Loader, Shards, as_loader, read_pairs
+from cupynet.data import Data, Dataset, LabeledData, Loader, Shards, Source, as_loader, read_pairs
 from cupynet.data.dataset import balanced_weights, dense, is_one_hot, on_host, split_views, weight_array
 from cupynet.nn import Loss, Model, check_output
 from cupynet.parallel import Communicator
@@ -56,6 +56,9 @@ def examples(x: Examples, y: Any = None) -> Loader | Dataset | Shards | tuple[Ar
         return x  # type: ignore[return-value]
     if hasattr(x, "shape"):
         raise ConfigError("is missing. Pass the labels, as in fit(images, labels). Only predict needs none", "y")
+    if isinstance(x, Data | Source):
+        loaded = "" if isinstance(x, Data) else ".load()"
+        raise ConfigError(f"data: pass one part of it, such as data{loaded}.train, and others as validation_data")
     return read_pairs(x)
 
 

@@ -258,6 +258,7 @@ class ParallelWrapper:
         self._checked.check_data(self.model.network, FitData.of(fit, self.model.loss))
         self._warnings.of_fit(fit, self.placement.workers, unfinished[0].data if unfinished else None)
         self.model.pixels = loader.dataset.pixels
+        self.model.class_names = getattr(loader.dataset, "class_names", ()) or self.model.class_names
         self.model.trained_on = "floats" if loader.dataset.scaled else "pixels"
         before = len(self._rows.kept)
         with stopping_at_interrupt(lambda: self.stop(CTRL_C, StopReason.REQUEST)) as interrupted, self._ending():

@@ -117,6 +117,27 @@ def test_a_description_may_be_used_again() -> None:
     assert equal(one.weights(), two.weights()) and one.params.master is not two.params.master
 
 
+def test_a_replaced_layer_is_new_and_the_others_keep_their_weights() -> None:
+    model = Model(Sequential([Conv2D(2, 3), Dense(4, "relu"), Dense(3)]), SMALL, create_backend("numpy"))
+    model.params.master += 1
+    model.pixels = PixelScale.of([0.1], [0.3])
+    mine, before = model.replace(dense2=Dense(5)), model.weights()
+    found = mine.weights()
+    assert found["dense2.weight"].shape == (4, 5) and mine.pixels == model.pixels and mine.class_names == ()
+    assert equal({name: found[name] for name in found if "dense2" not in name},
+                 {name: before[name] for name in before if "dense2" not in name})  # fmt: skip
+    same_size = model.replace(dense2=Dense(3)).weights()
+    assert not np.array_equal(same_size["dense2.weight"], before["dense2.weight"])
+    with refused("layers"):
+        model.replace(output=Dense(5))
+
+
+def test_layers_of_another_model_are_refused() -> None:
+    layers = dict(small().network.children())
+    with refused("network"):
+        Model(layers, SMALL)
+
+
 def test_training_methods_of_keras_are_missing_with_a_remedy() -> None:
     model = small()
     for name in ("compile", "fit", "train_on_batch", "evaluate"):

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet import Callback, Dataset, Dense, LambdaCallback, Loader, Model, ParallelWrapper
+from cupynet import Callback, Dataset, Dense, LambdaCallback, Loader, Model, ParallelWrapper, Synthetic
 from cupynet.backend import PixelScale
 from cupynet.core.errors import ConfigError
 from cupynet.data.dataset import split_views
@@ -206,6 +206,25 @@ def test_other_data_are_refused_before_anything_changes(
     with ParallelWrapper(model, 2) as wrapper, refused(setting):
         wrapper.fit(*data, **options)
     assert fingerprint(model) == before
+
+
+def test_the_model_learns_the_names_of_the_classes() -> None:
+    model = small_model()
+    with ParallelWrapper(model, 2) as wrapper:
+        wrapper.fit(replace(DATA, class_names=["ant", "bee", "cat"]), epochs=1)
+        assert model.classify(X[:1], top=1)[0][0][0] in ("ant", "bee", "cat")
+        wrapper.fit(X, Y, epochs=1)
+    assert model.class_names == ("ant", "bee", "cat")
+    with refused(""):
+        replace(DATA, class_names=["ant", "bee"])
+
+
+@pytest.mark.parametrize(
+    "source", [Synthetic(train=20, test=10), Synthetic(train=20, test=10).load()], ids=["source", "data"]
+)
+def test_a_whole_source_is_refused_with_its_parts(source: Any) -> None:
+    with ParallelWrapper(small_model()) as wrapper, pytest.raises(ConfigError, match=r"\.train"):
+        wrapper.fit(source)
 
 
 def test_a_table_is_refused_with_a_remedy_that_works() -> None:

@@ -128,8 +128,8 @@ class Source(ABC):
             validation = replace(train.take(of_validation), name=f"{name}-validation")
         train, test = train.take(of_train), test.take(of_test)
         pixels = pixels_for(self.normalize, train.images)
-        train, test = replace(train, pixels=pixels), replace(test, pixels=pixels)
-        return Data(name, train, validation and replace(validation, pixels=pixels), test)
+        known = {"pixels": pixels, "class_names": self.class_names}
+        return Data(name, replace(train, **known), validation and replace(validation, **known), replace(test, **known))
 
     def _chosen(self, labels: Array, test_labels: Array, *, mixed: bool | None = None) -> tuple[Any, Any, Any]:
         """Return the training, validation (or None) and test images, as indices or slices."""
