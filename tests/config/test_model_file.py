@@ -122,10 +122,12 @@ def test_what_a_file_cannot_hold_is_refused(layer: Layer, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["model.keras", "model.h5", "model"])
-def test_a_file_of_another_format_is_refused(name: str, tmp_path: Path) -> None:
-    with refused("path", str(tmp_path / name)):
-        Model([Dense(3)], (8, 8), "numpy").save(tmp_path / name)
-    Model([Dense(3)], (8, 8), "numpy").save(tmp_path / "MODEL.SAFETENSORS")
+def test_a_file_of_another_format_is_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with refused("path", name):
+        Model([Dense(3)], (8, 8), "numpy").save(name)
+    Model([Dense(3)], (8, 8), "numpy").save(Path("MODEL.SAFETENSORS"))
+    assert [*map(str, Path().iterdir())] == ["MODEL.SAFETENSORS"]
 
 
 def test_a_model_is_saved_as_it_was_made(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -128,8 +129,8 @@ class Source(ABC):
             validation = replace(train.take(of_validation), name=f"{name}-validation")
         train, test = train.take(of_train), test.take(of_test)
         pixels = pixels_for(self.normalize, train.images)
-        known = {"pixels": pixels, "class_names": self.class_names}
-        return Data(name, replace(train, **known), validation and replace(validation, **known), replace(test, **known))
+        described = partial(replace, pixels=pixels, class_names=self.class_names)
+        return Data(name, described(train), validation and described(validation), described(test))
 
     def _chosen(self, labels: Array, test_labels: Array, *, mixed: bool | None = None) -> tuple[Any, Any, Any]:
         """Return the training, validation (or None) and test images, as indices or slices."""
