@@ -191,7 +191,7 @@ class Replica:
     def _passes(self, images: Array, labels: Array, context_of: Callable[[slice], Context]) -> tuple[Array, Array]:
         """Run forward and backward on each part of a batch. Return losses and the number of hits.
 
-        The losses are those of the samples, (N,), or their sum, (1,), if there are several parts.
+        The losses have shape (N,), or (1,) with their sum if there are several parts.
         """
         model, backend, whole = self.model, self.backend, len(labels)
         total: Array = 0.0

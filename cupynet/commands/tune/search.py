@@ -317,7 +317,7 @@ def reason_of(trial: FrozenTrial) -> str:
 
 
 def record(plan: Plan, folder: Path, study: Study, trial: FrozenTrial) -> None:
-    """Print a line about a trial that has ended, and write all trials to tune.csv. OutputError."""
+    """Print a line about a trial that has ended, and write all trials to tune.csv. Raise OutputError."""
     result = _form(plan)(trial.value) if trial.value is not None else ""
     outcome = "" if trial.state == TrialState.COMPLETE else trial.state.name.lower()
     result = ", ".join(filter(None, [result, outcome, reason_of(trial)]))
