@@ -380,7 +380,7 @@ def test_first_steps_wait_for_another_threads_capture(monkeypatch: pytest.Monkey
     """
     capturing: set[int] = set()
     intruders: list[int] = []
-    capture, gradient = Graphs._capture, GraphReplica._gradient
+    capture, step = Graphs._capture, GraphReplica._step
 
     def captured(graphs: Graphs, key: tuple[str, graph_replica.Shape], work: Callable[[], None]) -> None:
         def slowly() -> None:
@@ -394,10 +394,10 @@ def test_first_steps_wait_for_another_threads_capture(monkeypatch: pytest.Monkey
     def stepped(replica: GraphReplica, shape: graph_replica.Shape) -> None:
         time.sleep(0.05 if shape == (2,) else 0)
         intruders.extend(capturing - {threading.get_ident()})
-        gradient(replica, shape)
+        step(replica, shape)
 
     monkeypatch.setattr(Graphs, "_capture", captured)
-    monkeypatch.setattr(GraphReplica, "_gradient", stepped)
+    monkeypatch.setattr(GraphReplica, "_step", stepped)
     with ParallelWrapper(small_model("float", "cupy"), 3, devices=[0], log_every=0) as wrapper:
         wrapper.fit(Loader(small_dataset(22), 4, shuffle=False), epochs=1)
     assert intruders == []
