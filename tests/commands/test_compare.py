@@ -64,17 +64,20 @@ def page_of(folder: Path) -> tuple[str, Page]:
     return text, Page(text)
 
 
-def test_the_comparison_page_needs_no_network_and_shows_the_numbers_of_every_run_also_of_stopped_ones(
+def test_the_comparison_page_needs_no_network_and_shows_every_run_also_failed_and_stopped_ones(
     sweep: Path,
 ) -> None:
     pytest.importorskip("matplotlib")
     (sweep / "2" / "report.html").write_text("a report")
     made(sweep / "5", workers=8, stop_reason="signal", stopped_by="SIGTERM")
+    (made(sweep / "6", workers=16) / "summary.json").unlink()
+    (sweep / "6" / "train.log").write_text("2026-11-22 10:00:01,000 ERROR cupynet: the disk has failed\n")
     text, page = page_of(sweep)
     links = [each["href"] for each in page.all("a")]
-    assert links == ["./0/", "./1/", "./2/report.html", "./3/", "./4/", "./5/"]
+    assert links == ["./0/", "./1/", "./2/report.html", "./3/", "./4/", "./5/", "./6/"]
     check_alone(text, links)
     assert "Use workers=1 averaging_frequency=1" in page.text and "damaged" in page.text and "SIGTERM" in page.text
+    assert "the disk has failed" in page.text
     assert page.text.count("94.00 %") >= 2 and page.text.count("93.00 %") >= 2  # two runs each, as in summary.json
     assert text.count("<svg") == 4
 

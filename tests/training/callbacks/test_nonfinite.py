@@ -43,7 +43,7 @@ def test_a_loss_that_is_not_finite_names_worker_batch_samples_and_layer(workers:
 @pytest.mark.parametrize(
     ("backwards", "stages", "place"), [(True, 1, "'dense1.bias'"), (False, 2, "the loss"), (True, 2, "'dense1.bias'")]
 )
-def test_a_loss_or_gradient_that_is_not_finite_names_batch_and_layer_also_in_a_stage(
+def test_a_loss_or_gradient_that_is_not_finite_names_worker_batch_and_layer_also_in_a_stage(
     backwards: bool, stages: int, place: str
 ) -> None:
     """Of all gradients that are not finite, dense1's are nearest to the loss."""
@@ -53,7 +53,8 @@ def test_a_loss_or_gradient_that_is_not_finite_names_batch_and_layer_also_in_a_s
         with pytest.raises(DivergedError) as caught:
             wrapper.fit(SHUFFLED, epochs=1)
         assert all(np.isfinite(each.params.master).all() for each in wrapper.replicas())  # it moved nothing
-    assert f"batch {batch_with([17]).index} of epoch 1" in str(caught.value) and place in str(caught.value)
+    where = f"worker {stages - 1} at batch {batch_with([17]).index} of epoch 1"
+    assert where in str(caught.value) and place in str(caught.value)
 
 
 def test_a_worker_spoiled_by_another_workers_batch_leaves_its_own_out(caplog: pytest.LogCaptureFixture) -> None:
