@@ -118,7 +118,7 @@ def nodes(source: Source) -> tuple[ast.AST, ...]:
 
 
 def called(node: ast.Call) -> str:
-    """The last name of what is called: `import_module` for importlib.import_module(...)."""
+    """Return the last name of a called function: `import_module` for importlib.import_module(...)."""
     return getattr(node.func, "attr", getattr(node.func, "id", ""))
 
 

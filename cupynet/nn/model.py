@@ -265,16 +265,16 @@ class Model:
             layers: new layers by name, such as `dense2=Dense(3)`.
 
         Raises:
-            ConfigError: the network is not a `Sequential`, has no layer of a name, or a layer after a new one needs
-                another input.
+            ConfigError: the network is not a `Sequential`, has no layer of a name, or the weights of another layer no
+                longer fit.
         """
         parts = dict(self._description.children()) if isinstance(self._description, Sequential) else {}
         if unknown := layers.keys() - parts.keys():
             raise ConfigError(f"there is no layer {min(unknown)}. Layers: {', '.join(parts)}", "layers")
         model = Model(parts | layers, self.input, self.backend, self.seed, self.loss)
         kept = {name: weight for name, weight in self.weights().items() if name.partition(".")[0] not in layers}
-        if kept:
-            model.load_weights(kept, strict=False)
+        if kept and (unfit := model.load_weights(kept, strict=False).unexpected):
+            raise ConfigError(f"{unfit[0]} no longer fits. Replace its layer too", "layers")
         model.pixels, model.trained_on = self.pixels, self.trained_on
         return model
 

@@ -76,7 +76,7 @@ def exchanged(folder: Path) -> None:
     (folder.parent / "x" / "0").rename(folder / "0")
 
 
-DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {  # each with what is named besides the folder
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {  # the damage, and the text that the error must contain
     "no folder": (shutil.rmtree, ""),
     "a shard missing": (lambda folder: shutil.rmtree(folder / "1"), "0, 2"),
     "of another set": (exchanged, "samples.npy"),

@@ -128,8 +128,9 @@ def test_a_replaced_layer_is_new_and_the_others_keep_their_weights() -> None:
                  {name: before[name] for name in before if "dense2" not in name})  # fmt: skip
     same_size = model.replace(dense2=Dense(3)).weights()
     assert not np.array_equal(same_size["dense2.weight"], before["dense2.weight"])
-    with refused("layers"):
-        model.replace(output=Dense(5))
+    for wrong in ({"output": Dense(5)}, {"conv2d1": Conv2D(3, 3)}):  # dense1 has weights for two channels
+        with refused("layers"):
+            model.replace(**wrong)
 
 
 def test_layers_of_another_model_are_refused() -> None:

@@ -55,8 +55,8 @@ class Counts(Schedule):
         return 0.1 / self.calls
 
 
-class Told(Schedule):
-    """A schedule that is told the rate of an iteration after the previous one."""
+class SetByCallback(Schedule):
+    """A schedule whose next rate a callback sets after each iteration."""
 
     def __init__(self) -> None:
         self.rates = [0.05]
@@ -81,7 +81,7 @@ def launch_singly(trainer: Trainer) -> None:
 @on_devices
 @pytest.mark.parametrize(
     ("change", "rate"),
-    [(lower, 0.05), (launch_singly, OneCycle(0.05)), (lambda _: None, Counts()), (tell, Told())],
+    [(lower, 0.05), (launch_singly, OneCycle(0.05)), (lambda _: None, Counts()), (tell, SetByCallback())],
     ids=["rates set by a callback", "single launches in between", "rates that depend on calls", "rates not yet known"],
 )
 def test_steps_take_the_right_batch_and_rate_after_a_change(
