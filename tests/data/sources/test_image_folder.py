@@ -46,7 +46,9 @@ def test_sizes_are_known_before_pictures_are_decoded(folder: Path, decoded: list
 def test_a_limited_image_folder_has_images_of_each_class_and_reads_no_others(
     folder: Path, decoded: list[Path], validation: int, train: int
 ) -> None:
-    data: Any = ImageFolder(folder, limit=20, validation=validation).load()
+    source = ImageFolder(folder, limit=20, validation=validation)
+    data: Any = source.load()
+    assert data.train.class_names == data.test.class_names == source.class_names
     assert len(data.train) == len(data.test) == 20
     assert set(data.test.labels.tolist()) == set(range(10)) and len(set(data.train.labels.tolist())) >= 8
     assert len(decoded) == train + 20
