@@ -27,7 +27,8 @@ help: ## show this list
 install: $(INSTALLED) ## create .venv with all packages, and CuPy if there is a GPU; PYTHON=python3.12 selects the interpreter
 	@:
 
-# install cupynet[EXTRAS]; pip shows its progress on a terminal
+# Install cupynet[EXTRAS]; pip shows its progress on a terminal. Then report what the machine has, and compile the kernels,
+# so that the first training starts as fast as later ones.
 define build
 	@python=; for each in $(or $(PYTHON),python3.12 python3.11 python3.13 python3.10 python3); do \
 		if "$$each" -c '$(SUPPORTED)' 2>/dev/null; then python=$$each; break; fi; done; \
@@ -38,6 +39,7 @@ define build
 	"$$python" -m venv $(VENV)
 	@if [ -t 1 ]; then quiet=; else quiet=-q; fi; \
 	$(PY) -m pip install $$quiet --disable-pip-version-check -e ".[$(EXTRAS)$(CUDA)]"
+	@$(PY) -m cupynet doctor || :
 endef
 
 $(INSTALLED): EXTRAS = dev,mpi
