@@ -37,8 +37,9 @@ class ParameterAveraging(Synchronizer):
             an evaluation. With `end`, evaluation is possible only at the end of the fit.
         average_updaters: True to average the optimizer state together with the weights.
         report_score: True to compute `Average.score`. This reads the losses from the device at each averaging step.
-        measure_every: measure the drift at the first averaging step in each period of this many iterations, and at the
-            end of an epoch or a fit; 0 to measure it only if the schedule requires it.
+        measure_every: measure the drift at the first averaging step in each period of this many iterations, and at each
+            additional averaging step (before an evaluation, at the end of a fit); 0 to measure it only if the schedule
+            requires it.
         transfer_dtype: `full` sends weights in full precision. `half` sends their differences from the last average in
             16 bits, see `half_mean`. With both, replicas are bit-identical, and nonnegative optimizer vectors, such as
             means of squares, stay nonnegative.
