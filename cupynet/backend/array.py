@@ -12,9 +12,7 @@ Array: TypeAlias = Any  # of NumPy or CuPy, which have no common base class
 class Subset:
     """Rows of a NumPy array, without a copy: indexing copies only the chosen rows.
 
-    Args:
-        base: (S, ...).
-        rows: (N,) indices into `base`.
+    base: (S, ...). rows: (N,) indices into `base`.
     """
 
     def __init__(self, base: Array, rows: Array) -> None:

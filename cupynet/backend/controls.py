@@ -28,10 +28,7 @@ class Control(IntEnum):
 
 @dataclass(frozen=True)
 class Scaling:
-    """Dynamic loss scaling between `least` and `most`. The scale doubles after `grow_after` steps without overflow.
-
-    grow_after: 0 keeps the scale fixed.
-    """
+    """Dynamic loss scaling between `least` and `most`, doubled after `grow_after` steps without overflow (0: fixed)."""
 
     grow_after: int = 0
     least: float = 1.0

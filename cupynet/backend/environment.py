@@ -35,10 +35,7 @@ def usable_cores() -> set[int]:
 
 
 def memory() -> tuple[int, str] | None:
-    """Return the memory limit in bytes, and a phrase that says whether the machine or a cgroup sets it.
-
-    None if unknown.
-    """
+    """Return the memory limit in bytes, and a phrase that says if the machine or a cgroup sets it; None if unknown."""
     bounds = []
     with contextlib.suppress(AttributeError, ValueError, OSError):  # not on every system
         bounds.append((os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), "this machine has"))

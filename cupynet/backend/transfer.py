@@ -95,9 +95,7 @@ class BatchOps(Device):
     def transfer(self, data: HostData, batch_size: int, on_device: bool | str, shared: Shared) -> Transfer:
         """Create a `Transfer` to this device. Called in the worker's thread.
 
-        Args:
-            on_device: True to keep the images on the device (ConfigError if impossible); `auto` to keep them there if
-                they fit.
+        on_device: True to keep the images on the device (ConfigError if impossible); `auto` to do so if they fit.
         """
         return Transfer(self, data)
 

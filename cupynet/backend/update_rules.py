@@ -23,7 +23,6 @@ class UpdateScalars:
     """Scalars of one update.
 
     Attributes:
-        rate: learning rate.
         scale: factor of the gradient.
         clip: largest magnitude of a gradient element, before penalties are added.
         l1, l2: factors of sign(w) and w, which are added to the gradient.
@@ -160,10 +159,7 @@ RULES = {
 class Layers:
     """Layers of a flat vector, for operations with one number per layer, such as norms.
 
-    Attributes:
-        bounds: start and stop of each segment.
-        group: layer of each segment.
-        table: bounds and group, (T, 3) int64 on the device.
+    bounds: start and stop of each segment. group: its layer. table: both, (T, 3) int64 on the device.
     """
 
     def __init__(self, backend: Device, bounds: Sequence[tuple[int, int]], group: Sequence[int]) -> None:

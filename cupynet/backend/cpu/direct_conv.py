@@ -17,7 +17,6 @@ class Passes(NamedTuple):
     """Sums of the three passes of a convolution, for one image size.
 
     Attributes:
-        frame: padding of an image.
         forward: sums over the values of a patch, for each patch.
         weight_gradient: sums over patches, for each value of a patch.
         input_gradient: sums over filters, for each window position and each pixel it covers.

@@ -232,5 +232,4 @@ def _wide_rows(x: Array) -> tuple[int, int]:
 
 
 def _repeated(rows: tuple[int, int], *numbers: Array) -> list[Array]:
-    """Repeat channel parameters for each pixel of a row."""
     return [np.tile(vector, rows[1] // len(vector)) for vector in numbers]

@@ -38,7 +38,6 @@ class WinogradPool(conv_pool.ConvPool):
 
     @cached_property
     def blocks(self) -> list[tuple[int, int]]:
-        """`winograd.block` for channels and for filters."""
         return [winograd.block(count, self.dtype.itemsize) for count in (self.channels, self.filters)]
 
     @cached_property
@@ -53,7 +52,6 @@ class WinogradPool(conv_pool.ConvPool):
 
     @cached_property
     def shapes(self) -> list[tuple[int, ...]]:
-        """Shapes of the arrays in `winograd.Tiles`."""
         size, lanes, (c, o) = self.conv.window.kernel[0], self.lanes, self.padded
         n, across = size + winograd.SIDE - 1, self.pooled[1] // 2
         tall = -(-max(TOGETHER, across) // 8) * 8  # `block` has 8 rows at most

@@ -75,7 +75,6 @@ class Library:
             raise CublasError(f"{name}: {self._loaded.cublasGetStatusName(status).decode()}")
 
     def handle(self, device: int) -> int:
-        """Return an unused or new handle for the current device."""
         try:
             return self._left[device].pop()
         except (KeyError, IndexError):

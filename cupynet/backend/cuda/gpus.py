@@ -25,10 +25,7 @@ def has_driver() -> bool:
 
 
 def probe(device: int = 0) -> str | None:
-    """Run a kernel and a matrix product on a GPU. Return why CuPy cannot be used, or None.
-
-    device: GPU index, modulo the number of GPUs.
-    """
+    """Run a kernel and a matrix product on a GPU (index modulo their number). Return why CuPy is unusable, or None."""
     try:
         import cupy
     except ImportError as error:
@@ -83,7 +80,6 @@ def inventory() -> dict[str, Any]:
 
 
 def _version(code: int) -> str:
-    """Format a CUDA version: 12040 -> 12.4."""
     return f"{code // 1000}.{code % 1000 // 10}"
 
 

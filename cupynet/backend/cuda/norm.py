@@ -76,6 +76,5 @@ class CudaNorm(CudaDense, NormOps):
         return dy
 
     def _at_once(self, columns: int) -> int:
-        """Return the number of values that a thread reads in one access."""
         per_access = SIXTEEN // self.policy.storage.itemsize
         return 1 if columns % per_access else per_access

@@ -178,7 +178,6 @@ class CudaTransfer(Transfer):
     Attributes:
         order: (1 + S,): the number of samples that captured steps have taken in this epoch, and its samples in order.
         memory: identifies the arrays that `take` reads. Steps captured before it changed must not be launched.
-        label_shape: the shape of a label.
     """
 
     steady = True

@@ -31,10 +31,8 @@ class CudaUpdate(CudaDevice, UpdateOps):
         return self._total("values", self.partial_sums(vector))
 
     def partial_sums(self, vector: Array, *, squares: bool = False) -> Array:
-        """Return a vector with the same sum, or the same sum of squares, that is short enough for one block.
-
-        It is borrowed, or `vector` itself if that is short enough. The order of sums is fixed: first within parts, then
-        over the parts.
+        """Return a vector with the same sum, or the same sum of squares, that is short enough for one block: `vector`
+        itself, or a borrowed one. The order of sums is fixed: first within parts, then over the parts.
         """
         vector = self.asarray(vector, self.policy.accumulate)  # user-defined losses may be in storage precision
         threads, at_once = self.kernels.threads, SIXTEEN // vector.dtype.itemsize

@@ -136,12 +136,9 @@ class LossOps(Device):
         return wide[:, :outputs], wide[:, outputs:] if weighted else 1
 
     def target_loss(self, kind: str, prediction: Array, labels: Array, parameter: float = 0.0) -> tuple[Array, Array]:
-        """Return the mean elementwise loss of each sample (N,), and the gradient of their mean (N, O).
+        """Return each sample's mean elementwise loss (N,), and the gradient (N, O) of their mean times the loss scale.
 
-        The gradient is multiplied by the loss scale. Class indices are one-hot encoded. The next call may overwrite the
-        losses.
-
-        kind: a name in `TARGET_LOSSES`.
+        kind: a name in `TARGET_LOSSES`. Class indices are one-hot encoded. The next call may overwrite the losses.
         """
         n, outputs = prediction.shape
         wide = prediction.astype(self.policy.accumulate)

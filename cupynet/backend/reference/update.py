@@ -109,9 +109,7 @@ class UpdateOps(Device):
     ) -> None:  # fmt: skip
         """w -= rate · |w| / |g| · g for each layer, in place, and g = 0 (LAMB, You et al. 2020).
 
-        Args:
-            norms: |w|² and |g|² of each layer (L,). If either is zero, the ratio is 1.
-            stored: see `move_weights`.
+        norms: |w|² and |g|² of each layer (L,). If either is zero, the ratio is 1. stored: see `move_weights`.
         """
         xp, (squares, steps) = self.xp, norms
         both = (squares > 0) & (steps > 0)

@@ -58,8 +58,6 @@ def _exp(x: Any) -> Any:
 
 @overload(_exp, jit_options=STRICT)  # type: ignore[untyped-decorator]
 def _exp_of(x: Any) -> Any:
-    """exp(x) for x <= 0."""
-
     def exp(x: Any) -> Any:
         scale, rest = _two_parts(x)
         return scale + scale * rest
@@ -73,7 +71,6 @@ def _expm1(x: Any) -> Any:
 
 @overload(_expm1, jit_options=STRICT)  # type: ignore[untyped-decorator]
 def _expm1_of(x: Any) -> Any:
-    """exp(x) - 1 for x <= 0."""
     one = (SINGLE if x == types.float32 else DOUBLE)[0](1)
 
     def expm1(x: Any) -> Any:

@@ -16,8 +16,7 @@ class Patches(NamedTuple):
     Attributes:
         corners: (P,) int32, offset of the first patch of each pooling window.
         places: (pixels,) int32, offsets of the patches of a pooling window from its corner.
-        height: rows of a patch.
-        row: values in a row of a patch.
+        height, row: rows of a patch, and values in each.
         step: values between the rows of a patch in the image.
     """
 

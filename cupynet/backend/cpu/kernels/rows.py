@@ -60,7 +60,6 @@ def weighted_rows(
 
 
 def _emit(b: Any, length: int, out: Any, rows: Any, offsets: Any, factors: Any, count: Any) -> None:
-    """Emit the loop over t, with all sums in registers."""
     parts = split(length, out.type.pointee)
     initial = [load(b, out, *part) for part in parts]
     entry, loop, done = b.block, b.append_basic_block("rows"), b.append_basic_block("rows.done")

@@ -44,8 +44,7 @@ class Frame(NamedTuple):
     Attributes:
         size: number of values including padding; 0 without padding, when images are read in place.
         first: offset of the first value of the image.
-        height: rows of the image.
-        row: values in a row.
+        height, row: rows of the image, and values in each.
         step: values from one row to the next.
     """
 
@@ -101,7 +100,6 @@ def add_products(
 
 
 def _emit(b: Any, literals: list[int], inputs: Any, out: Any, outs: Any, rows: Any) -> None:
-    """Emit the sums, and add each row to the output."""
     height, width = literals
     x, starts, table, count, w, pitch = inputs
     sums, parts = sums_of_products(b, x, starts, height, table, w, pitch, count, width)

@@ -60,7 +60,6 @@ def window_maximum(
 
 
 def _emit(b: Any, literals: list[int], inputs: Any, outputs: Any) -> None:
-    """Emit the sums, then the maximum for each filter."""
     pixels, filters, nan = literals
     x, places, table, weight, pitch, count = inputs
     sums, parts = sums_of_products(b, x, places, pixels, table, weight, pitch, count, filters)

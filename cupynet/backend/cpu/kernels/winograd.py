@@ -138,7 +138,6 @@ def multiply(
 
 
 def _sums(b: Any, literals: list[int], left: Any, right: Any, count: Any) -> list[list[Any]]:
-    """Emit the loop of `multiply`."""
     (rows, across, _, row, step), (a, jump), (w, pitch, apart) = literals, left, right
     kind = _vector(a)
     lanes, steps = kind.count, min(kind.count, STEPS)
