@@ -78,7 +78,6 @@ class Forecast:
 
     Attributes:
         computing_s, averaging_s: seconds per iteration.
-        images_per_s: throughput of all replicas.
         efficiency: throughput relative to the same number of independent workers.
     """
 
@@ -97,7 +96,6 @@ def forecast(
     """Predict the throughput of `workers` that are averaged every `frequency` iterations.
 
     Args:
-        link: connection between machines.
         cores: cores per machine; as on the measured machine by default.
         machines: number of machines; by default, enough for one worker per core.
     """

@@ -169,11 +169,7 @@ def loop_images_per_s(experiment: Experiment, options: TrainingOptions, data: Da
 
 
 def torch_network(experiment: Experiment) -> str:
-    """Return the source code of the equivalent PyTorch module, see `torch_source`.
-
-    Raises:
-        ConfigError: a layer, the loss or the optimizer has no equivalent in PyTorch.
-    """
+    """Return the source code of the equivalent PyTorch module (`torch_source`). Raises ConfigError if there is none."""
     model, optimizer = experiment.model(), type(experiment.optimizer).__name__
     if optimizer not in OPTIMIZERS or type(model.loss) is not SoftmaxNLL:
         raise ConfigError(
