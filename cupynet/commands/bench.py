@@ -101,9 +101,7 @@ def images_per_s(prepared: Bench) -> dict[str, float]:
 
 
 def torch_setups(settings: BenchSettings) -> dict[str, tuple[str, ...]]:
-    """Return the options of `cupynet.bench.torch_peer` by name. For 16-bit dtypes, both autocast and float are
-    measured.
-    """
+    """Return the options of `cupynet.bench.torch_peer` by name: for 16-bit dtypes, both autocast and float."""
     if settings.peers != "torch":
         return {}
     layouts: dict[str, tuple[str, ...]] = {

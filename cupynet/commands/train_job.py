@@ -142,9 +142,7 @@ class TrainJob:
     def _check_data(self, path: Path, trained: tuple[int, int] | None) -> None:
         """Raise DataError if the training data have changed.
 
-        Args:
-            path: the checkpoint, for the message.
-            trained: `Loader.identity` in the checkpoint; None in a checkpoint of version 0.1.0.
+        trained: `Loader.identity` in the checkpoint `path`; None in a checkpoint of version 0.1.0.
         """
         if self.settings.fast_dev_run:
             return  # depends on the number of workers

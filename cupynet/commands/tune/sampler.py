@@ -25,8 +25,6 @@ class UntriedSampler(BaseSampler):  # type: ignore[misc]
 
     Args:
         study: the whole study; pruners may pass a filtered study to the methods.
-        space: the search space.
-        inner: the other sampler.
         seed: seed of the random choice among untried combinations.
     """
 

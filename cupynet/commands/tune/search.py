@@ -60,7 +60,6 @@ class Plan:
     """A validated search.
 
     Attributes:
-        settings: the settings of the command.
         space: the distribution of each searched setting.
         shared: overrides of all trials.
         config_dir: the argument of --config-dir.
