@@ -108,12 +108,9 @@ def opened(overrides: Sequence[str]) -> list[str]:
 
 
 def name_schedule(plain: dict[str, Any], overrides: Sequence[str], rate: Any) -> None:
-    """Replace the name of a schedule, as in `optimizer.learning_rate=cosine`, by its class.
+    """Replace the name of a schedule in `plain`, as in `optimizer.learning_rate=cosine`, by its class.
 
-    Args:
-        plain: the settings, changed in place.
-        overrides: the overrides of the command line.
-        rate: the learning rate of a stored run; by default the rate in the optimizer's file.
+    rate: the learning rate of a stored run; by default the rate in the optimizer's file.
     """
     optimizer: Any = plain.get("optimizer")
     node = optimizer.get("learning_rate") if isinstance(optimizer, dict) else None

@@ -50,16 +50,12 @@ class Experiment:
     The model, the `ParallelWrapper` and the data are created later.
 
     Args:
-        settings: the settings of the run.
         stages: the number of pipeline stages of a resumed run, if the settings do not set it.
         trains: False for evaluation only, without checking the training data.
 
     Attributes:
         job: the ranks started by mpiexec; None if workers are threads.
-        backend_name: the backend.
         backend_reason: the reason why preferred backends are not used, or None.
-        source, network, loss, optimizer, synchronizer, callbacks: the objects that the settings configure.
-        options: the options of training.
         checked: the validated options, with the placement of the workers.
         tests: True to evaluate on test images in addition to validation images.
 

@@ -89,7 +89,6 @@ def run(
             sweeper.
         prepare: validates the settings and builds the objects, before anything is written.
         config_name: the primary configuration file in conf/.
-        schema: the type of the settings.
         join: returns the ranks started by mpiexec; None for a command that runs in a single process.
 
     Raises:
@@ -170,7 +169,6 @@ class _Command(Generic[S, T]):
     """A call of `run`. Hydra calls `job` for each job.
 
     Attributes:
-        task, prepare, schema, join: the arguments of `run`.
         code: exit code of the last job; None if this process ran no job.
         created: folders created by this command, innermost first.
         sweep: folder of the sweep; None for a single run.

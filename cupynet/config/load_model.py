@@ -75,7 +75,6 @@ class LoadedRun:
 
     Attributes:
         path: the folder of the run or checkpoint.
-        run: the run.
         checkpoint: the checkpoint; None for the result of the run.
 
     Raises:

@@ -44,11 +44,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 class ProcessLauncher(Launcher):
-    """Runs each job of a sweep in a process.
-
-    Args:
-        jobs: number of parallel jobs; by default one per device, or per CPU core up to 4.
-    """
+    """Runs each job of a sweep in a process, `jobs` at a time; by default one per device, or per CPU core up to 4."""
 
     def __init__(self, jobs: int | None = None) -> None:
         self._at_once = None if jobs is None else integer("hydra.launcher.jobs", jobs, 1)

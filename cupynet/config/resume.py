@@ -206,9 +206,7 @@ def check_untaken(folder: Path, results: Sequence[str] = ()) -> None:
 
 
 def _unfinished() -> Path | None:
-    """Return the newest unfinished run under outputs/ that has a checkpoint, is not running and is not a trial, or
-    None.
-    """
+    """Return the newest unfinished run under outputs/ that has a checkpoint, is not running and no trial, or None."""
     folders = [path for path in LATEST.parent.glob(f"**/{CHECKPOINTS}") if not (path.parents[2] / STUDY).is_file()]
     runs = sorted((path.parent for path in folders), key=_written, reverse=True)
     return next((run for run in runs if checkpoints(run / CHECKPOINTS) and _goes_on(run) and not at_work(run)), None)

@@ -261,10 +261,7 @@ class RateSettings(Settings):
 def read(kind: type[G], given: Mapping[str, Any], above: str = "") -> G:
     """Create settings from plain values with types that were checked by the schema.
 
-    Args:
-        kind: the type of the settings.
-        given: the values, with groups as nested mappings.
-        above: the dotted key of the mapping; "" at the top.
+    given: groups are nested mappings. above: the dotted key of the mapping; "" at the top.
     """
     known = {each.name: each for each in fields(kind)}
     for name in (name for name in given if name not in known):  # added with +

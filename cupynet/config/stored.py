@@ -49,7 +49,6 @@ def load(
     """Read the settings of a run and apply overrides.
 
     Args:
-        run_folder: the run folder.
         overrides: settings (`batch_size=512`) or files of groups (`data=synthetic`).
         trusted_modules: modules with classes that may be used. The list stored with the run is ignored.
         folder: the argument of --config-dir.
@@ -161,7 +160,6 @@ def check_outputs(
 
     Args:
         parts: the settings of the callbacks by name.
-        run: the run folder.
         overrides: overrides of the command line, which may set any path.
         trusted_modules: see `load`.
     """

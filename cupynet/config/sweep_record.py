@@ -42,7 +42,6 @@ class Job:
     Attributes:
         number: index of the job, from 0.
         overrides: the overrides as typed.
-        folder: the run folder.
         code: exit code; None before the job ends.
         error: a one-line message, or "".
     """
