@@ -25,9 +25,7 @@ def integer(
 ) -> int:
     """Return `value` as an int of at least `minimum` and at most `most`.
 
-    Args:
-        also: end of the message, such as ", or null".
-        why: reason for `most`.
+    also: end of the message, such as ", or null". why: reason for `most`.
     """
     try:
         number = None if is_bool(value) else operator.index(value)
@@ -86,9 +84,7 @@ def one_of(
 ) -> str:
     """Return `value` if it is one of `names`.
 
-    Args:
-        also: end of the message, such as ", or a number".
-        elsewhere: names in Keras or PyTorch -> names here.
+    also: end of the message, such as ", or a number". elsewhere: names in Keras or PyTorch -> names here.
     """
     known, text = list(names), shown(value, str)
     if elsewhere and text in elsewhere:

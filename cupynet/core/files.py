@@ -179,11 +179,7 @@ def save_described(path: PathLike, weights: dict[str, Any], description: Mapping
 
 
 def load_described(path: PathLike) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read a file written by `save_described`: arrays by name, and the description.
-
-    Raises:
-        DataError: the file is missing, was not written by `save_described`, or is damaged.
-    """
+    """Read a file written by `save_described`: arrays by name, and the description. Raises DataError."""
     weights, metadata = _read(path)
     try:
         content = json.loads(metadata[DESCRIPTION])

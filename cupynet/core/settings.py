@@ -1,5 +1,3 @@
-"""Nested settings."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping
