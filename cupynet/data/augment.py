@@ -75,9 +75,7 @@ Augment: TypeAlias = "str | Sequence[Augmentation | str] | None"  # see `augment
 def augmentations(given: Augment) -> tuple[Augmentation, ...]:
     """Validate the argument `augment` of a source or a loader.
 
-    Args:
-        given: a list of augmentations or names (`shift`, `flip`, ...), or a preset, `light` or `standard`. None or []
-            for no augmentation.
+    given: a list of augmentations or names (`shift`, `flip`, ...), or a preset, `light` or `standard`, or None.
     """
     named = PRESETS.get(given, [given]) if isinstance(given, str) else given
     found = []

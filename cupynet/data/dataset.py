@@ -147,10 +147,8 @@ def split_views(dataset: Dataset, fraction: float, seed: int) -> tuple[Dataset, 
 def hold_out(labels: Array, part: float, seed: int, name: str) -> tuple[Array, Array]:
     """Choose samples to hold out at random. Return the indices to keep and to hold out, each ascending.
 
-    Args:
-        part: number of samples to hold out; or, below 1, a fraction of each class, of which at least one sample is
-            kept.
-        name: name of `part` in error messages.
+    part: number of samples to hold out; or, below 1, a fraction of each class, of which at least one sample is kept.
+    name: name of `part` in error messages.
     """
     count = held_out_count(part, len(labels), name)
     order = philox(seed, SPLIT_STREAM).permutation(len(labels))
@@ -219,9 +217,7 @@ def one_hot_width(labels: Any) -> int | None:
 
 
 def label_array(where: str, labels: Any) -> Array:
-    """Convert integers (S,) or (S, 1), or one-hot labels (S, O), to class indices (S,) int64; floats to (S, T)
-    float32.
-    """
+    """Convert integers (S,), (S, 1) or one-hot (S, O) to class indices (S,) int64, and floats to (S, T) float32."""
     array = on_host(labels)
     if array.dtype.kind == "f" and array.ndim in (1, 2):
         _check_finite(f"{where}: target", array)

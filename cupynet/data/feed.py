@@ -12,10 +12,7 @@ from cupynet.data.shards import Shards
 
 
 class QueuedBatch(Batch):
-    """A batch that is gathered when `images` or `labels` are first read, unless a captured step takes it.
-
-    part: what `source` calls the batch.
-    """
+    """A batch that is gathered when `images` or `labels` are first read, unless a captured step takes it."""
 
     def __init__(self, index: int, source: Any, part: slice, samples: Array, epoch: int) -> None:
         vars(self).update(index=index, source=source, part=part, samples=samples, epoch=epoch, steady=True)

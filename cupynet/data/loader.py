@@ -1,8 +1,4 @@
-"""Loaders split data sets into batches and assign them to workers.
-
-The order of samples depends only on seed, epoch and shard. Batch i of an epoch belongs to worker i mod W. Nothing is
-dropped.
-"""
+"""Loaders split data sets into batches. The order of samples depends only on seed, epoch and shard."""
 
 from __future__ import annotations
 

@@ -18,7 +18,6 @@ _AT_ONCE = 1 << 22  # bytes per chunk
 
 
 def checked(normalize: Normalize) -> str | dict[str, list[float]] | None:
-    """Validate the argument `normalize`."""
     if normalize is None or normalize == "auto":
         return None if normalize is None else "auto"
     try:

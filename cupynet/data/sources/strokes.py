@@ -138,8 +138,7 @@ def alphabet(dots: int) -> Alphabet:
 
 
 def _sampled(points: Array, lengths: Sequence[int], dots: int) -> tuple[Array, float]:
-    """Return weights (dots, K) of equally spaced dots along strokes with these lengths, and the distance
-    between neighboring dots."""
+    """Return weights (dots, K) of equally spaced dots along strokes with these lengths, and their spacing."""
     fine = np.zeros((0, len(points)))
     pen_down: list[bool] = []  # False for the step between two strokes
     start = 0
