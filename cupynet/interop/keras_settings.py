@@ -49,7 +49,6 @@ class Step:
 
     Attributes:
         kind: Keras' class name.
-        name: layer name.
         settings: settings by Keras' names.
         layer: layer of the model; None for a step from the file.
     """
@@ -73,9 +72,7 @@ def snake_case(kind: str) -> str:
 def check_settings(model: nn.Model, config: Any, places: Mapping[str, str], path: PathLike) -> None:
     """Raise DataError if layer settings differ between the file and the model.
 
-    Args:
-        config: content of config.json.
-        places: layer in the file by layer of the model.
+    config: content of config.json. places: layer in the file by layer of the model.
     """
     try:
         theirs = [step for step in _theirs(config) if not _only_flattens(step, model.input.shape)]

@@ -32,11 +32,7 @@ class Weight(NamedTuple):
 
 
 def weights_of(model: Model, names: Iterable[str] = ()) -> dict[str, Weight]:
-    """Return all weights and buffers by name.
-
-    Raises:
-        ConfigError: an entry of `names` is neither a weight nor a layer of the model.
-    """
+    """Return all weights and buffers by name. Raises ConfigError if an entry of `names` is no weight or layer."""
     layers = {layer.path: layer for layer in model.network.walk()}
     arrays: dict[str, Any] = {**dict(model.params.named()), **dict(model.params.named_buffers())}
     weights = {}

@@ -70,7 +70,6 @@ class _Graph:
         self.constants: dict[str, Any] = {}
 
     def of(self, model: nn.Model, input: str, metadata: Mapping[str, str]) -> bytes:
-        """Convert a model, and return the content of the file."""
         make, kinds = self.onnx.helper, self.onnx.TensorProto
         kind = kinds.UINT8 if input == "uint8" else kinds.FLOAT
         logits = self.add("Identity", self.layer(model.network, self.images(model, input)), made="logits")
@@ -97,7 +96,6 @@ class _Graph:
         return made
 
     def constant(self, name: str, value: Any, kind: Any = np.float32) -> str:
-        """Add a constant, and return its name."""
         self.constants[name] = np.ascontiguousarray(value, kind)
         return name
 
