@@ -45,13 +45,9 @@ class Model:
 
     Attributes:
         network: the built copy of the network.
-        params: its weights.
         pixels: the scaling of pixels from 0 to 255 in the last training.
         trained_on: `pixels`, or `floats` for images that were already scaled; "" for new and imported weights.
         output: the type of the output for one sample.
-
-    Raises:
-        ConfigError: an argument is invalid, or layers are incompatible.
     """
 
     compile = fit = train_on_batch = evaluate = KerasAttribute(
@@ -133,9 +129,6 @@ class Model:
             images: (N, H, W, C), or (N, H, W) for one channel; uint8, which are scaled by `pixels`, or floating point,
                 already scaled. A single image needs no axis N. A warning is logged if the range differs from training.
             batch_size: number of images to compute at a time.
-
-        Raises:
-            ConfigError: the shape or the type of the images is wrong.
         """
         size, images = checks.integer("batch_size", batch_size, 1), self._images(images)
         self._warn_of_range(images)

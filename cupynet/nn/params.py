@@ -246,11 +246,7 @@ class Params:
         return found
 
     def unmatched(self, weights: Mapping[str, Any]) -> Unmatched:
-        """Compare weights with the model by name and shape.
-
-        Raises:
-            ConfigError: nothing matches, or a value is not finite.
-        """
+        """Compare weights by name and shape. Raise ConfigError if nothing matches or a value is not finite."""
         own = {name: each.shape for name, each in (*self._entries.items(), *self._buffers.items())}
         given = {name: tuple(each.shape) for name, each in weights.items()}
         differing = sorted(name for name in own.keys() | given.keys() if own.get(name) != given.get(name))
