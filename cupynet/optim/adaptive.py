@@ -61,20 +61,14 @@ class AdamW(Adam):
 
 
 class AMSGrad(Adam):
-    """Adam with the maximum of past second moments (Reddi et al. 2018), with bias correction as in PyTorch.
-
-    See `Adam` for the arguments.
-    """
+    """Adam with the maximum of past second moments (Reddi et al. 2018), bias-corrected as in PyTorch. See `Adam`."""
 
     capturable = True
     rule = RULES["amsgrad"]
 
 
 class AdaMax(Adam):
-    """Adam with u = max(beta2 · u, |g| + epsilon) as the denominator (Kingma & Ba 2015).
-
-    See `Adam` for the arguments.
-    """
+    """Adam with u = max(beta2 · u, |g| + epsilon) as the denominator (Kingma & Ba 2015). See `Adam`."""
 
     capturable = True
     rule = RULES["adamax"]

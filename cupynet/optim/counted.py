@@ -16,9 +16,6 @@ class Counted(Schedule):
 
     Args:
         by: the unit of n, `iteration` or `epoch`.
-
-    Raises:
-        ConfigError: an argument is invalid.
     """
 
     def __init__(self, by: str) -> None:

@@ -1,5 +1,3 @@
-"""Optimizers by name."""
-
 from __future__ import annotations
 
 from cupynet.core.checks import instance, one_of

@@ -63,9 +63,6 @@ class Optimizer(Described):
         clips_norm: True if the `update` of this class clips the global norm (`UpdateScalars.norm`). Otherwise `move`
             clips the gradient first. Set it in the class that defines `update`; elsewhere it is ignored.
         factors: constants of the rule, see `UpdateScalars`.
-
-    Raises:
-        ConfigError: an argument is invalid.
     """
 
     learning_rate: Any = 0.01
@@ -136,8 +133,7 @@ class Optimizer(Described):
     ) -> None:
         """Implement `step`, given `numbers` and a factor `scale` of the gradients.
 
-        In a captured step they are all 1, because its operations read the values on the device (see
-        `Recorder.steered`).
+        In a captured step all are 1, because its operations read the values on the device (see `Recorder.steered`).
         """
         norm = None
         if self.max_grad_norm is not None:
@@ -173,8 +169,7 @@ class Optimizer(Described):
 class ElementwiseOptimizer(Optimizer):
     """Base class of optimizers that update each weight independently.
 
-    Attributes:
-        rule: the update rule, see `cupynet.backend.update_rules`.
+    rule: the update rule, see `cupynet.backend.update_rules`.
     """
 
     clips_norm = True

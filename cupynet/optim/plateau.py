@@ -1,5 +1,3 @@
-"""A schedule that reduces the learning rate when evaluations stop improving."""
-
 from __future__ import annotations
 
 import math
@@ -25,9 +23,6 @@ class ReduceOnPlateau(Schedule, name="reduce_on_plateau"):
 
     Attributes:
         rate: the current learning rate.
-
-    Raises:
-        ConfigError: an argument is invalid.
     """
 
     highest = "initial"

@@ -82,11 +82,7 @@ class Constant(Schedule, name="constant"):
 
 
 class FitSchedule(Schedule):
-    """Base class of schedules that span one fit and restart in the next.
-
-    Attributes:
-        start, stop: the range of iterations of the fit, set by `begin_fit`.
-    """
+    """Base class of schedules that span one fit (iterations `start` <= i < `stop`) and restart in the next."""
 
     start: int
     stop: int
@@ -113,9 +109,6 @@ class OneCycle(FitSchedule, name="one_cycle"):
         warmup: fraction of the fit in which the rate increases.
         start_divisor: the first learning rate is peak / start_divisor.
         end_divisor: the last learning rate is peak / end_divisor.
-
-    Raises:
-        ConfigError: an argument is invalid.
     """
 
     highest = "peak"
@@ -146,9 +139,6 @@ class Cosine(FitSchedule, name="cosine"):
         end: the learning rate in the last iteration of the fit. Cycles before a restart end slightly above it.
         cycle: iterations of the first cycle; None for a single cycle over the whole fit.
         growth: factor of the cycle length after each restart.
-
-    Raises:
-        ConfigError: an argument is invalid.
     """
 
     highest = "initial"
@@ -177,9 +167,6 @@ class Polynomial(FitSchedule, name="polynomial"):
         initial: the learning rate at the beginning.
         power: exponent of the decay; 1 is linear.
         end: the learning rate in the last iteration of the fit.
-
-    Raises:
-        ConfigError: an argument is invalid.
     """
 
     highest = "initial"
@@ -220,9 +207,6 @@ class Scaled(ScheduleWrapper):
     Args:
         schedule: the other schedule.
         factor: the factor, above 0.
-
-    Raises:
-        ConfigError: an argument is invalid.
     """
 
     def __init__(self, schedule: Schedule, factor: float) -> None:
@@ -242,9 +226,6 @@ class Warmup(ScheduleWrapper, name="warmup"):
         steps: iterations of the warm-up.
         then: a learning rate, or a schedule.
         start: the first learning rate, as a fraction of the rate at the end of the warm-up.
-
-    Raises:
-        ConfigError: an argument is invalid.
     """
 
     highest = "then"
@@ -278,9 +259,6 @@ def scale_factor(scale: str | float, workers: int) -> float:
 
     `none` is 1. `linear` is W, because the gradient is the mean over W times as many samples (Goyal et al. 2017).
     `sqrt` is the square root of W, by which averaging reduces the noise. A number is returned unchanged.
-
-    Raises:
-        ConfigError: the rule is unknown.
     """
     rule = learning_rate_scale("learning_rate_scale", scale)
     if isinstance(rule, str):
@@ -307,9 +285,6 @@ def schedule(owner: str, learning_rate: Any, highest: float | None = None) -> Sc
         learning_rate: a number such as 0.1, a name such as "cosine", a mapping such as {"name": "step", "every": 1000,
             "factor": 0.5}, or a `Schedule`, which is returned unchanged.
         highest: the highest rate of a named schedule, if `learning_rate` does not set it.
-
-    Raises:
-        ConfigError: the learning rate is invalid.
     """
     name = f"{owner} learning_rate"
     if isinstance(learning_rate, Schedule):
