@@ -39,9 +39,6 @@ class Pipeline:
             `[["conv1", "pool1"], ["dense1"]]`.
         micro_batches: micro-batches per batch, at most the batch size. More micro-batches keep the stages busier, but
             add overhead.
-
-    Raises:
-        ConfigError: an argument is invalid.
     """
 
     def __init__(self, stages: Stages = "auto", micro_batches: int = 4) -> None:
@@ -151,13 +148,10 @@ def training_work(layer: Layer) -> int:
 
 
 def balance_stages(work: Sequence[float], sent: Sequence[float], stages: int) -> list[int]:
-    """Partition consecutive pieces into stages, minimizing the largest stage. Return the end index of each stage.
+    """Partition consecutive pieces of `work` into stages, minimizing the largest. Return the end index of each stage.
 
-    The largest stage limits the throughput of the pipeline. Ties are broken by the amount of data sent between stages.
-
-    Args:
-        work: work of each piece.
-        sent: data sent after each piece if the next piece is in another stage.
+    The largest stage limits the throughput of the pipeline. Ties are broken by the amount of data sent between stages:
+    `sent` after each piece if the next piece is in another stage.
     """
     cumulative = [0.0, *accumulate(work)]
 

@@ -215,11 +215,7 @@ class Communicator:
 
 
 class SerialCommunicator(Communicator):
-    """The communicator of a single worker.
-
-    Attributes:
-        failure: raised by `check`; set by another thread to end the task.
-    """
+    """The communicator of a single worker. `check` raises `failure`, set by another thread to end the task."""
 
     def __init__(self) -> None:
         super().__init__(0, 1)

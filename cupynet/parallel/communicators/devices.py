@@ -48,8 +48,6 @@ def check_reduce(reduce: str, backend: str, *, processes: bool, stages: int = 1)
     Pipeline stages in threads are averaged at different times, one group per stage. NCCL could deadlock, because no
     other thread of the process may allocate device memory during a call. These groups average on one of their devices
     instead.
-
-    processes: True if workers are processes.
     """
     one_of("reduce", reduce, REDUCES)
     if reduce in ("nccl", "device") and backend != "cupy":
@@ -119,10 +117,7 @@ class Buffers:
 
 
 class DeviceMeans:
-    """Averages arrays on GPUs, for one worker thread.
-
-    nccl: connects the leaders over NCCL; None to add their sums on the first device.
-    """
+    """Averages arrays on GPUs, for one worker thread. nccl: None to add the leaders' sums on the first device."""
 
     def __init__(self, exchange: Exchange, rank: int, backend: CupyBackend, nccl: Connect | None = None) -> None:
         self._exchange, self.rank, self._backend, self._nccl = exchange, rank, backend, nccl
@@ -256,8 +251,7 @@ class RankMeans:
 def means_of_ranks(communicator: Communicator, backend: Backend, reduce: str) -> RankMeans | None:
     """Return the averaging of processes on GPUs, or None to average on the host. Collective.
 
-    Raises:
-        ConfigError: on all ranks, if one of them does not support `reduce`.
+    Raises ConfigError on all ranks if one of them does not support `reduce`.
     """
     if backend.name != "cupy" or reduce == "host":
         return None

@@ -37,11 +37,7 @@ RUNNING, ENDED = -2, -1  # states of a rank that has not failed
 
 @cache
 def library() -> Any:
-    """Import mpi4py.MPI, which starts MPI and waits for all ranks.
-
-    Raises:
-        ConfigError: mpi4py or an MPI library is missing.
-    """
+    """Import mpi4py.MPI, which starts MPI and waits for all ranks. Raises ConfigError if mpi4py or MPI is missing."""
     try:
         with warnings.catch_warnings():  # about the launcher of a different MPI, which `job` rejects
             warnings.filterwarnings("ignore", "suspicious MPI", RuntimeWarning)
@@ -88,7 +84,6 @@ class Ranks:
                 self._sending = [self._comm.Isend(np.array([code]), rank) for rank in self._others]
 
     def first_failed(self) -> int | None:
-        """Return the lowest rank that has failed, or None."""
         with suppress(self.mpi.Exception):  # no connection
             self.mpi.Request.Testsome(self._receiving)
         return next((rank for rank, code in enumerate(self.codes.tolist()) if code >= 0), None)
@@ -126,10 +121,7 @@ class Ranks:
                 raise timed_out(self.rank, self.timeout_s, whom)
 
     def end(self) -> bool:
-        """Wait until every rank has failed or ended its program. Return False on a timeout.
-
-        The timeout is `timeout_s`, or `GRACE_S` once a rank has failed.
-        """
+        """Wait until all ranks have ended or failed. Return False after `timeout_s`, or `GRACE_S` after a failure."""
         timeout, grace = Timeout(self.timeout_s), Timeout(GRACE_S)
         self.announce(ENDED)
         try:

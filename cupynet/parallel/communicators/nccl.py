@@ -43,9 +43,8 @@ def connect(
 ) -> NcclSum | None:
     """Create the NCCL communicator of the leaders. Collective over all workers.
 
-    Args:
-        place: NCCL rank of this worker, or None if it is not a leader.
-        opened: receives the communicator before the warm-up, which only `abandon` can end if a leader fails.
+    place: NCCL rank of this worker, or None if it is not a leader. opened: receives the communicator before the
+    warm-up, which only `abandon` can end if a leader fails.
     """
     # connect all devices now, not in the first large all-reduce (NCCL 2.22 and later)
     os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")

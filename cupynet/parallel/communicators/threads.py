@@ -37,10 +37,7 @@ class ThreadWorld:
             raise PeerFailed(f"worker {rank} stops because worker {self.failed_rank} failed")
 
     def wait(self, rank: int, ready: Callable[[], bool], whom: str) -> None:
-        """Wait until `ready()`. The caller holds the condition. Raises PeerFailed or WorkerTimeout.
-
-        whom: workers and operation, for the error message.
-        """
+        """Wait until `ready()`. The caller holds the condition. Raises PeerFailed or WorkerTimeout."""
         timeout = Timeout(self.timeout_s)
         while not ready():
             self.check(rank)
@@ -51,10 +48,7 @@ class ThreadWorld:
 
 
 class ThreadGroup:
-    """Shared state of a group of threads: a barrier, slots for exchanged values, and messages.
-
-    ranks: the members' ranks in the run, in order.
-    """
+    """Shared state of a group of threads (`ranks` of the run): a barrier, slots for exchanged values, and messages."""
 
     def __init__(self, ranks: list[int], world: ThreadWorld) -> None:
         self.ranks, self.size, self.world = ranks, len(ranks), world
@@ -68,7 +62,6 @@ class ThreadGroup:
         return cls(list(range(size)), ThreadWorld(timeout_s))
 
     def barrier(self, rank: int) -> None:
-        """Block until all workers of the group have arrived."""
         condition = self.world.condition
         with condition:
             self.world.check(self.ranks[rank])
@@ -83,10 +76,7 @@ class ThreadGroup:
 
 
 class ThreadCommunicator(Communicator):
-    """Communicator of a worker thread.
-
-    Each worker averages one slice of host arrays. For arrays on GPUs, see devices.py.
-    """
+    """Communicator of a worker thread. Each worker averages one slice of host arrays. On GPUs, see devices.py."""
 
     _on_devices: DeviceMeans | None
 

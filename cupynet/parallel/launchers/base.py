@@ -1,5 +1,3 @@
-"""Base class of launchers."""
-
 from __future__ import annotations
 
 import threading
@@ -24,9 +22,6 @@ class Launcher:
     Attributes:
         first: lowest rank in this process.
         sharing: number of workers that share the cores of this process.
-
-    Raises:
-        ConfigError: an argument is invalid.
     """
 
     workers: int
@@ -102,7 +97,6 @@ class Launcher:
         raise NotImplementedError
 
     def _release(self) -> None:
-        """Release the shared resources when no task is running."""
         raise NotImplementedError
 
 

@@ -43,7 +43,6 @@ class MpiJob:
     """The MPI job that this process belongs to. Use `job()` to get it.
 
     Attributes:
-        exit_code: exit code of all ranks, set by `speaks`.
         seats: local rank of each rank.
         on_machine: number of ranks on this machine.
         sharing: number of ranks that share the cores of this rank, including itself.
@@ -148,9 +147,7 @@ class MpiJob:
 def _limited(seconds: float, file: int | None = None) -> Iterator[None]:
     """Kill this process if a blocking MPI call does not return in time.
 
-    Such a call holds the GIL, so this uses the watchdog thread of faulthandler.
-
-    file: file descriptor for the traceback; None to discard it.
+    Such a call holds the GIL, so this uses faulthandler's watchdog thread. file: descriptor for the traceback, if any.
     """
     with open(os.devnull, "w") as devnull:
         faulthandler.dump_traceback_later(seconds, exit=True, file=devnull if file is None else file)
@@ -163,8 +160,7 @@ def _limited(seconds: float, file: int | None = None) -> Iterator[None]:
 def job() -> MpiJob:
     """Return the job of this process, starting MPI if necessary.
 
-    Raises:
-        ConfigError: MPI is unavailable, or its rank differs from the launcher's.
+    Raises ConfigError if MPI is unavailable, or its rank differs from the launcher's.
     """
     mpi_job = _start()
     reason = disagreement(mpi_job.rank, mpi_job.size, mpi_job.library)

@@ -1,5 +1,3 @@
-"""Thread launcher: workers are threads of this process."""
-
 from __future__ import annotations
 
 import logging
@@ -25,14 +23,7 @@ INTERRUPTED = -1  # failed rank if the caller of `run` or `close` ended the task
 class ThreadLauncher(Launcher):
     """Runs workers in threads, started for each task. A single worker runs in the calling thread.
 
-    A worker that hangs is abandoned; its thread ends when it wakes up.
-
-    Args:
-        workers: number of threads.
-        timeout_s: timeout in seconds for waiting on other workers, and for `close` to wait for a running task.
-
-    Raises:
-        ConfigError: an argument is invalid.
+    A worker that hangs is abandoned; its thread ends when it wakes up. timeout_s: see `Launcher`.
     """
 
     def __init__(self, workers: int, timeout_s: float = 300.0) -> None:

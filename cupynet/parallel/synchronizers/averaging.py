@@ -44,9 +44,6 @@ class ParameterAveraging(Synchronizer):
             16 bits, see `half_mean`. With both, replicas are bit-identical, and nonnegative optimizer vectors, such as
             means of squares, stay nonnegative.
         outer_optimizer: optimizer for a step after every averaging step: `slowmo`, `diloco`, or an `OuterOptimizer`.
-
-    Raises:
-        ConfigError: an argument is invalid.
     """
 
     schedule: AveragingSchedule
@@ -203,10 +200,8 @@ class ParameterAveraging(Synchronizer):
 def spread(communicator: Communicator, replica: ReplicaView, own: Array, mean: Array, weight: float) -> Spread:
     """Return the largest relative distance of any replica from the mean: of all weights, and by layer. Collective.
 
-    Args:
-        own, mean: (P,) weights of this replica, and their mean over all replicas.
-        weight: this replica's weight in the mean. Replicas with weight 0 are ignored; if fewer than two remain, the
-            result is `UNMEASURED`.
+    own, mean: (P,) weights of this replica, and their mean. weight: this replica's weight in the mean. Replicas with
+    weight 0 are ignored; if fewer than two remain, the result is `UNMEASURED`.
     """
     layers: dict[str, list[tuple[Array, Array]]] = {}
     for (name, local), (_, common) in zip(replica.params.views(own), replica.params.views(mean), strict=True):

@@ -1,5 +1,3 @@
-"""Elastic averaging: replicas are pulled toward a common center but stay different."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -31,9 +29,6 @@ class ElasticAveraging(ParameterAveraging):
             differences from the center.
         pull: alpha of the paper, at most 1 / workers; 0.9 / workers by default.
         average_updaters: True to average the optimizer state when replicas adopt the center.
-
-    Raises:
-        ConfigError: an argument is invalid. `check` raises it if `pull` exceeds 1 / workers.
     """
 
     def __init__(

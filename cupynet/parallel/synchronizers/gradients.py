@@ -52,9 +52,6 @@ class GradientSharing(Synchronizer):
             cannot be combined with an encoding.
         report_score: True to compute `Average.score`. This reads the losses from the device.
         score_every: iterations between scores.
-
-    Raises:
-        ConfigError: an argument is invalid.
     """
 
     def __init__(

@@ -1,5 +1,3 @@
-"""Averaging in half precision."""
-
 from __future__ import annotations
 
 import math
@@ -20,9 +18,7 @@ def half_mean(communicator: Communicator, deltas: list[Array], weight: float) ->
     themselves. Each vector is scaled by a power of two so that the largest magnitude on any worker just fits. Values
     below 2^-39 of it are lost. Sums are computed in double precision.
 
-    Args:
-        deltas: finite flat vectors, see `Communicator.allreduce_mean`. They are empty for a stage without weights.
-        weight: see `Communicator.allreduce_mean`.
+    deltas: finite flat vectors, see `Communicator.allreduce_mean`; empty for a stage without weights.
     """
     maxima = [float(abs(delta).max()) if len(delta) else 0.0 for delta in deltas]
     largest = communicator.gather_numbers(*maxima).max(axis=0)

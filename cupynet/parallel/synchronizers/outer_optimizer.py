@@ -43,9 +43,6 @@ class SlowMo(OuterOptimizer):
     Args:
         learning_rate: factor of u.
         momentum: mu.
-
-    Raises:
-        ConfigError: an argument is invalid.
     """
 
     def __init__(self, learning_rate: float = 1.0, momentum: float = 0.5) -> None:
@@ -89,9 +86,6 @@ class DiLoCo(SlowMo):
     Args:
         learning_rate: factor of the step.
         momentum: mu.
-
-    Raises:
-        ConfigError: an argument is invalid.
     """
 
     def __init__(self, learning_rate: float = 0.7, momentum: float = 0.9) -> None:

@@ -100,7 +100,6 @@ class Tally:
         losses: True to also sum the losses.
 
     Attributes:
-        iterations: number of iterations; the same on every worker.
         scored: number of samples with losses on this worker.
         losses: sum of these losses, a number or a 0-d array on the device.
         hits: number of these samples that are classified correctly, of the same type; not part of `state`.
@@ -122,10 +121,8 @@ class Tally:
     def gather(self, replica: ReplicaView, communicator: Communicator, iteration: int | None) -> float:
         """Return the mean loss over the samples of all replicas since the last `clear`; NaN if there are no losses.
 
-        iteration: the last iteration (from 0); None at the end of an epoch or fit.
-
-        Raises:
-            DivergedError: on every worker, if any replica is not finite.
+        iteration: the last iteration (from 0); None at the end of an epoch or fit. Raises DivergedError like
+        `check_finite_replicas`.
         """
         loss = float(self.losses)
         finite = math.isfinite(loss) and is_finite(*replica.params.vectors)

@@ -59,11 +59,7 @@ class AveragingSchedule:
 
 
 class Every(AveragingSchedule):
-    """Averages after iterations k, 2k, 3k ... of the whole training.
-
-    Args:
-        averaging_frequency: k.
-    """
+    """Averages after iterations k, 2k, 3k ... of the whole training, with k = `averaging_frequency`."""
 
     averaging_frequency: int
 
@@ -78,11 +74,7 @@ class Every(AveragingSchedule):
 
 
 class AtMoments(AveragingSchedule):
-    """Averages after every epoch, or once at the end of a fit. In between, replicas differ and cannot be evaluated.
-
-    Args:
-        averaging_frequency: `epoch` or `end`.
-    """
+    """Averages after every `epoch`, or at the `end` of a fit. In between, replicas differ and cannot be evaluated."""
 
     def __init__(self, averaging_frequency: str) -> None:
         self.averaging_frequency = averaging_frequency
@@ -103,9 +95,6 @@ class PostLocal(AveragingSchedule):
     Args:
         epochs: number of epochs with averaging in every iteration. The end of a fit counts as one.
         averaging_frequency: iterations between later averaging steps, or `epoch`, or `end`, or another schedule.
-
-    Raises:
-        ConfigError: an argument is invalid.
     """
 
     def __init__(self, epochs: int, averaging_frequency: int | str | AveragingSchedule) -> None:
@@ -165,9 +154,6 @@ class Adaptive(AveragingSchedule):
 
     Attributes:
         period: current period in iterations, rounded down when used.
-
-    Raises:
-        ConfigError: an argument is invalid.
     """
 
     measures = True

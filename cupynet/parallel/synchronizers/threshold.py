@@ -49,11 +49,7 @@ class Message(NamedTuple):
 
 
 class Threshold:
-    """Base class of threshold rules. Each worker has its own.
-
-    Attributes:
-        threshold: threshold of the next message.
-    """
+    """Base class of threshold rules. Each worker has its own. threshold: that of the next message."""
 
     def __init__(self, initial: float, argument: str = "initial") -> None:
         self.initial = number(f"{type(self).__name__} {argument}", initial, minimum=EPSILON, below=1e30)
@@ -79,9 +75,6 @@ class FixedThreshold(Threshold):
 
     Args:
         threshold: should be small compared to the weights, and about as large as the updates of several iterations.
-
-    Raises:
-        ConfigError: the argument is invalid.
     """
 
     def __init__(self, threshold: float) -> None:
@@ -98,9 +91,6 @@ class TargetSparsity(Threshold):
         target: target fraction of the weights, between 0 and 1.
         initial: initial threshold.
         decay: factor by which the threshold is lowered, and divisor by which it is raised.
-
-    Raises:
-        ConfigError: an argument is invalid.
     """
 
     def __init__(self, target: float = 1e-3, initial: float = INITIAL, decay: float = DECAY) -> None:
@@ -122,9 +112,6 @@ class AdaptiveThreshold(Threshold):
         initial: initial threshold.
         min_fraction, max_fraction: between these fractions of the weights, the threshold does not change.
         decay: factor by which the threshold is lowered, and divisor by which it is raised.
-
-    Raises:
-        ConfigError: an argument is invalid.
     """
 
     def __init__(
@@ -160,9 +147,6 @@ class ThresholdEncoding:
 
     Attributes:
         residual: unsent updates, (P,), on the host; exists after `start`.
-
-    Raises:
-        ConfigError: an argument is invalid.
     """
 
     def __init__(
