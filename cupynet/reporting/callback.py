@@ -1,5 +1,3 @@
-"""Callback that writes the HTML report at the end of a run."""
-
 from __future__ import annotations
 
 import logging

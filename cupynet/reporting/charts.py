@@ -236,7 +236,6 @@ def _inline(text: str, name: str, label: str) -> str:
 
 
 def run_charts(data: RunData) -> list[Chart]:
-    """Return the charts of a run."""
     builders = (_loss, _accuracy, _learning_rate, _drift, _throughput, _epoch_times)
     charts = [chart for build in builders if (chart := data.section(build)) is not None]
     return [*charts, *(data.section(_metrics) or [])]

@@ -32,10 +32,8 @@ class RunData:
 
     Attributes:
         running: True if a process is currently training in the folder.
-        start: started.json; empty if missing.
-        summary: summary.json; empty if missing.
-        rows: rows of history.jsonl.
-        reports, epochs: the rows of each kind.
+        start, summary: started.json and summary.json; empty if missing.
+        rows, reports, epochs: the rows of history.jsonl: all, and of each kind.
         error: the error that ended the run, or "".
         code: exit code of this error; None if it was not stored, as in earlier versions.
         damaged: descriptions of unreadable files and sections.
@@ -76,14 +74,11 @@ class RunData:
 
 
 def read_run(folder: str | Path, *, over: bool = False, error: Exception | None = None) -> RunData:
-    """Read the folder of a run, except weights and images.
+    """Read the folder of a run, except weights and images. Raises ConfigError if it is not the folder of a run.
 
     Args:
         over: True if the run has ended, even if its process still holds the lock.
         error: the error that ended the run, if it has not been stored yet.
-
-    Raises:
-        ConfigError: `folder` is not the folder of a run.
     """
     run = Run(folder)
     has_results = any(map(is_plain, (run.summary_path, run.started_path, run.history_path)))

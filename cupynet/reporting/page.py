@@ -36,7 +36,6 @@ def write_page(folder: str | Path, *, over: bool = False, error: Exception | Non
         The path of the page, and why it has no charts; "" if it has charts or if there is nothing to draw.
 
     Raises:
-        ConfigError: `folder` is not the folder of a run.
         OutputError: a file cannot be written.
     """
     data = read_run(folder, over=over, error=error)

@@ -79,10 +79,7 @@ class Comparison:
 
 
 def compared(runs: Sequence[ComparedRun], target: float | None = None) -> Comparison:
-    """Compare runs.
-
-    target: target accuracy between 0 and 1; by default, the highest of `TARGETS` that half of the runs reached.
-    """
+    """Compare runs. target: accuracy in 0..1; by default, the highest of `TARGETS` that half of the runs reached."""
     finished, varied = [run for run in runs if not run.trouble], differing(runs)
     validated = bool(finished) and all(run.summary["validation_accuracy"] is not None for run in finished)
     comparison = Comparison(varied, [], [], "validation" if validated else "test", target)

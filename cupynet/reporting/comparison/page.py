@@ -23,12 +23,7 @@ MAX_LINES = 2 * len(PALETTE)  # per chart, each color solid and dashed
 
 
 def compare_page(comparison: Comparison, groups: Sequence[Group], at: Path) -> bytes:
-    """Render the page.
-
-    Args:
-        groups: groups in the order of the table.
-        at: folder of the page, for relative links.
-    """
+    """Render the page. groups: in the order of the table. at: the page's folder, for relative links."""
     all_charts = (
         _curves(comparison, groups, "time", "seconds of training", "train_s"),
         _curves(comparison, groups, "iterations", "iterations", "iteration"),

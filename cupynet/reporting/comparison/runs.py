@@ -28,7 +28,6 @@ class Epoch(NamedTuple):
     """An epoch of a run.
 
     Attributes:
-        iteration: number of completed iterations.
         train_s: cumulative training time in seconds, without evaluations.
         accuracy: accuracy by split, `test` and `validation`; None if not evaluated.
     """
@@ -72,13 +71,9 @@ class ComparedRun:
 
 
 def find(paths: Sequence[str]) -> list[ComparedRun]:
-    """Read the runs in folders, each run once.
+    """Read the runs in folders, each run once. Raise ConfigError if a path contains no run.
 
-    Args:
-        paths: folders of runs or sweeps, their parent folders, or glob patterns.
-
-    Raises:
-        ConfigError: a path contains no run.
+    paths: folders of runs or sweeps, their parent folders, or glob patterns.
     """
     folders: dict[Path, Path] = {}
     for path in paths:
