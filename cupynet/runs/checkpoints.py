@@ -108,12 +108,9 @@ class Checkpoints:
             raise OutputError(f"{self.folder}: cannot delete an old checkpoint ({error.strerror})") from error
 
     def newest(self, *, warn: bool = True) -> Stored | None:
-        """Return the newest undamaged checkpoint, or None if there are no checkpoints.
+        """Return the newest undamaged checkpoint, or None if there are none. Raises DataError if all are damaged.
 
         warn: log a warning for each damaged checkpoint.
-
-        Raises:
-            DataError: all checkpoints are damaged.
         """
         first: DataError | None = None
         for _, path in sorted(checkpoints(self.folder).items(), reverse=True):

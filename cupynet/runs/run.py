@@ -28,7 +28,6 @@ class Setup:
     Attributes:
         fallback: True if synthetic data replaced a data set that could not be loaded.
         stages: pipeline stages per replica.
-        synchronizer: description of the synchronization method.
         parameters: number of trainable parameters.
         image_shape: (H, W, C).
         normalize: mean and standard deviation of pixels by channel, in fractions of 255; None without normalization.
@@ -146,11 +145,7 @@ class Summary:
 
     @classmethod
     def of(cls, flat: Mapping[str, Any]) -> Summary:
-        """Build a summary from its fields, ignoring other keys.
-
-        Raises:
-            DataError: a field is missing or has the wrong type.
-        """
+        """Build a summary from its fields, ignoring other keys. Raises DataError if one is missing or mistyped."""
         parts, flat = {}, present(flat)
         for name, part in get_type_hints(cls).items():
             missing = [field.name for field in fields(part) if field.default is MISSING and field.name not in flat]
@@ -179,7 +174,6 @@ class Start:
     Attributes:
         setup: fields stored at the top level.
         started: local time of the first start.
-        epochs: requested number of epochs.
         overrides: command-line overrides; None if unknown.
         processes: number of processes started by mpiexec; None without mpiexec.
         layers: rows of `Model.rows`, by column.
