@@ -19,10 +19,7 @@ SURELY = 3.0  # standard deviations above chance; an untrained network reaches t
 def advise(spent: Spent, *, iterations: int | None = None, stages: int = 1, cores: int | None = None) -> str:
     """Return the largest overhead and its remedy as text, or that nothing stands out.
 
-    Args:
-        iterations: iterations per epoch, if known.
-        stages: ranks per replica.
-        cores: CPU cores shared by the workers; None on GPUs.
+    stages: ranks per replica. cores: CPU cores shared by the workers; None on GPUs.
     """
     ranks = len(spent.rounds_s)
     if ranks > stages and iterations is not None and iterations <= FEW_ITERATIONS:

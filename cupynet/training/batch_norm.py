@@ -1,5 +1,3 @@
-"""Recompute the running statistics of batch-normalization layers."""
-
 from __future__ import annotations
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""The callbacks of one worker."""
-
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
@@ -29,11 +27,7 @@ L = TypeVar("L", bound=Listener)
 
 
 class CallbackList(list[Listener]):
-    """The callbacks of one worker, in order.
-
-    Attributes:
-        resuming: callbacks whose state was restored for the current fit.
-    """
+    """The callbacks of one worker, in order. resuming: those whose state was restored for the current fit."""
 
     def __init__(self, callbacks: Iterable[Listener] = ()) -> None:
         super().__init__(callbacks)
@@ -60,7 +54,6 @@ class CallbackList(list[Listener]):
         return {name: callback.state() for name, callback in by_class_name(self).items()}
 
     def restore(self, states: dict[str, Any]) -> None:
-        """Restore the callbacks that have a saved state."""
         self.resuming = []
         for name, callback in by_class_name(self).items():
             if name in states:

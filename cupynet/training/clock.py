@@ -118,11 +118,7 @@ class _Span(AbstractContextManager[None]):
 
 @dataclass
 class Since:
-    """Measurements since the last report; NaN or empty if there were none.
-
-    Attributes:
-        start: the clock at that report.
-    """
+    """Measurements since the last report, whose clock was `start`; NaN or empty if there were none."""
 
     start: Clock
     samples: int = 0
@@ -206,13 +202,7 @@ class Statistics:
         return [*figures(self.clock.since(self._epoch_start)), *sums, self.clock.bytes_sent]
 
     def epoch_record(self, table: NDArray[Any], stages: int, **known: Any) -> EpochRecord:
-        """Return the record of an epoch.
-
-        Args:
-            table: the result of `epoch` from all workers, (W, figures + 4).
-            stages: pipeline stages per replica.
-            known: the other fields of the record.
-        """
+        """Return the record of an epoch. table: the result of `epoch` from all workers, (W, figures + 4)."""
         last = np.arange(len(table)) % stages == stages - 1  # stages that compute the loss
         counts, sums, hits = (np.where(last, each, 0) for each in table.T[-4:-1])
         losses = [float(total / count) if count else math.nan for total, count in zip(sums, counts, strict=True)]

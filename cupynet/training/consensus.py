@@ -14,10 +14,8 @@ SLOW_S = 0.05  # seconds per iteration above which workers exchange after every 
 class StopConsensus:
     """Stops all workers after the same iteration.
 
-    Every worker must make the same calls after the same iterations.
-
-    Attributes:
-        request: this worker's first request to stop in this fit, or None.
+    Every worker must make the same calls after the same iterations. request: this worker's first request to stop in
+    this fit, or None.
     """
 
     def __init__(self, world: Communicator) -> None:

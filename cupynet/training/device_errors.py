@@ -1,5 +1,3 @@
-"""Translation of device errors to DeviceError."""
-
 from __future__ import annotations
 
 import traceback

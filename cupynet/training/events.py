@@ -36,16 +36,12 @@ class Spent:
 
     @property
     def averaging(self) -> float:
-        """The fraction of the time spent on averaging: the minimum over workers, because the last to arrive does not
-        wait.
-        """
+        """The fraction of time spent on averaging: the minimum over workers, as the last to arrive does not wait."""
         return min(self.share("averaging_s"))
 
     @property
     def data(self) -> float:
-        """The fraction of the time spent waiting for batches: the maximum over workers, because the others wait for
-        it.
-        """
+        """The fraction of time spent waiting for batches: the maximum over workers, as the others wait for it."""
         return max(self.share("data_s"))
 
     @classmethod

@@ -1,5 +1,3 @@
-"""Training and evaluation batches of one worker."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator

@@ -29,14 +29,10 @@ class StopAtNonFinite(StepCheck):
 
 
 class SkipNonFinite(StepCheck):
-    """Skips the batch on its worker and logs a warning.
+    """Skips the batch on its worker and logs a warning. `skipped` receives the epoch and index of each batch.
 
-    Args:
-        max_skipped: maximum number of skipped batches per worker.
-        skipped: list to which the epoch and index of each skipped batch are appended.
-
-    Raises:
-        DivergedError: the weights themselves are not finite, or too many batches were skipped.
+    Raises DivergedError if the weights themselves are not finite, or if a worker skips more than `max_skipped`
+    batches.
     """
 
     may_wait = False

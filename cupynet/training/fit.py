@@ -30,7 +30,6 @@ class Fit:
     Args:
         epochs: additional epochs to train; 0 only to finish a restored, unfinished fit.
         evaluate_on: data to evaluate every `evaluate_every` epochs and after the last.
-        split: the name of that data, `test` or `validation`.
     """
 
     train: Loader
@@ -45,7 +44,6 @@ class Fit:
 
 
 def examples(x: Examples, y: Any = None) -> Loader | Dataset | Shards | tuple[Array, Array]:
-    """Combine the arguments `x` and `y` of `ParallelWrapper.fit`."""
     if isinstance(x, Loader | Dataset | Shards):
         if y is not None:
             raise ConfigError(f"{one(type(x).__name__)} contains its labels. Remove this argument", "y")
@@ -74,9 +72,7 @@ def loader_of(
 ) -> Loader:
     """Return a loader of training data after checking that they fit the model.
 
-    Args:
-        batch_size: by default the one of a `Loader`, else 128.
-        pixels: the pixel scale, if `data` is a pair of arrays.
+    batch_size: by default the one of a `Loader`, else 128. pixels: the pixel scale, if `data` is a pair of arrays.
     """
     data, outputs = examples(data), model.output.features
     if isinstance(data, Loader) and batch_size not in (None, data.batch_size):
@@ -135,9 +131,7 @@ def _class_factors(data: Dataset, class_weight: ClassWeight) -> Array:
 def evaluation_loader(data: Examples, batch_size: int | None, model: Model, pixels: PixelScale | None) -> Loader:
     """Return a loader of evaluation data after checking that they fit the model.
 
-    Args:
-        data: may also be (x, y, sample_weight).
-        pixels: the scale of the training images; None if unknown.
+    data: may also be (x, y, sample_weight). pixels: the scale of the training images; None if unknown.
     """
     weights = None
     if isinstance(data, tuple) and len(data) == 3 and not isinstance(data[0], tuple):

@@ -36,11 +36,9 @@ log = logging.getLogger(__name__)
 
 
 class Graphs:
-    """The CUDA graphs of one device.
+    """The CUDA graphs of one device. singly: True to launch operations one by one.
 
-    Attributes:
-        refused: the first step that could not be captured, with the reason; "" if there is none.
-        singly: True to launch operations one by one.
+    refused: the first step that could not be captured, with the reason; "" if there is none.
     """
 
     def __init__(self, backend: Backend, recorder: Recorder) -> None:

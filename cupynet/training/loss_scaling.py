@@ -21,10 +21,8 @@ class LossScaler:
     Args:
         backend: the backend whose `loss_scale` is set.
         together: workers that skip a step together: the stages of a replica, or all workers if they share gradients.
-        shared: True if these are all workers.
 
     Attributes:
-        skipped: number of skipped steps.
         steady: iterations since the scale changed.
         skipping: True if the step of this iteration is skipped.
     """
@@ -54,12 +52,7 @@ class LossScaler:
             self._set(self.scale)
 
     def skips(self, *, overflow: bool, failed: bool) -> bool:
-        """Return True if this iteration's step is skipped.
-
-        Args:
-            overflow: True if this worker's gradient overflowed.
-            failed: True if its loss is not finite.
-        """
+        """Return True if this iteration's step is skipped. failed: True if this worker's loss is not finite."""
         failed = failed or (overflow and self.scale <= LEAST)
         if self._together.size > 1:
             table = self._together.gather_numbers(overflow, failed, self.scale)  # (W, 3)

@@ -26,8 +26,7 @@ TOP_K = re.compile(r"top_([1-9]\d*)_accuracy")
 def metrics_of(metrics: Sequence[Metric], *, classifies: bool | None = None) -> dict[str, Metric]:
     """Return metrics by name. Raise ConfigError for unknown or duplicate names.
 
-    Args:
-        classifies: False for regression; None to accept the names of both.
+    classifies: False for regression; None to accept the names of both.
     """
     if not isinstance(metrics, list | tuple):
         raise ConfigError("must be a list of names and functions, such as ['macro_f1']", "metrics", shown(metrics))
@@ -48,11 +47,9 @@ def metrics_of(metrics: Sequence[Metric], *, classifies: bool | None = None) -> 
 
 
 def ranks(scores: Floats, targets: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the rank of each target class, (N,), from 0. Ties go to the lower index; with a NaN score the rank is C.
+    """Return the rank (N,) of each target (N,) in scores (N, C), from 0.
 
-    Args:
-        scores: (N, C).
-        targets: (N,).
+    Ties go to the lower index; with a NaN score the rank is C.
     """
     own = np.take_along_axis(scores, targets[:, None], axis=1)  # (N, 1)
     before = np.arange(scores.shape[1]) < targets[:, None]  # (N, C)

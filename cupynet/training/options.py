@@ -211,8 +211,6 @@ class FitData:
     Attributes:
         examples: number of training samples over all workers.
         validates: True if validation data are evaluated during training.
-        shards: the data, if they are sharded.
-        classifies: False for regression.
         binary: True if the targets are 0 or 1.
     """
 
@@ -237,7 +235,6 @@ class CheckedOptions:
     """Validated options with defaults filled in, see `TrainingOptions.check`.
 
     Attributes:
-        placement: numbers of workers and stages, and their devices.
         layers: layer names of each pipeline stage; empty without a pipeline.
         optimizer: the optimizer with a scaled learning rate.
     """

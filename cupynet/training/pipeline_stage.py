@@ -32,10 +32,6 @@ class Stage(Replica):
 
     Attributes:
         model: the layers of this stage, with their names in the whole network.
-        number: index of this stage, from 0.
-        count: number of stages.
-        first: True if this stage receives the images.
-        last: True if this stage computes the output and the loss.
         losses, hits: see `Replica`. Set on the first and last stage; `losses` is None on the others.
     """
 

@@ -99,7 +99,6 @@ class RegressionEvaluation(Evaluation):
 
     @property
     def samples(self) -> int:
-        """The number of samples."""
         return self._samples
 
     @property

@@ -73,7 +73,6 @@ class Replica:
         whole: the whole network in this process; the same as `model` except in a `Stage`.
         place: backend and device, for messages.
         needs_images: True if batches must have images in addition to labels.
-        updates: number of optimizer updates.
         replicas: the communicator with which layers exchange values between replicas; None for a single replica.
         scaler: the loss scaler; None before `join`, and for dtypes that need no loss scaling.
         losses: sum of the losses of the last batch, 0-d on the device; 0.0 without a batch; None in pipeline stages
@@ -81,7 +80,6 @@ class Replica:
         hits: the number of correct predictions, for the same samples as `losses`.
         classifies: False for regression. `hits` then counts outputs on the correct side of 1/2 with
             `binary_cross_entropy`, and is NaN with other losses.
-        groups, clock, check: communicators, clock and step check of this worker.
         optimizer_state: the optimizer's dictionary of (P,) vectors.
     """
 

@@ -23,11 +23,9 @@ from cupynet.training.state_tree import Tree
 def resized(
     states: Sequence[Tree], size: int, stages: int, synchronizer: Synchronizer, callbacks: Mapping[str, Listener]
 ) -> list[Tree]:
-    """Return the states of `size` workers, with `stages` workers per replica.
+    """Return the states of `size` workers, with `stages` workers per replica, from saved states in rank order.
 
-    Args:
-        states: saved states in rank order.
-        callbacks: callbacks by the name of their state.
+    callbacks: callbacks by the name of their state.
     """
     before, after = len(states) // stages, size // stages
     means = [_of_stage(states[stage::stages], before, after, synchronizer) for stage in range(stages)]

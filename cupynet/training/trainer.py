@@ -39,7 +39,6 @@ class Plan:
 
     Attributes:
         start: the iteration at which the schedule of an unfinished fit began; None between fits.
-        iterations_per_epoch: iterations per epoch.
         iterations, epochs: `Trainer.iteration` and `Trainer.epoch` at the planned end of the fit.
         deal: assignment of an epoch's batches to workers, see `Loader.deal`.
         averaged: True after the last averaging step.
@@ -70,7 +69,6 @@ class Trainer:
 
     Attributes:
         world: the communicator of all workers. Callbacks that run on every rank may use it if all make the same calls.
-        rank: the rank of this worker.
         model: this worker's model; in a pipeline, the layers of its stage. `replica.whole` is the whole network. On
             rank 0 it is the user's model, and in a pipeline it has all weights only there, in `on_epoch_end` of an
             evaluated epoch and after the fit.

@@ -1,5 +1,3 @@
-"""The base class of callbacks."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence

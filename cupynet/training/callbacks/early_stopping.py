@@ -35,7 +35,6 @@ class EarlyStoppingResult:
         reason: the condition that ended the fit (`patience`, `best_score`, `max_epochs`, `max_time_s`, `max_score`,
             `invalid_score`), `epochs` if all epochs are complete, `stopped` by a request or a signal, or `diverged`.
         details: an explanation for the user.
-        monitor: the monitored figure.
         scores: its value in each evaluated epoch. Epochs are numbered from 1 over all fits.
         best_epoch, best_score: epoch and score of the best weights; None if no epoch had a finite score.
         epochs: completed epochs of this fit.

@@ -172,11 +172,7 @@ class Timer:
 
 
 def trace(workers: list[Any]) -> dict[str, Any]:
-    """Return the trace in Chrome's trace event format.
-
-    Args:
-        workers: name and spans of each worker, in rank order.
-    """
+    """Return the trace in Chrome's trace event format. workers: name and spans of each, in rank order."""
     events: list[dict[str, Any]] = [{"ph": "M", "name": "process_name", "pid": 0, "args": {"name": "cupynet"}}]
     for rank, (place, spans) in enumerate(workers):
         row = {"pid": 0, "tid": rank}
@@ -188,13 +184,7 @@ def trace(workers: list[Any]) -> dict[str, Any]:
 
 
 def table(workers: list[Any], first: int, iterations: int) -> dict[str, Any]:
-    """Return the content of `profile.json`.
-
-    Args:
-        workers: see `trace`.
-        first: the first timed iteration.
-        iterations: the number of timed iterations.
-    """
+    """Return the content of `profile.json`. workers: see `trace`. first: the first timed iteration."""
     sums: dict[tuple[str, str], list[int]] = {}
     for _, spans in workers:
         for name, kind, _, took, own in spans:

@@ -95,7 +95,6 @@ class Progress(Callback):
         self.close()
 
     def close(self) -> None:
-        """Remove the bar and restore the terminal."""
         if self._bar is not None:
             with contextlib.suppress(Exception):
                 self._bar.stop()
