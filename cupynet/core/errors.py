@@ -36,7 +36,7 @@ class CupynetError(Exception):
 
 
 class ConfigError(CupynetError, ValueError):
-    """Invalid setting, argument or shape. Raised before any work starts. Every constructor checks its arguments.
+    """Invalid setting, argument or shape. Raised before any work starts. Constructors raise it for invalid arguments.
 
     The message is `setting=value: reason`, `setting: reason`, or only the reason.
 
