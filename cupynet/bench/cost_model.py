@@ -1,13 +1,13 @@
 """Cost model of data-parallel averaging: predicts throughput on several machines from measurements on one.
 
-    iteration = computing + averaging / frequency
+    iteration = computation + averaging / frequency
 
-Computing time is interpolated between a single worker and one worker per core. Averaging time is the time on one
+Computation time is interpolated between a single worker and one worker per core. Averaging time is the time on one
 machine, including waiting for other workers, plus the time on the links between machines. With W workers, c per
-machine, vectors of n bytes are exchanged all-to-all twice (reduce-scatter and all-gather). Another exchange carries a
-few bytes. With latency alpha and bandwidth B (Hockney 1994):
+machine, vectors of n bytes are exchanged all-to-all twice (reduce-scatter and all-gather). A third exchange, the check
+for finite values, carries only a few bytes. With latency alpha and bandwidth B (Hockney 1994):
 
-    links = 3 alpha + 2 c (W - c) / W n / B
+    links = 3 alpha + 2 c (W - c) / W · n / B
 
 Every ten iterations, workers also agree on whether to stop, which takes alpha.
 
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from cupynet.training.consensus import AGREE_EVERY
 
-EXCHANGES = 3  # chunks in both directions, and the finite check
+EXCHANGES = 3  # reduce-scatter, all-gather, and the check for finite values
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class Link:
         return cls(value["bandwidth_gbit_s"] * 1e9 / 8, value["latency_us"] * 1e-6)
 
 
-# Nominal bandwidths in one direction, and latencies of small messages between two programs: TCP over 1 and 10 Gbit/s
-# Ethernet, RDMA at 100 Gbit/s, and NVLink 4.
+# Nominal bandwidths in one direction, and latencies of small messages between two programs: a wide-area
+# network, TCP over 1 and 10 Gbit/s Ethernet, RDMA at 100 Gbit/s, and NVLink 4.
 LINKS = {
     "wan": Link(0.1e9 / 8, 50e-3),
     "1gbe": Link(1e9 / 8, 50e-6),

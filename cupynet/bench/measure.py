@@ -41,7 +41,7 @@ PEER_S = 300  # timeout of a PyTorch measurement in seconds, including startup
 
 
 def medians(measurements: Mapping[Key, Callable[[], float]], repeats: int) -> dict[Key, float]:
-    """Return the median of each measurement. They alternate, so that load on the machine affects all of them."""
+    """Return the median of each measurement. They are interleaved, so that load on the machine affects all."""
     rounds = [{name: measure() for name, measure in measurements.items()} for _ in range(repeats)]
     return {name: statistics.median(results[name] for results in rounds) for name in measurements}
 
@@ -141,7 +141,7 @@ def training_step(experiment: Experiment, trainer: Trainer) -> Callable[[], None
     images = backend.load_images(pixels, samples)
     batch = Batch(index=0, epoch=0, images=images, labels=labels, samples=samples, steady=True)
     replica.optimizer.learning_rate.begin_fit(0, 10**6, epoch=10**6, epochs=1)
-    replica.begin(lambda iteration: batch, 10**6)  # lets a GPU run ahead of the host
+    replica.begin(lambda iteration: batch, 10**6)  # lets the host run ahead of a GPU
     measure = trainer.statistics.clock.measure
 
     def step() -> None:

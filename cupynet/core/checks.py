@@ -1,4 +1,4 @@
-"""Validation of arguments. Each function returns the value as a plain Python type, or raises ConfigError.
+"""Validation of arguments. The validators return the value as a plain Python type, or raise ConfigError.
 
 The message names the argument and its value: `Conv2D filters=0: must be an integer of at least 1`. NumPy scalars are
 accepted like Python's. A bool is not accepted as a number.

@@ -36,7 +36,7 @@ def folded(line: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Replace control characters by U+FFFD and tabs by spaces.
+    """Replace control characters with U+FFFD and tabs with spaces.
 
     Escape sequences and bidirectional controls from untrusted files must not reach the terminal or an HTML page.
     """
@@ -44,7 +44,7 @@ def printable(text: str) -> str:
 
 
 def near(path: Path) -> str:
-    """Return a path relative to the current folder if it is inside it, and unchanged otherwise."""
+    """Return a path relative to the current folder if it lies there, otherwise unchanged."""
     absolute = path.resolve()
     return str(absolute.relative_to(Path.cwd())) if absolute.is_relative_to(Path.cwd()) else str(path)
 

@@ -30,13 +30,13 @@ class Shards:
     Args:
         folder: a folder that contains the folders 0, 1, 2, ...
         classes: number of classes; by default the largest label + 1.
-        pixels: the pixel scale.
+        pixels: how pixels are scaled.
         most: number of samples to use from each shard; None for all.
 
     Attributes:
         image_shape: (H, W, C).
         counts: number of samples in each shard.
-        labels, samples: a list of (S,) int64 for each shard.
+        labels, samples: lists with one (S,) int64 array per shard.
 
     Raises:
         DataError: a file is missing or damaged, or the shards are inconsistent.

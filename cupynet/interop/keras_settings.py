@@ -1,7 +1,7 @@
 """Comparison of the layer settings in a `.keras` archive with a model.
 
-The same weights fit many networks, and a different epsilon, stride or activation would silently change the results.
-Only settings that are stored in the file and affect inference are compared.
+The same weights fit many networks, and a different epsilon, stride or activation would silently change the results, so
+they are compared. Only settings that are stored in the file and affect inference are compared.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Step:
 
     Attributes:
         kind: Keras' class name.
-        settings: settings by Keras' names.
+        settings: keyed by Keras' names.
         layer: layer of the model; None for a step from the file.
     """
 

@@ -3,9 +3,9 @@
 For each batch size, the gradient, the update, and both together are captured on their second run. The first run loads
 kernels and allocates memory.
 
-Steps run ahead of the host, because the device decides whether to update (`judge` in update.cu). The host reads the
-result at averaging steps, reports and ends of epochs. After a non-finite loss or gradient the device makes no further
-updates, so that the host can locate the batch.
+The host enqueues steps without waiting for them, because the device decides whether to update (`judge` in update.cu).
+The host reads the result at averaging steps, reports and ends of epochs. After a non-finite loss or gradient the device
+makes no further updates, so that the host can locate the batch.
 """
 
 from __future__ import annotations

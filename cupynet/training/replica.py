@@ -50,8 +50,8 @@ class StepCheck:
     """Checks each step before it is used. The base class accepts every step.
 
     Attributes:
-        may_wait: True if iterations may run ahead of the host. The check is then called only for the first non-finite
-            step, once the host detects it, and must raise an exception.
+        may_wait: True if the host may enqueue iterations without waiting for them. The check is then called only for
+            the first non-finite step, once the host detects it, and must raise an exception.
     """
 
     may_wait = True
@@ -115,7 +115,7 @@ class Replica:
         return tally
 
     def complete(self) -> None:
-        """Wait for iterations that run ahead of the host and count them. Used by `GraphReplica`."""
+        """Wait for enqueued iterations and count them. Used by `GraphReplica`."""
 
     def begin(self, reload: Callable[[int], Batch] | None = None, stop: int = 0) -> None:
         """Begin a fit or an evaluation.

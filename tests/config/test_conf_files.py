@@ -1,4 +1,4 @@
-"""conf/: every file of every group composes, keeps the rules, and names parts that exist, with all their arguments."""
+"""conf/: every file of every group composes and is valid, and its classes exist and take its arguments."""
 
 import inspect
 from collections.abc import Iterator, Mapping
@@ -35,7 +35,7 @@ def file_of(group: str, name: str) -> DictConfig:
 
 
 def covering_overrides(group: str, name: str) -> list[str]:
-    """Return overrides that select this file and one file of every other group; few combinations cover all files."""
+    """Return overrides for this file and one file of every other group, so that few combinations cover all files."""
     files = {each: [other for its, other in CHOICES if its == each] for each in GROUPS if each != "experiment"}
     place = files[group].index(name)
     return [f"{each}={names[place % len(names)]}" for each, names in files.items()]
@@ -65,7 +65,7 @@ def test_every_file_composes_and_lists_every_argument_of_its_parts(group: str, n
     if group != "backend":
         found: Any = OmegaConf.to_container(OmegaConf.create({group: file_of(group, name)}), resolve=True)
         if found[group].get("fallback") == "auto":
-            found[group]["fallback"] = None  # because the file was chosen
+            found[group]["fallback"] = None  # because the data set was chosen explicitly
         assert settings[group] == found[group]
     for key, part in parts(settings[group], group):
         module, _, cls = part.pop("_target_").rpartition(".")
@@ -133,7 +133,7 @@ def test_an_overridden_class_keeps_the_arguments_it_accepts(target: str, expecte
 
 
 def test_an_argument_that_was_typed_stays_whatever_class_is_chosen() -> None:
-    """So that a wrong one is refused when the part is built."""
+    """A wrong argument then raises an error when the object is built."""
     settings = settings_of("optimizer._target_=cupynet.optim.SGD", "optimizer.momentum=0.5", "optimizer.l2=0.25")
     assert settings.optimizer["l2"] == 0.25 and settings.optimizer["learning_rate"]["peak"] == 0.2
     with refused("optimizer.momentum"):

@@ -31,7 +31,7 @@ SMALL = Image(9, 8, 2)
 
 
 class Around(Layer):
-    """x + branch(x), as a user writes it: the sum is this layer's own array, for the branch still reads its output."""
+    """x + branch(x) by a user. The sum is a new array, because the branch's backward pass needs its output."""
 
     def __init__(self, branch: Layer) -> None:
         self.branch = branch
@@ -49,7 +49,7 @@ class Around(Layer):
         backend.xp.add(x, out, out=y)
 
         def backward(dy: Any) -> Any:
-            through = backend.borrow(dy.shape)  # the branch's derivative may overwrite what it is given
+            through = backend.borrow(dy.shape)  # the branch's backward pass may overwrite its argument
             through[...] = dy
             dx = branch_backward(through)
             if dx is not None:
@@ -60,7 +60,7 @@ class Around(Layer):
 
 
 def lenet(filters: tuple[int, int] = (20, 50), units: int = 500) -> Sequential:
-    """Deeplearning4j's LeNet: convolutions without activation, windows of pools apart, one hidden layer with ReLU."""
+    """Deeplearning4j's LeNet: convolutions without activation, disjoint pooling windows, one hidden layer with ReLU."""
     return Sequential(
         {
             "conv1": Conv2D(filters[0], 5),
@@ -74,7 +74,7 @@ def lenet(filters: tuple[int, int] = (20, 50), units: int = 500) -> Sequential:
 
 
 def small_networks() -> dict[str, Sequential]:
-    """Every layer, at the beginning, in the middle and at the end; all take SMALL and give three logits."""
+    """Small networks with every kind of layer in different positions: SMALL images, three logits."""
     mixed: dict[str, Any] = {
         "narrow": Conv2D(2, 1, activation="softplus"),
         "wide": [Conv2D(3, 3, padding=1, activation="tanh"), MaxPool2D(3, 1, 1)],

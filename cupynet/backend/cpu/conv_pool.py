@@ -4,7 +4,7 @@ The forward pass computes the pixels of a pooling window in registers and writes
 (`kernels/windows.py`). The bias is added after pooling. The backward pass processes only the pixels that
 were the maximum of their window (`kernels/rows.py`, or `kernels/outer.py` for patches with short rows).
 
-`rows` skips zero gradients, so that results for images with NaN or infinity differ from separate operations.
+`rows` skips zero gradients, so for images with NaN or infinity the results differ from those of separate operations.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from cupynet.backend.window import Window
 
 CACHE_LINE = 64  # bytes
 SHORT_ROW = 16  # values in a row of a patch; shorter rows do not fill a vector
-MOST_PIXELS = 9  # pixels of a pooling window, whose sums are in registers at the same time
+MOST_PIXELS = 9  # pixels of the largest pooling window: each has a sum in registers
 
 
 def fuse(backend: Backend, first: Convolution, pool: Window) -> FusedPair | None:
-    """Return the fused pair, or None unless pooling windows are small and do not overlap."""
+    """Return the fused pair, or None if the kernels do not support it (large or overlapping pooling windows)."""
     if first.window.dilates or first.groups > 1 or pool.pads:
         return None  # kernels require rows of adjacent pixels, and pools without padding
     disjoint = all(stride >= size for stride, size in zip(pool.stride, pool.kernel, strict=True))

@@ -35,7 +35,7 @@ class ReplicaView(Protocol):
         """Return a tally to which the replica adds its iterations. losses: True to also sum the losses."""
 
     def complete(self) -> None:
-        """Wait for iterations that run ahead of the host, so that tallies are up to date."""
+        """Wait for enqueued iterations, so that tallies are up to date."""
 
 
 def by_name(replica: ReplicaView, vector: Array) -> dict[str, NDArray[Any]]:
@@ -93,10 +93,10 @@ def check_finite_replicas(finite: Sequence[float], iteration: int | None, what: 
 class Tally:
     """Counts the samples of a replica and sums their losses since the last `clear`.
 
-    On a GPU, a replica may run ahead of the host. Its iterations are then added later, at the latest by `complete`.
+    On a GPU, the host may run ahead of a replica. Iterations are then added later, at the latest by `complete`.
 
     Args:
-        complete: waits for iterations that run ahead of the host.
+        complete: waits for enqueued iterations.
         losses: True to also sum the losses.
 
     Attributes:

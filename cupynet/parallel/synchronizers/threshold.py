@@ -49,7 +49,7 @@ class Message(NamedTuple):
 
 
 class Threshold:
-    """Base class of threshold rules. Each worker has its own. threshold: that of the next message."""
+    """Base class of threshold rules. Each worker has its own. threshold: used for the next message."""
 
     def __init__(self, initial: float, argument: str = "initial") -> None:
         self.initial = number(f"{type(self).__name__} {argument}", initial, minimum=EPSILON, below=1e30)
@@ -59,7 +59,7 @@ class Threshold:
         """Choose the next threshold. share: fraction of the weights in the last message."""
 
     def state(self) -> dict[str, Any]:
-        """Return the state for a checkpoint: numbers by name."""
+        """Return the state for a checkpoint."""
         return {"threshold": self.threshold}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -193,7 +193,7 @@ class ThresholdEncoding:
 
 
 def _take(residual: NDArray[Any], step: Any) -> NDArray[np.int32]:
-    """Subtract a step from every residual of at least a step. Return the body of the message."""
+    """Subtract a step from every residual whose magnitude is at least a step. Return the body of the message."""
     indices = np.flatnonzero(abs(residual) >= step)
     values = residual[indices]
     positive = values > 0
@@ -202,7 +202,7 @@ def _take(residual: NDArray[Any], step: Any) -> NDArray[np.int32]:
 
 
 def encoding(value: str | ThresholdEncoding | None) -> ThresholdEncoding | None:
-    """Return the encoding with its defaults for `threshold`, the given encoding, or None."""
+    """Return the default encoding for `threshold`, otherwise the value itself, which may be None."""
     if isinstance(value, str):
         one_of("encoding", value, ("threshold",))
         return ThresholdEncoding()

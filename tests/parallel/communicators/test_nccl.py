@@ -1,4 +1,4 @@
-"""Sums over NCCL on the one GPU that most machines have: by a rank that is alone, and by two that share it.
+"""Sums over NCCL on a single GPU, with one rank and with two ranks that share it.
 
 Several GPUs are tested in test_communicators.py, and on the stand-in.
 """
@@ -24,7 +24,7 @@ from tests.support.backends import needs_bfloat16
 from tests.support.mpi import ROOT
 from tests.support.training import on_threads
 
-SHARES_A_GPU = 23003  # NCCL 2.30.3, the first in which ranks may: NCCL_MULTI_RANK_GPU_ENABLE
+SHARES_A_GPU = 23003  # NCCL 2.30.3, the first version in which ranks can share a GPU
 
 
 def gpu() -> CupyBackend:

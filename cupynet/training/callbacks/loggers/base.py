@@ -35,7 +35,7 @@ RESULTS = (
 
 
 class Logger(Callback):
-    """Logs metrics with another package, on rank 0. Subclasses implement `_begin`, `_write` and `_end`.
+    """Logs metrics with a third-party package, on rank 0. Subclasses implement `_begin`, `_write` and `_end`.
 
     If one of them fails, a warning is logged and the logger is disabled; training continues. Nothing is opened before
     the first fit.

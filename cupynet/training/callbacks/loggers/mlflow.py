@@ -21,7 +21,7 @@ MAX_METRICS, MAX_PARAMS, MAX_TEXT = 1000, 100, 6000  # limits of MLflow
 
 
 class MLflow(Logger):
-    """Logs hyperparameters, metrics and results as an MLflow run, which a resumed run continues.
+    """Logs hyperparameters, metrics and results as an MLflow run. A resumed run continues the same MLflow run.
 
     Args:
         uri: the tracking URI; by default the environment variable MLFLOW_TRACKING_URI, else `sqlite:///mlflow.db` in
