@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
@@ -11,7 +12,9 @@ from cupynet.backend.array import Array
 from cupynet.core import checks
 from cupynet.core.errors import ConfigError
 from cupynet.nn.context import Context
+from cupynet.nn.dense import Activation
 from cupynet.nn.layer import Backward, Layer, Sequential, no_backward
+from cupynet.nn.norm import BatchNorm
 from cupynet.nn.params import Scope
 from cupynet.nn.types import Flat, Image, InputType
 
@@ -22,8 +25,9 @@ class Residual(Layer):
     """Residual connection: layers(x) + shortcut(x) (He et al. 2015).
 
     Weights have names such as `block1.conv1.weight`, or `block1.shortcut.weight` in the shortcut. An activation after
-    the sum is a separate layer. The shortcut is the identity by default. If the layers change the shape, it must be a
-    layer with the same output shape, such as a 1x1 convolution.
+    the sum is a separate layer. An `Activation("relu")` is fused if the last of the layers is a BatchNorm. The shortcut
+    is the identity by default. If the layers change the shape, it must be a layer with the same output shape, such as a
+    1x1 convolution.
     """
 
     capturable = True
@@ -50,6 +54,13 @@ class Residual(Layer):
             )
         return output
 
+    def fuse(self, following: Layer) -> Layer | None:
+        own = type(self) is Residual and type(self.body) is Sequential and type(following) is Activation
+        if not own or following.output_activation != "relu":
+            return None
+        last = self.body.steps[-1][1]
+        return ResidualReLU(self, last, following) if type(last) is BatchNorm else None
+
     def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
         backend = self.backend
         through, through_backward = self.body.forward(x, context)
@@ -64,6 +75,38 @@ class Residual(Layer):
             return _sum(backend, [dx, ways.pop()(handed.pop())])
 
         return y, backward if context.train else no_backward
+
+
+class ResidualReLU(Layer):
+    """A block and the ReLU after it: the last norm, the sum and the ReLU in one pass."""
+
+    capturable = True
+
+    def __init__(self, block: Residual, norm: BatchNorm, relu: Layer) -> None:
+        self.block, self.norm, self.relu = block, norm, relu
+        self.before = copy.copy(block.body)  # the layers before the norm, of which there may be none
+        self.before.steps = block.body.steps[:-1]
+
+    def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
+        backend, shortcut = self.block.backend, self.block.shortcut
+        through, through_backward = self.before.forward(x, context)
+        around, around_backward = (x, _itself) if shortcut is None else shortcut.forward(x, context)
+        y, norm_backward = self.norm.normalized(through, context, relu=True, around=around)
+        ways: list[Backward] = [around_backward, through_backward, norm_backward]
+
+        def backward(dy: Array) -> Array | None:
+            handed = [dy]  # see `Sequential`
+            del dy
+            inner, through_backward = [ways.pop()(handed[0])], ways.pop()  # handed[0] is now the gradient of the sum
+            dx = None if inner[0] is None else through_backward(inner.pop())
+            del through_backward
+            return _sum(backend, [dx, ways.pop()(handed.pop())])
+
+        return y, backward if context.train else no_backward
+
+    def saved_values(self) -> int:
+        inner = [each for each in self.block.walk() if not any(each.children()) and each is not self.norm]
+        return sum(each.output.features + each.saved_values() for each in inner)
 
 
 class Concat(Layer):

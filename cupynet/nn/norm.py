@@ -58,21 +58,30 @@ class BatchNorm(Layer):
         own = type(self) is BatchNorm and type(following) is Activation  # not for subclasses
         return BatchNormReLU(self, following) if own and following.output_activation == "relu" else None
 
-    def normalized(self, x: Array, context: Context, *, relu: bool) -> tuple[Array, Backward]:
-        """Normalize x (N, ..., C), followed by a ReLU if `relu`."""
+    def normalized(
+        self, x: Array, context: Context, *, relu: bool, around: Array | None = None
+    ) -> tuple[Array, Backward]:
+        """Normalize x (N, ..., C), add `around`, and apply a ReLU if `relu`.
+
+        With `around`, the backward function does not overwrite dy with dx. It returns dx, and leaves in dy the gradient
+        of `around`.
+        """
         backend, epsilon, scale, shift = self.backend, self.epsilon, self.scale, self.shift
+        apart = around is not None
         affine, frozen = (scale.data, shift.data), scale.frozen and shift.frozen
         if not context.train:
-            return backend.normalize(x, self.mean.data, self.variance.data, *affine, epsilon, relu=relu), no_backward
+            moments = self.mean.data, self.variance.data
+            return backend.normalize(x, *moments, *affine, epsilon, relu=relu, around=around), no_backward
         count, group = x.size // x.shape[-1], context.replicas if self.sync and not frozen else None
         mean, variance = self.mean.data, self.variance.data
         if not frozen:
             mean, variance = self._moments(x, count, context, group)
-        y = backend.normalize(x, mean, variance, *affine, epsilon, relu=relu)
+        y = backend.normalize(x, mean, variance, *affine, epsilon, relu=relu, around=around)
+        output = y if relu else None
 
         def backward(dy: Array) -> Array | None:
             dx = None
-            sums = backend.normalize_sums(dy, x, y if relu else None, mean, variance, epsilon)
+            sums = backend.normalize_sums(dy, x, output, mean, variance, epsilon)
             shift_grad, scale_grad = shift.grad, scale.grad
             shift_grad += sums[0]
             scale_grad += sums[1]
@@ -81,7 +90,8 @@ class BatchNorm(Layer):
                     sums[...] = 0  # the statistics do not depend on x
                 elif group is not None:
                     self._meet(sums, count if context.counts else 0, group)
-                dx = backend.normalize_backward(dy, x, mean, variance, scale.data, sums, count, epsilon)
+                out = backend.borrow(dy.shape) if apart else None
+                dx = backend.normalize_backward(dy, x, mean, variance, scale.data, sums, count, epsilon, out)
             return dx
 
         return y, backward

@@ -6,12 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet.backend import create_backend
+from cupynet.backend import Backend, create_backend
 from cupynet.core.errors import ConfigError
 from cupynet.nn import (
     INFERENCE,
     Activation,
     AvgPool2D,
+    BatchNorm,
     Concat,
     Context,
     Conv2D,
@@ -29,10 +30,15 @@ from cupynet.nn import (
     Residual,
     Sequential,
 )
+from cupynet.nn.branches import ResidualReLU
+from tests.support.backends import every_backend
 from tests.support.gradients import check_layer
 from tests.support.networks import Around
+from tests.support.pairwise import pairwise
+from tests.support.passes import built, inferred, passed
 
 INPUT = Image(6, 5, 3)
+TOLERANCES = {"half": 2e-2, "float": 1e-5, "double": 1e-10}
 LAYERS: dict[str, Callable[[], Layer]] = {
     "around one layer": lambda: Residual(Conv2D(3, 3, padding="same", activation="relu")),
     "around two": lambda: Residual([Conv2D(4, 3, padding=1, activation="relu"), Conv2D(3, 1)]),
@@ -57,6 +63,64 @@ def test_gradients_of_branches(kind: str) -> None:
 
 def test_gradients_of_vectors() -> None:
     check_layer(Residual([Dense(7, "relu"), Dense(4)]), Flat(4))
+
+
+BEFORE_A_RELU: dict[str, Callable[[], Residual]] = {
+    "around layers": lambda: Residual(
+        [Conv2D(4, 1, bias=False), BatchNorm(), Activation("relu"), Conv2D(3, 1, bias=False), BatchNorm()]
+    ),
+    "only a norm": lambda: Residual(BatchNorm()),
+    "a shortcut": lambda: Residual([Conv2D(4, 3, 2, "same", bias=False), BatchNorm()], Conv2D(4, 1, 2, bias=False)),
+    "a shortcut with a norm": lambda: Residual(
+        [Conv2D(4, 1, bias=False), BatchNorm()], Sequential([Conv2D(4, 1, bias=False), BatchNorm()])
+    ),
+    "a shortcut without weights": lambda: Residual([Conv2D(3, 2, 2, bias=False), BatchNorm()], MaxPool2D(2)),
+    "one in the other": lambda: Residual({"a": Residual(BatchNorm()), "b": Activation("relu"), "c": BatchNorm()}),
+}
+
+
+@pytest.mark.parametrize("kind", BEFORE_A_RELU)
+def test_gradients_of_a_sum_and_its_relu(kind: str) -> None:
+    check_layer(Sequential([BEFORE_A_RELU[kind](), Activation("relu")]), INPUT, batch=3, training=True)
+
+
+def results_of(network: Sequential, backend: Backend, frozen: bool) -> list[Any]:
+    """Return y, dx, gradients and buffers of a training pass, and the inference."""
+    params = built(network, INPUT.shape, backend, scale=np.float32(0.75), shift=np.float32(0.5))
+    for _, parameter in params.named():
+        parameter.frozen = frozen
+    rng = np.random.default_rng(1)
+    x, dy = (rng.normal(size=(3, *input.shape)) for input in (INPUT, network.output))
+    y, dx = passed(network, x, dy)
+    changed = [*(p.grad for _, p in params.named()), *(b.data for _, b in params.named_buffers())]
+    return [y, dx, inferred(network, x), *(np.array(backend.to_host(array), np.float64) for array in changed)]
+
+
+@every_backend
+@pairwise(kind=list(BEFORE_A_RELU), dtype=("half", "float", "double"), frozen=(False, True))
+def test_a_norm_a_sum_and_a_relu_are_computed_in_one_pass(name: str, kind: str, dtype: str, frozen: bool) -> None:
+    fused = Sequential({"block": BEFORE_A_RELU[kind](), "relu": Activation("relu")})
+    separate = Sequential({"block": BEFORE_A_RELU[kind](), "relu": Sequential([Activation("relu")])})
+    found, expected = (results_of(each, create_backend(name, dtype), frozen) for each in (fused, separate))
+    assert [type(step) for _, step in fused.steps] == [ResidualReLU] and len(separate.steps) == 2
+    for one, other in zip(found, expected, strict=True):
+        scale = max(1.0, np.abs(other).max())
+        np.testing.assert_allclose(one, other, rtol=0, atol=TOLERANCES[dtype] * scale)
+
+
+@pytest.mark.parametrize(
+    ("body", "following"),
+    [
+        (BatchNorm(), Activation("tanh")),
+        ([BatchNorm(), Activation("relu")], Activation("relu")),
+        (Conv2D(3, 1), Activation("relu")),
+        (Sequential([Sequential([BatchNorm()])]), Activation("relu")),
+    ],
+)
+def test_other_sums_and_activations_are_separate(body: Any, following: Activation) -> None:
+    network = Sequential({"block": Residual(body), "after": following})
+    built(network, INPUT.shape, create_backend("numpy"))
+    assert network.together() == [["block"], ["after"]]
 
 
 @pytest.mark.parametrize(

@@ -249,6 +249,10 @@ class DoubledBatchNorm(Doubled, BatchNorm):
     pass
 
 
+class DoubledResidual(Doubled, Residual):
+    pass
+
+
 @every_backend
 @pytest.mark.parametrize(
     ("layers", "changed"),
@@ -256,8 +260,9 @@ class DoubledBatchNorm(Doubled, BatchNorm):
         ([Conv2D(4, 3), MaxPool2D(2)], [DoubledConv2D(4, 3), MaxPool2D(2)]),
         ([Conv2D(4, 3), MaxPool2D(2)], [Conv2D(4, 3), DoubledMaxPool2D(2)]),
         ([BatchNorm(), Activation("relu")], [DoubledBatchNorm(), Activation("relu")]),
+        ([Residual(BatchNorm()), Activation("relu")], [DoubledResidual(BatchNorm()), Activation("relu")]),
     ],
-    ids=["convolution", "pool", "norm"],
+    ids=["convolution", "pool", "norm", "sum"],
 )
 def test_subclasses_of_layers_are_not_fused(name: str, layers: list[Layer], changed: list[Layer]) -> None:
     results, x = [], np.random.default_rng(1).normal(size=(3, 6, 6, 2))

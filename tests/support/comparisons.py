@@ -399,7 +399,10 @@ def track_moments(backend: Backend, call: Call, shape: Shape) -> Results:
 
 
 def normalize(backend: Backend, call: Call, shape: Shape) -> Results:
-    return {"y": backend.normalize(*channels_of(call, shape), 0.25, relu=shape.need_dx)}
+    x, mean, variance, scale, shift = channels_of(call, shape)
+    numbers, around = (x, mean, variance, scale, shift, 0.25), call.stored(*x.shape)
+    y = backend.normalize(*numbers, relu=shape.need_dx)
+    return {"y": y, "sum": backend.normalize(*numbers, relu=shape.need_dx, around=around)}
 
 
 def normalize_sums(backend: Backend, call: Call, shape: Shape) -> Results:
@@ -411,8 +414,10 @@ def normalize_sums(backend: Backend, call: Call, shape: Shape) -> Results:
 def normalize_backward(backend: Backend, call: Call, shape: Shape) -> Results:
     x, mean, variance, scale, _ = channels_of(call, shape)
     dy, sums = call.stored(*x.shape, changes=True), call.wide(2, shape.channels)
-    dx = backend.normalize_backward(dy, x, mean, variance, scale, sums, 3.0 * len(x), 0.25)
-    return {"dx": in_place(backend, dx, dy)}
+    numbers, kept, out = (x, mean, variance, scale, sums, 3.0 * len(x), 0.25), dy.copy(), backend.borrow(x.shape)
+    apart = in_place(backend, backend.normalize_backward(dy, *numbers, out), out)
+    assert bool((dy == kept).all()), "dy was changed"
+    return {"apart": apart, "dx": in_place(backend, backend.normalize_backward(dy, *numbers), dy)}
 
 
 def normalize_rows(backend: Backend, call: Call, shape: Shape) -> Results:

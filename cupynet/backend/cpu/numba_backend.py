@@ -177,12 +177,17 @@ class NumbaBackend(NumbaConv, NumpyBackend):
         return moments
 
     def normalize(
-        self, x: Array, mean: Array, variance: Array, scale: Array, shift: Array, epsilon: float, *, relu: bool
-    ) -> Array:
+        self, x: Array, mean: Array, variance: Array, scale: Array, shift: Array, epsilon: float, *, relu: bool,
+        around: Array | None = None,
+    ) -> Array:  # fmt: skip
         y, rows = self.borrow(x.shape), _wide_rows(x)
         affine = mean, scale / np.sqrt(variance + epsilon), shift.astype(mean.dtype, copy=False)
         mean, factor, shift = _repeated(rows, *affine)
-        norm_kernels.normalize(bits(x.reshape(rows)), mean, factor, shift, bits(y.reshape(rows)), relu)
+        arrays = bits(x.reshape(rows)), mean, factor, shift, bits(y.reshape(rows)), relu
+        if around is None:
+            norm_kernels.normalize(*arrays)
+        else:
+            norm_kernels.normalize_add(*arrays, bits(around.reshape(rows)))
         return y
 
     def normalize_sums(
@@ -196,14 +201,17 @@ class NumbaBackend(NumbaConv, NumpyBackend):
         return sums
 
     def normalize_backward(
-        self, dy: Array, x: Array, mean: Array, variance: Array, scale: Array, sums: Array, count: float, epsilon: float
-    ) -> Array:
+        self, dy: Array, x: Array, mean: Array, variance: Array, scale: Array, sums: Array, count: float,
+        epsilon: float, out: Array | None = None,
+    ) -> Array:  # fmt: skip
         inverse, rows = 1 / np.sqrt(variance + epsilon), _wide_rows(x)
         factor = scale * inverse
         slope, offset = factor * inverse * sums[1] * (1 / count), factor * sums[0] * (1 / count)
         numbers = _repeated(rows, mean, factor, slope, offset)
-        norm_kernels.normalize_backward(bits(dy.reshape(rows)), bits(x.reshape(rows)), *numbers)
-        return dy
+        dx = dy if out is None else out
+        arrays = bits(dy.reshape(rows)), bits(x.reshape(rows)), bits(dx.reshape(rows))
+        norm_kernels.normalize_backward(*arrays, out is not None, *numbers)
+        return dx
 
     def normalize_rows(self, x: Array, scale: Array, shift: Array, epsilon: float) -> tuple[Array, Array]:
         y, moments = self.borrow(x.shape), self.borrow((len(x), 2), self.policy.accumulate)

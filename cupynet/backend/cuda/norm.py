@@ -28,13 +28,16 @@ class CudaNorm(CudaDense, NormOps):
         self.kernels.flat(f"track_moments_{self._wide}", size, mean, variance, moments, momentum, unbiased, size)
 
     def normalize(
-        self, x: Array, mean: Array, variance: Array, scale: Array, shift: Array, epsilon: float, *, relu: bool
-    ) -> Array:
+        self, x: Array, mean: Array, variance: Array, scale: Array, shift: Array, epsilon: float, *, relu: bool,
+        around: Array | None = None,
+    ) -> Array:  # fmt: skip
         y, columns = self.borrow(x.shape), x.shape[-1]
-        sizes = x.size // columns, columns, int(relu)
+        sizes = x.size // columns, columns, int(relu and around is None)
         arguments = x, mean, variance, scale, shift, y, epsilon, *sizes
         self.kernels.flat(f"normalize_{self._kind}", x.size, *arguments, at_once=self._at_once(columns))
-        return y
+        if around is not None:
+            self.add(y, around, y)
+        return self.relu(y) if relu and around is not None else y
 
     def normalize_sums(
         self, dy: Array, x: Array, y: Array | None, mean: Array, variance: Array, epsilon: float
@@ -46,9 +49,13 @@ class CudaNorm(CudaDense, NormOps):
         return self._added(parts, columns)
 
     def normalize_backward(
-        self, dy: Array, x: Array, mean: Array, variance: Array, scale: Array, sums: Array, count: float, epsilon: float
-    ) -> Array:
+        self, dy: Array, x: Array, mean: Array, variance: Array, scale: Array, sums: Array, count: float,
+        epsilon: float, out: Array | None = None,
+    ) -> Array:  # fmt: skip
         columns = x.shape[-1]
+        if out is not None:
+            out[...] = dy
+            dy = out
         arguments = dy, x, mean, variance, scale, sums, 1 / count, epsilon, x.size // columns, columns
         name = f"normalize_backward_{self._kind}"
         self.kernels.flat(name, x.size, *arguments, at_once=self._at_once(columns))

@@ -22,16 +22,20 @@ class NormOps(ActivationOps):
             running += (1 - momentum) * factor * moment
 
     def normalize(
-        self, x: Array, mean: Array, variance: Array, scale: Array, shift: Array, epsilon: float, *, relu: bool
-    ) -> Array:
+        self, x: Array, mean: Array, variance: Array, scale: Array, shift: Array, epsilon: float, *, relu: bool,
+        around: Array | None = None,
+    ) -> Array:  # fmt: skip
         """(x - mean) / sqrt(variance + epsilon) · scale + shift for each channel of (..., C), and max(., 0) if `relu`.
 
-        mean, variance: (C,) in accumulation precision. scale, shift: (C,) with the dtype of x.
+        mean, variance: (C,) in accumulation precision. scale, shift: (C,) with the dtype of x. around: added before the
+        maximum, with the shape and dtype of x.
         """
         wide = x.astype(self.policy.accumulate)
         wide -= mean
         wide *= scale.astype(self.policy.accumulate) / self.xp.sqrt(variance + epsilon)
         wide += shift.astype(self.policy.accumulate)
+        if around is not None:
+            wide += around.astype(self.policy.accumulate)
         y = self.borrow(x.shape)
         y[...] = self.xp.maximum(wide, 0) if relu else wide
         return y
@@ -52,9 +56,14 @@ class NormOps(ActivationOps):
         return sums
 
     def normalize_backward(
-        self, dy: Array, x: Array, mean: Array, variance: Array, scale: Array, sums: Array, count: float, epsilon: float
-    ) -> Array:
-        """scale / σ · (dy - sums[0] / count - x̂ · sums[1] / count), in place in dy (..., C); see `normalize_sums`."""
+        self, dy: Array, x: Array, mean: Array, variance: Array, scale: Array, sums: Array, count: float,
+        epsilon: float, out: Array | None = None,
+    ) -> Array:  # fmt: skip
+        """Return dx = scale / σ · (dy - sums[0] / count - x̂ · sums[1] / count), (..., C); see `normalize_sums`.
+
+        dx is written to `out`, by default to dy.
+        """
+        out = dy if out is None else out
         accumulate = self.policy.accumulate
         inverse = 1 / self.xp.sqrt(variance + epsilon)
         wide = x.astype(accumulate)
@@ -63,8 +72,8 @@ class NormOps(ActivationOps):
         wide += dy.astype(accumulate)
         wide -= sums[0] * (1 / count)
         wide *= scale.astype(accumulate) * inverse
-        dy[...] = wide
-        return dy
+        out[...] = wide
+        return out
 
     def normalize_rows(self, x: Array, scale: Array, shift: Array, epsilon: float) -> tuple[Array, Array]:
         """(x - mean) / sqrt(variance + epsilon) · scale + shift for each row, and its mean and 1 / sqrt(...).

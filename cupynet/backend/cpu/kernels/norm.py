@@ -77,6 +77,18 @@ def normalize(x: Array, mean: Array, factor: Array, shift: Array, y: Array, relu
 
 
 @kernel
+def normalize_add(x: Array, mean: Array, factor: Array, shift: Array, y: Array, relu: bool, around: Array) -> None:
+    """y = (x - mean) · factor + shift + around for each column, then max(y, 0) if relu; (R, k · C), (k · C,)."""
+    x, y, around = reals(x), reals(y), reals(around)
+    lowest = x.dtype.type(0 if relu else -np.inf)
+    for r in range(x.shape[0]):
+        source, added, target = x[r], around[r], y[r]
+        for c in range(source.size):
+            value = (source[c] - mean[c]) * factor[c] + shift[c] + added[c]
+            target[c] = lowest if value <= lowest else value
+
+
+@kernel
 def normalize_sums(dy: Array, x: Array, y: Array, mean: Array, sums: Array, relu: bool) -> None:
     """Write the sums of dy and dy · (x - mean), (2, C). If relu, set dy to 0 where y <= 0. (R, k · C), (k · C,)."""
     dy, x, y = reals(dy), reals(x), reals(y)
@@ -104,12 +116,16 @@ def normalize_sums(dy: Array, x: Array, y: Array, mean: Array, sums: Array, relu
 
 
 @kernel
-def normalize_backward(dy: Array, x: Array, mean: Array, factor: Array, slope: Array, offset: Array) -> None:
-    """dy = dy · factor - (x - mean) · slope - offset for each column; (R, k · C), (k · C,)."""
-    dy, x = reals(dy), reals(x)
+def normalize_backward(
+    dy: Array, x: Array, dx: Array, apart: bool, mean: Array, factor: Array, slope: Array, offset: Array
+) -> None:
+    """dx = dy · factor - (x - mean) · slope - offset for each column; (R, k · C), (k · C,). apart: dx is not dy."""
+    dy, x, dx = reals(dy), reals(x), reals(dx)
     channels = x.shape[1]
     for r in range(x.shape[0]):
-        gradient, source = dy[r], x[r]
+        given, gradient, source = dy[r], dx[r], x[r]
+        for c in range(channels if apart else 0):  # a copy in the L1 cache, so that one loop serves both
+            gradient[c] = given[c]
         for c in range(channels):
             gradient[c] = gradient[c] * factor[c] - (source[c] - mean[c]) * slope[c] - offset[c]
 
