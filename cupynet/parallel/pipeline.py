@@ -35,7 +35,7 @@ class Pipeline:
 
     Args:
         stages: number of stages, balanced by multiply-adds; or `auto` for one stage per device or CPU core of a
-            replica, at most the number of layers with weights; or the layer names of each stage,
+            replica, at most the number of layers with weights; or the layer names of each stage, such as
             `[["conv1", "pool1"], ["dense1"]]`.
         micro_batches: micro-batches per batch, at most the batch size. More micro-batches keep the stages busier, but
             add overhead.
@@ -74,7 +74,7 @@ class Pipeline:
     def partition(self, network: Layer, stages: int) -> list[list[str]]:
         """Split a built network into `stages` stages. Return the layer names of each stage.
 
-        Fused layers stay together, unless stages are listed explicitly. Raises ConfigError if it cannot be split.
+        Fused layers stay together, unless stages are listed explicitly. Raises ConfigError if no such partition exists.
         """
         self.max_stages(network)
         if isinstance(self.stages, list):
@@ -90,7 +90,7 @@ class Pipeline:
         ]
 
     def describe(self, layers: Sequence[Sequence[str]]) -> str:
-        """Describe these stages in a few words."""
+        """Describe the stages in a few words."""
         return f"{' | '.join(' '.join(names) for names in layers)}, {self.micro_batches} micro-batches"
 
     def speed(
@@ -150,8 +150,8 @@ def training_work(layer: Layer) -> int:
 def balance_stages(work: Sequence[float], sent: Sequence[float], stages: int) -> list[int]:
     """Partition consecutive pieces of `work` into stages, minimizing the largest. Return the end index of each stage.
 
-    The largest stage limits the throughput of the pipeline. Ties are broken by the amount of data sent between stages:
-    `sent` after each piece if the next piece is in another stage.
+    The largest stage limits the throughput of the pipeline. Ties are broken by the amount of data sent between stages.
+    `sent` is the amount after each piece, sent if the next piece is in another stage.
     """
     cumulative = [0.0, *accumulate(work)]
 

@@ -43,7 +43,7 @@ class Placement:
 
         Args:
             workers: number of replicas. By default, one per device, or one per CPU core (at most 4); with started
-                ranks, as many as there are ranks for.
+                ranks, as many as the ranks allow.
             devices: GPU indices; by default all, starting with `first`.
             stages: stages per replica. None for the number of devices or cores per replica, at most `most_stages`; if
                 `workers` is also None, there is one replica.

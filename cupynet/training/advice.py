@@ -11,8 +11,8 @@ from cupynet.training.evaluation import Evaluation
 from cupynet.training.events import Spent
 
 STANDS_OUT = 0.10  # minimum fraction of the time to report
-FEW_ITERATIONS = 5  # with at most this many iterations per epoch, more workers make too few updates
-SLOWER = 1.25  # ratio of seconds per sample, above the noise of a shared machine
+FEW_ITERATIONS = 5  # with at most this many iterations per epoch, adding workers would leave too few updates
+SLOWER = 1.25  # minimum ratio of seconds per sample for a straggler, above the noise of a shared machine
 SURELY = 3.0  # standard deviations above chance; an untrained network reaches this once in 700 runs
 
 
@@ -58,7 +58,7 @@ def _straggler(spent: Spent, stages: int) -> tuple[float, str]:
 
 
 def unlearned(evaluation: Evaluation) -> str | None:
-    """Return a warning if the accuracy is no better than predicting the most frequent class, else None."""
+    """Return a warning if the accuracy is no better than predicting the most frequent class, or None."""
     samples = evaluation.samples
     share = int((evaluation.confusion.sum(axis=1) + evaluation.undecided).max()) / max(samples, 1)
     deviation = math.sqrt(share * (1 - share) / max(samples, 1))

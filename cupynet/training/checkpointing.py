@@ -58,7 +58,7 @@ def save(store: Checkpoints, trainer: Trainer) -> None:
 
 
 def found(path: str | Path, *, warn: bool = True) -> Stored:
-    """Return the checkpoint at `path`, or the newest undamaged checkpoint in that folder."""
+    """Return the checkpoint at `path`, or the newest undamaged checkpoint if `path` is a folder of checkpoints."""
     path = Path(path)
     if (path / MANIFEST).exists() or STEP.fullmatch(path.name):
         return read(path)
@@ -75,7 +75,7 @@ def resume(trainer: Trainer, path: str | Path) -> None:
 
     Raises:
         ConfigError: there is no checkpoint, or its network, optimizer, synchronizer or stages differ.
-        DataError: it is damaged, or not a checkpoint of a training run.
+        DataError: the checkpoint is damaged, or does not belong to a training run.
     """
     world = trainer.world
     stored = found(path) if world.rank == 0 else None  # an error here stops the other workers too
@@ -143,7 +143,7 @@ def _malformed(place: str) -> Iterator[None]:
 
 
 def stages_of(stored: Stored) -> int:
-    """Return the number of pipeline stages: the next rank that has the same weight names as rank 0."""
+    """Return the number of pipeline stages, which is the next rank that has the same weight names as rank 0."""
     states = _states(stored)
     with _malformed(f"{stored.path / STATE}, workers"):
         names = [sorted(state["replica"]["weights"]) for state in states]

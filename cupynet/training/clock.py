@@ -26,7 +26,7 @@ class Timer(Protocol):
 
 @dataclass
 class Clock:
-    """Times and counts of one worker.
+    """Timings and counts of one worker.
 
     Attributes:
         compute_s: seconds spent on gradients and updates.
@@ -36,7 +36,7 @@ class Clock:
         images: training images of all replicas.
         samples, bytes_sent: samples and traffic of this worker, updated at reports and ends of epochs.
         warm_s, warm_images: `rounds_s` and `images` after the first 10 iterations.
-        timer: also receives every span while a profile is recorded.
+        timer: receives every span too, while a profile is recorded.
     """
 
     compute_s: float = 0.0
@@ -118,7 +118,7 @@ class _Span(AbstractContextManager[None]):
 
 @dataclass
 class Since:
-    """Measurements since the last report, whose clock was `start`; NaN or empty if there were none."""
+    """Measurements since the last report, when the clock was `start`; NaN or empty if there were none."""
 
     start: Clock
     samples: int = 0
@@ -135,7 +135,7 @@ class Statistics:
     Attributes:
         measured: the last averaging step that measured the drift, over all pipeline stages, or None.
         loss: the training loss of the last complete epoch; NaN if there is none.
-        spent: the times of all workers at the end of the last fit; None before.
+        spent: the times of all workers at the end of the last fit; None before the first fit ends.
         skipped_steps: steps skipped on any replica because a gradient overflowed, as of the end of the last fit.
     """
 
@@ -148,7 +148,7 @@ class Statistics:
         self._tally = Tally() if tally is None else tally  # samples and losses not yet read from the device
         self._traffic = Traffic() if traffic is None else traffic
         self._since, self._epoch_start = Since(Clock()), Clock()
-        self._epoch_samples, self._epoch_losses, self._epoch_hits = 0, 0.0, 0.0  # read in this epoch
+        self._epoch_samples, self._epoch_losses, self._epoch_hits = 0, 0.0, 0.0  # sums read in this epoch
 
     def begin_epoch(self) -> None:
         self.read_losses()  # discard an interrupted epoch
@@ -177,7 +177,7 @@ class Statistics:
             self._since.drift, self._since.drift_by_layer = average.drift, dict(average.drift_by_layer)
 
     def report(self, **known: Any) -> IterationRecord:
-        """Return the measurements since the last report and reset them. `known` has the other fields of the record."""
+        """Return the measurements since the last report and reset them. `known`: the other fields of the record."""
         self.read_losses()
         since, spent = self._since, self.clock.since(self._since.start)
         self._since = Since(replace(self.clock))

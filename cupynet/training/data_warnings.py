@@ -16,8 +16,8 @@ from cupynet.training.fit import Fit
 
 BRIGHT = 1 / 4  # images are nearly black if all scaled pixels are smaller
 AMPLE = 10  # with this many images per class on average, an empty class is unlikely to be chance
-AT_ONCE = 1 << 22  # bytes per chunk
-UNSCALED = 64  # far above scaled or normalized pixels
+AT_ONCE = 1 << 22  # bytes per chunk of images
+UNSCALED = 64  # pixels above this, far above scaled or normalized ones, seem unscaled
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 class DataWarnings:
     """Logs warnings about training and evaluation data, once for each data set. Logs nothing unless `speaks`.
 
-    metrics: True if metrics are computed, which need evaluation data.
+    metrics: True if the user requested metrics, which need evaluation data.
     """
 
     def __init__(self, *, speaks: bool, metrics: bool = False) -> None:
@@ -34,7 +34,7 @@ class DataWarnings:
         self._known: set[int] = set()  # signatures of loaders
 
     def of_fit(self, fit: Fit, workers: int, restored: tuple[int, int] | None) -> None:
-        """Warn about the data of a fit. `restored` is the `Loader.identity` of the resumed fit, if known."""
+        """Warn about the data of a fit. restored: the `Loader.identity` of the resumed fit, if known."""
         train = fit.train
         if train.batches < workers and self._speaks:
             idle = workers - train.batches

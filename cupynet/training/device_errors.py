@@ -15,7 +15,7 @@ def translate_device_errors(
 ) -> Iterator[None]:
     """Raise DeviceError if the device of worker `rank` is out of memory or has failed.
 
-    Clears the frames of the traceback to release their arrays. `batch_size` is for the message, if known.
+    Clears the frames of the traceback to release their arrays. batch_size: for the message, if known.
     """
     try:
         yield

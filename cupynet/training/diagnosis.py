@@ -15,7 +15,7 @@ MAX_SAMPLES = 5  # listed in a message
 def diagnose(replica: Replica, batch: Batch) -> str:
     """Locate the first non-finite value: return the worker, batch, samples and layer or weight as text.
 
-    `params.grad` and `losses` come from the batch.
+    `params.grad` and `losses` must be the results of the batch.
     """
     at = f"of worker {replica.groups.world.rank} at batch {batch.index} of epoch {batch.epoch + 1}"
     for name, values in replica.params.views(replica.params.master):

@@ -30,7 +30,7 @@ SHORT = {"mean_absolute_error": "MAE", "r2": "R2"}  # names in log lines
 
 
 class Mistake(NamedTuple):
-    """A misclassified sample. `doubt` is the negated score of the predicted class: confident mistakes sort first."""
+    """A misclassified sample. doubt: negated score of the predicted class, so that confident mistakes sort first."""
 
     doubt: float
     sample: int
@@ -78,7 +78,7 @@ class Evaluation:
 
         Args:
             scores: (N, classes), increasing with the probability.
-            targets: class indices (N,), or probabilities (N, classes), of which the largest counts.
+            targets: class indices (N,), or probabilities (N, classes), whose largest is the true class.
             losses: (N,).
             samples: sample indices in the data set, (N,). Without them no mistakes are kept.
         """
@@ -158,7 +158,7 @@ class Evaluation:
 
     @property
     def loss(self) -> float:
-        """The mean loss over all samples; non-finite if the loss of any sample is."""
+        """The mean loss over all samples; non-finite if the loss of any sample is non-finite."""
         return _ratio(self.loss_sum, self.samples)
 
     @property
@@ -167,7 +167,7 @@ class Evaluation:
         return self._extra.values(self.samples, self.figure)
 
     def figure(self, name: str) -> float:
-        """Return a figure such as `accuracy`, or one of `metrics`, by name; `validation_` or `val_` may precede it."""
+        """Return a figure such as `accuracy`, or one of `metrics`. The name may begin with `validation_` or `val_`."""
         name = without_prefix(name, (*self.FIGURES, *self._extra.names))
         return float(getattr(self, name)) if name in self.FIGURES else self.metrics[name]
 
@@ -176,7 +176,7 @@ class Evaluation:
         return {name: self.figure(name) for name in (self.FIGURES if names is None else names)} | self.metrics
 
     def brief(self) -> list[str]:
-        """Return the main figures and the metrics as text."""
+        """Return each main figure and metric as text."""
         figures = self.figures(self.SHOWN).items()
         return [
             percent(value) if name == "accuracy" else f"{SHORT.get(name, name)} {value:.4g}" for name, value in figures

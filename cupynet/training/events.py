@@ -36,12 +36,12 @@ class Spent:
 
     @property
     def averaging(self) -> float:
-        """The fraction of time spent on averaging: the minimum over workers, as the last to arrive does not wait."""
+        """The fraction of time spent averaging: the minimum over workers, because the last to arrive does not wait."""
         return min(self.share("averaging_s"))
 
     @property
     def data(self) -> float:
-        """The fraction of time spent waiting for batches: the maximum over workers, as the others wait for it."""
+        """The fraction of time spent waiting for batches: the maximum over workers, because the others wait for it."""
         return max(self.share("data_s"))
 
     @classmethod
@@ -104,10 +104,10 @@ class EpochRecord:
         loss: mean training loss during this epoch; NaN without samples.
         losses: training loss of each worker, in rank order; NaN for workers without samples and for all pipeline stages
             but the last.
-        accuracy: training accuracy during this epoch, 0..1. With `binary_cross_entropy` targets, an output is correct
-            on the right side of 1/2. NaN for other targets.
+        accuracy: training accuracy during this epoch, 0..1. With `binary_cross_entropy`, an output is correct if it is
+            on the same side of 1/2 as its target. NaN for other targets.
         learning_rate: the rate of the last iteration.
-        drift, drift_by_layer: the last measurement since the last report, see `IterationRecord`.
+        drift, drift_by_layer: the latest measurement since the last report, see `IterationRecord`.
     """
 
     epoch: int

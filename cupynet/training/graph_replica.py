@@ -3,7 +3,7 @@
 For each batch size, the gradient, the update, and both together are captured on their second run. The first run loads
 kernels and allocates memory.
 
-The host enqueues steps without waiting for them, because the device decides whether to update (`judge` in update.cu).
+The host enqueues steps without waiting for them: the device itself decides whether to update (`judge` in update.cu).
 The host reads the result at averaging steps, reports and ends of epochs. After a non-finite loss or gradient the device
 makes no further updates, so that the host can locate the batch.
 """
@@ -36,15 +36,16 @@ log = logging.getLogger(__name__)
 
 
 class Graphs:
-    """The CUDA graphs of one device. singly: True to launch operations one by one.
+    """The CUDA graphs of one device.
 
-    refused: the first step that could not be captured, with the reason; "" if there is none.
+    singly: True to launch operations one by one. refused: the first step that could not be captured, with the reason;
+    "" if there is none.
     """
 
     def __init__(self, backend: Backend, recorder: Recorder) -> None:
         self._backend, self._recorder = backend, recorder
         self._launchers: dict[tuple[str, Shape], Callable[[], None]] = {}  # by name and label shape
-        self._origin: tuple[Workspace, bool, object] | None = None  # see `begin`
+        self._origin: tuple[Workspace, bool, object] | None = None  # what the graphs were captured for, see `begin`
         self.refused, self.singly = "", False
 
     def begin(self, *, classifies: bool, memory: object) -> None:
@@ -54,7 +55,7 @@ class Graphs:
             self._origin, self._launchers = origin, {}
 
     def run(self, name: str, shape: Shape, work: Callable[[Shape], None]) -> None:
-        """Run `work(shape)`: eagerly the first time, with capture the second time, then by launching the graph."""
+        """Run `work(shape)`: eagerly the first time, with capture the second time, and later by launching the graph."""
 
         def plainly() -> None:
             with self._recorder.steered():
@@ -189,7 +190,7 @@ class GraphReplica(Replica):
 
     def _steer(self, iteration: int) -> None:
         def later() -> Iterator[Numbers]:
-            with suppress(Exception):  # a rate may depend on later events; if not, its own iteration raises this again
+            with suppress(Exception):  # a rate may depend on later events; a real error recurs in its own iteration
                 optimizer = copy.copy(self.optimizer)  # the original may remember the last iteration
                 optimizer.learning_rate = copy.copy(optimizer.learning_rate)
                 yield from map(optimizer.numbers, range(iteration + 1, self._stop))
@@ -305,7 +306,7 @@ class GraphContext(Context):
 
 def replica_of(model: Model, optimizer: Optimizer, accumulation_steps: int = 1) -> Replica:
     recorder = model.backend.recorder()
-    if recorder is None or accumulation_steps > 1:  # batches are split only if large: launch overhead is negligible
+    if recorder is None or accumulation_steps > 1:  # only large batches are split, so launch overhead is negligible
         return Replica(model, optimizer, accumulation_steps)
     for each in (*model.network.walk(), model.loss, optimizer):
         if not vars(type(each)).get("capturable", False) or getattr(each, "syncs_replicas", False):

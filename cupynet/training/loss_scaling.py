@@ -20,7 +20,7 @@ class LossScaler:
 
     Args:
         backend: the backend whose `loss_scale` is set.
-        together: workers that skip a step together: the stages of a replica, or all workers if they share gradients.
+        together: workers that skip steps together: the stages of a replica, or all workers if they share gradients.
 
     Attributes:
         steady: iterations since the scale changed.

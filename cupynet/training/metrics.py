@@ -59,7 +59,7 @@ def ranks(scores: Floats, targets: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def auc(targets: Any, scores: Floats) -> float:
-    """Return the area under the ROC curve, or for several classes or targets the mean of one versus rest.
+    """Return the area under the ROC curve; for several classes or targets, the mean over one-versus-rest curves.
 
     Computed from ranks (Mann and Whitney 1947); equal to scikit-learn's roc_auc_score(average="macro",
     multi_class="ovr"). NaN if a class has all samples or none, or if a score is NaN.
@@ -95,7 +95,7 @@ class Metrics:
         self._keeps = any(name in ALL for name in metrics)
         self._sums = {name: 0.0 for name, metric in metrics.items() if _is_a_mean(name, metric)}
         self._kept: list[Floats] = []  # scores and targets, row by row
-        self._known: dict[str, float] = {}  # computed from all rows
+        self._known: dict[str, float] = {}  # metrics already computed from all rows
 
     def add(self, scores: Floats, targets: Any) -> None:
         for name in self._sums:

@@ -48,8 +48,8 @@ class TrainingOptions:
             root), or a number.
         accumulation_steps: number of parts into which a batch is split to save memory. Their gradients are accumulated
             for one update. For a pipeline use `micro_batches` instead.
-        devices: GPU indices; worker r uses devices[r % len(devices)]. By default all GPUs, or under mpiexec the
-            model's. The first worker of this process must be on the model's device.
+        devices: GPU indices; worker r uses devices[r % len(devices)]. By default all GPUs, or under mpiexec the model's
+            GPU. The first worker of this process must be on the model's device.
         callbacks: a list of `Callback`.
         log_every: iterations between `on_log` events of callbacks, and between measurements of the drift if there is no
             `synchronizer`; 0 disables the events.
@@ -62,15 +62,15 @@ class TrainingOptions:
         pipeline: splits each replica into stages, one per device or core. The model then holds the average after each
             evaluation and after `fit`.
         reduce: how GPU replicas are averaged: `nccl`; `device`, on the first device (Deeplearning4j's legacy
-            averaging); `host`; or `auto`, which is `nccl` for several devices if it is installed, else `device`. On a
-            CPU, `auto` and `host` are equivalent and the others are not allowed.
+            averaging); `host`; or `auto`, which is `nccl` for several devices if it is installed, otherwise `device`.
+            On a CPU, `auto` and `host` are equivalent and the others are not allowed.
         data_on_device: true to keep the images in GPU memory during a fit or evaluation; `auto` to do so if they take
             at most a quarter of the free memory. On a CPU, true is not allowed.
         progress: style of the default `Progress` callback: `auto`, `bar`, `lines` or `none`.
-        metrics: additional evaluation metrics: names, or functions (labels, scores) that return a number or one per
-            sample. For classification: `top_3_accuracy` (any k), `macro_f1`, `precision`, `recall` and `auc` (one
-            versus rest). For regression: `auc` of targets 0 and 1. Functions receive each batch on the host: class
-            indices (N,) or targets (N, T), then scores (N, O). A single number is weighted by N.
+        metrics: additional evaluation metrics: names, or functions (labels, scores) that return one number for the
+            batch or one per sample. For classification: `top_3_accuracy` (any k), `macro_f1`, `precision`, `recall` and
+            `auc` (one versus rest). For regression: `auc` for targets 0 and 1. Functions receive each batch on the
+            host: class indices (N,) or targets (N, T), then scores (N, O). A single number is weighted by N.
     """
 
     workers: int | None = None
@@ -104,7 +104,7 @@ class TrainingOptions:
         Args:
             network: the built network; its weights need not be allocated.
             device: the device of the model; None if the model is built later, on the device of the first local worker.
-            data: the training data, if known; else see `CheckedOptions.check_data`.
+            data: the training data, if known; otherwise see `CheckedOptions.check_data`.
             names: names of the callbacks in messages; by default their class names.
 
         Raises:
@@ -251,7 +251,7 @@ class CheckedOptions:
         return self.options.accumulation_steps if pipeline is None else pipeline.micro_batches
 
     def check_data(self, network: Layer, data: FitData, names: Names = ()) -> None:
-        """Raise ConfigError if the options do not fit the data. For `names` see `TrainingOptions.check`."""
+        """Raise ConfigError if the options do not fit the data. For `names`, see `TrainingOptions.check`."""
         options, workers = self.options, self.placement.workers
         if data.shards is not None:
             with argument_of("workers"):

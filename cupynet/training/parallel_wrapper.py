@@ -66,7 +66,7 @@ from cupynet.training.warm_up import warm_up
 T = TypeVar("T")
 CTRL_C = "Ctrl-C"  # text of a `Stop`
 log = logging.getLogger(__name__)
-_compiled: set[tuple[str, str]] = set()  # backends and dtypes whose compilation this process has announced
+_compiled: set[tuple[str, str]] = set()  # backend and dtype pairs whose compilation this process has announced
 
 
 class ParallelWrapper:
@@ -88,8 +88,8 @@ class ParallelWrapper:
         options: the validated `TrainingOptions`.
         placement: numbers of workers and stages, and their devices.
         layers: layer names of each pipeline stage; empty without a pipeline.
-        synchronizer: the synchronization method, of which each worker has a copy.
-        optimizer: the optimizer with a scaled learning rate, of which each worker has a copy.
+        synchronizer: the synchronization method; each worker has a copy.
+        optimizer: the optimizer with a scaled learning rate; each worker has a copy.
         blas_threads: BLAS threads per worker; 0 on a GPU.
         warm: True if all kernels are compiled.
     """
@@ -150,7 +150,7 @@ class ParallelWrapper:
         self._rows, self._shared = Rows(), Shared()
         self.warm = backend.name == "numpy"
         self._warnings = DataWarnings(speaks=self._launcher.first == 0, metrics=bool(options.metrics))
-        self._stop: Stop | None = None  # for workers without a trainer so far
+        self._stop: Stop | None = None  # for workers that have no trainer yet
         self._closed, self._releasing = False, threading.RLock()
         self._rates = model.params.rates
         self._dropped = weakref.finalize(self, _end, self._launcher, self._trainers, backend)
@@ -225,7 +225,7 @@ class ParallelWrapper:
             y: class indices (S,) from 0, or one-hot labels (S, O). For regression, floating-point targets (S, T), or
                 (S,) for one output, which may be integers. Targets are in 0..1 for `binary_cross_entropy` and `hinge`,
                 and class probabilities for `softmax`.
-            epochs: additional epochs; 0 only after `restore`, to finish a fit whose last epoch is complete.
+            epochs: additional epochs; 0 only after `restore`, to finish a fit whose epochs are all complete.
             batch_size: batch size per worker, 128 by default. A `Loader` has its own batch size.
             sample_weight: (S,) factors of the samples' losses. The loss of a batch is still divided by the number of
                 samples.
@@ -351,7 +351,7 @@ class ParallelWrapper:
 
         Raises:
             ConfigError: there is no checkpoint, or its network, optimizer, synchronizer or stages differ.
-            DataError: it is damaged.
+            DataError: the checkpoint is damaged.
         """
         self.on_workers(lambda trainer: resume(trainer, path))
         self.model.trained_on = self.model.trained_on or "pixels"
@@ -389,7 +389,7 @@ class ParallelWrapper:
 
         Args:
             task: called in the thread of each worker.
-            batch_size: for messages.
+            batch_size: for error messages.
 
         Raises:
             ClosedError: the wrapper was closed or interrupted, or a worker has failed.
@@ -403,7 +403,7 @@ class ParallelWrapper:
                 trainer.backend.synchronize()
                 return result
 
-        self.model.backend.synchronize()  # streams of caller and workers do not wait for each other
+        self.model.backend.synchronize()  # the caller's and the workers' streams do not wait for each other
         try:
             with blas.Limit(self.blas_threads) if self.blas_threads else nullcontext():
                 return self._launcher.run(done)

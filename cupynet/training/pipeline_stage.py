@@ -26,7 +26,7 @@ class Stage(Replica):
     Args:
         whole: the whole network in this process. On rank 0 it is the user's model: `begin` reads its weights, and
             `assemble` writes the trained weights back.
-        groups: the other stages of this replica, and the other replicas.
+        groups: communicators with the other stages of this replica, and with the other replicas.
         layers: layer names of all stages.
         micro_batches: number of micro-batches per batch.
 
@@ -187,7 +187,7 @@ class Stage(Replica):
             self.whole.params.publish()
 
     def _weights(self) -> Iterator[tuple[int, Array, Array]]:
-        """Yield (stage, its array, array of the whole network) for each weight and buffer that this worker copies."""
+        """Yield (stage, stage's array, whole network's array) for each weight and buffer that this worker copies."""
         own = _arrays(self.params)
         stage_of = {name: stage for stage, names in enumerate(self.layers) for name in names}
         for name, whole in _arrays(self.whole.params).items():

@@ -14,7 +14,7 @@ from cupynet.core.wording import counted
 from cupynet.training.evaluation import Evaluation
 from cupynet.training.metrics import NUMBER_FIGURES, Floats, Metric
 
-MOST_POINTS = 500  # for the plot
+MOST_POINTS = 500  # points in the plot
 
 
 def evaluation_of(classes: int, metrics: Sequence[Metric], *, classifies: bool, binary: bool) -> Evaluation:
@@ -30,8 +30,8 @@ class RegressionEvaluation(Evaluation):
     Args:
         targets: number of targets per sample, T.
         metrics: see `TrainingOptions`.
-        binary: also compute the accuracy: the fraction of predictions on the same side of 1/2 as their targets, like
-            Keras' BinaryAccuracy.
+        binary: True to compute the accuracy too: the fraction of predictions on the same side of 1/2 as their targets,
+            like Keras's BinaryAccuracy.
     """
 
     FIGURES: tuple[str, ...] = NUMBER_FIGURES
@@ -118,8 +118,8 @@ class RegressionEvaluation(Evaluation):
     def r2(self) -> float:
         """The coefficient of determination, averaged over the targets.
 
-        For a constant target it is 1 if all predictions are exact, else 0, as in scikit-learn. NaN for fewer than two
-        samples.
+        For a constant target it is 1 if all predictions are exact, otherwise 0, as in scikit-learn. NaN for fewer than
+        two samples.
         """
         if self._samples < 2:
             return np.nan

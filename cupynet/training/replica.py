@@ -34,7 +34,7 @@ class Step(NamedTuple):
         batch: None if the worker has no batch.
         samples: number of samples; 0 with a zero gradient if there is no batch or it was skipped. If iterations run
             ahead of the host, always the batch size.
-        squared_norm: |gradient|² of this replica's weights times the squared loss scale; 0-d on the device.
+        squared_norm: |gradient|² over this replica's weights times the squared loss scale; 0-d on the device.
         finite: True if the loss and the gradient are finite.
         overflowed: True if the step is skipped because the gradient overflowed.
     """
@@ -57,7 +57,7 @@ class StepCheck:
     may_wait = True
 
     def __call__(self, replica: Replica, step: Step) -> Step:
-        """Return the step, or one without samples to skip the batch. Called on all workers in every iteration."""
+        """Return the step, or a step without samples to skip the batch. Called on all workers in every iteration."""
         return step
 
 
@@ -70,16 +70,16 @@ class Replica:
             Layers such as `BatchNorm` process one part at a time.
 
     Attributes:
-        whole: the whole network in this process; the same as `model` except in a `Stage`.
+        whole: the whole network in this process; the same as `model`, except in a `Stage`.
         place: backend and device, for messages.
         needs_images: True if batches must have images in addition to labels.
         replicas: the communicator with which layers exchange values between replicas; None for a single replica.
         scaler: the loss scaler; None before `join`, and for dtypes that need no loss scaling.
         losses: sum of the losses of the last batch, 0-d on the device; 0.0 without a batch; None in pipeline stages
             without a loss. If iterations run ahead, `complete` sets it to the sum over several batches.
-        hits: the number of correct predictions, for the same samples as `losses`.
-        classifies: False for regression. `hits` then counts outputs on the correct side of 1/2 with
-            `binary_cross_entropy`, and is NaN with other losses.
+        hits: the number of correct predictions for the same samples as `losses`.
+        classifies: False for regression. With `binary_cross_entropy`, `hits` then counts outputs on the correct side of
+            1/2; with other losses it is NaN.
         optimizer_state: the optimizer's dictionary of (P,) vectors.
     """
 
@@ -248,7 +248,7 @@ class Replica:
         self.optimizer.step(self.params, iteration, norm)
 
     def whole_squared_norm(self, part: Array) -> Array:
-        """Return |gradient|² of the whole network. `part` is |gradient|² of this replica's weights."""
+        """Return |gradient|² over the whole network. part: |gradient|² over this replica's weights."""
         return part
 
     def launch_singly(self, wanted: bool) -> None:
@@ -261,7 +261,7 @@ class Replica:
         return scores_of(self.model, batch.images, batch.labels, context)
 
     def rehearse(self, scratch: Replica, batch_size: int) -> None:
-        """Compile or load all kernels by a step on `scratch`, a copy, without communication."""
+        """Compile or load all kernels by running a step on `scratch`, a copy, without communication."""
         scratch.backpropagate(blank_batch(self.model, batch_size))
         scratch.update(0)
 
@@ -273,7 +273,7 @@ class Replica:
         return {"updates": self.updates, "weights": self.model.weights(), "optimizer": optimizer}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore a `state`, possibly on another backend or in another precision. Raise ConfigError on a mismatch."""
+        """Restore a state, possibly on another backend or in another precision. Raise ConfigError on a mismatch."""
         found, needed = sorted(state["optimizer"]), sorted(self.optimizer_state)
         if found != needed:
             kind = type(self.optimizer).__name__

@@ -25,7 +25,7 @@ def resized(
 ) -> list[Tree]:
     """Return the states of `size` workers, with `stages` workers per replica, from saved states in rank order.
 
-    callbacks: callbacks by the name of their state.
+    callbacks: callbacks by the name under which their state is saved.
     """
     before, after = len(states) // stages, size // stages
     means = [_of_stage(states[stage::stages], before, after, synchronizer) for stage in range(stages)]

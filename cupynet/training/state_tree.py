@@ -12,15 +12,16 @@ import numpy as np
 from cupynet.parallel import Communicator
 
 Tree: TypeAlias = "dict[str, Any]"  # nested dictionaries of numbers and arrays
-Arrays: TypeAlias = "dict[str, Any]"  # by path, with "/" between names
+Arrays: TypeAlias = "dict[str, Any]"  # arrays by path, with "/" between names
 
-MOST_COUNTED = 2**53  # upper bound of all counters
+MOST_COUNTED = 2**53  # upper bound on all counters
 
 
 def gathered(world: Communicator, state: Tree) -> tuple[list[Tree], Arrays] | None:
     """Gather all states on rank 0: return the numbers and array names of each worker, and the arrays.
 
-    An array that is equal on all workers that have it is stored once, else as `name@rank`. Other ranks return None.
+    An array that is equal on all workers that have it is stored once under its name; otherwise each version is stored
+    as `name@rank`. Other ranks return None.
     """
     if world.rank != 0:
         send(world, state, 0)
@@ -67,14 +68,14 @@ def received(world: Communicator, rank: int) -> tuple[Tree, Arrays]:
 
 
 def check_position(position: Tree) -> None:
-    """Raise ValueError for an invalid position, with which training might never end."""
+    """Raise ValueError for an invalid position. With one, training might never end."""
     for name in ("iteration", "epoch", "round"):
         if type(position[name]) is not int or not 0 <= position[name] < MOST_COUNTED:
             raise ValueError(f"trainer.{name}: expected a number of at least 0, found {position[name]!r:.80}")
 
 
 def check_numbers(own: Mapping[str, Any], state: Any) -> None:
-    """Raise an exception if `state` lacks a number that `own`, the trainer's state, has."""
+    """Raise ValueError if an entry of `state` is not a number, but is one in `own`, the trainer's state."""
     for name, value in own.items():
         found = state.get(name, value)
         if isinstance(value, Mapping):

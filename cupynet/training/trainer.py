@@ -38,7 +38,7 @@ class Plan:
     """The range of the current or last fit.
 
     Attributes:
-        start: the iteration at which the schedule of an unfinished fit began; None between fits.
+        start: the iteration at which the learning-rate schedule of an unfinished fit began; None between fits.
         iterations, epochs: `Trainer.iteration` and `Trainer.epoch` at the planned end of the fit.
         deal: assignment of an epoch's batches to workers, see `Loader.deal`.
         averaged: True after the last averaging step.
@@ -69,13 +69,13 @@ class Trainer:
 
     Attributes:
         world: the communicator of all workers. Callbacks that run on every rank may use it if all make the same calls.
-        model: this worker's model; in a pipeline, the layers of its stage. `replica.whole` is the whole network. On
-            rank 0 it is the user's model, and in a pipeline it has all weights only there, in `on_epoch_end` of an
-            evaluated epoch and after the fit.
+        model: this worker's model; in a pipeline, the layers of its stage. `replica.whole` is the whole network, on
+            rank 0 the user's model. In a pipeline it has all weights only on rank 0, in `on_epoch_end` of an evaluated
+            epoch and after the fit.
         params, backend: weights and backend of this worker. In `after_finish` and `on_diverged` a callback may change
             the weights, identically on every rank, and must then call `params.publish` to copy them to the layers.
-        iteration, epoch, epoch_iteration: complete iterations and epochs, and complete iterations of the current epoch.
-        data: `Loader.identity` of the last or restored fit; None if unknown.
+        iteration, epoch, epoch_iteration: completed iterations and epochs, and iterations of the current epoch.
+        data: the `Loader.identity` of the last or restored fit; None if unknown.
         evaluation: the evaluation of the last complete epoch, or of weights that a callback set at the end, or None.
         stopped: the reason why the last fit ended early, or None.
     """
@@ -202,7 +202,7 @@ class Trainer:
                 if self.epoch_iteration == self.plan.iterations_per_epoch:
                     self.statistics.read_losses()
         except DivergedError:
-            raise  # its message already names the worker, and several may raise it together
+            raise  # the message already names the worker, and several workers may raise it together
         except Exception as error:
             annotate(error, f"worker {self.rank} ({self.replica.place}), epoch {self.epoch + 1}, {where}")
             raise
@@ -298,7 +298,7 @@ class Trainer:
         if not self.plan.averaged:
             self._average("fit")
         if self.epoch == self.plan.epochs:
-            self.stopped = None  # requested after the last iteration
+            self.stopped = None  # the stop was requested after the last iteration
         copies = [vector.copy() for vector in self.params.vectors]
         self.emit("after_finish")
         replaced = any(starmap(moved, zip(self.params.vectors, copies, strict=True)))
@@ -385,7 +385,7 @@ class Trainer:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore a `state` from which the next `fit` continues. Raise ConfigError on a mismatch."""
+        """Restore a saved state, from which the next `fit` continues. Raise ConfigError on a mismatch."""
         position = state["trainer"]
         self.iteration, self.epoch, self.epoch_iteration = (position[name] for name in ("iteration", "epoch", "round"))
         self.plan.start = position["span_start"] if position["fitting"] else None

@@ -20,7 +20,7 @@ from cupynet.backend.array import Array
 from cupynet.core.errors import CupynetError
 from cupynet.core.wording import setting
 
-POLL_S = 0.1  # polling interval
+POLL_S = 0.1  # polling interval in seconds
 REDUCES = ("auto", "nccl", "device", "host")  # how arrays on GPUs are averaged
 
 
@@ -157,7 +157,7 @@ class Communicator:
         raise NotImplementedError
 
     def recv(self, array: Array, source: int) -> None:
-        """Receive the next message of worker `source` into `array`, which has the same shape and dtype.
+        """Receive the next message from worker `source` into `array`, which has the same shape and dtype.
 
         Messages from one worker to another arrive in order.
         """
@@ -198,7 +198,7 @@ class Communicator:
                 self._put(array, host)
 
     def check(self) -> None:
-        """Raise `PeerFailed` if another worker has failed, or the error with which `Launcher.close` ends the task.
+        """Raise `PeerFailed` if another worker has failed, or the error of `Launcher.close` if it ends the task.
 
         Cheap enough to call in every iteration.
         """

@@ -91,7 +91,7 @@ class Buffers:
     def like_all(self, arrays: Sequence[Array]) -> tuple[list[Array], list[Array]]:
         """Return a buffer for each array, and the flat arrays that contain these buffers, one per dtype.
 
-        Collectives use the flat arrays, because each call has the cost of a few kilobytes.
+        Collectives use the flat arrays, because each call takes as long as sending a few kilobytes.
         """
         key = tuple((array.shape, array.dtype) for array in arrays)
         if key not in self._flat:
@@ -179,14 +179,14 @@ class DeviceMeans:
 
     @property
     def _leaders(self) -> list[int]:
-        """First rank of each device, in rank order."""
+        """Return the first rank of each device, in rank order."""
         return [rank for rank, device in enumerate(self._devices) if device not in self._devices[:rank]]
 
     def _sum_here(self, contributions: list[Any], total: float, buffers: list[Array]) -> None:
         """Compute the weighted sums over the workers of this device in `buffers`."""
         here = self._devices[self.rank]
         local = [entry for entry, device in zip(contributions, self._devices, strict=True) if device == here]
-        # all events, because other devices may still be fetching the last sum
+        # wait for all events, because other devices may still be fetching the last sum
         self._backend.wait_event(*(event for _, _, event in contributions))
         shares = [weight / total for _, weight, _ in local]
         for index, buffer in enumerate(buffers):
@@ -249,7 +249,7 @@ class RankMeans:
 
 
 def means_of_ranks(communicator: Communicator, backend: Backend, reduce: str) -> RankMeans | None:
-    """Return the averaging of processes on GPUs, or None to average on the host. Collective.
+    """Return the object that averages processes on GPUs, or None to average on the host. Collective.
 
     Raises ConfigError on all ranks if one of them does not support `reduce`.
     """
@@ -273,7 +273,7 @@ def means_of_ranks(communicator: Communicator, backend: Backend, reduce: str) ->
 
 
 def means_on_devices(exchange: Exchange, rank: int, backend: Backend, reduce: str) -> DeviceMeans | None:
-    """Return the averaging of threads on GPUs, or None to average on the host."""
+    """Return the object that averages threads on GPUs, or None to average on the host."""
     if backend.name != "cupy" or reduce == "host":
         return None
     over_nccl = reduce == "nccl" or (reduce == "auto" and nccl.unavailable_reason() is None)

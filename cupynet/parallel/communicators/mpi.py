@@ -1,7 +1,8 @@
 """Communicator of MPI processes. This is the only file that imports mpi4py.
 
-A blocking MPI call delays Python's signal handlers and cannot be interrupted. Every operation is therefore non-blocking
-and completed by `Ranks.wait`. Means are summed in rank order, chunk by chunk, and are bit-identical to threads.
+A blocking MPI call delays Python's signal handlers and cannot be interrupted. Operations are therefore non-blocking and
+completed by `Ranks.wait`; only the creation of a group blocks, briefly. Means are summed in rank order, chunk by chunk,
+and are bit-identical to those of threads.py.
 
 Arrays are exchanged by Isend and Irecv. MPICH's non-blocking collectives took twice as long for small arrays, and up to
 ten times as long for large ones.
@@ -30,7 +31,7 @@ from cupynet.parallel.communicators.devices import RankMeans, means_of_ranks
 GRACE_S = 30.0  # time for the other ranks to notice a failure, save their work and exit
 SPIN_S = 0.0001  # a waiting rank only yields for this long before it starts to sleep
 LONGEST_PAUSE_S = 0.001  # longest sleep between two tests
-TRANSFER_PAUSE_S = 0.00005  # the same after all workers have arrived, because MPI makes progress only in its calls
+TRANSFER_PAUSE_S = 0.00005  # the same after all workers have arrived, because MPI makes progress only inside MPI calls
 MESSAGE, EXCHANGE = 1, 2  # message tags
 RUNNING, ENDED = -2, -1  # states of a rank that has not failed
 
@@ -39,7 +40,7 @@ RUNNING, ENDED = -2, -1  # states of a rank that has not failed
 def library() -> Any:
     """Import mpi4py.MPI, which starts MPI and waits for all ranks. Raises ConfigError if mpi4py or MPI is missing."""
     try:
-        with warnings.catch_warnings():  # about the launcher of a different MPI, which `job` rejects
+        with warnings.catch_warnings():  # ignore the warning about another MPI's launcher, which `job` rejects
             warnings.filterwarnings("ignore", "suspicious MPI", RuntimeWarning)
             from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
@@ -53,13 +54,13 @@ def library() -> Any:
 
 
 class Ranks:
-    """State of all ranks. Waits for MPI requests, and notices ranks that have failed or ended.
+    """State of all ranks. Waits for MPI requests, and detects ranks that have failed or ended.
 
     comm: a communicator of all ranks, used only by this object.
 
     Attributes:
         timeout_s: seconds to wait for other ranks.
-        codes: by rank, `RUNNING`, `ENDED`, or the exit code of a rank that failed.
+        codes: `RUNNING`, `ENDED` or, after a failure, the exit code of each rank.
         groups: communicators by members. Each is created once, because MPI supports only about 2,000.
         failure: raised by `check`; set by another thread to end this rank's task.
     """
@@ -236,7 +237,7 @@ class MpiCommunicator(Communicator):
         return [*receiving, *(self._comm.Isend(_bytes(sent[rank]), rank, EXCHANGE) for rank in others)]
 
     def _gather(self, array: NDArray[Any], operation: str) -> NDArray[Any]:
-        """Gather arrays of the same shape and dtype from all workers, (size, ...)."""
+        """Gather all workers' arrays, of the same shape and dtype, into an array (size, ...)."""
         gathered = np.empty((self.size, *array.shape), array.dtype)
         gathered[self.rank] = array
         rows = [gathered[rank : rank + 1] for rank in range(self.size)]

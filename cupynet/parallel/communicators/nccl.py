@@ -3,7 +3,7 @@
 - NCCL does not validate buffers, so dtypes are checked here.
 - All ranks must make the same calls in the same order. They synchronize on the host before each call, so that no kernel
   waits for a dead rank.
-- During a call, no thread may allocate or free device memory, because that waits for all kernels of the device.
+- During a call, no thread may allocate or free device memory, because that waits for all kernels on the device.
 - After a failure, every rank must be aborted by another thread, because its worker may be blocked in a synchronization.
 """
 

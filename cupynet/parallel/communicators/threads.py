@@ -1,4 +1,4 @@
-"""Communicator of threads of one process. All-reduces read the arrays of other threads without copying them."""
+"""Communicator of the threads in one process. All-reduces read other threads' arrays without copying them."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ class Launcher:
     After a failure, no further task can run.
 
     Args:
-        timeout_s: timeout in seconds for waiting on other workers, and for `close` to wait for a running task.
+        timeout_s: seconds that a worker waits for the others, and `close` for a running task.
 
     Attributes:
         first: lowest rank in this process.
@@ -30,7 +30,7 @@ class Launcher:
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = number("timeout_s", timeout_s, above=0, unit="seconds")
-        self._ended, self._running = "", threading.Lock()  # why no further task can run
+        self._ended, self._running = "", threading.Lock()  # `_ended`: why no further task can run
         self._inside: set[int] = set()  # identifiers of the threads of the running task
 
     def __enter__(self) -> Launcher:

@@ -32,8 +32,8 @@ from cupynet.parallel.launchers.base import Launcher, note_worker
 
 T = TypeVar("T")
 
-START_S = 60.0  # timeout of MPI startup
-ABORT_S = 5.0  # timeout of MPI_Abort
+START_S = 60.0  # timeout for MPI startup
+ABORT_S = 5.0  # timeout for MPI_Abort
 DRAIN_S = 0.5  # time for mpiexec to read the last output
 
 log = logging.getLogger(__name__)
@@ -181,7 +181,7 @@ def _start() -> MpiJob:
     try:
         with _limited(
             START_S + 2 * bool(process and process.rank), file=2
-        ):  # rank 0 first, so that only one rank reports
+        ):  # rank 0 first, so that only one rank reports the error
             return MpiJob()
     except BaseException:
         if process is not None:
@@ -205,11 +205,11 @@ def _drain() -> None:
 class MpiLauncher(Launcher):
     """Runs one worker per MPI rank; this process is one of them.
 
-    After a failure, nothing more can be run, and the whole job ends with this program.
+    After a failure, no further task can run, and the whole job ends with this program.
 
     Args:
-        timeout_s: timeout in seconds for waiting on other workers, and for `close` to wait for a running task. It also
-            applies at the end of the program, so it must exceed the time that one rank works alone after the last fit.
+        timeout_s: seconds that a worker waits for the others, and `close` for a running task. It also applies at the
+            end of the program, so it must exceed the time that one rank works alone after the last fit.
     """
 
     def __init__(self, timeout_s: float = 300.0) -> None:
@@ -225,7 +225,7 @@ class MpiLauncher(Launcher):
         except BaseException as error:
             note_worker(error, self._job.rank)
             self._job.announce(error)
-            with suppress(Exception):  # the original failure is reported
+            with suppress(Exception):  # only the original failure is reported
                 self._communicator.abandon()
             raise
         return result if self._job.rank == 0 else None

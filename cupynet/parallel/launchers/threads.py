@@ -15,9 +15,9 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-GRACE_S = 5.0  # time for the other workers to notice a failure
-WAKE_S = 0.2  # how often the main thread wakes up to let Python run signal handlers
-INTERRUPTED = -1  # failed rank if the caller of `run` or `close` ended the task
+GRACE_S = 5.0  # seconds for the other workers to notice a failure
+WAKE_S = 0.2  # interval at which the main thread wakes up to let Python run signal handlers
+INTERRUPTED = -1  # used as the failed rank if the caller of `run` or `close` ended the task
 
 
 class ThreadLauncher(Launcher):
@@ -68,7 +68,7 @@ class ThreadLauncher(Launcher):
         try:
             for thread in threads:
                 thread.start()
-            # Python runs signal handlers only in the main thread, and only while it is not blocked.
+            # Python runs signal handlers only in the main thread, and only while that thread is not blocked.
             for thread in threads:
                 while thread.is_alive() and world.failure is None:
                     thread.join(WAKE_S)
@@ -100,5 +100,5 @@ class ThreadLauncher(Launcher):
 
 
 def _abandon(communicator: Communicator) -> None:
-    with suppress(Exception):  # the original failure is reported
+    with suppress(Exception):  # only the original failure is reported
         communicator.abandon()

@@ -29,12 +29,12 @@ UNMEASURED: Spread = (math.nan, {})
 class ParameterAveraging(Synchronizer):
     """Replaces the weights of all replicas by their weighted mean every k iterations (local SGD).
 
-    This is Deeplearning4j's AVERAGING. A single replica is never averaged and takes no outer steps.
+    This corresponds to Deeplearning4j's AVERAGING. A single replica is never averaged and takes no outer steps.
 
     Args:
-        averaging_frequency: k, to average after iterations k, 2k, 3k ... of the whole training; or `epoch`, or `end`;
-            or a schedule such as `PostLocal` or `Adaptive`. Replicas are always averaged at the end of a fit and before
-            an evaluation. With `end`, evaluation is possible only at the end of the fit.
+        averaging_frequency: k, to average after iterations k, 2k, 3k ..., counted over all fits; or `epoch`, or `end`;
+            or a schedule such as `PostLocal` or `Adaptive`. Replicas are always averaged at the end of a fit and,
+            except with `end`, before an evaluation. With `end`, evaluation is possible only at the end of the fit.
         average_updaters: True to average the optimizer state together with the weights.
         report_score: True to compute `Average.score`. This reads the losses from the device at each averaging step.
         measure_every: measure the drift at the first averaging step in each period of this many iterations, and at each
@@ -43,7 +43,7 @@ class ParameterAveraging(Synchronizer):
         transfer_dtype: `full` sends weights in full precision. `half` sends their differences from the last average in
             16 bits, see `half_mean`. With both, replicas are bit-identical, and nonnegative optimizer vectors, such as
             means of squares, stay nonnegative.
-        outer_optimizer: optimizer for a step after every averaging step: `slowmo`, `diloco`, or an `OuterOptimizer`.
+        outer_optimizer: optimizer applied after every averaging step: `slowmo`, `diloco`, or an `OuterOptimizer`.
     """
 
     schedule: AveragingSchedule
@@ -65,7 +65,7 @@ class ParameterAveraging(Synchronizer):
         self.measure_every = integer("measure_every", measure_every, 0)
         self.transfer_dtype = one_of("transfer_dtype", transfer_dtype, TRANSFER_DTYPES)
         self.outer_optimizer = outer_optimizer_of(outer_optimizer)
-        self._tally = Tally()  # since the last averaging step
+        self._tally = Tally()  # counts since the last averaging step
         self._measured = -1  # index of the last `measure_every` period with a measurement
         self._common: list[Array] = []  # shared vectors after the last averaging step, if they are needed
 
@@ -89,7 +89,7 @@ class ParameterAveraging(Synchronizer):
     def after_update(self, replica: ReplicaView, iteration: int) -> Average | None:
         if not self.schedule.after(iteration):
             return None
-        if self.communicator.size > 1:  # a single replica does not need to wait
+        if self.communicator.size > 1:  # a single replica need not wait
             replica.complete()
         return self._average(replica, iteration) if self._tally.iterations else None
 
@@ -198,7 +198,7 @@ class ParameterAveraging(Synchronizer):
 
 
 def spread(communicator: Communicator, replica: ReplicaView, own: Array, mean: Array, weight: float) -> Spread:
-    """Return the largest relative distance of any replica from the mean: of all weights, and by layer. Collective.
+    """Return the largest relative distance of a replica from the mean, over all weights and by layer. Collective.
 
     own, mean: (P,) weights of this replica, and their mean. weight: this replica's weight in the mean. Replicas with
     weight 0 are ignored; if fewer than two remain, the result is `UNMEASURED`.

@@ -49,7 +49,7 @@ class Average:
 class Synchronizer:
     """Base class of synchronization methods. The base class itself does nothing, and supports only a single replica.
 
-    A subclass overrides `before_update`, `after_update` or `finish`; if it has state, also `state` and `restore`. This
+    A subclass overrides `before_update`, `after_update` or `finish`, and `state` and `restore` if it has state. This
     example averages the gradients in every iteration:
 
         class GradientMean(Synchronizer):
@@ -58,7 +58,7 @@ class Synchronizer:
 
     Attributes:
         communicator: connects this replica to the others; exists after `start`.
-        schedule: decides when replicas are averaged; None if `after_update` acts in every iteration.
+        schedule: decides when replicas are averaged; None if the synchronizer acts in every iteration.
         average_updaters: True if identical replicas have identical optimizer state.
         shares_gradients: True if `before_update` exchanges gradients. Then all replicas update in every iteration, even
             without a batch; they share one loss scale; and the gradient norm is recomputed before clipping. Defaults to
@@ -86,7 +86,7 @@ class Synchronizer:
 
     @property
     def evaluates(self) -> bool:
-        """True if every epoch can be evaluated, because replicas are identical at that time."""
+        """True if every epoch can be evaluated, because replicas are identical when it ends."""
         return self.schedule is None or self.schedule.evaluates
 
     def check(self, workers: int, stages: int = 1) -> None:
@@ -156,11 +156,11 @@ class Synchronizer:
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore the result of `state`."""
+        """Restore a saved state."""
 
     def merge(self, state: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:
         """Return this replica's averaging weight, and its state after averaging.
 
-        Called when a run is resumed with a different number of workers. state: the replica's result of `state`.
+        Called when a run is resumed with a different number of workers. state: the replica's saved state.
         """
         return 1.0, dict(state)

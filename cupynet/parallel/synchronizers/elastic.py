@@ -12,7 +12,7 @@ from cupynet.parallel.synchronizers.base import Average
 from cupynet.parallel.synchronizers.replica_view import ReplicaView, Tally
 from cupynet.parallel.synchronizers.schedule import AveragingSchedule, Moment
 
-SHARE = 0.9  # default of pull · workers, beta in the paper
+SHARE = 0.9  # default value of pull · workers, beta in the paper
 
 
 class ElasticAveraging(ParameterAveraging):

@@ -36,8 +36,8 @@ class GradientSharing(Synchronizer):
     Without an encoding, each optimizer gets the mean gradient over all samples of the iteration. For any optimizer,
     this is equivalent to one replica on the concatenated batch. Workers without a batch take the same step.
 
-    With an encoding (Deeplearning4j's SHARED_GRADIENTS), each optimizer computes an update from the local gradient and
-    sends the large elements to all workers (see `ThresholdEncoding`). Weights are bit-identical on all replicas, but
+    With an encoding (Deeplearning4j's SHARED_GRADIENTS), each optimizer computes an update from the local gradient, and
+    its large elements are sent to all workers (see `ThresholdEncoding`). Weights are bit-identical on all replicas, but
     optimizer state (momentum) differs. Residuals persist across epochs and fits, and are not added to the weights at
     the end of a fit. Encoding runs on the host, so a GPU copies its weights to the host and back in every iteration.
 
@@ -75,9 +75,9 @@ class GradientSharing(Synchronizer):
             )
         self.report_score = flag("report_score", report_score)
         self.score_every = integer("score_every", score_every, 1)
-        self._tally = Tally()  # since the last score
-        self._next = 0  # iteration
-        self._samples = 0  # of this worker's batch
+        self._tally = Tally()  # counts since the last score
+        self._next = 0  # the next iteration
+        self._samples = 0  # in this worker's batch
 
     def start(self, replica: ReplicaView, communicator: Communicator) -> None:
         super().start(replica, communicator)

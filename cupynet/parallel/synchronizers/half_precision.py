@@ -16,7 +16,7 @@ def half_mean(communicator: Communicator, deltas: list[Array], weight: float) ->
 
     Intended for gradients, and for differences from common weights. The 11-bit significand is too short for the weights
     themselves. Each vector is scaled by a power of two so that the largest magnitude on any worker just fits. Values
-    below 2^-39 of it are lost. Sums are computed in double precision.
+    below 2^-39 times this magnitude are lost. Sums are computed in double precision.
 
     deltas: finite flat vectors, see `Communicator.allreduce_mean`; empty for a stage without weights.
     """

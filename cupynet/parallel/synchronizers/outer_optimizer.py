@@ -31,7 +31,7 @@ class OuterOptimizer:
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore the result of `state`."""
+        """Restore a saved state."""
 
 
 class SlowMo(OuterOptimizer):
@@ -101,7 +101,7 @@ NAMES: dict[str, type[OuterOptimizer]] = {"slowmo": SlowMo, "diloco": DiLoCo}
 
 
 def outer_optimizer_of(value: str | OuterOptimizer | None) -> OuterOptimizer | None:
-    """Return the optimizer with this name and its defaults, or the given optimizer."""
+    """Return the named optimizer with its defaults, or the given optimizer."""
     if isinstance(value, str):
         return NAMES[one_of("outer_optimizer", value, tuple(NAMES))]()
     return (

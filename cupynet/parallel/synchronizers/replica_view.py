@@ -68,7 +68,7 @@ def is_finite(*vectors: Array) -> bool:
 
 
 def distance(backend: Backend, pairs: Iterable[tuple[Array, Array]]) -> float:
-    """Return |vector - mean| / |mean|. pairs: corresponding parts of both."""
+    """Return |vector - mean| / |mean|. pairs: corresponding parts of the vector and the mean."""
     difference = norm = 0.0
     for vector, mean in pairs:
         difference += float(backend.squared_norm(vector - mean))
@@ -102,7 +102,7 @@ class Tally:
     Attributes:
         scored: number of samples with losses on this worker.
         losses: sum of these losses, a number or a 0-d array on the device.
-        hits: number of these samples that are classified correctly, of the same type; not part of `state`.
+        hits: how many of these samples are classified correctly, of the same type as `losses`; not part of `state`.
     """
 
     def __init__(self, complete: Callable[[], None] = lambda: None, *, losses: bool = True) -> None:
@@ -140,6 +140,6 @@ class Tally:
         return {"rounds": self.iterations, "samples": self.samples, "scored": self.scored, "losses": float(self.losses)}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore the result of `state`."""
+        """Restore a saved state."""
         self.iterations, self.samples = state["rounds"], state["samples"]
         self.scored, self.losses = state["scored"], state["losses"]

@@ -21,7 +21,8 @@ MOMENTS = ("epoch", "end")
 class AveragingSchedule:
     """Decides when replicas are averaged.
 
-    Subclasses choose the iterations. Replicas are always averaged at the end of a fit and before an evaluation.
+    Subclasses choose the iterations. By default, replicas are also averaged at the end of a fit and before an
+    evaluation.
 
     Attributes:
         averaging_frequency: iterations between averaging steps, or `epoch`, or `end`; None if it is not fixed.
@@ -48,18 +49,18 @@ class AveragingSchedule:
         """Called after an averaging step. drift: NaN if it was not measured."""
 
     def ended(self, moment: Moment) -> None:
-        """Called after the averaging step at this moment, or without one."""
+        """Called at this moment, after the averaging step if there is one."""
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint: numbers by name."""
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore the result of `state`."""
+        """Restore a saved state."""
 
 
 class Every(AveragingSchedule):
-    """Averages after iterations k, 2k, 3k ... of the whole training, with k = `averaging_frequency`."""
+    """Averages after iterations k, 2k, 3k ..., counted over all fits, with k = `averaging_frequency`."""
 
     averaging_frequency: int
 
@@ -93,7 +94,7 @@ class PostLocal(AveragingSchedule):
     """Averages in every iteration of the first epochs, then less often (post-local SGD, Lin et al. 2018, 1808.07217).
 
     Args:
-        epochs: number of epochs with averaging in every iteration. The end of a fit counts as one.
+        epochs: number of epochs with averaging in every iteration. The end of a fit counts as the end of an epoch.
         averaging_frequency: iterations between later averaging steps, or `epoch`, or `end`, or another schedule.
     """
 
@@ -128,7 +129,7 @@ class PostLocal(AveragingSchedule):
             self.later.averaged(drift)
 
     def ended(self, moment: Moment) -> None:
-        if self._iterations:  # the ends of the last epoch and of the fit count once
+        if self._iterations:  # the last epoch and the fit end together, which counts once
             self._complete, self._iterations = self._complete + 1, 0
         self.later.ended(moment)
 
@@ -145,10 +146,10 @@ class Adaptive(AveragingSchedule):
 
     Each averaging step measures the drift (`Average.drift`). If it is below the target, the next period is longer; if
     it is above, the next period is shorter. The change is at most a factor of two. An averaging step before the end of
-    a period can only shorten it.
+    a period can only shorten the next period.
 
     Args:
-        target: target of the drift.
+        target: the target drift.
         initial_period: the first period, in iterations.
         max_period: the longest period, in iterations.
 

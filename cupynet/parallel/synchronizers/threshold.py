@@ -26,7 +26,7 @@ EPSILON = 1e-30  # smallest threshold, so that residuals of 0 are never sent
 
 
 class Message(NamedTuple):
-    """A worker's encoded update. body: the list of weights, see above."""
+    """A worker's encoded update. body: the list of weights, as described in the module docstring."""
 
     samples: int
     finite: bool
@@ -49,7 +49,7 @@ class Message(NamedTuple):
 
 
 class Threshold:
-    """Base class of threshold rules. Each worker has its own. threshold: used for the next message."""
+    """Base class of threshold rules. Each worker has its own rule. threshold: the threshold of the next message."""
 
     def __init__(self, initial: float, argument: str = "initial") -> None:
         self.initial = number(f"{type(self).__name__} {argument}", initial, minimum=EPSILON, below=1e30)
@@ -74,7 +74,8 @@ class FixedThreshold(Threshold):
     """A constant threshold.
 
     Args:
-        threshold: should be small compared to the weights, and about as large as the updates of several iterations.
+        threshold: the constant. It should be small compared to the weights, and about as large as the updates of
+            several iterations.
     """
 
     def __init__(self, threshold: float) -> None:
@@ -141,7 +142,7 @@ class ThresholdEncoding:
 
     Args:
         algorithm: rule for the threshold; `AdaptiveThreshold()` by default.
-        clip_residual_every: clip residuals after every so many iterations, so that stale updates do not persist; 0 to
+        clip_residual_every: iterations between clippings of the residual, so that stale updates do not persist; 0 to
             disable clipping.
         clip_residual: magnitude to clip residuals to, as a multiple of the threshold.
 

@@ -17,7 +17,7 @@ FINAL_WEIGHTS = "the final weights"  # a value of `Callback.decides`
 class Callback:
     """Receives training events on rank 0, or on every worker if `every_rank` is True.
 
-    Rank 0 uses the object itself. Other workers use copies made before `start`. By default, events do nothing.
+    Rank 0 uses the object itself. Other workers use copies made before `start`. By default, the methods do nothing.
 
     Attributes:
         every_rank: True to run a copy on every worker.
@@ -25,7 +25,7 @@ class Callback:
         needs_validation: True to require an evaluation of validation data in each epoch.
         decides: a decision that only one callback may make, such as `FINAL_WEIGHTS`; "" if there is none.
         unless: the argument that disables this decision, for error messages.
-        outside: arguments with paths outside the run folder, which settings read from a stored run must not set.
+        outside: arguments with paths outside the run folder. The settings of a stored run must not set them.
     """
 
     every_rank = False
@@ -46,13 +46,13 @@ class Callback:
         """Raise OutputError if a path argument is not writable. Called before data are loaded."""
 
     def check_new(self) -> None:
-        """Raise ConfigError if a path argument contains results of another run. Called before a new run."""
+        """Raise ConfigError if a path argument points to results of another run. Called before a new run."""
 
     def start(self, trainer: Trainer, run: Run | None) -> None:
         """Called once per trainer, when it is created. `run` is the run folder; None if no files are written."""
 
     def check_fit(self, trainer: Trainer) -> None:
-        """Raise ConfigError for an invalid fit. Called before kernels are compiled, but not if they are ready."""
+        """Raise ConfigError for an invalid fit. Not called if the kernels are already compiled."""
 
     def on_fit_start(self, trainer: Trainer) -> None:
         """Called before the first iteration of a fit. If `trainer.resumes(self)`, it continues a restored fit."""
@@ -70,13 +70,13 @@ class Callback:
         """Called if a fit is stopped early, after its last iteration and before the last averaging step."""
 
     def after_finish(self, trainer: Trainer) -> None:
-        """Called after the last averaging step and the last epoch of a fit, also if it is stopped early.
+        """Called after the last averaging step and the last epoch of a fit, even if it is stopped early.
 
         It may change the weights, identically on every worker. They are evaluated again.
         """
 
     def on_fit_end(self, trainer: Trainer) -> None:
-        """Called at the end of a fit, also if it is stopped early, but not after an error."""
+        """Called at the end of a fit, even if it is stopped early, but not after an error."""
 
     def on_diverged(self, trainer: Trainer, text: str) -> None:
         """Called after a fit that ended with a DivergedError on any worker. `text` is its message.
@@ -92,7 +92,7 @@ class Callback:
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore a `state`. If `trainer.resumes(self)`, the next fit continues the saved fit."""
+        """Restore a saved state. If `trainer.resumes(self)`, the next fit continues the saved fit."""
 
     def merge(self, states: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
         """Return a common state for resuming with a different number of replicas, or None to keep separate states.
@@ -107,12 +107,13 @@ EVENTS = [name for name in vars(Callback) if name.startswith("on_")]
 
 
 class LambdaCallback(Callback):
-    """Calls functions at events of training, on rank 0.
+    """Calls functions on training events, on rank 0.
 
         LambdaCallback(on_epoch_end=lambda trainer, record: print(record.epoch, record.loss))
 
     Args:
-        functions: for each event, a method of `Callback` such as `on_epoch_end`, a function with the same arguments.
+        functions: one function per event. Events are methods of `Callback`, such as `on_epoch_end`, and have the same
+            arguments.
     """
 
     def __init__(self, **functions: Callable[..., Any]) -> None:

@@ -33,13 +33,13 @@ class Checkpoint(Callback):
         every_iterations: iterations between additional checkpoints, or None.
         keep_last: number of newest checkpoints to keep.
         keep_every: keep every n-th checkpoint permanently, or None.
-        best: also keep the checkpoint of the best epoch by this figure, such as `accuracy`, `loss` or one of the
-            `metrics`, or None.
+        best: the figure, such as `accuracy`, `loss` or one of the `metrics`, by which to choose the best epoch, whose
+            checkpoint is also kept; or None.
         path: the folder; by default `checkpoints` in the run folder, or in the current folder without a run. `resume=`
             only finds checkpoints in the run folder.
 
     Raises:
-        ConfigError: an argument is invalid, or when training starts, the folder belongs to another run.
+        ConfigError: an argument is invalid; or, when training starts, the folder belongs to another run.
     """
 
     every_rank = True
@@ -109,7 +109,7 @@ class Checkpoint(Callback):
             and (trainer.epoch + 1) % self.every_epochs == 0
         )
         due = self.every_iterations is not None and trainer.iteration % self.every_iterations == 0
-        if due and not ends_epoch:  # else `on_epoch_end` saves
+        if due and not ends_epoch:  # otherwise `on_epoch_end` saves
             self._save(trainer)
 
     def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:

@@ -35,7 +35,7 @@ class EarlyStoppingResult:
         reason: the condition that ended the fit (`patience`, `best_score`, `max_epochs`, `max_time_s`, `max_score`,
             `invalid_score`), `epochs` if all epochs are complete, `stopped` by a request or a signal, or `diverged`.
         details: an explanation for the user.
-        scores: its value in each evaluated epoch. Epochs are numbered from 1 over all fits.
+        scores: the monitored figure in each evaluated epoch. Epochs are numbered from 1 over all fits.
         best_epoch, best_score: epoch and score of the best weights; None if no epoch had a finite score.
         epochs: completed epochs of this fit.
         restored: True if the model now has the best weights.
@@ -96,19 +96,19 @@ class EarlyStopping(Callback):
         monitor: the validation figure to monitor: `loss`, `accuracy`, `top_n_accuracy`, `precision`, `recall` or `f1`;
             for regression `loss`, `mean_absolute_error` or `r2`; or one of the `metrics`. The prefixes `validation_`
             and `val_` are ignored.
-        mode: `min` or `max` if lower or higher scores are better; `auto` is `min` for names that contain "loss" or
-            "error", else `max`.
+        mode: `min` if lower scores are better, or `max` if higher ones are; `auto` is `min` for names that contain
+            "loss" or "error", and `max` otherwise.
         patience: stop after this many consecutive evaluations without improvement; None to disable.
         min_delta: minimum change that counts as an improvement, exclusive.
         best_score: stop when the score is at least this good; None to disable.
         max_epochs: stop after this many epochs of the fit; None to disable.
         max_time_s: stop after this many seconds of the fit, including evaluations and earlier processes; None to
             disable.
-        max_score: stop when a reported training loss exceeds this value; None to disable. It is the score of the last
-            averaging step if there is one, else the loss of any replica.
+        max_score: stop when a reported training loss exceeds this value; None to disable. The loss is the score of the
+            last averaging step if there is one, and otherwise the loss of any replica.
         invalid_score: stop when the score is NaN or infinite. Such a score is never the best.
         restore_best_weights: restore the best weights at the end of the fit.
-        restore_on_interrupt: also restore them after `stop` or a signal. False by default, because an interrupted fit
+        restore_on_interrupt: also restore them after `stop` or a signal. Off by default, because an interrupted fit
             can only continue from its last weights.
 
     Attributes:
@@ -224,7 +224,7 @@ class EarlyStopping(Callback):
         now = self._now
         restored = (
             restore and self.restore_best_weights and bool(now.weights)
-        )  # a restored state may have weights in any case
+        )  # a restored state may have weights even if they are not needed
         if restored:
             trainer.model.load_weights(now.weights)
         scores = {int(epoch): score for epoch, score in now.scores.items()}

@@ -1,7 +1,7 @@
 """GPU memory pools during training.
 
-Freeing memory synchronizes the device, including collectives with other devices. All workers therefore wait at a
-barrier before and after.
+Freeing memory waits for all work on the device, including collectives with other devices. All workers therefore wait at
+a barrier before and after.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ class NonFinite(Callback):
     """Stops training or skips the batch if a loss or a gradient is NaN or infinite.
 
     Args:
-        action: `stop` ends the fit with a DivergedError that names the worker, batch, samples and layer; this is the
-            default without the callback too. `skip` skips the batch on its worker and logs a warning; it ends the fit
+        action: `stop` ends the fit with a DivergedError that names the worker, batch, samples and layer, as does
+            training without this callback. `skip` skips the batch on its worker and logs a warning; it ends the fit
             if the weights themselves are not finite.
         max_skipped: maximum number of batches that a worker may skip before the fit ends.
     """
@@ -31,11 +31,11 @@ class NonFinite(Callback):
         self.action = one_of("action", action, ACTIONS)
         self.max_skipped = integer("max_skipped", max_skipped, 1)
         self._skipped: list[tuple[int, int]] = []  # (epoch, batch) on this worker
-        self._others = 0  # skipped by other workers up to the end of the last fit
+        self._others = 0  # batches skipped by other workers up to the end of the last fit
 
     @property
     def skipped_batches(self) -> int:
-        """Batches skipped by all workers up to the end of the last fit, and by this worker since then."""
+        """The number of batches skipped by all workers up to the end of the last fit, and by this worker since then."""
         return self._others + len(self._skipped)
 
     def start(self, trainer: Trainer, run: Run | None) -> None:

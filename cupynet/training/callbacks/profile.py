@@ -27,23 +27,23 @@ from cupynet.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
 
-ROWS = 10  # of the printed table
+ROWS = 10  # maximum rows of the printed table
 
 
 class Profile(Callback):
     """Times the calls in some iterations of the first fit, and in evaluations between them, on every worker.
 
-    After the fit it prints the slowest calls and writes two files: `trace.json`, with a track for each worker, for
-    ui.perfetto.dev or chrome://tracing; and `profile.json`, with the time of each call excluding nested calls. A fit
-    that fails writes nothing.
+    After the fit it prints the slowest calls and writes two files. `trace.json` has a track for each worker; open it in
+    ui.perfetto.dev or chrome://tracing. `profile.json` has the time of each call, excluding nested calls. If the fit
+    fails, nothing is written.
 
-    Timed iterations are slower, on a GPU much slower, where each call is synchronized and captured graphs are launched
-    operation by operation. Results do not change.
+    Timed iterations are slower. On a GPU they are much slower, because each call is synchronized and the operations of
+    captured graphs are launched one by one. Results do not change.
 
     Args:
-        iterations: number of timed iterations. Each call takes 100 bytes of memory.
+        iterations: number of timed iterations. Each recorded call takes 100 bytes of memory.
         after: number of iterations before them, at most a quarter of the fit.
-        path: folder for both files; by default the run folder. Without a folder the table is only printed.
+        path: folder for both files; by default the run folder. Without a folder only the table is printed.
 
     Attributes:
         pieces: the content of `profile.json`, see `table`. Set on rank 0 after the fit.
@@ -152,7 +152,7 @@ class Timer:
             self._wait()
         finally:
             took = time.perf_counter_ns() - began
-            if inside is self._inside:  # else `end` was called in between
+            if inside is self._inside:  # otherwise `end` was called in between
                 own = took - inside.pop()
                 if inside:
                     inside[-1] += took

@@ -37,7 +37,7 @@ class Progress(Callback):
 
     Args:
         style: `bar`, `lines` (no bar), `none` (log only), or `auto`: `bar` on a terminal that can draw one (not if
-            TERM=dumb), else `lines`.
+            TERM=dumb), otherwise `lines`.
     """
 
     def __init__(self, style: str = "auto") -> None:
@@ -121,7 +121,7 @@ class Progress(Callback):
             self._bar.update(self._task, completed=done, epoch=epoch, description=self._text)
             self._bar.start()
             self._bar.refresh()
-        except Exception as error:  # an error of the terminal or of rich
+        except Exception as error:  # from the terminal or rich
             log.warning("the progress bar failed and is disabled (%s: %s)", type(error).__name__, one_line(error))
             self.style = "lines"
             self.close()

@@ -20,8 +20,8 @@ from cupynet.training.trainer import Trainer
 
 SMOOTHING = 0.95  # decay of the moving average for 200 iterations; adjusted for other lengths
 EXPLODED = 4.0  # stop at this multiple of the lowest smoothed loss, as in fastai
-BELOW = 10.0  # the rate at the lowest loss is divided by this, so that the loss still decreases
-FALLEN = 0.01  # minimum relative decrease of the loss
+BELOW = 10.0  # the rate at the lowest loss is divided by this, to get a rate at which the loss still decreases
+FALLEN = 0.01  # minimum relative decrease in loss
 LEAST = 10  # minimum number of iterations
 
 
@@ -33,7 +33,7 @@ class RateTest(Callback):
         iterations: the number of rates.
 
     Attributes:
-        losses: the loss at each rate, before the update: the mean over the samples of all replicas.
+        losses: the mean loss over the samples of all replicas at each rate, before the update.
         ended: the reason why the test ended early, or "".
     """
 

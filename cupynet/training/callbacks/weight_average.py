@@ -33,7 +33,7 @@ class WeightAverage(Callback):
         unit: the unit of `interval` and `start_after`: `iteration` or `epoch`.
         interval: add the weights every n iterations or epochs.
         start_after: iterations or epochs of the fit before averaging begins.
-        on_interrupt: also use the average after `stop` or a signal. False by default, because an interrupted fit can
+        on_interrupt: also use the average after `stop` or a signal. Off by default, because an interrupted fit can
             only continue from its trained weights.
 
     Attributes:

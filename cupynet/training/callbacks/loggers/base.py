@@ -44,7 +44,7 @@ class Logger(Callback):
         package: the package that writes the log.
         extra: the extra of cupynet that installs it.
         folder: the run folder, or None.
-        identity: the id with which a resumed run continues its log; "" for a new log. Set by `_begin` if the package
+        identity: the log's id, with which a resumed run continues it; "" for a new log. Set by `_begin` if the package
             uses ids.
 
     Raises:

@@ -14,7 +14,7 @@ from cupynet.training.events import EpochRecord
 from cupynet.training.trainer import Trainer
 
 EVERY_S = 5.0  # minimum interval between writes
-CREATED_S = 60.0  # timeout while another job creates the tables
+CREATED_S = 60.0  # how long to wait while another process creates the tables
 # by default MLflow retries for 15 minutes, longer than workers wait for rank 0
 PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 MAX_METRICS, MAX_PARAMS, MAX_TEXT = 1000, 100, 6000  # limits of MLflow
@@ -24,8 +24,9 @@ class MLflow(Logger):
     """Logs hyperparameters, metrics and results as an MLflow run. A resumed run continues the same MLflow run.
 
     Args:
-        uri: the tracking URI; by default the environment variable MLFLOW_TRACKING_URI, else `sqlite:///mlflow.db` in
-            the current folder.
+        uri: the tracking URI; by default the environment variable MLFLOW_TRACKING_URI or, if it is unset,
+            `sqlite:///mlflow.db` in the current folder.
+        experiment: the name of the MLflow experiment.
         name: the name of the MLflow run; by default the name of the run folder.
         artifacts: also upload weights, summary and history.
     """
