@@ -1,4 +1,4 @@
-"""cupynet: convnets from scratch on NumPy and CuPy, trained by replicas in parallel whose parameters are averaged.
+"""cupynet: convnets from scratch on NumPy and CuPy, trained as parallel replicas whose parameters are averaged.
 
 The public names are listed in `__init__.pyi`. Each is imported from its package when it is first used, so that
 `import cupynet` imports neither NumPy nor numba.

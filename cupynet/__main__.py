@@ -31,7 +31,7 @@ def main() -> None:
     typed = sys.argv[1] if len(sys.argv) > 1 else ""
     name = _completed() if typed == "-sc" else typed
     if name == typed:
-        del sys.argv[1:2]  # the command parses the rest
+        del sys.argv[1:2]  # the command parses the remaining arguments
     if name in COMMANDS:
         import_module(f"cupynet.{COMMANDS[name][0]}").main()
     else:

@@ -1,4 +1,4 @@
-"""Estimators for scikit-learn: pipelines, cross validation, grid search. Needs `pip install 'cupynet[sklearn]'`.
+"""Estimators for scikit-learn: pipelines, cross-validation, grid search. Requires `pip install 'cupynet[sklearn]'`.
 
 from cupynet.sklearn import Classifier  # or Regressor
 from sklearn.model_selection import GridSearchCV
@@ -110,7 +110,7 @@ class _Network(BaseEstimator):  # type: ignore[misc]
                 raise ConfigError(f"does not match samples of shape {X.shape[1:]}", "input", str(self.input))
             X = X.reshape(len(X), *self.input)
         if X.ndim == 2:
-            X = X[:, None, :, None]  # a row of pixels
+            X = X[:, None, :, None]  # each sample becomes a row of pixels
         elif X.ndim == 3:
             X = X[..., None]
         pixels = X.dtype == np.uint8 or (X.dtype.kind in "iu" and images)
@@ -165,8 +165,7 @@ class Classifier(ClassifierMixin, _Network):  # type: ignore[misc]
 class Regressor(RegressorMixin, _Network):  # type: ignore[misc]
     """A regressor with the mean squared error, trained with data parallelism.
 
-    See `Classifier` for the arguments and attributes, except `classes_`. The output layer has an output for each
-    target.
+    See `Classifier` for the arguments and attributes, except `classes_`. The output layer has one output per target.
     """
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Regressor:

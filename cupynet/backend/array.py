@@ -6,11 +6,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-Array: TypeAlias = Any  # of NumPy or CuPy, which have no common base class
+Array: TypeAlias = Any  # a NumPy or CuPy array; they have no common base class
 
 
 class Subset:
-    """Rows of a NumPy array, without a copy: indexing copies only the chosen rows.
+    """Selected rows of a NumPy array, which are copied only when they are indexed.
 
     base: (S, ...). rows: (N,) indices into `base`.
     """
@@ -39,7 +39,7 @@ def looks_channels_first(shape: Sequence[int]) -> bool:
 
 
 def layout_hint(found: Sequence[int], expected: Sequence[int]) -> str:
-    """Return the end of an error message that shows how to transpose or reshape images, or ""."""
+    """Return a hint for the end of an error message: how to transpose or reshape the images, or ""."""
     if len(found) == 2 and found[1] == math.prod(expected):
         return f". Reshape vectors: np.asarray(x).reshape{(-1, *expected)}"
     if len(expected) != 3 or len(found) not in (3, 4) or tuple(found[-3:]) != (expected[2], *expected[:2]):

@@ -7,8 +7,8 @@ from enum import IntEnum
 
 
 class Control(IntEnum):
-    """Indices into the controls, a float64 array. Steps take the first four from a table of coming
-    iterations (see `Recorder.steer`), and change the others."""
+    """Indices into the controls, a float64 array. Steps read the first four from a table of coming
+    iterations (see `Recorder.steer`), and update the others."""
 
     RATE = 0  # learning-rate factor
     FIRST = 1  # further scalars of the update rule, see `UpdateScalars.numbers`
@@ -20,8 +20,8 @@ class Control(IntEnum):
     HALTED = 7  # step that halted, counted from 1; 0 for none
     STEPS = 8  # steps since the host read the controls
     LOSSES = 9  # sum of the losses of applied steps
-    SAMPLES = 10  # number of their samples
-    HITS = 11  # number of their hits
+    SAMPLES = 10  # number of samples in applied steps
+    HITS = 11  # number of hits in applied steps
     STEADY = 12  # steps since the loss scale changed
     SKIPPED = 13  # skipped steps
 

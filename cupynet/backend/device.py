@@ -18,7 +18,7 @@ from cupynet.core.wording import amount, one_line
 
 @dataclass(frozen=True)
 class Failure:
-    """Error message for a failed device. of_memory: True if it is out of memory."""
+    """Error message for a failed device. of_memory: True if the device is out of memory."""
 
     text: str
     of_memory: bool
@@ -132,7 +132,7 @@ class Device:
         return stored
 
     def _surrounded(self, x: Array, window: Window, value: float, dtype: Any = None) -> Array:
-        """Return images padded with `value`, borrowed; x itself if there is no padding. dtype: by default that of x."""
+        """Return images padded with `value`, borrowed; x itself if there is no padding. dtype: by default x's dtype."""
         if not window.pads:
             return x
         n, height, width, channels = x.shape

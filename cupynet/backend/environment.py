@@ -1,4 +1,4 @@
-"""Information about the machine and the source code, which is recorded with every result."""
+"""Information about the machine and the source code, recorded with every result."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def usable_cores() -> set[int]:
 
 
 def memory() -> tuple[int, str] | None:
-    """Return the memory limit in bytes, and a phrase that says if the machine or a cgroup sets it; None if unknown."""
+    """Return the memory limit in bytes, and a phrase for what sets it, the machine or a cgroup; None if unknown."""
     bounds = []
     with contextlib.suppress(AttributeError, ValueError, OSError):  # not on every system
         bounds.append((os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), "this machine has"))

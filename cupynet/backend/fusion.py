@@ -1,4 +1,4 @@
-"""Fusion of a convolution with the max-pool that follows it, see `Backend.fused_pair`."""
+"""Fusion of a convolution with the max-pool that follows it; see `Backend.fused_pair`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TypeAlias
 from cupynet.backend.array import Array
 from cupynet.backend.window import Window
 
-Weights: TypeAlias = "tuple[Array, ...]"  # weight and bias; the bias may be None
+Weights: TypeAlias = "tuple[Array, ...]"  # the weight, then the bias, or None for no bias
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Convolution:
 
 
 class FusedPair:
-    """A convolution and its max-pool as one operation, with the weights of the convolution.
+    """A convolution and its max-pool, fused into one operation.
 
     Attributes:
         activates: True if both passes include the activation. Otherwise the layer applies it to the output.

@@ -19,7 +19,7 @@ MASK = (1 << 32) - 1
 
 
 def key_of(seed: int, name: str) -> int:
-    """Return a 64-bit key from a seed and the name of its user, such as a layer."""
+    """Return a 64-bit key derived from a seed and the user's name, such as a layer's."""
     return int.from_bytes(hashlib.blake2b(f"{seed} {name}".encode(), digest_size=8).digest(), "little")
 
 

@@ -21,7 +21,7 @@ def select_backend(
     BACKEND_PRIORITY_GPU and _CPU. A backend chosen by name is never replaced.
 
     Args:
-        device: GPU to test for cupy.
+        device: the GPU on which to test cupy.
 
     Raises:
         ConfigError: the name is unknown, or the backend with this name is not available.
@@ -80,7 +80,7 @@ def create_backend(
 
 
 def device_count(name: str) -> int:
-    """Return the number of GPUs of a backend; 0 on a CPU."""
+    """Return the number of GPUs that a backend can use; 0 for a CPU backend."""
     if name != "cupy":
         return 0
     from cupynet.backend.cuda import gpus

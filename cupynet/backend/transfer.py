@@ -30,7 +30,7 @@ class PixelScale:
 
     @classmethod
     def of(cls, mean: Sequence[float], std: Sequence[float]) -> PixelScale:
-        """Create the scaling of pixels to mean 0 and std 1. mean, std: values of each channel, in units of 255."""
+        """Create the scaling from each channel's mean and std, for pixels scaled to 0..1."""
         return cls(tuple(map(float, mean)), tuple(map(float, std)))
 
     @cached_property
@@ -60,7 +60,7 @@ class HostData(NamedTuple):
     Attributes:
         images: (S, H, W, C) uint8, or float32 if already scaled; None for batches without images.
         labels: (S,) integers, or (S, ...) float32.
-        edited: True if images are augmented, see `Transfer.make`.
+        edited: True if images are augmented (see `Transfer.make`).
     """
 
     images: Array | None
@@ -101,14 +101,14 @@ class BatchOps(Device):
 
 
 class Transfer:
-    """Transfers batches to a device, for one worker. Every batch uses new memory.
+    """Transfers batches to a device, for one worker. This base class uses new memory for every batch.
 
     The worker's thread calls `begin`, `send` and `close`. The prefetch thread calls `make`.
 
     Attributes:
         ahead: True if it is useful to call `make` ahead of the worker.
-        steady: True if `send` copies every batch to the same memory. The worker must then call it.
-        queues: True if captured steps can take batches from the device, see `CudaTransfer.take`.
+        steady: True if `send` copies every batch to the same memory. The worker must then call `send`.
+        queues: True if captured steps can take batches from the device (see `CudaTransfer.take`).
     """
 
     ahead, steady, queues = True, False, False

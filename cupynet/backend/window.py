@@ -16,8 +16,8 @@ class Window:
 
     Attributes:
         kernel: (K_h, K_w), height and width in pixels.
-        stride: pixels between neighboring windows, (vertical, horizontal).
-        padding: rows of zeros (top, bottom) and columns of zeros (left, right); pools ignore padding.
+        stride: step in pixels between neighboring windows, (vertical, horizontal).
+        padding: rows (top, bottom) and columns (left, right) of zeros around the image. Pools exclude padded pixels.
         dilation: distance in pixels between neighbors in the window, (vertical, horizontal).
     """
 
@@ -63,7 +63,7 @@ class Window:
         return min(self.output(height, width)) > 0
 
     def check(self, shape: tuple[int, ...]) -> None:
-        """Raise ConfigError unless images are (N, H, W, C) and no smaller than the window. Kernels do not check."""
+        """Raise ConfigError unless images are (N, H, W, C) and, padded, fit the window. Kernels do not check this."""
         if len(shape) != 4 or not self.fits(*shape[1:3]):
             raise ConfigError(f"images of shape {tuple(shape)}: must be (N, H, W, C) with room for {self}")
 
@@ -78,12 +78,12 @@ class Window:
             )
 
     def inside(self, height: int, width: int) -> tuple[slice, ...]:
-        """Return the index of the images within padded images (N, H, W, C)."""
+        """Return the slices that select the original images from padded images (N, H, W, C)."""
         (top, _), (left, _) = self.padding
         return slice(None), slice(top, top + height), slice(left, left + width)
 
     def slices(self, ky: int, kx: int, output: IntPair) -> tuple[slice, ...]:
-        """Return the index within padded images (N, H, W, C) of pixel (ky, kx) of all `output` windows."""
+        """Return the slices that select pixel (ky, kx) of all `output` windows from padded images (N, H, W, C)."""
         (down, across), (rows, cols) = self.stride, output
         ky, kx = ky * self.dilation[0], kx * self.dilation[1]
         return slice(None), slice(ky, ky + down * rows, down), slice(kx, kx + across * cols, across)

@@ -28,7 +28,7 @@ class ThreadWorkspaces(threading.local):
 
 
 class Buffer:
-    """Memory of a pool: an array without other references. interface: its NumPy array interface."""
+    """A pool's memory: an array without other references. interface: the array's NumPy array interface."""
 
     __slots__ = ("interface", "key", "memory", "rows")
 
@@ -62,8 +62,8 @@ class Workspace:
         self._allocate, self._lend = allocate, lend
         self._thread = get_ident()
         self._free: dict[Key, list[Buffer]] = {}
-        self._returned: deque[Buffer] = deque()  # from this thread
-        self._returned_elsewhere: deque[Buffer] = deque()  # from other threads
+        self._returned: deque[Buffer] = deque()  # returned by this thread
+        self._returned_elsewhere: deque[Buffer] = deque()  # returned by other threads
         self._captures = False
         self._count = 0
         self.allocated_bytes = 0
@@ -75,7 +75,7 @@ class Workspace:
         return self._count - free - len(self._returned) - len(self._returned_elsewhere)
 
     def borrow(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        """Return an uninitialized array that uses the shortest free buffer; among equals, the last one returned."""
+        """Return an uninitialized array that uses the shortest free buffer; on a tie, the last one returned."""
         self._collect()
         key = (shape[1:], dtype)
         free = self._free.setdefault(key, [])

@@ -3,9 +3,9 @@
     iteration = computation + averaging / frequency
 
 Computation time is interpolated between a single worker and one worker per core. Averaging time is the time on one
-machine, including waiting for other workers, plus the time on the links between machines. With W workers, c per
-machine, vectors of n bytes are exchanged all-to-all twice (reduce-scatter and all-gather). A third exchange, the check
-for finite values, carries only a few bytes. With latency alpha and bandwidth B (Hockney 1994):
+machine, including waiting for other workers, plus the time on the links between machines. W workers, c per machine,
+exchange vectors of n bytes all-to-all twice (reduce-scatter and all-gather). A third exchange, the check for finite
+values, carries only a few bytes. With latency alpha and bandwidth B (Hockney 1994):
 
     links = 3 alpha + 2 c (W - c) / W · n / B
 
@@ -61,7 +61,7 @@ class Costs:
         busy_s: seconds per iteration with one worker per core, without averaging.
         average_s: seconds per averaging step with one worker per core.
         size: size of the averaged vectors in bytes.
-        cores: cores or GPUs of the machine.
+        cores: number of the machine's cores or GPUs.
     """
 
     batch_size: int

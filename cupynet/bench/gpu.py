@@ -68,7 +68,7 @@ def record(settings: BenchSettings, data: Data) -> tuple[Row, Path]:
 
 
 def on_one_device(settings: BenchSettings, **changes: Any) -> Experiment:
-    """Return the experiment with `changes` and one worker on its first device. TF32 is used only with float."""
+    """Return the experiment with `changes` and with one worker on its first device. TF32 is used only with float."""
     devices = settings.devices[:1] if settings.devices else [0]
     overrides: dict[str, Any] = {"workers": 1, "devices": devices, **changes}
     changed = replace(settings, **overrides)

@@ -135,7 +135,7 @@ def captured(network: Any, step: Callable[[], None]) -> Callable[[], None]:
         for _ in range(WARM_UP):
             step()
     torch.cuda.current_stream().wait_stream(side)
-    network.zero_grad(set_to_none=True)  # so that gradients are allocated in the graph's memory pool
+    network.zero_grad(set_to_none=True)  # so that the graph's memory pool will hold the gradients
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()

@@ -114,7 +114,7 @@ def torch_setups(settings: BenchSettings) -> dict[str, tuple[str, ...]]:
 
 
 def ratios(rates: dict[str, float]) -> dict[str, float]:
-    """Return the speed of the loop relative to the other rates with the same number of workers, and to one worker."""
+    """Return the loop's speed relative to the other rates with the same number of workers, and to one worker."""
     found = {}
     for name, rate in rates.items():
         loop = f"loop, {name.rpartition(', ')[2]}"

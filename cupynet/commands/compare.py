@@ -65,7 +65,7 @@ def _compare(arguments: argparse.Namespace) -> None:
     path = Path(arguments.html or f"{arguments.folders[0]}/compare.html")
     if arguments.html or (len(arguments.folders) == 1 and path.parent.is_dir() and not is_run(path.parent)):
         page = compare_page(comparison, groups, path.parent)
-        (write_output if arguments.html else write_whole)(path, page)  # do not follow links in the folder of a sweep
+        (write_output if arguments.html else write_whole)(path, page)  # do not follow links in a sweep's folder
         if not arguments.json:
             print(f"\n{printable(str(path))}")
 

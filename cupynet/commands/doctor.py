@@ -28,7 +28,7 @@ MPI_TIMEOUT_S = 60.0
 
 
 class Finding(NamedTuple):
-    """A line of the report. `state` is `ok`, `note` or `problem`. `code` is the exit code of training."""
+    """A line of the report. state: `ok`, `note` or `problem`. code: the exit code that training would have."""
 
     part: str
     state: str
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def diagnose(settings: Sequence[str]) -> int:
-    """Run the checks and print their findings. Return the exit code of training with these settings."""
+    """Run the checks and print their findings. Return the exit code that training would have with these settings."""
     if started() is not None:
         raise ConfigError("doctor runs in a single process. Start it without mpiexec")
     code = 0
@@ -57,7 +57,7 @@ def diagnose(settings: Sequence[str]) -> int:
 
 
 def examine(name: str, settings: Sequence[str]) -> list[Finding]:
-    """Return the findings of a check. An error is a problem if training would fail, else a note."""
+    """Return the findings of a check. An error is a problem if training would fail, and otherwise a note."""
     found: list[Finding] = []
     try:
         with redirect_stdout(sys.stderr):  # libraries may print

@@ -1,6 +1,6 @@
 """Evaluate a finished run: `cupynet evaluate RUN [key=value ...]`.
 
-With the settings, workers and backend of the run, the results are equal to its summary.json. Without a test set, the
+With the run's settings, workers and backend, the results are equal to its summary.json. Without a test set, the
 validation images are evaluated.
 """
 
@@ -112,7 +112,7 @@ def evaluated(path: Path, overrides: Sequence[str] = ()) -> Evaluated:
 
 
 def _as_trained(data: dict[str, Any], trained: LoadedRun, names: Sequence[str]) -> dict[str, Any]:
-    """Complete the settings of other data with the shape and classes of the run, without a validation split."""
+    """Complete the settings of other data with the run's image shape and classes, without a validation split."""
     model = trained.model("numpy", "float")
     height, width, channels = model.input.shape
     own = {"size": [height, width], "channels": channels, "classes": model.output.features}

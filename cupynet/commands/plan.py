@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 Rate: TypeAlias = Callable[[int, "int | str"], float]  # workers, frequency -> images per second
-MOST_WORKERS = 16  # at most this many workers are started, also with check=true
+MOST_WORKERS = 16  # at most this many workers are started, even with check=true
 
 
 class Plan(NamedTuple):
-    """A validated plan, the run to measure, and the number of its workers that run in parallel on this machine."""
+    """A validated plan: the run to measure, and how many of its workers run in parallel on this machine."""
 
     settings: PlanSettings
     experiment: Experiment

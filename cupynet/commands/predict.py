@@ -1,7 +1,7 @@
 """Classify pictures with a finished run: `cupynet predict RUN digit.png [more.png | folder]`.
 
 If the run was trained on digits, pictures of another size are centered as in MNIST, and dark digits on light paper are
-inverted. Otherwise pictures are resized, as with `data=folder`.
+inverted. Otherwise, pictures are resized, as with `data=folder`.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Preprocessing:
 
     Args:
         shape: (H, W, C) of the network's input, with 1 or 3 channels.
-        source: the data source of the run, which determines if pictures are centered.
+        source: the data source of the run, which determines whether pictures are centered.
         invert: `yes`, `no`, or `auto` to invert pictures that are dark on light if the training images are not.
     """
 

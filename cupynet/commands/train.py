@@ -48,7 +48,7 @@ def prepare(settings: Settings) -> Experiment:
         experiment = Experiment(settings)
         experiment.check_new()
     else:
-        stored = found(resume.checkpoint_of(Path(settings.resume)), warn=False)  # there is no log so far
+        stored = found(resume.checkpoint_of(Path(settings.resume)), warn=False)  # there is no log yet
         experiment = Experiment(settings, stages_of(stored))
         check_stages(stored, experiment.placement.stages)
         check_epochs(stored, settings.epochs)
@@ -56,7 +56,7 @@ def prepare(settings: Settings) -> Experiment:
 
 
 def train(experiment: Experiment, folder: Path) -> float | None:
-    """Train, and return the validation accuracy if there are validation images, else the test accuracy.
+    """Train, and return the validation accuracy if there are validation images, or else the test accuracy.
 
     All ranks call this. Only rank 0 writes to `folder` and prints.
     """
@@ -69,7 +69,7 @@ def train(experiment: Experiment, folder: Path) -> float | None:
         with signals.handled(signals.leave):
             return TrainJob(experiment, run).train()
     except KeyboardInterrupt as stopped:
-        if not signal_of(stopped):  # raised by a callback
+        if not signal_of(stopped):  # a callback raised it
             raise
         raise Interrupted.by(stopped, saved(run, experiment.settings)) from None
     except Exception as error:

@@ -169,7 +169,7 @@ class TrainJob:
                 log.info("the best weights (epoch %d) are in %s", found["best_epoch"], run)
             raise
         complete = wrapper.trainer.stopped is None or not wrapper.trainer.stopped.urgent
-        chosen = wrapper.trainer.evaluation  # of the last epoch or the best weights; None if interrupted
+        chosen = wrapper.trainer.evaluation  # evaluation of the last epoch or the best weights; None if interrupted
         if chosen is None and complete:
             chosen = wrapper.evaluate(loader)
         test, validation = (chosen, None) if split == "test" else (None, chosen)
@@ -310,7 +310,7 @@ class _Signals:
 
 
 def warn_of_other_rates(trainer: Trainer, planned: int | None) -> None:
-    """Warn if changed `epochs` change the learning rates of past iterations, because most schedules span a fit."""
+    """Warn if a change of `epochs` changes the learning rates of past iterations, because most schedules span a fit."""
     plan, iteration = trainer.plan, trainer.iteration
     epochs, start, per_epoch = plan.epochs, plan.start, plan.iterations_per_epoch
     if planned in (None, epochs) or start is None or not per_epoch:

@@ -4,12 +4,12 @@ No other package uses Hydra or OmegaConf.
 
 - hydra_main.py: the entry point of commands
 - composing.py, schema.py: overrides to settings, and their validation
-- stored.py, removed.py: the settings of a stored run, also of an earlier version
+- stored.py, removed.py: the settings of a stored run, even of an earlier version
 - messages.py: errors of Hydra and OmegaConf as ConfigError
 - instantiate.py, experiment.py: build parts, and all objects of a run
 - memory_estimate.py, memory_pools.py: check that a run fits into memory, and limit GPU memory pools
 - announcement.py: the first lines of the log
-- load_model.py, model_file.py: `cupynet.load`, of a run and of a file
+- load_model.py, model_file.py: `cupynet.load`, for runs and for files
 - resume.py: the run to resume
 - sweep_record.py, process_launcher.py: record the jobs of a sweep, and run them in parallel (see plugins/)
 - search_space.py: the search space of `tune`

@@ -58,7 +58,7 @@ def own_folder() -> Path | None:
 
 
 def compose(overrides: Sequence[str] = (), folder: Path | None = None) -> Settings:
-    """Compose the settings of a run. `folder` is the argument of --config-dir."""
+    """Compose the settings of a run. folder: the argument of --config-dir."""
     try:
         config = composed(overrides, folder)
     except (HydraException, OmegaConfBaseException) as error:
@@ -83,7 +83,7 @@ def composed(overrides: Sequence[str], folder: Path | None) -> DictConfig:
 
 
 def settings_of(config: DictConfig, overrides: Sequence[str], schema: type[S], rate: Any = None) -> S:
-    """Convert a composed configuration to validated settings. For `rate` see `name_schedule`."""
+    """Convert a composed configuration to validated settings. For `rate`, see `name_schedule`."""
     try:
         ours = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
         plain = cast("dict[str, Any]", OmegaConf.to_container(ours, resolve=True, throw_on_missing=True))
@@ -179,7 +179,7 @@ def check_contradictions(config: DictConfig, plain: Mapping[str, Any], overrides
 
 
 def as_typed(error: ConfigError, config: DictConfig, overrides: Sequence[str]) -> ConfigError:
-    """If the invalid setting refers to another setting, make the error name that setting."""
+    """If the invalid setting refers to another setting, name the other setting in the error."""
     reference = re.fullmatch(r"\$\{(\w[\w.]*)\}", str(unresolved(config).get(error.setting)))
     if reference is None or error.setting in typed(overrides):
         return error

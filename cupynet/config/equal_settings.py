@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 ONE_REPLICA = ("none", "linear", "sqrt")  # values of learning_rate_scale with factor 1 for one replica
-# Settings without effect on results or speed: always, on a CPU, and with one replica.
+# settings without effect on results or speed: always, on a CPU, and with one replica
 ALWAYS = ("backend.priority.gpu", "backend.priority.cpu", "parallel.timeout_s", "resume", "trusted_modules")
 ON_CPU = ("backend.max_block_size", "backend.max_grid_size", "backend.tf32", "devices", "memory.", "parallel.reduce")
 ALONE = (

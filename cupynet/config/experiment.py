@@ -32,7 +32,7 @@ from cupynet.training.replica import Replica
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-# settings of options that have another name
+# options whose settings have another name
 KEYS = {
     "data_on_device": "memory.data_on_device",
     **{
@@ -103,7 +103,7 @@ class Experiment:
             if pipeline.count is None:
                 pipeline.stages = stages
                 if self.job is None:
-                    workers = workers or 1  # default of new and resumed runs
+                    workers = workers or 1  # default for new and resumed runs
         return TrainingOptions(
             workers=workers,
             prefetch_buffer=parallel.prefetch_buffer,
@@ -212,7 +212,7 @@ class Experiment:
         callbacks: Sequence[Callback] | None = None,
         options: TrainingOptions | None = None,
     ) -> ParallelWrapper:
-        """Create a new model and its wrapper. `callbacks` and `options` replace the configured ones."""
+        """Create a new model and its wrapper. `callbacks` and `options` replace those in the settings."""
         checked = self.checked if options is None else self._check(options, None)
         callbacks = self.own_callbacks() if callbacks is None else callbacks
         complete = replace(checked.options, run=run, callbacks=callbacks)
@@ -230,7 +230,7 @@ class Experiment:
     # data -----------------------------------------------------------------------------------------------------------
 
     def check_new(self) -> None:
-        """Raise ConfigError if callbacks of a new run would overwrite results of another run."""
+        """Raise ConfigError if a new run's callbacks would overwrite results of another run."""
         for key, part in self._callbacks.items():
             arguments = self.settings.callbacks[key.removeprefix("callbacks.")]
             with suppress(OSError), naming(key, arguments):  # `check_path` reports an OSError
@@ -248,7 +248,7 @@ class Experiment:
         return self._few(data) if self.settings.fast_dev_run else data
 
     def _balance(self, train: LabeledData) -> None:
-        """Set balanced class weights of the loss from the training labels."""
+        """Compute the loss's balanced class weights from the training labels."""
         labels = np.concatenate(train.labels) if isinstance(train, Shards) else train.labels
         with naming("loss", self.settings.loss):
             weights = balanced_weights("class_weights", labels, train.classes).tolist()

@@ -63,7 +63,7 @@ T = TypeVar("T")
 PER_MACHINE = ("data.folder", "devices")  # settings that may differ between ranks
 OVERRIDE = re.compile(r"~|[^-=][^=]*=")
 SWEEP = {"-m", "--multirun"}
-# options of Hydra; long options may be abbreviated, and short options may be joined with their value
+# Hydra's options; long options may be abbreviated, and short options may be joined with their values
 LONG = [
     *("--help", "--hydra-help", "--version", "--cfg", "--resolve", "--package", "--run", "--multirun", "--info"),
     *("--shell-completion", "--config-path", "--config-name", "--config-dir", "--experimental-rerun"),
@@ -92,7 +92,7 @@ def run(
         join: returns the ranks started by mpiexec; None for a command that runs in a single process.
 
     Raises:
-        SystemExit: the exit code is not 0. In a sweep it is the code of the first failed job.
+        SystemExit: the exit code is not 0. In a sweep, it is the exit code of the first failed job.
     """
     steady_streams()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise errors instead of printing them and exiting
@@ -142,7 +142,7 @@ class Entry(Callback):
 
 
 def _folder(config: DictConfig, key: str) -> Path:
-    """Return a folder that Hydra will create. Hydra reports later if its name cannot be resolved."""
+    """Return a folder that Hydra will create. If its name cannot be resolved, Hydra reports it later."""
     HydraConfig.instance().set_config(config)
     return Path(str(OmegaConf.select(config, key, throw_on_resolution_failure=False)))
 
@@ -194,7 +194,7 @@ class _Command(Generic[S, T]):
 
     @property
     def rank(self) -> int:
-        """The rank of this process, from MPI if it was started, else from the environment."""
+        """The rank of this process, from MPI if it was started, and otherwise from the environment."""
         return rank() if self.ranks is None else self.ranks.rank
 
     @property
@@ -321,7 +321,7 @@ class _Command(Generic[S, T]):
                 settings = self._settings(config)
                 ranks = self._joined(settings)
                 prepared = self._prepared(settings, config)
-                if ranks is not None:  # now the settings are valid on all ranks
+                if ranks is not None:  # the settings are now known to be valid on all ranks
                     folder = Path(ranks.share(str(folder)))
                 self._begin(settings, folder, ranks, locks)
                 begun = True
@@ -366,7 +366,7 @@ class _Command(Generic[S, T]):
                 f"several processes were started, but each would train a separate run. To fix this, {remedy}"
             )
         ranks = self.ranks
-        if not known:  # each rank has already created a folder and a log
+        if not known:  # each rank has already created its own folder and log
             remedy = f"use the mpiexec of {ranks.library}, or set PMI_RANK and PMI_SIZE for each rank"
             reason = f"{ranks.size} ranks were started, but no environment variable shows it. To fix this, {remedy}"
             raise ConfigError(reason, "parallel.launcher", "mpi")
@@ -417,7 +417,7 @@ class _Command(Generic[S, T]):
             work()
 
     def report_error(self, error: BaseException, log: logging.Logger | None = None, label: str = "") -> int | str:
-        """Report an error on one of the ranks, and return the exit code."""
+        """Report an error, on one rank only, and return the exit code."""
         if self.alone or (isinstance(error, SystemExit) and log is None):
             return report_error(error, log, label)
         code, log = exit_code(error), None if self.rank else log

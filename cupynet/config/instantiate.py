@@ -20,7 +20,7 @@ from cupynet.core.wording import listed, nearest, one, one_line, written
 
 T = TypeVar("T")
 
-# packages with classes that untrusted settings may instantiate, because they have no side effects
+# packages whose classes untrusted settings may instantiate, because they have no side effects
 PACKAGES = tuple(
     f"cupynet.{name}"
     for name in (
@@ -72,7 +72,7 @@ def class_of(target: Any, key: str, trusted_modules: Iterable[str] = ()) -> type
 
 
 def under(key: str, arguments: Container[str], error: ConfigError) -> ConfigError:
-    """Make an error name the setting `key`, with the argument if it is one of `arguments`."""
+    """Return the error with the setting `key`, followed by the argument if it is one of `arguments`."""
     if error.setting.partition(".")[0] in arguments:
         return ConfigError(error.reason, f"{key}.{error.setting}", error.value)
     return ConfigError(str(error), key)
@@ -88,10 +88,11 @@ def naming(key: str, arguments: Container[str] = ()) -> Iterator[None]:
 
 
 def for_chosen_classes(plain: dict[str, Any], asked: Sequence[str]) -> None:
-    """If an override sets `_target_`, drop arguments from the file that the new class does not have.
+    """If an override sets `_target_`, drop the file's arguments that the new class does not have.
 
-    For example, `optimizer._target_=cupynet.optim.SGD` keeps the learning_rate of the file, but not its momentum.
-    `asked` contains the keys of all overrides.
+    For example, `optimizer._target_=cupynet.optim.SGD` keeps the file's learning_rate, but not its momentum.
+
+    asked: the keys of all overrides.
     """
     for place in {key.removesuffix("._target_") for key in asked if key.endswith("._target_")}:
         part: Any = plain
@@ -116,7 +117,7 @@ def check_modules(names: Sequence[str]) -> None:
 
 
 def _search_current_folder() -> None:
-    """Find trusted modules in the current folder too, as with `python -m`: a console script searches only its own."""
+    """Also search the current folder for trusted modules, like `python -m`. Console scripts search only their own."""
     if "" not in sys.path:
         sys.path.append("")
 
@@ -132,7 +133,7 @@ def _find(target: Any, key: str, trusted: tuple[str, ...]) -> type:
 
     if not isinstance(target, str) or not all(part.isidentifier() for part in target.split(".")) or "." not in target:
         raise refused("must be a class with its module, such as cupynet.nn.Conv2D")
-    if not _lies_in(target, trusted):  # nothing outside is even imported
+    if not _lies_in(target, trusted):  # other modules are not even imported
         mine = f"list '{target.partition('.')[0]}' in trusted_modules if it is yours"
         raise refused(f"only classes of {listed(trusted, 'and')} can be used; {mine}")
     module_name, _, name = target.rpartition(".")

@@ -46,7 +46,7 @@ def load(
 
     Raises:
         ConfigError: there is no such file or finished run, or it uses a class that is not trusted.
-        DataError: its files are damaged or do not match.
+        DataError: files are damaged or do not match each other.
     """
     if not isinstance(path, Run | str | os.PathLike):
         raise ConfigError("must be a file of Model.save, or the folder of a run or checkpoint", "path", shown(path))
@@ -79,7 +79,7 @@ class LoadedRun:
 
     Raises:
         ConfigError: there is no such run or checkpoint.
-        DataError: it is damaged.
+        DataError: the run or checkpoint is damaged.
     """
 
     def __init__(self, run: AnyRun, trusted_modules: Iterable[str] = ()) -> None:
@@ -102,7 +102,7 @@ class LoadedRun:
         return self.run.summary() if os.path.isfile(self.run.summary_path) else None
 
     def settings(self, overrides: Sequence[str] = ()) -> Settings:
-        """Return the settings of the run, changed by overrides, to load its data."""
+        """Return the run's settings, changed by overrides, for loading its data."""
         settings = config.load(self.run.folder, overrides, self._trusted)
         config.check_downloads(settings, self.run.folder, overrides)
         return settings

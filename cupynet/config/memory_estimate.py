@@ -44,7 +44,7 @@ def check_memory(
 def needed_bytes(
     settings: Settings, checked: CheckedOptions, network: Layer, weights: int, source: Source, job: MpiJob | None
 ) -> dict[str, int]:
-    """Estimate the bytes that a run needs by purpose, per device, or on this machine if it uses no devices."""
+    """Estimate the bytes that a run needs for each purpose, per device, or on this machine if it uses no devices."""
     placement, policy = checked.placement, DtypePolicy.of(settings.dtype)
     examples = settings.batch_size * min(placement.stages, checked.parts) / checked.parts
     ranks = placement.ranks if job is None else job.on_machine
@@ -56,14 +56,14 @@ def needed_bytes(
     images = source.expected()
     ahead = min(settings.parallel.prefetch_buffer * settings.batch_size, images.get("train", 0))
     needed["prefetched batches"] = ahead * pixels * policy.storage.itemsize
-    needed["images"] = sum(images.values()) * pixels * (1 if job is None else ranks)  # each rank loads them
+    needed["images"] = sum(images.values()) * pixels * (1 if job is None else ranks)  # each rank loads all images
     return needed
 
 
 def replica_bytes(
     network: Layer, weights: int, optimizer: Optimizer, policy: DtypePolicy, examples: float
 ) -> dict[str, int]:
-    """Estimate the bytes of one replica by purpose. `examples` is the number of samples in memory at a time."""
+    """Estimate the bytes of one replica by purpose. examples: number of samples in memory at a time."""
     wide, narrow = policy.accumulate.itemsize, policy.storage.itemsize
     states = len(optimizer.rule.states) if isinstance(optimizer, ElementwiseOptimizer) else 0
     copies = (2 + states) * wide + (narrow if narrow != wide else 0)  # weights, gradients, optimizer state

@@ -26,7 +26,7 @@ def release(devices: list[int]) -> None:
 
 
 def callbacks(settings: MemorySettings, placement: Placement, *, processes: bool) -> list[Callback]:
-    """Return the callback that trims the pools; empty on a CPU. `processes` is True if workers are processes."""
+    """Return the callback that trims the pools; empty on a CPU. processes: True if workers are processes."""
     if not placement.devices:
         return []
     above = settings.device_pool_trim_above

@@ -14,7 +14,7 @@ from cupynet.core.errors import ConfigError, causes
 from cupynet.core.wording import listed, nearest, one_line
 
 KEY = re.compile(r"[+~]*[\w.@/:-]+")
-SYNTAX = {*"[]{},'\"\\"}  # a value with one of these may be a mistyped list, mapping or quotation
+SYNTAX = {*"[]{},'\"\\"}  # a value that contains one of these may be a mistyped list, mapping or quotation
 
 
 def refusal(error: BaseException, schema: type[Settings]) -> ConfigError:
@@ -48,7 +48,7 @@ def refusal(error: BaseException, schema: type[Settings]) -> ConfigError:
 
 
 def _file(error: BaseException) -> str:
-    """Return the file in an error of Hydra, with a colon, or "" for the command line."""
+    """Return the file named in a Hydra error, with a colon, or "" for the command line."""
     text = one_line(error)
     return f"{text.split(chr(39))[1]}: " if text.startswith("In '") else ""
 

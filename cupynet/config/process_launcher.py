@@ -1,7 +1,7 @@
 """`hydra/launcher=processes`: run the jobs of a sweep in parallel processes.
 
-Warnings of a job are shown immediately, and its error when it ends. Unlike with joblib's worker pool, killing a job
-does not affect the others.
+A job's warnings are shown immediately, and its error when it ends. Unlike with joblib's worker pool, killing a job does
+not affect the others.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 
     from cupynet.config import sweep_record  # a slow import
 
-MOST_ON_CPU = 4  # default limit of parallel jobs
+MOST_ON_CPU = 4  # default limit on parallel jobs
 WAKE_S = 0.2  # interval at which the waiting main thread lets Python run signal handlers
 WARNED = re.compile(rf"\[[\d:]+\] {WARNING}")  # beginning of a warning on the terminal
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 class ProcessLauncher(Launcher):
-    """Runs each job of a sweep in a process, `jobs` at a time; by default one per device, or per CPU core up to 4."""
+    """Runs each job of a sweep in a process, `jobs` at a time: by default one per device, or per CPU core up to 4."""
 
     def __init__(self, jobs: int | None = None) -> None:
         self._at_once = None if jobs is None else integer("hydra.launcher.jobs", jobs, 1)
@@ -79,7 +79,7 @@ class ProcessLauncher(Launcher):
                                 done[ended.number] = ended
                                 sweep_record.ended(self._sweep, ended)
                     finally:
-                        for each in running:  # so that no job starts when a running job stops
+                        for each in running:  # so that no job starts after a running job stops
                             each.cancel()
             except KeyboardInterrupt as stopped:  # closing the lifeline stops the jobs
                 signals.say("cupynet: stopping and saving running jobs. A second signal stops them at once\n")

@@ -54,8 +54,8 @@ def given(arguments: Sequence[str], name: str) -> str | None:
 def find(value: str, arguments: Sequence[str]) -> Path | None:
     """Return the folder of the run or checkpoint to resume; None if `latest` finds no run.
 
-    `latest` is the newest unfinished run under outputs/ with a checkpoint that is not running. If the command line sets
-    hydra.run.dir, it is the run in that folder.
+    `latest` is the newest unfinished run under outputs/ that has a checkpoint and is not running. If the command line
+    sets hydra.run.dir, it is the run in that folder.
     """
     if value == "latest":
         own = given(arguments, "hydra.run.dir")
@@ -73,7 +73,7 @@ def find(value: str, arguments: Sequence[str]) -> Path | None:
 
 
 def mark_latest(folder: Path) -> None:
-    """Link outputs/latest to a run inside outputs/, or to its sweep or search, if possible."""
+    """Link outputs/latest to a run inside outputs/, or to the sweep or search that contains it, if possible."""
     with contextlib.suppress(OSError, ValueError):  # outside outputs/, or links are not supported
         outputs, above = LATEST.parent.resolve(), _above(folder, SWEEP, STUDY)
         inside = (folder if above in (None, outputs) else above).resolve().relative_to(outputs)
@@ -85,8 +85,8 @@ def mark_latest(folder: Path) -> None:
 def _above(run: Path, *names: str) -> Path | None:
     """Return the nearest parent folder of a run that contains one of these files, resolved, or None.
 
-    Searches the parent folder, and all further parents below outputs/, or below the current folder for a run elsewhere,
-    because hydra.sweep.subdir may contain slashes.
+    Because hydra.sweep.subdir may contain slashes, searches not only the parent folder, but all parents below outputs/,
+    or below the current folder for a run elsewhere.
     """
     parent, *others = run.resolve().parents
     outputs = LATEST.parent.resolve()
@@ -154,7 +154,7 @@ def run_of(path: Path) -> Path:
 
 
 def checkpoint_of(path: Path) -> Path:
-    """Return the path if it is a checkpoint, else the checkpoints folder of the run."""
+    """Return the path if it is a checkpoint, otherwise the run's checkpoints folder."""
     run = run_of(path)
     return path if STEP.fullmatch(path.name) and run != path else run / CHECKPOINTS
 
@@ -188,7 +188,7 @@ def quoted(path: Path) -> str:
 
 
 def check_untaken(folder: Path, results: Sequence[str] = ()) -> None:
-    """Raise ConfigError if the folder contains a run, a sweep, or another program's files named as `results`.
+    """Raise ConfigError if the folder contains a run, a sweep, or files of another program with names in `results`.
 
     Only a fast dev run, or a run that failed before its first checkpoint, may be replaced.
     """
@@ -206,7 +206,7 @@ def check_untaken(folder: Path, results: Sequence[str] = ()) -> None:
 
 
 def _unfinished() -> Path | None:
-    """Return the newest unfinished run under outputs/ that has a checkpoint, is not running and no trial, or None."""
+    """Return the newest unfinished run under outputs/, with a checkpoint, that is not running and no trial, or None."""
     folders = [path for path in LATEST.parent.glob(f"**/{CHECKPOINTS}") if not (path.parents[2] / STUDY).is_file()]
     runs = sorted((path.parent for path in folders), key=_written, reverse=True)
     return next((run for run in runs if checkpoints(run / CHECKPOINTS) and _goes_on(run) and not at_work(run)), None)

@@ -52,7 +52,7 @@ def setting(default: Any, check: Rule = as_is, **bounds: Any) -> Any:
 
 
 def group(kind: type[Group]) -> Any:
-    """Declare a nested group. Its defaults are in conf/."""
+    """Declare a nested group, whose defaults are in conf/."""
     return field(metadata={"rule": lambda key, value: read(kind, value, key), "group": kind})
 
 
@@ -264,7 +264,7 @@ def read(kind: type[G], given: Mapping[str, Any], above: str = "") -> G:
     given: groups are nested mappings. above: the dotted key of the mapping; "" at the top.
     """
     known = {each.name: each for each in fields(kind)}
-    for name in (name for name in given if name not in known):  # added with +
+    for name in (name for name in given if name not in known):  # settings added with +
         key = _below(above, name)
         hint = nearest(key, (_below(above, other) for other in known))
         raise ConfigError(f"there is no setting '{key}'{hint}", key, shown(given[name], written))

@@ -24,13 +24,13 @@ from cupynet.core.wording import one_line
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
-DIGITS = 12  # rounding of ranges of floats
+DIGITS = 12  # decimal places to which float ranges are rounded
 LOG_RATIO = 100  # intervals with at least this ratio are searched on a logarithmic scale
 FORMS = "interval(0.001,0.1), int(interval(16,256)), tag(log,interval(1,50)), range(1,9) or choice(32,64)"
 
 
 def split(arguments: Sequence[str]) -> list[str]:
-    """Move the searched settings of a command line to one argument, `search=[..]`, because Hydra rejects them."""
+    """Collect the searched settings into one argument, `search=[..]`, because Hydra rejects them."""
     kept: list[str] = []
     found: list[str] = []
     for argument in arguments:
@@ -48,7 +48,7 @@ def _is_searched(argument: str) -> bool:
 
 
 def search_space(texts: Sequence[str]) -> dict[str, BaseDistribution]:
-    """Return the distribution of each searched setting by its key, including a `+` or `++` before it."""
+    """Return the distribution of each searched setting by its key, including a `+` or `++` prefix."""
     parser = OverridesParser.create()
     space: dict[str, BaseDistribution] = {}
     for text in texts:

@@ -36,7 +36,7 @@ from cupynet.runs.layout import HYDRA, OVERRIDES, SETTINGS
 
 OVERRIDE = re.compile(r"(?:~|\+\+?)?([\w./]+)(?:=(.*))?", re.DOTALL)
 FILES = re.compile(r"[\w/-]*|\[[\w/,-]*\]|\{.*\}", re.DOTALL)  # files of a group, or its settings
-OF_ENVIRONMENT = re.compile(r"\$\{cupynet\.env:\w+,(true|false|\d{1,9})\}")  # of earlier versions; here the default
+OF_ENVIRONMENT = re.compile(r"\$\{cupynet\.env:\w+,(true|false|\d{1,9})\}")  # written by earlier versions
 MOST_BYTES = 1 << 20
 
 
@@ -55,7 +55,7 @@ def load(
 
     Raises:
         ConfigError: there are no settings, or they are invalid.
-        DataError: the file is damaged, or contains references.
+        DataError: a file is damaged, or contains references.
     """
     path = Path(run_folder) / SETTINGS
     if not path.is_file():
@@ -160,7 +160,7 @@ def check_outputs(
 
     Args:
         parts: the settings of the callbacks by name.
-        overrides: overrides of the command line, which may set any path.
+        overrides: overrides on the command line, which may set any path.
         trusted_modules: see `load`.
     """
     for key, value, _ in _places(parts, run, trusted_modules):
@@ -171,7 +171,7 @@ def check_outputs(
 
 
 def not_stored(settings: Settings, run: Path) -> list[str]:
-    """Return the settings that must be given again to resume a run, as overrides."""
+    """Return, as overrides, the settings that must be given again to resume a run."""
     trusted = settings.trusted_modules
     found = [f"trusted_modules={as_typed(trusted)}"] if trusted else []
     places = _places(settings.callbacks, run, trusted)
@@ -179,7 +179,7 @@ def not_stored(settings: Settings, run: Path) -> list[str]:
 
 
 def _places(parts: Mapping[str, Any], run: Path, trusted_modules: Iterable[str]) -> Iterator[tuple[str, Any, bool]]:
-    """Yield (key, value, is stored) for settings of callbacks that refer to places outside the run folder."""
+    """Yield (key, value, whether it is stored) for callback settings that refer to places outside the run folder."""
     for name, part in parts.items():
         if not isinstance(part, Mapping):
             continue
@@ -237,7 +237,7 @@ def _read(path: Path) -> Any:
         if "\\u0000" in json.dumps(found):  # `dumps` rejects numbers with thousands of digits
             raise ValueError("a value contains a NUL character")
         return found
-    except Exception as error:  # of YAML, encoding or permissions
+    except Exception as error:  # from YAML, or because of the encoding or permissions
         raise DataError(f"{path}: cannot be read: {one_line(error)}") from error
 
 

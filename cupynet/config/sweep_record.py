@@ -79,7 +79,7 @@ class Job:
 
     @property
     def accuracy(self) -> float | None:
-        """The validation accuracy if there are validation images, else the test accuracy; None for a fast dev run."""
+        """The validation accuracy if there are validation images, or the test accuracy; None for a fast dev run."""
         if self.summary is None or self.is_trial:
             return None
         scores = self.summary.scores
@@ -202,7 +202,7 @@ def finish(sweep: Path, planned: Sequence[Sequence[str]] = (), shared: Sequence[
     if jobs:
         with contextlib.suppress(OutputError):  # `ended` already warned
             _write(sweep, jobs)
-            if jobs == begun:  # else a job may still run without its launcher
+            if jobs == begun:  # otherwise a job may still run without its launcher
                 shutil.rmtree(sweep / RECORDS, ignore_errors=True)
     scored = [job for job in jobs if job.accuracy is not None]
     with contextlib.suppress(OSError, ValueError):  # the terminal may be closed

@@ -1,7 +1,7 @@
 """Validation of arguments. The validators return the value as a plain Python type, or raise ConfigError.
 
 The message names the argument and its value: `Conv2D filters=0: must be an integer of at least 1`. NumPy scalars are
-accepted like Python's. A bool is not accepted as a number.
+accepted like Python numbers. A bool is not accepted as a number.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def one_of(
 
 
 def instance(name: str, value: Any, kind: type[T], example: str) -> T:
-    """Return `value` if it is an instance of `kind`. example: for the message."""
+    """Return `value` if it is an instance of `kind`. example: a valid value, for the message."""
     if isinstance(value, kind):
         return value
     actual = f"the class {value.__name__}" if isinstance(value, type) else one(type(value).__name__)
@@ -109,17 +109,17 @@ def without_prefix(monitor: str, figures: Collection[str]) -> str:
 
 
 def mode_of(monitor: str) -> str:
-    """Return `min` for names that contain "loss" or "error", else `max`."""
+    """Return `min` for names that contain "loss" or "error", otherwise `max`."""
     return "min" if re.search("loss|error", monitor) else "max"
 
 
 def finite(value: Any) -> float | None:
-    """Return `value` as a float if it is a finite int or float, or else None. A bool gives None."""
+    """Return `value` as a float if it is a finite int or float, otherwise None. A bool gives None."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
         return None
     return float(value)
 
 
 def is_bool(value: Any) -> bool:
-    """Return True for a bool of Python or NumPy."""
+    """Return True for a Python or NumPy bool."""
     return isinstance(value, bool) or (type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_"))

@@ -1,4 +1,4 @@
-"""Description of objects as plain values, by their constructor arguments."""
+"""Description of objects by their constructor arguments, as plain values."""
 
 from __future__ import annotations
 

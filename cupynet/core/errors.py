@@ -9,7 +9,8 @@ CupynetError                1   base class
 ├── OutputError            74   a result cannot be written
 └── Interrupted       130/143   stopped by a signal
 
-Commands exit with 1 after any other error. They print a traceback, or a single line if memory is exhausted.
+After most other errors, commands exit with 1. They exit with 74 if a disk is full or unwritable, and a SystemExit keeps
+its code unless it is 0. They print a traceback, or a single line if memory is exhausted.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class ConfigError(CupynetError, ValueError):
 
     Args:
         reason: what is wrong, and what to do.
-        setting: a dotted key; or an argument, preceded by its class if any (`Conv2D filters`).
+        setting: a dotted key, or an argument, which its class may precede (`Conv2D filters`).
         value: the rejected value as text; None to omit it.
 
     Attributes:
@@ -96,7 +97,7 @@ class Interrupted(CupynetError):
 
     @classmethod
     def by(cls, stopped: KeyboardInterrupt, saved: str = "nothing of this run was saved") -> Interrupted:
-        """Convert a KeyboardInterrupt. One not raised by a signal handler counts as SIGINT."""
+        """Convert a KeyboardInterrupt. If no signal handler raised it, it counts as SIGINT."""
         return cls(signal_of(stopped) or signal.SIGINT, saved)
 
 
@@ -129,7 +130,7 @@ def exit_code(error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt):
         error = Interrupted.by(error)
     if isinstance(error, SystemExit):
-        return error.code if isinstance(error.code, int) and error.code else 1  # 0 too, because the work is incomplete
+        return error.code if isinstance(error.code, int) and error.code else 1  # never 0: the work is incomplete
     if isinstance(error, OSError) and error.errno in FULL:
         return OutputError.exit_code
     return error.exit_code if isinstance(error, CupynetError) else 1

@@ -1,10 +1,10 @@
-"""Atomic files: JSON, and weights with a digest.
+"""Atomic writing of files: JSON, and weights with a digest.
 
 A file is written under a temporary name, flushed to disk and renamed, so that it is never incomplete.
 
 Weights are stored as safetensors, which have no checksum. The metadata therefore contains a SHA-256 over the tensors,
-sorted by name. It is the only key, because safetensors writes keys in arbitrary order, and equal weights should give
-equal files.
+sorted by name. The digest is the only metadata key, because safetensors writes keys in arbitrary order, and equal
+weights should give equal files.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def write_output(path: PathLike, content: bytes) -> None:
 
 
 def _own_stream(file: os.stat_result) -> TextIO | None:
-    """Return stdout or stderr if it refers to this file, or else None."""
+    """Return stdout or stderr if it refers to this file, otherwise None."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or not a file
             if os.path.samestat(os.fstat(stream.fileno()), file):
@@ -148,17 +148,17 @@ def save_weights(
 
     Equal weights give identical files, regardless of the order of names.
 
-    write: `write_whole` replaces a link instead of following it.
+    write: the function that writes the file. `write_whole` replaces a link instead of following it.
     """
     ordered = {name: np.asarray(weights[name], order="C") for name in sorted(weights)}
     write(path, save(ordered, metadata={"sha256": digest(ordered)}))
 
 
 def load_weights(path: PathLike) -> dict[str, Any]:
-    """Read the arrays of a file written by `save_weights`, by name.
+    """Read a file written by `save_weights`. Return its arrays by name.
 
     Raises:
-        DataError: the file is missing, is not safetensors, has no digest, or differs from its digest.
+        DataError: the file is missing, is not safetensors, has no digest, or does not match its digest.
     """
     weights, metadata = _read(path)
     expected = metadata.get("sha256")
@@ -179,7 +179,7 @@ def save_described(path: PathLike, weights: dict[str, Any], description: Mapping
 
 
 def load_described(path: PathLike) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read a file written by `save_described`: arrays by name, and the description. Raises DataError."""
+    """Read a file written by `save_described`. Return the arrays by name, and the description. Raises DataError."""
     weights, metadata = _read(path)
     try:
         content = json.loads(metadata[DESCRIPTION])
@@ -197,7 +197,7 @@ def _digest_of(weights: dict[str, Any], text: str) -> str:
 
 
 def load_tensors(path: PathLike) -> dict[str, Any]:
-    """Read the arrays of any safetensors file, without a digest. bfloat16 becomes float32. Raises DataError."""
+    """Read the arrays of any safetensors file without checking a digest. bfloat16 becomes float32. Raises DataError."""
     return _read(path)[0]
 
 

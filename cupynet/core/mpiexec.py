@@ -52,9 +52,9 @@ def rank() -> int:
 
 
 def disagreement(rank: int, size: int, library: str) -> str:
-    """Describe how the environment contradicts MPI's `rank` and `size`. Return "" if it does not.
+    """Describe how the environment contradicts MPI's `rank` and `size`, or return "".
 
-    A contradiction means that the launcher of a different MPI started the processes. Each would train alone.
+    A contradiction means that the launcher of a different MPI started the processes. Each process would train alone.
     """
     ranks = claims()
     if not ranks or any(claim.rank == rank and claim.size in (size, None) for claim in ranks):

@@ -49,7 +49,7 @@ def matrix(axes: Any, values: Any, names: Sequence[str]) -> None:
 
 
 def against(axes: Any, true: Any, predicted: Any, title: str) -> None:
-    """Plot predicted over true values (N,), and the line of equality."""
+    """Plot predicted against true values (N,), and the line of equality."""
     axes.plot(true, predicted, ".", alpha=0.6)
     if len(true):
         axes.axline((float(true[0]), float(true[0])), slope=1, color="gray", linewidth=1)

@@ -29,7 +29,7 @@ def on_device(name: str, value: Any, backend: str = "cupy") -> bool | str:
 
 
 def dtype(name: str, value: Any) -> str:
-    """Return the name in `DTYPES` of a dtype given by this name or NumPy's."""
+    """Return the name in `DTYPES` of a dtype, given by that name or NumPy's name."""
     return one_of(name, DTYPE_ALIASES.get(value, value) if isinstance(value, str) else value, DTYPES)
 
 

@@ -46,7 +46,7 @@ def handled(react: Callable[[int], None]) -> Iterator[None]:
 
 @contextmanager
 def stopping_at_interrupt(stop: Callable[[], None]) -> Iterator[list[int]]:
-    """Context in which the first Ctrl-C calls `stop`, and the next raises KeyboardInterrupt.
+    """Context in which the first Ctrl-C calls `stop`, and the next one raises KeyboardInterrupt.
 
     Yields a list that contains the first signal afterwards. Does nothing outside the main thread, or if the program
     handles SIGINT itself.
@@ -75,7 +75,7 @@ def command(main: Callable[[], None]) -> None:
     Until `main` installs its own handlers, the handler exits immediately, because other code might catch an exception.
     During interpreter shutdown, a signal exits with the code of `main`.
 
-    main: should import slow modules itself, so that signals are also handled during imports.
+    main: the command. It should import slow modules itself, so that signals are also handled during imports.
     """
     if os.environ.pop(LIFELINE, ""):
         threading.Thread(target=_end_with_parent, name="cupynet-lifeline", daemon=True).start()
@@ -120,7 +120,7 @@ def _end(number: int) -> None:
 
 
 def _report(error: Interrupted) -> int:
-    """Print the error, under mpiexec only on rank 0. Return its exit code."""
+    """Print the error (under mpiexec, only on rank 0), and return its exit code."""
     if rank() == 0:
         say(f"cupynet: {error}\n")
     return error.exit_code

@@ -44,7 +44,7 @@ def printable(text: str) -> str:
 
 
 def near(path: Path) -> str:
-    """Return a path relative to the current folder if it lies there, otherwise unchanged."""
+    """Return a path relative to the current folder if it is inside it, otherwise unchanged."""
     absolute = path.resolve()
     return str(absolute.relative_to(Path.cwd())) if absolute.is_relative_to(Path.cwd()) else str(path)
 

@@ -53,7 +53,7 @@ def listed(names: Iterable[str], last: str = "or") -> str:
 
 
 def guess(value: object, names: Iterable[str]) -> str:
-    """Suggest the name with these initials (lr), or the most similar one, as the end of a message; "" if none is."""
+    """Suggest the name with these initials (lr), or the most similar name, as the end of a message; "" if none fits."""
     known, text = list(names), shown(value, str)
     match = [each for each in known if "_" in each and _initials(each) == text]
     match = match or get_close_matches(text, known, n=1) or get_close_matches(text.lower(), known, n=1)
@@ -74,7 +74,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def setting(group: str, name: str, *value: object, python: str = "") -> str:
     """Format a setting as on the command line and in Python: `data.limit=9 (in Python limit=9)`.
 
-    python: how to set it in Python, if not by an argument with this name.
+    python: how to set it in Python, if not with an argument of this name.
     """
     name_and_value = f"{group}.{name}" + "".join(f"={written(item)}" for item in value)
     return f"{name_and_value} (in Python {python or name + ''.join(f'={item!r}' for item in value)})"

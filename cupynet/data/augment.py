@@ -45,7 +45,7 @@ class SampleRNG:
     def uniform(self, low: float, high: float, *shape: int) -> Array:
         """Draw (N, *shape) float32 from [low, high). Rounding may return `high`."""
         count = math.prod(shape)
-        words = -(-count // 2)  # of 64 bits, for two numbers each
+        words = -(-count // 2)  # each word has 64 bits, for two numbers
         counters = np.arange(self._drawn + 1, self._drawn + words + 1, dtype=np.uint64) * _GAMMA
         self._drawn += words
         bits = _mixed(self._keys[:, np.newaxis] + counters)  # (N, words)
@@ -105,7 +105,7 @@ def augmented(
 
     Args:
         samples: (N,) indices of the images in the data set.
-        data: images (S, H, W, C) to mix them with; by default `images`.
+        data: images (S, H, W, C) with which to mix them; by default `images`.
         numbers: (S,) indices of `data` in the data set; by default 0 .. S - 1.
     """
     data = images if data is None else data
@@ -252,7 +252,7 @@ class Elastic(Augmentation):
     The defaults are the best values of the paper for digits of 29 x 29 pixels.
 
     Args:
-        alpha: factor of the displacement field, which is uniform in -1 to 1 before smoothing, in pixels.
+        alpha: factor of the displacement field in pixels. Before smoothing, the field is uniform in -1 to 1.
         sigma: standard deviation of the Gaussian filter in pixels, at most an image's side. The filter is truncated at
             three standard deviations.
     """
@@ -304,7 +304,7 @@ class Mixing(Augmentation):
         return images
 
     def drawn(self, draws: SampleRNG, count: int, shape: Sequence[int]) -> tuple[Array, Array]:
-        """Draw the rows (N,) of the other images, out of `count`, and lambda per pixel, (N, H, W) or (N, 1, 1)."""
+        """Draw the rows (N,) of the other images, below `count`, and lambda per pixel, (N, H, W) or (N, 1, 1)."""
         rows = draws.integers(0, count - 1)
         return rows, self.share(np.interp(draws.uniform(0, 1), *_beta(self.alpha)), draws, *shape[:2])
 
@@ -314,7 +314,7 @@ class Mixing(Augmentation):
 
 
 class MixUp(Mixing):
-    """The weighted mean of two images and of their labels (Zhang et al. 2018)."""
+    """Average two images and their labels, with weights (Zhang et al. 2018)."""
 
     def __init__(self, alpha: float = 0.2) -> None:
         super().__init__(alpha)
@@ -337,7 +337,7 @@ class CutMix(Mixing):
 @lru_cache
 def _beta(alpha: float) -> tuple[Array, Array]:
     """Tabulate the CDF of Beta(alpha, alpha): return its values and the points, in ascending order."""
-    power = min(alpha, 1.0)  # with equally spaced x**power the density is finite
+    power = min(alpha, 1.0)  # if x**power is equally spaced, the density is finite
     points = np.linspace(0, 0.5**power, 4097) ** (1 / power)
     density = points ** (alpha - power) * (1 - points) ** (alpha - 1)
     below = np.append(0, np.cumsum(density[1:] + density[:-1]))

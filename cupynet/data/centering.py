@@ -1,4 +1,4 @@
-"""Preprocess pictures of digits like MNIST: light on black, and centered.
+"""Preprocess pictures of digits in the style of MNIST: light on black, and centered.
 
 MNIST's digits were "size normalized to fit in a 20x20 pixel box while preserving their aspect ratio", with gray levels
 from anti-aliasing, and "centered in a 28x28 image by computing the center of mass of the pixels" (LeCun, Cortes,
@@ -15,7 +15,7 @@ from cupynet.core.errors import DataError
 from cupynet.data.pictures import resized
 
 BOX = 20 / 28  # fraction of the image's side
-FAINT = 0.1  # pixels below this fraction of the darkest ink are paper
+FAINT = 0.1  # pixels below this fraction of the strongest ink are paper
 GRAIN = 6  # pixels within this many standard deviations of the paper's grain are paper
 COARSE = 10  # downsample pictures first if they exceed the box by this factor, which smooths the grain
 LEAST = 16  # minimum difference between paper and ink, out of 255
@@ -28,7 +28,7 @@ def is_dark_on_light(pixels: Array) -> bool:
 
 
 def centered_as_mnist(pixels: Array, side: int = 28) -> Array:
-    """Center a light-on-dark drawing (H, W, 1) uint8 in (side, side, 1). Raise DataError if it is blank."""
+    """Center a light-on-dark drawing (H, W, 1) uint8 in an image (side, side, 1). Raise DataError if it is blank."""
     box = round(side * BOX)
     most = max(pixels.shape) / (COARSE * box)
     if most > 1:
@@ -44,7 +44,7 @@ def centered_as_mnist(pixels: Array, side: int = 28) -> Array:
     ink = ink[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
     height, width = (max(1, round(each * box / max(ink.shape))) for each in ink.shape)
     small = resized(np.rint(ink * 255).astype(np.uint8)[:, :, None], height, width)
-    small = np.rint(small * (255 / small.max())).astype(np.uint8)  # thin lines become faint
+    small = np.rint(small * (255 / small.max())).astype(np.uint8)  # because resizing makes thin lines faint
     top_row, left = (_offset(small, axis, side) for axis in (0, 1))
     image = np.zeros((side, side, 1), np.uint8)
     image[top_row : top_row + height, left : left + width] = small

@@ -120,7 +120,7 @@ class Dataset:
         return self._chosen(indices, self.images[indices])
 
     def subset(self, indices: Array) -> Dataset:
-        """Return the samples at `indices` (S,), whose images are a `Subset` of these."""
+        """Return the samples at `indices` (S,). Their images are a `Subset` of this data set's images."""
         return self._chosen(indices, Subset(self.images, indices))
 
     def _chosen(self, indices: Array, images: Any) -> Dataset:
@@ -147,7 +147,7 @@ def split_views(dataset: Dataset, fraction: float, seed: int) -> tuple[Dataset, 
 def hold_out(labels: Array, part: float, seed: int, name: str) -> tuple[Array, Array]:
     """Choose samples to hold out at random. Return the indices to keep and to hold out, each ascending.
 
-    part: number of samples to hold out; or, below 1, a fraction of each class, of which at least one sample is kept.
+    part: number of samples to hold out; or, below 1, a fraction of each class, which keeps at least one sample.
     name: name of `part` in error messages.
     """
     count = held_out_count(part, len(labels), name)
@@ -191,7 +191,7 @@ def on_host(value: Any) -> Array:
 
 def image_array(where: str, images: Any) -> Array:
     """Convert `images` to contiguous (S, H, W, C) uint8 or float32. `where` is the prefix of error messages."""
-    if isinstance(images, Subset):  # of images that were checked
+    if isinstance(images, Subset):  # its base was checked before
         return images
     array = on_host(images)
     found, floating = f"{array.shape} of {array.dtype}", array.dtype.kind == "f"
@@ -318,7 +318,7 @@ def read_from(place: FilePath) -> Iterator[None]:
 
 
 def count_classes(place: FilePath, labels: Sequence[Array], classes: int | None) -> int:
-    """Return `classes`, or if it is None the largest label + 1. Raise DataError if the labels are not 0, 1, 2, ..."""
+    """Return `classes` or, if it is None, the largest label + 1. Raise DataError if the labels are not 0, 1, 2, ..."""
     if classes is not None:
         return checks.integer("classes", classes, 1, ", or null for the largest label + 1")
     with read_from(place):

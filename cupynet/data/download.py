@@ -21,7 +21,7 @@ from cupynet.data.files import KnownFile
 logger = logging.getLogger(__name__)
 
 WATCH_S = 0.1  # polling interval
-MIRROR_S = 10.0  # without data, before trying the next mirror
+MIRROR_S = 10.0  # seconds without data before the next mirror is tried
 
 
 class Unavailable(Exception):
@@ -30,7 +30,7 @@ class Unavailable(Exception):
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *_: Any) -> None:
-        """Follow no redirects: urllib then raises the response as an HTTPError."""
+        """Follow no redirects, so that urllib raises the response as an HTTPError."""
 
 
 def fetch(files: Sequence[KnownFile], folder: Path, mirrors: Sequence[str], timeout_s: float) -> None:
@@ -101,7 +101,7 @@ class _Download(threading.Thread):
                 reason = f"{url}: {error}"
                 logger.info("%s", reason)
                 if isinstance(error, urllib.error.HTTPError):
-                    error.close()  # the error holds the connection
+                    error.close()  # the error keeps the connection open
                 del self.mirrors[0]
         raise Unavailable(reason)
 

@@ -39,7 +39,7 @@ class BatchFeed:
         prefetch: number of batches to prepare ahead in a thread; 0 disables prefetching.
         images: False to load only labels, for a pipeline stage.
         on_device: True to keep images on the device, see `Backend.transfer`.
-        shared: device images that the workers of this process share.
+        shared: the device images that this process's workers share.
 
     Raises:
         ConfigError: the images do not fit on the device.
@@ -98,7 +98,7 @@ class BatchFeed:
         return Batch(index, *self._transfer.send(*content), samples, epoch, self._transfer.steady)
 
     def reload(self, epoch: int, number: int) -> Batch:
-        """Load the batch of iteration `number` again, to new memory."""
+        """Load the batch of iteration `number` again, into new memory."""
         return next(self.loader.epoch(epoch, self._backend, self._rank, self._size, start=number))
 
     def close(self) -> None:
@@ -110,5 +110,5 @@ class BatchFeed:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        with nullcontext() if kind is None else suppress(Exception):  # closing fails too if the device has failed
+        with nullcontext() if kind is None else suppress(Exception):  # closing also fails if the device has failed
             self.close()

@@ -25,12 +25,12 @@ FilePath: TypeAlias = "str | os.PathLike[str]"
 PARSING = threading.Lock()  # CPython 3.11 fails if threads parse .npy headers concurrently
 _GZIP = b"\x1f\x8b"
 _RATIO = 64  # gzip rarely compresses images better
-_PIECE = 1 << 20  # bytes
+_PIECE = 1 << 20  # bytes per read
 
 
 @dataclass(frozen=True)
 class KnownFile:
-    """A published file: its name, its MD5 or SHA-256, and its maximum size in bytes, each compressed or not."""
+    """A published file: its name, and its MD5 or SHA-256 and maximum size in bytes, each compressed or not."""
 
     name: str
     digest: str
@@ -41,7 +41,7 @@ class KnownFile:
 
 
 def read_unpacked(path: Path, most: int, digest: str = "") -> bytes:
-    """Read a gzip or plain file of at most `most` bytes. `digest` is the MD5 or SHA-256, compressed or not."""
+    """Read a gzip or plain file of at most `most` bytes. digest: its MD5 or SHA-256, compressed or not."""
     stored = read_bytes(path, most)
     raw = _inflate(path, stored, most + 1) if stored[:2] == _GZIP else stored
     if len(raw) > most:
@@ -78,7 +78,7 @@ def check_idx_size(path: Path) -> None:
     with path.open("rb") as file:
         packed = file.read(2) == _GZIP
     if packed and start + claimed <= _RATIO * stored:
-        return  # plausible, and checked by `read_idx`
+        return  # the size is plausible; `read_idx` checks it
     found = (_unpacked_size(path, start + claimed) if packed else stored) - start
     if found < claimed:
         raise DataError(

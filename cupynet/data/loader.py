@@ -21,7 +21,7 @@ from cupynet.data.shards import Shards
 
 LabeledData: TypeAlias = Dataset | Shards
 
-_LOOKED_AT = 1 << 20  # bytes of images in a signature
+_LOOKED_AT = 1 << 20  # bytes of images included in a signature
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +105,7 @@ class Loader:
         return sum(-(-count // self.batch_size) for count in self.dataset.counts)
 
     def iterations(self, size: int) -> int:
-        """Return the number of iterations per epoch: the maximum number of batches of a worker."""
+        """Return the number of iterations per epoch: the maximum number of batches for any worker."""
         if isinstance(self.dataset, Shards):
             self.dataset.check_workers(size)
             return -(-max(self.dataset.counts) // self.batch_size)
@@ -209,7 +209,7 @@ class Loader:
 
 
 def _mixture(own: Array, others: Array, share: Array, weighted: bool) -> Array:
-    """Mix targets (N, T), or (N, T + 1) whose last column is a weight that multiplies the sample's share."""
+    """Mix targets (N, T), or (N, T + 1) with a last column of weights, which multiply the samples' shares."""
     if not weighted:
         return share * own + (1 - share) * others
     parts = share * own[:, -1:], (1 - share) * others[:, -1:]

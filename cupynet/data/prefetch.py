@@ -1,8 +1,8 @@
 """Prefetching: a thread produces items, at most `capacity` ahead of the consumer.
 
 The queue `items` leads to the consumer, and `room` returns a permit for each further item. The last item is always an
-end mark, so the consumer never waits forever. It wakes up regularly because Python runs signal handlers only in the
-main thread.
+end mark, so the consumer never waits forever. The consumer wakes up regularly, because Python runs signal handlers only
+in the main thread.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Prefetcher(Generic[T]):
         self._room.put(None)  # wakes a waiting producer
         while self._thread is not None and self._thread.is_alive():
             self._thread.join(WAKE_S)
-        self._items = SimpleQueue()  # releases unused items
+        self._items = SimpleQueue()  # release unused items
 
     def __enter__(self) -> Prefetcher[T]:
         return self

@@ -29,7 +29,7 @@ from cupynet.interop.matching import Weight, check_all_taken, check_shape, take,
 from cupynet.nn import Concat, Conv2D, Layer, Model, Residual
 
 H5_IN_KERAS, CONFIG_IN_KERAS = "model.weights.h5", "config.json"
-MOST_CONFIG = 1 << 24  # bytes
+MOST_CONFIG = 1 << 24  # maximum size of config.json in bytes
 DROPOUT_STATE = "/seed_generator/"
 CLASSES = {"BatchNorm": "BatchNormalization", "LayerNorm": "LayerNormalization"}  # cupynet -> Keras
 
@@ -47,7 +47,7 @@ def import_keras(model: Model, path: PathLike, names: Mapping[str, str] | None =
     Raises:
         DataError: the file cannot be read; a weight is missing, unexpected, or has the wrong shape; or layers in a
             `.keras` archive have different settings, such as epsilon, strides or activation.
-        ConfigError: `names` has unknown layers or lacks ambiguous ones, or h5py is not installed.
+        ConfigError: `names` has unknown layers or lacks ambiguous layers, or h5py is not installed.
     """
     names = names or {}
     weights = weights_of(model, names)
@@ -80,7 +80,7 @@ def _read(variable: Any, shape: tuple[int, ...]) -> Any:
 
 
 def _keras_names(network: Layer) -> dict[str, str]:
-    """Return Keras' layer names: the class in snake case, and the number of previous layers of this class."""
+    """Return Keras's layer names: the class in snake case, and the number of previous layers of this class."""
     counts: Counter[str] = Counter()
     names = {}
     for layer in network.walk():

@@ -1,7 +1,7 @@
 """Comparison of the layer settings in a `.keras` archive with a model.
 
-The same weights fit many networks, and a different epsilon, stride or activation would silently change the results, so
-they are compared. Only settings that are stored in the file and affect inference are compared.
+The same weights fit many networks, and a different epsilon, stride or activation would silently change the results.
+Only settings that are stored in the file and affect inference are compared.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Step:
     """One operation of a network: a layer without its activation, or an activation.
 
     Attributes:
-        kind: Keras' class name.
-        settings: keyed by Keras' names.
+        kind: Keras's class name.
+        settings: settings by Keras's names.
         layer: layer of the model; None for a step from the file.
     """
 
@@ -123,7 +123,7 @@ def _check_in_order(ours: Sequence[Step], theirs: Sequence[Step], path: PathLike
 
 
 def _check_together(ours: Sequence[Step], theirs: Sequence[Step], path: PathLike) -> None:
-    """Compare networks with branches regardless of order, because the order in the file is arbitrary."""
+    """Compare networks with branches regardless of the order of steps, because it is arbitrary in the file."""
     remaining = list(theirs)
     for step in ours:
         candidates = [file_step for file_step in remaining if file_step.kind == step.kind]
@@ -200,7 +200,7 @@ def _ours(network: nn.Layer) -> Iterator[Step]:
 
 
 def _settings_of(layer: nn.Layer) -> Settings:
-    """Return the settings of a built layer by Keras' names."""
+    """Return the settings of a built layer by Keras's names."""
     settings: Settings = {"data_format": "channels_last"}
     if isinstance(layer, nn.Conv2D | nn.MaxPool2D | nn.AvgPool2D):
         size = "kernel_size" if isinstance(layer, nn.Conv2D) else "pool_size"
@@ -258,7 +258,7 @@ def _steps(kind: str, name: str, settings: Settings) -> Iterator[Step]:
 
 
 def _activation(value: Any) -> Settings:
-    """Return cupynet's name and slope of an activation. Keras stores a name, a function or a layer."""
+    """Return cupynet's name for an activation, and its slope. Keras stores a name, a function or a layer."""
     if isinstance(value, Mapping):
         kind, settings = str(value.get("class_name")), value.get("config")
         if not isinstance(settings, Mapping):

@@ -13,7 +13,7 @@ from cupynet.nn import Layer, Model
 
 
 def check_known(network: Layer, known: Collection[type[Layer]], target: str) -> None:
-    """Raise ConfigError for layers of types that are not in `known`, which have no equivalent in `target`."""
+    """Raise ConfigError for layers whose types are not in `known`, because they have no equivalent in `target`."""
     for layer in network.walk():
         if type(layer) not in known:
             kind, name = type(layer), layer.path or "network"
@@ -32,7 +32,7 @@ class Weight(NamedTuple):
 
 
 def weights_of(model: Model, names: Iterable[str] = ()) -> dict[str, Weight]:
-    """Return all weights and buffers by name. Raises ConfigError if an entry of `names` is no weight or layer."""
+    """Return all weights and buffers by name. Raises ConfigError if an entry in `names` is not a weight or layer."""
     layers = {layer.path: layer for layer in model.network.walk()}
     arrays: dict[str, Any] = {**dict(model.params.named()), **dict(model.params.named_buffers())}
     weights = {}
@@ -64,7 +64,7 @@ def check_shape(
 
 
 def check_all_taken(remaining: Mapping[str, Any], path: PathLike) -> None:
-    """Raise DataError if unused entries of the file are left."""
+    """Raise DataError if the file has unused entries."""
     if remaining:
         raise DataError(
             f"{path}: unexpected weight {min(remaining)!r} ({len(remaining)} in total). The file may belong to another "

@@ -2,9 +2,9 @@
 
 `LAYERS` maps each layer type to PyTorch modules, and to the names and axes of their weights.
 
-Images are (H, W, C) in cupynet and (C, H, W) in PyTorch, so that flattened images have a different order of values. In
-layers with a flattened input, the rows of dense weights and the values of normalization weights are permuted, see
-`orders`.
+Images are (H, W, C) in cupynet and (C, H, W) in PyTorch, so flattened images have a different order of values. In
+layers with a flattened input, the rows of dense weights and the values of normalization weights are therefore permuted
+(see `orders`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cupynet.core.errors import ConfigError, DataError
 from cupynet.core.files import PathLike, load_tensors, save_weights
 from cupynet.interop.matching import check_all_taken, check_known, check_shape, take, weights_of
 
-Order = NDArray[np.int64]  # (F,), index in cupynet's vector of each value of PyTorch's vector
+Order = NDArray[np.int64]  # (F,), index in cupynet's vector of each value in PyTorch's vector
 Modules = dict[str, str]  # name suffix -> Python expression
 
 

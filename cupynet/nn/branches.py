@@ -26,8 +26,8 @@ class Residual(Layer):
 
     Weights have names such as `block1.conv1.weight`, or `block1.shortcut.weight` in the shortcut. An activation after
     the sum is a separate layer. An `Activation("relu")` is fused if the last of the layers is a BatchNorm. The shortcut
-    is the identity by default. If the layers change the shape, it must be a layer with the same output shape, such as a
-    1x1 convolution.
+    is the identity by default. If the layers change the shape, the shortcut must be a layer with the same output shape,
+    such as a 1x1 convolution.
     """
 
     capturable = True
@@ -84,7 +84,7 @@ class ResidualReLU(Layer):
 
     def __init__(self, block: Residual, norm: BatchNorm, relu: Layer) -> None:
         self.block, self.norm, self.relu = block, norm, relu
-        self.before = copy.copy(block.body)  # the layers before the norm, of which there may be none
+        self.before = copy.copy(block.body)  # the layers before the norm, possibly none
         self.before.steps = block.body.steps[:-1]
 
     def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
@@ -112,7 +112,7 @@ class ResidualReLU(Layer):
 class Concat(Layer):
     """Concatenates the outputs of several branches along the last axis (channels or features).
 
-    Branches are a list, or a mapping from names. Each branch is a layer or a sequence of layers. Weights have names
+    Branches are a list, or a mapping by name. Each branch is a layer or a sequence of layers. Weights have names
     such as `mixed.narrow.conv1.weight`.
     """
 

@@ -27,8 +27,8 @@ class Conv2D(Layer):
         init: initializer of the weight (K_h, K_w, C, O), a name or an object from cupynet/nn/init.py.
         bias: False for no bias.
         dilation: an integer or (vertical, horizontal) (Yu & Koltun 2016).
-        groups: number of groups of channels and filters. Each filter sees only the channels of its group. With one
-            group per channel this is a depthwise convolution (Chollet 2017).
+        groups: number of groups of channels and filters. Each filter sees only its group's channels. One group per
+            channel gives a depthwise convolution (Chollet 2017).
         bias_init: initial bias (O,): a number, or an initializer that needs no fan: zeros, ones or normal.
     """
 

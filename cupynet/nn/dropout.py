@@ -14,8 +14,8 @@ class Dropout(Layer):
     """Inverted dropout: in training, set values to 0 with probability `rate`, and divide the others by 1 - rate.
 
     See Srivastava et al. 2014. The zeros depend only on the model's seed, the epoch, the sample index, the layer's name
-    and the position. They are the same on every backend, with any number of workers and after a resume. In
-    Deeplearning4j the argument is the fraction to keep.
+    and the position. They are the same on every backend, with any number of workers and after a resume.
+    Deeplearning4j's argument is the fraction to keep.
     """
 
     capturable = True

@@ -85,7 +85,7 @@ class Uniform(Described):
 
 
 class VarianceScaling(Described):
-    """Mean 0 and variance scale / fan.
+    """A distribution with mean 0 and variance scale / fan.
 
     Args:
         scale: a factor above 0.
@@ -113,8 +113,8 @@ class VarianceScaling(Described):
 class Orthogonal(Described):
     """A random semi-orthogonal matrix, scaled by `gain` (Saxe et al. 2014).
 
-    It has orthogonal columns, or rows if there are fewer rows, and is uniformly distributed (Mezzadri 2007). The weight
-    of a convolution is reshaped to (K_h · K_w · C, O).
+    Its columns, or its rows if there are fewer, are orthogonal. It is uniformly distributed (Mezzadri 2007). A
+    convolution's weight is reshaped to (K_h · K_w · C, O).
     """
 
     def __init__(self, gain: float = 1.0) -> None:
@@ -155,7 +155,7 @@ ELSEWHERE = {f"{name}_normal": name for name in ("xavier", "glorot", "he", "kaim
 
 
 def initializer(init: str | Initializer, argument: str = "init") -> Initializer:
-    """Return the initializer with the name `init`, or `init` itself if it is an initializer."""
+    """Return the initializer named `init`, or `init` itself if it is an initializer."""
     if callable(init) and not isinstance(init, type):
         return init
     return INITIALIZERS[one_of(argument, init, INITIALIZERS, ", or an initializer object", elsewhere=ELSEWHERE)]

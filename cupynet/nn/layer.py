@@ -24,7 +24,7 @@ Backward: TypeAlias = Callable[[Array], "Array | None"]
 
 
 class KerasAttribute:
-    """An attribute of Keras that does not exist here. Raises AttributeError with the replacement."""
+    """A Keras attribute that does not exist here. Raises AttributeError, which names the replacement."""
 
     def __init__(self, replacement: str) -> None:
         self._replacement = replacement
@@ -57,7 +57,7 @@ class Layer(Described):
         capturable: True if CUDA graphs can capture the layer, because it performs the same operations for every batch
             of the same size. Not inherited. Such a layer may only read `train`, `epoch`, `samples` and `seed` of the
             context.
-        uses_rng: True if training reads `context.samples` and `context.epoch`, which are on the device during capture.
+        uses_rng: True if training reads `context.samples` and `context.epoch`. They are on the device during capture.
         syncs_replicas: True if training exchanges data with other replicas, see `Context`. Not supported in pipelines.
         backend: the backend. `build` sets this and the following attributes.
         path: the full name, such as `block.conv1`; empty for a network of one layer.

@@ -55,9 +55,9 @@ class SoftmaxNLL(Loss):
 
     Args:
         label_smoothing: fraction of the target that is spread evenly over all classes (Szegedy et al. 2016).
-        class_weights: loss factor of each class; None for 1. With label smoothing they weight the term of each class,
-            as in PyTorch. Unlike in PyTorch, the loss of a batch is divided by the number of samples, not by the sum of
-            the weights, so that micro-batches can be averaged.
+        class_weights: loss factor of each class; None for 1. With label smoothing they weight each class's term, as in
+            PyTorch. Unlike in PyTorch, the loss of a batch is divided by the number of samples, not by the sum of the
+            weights, so that micro-batches can be averaged.
     """
 
     capturable = True
@@ -143,7 +143,7 @@ class Hinge(ElementwiseLoss):
 
 
 class Huber(ElementwiseLoss):
-    """Huber loss (1964): the mean of d²/2 if |d| <= delta, else delta · (|d| - delta/2), over outputs; d = z - t."""
+    """Huber loss (1964) with d = z - t: the mean over outputs of d²/2 if |d| <= delta, else delta · (|d| - delta/2)."""
 
     capturable = True
     kind = "huber"

@@ -32,7 +32,7 @@ class Model:
 
         model = Model([Conv2D(20, 5), MaxPool2D(2), Dense(10)], input=(28, 28, 1))
 
-    `predict`, `classify`, `scores` and `weights` are thread-safe, also during a fit. Other methods are not.
+    `predict`, `classify`, `scores` and `weights` are thread-safe, even during a fit. Other methods are not.
 
     Args:
         network: a list of layers, a mapping from name to layer, or one layer. The model builds a copy.
@@ -45,7 +45,7 @@ class Model:
 
     Attributes:
         network: the built copy of the network.
-        pixels: the scaling of pixels from 0 to 255 in the last training.
+        pixels: the scaling of pixels (from 0 to 255) in the last training.
         trained_on: `pixels`, or `floats` for images that were already scaled; "" for new and imported weights.
         output: the type of the output for one sample.
     """
@@ -123,11 +123,12 @@ class Model:
         self._class_names = tuple(map(str, names))
 
     def predict(self, images: Any, batch_size: int = PREDICTED_TOGETHER) -> Any:
-        """Return the scores of images, (N, O) on the host: probabilities, if the loss has any.
+        """Return the scores of images, (N, O) on the host: probabilities, if the loss defines them.
 
         Args:
-            images: (N, H, W, C), or (N, H, W) for one channel; uint8, which are scaled by `pixels`, or floating point,
-                already scaled. A single image needs no axis N. A warning is logged if the range differs from training.
+            images: (N, H, W, C), or (N, H, W) for one channel. uint8 images are scaled by `pixels`; floating-point
+                images must already be scaled. A single image needs no axis N. A warning is logged if the range differs
+                from training.
             batch_size: number of images to compute at a time.
         """
         size, images = checks.integer("batch_size", batch_size, 1), self._images(images)
@@ -147,7 +148,7 @@ class Model:
     ) -> list[list[tuple[int | str, float]]]:
         """Return the `top` classes with the highest scores for each image, highest first, as (class, score).
 
-        The class is its name, or its index if there are no names. The score is the probability, if the loss has any.
+        The class is its name, or its index if there are no names. The score is a probability, if the loss defines it.
         """
         most = self.output.features
         top = checks.integer("top", top, 1, most=most, why=f"there are {most} classes")
@@ -258,8 +259,8 @@ class Model:
             layers: new layers by name, such as `dense2=Dense(3)`.
 
         Raises:
-            ConfigError: the network is not a `Sequential`, has no layer of a name, or the weights of another layer no
-                longer fit.
+            ConfigError: the network is not a `Sequential` or has no layer with a given name, or another layer's weights
+                no longer fit.
         """
         parts = dict(self._description.children()) if isinstance(self._description, Sequential) else {}
         if unknown := layers.keys() - parts.keys():

@@ -55,7 +55,7 @@ class BatchNorm(Layer):
         return self.normalized(x, context, relu=False)
 
     def fuse(self, following: Layer) -> Layer | None:
-        own = type(self) is BatchNorm and type(following) is Activation  # not for subclasses
+        own = type(self) is BatchNorm and type(following) is Activation  # subclasses may compute something else
         return BatchNormReLU(self, following) if own and following.output_activation == "relu" else None
 
     def normalized(
@@ -100,7 +100,7 @@ class BatchNorm(Layer):
         """Return mean and variance of x, (2, C), and update the running statistics. `count` is per channel."""
         moments = self.backend.channel_moments(x)
         total = count if group is None else self._merge(moments, count if context.counts else 0, group)
-        if total > 1:  # 1 value has no variance; 0 if no replica has a batch
+        if total > 1:  # a single value has no variance; the total is 0 if no replica has a batch
             unbiased = total / (total - 1)
             self.backend.track_moments(self.mean.data, self.variance.data, moments, self.momentum, unbiased)
         return moments
@@ -143,7 +143,7 @@ class LayerNorm(Layer):
 
     Args:
         axis: `features` to normalize over all values of a sample, or `channels` to normalize over the channels of each
-            pixel. `scale` and `shift` have an element for each value or channel.
+            pixel. `scale` and `shift` have one element for each of these values or channels.
         epsilon: added to the variance.
     """
 

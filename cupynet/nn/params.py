@@ -62,7 +62,7 @@ class Parameter(Named):
 
 @dataclass
 class Buffer(Named):
-    """Values that forward passes update, not the optimizer, such as running means.
+    """Values that forward passes update instead of the optimizer, such as running means.
 
     `data` is a view into `Params.buffers`, created by `allocate` and initialized with `fill`.
     """
@@ -89,7 +89,7 @@ class Segment:
 
 
 class Unmatched(NamedTuple):
-    """Names that were not loaded. If only the shape differs, the name is in both lists."""
+    """Names that were not loaded. If only a weight's shape differs, its name is in both lists."""
 
     missing: list[str]
     unexpected: list[str]
@@ -172,7 +172,7 @@ class Params:
     def allocate(self, backend: Backend, seed: int) -> None:
         """Allocate the flat vectors and draw the initial weights, which depend only on (seed, name)."""
         accumulate, storage = backend.policy.accumulate, backend.policy.storage
-        total = self._layout(ALIGNMENT // storage.itemsize)  # aligns the narrower copy too
+        total = self._layout(ALIGNMENT // storage.itemsize)  # also aligns the narrower copy
         host = np.zeros(total, accumulate)
         for name, p in self._entries.items():
             rng = np.random.default_rng([seed, zlib.crc32(name.encode())])

@@ -31,7 +31,7 @@ def padding_of(what: str, padding: Any) -> tuple[int, int] | None:
 def window_on(
     input: InputType, kernel: IntPair, stride: IntPair, padding: IntPair | None, dilation: IntPair = (1, 1)
 ) -> Window:
-    """Return the window for an input. A padding of None means `same`."""
+    """Return the window for an input. padding: None means `same`."""
     if padding is None and isinstance(input, Image):
         extent = Window(kernel, stride, dilation=dilation).extent
         rows, columns = map(same_padding, (input.height, input.width), extent, stride)
@@ -47,7 +47,7 @@ class Pool(Layer):
         kernel_size: an integer or (height, width).
         stride: an integer or (vertical, horizontal); by default `kernel_size`.
         padding: padding on both sides, an integer or (vertical, horizontal) below `kernel_size`; `same`; or `valid`
-            (0). Padding does not count in maxima and means.
+            (0). Padding does not count in maxima or means.
     """
 
     def __init__(self, kernel_size: Size, stride: Size | None = None, padding: Size | str = 0) -> None:
@@ -91,7 +91,8 @@ class MaxPool2D(Pool):
 class AvgPool2D(Pool):
     """Average pooling: (N, H, W, C) -> (N, H', W', C).
 
-    Padding is not counted (PyTorch's count_include_pad=False, Keras' `same`). For the arguments, see `Pool`.
+    Padding is not counted (as with count_include_pad=False in PyTorch, or `same` in Keras). For the arguments, see
+    `Pool`.
     """
 
     capturable = True

@@ -61,7 +61,7 @@ class AdamW(Adam):
 
 
 class AMSGrad(Adam):
-    """Adam with the maximum of past second moments (Reddi et al. 2018), bias-corrected as in PyTorch. See `Adam`."""
+    """Adam with the maximum of all second moments (Reddi et al. 2018), bias-corrected as in PyTorch. See `Adam`."""
 
     capturable = True
     rule = RULES["amsgrad"]
@@ -181,7 +181,7 @@ class AdaDelta(ElementwiseOptimizer):
 
 
 def _correction(beta: float, iteration: int) -> float:
-    """Return the bias correction of a moving average after `iteration`, which counts from 0."""
+    """Return the bias correction of a moving average after iteration `iteration` (from 0)."""
     return 1 / (1 - beta ** (iteration + 1))
 
 

@@ -131,7 +131,7 @@ class SigmoidDecay(Counted, name="sigmoid"):
     """Sigmoid decay: initial / (1 + exp(-gamma · (n - middle))).
 
     Args:
-        initial: the highest learning rate. Training starts near it if gamma < 0, and approaches it otherwise.
+        initial: the highest learning rate. Training starts near this rate if gamma < 0, and approaches it otherwise.
         gamma: steepness.
         middle: iteration or epoch at which the learning rate is half of `initial` (stepSize in Deeplearning4j).
         by: the unit of n, `iteration` or `epoch`.
@@ -146,5 +146,5 @@ class SigmoidDecay(Counted, name="sigmoid"):
         self.middle = integer("SigmoidDecay middle", middle, 0)
 
     def rate(self, n: int) -> float:
-        steps = min(max(-self.gamma * (n - self.middle), -700.0), 700.0)  # the range of exp
+        steps = min(max(-self.gamma * (n - self.middle), -700.0), 700.0)  # beyond this, exp overflows or underflows
         return self.initial / (1 + math.exp(steps))

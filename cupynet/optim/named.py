@@ -9,7 +9,7 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {kind.__name__.lower(): kind for kind i
 
 
 def optimizer_of(optimizer: Optimizer | str) -> Optimizer:
-    """Return the optimizer with this name, such as `adam`, with default arguments; or the given optimizer."""
+    """Return the named optimizer, such as `adam`, with default arguments, or the given optimizer."""
     if isinstance(optimizer, str):
         return OPTIMIZERS[one_of("optimizer", optimizer, OPTIMIZERS)]()
     return instance("optimizer", optimizer, Optimizer, "Nesterov(0.01), or the name of an optimizer")

@@ -46,8 +46,8 @@ class Optimizer(Described):
 
     Args:
         learning_rate: a number, a `Schedule`, the name of a schedule (`cosine`, `one_cycle`, `step` ...), or a mapping
-            with its name and arguments, such as {"name": "cosine", "initial": 0.1}. The highest rate of a named
-            schedule is the optimizer's default learning rate, unless it is given. Stored as a `Schedule`.
+            with its name and arguments, such as {"name": "cosine", "initial": 0.1}. Unless it is given, the highest
+            rate of a named schedule is the optimizer's default learning rate. Stored as a `Schedule`.
         l2: factor of the penalty l2/2 · |w|², whose gradient is l2 · w.
         max_grad_norm: maximum global norm of the gradient; None for no limit.
         l1: factor of the penalty l1 · |w|_1, whose gradient is l1 · sign(w).
@@ -131,9 +131,10 @@ class Optimizer(Described):
         scale: float = 1.0,
         squared_norm: Array | None = None,
     ) -> None:
-        """Implement `step`, given `numbers` and a factor `scale` of the gradients.
+        """Implement `step`, given `numbers` and a factor `scale` for the gradients.
 
-        In a captured step all are 1, because its operations read the values on the device (see `Recorder.steered`).
+        In a captured step all of them are 1, because its operations read the values on the device (see
+        `Recorder.steered`).
         """
         norm = None
         if self.max_grad_norm is not None:

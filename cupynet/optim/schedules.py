@@ -22,8 +22,8 @@ NAMES: dict[str, type[Schedule]] = {}  # schedules that can be chosen by name
 class Schedule(Described):
     """Base class of schedules, which map an iteration to a learning rate.
 
-    In each iteration, every replica makes one update. On a GPU, a copy is also asked for the rates of later iterations;
-    exceptions are then ignored. `begin_fit` and `on_evaluation` receive the same values on all workers.
+    In each iteration, every replica makes one update. On a GPU, a copy of the schedule is also called for later
+    iterations; exceptions are then ignored. `begin_fit` and `on_evaluation` receive the same values on all workers.
 
     Attributes:
         monitor: name of the monitored validation metric, or None.
@@ -59,14 +59,14 @@ class Schedule(Described):
         """
 
     def on_evaluation(self, figure: float) -> None:
-        """Called with the monitored metric after an epoch was evaluated."""
+        """Called with the monitored metric after an epoch has been evaluated."""
 
     def state(self) -> dict[str, float]:
         """Return the state for a checkpoint, excluding the arguments of `begin_fit`."""
         return {}
 
     def restore(self, state: dict[str, float]) -> None:
-        """Restore a `state`."""
+        """Restore a saved state."""
 
 
 class Constant(Schedule, name="constant"):
@@ -237,7 +237,7 @@ class Warmup(ScheduleWrapper, name="warmup"):
         self._epochs: int | None = None  # completed epochs at the end of the warm-up
 
     def begin_fit(self, start: int, stop: int, epoch: int = 0, epochs: int = 0) -> None:
-        if epoch and (start < self.steps or self._epochs is None):  # epochs may have another length in later fits
+        if epoch and (start < self.steps or self._epochs is None):  # later fits may have epochs of another length
             self._epochs = max(epochs - -(-(stop - self.steps) // epoch), 0)
         begin = max(start - self.steps, 0)
         super().begin_fit(begin, max(stop - self.steps, begin + 1), epoch, epochs - (self._epochs or 0))
@@ -257,8 +257,8 @@ class Warmup(ScheduleWrapper, name="warmup"):
 def scale_factor(scale: str | float, workers: int) -> float:
     """Return the learning-rate factor for W workers.
 
-    `none` is 1. `linear` is W, because the gradient is the mean over W times as many samples (Goyal et al. 2017).
-    `sqrt` is the square root of W, by which averaging reduces the noise. A number is returned unchanged.
+    `none` gives 1. `linear` gives W, because the gradient is the mean over W times as many samples (Goyal et al. 2017).
+    `sqrt` gives the square root of W, by which averaging reduces the noise. A number is returned unchanged.
     """
     rule = learning_rate_scale("learning_rate_scale", scale)
     if isinstance(rule, str):
@@ -267,7 +267,7 @@ def scale_factor(scale: str | float, workers: int) -> float:
 
 
 def _cosine(start: float, end: float, progress: float) -> float:
-    """Interpolate along a half cosine from start to end. `progress` is in 0..1."""
+    """Interpolate along a half cosine from start to end. progress: 0..1."""
     return end + (start - end) * (1 + math.cos(math.pi * progress)) / 2
 
 

@@ -28,8 +28,8 @@ BACKGROUND = len(PALETTE) - 1
 INK, MUTED, GRID = "#1c2128", "#5b6470", "#dde1e6"
 MAX_POINTS = 400  # per line; a chart is about 500 pixels wide
 LARGEST = 1e100  # values are clipped to this, because matplotlib fails near the largest float
-MAX_WORKERS = 64  # lines of workers
-MAX_LAYERS = 5  # lines of layers with the largest drift
+MAX_WORKERS = 64  # number of workers with a line
+MAX_LAYERS = 5  # number of layers with a line: those with the largest drift
 MAX_METRICS = 24  # number of other metrics
 SPLITS = (("test", 1), ("validation", 3))  # evaluated data and colors
 SIZE = (5.6, 2.9)  # inches of 72 units
@@ -84,7 +84,7 @@ class Chart:
 
     Attributes:
         title, x_label, y_label: labels with units.
-        lines: lines without a finite value are omitted.
+        lines: the lines; those without a finite value are omitted.
         log: True for a logarithmic y-axis if all values are positive.
         zero: True to start the y-axis at zero.
         stacked: True to stack the lines and fill the areas between them.
@@ -140,7 +140,8 @@ def png(charts: Sequence[Chart]) -> bytes:
 
 
 def thinned(x: Sequence[float], y: Sequence[float | None], most: int = MAX_POINTS) -> tuple[list[float], list[float]]:
-    """Reduce a line to at most `most` points. Each is the mean of the finite values of neighbors, at their last x.
+    """Reduce a line to at most `most` points. Each is the mean of the finite values of neighboring points, at their
+    last x.
 
     A point without finite values is NaN. Values are clipped to `LARGEST`.
     """

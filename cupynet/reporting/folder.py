@@ -20,7 +20,7 @@ from cupynet.core.lock import at_work
 from cupynet.core.wording import one_line
 from cupynet.runs.run import Run
 
-MOST_CHARACTERS = 1 << 20  # of the stored settings are searched
+MOST_CHARACTERS = 1 << 20  # how many characters of the stored settings are searched
 OF_OTHERS = {name for kind in (BenchSettings, PlanSettings, RateSettings, TuneSettings) for name in own_names(kind)}
 OTHER_COMMANDS = re.compile(rf"^({'|'.join(OF_OTHERS - {*own_names(Settings)})}):", re.MULTILINE)
 RECORD = re.compile(r"^\d{4}-\d\d-\d\d \S+ (\w+) [\w.]+: (?:job \d+: )?(.*)$", re.MULTILINE)  # a log line
@@ -33,7 +33,7 @@ class RunData:
     Attributes:
         running: True if a process is currently training in the folder.
         start, summary: started.json and summary.json; empty if missing.
-        rows, reports, epochs: all rows of history.jsonl; those of reports; those of epochs.
+        rows, reports, epochs: all rows of history.jsonl, the report rows, and the epoch rows.
         error: the error that ended the run, or "".
         code: exit code of this error; None if it was not stored, as in earlier versions.
         damaged: descriptions of unreadable files and sections.
@@ -68,7 +68,7 @@ class RunData:
             return None
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return a value from the summary, or else from started.json."""
+        """Return a value from the summary, or from started.json if the summary lacks it."""
         value = self.summary.get(name, self.start.get(name))
         return default if value is None else value
 

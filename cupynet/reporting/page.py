@@ -20,7 +20,7 @@ from cupynet.reporting.folder import RunData, read_run, read_text
 from cupynet.reporting.render import render
 
 PICTURED = ("Loss", "Accuracy")  # charts in curves.png
-MAX_CELLS = 25  # classes of the confusion matrix, omitted if there are more
+MAX_CELLS = 25  # maximum number of classes for which the confusion matrix is shown
 MAX_CLASSES = 200  # rows of the class table
 MAX_FILES = 60
 NONE = "–"
@@ -33,7 +33,7 @@ def write_page(folder: str | Path, *, over: bool = False, error: Exception | Non
         folder, over, error: see `read_run`.
 
     Returns:
-        The path of the page, and why it has no charts; "" if it has charts or if there is nothing to draw.
+        The path of the page, and why it has no charts, or "" if it has charts or there is nothing to draw.
 
     Raises:
         OutputError: a file cannot be written.
@@ -187,7 +187,7 @@ def _time(data: RunData) -> dict[str, Any] | None:
 
 
 def _evaluation(data: RunData) -> dict[str, Any] | None:
-    """Return the confusion matrix and the class table of the test set, or else of the last evaluation."""
+    """Return the confusion matrix and the class table of the test set, or of the last evaluation if there is none."""
     test = _results(data).get("test")
     row = test or next((row for row in reversed(data.epochs) if "confusion" in row), None)
     if row is None or not row.get("confusion"):
@@ -235,7 +235,7 @@ def _layers(data: RunData) -> list[list[str]]:
 
 
 def _filters(data: RunData) -> dict[str, Any] | None:
-    """Return a picture of the filters of the first convolution, and a description."""
+    """Return a picture of the first convolution's filters, and a description."""
     weights = data.read(data.run.weights_path, load_weights) or {}
     names = [f"{row['layer']}.weight" for row in data.start.get("layers") or ()]
     name = next((name for name in names if name in weights and weights[name].ndim == 4), "")
@@ -246,7 +246,7 @@ def _filters(data: RunData) -> dict[str, Any] | None:
 
 
 def _settings(data: RunData) -> dict[str, Any]:
-    """Return overrides, the command that repeats the run, and all settings."""
+    """Return the overrides, the command that repeats the run, and all settings."""
     overrides = data.start.get("overrides")
     rows = (("seed", "seed"), ("batch size per worker", "batch_size"), ("replicas", "synchronizer"))
     return {

@@ -1,4 +1,4 @@
-"""Images of a page: samples, filters of a layer, and the confusion matrix.
+"""A page's images: samples, filters of a layer, and the confusion matrix.
 
 Color encodes the sign of a number, and opacity its magnitude, so that images suit light and dark pages.
 """
@@ -20,7 +20,7 @@ COLOR_TYPES = {1: 0, 2: 4, 3: 2, 4: 6}  # PNG color type by number of channels
 
 
 class Picture(NamedTuple):
-    """Image of a page: data URL, alternative text, and size in CSS pixels."""
+    """An image on a page: data URL, alternative text, and size in CSS pixels."""
 
     source: str
     alt: str
@@ -34,7 +34,7 @@ def png(pixels: NDArray[np.uint8]) -> bytes:
     Format: Portable Network Graphics (PNG) Specification, ISO/IEC 15948.
     """
     height, width, channels = pixels.shape
-    rows = np.zeros((height, 1 + width * channels), np.uint8)  # the first byte of each row selects no filter
+    rows = np.zeros((height, 1 + width * channels), np.uint8)  # the first byte of each row is 0, for no filter
     rows[:, 1:] = pixels.reshape(height, -1)
     size = struct.pack(">IIBBBBB", width, height, 8, COLOR_TYPES[channels], 0, 0, 0)
     parts = ((b"IHDR", size), (b"IDAT", zlib.compress(rows.tobytes(), 6)), (b"IEND", b""))

@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Stored:
-    """A verified checkpoint: the content of state.json, and arrays by file (without suffix) and by name."""
+    """A verified checkpoint: the content of state.json, and arrays by file (without suffix) and name."""
 
     path: Path
     state: dict[str, Any]
@@ -67,7 +67,7 @@ class Checkpoints:
 
         Args:
             state: content of state.json.
-            arrays: host arrays by file (without suffix) and by name.
+            arrays: host arrays by file (without suffix) and name.
 
         Raises:
             OutputError: the checkpoint cannot be written. Earlier checkpoints are unchanged.
@@ -103,7 +103,7 @@ class Checkpoints:
                 path = self.path(step)
                 trash = path.with_name(f"{path.name}.tmp-{os.getpid()}")
                 os.rename(path, trash)
-                shutil.rmtree(trash, ignore_errors=True)  # `clean` deletes leftovers, such as open files on NFS
+                shutil.rmtree(trash, ignore_errors=True)  # `clean` deletes anything left, such as open files on NFS
         except OSError as error:
             raise OutputError(f"{self.folder}: cannot delete an old checkpoint ({error.strerror})") from error
 
@@ -148,7 +148,7 @@ def read(path: str | Path) -> Stored:
     """Read a checkpoint and verify its files against its manifest.
 
     Raises:
-        DataError: the checkpoint is missing or damaged. The message names the file, and the expected and found digest.
+        DataError: the checkpoint is missing or damaged. The message names the file, and the expected and found digests.
     """
     path = Path(path)
     manifest = path / MANIFEST

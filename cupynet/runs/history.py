@@ -46,8 +46,8 @@ class Columns(Mapping[str, list[Any]]):
     Attributes:
         epochs: one value per complete epoch: training `loss` and `accuracy`, `epoch`, `test_accuracy`, `test_loss`,
             `learning_rate`, `images_per_s` and others; with validation data also `validation_accuracy` and
-            `validation_loss`. Other metrics have names such as `validation_macro_f1`. Regression has no accuracy, but
-            `validation_mean_absolute_error` and `validation_r2`.
+            `validation_loss`. Other metrics have names such as `validation_macro_f1`. Regression has
+            `validation_mean_absolute_error` and `validation_r2` instead of an accuracy.
         reports: one value per report: `iteration`, `loss`, `accuracy`, `learning_rate`, `images_per_s`, `drift` and
             others, see `IterationRecord`.
     """
@@ -70,7 +70,7 @@ class Columns(Mapping[str, list[Any]]):
 
     @property
     def history(self) -> dict[str, list[Any]]:
-        """`epochs` with the names of Keras, such as `val_loss`."""
+        """`epochs` with Keras's names, such as `val_loss`."""
         return {re.sub("^validation_", "val_", name): values for name, values in self.epochs.items()}
 
     @classmethod

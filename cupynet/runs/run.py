@@ -61,9 +61,9 @@ class Outcome:
     """Outcome of training.
 
     Attributes:
-        epochs, iterations, images: completed counts.
+        epochs, iterations, images: numbers of completed epochs and iterations, and of processed images.
         train_loss: loss of the last epoch, see `EpochRecord.loss`; None without a complete epoch.
-        stopped_by: why training ended early; None if it did not.
+        stopped_by: why training ended early; None if it was not stopped.
         stop_reason: `request`, `signal` or `early`; `diverged` if a value was not finite and the best weights were
             kept.
         early_stopping: see `EarlyStoppingResult`.
@@ -116,7 +116,7 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """Scores of the trained model. test: the full evaluation on the test set."""
+    """Scores of the trained model. test: the complete evaluation on the test set."""
 
     validation_accuracy: float | None = None
     validation_samples: int | None = None
@@ -128,7 +128,7 @@ class Scores:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """Content of summary.json, where the fields of all parts are at the top level.
+    """Content of summary.json, in which the fields of all parts are at the top level.
 
     Times end in `_s`, rates in `_per_s`; accuracies are between 0 and 1. None means not measured or not finite.
     """
@@ -219,7 +219,7 @@ class Run:
     def of(cls, run: Run | str | Path, *, create: bool = True) -> Run:
         """Return a `Run`, or create one for a folder. Raises OutputError.
 
-        create: create a missing folder. False on ranks that do not write.
+        create: True to create a missing folder; False on ranks that do not write.
         """
         if isinstance(run, Run):
             return run
@@ -295,7 +295,7 @@ class Run:
 
         examples: (M, H, W, C) uint8, images of the M most confident mistakes, in order.
         """
-        self.summary_path.unlink(missing_ok=True)  # belongs to the previous weights
+        self.summary_path.unlink(missing_ok=True)  # the old summary belongs to the previous weights
         self.reopened_path.unlink(missing_ok=True)
         files.save_weights(self.weights_path, weights, files.write_whole)
         self.examples_path.unlink(missing_ok=True)

@@ -1,6 +1,6 @@
 """Convolutions on the CPU: direct (`kernels/tiles.py`), by Winograd's algorithm, and depthwise.
 
-A padded image is copied into a frame of zeros, which stays in the cache.
+If an image is padded, it is copied into a frame of zeros, which stays in the cache.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class NumbaConv(WinogradConv):
 
 
 def _each_filters(x: Array, weight: Array) -> Array:
-    """Repeat each channel for its filters in a depthwise convolution: (N, H, W, C) -> (N, H, W, O)."""
+    """Repeat each channel once per filter in a depthwise convolution: (N, H, W, C) -> (N, H, W, O)."""
     repeats = weight.shape[3] // x.shape[3]
     return x if repeats == 1 else x.repeat(repeats, axis=3)
 

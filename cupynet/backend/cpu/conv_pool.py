@@ -23,11 +23,11 @@ from cupynet.backend.window import Window
 
 CACHE_LINE = 64  # bytes
 SHORT_ROW = 16  # values in a row of a patch; shorter rows do not fill a vector
-MOST_PIXELS = 9  # pixels of the largest pooling window: each has a sum in registers
+MOST_PIXELS = 9  # pixels in the largest pooling window, because each has a sum in registers
 
 
 def fuse(backend: Backend, first: Convolution, pool: Window) -> FusedPair | None:
-    """Return the fused pair, or None if the kernels do not support it (large or overlapping pooling windows)."""
+    """Return the fused pair, or None if the kernels do not support it, as with large or overlapping pooling windows."""
     if first.window.dilates or first.groups > 1 or pool.pads:
         return None  # kernels require rows of adjacent pixels, and pools without padding
     disjoint = all(stride >= size for stride, size in zip(pool.stride, pool.kernel, strict=True))
@@ -43,7 +43,7 @@ class ConvPool(FusedPair):
         self.backend, self.conv, self.pool, self.filters = backend, first, pool, first.filters
         self.dtype = backend.policy.compute
         height, width, self.channels = first.image
-        self.size = (*first.window.padded(height, width), self.channels)  # of a padded image
+        self.size = (*first.window.padded(height, width), self.channels)  # size of a padded image
         self.pooled = self.pool.output(*first.window.output(height, width))  # (H', W')
 
     @cached_property
@@ -61,7 +61,7 @@ class ConvPool(FusedPair):
         return (start + np.arange(self.patches.row)).reshape(-1).astype(np.int32)
 
     def _corners(self, count: tuple[int, int], apart: tuple[int, int], step: int) -> Array:
-        """Return the corners of a grid of `count` patches, `apart` pixels apart. step: values in a row of an image."""
+        """Return the corners of a grid of `count` patches, `apart` pixels apart. step: values in an image row."""
         row, col = np.arange(count[0])[:, None] * apart[0] * step, np.arange(count[1]) * apart[1] * self.channels
         return (row + col).reshape(-1).astype(np.int32)
 
@@ -79,14 +79,14 @@ class ConvPool(FusedPair):
         return y, (indices,) if images is x else (indices, images)
 
     def _pool(self, images: Array, weight: Array, bias: Array) -> tuple[Array, Array]:
-        """Return pooled outputs (N, H', W', O) and indices of the maxima, of padded images."""
+        """Return the pooled outputs (N, H', W', O) for padded images, and the indices of the maxima."""
         backend, n, pixels = self.backend, len(images), self.pool.size
         y = backend.borrow((n, *self.pooled, self.filters))
         indices = backend.borrow(y.shape, self.pool.index_dtype)
         blocks = windows.blocks(pixels, self.filters, self.dtype.itemsize)
         images, weight = images.reshape(n, self.size[0] * self.patches.step), weight.reshape(-1, self.filters)
         flat_y, flat_indices = (a.reshape(n, -1) for a in (bits(y), indices))
-        for nan in (0, 1):  # the second is compiled and run only if there may be a NaN
+        for nan in (0, 1):  # the second kernel is compiled and run only if there may be a NaN
             forward = windows.conv_pool(pixels, *blocks, nan)
             if forward(bits(images), self.patches, self.table, weight, bias, flat_y, flat_indices):
                 break
@@ -115,7 +115,7 @@ class ConvPool(FusedPair):
         return self.backend._within(padded, x.shape, window)
 
     def _add_weight_gradient(self, images: Array, passed: Passed, weight_grad: Array) -> None:
-        """Add to weight_grad (K_h, K_w, C, O). images: padded, (N, F)."""
+        """Add the gradient to weight_grad (K_h, K_w, C, O). images: padded, (N, F)."""
         patches = self.patches
         grad = self.backend.borrow((self.filters * patches.height, patches.row), self.dtype)
         grad[...] = 0
@@ -124,7 +124,7 @@ class ConvPool(FusedPair):
         weight_grad += grad.reshape(self.filters, -1).T.reshape(weight_grad.shape)
 
     def _short_rows(self, images: Array, passed: Passed, weight_grad: Array) -> None:
-        """Add to weight_grad if rows are shorter than a vector, with vectors along the filters."""
+        """Add the gradient to weight_grad if rows are shorter than a vector, with vectors along the filters."""
         grad = weight_grad.reshape(-1, self.filters)
         pixels, patch_height, row = self.pool.size, self.patches.height, self.patches.row
         for filter_at, filters, length, height in outer.blocks(self.filters, row, grad.itemsize):

@@ -18,7 +18,7 @@ class Passes(NamedTuple):
 
     Attributes:
         forward: sums over the values of a patch, for each patch.
-        weight_gradient: sums over patches, for each value of a patch.
+        weight_gradient: sums over patches, for each value in a patch.
         input_gradient: sums over filters, for each window position and each pixel it covers.
         places: window positions that cover any pixel, in the order of `input_gradient`.
     """
@@ -76,7 +76,7 @@ def _seen(image: tuple[int, ...], filters: int, window: Window) -> tuple[list[in
 
 
 def _sums(parts: list[tuple[Array, Array, Array]], columns: int, itemsize: int) -> Sums:
-    """Combine (starts, outs, table) of each part. Tiles are filled by repeating their last row."""
+    """Combine the (starts, outs, table) of all parts. The last row of an incomplete tile is repeated to fill it."""
     height, _, _ = tiles.tile(columns, itemsize)
     bounds, row, value = np.zeros((len(parts), 5), np.int64), 0, 0
     padded = []

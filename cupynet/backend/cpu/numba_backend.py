@@ -25,7 +25,7 @@ from cupynet.backend.transfer import FRACTIONS, PixelScale
 from cupynet.backend.update_rules import Rule, UpdateScalars
 from cupynet.backend.window import Window
 
-ROW = 256  # target size of a row, several vectors
+ROW = 256  # target size of a row: several vectors
 
 
 class NumbaBackend(NumbaConv, NumpyBackend):
@@ -91,7 +91,7 @@ class NumbaBackend(NumbaConv, NumpyBackend):
         rows, wide = images.reshape(len(images), -1), self.policy.accumulate.type
         rows.flags.writeable = False  # like memory-mapped files, so that both use the same compiled kernel
         target = batch.reshape(len(samples), -1)
-        repeats = rows.shape[1] // len(pixels.scale)  # for the whole image, so that the kernel has a single loop
+        repeats = rows.shape[1] // len(pixels.scale)  # to cover the whole image, so that the kernel has a single loop
         scale, shift = (np.tile(np.array(numbers, wide), repeats) for numbers in (pixels.scale, pixels.shift))
         images_kernels.gather_scale(rows, samples, scale, shift, bits(target))
         return batch

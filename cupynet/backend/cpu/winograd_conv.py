@@ -1,7 +1,7 @@
 """Convolutions with 3x3 filters and stride 1 on the CPU, by Winograd's algorithm (`kernels/winograd.py`).
 
-Measured in single precision with up to 64 channels, the maximum error is 5e-6 of the maximum output, and the RMS error
-1.4e-6 of the output's RMS.
+In single precision with up to 64 channels, the measured maximum error is 5e-6 of the maximum output, and the RMS error
+is 1.4e-6 of the output's RMS.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ class WinogradConv(ConvOps):
 
 
 def saves_products(size: tuple[int, int], direct: tuple[int, int]) -> bool:
-    """Return True if tiles of `size` need at most two thirds of the products of a 3x3 window at `direct` places.
+    """Return True if tiles of `size` need at most two thirds of the products of a 3x3 window at `direct` positions.
 
-    A tile takes 36 products for 4x4 results, a window 9.
+    A tile takes 36 products for 4x4 results; a window takes 9 for one.
     """
     tiles = -(-size[0] // 4) * -(-size[1] // 4)
     return 36 * tiles <= 6 * direct[0] * direct[1]

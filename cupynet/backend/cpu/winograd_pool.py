@@ -1,7 +1,7 @@
 """Fused convolution and 2x2 max-pool by Winograd's minimal filtering (`kernels/winograd_pool.py`).
 
-`ConvPool` is used instead if values could overflow or are NaN, and for gradients of which a ReLU has made at least half
-zero, because it skips zeros. Rounding may therefore differ between batches.
+`ConvPool` is used instead if values are NaN or could overflow. It skips zeros, so it is also used if a ReLU has zeroed
+at least half of the gradients. Rounding may therefore differ between batches.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cupynet.backend.cpu.kernels.vectors import registers
 from cupynet.backend.fusion import Convolution, FusedPair, Weights
 from cupynet.backend.window import Window
 
-FEWEST = 16  # minimum number of channels and of filters, because fewer do not fill vectors
+FEWEST = 16  # minimum number of channels and of filters; fewer do not fill vectors
 TOGETHER = 16  # tiles whose products stay in the L2 cache
 LARGEST = 1e32  # sums of |x| |w| below this do not overflow in float, because transforms increase them by less than 1e5
 
@@ -34,7 +34,7 @@ def fuse(backend: Backend, first: Convolution, pool: Window) -> FusedPair | None
 
 
 class WinogradPool(conv_pool.ConvPool):
-    """See `ConvPool`. Among equal pixels of a window, rounding may decide the maximum."""
+    """See `ConvPool`. If pixels of a window are equal, rounding may decide which one is the maximum."""
 
     @cached_property
     def blocks(self) -> list[tuple[int, int]]:
@@ -54,7 +54,7 @@ class WinogradPool(conv_pool.ConvPool):
     def shapes(self) -> list[tuple[int, ...]]:
         size, lanes, (c, o) = self.conv.window.kernel[0], self.lanes, self.padded
         n, across = size + winograd.SIDE - 1, self.pooled[1] // 2
-        tall = -(-max(TOGETHER, across) // 8) * 8  # `block` has 8 rows at most
+        tall = -(-max(TOGETHER, across) // 8) * 8  # `block` has at most 8 rows
         pixels, rows = n * self.size[1], -(-self.channels // 8) * 8
         images = [(pixels * self.channels + 2 * lanes,), (pixels, c), (winograd.SIDE**2, o)]
         weights = [(n * n, rows, o), (n * n, self.filters, c)]
@@ -95,7 +95,7 @@ class WinogradPool(conv_pool.ConvPool):
             direct = super().backward(dy, saved, x, weights, grads, need_dx=need_dx)
             if nonzero:
                 return direct
-            # if all are zero, as in a rehearsal, also use Winograd's algorithm, so that both are compiled
+            # also use Winograd's algorithm if all are zero, as in a rehearsal, so that both algorithms are compiled
         images, weight = saved[1] if len(saved) > 1 else x, self.backend._operand(weights[0])
         transposed = self._filters(weight.transpose(0, 1, 3, 2), self.padded[0])
         tiles, (weight_grad, bias_grad) = self._tiles(), grads

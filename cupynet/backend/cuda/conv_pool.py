@@ -2,8 +2,8 @@
 
 Small patches (few channels, as in the first layer) are convolved directly from the image, see kernels/conv_pool.cu.
 Other convolutions use im2col and cuBLAS, followed by one kernel for bias, activation and pooling. They save the im2col
-rows and the indices of the maxima. If ReLU zeroes a maximum, its index is that of no pixel, so that the
-backward pass does not need the output of the activation.
+rows and the indices of the maxima. If ReLU zeroes a maximum, its index refers to no pixel, so that the backward pass
+does not need the output of the activation.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cupynet.backend.cuda.pool import CudaPool
 from cupynet.backend.fusion import Convolution, FusedPair, Weights
 from cupynet.backend.window import Window
 
-DIRECT_VALUES = 75  # values of the largest patch that is convolved directly: 5 x 5 with three channels
+DIRECT_VALUES = 75  # values in the largest patch that is convolved directly: 5 x 5 with three channels
 DIRECT_PARTS = 512  # maximum number of partial sums of a direct weight gradient
 TAPS = 5  # weights per thread, as in conv_pool.cu
 

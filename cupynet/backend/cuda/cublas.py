@@ -1,7 +1,7 @@
 """Matrix products with cuBLAS, called through ctypes.
 
-CuPy's matrix product cannot be captured in a CUDA graph, rounds products of halves to half, and cannot accumulate into
-its output.
+CuPy's matrix product cannot be captured in a CUDA graph, rounds products of float16 numbers to float16, and cannot
+accumulate into its output.
 
 Results are reproducible with the same version of cuBLAS, on GPUs with the same architecture and number of
 multiprocessors, if streams do not share a workspace (NVIDIA, cuBLAS manual, "Results Reproducibility"). Here, each
@@ -37,7 +37,7 @@ PROTOTYPES: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 AS_IT_IS, TRANSPOSED = 0, 1  # cublasOperation_t
 TYPES = {"float16": 2, "bfloat16": 14, "float32": 0, "float64": 1}  # cudaDataType
-IN_FLOAT, IN_DOUBLE, IN_TF32 = 68, 70, 77  # cublasComputeType_t: precision of sums
+IN_FLOAT, IN_DOUBLE, IN_TF32 = 68, 70, 77  # cublasComputeType_t: accumulation precision
 BY_ITSELF = -1  # cublasGemmAlgo_t: chosen by cuBLAS
 SUMS_NEVER_IN_HALF = 16  # cublasMath_t: partial sums are added in float, even if the result is half
 
@@ -56,7 +56,7 @@ class CublasError(RuntimeError):
 class Library:
     """The libcublas functions used here, and a pool of unused handles.
 
-    Handles are reused and never destroyed. Destroying one waits for all work of its device, which can deadlock if the
+    Handles are reused and never destroyed. Destroying one waits for all work on its device, which can deadlock if the
     garbage collector does it during a collective or a graph capture.
     """
 
@@ -88,7 +88,7 @@ class Library:
 
 @cache
 def library(cuda: int) -> Library:
-    """Load cuBLAS for CUDA 12 or 13, like CuPy from NVIDIA's wheels or a toolkit, or else from the library path."""
+    """Load cuBLAS for CUDA 12 or 13 from NVIDIA's wheels or a toolkit, as CuPy does, or else from the library path."""
     path = f"libcublas.so.{cuda}"
     try:
         from cuda.pathfinder import load_nvidia_dynamic_lib
@@ -136,7 +136,7 @@ class Cublas:
         """out = left @ right + beta · out. If beta is 0, the previous content of `out` is ignored.
 
         left (M, K) and right (K, N) have the same dtype; `out` (M, N) has this dtype, or float for 16-bit factors.
-        Arrays are contiguous and do not overlap. Sums are in float, or in double for double.
+        Arrays are contiguous and do not overlap. Sums are accumulated in float, or in double for double inputs.
         """
         factor, result, double = left.dtype.name, out.dtype.name, left.dtype == np.float64
         self._check(left, right, out, known=left.dtype == right.dtype and (factor, result) in PRODUCTS)
@@ -161,6 +161,6 @@ class Cublas:
 
 
 def _layout(array: Array) -> tuple[int, int]:
-    """Return cuBLAS' operation and leading dimension for a row-major matrix."""
+    """Return the cuBLAS operation and the leading dimension for a row-major matrix."""
     rows, columns = array.shape
     return (AS_IT_IS, columns) if array.flags.c_contiguous else (TRANSPOSED, rows)

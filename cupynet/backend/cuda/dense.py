@@ -9,9 +9,9 @@ from cupynet.backend.cuda.launch import first_use, power_of_two
 from cupynet.backend.reference.dense import DenseOps
 
 ACROSS = 32  # columns that a block sums in parallel
-FEW_ACROSS = 8  # the same for few rows, so that more threads share a column
+FEW_ACROSS = 8  # the same if there are few rows, so that more threads share a column
 MOST_PARTS = 256  # maximum number of partial sums
-FEW_ROWS = 128  # minimum number of rows of a partial sum
+FEW_ROWS = 128  # minimum number of rows in a partial sum
 
 
 class CudaDense(CudaDevice, DenseOps):
@@ -65,7 +65,7 @@ class CudaDense(CudaDevice, DenseOps):
             self._columns(f"column_sums_{kind}", columns, parts, values, relu_y, sums, *sizes)
 
     def _chunks(self, rows: int) -> tuple[int, int]:
-        """Return the number of rows of a partial sum, and the number of partial sums."""
+        """Return the number of rows in each partial sum, and the number of partial sums."""
         length = max(FEW_ROWS, -(-rows // MOST_PARTS))
         return length, -(-rows // length)
 

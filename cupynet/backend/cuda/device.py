@@ -18,10 +18,10 @@ from cupynet.backend.window import Window
 from cupynet.backend.workspace import Buffer, Loan, ThreadWorkspaces
 from cupynet.core.errors import ConfigError
 
-MOST_VALUES = 1 << 31  # values of an image or its windows, which kernels index with 32 bits
+MOST_VALUES = 1 << 31  # limit on the values in an image or its windows, because kernels use 32-bit indices
 SIXTEEN = 16  # bytes per memory access
 
-_thread = threading.local()  # `mark` identifies the backend that the thread activated last
+_thread = threading.local()  # `mark` identifies the backend most recently activated in the thread
 
 
 class CudaDevice(Device):
@@ -55,7 +55,7 @@ class CudaDevice(Device):
         self._totals: dict[str, Array] = {}
         self._losses: dict[int, Array] = {}
         self.options = {"max_block_size": max_block_size, "max_grid_size": max_grid_size, "tf32": tf32}
-        self._cublas: Cublas | None = None  # for the stream of the last product
+        self._cublas: Cublas | None = None  # for the stream of the last matrix product
         self._kind = self.policy.name
         self.kernels = Kernels(cupy, device, self.activated, self._kind, max_block_size, max_grid_size)
         self._wide = "double" if self.policy.accumulate == np.float64 else "float"
@@ -122,7 +122,7 @@ class CudaDevice(Device):
         return int(self._stream.ptr)
 
     def place(self) -> str:
-        """Return host name and PCI bus ID of the GPU, which identify it across processes."""
+        """Return the host name and the GPU's PCI bus ID, which identify the GPU across processes."""
         return f"{platform.node()} {self.xp.cuda.runtime.deviceGetPCIBusId(self.device)}"
 
     def prepare(self) -> None:
@@ -132,7 +132,7 @@ class CudaDevice(Device):
         return failure(error, device)
 
     def record_event(self) -> Any:
-        """Record an event after all queued work, which other streams can wait for."""
+        """Record an event after all queued work. Other streams can wait for it."""
         with self.activated():
             event = self.xp.cuda.Event(disable_timing=True)
             event.record()
@@ -169,7 +169,7 @@ class CudaDevice(Device):
             self.kernels.flat(name, count, *arguments, count, at_once=SIXTEEN // widest)
 
     def _channels_at_once(self, channels: int, most: int = SIXTEEN) -> int:
-        """Return the number of adjacent channels per access, as `in_packs` of common.cuh chooses it."""
+        """Return the number of adjacent channels per access, like `in_packs` in common.cuh."""
         return math.gcd(channels, min(most, SIXTEEN // self.policy.storage.itemsize))
 
     def _geometry(self, shape: tuple[int, ...], window: Window) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Diagnosis of CuPy errors: out of memory, or a failed device. Errors are recognized by names in their messages.
+"""Diagnosis of CuPy errors: out of memory, or a failed device. Errors are recognized by the names in their messages.
 
 Errors such as illegal addresses keep their traceback, because they are probably bugs in a kernel.
 """

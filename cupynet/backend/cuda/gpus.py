@@ -25,7 +25,7 @@ def has_driver() -> bool:
 
 
 def probe(device: int = 0) -> str | None:
-    """Run a kernel and a matrix product on a GPU (index modulo their number). Return why CuPy is unusable, or None."""
+    """Run a kernel and a matrix product on GPU `device` (modulo the number of GPUs). Return why CuPy fails, or None."""
     try:
         import cupy
     except ImportError as error:
@@ -96,7 +96,7 @@ def memory(devices: list[int]) -> int:
 
 @dataclass(frozen=True)
 class Pool:
-    """Memory pool of a device in bytes. used: in arrays; held: including free blocks; limit: None without a limit."""
+    """A device's memory pool, in bytes. used: by arrays; held: including free blocks; limit: None without a limit."""
 
     used: int
     held: int

@@ -40,7 +40,7 @@ class Recorder:
             self._table[...] = 0
             self._sending = Staging(backend.xp, self._table.nbytes)
         self._rows: deque[tuple[int, Scalars]] = deque()  # rows that steps will take: iteration and scalars
-        self._taken = 0  # other rows of the table
+        self._taken = 0  # rows of the table that steps have taken
 
     @contextmanager
     def steered(self) -> Iterator[None]:
@@ -60,7 +60,7 @@ class Recorder:
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         """Capture work without running it, and return a function that launches it.
 
-        The work must have run before, so that memory and kernels exist. Any exception means that it cannot be captured.
+        The work must have run before, so that memory and kernels exist. An exception means that it cannot be captured.
         Only one thread captures at a time, as CuPy requires.
         """
         activated = self._backend.activated
@@ -89,7 +89,7 @@ class Recorder:
     def judge(
         self, losses: Array, grad: Array, hits: Array, samples: int, scaling: Scaling, order: Array | None = None
     ) -> Array:
-        """Decide on the device if the step is applied, see update.cu. Return the squared norm of the gradient, 0-d.
+        """Decide on the device whether the step is applied (see update.cu). Return the squared gradient norm, 0-d.
 
         order: the `CudaTransfer.order` from which the step has taken its batch.
         """
@@ -103,15 +103,15 @@ class Recorder:
         return norm
 
     def undo(self, vector: Array, kept: Array) -> None:
-        """Restore a vector in accumulation precision from its copy `kept` if the step is skipped."""
+        """If the step is skipped, restore a vector in accumulation precision from its copy `kept`."""
         self._backend._flat(f"undo_{self._backend._wide}", vector.size, vector, kept, self._controls)
 
     def steer(self, iteration: int, scalars: Scalars, later: Callable[[], Iterator[Scalars]]) -> None:
         """Set the learning-rate factor and the other scalars of the next step, which must follow.
 
         Steps take them from a table on the device. It is sent again after its last row, and whenever the next row is
-        not this iteration with these scalars. Twice as many rows as steps have taken are sent, in case they often
-        change.
+        not this iteration with these scalars. The new table has about twice as many rows as steps took from the last
+        one, because the scalars may change often.
 
         later: returns the expected scalars of later iterations.
         """

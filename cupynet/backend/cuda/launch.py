@@ -3,8 +3,8 @@
 CuPy does not check kernel arguments. A kernel would misread an array with the wrong dtype or device, a view with gaps,
 or a Python float passed for a C float. This module checks arrays and casts numbers according to `INSTANCES`.
 
-Each module is one file compiled for one precision, because NVRTC takes much longer for all four. CuPy caches modules on
-disk.
+Each module is one file compiled for one precision, because NVRTC would take much longer for all four. CuPy caches
+modules on disk.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ KINDS = {
 KIND_OF = {stored: kind for kind, (stored, _) in KINDS.items()}
 WIDE = ("float", "double")
 COMPILERS = 4  # threads that compile modules
-TERMS = 16  # terms of a `weighted_sum` in one pass
+TERMS = 16  # terms of a `weighted_sum` that one pass adds
 IMAGE_THREADS = 256  # maximum block size of kernels for images, as in common.cuh
 INDEX_DTYPES = ("uint8", "int32")
 _IMAGES = "int32 " * 12  # N H W C, output rows and columns, kernel, stride, padding (top, left)
-_POOLED = _IMAGES + "int32 " * 9  # and for the pool: rows and columns, kernel, stride, padding (top, left); filters
+_POOLED = _IMAGES + "int32 " * 9  # also the pool's rows and columns, kernel, stride, padding (top, left); and filters
 
 # file -> kernel -> parameters, one word each. Arrays have the prefix `in:` or `out:`, and the suffix `?` if they may be
 # null. S, A and W are the dtypes of an instance for storage, accumulation and the indices of maxima.
@@ -192,14 +192,14 @@ def options(kind: str) -> tuple[str, ...]:
     return *OPTIONS, f"-DONLY_{kind.upper()}"
 
 
-# Held during graph capture, and when modules and libraries are loaded or handles are created, because these may wait
-# for the whole device, which ends any capture. A thread that also needs a backend's `apart` lock must acquire that
-# first.
+# Held during graph capture, and while modules and libraries are loaded or handles are created, because loading and
+# creation may wait for the whole device, which ends any capture. A thread that also needs a backend's `apart` lock must
+# acquire that lock first.
 first_use = threading.RLock()
 
 
 class Kernels:
-    """Kernels of one backend. here: context for its device and stream. kind: precision."""
+    """Kernels of one backend. here: context for its device and stream. kind: their precision."""
 
     def __init__(
         self,

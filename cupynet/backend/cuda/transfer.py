@@ -21,7 +21,7 @@ from cupynet.backend.transfer import FRACTIONS, BatchOps, Edit, HostData, PixelS
 from cupynet.core.errors import ConfigError
 from cupynet.core.wording import amount
 
-SHARE = 4  # images stay on a device if they take at most 1 / SHARE of its free memory
+SHARE = 4  # with `auto`, images stay on a device if they take at most 1 / SHARE of its free memory
 UPLOAD = 1 << 23  # bytes per copy
 NUMBERS = 2 * 8  # bytes for the index and label of a sample
 
@@ -61,7 +61,7 @@ class Resident:
     """
 
     def __init__(self, xp: Any, stream: Any, images: Any) -> None:
-        self._host = images  # kept alive, because its id is the key of this object
+        self._host = images  # kept alive, because the array's id is this object's key
         self._stream = stream
         with stream:
             self.images = xp.empty(images.shape, images.dtype)
@@ -176,7 +176,8 @@ class CudaTransfer(Transfer):
     each batch is gathered on the host and sent from pinned memory.
 
     Attributes:
-        order: (1 + S,): the number of samples that captured steps have taken in this epoch, and its samples in order.
+        order: (1 + S,): the number of samples that captured steps have taken in this epoch, then the epoch's samples in
+            order.
         memory: identifies the arrays that `take` reads. Steps captured before it changed must not be launched.
     """
 
@@ -221,14 +222,14 @@ class CudaTransfer(Transfer):
         if order.size and not -1 < order.min() <= order.max() < samples:  # the kernel does not check bounds
             raise IndexError(f"samples {order.min()} to {order.max()} are out of bounds for {samples} images")
         epoch_labels = np.concatenate([*labels] or [self._data.labels[:0]])
-        reshaped = epoch_labels.shape[1:] != self._labels.shape[1:]  # as when labels are mixed
+        reshaped = epoch_labels.shape[1:] != self._labels.shape[1:]  # for example, if labels are mixed
         if reshaped or len(order) > len(self._labels):  # samples may be repeated
             self._numbers_sent.close()
             self._reserve(max(len(order), samples), epoch_labels)
         with self._backend.activated():
             self._numbers_sent.send(self.order[: 1 + len(order)], taken_and_order)
             self._numbers_sent.send(self._labels[: len(order)], epoch_labels)
-        self._at = self._taken = 0  # samples of the batches so far, and as `order` counts them
+        self._at = self._taken = 0  # samples in the batches so far: assigned by the host, and counted by `order`
 
     def make(self, rows: Array, edit: Edit | None = None) -> tuple[Array | None, Array]:
         if self._data.images is None or self._resident is not None:
@@ -268,14 +269,14 @@ class CudaTransfer(Transfer):
         return batch, self._labels[part]
 
     def seek(self, part: slice) -> None:
-        """Let the next `take` read this part of the epoch, also if other batches were gathered in between."""
+        """Let the next `take` read this part of the epoch, even if other batches were gathered in between."""
         if self._taken != part.start:
             with self._backend.activated():
                 self._numbers_sent.send(self.order[:1], [part.start])
         self._taken = part.stop
 
     def take(self, images: Array, labels: Array, samples: Array | None) -> None:
-        """Gather the next batch of the epoch to these arrays, and its samples if wanted. `judge` counts it as taken."""
+        """Gather the epoch's next batch into these arrays, with its samples unless None. `judge` counts it as taken."""
         assert self._resident is not None
         count, size, channels = len(images), math.prod(images.shape[1:]), len(self._tables[0])
         if labels.ndim == 1:

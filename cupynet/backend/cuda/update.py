@@ -31,8 +31,10 @@ class CudaUpdate(CudaDevice, UpdateOps):
         return self._total("values", self.partial_sums(vector))
 
     def partial_sums(self, vector: Array, *, squares: bool = False) -> Array:
-        """Return a vector with the same sum, or the same sum of squares, that is short enough for one block: `vector`
-        itself, or a borrowed one. The order of sums is fixed: first within parts, then over the parts.
+        """Return a vector whose sum is the sum, or sum of squares, of `vector`, short enough for one block.
+
+        It may be `vector` itself; otherwise it is borrowed. The order of sums is fixed: first within parts, then over
+        the parts.
         """
         vector = self.asarray(vector, self.policy.accumulate)  # user-defined losses may be in storage precision
         threads, at_once = self.kernels.threads, SIXTEEN // vector.dtype.itemsize
@@ -73,7 +75,7 @@ class CudaUpdate(CudaDevice, UpdateOps):
             numbers = *scalars.in_order(), largest, norm if norm is None else self.asarray(norm, grad.dtype)
             self._flat(name, weight.size, *vectors, stored, *numbers, self.controls)
             return
-        if self.controls is not None:  # a captured step would repeat the scalars of this iteration
+        if self.controls is not None:  # a captured step would repeat this iteration's scalars
             raise RuntimeError(f"{rule.name}: there is no kernel for this rule that reads its scalars from the device")
         super().move_weights(rule, weight, grad, states, scalars, stored)
 
@@ -105,7 +107,7 @@ class CudaUpdate(CudaDevice, UpdateOps):
             self.kernels.launch(name, grid, (self.kernels.threads,), *arguments)
 
     def _stretches(self, layers: Layers) -> tuple[int, int]:
-        """Return the grid size: blocks per segment, enough for the longest one, and segments."""
+        """Return the grid size: blocks per segment, enough for the longest segment, and number of segments."""
         longest = max((stop - start for start, stop in layers.bounds), default=1)
         down = max(1, min(len(layers.bounds), MOST_BLOCKS_DOWN, self.kernels.blocks))
         across = min(-(-longest // (4 * self.kernels.threads)), MOST_ALONG, self.kernels.blocks // down)

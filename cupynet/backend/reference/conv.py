@@ -22,7 +22,7 @@ class ConvOps(DenseOps):
         return columns
 
     def col2im(self, columns: Array, shape: tuple[int, ...], window: Window) -> Array:
-        """Add the windows to an image, the transpose of im2col: (N·H'·W', K_h·K_w·C) -> (N, H, W, C)."""
+        """Add windows to images, the transpose of im2col: (N·H'·W', K_h·K_w·C) -> (N, H, W, C)."""
         n, height, width, channels = shape
         output = window.output(height, width)
         padded = self.borrow((n, *window.padded(height, width), channels), self.policy.accumulate)
@@ -52,7 +52,7 @@ class ConvOps(DenseOps):
         return y.reshape(x.shape[0], *window.output(*x.shape[1:3]), outputs), columns
 
     def saved_values(self, conv: Convolution) -> int:
-        """Return the number of values per image that `conv2d` saves for the backward pass, without the output."""
+        """Return the number of values per image that `conv2d` saves for the backward pass, excluding the output."""
         if conv.groups > 1:
             return 0
         height, width, channels = conv.image

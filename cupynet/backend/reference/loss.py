@@ -74,7 +74,7 @@ class LossOps(Device):
         scores = self.borrow((n, outputs, 2), logits.dtype)
         expected = self.borrow((n, outputs, 2), np.float32)
         scores[..., 0], scores[..., 1] = 0, logits
-        expected[..., 0], expected[..., 1] = 0.5, targets[:, :outputs]  # without sample weights
+        expected[..., 0], expected[..., 1] = 0.5, targets[:, :outputs]  # excluding sample weights
         return self.hits(scores.reshape(-1, 2), expected.reshape(-1, 2))
 
     def softmax_cross_entropy(

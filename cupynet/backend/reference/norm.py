@@ -16,7 +16,7 @@ class NormOps(ActivationOps):
         return moments
 
     def track_moments(self, mean: Array, variance: Array, moments: Array, momentum: float, unbiased: float) -> None:
-        """running = momentum · running + (1 - momentum) · moment, in place. unbiased: factor of the variance."""
+        """running = momentum · running + (1 - momentum) · moment, in place. unbiased: factor for the variance."""
         for running, moment, factor in ((mean, moments[0], 1.0), (variance, moments[1], unbiased)):
             running *= momentum
             running += (1 - momentum) * factor * moment
@@ -27,8 +27,8 @@ class NormOps(ActivationOps):
     ) -> Array:  # fmt: skip
         """(x - mean) / sqrt(variance + epsilon) · scale + shift for each channel of (..., C), and max(., 0) if `relu`.
 
-        mean, variance: (C,) in accumulation precision. scale, shift: (C,) with the dtype of x. around: added before the
-        maximum, with the shape and dtype of x.
+        mean, variance: (C,) in accumulation precision. scale, shift: (C,) with the dtype of x. around: with the shape
+        and dtype of x; added before the maximum.
         """
         wide = x.astype(self.policy.accumulate)
         wide -= mean

@@ -1,3 +1,3 @@
 """Hyperparameter search: `cupynet tune`."""
 
-TRIALS = "trials"  # folder of a search's trials, in its own folder
+TRIALS = "trials"  # folder of a search's trials, inside the search's folder

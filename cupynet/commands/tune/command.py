@@ -127,14 +127,14 @@ def prepare(arguments: Sequence[str], resumed: Path | None, typed: Sequence[str]
 
 
 def check_choices(plan: Plan) -> None:
-    """Raise ConfigError if a choice of a searched setting is invalid whatever the others are."""
+    """Raise ConfigError if a choice of a searched setting is invalid regardless of the other settings."""
     first = {key: lowest(each) for key, each in plan.space.items()}
     for key, each in plan.space.items():
         for choice in getattr(each, "choices", ()):
             try:
                 config.compose(plan.overrides({**first, key: choice}), plan.config_dir)
             except ConfigError as error:
-                if error.setting == resume.name_of(key):  # else combinations with other values may be valid
+                if error.setting == resume.name_of(key):  # otherwise combinations with other values may be valid
                     raise
 
 

@@ -79,7 +79,7 @@ class UntriedSampler(BaseSampler):  # type: ignore[misc]
         return tried, [params for key, params in interrupted.items() if key not in tried]
 
     def _untried(self, tried: set[Sequence[str]]) -> dict[str, Any] | None:
-        """Return an untried combination; None if there is none, or the space is continuous."""
+        """Return an untried combination, or None if there is none or the space is continuous."""
         if not math.isfinite(self._size):
             return None
         size = int(self._size)

@@ -128,7 +128,7 @@ def open_study(path: Path, space: Mapping[str, BaseDistribution], settings: Tune
         complete = [each for each in trials if each.state == TrialState.COMPLETE]
         if not study.directions or any(not isinstance(each.value, float) for each in complete):
             raise ValueError("a trial has no value")
-    except Exception as error:  # of Optuna, Alembic, SQLAlchemy or sqlite3
+    except Exception as error:  # from Optuna, Alembic, SQLAlchemy or sqlite3
         raise DataError(f"{path}: not a study of this version of Optuna ({one_line(error):.200})") from error
     foreign = any(not each.distributions.items() <= space.items() for each in trials)
     if foreign or any(each.params.keys() != space.keys() for each in complete):
@@ -150,7 +150,7 @@ def storage(path: Path) -> RDBStorage:
 
 
 def run_trials(plan: Plan, folder: Path, study: Study) -> bool:
-    """Run trials up to their number or the time limit. Return True if all combinations have been tried."""
+    """Run trials until their number or the time limit is reached. Return True if all combinations have been tried."""
     sampler = study.sampler
     assert isinstance(sampler, UntriedSampler)
 
@@ -231,7 +231,7 @@ def _suggest(plan: Plan, trial: Trial) -> None:
 
 
 def train_trial(plan: Plan, folder: Path, study: Study, trial: Trial) -> float:
-    """Train a trial in its own run folder; return the objective. TrialPruned, DivergedError.
+    """Train a trial in its own run folder; return the objective. Raises TrialPruned or DivergedError.
 
     Reuses the result of an earlier trial with equivalent settings, such as 0.10 and 0.1.
     """
@@ -272,7 +272,7 @@ def same_settings(experiment: Experiment, study: Study, trial: Trial) -> FrozenT
 class PruningCallback(Callback):
     """Reports each evaluation to Optuna, and stops training if the pruner decides so.
 
-    figure: the metric of the last evaluation of the fit; NaN before.
+    figure: the metric in the last evaluation of the fit; NaN before the first one.
     """
 
     def __init__(self, trial: Trial, objective: str) -> None:
@@ -310,7 +310,7 @@ def _name(trial: Trial | FrozenTrial) -> str:
 
 
 def reason_of(trial: FrozenTrial) -> str:
-    """Return why a trial was not completed or not trained, or ""."""
+    """Return why a trial was not completed or trained, or ""."""
     killed = "the search was killed" if trial.state == TrialState.FAIL else ""
     return one_line(trial.user_attrs.get("reason", killed))
 

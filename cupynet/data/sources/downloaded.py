@@ -30,11 +30,11 @@ def offline() -> bool:
 class Downloaded(Source):
     """Base class of data sets that are downloaded to `<folder>/<name>`, unless CUPYNET_OFFLINE is set.
 
-    If a file is missing and cannot be downloaded, `Synthetic` digits are loaded with a warning if `may_stand_in`, else
-    DataError is raised. A damaged file is always a DataError.
+    If a file is missing and cannot be downloaded, `Synthetic` digits are loaded with a warning if `may_stand_in`;
+    otherwise DataError is raised. A damaged file always raises DataError.
 
     Args:
-        folder: the folder that contains `<name>`; by default CUPYNET_DATA, else the user's cache.
+        folder: the folder that contains `<name>`; by default CUPYNET_DATA or, if it is unset, the user's cache.
         seed, validation, limit, normalize, augment: see `Source`.
         timeout_s: maximum time without receiving data.
 

@@ -28,10 +28,10 @@ FOLDERS = {"train": ("train",), "validation": ("val", "valid", "validation"), "t
 
 @dataclass(eq=False)
 class ImageFolder(UserFiles):
-    """PNG, JPEG, BMP or WebP files in a folder for each class. Needs Pillow (extra `images`).
+    """PNG, JPEG, BMP or WebP files in a folder for each class. Requires Pillow (extra `images`).
 
     Images are in `<folder>/train/<class>/`, `<folder>/val/<class>/` and `<folder>/test/<class>/`, each of which may be
-    missing. Or all images are in `<folder>/<class>/`, and `validation` holds out some of them.
+    missing. Alternatively, all images are in `<folder>/<class>/`, and `validation` holds out some of them.
 
     Classes and images are sorted by name. Names that begin with a dot are ignored. `limit` takes images from the
     classes in turn. Transparent pixels become white, and EXIF orientation is applied.
@@ -124,7 +124,7 @@ class ImageFolder(UserFiles):
         return images, np.array([label for _, label in listed], np.int64)
 
     def _check_kind(self, path: Path) -> None:
-        """Raise DataError if either this picture or the first is grayscale and the other is not."""
+        """Raise DataError if this picture is grayscale and the first one is not, or vice versa."""
         with opened_picture(path) as opened:
             kind, others = ("gray", "in color") if is_gray(opened) else ("in color", "gray")
         if (kind == "gray") != (self.image_shape[2] == 1):

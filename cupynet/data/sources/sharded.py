@@ -14,7 +14,7 @@ from cupynet.data.sources.user_files import required_path
 class ShardedFiles(Source):
     """Memory-mapped files with a shard for each worker.
 
-    The shards are in `<folder>/0`, `<folder>/1`, ..., see `Shards`. `<folder>/test`, and `<folder>/validation` if it
+    The shards are in `<folder>/0`, `<folder>/1`, ... (see `Shards`). `<folder>/test`, and `<folder>/validation` if it
     exists, contain images.npy and labels.npy.
 
     Args:

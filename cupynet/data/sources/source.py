@@ -56,8 +56,8 @@ class Source(ABC):
     Args:
         seed: seed of the validation split and of synthetic images.
         validation: number of images to hold out from training, or a fraction below 1 of each class.
-        limit: maximum number of training images, and of test images; None for all. They are the first images if
-            `mixed`, else taken from the classes in turn.
+        limit: maximum number of training images, and of test images; None for all. If `mixed`, the first images are
+            used; otherwise images are taken from the classes in turn.
         normalize: scaling of pixels. None for fractions of 255; "auto" for mean 0 and standard deviation 1 of the
             training images in each channel; or {"mean": [...], "std": [...]} in fractions of 255. Validation and test
             images are scaled like the training images.
@@ -142,5 +142,5 @@ class Source(ABC):
         return kept[slice(self.limit) if first else in_turns(labels[kept], self.limit)], held_out, limited
 
     def changed(self) -> str:
-        """Describe how images differ from version 0.1.0, or return "". Its checkpoints do not identify their data."""
+        """Describe how images differ from version 0.1.0, whose checkpoints do not identify their data, or return ""."""
         return ""

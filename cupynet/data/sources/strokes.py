@@ -2,7 +2,7 @@
 
 A stroke is a Catmull-Rom curve. It is linear in its control points: dots (M, 2) = weights (M, K) @ controls (K, 2),
 where the M dots of a glyph are equally spaced along its strokes. Coordinates are x to the right and y down. Both
-range from 0 to 1 in the box of a digit, whose width is `ASPECT` times its height.
+range from 0 to 1 in a digit's box, whose width is `ASPECT` times its height.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cupynet.backend.array import Array
 Stroke: TypeAlias = "list[tuple[float, float]]"
 
 ASPECT = 0.68  # width / height of a digit's box
-_FINE = 100  # steps per curve segment to measure its length
+_FINE = 100  # steps per curve segment, for measuring its length
 
 
 def arc(x: float, y: float, width: float, height: float, start: float, stop: float, points: int = 7) -> Stroke:

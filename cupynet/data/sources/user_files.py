@@ -17,7 +17,7 @@ from cupynet.data.sources.source import Data, Source
 
 
 class UserFiles(Source):
-    """Base class of data sets in user files. The constructor inspects the files without reading images."""
+    """Base class for data sets in user files. The constructor inspects the files without reading images."""
 
     place: Path
 
@@ -26,7 +26,7 @@ class UserFiles(Source):
         """Read the images (S, H, W, C) or (S, H, W), and labels (S,), of `train`, `test` or `validation`."""
 
     def _describe(self, image_shape: tuple[int, int, int], classes: int, samples: Mapping[str, int]) -> None:
-        """Set the attributes that are known before `load`. `samples` has the number of images of each existing part."""
+        """Set the attributes that are known before `load`. samples: number of images by existing part."""
         if 0 in (*image_shape, *samples.values()):
             found = ", ".join(f"{count} {part} images" for part, count in samples.items())
             raise DataError(f"{self.place}: expected images, found {found} of {image_shape}")
@@ -48,7 +48,7 @@ class UserFiles(Source):
 
 @dataclass(eq=False)
 class UserArrays(UserFiles):
-    """Base class of data sets in arrays: `train_images`, `train_labels`, `test_images`, `test_labels`.
+    """Base class for data sets stored as arrays: `train_images`, `train_labels`, `test_images`, `test_labels`.
 
     Either the training or the test arrays may be missing. The constructor reads shapes and one array of labels.
     """

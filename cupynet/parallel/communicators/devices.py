@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-ALIGNED = 16  # bytes, the widest load of a kernel
+ALIGNED = 16  # bytes: a kernel's widest load
 
-# gathers the values of all workers by reference, in rank order
+# gathers all workers' values by reference, in rank order
 Exchange: TypeAlias = Callable[[Any], list[Any]]
 Opened: TypeAlias = Callable[[NcclSum], None]
 Connect: TypeAlias = (

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 BroadcastBytes: TypeAlias = Callable[[bytes], bytes]  # one worker passes bytes, and all receive them
 TYPES = ("float16", "bfloat16", "float32", "float64")
-CALL_S = 1.0  # timeout of `abandon` for a call in another thread
+CALL_S = 1.0  # how long `abandon` waits for a call in another thread
 
 
 def unavailable_reason() -> str | None:

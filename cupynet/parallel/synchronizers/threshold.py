@@ -26,7 +26,7 @@ EPSILON = 1e-30  # smallest threshold, so that residuals of 0 are never sent
 
 
 class Message(NamedTuple):
-    """A worker's encoded update. body: the list of weights, as described in the module docstring."""
+    """A worker's encoded update. body: the list of weights, in the format described above."""
 
     samples: int
     finite: bool

@@ -32,7 +32,7 @@ class Group:
             until the target accuracy, are means over the runs. `accuracy_range` (text) exists if there are several
             runs. `speed_up` is the throughput relative to a group with one worker, `efficiency` the speed-up per
             worker.
-        front: True if the group is on the Pareto front, so that no other group is more accurate and faster to train.
+        front: True if the group is on the Pareto front: no other group is both more accurate and faster to train.
     """
 
     runs: list[ComparedRun]
@@ -56,7 +56,7 @@ class Comparison:
     """Comparison of all runs.
 
     Attributes:
-        varied: settings that differ, without the seed.
+        varied: settings that differ, excluding the seed.
         others: runs without a result, one per group.
         split: evaluated data, `test` or `validation`.
         target: target accuracy of `time_to`; None if nothing was evaluated.
@@ -104,11 +104,11 @@ def compared(runs: Sequence[ComparedRun], target: float | None = None) -> Compar
 
 
 def differing(runs: Sequence[ComparedRun]) -> list[str]:
-    """Return the settings that differ between runs, without the seed.
+    """Return the settings that differ between runs, excluding the seed.
 
     If runs use different files of a configuration group, the group is returned, but not the settings that follow from
-    this choice. The same applies to classes, and arguments that only one of them has. If several settings always vary
-    together, only the first is returned.
+    this choice. Likewise, a class is returned, but not the arguments that only one of the classes has. If several
+    settings always vary together, only the first is returned.
     """
     names = dict.fromkeys(name for run in runs for name in run.choices)
     groups = [name for name in names if _differs(runs, name) and _differ_below(runs, name)]
@@ -131,7 +131,7 @@ def _differs(runs: Sequence[ComparedRun], key: str) -> bool:
 
 
 def _follows(runs: Sequence[ComparedRun], key: str, varying: Sequence[str]) -> bool:
-    """Return True for an argument that only some classes have, and that has the same value in all runs with them."""
+    """Return True for an argument that only some classes have, if it has the same value in all runs with them."""
     users, component = [run for run in runs if key in run.settings], key.rpartition(".")[0]
     return f"{component}._target_" in varying and len(users) < len(runs) and not _differs(users, key)
 

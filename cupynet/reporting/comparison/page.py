@@ -1,4 +1,4 @@
-"""HTML page of a comparison, with charts if matplotlib is installed."""
+"""Rendering of a comparison as an HTML page, with charts if matplotlib is installed."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from cupynet.reporting.comparison.table import FIGURES, columns
 from cupynet.reporting.pictures import Cell
 from cupynet.reporting.render import render
 
-LEFT_OUT = ("run", "state", "folder", "front")  # columns that are not in the table of the page
+LEFT_OUT = ("run", "state", "folder", "front")  # columns that the page's table omits
 FORMS = {name: form for name, _, form in FIGURES}
 MAX_LINES = 2 * len(PALETTE)  # per chart, each color solid and dashed
 
 
 def compare_page(comparison: Comparison, groups: Sequence[Group], at: Path) -> bytes:
-    """Render the page. groups: in the order of the table. at: the page's folder, for relative links."""
+    """Render the page. groups: the groups in table order. at: the page's folder, for relative links."""
     all_charts = (
         _curves(comparison, groups, "time", "seconds of training", "train_s"),
         _curves(comparison, groups, "iterations", "iterations", "iteration"),
@@ -108,7 +108,7 @@ def _line(name: str, points: Sequence[tuple[float, float]], index: int, width: f
 
 
 def _pareto(comparison: Comparison) -> Chart:
-    """Return a chart of accuracy over training time, with one point per group and a line through the Pareto front."""
+    """Return a chart of accuracy against training time, with a point per group and a line through the Pareto front."""
     lines = []
     kinds = (("Pareto front", True, 2, 1.8), ("others", False, 0, 0.0))
     for name, front, index, width in kinds if len(comparison.judged) > 1 else ():
@@ -119,7 +119,7 @@ def _pareto(comparison: Comparison) -> Chart:
 
 
 def _speed_up(comparison: Comparison) -> Chart:
-    """Return a chart of speed-up over workers, with one line per combination of the other settings."""
+    """Return a chart of speed-up against the number of workers, with one line per combination of other settings."""
     names = shortened([key for key in comparison.varied if key != "workers"])
     series: dict[str, dict[int, float]] = {}
     for group in comparison.groups:
@@ -135,7 +135,7 @@ def _speed_up(comparison: Comparison) -> Chart:
 
 
 def _grid(comparison: Comparison) -> dict[str, Any] | None:
-    """Return tables of three figures over two settings, or None unless exactly two settings varied.
+    """Return tables of three figures over two settings, or None unless exactly two varied, each with several values.
 
     The best value has the strongest color.
     """

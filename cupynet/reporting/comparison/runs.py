@@ -28,7 +28,7 @@ class Epoch(NamedTuple):
     """An epoch of a run.
 
     Attributes:
-        train_s: cumulative training time in seconds, without evaluations.
+        train_s: cumulative training time in seconds, excluding evaluations.
         accuracy: accuracy by split, `test` and `validation`; None if not evaluated.
     """
 
@@ -132,7 +132,8 @@ def _in_effect(
 ) -> tuple[dict[str, Any], dict[str, str], frozenset[str]]:
     """Return the settings and chosen files that have an effect in a run, and the keys of all other settings.
 
-    setup: contains the actual `workers` and `backend`, which may be unset in the settings; empty before the run begins.
+    setup: contains the actual `workers` and `backend`, which the settings may not specify. `setup` is empty before the
+    run begins.
     """
     workers, backend = setup.get("workers"), setup.get("backend")
     if not isinstance(workers, int) or not isinstance(backend, str):

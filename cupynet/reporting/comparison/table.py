@@ -1,4 +1,4 @@
-"""Table of a comparison: columns for the terminal, for files and for the page, and the order of rows."""
+"""The table of a comparison: columns for the terminal, for files and for the page, and the order of rows."""
 
 from __future__ import annotations
 

@@ -44,9 +44,9 @@ class KernelCache(FunctionCache):  # type: ignore[misc]
     def save_overload(self, sig: Any, data: Any) -> None:
         try:
             super().save_overload(sig, data)
-        except Exception as error:  # such as a full disk, a deleted folder or a damaged index
+        except Exception as error:  # such as a full disk, deleted folder or damaged index
             self._forget(CACHE_UNWRITABLE, error)
-        gc.collect()  # the compiler's exceptions are in cycles that keep the frames and arrays of all callers
+        gc.collect()  # the compiler's exceptions are in reference cycles that keep all callers' frames and arrays alive
         gc.unfreeze()
 
     def _forget(self, text: str, error: Exception) -> None:

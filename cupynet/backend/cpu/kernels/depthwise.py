@@ -1,7 +1,7 @@
 """Depthwise convolution: each filter uses one channel, so it is not a matrix product.
 
-The vectorized inner loop runs over filters. A channel with several filters is repeated for each of them. Pixels of a
-window outside the image are skipped.
+The vectorized inner loop runs over filters. A channel with several filters is repeated for each filter. Window pixels
+outside the image are skipped.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def forward(x: Array, weight: Array, y: Array, stride: IntPair, zeros: IntPair, 
 
 @kernel
 def input_gradient(dy: Array, weight: Array, dx: Array, stride: IntPair, zeros: IntPair, gaps: IntPair) -> None:
-    """dx = sum of the windows' gradients times the filters: (N, H', W', O) -> (N, H, W, O)."""
+    """dx = sum of window gradients times filters: (N, H', W', O) -> (N, H, W, O)."""
     dy, weight, dx = reals(dy), reals(weight), reals(dx)
     floats = room(dx[0])
     for n in range(dy.shape[0]):

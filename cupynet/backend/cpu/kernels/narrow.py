@@ -134,13 +134,13 @@ def _copy(context: Any, b: Any, kinds: Any, arrays: Any, of: int) -> None:
 
 
 def bits(array: Array) -> Array:
-    """Return the array as kernels expect it: a view of the bits for 16-bit types."""
+    """Return the array as kernels expect it: a view of its bits if its type has 16 bits."""
     kind = BITS.get(array.dtype.char)
     return array if kind is None else array.view(kind)
 
 
-# For kernels that need floats in memory, for a row, an image or a block at a time, which stays in the L1 cache. These
-# functions are intrinsics, because compiling ordinary functions would take a second longer per kernel.
+# These functions are for kernels that need floats in memory: a row, an image or a block at a time, which stays in the
+# L1 cache. They are intrinsics, because compiling ordinary functions would take a second longer per kernel.
 
 
 @intrinsic  # type: ignore[untyped-decorator]

@@ -1,4 +1,4 @@
-"""Normalization: moments of channels, and normalization by them, each in one pass over memory.
+"""Normalization: the moments of channels, and normalization with them, each in one pass over memory.
 
 Sums over blocks of contiguous rows (R, C) stay in the L1 cache, and the sums of blocks are added in double. With few
 channels, k pixels are processed as one row, (R, k · C), and parameters are repeated k times.
@@ -99,7 +99,7 @@ def normalize_sums(dy: Array, x: Array, y: Array, mean: Array, sums: Array, relu
         block, sources = dy[start : start + WIDE_BLOCK], x[start : start + WIDE_BLOCK]
         if relu:
             passed, output = block.reshape(-1), y[start : start + WIDE_BLOCK].reshape(-1)
-            for i in range(passed.size):  # a separate loop, because fused with the sums it is not vectorized as well
+            for i in range(passed.size):  # a separate loop, because it is vectorized less well if fused with the sums
                 passed[i] = passed[i] if output[i] > zero else zero
         parts[:] = 0
         for r in range(len(block)):
@@ -124,7 +124,7 @@ def normalize_backward(
     channels = x.shape[1]
     for r in range(x.shape[0]):
         given, gradient, source = dy[r], dx[r], x[r]
-        for c in range(channels if apart else 0):  # a copy in the L1 cache, so that one loop serves both
+        for c in range(channels if apart else 0):  # a copy in the L1 cache, so that one loop serves both cases
             gradient[c] = given[c]
         for c in range(channels):
             gradient[c] = gradient[c] * factor[c] - (source[c] - mean[c]) * slope[c] - offset[c]

@@ -1,7 +1,7 @@
 """Weight gradient for patches whose rows are shorter than a vector, as in the first layer on gray or color images.
 
-Vectors run along the filters. For each pooling window and pixel, the values of the patch times the gradients of the
-filters for which this pixel is the maximum are added to sums in registers.
+Vectors run along the filters. A pixel is the maximum of its pooling window for some of the filters. The gradients of
+these filters are multiplied by the values of the pixel's patch, and added to sums in registers.
 """
 
 from __future__ import annotations
@@ -37,13 +37,14 @@ def outer_sums(
     typing: Any, pixels: Any, height: Any, length: Any, filters: Any, x: Any, x_at: Any, row_step: Any, corners: Any,
     places: Any, windows: Any, dy: Any, indices: Any, dy_at: Any, pitch: Any, grad: Any, grad_at: Any, grad_step: Any,
 ) -> Any:  # fmt: skip
-    """Add the maxima's patches times dy to a block of the gradient, for one image.
+    """Add each window's gradient, dy times the patch of its maximum, to a block of the gradient, for one image.
 
     grad[grad_at + h · grad_step + i · pitch + j] += sum over k < windows of
     x[x_at + corners[k] + places[won] + h · row_step + i] · dy[dy_at + k · pitch + j],
     won = indices[dy_at + k · pitch + j], for h < height, i < length, j < filters.
 
-    `pixels`, `height`, `length` and `filters` are constants; arrays are flat, corners and places int32. No checks.
+    `pixels`, `height`, `length` and `filters` are constants. Arrays are flat; corners and places are int32. Arguments
+    are not checked.
     """
     literals = constants(pixels, height, length, filters)
     if literals is None:
@@ -72,7 +73,7 @@ def outer_sums(
 
 
 def _emit(b: Any, literals: list[int], inputs: Any, grad: Any, grad_step: Any) -> None:
-    """Emit the loop over windows, with all sums in registers. Pixels that are not maxima multiply zeros."""
+    """Emit the loop over windows, with all sums in registers. Pixels that are not maxima are multiplied by zero."""
     pixels, height, length, filters = literals
     x, row_step, corners, places, windows, dy, indices, pitch = inputs
     parts = split(filters, x.type.pointee)
@@ -119,7 +120,7 @@ def _emit(b: Any, literals: list[int], inputs: Any, grad: Any, grad_step: Any) -
 
 
 def blocks(filters: int, row: int, itemsize: int) -> list[tuple[int, int, int, int]]:
-    """Split a gradient with rows of `row` values into blocks: (first filter, filters, values, rows of a patch)."""
+    """Split a gradient with rows of `row` values into blocks: (first filter, filters, values, patch rows)."""
     width, most = registers()
     lanes, result, at = width // itemsize, [], 0
     while at < filters:

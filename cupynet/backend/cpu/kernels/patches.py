@@ -16,8 +16,8 @@ class Patches(NamedTuple):
     Attributes:
         corners: (P,) int32, offset of the first patch of each pooling window.
         places: (pixels,) int32, offsets of the patches of a pooling window from its corner.
-        height, row: rows of a patch, and values in each.
-        step: values between the rows of a patch in the image.
+        height, row: number of rows in a patch, and of values in each row.
+        step: values between the starts of a patch's rows in the image.
     """
 
     corners: Array
@@ -28,14 +28,14 @@ class Patches(NamedTuple):
 
 
 class Passed(NamedTuple):
-    """Gradients of the pool's output, dy (N, P, O), and the indices of the maxima in their windows (N, P, O)."""
+    """Gradients of the pool's output, dy (N, P, O), and indices of the maxima in their windows, (N, P, O)."""
 
     dy: Array
     indices: Array
 
 
 class Block(NamedTuple):
-    """Block of a weight gradient: `lines` rows of the patch from `line` on, starting at a value and a filter."""
+    """Block of a weight gradient: `lines` rows of the patch, from row `line` on, starting at a value and a filter."""
 
     line: int
     lines: int

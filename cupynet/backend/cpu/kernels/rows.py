@@ -34,7 +34,7 @@ from cupynet.backend.cpu.kernels.vectors import (
     store,
 )
 
-L1_BYTES = 24 * 1024  # part of the L1 cache for images; L1 caches have at least 32 KB
+L1_BYTES = 24 * 1024  # part of the L1 cache used for images; L1 caches have at least 32 KB
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
@@ -44,7 +44,7 @@ def weighted_rows(
 ) -> Any:  # fmt: skip
     """out[out_at + j] += sum over t < count of factors[at + t] · rows[rows_at + offsets[at + t] + j], for j < length.
 
-    `length` is a constant; arrays are flat, offsets int32. No checks.
+    `length` is a constant. Arrays are flat; offsets are int32. Arguments are not checked.
     """
     literals = constants(length)
     if literals is None:
@@ -98,7 +98,7 @@ def weight_gradient(full: int, block: int, rest: int) -> Callable[..., None]:
 
     @kernel
     def gradient(x: Array, patches: Patches, passed: Passed, grad: Array) -> None:
-        """grad[o, ky] += sum over images and windows of dy · row ky of the maximum's patch.
+        """grad[o, ky] += sum over images and windows of dy · (row ky of the maximum's patch).
 
         x: (N, F) images; grad: (O · patches.height, patches.row).
         """
@@ -141,7 +141,7 @@ def input_gradient(full: int, block: int, rest: int) -> Callable[..., None]:
 
     @kernel
     def gradient(weight: Array, patches: Patches, passed: Passed, dx: Array) -> None:
-        """dx = sum of dy · filter over the maxima, added to their patches.
+        """Write to dx the sum of dy · filter over all maxima, each added to the maximum's patch.
 
         weight: (patches.height, O, patches.row padded to a cache line); dx: (N, F).
         """

@@ -2,8 +2,7 @@
 
 `add_products` multiplies two matrices, the first of which is not stored. Its rows start anywhere in an image, and a
 table contains the offsets of their values. Rows are patches (convolution), values of a patch (weight gradient), or
-gradients of windows (input gradient). Tiles of sums are held in registers; the loop is LLVM vector code, like in
-`rows`.
+gradients of windows (input gradient). Tiles of sums are held in registers. The loop is LLVM vector code, as in `rows`.
 
 Sums are computed `CHUNK` products at a time, so that factors shared by all tiles stay in the L1 cache (Goto & van de
 Geijn 2008).
@@ -34,8 +33,8 @@ from cupynet.backend.cpu.kernels.vectors import (
     widths,
 )
 
-CHUNK = 256  # products of a sum at a time
-MOST_ROWS = 10  # maximum number of rows of a tile, each of which needs a pointer
+CHUNK = 256  # products added to a sum at a time
+MOST_ROWS = 10  # maximum number of rows in a tile, each of which needs a pointer
 
 
 class Frame(NamedTuple):
@@ -44,8 +43,8 @@ class Frame(NamedTuple):
     Attributes:
         size: number of values including padding; 0 without padding, when images are read in place.
         first: offset of the first value of the image.
-        height, row: rows of the image, and values in each.
-        step: values from one row to the next.
+        height, row: number of rows in the image, and of values in each row.
+        step: values between the starts of consecutive rows.
     """
 
     size: int
@@ -59,7 +58,7 @@ class Sums(NamedTuple):
     """Sums over one image: sum_t image[starts[r] + table[t]] · factors[t] is added at outs[r].
 
     Attributes:
-        parts: (parts, 5) int64, groups of sums with a separate table: first r, last r + 1, first t, number of t, and
+        parts: (parts, 5) int64, groups of sums with separate tables: first r, last r + 1, first t, number of t, and
             offset of the packed factors.
         starts, outs: int32, padded to full tiles.
         table: int32.
@@ -81,7 +80,7 @@ def add_products(
     out[out_at + outs[first + i] + j] += sum over t < count of
     x[x_at + starts[first + i] + table[t_at + t]] · w[w_at + t · pitch + j].
 
-    `height` and `width` are constants. Arrays are flat; starts, outs and table are int32. No checks.
+    `height` and `width` are constants. Arrays are flat; starts, outs and table are int32. Arguments are not checked.
     """
     literals = constants(height, width)
     if literals is None:
@@ -117,7 +116,7 @@ def _emit(b: Any, literals: list[int], inputs: Any, out: Any, outs: Any, rows: A
 
 
 def tile(columns: int, itemsize: int) -> tuple[int, int, int]:
-    """Return the rows and columns of a tile for sums with `columns` columns, and the remaining columns."""
+    """Return the numbers of rows and columns in a tile for sums with `columns` columns, and of remaining columns."""
     width, sums = registers()
     lanes = width // itemsize
     across = min(columns, 2 * lanes)

@@ -17,7 +17,7 @@ from cupynet.backend.update_rules import RULES
 def slope(g: Any, w: Any, numbers: Any) -> Any:
     """Return clip(scale · g) + l2 · w + l1 · sign(w). Branches would prevent vectorization."""
     _, _, _, _, scale, clip, l1, l2, _, _, _, _ = numbers
-    zero = scale - scale  # in the same precision, because a plain 0 would promote to double
+    zero = scale - scale  # in the same precision, because a literal 0 would promote to double
     g *= scale
     g = clip if g > clip else g
     g = -clip if g < -clip else g
@@ -28,7 +28,7 @@ def slope(g: Any, w: Any, numbers: Any) -> Any:
 
 @inlined
 def move(weight: Array, grad: Array, i: int, step: Any, numbers: Any, moves: bool) -> None:
-    """w -= step + rate · decay · w and g = 0, or only g = step + decay · w unless `moves`."""
+    """If `moves`, w -= step + rate · decay · w and g = 0. Otherwise only g = step + decay · w."""
     rate, decay = numbers[0], numbers[8]
     if moves:
         weight[i] -= step + rate * decay * weight[i]
@@ -87,7 +87,7 @@ UPDATES = {name: BY_STATES[len(rule.states)](inlined(rule.formula), rule.moves) 
 @kernel
 def mean_in_place(parts: Any, shares: Array) -> None:
     """Overwrite all vectors `parts` with sum_r shares[r] · parts[r]. Parts with share 0 are not read."""
-    tile = np.empty(2048, np.float64)  # in double, because shares in single precision do not sum to 1
+    tile = np.empty(2048, np.float64)  # in double, because shares in single precision would not sum to 1
     for start in range(0, parts[0].size, tile.size):
         stop = min(start + tile.size, parts[0].size)
         tile[:] = 0

@@ -13,7 +13,7 @@ from numba.core import cgutils, types
 I32, I64 = ir.IntType(32), ir.IntType(64)
 
 
-@functools.cache  # the call takes a fifth of a millisecond
+@functools.cache  # a call takes a fifth of a millisecond
 def registers() -> tuple[int, int]:
     """Return the size of a vector register in bytes, and the number of registers to use for sums."""
     features = llvmlite.binding.get_host_cpu_features()
@@ -42,7 +42,7 @@ def constants(*kinds: Any) -> list[int] | None:
 
 
 def pointers(context: Any, b: Any, signature: Any, arguments: Any) -> Callable[..., Any]:
-    """Return pointer(i, j), the address of element arguments[j] of array arguments[i]; pointer(i) is the first one."""
+    """Return pointer(i, j), the address of element arguments[j] of array arguments[i]; pointer(i) is its start."""
 
     def pointer(array: int, at: int | None = None) -> Any:
         data = context.make_array(signature.args[array])(context, b, arguments[array]).data
@@ -100,7 +100,7 @@ def multiply_add(b: Any, x: Any, factor: Any, total: Any) -> Any:
 def sums_of_products(
     b: Any, x: Any, places: Any, rows: int, table: Any, w: Any, pitch: Any, count: Any, width: int
 ) -> Any:
-    """Emit rows x width sums in registers, of x[places[i] + table[t]] · w[t · pitch + j] over t < count. count >= 1.
+    """Emit rows x width sums of x[places[i] + table[t]] · w[t · pitch + j] over t < count, in registers. count >= 1.
 
     Returns the vectors of sums by row, and their starts and types, see `split`.
     """
@@ -136,5 +136,5 @@ def _place(b: Any, base: Any, at: int, kind: Any) -> Any:
 
 
 def _alignment(base: Any) -> int:
-    """Return the alignment of a single value, because vectors may start anywhere."""
+    """Return the alignment of a single value, because a vector may start at any value."""
     return 1 if isinstance(base.type.pointee, ir.IntType) else size_of(base.type.pointee)

@@ -1,7 +1,7 @@
 """Forward pass of a convolution and its max-pool, one pooling window at a time.
 
 The sums for all pixels of a pooling window and a block of filters are held in registers. Only the maximum for each
-filter and its index are written. The loop is generated as LLVM vector code, like in `rows`.
+filter and its index are written. The loop is generated as LLVM vector code, as in `rows`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def window_maximum(
     sum over k < count of x[x_at + places[p] + table[k]] · weight[k · pitch + first + j], for j < filters;
     indices[y_at + j] = the first p with the maximum. With `nan`, the first NaN is the maximum.
 
-    `pixels`, `filters` and `nan` (0 or 1) are constants. Arrays are flat, places and table int32; nothing is checked.
+    `pixels`, `filters` and `nan` (0 or 1) are constants. Arrays are flat; places and table are int32. Arguments are not
+    checked.
     """
     literals = constants(pixels, filters, nan)
     if literals is None:
@@ -98,7 +99,7 @@ def conv_pool(pixels: int, full: int, block: int, rest: int, nan: int = 0) -> Ca
 
     @kernel
     def forward(x: Array, patches: Patches, table: Array, weight: Array, bias: Array, y: Array, indices: Array) -> bool:
-        """Write the pooled convolution and indices of maxima. Return False, with invalid results, if there may be NaN.
+        """Write the pooled convolution and maxima's indices. Return False, with invalid results, if there may be NaN.
 
         x: (N, F) images; table: (K_h·K_w·C,) offsets of the values of a patch; weight: (K_h·K_w·C, O); bias: (O,); y,
         indices: (N, P·O).

@@ -28,7 +28,7 @@ VALUES = 36  # values of a transformed tile
 TILES = 32  # tiles per block
 STEPS = 4  # maximum number of products per iteration of the innermost loop
 _FILTER = np.array([[6, 0, 0], [-4, -4, -4], [-4, 4, -4], [1, 2, 4], [1, -2, 4], [0, 0, 24]]) / 24
-FILTER = np.kron(_FILTER, _FILTER)  # (36, 9), the transform of the pixels of a filter
+FILTER = np.kron(_FILTER, _FILTER)  # (36, 9), the transform of a filter's pixels
 
 
 # transforms of a line of pixels ---------------------------------------------------------------------------------------
@@ -75,7 +75,7 @@ def transform(
 ) -> Any:  # fmt: skip
     """Transform a line of values, each a vector of channels: from x[x_at + i · x_step] to y[y_at + i · y_step].
 
-    `line` is a constant, an index into `LINES`. Values outside `first` to `stop` are taken as zero and not read.
+    `line` is a constant, an index into `LINES`. Values outside `first` to `stop` are not read but treated as zero.
     Results from `limit` on are not written.
     """
     literals = constants(line)
@@ -179,7 +179,7 @@ def _whole(value: int) -> Any:
 
 
 def _moved(b: Any, base: Any, number: int, apart: Any) -> Any:
-    """Return the address of element `number` · `apart` after `base`."""
+    """Return the address `number` · `apart` elements after `base`."""
     return b.gep(base, [b.mul(_whole(number), apart)])
 
 
@@ -210,7 +210,7 @@ def convolution(lanes: int) -> Callable[..., None]:
         (_, columns, channels), filters, height, width = strip.shape, out.shape[2], x.shape[1], x.shape[2]
         wide, tall, out_width = columns // 4, (y.shape[1] + 3) // 4, y.shape[2]
         step, out_step, total = strip[0].size, out[0].size, len(x) * tall * wide
-        paired = filters // (2 * lanes) * 2 * lanes  # filters in pairs of vectors; one vector may remain
+        paired = filters // (2 * lanes) * 2 * lanes  # filters in pairs of vectors; a single vector may remain
         lines = len(out)  # 6; not a constant, so that the compiler does not unroll loops
         strip, out, room_x, room_y = strip.reshape(-1), out.reshape(-1), room(x[0]), room(y[0])
         image, result = room_x.reshape(-1), room_y.reshape(-1)

@@ -1,9 +1,9 @@
 """Convolution and 2x2 max-pool by Winograd's minimal filtering.
 
-A tile of 4 x 4 outputs takes n² multiplications instead of 16·K², for K x K filters and n = K + 3 (a sixth for 5 x 5
-filters). With constant matrices A, B and G, y = Aᵀ ((G w Gᵀ) ⊙ (Bᵀ x B)) A. At each of the n² points, the sum over
-channels is a matrix product. The backward pass is the transpose. Rounding errors are up to ten times larger than those
-of direct sums.
+With K x K filters and n = K + 3, a tile of 4 x 4 outputs takes n² multiplications instead of 16·K²: a sixth for 5 x 5
+filters. With constant matrices A, B and G, y = Aᵀ ((G w Gᵀ) ⊙ (Bᵀ x B)) A. At each of the n² points, the sum over
+channels is a matrix product. The backward pass is the transpose. Rounding errors are up to ten times larger than with
+direct sums.
 
 Source: A. Lavin and S. Gray, Fast Algorithms for Convolutional Neural Networks, arXiv:1509.09308.
 """
@@ -35,7 +35,7 @@ from cupynet.backend.cpu.kernels.vectors import (
 )
 
 SIDE = 4  # height and width of a tile of outputs
-POINTS = (0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5)  # and infinity
+POINTS = (0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5)  # infinity is another one
 
 
 @functools.cache
@@ -53,7 +53,7 @@ def matrices(size: int) -> list[Array]:
 
 
 class Tiles(NamedTuple):
-    """Tiles of images, and buffers. C and O are padded to a multiple of the width of a `block`.
+    """Tiles of images, and buffers. C and O are padded to a multiple of the `block` width.
 
     Attributes:
         down, across: number of tiles per image, vertically and horizontally.
@@ -61,7 +61,7 @@ class Tiles(NamedTuple):
         lanes: numbers in a vector.
         frame: (n · W · channels + padding,), the pixels that a row of tiles reads.
         gradient: (n · W, C), the gradient of these pixels.
-        outputs: (4 · 4, O), outputs of a tile.
+        outputs: (4 · 4, O), the outputs of a tile.
         weights: (n², C, O), G w Gᵀ or its gradient.
         turned: (n², O, C), the transpose for the input gradient.
         points, products: (tiles, n² · C) and (tiles, n² · O), padded by a vector per tile to avoid cache conflicts.
@@ -81,7 +81,7 @@ class Tiles(NamedTuple):
 
 
 def block(columns: int, itemsize: int) -> tuple[int, int]:
-    """Return the numbers of rows and columns of a block of sums in registers. Columns are padded to a multiple."""
+    """Return the numbers of rows and columns in a block of sums in registers. Columns are padded to full blocks."""
     width, sums = registers()
     across = min(-(-columns * itemsize // width), 4 if sums >= 16 else 2)
     return 1 << (min(sums // across, 8).bit_length() - 1), across * width // itemsize
@@ -95,7 +95,7 @@ def transform(
     """y = T x Tᵀ for a vector of channels of a tile, or y += T x Tᵀ if `adds` is 1.
 
     T is matrix `which` of `matrices`. `_down` and `_across` are the strides of rows and columns. The first three
-    arguments are constants; arrays are flat. No checks.
+    arguments are constants. Arrays are flat. Arguments are not checked.
     """
     literals = constants(size, which, adds)
     if literals is None:
@@ -121,7 +121,7 @@ def transform(
 
 
 def _emit(b: Any, matrix: Array, kind: Any, count: int, x: Any, y: Any, *, adds: bool) -> None:
-    """Emit `count` products of the matrix and vectors. x, y: (pointer, stride of vectors, stride of products)."""
+    """Emit `count` products of the matrix and a vector. x, y: (pointer, stride in a vector, stride between vectors)."""
     with cgutils.for_range(b, I64(count)) as loop:
         source, target = (b.gep(base, [b.mul(loop.index, following)]) for base, _, following in (x, y))
         values = [load(b, b.gep(source, [b.mul(x[1], I64(j))]), 0, kind) for j in range(matrix.shape[1])]
@@ -200,7 +200,7 @@ def transform_filters(size: int, which: int, lanes: int, x: Array, y: Array) -> 
 
 @inlined
 def transform_images(size: int, x: Array, first: int, last: int, tiles: Tiles) -> Any:
-    """Write Bᵀ x B of rows of tiles of images (N, H, W, C) to `points`. Return the sum of |x| over the pixels read."""
+    """Write Bᵀ x B for rows of tiles in images (N, H, W, C) to `points`. Return the sum of |x| over the pixels read."""
     pixels, frame, points, total = x.reshape(-1), tiles.frame, tiles.points.reshape(-1), tiles.frame[0] * 0
     channels, n, line, own = tiles.gradient.shape[1], size + SIDE - 1, x.shape[2] * x.shape[3], x.shape[3]
     for row in range(first, last):
@@ -217,7 +217,7 @@ def transform_images(size: int, x: Array, first: int, last: int, tiles: Tiles) -
 
 @inlined
 def transform_gradient(size: int, tiles: Tiles, tile: int, last: bool, dx: Array) -> None:
-    """Write B dV Bᵀ of a row of tiles to dx (rows, W, C). Pixels shared with the next row stay in `gradient`."""
+    """Write B dV Bᵀ for a row of tiles to dx (rows, W, C). Pixels shared with the next row stay in `gradient`."""
     gradient, points, (_, width, _) = tiles.gradient, tiles.points.reshape(-1), dx.shape
     channels, n = gradient.shape[1], size + SIDE - 1
     for t in range(tiles.across):
@@ -265,7 +265,7 @@ def forward(size: int, height: int, width: int) -> Callable[..., bool]:
 
     @kernel
     def pooled(x: Array, large: Any, weight: Array, bias: Array, tiles: Tiles, y: Array, indices: Array) -> bool:
-        """Write the pooled convolution and indices of maxima. Return False if a sum of |x| is not below `large`.
+        """Write the pooled convolution and the maxima's indices. Return False if a sum of |x| is not below `large`.
 
         x: (N, H, W, C) images; weight: (K · K, C · O padded); bias: (O,); y, indices: (N · down, 2, across, 2, O).
         """
@@ -295,7 +295,7 @@ def forward(size: int, height: int, width: int) -> Callable[..., bool]:
 
 @functools.cache
 def backward(size: int, height: int, width: int, dx_height: int, dx_width: int) -> Callable[..., bool]:
-    """Return the backward kernel for filters of `size`. height, width: `block` of filters; dx_...: of channels."""
+    """Return the backward kernel for filters of `size`. height, width: `block` for filters; dx_...: for channels."""
 
     @kernel
     def gradients(
