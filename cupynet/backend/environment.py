@@ -22,7 +22,7 @@ GIT_TIMEOUT_S = 2.0  # a network file system may hang
 def available_cores() -> int:
     """Return the number of cores that this process may use, considering affinity and cgroup quota (rounded up)."""
     cores = len(usable_cores())
-    with contextlib.suppress(OSError, ValueError):  # no such file, or `max`
+    with contextlib.suppress(OSError, ValueError):  # the file is missing or contains `max`
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         cores = max(1, min(cores, math.ceil(int(quota) / int(period))))
     return cores
@@ -30,19 +30,19 @@ def available_cores() -> int:
 
 def usable_cores() -> set[int]:
     """Return the cores in the affinity mask of this process."""
-    affinity = getattr(os, "sched_getaffinity", None)  # not on macOS
+    affinity = getattr(os, "sched_getaffinity", None)  # missing on macOS
     return set(affinity(0)) if affinity is not None else set(range(os.cpu_count() or 1))
 
 
 def memory() -> tuple[int, str] | None:
     """Return the memory limit in bytes, and a phrase for what sets it, the machine or a cgroup; None if unknown."""
     bounds = []
-    with contextlib.suppress(AttributeError, ValueError, OSError):  # not on every system
+    with contextlib.suppress(AttributeError, ValueError, OSError):  # not available on every system
         bounds.append((os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), "this machine has"))
     with contextlib.suppress(OSError):
         group = Path(Path("/proc/self/cgroup").read_text().strip().rpartition(":")[2].lstrip("/"))
         for folder in (group, *group.parents):  # in a container the path may not exist
-            with contextlib.suppress(OSError, ValueError):  # no file, or `max`
+            with contextlib.suppress(OSError, ValueError):  # the file is missing or contains `max`
                 limit = int(("/sys/fs/cgroup" / folder / "memory.max").read_text())
                 bounds.append((limit, "this process may use"))
     return min(bounds, default=None)

@@ -96,7 +96,7 @@ def _missing(name: str, device: int) -> str | None:
     if name == "numba":
         try:
             importlib.import_module("cupynet.backend.cpu.kernels.jit")
-        except (ImportError, RuntimeError) as error:  # such as a numba that is too old for NumPy
+        except (ImportError, RuntimeError) as error:  # for example, numba is too old for this NumPy
             reason = str(error).partition("\n")[0]
             return f"numba cannot be used ({reason})"
     return None

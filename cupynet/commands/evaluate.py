@@ -126,7 +126,7 @@ def changed(trained: LoadedRun) -> str:
     """Describe why a run of an earlier version may have used different test images, or return ""."""
     from cupynet.training.checkpointing import found
 
-    with suppress(CupynetError):  # no checkpoint, or a damaged one
+    with suppress(CupynetError):  # there is no checkpoint, or it is damaged
         if found(trained.run.checkpoints_path, warn=False).state.get("data"):
             return ""  # a run of this version
     return trained.source.changed()

@@ -74,7 +74,7 @@ def _files(path: Path) -> list[Path]:
     """Return the pictures in a folder, sorted, or the path itself if it is not a folder."""
     from cupynet.data.pictures import ENDINGS
 
-    if not os.path.isdir(path):  # False for invalid names
+    if not os.path.isdir(path):  # isdir returns False for invalid names
         return [path]
     found = [each for each in sorted(path.glob("[!.]*")) if each.suffix.lower() in ENDINGS and each.is_file()]
     if not found:

@@ -145,7 +145,7 @@ class TrainJob:
         trained: `Loader.identity` in the checkpoint `path`; None in a checkpoint of version 0.1.0.
         """
         if self.settings.fast_dev_run:
-            return  # depends on the number of workers
+            return  # the amount of data depends on the number of workers
         reason = self.experiment.source.changed() if trained is None else ""
         if trained is not None and trained != self.experiment.train_loader(self.data).identity:
             reason = "the labels or the order of the training images differ"

@@ -84,7 +84,7 @@ class Experiment:
         self._callbacks = {name: self._part(name, part, Callback) for name, part in chosen.items()}
         self.callbacks = list(self._callbacks.values())
         self.options = self._options(stages)
-        self._weights: dict[str, Any] = {}  # initial weights
+        self._weights: dict[str, Any] = {}  # the initial weights
         if settings.weights is not None and settings.resume is None:
             with naming("weights"):
                 self._weights = weights_of(settings.weights, settings.trusted_modules)
@@ -240,7 +240,7 @@ class Experiment:
         """Load the data. Raise DataError if it cannot be read, or differs from the declared shapes."""
         try:
             data = self.source.load()
-        except OSError as error:  # in a user's source
+        except OSError as error:  # raised by a user's source
             raise DataError(f"data {self.source.name!r}: cannot be read ({error})") from error
         data.check(self.source.image_shape, self.source.classes)
         if len(data.train) and with_class_weights(self.settings.loss) != self.settings.loss:

@@ -209,7 +209,7 @@ class _Command(Generic[S, T]):
         try:
             register(self.schema)
             sys.argv[1:] = self.arguments = self.read(sys.argv[1:])
-            # the handlers of `signals.command` would leave the folder of a sweep before its first job
+            # the handlers of `signals.command` would leave a sweep's folder behind before its first job
             with signals.handled(signals.leave) if SWEEP & {*self.arguments} else contextlib.nullcontext():
                 hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name=config_name)(job)()
         except BaseException as error:

@@ -100,7 +100,7 @@ def for_chosen_classes(plain: dict[str, Any], asked: Sequence[str]) -> None:
             part = part.get(name) if isinstance(part, dict) else None
         if not isinstance(part, dict):
             continue
-        with suppress(ConfigError):  # reported when the part is built
+        with suppress(ConfigError):  # the error is reported when the part is built
             named, takes_any = arguments(_find(part.get("_target_"), place, ("cupynet", *plain["trusted_modules"])))
             for name in part.keys() - named.keys() - {"_target_"} if not takes_any else ():
                 if not any(key.startswith(f"{place}.{name}") for key in asked):

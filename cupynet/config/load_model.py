@@ -85,7 +85,7 @@ class LoadedRun:
     def __init__(self, run: AnyRun, trusted_modules: Iterable[str] = ()) -> None:
         self.path = run.folder if isinstance(run, Run) else Path(run)
         self.run, self._trusted = Run(run_of(self.path)), list(trusted_modules)
-        if not os.path.isdir(self.path):  # False for invalid names
+        if not os.path.isdir(self.path):  # isdir returns False for invalid names
             raise ConfigError(
                 f"{wording.one_line(self.path)}: there is no such file or folder. Run folders are in outputs/"
             )

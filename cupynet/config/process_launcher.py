@@ -61,7 +61,7 @@ class ProcessLauncher(Launcher):
         jobs = [self._job(number, [*each]) for number, each in enumerate(job_overrides, initial_job_idx)]
         devices = _devices(self._config)
         at_once = min(self._at_once or len(devices) or min(available_cores(), MOST_ON_CPU), len(jobs))
-        self._free: queue.SimpleQueue[str | None] = queue.SimpleQueue()  # devices
+        self._free: queue.SimpleQueue[str | None] = queue.SimpleQueue()  # unused devices
         for place in range(at_once):
             self._free.put(devices[place % len(devices)] if devices else None)
         self._sweep = Path(str(self._config.hydra.sweep.dir))

@@ -19,7 +19,7 @@ MOVED = {
     **{f"cupynet.loggers.{name}": f"cupynet.training.{name}" for name in ("MLflow", "TensorBoard", "WandB")},
     **{f"cupynet.parallel.synchronizers.outer.{name}": f"cupynet.parallel.{name}" for name in ("DiLoCo", "SlowMo")},
 }
-# renamed classes, without their module
+# renamed classes, by name without the module
 CLASSES = {
     **{"CutOut": "Cutout", "Filled": "Constant", "Folder": "ImageFolder", "Idx": "IdxFiles", "Npz": "NpzFile"},
     **{"Sharded": "ShardedFiles", "Map": "PiecewiseConstant", "Step": "StepDecay", "Exponential": "ExponentialDecay"},

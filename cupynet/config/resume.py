@@ -64,7 +64,7 @@ def find(value: str, arguments: Sequence[str]) -> Path | None:
             return None
     else:
         path = Path(value)
-        if not value or not os.path.isfile(run_of(path) / SETTINGS):  # False for invalid names
+        if not value or not os.path.isfile(run_of(path) / SETTINGS):  # isfile returns False for invalid names
             raise ConfigError("is neither a run folder nor a checkpoint", "resume", repr(value))
         if run_of(path).is_symlink():  # the link may change later
             path = Path(near(path.resolve()))
@@ -74,7 +74,7 @@ def find(value: str, arguments: Sequence[str]) -> Path | None:
 
 def mark_latest(folder: Path) -> None:
     """Link outputs/latest to a run inside outputs/, or to the sweep or search that contains it, if possible."""
-    with contextlib.suppress(OSError, ValueError):  # outside outputs/, or links are not supported
+    with contextlib.suppress(OSError, ValueError):  # the run is outside outputs/, or links are not supported
         outputs, above = LATEST.parent.resolve(), _above(folder, SWEEP, STUDY)
         inside = (folder if above in (None, outputs) else above).resolve().relative_to(outputs)
         if inside.parts and (LATEST.is_symlink() or not LATEST.exists()):

@@ -42,7 +42,7 @@ def split(arguments: Sequence[str]) -> list[str]:
 def _is_searched(argument: str) -> bool:
     try:
         override = OverridesParser.create().parse_override(argument)
-    except HydraException:  # invalid, or an option
+    except HydraException:  # an invalid override, or an option
         return False
     return override.is_sweep_override() and not override.is_hydra_override()
 

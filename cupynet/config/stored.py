@@ -185,7 +185,7 @@ def _places(parts: Mapping[str, Any], run: Path, trusted_modules: Iterable[str])
             continue
         key = f"callbacks.{name}"
         outside: tuple[str, ...] = ()
-        with suppress(ConfigError):  # reported when the part is built
+        with suppress(ConfigError):  # the error is reported when the part is built
             outside = getattr(class_of(part.get("_target_"), key, trusted_modules), "outside", ())
         own = flat({key: part})
         for each, value in ({f"{key}.{setting}": None for setting in outside} | own).items():

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 
 from cupynet.core.terminal import printable
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)  # full or unwritable disk
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)  # errors of a full or unwritable disk
 
 
 class CupynetError(Exception):

@@ -60,7 +60,7 @@ def write_whole(path: PathLike, content: bytes | Iterable[bytes]) -> None:
     except OSError as error:
         raise OutputError(f"{path}: cannot be written ({error.strerror or error})") from error
     finally:
-        with contextlib.suppress(OSError):  # already renamed, or never created
+        with contextlib.suppress(OSError):  # the file was renamed, or never created
             temporary.unlink()
 
 
@@ -99,7 +99,7 @@ def write_output(path: PathLike, content: bytes) -> None:
 def _own_stream(file: os.stat_result) -> TextIO | None:
     """Return stdout or stderr if it refers to this file, otherwise None."""
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or not a file
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # the stream is closed, or not a file
             if os.path.samestat(os.fstat(stream.fileno()), file):
                 return stream
     return None

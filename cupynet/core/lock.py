@@ -95,7 +95,7 @@ def at_work(folder: Path) -> bool:
 
 def _file_lock(path: Path) -> FileLock:
     """Create an operating-system lock, which is released even if the process is killed."""
-    from filelock import FileLock  # not needed for --help
+    from filelock import FileLock  # imported here because --help does not need it
 
     return FileLock(path, thread_local=False, fallback_to_soft=False, poll_interval=0.05)
 

@@ -109,7 +109,7 @@ def is_other_command(run: Run) -> bool:
 
 def is_plain(path: Path) -> bool:
     """Return True for a regular file. Links could lead out of the folder, and reading a pipe could block."""
-    return os.path.isfile(path) and not os.path.islink(path)  # False for invalid names
+    return os.path.isfile(path) and not os.path.islink(path)  # isfile returns False for invalid names
 
 
 def read_text(path: Path) -> str:

@@ -10,7 +10,7 @@ from cupynet.core.wording import counted, percent
 from cupynet.training.evaluation import Evaluation
 from cupynet.training.events import Spent
 
-STANDS_OUT = 0.10  # minimum fraction of the time to report
+STANDS_OUT = 0.10  # minimum fraction of the time for an overhead to be reported
 FEW_ITERATIONS = 5  # with at most this many iterations per epoch, adding workers would leave too few updates
 SLOWER = 1.25  # minimum ratio of seconds per sample for a straggler, above the noise of a shared machine
 SURELY = 3.0  # standard deviations above chance; an untrained network reaches this once in 700 runs

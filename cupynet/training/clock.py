@@ -34,7 +34,7 @@ class Clock:
         averaging_s: seconds spent in the synchronizer.
         waiting_s: seconds spent waiting for other pipeline stages.
         images: training images of all replicas.
-        samples, bytes_sent: samples and traffic of this worker, updated at reports and ends of epochs.
+        samples, bytes_sent: samples and traffic of this worker, updated at reports and at the ends of epochs.
         warm_s, warm_images: `rounds_s` and `images` after the first 10 iterations.
         timer: receives every span too, while a profile is recorded.
     """

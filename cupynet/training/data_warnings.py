@@ -113,7 +113,7 @@ def warn_of_classes(dataset: LabeledData) -> None:
     if isinstance(dataset, Dataset) and dataset.labels.ndim == 2:
         return
     shards = dataset.labels if isinstance(dataset, Shards) else [dataset.labels]
-    valid = [labels[(labels >= 0) & (labels < dataset.classes)] for labels in shards]  # others raise later
+    valid = [labels[(labels >= 0) & (labels < dataset.classes)] for labels in shards]  # invalid labels raise later
     counts = np.array([np.bincount(labels, minlength=dataset.classes) for labels in valid])  # (shards, classes)
     missing = np.flatnonzero(counts.sum(axis=0) == 0)
     if len(missing) and len(dataset) >= AMPLE * dataset.classes:

@@ -9,7 +9,7 @@ from cupynet.nn import Context, Sequential
 from cupynet.parallel import parts
 from cupynet.training.replica import Replica
 
-MAX_SAMPLES = 5  # listed in a message
+MAX_SAMPLES = 5  # maximum number of samples to list in a message
 
 
 def diagnose(replica: Replica, batch: Batch) -> str:

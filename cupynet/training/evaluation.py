@@ -1,8 +1,8 @@
 """Evaluation of a classifier, with the metrics of Deeplearning4j's Evaluation.
 
-Macro averages weight all classes equally and omit classes whose metric is 0/0. For two classes Deeplearning4j reports
-only the second. F1 is 2 tp / (2 tp + fp + fn), as in scikit-learn. Deeplearning4j omits classes without precision or
-recall, which favors a network that always predicts one class.
+Macro averages weight all classes equally and omit classes whose metric is 0/0. For two classes, Deeplearning4j reports
+only the second class. F1 is 2 tp / (2 tp + fp + fn), as in scikit-learn. Deeplearning4j omits classes without precision
+or recall, which favors a network that always predicts one class.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cupynet.core.terminal import printable
 from cupynet.core.wording import counted, one_line, percent
 from cupynet.training.metrics import CLASS_FIGURES, Metric, Metrics, metrics_of, ranks
 
-FEW_CLASSES = 25  # maximum for printing the confusion matrix and writing it to the history
+FEW_CLASSES = 25  # maximum number of classes for which the confusion matrix is printed and written to the history
 MOST_MISTAKES = 24
 SHORT = {"mean_absolute_error": "MAE", "r2": "R2"}  # names in log lines
 
@@ -95,7 +95,7 @@ class Evaluation:
         self.undecided += np.bincount(target[~decided], minlength=self.classes)
         score, decided_target = score[decided], target[decided]
 
-        predicted = score.argmax(axis=1)  # ties: the first
+        predicted = score.argmax(axis=1)  # the first class wins a tie
         pairs = np.bincount(decided_target * self.classes + predicted, minlength=self.classes**2)
         self.confusion += pairs.reshape(self.classes, self.classes)
 

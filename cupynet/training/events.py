@@ -104,8 +104,8 @@ class EpochRecord:
         loss: mean training loss during this epoch; NaN without samples.
         losses: training loss of each worker, in rank order; NaN for workers without samples and for all pipeline stages
             but the last.
-        accuracy: training accuracy during this epoch, 0..1. With `binary_cross_entropy`, an output is correct if it is
-            on the same side of 1/2 as its target. NaN for other targets.
+        accuracy: training accuracy during this epoch, 0..1. With targets of `binary_cross_entropy`, an output is
+            correct if it is on the same side of 1/2 as its target. NaN for other targets.
         learning_rate: the rate of the last iteration.
         drift, drift_by_layer: the latest measurement since the last report, see `IterationRecord`.
     """

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class StopAtNonFinite(StepCheck):
-    """Raises DivergedError that names the worker, batch, samples and layer."""
+    """Raises a DivergedError that names the worker, batch, samples and layer."""
 
     def __call__(self, replica: Replica, step: Step) -> Step:
         if step.finite or step.batch is None:

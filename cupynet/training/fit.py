@@ -29,7 +29,7 @@ class Fit:
 
     Args:
         epochs: additional epochs to train; 0 only to finish a restored, unfinished fit.
-        evaluate_on: data to evaluate every `evaluate_every` epochs and after the last.
+        evaluate_on: data to evaluate every `evaluate_every` epochs and after the last epoch.
     """
 
     train: Loader

@@ -144,7 +144,7 @@ class GraphReplica(Replica):
         self._stop = 0  # iteration at the planned end of the fit
         self._memory: object = None  # `CudaTransfer.memory` from which captured steps take batches
         self._iterations = 0  # iterations that ran ahead since `complete`
-        self._launched: list[int] = []  # iterations with a batch among them
+        self._launched: list[int] = []  # those of these iterations that had a batch
         self._sums: tuple[Array, Array] = (None, None)  # sums of losses and hits
         self._may_run_ahead = False
         self._norm: Array | None = None  # squared gradient norm for the update

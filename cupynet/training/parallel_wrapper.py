@@ -183,7 +183,7 @@ class ParallelWrapper:
         self._dropped.detach()
         with ExitStack() as closing:
             closing.callback(self._release)
-            closing.callback(self._launcher.close)  # before the trainers
+            closing.callback(self._launcher.close)  # runs first, before the trainers are closed
 
     def _release(self) -> None:
         """Close callbacks, unless a task is running. The task then calls this when it ends."""

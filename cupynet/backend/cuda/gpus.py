@@ -30,7 +30,7 @@ def probe(device: int = 0) -> str | None:
         import cupy
     except ImportError as error:
         return f"{NOT_INSTALLED} ({error})"
-    except Exception as error:  # such as a CuPy built for another NumPy, or a missing library
+    except Exception as error:  # for example, CuPy was built for another NumPy, or a library is missing
         return f"CuPy cannot be imported ({str(error).partition(LINE)[0]})"
     if int(str(cupy.__version__).partition(".")[0]) < OLDEST:
         return f"CuPy {cupy.__version__} is too old: install CuPy {OLDEST} or later"

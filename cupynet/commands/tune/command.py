@@ -64,7 +64,7 @@ def for_hydra(typed: Sequence[str]) -> tuple[list[str], Path | None]:
     if value is None:
         return config.split(now), None
     folder = Path(value)
-    if not os.path.isfile(folder / STUDY):  # False for invalid names
+    if not os.path.isfile(folder / STUDY):  # isfile returns False for invalid names
         raise ConfigError("is not the folder of a search. Use a folder under outputs/tune/", "resume", value)
     resume.require_plain_files(folder)
     if not (folder / STUDY).stat().st_size:

@@ -138,4 +138,4 @@ class ImageFolder(UserFiles):
 
 def _inside(folder: Path) -> list[Path]:
     """Return the entries of a folder sorted by name, excluding hidden ones."""
-    return sorted(folder.glob("[!.]*")) if os.path.isdir(folder) else []  # False for invalid names
+    return sorted(folder.glob("[!.]*")) if os.path.isdir(folder) else []  # isdir returns False for invalid names

@@ -81,11 +81,11 @@ class Ranks:
         """Notify the other ranks, once, that this rank failed with exit code `code` or has `ENDED`."""
         if self.codes[self.rank] == RUNNING:
             self.codes[self.rank] = code
-            with suppress(self.mpi.Exception):  # no connection
+            with suppress(self.mpi.Exception):  # there is no connection
                 self._sending = [self._comm.Isend(np.array([code]), rank) for rank in self._others]
 
     def first_failed(self) -> int | None:
-        with suppress(self.mpi.Exception):  # no connection
+        with suppress(self.mpi.Exception):  # there is no connection
             self.mpi.Request.Testsome(self._receiving)
         return next((rank for rank, code in enumerate(self.codes.tolist()) if code >= 0), None)
 
@@ -131,7 +131,7 @@ class Ranks:
                 if (failed and grace.expired()) or timeout.expired():
                     return False
                 time.sleep(LONGEST_PAUSE_S)
-        except self.mpi.Exception:  # no connection
+        except self.mpi.Exception:  # there is no connection
             return False
         return True
 

@@ -78,7 +78,7 @@ class Checkpoint(Callback):
         self._identity, self._unknown = uuid.uuid4().hex, False
         self._written, self._counted = 0, -1  # number of checkpoints, and iteration of the last one
         self._saved: tuple[int, int] | None = None  # position of the last checkpoint in this fit
-        self._permanent: list[int] = []  # iterations
+        self._permanent: list[int] = []  # iterations of the checkpoints to keep permanently
         self._best_step, self._best_score = -1, math.nan
         if trainer.rank == 0:
             require_folder(self._store.folder)

@@ -157,7 +157,7 @@ class EarlyStopping(Callback):
         self.result, self._began = None, time.monotonic()
         if not trainer.resumes(self):
             self._now = _State()
-        elif self._now.met:  # before the checkpoint was saved
+        elif self._now.met:  # the condition was met before the checkpoint was saved
             trainer.stop(self._now.met, StopReason.EARLY)
 
     def on_iteration_end(self, trainer: Trainer) -> None:
@@ -209,7 +209,7 @@ class EarlyStopping(Callback):
         stop = trainer.stopped
         text = self._now.met if stop is None else stop.text
         condition = text.partition(":")[0]
-        if stop is not None and (stop.interrupts or condition not in CONDITIONS):  # another reason
+        if stop is not None and (stop.interrupts or condition not in CONDITIONS):  # another reason stopped the fit
             self._conclude(trainer, "stopped", f"stopped by {text}", restore=self.restore_on_interrupt)
         elif text:
             self._conclude(trainer, condition, text)

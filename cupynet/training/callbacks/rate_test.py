@@ -46,7 +46,7 @@ class RateTest(Callback):
         self._schedule = ExponentialDecay(lowest, (highest / lowest) ** (1 / (iterations - 1)))
         self.losses: list[float] = []
         self.ended = ""
-        self._counted = 0  # samples of this replica
+        self._counted = 0  # samples processed by this replica
 
     def run(self, wrapper: ParallelWrapper, loader: Loader) -> None:
         """Train at increasing rates until the loss explodes."""
