@@ -11,7 +11,7 @@ class Control(IntEnum):
     iterations (see `Recorder.steer`), and update the others."""
 
     RATE = 0  # learning-rate factor
-    FIRST = 1  # further scalars of the update rule, see `UpdateScalars.numbers`
+    FIRST = 1  # further scalars of the update rule (see `UpdateScalars.numbers`)
     SECOND = 2
     THIRD = 3
     SCALE = 4  # loss scale of the next gradient

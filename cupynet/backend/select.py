@@ -54,8 +54,8 @@ def create_backend(
     """Create a backend for one replica, with its own workspace.
 
     Args:
-        name: numpy, numba, cupy, or auto, see `select_backend`.
-        dtype: half, bfloat16, float or double, see `DtypePolicy`.
+        name: numpy, numba, cupy, or auto (see `select_backend`).
+        dtype: half, bfloat16, float or double (see `DtypePolicy`).
         device: GPU index.
         max_block_size, max_grid_size: maximum number of threads per block and blocks per grid of cupy's kernels.
         tf32: True to multiply floats in TF32 with cupy, which has a 10-bit mantissa.

@@ -120,7 +120,7 @@ def training_begins() -> None:
 
 
 class Entry(Callback):
-    """Hydra callback of every command, see conf/config.yaml. Hydra logs exceptions other than SystemExit."""
+    """Hydra callback of every command (see conf/config.yaml). Hydra logs exceptions other than SystemExit."""
 
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
         command = _command.get()

@@ -58,7 +58,7 @@ def load(
 
 
 def weights_of(path: AnyRun, trusted_modules: Iterable[str] = ()) -> dict[str, Any]:
-    """Return the weights of a safetensors file, a finished run or a checkpoint by name, see `load`."""
+    """Return the weights of a safetensors file, a finished run or a checkpoint, by name (see `load`)."""
     place = path.folder if isinstance(path, Run) else Path(path)
     for file in (place, place / MODEL):
         if os.path.isfile(file):

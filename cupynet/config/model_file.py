@@ -20,7 +20,7 @@ from cupynet.nn import InputType, Layer, Loss, Model, Params, input_type
 def read_model(
     path: str | PathLike[str], backend: str = "auto", dtype: str | None = None, trusted_modules: Iterable[str] = ()
 ) -> Model:
-    """Load a model, see `cupynet.load`."""
+    """Load a model (see `cupynet.load`)."""
     weights, description = load_described(path)
     trusted = list(trusted_modules)
     name, _ = select_backend(backend)

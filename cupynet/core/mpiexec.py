@@ -1,7 +1,7 @@
 """The mpiexec program, and the rank of this process according to the environment, before MPI is started.
 
 The environment may be wrong: variables are inherited, and the launcher may belong to a different MPI than the library.
-MPI itself is authoritative, see `disagreement`.
+MPI itself is authoritative (see `disagreement`).
 """
 
 from __future__ import annotations

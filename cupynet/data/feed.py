@@ -38,7 +38,7 @@ class BatchFeed:
     Args:
         prefetch: number of batches to prepare ahead in a thread; 0 disables prefetching.
         images: False to load only labels, for a pipeline stage.
-        on_device: True to keep images on the device, see `Backend.transfer`.
+        on_device: True to keep images on the device (see `Backend.transfer`).
         shared: the device images that this process's workers share.
 
     Raises:

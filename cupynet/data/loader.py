@@ -31,11 +31,11 @@ class Batch:
     Attributes:
         index: number of the batch in its epoch over all workers, from 0.
         images: (N, H, W, C); None if not requested.
-        labels: (N,) int64, or (N, T) float32; with weights (N, T + 1), see `Dataset.targets`.
+        labels: (N,) int64, or (N, T) float32; with weights (N, T + 1); see `Dataset.targets`.
         samples: (N,) int64, indices into the whole data set, on the host. Dropout and augmentation depend on them.
         epoch: number of the epoch, from 0.
         steady: True if the images of all batches of the feed have the same address.
-        source: the `CudaTransfer` from which a captured step may take the batch, see `QueuedBatch`; or None.
+        source: the `CudaTransfer` from which a captured step may take the batch (see `QueuedBatch`); or None.
         label_shape: (N, ...), the shape of the labels.
     """
 
@@ -72,7 +72,7 @@ class Loader:
         batch_size: number of samples per batch.
         seed: seed of the order and of augmentation, combined with the epoch.
         shuffle: False to keep the order of the data set, as in evaluation.
-        augment: augmentations in order, see `augmentations`; only for training.
+        augment: augmentations in order (see `augmentations`); only for training.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class Loader:
         return (Batch(index, *transfer.send(*content), samples, epoch) for index, content, samples in made)
 
     def labels(self, assigned: Assigned, epoch: int, part: Dataset) -> Iterator[Array]:
-        """Yield the labels of the assigned batches, see `Batch`."""
+        """Yield the labels of the assigned batches (see `Batch`)."""
         labels, classes = part.targets, part.classes
         for _, rows, samples in assigned:
             found = labels[rows]

@@ -50,7 +50,7 @@ def export_onnx(
 
 
 def onnx_graph(model: nn.Model, *, input: str = "uint8", metadata: Mapping[str, str] | None = None) -> bytes:
-    """Return the model as the content of an ONNX file, see `export_onnx`."""
+    """Return the model as the content of an ONNX file (see `export_onnx`)."""
     checks.one_of("input", input, INPUTS)
     check_known(model.network, LAYERS, "ONNX")
     weights = {name: np.asarray(weight, np.float32) for name, weight in model.weights().items()}

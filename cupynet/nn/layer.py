@@ -50,7 +50,7 @@ class Layer(Described):
     A new layer is a specification. `build` infers its shapes and declares its weights. A layer may be built several
     times, for different replicas and backends.
 
-    Subclasses implement `build` and `forward`, see guides/extending.md. A layer builds its children with
+    Subclasses implement `build` and `forward` (see guides/extending.md). A layer builds its children with
     `params.scope(name)`, where `name` is the name of the attribute.
 
     Attributes:
@@ -58,10 +58,10 @@ class Layer(Described):
             of the same size. Not inherited. Such a layer may only read `train`, `epoch`, `samples` and `seed` of the
             context.
         uses_rng: True if training reads `context.samples` and `context.epoch`. They are on the device during capture.
-        syncs_replicas: True if training exchanges data with other replicas, see `Context`. Not supported in pipelines.
+        syncs_replicas: True if training exchanges data with other replicas (see `Context`). Not supported in pipelines.
         backend: the backend. `build` sets this and the following attributes.
         path: the full name, such as `block.conv1`; empty for a network of one layer.
-        needs_dx: if False, `backward` may return None, see `Scope`.
+        needs_dx: if False, `backward` may return None (see `Scope`).
         input, output: types of one sample before and after the layer.
         declared: number of weights, including children.
         fused: empty, or the layer that computes this layer and the next in one operation. It is not a child.

@@ -96,7 +96,7 @@ def _class_weights(given: Weights) -> tuple[float, ...]:
 
 
 class ElementwiseLoss(Loss):
-    """Base class of losses that are means over outputs, see `Backend.target_loss`. One-hot encodes class indices."""
+    """Base class of losses that are means over outputs (see `Backend.target_loss`). One-hot encodes class indices."""
 
     kind: str
     parameter = 0.0

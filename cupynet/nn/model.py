@@ -395,7 +395,7 @@ class Model:
             self.network.train_only({name.partition(".")[0] for name in self.params.places if rates.get(name, 1.0)})
 
     def freeze(self, *patterns: str) -> None:
-        """Freeze weights: set their learning-rate factor to 0, see `set_learning_rate_factors`.
+        """Freeze weights: set their learning-rate factor to 0 (see `set_learning_rate_factors`).
 
         model.freeze("conv*")  # all layers with names that start with conv
         """

@@ -99,10 +99,10 @@ class Params:
     """The weights of a model. Layers declare them in a `Scope`, and `allocate` creates the arrays.
 
     Attributes:
-        master, data, grad: flat (P,) vectors, see `Parameter`. P includes padding between parameters, which stays zero.
+        master, data, grad: flat (P,) vectors (see `Parameter`). P includes padding between parameters, which is zero.
         segments: slices that an optimizer updates in one call each.
         rates: learning-rate factors by name, except factors of 1; 0 for frozen weights.
-        buffers: flat (B,) vector in the accumulation dtype, see `Buffer`; empty if there are no buffers.
+        buffers: flat (B,) vector in the accumulation dtype (see `Buffer`); empty if there are no buffers.
         buffer_snapshot: the copy made by `snapshot_buffers`, (B,).
     """
 

@@ -62,7 +62,7 @@ class Optimizer(Described):
             host values other than its arguments. Not inherited.
         clips_norm: True if the `update` of this class clips the global norm (`UpdateScalars.norm`). Otherwise `move`
             clips the gradient first. Set it in the class that defines `update`; elsewhere it is ignored.
-        factors: constants of the rule, see `UpdateScalars`.
+        factors: constants of the rule (see `UpdateScalars`).
     """
 
     learning_rate: Any = 0.01
@@ -170,7 +170,7 @@ class Optimizer(Described):
 class ElementwiseOptimizer(Optimizer):
     """Base class of optimizers that update each weight independently.
 
-    rule: the update rule, see `cupynet.backend.update_rules`.
+    rule: the update rule (see `cupynet.backend.update_rules`).
     """
 
     clips_norm = True

@@ -49,7 +49,7 @@ class Columns(Mapping[str, list[Any]]):
             `validation_loss`. Other metrics have names such as `validation_macro_f1`. Regression has
             `validation_mean_absolute_error` and `validation_r2` instead of an accuracy.
         reports: one value per report: `iteration`, `loss`, `accuracy`, `learning_rate`, `images_per_s`, `drift` and
-            others, see `IterationRecord`.
+            others (see `IterationRecord`).
     """
 
     epochs: dict[str, list[Any]]

@@ -62,15 +62,15 @@ class Outcome:
 
     Attributes:
         epochs, iterations, images: numbers of completed epochs and iterations, and of processed images.
-        train_loss: loss of the last epoch, see `EpochRecord.loss`; None without a complete epoch.
+        train_loss: loss of the last epoch (see `EpochRecord.loss`); None without a complete epoch.
         stopped_by: why training ended early; None if it was not stopped.
         stop_reason: `request`, `signal` or `early`; `diverged` if a value was not finite and the best weights were
             kept.
         early_stopping: see `EarlyStoppingResult`.
-        drift, drift_by_layer: last measured drift of the replicas, see `IterationRecord`.
-        left_out: number of batches skipped because of a non-finite loss or gradient, see `NonFinite`.
-        skipped_steps: number of steps skipped because a 16-bit gradient overflowed, see `LossScaler`.
-        advice: how to train faster, see `advise`.
+        drift, drift_by_layer: last measured drift of the replicas (see `IterationRecord`).
+        left_out: number of batches skipped because of a non-finite loss or gradient (see `NonFinite`).
+        skipped_steps: number of steps skipped because a 16-bit gradient overflowed (see `LossScaler`).
+        advice: how to train faster (see `advise`).
     """
 
     epochs: int
@@ -96,9 +96,9 @@ class Cost:
         wall_s: time of the last process, plus compilation, training and evaluation before a resume.
         compile_s, train_s, evaluate_s, data_s, averaging_s: see `Clock`.
         bytes_sent: total of all workers.
-        spent: times by worker, see `Spent`.
+        spent: times by worker (see `Spent`).
         pipeline: see `Pipeline.speed`; None without a pipeline.
-        memory: memory pool of each device, see `Pools`; None on a CPU.
+        memory: memory pool of each device (see `Pools`); None on a CPU.
     """
 
     images_per_s: float

@@ -17,7 +17,7 @@ class Spent:
     """Time and traffic of each worker; lists in rank order.
 
     Attributes:
-        rounds_s, compute_s, data_s, averaging_s, waiting_s: seconds, see `Clock`.
+        rounds_s, compute_s, data_s, averaging_s, waiting_s: seconds (see `Clock`).
         samples: training samples processed by the worker.
         bytes_sent: bytes sent by the worker.
     """
@@ -66,7 +66,7 @@ class IterationRecord:
         accuracy: training accuracy of this replica; NaN if unknown.
         score_after_averaging: mean loss over all replicas between the last two averaging steps; NaN if not computed.
         images_per_s: training images per second over all replicas.
-        compute_s, data_s, averaging_s, waiting_s: seconds of this worker, see `Clock`.
+        compute_s, data_s, averaging_s, waiting_s: seconds of this worker (see `Clock`).
         drift: the largest relative distance of a replica from the mean at the last measurement; NaN if not measured. In
             a pipeline, the maximum over stages, which is an upper bound for the whole network.
         drift_by_layer: the same for each layer's weights; empty if not measured.
@@ -107,7 +107,7 @@ class EpochRecord:
         accuracy: training accuracy during this epoch, 0..1. With targets of `binary_cross_entropy`, an output is
             correct if it is on the same side of 1/2 as its target. NaN for other targets.
         learning_rate: the rate of the last iteration.
-        drift, drift_by_layer: the latest measurement since the last report, see `IterationRecord`.
+        drift, drift_by_layer: the latest measurement since the last report (see `IterationRecord`).
     """
 
     epoch: int

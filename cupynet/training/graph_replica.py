@@ -45,7 +45,7 @@ class Graphs:
     def __init__(self, backend: Backend, recorder: Recorder) -> None:
         self._backend, self._recorder = backend, recorder
         self._launchers: dict[tuple[str, Shape], Callable[[], None]] = {}  # by name and label shape
-        self._origin: tuple[Workspace, bool, object] | None = None  # what the graphs were captured for, see `begin`
+        self._origin: tuple[Workspace, bool, object] | None = None  # what the graphs depend on (see `begin`)
         self.refused, self.singly = "", False
 
     def begin(self, *, classifies: bool, memory: object) -> None:
@@ -144,7 +144,7 @@ class GraphReplica(Replica):
         self._stop = 0  # iteration at the planned end of the fit
         self._memory: object = None  # `CudaTransfer.memory` from which captured steps take batches
         self._iterations = 0  # iterations that ran ahead since `complete`
-        self._launched: list[int] = []  # those of these iterations that had a batch
+        self._launched: list[int] = []  # iterations in which a step was launched
         self._sums: tuple[Array, Array] = (None, None)  # sums of losses and hits
         self._may_run_ahead = False
         self._norm: Array | None = None  # squared gradient norm for the update

@@ -232,7 +232,7 @@ class FitData:
 
 @dataclass(frozen=True, eq=False)
 class CheckedOptions:
-    """Validated options with defaults filled in, see `TrainingOptions.check`.
+    """Validated options with defaults filled in (see `TrainingOptions.check`).
 
     Attributes:
         layers: layer names of each pipeline stage; empty without a pipeline.

@@ -209,7 +209,7 @@ class ParallelWrapper:
     ) -> Columns:
         """Train for `epochs` more epochs. Afterwards all replicas are identical.
 
-        The rest of an interrupted epoch counts as an epoch, see `Trainer.fit`. If a worker fails, the others stop and
+        The rest of an interrupted epoch counts as an epoch (see `Trainer.fit`). If a worker fails, the others stop and
         its exception is raised. The wrapper must then be closed. The model keeps its weights, or the best ones if early
         stopping restores them after a DivergedError.
 
@@ -331,7 +331,7 @@ class ParallelWrapper:
         return found[0]
 
     def predict(self, images: Array, batch_size: int = 256) -> Array:
-        """Return the scores of images, (N, O) on the host, see `Model.predict`."""
+        """Return the scores of images, (N, O) on the host (see `Model.predict`)."""
         return self.model.predict(images, batch_size)
 
     def checkpoint(self, folder: str | Path) -> Path:
@@ -413,7 +413,7 @@ class ParallelWrapper:
 
     @property
     def history(self) -> Columns:
-        """The history of all fits, see `Columns`; empty in processes other than rank 0.
+        """The history of all fits (see `Columns`); empty in processes other than rank 0.
 
         Checkpoints contain the history, so it also covers the time before a `restore`.
         """

@@ -33,7 +33,7 @@ class Step(NamedTuple):
     Attributes:
         batch: None if the worker has no batch.
         samples: number of samples; 0 with a zero gradient if there is no batch or it was skipped. If iterations run
-            ahead of the host, always the batch size.
+            ahead of the host, the batch size even if the device skips the step.
         squared_norm: |gradient|² over this replica's weights times the squared loss scale; 0-d on the device.
         finite: True if the loss and the gradient are finite.
         overflowed: True if the step is skipped because the gradient overflowed.

@@ -40,7 +40,7 @@ class Plan:
     Attributes:
         start: the iteration at which the learning-rate schedule of an unfinished fit began; None between fits.
         iterations, epochs: `Trainer.iteration` and `Trainer.epoch` at the planned end of the fit.
-        deal: assignment of an epoch's batches to workers, see `Loader.deal`.
+        deal: assignment of an epoch's batches to workers (see `Loader.deal`).
         averaged: True after the last averaging step.
     """
 

@@ -1,6 +1,6 @@
 """Fused convolution, bias, activation and max-pool on the GPU.
 
-Small patches (few channels, as in the first layer) are convolved directly from the image, see kernels/conv_pool.cu.
+Small patches (few channels, as in the first layer) are convolved directly from the image (see kernels/conv_pool.cu).
 Other convolutions use im2col and cuBLAS, followed by one kernel for bias, activation and pooling. They save the im2col
 rows and the indices of the maxima. If ReLU zeroes a maximum, its index refers to no pixel, so that the backward pass
 does not need the output of the activation.

@@ -51,7 +51,7 @@ class CudaDevice(Device):
         self._mark = object()  # set on the thread whose current device and stream belong to this backend
         self.apart = threading.RLock()  # held by the worker during capture, and by other threads in every call
         super().__init__(DtypePolicy.of(dtype, half_arithmetic=True), device)
-        self.controls: Array | None = None  # scalars of a captured step, see `Recorder`
+        self.controls: Array | None = None  # scalars of a captured step (see `Recorder`)
         self._totals: dict[str, Array] = {}
         self._losses: dict[int, Array] = {}
         self.options = {"max_block_size": max_block_size, "max_grid_size": max_grid_size, "tf32": tf32}

@@ -164,7 +164,7 @@ def _instances() -> Iterator[tuple[str, Instance]]:
 
 
 def _modules_with(kind: str, instances: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the precisions of the modules that contain an instance, see "instances" in common.cuh."""
+    """Return the precisions of the modules that contain an instance (see "instances" in common.cuh)."""
     if len(instances) == 1:
         return tuple(KINDS)
     return tuple(module for module, (_, wide) in KINDS.items() if KIND_OF[wide] == kind) if instances else (kind,)

@@ -11,7 +11,7 @@ class DropoutOps(Device):
     def dropout(self, x: Array, samples: Array, epoch: Any, key: int, rate: float, out: Array | None = None) -> Array:
         """Set each value of x (N, ...) to 0 with probability `rate`, otherwise to x / (1 - rate).
 
-        The zeros depend only on the key, the epoch, the sample and the position within the sample, see philox.py.
+        The zeros depend only on the key, the epoch, the sample and the position within the sample (see philox.py).
 
         Args:
             samples: (N,) int64 sample indices.

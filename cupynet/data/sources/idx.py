@@ -24,7 +24,7 @@ class IdxFiles(UserArrays):
     """IDX files of unsigned bytes, gzip or plain: images (S, H, W) or (S, H, W, C), and labels (S,).
 
     Args:
-        folder: a folder with files named as in MNIST, see `idx_path`.
+        folder: a folder with files named as in MNIST (see `idx_path`).
         train_images, train_labels, test_images, test_labels: other paths, relative to `folder` if it is given.
         classes: number of classes; by default the largest training label + 1.
         sha256: a mapping from these four arguments to the SHA-256 of the file, compressed or not.

@@ -40,7 +40,7 @@ class IdxSet(Downloaded):
 
 @dataclass(eq=False)
 class MNIST(IdxSet):
-    """MNIST: handwritten digits, in `<folder>/mnist`. The files may be decompressed, see `idx_path`.
+    """MNIST: handwritten digits, in `<folder>/mnist`. The files may be decompressed (see `idx_path`).
 
     Args:
         fallback: if the files are missing and cannot be downloaded, "synthetic" loads `Synthetic` digits with a

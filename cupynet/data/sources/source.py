@@ -61,7 +61,7 @@ class Source(ABC):
         normalize: scaling of pixels. None for fractions of 255; "auto" for mean 0 and standard deviation 1 of the
             training images in each channel; or {"mean": [...], "std": [...]} in fractions of 255. Validation and test
             images are scaled like the training images.
-        augment: augmentations of the training images in order, see `augmentations`.
+        augment: augmentations of the training images in order (see `augmentations`).
 
     Attributes:
         image_shape: (H, W, C).
@@ -69,7 +69,7 @@ class Source(ABC):
         samples: numbers of training, test and separate validation images; empty if unknown or memory-mapped.
         mixed: False if images may be sorted by class.
         on_black: True if images are light on a black background.
-        centered: True if images are centered as in MNIST, see `centered_as_mnist`.
+        centered: True if images are centered as in MNIST (see `centered_as_mnist`).
     """
 
     image_shape: tuple[int, int, int] = field(init=False, repr=False)

@@ -104,7 +104,7 @@ class Communicator:
         reduce: how arrays on GPUs are averaged, one of `REDUCES`.
         """
         self._backend, self._reduce = backend, reduce
-        self._on_devices: Any = None  # averages arrays on GPUs, see devices.py; None to average on the host
+        self._on_devices: Any = None  # averages arrays on GPUs (see devices.py); None to average on the host
         self._decided = False  # True if `_on_devices` is final
 
     def close(self) -> None:

@@ -41,7 +41,7 @@ class ParameterAveraging(Synchronizer):
             additional averaging step (before an evaluation, at the end of a fit); 0 to measure it only if the schedule
             requires it.
         transfer_dtype: `full` sends weights in full precision. `half` sends their differences from the last average in
-            16 bits, see `half_mean`. With both, replicas are bit-identical, and nonnegative optimizer vectors, such as
+            16 bits (see `half_mean`). With both, replicas are bit-identical, and nonnegative optimizer vectors, such as
             means of squares, stay nonnegative.
         outer_optimizer: optimizer applied after every averaging step: `slowmo`, `diloco`, or an `OuterOptimizer`.
     """

@@ -18,7 +18,7 @@ def half_mean(communicator: Communicator, deltas: list[Array], weight: float) ->
     themselves. Each vector is scaled by a power of two so that the largest magnitude on any worker just fits. Values
     below 2^-39 times this magnitude are lost. Sums are computed in double precision.
 
-    deltas: finite flat vectors, see `Communicator.allreduce_mean`; empty for a stage without weights.
+    deltas: finite flat vectors (see `Communicator.allreduce_mean`); empty for a stage without weights.
     """
     maxima = [float(abs(delta).max()) if len(delta) else 0.0 for delta in deltas]
     largest = communicator.gather_numbers(*maxima).max(axis=0)

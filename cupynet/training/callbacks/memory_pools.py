@@ -21,7 +21,7 @@ class Pools(Callback):
     Args:
         devices: the device of each worker, in rank order. The first worker on a device manages its pool.
         processes: True if workers are processes, which have separate pools.
-        device_above, pinned_above: limits above which unused memory is freed, see `trim_pools`.
+        device_above, pinned_above: limits above which unused memory is freed (see `trim_pools`).
 
     Attributes:
         found: after a fit, a dictionary for each pool with the peak bytes and free pinned blocks.

@@ -46,7 +46,7 @@ class Profile(Callback):
         path: folder for both files; by default the run folder. Without a folder only the table is printed.
 
     Attributes:
-        pieces: the content of `profile.json`, see `table`. Set on rank 0 after the fit.
+        pieces: the content of `profile.json` (see `table`). Set on rank 0 after the fit.
     """
 
     every_rank = True

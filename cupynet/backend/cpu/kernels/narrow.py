@@ -1,6 +1,6 @@
 """16-bit types in kernels: half and bfloat16 are stored in 16 bits, computed in float, and converted in registers.
 
-numba does not support these types. Kernels receive the bits as uint16 (half) or int16 (bfloat16), see `bits`, and
+numba does not support these types. Kernels receive the bits from `bits`, as uint16 (half) or int16 (bfloat16), and
 `reals` views them as an array of type `Narrow`. Stores round to nearest, ties to even. NaN stays NaN.
 """
 

@@ -10,7 +10,7 @@ from cupynet.backend.cpu.kernels.jit import inlined, kernel
 from cupynet.backend.cpu.kernels.narrow import reals
 from cupynet.backend.update_rules import RULES
 
-# `numbers` are rate, first, second, third, scale, clip, l1, l2, decay, a, b, c, see `UpdateScalars.in_order`.
+# `numbers` are rate, first, second, third, scale, clip, l1, l2, decay, a, b, c (see `UpdateScalars.in_order`).
 
 
 @inlined

@@ -102,7 +102,7 @@ def sums_of_products(
 ) -> Any:
     """Emit rows x width sums of x[places[i] + table[t]] · w[t · pitch + j] over t < count, in registers. count >= 1.
 
-    Returns the vectors of sums by row, and their starts and types, see `split`.
+    Returns the vectors of sums by row, and their starts and types (see `split`).
     """
     parts = split(width, x.type.pointee)
     patches = [b.gep(x, [element(b, places, ir.Constant(I64, i))]) for i in range(rows)]
