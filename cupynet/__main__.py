@@ -56,7 +56,7 @@ def _answer(name: str) -> None:
 
 
 def _completed() -> str:
-    """Return the command for which to complete settings. If there is none yet, complete its name and exit."""
+    """Return the command whose settings to complete. If there is none yet, complete its name and exit."""
     words = os.environ.get("COMP_LINE", "").split()
     if len(words) > 1 and words[1] in COMMANDS:
         os.environ["COMP_LINE"] = " ".join([words[0], *words[2:]])

@@ -156,7 +156,7 @@ class TrainJob:
         wrapper, data, run, settings = self.wrapper, self.data, self.run, self.settings
         split, held_out = ("test", data.test) if data.validation is None else ("validation", data.validation)
         loader = self.experiment.evaluation_loader(held_out)
-        # 0 if the run was killed after its last epoch
+        # no epochs are left if the run was killed after its last one
         left = settings.epochs if settings.resume is None else max(settings.epochs - wrapper.trainer.epoch, 0)
         train, every = self.experiment.train_loader(data), settings.evaluate_every_epochs
         on_test, on_validation = (loader, None) if split == "test" else (None, loader)

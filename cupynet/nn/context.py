@@ -19,7 +19,7 @@ class Context:
         seed: the seed of the model.
         replicas: communicator for layers with `syncs_replicas = True`; None for a single replica. All replicas must
             call its methods in the same order.
-        counts: False if the samples are dummies, with which a replica without a batch takes part in exchanges.
+        counts: False if the samples are dummies, used by a replica without a batch to take part in exchanges.
     """
 
     train: bool = False

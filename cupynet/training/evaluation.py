@@ -78,7 +78,7 @@ class Evaluation:
 
         Args:
             scores: (N, classes), increasing with the probability.
-            targets: class indices (N,), or probabilities (N, classes), whose largest is the true class.
+            targets: class indices (N,), or probabilities (N, classes), the largest of which marks the true class.
             losses: (N,).
             samples: sample indices in the data set, (N,). Without them no mistakes are kept.
         """

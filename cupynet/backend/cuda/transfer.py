@@ -276,7 +276,7 @@ class CudaTransfer(Transfer):
         self._taken = part.stop
 
     def take(self, images: Array, labels: Array, samples: Array | None) -> None:
-        """Gather the epoch's next batch into these arrays, with its samples unless None. `judge` counts it as taken."""
+        """Gather the epoch's next batch into these arrays. samples: may be None. `judge` counts the batch as taken."""
         assert self._resident is not None
         count, size, channels = len(images), math.prod(images.shape[1:]), len(self._tables[0])
         if labels.ndim == 1:

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 GRACE_S = 5.0  # seconds for the other workers to notice a failure
 WAKE_S = 0.2  # interval at which the main thread wakes up to let Python run signal handlers
-INTERRUPTED = -1  # used as the failed rank if the caller of `run` or `close` ended the task
+INTERRUPTED = -1  # recorded as the failed rank if the caller of `run` or `close` ended the task
 
 
 class ThreadLauncher(Launcher):

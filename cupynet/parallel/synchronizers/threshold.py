@@ -91,7 +91,7 @@ class TargetSparsity(Threshold):
     Args:
         target: target fraction of the weights, between 0 and 1.
         initial: initial threshold.
-        decay: factor by which the threshold is lowered, and divisor by which it is raised.
+        decay: factor that lowers the threshold, and divisor that raises it.
     """
 
     def __init__(self, target: float = 1e-3, initial: float = INITIAL, decay: float = DECAY) -> None:
@@ -112,7 +112,7 @@ class AdaptiveThreshold(Threshold):
     Args:
         initial: initial threshold.
         min_fraction, max_fraction: between these fractions of the weights, the threshold does not change.
-        decay: factor by which the threshold is lowered, and divisor by which it is raised.
+        decay: factor that lowers the threshold, and divisor that raises it.
     """
 
     def __init__(

@@ -33,8 +33,8 @@ class Checkpoint(Callback):
         every_iterations: iterations between additional checkpoints, or None.
         keep_last: number of newest checkpoints to keep.
         keep_every: keep every n-th checkpoint permanently, or None.
-        best: the figure, such as `accuracy`, `loss` or one of the `metrics`, by which to choose the best epoch, whose
-            checkpoint is also kept; or None.
+        best: also keep the checkpoint of the epoch with the best value of this figure: `accuracy`, `loss` or another,
+            or one of the `metrics`; None to disable.
         path: the folder; by default `checkpoints` in the run folder, or in the current folder without a run. `resume=`
             only finds checkpoints in the run folder.
 

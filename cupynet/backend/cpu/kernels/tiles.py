@@ -1,7 +1,7 @@
 """Direct convolution without im2col.
 
-`add_products` multiplies two matrices, the first of which is not stored. Its rows start anywhere in an image, and a
-table contains the offsets of their values. Rows are patches (convolution), values of a patch (weight gradient), or
+`add_products` multiplies two matrices. The first is not stored: its rows start anywhere in an image, and a table
+contains the offsets of their values. Rows are patches (convolution), values of a patch (weight gradient), or
 gradients of windows (input gradient). Tiles of sums are held in registers. The loop is LLVM vector code, as in `rows`.
 
 Sums are computed `CHUNK` products at a time, so that factors shared by all tiles stay in the L1 cache (Goto & van de

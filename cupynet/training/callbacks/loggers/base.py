@@ -44,8 +44,8 @@ class Logger(Callback):
         package: the package that writes the log.
         extra: the extra of cupynet that installs it.
         folder: the run folder, or None.
-        identity: the log's id, with which a resumed run continues it; "" for a new log. Set by `_begin` if the package
-            uses ids.
+        identity: the log's id, for continuing the log when a run is resumed; "" for a new log. Set by `_begin` if the
+            package uses ids.
 
     Raises:
         ConfigError: the package is not installed.
