@@ -152,7 +152,7 @@ def _missing(folder: Path) -> list[Path]:
 
 
 def _as_ours(error: BaseException, schema: type[Settings]) -> BaseException:
-    """Convert errors of Hydra, of YAML files and of the run folder to CupynetError. Return others unchanged."""
+    """Convert errors from Hydra, YAML files and the run folder to CupynetError. Return other errors unchanged."""
     if isinstance(error, HydraException | OmegaConfBaseException):
         return refusal(error, schema)
     if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
@@ -173,7 +173,7 @@ class _Command(Generic[S, T]):
         created: folders created by this command, innermost first.
         sweep: folder of the sweep; None for a single run.
         resumed: the run or checkpoint to resume, or None.
-        changes: the overrides of the resumed run.
+        changes: overrides to apply to the resumed run.
         postponed: functions to call when training begins.
         ranks: all ranks; None before MPI is started, and without mpiexec.
     """

@@ -293,7 +293,7 @@ class Mixing(Augmentation):
     The preceding augmentations are applied to both images. Labels become class probabilities (N, C).
 
     Args:
-        alpha: lambda, the share of the first image, is drawn from Beta(alpha, alpha).
+        alpha: parameter of Beta(alpha, alpha), from which lambda, the share of the first image, is drawn.
     """
 
     def __init__(self, alpha: float = 1.0) -> None:

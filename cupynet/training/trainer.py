@@ -138,7 +138,7 @@ class Trainer:
         """Train for `fit.epochs` more epochs. Afterwards all replicas are identical.
 
         An interrupted epoch continues if `fit.train` has the same number of samples and batch size; otherwise it
-        restarts. A learning-rate schedule spans one fit.
+        restarts. Most learning-rate schedules span one fit.
 
         Raises:
             DivergedError: a loss or gradient is not finite, detected before it is used (see `NonFinite`); or a weight
@@ -175,7 +175,7 @@ class Trainer:
         self.data = fit.train.identity
         self.replica.classifies = classifies(fit.train.dataset, self.replica.whole.loss)
         self.epoch_iteration = min(self.epoch_iteration, per_epoch)  # with more workers an epoch has fewer iterations
-        plan.averaged = plan.averaged and self.plan.unfinished and not fit.epochs  # restored after averaging
+        plan.averaged = plan.averaged and self.plan.unfinished and not fit.epochs  # only if restored after averaging
         if plan.start is None:
             plan.start, self.callbacks.resuming = self.iteration, []
         plan.iterations_per_epoch, plan.epochs = per_epoch, self.epoch + fit.epochs

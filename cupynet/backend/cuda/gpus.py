@@ -1,7 +1,7 @@
 """The GPUs of this machine and their memory pools.
 
 CuPy does not track peak memory, and an allocation hook would be too slow. A pool only grows until it is emptied, so its
-size before that is the peak. CuPy empties a pool that has reached its limit.
+size just before is its peak. CuPy empties a pool that has reached its limit.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def inventory() -> dict[str, Any]:
     """Describe the GPUs and the CUDA software. Call `probe` first.
 
     Returns:
-        The versions `cupy`, `runtime` (CUDA that CuPy was built for), `driver` (latest CUDA that the driver supports)
-        and `nccl` (None if missing), and `devices`, each with name, capability, and total and free memory in bytes.
+        The versions `cupy`, `runtime` (CUDA version of CuPy), `driver` (latest CUDA version that it supports) and
+        `nccl` (None if missing), and `devices`, each with name, capability, and total and free memory in bytes.
     """
     import cupy
 

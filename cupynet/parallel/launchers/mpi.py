@@ -181,7 +181,7 @@ def _start() -> MpiJob:
     try:
         with _limited(
             START_S + 2 * bool(process and process.rank), file=2
-        ):  # rank 0 first, so that only one rank reports the error
+        ):  # rank 0 times out first, so that only one rank reports the error
             return MpiJob()
     except BaseException:
         if process is not None:

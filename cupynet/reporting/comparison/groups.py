@@ -32,7 +32,7 @@ class Group:
             until the target accuracy, are means over the runs. `accuracy_range` (text) exists if there are several
             runs. `speed_up` is the throughput relative to a group with one worker, `efficiency` the speed-up per
             worker.
-        front: True if the group is on the Pareto front: no other group is both more accurate and faster to train.
+        front: True if the group is on the Pareto front of accuracy and training time.
     """
 
     runs: list[ComparedRun]

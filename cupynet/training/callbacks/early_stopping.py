@@ -201,7 +201,7 @@ class EarlyStopping(Callback):
         return score - other if self.mode == "max" else other - score
 
     def _end(self, trainer: Trainer, condition: str) -> None:
-        """Stop all workers. `condition` is the name of the condition, a colon and details."""
+        """Stop all workers. condition: its name, a colon and details."""
         self._now.met = self._now.met or condition
         trainer.stop(self._now.met, StopReason.EARLY)
 
