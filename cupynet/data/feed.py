@@ -32,8 +32,8 @@ class QueuedBatch(Batch):
 class BatchFeed:
     """The batches of one worker, prepared ahead by a thread or gathered from images on its device.
 
-    Create it in the worker's thread, outside of communication, because the constructor allocates all memory. Use it as
-    a context manager, or call `close`.
+    Create it in the worker's thread, outside of communication, because the constructor allocates device memory. Use it
+    as a context manager, or call `close`.
 
     Args:
         prefetch: number of batches to prepare ahead in a thread; 0 disables prefetching.

@@ -64,7 +64,7 @@ class Layer(Described):
         needs_dx: if False, `backward` may return None (see `Scope`).
         input, output: types of one sample before and after the layer.
         declared: number of weights, including children.
-        fused: empty, or the layer that computes this layer and the next in one operation. It is not a child.
+        fused: empty, or the layer that computes this layer and the next one in one operation; not a child.
     """
 
     trainable = TRAINABLE

@@ -40,7 +40,7 @@ class Loss(Described):
         """Raise ConfigError if the loss does not support this number of outputs."""
 
     def check_targets(self, targets: Array) -> None:
-        """Raise ConfigError unless the loss supports these targets (S, O), on the host, and sample weights."""
+        """Raise ConfigError unless the loss supports sample weights and these targets (S, O), on the host."""
         name = type(self).__name__
         raise ConfigError(
             f"{name} only supports class indices, without weights or MixUp, unless it defines check_targets"

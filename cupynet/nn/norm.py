@@ -17,11 +17,11 @@ class BatchNorm(Layer):
     """Batch normalization (Ioffe & Szegedy 2015): (x - mean) / sqrt(variance + epsilon) · scale + shift per channel.
 
     Channels are the last axis. Training uses the statistics of the worker's batch or micro-batch, and evaluation uses
-    running statistics. They are buffers of the model (`norm1.mean`, `norm1.variance`), averaged and saved with the
-    weights. `scale` and `shift` have no weight decay. A following `Activation("relu")` is fused.
+    running statistics. The latter are buffers of the model (`norm1.mean`, `norm1.variance`), averaged and saved with
+    the weights. `scale` and `shift` have no weight decay. A following `Activation("relu")` is fused.
 
     Without `sync`, the result depends on the number of workers. With `sync`, and weights or gradients averaged in every
-    iteration, several workers compute the same as one worker on all samples (for plain SGD or momentum).
+    iteration, several workers compute the same result as one worker on all samples (for plain SGD or momentum).
 
     As in PyTorch, the running variance is unbiased (divided by n - 1), but the variance of a batch is divided by n. If
     `scale` and `shift` are frozen (`Model.freeze`), training uses the running statistics and does not change them, as

@@ -133,7 +133,7 @@ class Optimizer(Described):
     ) -> None:
         """Implement `step`, given `numbers` and a factor `scale` for the gradients.
 
-        In a captured step all of them are 1, because its operations read the values on the device (see
+        In a captured step, `numbers` and `scale` are 1, because operations read the real values on the device (see
         `Recorder.steered`).
         """
         norm = None

@@ -308,7 +308,7 @@ class ParallelWrapper:
             ConfigError: the pixel scale differs from training, or the replicas differ because the restored
                 checkpoint was written between two averaging steps.
         """
-        pixels = self.model.pixels  # FRACTIONS before training too, when any scale is allowed
+        pixels = self.model.pixels  # also FRACTIONS before training, when any scale is allowed
         known = pixels if pixels != FRACTIONS else None
         loader = evaluation_loader(examples(x, y), batch_size, self.model, known)
         check_metrics(self.options.metrics, loader, self.model.loss)
@@ -347,7 +347,7 @@ class ParallelWrapper:
         results are equal up to rounding. The log says which case applies.
 
         Args:
-            path: a checkpoint, or a folder from which to use the newest undamaged checkpoint.
+            path: a checkpoint, or a folder whose newest undamaged checkpoint is used.
 
         Raises:
             ConfigError: there is no checkpoint, or its network, optimizer, synchronizer or stages differ.

@@ -23,7 +23,7 @@ from cupynet.backend.window import Window
 
 CACHE_LINE = 64  # bytes
 SHORT_ROW = 16  # values in a row of a patch; shorter rows do not fill a vector
-MOST_PIXELS = 9  # pixels in the largest pooling window, because each has a sum in registers
+MOST_PIXELS = 9  # maximum number of pixels in a pooling window, each of which has a sum in registers
 
 
 def fuse(backend: Backend, first: Convolution, pool: Window) -> FusedPair | None:

@@ -1,8 +1,8 @@
 """Pointwise activations, vectorized, in one pass over memory.
 
 exp and expm1 use polynomials, because calls to the C library would prevent vectorization: x = n ln 2 + r with
-|r| <= ln 2 / 2, and the Taylor series of exp(r) - 1 (Cody & Waite 1980). They are used only for x <= 0, which cannot
-overflow.
+|r| <= ln 2 / 2, and the Taylor series of exp(r) - 1 (Cody & Waite 1980). Both functions are used only for x <= 0, so
+they cannot overflow.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 All other output gradients of the convolution are zero. Each maximum with gradient g adds g · patch to the gradient of
 its filter, and g · filter to the gradient of its patch.
 
-Both use `weighted_rows`, for rows of constant length. It is generated as LLVM vector code, because numba does not keep
-the sums of an array loop in registers.
+Both passes use `weighted_rows`, for rows of constant length. This function is generated as LLVM vector code, because
+numba does not keep the sums of an array loop in registers.
 """
 
 from __future__ import annotations

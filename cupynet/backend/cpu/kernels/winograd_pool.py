@@ -35,7 +35,7 @@ from cupynet.backend.cpu.kernels.vectors import (
 )
 
 SIDE = 4  # height and width of a tile of outputs
-POINTS = (0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5)  # infinity is another one
+POINTS = (0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5)  # the finite points; the last point is infinity
 
 
 @functools.cache
