@@ -21,6 +21,7 @@ class LossScaler:
     Args:
         backend: the backend whose `loss_scale` is set.
         together: workers that skip steps together: the stages of a replica, or all workers if they share gradients.
+        shared: True if all workers share gradients.
 
     Attributes:
         steady: iterations since the scale changed.

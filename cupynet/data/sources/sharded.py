@@ -20,6 +20,7 @@ class ShardedFiles(Source):
     Args:
         folder: path of the folder.
         classes: number of classes; by default the largest training label + 1.
+        seed, normalize, augment: see `Source`. `normalize` cannot be "auto".
     """
 
     def __init__(
