@@ -1,4 +1,4 @@
-"""What holds for all tests: marks, order, and which devices they see."""
+"""Configuration of all tests: their markers, their order, and the devices they see."""
 
 import gc
 import os
@@ -14,29 +14,29 @@ from cupynet.backend.select import device_count
 from tests.standin import installed, machine
 from tests.support.backends import GPU, ON_DEVICES
 
-# nohup ignores SIGHUP, and a background job SIGINT, for everything that a test starts too
+# Child processes inherit ignored signals: SIGHUP under nohup, SIGINT in a background job.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Drawing a page takes longer than most trainings here: tests/reporting/ turns it on.
+# Writing a report takes longer than most training runs here. tests/reporting/ turns it on.
 os.environ["CUPYNET_REPORT"] = "false"
 
 TESTS = Path(__file__).parent
 DEVICE_CODE = (TESTS / "standin", TESTS / "backend" / "cuda")
-# The longest begin first. Otherwise one process works at the end while the others have nothing left.
+# The slowest tests start first. Otherwise one xdist worker would still run at the end while the others are idle.
 FIRST = ("test_soak", "test_train_mpi", "test_sanitized", "test_resume")
 HIDDEN = "CuPy finds no usable GPU (cudaErrorNoDevice: no CUDA-capable device is detected)"
-# Thousands of operations, which show again that single operations are right.
+# Long tests that repeat what tests of single operations already check.
 LONG_ON_THE_STANDIN = ("gradients_of_a_network", "predictions_are_made_in_batches", "half_learns_what_float_learns")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests of the GPU code that run without a GPU, skip those that need more GPUs, start the longest first."""
+    """Mark tests of GPU code that need no GPU, skip those that need more GPUs, and start the slowest first."""
     several = GPU and device_count("cupy") > 1
     for item in items:
         if item.get_closest_marker("multi_gpu") and not several:
             item.add_marker(pytest.mark.skip(reason="needs two GPUs"))
-        if " at 0x" in item.nodeid:  # it would differ between the processes that share the tests
+        if " at 0x" in item.nodeid:  # it would differ between xdist workers
             raise pytest.UsageError(f"{item.nodeid}: has an address in its name: give it ids")
         device_code = item.get_closest_marker("standin") or any(map(item.path.is_relative_to, DEVICE_CODE))
         if device_code and item.get_closest_marker("gpu") is None:
@@ -48,9 +48,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Hide the GPUs from a test that is not marked `gpu`, and from what it starts, but not devices of the stand-in.
+    """Hide GPUs, but not stand-in devices, from a test without the mark `gpu` and from its child processes.
 
-    CUDA looked for GPUs when tests were collected. For this process the variable comes too late.
+    CUDA looked for GPUs when tests were collected, so setting the variable has no effect on this process.
     """
     if not GPU or any(item.get_closest_marker(mark) for mark in ("gpu", "multi_gpu")):
         return (yield)
@@ -67,14 +67,14 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 @pytest.fixture(scope="module", autouse=True)
 def freeze_gc() -> None:
-    """Exclude objects left by earlier modules from garbage collection. Each run ends with a full collection."""
+    """Exclude objects left by earlier modules from garbage collection. Python ends with a full collection."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture
 def no_garbage_collector() -> Iterator[None]:
-    """For tests of memory that must be freed without the garbage collector."""
+    """Disable the garbage collector, for tests of memory that must be freed without it."""
     gc.disable()
     yield
     gc.enable()
@@ -82,13 +82,13 @@ def no_garbage_collector() -> Iterator[None]:
 
 @pytest.fixture(params=ON_DEVICES)
 def devices(request: pytest.FixtureRequest, made_up_devices: None) -> str:
-    """Where the test computes: on the stand-in of CuPy, or on GPUs."""
+    """Return the devices of the test: those of CuPy's stand-in, or GPUs."""
     return str(request.param)
 
 
 @pytest.fixture(autouse=True)
 def made_up_devices(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Run a test that is marked `standin` on the stand-in of CuPy, which fails if CuPy is misused."""
+    """Run a test that is marked `standin` on CuPy's stand-in, which fails if CuPy is misused."""
     if request.node.get_closest_marker("standin") is None:
         yield
         return
@@ -98,7 +98,7 @@ def made_up_devices(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def cupy(made_up_devices: None) -> Any:
-    """CuPy: the stand-in in a test that is marked `standin`."""
+    """Return the module CuPy, which is the stand-in in tests marked `standin`."""
     import cupy
 
     return cupy

@@ -1,6 +1,6 @@
 """Convolutions, pools and networks refuse arrays that do not fit, on every backend.
 
-Unchecked, compiled code would read and write beyond the arrays: garbage, NaN, or a crash.
+Without checks, compiled code would read and write beyond the arrays, which gives garbage, NaN, or a crash.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from cupynet.nn import Activation, Backward, Context, Conv2D, Dense, Image, Mode
 from tests.support.backends import every_backend
 
 ONE, TWO = Window((3, 3)), Window((2, 2), (2, 2))
-Call = Callable[[Backend, Callable[..., Any]], Any]  # with a function that makes zeros of a shape
+Call = Callable[[Backend, Callable[..., Any]], Any]  # called with a backend and a function from shape to zeros
 
 
 def conv2d(x: tuple[int, ...], weight: tuple[int, ...], groups: int = 1) -> Call:
@@ -58,7 +58,7 @@ def test_arrays_that_do_not_fit_are_refused(name: str) -> None:
 
 
 class Cut(Activation):
-    """Its derivative has another shape, or gaps."""
+    """Its backward pass returns a non-contiguous array of the wrong shape."""
 
     def forward(self, x: Any, context: Context) -> tuple[Any, Backward]:
         y, backward = super().forward(x, context)
@@ -80,7 +80,7 @@ def test_a_derivative_of_another_shape_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["numpy", "numba"])
 def test_activations_of_half_an_array(name: str) -> None:
-    """As a layer with a gate calls them."""
+    """Gated layers call them this way."""
     backend = create_backend(name, "float")
     x = np.arange(16, dtype=np.float32).reshape(2, 8) / 16
     y, dy = x.copy(), np.ones((2, 8), np.float32)

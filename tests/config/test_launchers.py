@@ -1,4 +1,4 @@
-"""Sweeps whose jobs run elsewhere, as with Hydra's launchers for joblib and Slurm; and two sweeps in one folder."""
+"""Sweeps with jobs in other processes, as with Hydra's launchers for joblib and Slurm; two sweeps in one folder."""
 
 import logging
 import os
@@ -44,7 +44,7 @@ def task(settings: Settings, folder: Path) -> float | None:
 
 
 class Elsewhere(ProcessLauncher):
-    """Runs each job as another process would: with a copy of the task, and without this process's state."""
+    """Runs each job as another process would: with a copy of the task and without this process's state."""
 
     lost: tuple[int, ...] = ()  # jobs whose process is killed
     stopped: int | None = None  # the job before which Ctrl-C is pressed
@@ -73,12 +73,12 @@ class Elsewhere(ProcessLauncher):
     def _elsewhere(self, job: Any) -> None:
         folders: Any = {"job_dir_key": "hydra.sweep.dir", "job_subdir_key": "hydra.sweep.subdir"}
         work: Any = {"task_function": pickle.loads(self._task), "config": job, "hydra_context": self._context}
-        Context().run(run_job, **work, **folders)  # without the running command
+        Context().run(run_job, **work, **folders)  # an empty context, without the running command
 
 
 @pytest.fixture
 def sweep(in_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
-    """sweep(*arguments, lost=()) -> exit code, with the launcher above and without waiting for locks."""
+    """Return sweep(*arguments, lost=()) -> exit code, which uses the launcher above and does not wait for locks."""
     monkeypatch.setitem(Plugins.instance().class_name_to_class, "hydra_plugins.cupynet_processes.Processes", Elsewhere)
     monkeypatch.setattr(lock, "TIMEOUT_S", 0.0)
 

@@ -2,10 +2,10 @@
 
     python -m tests.faults                                   # all of them
     python -m tests.faults residual-not-restored ...         # these
-    python -m tests.faults --area kernels --tree ../other    # of another working tree
+    python -m tests.faults --area kernels --tree ../other    # in another working tree
 
-The tests run without any fault first. `make test` has to catch a fault, or `make test-standin` if its area is cuda:
-other tests are not run. The exit code is 1 if a fault is missed, 2 if nothing can be said.
+First, the tests run without any fault. Only the tests of `make test` (for the area cuda, of `make test-standin`) can
+catch a fault. The exit code is 1 if a fault is missed, 2 if a fault does not exist or tests fail without any.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from tests.faults.planted import FAULTS, Fault, mistake
 ROOT = Path(__file__).resolve().parents[2]
 LEFT_OUT = shutil.ignore_patterns(".git", ".venv", ".mypy_cache", ".ruff_cache", ".hypothesis", "outputs")
 TIMEOUT_S = 600
-NO_TESTS = 5  # pytest's exit code if the marks leave none
+NO_TESTS = 5  # pytest's exit code if every test is deselected
 PYTEST = ("-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--tb=no", "-rfE")
 TEST_STANDIN = "not slow and not gpu"
 TEST = f"{TEST_STANDIN} and (not device_code or smoke)"
@@ -63,7 +63,7 @@ def main() -> int:
 
 def caught_by(fault: Fault, clean: Path, place: Path) -> str | None:
     """Return the test that fails with this fault in a copy of `clean`, or None."""
-    shutil.copytree(clean, place)  # with compiled kernels and bytecode, and with the times they are valid for
+    shutil.copytree(clean, place)  # including caches of kernels and bytecode, whose timestamps keep them valid
     file = place / fault.file
     file.write_text(file.read_text("utf-8").replace(fault.old, fault.new), "utf-8")
     began = time.monotonic()

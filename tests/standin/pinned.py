@@ -1,7 +1,7 @@
-"""Pinned memory of the host, as CuPy's pool has it (cupy/cuda/pinned_memory.pyx, 14.2).
+"""Pinned host memory, modeled on CuPy's pool (cupy/cuda/pinned_memory.pyx, 14.2).
 
-Sizes are powers of two, of 512 bytes at least. What is freed is kept until `free_all_blocks`. A copy to a device is
-made later than it is requested: the memory must not change before the host has waited for the stream.
+Sizes are powers of two, at least 512 bytes. Freed blocks are kept until `free_all_blocks`. A copy to a device is
+asynchronous: the memory must not change before the host has waited for the stream.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ UNIT = 512  # bytes
 
 
 class Flight(NamedTuple):
-    """A copy to a device that is under way since an operation: its memory by address, and what that held."""
+    """A pending copy to a device: its operation, its host memory, and that memory's content at the start."""
 
     since: Access
     host: NDArray[Any]
@@ -32,7 +32,7 @@ class Flight(NamedTuple):
 
 
 class PinnedPool:
-    """The only pool.
+    """The pool of all pinned memory.
 
     Attributes:
         free: size -> number of free blocks.
@@ -46,7 +46,7 @@ class PinnedPool:
         self.flights: list[Flight] = []
 
     def malloc(self, nbytes: int) -> Any:
-        """Memory for NumPy: `numpy.frombuffer(pointer, dtype, count)`."""
+        """Return memory for `numpy.frombuffer(pointer, dtype, count)`."""
         size = rounded(nbytes)
         self._take(size)
         pointer = type("PinnedMemoryPointer", (_Pinned, ctypes.c_char * size), {"pool": self, "length": size})()
@@ -58,7 +58,7 @@ class PinnedPool:
         return any(start <= address < start + size for start, size in list(self.used.items()))
 
     def sends(self, address: int, content: bytes, since: Access) -> None:
-        """Note a copy to a device. It keeps only the address: freeing the memory too soon is a misuse."""
+        """Record a copy to a device by its address, without keeping the memory: freeing it too soon is a misuse."""
         host = np.ctypeslib.as_array((ctypes.c_uint8 * len(content)).from_address(address))
         self.flights.append(Flight(since, host, content))
 
@@ -74,7 +74,7 @@ class PinnedPool:
                 )
 
     def ends(self, address: int, size: int) -> None:
-        """Memory is given back. Nothing is raised: misuses are kept."""
+        """Take memory back. Destructors cannot raise, so pending copies are recorded as misuses."""
         with self.machine.lock:
             self.used.pop(address, None)
             ended = self._ended(lambda each: address <= each.host.ctypes.data < address + size)
@@ -88,13 +88,13 @@ class PinnedPool:
             )
 
     def _ended(self, ends: Callable[[Flight], bool]) -> list[Flight]:
-        """Take the copies for which `ends` is true from those under way."""
+        """Remove and return the pending copies for which `ends` is true."""
         ended = [each for each in self.flights if ends(each)]
         self.flights = [each for each in self.flights if not ends(each)]
         return ended
 
     def stage(self, nbytes: int) -> None:
-        """Take and give what CuPy's copy to the device takes for a while, so that the host need not wait."""
+        """Allocate and free the staging buffer with which CuPy copies to a device without making the host wait."""
         self._take(rounded(nbytes))
         self.give(rounded(nbytes))
 

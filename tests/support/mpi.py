@@ -1,4 +1,4 @@
-"""Tests under mpiexec. If it is missing they are skipped, or fail if CUPYNET_TEST_ALL is set."""
+"""Tests under mpiexec. Without it they are skipped, or fail if CUPYNET_TEST_ALL is set."""
 
 import importlib.util
 import os
@@ -16,7 +16,7 @@ from tests.support.commands import environment
 
 
 def missing() -> str:
-    """Return what is missing for ranks on this machine; "" if nothing is."""
+    """Return why ranks cannot be started on this machine, or "" if they can."""
     if importlib.util.find_spec("mpi4py") is None:
         return "mpi4py is not installed: pip install 'cupynet[mpi]'"
     try:
@@ -26,14 +26,14 @@ def missing() -> str:
     return ""
 
 
-NO_MPI = "" if "CUPYNET_TEST_ALL" in os.environ else missing()  # why to skip a test
+NO_MPI = "" if "CUPYNET_TEST_ALL" in os.environ else missing()  # the reason for skipping
 needs_mpi = [pytest.mark.mpi, pytest.mark.skipif(bool(NO_MPI), reason=NO_MPI)]
 
 
 def under_mpiexec(
     ranks: int, *arguments: str, cwd: Path = ROOT, timeout: float = 120, **more: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run this Python with `arguments` as so many ranks; more: variables of the environment."""
+    """Run this Python with `arguments` on `ranks` ranks; more: additional environment variables."""
     assert not missing(), missing()
     return subprocess.run(
         [find_mpiexec(), "-n", str(ranks), sys.executable, *arguments],
@@ -51,7 +51,7 @@ def ranks_of(mark: str) -> list[int]:
     """Return the process IDs of the ranks that have `MARK=mark` in their environment."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it has ended, or is another user's
+        with suppress(OSError):  # the process has ended, or is another user's
             variables = (process / "environ").read_bytes().split(b"\0")
             if f"MARK={mark}".encode() in variables and any(each.startswith(b"PMI_RANK=") for each in variables):
                 found.append(int(process.name))

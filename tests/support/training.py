@@ -41,7 +41,7 @@ def small_dataset(samples: int, seed: int = 0) -> Dataset:
     rng = np.random.default_rng(seed)
     labels = np.arange(samples, dtype=np.int64) % 3
     images = rng.integers(0, 120, (samples, 8, 8, 1)).astype(np.uint8)
-    images[np.arange(samples), labels * 2] += 100  # a bright row tells the class
+    images[np.arange(samples), labels * 2] += 100  # a bright row encodes the class
     return Dataset("bright rows", images, labels, 3)
 
 
@@ -70,14 +70,14 @@ def fingerprint(model: Model) -> str:
 
 
 def assert_close(found: Mapping[str, Any], expected: Mapping[str, Any], tolerance: float = 1e-10) -> None:
-    """Compare weights by name. The tolerance is of each weight's largest entry if that is more than 1."""
+    """Compare weights by name. The tolerance is relative to each weight's largest entry if that exceeds 1."""
     for name, weight in expected.items():
         bound = tolerance * max(1.0, float(np.abs(weight).max()))
         np.testing.assert_allclose(found[name], weight, rtol=0, atol=bound, err_msg=name)
 
 
 def stripes(count: int) -> Dataset:
-    """Images of 8x8 pixels; a bright stripe tells the class."""
+    """Images of 8x8 pixels; a bright stripe encodes the class."""
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 3, count)
     pixels = rng.integers(0, 100, (count, 8, 8, 1)) + 70 * (np.arange(8) // 3 == labels[:, None])[:, :, None, None]
@@ -101,7 +101,7 @@ class Identity(Layer):
 
 
 class Poisoned(Identity):
-    """The identity, except that the outputs for some samples are NaN, or their derivatives infinite."""
+    """The identity, except that the outputs for some samples are NaN, or their gradients infinite."""
 
     capturable = False
 
@@ -151,9 +151,9 @@ class Recorder(Callback):
 
 
 def reported_rows(recorder: Recorder, after: int) -> list[str]:
-    """The reports and epochs after an iteration, as text that shows every bit and in which NaN equals NaN.
+    """Return the reports and epochs after an iteration as exact text, in which NaN equals NaN.
 
-    Without times and traffic: a resumed fit sends its weights once.
+    Times are left out, and so is traffic: a resumed fit sends its weights once more.
     """
     timed = ("images_per_s", "compute_s", "data_s", "averaging_s", "waiting_s", "train_s", "spent", "bytes_sent")
     rows: list[Any] = [*recorder.reports, *recorder.epochs]
@@ -177,7 +177,7 @@ class KeepState(Callback):
 
 
 class Seen(Callback):
-    """Keeps what a function finds after each iteration and epoch, on every worker; by default its fingerprint."""
+    """Records a function's result, by default a fingerprint, after each iteration and epoch, on every worker."""
 
     every_rank = True
 
@@ -194,7 +194,7 @@ class Seen(Callback):
 
 
 class At(Callback):
-    """Calls a function after an iteration of the whole training, on one worker, after the other callbacks."""
+    """Calls a function after a given iteration of the whole training, on one worker, after the other callbacks."""
 
     last = True
 
@@ -208,7 +208,7 @@ class At(Callback):
 
 
 class On(Callback):
-    """Calls a function, which all workers share, with the arguments of one event, the trainer first."""
+    """Calls a function, shared by all workers, with the arguments of one event, the trainer first."""
 
     def __init__(
         self, event: str, work: Callable[..., object], *, every_rank: bool = False, last: bool = False
@@ -218,7 +218,7 @@ class On(Callback):
 
 
 class StopAfter(Callback):
-    """Requests a stop after an iteration of the whole training, on one worker."""
+    """Requests a stop after a given iteration of the whole training, on one worker."""
 
     def __init__(
         self, iteration: int, rank: int = 0, text: str = "enough", reason: StopReason = StopReason.REQUEST
@@ -265,11 +265,11 @@ def model_of(communicator: Communicator, dtype: str = "double", backend: str = "
 
 
 def alone(model: Model, optimizer: Optimizer, **options: Any) -> Trainer:
-    """A trainer without any parallel code."""
+    """Return a trainer without any parallel code."""
     return Trainer(Replica(model, optimizer), **options)
 
 
-# Every way to keep replicas together, as a configuration could describe it. Each worker needs a copy.
+# All synchronizers, with the arguments that a configuration may give them. Each worker needs a copy.
 WAYS: dict[str, Synchronizer] = {
     "every 3": ParameterAveraging(3),
     "weights every 4": ParameterAveraging(4, average_updaters=False),
@@ -290,5 +290,5 @@ WAYS: dict[str, Synchronizer] = {
     "threshold, target": GradientSharing(ThresholdEncoding(TargetSparsity(0.05, 0.01))),
 }
 
-# One of each mechanism: where a test only needs to see every kind of synchronizer.
+# One synchronizer of each kind.
 KINDS_OF_WAYS = {name: WAYS[name] for name in ("every 3", "diloco, half", "elastic", "gradients, half", "threshold")}

@@ -1,4 +1,4 @@
-"""Injected failures in any part and worker: the fit ends with that error and leaves no threads or files behind."""
+"""Failures injected into any part and worker: the fit ends with that error and leaves no threads or files behind."""
 
 import errno
 import gc
@@ -25,10 +25,10 @@ from cupynet.training import Callback, Checkpoint, History, ParallelWrapper
 from tests.support.trainers import fitted
 from tests.support.training import WAYS, On, small_dataset, small_model
 
-WORKERS, EPOCHS = 3, 2  # of four rounds: 44 samples in batches of 4
+WORKERS, EPOCHS = 3, 2  # epochs of four rounds: 44 samples in batches of 4
 THREADS = ("cupynet worker", "cupynet-prefetch")
 
-# How often a worker comes to the place of a failure in a fit. The last round of an epoch has no batch for some.
+# How often, at least, a worker reaches each injection point in a fit. One has no batch in an epoch's last round.
 KINDS = {
     "on_iteration_end": 6,
     "on_log": 3,
@@ -41,21 +41,21 @@ KINDS = {
     "synchronizer": 6,
     "average": 2,
     "loading": 6,
-    "scores": 2,  # averages at the end of a fit allow one evaluation
+    "scores": 2,  # with averaging only at the end of a fit, there is only one evaluation
     "disk": 3,
 }
 PLACES = {"on_iteration_end": ", at batch ", "loading": ", loading a batch", "scores": ", evaluating, at batch "}
 
 
 class Injected(Exception):
-    """On purpose."""
+    """Raised on purpose."""
 
 
 class Fault:
-    """Fails on one worker, the n-th time that it asks. All workers share one object.
+    """Fails on one worker, at its n-th call of `strike`. All workers share one object.
 
     Attributes:
-        raised: the error, afterwards.
+        raised: the raised error; None before.
         release: lets a worker that hangs continue.
     """
 
@@ -116,7 +116,7 @@ def inject(fault: Fault, way: str, patch: pytest.MonkeyPatch) -> list[Callback]:
 
 
 def threads_left(seconds: float = 10.0) -> list[str]:
-    """The names of our threads that are left after a while."""
+    """Wait for our threads to end; return the names of those still alive after `seconds`."""
     deadline = time.monotonic() + seconds
     while True:
         left = [thread.name for thread in threading.enumerate() if thread.name.startswith(THREADS)]
@@ -126,13 +126,13 @@ def threads_left(seconds: float = 10.0) -> list[str]:
 
 
 def check_error(error: BaseException, fault: Fault, checkpoints: Path) -> None:
-    """It is the one that was raised, and names the place."""
+    """Check that the error is the injected one, or follows from it, and names the place."""
     if fault.kind == "hang":
         assert isinstance(error, WorkerTimeout)
     elif fault.kind == "disk":
         assert isinstance(error, OutputError) and error.__cause__ is fault.raised
         for step in Checkpoints(checkpoints).steps():
-            read(Checkpoints(checkpoints).path(step))  # those of before are whole
+            read(Checkpoints(checkpoints).path(step))  # earlier checkpoints are intact
         assert all("." not in entry.name for entry in checkpoints.iterdir())
     else:
         assert fault.raised is not None and error is fault.raised
@@ -197,4 +197,4 @@ def test_wrappers_leave_no_threads_or_files_behind(tmp_path: Path) -> None:
     assert threads_left() == []
     after = held()
     assert (after[0], after[1]) == (threads, files)
-    assert after[2] - memory < 12e6  # what the allocator keeps; a model with its states has 10 kB, its run much more
+    assert after[2] - memory < 12e6  # kept by the allocator; a model and its state take 10 kB, its run much more

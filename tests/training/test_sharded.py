@@ -1,4 +1,4 @@
-"""Training on shards: one for each worker, weighted averages, equal data everywhere, and the recipe for shards."""
+"""Training on shards, one per worker: weighted averages, the check that all data are equal, the recipe."""
 
 import json
 from pathlib import Path
@@ -34,7 +34,7 @@ def train(loader: Loader, workers: int, epochs: int = 1) -> list[Trainer]:
 
 
 class Concatenated(Loader):
-    """The batches of three workers in a round as one batch."""
+    """Joins the batches of three workers in a round into one batch."""
 
     def __init__(self, sharded: Loader, dataset: Dataset) -> None:
         super().__init__(dataset, sharded.batch_size)
@@ -52,7 +52,7 @@ class Concatenated(Loader):
 
 
 def test_averages_of_shards_weight_workers_by_their_samples_of_the_round_or_none(tmp_path: Path) -> None:
-    """In every round: as one replica on the concatenated batches, also short ones, and when a worker has run out."""
+    """Every round equals one replica's on the concatenated batches, even if batches are short or a worker has none."""
     loader = Loader(write_shards(small_dataset(61), tmp_path, 3), 4, seed=3)
     trainers = train(loader, 3, epochs=2)
     one = alone(small_model(), SGD(0.05), prefetch_buffer=0)
@@ -77,7 +77,7 @@ def test_an_evaluation_of_shards_is_that_of_the_whole_data_set(tmp_path: Path) -
         found = wrapper.evaluate(shards).to_dict()
         expected = wrapper.evaluate(Loader(joined(shards), 30, shuffle=False)).to_dict()
     for mistake in (*found["mistakes"], *expected["mistakes"]):
-        del mistake["sample"]  # shards have kept the numbers of the whole set
+        del mistake["sample"]  # shards keep the sample numbers of the whole set
     assert found == expected
 
 
@@ -86,12 +86,12 @@ def test_the_wrapper_refuses_another_number_before_anything_is_trained(tmp_path:
     with ParallelWrapper(small_model(), workers=2) as wrapper:
         with refused("workers"):
             wrapper.fit(shards)
-        wrapper.fit(small_dataset(20))  # nothing has broken
+        wrapper.fit(small_dataset(20))  # the wrapper still works
 
 
 @pytest.mark.parametrize("what", ["train", "evaluate_on"])
 def test_workers_that_found_other_data_are_refused(what: str) -> None:
-    """As if one machine had other files than the rest."""
+    """One machine may have other files than the rest."""
 
     def task(communicator: Communicator) -> int:
         other = small_dataset(60, seed=int(communicator.rank == 1))
@@ -110,7 +110,7 @@ TRAIN = ["data=shards", "data.folder=../shards", "model=mlp", "backend=numpy", "
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four shards of 300 digits, written by the recipe, and a run with four threads."""
+    """Return a folder with four shards of 300 digits, written by the recipe, and a run with four threads."""
     folder = tmp_path_factory.mktemp("guide")
     with pytest.MonkeyPatch.context() as patch:
         run_guide("cupynet/guides/data.md", folder, patch)

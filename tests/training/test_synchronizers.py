@@ -1,4 +1,4 @@
-"""What synchronizers of users can rely on: the same calls in every round, and every gradient, also on a GPU."""
+"""Guarantees for user-defined synchronizers: the same calls in every round, and every gradient, even on a GPU."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from tests.support.training import On, small_dataset, small_model
 
 
 def test_every_method_is_called_on_every_worker_in_every_round() -> None:
-    """Five batches for three workers."""
+    """Three workers share five batches: worker 2 has none in the second round."""
     calls: dict[int, list[tuple[str, Any]]] = {}
 
     class Noting(Synchronizer):
@@ -45,7 +45,7 @@ def test_every_method_is_called_on_every_worker_in_every_round() -> None:
     ("measure_every", "measured"), [(5, [True, False, True, False, False, True]), (0, [False] * 6)]
 )
 def test_the_divergence_is_measured_once_every_few_iterations(measure_every: int, measured: list[bool]) -> None:
-    """At averages after every second one."""
+    """Replicas are averaged after every second iteration."""
     found: list[bool] = []
 
     class Noting(ParameterAveraging):
@@ -65,7 +65,7 @@ class Signs(ParameterAveraging):
 
 
 class Scheduled(Synchronizer):
-    """The mean gradient in every round, of a class that has a schedule besides."""
+    """Averages gradients in every round, although it also has the attribute `schedule`."""
 
     shares_gradients = True
 
@@ -77,7 +77,7 @@ class Scheduled(Synchronizer):
 
 
 class Own(Synchronizer):
-    """Leaves each replica to itself."""
+    """Does not synchronize."""
 
     shares_gradients = False
 
@@ -109,7 +109,7 @@ def test_a_step_before_updates_returns_nothing() -> None:
 def test_replicas_without_samples_move_only_if_gradients_are_shared(
     synchronizer: Synchronizer, updates: dict[int, int]
 ) -> None:
-    """Three batches for two workers: in the second round one has none."""
+    """Two workers share three batches: worker 1 has none in the second round."""
     found: dict[int, int] = {}
     note = On("on_fit_end", lambda trainer: found.update({trainer.rank: trainer.replica.updates}), every_rank=True)
     fitted(small_model(), Loader(small_dataset(12), 4), 2, synchronizer=synchronizer, callbacks=[note])

@@ -1,4 +1,4 @@
-"""Checkpoints: a fit that was stopped or killed resumes from the disk, bit for bit."""
+"""Checkpoints: a fit that was stopped or killed resumes from disk, bit for bit."""
 
 import itertools
 from pathlib import Path
@@ -18,7 +18,7 @@ from tests.support.resumed_runs import timeless_history
 from tests.support.training import WAYS, On, StopAfter, fingerprint, small_dataset, small_model
 
 EVERY_3 = ParameterAveraging(3)
-DATA = small_dataset(57)  # 15 batches: the third worker has none in the last round but one, and the last is of one
+DATA = small_dataset(57)  # 15 batches, the last of one sample: five rounds for three workers
 
 
 def wrapper_of(
@@ -44,7 +44,7 @@ def wrapper_of(
 
 
 def fit(wrapper: ParallelWrapper, epochs: int = 2, restore: Path | None = None) -> str:
-    """Fit up to an epoch, and return the fingerprint of the weights."""
+    """Train until `epochs` epochs are complete, and return the fingerprint of the weights."""
     with wrapper:
         done = 0
         if restore is not None:
@@ -93,12 +93,12 @@ def test_a_fit_ended_by_early_stopping_does_not_train_again(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("pipeline", [None, Pipeline(2, 2)])
 def test_a_fit_killed_after_its_last_epoch_has_the_same_result(tmp_path: Path, pipeline: Pipeline | None) -> None:
-    """The best weights are restored after the last checkpoint, and callbacks see the end of the fit once."""
+    """The best weights are restored after the last checkpoint, and `on_fit_end` is called once per fit."""
     ends: list[int] = []
     end = On("on_fit_end", lambda trainer: ends.append(trainer.epoch))
 
     def make() -> ParallelWrapper:
-        stopping = EarlyStopping("loss", mode="max", patience=9)  # the best is the first
+        stopping = EarlyStopping("loss", mode="max", patience=9)  # the first epoch is the best
         return wrapper_of(tmp_path, stopping, end, workers=2, pipeline=pipeline)
 
     wanted = fit(make())
@@ -135,7 +135,7 @@ def test_a_forged_number_is_refused_before_training(tmp_path: Path, part: str, v
 # which checkpoints are kept, and how often ----------------------------------------------------------------------------
 
 
-FORTY = small_dataset(40)  # ten iterations an epoch
+FORTY = small_dataset(40)  # ten iterations per epoch
 
 
 def saving(path: Path | str | None, *, run: Path | None = None, **options: Any) -> ParallelWrapper:
@@ -150,7 +150,7 @@ def train(wrapper: ParallelWrapper, restore: Path | str | None = None, epochs: i
 
 
 def test_which_checkpoints_are_kept(tmp_path: Path) -> None:
-    """With wrong labels, the more is learned, the worse: the first is the best. Each run has a best of its own."""
+    """With wrong labels the loss grows during training, so each run's first checkpoint is its best."""
     callback = Checkpoint(keep_last=1, keep_every=2, best="loss")
     right = small_dataset(9)
     wrong = Dataset("wrong labels", right.images, (right.labels + 1) % 3, 3)
