@@ -1,6 +1,6 @@
-"""A command on the stand-in of CuPy: `python -m tests.standin [--devices 2] -m cupynet train backend=cupy ...`.
+"""Run a command on CuPy's stand-in: `python -m tests.standin [--devices 2] -m cupynet train backend=cupy ...`.
 
-Its exit code is the command's; 70 if CuPy was misused.
+The exit code is the command's, or 70 if CuPy was misused.
 """
 
 import argparse

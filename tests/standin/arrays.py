@@ -1,12 +1,12 @@
-"""Arrays of the made-up devices: `cupy.ndarray`, as far as cupynet uses it.
+"""Arrays on simulated devices: `cupy.ndarray`, as far as cupynet uses it.
 
 Each array is a view of a block (memory.py), and each operation goes through `Machine.run`. Nothing is converted
-silently: NumPy arrays are refused as operands, also where CuPy would copy them to the device. Results in half stay
-half, Python's numbers are weak (NEP 50, CuPy 14), and what NumPy returns as a number is an array () here. An index out
-of bounds raises; CuPy wraps it.
+silently: NumPy arrays are rejected as operands, even where CuPy would copy them to the device. Results in half stay
+half, Python's numbers are weak (NEP 50, CuPy 14), and where NumPy returns a scalar, the result is an array of shape ().
+An index out of bounds raises an error; CuPy would wrap it.
 
-Read in CuPy 14.2, below cupy/_core: weak numbers in _kernel.pyx and _scalar.pyx; sums of halves, which accumulate in
-float, in _routines_math.pyx; their products in _routines_linalg.pyx; copies from the host in core.pyx.
+Sources, in cupy/_core of CuPy 14.2: _kernel.pyx and _scalar.pyx for weak numbers, _routines_math.pyx for sums of
+halves, which accumulate in float, _routines_linalg.pyx for their products, and core.pyx for copies from the host.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class ndarray:
     """An array on a device.
 
     Args:
-        shape, dtype: of a new array, with nothing written.
-        memptr: its memory, by default new.
+        shape, dtype: of a new array, which is uninitialized.
+        memptr: its memory; newly allocated by default.
 
     Attributes:
-        host_view: the elements, for operations of the stand-in.
+        host_view: the elements, for the stand-in's own operations.
     """
 
     __array_priority__ = 100
@@ -62,7 +62,7 @@ class ndarray:
 
     @property
     def span(self) -> list[Span]:
-        """Its part of the memory; nothing if it is empty."""
+        """The array's part of its memory; no span if the array is empty."""
         chunk = self._memory.chunk
         return [] if chunk is None or not self.size else [Span(chunk, self.host_view)]
 
@@ -99,7 +99,7 @@ class ndarray:
     # to and from the host -------------------------------------------------------------------------------------------
 
     def get(self) -> Any:
-        """A copy on the host; waits for the current stream."""
+        """Return a copy on the host, after waiting for the current stream."""
         machine, name = active(), "a copy to the host"
         machine.must_not_capture(name)
         host, view = np.empty(self.shape, self.dtype), self.host_view
@@ -132,7 +132,7 @@ class ndarray:
     # views, copies, indices -----------------------------------------------------------------------------------------
 
     def reshape(self, *shape: Any) -> ndarray:
-        """A view. CuPy would copy if there is none."""
+        """Return a view. CuPy would copy if no view is possible."""
         sizes = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
         return self._of(self.host_view.reshape(sizes, copy=False))
 
@@ -230,7 +230,7 @@ def do(name: str, work: Callable[[], Any], reads: Sequence[ndarray], made: ndarr
 
 
 def allocate(nbytes: int, dtype: Any) -> MemoryPointer:
-    """Memory for an array, from the thread's allocator or the default pool."""
+    """Return memory for an array, from the thread's allocator or the default pool."""
     machine = active()
     if machine.seat.allocators:
         return machine.seat.allocators[-1](nbytes)  # type: ignore[no-any-return]
@@ -240,7 +240,7 @@ def allocate(nbytes: int, dtype: Any) -> MemoryPointer:
 
 
 def operand(value: Any, name: str) -> Any:
-    """`value` if it is an array of CuPy or a number; else Foreign."""
+    """Return `value` if it is an array of CuPy or a number; otherwise raise Foreign."""
     if isinstance(value, (ndarray, *Scalar)):
         return value
     raise Foreign(f"{name}: Unsupported type {type(value)}: bring it to the device with cupy.asarray")
@@ -269,7 +269,7 @@ def assign(target: ndarray, value: Any) -> ndarray:
 
 
 def reduce(ufunc: np.ufunc, array: ndarray, axis: Any, keepdims: bool, dtype: Any = None) -> ndarray:
-    """A sum or the like over some axes. Sums of halves accumulate in float."""
+    """Reduce over some axes with `ufunc`, such as a sum. Sums of halves accumulate in float."""
     axes = range(array.ndim) if axis is None else (axis,) if isinstance(axis, int) else axis
     gone = {each % array.ndim for each in axes}
     shape = [1 if i in gone else size for i, size in enumerate(array.shape) if keepdims or i not in gone]
@@ -286,7 +286,7 @@ def reduce(ufunc: np.ufunc, array: ndarray, axis: Any, keepdims: bool, dtype: An
 
 
 def matmul(a: Any, b: Any, out: ndarray | None = None) -> ndarray:
-    """The product of two matrices. Products of more axes are slow in half on a GPU."""
+    """Return the product of two matrices. With more axes, products in half are slow on a GPU."""
     for each in (a, b):
         if not isinstance(each, ndarray) or each.ndim != 2:
             raise Foreign(f"matmul of {type(each)}: the stand-in multiplies matrices only")
@@ -306,7 +306,7 @@ def matmul(a: Any, b: Any, out: ndarray | None = None) -> ndarray:
 
 
 def product(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
-    """a b, as BLAS computes it or, if arithmetic is fused, from the last term to the first, each rounded once."""
+    """Return a b as BLAS computes it; with fused arithmetic, sum from last to first term and round each once."""
     total: NDArray[Any] = np.zeros((len(a), b.shape[1]), a.dtype)
     if "fused" not in active().arithmetic:
         return np.matmul(a, b, out=total)
@@ -317,7 +317,7 @@ def product(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
 
 
 def upload(target: ndarray, host: NDArray[Any]) -> ndarray:
-    """A copy from the host, through pinned memory of CuPy's: the array may be changed right afterwards."""
+    """Return a copy from the host through CuPy's pinned memory, so `host` may be changed right afterwards."""
     machine, name = active(), "a copy from the host"
     machine.must_not_capture(name)
     if machine.pinned.holds(host):
@@ -338,7 +338,7 @@ def _is_same(one: ndarray, other: ndarray) -> bool:
 
 
 def _must_be_apart(name: str, made: ndarray, inputs: Sequence[ndarray], *, in_place: bool = True) -> None:
-    """Refuse an output that overlaps an input and is not the same: some elements would be overwritten too soon."""
+    """Reject an output that partly overlaps an input: some elements would be overwritten too soon."""
     for each in inputs:
         if in_place and _is_same(made, each):
             continue
@@ -347,7 +347,7 @@ def _must_be_apart(name: str, made: ndarray, inputs: Sequence[ndarray], *, in_pl
 
 
 def _indices(key: Any) -> tuple[tuple[Any, ...], list[ndarray]]:
-    """A key with which NumPy makes views, and the arrays in it."""
+    """Return a key with which NumPy makes views, and the arrays in it."""
     keys = key if isinstance(key, tuple) else (key,)
     for each in keys:
         known = each is None or each is Ellipsis or isinstance(each, (slice, int, np.integer, ndarray))

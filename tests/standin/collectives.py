@@ -1,13 +1,13 @@
-"""`cupy.cuda.nccl`: ranks in threads of one process that really wait for each other, and really compute.
+"""`cupy.cuda.nccl`: ranks in threads of one process, which really wait for each other and really compute.
 
-Its names are those of CuPy 14.2 (cupy_backends/cuda/libs/nccl.pyx). The third call of one rank meets the third call of
-each other rank. A call returns before the others are made, and the next operation on its stream waits for them. If a
-rank never makes its call, because its device is lost or it has aborted, the host continues, and the stream is stuck
-until this rank aborts too.
+Its names are those of CuPy 14.2 (cupy_backends/cuda/libs/nccl.pyx). One rank's third call is matched with the third
+call of each other rank. A call returns before the others are made; its stream's next operation waits for them. If a
+rank never makes its call, because its device is lost or it has aborted, the host continues, and the waiting stream is
+stuck until its own rank aborts too.
 
-Two things that CuPy forgives are misuses. The first operation of a communicator connects the ranks and loads kernels,
-for which memory is allocated: it must be a small one. And a communicator must be destroyed or aborted: its destructor
-would end it in whatever thread the garbage collector runs.
+Two things that CuPy allows are misuses here. A communicator's first operation connects the ranks and loads kernels,
+which allocates memory, so it must be a small one. And a communicator must be destroyed or aborted explicitly: its
+destructor would end it in whatever thread the garbage collector runs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DTYPES = {6: "float16", 7: "float32", 8: "float64", 9: "bfloat16"}
 SUM = 0
 CONSTANTS = {f"NCCL_{name.upper()}": number for number, name in DTYPES.items()} | {"NCCL_SUM": SUM}
 VERSION = 23203
-FEW = 16  # numbers, at most, of an operation that connects
+FEW = 16  # the most numbers in an operation that connects
 SEVERAL_ON_ONE = "NCCL_MULTI_RANK_GPU_ENABLE"
 STATUS = {
     1: "NCCL_ERROR_UNHANDLED_CUDA_ERROR: unhandled cuda error (run with NCCL_DEBUG=INFO for details)",
@@ -45,12 +45,12 @@ class NcclError(RuntimeError):
 
 @dataclass(eq=False)
 class Ring:
-    """What the ranks of one communicator share.
+    """State shared by the ranks of one communicator.
 
     Attributes:
         devices: of the ranks that have connected.
-        open: rank -> where its end was made, until that is destroyed or aborted.
-        calls: number -> the calls of that number, until all ranks have made theirs.
+        open: rank -> where it made its communicator, until it destroys or aborts it.
+        calls: number -> the calls with that number, until all ranks have made theirs.
         aborted: ranks that make no more calls.
     """
 
@@ -72,7 +72,7 @@ class Ring:
 
 @dataclass(eq=False)
 class Call:
-    """The call of a rank. All ranks must agree on its form."""
+    """A rank's call. All ranks must agree on its form."""
 
     communicator: NcclCommunicator
     send: Span
@@ -89,7 +89,7 @@ class Call:
         return self.communicator.rank
 
     def settle(self, machine: Machine) -> None:
-        """Wait until it ends, and raise its error. If it cannot end, its line is stuck and the host continues."""
+        """Wait until the call ends, and raise its error. If it cannot end, its line is stuck and the host continues."""
         ring = self.communicator.ring
         if ring is not None and self.error is None:
             try:
@@ -132,13 +132,13 @@ def get_version() -> int:
 
 
 class NcclCommunicator:
-    """One rank's end, on the current device; waits until all ranks have come."""
+    """One rank's communicator, on the current device. Its constructor waits for all ranks."""
 
     def __init__(self, ndev: int, commId: bytes, rank: int) -> None:
         machine = active()
         self.rank, self._device, self._count = rank, machine.seat.device, 0
         self.ring: Ring | None = None
-        self._calls: list[Call] = []  # of this rank, not yet over at the last call
+        self._calls: list[Call] = []  # this rank's calls that were pending at its last one
         with machine.lock:
             ring = machine.rings.setdefault(commId, Ring(ndev))
             if self._device in ring.devices.values() and os.environ.get(SEVERAL_ON_ONE) != "1":
@@ -155,7 +155,7 @@ class NcclCommunicator:
             ring.open[rank] = label("NcclCommunicator")
 
     def destroy(self) -> None:
-        """End the communicator; later calls are refused."""
+        """End the communicator; later calls are rejected."""
         ring, self.ring = self.ring, None
         if ring is not None:
             ring.open.pop(self.rank, None)
@@ -189,7 +189,7 @@ class NcclCommunicator:
                 machine.refuse(misuse)
 
     def _line(self, machine: Machine, stream: int, where: Label) -> Line:
-        """The stream with that address. It must be of this device, and capture nothing."""
+        """Return the stream with that address, which must belong to this device and must not be capturing."""
         try:
             machine.check_device(self._device)
         except CUDARuntimeError as error:
@@ -230,7 +230,7 @@ class NcclCommunicator:
 
 
 def check_all_ended(machine: Machine) -> None:
-    """Keep as misuses the communicators that were neither destroyed nor aborted."""
+    """Record a misuse for each communicator that was neither destroyed nor aborted."""
     with machine.lock:
         for ring in machine.rings.values():
             for rank, where in sorted(ring.open.items()):
@@ -238,7 +238,7 @@ def check_all_ended(machine: Machine) -> None:
 
 
 def _execute(machine: Machine, ring: Ring, calls: list[Call]) -> None:
-    """Compute, in rank order. If a rank's call is wrong, all fail."""
+    """Compute in rank order. If one rank's call is wrong, all ranks fail."""
     try:
         if len({call.form for call in calls}) > 1:
             raise Disagreement(f"the ranks do not make the same call: {'; '.join(map(str, calls))}")
@@ -268,7 +268,7 @@ def _execute(machine: Machine, ring: Ring, calls: list[Call]) -> None:
 
 
 def _order(calls: list[Call]) -> None:
-    """The next operation of each rank comes after what came before the calls of all ranks (not after those calls)."""
+    """Order each rank's next operation after everything before the calls of all ranks, but not after those calls."""
     clocks = [{**call.line.clock, call.line.key: call.line.count - 1} for call in calls]
     for call in calls:
         for clock in clocks:

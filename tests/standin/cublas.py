@@ -1,7 +1,7 @@
-"""libcublas as ctypes loads it: products made with NumPy, by address, on the blocks of the made-up devices.
+"""libcublas as ctypes loads it: products by address, computed with NumPy on the blocks of simulated devices.
 
-What cuBLAS cannot see, and what would go wrong some day, is a misuse. So is a function whose parameter types were not
-declared: ctypes would pass an address in 32 bits. Unlike CuPy's product this one can be captured.
+Mistakes that cuBLAS cannot detect are misuses here. So is a function without declared parameter types: ctypes would
+pass an address in 32 bits. Unlike CuPy's product, this one can be captured.
 """
 
 import ctypes
@@ -30,11 +30,11 @@ TAKES: dict[str, list[Any]] = {
     "cublasGemmEx": [_P, _I, _I, _I, _I, _I, _P, _P, _I, _I, _P, _I, _I, _P, _P, _I, _I, _I, _I],
     "cublasGetStatusName": [_I],
 }
-GIVES = {"cublasGetStatusName": ctypes.c_char_p}  # the others a status
+GIVES = {"cublasGetStatusName": ctypes.c_char_p}  # the others return a status
 SUCCESS, INVALID_VALUE = 0, 7
 NAMES = {SUCCESS: b"CUBLAS_STATUS_SUCCESS", INVALID_VALUE: b"CUBLAS_STATUS_INVALID_VALUE"}
 TYPES = {0: "float32", 1: "float64", 2: "float16", 14: "bfloat16"}  # cudaDataType
-# cublasComputeType_t -> its scalars, and which types of A and B go with which of C
+# cublasComputeType_t -> the type of its scalars, and the allowed types of A and B with those of C
 FLOAT, DOUBLE, TF32 = 68, 70, 77
 COMPUTES: dict[int, tuple[Any, set[tuple[int, int]]]] = {
     FLOAT: (ctypes.c_float, {(2, 2), (2, 0), (14, 14), (14, 0), (0, 0)}),
@@ -43,12 +43,12 @@ COMPUTES: dict[int, tuple[Any, set[tuple[int, int]]]] = {
 }
 MODES = {0, 1, 2, 3, 16, 17, 18, 19}  # cublasMath_t
 SUMS_IN_COMPUTE_TYPE = 16
-ALIGNED, LEAST = 256, 16 << 10  # bytes: of a workspace's address, and of a workspace
+ALIGNED, LEAST = 256, 16 << 10  # bytes: the alignment and the least size of a workspace
 
 
 @dataclass(eq=False)
 class Handle:
-    """The state behind a handle. Its workspace is the one since its stream was last set."""
+    """The state of a handle. Setting its stream resets its workspace."""
 
     device: int
     line: Line
@@ -75,8 +75,8 @@ class Function:
             self._machine.refuse(misuse)
 
     def _passed(self, kind: Any, given: Any) -> Any:
-        """An argument as the library sees it: a number, or the object of ctypes that an address leads to."""
-        if hasattr(given, "_obj"):  # of byref
+        """Return an argument as the library sees it: a number, or the ctypes object that an address points to."""
+        if hasattr(given, "_obj"):  # from byref
             return given._obj
         if kind is _P:
             return given or 0
@@ -117,7 +117,7 @@ class Cublas:
 
     @contextmanager
     def _held(self, number: int, name: str) -> Iterator[Handle]:
-        """The handle of that number, for this thread alone."""
+        """Return the handle with that number, which only this thread may use."""
         handle = self.handles[number]
         if not handle.turn.acquire(blocking=False):
             raise Misuse(f"{label(name)}: one handle is used by two threads at once")
@@ -158,7 +158,7 @@ class Cublas:
         self, number: int, turn_a: int, turn_b: int, m: int, n: int, k: int, alpha: Any, a: int, type_a: int, lda: int,
         b: int, type_b: int, ldb: int, beta: Any, c: int, type_c: int, ldc: int, compute: int, algorithm: int,
     ) -> int:  # fmt: skip
-        """C (m, n) = alpha · A B + beta · C, all in columns. A or B may be transposed as they are read."""
+        """C (m, n) = alpha · A B + beta · C, all column-major. A and B may be transposed."""
         name = "cublasGemmEx"
         with self._held(number, name) as handle:
             scalar, pairs = COMPUTES[compute]
@@ -201,7 +201,7 @@ class Cublas:
 class Product:
     """into = alpha · a b + beta · into.
 
-    rounds_sums: partial sums are added in the precision of the result, as cuBLAS may do unless that is switched off.
+    rounds_sums: add partial sums in the result's precision, as cuBLAS may do unless it is told not to.
     """
 
     into: NDArray[Any]
@@ -227,7 +227,7 @@ class Product:
 
 
 def to_tf32(numbers: NDArray[Any]) -> NDArray[Any]:
-    """Floats with 10 bits behind the point, rounded to nearest, ties to even."""
+    """Round floats to 10 bits of mantissa, to nearest, ties to even."""
     bits = np.ascontiguousarray(numbers).view(np.uint32)
     nearest = (bits + np.uint32(0xFFF) + (bits >> np.uint32(13) & np.uint32(1))) & np.uint32(0xFFFFE000)
     return np.where(np.isfinite(numbers), nearest.view(np.float32), numbers)

@@ -1,19 +1,19 @@
-"""Mistakes that a GPU punishes with a hang or a wrong number, or forgives. Here each is an exception.
+"""Mistakes that make a GPU hang or give wrong numbers, or that go unnoticed. Here each raises an exception.
 
-If CuPy itself raises an exception for a mistake, its type is among the bases, so that programs can handle it.
+If CuPy itself raises an exception for a mistake, its type is a base class, so that programs can handle it.
 """
 
 
 class CUDARuntimeError(RuntimeError):
-    """An error of the CUDA runtime: no misuse."""
+    """An error of the CUDA runtime, which is not a misuse."""
 
 
 class Misuse(Exception):
-    """A mistake in the use of CuPy. `Machine.misuses` keeps it: it cannot be swallowed."""
+    """A mistake in the use of CuPy. `Machine.misuses` keeps it, so it cannot be swallowed."""
 
 
 class Unordered(Misuse):
-    """Two streams use the same memory, and nothing orders them."""
+    """Two streams use the same memory without being ordered."""
 
 
 class WrongDevice(Misuse, ValueError):
@@ -29,7 +29,7 @@ class Freed(Misuse):
 
 
 class Overrun(Misuse):
-    """Something outside the intended memory is read or written."""
+    """Memory outside the intended range is read or written."""
 
 
 class Foreign(Misuse, TypeError):
@@ -37,16 +37,16 @@ class Foreign(Misuse, TypeError):
 
 
 class InCapture(Misuse, RuntimeError):
-    """A call that cannot be captured, while a stream captures."""
+    """A call that cannot be captured is made while a stream captures."""
 
 
 class Deadlock(Misuse):
-    """Threads or devices that would wait for each other forever."""
+    """Threads or devices would wait for each other forever."""
 
 
 class Disagreement(Misuse):
-    """Ranks that make different calls in one collective operation."""
+    """Ranks make different calls in one collective operation."""
 
 
 class BadLaunch(Misuse):
-    """A call by address, or of a kernel, with arguments that it does not take."""
+    """A kernel or a function called by address gets arguments that it does not take."""

@@ -29,7 +29,7 @@ def arange(*limits: int, dtype: Any = None) -> ndarray:
 
 
 def asarray(value: Any, dtype: Any = None) -> ndarray:
-    """A copy of an array of the host; an array of the device itself, or in another precision."""
+    """Return a copy of a host array, or a device array itself, or its copy in another precision."""
     if isinstance(value, ndarray):
         return value if dtype is None else value.astype(dtype, copy=False)
     host = np.asarray(value, dtype)

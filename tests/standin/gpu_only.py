@@ -1,4 +1,4 @@
-"""Select the tests of GPUs that `make test-standin` does not run, see `make test-gpu-standin`.
+"""Select the GPU tests that `make test-standin` does not run; see `make test-gpu-standin`.
 
 Most tests marked `gpu` are variants of a test marked `standin`. The others would never run without a GPU.
 """
@@ -6,7 +6,7 @@ Most tests marked `gpu` are variants of a test marked `standin`. The others woul
 import pytest
 
 
-@pytest.hookimpl(trylast=True)  # after the marks of tests/conftest.py
+@pytest.hookimpl(trylast=True)  # after tests/conftest.py has added markers
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     done = {_function(item) for item in items if item.get_closest_marker("standin") and not _is_slow(item)}
     kept = [item for item in items if _needs_gpu(item) and not _is_slow(item) and _function(item) not in done]

@@ -1,7 +1,7 @@
-"""Kernels of a .cu file, compiled for the CPU and launched as on a GPU.
+"""The kernels of a .cu file, compiled for the CPU and launched as on a GPU.
 
-`host_library(path)["relu"](grid, block, arguments)`. g++ compiles the file unchanged, behind include/cuda_host.h. The
-C++ type of a kernel says what it takes, so arguments that CUDA would misread are refused.
+`host_library(path)["relu"](grid, block, arguments)`. g++ compiles the file unchanged, after include/cuda_host.h. The
+kernel's C++ type gives its parameters, so arguments that CUDA would misread are rejected.
 """
 
 import ctypes
@@ -25,9 +25,9 @@ SANITIZED = "CUPYNET_TEST_SANITIZED" in os.environ
 INCLUDE = Path(__file__).parent / "include"
 FLAGS = ["-std=c++20", "-fPIC", "-shared", "-pthread", "-fno-strict-aliasing", "-ffp-contract=off", "-Wall", "-Wextra"]
 FLAGS += ["-Wno-unused-parameter", "-Wno-unknown-pragmas", "-Wno-clobbered", "-Werror"]
-# a few runs of small kernels: compiling is what takes the time
+# kernels are small and run only a few times, so compiling takes most of the time
 OPTIMIZED, INSTRUMENTED = ["-O1"], ["-O0", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-# what a GPU's arithmetic differs in, see `installed`
+# differences of a GPU's arithmetic, see `installed`
 ARITHMETIC = {
     "fused": ["-ffp-contract=fast", "-fexpensive-optimizations", "-march=native"],
     "flushed": ["-DSTANDIN_FLUSHED"],
@@ -40,14 +40,14 @@ STATUS = {
 }
 
 
-@functools.cache  # NumPy puts it together each time
+@functools.cache  # NumPy builds it anew at each access
 def named(dtype: np.dtype[Any]) -> str:
     name: str = dtype.name
     return name
 
 
 class LaunchError(Exception):
-    """A kernel was given wrong arguments, or did what no kernel may do."""
+    """A kernel was given wrong arguments, or did something that no kernel may do."""
 
 
 class HostKernel:
@@ -66,7 +66,7 @@ class HostKernel:
         self._launch.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
 
     def __call__(self, grid: Sequence[int], block: Sequence[int], arguments: Sequence[Any]) -> None:
-        """Run it to its end.
+        """Run the kernel to its end.
 
         arguments: NumPy scalars for numbers; for pointers NumPy arrays, or addresses (int), None for a null pointer.
         """
@@ -80,7 +80,7 @@ class HostKernel:
             raise LaunchError(f"{self.name}: {STATUS[status]}")
 
     def _box(self, takes: str, argument: Any) -> Any:
-        """The argument's bytes, in an array that holds nothing else."""
+        """Return the argument's bytes in an array of their own."""
         way, _, kind = takes.rpartition(":")
         if not way:
             if not isinstance(argument, np.generic) or named(argument.dtype) != kind:
@@ -97,11 +97,11 @@ class HostKernel:
 def host_library(
     source: Path | str, options: tuple[str, ...] = (), arithmetic: tuple[str, ...] = ()
 ) -> dict[str, HostKernel]:
-    """The kernels of a .cu file or of a text by name. They are compiled once for each content and that of the headers.
+    """Return the kernels of a .cu file or a text by name. They are compiled once for each content, headers included.
 
     Args:
         source: the file or the text.
-        options: of the compiler of kernels; those for names and folders (-D, -I) mean something here.
+        options: compiler options for kernels; only those for macros and folders (-D, -I) have an effect.
         arithmetic: names from `ARITHMETIC`.
     """
     text = source.read_text() if isinstance(source, Path) else source
@@ -129,14 +129,14 @@ def host_library(
 
 
 def exported(path: Path, options: Sequence[str] = ()) -> list[str]:
-    """The names of the kernels that a .cu file exports, also of those that its macros make."""
+    """Return the names of the kernels that a .cu file exports, including those that macros define."""
     arguments = ["-E", "-P", "-x", "c++", f"-I{INCLUDE}", "-DSTANDIN_NAMES_ONLY", *options, str(path)]
     return EXPORTED.findall(_compile(arguments))
 
 
 @functools.cache
 def exported_by(text: str, options: tuple[str, ...]) -> list[str]:
-    """The names that a text exports, cached between test runs."""
+    """Return the names that a text exports, cached between test runs."""
     key = _key(text, *(header.read_text() for header in sorted(INCLUDE.glob("*.h"))), *options)
     names = once(f"names-{key}.txt", lambda made: made.write_text(" ".join(exported(_written(text, key), options))))
     return names.read_text().split()
@@ -166,7 +166,7 @@ def _written(text: str, key: str) -> Path:
 
 
 def once(name: str, make: Callable[[Path], object]) -> Path:
-    """A compiled file that is kept from one test run to the next; its name says all that its content depends on."""
+    """Return a compiled file, cached between test runs. Its name identifies everything that its content depends on."""
     kept = Path(tempfile.gettempdir()) / f"cupynet-standin-{os.getuid()}-{sysconfig.get_platform()}"
     kept.mkdir(mode=0o700, exist_ok=True)
     if not (kept / name).exists():

@@ -1,8 +1,8 @@
-"""`cupy.RawModule` and its kernels: the text of a .cu file, compiled for the CPU (host.py).
+"""`cupy.RawModule` and its kernels: a .cu file's text, compiled for the CPU (host.py).
 
 CuPy 14.2 passes arguments unchecked (cupy/_core/raw.pyx, cupy/cuda/function.pyx). Python's numbers become doubles or
-64-bit integers. Here each argument must be what the kernel takes, and arrays must be contiguous. A launch changes
-nothing but the arrays that the kernel may write: neither canaries nor the rest of a block.
+64-bit integers. Here each argument must be what the kernel takes, and arrays must be contiguous. A launch may change
+only the arrays that the kernel writes, neither canaries nor the rest of a block.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ MOST_BLOCKS, MOST_THREADS = (2**31 - 1, 65535, 65535), (1024, 1024, 64)
 
 
 class RawModule:
-    """Kernels of a text, which are compiled and loaded together."""
+    """The kernels of a text, which are compiled and loaded together."""
 
     def __init__(self, code: str, options: tuple[str, ...] = ()) -> None:
         self.code, self.options = code, options
 
     def compile(self) -> None:
-        """Compile and load it on the current device now, not at the first launch."""
+        """Compile the module and load it on the current device now, not at the first launch."""
         compiled(self.code, self.options)
         self.load("RawModule.compile")
 
@@ -36,7 +36,7 @@ class RawModule:
         return Kernel(self, name)
 
     def load(self, name: str) -> None:
-        """Load it on the current device if it is not there yet. This waits for the device."""
+        """Load the module on the current device if it is not there yet. Loading waits for the device."""
         machine = active()
         with machine.lock:
             key = machine.seat.device, (self.code, self.options)
@@ -100,7 +100,7 @@ class Kernel:
 
 
 def compiled(code: str, options: tuple[str, ...]) -> dict[str, HostKernel]:
-    """The kernels of a text that is compiled with these options.
+    """Return the kernels of a text compiled with these options.
 
     Options such as -DONLY_HALF select some of its kernels. The text is compiled once, without them.
     """

@@ -1,7 +1,7 @@
-"""The made-up machine: devices, streams, what each thread has current, and the one way operations go.
+"""The simulated machine: devices, streams, each thread's current device and streams, and how operations run.
 
 Everything runs at once and under one lock, so two threads that use one stream run one after the other. A misuse is
-raised where it is found, and kept. If it was swallowed, or nothing could be raised there, it is raised when the machine
+raised where it is found, and recorded. If it was swallowed, or could not be raised there, it is raised when the machine
 is switched off.
 """
 
@@ -24,14 +24,14 @@ _active: Machine | None = None
 
 
 class Span(NamedTuple):
-    """Elements of a block that an operation reads or writes."""
+    """The elements of a block that an operation reads or writes."""
 
     chunk: Chunk
     view: NDArray[Any]
 
     @property
     def bytes(self) -> tuple[int, int]:
-        """Its first byte in the block, and the one behind its last."""
+        """The offsets in the block of the span's first byte and of the byte after its last."""
         base = self.chunk.address
         if self.view.flags.c_contiguous:
             low: int = self.view.__array_interface__["data"][0] - base
@@ -41,11 +41,11 @@ class Span(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """Work that a line does at once, or captures.
+    """Work that a line runs at once or captures.
 
     Attributes:
-        checked: afterwards look at the canaries, and count only elements that changed as written.
-        between: it is a copy between two devices.
+        checked: check the canaries afterwards, and count only changed elements as written.
+        between: the operation is a copy between two devices.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Operation(NamedTuple):
 
 
 class Seat:
-    """What a thread has current: a device, and on each device a stream."""
+    """A thread's current device, and its current stream on each device."""
 
     def __init__(self, nulls: list[Any]) -> None:
         self.device = 0
@@ -70,14 +70,14 @@ class Seat:
 
 
 class Machine:
-    """See the head of the file, and `installed` for the arguments.
+    """A machine; see the head of the file, and `installed` for the arguments.
 
     Attributes:
-        misuses: those found so far.
+        misuses: the misuses found so far.
         launches: name of a kernel -> number of launches.
         waiting: collective calls that wait for a rank.
         stuck: why those calls will wait forever.
-        loaded: devices and the modules that are loaded there.
+        loaded: pairs of a device and a module that is loaded there.
         rings: communicators by their unique ids.
     """
 
@@ -87,7 +87,7 @@ class Machine:
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self.on = True
-        self.done: dict[int, int] = {}  # what the host has waited for: line key -> count
+        self.done: dict[int, int] = {}  # line key -> count of the operations that the host has waited for
         self.lines: list[Line] = []
         self.nulls = [self.new_line(device, blocking=False, null=True) for device in range(devices)]
         self.null_streams: list[Any] = []
@@ -107,7 +107,7 @@ class Machine:
 
     @property
     def seat(self) -> Seat:
-        """What the calling thread has current: at first device 0 and the null streams."""
+        """The calling thread's current device and streams: at first device 0 and the null streams."""
         found: Seat | None = getattr(self._seats, "seat", None)
         if found is None:
             found = self._seats.seat = Seat(self.null_streams)
@@ -118,7 +118,7 @@ class Machine:
         return self.line_of(None)
 
     def line_of(self, stream: Any) -> Line:
-        """The line of a stream, by default the current one, on the current device."""
+        """Return the line of a stream on the current device; by default of the current stream."""
         seat = self.seat
         line: Line = (seat.streams[seat.device] if stream is None else stream).line_on(seat.device)
         return line
@@ -129,7 +129,7 @@ class Machine:
         return self.lines[-1]
 
     def line_at(self, number: int, device: int) -> Line:
-        """The stream with that address; 0 is the null stream of `device`."""
+        """Return the line of the stream with that address; 0 is the null stream of `device`."""
         for line in self.lines:
             if line.number == number and (number or line.device == device):
                 return line
@@ -141,12 +141,12 @@ class Machine:
         return access.line is line or access.number <= max(line.clock.get(key, 0), self.done.get(key, 0))
 
     def synchronize(self, clock: dict[int, int]) -> None:
-        """The host has waited for everything that `clock` knows."""
+        """Note that the host has waited for everything that `clock` knows."""
         merge(self.done, clock)
         self.pinned.settle()
 
     def reach(self, line: Line) -> None:
-        """Order the null stream and the blocking streams, which wait for each other."""
+        """Let a blocking stream wait for the null stream, and the null stream for all blocking streams, as in CUDA."""
         if line.number and line.blocking:
             line.join(self.nulls[line.device].clock)
         if line.number:
@@ -166,7 +166,7 @@ class Machine:
             call.settle(self)
 
     def host_waits(self, lines: Sequence[Line], what: str) -> None:
-        """Make the host wait for these lines. Deadlock if one is stuck and no thread aborts its call."""
+        """Make the host wait for these lines. Raise Deadlock if one is stuck and no thread aborts its call."""
         where = label(what)
         for line in lines:
             try:
@@ -177,7 +177,7 @@ class Machine:
     # a device that fails --------------------------------------------------------------------------------------------
 
     def lose(self, device: int, after: int = 0, error: str = LAUNCH_FAILURE) -> None:
-        """Let a device fail after this many more operations: all later calls raise `error`."""
+        """Let a device fail after `after` more operations: all later calls raise `error`."""
         with self.lock:
             self._failing[device] = after, error
             self.changed.notify_all()
@@ -195,12 +195,12 @@ class Machine:
                 raise CUDARuntimeError(error)
             self._failing[device] = left - operations, error
             if left == operations:
-                self.changed.notify_all()  # others stop waiting for it
+                self.changed.notify_all()  # other threads stop waiting for it
 
     # operations -----------------------------------------------------------------------------------------------------
 
     def run(self, operation: Operation, line: Line | None = None) -> None:
-        """Do or capture an operation on a line, by default the current one."""
+        """Run or capture an operation on a line, by default the current one."""
         with self.lock:
             if not self.on:
                 raise Misuse(f"{operation.name}: the machine was switched off")
@@ -241,13 +241,13 @@ class Machine:
         return Access(line, line.count, where)
 
     def reads(self, span: Span, access: Access) -> None:
-        """Note a read; refuse it if the memory is freed, in use elsewhere, or unwritten."""
+        """Record a read; reject it if the memory is freed, in use by another stream, or unwritten."""
         span.chunk.usable(access.label)
         span.chunk.read(span.bytes, access)
         span.chunk.must_be_written(span.view, access.label)
 
     def writes(self, span: Span, access: Access) -> None:
-        """Note a write; refuse it if the memory is freed or in use elsewhere."""
+        """Record a write; reject it if the memory is freed or in use by another stream."""
         span.chunk.usable(access.label)
         span.chunk.write(span.bytes, access)
 
@@ -256,7 +256,7 @@ class Machine:
             self.refuse(InCapture(f"{label(what)} while {self.line} captures"))
 
     def uses_cublas(self, what: str) -> None:
-        """Refuse CuPy's own cuBLAS in a capture. A thread's first product on a device makes a handle, which waits."""
+        """Reject CuPy's own cuBLAS in a capture. A thread's first product on a device creates a handle, which waits."""
         with self.lock:
             self.must_not_capture(what)
             if self.seat.device not in self.seat.products:
@@ -272,7 +272,7 @@ class Machine:
         return [chunk for pool in self.pools for each in pool for chunk in list(each.used.values())]
 
     def span(self, address: int, nbytes: int, device: int, by: str, dtype: Any = None) -> Span:
-        """These bytes of a block in use. dtype: of its elements, by default that of the block."""
+        """Return the span of these bytes in a block in use. dtype: of its elements, by default the block's."""
         where = label(by)
         for chunk in self.live():
             offset = int(address) - chunk.address
@@ -286,7 +286,7 @@ class Machine:
         raise Misuse(f"{where}: no memory in use at {address:#x}")
 
     def intact(self, by: object) -> None:
-        """Raise Overrun if a canary was overwritten. All are compared at once, as each kernel asks for it."""
+        """Raise Overrun if a canary was overwritten. Comparing all at once is fast enough to do after each kernel."""
         live = self.live()
         found = b"".join([guard for chunk in live for guard in chunk.guards])
         if found != bytes([CANARY]) * len(found):
@@ -294,7 +294,7 @@ class Machine:
                 chunk.intact(by)
 
     def free(self, chunk: Chunk) -> None:
-        """End a block. Nothing is raised: misuses are kept."""
+        """Free a block. Misuses are recorded, not raised."""
         with self.lock, collecting_later():
             if not self.on:
                 return
@@ -314,7 +314,7 @@ class Machine:
         raise misuse
 
     def must_not_wait(self, what: str) -> None:
-        """Refuse a call that waits for the device while a collective operation waits for another thread, or forever."""
+        """Reject a call that waits for the device while a collective operation waits for another thread, or forever."""
         self.host_waits([line for line in self.lines if line.device == self.seat.device], what)
         if self.waiting:
             self.stuck = Deadlock(
@@ -325,7 +325,7 @@ class Machine:
             self.refuse(self.stuck)
 
     def wait(self, ready: Callable[[], bool], missing: Callable[[], str]) -> None:
-        """Wait for other threads, holding the lock; Deadlock after `patience_s`."""
+        """Wait, with the lock held, until other threads make `ready` true. Raise Deadlock after `patience_s`."""
         end = time.monotonic() + self.patience_s
         while not ready():
             left = end - time.monotonic()
@@ -347,7 +347,7 @@ def switched_on() -> Machine | None:
 
 
 def activate(machine: Machine | None) -> Machine | None:
-    """Make it the active one; return the one before."""
+    """Make this machine the active one, and return the previous one."""
     global _active
     before, _active = _active, machine
     return before

@@ -1,8 +1,8 @@
-"""Memory of the made-up devices: pools, blocks between canaries, and who has written and read which bytes.
+"""Memory of simulated devices: pools, blocks between canaries, and which operations wrote and read which bytes.
 
 As in CuPy's pool (cupy/cuda/memory.pyx, 14.2) sizes are rounded to 512 bytes, and a freed block is kept for the stream
-that was current when it was allocated. Here an allocation takes only blocks of its own size: none is split. Each block
-in use is memory of its own, filled with bytes that are NaN in every precision.
+that was current when it was allocated. Here an allocation reuses only blocks of its own size; none is split. Each block
+in use has its own memory, filled with bytes that are NaN in every precision.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ UNIT = 512  # bytes
 UNWRITTEN, CANARY = 0xFF, 0xC5
 GUARD = 256  # bytes of canaries before a block, and at least as many behind it
 LARGE = 1 << 20  # bytes
-CANARIES = bytes([CANARY]) * (GUARD + UNIT)  # the most on one side
+CANARIES = bytes([CANARY]) * (GUARD + UNIT)  # the most that one side can have
 
 
 class OutOfMemoryError(MemoryError):
@@ -40,14 +40,14 @@ class Chunk:
     """A block of device memory in use.
 
     Attributes:
-        nbytes: the requested bytes.
-        size: those, rounded up to a multiple of `UNIT`.
+        nbytes: the requested size in bytes.
+        size: `nbytes` rounded up to a multiple of `UNIT`.
         line: the stream for which it was allocated.
         dtype: of the array for which it was allocated.
-        memory, address: its bytes, and where they are.
-        guards: the canaries before and behind it.
-        written: byte -> whether an element that begins there was written; None if all are.
-        writes, reads: (first byte, behind the last[, line]) -> the last such access.
+        memory, address: its bytes and their address.
+        guards: the canaries before and after it.
+        written: byte -> whether an element that starts there was written; None if all were.
+        writes, reads: (first byte, end[, line]) -> the last such access.
     """
 
     def __init__(self, pool: DevicePool, nbytes: int, line: Line, dtype: Any) -> None:
@@ -55,7 +55,7 @@ class Chunk:
         self.size = rounded(nbytes)
         self.where = label("an allocation")
         self.freed: Label | None = None
-        guarded = not SANITIZED or nbytes >= LARGE  # else it ends where its memory ends
+        guarded = not SANITIZED or nbytes >= LARGE  # otherwise a block ends where its memory ends
         raw = np.full(self.size + 2 * GUARD + UNIT if guarded else nbytes, UNWRITTEN, np.uint8)
         start = GUARD + -(raw.__array_interface__["data"][0] + GUARD) % UNIT if guarded else 0
         self.memory = raw[start : start + nbytes]
@@ -72,7 +72,7 @@ class Chunk:
         self.freed, self.memory, self.guards = where, np.empty(0, np.uint8), ()
 
     def intact(self, by: object) -> None:
-        """Raise Overrun if a canary was overwritten. by: whose doing it must be."""
+        """Raise Overrun if a canary was overwritten. by: the operation that must have done it."""
         for guard in self.guards:
             if not CANARIES.startswith(guard.tobytes()):
                 guard[:] = CANARIES[: len(guard)]
@@ -83,12 +83,12 @@ class Chunk:
             raise Freed(f"{by} uses {self}, which was freed by {self.freed}")
 
     def read(self, span: tuple[int, int], access: Access) -> None:
-        """Note a read of these bytes; raise Unordered if a write may not be over."""
+        """Record a read of these bytes; raise Unordered if an earlier write may still be running."""
         self._after(self.writes, span, access)
         self.reads[span[0], span[1], access.line.key] = access
 
     def write(self, span: tuple[int, int], access: Access) -> None:
-        """Note a write of these bytes; raise Unordered if a read or a write may not be over."""
+        """Record a write of these bytes; raise Unordered if an earlier read or write may still be running."""
         self._after(self.writes, span, access)
         self._after(self.reads, span, access)
         low, high = span
@@ -115,7 +115,7 @@ class Chunk:
             self.written = None
 
     def mark_written(self, view: NDArray[Any], *, only_changed: bool = False) -> None:
-        """Mark every element of `view`, or only those that do not hold the first pattern any more."""
+        """Mark every element of `view` as written, or only those that no longer hold the initial pattern."""
         if self.written is None:
             return
         if only_changed and view.dtype.kind == "f":
@@ -163,7 +163,7 @@ class DevicePool:
         self.total = self.in_use = 0
 
     def malloc(self, nbytes: int, line: Line, dtype: Any) -> Chunk:
-        """A block for the line, a free one or new."""
+        """Return a block for the line, reusing a free one if there is one."""
         key = line.key, rounded(nbytes)
         if self.kept[key]:
             self.kept[key] -= 1
@@ -175,7 +175,7 @@ class DevicePool:
         return chunk
 
     def free(self, chunk: Chunk) -> None:
-        """Keep a block for its line. Unordered if another line may still use it."""
+        """Keep a block for its line. Raise Unordered if another line may still use it."""
         where = label("the end of its last array")
         try:
             chunk.intact("something before the end of its last array")
@@ -218,7 +218,7 @@ class DevicePool:
 
 
 class Memory:
-    """Keeps a block in use as long as arrays hold it."""
+    """Keeps a block in use as long as arrays refer to it."""
 
     chunk: Chunk | None = None
 
@@ -231,7 +231,7 @@ class Memory:
 
 
 class UnownedMemory(Memory):
-    """A whole block that another array keeps in use, and an owner that lives as long as arrays over it do."""
+    """A whole block that another array keeps in use. Arrays over it also keep `owner` alive."""
 
     def __init__(self, ptr: int, size: int, owner: object, device_id: int) -> None:
         from tests.standin.machine import active
@@ -259,7 +259,7 @@ class MemoryPointer:
 
 
 class MemoryPool:
-    """A pool for all devices. Each method is for the current one."""
+    """A pool for all devices. Each method acts on the current device."""
 
     def __init__(self) -> None:
         from tests.standin.machine import active

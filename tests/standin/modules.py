@@ -1,4 +1,4 @@
-"""The modules `cupy`, `cupy.cuda` and those below it, put into `sys.modules` for a while."""
+"""The modules `cupy`, `cupy.cuda` and its submodules, installed temporarily in `sys.modules`."""
 
 import sys
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ TYPES += ["float16", "float32", "float64", "dtype"]
 
 
 class Module(ModuleType):
-    """A module that says what it lacks."""
+    """A module whose missing attributes raise an error that names them."""
 
     def __init__(self, name: str, **names: Any) -> None:
         super().__init__(name, "Stands in for CuPy in tests.")
@@ -40,17 +40,17 @@ class Module(ModuleType):
 def installed(
     devices: int = 2, memory: int = 1 << 30, *, patience_s: float = 20.0, arithmetic: tuple[str, ...] = ()
 ) -> Iterator[Machine]:
-    """Install the stand-in of CuPy, and of the cuBLAS that cupynet loads, on a machine of its own.
+    """Install the stand-ins of CuPy and of the cuBLAS that cupynet loads, on a new simulated machine.
 
     Args:
         devices: the number of devices.
-        memory: bytes of each.
+        memory: bytes of memory of each device.
         patience_s: seconds that a collective operation waits for the other ranks.
-        arithmetic: what is computed as on a GPU, not as on the CPU. "fused": multiplications and additions are rounded
-            once, and products and sums are added up in another order. "flushed": floats that are subnormal become zero.
+        arithmetic: operations to compute as on a GPU. "fused": a multiplication and an addition are rounded once, and
+            products and sums are added up in another order. "flushed": subnormal floats become zero.
 
     Raises:
-        Misuse: at the end, the first that was not cleared from `Machine.misuses`, also if it was swallowed.
+        Misuse: at the end, the first one left in `Machine.misuses`, even if it was swallowed.
     """
     machine = Machine(devices, memory, patience_s, arithmetic)
     before = activate(machine)
@@ -77,7 +77,7 @@ def installed(
 
 
 def _taken_out() -> dict[str, ModuleType]:
-    """Take the modules of CuPy out of `sys.modules`."""
+    """Remove CuPy's modules from `sys.modules`, and return them."""
     return {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "cupy"}
 
 
@@ -141,7 +141,7 @@ def _modules() -> dict[str, ModuleType]:
 
 @contextmanager
 def using_allocator(allocator: Any = None) -> Iterator[None]:
-    """Arrays of this thread take their memory from here."""
+    """Let arrays of this thread take their memory from `allocator`."""
     seat = active().seat
     seat.allocators.append(allocator)
     try:

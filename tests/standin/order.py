@@ -1,7 +1,7 @@
-"""What is ordered before what: streams as lines of operations, with vector clocks (Lamport 1978, Mattern 1989).
+"""The order of operations: streams as lines of operations with vector clocks (Lamport 1978, Mattern 1989).
 
-The host runs everything at once, in the order of the calls. Clocks know what a device could have done in another order:
-each line counts its operations, and knows for every other line up to which count its own next operation comes later.
+The host runs everything at once, in the order of the calls. Clocks tell which operations a device could have reordered:
+each line counts its operations, and knows how many operations of every other line precede its own next one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ HERE = str(Path(__file__).parent)
 
 
 class Label(NamedTuple):
-    """An operation, and the line of Python that called it."""
+    """An operation, and the line of Python code that called it."""
 
     name: str
     place: str
@@ -27,7 +27,7 @@ class Label(NamedTuple):
 
 
 def label(name: str) -> Label:
-    """The operation `name`, called by the first frame outside the stand-in."""
+    """Return a label for the operation `name`, called by the first frame outside the stand-in."""
     frame: Any = sys._getframe(1)
     while frame.f_back is not None and _is_own(frame.f_code.co_filename):
         frame = frame.f_back
@@ -42,17 +42,17 @@ def _is_own(path: str) -> bool:
 
 @dataclass(eq=False)
 class Line:
-    """A stream as the device has it: operations one after the other.
+    """A stream as the device sees it: operations one after the other.
 
     Attributes:
-        key: unique on the machine, also among null streams.
+        key: unique on the machine, even among null streams.
         number: its address; 0 for a null stream.
         blocking: whether it and the null stream of its device wait for each other.
-        clock: line key -> count up to which that line's operations come before the next operation here.
+        clock: line key -> number of that line's operations that precede the next operation here.
         capture: the operations since `begin_capture`; None while nothing is captured.
-        pending: collective calls on it that some ranks have not made yet.
-        stuck: why its operations do not end until their call is aborted; "" if they do.
-        behind: stuck lines that it waits for.
+        pending: collective calls on the stream that some ranks have not made yet.
+        stuck: why its operations cannot end until their call is aborted; "" if they can.
+        behind: the stuck lines that it waits for.
     """
 
     key: int
@@ -87,7 +87,7 @@ class Access(NamedTuple):
 
 
 def merge(into: dict[int, int], clock: dict[int, int]) -> None:
-    """Keep the larger count for each line."""
+    """Merge `clock` into `into`: keep the larger count for each line."""
     for key, count in clock.items():
         if into.get(key, 0) < count:
             into[key] = count

@@ -1,7 +1,7 @@
 """Copies by address: from one device to another, and from the host (cupy_backends/cuda/api/runtime.pyx, 14.2).
 
 `cudaMemcpyPeerAsync` takes a stream of either device, and needs no peer access. `cudaMemcpyAsync` would wait if the
-memory of the host is not pinned. A caller by address means pinned memory, so here that is a misuse.
+host memory were not pinned. Callers that copy by address expect pinned memory, so anything else is a misuse here.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ HOST_TO_DEVICE = 1
 
 
 def memcpy_peer_async(dst: int, dst_device: int, src: int, src_device: int, size: int, stream: int) -> None:
-    """As CuPy's function of this name, which takes its arguments by position."""
+    """Copy like CuPy's function of this name, which takes its arguments by position."""
     machine, name = active(), "memcpyPeerAsync"
     with machine.lock:
         line = machine.line_at(stream, machine.seat.device)
@@ -29,7 +29,7 @@ def memcpy_peer_async(dst: int, dst_device: int, src: int, src_device: int, size
 
 
 def memcpy_async(dst: int, src: int, size: int, kind: int, stream: int) -> None:
-    """As CuPy's function of this name, from pinned memory to the current device."""
+    """Copy like CuPy's function of this name, from pinned memory to the current device."""
     machine, name = active(), "memcpyAsync"
     with machine.lock:
         line = machine.line_at(stream, machine.seat.device)

@@ -1,4 +1,4 @@
-"""Deliberate misuses of CuPy, and threads that stand for ranks."""
+"""Helpers for deliberate misuses of CuPy, and threads that act as ranks."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ from tests.standin.machine import active
 
 @contextmanager
 def caught(kind: type[BaseException]) -> Iterator[None]:
-    """Expect a misuse, and forget it."""
+    """Expect a misuse, and clear its record."""
     with pytest.raises(kind):
         yield
     active().misuses.clear()
@@ -21,7 +21,7 @@ def caught(kind: type[BaseException]) -> Iterator[None]:
 
 @contextmanager
 def kept(kind: type[Misuse]) -> Iterator[None]:
-    """Expect one misuse that the machine keeps, as it cannot be raised where it happens."""
+    """Expect one misuse that the machine records because it cannot be raised where it happens."""
     assert active().misuses == []
     yield
     found = active().misuses[:]
@@ -30,7 +30,7 @@ def kept(kind: type[Misuse]) -> Iterator[None]:
 
 
 def together(*tasks: Callable[[], Any]) -> list[Any]:
-    """Run each task in a thread; return the results, or the exceptions that ended them."""
+    """Run each task in a thread, and return the results, or the exceptions that ended them."""
     results: list[Any] = [None] * len(tasks)
 
     def run(i: int) -> None:

@@ -1,6 +1,6 @@
-"""Devices, streams, events and graphs, with what a thread has current as CuPy has it (cupy/cuda/stream.pyx, 14.2).
+"""Devices, streams, events and graphs, with the current ones per thread as in CuPy (cupy/cuda/stream.pyx, 14.2).
 
-At the end of a `with` block the stream comes back that was *entered* before, whatever was current.
+The end of a `with` block restores the stream *entered* before it, not the stream that was current.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Device:
 
 
 class Stream:
-    """A stream of the current device. `Stream.null` is that of whichever device is current."""
+    """A stream of the current device. `Stream.null` is the null stream of whichever device is current."""
 
     null: Stream
 
@@ -112,7 +112,7 @@ class Stream:
         machine, line = active(), self._here
         with machine.lock:
             if line.capture is not None and event.captured is line.capture:
-                return  # recorded on this stream, in the same capture
+                return  # the event was recorded on this stream, in the same capture
             if line.capture is not None or event.captured is not None:
                 machine.refuse(InCapture(f"{label('Stream.wait_event')} for an event outside of this capture"))
             machine.settle(line)
@@ -135,7 +135,7 @@ class Stream:
 
 
 class Event:
-    """A point on a stream. Before `record` it comes after nothing.
+    """A point on a stream. Before `record`, no operation precedes it.
 
     Attributes:
         behind: stuck lines that it waits for.
@@ -169,7 +169,7 @@ class Event:
 
 
 class Graph:
-    """The operations of a capture. It holds no arrays: their memory must live as long as it is launched."""
+    """The operations of a capture. It holds no arrays, so their memory must live as long as the graph is launched."""
 
     def __init__(self, device: int, operations: list[Operation]) -> None:
         self.device, self.operations = device, operations

@@ -17,11 +17,11 @@ from tests.standin.planted import together
 def machine() -> Iterator[Machine]:
     with installed(devices=3, patience_s=1.0) as made:
         yield made
-        made.misuses.clear()  # each test looks at its own
+        made.misuses.clear()  # each test checks its own misuses
 
 
 class Rank:
-    """One rank, with a device and a stream of its own. Memory is allocated before `meet`, the barrier of the host."""
+    """One rank, with its own device and stream. Memory is allocated before `meet`, the barrier on the host."""
 
     def __init__(self, communicator: Any, number: int, meet: Callable[[], object]) -> None:
         self.communicator, self.number, self.meet = communicator, number, meet
@@ -38,7 +38,7 @@ class Rank:
         return cupy.asarray(np.array(values, np.float32))
 
     def add_up(self, x: Any, count: int | None = None, stream: Any = None) -> None:
-        """The all-reduce of `x` in place, by default on the rank's stream."""
+        """All-reduce `x` in place, by default on the rank's stream."""
         from cupy.cuda import nccl
 
         self.communicator.allReduce(
@@ -52,7 +52,7 @@ class Rank:
 
 
 def ranks(work: Callable[[Rank], Any]) -> list[Any]:
-    """Run `work` in a thread for each of two ranks; return the results, or the exceptions that ended them."""
+    """Run `work` in a thread for each of two ranks, and return the results, or the exceptions that ended them."""
     import cupy
     from cupy.cuda import nccl
 
@@ -164,7 +164,7 @@ def test_each_rank_ends_only_its_own_part(both: bool, machine: Machine) -> None:
 
 @pytest.mark.parametrize("warm", [True, False])
 def test_the_first_operation_of_a_communicator_is_a_small_one(warm: bool, machine: Machine) -> None:
-    """It connects the ranks, and may allocate memory for that."""
+    """The first operation connects the ranks, which may allocate memory."""
 
     def work(rank: Rank) -> float:
         x = rank.vector(*range(100))
@@ -187,7 +187,7 @@ def test_every_communicator_is_ended() -> None:
 
 
 def test_the_host_of_a_rank_continues_when_another_device_is_lost(machine: Machine) -> None:
-    """As with NCCL. A wait for the device never ends."""
+    """NCCL behaves like this too. Waiting for the device would never end."""
 
     def work(rank: Rank) -> None:
         x = rank.vector(rank.number)

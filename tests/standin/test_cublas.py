@@ -17,7 +17,7 @@ pytestmark = pytest.mark.standin
 OK = 0
 HALF, FLOAT = 2, 0  # types
 IN_FLOAT, IN_TF32 = 68, 77
-SIZE = 1 << 16  # bytes of a workspace
+SIZE = 1 << 16  # bytes in a workspace
 
 
 def number(value: float) -> Any:
@@ -40,7 +40,7 @@ def create(library: Any) -> int:
 
 
 class Product:
-    """A valid call: C (2, 4) = A (2, 3) B (3, 4), all of them in columns."""
+    """A valid call: C (2, 4) = A (2, 3) B (3, 4), all column-major."""
 
     def __init__(self, library: Any, dtype: str = "float32", stream: Any = None) -> None:
         import cupy
@@ -70,7 +70,7 @@ def test_matrices_are_read_by_columns(library: Any) -> None:
     product.b.set(np.ascontiguousarray(b.T))
     assert product() == OK
     np.testing.assert_allclose(product.c.get().T, a @ b, rtol=1e-6)
-    assert product(m=1, alpha=number(3)) == OK  # the first row alone, of columns with gaps
+    assert product(m=1, alpha=number(3)) == OK  # only the first row, so the columns have gaps
     np.testing.assert_allclose(product.c.get().T, [[3], [1]] * (a @ b), rtol=1e-6)
     product.a.set(a.reshape(3, 2))
     assert product(turn_a=1, lda=3) == OK

@@ -1,4 +1,4 @@
-"""Each misuse of CuPy is found by the stand-in, and right use is accepted."""
+"""The stand-in finds each misuse of CuPy, and accepts correct use."""
 
 import ctypes
 import operator
@@ -55,7 +55,7 @@ def test_a_swallowed_misuse_is_raised_at_the_end() -> None:
 
 
 HOST = np.ones((2, 2))
-# of an array of ones (2, 2)
+# with x an array of ones (2, 2)
 OF_ARRAYS: dict[str, tuple[type[Misuse], Callable[[Any, Any], Any]]] = {
     "operand of NumPy": (Foreign, lambda cupy, x: x + HOST),
     "left operand of NumPy": (Foreign, lambda cupy, x: HOST + x),
@@ -155,11 +155,11 @@ def test_memory_in_use_by_another_stream_is_not_freed(cupy: Any, streams: list[A
 
 
 def test_a_lost_device_refuses_all_calls(cupy: Any) -> None:
-    """No misuse of the program."""
+    """A lost device is not a misuse by the program."""
     machine, runtime = active(), cupy.cuda.runtime
     x = cupy.zeros(3)
     machine.lose(0, after=1)
-    x += 1  # the last operation of the device
+    x += 1  # the device's last operation
     for call in (x.get, lambda: cupy.zeros(1 << 20), cupy.cuda.Stream, cupy.cuda.Stream.null.synchronize):
         with pytest.raises(runtime.CUDARuntimeError):
             call()
@@ -261,7 +261,7 @@ def test_a_barrier_that_some_threads_never_reach_is_found(cupy: Any, kernels: An
     with caught(BadLaunch):
         kernels("stuck")((1,), (8,), (cupy.zeros(8, np.float32),))
     x, y = cupy.asarray(np.arange(8, dtype=np.float32)), cupy.empty(8, np.float32)
-    kernels("reversed")((1,), (8,), (x, y))  # no thread continues in the next kernel
+    kernels("reversed")((1,), (8,), (x, y))  # threads do not carry over to the next kernel
     np.testing.assert_array_equal(y.get(), np.arange(8)[::-1])
 
 

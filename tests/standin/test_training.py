@@ -1,4 +1,4 @@
-"""Training on the stand-in of CuPy: workers on its devices learn the same as workers on the CPU."""
+"""Training on CuPy's stand-in: workers on its devices learn the same as workers on the CPU."""
 
 import gc
 import json
@@ -44,7 +44,7 @@ from tests.support.comparisons import CHOSEN, COMPARISONS, compare
 from tests.support.training import assert_close, on_threads, stripes, stripes_network
 
 ROOT = Path(__file__).resolve().parents[2]
-TRAINED_ON, HELD_OUT = 134, 20  # images: nine batches, the last one short; two batches
+TRAINED_ON, HELD_OUT = 134, 20  # images: nine batches, the last one short, and two batches
 Weights = dict[str, Any]
 
 
@@ -65,7 +65,7 @@ def trained(name: str, dtype: str, workers: int, devices: Any = None, reduce: st
     ("dtype", "workers", "tolerance"), [("double", 3, 1e-10), ("float", 2, 1e-4), ("half", 1, 2e-2)]
 )
 def test_workers_on_devices_learn_what_workers_on_the_cpu_learn(dtype: str, workers: int, tolerance: float) -> None:
-    """Also with three workers on two devices: each has its own stream."""
+    """Each worker has its own stream, even if three workers share two devices."""
     assert_close(trained("cupy", dtype, workers), trained("numpy", dtype, workers), tolerance)
 
 
@@ -78,7 +78,7 @@ def test_operations_with_the_arithmetic_of_a_gpu_equal_the_reference(operation: 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float", 1e-4), ("half", 2e-2)])
 def test_workers_with_the_arithmetic_of_a_gpu_learn_the_same(dtype: str, tolerance: float) -> None:
-    """Products and sums in another order and rounded once for each term, and subnormal numbers are zero."""
+    """Products and sums have another order and round once per term, and subnormal numbers are flushed to zero."""
     found = []
     for arithmetic in ((), ("fused", "flushed")):
         with installed(arithmetic=arithmetic):
@@ -95,7 +95,7 @@ def test_workers_with_the_arithmetic_of_a_gpu_learn_the_same(dtype: str, toleran
     ],
 )
 def test_averages_are_made_on_devices_between_them_and_on_the_host(reduce: str, workers: int, devices: Any) -> None:
-    """Nothing is out of order, and nothing is allocated or loaded while a device waits for another."""
+    """All operations are ordered, and nothing is allocated or loaded while one device waits for another."""
     assert_close(trained("cupy", "double", workers, devices, reduce), trained("numpy", "double", workers))
 
 
@@ -104,7 +104,7 @@ def test_averages_are_made_on_devices_between_them_and_on_the_host(reduce: str, 
     on_devices(("auto", 2, [0, 1]), ("device", 3, [0, 1]), ("host", 2, [0, 1]), count=2),
 )
 def test_replicas_of_stages_average_without_nccl(reduce: str, stages: int, devices: Any) -> None:
-    """Each stage averages at its own time, while the others allocate, which waits for collectives."""
+    """Each stage averages at its own time while the others allocate, and allocations wait for collectives."""
     pipeline = Pipeline(stages=stages)
     found = trained("cupy", "double", 2, devices, reduce, pipeline=pipeline)
     assert_close(found, trained("numpy", "double", 2, pipeline=pipeline))
@@ -113,7 +113,7 @@ def test_replicas_of_stages_average_without_nccl(reduce: str, stages: int, devic
 @pytest.mark.standin
 @pytest.mark.parametrize("workers", [2, 4])
 def test_a_mean_begins_when_all_have_fetched_the_last(workers: int) -> None:
-    """Nothing is read on the host in between: the order is that of the streams alone."""
+    """The host reads nothing in between, so only the streams order the operations."""
 
     def task(communicator: Any) -> Any:
         own = create_backend("cupy", "double", communicator.rank % 2)
@@ -136,7 +136,7 @@ def mixed_network() -> Sequential:
 @pytest.mark.usefixtures("devices")
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_trained_model_predicts_in_the_callers_thread(workers: int) -> None:
-    """On the stream of the worker that trained it: while there are workers, and after."""
+    """It runs on the stream of the worker that trained it, while there are workers and after."""
     backend, some, found = create_backend("cupy", "double"), stripes(20).images, []
     model = Model(mixed_network(), Image(8, 8, 1), backend, seed=3)
     with ParallelWrapper(model, workers, devices=[0], optimizer=Nesterov(0.02), timeout_s=60) as wrapper:
@@ -159,7 +159,7 @@ def test_a_model_predicts_on_a_device_that_is_not_the_first(device: int, loss: L
 @pytest.mark.standin
 @pytest.mark.parametrize("synchronizes", [False, True])
 def test_other_threads_wait_during_graph_capture(synchronizes: bool) -> None:
-    """Operations of another thread are not captured, and do not end the capture; nor does a synchronization."""
+    """Operations and synchronizations of another thread are not captured, and do not end the capture."""
     backend = create_backend("cupy", "double")
     backend.activate()
     recorder, vector, seen = backend.recorder(), backend.asarray(np.arange(3.0)), []
@@ -187,7 +187,7 @@ def test_other_threads_wait_during_graph_capture(synchronizes: bool) -> None:
 
 @pytest.fixture
 def uploads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The numbers of images that were made resident on a device."""
+    """Return the numbers of images that were uploaded to stay on a device."""
     found: list[int] = []
     watch(monkeypatch, Resident, "__init__", lambda _, resident, *given: found.append(len(given[2])))
     return found
@@ -202,13 +202,13 @@ WAYS += [{"data_on_device": False, "prefetch_buffer": 0}]
 def test_neither_prefetching_nor_where_the_images_are_changes_the_weights(
     workers: int, devices: list[int], uploads: list[int]
 ) -> None:
-    """Nothing is left on the device, and its workers share the uploaded images."""
+    """The uploaded images are shared by a device's workers, and nothing is left on the device."""
     weights = []
     for way in WAYS:
         weights.append(trained("cupy", "float", workers, devices, "device", **way))
         gc.collect()
         assert [pool(device).used for device in (0, 1)] == [0, 0] and active().pinned.used == {}
-    # evaluated in both epochs, and after them
+    # evaluated in both epochs and afterwards
     assert sorted(uploads) == sorted([TRAINED_ON] * len(devices) + [HELD_OUT] * 2 * len(devices))
     for other in weights[1:]:
         assert_close(other, weights[0], tolerance=0)
