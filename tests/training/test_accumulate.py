@@ -1,4 +1,4 @@
-"""Gradient accumulation: gradients of parts of a batch add up to that of the whole batch."""
+"""Gradient accumulation: the gradients of a batch's parts add up to the gradient of the whole batch."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ def trained(
     model.loss = loss or model.loss
     options |= {"callbacks": [recorder], "optimizer": optimizer, "log_every": 2, "timeout_s": 60}
     with ParallelWrapper(model, workers, accumulation_steps=accumulation_steps, **options) as wrapper:
-        wrapper.fit(Loader(small_dataset(45), 7, seed=3), epochs=2)  # the last batch is of three
+        wrapper.fit(Loader(small_dataset(45), 7, seed=3), epochs=2)  # the last batch has three samples
         assert wrapper.trainer.replica.updates == -(-7 // workers) * 2
         assert on_loan(wrapper) == [0] * workers
     return model.backend.to_host(model.params.master), [report.loss for report in recorder.reports]
@@ -60,7 +60,7 @@ def test_accumulation_with_several_workers(synchronizer: Synchronizer, backend: 
 
 @pytest.mark.parametrize("accumulation_steps", [1, 4])
 def test_batch_norm_normalises_each_part(accumulation_steps: int) -> None:
-    """The running mean is updated by each part in turn, so it differs from that of the whole batch."""
+    """Each part updates the running mean, which therefore differs from the whole batch's."""
     images = np.random.default_rng(0).integers(0, 256, (8, 2, 2, 1), np.uint8)
     network = Sequential({"norm": BatchNorm(momentum=0.75), "output": Dense(2)})
     model = Model(network, Image(2, 2, 1), create_backend("numpy", "double"))
@@ -85,7 +85,7 @@ def test_accumulation_needs_less_memory(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 class StoredLosses(SoftmaxNLL):
-    """A user-defined loss that returns losses in the precision of the outputs."""
+    """A user-defined loss that returns losses in the outputs' precision."""
 
     def __call__(self, backend: Backend, outputs: Array, targets: Array) -> tuple[Array, Array]:
         losses, gradient = super().__call__(backend, outputs, targets)

@@ -28,7 +28,7 @@ def nesterov() -> Nesterov:
 def trained_apart(
     samples: int, workers: int = 2, optimizer: Callable[[], Optimizer] = sgd, averaged: Sequence[int] = ()
 ) -> tuple[list[Any], float]:
-    """The replicas of workers on batches of 4, with the plain mean after some iterations, and the sum of losses."""
+    """Train on batches of 4 with plain means after some iterations. Return the replicas and the sum of losses."""
     replicas: list[Any] = [Replica(small_model(), optimizer()) for _ in range(workers)]
     loader, losses = Loader(small_dataset(samples), 4, seed=3), 0.0
     dealt = [loader.epoch(0, replica.backend, rank, workers) for rank, replica in enumerate(replicas)]
@@ -73,7 +73,7 @@ def test_averages_come_after_iterations_k_2k_3k_of_the_whole_training() -> None:
 def test_a_later_average_weights_each_replica_by_its_samples_since_the_last_average(
     frequency: int | str, averaged: list[int], samples: list[int]
 ) -> None:
-    """Five iterations of three workers: in the last, one has a batch of 4, one of 2, and one none."""
+    """Three workers have five iterations. In the last, their batches have 4, 2 and 0 samples."""
     run = train(3, sgd, samples=54, frequency=frequency)
     masters = [replica.params.master for replica in trained_apart(54, 3, averaged=averaged)[0]]
     expected = np.average(masters, axis=0, weights=samples)
@@ -82,7 +82,7 @@ def test_a_later_average_weights_each_replica_by_its_samples_since_the_last_aver
 
 @on_numpy_and_a_device
 def test_scores_are_weighted_by_samples(backend: str) -> None:
-    """One average over batches of 4, 4 and 2: the score is the mean loss of the ten samples, each in its replica."""
+    """After batches of 4, 4 and 2, the score is the mean loss of the ten samples, each in its own replica."""
     run = train(2, sgd, samples=10, batch_size=4, frequency=2, backend=backend)
     _, losses = trained_apart(10)
     report = run.recorders[0].reports[-1]
@@ -92,7 +92,7 @@ def test_scores_are_weighted_by_samples(backend: str) -> None:
 
 @pytest.mark.parametrize("average_updaters", [True, False])
 def test_optimizer_state_is_averaged_with_the_weights_unless_average_updaters_is_false(average_updaters: bool) -> None:
-    """Worker 0 sees a batch of 4 and one of 2, worker 1 one of 4."""
+    """Worker 0 has batches of 4 and 2, worker 1 has one of 4."""
     run = train(2, nesterov, samples=10, average_updaters=average_updaters, frequency="end")
     found = [trainer.replica.optimizer.state["velocity"] for trainer in run.trainers]
     own = [replica.optimizer.state["velocity"] for replica in trained_apart(10, optimizer=nesterov)[0]]
@@ -110,7 +110,7 @@ def test_every_report_has_the_drift(log_every: int) -> None:
 
 @pytest.mark.parametrize("backend", ["numpy", "numba"])
 def test_a_thousand_averages_do_not_drift(backend: str) -> None:
-    """Three equal replicas: a third in single precision, three times, is more than one."""
+    """The replicas are equal, but three times the single-precision third is more than one."""
     mean = small_model("float", backend).backend.mean_in_place
     start = np.random.default_rng(1).normal(size=1000).astype(np.float32)
     parts = [start.copy() for _ in range(3)]

@@ -102,7 +102,7 @@ def weights(trainer: Trainer) -> Weights:
     [
         (2, 52, ParameterAveraging(1), "numpy"),  # a last round with fewer workers and a short batch
         (3, 82, GradientSharing(), "numba"),
-        (2, 25, GradientSharing(), "numpy"),  # a last batch of one example
+        (2, 25, GradientSharing(), "numpy"),  # the last batch has one example
     ],
 )
 def test_synchronised_statistics_equal_one_replica_on_the_concatenated_batch(
@@ -134,7 +134,7 @@ def test_each_replica_has_its_own_loss_scale() -> None:
 
 
 class Notes(Replica):
-    """Records its running statistics right after the gradient, and the number of samples."""
+    """Records the number of samples, and the running statistics right after the gradient."""
 
     def backpropagate(self, batch: Batch | None) -> int:
         self.count = super().backpropagate(batch)
@@ -156,7 +156,7 @@ class Notes(Replica):
     ids=str,
 )
 def test_estimates_are_weighted_by_their_samples(synchronizer: Synchronizer) -> None:
-    """Exactly, even if weights are sent in 16 bits or take an outer step. The batches have 5, 3 and 0 samples."""
+    """This is exact even if weights are sent in 16 bits or take an outer step. Batches have 5, 3 and 0 samples."""
     found = trained(3, replica=Notes, synchronizer=synchronizer, samples=8, batch_size=5, epochs=1)
     notes: list[Any] = [trainer.replica for trainer in found]
     assert [note.count for note in notes] == [5, 3, 0]
@@ -212,7 +212,7 @@ def test_a_skipped_batch_leaves_the_estimates_alone() -> None:
 
 
 def test_training_resumes_bit_for_bit(tmp_path: Path) -> None:
-    """From the middle of an epoch, between two averages."""
+    """The checkpoint is from the middle of an epoch, between two averages."""
 
     def wrapper_of(*callbacks: Callback) -> ParallelWrapper:
         return ParallelWrapper(model_of("float", "numba"), 2, 3, optimizer=Nesterov(RATE), callbacks=callbacks)
@@ -231,7 +231,7 @@ def piped(layers: Sequential, workers: int, pipeline: Pipeline | None) -> Weight
 
 
 def test_stages_have_the_estimates_of_their_layers() -> None:
-    """With one micro-batch a pipeline sees whole batches, and the user's model has all it has learnt."""
+    """With one micro-batch, a pipeline sees whole batches. The user's model gets all estimates."""
     found = piped(network(), 2, Pipeline(2, 1))
     assert_close(found, piped(network(), 2, None), 1e-12)
     assert (found["norm2.mean"] != 0).all()
@@ -243,7 +243,7 @@ def test_dropout_does_not_see_micro_batches() -> None:
 
 
 def test_a_layer_that_cannot_be_in_a_pipeline_is_refused_before_training() -> None:
-    """Synchronized statistics need whole batches: neither micro-batches nor accumulation."""
+    """Synchronized statistics need whole batches, so they exclude micro-batches and accumulation."""
     with refused("pipeline"):
         ParallelWrapper(model_of(sync=True), 2, pipeline=Pipeline(2, 2))
     with refused("accumulation_steps"):
@@ -277,14 +277,14 @@ def test_captured_steps_equal_single_launches(
 @on_standin
 @pytest.mark.smoke
 def test_devices_equal_numpy() -> None:
-    """Dropout to the bit, sums to their rounding."""
+    """Dropout is equal bit for bit, sums up to rounding."""
     found, expected = (on_backend(backend, "double", 1)["weights"] for backend in ("cupy", "numpy"))
     assert_close(found, expected, 1e-9)
 
 
 @on_standin
 def test_statistics_are_synchronised_between_devices() -> None:
-    """Of three workers, two share a device."""
+    """Two of the three workers share a device."""
     found, expected = (on_backend(backend, "double", 3, EVERY_ROUND, sync=True) for backend in ("cupy", "numpy"))
     assert not found["ahead"]
     assert_close(found["weights"], expected["weights"], 1e-9)
@@ -310,7 +310,7 @@ def test_graph_capture_refuses_attributes_that_it_would_freeze(name: str) -> Non
 
 
 def recomputed(workers: int, backend: str = "numpy", *, sync: bool = False, **options: Any) -> Weights:
-    """The weights after training on other data, with statistics of 45 images in batches of 4."""
+    """Return the weights after training on other data, with statistics of 45 images in batches of 4."""
     model = model_of("float" if backend == "cupy" else "double", backend, sync=sync)
     before = fitted(model, small_dataset(60), batch_size=6, optimizer=SGD(RATE)).weights()
     with ParallelWrapper(model, workers, **options) as wrapper:

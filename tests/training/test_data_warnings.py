@@ -26,7 +26,7 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def up_to(largest: int, pixels: PixelScale = FRACTIONS, samples: int = 12) -> Dataset:
     images = np.zeros((samples, 4, 4, 1), np.uint8)
-    images[-1, 2, 1] = largest  # the last image
+    images[-1, 2, 1] = largest  # in the last image
     return Dataset("dark", images, np.arange(samples) % 3, 3, pixels)
 
 
@@ -80,7 +80,7 @@ def test_metrics_without_validation_data_are_warned_of_once(caplog: pytest.LogCa
 
 @pytest.mark.parametrize(("samples", "shift", "missing"), [(100, 0, "(9)"), (100, 1, "(0)"), (99, 0, "")])
 def test_classes_without_images(samples: int, shift: int, missing: str, caplog: pytest.LogCaptureFixture) -> None:
-    """In fewer than ten images of each class, one may be missing by chance."""
+    """With fewer than ten images per class, a class may be missing by chance."""
     warn_of_classes(of_classes(np.arange(samples) % 9 + shift, 10))
     assert [missing in text for text in warnings_of(caplog)] == [True] * bool(missing)
 

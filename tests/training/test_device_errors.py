@@ -1,4 +1,4 @@
-"""Devices that fail under workers, and workers that fail between devices, on the stand-in of CuPy and on GPUs.
+"""Devices that fail while workers use them, and workers that fail, on CuPy's stand-in and on GPUs.
 
 Nothing hangs, the first failure is reported in one line, and CuPy is not misused on the way out.
 """
@@ -72,13 +72,13 @@ def unlimited() -> None:
 
 
 def fill() -> None:
-    """Take all memory that the current device's pool has left."""
+    """Allocate all memory that is left to the current device's pool."""
     import cupy
 
     pool = cupy.get_default_memory_pool()
     pool.free_all_blocks()
     pool.set_limit(size=pool.total_bytes())
-    for size in (1 << power for power in (24, 18, 12, 9)):  # each that fails collects garbage
+    for size in (1 << power for power in (24, 18, 12, 9)):  # each failed allocation collects garbage
         while True:
             try:
                 kept.append(cupy.cuda.alloc(size))
@@ -159,7 +159,7 @@ def test_arrays_of_a_failed_call_are_freed() -> None:
     ],
 )
 def test_a_lost_device_ends_the_run(workers: int, devices: list[int], reduce: str, after: int) -> None:
-    """`after` counts the device's operations."""
+    """The device is lost after `after` operations."""
     callbacks = [At(1, lambda: active().lose(1, after), rank=int(workers > 1))]
     made = wrapper(workers, devices=devices, reduce=reduce, callbacks=callbacks)
     with made, pytest.raises(DeviceError) as caught:
@@ -170,7 +170,7 @@ def test_a_lost_device_ends_the_run(workers: int, devices: list[int], reduce: st
 
 @on_standin
 def test_an_illegal_address_keeps_its_traceback() -> None:
-    """A wrong address is a bug in a kernel, not a failing device."""
+    """An illegal address is a bug in a kernel, not a failing device."""
     wrong = "cudaErrorIllegalAddress: an illegal memory access was encountered"
     made = wrapper(callbacks=[At(2, lambda: active().lose(1, 3, wrong), rank=1)])
     with made, pytest.raises(RuntimeError, match="cudaErrorIllegalAddress") as caught:
@@ -181,7 +181,7 @@ def test_an_illegal_address_keeps_its_traceback() -> None:
 @on_standin
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_failed_nccl_connection_ends_all_workers(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other workers are connected and wait in their first sum on the device, which no error reaches."""
+    """The others are connected and wait on the device in their first sum, where no error can reach them."""
     from cupy.cuda import nccl
 
     connect = nccl.NcclCommunicator
@@ -189,7 +189,7 @@ def test_a_failed_nccl_connection_ends_all_workers(rank: int, monkeypatch: pytes
     def connected(size: int, identifier: Any, place: int) -> Any:
         made = connect(size, identifier, place)
         if place == rank:
-            kept.append(made)  # its end is never signalled
+            kept.append(made)  # its completion is never signalled
             raise RuntimeError("NCCL_ERROR_SYSTEM_ERROR: on purpose")
         return made
 
@@ -231,10 +231,10 @@ def test_one_worker_per_device_trims_its_pool_between_two_barriers(late: int, mo
 
 @pytest.mark.usefixtures("devices")
 def test_pool_statistics_include_memory_held_before_trimming() -> None:
-    """A large array is allocated and freed in the last round of an epoch, and the pools are emptied after it."""
+    """A large array is allocated and freed in an epoch's last round, after which the pools are emptied."""
     import cupy
 
-    gc.collect()  # backends of tests before this one
+    gc.collect()  # frees backends of earlier tests
     trim_pools([0], 0, None)
     before = cupy.get_default_memory_pool().used_bytes()
     pools = Pools([0], device_above=0)

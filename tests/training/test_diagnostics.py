@@ -1,4 +1,4 @@
-"""Measurements besides the loss: time spent by each worker, traffic, drift of replicas."""
+"""Measurements other than the loss: each worker's time, traffic, and the drift of replicas."""
 
 import math
 from pathlib import Path
@@ -25,8 +25,8 @@ def test_traffic_is_counted_over_all_workers(workers: int, frequency: int) -> No
         wrapper.fit(Loader(small_dataset(workers * 4 * 8), 4), epochs=2)
         spent: Any = wrapper.trainer.statistics.spent
         sent, vector = sum(spent.bytes_sent), wrapper.model.params.master.nbytes
-    vectors = 16 // frequency * 2 * (workers - 1) * vector  # SGD: the weights alone
-    start = workers * (workers - 1) * vector  # at most, to begin alike
+    vectors = 16 // frequency * 2 * (workers - 1) * vector  # SGD sends only weights
+    start = workers * (workers - 1) * vector  # at most, to start from equal weights
     assert vectors < sent < vectors + start + 16 * 1000 * workers
     epochs = [record.bytes_sent for record in recorder.epochs]
     assert vectors < recorder.reports[-1].bytes_sent <= epochs[-1] <= sent
@@ -49,7 +49,7 @@ def test_traffic_is_counted_over_fits_and_resumed_runs() -> None:
 
 
 class Layers(ParameterAveraging):
-    """Measures layer by layer, in every fourth iteration."""
+    """Measures the drift of each layer in every fourth iteration."""
 
     def after_update(self, replica: Any, iteration: int) -> Average | None:
         average = super().after_update(replica, iteration)
@@ -69,12 +69,12 @@ def test_the_divergence_by_layer_is_reported_when_measured(tmp_path: Path) -> No
     assert found[0] == (0.5, 0.25) and found[2] == (4.5, 0.25)
     assert math.isnan(found[1][0]) and found[1][1] is None
     rows = run.history()
-    assert rows[0]["drift_by_layer"] == {"conv1": 0.25, "dense1": None}  # JSON knows no NaN
+    assert rows[0]["drift_by_layer"] == {"conv1": 0.25, "dense1": None}  # JSON has no NaN
     assert rows[1]["drift_by_layer"] == {}
 
 
 class Late(SerialCommunicator):
-    """The others come a second late to an exchange, and ten seconds late to a barrier."""
+    """Other workers arrive a second late at an exchange, and ten seconds late at a barrier."""
 
     now = 0.0
 

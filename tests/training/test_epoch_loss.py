@@ -21,7 +21,7 @@ DATA = small_dataset(57)  # 15 batches, the last of one sample
 def records(
     workers: int, *data: Dataset, callbacks: tuple[Callback, ...] = (), model: Model | None = None, **options: Any
 ) -> list[EpochRecord]:
-    """Fit an epoch of each data set while no weight moves."""
+    """Fit an epoch of each data set without changing weights."""
     recorder, model = Recorder(), model or small_model()
     model.freeze("*")
     with ParallelWrapper(model, workers, 1, callbacks=[recorder, *callbacks], **options) as wrapper:
@@ -78,7 +78,7 @@ def test_reports_and_epochs_have_the_accuracy_of_training(options: dict[str, Any
 
 
 def test_an_interrupted_epoch_is_one_record() -> None:
-    """The second epoch is interrupted, too, and another begins in its place."""
+    """The second epoch is interrupted too, and another one starts in its place."""
     other = small_dataset(20, seed=5)
     found = records(1, DATA, DATA, DATA, other, callbacks=(StopAfter(3), StopAfter(18)))
     assert [record.loss for record in found] == pytest.approx([evaluated(each).loss for each in (DATA, other)])
@@ -99,7 +99,7 @@ def test_the_learning_rate_is_that_of_the_last_iteration(tmp_path: Path) -> None
 
 
 def test_a_missing_loss_is_null_in_the_history(tmp_path: Path) -> None:
-    path, model = tmp_path / "history.jsonl", network_with(Poisoned(*range(4)))  # one of the two batches, of worker 0
+    path, model = tmp_path / "history.jsonl", network_with(Poisoned(*range(4)))  # one of the two batches, on worker 0
     with ParallelWrapper(model, 2, 1, callbacks=[History(path), NonFinite("skip")]) as wrapper:
         wrapper.fit(Loader(small_dataset(8), 4, shuffle=False), epochs=1)
     row = json.loads(path.read_text())

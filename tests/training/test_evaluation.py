@@ -1,4 +1,4 @@
-"""Evaluations against values computed by hand, and properties for any scores and any split of them."""
+"""Evaluations compared with values computed by hand, and properties for any scores, however they are split."""
 
 import json
 import math
@@ -39,7 +39,7 @@ def test_small_example_by_hand() -> None:
     assert evaluation.precision == pytest.approx((2 / 3 + 2 / 3 + 1 / 2) / 3, abs=1e-15)
     assert evaluation.recall == pytest.approx((1 / 2 + 2 / 3 + 1) / 3, abs=1e-15)
     assert evaluation.f1 == pytest.approx((4 / 7 + 2 / 3 + 2 / 3) / 3, abs=1e-15)
-    # ties at 0 are broken by index: true class 0 or 1 comes second behind a wrong one; 2 was right
+    # ties at 0 are broken by index: true class 0 or 1 ranks second, after a wrong one; 2 was right
     assert evaluation.top_n_accuracy == 1.0
     rows = evaluation.per_class()
     assert rows[0] == {"class": 0, "precision": 2 / 3, "recall": 0.5, "f1": 4 / 7, "support": 4, "predicted": 3}
@@ -47,7 +47,7 @@ def test_small_example_by_hand() -> None:
 
 
 def test_classes_with_0_over_0_are_left_out_of_the_averages() -> None:
-    """Class 2 occurs but is never predicted, 3 is predicted but never occurs."""
+    """Class 2 occurs but is never predicted; class 3 is predicted but never occurs."""
     evaluation = Evaluation(4)
     evaluation.add(one_hot([0, 0, 1, 3, 0], 4), [0, 0, 1, 1, 2], np.zeros(5))
     rows = evaluation.per_class()
@@ -55,7 +55,7 @@ def test_classes_with_0_over_0_are_left_out_of_the_averages() -> None:
     assert rows[3]["precision"] == rows[3]["f1"] == 0 and math.isnan(rows[3]["recall"])
     assert evaluation.precision == pytest.approx((2 / 3 + 1 + 0) / 3, abs=1e-15)
     assert evaluation.recall == pytest.approx((1 + 1 / 2 + 0) / 3, abs=1e-15)
-    assert evaluation.f1 == pytest.approx((4 / 5 + 2 / 3 + 0 + 0) / 4, abs=1e-15)  # 0/0 for no class
+    assert evaluation.f1 == pytest.approx((4 / 5 + 2 / 3 + 0 + 0) / 4, abs=1e-15)  # no class has 0/0
 
 
 def test_ties_are_decided_by_the_smaller_index() -> None:
@@ -102,7 +102,7 @@ def test_the_report_says_which_averages_leave_out_classes() -> None:
         return re.findall(r"leaves out.*", evaluation.stats())
 
     found = Evaluation(4)
-    found.add(np.eye(4)[[0, 1, 1, 3]], [0, 0, 1, 2], np.zeros(4))  # of 2 no prediction, of 3 no sample
+    found.add(np.eye(4)[[0, 1, 1, 3]], [0, 0, 1, 2], np.zeros(4))  # class 2 has no prediction, class 3 no sample
     assert len(notes(found)) == 2 and not notes(small())
 
 
@@ -125,7 +125,7 @@ quick = settings(deadline=None, max_examples=40, derandomize=True)
 
 @st.composite
 def samples(draw: st.DrawFn) -> Samples:
-    """The number of classes, and rows with few distinct scores, so that ties are common, and NaN now and then."""
+    """Draw the number of classes, and rows with few distinct scores, so that ties are common, and some NaN."""
     classes = draw(st.integers(1, 5))
     score = st.sampled_from([-math.inf, -1.0, 0.0, 0.5, 1.0, 2.0, math.nan])
     scores = st.lists(score, min_size=classes, max_size=classes)
@@ -146,7 +146,7 @@ def parts(count: int, cuts: list[int]) -> list[slice]:
 
 
 def ranked(scores: list[float]) -> list[int]:
-    """The classes from the best to the worst; none if a score is NaN."""
+    """Return the classes from best to worst; none if a score is NaN."""
     if any(math.isnan(score) for score in scores):
         return []
     return sorted(range(len(scores)), key=lambda k: (-scores[k], k))
@@ -187,7 +187,7 @@ def test_figures_follow_from_their_definitions(drawn: Samples, top_n: int) -> No
 def test_the_most_confident_mistakes_are_the_same_however_samples_are_split(
     drawn: Samples, cuts: list[int], random: Any
 ) -> None:
-    """Of more than are kept. Equal scores are frequent here, and the smaller number decides."""
+    """There are more mistakes than are kept. Ties are frequent, and the smaller sample number decides."""
     classes, rows = drawn
     numbered = list(enumerate(rows * 4))
     wrong = []

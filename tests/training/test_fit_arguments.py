@@ -1,4 +1,4 @@
-"""What `fit` and `evaluate` accept as data, and what `fit` returns."""
+"""Data that `fit` and `evaluate` accept, and the result of `fit`."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,7 +20,7 @@ X, Y = DATA.images, DATA.labels
 
 
 class OnDevice:
-    """An array as CuPy's, which NumPy must not convert silently."""
+    """An array like CuPy's, which NumPy must not convert silently."""
 
     __cuda_array_interface__: dict[str, Any] = {}
 
@@ -32,7 +32,7 @@ class OnDevice:
 
 
 class Exchanged:
-    """An array that only speaks DLPack."""
+    """An array that only supports DLPack."""
 
     def __init__(self, array: Any) -> None:
         self._array = array
@@ -45,14 +45,14 @@ class Exchanged:
 
 
 class Table:
-    """A table as a DataFrame of pandas, which takes no tuple of slices."""
+    """A table like a DataFrame of pandas, which cannot be indexed with a tuple of slices."""
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         return np.asarray(X.reshape(len(X), -1), dtype)
 
 
 class MapStyle:
-    """A data set as PyTorch's: indices and a length."""
+    """A data set like PyTorch's, with indices and a length."""
 
     def __len__(self) -> int:
         return len(Y)
@@ -132,7 +132,7 @@ def test_functions_receive_events_and_columns_have_names() -> None:
         LambdaCallback(on_epoch_begin=print)
     with refused("event", "on_epoch_begin"):
         type("Mine", (Callback,), {"on_epoch_begin": print})
-    type("Mine", (Callback,), {"on_gpu": True, "on_cpu": property(str)})  # are not methods
+    type("Mine", (Callback,), {"on_gpu": True, "on_cpu": property(str)})  # these are not methods
     with refused("on_epoch_end", "None"):
         LambdaCallback(on_epoch_end=None)  # type: ignore[arg-type]
 

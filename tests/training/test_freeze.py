@@ -1,4 +1,4 @@
-"""Learning-rate factors of layers. Frozen weights stay as they are, bit for bit, in every way of training."""
+"""Learning-rate factors of layers. Frozen weights stay the same, bit for bit, in every way of training."""
 
 import copy
 from pathlib import Path
@@ -21,7 +21,7 @@ TRAINED = ["dense1.weight", "dense1.bias", "dense2.weight", "dense2.bias"]
 
 
 def moved(model: Model, weights: dict[str, Any], name: str, step: float) -> bool:
-    """Load the weights with one of them moved."""
+    """Load the weights with a step added to one of them."""
     model.load_weights({**weights, name: weights[name] + step * (np.arange(len(weights[name])) == 1)})
     return True
 

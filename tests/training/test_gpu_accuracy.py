@@ -1,4 +1,4 @@
-"""Accuracy of four workers on a GPU, in float and in 16 bits. Only on real GPUs: the stand-in would take hours."""
+"""The accuracy of four workers on a GPU, in float and in 16 bits. The stand-in would take hours."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from cupynet.core.errors import DataError
 from tests.support.backends import REAL_GPU, needs_bfloat16
 from tests.support.settings import settings_of
 
-# those of modes.json, in which four workers reach 99.31 % on a processor, and not less than 99.26 % (five seeds)
+# as in modes.json, where four workers reach 99.31 % on a CPU, and at least 99.26 % with each of five seeds
 LENET = ("backend=cupy", "workers=4", "batch_size=32", "epochs=5")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not REAL_GPU, reason="takes a GPU, not one that is made up")]
 

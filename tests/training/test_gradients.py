@@ -17,7 +17,7 @@ from tests.support.training import small_dataset, small_model
 
 
 def test_scores_come_every_so_often_and_weight_samples() -> None:
-    """Batches of 4, 4 and 2: two rounds, whose score is the mean loss of the ten samples."""
+    """Two rounds have batches of 4, 4 and 2. The score is the mean loss of the ten samples."""
     run = train(2, lambda: SGD(0.05), samples=10, synchronizer=GradientSharing(score_every=2))
     replica: Any = Replica(small_model(), SGD(0.05))
     total = 0.0
@@ -42,7 +42,7 @@ class Noting(Replica):
 
 
 def encoded(workers: int, optimizer: Optimizer, threshold: float, samples: int, reduce: str) -> list[NDArray[Any]]:
-    """Share encoded updates. For each worker: the sum of its updates, its residual, and how far its weights moved."""
+    """Share encoded updates. Return each worker's sum of updates, residual, and change of the weights."""
 
     encoding, loader = ThresholdEncoding(FixedThreshold(threshold), 0), Loader(small_dataset(samples), 4, seed=3)
     way, start = GradientSharing(encoding, reduce=reduce), small_model().params.master
@@ -65,15 +65,15 @@ def test_encoded_updates_plus_residuals_are_the_sum_of_the_updates(threshold: fl
 
 
 def test_encoded_updates_are_averaged_by_samples() -> None:
-    """One round of 4 and 2 samples; every weight of a threshold this small makes one step."""
+    """One round has batches of 4 and 2. With so small a threshold, every weight moves by one step."""
     found = encoded(2, SGD(0.05), 1e-12, 6, "mean")
     first, second = (np.sign(total) * (np.abs(total) >= 1e-12) for total, _, _ in found)
     expected = np.float32(1e-12) * (4 * first + 2 * second) / 6
-    np.testing.assert_allclose(found[0][2], expected, rtol=0, atol=1e-16)  # weights of order one: rounding
+    np.testing.assert_allclose(found[0][2], expected, rtol=0, atol=1e-16)  # rounding of weights of order one
 
 
 def test_encoding_saves_traffic() -> None:
-    """One batch for each of two workers: 1 % of exact gradients' bytes, headers and scores aside."""
+    """With one batch for each of two workers, 1 % of exact gradients' bytes are sent, without headers and scores."""
 
     def sent(way: GradientSharing) -> int:
         with ParallelWrapper(small_model("float"), 2, synchronizer=way) as wrapper:
@@ -82,7 +82,7 @@ def test_encoding_saves_traffic() -> None:
 
     none, exact = sent(GradientSharing(ThresholdEncoding(FixedThreshold(1e3)))), sent(GradientSharing())
     parameters = small_model("float").params.master.nbytes
-    assert exact - none > 0.9 * 50 * parameters  # an all-reduce of two: as many bytes as the vector has
+    assert exact - none > 0.9 * 50 * parameters  # an all-reduce of two workers sends as many bytes as the vector has
     assert sent(GradientSharing(transfer_dtype="half")) < 0.75 * exact
 
 

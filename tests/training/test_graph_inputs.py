@@ -1,4 +1,4 @@
-"""Captured steps take their batches and learning rates from the device, and train as single launches do."""
+"""Captured steps read their batches and learning rates on the device, and train like single launches."""
 
 import copy
 import gc
@@ -41,7 +41,7 @@ def test_the_host_makes_one_call_per_iteration(model: Callable[[], Model], monke
     options: dict[str, Any] = {"optimizer": Nesterov(OneCycle(0.1)), "callbacks": [end], "log_every": 0}
     with ParallelWrapper(model(), 1, "epoch", **options) as training:
         training.fit(Loader(small_dataset(160), 8, seed=3), epochs=3)
-    later = calls[22:40], calls[42:60]  # without the first iterations of their epochs
+    later = calls[22:40], calls[42:60]  # without the first iterations of the epochs
     assert [sum(each) for each in later] == [18 + 1, 18 + 1]  # the rates of many iterations are sent together
 
 
@@ -56,7 +56,7 @@ class Counts(Schedule):
 
 
 class SetByCallback(Schedule):
-    """A schedule whose next rate a callback sets after each iteration."""
+    """A schedule whose next rate is set by a callback after each iteration."""
 
     def __init__(self) -> None:
         self.rates = [0.05]
@@ -99,7 +99,7 @@ def test_steps_take_the_right_batch_and_rate_after_a_change(
 
 @on_devices
 def test_several_fits_and_evaluations_train_as_single_launches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each fit has other arrays on the device; images in float are sent. The rate changes at each evaluation."""
+    """Each fit has new arrays on the device; float images are sent. The rate changes at each evaluation."""
 
     def train() -> dict[str, Any]:
         model, optimizer = small_model("half", "cupy"), Nesterov(ReduceOnPlateau(0.05, 0.5, patience=0, min_delta=9))

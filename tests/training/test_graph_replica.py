@@ -1,6 +1,6 @@
-"""Training steps captured as a graph and launched ahead of the host give the results of single launches.
+"""Training steps captured as graphs and queued ahead of the GPU give the same results as single launches.
 
-They run on the stand-in of CuPy, which replays captured steps and rejects what cannot be captured.
+They run on CuPy's stand-in, which replays captured steps and rejects operations that cannot be captured.
 """
 
 import itertools
@@ -67,7 +67,7 @@ def on_cupy(layers: dict[str, Layer], dtype: str = "float") -> Model:
 
 @pytest.fixture
 def plainly(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Call a function with replicas that launch each operation by itself."""
+    """Return a function that calls another with replicas that launch each operation by itself."""
 
     def call(function: Callable[[], Any]) -> Any:
         with monkeypatch.context() as patched:
@@ -79,7 +79,7 @@ def plainly(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
 @pytest.fixture
 def compared(plainly: Callable[..., Any]) -> Callable[..., Run]:
-    """Train with graphs, compare with single launches, and return the first result."""
+    """Train with graphs and with single launches, compare the results, and return the first."""
 
     def call(train: Callable[[], Run], *, scores: bool = True) -> Run:
         found = train()
@@ -108,7 +108,7 @@ OPTIMIZERS: dict[str, tuple[str, Callable[[], Optimizer]]] = {
 def test_captured_steps_equal_single_launches(
     dtype: str, optimizer: Callable[[], Optimizer], compared: Callable[..., Run]
 ) -> None:
-    """Seven batches for two workers, the last one short: in the last round one worker has none."""
+    """Two workers share seven batches. The last one is short, and one worker has no batch in the last round."""
     found = compared(lambda: train_on_device(dtype, optimizer=optimizer()))
     assert found["ahead"] and found["refused"] == ""
 
@@ -122,7 +122,7 @@ def test_captured_steps_equal_single_launches(
 def test_the_loss_scale_is_found_on_the_device(
     loss: Loss | None, way: str, compared: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It starts far too large, so steps are skipped and it is halved; then it grows every fifth step."""
+    """It starts far too large, so steps are skipped while it is halved. Then it grows every fifth step."""
     monkeypatch.setattr(scaling, "GROW_AFTER", 5)
 
     def train() -> Run:
@@ -142,7 +142,7 @@ def test_the_loss_scale_is_found_on_the_device(
     [("every 3", 3), ("every 3", 1), ("half", 3), ("post-local", 3), ("diloco", 3), ("elastic", 3), ("threshold", 3)],
 )
 def test_every_synchronizer_trains_with_captured_steps(way: str, workers: int, compared: Callable[..., Run]) -> None:
-    """Eight batches for three workers, the last one short: in the last round one worker has none."""
+    """Three workers share eight batches. The last one is short, and one worker has no batch in the last round."""
     data = small_dataset(61)
     found = compared(lambda: train_on_device("half", workers, synchronizer=WAYS[way], data=data), scores=workers > 1)
     assert found["ahead"] == (way != "threshold")
@@ -189,14 +189,14 @@ def test_from_the_third_time_a_step_is_one_graph_launch(monkeypatch: pytest.Monk
     watch(monkeypatch, Graph, "launch", lambda _, graph, *stream: launches.append(graph))
     found, machine = train_on_device(workers=1, data=small_dataset(40), epochs=4), active()
     assert len(launches) == 20 - 1 and found["updates"] == 20
-    assert machine.launches["judge_float"] == 2  # the first, and when it is recorded
-    assert machine.launches["nesterov_update_float"] == 3 * 2  # weights and biases; the warm-up too
+    assert machine.launches["judge_float"] == 2  # in the first step and in the capture
+    assert machine.launches["nesterov_update_float"] == 3 * 2  # weights and biases, also in the warm-up
 
 
 @on_standin
 @pytest.mark.parametrize("on_device", [True, False])
 def test_a_step_copies_no_images(on_device: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also after evaluations with batches of the same size, and in later fits."""
+    """This includes steps after evaluations with batches of the same size, and later fits."""
     copied: list[bool] = []
 
     def note(shape: graph_replica.Shape, inputs: graph_replica.Inputs, batch: Any, *source: Any) -> None:
@@ -212,7 +212,7 @@ def test_a_step_copies_no_images(on_device: bool, monkeypatch: pytest.MonkeyPatc
 
 @on_devices
 def test_time_waiting_for_the_device_counts_as_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is counted at a report or at the end of an epoch, when the host first waits. The clock moves only then."""
+    """It is counted when the host first waits, at a report or at an epoch's end. The clock moves only then."""
     now, read = [0.0], GraphReplica._read
     monkeypatch.setattr("cupynet.training.clock.time.perf_counter", lambda: now[0])
 
@@ -230,7 +230,7 @@ def test_time_waiting_for_the_device_counts_as_rounds(monkeypatch: pytest.Monkey
 
 @on_devices
 def test_a_fit_in_another_thread_does_not_write_to_borrowed_buffers() -> None:
-    """The graphs of the first fit write to buffers that this thread has borrowed since."""
+    """The first fit's graphs write to buffers that this thread has borrowed since then."""
     model = small_model("float", "cupy")
     with ParallelWrapper(model, 1, prefetch_buffer=0) as training:
         training.fit(Loader(DATA, 8, seed=3), epochs=1)
@@ -248,7 +248,7 @@ def test_a_fit_in_another_thread_does_not_write_to_borrowed_buffers() -> None:
 
 
 def marked(sample: int) -> Dataset:
-    """Images of which only one has a first pixel of 255."""
+    """Return a data set in which only `sample` has a first pixel of 255."""
     images = np.array(DATA.images)
     images[sample, 0, 0, 0] = 255
     return Dataset("marked", images, DATA.labels, 3)
@@ -275,7 +275,7 @@ def breaking(dtype: str = "float") -> Model:
 def test_a_loss_that_is_not_finite_is_reported_as_in_single_launches(
     dtype: str, workers: int, frequency: int | str, plainly: Callable[..., Any]
 ) -> None:
-    """The error names the same worker, batch, sample and layer; the weights are those before that batch."""
+    """The error names the same worker, batch, sample and layer. The weights are as they were before that batch."""
 
     def failed() -> tuple[str, dict[str, Any]]:
         model = breaking(dtype)
@@ -313,7 +313,7 @@ def test_a_failed_fit_leaves_no_steps_to_the_next() -> None:
 
 
 class Own(Dense):
-    """It does not say whether it is capturable."""
+    """A layer without the attribute `capturable`."""
 
 
 NOT_CAPTURED: dict[str, Callable[[], Run]] = {
@@ -335,7 +335,7 @@ def test_steps_that_may_not_be_captured_are_single_launches(
 def test_a_step_that_cannot_be_captured_runs_uncaptured(
     compared: Callable[..., Run], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A layer claims to be capturable and reads a number on the host."""
+    """The layer claims to be capturable, but reads a number on the host."""
     from tests.standin.errors import InCapture
     from tests.standin.machine import active
 
@@ -356,7 +356,7 @@ def test_a_step_that_cannot_be_captured_runs_uncaptured(
 
 @on_standin
 def test_capture_refuses_allocations() -> None:
-    """CuPy would allow it, and the next launch would write to memory that has been freed."""
+    """CuPy would allow them, and the next launch would write to freed memory."""
     import cupy
 
     backend = create_backend("cupy")
@@ -374,9 +374,9 @@ def test_capture_refuses_allocations() -> None:
 
 @on_standin
 def test_first_steps_wait_for_another_threads_capture(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They load libraries, which synchronizes the device and so invalidates a capture.
+    """They load libraries, which synchronizes the device and thus invalidates a capture.
 
-    In the second round one worker has its first batch of two samples, when the others capture steps of four.
+    In the second round, one worker has its first batch of two samples while the others capture steps of four.
     """
     capturing: set[int] = set()
     intruders: list[int] = []
@@ -406,7 +406,7 @@ def test_first_steps_wait_for_another_threads_capture(monkeypatch: pytest.Monkey
 @on_standin
 @pytest.mark.parametrize("what", ["a kernel", "a handle"])
 def test_creating_a_kernel_or_handle_waits_for_a_capture(what: str) -> None:
-    """Also in threads that take no steps, such as prefetchers."""
+    """This includes threads that take no steps, such as prefetchers."""
     backend, done = create_backend("cupy"), threading.Event()
     x, y = backend.asarray(np.ones((2, 2), np.float32)), backend.allocate((2, 2), np.float32)
 

@@ -1,4 +1,4 @@
-"""Ctrl-C in a program of one's own, and wrappers that nobody closes."""
+"""Ctrl-C in a user's program, and wrappers that are never closed."""
 
 import builtins
 import os
@@ -23,7 +23,7 @@ def interrupts(times: int = 1) -> Callback:
     def press() -> None:
         for _ in range(times):
             os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.5 * (times > 1))  # the main thread receives each of them
+            time.sleep(0.5 * (times > 1))  # lets the main thread handle each signal
 
     return At(3, press)
 

@@ -1,4 +1,4 @@
-"""The loss scale of half precision: halved when a gradient overflows, doubled after a while."""
+"""The loss scale for half precision: halved when a gradient overflows, doubled after a while."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ LOADER = Loader(small_dataset(97), 4, seed=3)  # 25 batches
 
 
 def overflowing() -> Model:
-    """A network in which one batch of each epoch overflows at every scale."""
+    """Return a network in which one batch of each epoch overflows at every scale."""
     return network_with(Poisoned(17, backwards=True), "half")
 
 
@@ -45,7 +45,7 @@ def scales_seen() -> Seen:
 
 
 def test_the_loss_scale_grows_and_shrinks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Doubled after every 5 rounds until a gradient overflows: then halved, and that step is left out."""
+    """It doubles after every 5 rounds until a gradient overflows. Then it is halved, and that step is skipped."""
     monkeypatch.setattr(scaling, "GROW_AFTER", 5)
     scales = scales_seen()
     trainer = alone(small_model("half"), Nesterov(0.01), callbacks=[scales])
@@ -65,7 +65,7 @@ def test_the_loss_scale_grows_and_shrinks(monkeypatch: pytest.MonkeyPatch) -> No
 def test_overflows_at_every_scale_and_losses_that_are_not_finite_fail(
     poisoned: Poisoned, skipped: int, scale: float
 ) -> None:
-    """1024 can be halved ten times."""
+    """A scale of 1024 can be halved ten times."""
     trainer = alone(network_with(poisoned, "half"), Nesterov(0.05))
     with pytest.raises(DivergedError):
         trainer.fit(Fit(LOADER, 1))

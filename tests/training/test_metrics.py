@@ -25,12 +25,12 @@ CASES = pytest.mark.parametrize("case", range(20))
 
 
 def log_loss(labels: Any, scores: Any) -> Any:
-    """Of each example."""
+    """Return the log loss of each example."""
     return -np.log(scores[np.arange(len(labels)), labels])
 
 
 def hits(labels: Any, scores: Any) -> float:
-    """A number for a batch."""
+    """Return a single number for a batch."""
     return float((scores.argmax(axis=1) == labels).mean())
 
 
@@ -44,7 +44,7 @@ def largest_error(labels: Any, scores: Any) -> Any:
 
 @contextmanager
 def wrapped(case: int, outputs: int, loss: str, *metrics: Metric, **options: Any) -> Iterator[ParallelWrapper]:
-    """A model whose weights do not move."""
+    """Yield a wrapper of a model with frozen weights."""
     model = Model([Dense(outputs)], (4, 3), "numpy", case, loss, dtype="double")
     model.freeze("*")
     with ParallelWrapper(model, 1 + case % 4, metrics=metrics, progress="none", log_every=3, **options) as wrapper:
@@ -218,7 +218,7 @@ def test_a_metric_of_another_shape_is_refused() -> None:
 
 
 def figures(launcher: str) -> dict[str, Any]:
-    """Train on binary and on real targets, and on classes; return the evaluations by epoch."""
+    """Train on binary targets, real targets and classes, and return the evaluations of each epoch."""
     rng = np.random.default_rng(0)
     x, real = rng.normal(size=(45, 4, 3)), rng.normal(size=(45, 2))
     found: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""The options of training: one list, checked once, before anything is written."""
+"""Training options: a single list, checked once before anything is written."""
 
 import inspect
 from dataclasses import fields, replace
@@ -21,7 +21,7 @@ SMALL = ("data=synthetic", "data.train=64", "data.test=16", "model=mlp", "model.
 
 
 def test_the_wrapper_takes_the_options() -> None:
-    """In the same order, with the same types and defaults."""
+    """They have the same order, types and defaults."""
     model, *others = inspect.signature(ParallelWrapper).parameters.values()
     assert others == list(inspect.signature(TrainingOptions).parameters.values())
 
@@ -60,7 +60,7 @@ def test_averaging_has_defaults() -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        {"averaging_frequency": 3},  # the default, but written
+        {"averaging_frequency": 3},  # the default, but given explicitly
         {"average_updaters": True},
         {"report_score_after_averaging": False},
     ],

@@ -64,7 +64,7 @@ def test_two_fits_equal_one() -> None:
 
 
 def test_a_stop_while_workers_are_leaving_does_not_end_the_next_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 1 has left the fit, and gets the request once more."""
+    """Rank 1 has left the fit when it gets the request again."""
     left = threading.Event()
 
     def leave(_: None, trainer: Trainer, fit: Fit) -> None:
@@ -140,7 +140,7 @@ def test_arrays_are_normalised_like_the_training_data() -> None:
             wrapper.fit(normalised, epochs=1, evaluate_on=Loader(dataset, 8, shuffle=False))
         wrapper.fit(pair, epochs=1)
         assert model.pixels == pixels
-        wrapper.fit(dataset, epochs=1)  # the training data decide
+        wrapper.fit(dataset, epochs=1)  # determined by the training data
         assert model.pixels == dataset.pixels
 
 
@@ -164,7 +164,7 @@ def blas_threads() -> set[int]:
 
 
 class Closing(Callback):
-    """Logs its start and its end, of which one may fail."""
+    """Logs its start and its end, one of which may fail."""
 
     def __init__(self, name: str, log: list[str], fails: str = "") -> None:
         self.name, self.log, self.fails = name, log, fails
@@ -211,7 +211,7 @@ def test_callbacks_that_started_are_closed_once_whatever_fails(fails: str) -> No
 
 
 class Following(Callback):
-    """Logs iterations and its end, and calls `then` in the first iteration. It ends a fit that takes too long."""
+    """Logs iterations and `close`, and calls `then` in the first iteration. It ends a fit that takes too long."""
 
     def __init__(self, then: Callable[[], object] = lambda: None) -> None:
         self.log: list[str] = []
@@ -220,7 +220,7 @@ class Following(Callback):
     def on_iteration_end(self, trainer: Trainer) -> None:
         if trainer.iteration == 1:
             self.begun.set()
-            time.sleep(0.1)  # `close` begins in the middle of this event
+            time.sleep(0.1)  # `close` is called during this event
             self.then()
         self.log.append("iteration")
         if trainer.iteration == 1000:
@@ -270,14 +270,14 @@ def test_only_several_workers_are_shown_as_averaged(workers: int) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_task_in_the_middle_of_another_is_refused(workers: int) -> None:
-    """Workers that wait for workers would wait until the time-out."""
+    """Otherwise, workers would wait for workers until the time-out."""
     evaluate = At(1, lambda: wrapper.evaluate(small_dataset(20)))
     with ParallelWrapper(small_model(), workers, callbacks=[evaluate]) as wrapper, pytest.raises(RuntimeError):
         wrapper.fit(small_dataset(20))
 
 
 def test_a_worker_that_timed_out_does_not_change_the_users_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its gradient arrives after the fit has ended with another worker's error."""
+    """Its gradient is complete only after the fit has ended with another worker's error."""
     monkeypatch.setattr(launch, "GRACE_S", 0.2)
     computing, over = threading.Event(), threading.Event()
 

@@ -1,4 +1,4 @@
-"""The stages of a pipeline together equal one replica: weights, reports, evaluations, stops and failures."""
+"""A pipeline's stages together equal one replica in weights, reports, evaluations, stops and failures."""
 
 import copy
 import json
@@ -72,7 +72,7 @@ def close(found: Any, expected: Any, bound: float = 1e-12) -> bool:
     ids=["small micro-batches", "three stages", "named"],
 )
 def test_a_pipeline_is_the_unsplit_network(stages: Any, micro_batches: int, backend: str) -> None:
-    """Eleven iterations in double with momentum, l2 and clipping; the last batch has one sample, fewer than parts."""
+    """Eleven iterations in double use momentum, l2 and clipping. The last batch has only one sample."""
     whole = trained_whole(backend)
     assert close(trained(small_model(backend=backend), Pipeline(stages, micro_batches)), whole)
     assert not close(small_model(backend=backend).params.master, whole, 1e-3)
@@ -103,7 +103,7 @@ def test_every_layer_can_end_a_stage(name: str) -> None:
 def test_hybrid_is_data_parallel_with_the_same_replicas(
     stages: int, workers: int, synchronizer: Synchronizer, optimizer: Callable[[], Optimizer]
 ) -> None:
-    """Ten iterations in double; in the last round some replicas have no batch, and one has a short one."""
+    """It runs ten iterations in double. In the last one, some replicas have no batch and one has a short batch."""
     options: Any = {"synchronizer": synchronizer, "optimizer": optimizer, "samples": 6 * 9 * workers + 4}
     whole = trained(small_model(), None, workers, **options)
     assert close(trained(small_model(), Pipeline(stages, 4), workers, **options), whole)
@@ -236,7 +236,7 @@ def test_evaluated_batches_do_not_pile_up_before_a_slow_stage(monkeypatch: pytes
     waiting: list[int] = []
 
     def note(_: None, communicator: Any, array: Any, to: int) -> None:
-        if array.shape == outputs:  # the stage may not have received its weights yet: they do not count
+        if array.shape == outputs:  # excludes weights, which the stage may not have received yet
             messages = communicator.group.messages[communicator.rank, to]
             waiting.append(sum(message.shape == outputs for message in list(messages)))
 
@@ -252,7 +252,7 @@ def test_evaluated_batches_do_not_pile_up_before_a_slow_stage(monkeypatch: pytes
 
 def test_waiting_for_another_stage_is_not_counted_as_computing() -> None:
     class Sleeping(SoftmaxNLL):
-        """The last stage alone has the loss."""
+        """Only the last stage computes the loss."""
 
         def __call__(self, *arguments: Any) -> Any:
             time.sleep(0.01)

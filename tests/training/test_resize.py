@@ -1,4 +1,4 @@
-"""Resuming with another number of workers: the mean of the replicas, and no sample left out."""
+"""Resuming with a different number of workers: replicas are averaged, and no sample is left out."""
 
 import logging
 from collections.abc import Callable
@@ -47,7 +47,7 @@ class Runs:
     def _checkpoint(
         self, workers: int, iteration: int, way: Synchronizer = EVERY_5, *, stops: bool = True, **options: Any
     ) -> Path:
-        """Train up to an iteration, or beyond, and return its checkpoint."""
+        """Train up to an iteration, or to the end, and return that iteration's checkpoint."""
         folder = self.new_folder()
         saving = Checkpoint(every_iterations=iteration, every_epochs=100, keep_last=100, path=folder)
         with self.wrapper(workers, way, saving, StopAfter(iteration if stops else -1), **options) as wrapper:
@@ -99,7 +99,7 @@ def test_workers_become_another_number(runs: Runs, way: str, before: int, after:
 
 
 def test_the_mean_is_weighted_like_the_next_average(runs: Runs) -> None:
-    """After 4 of 5 rounds between averages. In the last one, some workers had no batch and one a short batch."""
+    """The checkpoint follows 4 of 5 rounds between averages. In the fourth, batches had 4, 4, 1 and 0 samples."""
     path = runs.checkpoint(4, 4)
     with runs.wrapper(4) as same, runs.wrapper(2) as two:
         parts, found = states(same, path), states(two, path)
@@ -117,7 +117,7 @@ def test_the_mean_is_weighted_like_the_next_average(runs: Runs) -> None:
 def test_no_batch_is_left_out_and_few_are_trained_twice(
     runs: Runs, workers: int, again: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Four workers stop after 2 rounds, 8 of 15 batches. Three workers continue after batch 6, so 2 are repeated."""
+    """Four workers stop after 2 rounds with 8 of 15 batches. Three workers continue after 6, so 2 are repeated."""
     seen: list[int] = []
 
     def note(_: Any, replica: Replica, batch: Batch | None) -> None:
@@ -155,7 +155,7 @@ def test_time_spent_is_counted_once(runs: Runs, workers: int) -> None:
 
 
 def test_the_learning_rate_continues_at_the_same_fraction_of_training(runs: Runs) -> None:
-    """Four workers have 4 rounds an epoch and stop after the first; for one worker with 15 they count as 16."""
+    """Four workers stop after one epoch of 4 rounds. It counts as 16 rounds for one worker, whose epochs have 15."""
     recorder, schedule = Recorder(), OneCycle(0.1)
     with runs.wrapper(1, EVERY_5, recorder) as wrapper:
         wrapper.restore(runs.checkpoint(4, 4))
@@ -188,7 +188,7 @@ def test_residuals_are_averaged() -> None:
 
 
 def test_other_workers_begin_with_the_least_loss_scale(runs: Runs) -> None:
-    """The steps that were skipped before are counted by one of them."""
+    """Only one of them counts the steps that were skipped before."""
     scales = [{"scale": 512.0, "rounds": 3, "skipped": 2}, {"scale": 256.0, "rounds": 7, "skipped": 1}]
     stored = stored_states(read(runs.checkpoint(2, 7)))
     states = [{**state, "scaling": scale} for state, scale in zip(stored, scales, strict=True)]
@@ -211,7 +211,7 @@ def test_a_checkpoint_of_an_earlier_version_can_be_resumed(runs: Runs, workers: 
 
 @pytest.mark.parametrize("then", ["float", "half"])
 def test_a_checkpoint_of_another_dtype_can_be_resumed(runs: Runs, caplog: pytest.LogCaptureFixture, then: str) -> None:
-    """The log says what differs, if training does not continue bit for bit."""
+    """If training does not continue bit for bit, the log names the difference."""
     path = runs.checkpoint(2, 7, dtype=then)
     with runs.wrapper(2, dtype="float") as wrapper, caplog.at_level(logging.INFO):
         wrapper.restore(path)

@@ -41,16 +41,16 @@ def state_of(communicator: Communicator, synchronizer: Synchronizer) -> dict[str
 
 @pytest.mark.parametrize("synchronizer", [*WAYS.values(), GradientMean()], ids=[*WAYS, "gradient mean"])
 def test_training_with_every_parallel_method_resumes_bit_for_bit(synchronizer: Synchronizer) -> None:
-    """From the end of the first epoch, where workers differ in their samples, and from the middle of the second.
+    """It resumes from the end of the first epoch, where workers' sample counts differ, and from mid-epoch.
 
-    At iteration 7 the ways with a period of 2, 3 or 4 are between averages. "every 3" also resumes from iteration 2.
+    At iteration 7, synchronizers with period 2, 3 or 4 are between averages. "every 3" also resumes from iteration 2.
     """
     data = small_dataset(57)  # 15 batches for 3 workers, the last of one sample
     loader, held_out = Loader(data, 4, seed=3), Loader(data, 20, shuffle=False)
     iterations = (2, 5, 7) if synchronizer is WAYS["every 3"] else (5, 7)
 
     def fit(communicator: Communicator, states: list[Any] | None = None) -> tuple[Any, Recorder, dict[int, KeepState]]:
-        """Return a worker's weights and last drift, its reports, and its states after `iterations`."""
+        """Return a worker's weights, last drift and reports, and its states after `iterations`."""
         recorder, keeps = Recorder(), {} if states else {at: KeepState(at) for at in iterations}
         trainer = trainer_of(communicator, synchronizer, recorder, *keeps.values())
         if states is not None:

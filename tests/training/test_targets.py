@@ -42,7 +42,7 @@ def model_for(loss: str | Loss, backend: str = "numpy", dtype: str = "double") -
 
 
 def trained(loss: str | Loss, data: Any, workers: int = 2, *, backend: str = "numpy", **options: Any) -> Weights:
-    """The weights after two epochs of batches of 8, the last of them short."""
+    """Return the weights after two epochs of batches of 8, the last of which is short."""
     model = model_for(loss, backend, "float" if backend == "cupy" else "double")
     with ParallelWrapper(model, workers, 1, optimizer=SGD(0.05), log_every=0, **options) as wrapper:
         wrapper.fit(Loader(data, 8, seed=3), epochs=2)
@@ -139,7 +139,7 @@ def test_targets_of_one_output_may_be_a_vector_or_integers(loss: str, targets: t
     ids=["twice the learning rate", "of some classes", "balanced", "of the loss"],
 )
 def test_weights_are_factors_of_losses(loss: str | Loss, weights: dict[str, Any], equal: dict[str, Any]) -> None:
-    """Class weights are multiplied by sample weights."""
+    """Class weights and sample weights are multiplied."""
 
     def trained(loss: str | Loss, rate: float = 0.01, **weights: Any) -> Weights:
         model = model_for(loss)
@@ -160,11 +160,11 @@ def test_a_held_out_part_has_no_weights() -> None:
 def test_data_are_told_apart_by_targets_and_weights() -> None:
     data = [data for _, data in TARGETS.values()]
     assert len({Loader(each, 8).signature for each in [DATA, *data]}) == 6
-    assert len({Loader(each, 8).identity for each in [DATA, *data]}) == 4  # of the labels alone
+    assert len({Loader(each, 8).identity for each in [DATA, *data]}) == 4  # identities differ in the labels alone
 
 
 class OfNumbers(Loss):
-    """A user's loss, which takes class numbers only."""
+    """A user-defined loss, which takes class numbers only."""
 
     def __call__(self, backend: Any, prediction: Any, target: Any) -> tuple[Any, Any]:
         raise AssertionError(target)

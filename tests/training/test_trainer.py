@@ -42,7 +42,7 @@ def loader(samples: int = 40, batch_size: int = 4) -> Loader:
 
 
 def test_the_time_of_a_round_is_divided_among_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clock moves only while something is slow: loading, gradients, averages, callbacks, evaluations."""
+    """The clock moves only during slow parts: loading, gradients, averages, callbacks, evaluations."""
     now = [0.0]
     monkeypatch.setattr("cupynet.training.clock.time.perf_counter", lambda: now[0])
 
@@ -75,7 +75,7 @@ def test_the_time_of_a_round_is_divided_among_its_parts(monkeypatch: pytest.Monk
 
 
 def test_the_speed_leaves_out_the_first_rounds() -> None:
-    """Ten rounds of a second for 8 images each; then two rounds of half a second."""
+    """Ten rounds of 8 images take a second each, then two rounds half a second."""
     clock = Clock()
     for iteration in range(1, 13):
         clock.compute_s += 1.0 if iteration <= 10 else 0.5
@@ -87,7 +87,7 @@ def test_the_speed_leaves_out_the_first_rounds() -> None:
 
 
 def noted(log: list[str]) -> list[Callback]:
-    """Callbacks that note the events of a fit in their order, and the last row of the history at each epoch's end."""
+    """Return callbacks that log a fit's events in order, and the last row of the history at each epoch's end."""
 
     def epoch(trainer: Trainer, record: EpochRecord) -> None:
         row = trainer.callbacks[0].kept[-1]["epoch"]  # type: ignore[attr-defined]
@@ -106,7 +106,7 @@ def noted(log: list[str]) -> list[Callback]:
 
 
 def test_the_events_of_a_fit() -> None:
-    """Two epochs of two rounds, the second one evaluated; then a fit that is stopped in its first round."""
+    """A fit has two epochs of two rounds, the second one evaluated. Another fit is stopped in its first round."""
     data, log = small_dataset(16), list[str]()
     with ParallelWrapper(small_model(), 2, 2, callbacks=noted(log), log_every=2, progress="none") as wrapper:
         wrapper.fit(data, epochs=2, batch_size=4, evaluate_on=data, evaluate_every=3)
@@ -163,7 +163,7 @@ def test_a_stop_in_slow_rounds_does_not_wait_for_the_tenth(monkeypatch: pytest.M
             wrapper.fit(loader(600, 2), epochs=1)
             ended.append(wrapper.trainer.iteration)
     assert ended == [31, 40]
-    assert sent[0] == sent[1]  # what is sent only to ask is not in the figures
+    assert sent[0] == sent[1]  # requests for a stop are not counted as traffic
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_a_stop_at_the_last_round_completes_the_epoch_and_an_earlier_one_does_no
 
 
 def test_an_evaluation_of_older_weights_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stop in the middle of an epoch: the evaluation of the one before is of other weights."""
+    """After a stop in mid-epoch, the previous epoch's evaluation is of other weights."""
     monkeypatch.setattr(consensus, "AGREE_EVERY", 1)
     with ParallelWrapper(small_model(), 2, 1, callbacks=[StopAfter(7)]) as wrapper:
         wrapper.fit(loader(), epochs=3, evaluate_on=small_dataset(40))
@@ -215,7 +215,7 @@ def test_an_evaluation_of_older_weights_is_dropped(monkeypatch: pytest.MonkeyPat
 
 
 def test_an_interrupted_epoch_is_continued() -> None:
-    """Every sample is still seen once, and the end is known."""
+    """Every sample is still seen once, and the number of iterations is known."""
     ends, data = Seen(lambda trainer: trainer.plan.iterations), loader(20)
     replica = RecordingReplica(small_model(), SGD(0.01))
     trainer = Trainer(replica, callbacks=[StopAfter(2), ends])
@@ -265,7 +265,7 @@ def test_a_failed_round_leaves_no_gradient_and_no_stop() -> None:
     ("name", "images", "classes"), [("fit", (8, 8, 3), 3), ("evaluate", (9, 8, 1), 3), ("fit", (8, 8, 1), 4)]
 )
 def test_data_that_do_not_fit_the_model_are_refused(name: str, images: tuple[int, int, int], classes: int) -> None:
-    """With three channels for one, compiled kernels once read beyond their arrays."""
+    """With three channels instead of one, compiled kernels once read beyond their arrays."""
     data = Dataset("odd", np.zeros((12, *images), np.uint8), np.arange(12) % 3, classes)
     with ParallelWrapper(small_model("float", "numba"), 2) as wrapper, refused(""):
         getattr(wrapper, name)(Loader(data, 4))
@@ -275,7 +275,7 @@ def test_data_that_do_not_fit_the_model_are_refused(name: str, images: tuple[int
 
 
 class Filling(Nesterov):
-    """Fills the dictionary that is there, in place of making one."""
+    """Fills the existing dictionary instead of creating one."""
 
     def init(self, params: Any, backend: Any) -> None:
         self.backend = backend

@@ -1,4 +1,4 @@
-"""Promises that hold for every way to keep replicas together, then averaging and elastic averaging in detail."""
+"""Guarantees of all synchronizers, then averaging and elastic averaging in detail."""
 
 import copy
 import math
@@ -51,8 +51,8 @@ def run(
 class Case(NamedTuple):
     """Workers that equal one replica.
 
-    samples: by default ten rounds, the last of them with fewer workers and a short batch.
-    whole: the optimizer of that one replica, if it is another.
+    samples: by default enough for ten rounds, the last with fewer workers and a short batch.
+    whole: the single replica's optimizer, if it differs.
     """
 
     way: Synchronizer
@@ -104,7 +104,7 @@ def test_workers_equal_one_replica_on_the_concatenated_batch(case: Case) -> None
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 def test_no_sample_is_lost_and_replicas_are_equal_after_averages(way: Synchronizer) -> None:
-    """The last round has one batch, of one sample, for three workers."""
+    """In the last round, three workers have a single batch of one sample."""
     trained = run(way, 3, 37)
     for epoch in range(2):
         seen: list[int] = []
@@ -147,7 +147,7 @@ def test_a_replica_that_is_not_finite_spoils_no_other(where: str, way: Synchroni
     kept: dict[int, Any] = {}
 
     class Poison(Replica):
-        """Poisons the weights of worker 1, or its gradient."""
+        """Poisons worker 1's weights or gradient."""
 
         rank = 0
 
@@ -191,7 +191,7 @@ def test_fits_follow_one_another_and_weights_may_be_changed_in_between(way: Sync
 
 
 def test_the_divergence_of_each_layer() -> None:
-    """Worker 1 is moved in one layer alone."""
+    """Only one layer of worker 1 is changed."""
 
     def task(communicator: Communicator) -> Any:
         replica = Replica(small_model(), SGD(0.05))
@@ -208,7 +208,7 @@ def test_the_divergence_of_each_layer() -> None:
 
 
 def test_a_replica_without_samples_adds_no_divergence() -> None:
-    """Worker 2 had no batch and so has no weight. With samples on one replica only, there is no drift."""
+    """Worker 2 had no batch, so its weight is 0. If only one replica had samples, there is no drift."""
 
     def task(communicator: Communicator) -> Any:
         replica, rank = Replica(small_model(), SGD(0.05)), communicator.rank
@@ -222,7 +222,7 @@ def test_a_replica_without_samples_adds_no_divergence() -> None:
 
 
 class Squares(SGD):
-    """A running mean of squares that decays fast, and in one place to nothing."""
+    """A running mean of squares that decays fast, and to zero at one index."""
 
     def init(self, params: Any, backend: Any) -> None:
         super().init(params, backend)
@@ -236,7 +236,7 @@ class Squares(SGD):
 
 
 def test_half_leaves_squares_positive() -> None:
-    """What is nearly gone since the last average is less than the 16 bits of its way tell apart."""
+    """A mean that has nearly decayed since the last average is too small to be resolved in its 16-bit change."""
     ends: list[Any] = []
 
     class Noting(ParameterAveraging):
@@ -254,7 +254,7 @@ def test_half_leaves_squares_positive() -> None:
 
 @pytest.mark.parametrize(("transfer_dtype", "bound"), [("full", 1e-12), ("half", 1e-4)])
 def test_elastic_replicas_and_their_center_against_the_formula(transfer_dtype: str, bound: float) -> None:
-    """Two replicas replayed by hand: x -= a (x - c), c += 2 a (mean - c) after each of five rounds."""
+    """Replay two replicas by hand: x -= a (x - c), c += 2 a (mean - c) after each of five rounds."""
     trained = run(ElasticAveraging(1, 0.2, transfer_dtype=transfer_dtype), 2, 40, optimizer=lambda: SGD(0.05), epochs=1)
     replicas = [Replica(small_model(), SGD(0.05)) for _ in range(2)]
     center = replicas[0].params.master.copy()
@@ -275,4 +275,4 @@ def test_a_pull_beyond_the_mean_is_refused() -> None:
     with refused("synchronizer.pull", "0.5"):
         ParallelWrapper(small_model(), 3, synchronizer=ElasticAveraging(1, 0.5))
     ParallelWrapper(small_model(), 2, synchronizer=ElasticAveraging(1, 0.5)).close()
-    ParallelWrapper(small_model(), 1, synchronizer=ElasticAveraging(1, 5.0)).close()  # no center, and no pull
+    ParallelWrapper(small_model(), 1, synchronizer=ElasticAveraging(1, 5.0)).close()  # it has no center

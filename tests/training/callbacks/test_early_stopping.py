@@ -1,6 +1,6 @@
 """Early stopping: the conditions that end a fit, the best epoch, and the weights that are restored.
 
-Several tests are about what Deeplearning4j's EarlyStoppingParallelTrainer gets wrong; their docstrings say so.
+Several tests cover mistakes of Deeplearning4j's EarlyStoppingParallelTrainer; their docstrings say so.
 """
 
 import math
@@ -50,7 +50,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Script:
 
 @pytest.fixture
 def passed(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The seconds that have passed for early stopping; a test appends further ones."""
+    """Return a list of seconds whose sum is early stopping's clock. Tests append to it."""
     seconds = [100.0]
     monkeypatch.setattr(early_stopping, "time", SimpleNamespace(monotonic=lambda: sum(seconds)))
     return seconds
@@ -65,7 +65,7 @@ def fit(
     way: Synchronizer = EVERY_2,
     **options: Any,
 ) -> tuple[Trainer, dict[int, str]]:
-    """Fit with early stopping, and return the trainer and the fingerprints by epoch."""
+    """Fit with early stopping, and return the trainer and each epoch's fingerprint."""
     model, weights = model or small_model(), Seen()
     given: dict[str, Any] = {"optimizer": SGD(0.05), "callbacks": [weights, stopping, *callbacks]}
     with ParallelWrapper(model, workers, synchronizer=way, **given) as wrapper:
@@ -101,7 +101,7 @@ def outcome(stopping: EarlyStopping) -> tuple[str, int | None]:
 def test_scores_decide_when_a_fit_ends_and_which_weights_are_restored(
     scripted: Script, arguments: dict[str, Any], scores: list[float], reason: str, best: int | None, epochs: int
 ) -> None:
-    """Deeplearning4j's minimises every score, and so keeps the worst accuracy (5459, 5760). It does not flag NaN."""
+    """Deeplearning4j minimizes every score, so it keeps the worst accuracy (5459, 5760), and does not detect NaN."""
     scripted(scores, arguments.get("monitor", "loss"))
     stopping = EarlyStopping(**arguments)
     trainer, weights = fit(stopping, len(scores), workers=2)
@@ -111,7 +111,7 @@ def test_scores_decide_when_a_fit_ends_and_which_weights_are_restored(
 
 
 def test_max_epochs_counts_epochs_without_evaluations(scripted: Script) -> None:
-    """Deeplearning4j's checks its epoch conditions only when it evaluates: at most 5 epochs were 7."""
+    """Deeplearning4j checks its epoch conditions only when it evaluates: a limit of 5 epochs allowed 7."""
     scripted([0.5] * 20)
     stopping = EarlyStopping(max_epochs=5)
     trainer, _ = fit(stopping, 20, evaluate_every=3)
@@ -119,7 +119,7 @@ def test_max_epochs_counts_epochs_without_evaluations(scripted: Script) -> None:
 
 
 def test_max_epochs_count_for_each_fit(scripted: Script) -> None:
-    """Deeplearning4j's is of single use."""
+    """Deeplearning4j's trainer can be used only once."""
     scripted([0.5, 0.4, 0.3, 0.9, 0.8, 0.7])
     stopping = EarlyStopping(max_epochs=3)
     with ParallelWrapper(small_model(), 2, callbacks=[stopping]) as wrapper:
@@ -137,7 +137,7 @@ def test_the_time_limit_ends_a_fit_within_an_epoch(passed: list[float]) -> None:
 
 @pytest.mark.parametrize("pipeline", [None, Pipeline(2, 2)])
 def test_a_loss_that_grows_ends_the_fit(pipeline: Pipeline | None) -> None:
-    """Also in a pipeline, where the worker that has the loss is not rank 0."""
+    """This includes pipelines, in which the worker that has the loss is not rank 0."""
     stopping = EarlyStopping(max_score=1e-3)
     with ParallelWrapper(small_model(), 1, pipeline=pipeline, callbacks=[stopping], log_every=2) as wrapper:
         wrapper.fit(TRAIN, epochs=9, **VALIDATION)
@@ -145,8 +145,8 @@ def test_a_loss_that_grows_ends_the_fit(pipeline: Pipeline | None) -> None:
 
 
 def test_the_loss_is_one_of_all_replicas() -> None:
-    """Deeplearning4j's feeds each replica's own, of its last batch, to one condition, in racing order."""
-    report: Any = SimpleNamespace(loss=50.0, score_after_averaging=5.0)  # of this replica; of all
+    """In Deeplearning4j, replicas race to pass the losses of their own last batches to one condition."""
+    report: Any = SimpleNamespace(loss=50.0, score_after_averaging=5.0)  # of this replica, and of all
     trainer = Trainer(Replica(small_model(), SGD(0.01)))
     EarlyStopping(max_score=10).on_log(trainer, report)
     assert trainer.consensus.request is None
@@ -159,8 +159,8 @@ def test_the_loss_is_one_of_all_replicas() -> None:
 
 @pytest.mark.parametrize(("workers", "frequency"), [(1, 2), (3, 1000)])
 def test_the_last_evaluation_is_of_the_restored_weights(workers: int, frequency: int) -> None:
-    """Evaluation brings replicas together (Deeplearning4j's takes the score of worker 0 before the average)."""
-    stopping = EarlyStopping("loss", "max", patience=2)  # the worst on purpose: it is not the last
+    """An evaluation averages the replicas first. Deeplearning4j takes worker 0's score before the average."""
+    stopping = EarlyStopping("loss", "max", patience=2)  # selects the worst epoch, which is not the last
     trainer, weights = fit(stopping, 8, workers=workers, way=ParameterAveraging(frequency))
     assert stopping.result is not None and trainer.evaluation is not None
     best = stopping.result.best_epoch
@@ -181,7 +181,7 @@ class Beyond(ParameterAveraging):
 
 @pytest.mark.parametrize(("dtype", "way"), [("half", EVERY_2), ("double", Beyond(2))], ids=["half", "outer step"])
 def test_the_restored_weights_are_the_last(scripted: Script, dtype: str, way: Synchronizer) -> None:
-    """Layers see them in their own precision, and no average comes after them."""
+    """Layers get them in their own precision, and no average follows."""
     scripted([0.1, 0.5, 0.6])
     model = small_model(dtype)
     _, weights = fit(EarlyStopping(), 3, workers=2, model=model, way=way)
@@ -195,7 +195,7 @@ def test_the_restored_weights_are_the_last(scripted: Script, dtype: str, way: Sy
 def test_the_best_weights_are_restored_after_another_stop(
     scripted: Script, restore: bool, reason: StopReason, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a signal there is no time for an evaluation."""
+    """After a signal there is no time to evaluate them."""
     monkeypatch.setattr(consensus, "AGREE_EVERY", 1)
     scripted([0.1, 0.5, 0.6])
     stopping = EarlyStopping(restore_on_interrupt=restore)
@@ -225,7 +225,7 @@ class Poison(Callback):
 
 @pytest.mark.parametrize(("workers", "frequency"), [(1, 2), (2, 100)])
 def test_a_fit_that_diverges_leaves_the_best_weights(scripted: Script, workers: int, frequency: int) -> None:
-    """All workers may see it at an average, or one alone in a report."""
+    """Either all workers detect it at an average, or a single one in a report."""
     scripted([0.5, 0.2, 0.3, 0.1])
     stopping, weights = EarlyStopping(), Seen()
     options: dict[str, Any] = {"callbacks": [weights, Poison(), stopping], "log_every": 2}

@@ -1,4 +1,4 @@
-"""A loss or gradient that is not finite: found in its round, on its worker, and never averaged into other replicas."""
+"""Non-finite losses and gradients: found in their round, on their worker, and never averaged into other replicas."""
 
 import copy
 from collections.abc import Iterable
@@ -46,19 +46,19 @@ def test_a_loss_that_is_not_finite_names_worker_batch_samples_and_layer(workers:
 def test_a_loss_or_gradient_that_is_not_finite_names_worker_batch_and_layer_also_in_a_stage(
     backwards: bool, stages: int, place: str
 ) -> None:
-    """Of all gradients that are not finite, dense1's are nearest to the loss."""
+    """Among all non-finite gradients, dense1's are nearest to the loss."""
     pipeline = Pipeline(2, 2) if stages == 2 else None
     model = network_with(Poisoned(17, backwards=backwards))
     with ParallelWrapper(model, 1, pipeline=pipeline, timeout_s=20) as wrapper:
         with pytest.raises(DivergedError) as caught:
             wrapper.fit(SHUFFLED, epochs=1)
-        assert all(np.isfinite(each.params.master).all() for each in wrapper.replicas())  # it moved nothing
+        assert all(np.isfinite(each.params.master).all() for each in wrapper.replicas())  # no weight was changed
     where = f"worker {stages - 1} at batch {batch_with([17]).index} of epoch 1"
     assert where in str(caught.value) and place in str(caught.value)
 
 
 def test_a_worker_spoiled_by_another_workers_batch_leaves_its_own_out(caplog: pytest.LogCaptureFixture) -> None:
-    """With synchronized statistics one bad batch makes all losses NaN, but only its worker has the cause."""
+    """With synchronized statistics, one bad batch makes all losses NaN, but only its own worker finds the cause."""
     layers = {"conv1": Conv2D(3, 3), "norm1": BatchNorm(sync=True), "pool1": MaxPool2D(2), "drop": Dropout(0.2)}
     layers |= {"poisoned": Poisoned(0), "norm2": BatchNorm(sync=True), "output": Dense(3)}
     model = Model(Sequential(layers), Image(8, 8, 1), create_backend("numpy", "double"), 1)
@@ -84,7 +84,7 @@ def test_weights_that_are_not_finite_are_never_skipped(action: str) -> None:
 @pytest.mark.parametrize("way", [ParameterAveraging(3), GradientSharing()], ids=str)
 def test_skip_equals_a_run_without_that_batch(way: Synchronizer) -> None:
     class Leaves(Replica):
-        """Gets no batch in place of the one with sample 17."""
+        """Gets no batch instead of the one with sample 17."""
 
         def backpropagate(self, batch: Batch | None) -> Any:
             return super().backpropagate(None if batch is not None and 17 in batch.samples else batch)
@@ -103,7 +103,7 @@ def test_skip_equals_a_run_without_that_batch(way: Synchronizer) -> None:
 
 @pytest.mark.parametrize("reduce", ["mean", "sum"])
 def test_a_round_in_which_every_worker_leaves_its_batch_out_passes(reduce: str) -> None:
-    """The last round has one batch, and it is skipped: no worker sends an update."""
+    """The only batch of the last round is skipped, so no worker sends an update."""
     last = [*SHUFFLED.epoch(0, small_model().backend)][-1]
     model, guard = network_with(Poisoned(int(last.samples[0]))), NonFinite("skip")
     way = GradientSharing("threshold", reduce=reduce)
@@ -159,7 +159,7 @@ def diagnosed(replica: Replica) -> str:
 
 @pytest.mark.parametrize(("accumulation_steps", "samples"), [(1, "samples 17, 40"), (4, "sample 17")])
 def test_layers_are_examined_with_the_statistics_of_the_batch(accumulation_steps: int, samples: str) -> None:
-    """The diagnosis normalizes by the batch, as in training, not by running estimates, which it leaves alone."""
+    """As in training, the diagnosis normalizes by the batch. It neither uses nor changes the running estimates."""
     layers = {"conv1": Conv2D(3, 3), "norm1": BatchNorm(), "pool1": MaxPool2D(2), "drop": Dropout(0.2)}
     layers |= {"poisoned": Poisoned(17, 40), "norm2": BatchNorm(), "output": Dense(3)}
     replica = replica_of(Sequential(layers), accumulation_steps)

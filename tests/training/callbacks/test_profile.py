@@ -1,4 +1,4 @@
-"""Profiles: the trace is complete and consistent, and training is unchanged by it."""
+"""Profiles: the trace is complete and consistent, and profiling does not change training."""
 
 import json
 import logging
@@ -21,7 +21,7 @@ from tests.support.calls import watch
 from tests.support.device_runs import assert_same, train_on_device
 from tests.support.training import small_dataset, small_model
 
-LOADER = Loader(small_dataset(96), 8, seed=3)  # with two workers six rounds an epoch
+LOADER = Loader(small_dataset(96), 8, seed=3)  # two workers have six rounds per epoch
 HELD_OUT = Loader(small_dataset(30, seed=1), 8, shuffle=False)
 
 Event = dict[str, Any]
@@ -36,7 +36,7 @@ def profiled(
     epochs: int = 2,
     **options: Any,
 ) -> tuple[Profile, ParallelWrapper]:
-    """Profile some rounds of a fit, by default five. The wrapper is closed, and the files are in the folder."""
+    """Profile some rounds of a fit, by default five, and return the profile and the closed wrapper."""
     profile = Profile(5, 2) if profile is None else profile
     model = small_model() if model is None else model
     with ParallelWrapper(model, workers, run=folder, callbacks=[profile], **options) as wrapper:
@@ -50,7 +50,7 @@ def trace(folder: Path) -> list[Event]:
 
 
 def events(folder: Path) -> dict[int, list[Event]]:
-    """The complete events of each thread, by when they began. Two events of a thread must be nested or disjoint."""
+    """Return each thread's complete events by start time. Check that two events of a thread are nested or disjoint."""
     found: dict[int, list[Event]] = {}
     for event in sorted(trace(folder), key=lambda event: (event.get("ts", 0), -event.get("dur", 0))):
         if event["ph"] == "X":
@@ -83,7 +83,7 @@ def test_each_worker_has_a_track_with_every_piece(tmp_path: Path, backend: str, 
         assert count(own, "round") == 5
         for layer in layers:
             assert count(own, f"{layer} forward") == count(own, f"{layer} backward") == 5
-            assert count(own, layer) >= 2  # evaluated
+            assert count(own, layer) >= 2  # in evaluations
         for name in (
             "batch",
             "update",
@@ -102,7 +102,7 @@ def test_each_worker_has_a_track_with_every_piece(tmp_path: Path, backend: str, 
     ("iterations", "after", "epochs", "first", "timed"), [(5, 2, 2, 3, 5), (50, 10, 2, 4, 9), (3, 0, 1, 1, 3)]
 )
 def test_which_rounds(tmp_path: Path, iterations: int, after: int, epochs: int, first: int, timed: int) -> None:
-    """Before them at most a quarter of the fit."""
+    """At most a quarter of the fit precedes the profiled rounds."""
     profile, _ = profiled(tmp_path, Profile(iterations, after), epochs=epochs)
     assert (profile.pieces["first"], profile.pieces["rounds"]) == (first, timed)
     assert count(events(tmp_path)[1], "round") == timed
@@ -188,7 +188,7 @@ def test_a_failed_fit_removes_the_timers(tmp_path: Path) -> None:
     with ParallelWrapper(small_model(), 2, run=tmp_path, optimizer=Nesterov(1e200), callbacks=callbacks) as wrapper:
         with pytest.raises(DivergedError):
             wrapper.fit(LOADER, epochs=2)
-        assert not any("forward" in vars(layer) for layer in wrapper.model.network.walk())  # nor before it is closed
+        assert not any("forward" in vars(layer) for layer in wrapper.model.network.walk())  # before it is closed
     assert not (tmp_path / "trace.json").exists()
 
 
@@ -208,12 +208,12 @@ def test_profiled_steps_are_not_captured(tmp_path: Path) -> None:
     (own,) = events(tmp_path).values()
     assert count(own, "round") == count(own, "update") == 4
     passes = count(own, "conv1 forward") + count(own, "conv1+pool1 forward")
-    assert passes in (3, 4)  # the last round of an epoch has one batch alone
+    assert passes in (3, 4)  # the last batch of an epoch has only one sample
 
 
 @pytest.mark.standin
 def test_each_piece_waits_for_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The device is synchronized whenever a clock is read, so work counts where it was launched."""
+    """The device is synchronized whenever a clock is read, so work counts for the piece that launched it."""
     model = small_model("float", "cupy")
     waits: list[Any] = []
     watch(monkeypatch, type(model.backend), "synchronize", lambda _, backend: waits.append(backend))

@@ -27,7 +27,7 @@ def a_terminal_that_can_move_its_cursor(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def fit(stdout: io.StringIO | None, *callbacks: Callback, epochs: int = 2, **options: Any) -> None:
-    """Run a fit that prints to a terminal, and leaves it in place."""
+    """Run a fit that prints to the given terminal, and check that it is still stdout afterwards."""
     wrapper = ParallelWrapper(small_model(), 1, log_every=4, callbacks=callbacks, **options)
     with redirect_stdout(stdout), wrapper:
         try:
@@ -38,7 +38,7 @@ def fit(stdout: io.StringIO | None, *callbacks: Callback, epochs: int = 2, **opt
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """The beginnings of logged lines about epochs."""
+    """Return the beginnings of the logged lines about epochs."""
     texts = [record.getMessage() for record in caplog.records]
     return [text.partition(":")[0] for text in texts if text.startswith("epoch")]
 

@@ -1,4 +1,4 @@
-"""The learning-rate range test: its suggestion, and its training of a copy."""
+"""The learning-rate range test: its suggestion, and its training on a copy of the model."""
 
 from typing import Any, cast
 
@@ -30,7 +30,7 @@ def rate_test(optimizer: Optimizer, tested: Model | None = None, **options: Any)
 def test_the_suggestion_is_a_tenth_of_the_rate_of_the_least_loss() -> None:
     found = made(valley(60))
     assert found.suggestion is not None
-    assert found.rates[58] <= 10 * found.suggestion <= found.rates[72]  # a mean comes behind
+    assert found.rates[58] <= 10 * found.suggestion <= found.rates[72]  # the running mean lags behind
 
 
 @pytest.mark.parametrize("losses", [[2.3] * 100, [2.3 + 0.01 * i for i in range(100)], [2.3, 2.2, 2.1], []])

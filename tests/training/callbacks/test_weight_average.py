@@ -1,4 +1,4 @@
-"""The mean of the weights along training: which weights it covers, with several workers, and after a resume."""
+"""The mean of the weights over training: which weights it covers, with several workers, and after a resume."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -39,7 +39,7 @@ def weights_seen() -> Seen:
 def followed(
     workers: int, average: WeightAverage, synchronizer: Synchronizer, *more: Callback
 ) -> list[tuple[Seen, Weights]]:
-    """Train two epochs. Return each worker's weights along the way and at the end."""
+    """Train for two epochs. Return each worker's weights during training and at the end."""
     options: dict[str, Any] = {"epochs": 2, "evaluate_on": LOADER, "log_every": 0}
     callbacks = average, weights_seen(), *more
     found = fit_on_threads(
@@ -101,7 +101,7 @@ def test_training_itself_does_not_change() -> None:
 def test_a_stopped_fit_keeps_its_last_weights_by_default(
     on_interrupt: bool, reason: StopReason, averaged: bool
 ) -> None:
-    """Unless early stopping ended it."""
+    """A fit that early stopping ended does not."""
     average = WeightAverage(0.9, on_interrupt=on_interrupt)
     ((way, weights),) = followed(1, average, Synchronizer(), StopAfter(5, reason=reason))
     assert len(way.iterations) == 5
@@ -109,7 +109,7 @@ def test_a_stopped_fit_keeps_its_last_weights_by_default(
 
 
 def test_early_stopping_may_end_a_fit_whose_result_is_the_mean(tmp_path: Path) -> None:
-    """Also if it resumes from a state with best weights."""
+    """This includes a fit that resumes from a state with best weights."""
     validation: dict[str, Any] = {"validation_data": LOADER}
     with ParallelWrapper(small_model(), 1, callbacks=[EarlyStopping(), StopAfter(11)]) as wrapper:
         wrapper.fit(LOADER, epochs=2, **validation)
@@ -165,7 +165,7 @@ def test_arguments_are_checked(arguments: dict[str, Any]) -> None:
 def test_training_resumes_bit_for_bit(
     iteration: int, optimizer: Optimizer, synchronizer: Synchronizer, tmp_path: Path
 ) -> None:
-    """With moments, a schedule, and the mean."""
+    """The run has moments, a schedule, and the mean."""
 
     def wrapper_of(*callbacks: Callback) -> ParallelWrapper:
         given = [WeightAverage(0.9, start_after=1), *callbacks]

@@ -42,7 +42,7 @@ every_kind = pytest.mark.parametrize("kind", ["tensorboard", "mlflow", "wandb"])
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty MLflow store: creating one takes seconds, copying it no time."""
+    """Return an empty MLflow store: creating one takes seconds, copying it no time."""
     path = tmp_path_factory.mktemp("store") / "mlflow.db"
     from mlflow.tracking import MlflowClient
 
@@ -90,7 +90,7 @@ def fit(run: Run, *callbacks: Callback, epochs: int = 2, restore: Path | None = 
 
 
 def check(found: Figures, run: Run, *, exact: bool) -> None:
-    """Check that every figure of history.jsonl is there once, with only results and finer evaluations besides."""
+    """Check that every figure of history.jsonl was logged once, and otherwise only results and finer evaluations."""
     wanted = expected(run.history())
     for key, values in wanted.items():
         assert found[key] == pytest.approx(values, rel=0 if exact else 1e-6, abs=0), key
@@ -99,7 +99,7 @@ def check(found: Figures, run: Run, *, exact: bool) -> None:
 
 
 def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """The levels of what loggers have logged."""
+    """Return the levels of the loggers' log records."""
     package = base.__name__.rpartition(".")[0]
     return [record.levelname for record in caplog.records if record.name.startswith(package)]
 
@@ -109,7 +109,7 @@ def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 @pytest.fixture(scope="module")
 def trained(made: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, str]:
-    """One run with all three."""
+    """Return a run with all three loggers."""
     folder = tmp_path_factory.mktemp("run")
     store = f"sqlite:///{folder / 'mlflow.db'}"
     (folder / "mlflow.db").write_bytes(made.read_bytes())
@@ -122,7 +122,7 @@ def trained(made: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, 
 def test_logged_figures_equal_the_history(trained: tuple[Run, str], kind: str) -> None:
     run, store = trained
     found = figures(kind, run.folder, store)
-    check(found, run, exact=kind != "tensorboard")  # which keeps 32 bits of each
+    check(found, run, exact=kind != "tensorboard")  # TensorBoard stores 32-bit floats
     assert len(found["train/loss", 5]) == 1 and found["epoch/epoch", 24] == [2]
 
 
@@ -137,7 +137,7 @@ def test_mlflow_has_flat_hyperparameters_a_status_and_a_name(trained: tuple[Run,
 
 @every_kind
 def test_a_resumed_run_continues_its_logs(run: Run, store: str, kind: str) -> None:
-    """Killed after iteration 22, resumed from 15: figures logged in between are there once, or count once."""
+    """A run killed after iteration 22 resumes from 15: figures in between are logged once, or count once."""
 
     def kill() -> None:
         raise KeyboardInterrupt
@@ -147,9 +147,9 @@ def test_a_resumed_run_continues_its_logs(run: Run, store: str, kind: str) -> No
     assert ("train/loss", 20) in figures(kind, run.folder, store)
     fit(run, logger(kind, store), restore=run.checkpoints_path)
     found = figures(kind, run.folder, store)
-    if kind == "wandb":  # two files of one run; the second has the repeated figures
+    if kind == "wandb":  # two files of one run; the second one repeats figures
         assert len({path.name for path in run.folder.glob("wandb/offline-run-*/*.wandb")}) == 1
-    if kind == "mlflow":  # one run that has the figures at iteration 20 of both
+    if kind == "mlflow":  # one run, with both figures at iteration 20
         assert len(found["train/loss", 20]) == 2
     if kind != "tensorboard":
         found = {key: values[-1:] for key, values in found.items()}
@@ -172,7 +172,7 @@ def test_a_run_of_the_command_logs_its_settings_and_results(tmp_path: Path) -> N
 
 
 def test_artifacts_and_names(tmp_path: Path, run: Run, store: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)  # where MLflow keeps artifacts of a store of SQLite
+    monkeypatch.chdir(tmp_path)  # where MLflow keeps the artifacts of an SQLite store
     fit(run, MLflow(store, "named", "first", artifacts=True), epochs=1)
     assert mlflow_run(store, "named")[0].info.run_name == "first"
     assert [path.name for path in tmp_path.glob("mlruns/**/artifacts/*")] == ["history.jsonl"]
@@ -214,7 +214,7 @@ def test_a_failing_writer_never_ends_a_run(
 
 
 def test_an_unwritable_folder_is_given_up_at_once(tmp_path: Path, run: Run, caplog: pytest.LogCaptureFixture) -> None:
-    """MLflow by itself would try for minutes to open its file."""
+    """Without a check, MLflow would try for minutes to open its file."""
     (tmp_path / "file").write_text("")
     fit(run, MLflow(f"sqlite:///{tmp_path}/no/such/folder/x.db"), TensorBoard(tmp_path / "file"), epochs=1)
     assert warned(caplog) == ["WARNING", "WARNING"]
