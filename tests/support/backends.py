@@ -1,4 +1,4 @@
-"""The backends that this machine can test, and the parameters of tests that run on each of them."""
+"""Backends that this machine can test, and parameters for tests that run on each of them."""
 
 import importlib.util
 import os
@@ -21,16 +21,16 @@ def works(name: str) -> bool:
 
 
 WORKING = [pytest.param(name, id=name, marks=MARKS.get(name, ())) for name in BACKENDS if works(name)]
-WORKING.append(pytest.param("cupy", id="standin", marks=pytest.mark.standin))  # on made-up devices: tests/conftest.py
+WORKING.append(pytest.param("cupy", id="standin", marks=pytest.mark.standin))  # simulated: see tests/conftest.py
 GPU = works("cupy")
-REAL_GPU = GPU and machine.switched_on() is None  # not the stand-in, on which `python -m tests.standin` runs all
-# where a test of the GPU's code runs, from the same text: on the stand-in, and on a GPU where there is one
+REAL_GPU = GPU and machine.switched_on() is None  # not the stand-in of `python -m tests.standin`
+# tests of GPU code run unchanged on the stand-in, and on a GPU if there is one
 ON_DEVICES = [
     pytest.param("standin", marks=pytest.mark.standin),
     *([pytest.param("gpu", marks=pytest.mark.gpu)] if GPU else []),
 ]
 every_backend = pytest.mark.parametrize("name", WORKING)
-every_compiled_backend = pytest.mark.parametrize(  # NumPy runs the reference as it is
+every_compiled_backend = pytest.mark.parametrize(  # NumPy runs the reference itself
     "name", [each for each in WORKING if each.values[0] != "numpy"]
 )
 every_dtype = pytest.mark.parametrize("dtype", ["half", "float", "double"])
@@ -40,7 +40,7 @@ every_narrow_dtype = pytest.mark.parametrize("dtype", ["half", pytest.param("bfl
 
 
 def on_devices(*cases: Any, count: int = 1) -> list[Any]:
-    """Each case on the stand-in, and on GPUs where there are any; count: of the devices that it needs."""
+    """Return parameters for each case on the stand-in, and on GPUs if there are any; count: the devices it needs."""
     marks = [pytest.mark.gpu, *([pytest.mark.multi_gpu] if count > 1 else [])]
     found = []
     for case in cases:

@@ -1,4 +1,4 @@
-"""Watching the calls of a method."""
+"""Watch the calls of a method."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 
 
 def watch(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, note: Callable[..., object]) -> None:
-    """Call `note(result, *arguments)` after each call of a method, whose first argument is its object."""
+    """Call `note(result, *arguments)` after each call of a method. The first argument is the object."""
     original = getattr(owner, name)
 
     def call(*arguments: Any, **named: Any) -> Any:

@@ -27,7 +27,7 @@ SMALL = ["model.layers.conv1.filters=4", "model.layers.conv2.filters=6", "model.
 
 
 class Called(NamedTuple):
-    """How a command ended in this process: its exit code, and what it printed."""
+    """The outcome of a command in this process: its exit code and output."""
 
     code: int
     out: str
@@ -35,7 +35,7 @@ class Called(NamedTuple):
 
     @property
     def error(self) -> str:
-        """The one line on stderr about what was wrong."""
+        """The error message: the only line on stderr."""
         assert self.err.startswith("cupynet: ") and self.err.count("\n") == 1, self.err
         return self.err
 
@@ -59,7 +59,7 @@ def run_folder(folder: Path) -> Path:
 
 
 def summary_of(folder: Path, **changes: Any) -> dict[str, Any]:
-    """Return the results of a run, after some changes of its file."""
+    """Return a run's summary after making some changes in its file."""
     path = folder / "summary.json"
     found: dict[str, Any] = json.loads(path.read_text()) | changes
     if changes:

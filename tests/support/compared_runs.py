@@ -1,4 +1,4 @@
-"""Folders of runs as training leaves them, without any training."""
+"""Run folders like those that training writes, made without training."""
 
 import json
 from pathlib import Path
@@ -38,11 +38,11 @@ def made(
     folder: Path, *, optimizer: str = "sgd", rate: float = 0.1, extra: str = "",
     synchronizer: str = "mine.Averaging", **figures: Any,
 ) -> Path:  # fmt: skip
-    """A finished run.
+    """Make the folder of a finished run.
 
     Args:
-        synchronizer: by default a user's, which may do something in a single replica.
-        figures: of its summary; `accuracies`: of its epochs, each of which took five seconds.
+        synchronizer: by default a user-defined one, which may have an effect even with a single replica.
+        figures: the summary's figures; `accuracies`: one per epoch of five seconds.
     """
     accuracies = figures.pop("accuracies", None)
     found = {**FIGURES, **figures}
@@ -63,5 +63,5 @@ def made(
 
 
 def summary(**figures: Any) -> Summary:
-    """The summary of a run of two workers, as `Run.save` writes it."""
+    """Return the summary of a run of two workers, as `Run.save` writes it."""
     return Summary.of({**FIGURES, "workers": 2, "iterations": 30, "averaging_frequency": "epoch", **figures})

@@ -1,8 +1,8 @@
 """Compare each public operation of a backend with the reference, on random arguments of odd shapes.
 
-The reference is the base class on NumPy: in double, on the same numbers, for values; in the same precision, for shapes
-and dtypes. A function of this file draws its arguments from a `Call`, uses the operation it is named after, and returns
-the arrays to compare. A new operation needs one: tests/backend/test_operations.py fails without it.
+The reference is the base class on NumPy. Values are compared with its results in double on the same numbers, shapes and
+dtypes with those in the same precision. Each function here draws arguments from a `Call`, uses the operation that it is
+named after, and returns the arrays to compare. tests/backend/test_operations.py fails if an operation has no function.
 """
 
 import math
@@ -26,7 +26,7 @@ Results: TypeAlias = dict[str, Array]
 
 @dataclass(frozen=True)
 class Shape:
-    """The geometry of one call; operations without images use a part of it."""
+    """The geometry of one call. Operations without images use only part of it."""
 
     batch: int
     height: int
@@ -39,13 +39,13 @@ class Shape:
 
     @property
     def image(self) -> tuple[int, int, int, int]:
-        """(N, H, W, C) with room for at least one window."""
+        """The shape (N, H, W, C), with room for at least one window."""
         (kh, kw), (rows, cols) = self.window.extent, self.window.padding
         return (self.batch, max(self.height, kh - sum(rows)), max(self.width, kw - sum(cols)), self.channels)
 
     @property
     def pooled(self) -> tuple[Window, tuple[int, int, int, int]]:
-        """The window of a pool, without gaps and with less padding than window, and images with room for one."""
+        """A pool's window, without dilation and with less padding than its size; a shape with room for one window."""
         (kh, kw), (rows, cols) = self.window.kernel, self.window.padding
         (above, below), (left, right) = ([min(zeros, k - 1) for zeros in side] for side, k in ((rows, kh), (cols, kw)))
         window = Window((kh, kw), self.window.stride, ((above, below), (left, right)))
@@ -53,7 +53,7 @@ class Shape:
         return window, (self.batch, height, width, self.channels)
 
 
-# Any two of these values meet in at least one shape.
+# Every pair of values of different parameters occurs in at least one shape.
 GEOMETRIES: dict[str, Sequence[Any]] = {
     "batch": (1, 4),
     "size": ((7, 6), (1, 1), (5, 9)),
@@ -80,14 +80,14 @@ def shapes() -> list[Shape]:
 
 
 SHAPES = shapes()
-# Where all of them would be too many: batches of four, most with several channels and values enough that a small grid
-# loops over them; with and without each flag.
+# A subset for slow tests: batches of four, most with several channels and with enough values that a small grid loops
+# over them; with and without each flag.
 CHOSEN = SHAPES[3::4]
-HALVING = Window((2, 2), (2, 2))  # of a pool that numba fuses with its convolution: windows are apart, and small
+HALVING = Window((2, 2), (2, 2))  # a pool that numba fuses with its convolution: windows are small and disjoint
 
 
 class Call:
-    """Arguments for one call: numbers that every backend gets, also a wider one, drawn in the precision `policy`."""
+    """Arguments for one call: the same numbers, drawn in the precision `policy`, for every backend, even if wider."""
 
     def __init__(self, seed: int, policy: DtypePolicy, backend: Backend) -> None:
         self.rng = np.random.default_rng(seed)
@@ -95,27 +95,27 @@ class Call:
         self._kept: list[tuple[Array, Array]] = []
 
     def stored(self, *shape: int, changes: bool = False) -> Array:
-        """Normal numbers in the storage precision. `changes`: the operation works in place."""
+        """Draw normal numbers in storage precision. `changes`: the operation works in place."""
         return self._put(self.rng.normal(size=shape).astype(self.drawn.storage), self.policy.storage, changes)
 
     def few(self, *shape: int) -> Array:
-        """Numbers of which many are equal, and many zero."""
+        """Draw numbers of which many are equal and many are zero."""
         numbers = self.rng.integers(-1, 2, shape) * self.rng.integers(0, 2, shape[:1] + (1,) * (len(shape) - 1))
         return self._put(numbers.astype(self.drawn.storage), self.policy.storage, False)
 
     def wide(self, *shape: int) -> Array:
-        """Normal numbers in the accumulation precision, of a vector that the operation changes."""
+        """Draw normal numbers in accumulation precision, for a vector that the operation changes."""
         return self._put(self.rng.normal(size=shape).astype(self.drawn.accumulate), self.policy.accumulate, True)
 
     def integers(self, low: int, high: int, *shape: int) -> Array:
         return self._put(self.rng.integers(low, high, shape), np.dtype(np.int64), False)
 
     def integers_on_host(self, below: int) -> int:
-        """A number of the geometry: 0, 1 ... below - 1."""
+        """Draw a parameter of the geometry from 0, 1 ... below - 1."""
         return int(self.rng.integers(0, below))
 
     def spoil(self, array: Array) -> None:
-        """Make some of the numbers NaN; not of those that are checked to be unchanged."""
+        """Make some of an array's numbers NaN, and do not check any more that it stays unchanged."""
         self._kept = [(kept, before) for kept, before in self._kept if kept is not array]
         array[self.backend.asarray(self.rng.integers(0, 4, array.shape) == 0)] = np.nan
 
@@ -127,13 +127,13 @@ class Call:
         return array
 
     def check_arguments(self) -> None:
-        """Arguments stay the caller's: only those of operations in place may have changed."""
+        """Check that only arguments of in-place operations have changed."""
         for array, before in self._kept:
             assert bool((array == before).all()), "an argument that is not the operation's was changed"
 
 
 def in_place(backend: Backend, found: Array, given: Array) -> Array:
-    """Return what an operation made, after a check that it is where its argument was."""
+    """Return an operation's result after checking that it is in its argument's memory."""
     assert backend.data_ptr(found) == backend.data_ptr(given), "not in place"
     return found
 
@@ -210,7 +210,7 @@ def conv2d_backward(backend: Backend, call: Call, shape: Shape) -> Results:
 
 
 def grouped(shape: Shape) -> list[tuple[str, int, tuple[int, int, int, int], tuple[int, ...]]]:
-    """Ways to group channels, by name: in how many groups, with images and a weight for them."""
+    """Return ways to group channels: name, number of groups, shape of the images, shape of the weight."""
     n, height, width, channels = shape.image
     window = shape.window.kernel
     return [
@@ -252,7 +252,7 @@ def avg_pool2d_backward(backend: Backend, call: Call, shape: Shape) -> Results:
 
 
 def fused_pair(backend: Backend, call: Call, shape: Shape) -> Results:
-    """All pairs there are, each as one operation where the backend has it, else as two: forwards, then backwards."""
+    """Run all pairs forwards, then backwards, each as one operation if the backend has it, and otherwise as two."""
     found: Results = {}
     for activation in ("identity", "relu"):
         for pool in pools_of(call, shape):
@@ -262,7 +262,7 @@ def fused_pair(backend: Backend, call: Call, shape: Shape) -> Results:
 
 
 def pools_of(call: Call, shape: Shape) -> list[Window]:
-    """A drawn pool, which few backends fuse, and the usual one where there is room for it."""
+    """Return a random pool, which few backends fuse, and the usual one if there is room for it."""
     convolved = shape.window.output(*shape.image[1:3])
     kernel = [min(1 + call.integers_on_host(3), side) for side in convolved]
     drawn = Window((kernel[0], kernel[1]), (1 + call.integers_on_host(3), 1 + call.integers_on_host(3)))
@@ -272,9 +272,9 @@ def pools_of(call: Call, shape: Shape) -> list[Window]:
 
 
 def convolution_and_max_pool(backend: Backend, call: Call, shape: Shape, activation: str, pool: Window) -> Results:
-    """Small whole numbers: every precision computes them exactly, so that all agree on the maxima, ties included.
+    """Run a pair on small integers: every precision is exact, so all agree on the maxima, including ties.
 
-    Not with many channels: Winograd's algorithm rounds, so these have no ties.
+    With many channels, numbers are normal, without ties, because Winograd's algorithm rounds.
     """
     draw = call.few if shape.channels < 16 else call.stored
     x, weight = draw(*shape.image), draw(*shape.window.kernel, shape.channels, shape.outputs)
@@ -336,12 +336,12 @@ def softmax_backward(backend: Backend, call: Call, shape: Shape) -> Results:
 
 
 def pointwise(backend: Backend, call: Call, shape: Shape) -> Results:
-    """Each activation, in place and not, of numbers near zero and far from it."""
+    """Apply each activation, in place or not, to numbers near zero and far from it."""
     found: Results = {}
     for name in NAMES:
         x, far = call.stored(*shape.image, changes=shape.flag), call.few(*shape.image)
         if not shape.flag:
-            x = x * (1 + 50 * far)  # where half has numbers, and exp overflows
+            x = x * (1 + 50 * far)  # within the range of half, but beyond that of exp
         out = x if shape.flag else backend.borrow(x.shape)
         found[name] = backend.pointwise(name, x, out, 0.25)
         assert backend.data_ptr(out) == backend.data_ptr(found[name]), "not where it was asked for"
@@ -352,7 +352,7 @@ def pointwise_backward(backend: Backend, call: Call, shape: Shape) -> Results:
     found: Results = {}
     for name in NAMES:
         dy, kept = (call.stored(*shape.image, changes=True) for _ in range(2))
-        if name not in OF_INPUT:  # y as it may be
+        if name not in OF_INPUT:  # a possible y
             backend.pointwise(name, kept.copy(), kept, 0.25)
         found[name] = in_place(backend, backend.pointwise_backward(name, dy, kept, 0.25), dy)
     return found
@@ -369,14 +369,14 @@ def softmax_cross_entropy(backend: Backend, call: Call, shape: Shape) -> Results
 
 
 def targets(backend: Backend, call: Call, shape: Shape) -> Array:
-    """Targets from 0 to 1 (N, O), or with weights (N, O + 1)."""
+    """Return targets from 0 to 1 (N, O), or with a column of weights (N, O + 1)."""
     columns = shape.outputs + shape.flag
     found = call.integers(0, 65, shape.batch * columns).astype(np.float32) / 64
     return backend.asarray(found.reshape(shape.batch, columns))
 
 
 def channels_of(call: Call, shape: Shape) -> tuple[Array, Array, Array, Array, Array]:
-    """What is normalised, far from zero, and mean, variance, scale and shift of its channels."""
+    """Return values to normalize, and the mean, variance, scale and shift of their channels."""
     x = call.stored(*(shape.image if shape.flag else (shape.batch * 67, shape.channels)))
     mean, scale, shift = call.wide(shape.channels), call.stored(shape.channels), call.stored(shape.channels)
     variance = call.wide(shape.channels)
@@ -438,7 +438,7 @@ def normalize_rows_backward(backend: Backend, call: Call, shape: Shape) -> Resul
 
 
 def dropout(backend: Backend, call: Call, shape: Shape) -> Results:
-    """The same bits of all: what is left is multiplied by a power of two, or only whether it is left is compared."""
+    """Drop values. For equal bits, scale by a power of two, or compare only which values are kept."""
     x, samples = call.stored(*shape.image, changes=True), call.integers(0, 1 << 40, shape.batch)
     if not shape.need_dx:
         call.spoil(x)
@@ -463,7 +463,7 @@ def target_loss(backend: Backend, call: Call, shape: Shape) -> Results:
 
 
 def convert(backend: Backend, call: Call, shape: Shape) -> Results:
-    """Both ways, and in one precision."""
+    """Convert in both directions, and within one precision."""
     stored, wide = call.stored(*shape.image), call.wide(shape.height * 16)
     widened, narrowed = backend.borrow(stored.shape, wide.dtype), backend.borrow(wide.shape)
     backend.convert(stored, widened)
@@ -474,12 +474,12 @@ def convert(backend: Backend, call: Call, shape: Shape) -> Results:
 
 
 def stored_copy(backend: Backend, shape: Shape) -> Array | None:
-    """Where an update writes the weights once more, for layers to read; or nothing."""
+    """Return an array for the copy of the weights that layers read, or None."""
     return None if shape.outputs % 3 == 0 else backend.borrow((shape.height * 16,))
 
 
 def move_weights(backend: Backend, call: Call, shape: Shape) -> Results:
-    """Every rule, over vectors that are nowhere negative where it takes roots of them."""
+    """Apply every rule, with nonnegative vectors where it takes their roots."""
     found: Results = {}
     for rule in RULES.values():
         weight, grad = call.wide(shape.height * 16), call.wide(shape.height * 16)
@@ -500,7 +500,7 @@ def move_weights(backend: Backend, call: Call, shape: Shape) -> Results:
 
 
 def layers_of(backend: Backend, shape: Shape) -> Layers:
-    """Stretches with gaps between them, some of them of the same layer, and one that is empty."""
+    """Return segments with gaps between them; some belong to the same layer, and one is empty."""
     edges = np.linspace(0, shape.height * 500, shape.outputs + 2).astype(int).tolist()
     bounds = [(start, stop - (i % 2)) for i, (start, stop) in enumerate(pairwise(edges))]
     return Layers(backend, [*bounds, (3, 3)], [*(i % 3 if i > 2 else i for i in range(len(bounds))), 0])
@@ -558,7 +558,7 @@ def total(backend: Backend, call: Call, shape: Shape) -> Results:
 
 
 def hits(backend: Backend, call: Call, shape: Shape) -> Results:
-    """Among equal scores the first is the highest."""
+    """Count hits. Of equal scores, the first counts as the highest."""
     scores, labels = call.stored(shape.batch, shape.outputs), call.integers(0, shape.outputs, shape.batch)
     scores = scores * 0 if shape.flag else scores
     found = [backend.asarray(backend.hits(scores, labels)).reshape(1).copy()]
@@ -567,14 +567,14 @@ def hits(backend: Backend, call: Call, shape: Shape) -> Results:
 
 
 def binary_hits(backend: Backend, call: Call, shape: Shape) -> Results:
-    """Weights in the last column do not matter."""
+    """Count binary hits. Weights in the last column have no effect."""
     logits, wanted = call.stored(shape.batch, shape.outputs), targets(backend, call, shape)
     return {"binary hits": backend.asarray(backend.binary_hits(logits, wanted)).reshape(1)}
 
 
 def clip_norm(backend: Backend, call: Call, shape: Shape) -> Results:
     grad = call.wide(shape.height * 16)
-    others = 4.0 if shape.need_dx else 0.0  # of other vectors that are clipped together with this one
+    others = 4.0 if shape.need_dx else 0.0  # the squared norm of other vectors, clipped together with this one
     backend.clip_norm(grad, backend.squared_norm(grad) + others, 0.5 if shape.flag else 1000.0)
     return {"grad": grad}
 
@@ -583,11 +583,11 @@ COMPARISONS: dict[str, Callable[[Backend, Call, Shape], Results]] = {
     name: function for name, function in list(globals().items()) if callable(function) and hasattr(Backend, name)
 }
 
-# Moving numbers about: exactly the reference's, in every precision.
+# Operations that only move numbers: equal to the reference in every precision.
 EXACT = {"hits", "binary_hits", "im2col", "max_pool2d", "relu", "relu_backward", "dropout"}
 
-# Not operations on numbers: tested on their own in tests/backend/test_backends.py and test_workspace.py, and
-# in tests/data/test_feed.py.
+# Methods that are not operations on numbers. They are tested in tests/backend/test_backends.py and test_workspace.py,
+# and in tests/data/test_feed.py.
 ELSEWHERE = {
     "transfer", "compact", "prepare", "recorder", "saved_values", "deactivate", "activated", "failure", "allocate",
     "data_ptr", "asarray", "to_host", "synchronize", "activate", "borrow", "lend",
@@ -597,7 +597,7 @@ TOLERANCES = {"half": 4e-3, "bfloat16": 3e-2, "float": 1e-5, "double": 1e-12}
 
 
 def compare(operation: str, tested: Backend, shape: Shape, seed: int) -> None:
-    """Assert that one call gives the same on the tested backend as on the reference."""
+    """Assert that a call gives the same results on the tested backend as on the reference."""
     policy = tested.policy
     results = computed(operation, tested, policy, shape, seed)
     same_precision, in_double = expected(operation, policy, shape, seed)
@@ -619,7 +619,7 @@ def close(found: Array, expected: Array, tolerance: float) -> None:
 
 
 def computed(operation: str, backend: Backend, policy: DtypePolicy, shape: Shape, seed: int) -> Results:
-    """Return the results of one call, on the host; its arguments are numbers of `policy`."""
+    """Return the results of one call on the host; its arguments are drawn in the precision `policy`."""
     call = Call(seed, policy, backend)
     found = COMPARISONS[operation](backend, call, shape)
     call.check_arguments()
@@ -629,9 +629,9 @@ def computed(operation: str, backend: Backend, policy: DtypePolicy, shape: Shape
     return results
 
 
-@lru_cache(maxsize=128)  # each backend gets the same calls
+@lru_cache(maxsize=128)  # every backend makes the same calls
 def expected(operation: str, policy: DtypePolicy, shape: Shape, seed: int) -> tuple[Results, Results]:
-    """Return the results of the reference, in that precision and in double."""
+    """Return the reference's results in that precision and in double."""
     same, exact = NumpyBackend(policy.name), NumpyBackend("double")
-    same.policy = policy  # of a device that multiplies 16-bit numbers
+    same.policy = policy  # may be the policy of a device that multiplies 16-bit numbers
     return computed(operation, same, policy, shape, seed), computed(operation, exact, policy, shape, seed)

@@ -1,4 +1,4 @@
-"""What a round of training costs on an imagined machine."""
+"""The costs of a training round on an imaginary machine."""
 
 from cupynet.bench.cost_model import Costs
 

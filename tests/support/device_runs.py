@@ -1,4 +1,4 @@
-"""Runs on CuPy, or on its stand-in, that can be compared bit for bit."""
+"""Training runs on CuPy or its stand-in that can be compared bit for bit."""
 
 from typing import Any
 
@@ -48,7 +48,7 @@ def train_on_device(
     epochs: int = 3,
     accumulation_steps: int = 1,
 ) -> dict[str, Any]:
-    """Train on CuPy for some epochs and return all that two runs can be compared by."""
+    """Train on CuPy for some epochs, and return everything that two runs can be compared by."""
     model = small_model(dtype, "cupy") if network is None else network
     if scale is not None:
         model.backend.loss_scale = scale
@@ -84,7 +84,7 @@ def train_on_device(
 def assert_same(found: dict[str, Any], expected: dict[str, Any], *, scores: bool = True) -> None:
     """Compare two runs bit for bit, except for sums of losses.
 
-    scores: whether to compare the scores of averages. A single replica has none until they are computed on demand.
+    scores: compare the scores of averages. A single replica has none until they are computed on demand.
     """
     for name, weight in expected["weights"].items():
         np.testing.assert_array_equal(found["weights"][name], weight, err_msg=name)

@@ -1,4 +1,4 @@
-"""The pages of the documentation, and their programs."""
+"""The documentation's pages and their programs."""
 
 import re
 from pathlib import Path
@@ -30,7 +30,7 @@ QUICK = {
 
 
 def run_guide(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What the programs of a page leave, one after the other in one module; smaller, and without those for PyTorch."""
+    """Run a page's programs, reduced in size and without those for PyTorch, in one module; return its variables."""
     monkeypatch.chdir(folder)
     found: dict[str, Any] = {"__name__": "guide"}
     for kind, code in FENCE.findall(PAGES[page]):

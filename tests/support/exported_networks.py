@@ -1,4 +1,4 @@
-"""Networks for tests of export, with random weights and running statistics."""
+"""Networks for export tests, with random weights and running statistics."""
 
 import importlib.util
 from pathlib import Path
@@ -14,7 +14,7 @@ from cupynet.interop import torch_source
 
 
 def model_of(network: nn.Layer, image: nn.Image, dtype: str = "double", **more: Any) -> nn.Model:
-    """A model whose weights are drawn by NumPy alone, of sizes at which nothing overflows; normalised by channel."""
+    """Return a model with weights drawn by NumPy, too small to overflow, and pixels normalized by channel."""
     model = nn.Model(network, image, create_backend("numpy", dtype), 1, **more)
     random = np.random.default_rng(3)
     weights = {}
@@ -22,7 +22,7 @@ def model_of(network: nn.Layer, image: nn.Image, dtype: str = "double", **more: 
         drawn = random.normal(0, 1 / np.sqrt(max(weight.size / weight.shape[-1], 1)), weight.shape)
         own = name.rpartition(".")[2]
         drawn = 0.5 + np.abs(drawn) if own in ("variance", "scale") else drawn
-        weights[name] = drawn.astype(np.float32)  # which other programs keep them in
+        weights[name] = drawn.astype(np.float32)  # the precision in which other programs keep weights
     model.load_weights(weights)
     each = range(image.channels)
     model.pixels = PixelScale.of([0.1 + 0.2 * c for c in each], [0.5 + 0.25 * c for c in each])
@@ -30,7 +30,7 @@ def model_of(network: nn.Layer, image: nn.Image, dtype: str = "double", **more: 
 
 
 def everything() -> nn.Sequential:
-    """Every layer, with all its options; images of 13 x 10 with 2 channels."""
+    """Return a network with every layer and all options, for images of 13 x 10 pixels with 2 channels."""
     return nn.Sequential(
         {
             "conv1": nn.Conv2D(6, kernel_size=(3, 2), padding="same", activation="leaky_relu"),
@@ -80,7 +80,7 @@ def everything_as_model() -> nn.Model:
 
 
 def images_for(model: nn.Model) -> Any:
-    """Images (7, H, W, C) uint8."""
+    """Return images (7, H, W, C) uint8."""
     return np.random.default_rng(11).integers(0, 256, (7, *model.input.shape), np.uint8)
 
 
@@ -90,7 +90,7 @@ def logits(model: nn.Model, images: Any) -> Any:
 
 
 def imported(model: nn.Model, folder: Path) -> ModuleType:
-    """The module that was written, as Python reads it."""
+    """Write a model's module, and return it as imported by Python."""
     (folder / "written.py").write_text(torch_source(model), "utf-8")
     spec = importlib.util.spec_from_file_location("written", folder / "written.py")
     assert spec is not None and spec.loader is not None
@@ -100,7 +100,7 @@ def imported(model: nn.Model, folder: Path) -> ModuleType:
 
 
 def of_torch(model: nn.Model, images: Any, folder: Path) -> Any:
-    """The logits of the written module with the written weights, in double."""
+    """Return the logits of the written module with the written weights, in double."""
     import torch
 
     module = imported(model, folder)

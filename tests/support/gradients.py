@@ -1,4 +1,4 @@
-"""Check gradients of any layer, network or loss by central differences, by input and weights.
+"""Check a layer's, network's or loss's gradients with respect to input and weights by central differences.
 
 In double precision, a right derivative agrees to about 1e-9 of its largest entry. A function with kinks (ReLU, the
 maximum of a window) has no derivative there: the test has to choose another point.
@@ -15,8 +15,8 @@ from cupynet.nn import INFERENCE, Context, InputType, Layer, Params
 Array: TypeAlias = Any
 STEP = 1e-5
 TOLERANCE = 1e-6
-KINK = 1e-2  # the slopes on both sides of a smooth point differ by some STEPs
-ENTRIES = 24  # of each array are checked one by one; two random directions mix all of them
+KINK = 1e-2  # the slopes on both sides of a smooth point differ by only a few STEPs
+ENTRIES = 24  # entries of each array checked one by one; two random directions mix all entries
 
 
 class OnAKink(ValueError):
@@ -24,17 +24,17 @@ class OnAKink(ValueError):
 
 
 def directions(size: int, rng: np.random.Generator) -> list[Array]:
-    """Return unit vectors to differentiate along: axes, and two that mix all of them."""
+    """Return unit vectors to differentiate along: some axes, and two vectors that mix all of them."""
     axes = [np.bincount([axis], minlength=size).astype(float) for axis in rng.permutation(size)[:ENTRIES]]
     mixed = rng.normal(size=(2, size))
     return [*axes, *(mixed / np.linalg.norm(mixed, axis=1, keepdims=True))]
 
 
 def check_derivative(function: Callable[[], float], backend: Backend, point: Array, gradient: Array, what: str) -> None:
-    """Assert that `gradient` is the derivative of `function()` by the array `point`, which is moved and restored.
+    """Assert that `gradient` is the derivative of `function()` by the array `point`, which is changed and restored.
 
     Raises:
-        OnAKink: choose another point.
+        OnAKink: `function` has a kink here. Choose another point.
     """
     found = np.array(backend.to_host(gradient), np.float64).reshape(-1)
     assert gradient.shape == point.shape, f"{what}: the gradient is {gradient.shape}, the point {point.shape}"
@@ -62,13 +62,13 @@ def check_layer(
     *,
     training: bool = False,
 ) -> None:
-    """Assert that the gradients of `layer` by its input and each weight are right, and that nothing stays on loan.
+    """Assert that a layer's gradients by its input and each weight are correct, and that no buffer stays on loan.
 
     Args:
-        layer: not yet built; any network is a layer.
-        backend: one in double precision; by default NumPy, the reference.
+        layer: a layer that is not yet built; any network is a layer.
+        backend: a backend in double precision; by default NumPy, the reference.
         x: (N, ...) on the host; by default `batch` normal samples.
-        training: differentiate the training pass, for layers that compute something else in it.
+        training: differentiate the training pass, which some layers compute differently.
     """
     backend = create_backend("numpy", "double") if backend is None else backend
     rng = np.random.default_rng(7)
@@ -106,7 +106,7 @@ def check_layer(
 
 
 def distinct(shape: tuple[int, ...]) -> Array:
-    """Values at least 0.01 apart, in random order: no two in a window are equal, and none is zero."""
+    """Return values at least 0.01 apart, in random order: no two in a window are equal, and none is zero."""
     size = int(np.prod(shape))
     values = (np.random.default_rng(0).permutation(size) - size / 2 + 0.25) * max(0.01, 4 / size)
     return values.reshape(shape)

@@ -1,4 +1,4 @@
-"""Networks whose weights PyTorch made (tests/golden/make_importing.py), for tests of import."""
+"""Networks with weights from PyTorch (tests/golden/make_importing.py), for import tests."""
 
 from pathlib import Path
 from typing import Any
@@ -10,13 +10,13 @@ from cupynet.backend import create_backend
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 SMALL, NORMS = GOLDEN / "torch_small.safetensors", GOLDEN / "torch_norms.safetensors"
-# layer here -> layer there
+# layer in cupynet -> layer in PyTorch
 SMALL_NAMES = {"conv1": "0", "conv2": "3", "dense1": "5", "output": "7"}
 NORMS_NAMES = {"conv": "0", "norm1": "1", "norm2": "4", "norm3": "6", "dense": "7", "norm4": "8", "output": "10"}
 
 
 def torch_logits() -> dict[str, Any]:
-    """The images, and the logits that PyTorch computed of them with both networks."""
+    """Return the images, and the logits that PyTorch computed for them with both networks."""
     with np.load(GOLDEN / "torch_logits.npz", allow_pickle=False) as file:
         return {name: file[name] for name in file.files}
 

@@ -1,4 +1,4 @@
-"""Read the files of loggers back with the packages' own message types and clients."""
+"""Read loggers' files with the packages' own message types and clients."""
 
 import json
 import struct
@@ -32,7 +32,7 @@ def tensorboard_events(folder: Path) -> list[Any]:
 
 
 def tensorboard_figures(folder: Path) -> Figures:
-    """Read the scalars as TensorBoard does: a new session discards earlier figures from its step on."""
+    """Read the scalars as TensorBoard does: a new session discards earlier figures from its first step on."""
     figures: Figures = {}
     for event in tensorboard_events(folder):
         if event.HasField("session_log"):
@@ -67,13 +67,13 @@ def wandb_records(path: Path) -> list[Any]:
 
 
 def _complete_records(content: bytes) -> list[Any]:
-    """Parse the complete records of a LevelDB log: parts with a head of 7 bytes, in blocks of 32 KiB."""
+    """Parse the complete records of a LevelDB log: parts with a header of 7 bytes, in blocks of 32 KiB."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     head, block, found, record = 7, 1 << 15, [], b""
     at = head
     while at + head <= len(content):
-        if block - at % block < head:  # the rest of a block is too short for a head
+        if block - at % block < head:  # the rest of the block is too short for a header
             at += block - at % block
             continue
         _, length, kind = struct.unpack_from("<IHB", content, at)

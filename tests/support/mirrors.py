@@ -16,12 +16,12 @@ from tests.support.user_files import idx_bytes
 
 NAMES = [file.name for file in MNIST.files]
 SHAPES = [(30, 28, 28), (30,), (12, 28, 28), (12,)]
-MOST = 90_000  # bytes of any of the files
+MOST = 90_000  # the largest file in bytes
 Reply = Callable[[BaseHTTPRequestHandler], None]
 
 
 class TinyMNIST:
-    """Four files like MNIST's with few images: their contents, raw and packed, and the folder they belong in."""
+    """Four files like MNIST's with few images: their contents, raw and compressed, and their folder."""
 
     def __init__(self, root: Path) -> None:
         rng = np.random.default_rng(5)
@@ -38,7 +38,7 @@ class TinyMNIST:
             (self.folder / name).write_bytes(self.packed[name])
 
     def replace(self, name: str, contents: bytes) -> Path:
-        """Write all files, one of them with other contents."""
+        """Write all files, one of them with different contents."""
         self.write()
         (self.folder / name).write_bytes(contents)
         return self.folder / name
@@ -50,7 +50,7 @@ class Mirror:
     def __init__(self) -> None:
         self.replies: dict[str, Reply] = {}
         self.requests: list[str] = []
-        self.released = threading.Event()  # ends all hanging
+        self.released = threading.Event()  # lets hanging replies end
         mirror = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -62,7 +62,7 @@ class Mirror:
                 pass
 
         class Server(ThreadingHTTPServer):
-            def handle_error(self, *_: Any) -> None:  # a client that went away
+            def handle_error(self, *_: Any) -> None:  # a client has disconnected
                 pass
 
         self._server = Server(("127.0.0.1", 0), Handler)

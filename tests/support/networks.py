@@ -1,4 +1,4 @@
-"""Networks that tests share."""
+"""Networks shared by tests."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ SMALL = Image(9, 8, 2)
 
 
 class Around(Layer):
-    """x + branch(x) by a user. The sum is a new array, because the branch's backward pass needs its output."""
+    """A user-defined x + branch(x). The sum is a new array because the branch's backward pass needs its output."""
 
     def __init__(self, branch: Layer) -> None:
         self.branch = branch
@@ -160,7 +160,7 @@ def gradients(model: Model) -> dict[str, Any]:
 
 
 def train_step(model: Model, x: Any, labels: Any, optimizer: Any = None, iteration: int = 0) -> float:
-    """What a trainer does with a batch; the mean loss."""
+    """Train on a batch as a trainer does, and return the mean loss."""
     logits, backward = model.forward(x, Context(train=True))
     losses, gradient = model.loss(model.backend, logits, labels)
     backward(gradient)

@@ -1,4 +1,4 @@
-"""An HTML page taken apart, and what holds for every page."""
+"""A parsed HTML page, and checks that every page must pass."""
 
 import re
 from collections.abc import Collection
@@ -8,7 +8,7 @@ VOID = {"meta", "link", "img", "br", "wbr", "path", "use", "rect", "line", "stop
 
 
 class Page(HTMLParser):
-    """A page taken apart: AssertionError where its elements do not nest."""
+    """A parsed page. Raises AssertionError if its elements are not properly nested."""
 
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -43,7 +43,7 @@ class Page(HTMLParser):
 
 
 def check_alone(text: str, links: Collection[str | None] = ()) -> None:
-    """The page loads nothing, refers to nothing but `links`, runs nothing, and has each name once."""
+    """Check that the page loads nothing, refers only to `links`, runs no script, and has unique names."""
     parsed = Page(text)
     assert not parsed.all("script") and not parsed.all("iframe") and not parsed.all("base")
     names = [attributes["id"] for _, attributes in parsed.elements if "id" in attributes]

@@ -1,4 +1,4 @@
-"""Pairwise combinations of test parameters: every pair of values occurs, not every combination."""
+"""Pairwise combinations of test parameters: every pair of values occurs, but not every combination."""
 
 from collections.abc import Mapping, Sequence
 from itertools import combinations
@@ -8,12 +8,12 @@ import pytest
 
 
 def pairwise(**axes: Sequence[Any] | Mapping[str, Any]) -> pytest.MarkDecorator:
-    """Parametrize a test so that any two values of different parameters meet in at least one case.
+    """Parametrize a test so that any two values of different parameters occur together in at least one case.
 
-    The cases are the same in every run: a greedy choice, in the order in which the values are written.
+    The choice is greedy, in the order of the values, so all runs have the same cases.
 
     Args:
-        axes: parameter name -> its values; a mapping gives each value the name that it has in the test's id.
+        axes: parameter name -> its values, or a mapping from names in the test's id to values.
     """
     columns = [
         list(values.items() if isinstance(values, Mapping) else ((getattr(v, "__name__", str(v)), v) for v in values))
@@ -27,7 +27,7 @@ def pairwise(**axes: Sequence[Any] | Mapping[str, Any]) -> pytest.MarkDecorator:
 
 
 def cover(sizes: Sequence[int]) -> list[tuple[int, ...]]:
-    """Return tuples of indices below `sizes` in which every pair of indices of two places occurs."""
+    """Return tuples of indices below `sizes` such that every pair of indices at two positions occurs."""
     missing = {
         ((a, i), (b, j)): None
         for a, b in combinations(range(len(sizes)), 2)

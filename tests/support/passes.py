@@ -1,4 +1,4 @@
-"""One layer, built with given weights, and passes through it; numbers go in and come out on the host."""
+"""Build a layer with given weights, and run passes with inputs and outputs on the host."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from cupynet.nn import INFERENCE, Context, Flat, Image, Layer, Params
 
 
 def built(layer: Layer, shape: tuple[int, ...], backend: Backend, **weights: Any) -> Params:
-    """Build a layer for examples of a shape, (H, W, C) or (features,), with given weights instead of the drawn ones.
+    """Build a layer for examples of shape (H, W, C) or (features,), with given weights instead of random ones.
 
     weights: values by the last part of their name, such as `bias`.
     """
@@ -25,7 +25,7 @@ def built(layer: Layer, shape: tuple[int, ...], backend: Backend, **weights: Any
 
 
 def passed(layer: Layer, x: Any, dy: Any = 1.0, **context: Any) -> tuple[Any, Any]:
-    """Return y and dx, in double, of a training pass, after which nothing is on loan.
+    """Return y and dx of a training pass in double, after checking that no buffer is on loan.
 
     Args:
         x, dy: rounded to the storage precision; dy may be one number.

@@ -12,5 +12,5 @@ def made(losses: list[float], planned: int = 100) -> RateTest:
 
 
 def valley(place: int) -> list[float]:
-    """A hundred losses that are least at a place, and grow fast behind it."""
+    """Return a hundred losses with their minimum at `place`, and fast growth after it."""
     return [2.3 - 2.0 / (1 + math.exp(-(i - 0.7 * place) / 4)) + (0.3 * max(i - place, 0)) for i in range(100)]

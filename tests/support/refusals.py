@@ -1,4 +1,4 @@
-"""What a test checks of an error: its type, and the setting or the file that it names, never its sentence."""
+"""Checks of errors: their type, and the setting or file that they name, never the wording."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,11 +10,11 @@ from cupynet.core.errors import ConfigError, DataError
 
 @contextmanager
 def refused(setting: str, value: str | None = None) -> Iterator[None]:
-    """Context whose code must raise a ConfigError about a setting.
+    """Return a context whose code must raise a ConfigError about a setting.
 
     Args:
-        setting: the argument, without the name of its class, or the dotted key; "" for an error about no single one.
-        value: the refused value as text; None for any.
+        setting: the argument without its class, or the dotted key; "" for an error about no single setting.
+        value: the rejected value as text; None for any.
     """
     with pytest.raises(ConfigError) as caught:
         yield
@@ -24,10 +24,10 @@ def refused(setting: str, value: str | None = None) -> Iterator[None]:
 
 @contextmanager
 def data_error(*named: object) -> Iterator[None]:
-    """Context whose code must raise a DataError of one line.
+    """Return a context whose code must raise a DataError of one line.
 
     Args:
-        named: what the line must contain: the path of a file, the name of a weight, a number that was found.
+        named: text that the line must contain, such as a file's path, a weight's name, or a number.
     """
     with pytest.raises(DataError) as caught:
         yield

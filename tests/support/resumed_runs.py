@@ -1,4 +1,4 @@
-"""Runs that a signal ends after some iteration, and the comparison of a resumed run with one that was left alone."""
+"""Runs that a signal ends after some iteration, and comparisons of resumed runs with undisturbed ones."""
 
 import json
 import os
@@ -39,7 +39,7 @@ TIMES = ("images_per_s", "compute_s", "data_s", "averaging_s", "waiting_s", "tra
 
 
 def faulty(folder: Path, kind: str, iteration: int, rank: int = 0) -> list[str]:
-    """Settings under which a rank meets a fault after an iteration: a signal, or "disk", which is full from then on."""
+    """Return settings that give a rank a fault after an iteration: a signal, or "disk" for a full disk."""
     (folder / "fault.py").write_text(FAULT)
     part = {"_target_": "fault.Fault", "rank": rank, "iteration": iteration, "kind": kind}
     return ["trusted_modules=[fault]", *(f"+callbacks.fault.{key}={value}" for key, value in part.items())]
@@ -57,12 +57,12 @@ class EndAfter(Callback):
         if self.killed:
             raise KeyError("as if killed")
         os.kill(os.getpid(), signal.SIGTERM)
-        while trainer.consensus.request is None:  # until the main thread has handled the signal
+        while trainer.consensus.request is None:  # wait until the main thread has handled the signal
             time.sleep(0.001)
 
 
 def trained(folder: Path, *overrides: str, callbacks: Sequence[Callback] = ()) -> None:
-    """Train in this process, with further callbacks, and store the settings as the command does."""
+    """Train in this process with additional callbacks, and store the settings as the command does."""
     settings = settings_of(*overrides)
     stored.keep(folder, settings, overrides)
     experiment = train.prepare(settings)
@@ -71,7 +71,7 @@ def trained(folder: Path, *overrides: str, callbacks: Sequence[Callback] = ()) -
 
 
 def resumed(folder: Path, *changes: str, callbacks: Sequence[Callback] = ()) -> None:
-    """Resume a run in this process, with further callbacks, without storing the changes."""
+    """Resume a run in this process with additional callbacks, without storing changed settings."""
     experiment = train.prepare(config.load(folder, [*changes, f"resume={resume.quoted(folder)}"]))
     experiment.callbacks += callbacks
     train.train(experiment, folder)
@@ -82,7 +82,7 @@ def timeless_history(folder: Path) -> list[dict[str, Any]]:
 
 
 def same(one: Path, other: Path) -> bool:
-    """Return True if two runs left the same weights, the same history except for times, and the same results."""
+    """Return True if two runs have the same weights, history (except for times) and results."""
 
     def left(folder: Path) -> tuple[Any, ...]:
         summary = json.loads((folder / "summary.json").read_text())

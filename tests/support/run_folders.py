@@ -1,4 +1,4 @@
-"""Folders of runs for the tests of their pages: made by hand, in milliseconds."""
+"""Run folders for tests of their pages, made by hand in milliseconds."""
 
 import csv
 import json

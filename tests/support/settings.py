@@ -1,4 +1,4 @@
-"""The settings that files of conf/ and overrides compose."""
+"""Settings composed from files of conf/ and overrides."""
 
 from functools import cache
 from typing import Any, TypeVar

@@ -14,7 +14,7 @@ def save(folder: Path, **arrays: object) -> None:
 
 
 def write_shards(dataset: Dataset, folder: Path | str, shards: int, test: Dataset | None = None) -> Shards:
-    """Cut a training set into shards; a seeded random share of it for each worker."""
+    """Split a training set into shards, a seeded random part for each worker."""
     order = np.random.default_rng(5).permutation(len(dataset))
     for number, samples in enumerate(np.array_split(order, shards)):
         shard = dataset.take(np.sort(samples))

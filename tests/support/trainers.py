@@ -1,4 +1,4 @@
-"""Trainers of workers on threads, and what they have borrowed."""
+"""Trainers for workers on threads, and the buffers that they have borrowed."""
 
 import copy
 from collections.abc import Callable
@@ -24,7 +24,7 @@ C = TypeVar("C", bound=Callback)
 def trainer_of(
     communicator: Communicator, replica: Replica, synchronizer: Synchronizer, *callbacks: Callback, **options: Any
 ) -> Trainer:
-    """A worker's trainer with its own copy of the synchronizer."""
+    """Return a worker's trainer with its own copy of the synchronizer."""
     own = copy.deepcopy(synchronizer)
     return Trainer(replica, groups=Groups.of(communicator), synchronizer=own, callbacks=callbacks, **options)
 
@@ -39,7 +39,7 @@ def fit_on_threads(
     evaluate_on: Loader | None = None,
     **options: Any,
 ) -> list[Trainer]:
-    """Train on threads, each with its own replica, synchronizer and callbacks; return the trainers in rank order.
+    """Train on threads that have their own replica, synchronizer and callbacks; return trainers in rank order.
 
     options: arguments of `Trainer`.
     """
@@ -99,7 +99,7 @@ def train(
 def fitted(
     model: Model, data: Any, workers: int = 1, *, epochs: int = 1, batch_size: int | None = None, **options: Any
 ) -> Model:
-    """Train a model on what `ParallelWrapper.fit` takes as one argument, and return it."""
+    """Train a model on any single argument of `ParallelWrapper.fit`, and return it."""
     with ParallelWrapper(model, workers, **options) as wrapper:
         wrapper.fit(data, epochs=epochs, batch_size=batch_size)
     return model
@@ -113,7 +113,7 @@ def resumed(
     epochs: int = 2,
     **fit: Any,
 ) -> tuple[Model, Model]:
-    """Train some epochs in one go, and once more from the checkpoint of an iteration; return both models."""
+    """Train without interruption, and again from an iteration's checkpoint; return both models."""
     with wrapper_of(Checkpoint(every_iterations=iteration, keep_last=99, path=folder)) as whole:
         whole.fit(loader, epochs=epochs, **fit)
     with wrapper_of() as rest:
@@ -130,5 +130,5 @@ def workspaces(wrapper: ParallelWrapper) -> list[Workspace]:
 
 
 def on_loan(wrapper: ParallelWrapper) -> list[int]:
-    """Count the buffers each worker has on loan, in rank order; zeros between tasks."""
+    """Return how many buffers each worker has on loan, in rank order: zeros between tasks."""
     return [workspace.on_loan for workspace in workspaces(wrapper)]

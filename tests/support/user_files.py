@@ -1,4 +1,4 @@
-"""Small real digits, written as users keep data: IDX files, .npz, image folders."""
+"""Small real digits in the formats of users' data: IDX files, .npz, image folders."""
 
 import gzip
 from pathlib import Path
@@ -14,7 +14,7 @@ GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "digits.npz"
 
 
 class Parts(NamedTuple):
-    """Images (S, H, W) or (S, H, W, C) uint8 and labels (S,) to train on, and to test on."""
+    """Images (S, H, W) or (S, H, W, C) uint8 and labels (S,), for training and for testing."""
 
     train_images: Any
     train_labels: Any
@@ -31,14 +31,14 @@ COLOURS = Parts(
 
 
 def checked(source: Source) -> Any:
-    """Load the data as a run does."""
+    """Load the data like a run."""
     data = source.load()
     data.check(source.image_shape, source.classes)
     return data
 
 
 def digits(train: int = 1500, test: int = 297) -> Parts:
-    """Return digits of 8 x 8 pixels, sorted by class like image folders, so that all formats have one order."""
+    """Return digits of 8 x 8 pixels, sorted by class like image folders, so that all formats have the same order."""
     with np.load(GOLDEN, allow_pickle=False) as file:
         images, labels = (file["x"] * np.float32(255 / 16)).astype(np.uint8), file["y"]
     first, second = slice(train), slice(train, train + test)
@@ -49,7 +49,7 @@ def digits(train: int = 1500, test: int = 297) -> Parts:
 
 
 def idx_header(*axes: int, kind: int = 8) -> bytes:
-    """Return the header of an IDX file: two zero bytes, the type, the number of axes, and each axis as 32 bits."""
+    """Return the header of an IDX file: two zero bytes, the type, the number of axes, and their sizes as 32 bits."""
     return bytes([0, 0, kind, len(axes)]) + b"".join(axis.to_bytes(4, "big") for axis in axes)
 
 
@@ -85,7 +85,7 @@ def write_pictures(folder: Path, parts: Parts, ending: str = "png") -> Path:
 
 
 def write_every_format(folder: Path) -> None:
-    """Write few digits as idx/, npz/data.npz, folder/ and two shards/."""
+    """Write a few digits as idx/, npz/data.npz, folder/ and two shards/."""
     parts = digits(60, 20)
     write_idx(folder / "idx", parts)
     write_npz(folder / "npz" / "data.npz", parts)

@@ -1,8 +1,8 @@
-"""Run commands in forked processes, which need not import anything: most of a command's time is its imports.
+"""Run commands in forked processes without imports, which would take most of a command's time.
 
 A server process has imported everything and loaded the compiled kernels. It forks for each command, and the fork does
-what `python -m` would do. It is not a new interpreter: a test of what an interpreter reads when it starts (variables
-such as PYTHON..., the place of kernels, the number of BLAS threads) starts one.
+the same as `python -m`. It is not a new interpreter: tests of settings that an interpreter reads when it starts
+(variables such as PYTHON..., the folder of kernels, the number of BLAS threads) must start their own.
 
     python -m tests.support.warm      # reads a line of JSON for each command, answers with its exit code
 """
@@ -57,7 +57,7 @@ def command(
 
     Args:
         stdout: a terminal or a named pipe that receives the output instead of the result.
-        more: the variables of `env` that this process does not have.
+        more: the variables in `env` that this process does not have.
     """
     if not hasattr(os, "fork") or any(name.startswith(READ_AT_THE_START) for name in more):
         line = [sys.executable, "-m", module, *arguments]
@@ -75,7 +75,7 @@ def command(
 
 
 def _ask(request: dict[str, Any], env: Mapping[str, str]) -> str:
-    """Send a request to the server, which is started for the first one, and return the answer."""
+    """Send a request to the server, which the first request starts, and return the answer."""
     global _server
     if _server is None or _server.poll() is not None:
         line, variables = [sys.executable, "-m", "tests.support.warm"], {**env, "PYTHONPATH": str(ROOT)}
@@ -118,7 +118,7 @@ def import_all() -> None:
     from cupynet.training.warm_up import warm_up
 
     for name in IMPORTED:
-        with contextlib.suppress(ImportError):  # not all are installed everywhere
+        with contextlib.suppress(ImportError):  # some packages may be missing
             importlib.import_module(name)
     Plugins.instance()
     experiment = Experiment(config.compose(["data=synthetic", "workers=1", "hydra.run.dir=run"]))
@@ -127,7 +127,7 @@ def import_all() -> None:
 
 
 def _become(request: dict[str, Any]) -> None:
-    """Run the command in this process. SystemExit, like any other error, is the caller's: see `multiprocessing`."""
+    """Run the command in this process. Errors, including SystemExit, are handled by the caller, `multiprocessing`."""
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         signal.signal(getattr(signal, name), signal.default_int_handler if name == "SIGINT" else signal.SIG_DFL)
     os.chdir(request["cwd"])
