@@ -1,4 +1,4 @@
-"""Backends besides their operations: arrays, images, names, precisions."""
+"""Backends apart from their operations: arrays, images, names, precisions."""
 
 import importlib
 import sys

@@ -1,4 +1,4 @@
-"""BLAS: the threads of each worker, and its description."""
+"""BLAS: each worker's threads, and the description of the library."""
 
 from importlib import import_module
 from typing import Any
@@ -13,7 +13,7 @@ MODULE = import_module("cupynet.backend.environment")
 
 @pytest.fixture(autouse=True)
 def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine of eight cores, without variables for BLAS."""
+    """Simulate a machine of eight cores, without environment variables for BLAS."""
     for name in blas.THREADS_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(blas, "available_cores", lambda: 8)

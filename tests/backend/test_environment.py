@@ -1,4 +1,4 @@
-"""The description of the machine that a result came from."""
+"""The description of the machine that produced a result."""
 
 import shutil
 import subprocess
@@ -12,7 +12,7 @@ from cupynet.backend.environment import commit
 
 
 def files(monkeypatch: pytest.MonkeyPatch, contents: dict[str, str]) -> None:
-    """A machine on which these files exist under /sys and /proc, and no others."""
+    """Simulate a machine on which only these files exist under /sys and /proc."""
 
     def read_text(path: Path, *arguments: Any) -> str:
         if str(path) not in contents:

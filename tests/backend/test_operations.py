@@ -1,6 +1,6 @@
-"""Every backend computes the same as the reference: each operation, in each precision, in odd shapes.
+"""Every backend computes the same as the reference, for each operation, each precision and odd shapes.
 
-tests/support/comparisons.py has the operations; tests/backend/reference/test_reference.py compares the reference
+tests/support/comparisons.py has the operations. tests/backend/reference/test_reference.py compares the reference
 itself with plain loops.
 """
 
@@ -17,7 +17,7 @@ from tests.support.backends import NO_BFLOAT16, every_backend, every_compiled_ba
 from tests.support.comparisons import CHOSEN, COMPARISONS, ELSEWHERE, EXACT, HALVING, SHAPES, Shape, compare
 from tests.support.pairwise import pairwise
 
-# A fused pair is compiled anew for each shape: a few with some pixels to pool, one of them dilated.
+# Each shape compiles a fused pair anew, so there are only a few, with some pixels to pool; one is dilated.
 PAIRED = [SHAPES[i] for i in (0, 3, 8, 9, 12, 21)]
 PAIRED_CHOSEN = [
     Shape(2, 7, 6, 3, 6, Window((3, 3), padding=((1, 1), (1, 1))), True, True),
@@ -29,7 +29,7 @@ OTHER_PRECISIONS = ("half", "double") if NO_BFLOAT16 else ("half", "bfloat16", "
 @every_backend
 @pytest.mark.parametrize("operation", COMPARISONS)
 def test_a_backend_equals_the_reference(name: str, operation: str) -> None:
-    """In single precision in all shapes; in some in the others, whose kernels come from the same text."""
+    """Single precision runs in all shapes. Other precisions, whose kernels have the same source, run in a few."""
     shapes, chosen = (PAIRED, PAIRED_CHOSEN) if operation == "fused_pair" else (SHAPES, CHOSEN)
     for seed, shape in enumerate(shapes):
         compare(operation, create_backend(name, "float"), shape, seed)
@@ -43,7 +43,7 @@ LENET = {
     "conv1": Shape(3, 28, 28, 1, 20, Window((5, 5)), True, True),
     "conv2": Shape(2, 12, 12, 20, 50, Window((5, 5)), True, True),
     "colour": Shape(2, 32, 32, 3, 16, Window((3, 3), (2, 2), ((0, 1), (0, 1))), True, True),
-    # several blocks of values and of filters, and a rest
+    # several blocks of values and of filters, and a remainder
     "blocks": Shape(1, 11, 10, 33, 161, Window((3, 3), (1, 1), ((1, 1), (1, 1))), True, True),
     "flat window": Shape(2, 12, 14, 20, 50, Window((3, 5), (1, 2), ((1, 1), (0, 2))), True, True),
     "same": Shape(3, 12, 16, 17, 70, Window((3, 3), padding=((1, 1), (1, 1))), True, True),
@@ -78,7 +78,7 @@ def test_every_operation_is_compared_or_tested_elsewhere() -> None:
 
 @every_backend
 def test_vectors_may_be_empty(name: str) -> None:
-    """A stage of a pipeline may have no weights, and a worker nothing to send."""
+    """A pipeline's stage may have no weights, and a worker may have nothing to send."""
     backend = create_backend(name, "half")
     stored, wide = backend.policy.storage, backend.policy.accumulate
 
@@ -100,7 +100,7 @@ def test_vectors_may_be_empty(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["numpy", "numba"])
 def test_a_weighted_sum_needs_little_memory(name: str) -> None:
-    """Training adds weights in every iteration. Blocks do not change the sum."""
+    """Training computes weighted sums in every iteration. Working in blocks does not change the sum."""
     backend, rng = create_backend(name, "float"), np.random.default_rng(0)
     mean, weights = rng.normal(size=(2, 1_000_003)).astype(np.float32)
     expected = (mean * np.float64(0.9) + weights * np.float64(0.1)).astype(np.float32)

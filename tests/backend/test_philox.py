@@ -1,11 +1,11 @@
-"""The random numbers of Philox: those of its authors, and the same on all backends."""
+"""Philox random numbers: equal to its authors' and the same on all backends."""
 
 import numpy as np
 import pytest
 
 from cupynet.backend import philox
 
-# the known answers that its authors distribute with Random123 1.09: counters, key, numbers
+# counters, key, numbers: the authors' known answers, distributed with Random123 1.09
 KNOWN = [
     ("00000000 00000000 00000000 00000000", "00000000 00000000", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
     ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff", "408f276d 41c83b0e a20bc7c6 6d5451fd"),

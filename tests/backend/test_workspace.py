@@ -1,4 +1,4 @@
-"""The workspace lends buffers, which return by themselves."""
+"""The workspace lends buffers, which return automatically."""
 
 import threading
 from collections.abc import Callable
@@ -69,7 +69,7 @@ def test_a_short_batch_uses_the_buffers_of_a_full_one(name: str) -> None:
 
 
 def test_a_long_buffer_is_kept_for_a_request_that_needs_it() -> None:
-    """Products (F, O) and logits (N, O) share a width: the first request must not take the longer one."""
+    """Products (F, O) and logits (N, O) have the same width. The first request must not take the longer buffer."""
     backend = create_backend("numpy")
     both = [backend.borrow((4, 3)), backend.borrow((9, 3))]
     addresses = [backend.data_ptr(each) for each in both]

@@ -1,4 +1,4 @@
-"""The model of data-parallel averaging: its limits, its directions, and figures worked out by hand."""
+"""The cost model of data-parallel averaging: its limits, its trends, and figures computed by hand."""
 
 import math
 from dataclasses import replace
@@ -55,9 +55,9 @@ def test_seldom_averages_and_faster_links_cost_less() -> None:
 def test_workers_beyond_the_cores_take_turns() -> None:
     found = forecast(COSTS, SLOW, 8, 1, machines=1)
     assert found.computing_s == pytest.approx(4 * 22e-3)
-    assert found.averaging_s == pytest.approx(4e-3)  # none of it on a link
+    assert found.averaging_s == pytest.approx(4e-3)  # no traffic on a link
     assert forecast(COSTS, SLOW, 8, 1, machines=3).machines == 3
-    assert forecast(COSTS, SLOW, 8, 1, cores=8).averaging_s == pytest.approx(1e-3)  # on one larger machine
+    assert forecast(COSTS, SLOW, 8, 1, cores=8).averaging_s == pytest.approx(1e-3)  # all on one larger machine
 
 
 def test_links_have_the_names_that_settings_know() -> None:

@@ -1,4 +1,4 @@
-"""What the commands measure with. No time is asserted."""
+"""The commands' measuring functions. No time is asserted."""
 
 import sys
 from types import SimpleNamespace
@@ -49,7 +49,7 @@ def test_the_median_after_a_warm_up_is_timed(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize(("model", "backend"), [("lenet", "numba"), ("resnet8", "numpy")])
 def test_operations(model: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All arithmetic is counted once, within blocks and of fused layers too."""
+    """All arithmetic is counted once, including that within blocks and fused layers."""
     monkeypatch.setattr(measure, "PROFILED", 2)
     one = Experiment(settings_of("data=synthetic", "batch_size=2", "workers=1", f"backend={backend}", f"model={model}"))
     rows = {row["operation"]: row for row in measure.operations(one, 50.0)}

@@ -1,4 +1,4 @@
-"""The benchmark's PyTorch peer: it trains the module that is exported, in every way that is measured."""
+"""The benchmark's PyTorch peer trains the exported module in every way that is measured."""
 
 import importlib.util
 import os
@@ -20,7 +20,7 @@ needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reas
 
 
 def written(folder: Path, *overrides: str) -> list[str]:
-    """The peer's option for a network, whose module is written to `folder`."""
+    """Write a network's module to `folder`, and return the peer's option for it."""
     path = folder / "network.py"
     path.write_text(torch_network(Experiment(settings_of("data=synthetic", "backend=numpy", *overrides))))
     return ["--network", str(path)]
@@ -29,7 +29,7 @@ def written(folder: Path, *overrides: str) -> list[str]:
 @needs_torch
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_the_peer_has_the_optimizer(optimizer: str) -> None:
-    """On a GPU it counts steps and reads a GradScaler's finding on the device, or PyTorch refuses to capture it."""
+    """On a GPU, its step count and a GradScaler's result stay on the device. Otherwise PyTorch cannot capture it."""
     import torch
 
     weights = [torch.nn.Parameter(torch.ones(3))]
@@ -59,7 +59,7 @@ def test_the_command_prints_what_it_measured(tmp_path: Path) -> None:
 @needs_torch
 @pytest.mark.parametrize("dtype", ["half", "bfloat16"])
 def test_the_peer_trains_in_16_bits_with_weights_in_float(dtype: str, tmp_path: Path) -> None:
-    """Under autocast, and half with a scaled loss: small gradients would be lost."""
+    """It uses autocast, and for half a scaled loss, because small gradients would be lost."""
     import torch
     from torch import nn
 

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of data: no network, a tiny MNIST, a local mirror."""
+"""Fixtures for the data tests: no network, a tiny MNIST, a local mirror."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +11,7 @@ from tests.support.mirrors import Mirror, TinyMNIST
 
 @pytest.fixture(autouse=True)
 def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep tests away from real mirrors and the user's cache, whatever the environment says."""
+    """Keep tests away from real mirrors and the user's cache, regardless of the environment."""
     monkeypatch.setattr(MNIST, "mirrors", ())
     monkeypatch.setenv("CUPYNET_OFFLINE", "1")
     monkeypatch.delenv("CUPYNET_DATA", raising=False)

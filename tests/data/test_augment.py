@@ -1,4 +1,4 @@
-"""Augmentations: their effect on images, which depends only on seed, epoch and sample."""
+"""Augmentations: their effect on images depends only on seed, epoch and sample."""
 
 from collections.abc import Iterable
 from contextlib import closing
@@ -54,7 +54,7 @@ def test_the_result_depends_on_seed_epoch_and_sample_only(part: Augmentation) ->
 
 
 def test_draws_are_those_of_splitmix64() -> None:
-    """A key of 0 gives the first outputs of Vigna's reference from state 0."""
+    """With key 0, draws are the first outputs of Vigna's reference from state 0."""
     draws = SampleRNG(1, 2, np.arange(1), 0)
     draws._keys = np.zeros(1, np.uint64)
     first, second = 0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4
@@ -106,13 +106,13 @@ def test_rotate() -> None:
 
 
 def test_elastic_moves_as_far_as_the_paper_says() -> None:
-    """A ramp shows how far: with alpha 34 and sigma 4 about 34 · 0.577 / (2 sqrt(pi) · 4) = 1.4 pixels."""
+    """A ramp shows the distance: with alpha 34 and sigma 4, about 34 · 0.577 / (2 sqrt(pi) · 4) = 1.4 pixels."""
     ramp = np.tile(np.arange(60, dtype=np.uint8)[None, None, :, None] * 4, (60, 60, 1, 1))
     moved = through(Elastic(), ramp).astype(float)
     inside = slice(15, 45)
     distance = (moved - ramp)[:, inside, inside, 0] / 4
     assert 1.2 < distance.std() < 1.6
-    assert np.diff(distance, axis=2).std() < 0.5  # neighbours move alike
+    assert np.diff(distance, axis=2).std() < 0.5  # neighbors move by similar distances
 
 
 def by_sample(backend: Backend, batches: Iterable[Batch | None]) -> dict[int, bytes]:
@@ -142,7 +142,7 @@ def test_any_number_of_workers_and_any_beginning() -> None:
 
 
 def test_equal_augmentations_draw_different_numbers() -> None:
-    """Two flips by the same numbers would undo each other."""
+    """Two flips with the same numbers would undo each other."""
     plain, twice = Loader(DATA, 8), Loader(DATA, 8, augment=[HorizontalFlip(), HorizontalFlip()])
     assert of(plain, 0) != of(twice, 0)
 
@@ -245,7 +245,7 @@ def test_brightness_multiplies_all_pixels() -> None:
     dim = np.full((40, 4, 4, 3), 100, np.uint8)
     factors = through(ColorJitter(0.5, 0, 0), dim)[:, 0, 0, 0] / 100
     assert 0.5 <= factors.min() < 0.7 and 1.3 < factors.max() <= 1.5
-    assert np.ptp(through(ColorJitter(0.5, 0.9, 0.9), dim), axis=(1, 2, 3)).max() == 0  # gray, and without contrast
+    assert np.ptp(through(ColorJitter(0.5, 0.9, 0.9), dim), axis=(1, 2, 3)).max() == 0  # gray and without contrast
 
 
 def test_contrast_and_saturation_keep_the_mean() -> None:

@@ -109,7 +109,7 @@ def test_validation_is_taken_out_of_training() -> None:
     assert (len(train), len(validation), len(divided.test)) == (45, 15, 40)
     assert sorted(train + validation) == sorted(whole)
     assert [row for row in whole if row in set(train)] == train  # in file order
-    assert validation != whole[-15:]  # drawn, not cut off
+    assert validation != whole[-15:]  # drawn at random, not cut off
 
 
 def test_validation_grows_with_its_number_and_follows_from_the_seed() -> None:
@@ -154,7 +154,7 @@ def test_a_fraction_is_held_out_of_each_class() -> None:
 
 @pytest.mark.parametrize("fraction", [0.1, 0.5, 0.9, 0.99])
 def test_every_class_keeps_a_sample(fraction: float) -> None:
-    labels = np.concatenate([np.arange(40) % 20, np.zeros(60, int)])  # two samples of most classes
+    labels = np.concatenate([np.arange(40) % 20, np.zeros(60, int)])  # most classes have two samples
     kept, held_out = hold_out(labels, fraction, 1, "validation")
     assert set(labels[kept].tolist()) == set(range(20))
     assert len(held_out) == min(round(100 * fraction), 80)

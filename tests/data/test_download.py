@@ -29,7 +29,7 @@ def get(folder: Path, *mirrors: str, timeout_s: float = 10.0, names: tuple[str, 
 
 
 def failure(folder: Path, *mirrors: str, **options: Any) -> str:
-    """Return why a download fails. Nothing is left behind."""
+    """Return the message of a failing download, after checking that nothing is left behind."""
     with pytest.raises(Unavailable) as caught:
         get(folder, *mirrors, **options)
     assert left_in(folder) == []
@@ -42,7 +42,7 @@ def left_in(folder: Path) -> list[str]:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mirror may be silent for half a second."""
+    """Let a mirror be silent for half a second only."""
     monkeypatch.setattr(download, "MIRROR_S", 0.5)
 
 
@@ -117,7 +117,7 @@ def test_silence_is_counted_over_all_files_and_mirrors(mirror: Mirror, tmp_path:
 
 
 def test_a_name_server_that_is_silent_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A look-up cannot be interrupted."""
+    """A name look-up cannot be interrupted."""
     released = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: released.wait(20))
     began = time.monotonic()

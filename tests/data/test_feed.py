@@ -1,4 +1,4 @@
-"""Batch feeds of a GPU, on the stand-in: batches equal those of the loader on every path to the device."""
+"""Batch feeds for a GPU, on the stand-in: batches equal the loader's on every path to the device."""
 
 import threading
 from contextlib import closing
@@ -29,7 +29,7 @@ def pictures(samples: int = 43) -> Dataset:
 
 @pytest.fixture
 def loader() -> Loader:
-    """11 batches, the last of which is short."""
+    """Return a loader with 11 batches, the last of which is short."""
     return Loader(pictures(), 4, seed=2)
 
 
@@ -72,7 +72,7 @@ def used(device: int = 0) -> int:
 def test_batches_on_a_device_equal_those_of_the_cpu_however_many_are_prefetched(
     loader: Loader, on_device: bool, ahead: int, dtype: str
 ) -> None:
-    """Including short batches, an epoch that starts in its middle, and one worker of several."""
+    """This includes short batches, an epoch that starts in the middle, and one worker of several."""
     backend = worker(dtype)
     for rank, size in ((0, 1), (1, 3)):
         with BatchFeed(loader, backend, rank, size, prefetch=ahead, on_device=on_device) as feed:
@@ -82,7 +82,7 @@ def test_batches_on_a_device_equal_those_of_the_cpu_however_many_are_prefetched(
 
 @every_way
 def test_a_batch_stays_valid_while_the_worker_computes_on_it(loader: Loader, on_device: bool, ahead: int) -> None:
-    """Also after an interrupted epoch with batches prefetched in part. Nothing waits on the host."""
+    """It does even after an interrupted epoch with some prefetched batches. The host never waits."""
     backend, data, sums = worker("double"), loader.dataset, []
     assert isinstance(data, Dataset)
     with backend.activated():
@@ -100,7 +100,7 @@ def test_a_batch_stays_valid_while_the_worker_computes_on_it(loader: Loader, on_
 
 @pytest.mark.parametrize("upload", [1, 100])
 def test_images_are_copied_to_a_device_in_parts(loader: Loader, upload: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An image has 30 bytes."""
+    """An image has 30 bytes, so parts hold one or three images."""
     monkeypatch.setattr(transfer, "UPLOAD", upload)
     backend = worker()
     with BatchFeed(loader, backend, on_device=True) as feed:
@@ -121,7 +121,7 @@ def test_a_closed_feed_frees_its_memory(loader: Loader, on_device: bool, ahead: 
     assert not any(isinstance(each, Resident) for each in shared.kept.values())
     held = active().taken(0)
     with opened():
-        assert active().taken(0) == held  # what was freed is used again
+        assert active().taken(0) == held  # freed memory is used again
 
 
 def test_workers_of_a_device_share_one_upload(loader: Loader, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +153,7 @@ def test_workers_of_a_device_share_one_upload(loader: Loader, monkeypatch: pytes
 def test_data_stay_on_a_device_with_four_times_their_size_free(
     loader: Loader, limit: int, on_device: bool | str, stay: bool
 ) -> None:
-    """1290 bytes of images and 688 of numbers: 7912 is four times that."""
+    """Images take 1290 bytes and numbers 688. Four times their sum is 7912."""
     import cupy
 
     backend = worker()
@@ -169,7 +169,7 @@ def test_data_that_do_not_fit_are_refused_or_sent(monkeypatch: pytest.MonkeyPatc
         for _ in range(2):
             with refused("data_on_device"):
                 BatchFeed(loader, backend, on_device=True, shared=shared)
-        monkeypatch.setattr(transfer, "SHARE", 0)  # as if other programs had taken the memory meanwhile
+        monkeypatch.setattr(transfer, "SHARE", 0)  # simulates that other programs have taken the memory
         with BatchFeed(loader, backend, prefetch=1, shared=shared) as feed:
             assert len(fed(feed, backend)) == 250
         assert used() == 0

@@ -1,4 +1,4 @@
-"""Files of data sets: what is refused is left alone, and costs neither memory nor time."""
+"""Data set files: rejected files are left unchanged, and cost little memory and time."""
 
 import errno
 import gzip
@@ -19,12 +19,12 @@ IMAGES = NAMES[0]
 
 
 def contents_of(tiny: TinyMNIST) -> bytes:
-    """Return the unpacked training images. DataError."""
+    """Return the unpacked training images. Raises DataError."""
     return MNIST(tiny.root).read(tiny.files[0])
 
 
 def check_refused(tiny: TinyMNIST, contents: bytes) -> None:
-    """These training images are refused, with their path and the way out, and are left as they are."""
+    """Check that these images are rejected with their path and a setting, and that the file is unchanged."""
     path = tiny.replace(IMAGES, contents)
     with data_error(path, "data.folder"):
         contents_of(tiny)
@@ -37,7 +37,7 @@ def test_a_file_compressed_again_is_accepted(tiny: TinyMNIST, level: int) -> Non
     assert contents_of(tiny) == tiny.raw[IMAGES] and path.read_bytes() != tiny.packed[IMAGES]
 
 
-WRONG: dict[str, Callable[[bytes, bytes], bytes]] = {  # from the packed and the raw contents
+WRONG: dict[str, Callable[[bytes, bytes], bytes]] = {  # functions of the compressed and the raw contents
     "nothing": lambda packed, raw: b"",
     "a web page": lambda packed, raw: b"<!DOCTYPE html>\n<title>Sign in to the network</title>",
     "unpacked, another bit": lambda packed, raw: raw[:-1] + bytes([raw[-1] ^ 1]),
@@ -69,10 +69,10 @@ def test_a_decompression_bomb_is_not_inflated(tiny: TinyMNIST) -> None:
 
 
 def test_padding_around_gzip_data_is_cheap(tiny: TinyMNIST) -> None:
-    """Read byte by byte, as the gzip module does, the zeros took a minute and the name half of one."""
+    """Reading byte by byte, like the gzip module, took a minute for the zeros and half a minute for the name."""
     packed = tiny.packed[IMAGES]
     path = tiny.replace(IMAGES, packed)
-    os.truncate(path, 5_000_000_000)  # a sparse file of zeros behind the data
+    os.truncate(path, 5_000_000_000)  # adds sparse zeros after the data
     with data_error(path, 5_000_000_000):
         contents_of(tiny)
     named = packed[:3] + b"\x08" + packed[4:10]

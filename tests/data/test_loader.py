@@ -35,7 +35,7 @@ class Division(NamedTuple):
     sharded: bool
 
     def loaded(self, root: Path) -> tuple[Loader, list[list[Batch]]]:
-        """Return a loader, and the batches of each of its workers in the third epoch."""
+        """Return a loader and each worker's batches in the third epoch."""
         data, size = numbered_dataset(self.samples), min(self.size, self.samples) if self.sharded else self.size
         whole = write_shards(data, tempfile.mkdtemp(dir=root), size) if self.sharded else data
         loader = Loader(whole, self.batch_size, seed=5)
@@ -104,7 +104,7 @@ def test_rounds_and_their_images_match_the_batches(root: Path, way: Division) ->
 @given(seed=st.integers(0, 2**64 - 1), epoch=st.integers(0, 1000), batch_size=st.integers(1, 70))
 def test_the_order_depends_on_seed_and_epoch_only(seed: int, epoch: int, batch_size: int) -> None:
     loader = Loader(numbered_dataset(60), batch_size, seed)
-    batches_of(loader, epoch + 1)  # what was asked before does not matter
+    batches_of(loader, epoch + 1)  # earlier requests have no influence
     key = np.array([seed, epoch], dtype=np.uint64)
     expected = np.random.Generator(np.random.Philox(key=key)).permutation(60).tolist()
     assert sum(samples_of(batches_of(loader, epoch)), []) == expected
@@ -211,7 +211,7 @@ def test_the_identity_of_the_data_is_the_same_for_any_division(tmp_path: Path) -
 
 
 def test_a_file_that_cannot_be_read_is_named_in_a_data_error() -> None:
-    """The system says the same of a disk that cannot be written to."""
+    """The system reports the same error for a disk that cannot be written to."""
 
     class Broken(NumpyBackend):
         def load_images(self, images: Any, samples: Any, pixels: PixelScale = FRACTIONS) -> Any:

@@ -1,4 +1,4 @@
-"""MixUp and CutMix: images and labels are mixed alike, from seed, epoch and sample alone."""
+"""MixUp and CutMix: images and labels are mixed in the same way, depending only on seed, epoch and sample."""
 
 from contextlib import closing
 from typing import Any
@@ -24,11 +24,11 @@ every_part = pytest.mark.parametrize("part", PARTS, ids=repr)
 
 
 class OfNumbers(Loss):
-    """A user's loss, which takes class numbers only."""
+    """A user-defined loss, which takes class numbers only."""
 
 
 def batches(data: Any, *augment: Augmentation, workers: int = 1, backend: str = "numpy", epoch: int = 2) -> Any:
-    """Images and labels by sample, of all workers' batches; as many samples in a round for any number of workers."""
+    """Return images and labels of all workers' batches in sample order. A round has 12 samples for any `workers`."""
     loader, found = Loader(data, 12 // workers, seed=7, augment=augment), dict[int, Any]()
     for rank in range(workers):
         where = create_backend(backend, "float")
@@ -50,7 +50,7 @@ def test_batches_are_the_same_on_every_backend(part: Mixing, backend: str) -> No
 
 @every_part
 def test_labels_are_mixed_like_images(part: Mixing) -> None:
-    """The mean of an image of one colour tells its class."""
+    """The mean of an image of one color identifies its class."""
     images, labels = batches(PLAIN, part)
     assert labels.dtype == np.float32 and labels.shape == (50, 5) and labels.min() >= 0
     np.testing.assert_allclose(labels.sum(axis=1), 1, atol=1e-6)
@@ -135,5 +135,5 @@ def test_a_loss_of_class_numbers_is_refused() -> None:
 def test_rectangles_have_the_drawn_area_if_they_are_inside() -> None:
     draws = SampleRNG(1, 2, np.arange(2000), 0)
     share = CutMix().share(np.full(2000, 0.75), draws, 40, 60).mean(axis=(1, 2))
-    assert share.min() == pytest.approx(0.75, abs=1e-6)  # the others are cut off at the border
+    assert share.min() == pytest.approx(0.75, abs=1e-6)  # other rectangles are cut off at the border
     assert (abs(share - 0.75) < 1e-6).mean() == pytest.approx(0.25, abs=0.03)

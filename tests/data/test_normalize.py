@@ -1,4 +1,4 @@
-"""Normalization of pixels by mean and deviation, on every backend."""
+"""Normalization of pixels by mean and standard deviation, on every backend."""
 
 import math
 from typing import Any

@@ -32,8 +32,8 @@ def no_thread_is_left() -> Iterator[None]:
 def test_items_arrive_in_order(items: list[int], capacity: int) -> None:
     prefetcher = Prefetcher(items, capacity)
     assert list(prefetcher) == items
-    assert list(prefetcher) == []  # and stays at its end
-    assert not producers()  # without close
+    assert list(prefetcher) == []  # the prefetcher stays exhausted
+    assert not producers()  # threads have ended without `close`
 
 
 @pytest.mark.parametrize("capacity", [0, 1, 3])
@@ -53,7 +53,7 @@ def test_an_error_arrives_once_and_after_the_items_before_it(capacity: int) -> N
 
 @pytest.mark.parametrize(("kind", "capacity"), [(SystemExit, 1), (KeyboardInterrupt, 0), (GeneratorExit, 3)])
 def test_an_error_is_released_after_it_is_raised(kind: type[BaseException], capacity: int) -> None:
-    """Any exception reaches the consumer, also those that end a program."""
+    """Any exception reaches the consumer, even one that ends a program."""
 
     class Mine(kind):  # type: ignore[misc, valid-type]
         pass
@@ -68,7 +68,7 @@ def test_an_error_is_released_after_it_is_raised(kind: type[BaseException], capa
     except Mine as error:
         kept = weakref.ref(error)
     if sys.implementation.name == "cpython":
-        assert kept() is None  # by counting alone, without the collector
+        assert kept() is None  # freed by reference counting alone
 
 
 @pytest.mark.parametrize("capacity", [1, 5])
@@ -84,7 +84,7 @@ def test_no_more_than_capacity_is_prefetched(capacity: int) -> None:
 
     with Prefetcher(counted(), capacity):
         assert full.wait(10)
-        time.sleep(0.05)  # time to make one too many
+        time.sleep(0.05)  # enough time to produce one too many
         assert len(made) == capacity
 
 
@@ -102,11 +102,11 @@ def test_capacity_0_prefetches_nothing_and_has_no_thread() -> None:
 
 @pytest.mark.parametrize("capacity", [0, 3])
 def test_close_while_the_producer_waits_for_room(capacity: int) -> None:
-    prefetcher = Prefetcher(iter(int, 1), capacity)  # zeros without end
+    prefetcher = Prefetcher(iter(int, 1), capacity)  # endless zeros
     assert next(prefetcher) == 0
     prefetcher.close()
     assert not producers()
-    prefetcher.close()  # again
+    prefetcher.close()  # may be called again
     assert list(prefetcher) == []
 
 
@@ -137,7 +137,7 @@ def test_a_signal_that_the_producer_takes_is_handled_while_the_main_thread_waits
         if waits_in == "close":
             yield True
         begun.set()
-        time.sleep(0.1)  # the main thread waits already
+        time.sleep(0.1)  # the main thread is already waiting
         signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
         found.append(handled.wait(20))
         yield found[0]

@@ -1,4 +1,4 @@
-"""Shards: plain .npy files that are mapped, and refused if they are damaged or do not belong together."""
+"""Shards: memory-mapped .npy files, rejected if they are damaged or do not belong together."""
 
 import os
 import pickle
@@ -36,7 +36,7 @@ def test_shards_load_the_images_labels_and_classes_that_were_written(folder: Pat
 
 
 def test_data_larger_than_memory_are_trained_on(tmp_path: Path) -> None:
-    """A sparse file: a hundred gigabytes of zeros, of which batches read a few pages."""
+    """A sparse file has a hundred gigabytes of zeros, of which batches read a few pages."""
     count, shape = 32_000, (1024, 1024, 3)
     save(tmp_path / "0", labels=np.zeros(count, np.int64), samples=np.arange(count))
     images = np.lib.format.open_memmap(tmp_path / "0" / "images.npy", "w+", np.uint8, (count, *shape))
@@ -70,7 +70,7 @@ def overwritten(name: str, array: Any) -> Callable[[Path], None]:
 
 
 def exchanged(folder: Path) -> None:
-    """The first shard is one of another training set of the same size."""
+    """Replace the first shard by one of another training set of the same size."""
     write_shards(Dataset("x", ROWS.images[:18], ROWS.labels[:18], 4), folder.parent / "x", 3)
     shutil.rmtree(folder / "0")
     (folder.parent / "x" / "0").rename(folder / "0")
@@ -109,7 +109,7 @@ class Evil:
 
 
 def claim(path: Path, shape: str) -> None:
-    """Write another shape into the header of an array."""
+    """Write another shape into an array's header."""
     content = path.read_bytes()
     header = content[10 : content.index(b"\n") + 1]
     changed = header.replace(b"(7, 3, 2, 1)", shape.encode())
@@ -157,7 +157,7 @@ def test_a_sharded_source_has_its_parts(folder: Path) -> None:
 def test_bad_settings_of_a_sharded_source_are_refused(folder: Path) -> None:
     with refused("folder"):
         ShardedFiles().load()
-    with refused("normalize", "auto"):  # would read all shards
+    with refused("normalize", "auto"):  # would have to read all shards
         ShardedFiles(folder, normalize="auto")
     with data_error(folder / "0"):
         Shards(folder, classes=2).open(0)

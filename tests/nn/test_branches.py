@@ -1,4 +1,4 @@
-"""Residual and Concat: gradients, ownership of arrays, names, refusals."""
+"""Residual and Concat: gradients, ownership of arrays, names, rejected arguments."""
 
 from collections.abc import Callable
 from typing import Any
@@ -85,7 +85,7 @@ def test_gradients_of_a_sum_and_its_relu(kind: str) -> None:
 
 
 def results_of(network: Sequential, backend: Backend, frozen: bool) -> list[Any]:
-    """Return y, dx, gradients and buffers of a training pass, and the inference."""
+    """Return y and dx of a training pass, the output of inference, and the gradients and buffers."""
     params = built(network, INPUT.shape, backend, scale=np.float32(0.75), shift=np.float32(0.5))
     for _, parameter in params.named():
         parameter.frozen = frozen
@@ -138,7 +138,7 @@ def test_other_sums_and_activations_are_separate(body: Any, following: Activatio
     ids=["residual", "sequences", "views", "concat", "nested"],
 )
 def test_an_identity_branch_does_not_return_its_input_to_the_workspace(layer: Layer, expected: Any) -> None:
-    """Returned twice, the array would be lent again while another branch reads it."""
+    """If it were returned twice, the array would be lent again while another branch reads it."""
     backend = create_backend("numpy", "double")
     model = Model(Sequential({"first": Activation("tanh"), "it": layer}), INPUT, backend, loss=Loss())
     x = np.random.default_rng(1).normal(size=(3, *INPUT.shape))

@@ -1,4 +1,4 @@
-"""Conv2D: gradients for every geometry and batch size, groups, output sizes, refusals."""
+"""Conv2D: gradients for every geometry and batch size, groups, output sizes, rejected arguments."""
 
 from typing import Any
 
@@ -44,7 +44,7 @@ def test_gradients_for_every_geometry_and_batch_size(
 
 
 def test_weights_of_groups_are_drawn_like_those_of_separate_convolutions() -> None:
-    """Xavier's variance is 2 / (in + out) of a unit: nine inputs, and two filters look at each."""
+    """Xavier's variance is 2 / (in + out) of a unit, which has nine inputs here. Two filters read each input."""
     layer = Conv2D(2000, 3, groups=1000)
     built(layer, (5, 5, 1000), create_backend("numpy", "double"))
     assert layer.weight.shape == (3, 3, 1, 2000)

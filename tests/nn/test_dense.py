@@ -1,4 +1,4 @@
-"""Dense and Activation: gradients, extreme values, refusals."""
+"""Dense and Activation: gradients, extreme values, rejected arguments."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Dropout: the dropped values follow from seed, epoch and sample alone."""
+"""Dropout: the dropped values depend only on seed, epoch and sample."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ def test_dropout_follows_from_seed_epoch_and_sample(name: str, dtype: str) -> No
     y, dx = passed(layer, ones, epoch=2, seed=17, samples=SAMPLES)
     drawn = of_examples(np, SAMPLES, 2, key_of(17, "it"), 45).reshape(ones.shape)
     np.testing.assert_array_equal(y == 0, drawn < dropped_below(0.4))
-    np.testing.assert_array_equal(dx, y)  # it is linear
+    np.testing.assert_array_equal(dx, y)  # dropout is linear
     later, _ = passed(layer, ones[:2], epoch=2, iteration=9, seed=17, samples=SAMPLES[2:4])
     np.testing.assert_array_equal(later, y[2:4])
 

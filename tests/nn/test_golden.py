@@ -1,4 +1,4 @@
-"""Three training steps of a network compared with PyTorch (values of tests/golden/make_golden.py)."""
+"""Three training steps of a network compared with PyTorch (values from tests/golden/make_golden.py)."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""dtype=half and bfloat16: training is as good as in float."""
+"""dtype=half and bfloat16: networks learn as well as in float."""
 
 import numpy as np
 import pytest
@@ -32,6 +32,6 @@ def test_half_learns_what_float_learns(name: str, dtype: str) -> None:
 @every_backend
 def test_gradients_too_small_for_half_are_not_lost(name: str) -> None:
     backend = create_backend(name, "half")
-    logits = backend.asarray(np.array([[9.0, -9.0]], np.float16))  # a probability of 1.5e-8: zero in half
+    logits = backend.asarray(np.array([[9.0, -9.0]], np.float16))  # a probability of 1.5e-8 is zero in half
     _, gradient = SoftmaxNLL()(backend, logits, backend.asarray(np.array([0])))
     assert float(gradient[0, 1]) == pytest.approx(1024 * 1.523e-8, rel=0.01)

@@ -1,4 +1,4 @@
-"""Initializers: mean, variance and shape of every distribution; biases; refusals."""
+"""Initializers: mean, variance and shape of every distribution; biases; rejected arguments."""
 
 import math
 from collections.abc import Callable
@@ -25,8 +25,8 @@ from cupynet.nn.init import (
 from tests.support.refusals import refused
 
 DENSE, CONV = (300, 200), (5, 5, 20, 50)
-NORMAL, UNIFORM, TRUNCATED = 3.0, 1.8, 2.3657  # kurtosis; truncated: a normal distribution cut at two deviations
-Variance = Callable[[int, int], float]  # of the numbers of inputs and outputs
+NORMAL, UNIFORM, TRUNCATED = 3.0, 1.8, 2.3657  # kurtosis; truncated: cut at two standard deviations
+Variance = Callable[[int, int], float]  # a function of the numbers of inputs and outputs
 
 
 def both(inputs: int, outputs: int) -> float:
@@ -89,7 +89,7 @@ def test_orthogonal_weights_keep_lengths(shape: tuple[int, ...]) -> None:
 
 
 def test_orthogonal_weights_are_drawn_evenly() -> None:
-    """No side is preferred: QR alone gives a diagonal of one sign."""
+    """No sign is preferred: QR alone gives a diagonal of one sign."""
     rng = np.random.default_rng(0)
     corners = np.array([np.diag(Orthogonal()(rng, (3, 3))) for _ in range(2000)])
     assert (abs(corners.mean(axis=0)) < 5 / math.sqrt(3 * 2000)).all()

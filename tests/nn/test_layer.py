@@ -103,7 +103,7 @@ def test_inference_returns_all_buffers_but_its_output(name: str, kind: str) -> N
 
 
 def in_flight(model: Model, seed: int) -> list[Any]:
-    """The derivative of a forward pass, and the gradient to call it with."""
+    """Run a forward pass. Return its backward function and the gradient to call it with."""
     x, labels = examples(model.backend, 4, seed=seed)
     logits, backward = model.forward(x, Context(train=True))
     return [backward, model.loss(model.backend, logits, labels)[1]]
@@ -158,7 +158,7 @@ def test_layers_before_the_first_weights_compute_no_derivative() -> None:
 
 
 class Fails(Layer):
-    """Borrows an array, then raises, forwards or backwards."""
+    """Borrows an array, then raises in the forward or the backward pass."""
 
     def __init__(self, where: str) -> None:
         self.where = where
@@ -220,11 +220,11 @@ def test_a_layer_in_the_wrong_place_is_named() -> None:
 
 
 def test_one_layer_at_two_depths_is_refused() -> None:
-    """Built twice, it would keep the weights of the second place only."""
+    """If it were built twice, it would only keep the weights for the second position."""
     shared, backend = Dense(4), create_backend("numpy")
     with pytest.raises(ConfigError, match=r"inside\.dense1"):
         Model(Sequential({"first": shared, "inside": Sequential([shared])}), Flat(3), backend)
-    Model(Sequential([shared]), Flat(3), backend)  # a description may be used again, for another model
+    Model(Sequential([shared]), Flat(3), backend)  # a layer may be used again for another model
 
 
 # fusion --------------------------------------------------------------------------------------------------------------

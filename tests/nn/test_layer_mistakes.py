@@ -1,4 +1,4 @@
-"""Slips in a user's layer: each ends in an error, never in silence."""
+"""Mistakes in a user's layer: each raises an error instead of passing unnoticed."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from cupynet.nn import Backward, Context, Dense, Image, Layer, Model, Sequential
 
 
 class Scaled(Layer):
-    """A factor for each feature; `slip` says what is wrong with it."""
+    """A factor for each feature. `slip` names the mistake."""
 
     def __init__(self, slip: str) -> None:
         self.slip = slip

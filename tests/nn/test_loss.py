@@ -50,7 +50,7 @@ every_target_loss = pytest.mark.parametrize("kind", TARGET_LOSSES)
 
 
 def computed(loss: Loss, backend: Backend, outputs: Any, labels: Any) -> tuple[Any, Any]:
-    """Losses and gradient on the host, the loss scale taken out."""
+    """Return losses and gradient on the host, without the loss scale."""
     there = backend.asarray(np.asarray(outputs).astype(backend.policy.storage))
     losses, gradient = loss(backend, there, backend.asarray(np.asarray(labels)))
     on_host = np.array(backend.to_host(gradient), np.float64) / backend.policy.loss_scale
@@ -117,7 +117,7 @@ def test_extreme_logits_neither_overflow_nor_vanish(name: str, dtype: str) -> No
 
 @pytest.mark.parametrize(("smoothing", "trains"), [(0.0, False), (0.1, True)])
 def test_with_smoothing_an_example_of_a_class_of_weight_0_trains_the_others(smoothing: float, trains: bool) -> None:
-    """As in PyTorch: the weight is a factor of the class's term of the loss."""
+    """As in PyTorch, the weight is a factor of the class's term in the loss."""
     loss, backend = SoftmaxNLL(smoothing, [0, 1, 1]), create_backend("numpy", "double")
     _, gradient = computed(loss, backend, [[1.0, 2.0, 3.0]], [0])
     assert gradient.any() == trains

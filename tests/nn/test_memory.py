@@ -1,4 +1,4 @@
-"""Passes return their memory by themselves, in order, without the garbage collector."""
+"""Passes return their memory automatically and in order, without the garbage collector."""
 
 import sys
 import weakref
@@ -40,7 +40,7 @@ pytestmark = pytest.mark.usefixtures("no_garbage_collector")
 
 
 def every_layer() -> Layer:
-    """A network with a layer of each kind, alone or fused with the next."""
+    """Return a network with a layer of each kind, alone or fused with the next."""
     layers: list[Layer] = [
         Conv2D(8, 3, padding="same", activation="silu"),
         Conv2D(8, 3, padding="same", groups=2),
@@ -87,7 +87,7 @@ def test_steps_after_the_first_allocate_no_memory(name: str, dtype: str, monkeyp
 
 
 class Watched(Layer):
-    """The identity. Records which outputs of all such layers are alive in its derivative, and if dy goes then."""
+    """The identity. Its backward pass records which outputs of such layers are alive, and whether dy is freed."""
 
     outputs: list[Any]
     alive: list[list[bool]]
@@ -128,11 +128,11 @@ def test_activations_go_in_the_order_of_the_backward_pass(name: str, watched: ty
 
 @every_backend
 def test_a_gradient_is_handed_over(name: str, watched: type[Watched]) -> None:
-    """The caller of a derivative keeps no reference to the gradient, so that it can go when it was read."""
+    """A backward pass's caller keeps no reference to the gradient, which can then be freed once it has been read."""
     trained(name, Watched(), Sequential([Watched(), Residual(Watched()), Watched()]), Dense(3))
     trained(name, Residual([Watched(), BatchNorm()], Watched()), Activation("relu"), Dense(3))
     assert len(watched.gone) == 6
-    if sys.version_info >= (3, 11):  # before, a call holds its arguments
+    if sys.version_info >= (3, 11):  # before, the caller's frame held the arguments
         assert all(watched.gone)
 
 

@@ -1,4 +1,4 @@
-"""A network with weights: copies, weights by name, predictions, summary, parts, refusals."""
+"""A network with weights: copies, weights by name, predictions, summary, parts, rejected arguments."""
 
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,7 @@ def test_a_replica_is_equal_and_independent(name: str, dtype: str) -> None:
     model, optimizer = small(name, dtype), SGD(0.1)
     optimizer.init(model.params, model.backend)
     x, labels = examples(model.backend, 3)
-    train_step(model, x, labels, optimizer)  # the weights are no longer those of the seed
+    train_step(model, x, labels, optimizer)  # the weights are no longer the seed's
     model.pixels, model.class_names = PixelScale.of([0.5], [0.5]), ("a", "b", "c")
     before, scores = model.weights(), model.scores(x)[0]
     replica = model.replicate(create_backend(name, dtype))
@@ -70,7 +70,7 @@ def test_weights_are_exported_and_loaded(name: str, dtype: str) -> None:
     weights = model.weights()
     assert {type(value) for value in weights.values()} == {np.ndarray}
     other.load_weights(weights)
-    weights["conv1.weight"][...] = 7  # copies: neither model sees it
+    weights["conv1.weight"][...] = 7  # `weights` holds copies, so neither model changes
     assert equal(model.weights(), other.weights())
     x, _ = examples(model.backend, 3)
     np.testing.assert_array_equal(model.scores(x)[0], other.scores(x)[0])
@@ -128,7 +128,7 @@ def test_a_replaced_layer_is_new_and_the_others_keep_their_weights() -> None:
                  {name: before[name] for name in before if "dense2" not in name})  # fmt: skip
     same_size = model.replace(dense2=Dense(3)).weights()
     assert not np.array_equal(same_size["dense2.weight"], before["dense2.weight"])
-    for wrong in ({"output": Dense(5)}, {"conv2d1": Conv2D(3, 3)}):  # dense1 has weights for two channels
+    for wrong in ({"output": Dense(5)}, {"conv2d1": Conv2D(3, 3)}):  # dense1's weights are for two channels
         with refused("layers"):
             model.replace(**wrong)
 
@@ -181,7 +181,7 @@ def test_predictions_are_made_in_batches(name: str) -> None:
 
 
 def layouts(x: Any) -> dict[str, Any]:
-    """The same values (8, 9, 8, 2) in arrays of other layouts."""
+    """Return the same values (8, 9, 8, 2) in arrays with other layouts."""
     read_only = x.copy()
     read_only.flags.writeable = False
     return {
@@ -241,7 +241,7 @@ def test_gray_images_may_lack_their_axis_of_channels() -> None:
 @every_backend
 @pytest.mark.parametrize("shape", [(4, 9, 8, 3), (4, 9, 8, 1), (4, 8, 9, 2), (4, 9, 8)], ids=str)
 def test_a_batch_of_another_size_is_refused(name: str, shape: tuple[int, ...]) -> None:
-    """Compiled code would read beyond the images: garbage, or the end of the process."""
+    """Compiled code would read beyond the images, and give garbage or crash."""
     model = small(name)
     x = model.backend.asarray(np.ones(shape, np.float32))
     for context in (INFERENCE, Context(train=True)):

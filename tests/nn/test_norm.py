@@ -1,4 +1,4 @@
-"""Normalization compared with PyTorch and with differences, and its running estimates."""
+"""Normalization compared with PyTorch and with finite differences, and its running estimates."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -103,7 +103,7 @@ def test_derivatives_of_batch_norm_in_training_are_those_by_differences(input: I
 @every_backend
 @every_dtype
 def test_the_variance_is_accurate_if_the_mean_is_large(name: str, dtype: str) -> None:
-    """A sum of squares minus the square of a sum would lose it in single precision."""
+    """In single precision, a sum of squares minus a squared sum would lose it."""
     backend, rng = create_backend(name, dtype), np.random.default_rng(1)
     x = backend.asarray((rng.normal(size=(40, 9, 9, 3)) * 4 + 1000).astype(backend.policy.storage))
     moments = backend.to_host(backend.channel_moments(x))
@@ -133,7 +133,7 @@ def test_long_rows_keep_their_mean(name: str, rows: Any, tolerance: float) -> No
 @every_backend
 @every_dtype
 def test_one_value_of_a_channel_has_no_variance(name: str, dtype: str) -> None:
-    """The output is the shift, it does not depend on the input, and the running estimates stay as they are."""
+    """The output is the shift and does not depend on the input. The running estimates do not change."""
     layer = BatchNorm()
     built(layer, (3,), create_backend(name, dtype), scale=[2.0, -1.0, 3.0], shift=[0.5, 0.25, -1.0])
     found = results_of(layer, [[1000.1, -3.3, 7.0]], [[1.0, 2.0, 4.0]])

@@ -1,4 +1,4 @@
-"""Params: the layout of the flat vector of weights, initial values, padding."""
+"""Params: the layout of the flat weight vector, initial values, padding."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from tests.support.networks import SMALL, examples, lenet, small_networks, train
 
 
 def declared(backend: Backend, seed: int = 1, *more: str) -> Params:
-    """Weights of sizes that fill no cache line, with and without decay, in mixed order."""
+    """Declare weights with and without decay, in mixed order, whose sizes do not fill cache lines."""
     params = Params()
     params.scope("a").add("weight", (3, 5), xavier)
     params.scope("a").add("bias", (5,), zeros, decay=False)

@@ -1,4 +1,4 @@
-"""Pooling: gradients for every geometry and batch size, ties, padding, pairs with a convolution, NaN, refusals."""
+"""Pooling: gradients for every geometry and batch size, ties, padding, fusion with convolutions, NaN, errors."""
 
 import copy
 from collections.abc import Callable
@@ -30,7 +30,7 @@ from tests.support.refusals import refused
 def test_gradients_for_every_geometry_and_batch_size(
     pool: Any, kernel: Any, stride: Any, padding: Any, image: Image, batch: int
 ) -> None:
-    """All values are negative: zeros around the image would be the largest."""
+    """All values are negative, so zeros around the image would be the largest."""
     check_layer(pool(kernel, stride, padding), image, x=distinct((batch, *image.shape)) - 100)
 
 
@@ -54,13 +54,13 @@ def test_padding_never_wins_a_max_pool_and_does_not_count_in_a_mean(name: str, d
 @pytest.mark.parametrize(
     ("x", "dx"),
     [
-        ([[0, 0, 0], [0, 0, 0], [0, 0, 0]], [[1, 1, 0], [1, 1, 0], [0, 0, 0]]),  # what ReLU leaves
+        ([[0, 0, 0], [0, 0, 0], [0, 0, 0]], [[1, 1, 0], [1, 1, 0], [0, 0, 0]]),  # as after a ReLU
         ([[-1, 2, 2], [2, 2, 1], [2, 0, 1]], [[0, 2, 0], [1, 1, 0], [0, 0, 0]]),
     ],
     ids=["all equal", "some"],
 )
 def test_ties_send_the_gradient_to_the_first(name: str, dtype: str, x: Any, dx: Any) -> None:
-    """Of equal values the first, row by row, gets the whole gradient."""
+    """The first of equal values, row by row, gets the whole gradient."""
     layer = MaxPool2D(2, 1)
     built(layer, (3, 3, 1), create_backend(name, dtype))
     _, found = passed(layer, np.array(x).reshape(1, 3, 3, 1))
@@ -109,7 +109,7 @@ def test_pairs_that_are_not_fused_equal_the_reference(name: str, conv: Conv2D, p
 
 
 def test_a_fused_pair_sees_every_image_of_a_large_batch() -> None:
-    """The gradient of the weight is summed over a few images at a time, as many as the L1 cache holds."""
+    """The weight gradient is summed over a few images at a time, as many as the L1 cache holds."""
     pytest.importorskip("numba")
     rng, backend, reference = np.random.default_rng(0), create_backend("numba", "double"), NumpyBackend("double")
     x, weight = rng.normal(size=(7, 10, 10, 20)), rng.normal(size=(3, 3, 20, 8))
@@ -135,7 +135,7 @@ def test_a_fused_pair_sees_every_image_of_a_large_batch() -> None:
 def test_a_nan_anywhere_in_a_window_is_passed_on(name: str, dtype: str, place: int) -> None:
     backend = create_backend(name, dtype)
     x = np.arange(2 * 2 * 3 * 20.0).reshape(2, 2, 3, 20)
-    x[0, [place // 3, 1], [place % 3, 2], 7] = np.nan  # the first of two wins
+    x[0, [place // 3, 1], [place % 3, 2], 7] = np.nan  # the first of two NaN wins
     y, indices = backend.max_pool2d(backend.asarray(x.astype(backend.policy.storage)), Window((2, 3)))
     found, won = backend.to_host(y), backend.to_host(indices)
     assert np.flatnonzero(np.isnan(found)).tolist() == [7]
@@ -146,7 +146,7 @@ def test_a_nan_anywhere_in_a_window_is_passed_on(name: str, dtype: str, place: i
 @np.errstate(all="ignore")
 @pairwise(value=(np.inf, -np.inf, np.nan, 1e30, 1.0), weight=(np.inf, np.nan, 1e30, 1.0), filters=(9, 40))
 def test_a_nan_that_arises_in_a_convolution_is_passed_on(name: str, value: float, weight: float, filters: int) -> None:
-    """From infinities of both signs, or from zero times infinity, in a few pixels and filters."""
+    """It arises from infinities of both signs or from zero times infinity, in a few pixels and filters."""
     rng, found = np.random.default_rng(3), []
     factors = rng.integers(-2, 3, (2, 2, 2, filters)).astype(np.float32)
     factors[rng.random(factors.shape) < 0.1] *= np.float32(weight)
@@ -161,7 +161,7 @@ def test_a_nan_that_arises_in_a_convolution_is_passed_on(name: str, value: float
 
 
 def test_images_with_nan_are_not_transformed() -> None:
-    """Winograd's algorithm would spread a NaN over its tile."""
+    """Winograd's algorithm would spread a NaN over its whole tile."""
     pytest.importorskip("numba")
     rng, backend, reference = np.random.default_rng(0), create_backend("numba", "float"), NumpyBackend("float")
     x, weight = (rng.normal(size=shape).astype(np.float32) for shape in ((2, 12, 12, 16), (5, 5, 16, 16)))
@@ -177,7 +177,7 @@ def test_images_with_nan_are_not_transformed() -> None:
 
 @pytest.mark.parametrize("share", [0.0, 0.4, 0.9])
 def test_gradients_behind_a_relu_do_not_depend_on_the_share_of_zeros(share: float) -> None:
-    """Winograd's algorithm computes dense gradients, and the kernels that skip zeros sparse ones."""
+    """Dense gradients go through Winograd's algorithm, sparse ones through kernels that skip zeros."""
     pytest.importorskip("numba")
     rng, backend, reference = np.random.default_rng(0), create_backend("numba", "float"), NumpyBackend("float")
     x, weight = (rng.normal(size=shape).astype(np.float32) for shape in ((2, 12, 12, 16), (5, 5, 16, 16)))
@@ -196,7 +196,7 @@ def test_gradients_behind_a_relu_do_not_depend_on_the_share_of_zeros(share: floa
 
 
 def test_gradients_of_zeros_compile_the_kernels_for_dense_and_for_sparse_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rehearsal computes only such gradients."""
+    """The warm-up has no other gradients."""
     pytest.importorskip("numba")
     from cupynet.backend.cpu.kernels import rows, winograd_pool
 
@@ -213,7 +213,7 @@ def test_gradients_of_zeros_compile_the_kernels_for_dense_and_for_sparse_ones(mo
 
 @every_backend
 def test_a_nan_in_the_gradient_stays_in_its_place(name: str) -> None:
-    """Multiplied by zero it would spread over the window, or pass a closed ReLU."""
+    """Multiplied by zero, it would spread over the window or pass a closed ReLU."""
     backend = create_backend(name, "float")
     dy = np.full((1, 2, 2, 1), np.nan, np.float32)
     indices = backend.asarray(np.full((1, 2, 2, 1), 3, np.uint8))

@@ -37,7 +37,7 @@ LAYERS: dict[str, Layer] = {
 
 
 def stored() -> dict[str, dict[str, Any]]:
-    """The arrays of the file, by layer: `convolution/groups`, `max/padded`."""
+    """Return the file's arrays by layer, such as `convolution/groups` or `max/padded`."""
     found: dict[str, dict[str, Any]] = {}
     with np.load(FILE, allow_pickle=False) as file:
         for name in file.files:
@@ -51,7 +51,7 @@ ACTIVATIONS = [kind for kind in GOLDEN if kind.startswith("activation/")]
 
 
 def check(layer: Layer, expected: dict[str, Any], name: str, dtype: str, tolerance: float) -> None:
-    """Compare y, dx and the gradients of the weights, for stored x, dy and weights."""
+    """Compare y, dx and the weights' gradients for stored x, dy and weights."""
     layer, backend = copy.deepcopy(layer), create_backend(name, dtype)
     weights = {kind: expected[kind] for kind in ("weight", "bias") if kind in expected}
     params = built(layer, expected["x"].shape[1:], backend, **weights)

@@ -1,4 +1,4 @@
-"""Fifty steps of each optimizer compared with PyTorch's, in double (values of tests/golden/make_optim.py)."""
+"""Fifty steps of each optimizer compared with PyTorch's, in double (values from tests/golden/make_optim.py)."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -44,12 +44,12 @@ OPTIMIZERS: dict[str, Callable[[], Optimizer]] = {
     "optimizer/rmsprop": lambda: RMSProp(RATE, 0.9),
     "optimizer/adadelta": lambda: AdaDelta(1.0, 0.9),
     "clipped/value": lambda: Momentum(RATE, 0.8, clip_value=0.4),
-    "clipped/norm": lambda: Momentum(RATE, 0.8, clip_layer_norm=2.0),  # of the only layer
+    "clipped/norm": lambda: Momentum(RATE, 0.8, clip_layer_norm=2.0),  # the network has only one layer
 }
 
 
 def params_of(backend: Backend, values: dict[str, Any]) -> Params:
-    """Weights by name. A bias does not decay."""
+    """Declare weights by name. Biases do not decay."""
     params = Params()
     for name, value in values.items():
         layer, _, kind = name.rpartition(".")
@@ -95,7 +95,7 @@ def test_every_golden_optimizer_is_compared() -> None:
 
 @every_backend
 def test_lamb_follows_its_paper(name: str) -> None:
-    """Algorithm 2 of You et al. 2020 with phi the identity, written out."""
+    """The expected values follow algorithm 2 of You et al. 2020, with phi the identity."""
     beta1, beta2, decay, epsilon = 0.9, 0.99, 0.1, 1e-6
     weight, mean, squares, expected = GOLDEN["start"], 0.0, 0.0, []
     for t, gradient in enumerate(GOLDEN["gradients"], 1):
@@ -110,7 +110,7 @@ def test_lamb_follows_its_paper(name: str) -> None:
 
 @every_backend
 def test_lamb_scales_each_array_by_its_norm_and_biases_move_as_in_adam(name: str) -> None:
-    """A weight of zero moves as in Adam, too."""
+    """An array of zeros also moves as in Adam."""
     backend = create_backend(name, "float")
     params = params_of(
         backend, {"a.weight": [1.0] * 20, "a.bias": [5.0] * 4, "b.weight": [10.0] * 20, "c.weight": [0.0] * 4}
@@ -124,7 +124,7 @@ def test_lamb_scales_each_array_by_its_norm_and_biases_move_as_in_adam(name: str
 @every_backend
 @pytest.mark.parametrize("dtype", ["half", "float", "double"])
 def test_gradients_are_clipped_layer_by_layer(name: str, dtype: str) -> None:
-    """Weights and biases together: the gradient of one layer has length 5, that of the other 1."""
+    """A layer's weights and biases are clipped together. The layers' gradients have norms 5 and 1."""
     backend = create_backend(name, dtype)
     gradients = {"block.a.weight": 3.0, "block.a.bias": 4.0, "block.b.weight": 0.6, "block.b.bias": 0.8}
     params = params_of(backend, dict.fromkeys(gradients, [0.0] * 3))
@@ -147,7 +147,7 @@ def test_gradients_are_clipped_layer_by_layer(name: str, dtype: str) -> None:
     ids=["l1", "l1 and l2", "momentum", "adam"],
 )
 def test_penalties_are_for_weights_alone(name: str, optimizer: Optimizer, expected: list[float]) -> None:
-    """Without a gradient, only sign(w), w and the decoupled decay are left."""
+    """With a zero gradient, only the terms in sign(w) and w and the decoupled decay are left."""
     backend = create_backend(name, "double")
     found = stepped(optimizer, params_of(backend, {"a.weight": [1.0, -2.0, 0.0], "a.bias": [1.0]}), backend)
     np.testing.assert_allclose(found["a.weight"], expected, rtol=1e-12)

@@ -1,4 +1,4 @@
-"""Optimizers: published weights, clipping, state, refusals. test_golden.py compares their steps with PyTorch's."""
+"""Optimizers: updated weights, clipping, state, bad arguments. test_golden.py compares steps with PyTorch's."""
 
 import math
 from collections.abc import Callable
@@ -32,7 +32,7 @@ def on_host(backend: Backend, vector: Any) -> Any:
 
 
 class InPlainArrays(SGD):
-    """A user's update, which does not write the 16-bit copy."""
+    """A user-defined update, which does not write the 16-bit copy."""
 
     def update(self, params: Params, segment: Segment, move: UpdateScalars) -> None:
         params.master[segment.part] -= move.rate * params.grad[segment.part] * move.scale
@@ -41,7 +41,7 @@ class InPlainArrays(SGD):
 @every_backend
 @pytest.mark.parametrize(("kind", "passes"), [(Nesterov, 0), (InPlainArrays, 1)])
 def test_layers_see_updated_weights(name: str, kind: type[SGD], passes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The update writes the 16-bit copy too, unless a user wrote it; then one more pass does."""
+    """The update also writes the 16-bit copy. A user-defined update does not, so one more pass does."""
     backend = create_backend(name, "half")
     params, optimizer = weights(backend), kind(0.5)
     optimizer.init(params, backend)
@@ -94,7 +94,7 @@ def test_a_long_gradient_is_shortened_and_a_short_one_is_not(
 @every_backend
 @every_dtype
 def test_parts_of_a_gradient_are_clipped_by_the_norm_of_the_whole(name: str, dtype: str) -> None:
-    """Each stage of a pipeline has a part; their squared norms add up."""
+    """Each stage of a pipeline has a part. The parts' squared norms add up."""
     backend = create_backend(name, dtype)
     params, optimizer = weights(backend), SGD(0.1, max_grad_norm=4.0)
     before = on_host(backend, params.master)

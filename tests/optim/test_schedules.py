@@ -55,7 +55,7 @@ def test_every_golden_schedule_is_compared() -> None:
 
 
 def test_schedules_that_pytorch_lacks_follow_their_formulas() -> None:
-    """Deeplearning4j's InverseSchedule and SigmoidSchedule."""
+    """The formulas are those of Deeplearning4j's InverseSchedule and SigmoidSchedule."""
     inverse, sigmoid = InverseTimeDecay(0.5, 0.1, 0.75), SigmoidDecay(0.4, -0.2, 10)
     assert [inverse(i) for i in (0, 10)] == pytest.approx([0.5, 0.5 / 2**0.75])
     assert [sigmoid(i) for i in (0, 10, 20)] == pytest.approx([0.4 / (1 + math.exp(-2)), 0.2, 0.4 / (1 + math.exp(2))])
@@ -96,7 +96,7 @@ def test_a_second_fit_starts_a_new_cycle() -> None:
 
 
 def test_a_plateau_is_found_as_in_pytorch() -> None:
-    """The state moves to another schedule after each evaluation, as in a resumed run."""
+    """After each evaluation, the state is moved to another schedule, as in a resumed run."""
     one, other = (ReduceOnPlateau(0.05, 0.5, patience=3, min_delta=0.02, cooldown=2, least=0.004) for _ in range(2))
     found = []
     for loss in GOLDEN["losses"]:
@@ -122,7 +122,7 @@ def test_a_plateau_is_seen_in_training_and_needs_validation_images() -> None:
         wrapper.fit(data, epochs=3, batch_size=4, validation_data=data)
         rates = [trainer.replica.optimizer.learning_rate(0) for trainer in wrapper._trainers if trainer]
         assert rates == [0.25e-9] * 2 and schedule(0) == 1e-9
-        for images in (data, None):  # as test images, or not at all
+        for images in (data, None):  # given as test images, or not at all
             with refused("optimizer.learning_rate"):
                 wrapper.fit(data, epochs=1, batch_size=4, evaluate_on=images)
 
@@ -134,7 +134,7 @@ def test_a_plateau_is_seen_in_training_and_needs_validation_images() -> None:
     "schedule", [StepDecay(1.0, 0.5, 1, "epoch"), PiecewiseConstant({0: 1.0, 1: 0.5, 2: 0.25}, "epoch")]
 )
 def test_epochs_are_counted_from_the_end_of_the_fit(schedule: Schedule) -> None:
-    """7 iterations are left of an epoch of 10 that was stopped; earlier epochs had another length."""
+    """A stopped epoch of 10 has 7 iterations left. Earlier epochs had a different length."""
     schedule.begin_fit(100, 127, 10, 3)
     assert [schedule(i) for i in (100, 106, 107, 116, 117, 126)] == [1, 1, 0.5, 0.5, 0.25, 0.25]
 
@@ -226,7 +226,7 @@ def test_warming_up_leaves_a_scaled_cycle_where_it_is() -> None:
 
 
 def test_warming_up_needs_no_epochs_of_a_schedule_that_counts_them() -> None:
-    """A run warms up before it knows how long an epoch is."""
+    """A run warms up before it knows the length of an epoch."""
     with ParallelWrapper(small_model(), 2, optimizer=SGD(Warmup(2, StepDecay(0.1, 0.5, 1, "epoch")))) as wrapper:
         wrapper.warm_up(4)
         wrapper.fit(small_dataset(40), epochs=2, batch_size=4)
@@ -244,7 +244,7 @@ def test_warming_up_needs_no_epochs_of_a_schedule_that_counts_them() -> None:
     ],
 )
 def test_which_rates_do_not_depend_on_the_length_of_training(make: Callable[[], Schedule], same: bool) -> None:
-    """training/README.md lists them: training further gives the same result as training at once."""
+    """training/README.md lists them. With such rates, continued training equals training in one go."""
     short, long = make(), make()
     short.begin_fit(0, 20, 10, 2)
     long.begin_fit(0, 40, 10, 4)

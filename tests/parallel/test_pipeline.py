@@ -1,4 +1,4 @@
-"""Pipelines: where a network is cut into stages, their order of work, and the bound on the speed-up."""
+"""Pipelines: how a network is split into stages, the stages' order of work, and the bound on the speed-up."""
 
 import itertools
 from typing import Any
@@ -22,7 +22,7 @@ def built(network: Layer, backend: str = "numba") -> Any:
     ("backend", "stages", "cut"),
     [
         ("numba", 4, "conv1 pool1 | conv2 pool2 | dense1 | output"),
-        ("numpy", 2, "conv1 pool1 conv2 pool2 | dense1 output"),  # behind a pool less is sent
+        ("numpy", 2, "conv1 pool1 conv2 pool2 | dense1 output"),  # after a pool, less data is sent
     ],
 )
 def test_lenet_is_cut_by_counted_work(backend: str, stages: int, cut: str) -> None:
@@ -58,7 +58,7 @@ def test_fused_layers_stay_together() -> None:
     with refused("stages", "5"):
         Pipeline(5).max_stages(built(network))
     assert len(Pipeline(5).partition(built(network, "numpy"), 5)) == 5  # NumPy fuses nothing
-    assert Pipeline(names).partition(built(network), 2) == names  # a list of names may separate them
+    assert Pipeline(names).partition(built(network), 2) == names  # an explicit list may split fused layers
 
 
 def test_auto_is_at_most_as_many_as_there_are_layers_with_weights() -> None:
@@ -96,7 +96,7 @@ def test_invalid_pipelines_are_refused() -> None:
 
 
 def played(stages: int, micro_batches: int) -> list[str]:
-    """The passes of each stage, one time unit each, as in the table of the module."""
+    """Return each stage's passes, one time unit each, as in the module's table."""
     orders = [list(one_forward_one_backward(stage, stages, micro_batches)) for stage in range(stages)]
     done: list[set[str]] = [set() for _ in range(stages)]
     lines = [""] * stages
@@ -105,7 +105,7 @@ def played(stages: int, micro_batches: int) -> list[str]:
         for stage, order in enumerate(orders):
             kind = "F" if order and order[0] else "B"
             name = f"{kind}{sum(each[0] == kind for each in done[stage]) + 1}"
-            needed = stage - 1 if kind == "F" else stage + 1  # the stage that must have done the same pass before
+            needed = stage - 1 if kind == "F" else stage + 1  # the stage that must have done the same pass first
             ready = order and (not 0 <= needed < stages or name in done[needed])
             passes.append(name if ready else " .")
         for stage, name in enumerate(passes):
@@ -142,9 +142,9 @@ def test_parts_cover_a_batch(samples: int, micro_batches: int, sizes: list[int])
 
 
 def test_the_speed_of_a_pipeline_has_a_bound() -> None:
-    even = Pipeline(2, 4).speed([["a"], ["b"]], 10, [4.0, 4.0], [20, 20], 2.5)  # 8 micro-batches, each 0.5 s
+    even = Pipeline(2, 4).speed([["a"], ["b"]], 10, [4.0, 4.0], [20, 20], 2.5)  # 8 micro-batches of 0.5 s each
     assert even["bound"] == pytest.approx(1.6) and even["speed_up"] == pytest.approx(1.6)
-    replicas = [2.4, 0.8, 1.6] * 2, [50, 50, 50] * 2  # two of three stages, and a batch of 50 each
+    replicas = [2.4, 0.8, 1.6] * 2, [50, 50, 50] * 2  # two replicas of three stages, with a batch of 50 each
     uneven = Pipeline(3, 8).speed([["a"], ["b"], ["c"]], 50, *replicas, 3.0)
     assert uneven["bound"] == pytest.approx(2 * 0.8) and uneven["speed_up"] == pytest.approx(1.6)
     assert even["work_s"] == [0.5, 0.5]

@@ -1,4 +1,4 @@
-"""The placement of workers and stages on devices, for made-up machines."""
+"""The placement of workers and stages on the devices of made-up machines."""
 
 from collections.abc import Callable
 
@@ -84,7 +84,7 @@ def test_a_ranks_number_on_its_machine_chooses_its_device() -> None:
 def test_replicas_of_stages(
     machine: Machine, gpus: int, cores: int, workers: int | None, stages: int | None, found: tuple[int, int]
 ) -> None:
-    """The network could be cut into 4 stages."""
+    """The network could be split into 4 stages."""
     machine(gpus, cores)
     placed = Placement.of("cupy" if gpus else "numpy", workers, stages=stages, most_stages=4)
     assert (placed.workers, placed.stages) == found

@@ -1,4 +1,4 @@
-"""Compiled kernels on disk: kernels work whatever happens to the files, and a warning says what happened."""
+"""Compiled kernels on disk: kernels work whatever happens to the files, and a warning names the problem."""
 
 import gc
 import os
@@ -28,7 +28,7 @@ def double_all(x: Any) -> None:
 
 
 def check_kernel(dtype: type = np.float64) -> Any:
-    """Return a new kernel that does what it should; with another dtype other code is compiled."""
+    """Return a new kernel after checking its result. Each dtype compiles different code."""
     kernel: Any = jit.kernel(double_all)
     x: Any = np.arange(3, dtype=dtype)
     kernel(x)
@@ -42,7 +42,7 @@ def hits(kernel: Any) -> int:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where kernels are kept that are made in this test."""
+    """Return the cache folder for kernels compiled in this test."""
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "kernels"))
     monkeypatch.setattr(cache, "_warned", set())
     return tmp_path / "kernels"
@@ -77,7 +77,7 @@ def test_a_damaged_file_is_written_anew(
 
 
 def test_another_kernel_under_the_same_name_is_not_run(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Of two processes that begin at once, one's list may name the other's code."""
+    """If two processes start at once, one's index may name the other's code."""
     check_kernel()
     check_kernel(np.float32)
     one, other = folder.rglob("*.nbc")
@@ -100,7 +100,7 @@ print("hits", *update.squared_norm.stats.cache_hits.values())
 
 
 def compiled(cwd: Path = ROOT, limit: Callable[[], None] | None = None, **variables: str) -> list[str]:
-    """Return the lines that a process prints which compiles a kernel."""
+    """Compile a kernel in a process, and return the lines that it prints."""
     environment = {name: value for name, value in os.environ.items() if name not in ("HOME", "XDG_CACHE_HOME")}
     environment |= {"PYTHONDONTWRITEBYTECODE": "1", **variables}
     done = subprocess.run(
@@ -111,16 +111,16 @@ def compiled(cwd: Path = ROOT, limit: Callable[[], None] | None = None, **variab
 
 
 def test_kernels_are_compiled_if_no_folder_is_writable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A read-only package and no home, as in a container: NumPy instead would be a seventh as fast."""
+    """Containers may have a read-only package and no home. NumPy instead would be a seventh as fast."""
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
     shutil.copytree(ROOT / "cupynet", tmp_path / "cupynet", ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "cupynet" / "backend" / "cpu" / "kernels" / "__pycache__").touch()  # no folder, for root neither
+    (tmp_path / "cupynet" / "backend" / "cpu" / "kernels" / "__pycache__").touch()  # a file: even root cannot write
     warning, last = compiled(tmp_path, HOME="/dev/null", PYTHONPATH=str(tmp_path))
     assert "NUMBA_CACHE_DIR" in warning and last == "hits"
 
 
 def test_a_full_disk_keeps_no_kernels_and_no_list_of_them(tmp_path: Path) -> None:
-    """The list fits, the code does not: what is read at the next start must not be what was never written."""
+    """The index would fit, but not the code. The next start must not read code that was never written."""
 
     def full() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))

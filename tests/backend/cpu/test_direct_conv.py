@@ -1,4 +1,4 @@
-"""The direct convolution of the CPU compared with the reference, at the ends of tiles, chunks and vectors."""
+"""The CPU's direct convolution compared with the reference, at the ends of tiles, chunks and vectors."""
 
 import itertools
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ class Case(NamedTuple):
     window: Window
 
 
-# sums of more than a chunk, columns that fill no vector, rows that fill no tile
+# sums longer than a chunk, columns that do not fill a vector, rows that do not fill a tile
 CASES = {
     "one pixel": Case((1, 1, 1), 1, 1, Window((1, 1))),
     "a chunk and a rest": Case((2, 5, 4), 35, 19, Window((3, 3), (1, 1), ROOM)),
@@ -57,7 +57,7 @@ def test_direct_convolution_equals_the_reference(name: str, dtype: str) -> None:
 
 
 def test_padding_around_an_image_keeps_nothing_of_the_previous_image() -> None:
-    """Frames are lent by the workspace, with arbitrary content."""
+    """Padded images are borrowed from the workspace with arbitrary content."""
     backend, window = create_backend("numba"), Window((3, 3), (1, 1), ROOM)
     weight = np.ones((3, 3, 2, 4), np.float32)
     backend.borrow((6 * 6 * 2,))[...] = np.nan

@@ -1,4 +1,4 @@
-"""How kernels are compiled; test_operations.py compares what they compute."""
+"""Compilation of kernels. test_operations.py compares their results."""
 
 import platform
 import subprocess
@@ -28,7 +28,7 @@ def test_kernels_for_other_constants_have_other_cache_files() -> None:
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="other processors can multiply and add")
 def test_a_processor_without_fused_multiply_add_calls_no_function_for_it() -> None:
-    """The C library's fmaf, once for each value, makes the convolution 17 times slower than NumPy's."""
+    """Calling the C library's fmaf for each value makes the convolution 17 times slower than NumPy's."""
     vector, module = ir.VectorType(ir.FloatType(), 4), ir.Module()
     function = ir.Function(module, ir.FunctionType(vector, [vector, ir.FloatType(), vector]), "sum")
     b = ir.IRBuilder(function.append_basic_block())

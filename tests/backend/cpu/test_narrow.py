@@ -1,4 +1,4 @@
-"""half and bfloat16 in compiled loops: the numbers and roundings of NumPy and ml_dtypes."""
+"""half and bfloat16 in compiled loops: the same numbers and rounding as in NumPy and ml_dtypes."""
 
 import re
 from collections.abc import Callable
@@ -24,7 +24,7 @@ every_kind = pytest.mark.parametrize(("name", "converts"), KINDS)
 
 
 def compiled(monkeypatch: pytest.MonkeyPatch, *, converts: bool) -> Callable[..., Any]:
-    """A kernel that copies numbers, for a processor that converts half, or for one that cannot."""
+    """Return a kernel that copies numbers, for a processor that can or cannot convert half."""
     monkeypatch.setattr(narrow, "converts_half", lambda: converts)
 
     @numba.njit(fastmath={"contract", "reassoc", "nsz", "arcp"})  # type: ignore[untyped-decorator]
@@ -38,7 +38,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch, *, converts: bool) -> Callable[...
 
 
 def assert_same(found: Any, expected: Any) -> None:
-    """Assert the same bits, except that any NaN equals another."""
+    """Assert that bits are equal, except that any NaN equals any other."""
     nan = np.isnan(expected.astype(np.float32))
     assert np.isnan(found[nan].astype(np.float32)).all()
     np.testing.assert_array_equal(*(a[~nan].view(f"u{a.itemsize}") for a in (found, expected)))
@@ -55,7 +55,7 @@ def test_every_number_is_read_as_it_is(monkeypatch: pytest.MonkeyPatch, name: st
 @every_kind
 @pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
 def test_numbers_are_rounded_to_the_nearest(monkeypatch: pytest.MonkeyPatch, name: str, converts: bool) -> None:
-    """All halfway cases, their neighbours, and any bits: overflow is infinity, NaN stays NaN."""
+    """Inputs are all halfway cases, their neighbors, and random bits. Overflow gives infinity; NaN stays NaN."""
     stored = np.arange(1 << 16, dtype=np.uint16).view(stored_dtype(name)).astype(np.float64)
     halfway = ((stored[:-1] + stored[1:]) / 2).astype(np.float32)
     around = [np.nextafter(halfway, np.float32(end)) for end in (-np.inf, np.inf)]

@@ -1,4 +1,4 @@
-"""Winograd's convolution compared with the reference: tiles beyond the image, blocks of tiles, all precisions."""
+"""Winograd convolution compared with the reference: tiles beyond the image, blocks of tiles, all precisions."""
 
 import numpy as np
 import pytest

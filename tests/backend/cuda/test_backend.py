@@ -1,6 +1,6 @@
-"""CupyBackend on the stand-in of CuPy: the device and stream of each operation, pools, and why CuPy cannot be used.
+"""CupyBackend on CuPy's stand-in: each operation's device and stream, pools, and reasons why CuPy cannot be used.
 
-The stand-in (tests/standin) finds arrays of another device, and operations that are not ordered.
+The stand-in (tests/standin) detects arrays of another device, and operations that are not ordered.
 """
 
 import sys
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.standin
 
 @pytest.mark.smoke
 def test_calls_from_any_thread_use_the_workers_device_and_stream(cupy: Any) -> None:
-    """The thread of a prefetcher begins on device 0 and the null stream, which waits for no other."""
+    """A prefetcher's thread starts on device 0 and the null stream, which waits for no other."""
     backend = create_backend("cupy", device=1)
 
     def work() -> Any:
@@ -40,7 +40,7 @@ def test_calls_from_any_thread_use_the_workers_device_and_stream(cupy: Any) -> N
 
 
 def test_a_worker_stays_on_its_stream(cupy: Any) -> None:
-    """`with stream` brings back the stream that was entered before it, not one that was made current by `use`."""
+    """The end of `with stream` restores the stream entered before it, not one that `use` made current."""
     backend = create_backend("cupy", device=1)
 
     def current() -> tuple[int, Any]:
@@ -110,13 +110,13 @@ def test_pinned_memory_is_trimmed_above_a_number_of_blocks(cupy: Any) -> None:
 
 
 def test_only_the_device_of_the_process_is_tried() -> None:
-    """A trial takes memory there, and fails on a device that another process has for itself."""
-    assert select_backend("auto", device=3) == ("cupy", None)  # of two
+    """Trying a device takes memory on it, and fails if another process uses it exclusively."""
+    assert select_backend("auto", device=3) == ("cupy", None)  # the machine has two
     assert [pool(device).held > 0 for device in (0, 1)] == [False, True]
 
 
 class CompilerError(Exception):
-    """CuPy's CompileException is neither an ImportError nor a RuntimeError either."""
+    """Like CuPy's CompileException, neither an ImportError nor a RuntimeError."""
 
 
 def test_a_cupy_that_cannot_compile_is_not_selected(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:

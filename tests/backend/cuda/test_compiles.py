@@ -15,11 +15,11 @@ from cupynet.backend.cuda.launch import FOLDER, INSTANCES, OPTIONS, source
 from cupynet.backend.update_rules import RULES
 from tests.standin.host import once
 
-QUICKLY = "--Ofast-compile=max"  # less is optimized, which takes a third of the time; what is refused is the same
-HOW: list[Any] = [("sm_75", ()), ("sm_100", (QUICKLY,))]  # the oldest as CuPy compiles
+QUICKLY = "--Ofast-compile=max"  # less optimization takes a third of the time and reports the same errors
+HOW: list[Any] = [("sm_75", ()), ("sm_100", (QUICKLY,))]  # the oldest, compiled as CuPy does
 HOW += [pytest.param(name, (), marks=pytest.mark.slow) for name in ("sm_80", "sm_90", "sm_100")]
 
-FLAT = {  # kernels over whole vectors, or over stretches of them
+FLAT = {  # kernels over whole vectors or segments of them
     "activation": ("relu", "relu_backward", "pointwise", "pointwise_backward"),
     "averages": ("weighted_sum",),
     "reductions": ("sum_vector",),
@@ -28,7 +28,7 @@ FLAT = {  # kernels over whole vectors, or over stretches of them
         *("undo", "widen", "narrow", "clip_norm", "clip_norms", "stretch_squares", "trust_weights"),
     ),
 }
-ONE_WAY = {"sum_vector": "ld", "stretch_squares": "ld", "widen": "st", "narrow": "ld"}  # the other way is narrower
+ONE_WAY = {"sum_vector": "ld", "stretch_squares": "ld", "widen": "st", "narrow": "ld"}  # the other one is narrower
 
 
 def includes() -> list[Path]:
@@ -53,11 +53,11 @@ every_file = pytest.mark.parametrize("file", sorted(path.stem for path in FOLDER
 
 
 def compiled(text: str, architecture: str, *more: str) -> tuple[bytes, str]:
-    """Return the machine code (PTX for a virtual architecture, such as compute_90) and the messages of the compiler.
+    """Return the machine code (PTX for a virtual architecture, such as compute_90) and the compiler's messages.
 
-    A text is compiled once for each version of the compiler and of CUDA's headers. ValueError if that fails.
+    A text is compiled once per version of the compiler and of CUDA's headers. Raises ValueError if that fails.
     """
-    flags = [*OPTIONS, f"-arch={architecture}", "-ftz=true", *more]  # -ftz: as CuPy compiles
+    flags = [*OPTIONS, f"-arch={architecture}", "-ftz=true", *more]  # -ftz: as CuPy does
     key = hashlib.sha256("\0".join([text, *flags, *compiler()]).encode()).hexdigest()[:20]
     flags.append(f"-I{includes()[-1]}")
     built = once(f"{architecture}-{key}.cubin", lambda made: made.write_bytes(_compiled(text, flags)))
@@ -67,7 +67,7 @@ def compiled(text: str, architecture: str, *more: str) -> tuple[bytes, str]:
 
 @functools.cache
 def compiler() -> list[str]:
-    """The version of the compiler, and of each package that may have it or headers."""
+    """Return the versions of the compiler and of each package that may contain it or headers."""
     from cuda.bindings import nvrtc
 
     packages = {(each.metadata["Name"].replace("_", "-"), each.version) for each in metadata.distributions()}
@@ -76,13 +76,13 @@ def compiler() -> list[str]:
 
 
 def _compiled(text: str, flags: list[str]) -> bytes:
-    """The messages of the compiler, a zero, and the code."""
+    """Return the compiler's messages, a zero byte, and the code."""
     from cuda.bindings import nvrtc
 
     _, program = nvrtc.nvrtcCreateProgram(text.encode(), b"kernels.cu", 0, [], [])
     (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), [flag.encode() for flag in flags])
     _, size = nvrtc.nvrtcGetProgramLogSize(program)
-    # written in place: of one byte there is a single object in all of Python, which must stay what it is
+    # written in place, so more than one byte: Python shares a single object for each one-byte value
     nvrtc.nvrtcGetProgramLog(program, log := b" " * (size + 1))
     if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         raise ValueError(log.decode())
@@ -105,7 +105,7 @@ def test_a_file_compiles(file: str, architecture: str, more: tuple[str, ...]) ->
 @needs_nvrtc
 @pytest.mark.parametrize("file", sorted(FLAT))
 def test_flat_vectors_go_sixteen_bytes_at_a_time(file: str) -> None:
-    """Reads and writes in every precision; of two precisions, the wider one."""
+    """Check reads and writes in every precision. Kernels with two precisions only need it for the wider one."""
     code, _ = compiled(source(file), "compute_90")
     bodies = {text.partition("(")[0]: text for text in code.decode().split(".visible .entry ")[1:]}
     for kernel in FLAT[file]:
@@ -113,7 +113,7 @@ def test_flat_vectors_go_sixteen_bytes_at_a_time(file: str) -> None:
         assert len(found) in (2, 4), kernel
         for way in [ONE_WAY[kernel]] if kernel in ONE_WAY else ["ld", "st"]:
             whole = re.compile(rf"\b{way}\.global\.v(4\.[fub]32|2\.[fub]64)")
-            times = 1 + (way == "st" and kernel.endswith("_update"))  # gradients are zeroed in a loop of their own, too
+            times = 1 + (way == "st" and kernel.endswith("_update"))  # another loop zeroes the gradients
             assert all(len(whole.findall(body)) >= times for body in found), (kernel, way)
 
 
@@ -136,7 +136,7 @@ def dropped_signs(ptx: str) -> list[str]:
     found = []
     for body in ptx.split(".visible .entry "):
         negated = set(re.findall(r"neg\.s32\s+(%r\d+)", body))
-        largest: dict[str, set[str]] = {"max": set(), "min": set()}  # registers of two numbers, one of them negated
+        largest: dict[str, set[str]] = {"max": set(), "min": set()}  # max or min of two numbers, one of them negated
         for kind, to, *of in re.findall(r"(max|min)\.s32\s+(%r\d+), (%r\d+), (%r\d+)", body):
             if largest[kind] & {*of}:
                 found.append(to)

@@ -1,4 +1,4 @@
-"""Products by cuBLAS, on the stand-in: compared with NumPy, refused, captured in graphs."""
+"""Products by cuBLAS on the stand-in: comparisons with NumPy, rejected arguments, capture in graphs."""
 
 import ctypes
 import sys
@@ -52,7 +52,7 @@ def test_products_are_those_of_numpy(
 
 @standin
 def test_sums_of_halves_accumulate_in_float(cupy: Any) -> None:
-    """1 + 2049 is 2050 in half too, but 2049 alone would be 2048 there."""
+    """In half, 1 + 2049 is 2050 too, but 2049 itself would be 2048."""
     a, b = cupy.asarray(np.array([[1, 3]], np.float16)), cupy.asarray(np.array([[1], [683]], np.float16))
     out = cupy.empty((1, 1), np.float16)
     Cublas(cupy).gemm(a, b, out)
@@ -91,7 +91,7 @@ def test_an_error_names_its_status(cupy: Any) -> None:
 
 @standin
 def test_a_worker_takes_over_the_handle_with_its_stream(cupy: Any) -> None:
-    """Before a worker activates its backend, products run on the null stream."""
+    """Until a worker activates its backend, products run on the null stream."""
     backend = CupyBackend("float", 1)
     with cupy.cuda.Device(1):
         x = cupy.ones((2, 2), np.float32)
@@ -147,7 +147,7 @@ def test_a_gradient_is_added_without_a_copy_of_the_activations() -> None:
 @standin
 @pytest.mark.parametrize(("tf32", "factor"), [(False, 1 + 2.0**-11), (True, 1.0)])
 def test_tf32_is_a_choice(tf32: bool, factor: float) -> None:
-    """1 + 2**-11 has 11 bits behind the point: one more than TF32. Replicas keep the choice."""
+    """1 + 2**-11 has 11 bits of mantissa, one more than TF32. Replicas keep the choice."""
     options = create_backend("cupy", tf32=tf32).options
     backend = create_backend("cupy", "float", 0, **options)
     x = backend.asarray(np.full((2, 2), 1 + 2.0**-11, np.float32))
@@ -179,7 +179,7 @@ class Loaded:
 
 @pytest.fixture
 def load(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, str], list[str]]:
-    """Load cuBLAS for CUDA 13 if NVIDIA's wheels answer `found` and one path can be loaded; return the paths tried."""
+    """Load cuBLAS for CUDA 13, where NVIDIA's wheels return `found` and one path can be loaded; return paths tried."""
     tried = []
 
     def dlopen(path: str, loadable: str) -> Loaded:

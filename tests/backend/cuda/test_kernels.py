@@ -1,8 +1,8 @@
-"""CUDA kernels by themselves, run on the CPU and compared with NumPy in double.
+"""CUDA kernels on their own, run on the CPU and compared with NumPy in double.
 
-For what the calls of a backend do not reach: vectors of any alignment and length, NaN, ties and controls of a step.
-test_operations.py compares all the others. test_sanitized.py runs both under sanitizers, which end the process at an
-access beyond an array: so every array ends where its memory ends.
+These tests cover cases that a backend's calls do not reach: vectors of any alignment and length, NaN, ties, and step
+controls. test_operations.py compares the rest. test_sanitized.py runs both under sanitizers, which end the process at
+an access beyond an array, so every array ends where its memory ends.
 """
 
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ REFERENCE = NumpyBackend("double")
 
 
 def launches(*sizes: tuple[tuple[int, ...], tuple[int, ...]]) -> dict[str, Any]:
-    """Grids and blocks, by a name such as `3x2 blocks of 16`."""
+    """Return grids and blocks by names such as `3x2 blocks of 16`."""
     text = "{} blocks of {}".format
     return {text(*("x".join(map(str, size)) for size in each)): each for each in sizes}
 
@@ -41,7 +41,7 @@ IMAGES = launches(((1, 1), (1,)), ((3, 2), (16,)))
 
 
 class DeviceKernel:
-    """A kernel on the GPU that takes arrays of the host, as `HostKernel` does."""
+    """A kernel on the GPU that takes host arrays, like `HostKernel`."""
 
     def __init__(self, file: str, name: str) -> None:
         import cupy
@@ -55,7 +55,7 @@ class DeviceKernel:
             memory[...] = self._cupy.asnumpy(copy)
 
     def _sent(self, argument: Any, copies: dict[int, tuple[Any, Any]]) -> Any:
-        """The argument in a copy of the whole memory that it is part of."""
+        """Return the argument within a device copy of the whole memory that it belongs to."""
         if not isinstance(argument, np.ndarray):
             return argument
         memory = argument
@@ -81,11 +81,11 @@ def place(request: pytest.FixtureRequest) -> Iterator[None]:
 def kernel(file: str, name: str) -> Any:
     if _kernel is not None:
         return _kernel(file, name)
-    return host_library(source(file), options=OPTIONS)[name]  # as the stand-in of CuPy compiles it
+    return host_library(source(file), options=OPTIONS)[name]  # compiled as in CuPy's stand-in
 
 
 def array(values: Any, dtype: Any, start: int = 0) -> Any:
-    """A copy that begins `start` elements behind a multiple of 16 bytes, and ends with its memory."""
+    """Return a copy that starts `start` elements after a multiple of 16 bytes and ends with its memory."""
     values = np.asarray(values)
     memory = np.empty(start + values.size, dtype)
     assert memory.ctypes.data % 16 == 0 or not values.size
@@ -103,7 +103,7 @@ def ints(*numbers: int) -> tuple[np.int32, ...]:
 
 
 class Case:
-    """Arrays and kernels of one precision, with the grid and block of its launches."""
+    """Arrays and kernels of one precision, and the grid and block of their launches."""
 
     def __init__(self, kind: str, launch: Any = ((1,), (32,)), seed: int = 1) -> None:
         self.kind, self.launch = kind, launch
@@ -178,7 +178,7 @@ def test_precisions_are_converted(kind: str, launch: Any, start: int, size: int)
 @pytest.mark.smoke
 @pairwise(kind=EVERY_KIND, launch=ONE_AXIS, start=(0, 1), count=(1, 3, 16), size=SIZES)
 def test_sums_of_vectors_are_those_of_the_host(kind: str, launch: Any, start: int, count: int, size: int) -> None:
-    """Bit for bit if NumPy rounds once, too. Null pointers are not read; the sum may go into one of its parts."""
+    """They are equal bit for bit if NumPy also rounds once. Null pointers are not read. A part may be the output."""
     case = Case(kind, launch)
     parts = [case.normal(size, start=start) for _ in range(count)]
     shares = [np.float64(share) for share in case.rng.random(count)]
@@ -196,19 +196,19 @@ def test_sums_of_vectors_are_those_of_the_host(kind: str, launch: Any, start: in
 
 
 def controls_of(**values: float) -> Any:
-    """The controls of a step with these values; the others are 0."""
+    """Return a step's controls with these values and zeros otherwise."""
     return array([values.get(place.name, 0.0) for place in Control], np.float64)
 
 
 class Update:
-    """The vectors of an update, the copy of the weights in storage, and the launch of its kernel."""
+    """An update's vectors, its copy of the weights in storage precision, and its kernel launch."""
 
     def __init__(self, case: Case, rule: Rule, size: int, start: int) -> None:
         self.case, self.rule, self.size = case, rule, size
         rng = np.random.default_rng(size)
         self.vectors = {name: case.wide(rng.normal(size=size), start) for name in ("weight", "grad", *rule.states)}
         for name in set(rule.states) - {"velocity", "mean"}:
-            np.abs(self.vectors[name], out=self.vectors[name])  # roots are taken of these
+            np.abs(self.vectors[name], out=self.vectors[name])  # the rule takes their roots
         self.copy = case.stored(np.ones(size), start)
 
     def run(self, move: UpdateScalars, controls: Any = NULL, copied: bool = True) -> None:
@@ -251,7 +251,7 @@ ON_DEVICE = {"RATE": 0.5, "FIRST": 0.5, "SECOND": 0.25, "THIRD": 2.0, "USED": 4.
 
 @pairwise(kind=EVERY_KIND, launch=ONE_AXIS, start=(0, 1), rule=RULES, size=SIZES)
 def test_updates_take_their_numbers_from_the_device(kind: str, launch: Any, start: int, rule: Rule, size: int) -> None:
-    """Bit for bit as with the numbers in the launch."""
+    """The result is the same, bit for bit, as with the numbers in the launch."""
     expected, found = (Update(Case(kind, launch), rule, size, start) for _ in range(2))
     expected.run(UpdateScalars(0.25, 0.125, l2=0.5, decay=0.25, numbers=(0.5, 0.25, 2.0), factors=FACTORS))
     found.run(UpdateScalars(0.5, 0.5, l2=0.5, decay=0.25, factors=FACTORS), controls_of(**ON_DEVICE, GO=1))
@@ -289,7 +289,7 @@ def test_a_skipped_step_is_undone(kind: str, launch: Any, start: int, go: int, s
 
 @pytest.mark.parametrize("kind", WIDE)
 def test_the_clipping_norm_follows_the_loss_scale(kind: str) -> None:
-    """Before an update, and in it."""
+    """It does so before an update and within it."""
     case, controls = Case(kind), controls_of(USED=4, SCALE=8, RATE=1, GO=1)
     grad, update = case.wide([3.0, 4.0]), Update(case, RULES["sgd"], 2, 0)
     case.run("update", "clip_norm", grad, case.wide([25.0]), case.number(0.5), controls, np.int64(2))
@@ -300,7 +300,7 @@ def test_the_clipping_norm_follows_the_loss_scale(kind: str) -> None:
 
 
 def steps(kind: str, losses: list[float], squares: list[float], controls: Any, grow_after: int, most: float) -> Any:
-    """The controls after steps with these sums of losses, in three parts, and of squares, in two; of 8 samples each."""
+    """Return the controls after steps of 8 samples, with sums of losses in three parts and of squares in two."""
     case = Case(kind)
     norm, how = case.wide([0]), (NULL, *ints(3, 2, 8, grow_after), np.float64(1.0), np.float64(most))
     for loss, square in zip(losses, squares, strict=True):
@@ -312,7 +312,7 @@ def steps(kind: str, losses: list[float], squares: list[float], controls: Any, g
 
 @pytest.mark.parametrize("kind", WIDE)
 def test_steps_are_judged_as_on_the_host(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As by `LossScaler`, on gradients of which a third overflows."""
+    """The results equal `LossScaler`'s on gradients of which a third overflow."""
     monkeypatch.setattr(scaling, "GROW_AFTER", 4)
     rng, backend, made = np.random.default_rng(13), create_backend("numpy", "half"), 0
     scaler = scaling.LossScaler(backend, SerialCommunicator())
@@ -389,7 +389,7 @@ def test_nan_and_invalid_labels_stay_in_their_rows(kind: str, loss: str | None) 
 
 @pairwise(kind=EVERY_KIND, launch=IMAGES, columns=(0, 3, 40), channels=(1, 2), samples=(0, 1))
 def test_the_next_batch_of_an_epoch(kind: str, launch: Any, columns: int, channels: int, samples: int) -> None:
-    """Two of five samples have been taken. Labels are classes, without columns, or targets."""
+    """The batch is the rest of an order, three of five samples. Labels are class numbers (no columns) or targets."""
     case, taken = Case(kind, launch), [4, 3, 1]
     pixels, order = array(case.rng.integers(0, 256, (5, 34)), np.uint8), array([2, 0, 2, *taken], np.int64)
     labels = array(case.rng.integers(0, 9, (5, columns) if columns else 5), np.float32 if columns else np.int64)
@@ -408,20 +408,20 @@ def test_the_next_batch_of_an_epoch(kind: str, launch: Any, columns: int, channe
 
 
 def geometry(window: Window, shape: tuple[int, ...]) -> tuple[np.int32, ...]:
-    """The sizes that a kernel over windows takes."""
+    """Return the size arguments of a kernel over windows."""
     (top, _), (left, _) = window.padding
     return ints(*shape, *window.output(*shape[1:3]), *window.kernel, *window.stride, top, left)
 
 
 def closed_by_relu(y: Any, won: Any, relu: int, index_dtype: str) -> tuple[Any, Any]:
-    """Outputs and indices after a ReLU, which closes windows without a positive output."""
+    """Return outputs and indices after a ReLU, which closes windows without a positive output."""
     if not relu:
         return y, won
     return np.maximum(y, 0), np.where(y > 0, won.astype(int), {"uint8": 255, "int32": -1}[index_dtype])
 
 
 def test_indices_of_windows_with_256_pixels() -> None:
-    """The number of the last place is 255, which means `closed` only after a ReLU."""
+    """The last pixel's index is 255, which means `closed` only after a ReLU."""
     x = array(np.zeros((1, 16, 16, 1)), np.float32)
     x[0, 15, 15, 0] = 1
     y, places, dx = array([1.0], np.float32), array([0], np.uint8), array(np.ones(256), np.float32)
@@ -459,7 +459,7 @@ PAIRS = {
 def test_small_patches_are_convolved_and_pooled(
     kind: str, relu: int, channels: int, filters: int, launch: Any, windows: tuple[Window, Window], parts: int
 ) -> None:
-    """Integers, which all precisions add exactly, so ties are the same as in two separate operations."""
+    """All precisions add integers exactly, so ties are the same as in two separate operations."""
     (window, pool), case, shape = windows, Case(kind, launch), (3, 7, 8, channels)
     shapes = shape, (*window.kernel, channels, filters), (filters,)
     x, weight, bias = (case.stored(case.rng.integers(-2, 3, size)) for size in shapes)

@@ -1,4 +1,4 @@
-"""The launcher of kernels: argument types, refusals, and the table of kernels."""
+"""The kernel launcher: argument types, rejected arguments, and the table of kernels."""
 
 import re
 import threading
@@ -38,7 +38,7 @@ def test_the_table_has_the_parameters_of_the_kernels(file: str) -> None:
 
 
 def base(name: str) -> str:
-    """The kernel of an instance: `max_pool` of max_pool_half_uint8."""
+    """Return an instance's kernel, such as `max_pool` for max_pool_half_uint8."""
     words = name.split("_")
     last = max(position for position, word in enumerate(words) if word in KINDS)
     return "_".join(words[:last])
@@ -67,7 +67,7 @@ def test_a_module_has_the_kernels_of_one_precision(file: str) -> None:
 
 @every_file
 def test_the_header_is_included_in_the_text(file: str) -> None:
-    """CuPy caches a compiled kernel by its text: it would not notice a change of a header."""
+    """CuPy caches a compiled kernel by its text, so it would not notice a changed header."""
     text = source(file)
     assert "common.cuh" not in text.replace("CUPYNET_COMMON", "") and "#define KERNEL" in text
 
@@ -76,7 +76,7 @@ def test_the_header_is_included_in_the_text(file: str) -> None:
 
 
 class Recorded:
-    """CuPy's RawModule, which notes what is launched and runs nothing."""
+    """Stands in for CuPy's RawModule; records launches without running anything."""
 
     def __init__(self) -> None:
         self.launched: list[Any] = []
@@ -121,7 +121,7 @@ def test_numbers_have_the_type_of_their_parameter(xp: Recorded, x: Any) -> None:
 
 
 def test_a_file_is_compiled_once_for_each_precision(xp: Recorded, x: Any) -> None:
-    """Kernels that sum in float are in the same module."""
+    """Kernels that accumulate in float are in the same module."""
     own, code = kernels(xp, kind="half"), source("update")
     own.launch("begin_double", (1,), (1,), x.astype(np.float64), 1, 1, 1)
     own.flat("undo_float", 8, x, x, x.astype(np.float64), 8)
@@ -133,7 +133,7 @@ def test_a_file_is_compiled_once_for_each_precision(xp: Recorded, x: Any) -> Non
 
 @pytest.mark.standin
 def test_files_are_compiled_in_parallel(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each compilation waits until another one runs. Later launches compile no further module."""
+    """Each compilation waits until another one is running. Later launches compile nothing more."""
     monkeypatch.setattr(launch, "usable_cores", lambda: {0, 1})
     own, both, made = create_backend("cupy", "float"), threading.Barrier(2), list[Any]()
 

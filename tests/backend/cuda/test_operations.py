@@ -1,4 +1,4 @@
-"""CupyBackend on the stand-in of CuPy: small launches, sums, fused networks.
+"""CupyBackend on CuPy's stand-in: small launches, sums, fused networks.
 
 tests/backend/test_operations.py compares its operations in launches of the usual size.
 """
@@ -16,7 +16,7 @@ from tests.support.comparisons import CHOSEN, COMPARISONS, compare
 from tests.support.networks import train_step
 
 pytestmark = pytest.mark.usefixtures("devices")
-TINY = (48, 1)  # threads of a block, and blocks
+TINY = (48, 1)  # threads per block, and blocks
 
 
 @pytest.mark.parametrize("dtype", ["float", "half"])
@@ -28,7 +28,7 @@ def test_small_launches_equal_the_reference(operation: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("layer", ["dense", "conv"])
 def test_a_product_is_not_rounded_before_it_is_added(layer: str) -> None:
-    """2049 and 90000 are sums of products that half cannot hold."""
+    """2049 and 90000 are sums of products that half cannot represent."""
     backend = CupyBackend("half")
     x = backend.asarray(np.array([[1, 300], [1, 0]], np.float16))
     dy = backend.asarray(np.array([[2048, 300], [1, 0]], np.float16))
@@ -62,7 +62,7 @@ def trained(backend: Backend, activation: str) -> tuple[Model, Any]:
 
 @pytest.mark.parametrize(("activation", "fused"), [("relu", True), ("tanh", True), ("softmax", False), ("silu", False)])
 def test_a_network_trains_as_on_numpy(activation: str, fused: bool) -> None:
-    """A convolution, its activation and its pool are one operation here, unless it is not monotone."""
+    """A convolution, its activation and its pool are one operation here if the activation is monotone."""
     found, scores = trained(CupyBackend("double"), activation)
     expected, expected_scores = trained(create_backend("numpy", "double"), activation)
     network: Any = found.network

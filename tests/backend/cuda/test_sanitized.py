@@ -1,4 +1,4 @@
-"""The tests of the kernels under AddressSanitizer and UndefinedBehaviorSanitizer, and accesses that they must find."""
+"""Kernel tests under AddressSanitizer and UndefinedBehaviorSanitizer, and accesses that these must find."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def asan() -> str | None:
-    """The library that has to be loaded first; None if the compiler has none."""
+    """Return the library to preload, or None if the compiler has none."""
     found = compiler()
     if found is None:
         return None

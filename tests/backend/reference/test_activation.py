@@ -1,4 +1,4 @@
-"""Pointwise activations compared with the C library, near zero and far from it, for NaN and infinity."""
+"""Pointwise activations compared with the C library, near zero, far from it, for NaN and for infinity."""
 
 import math
 from collections.abc import Callable
@@ -28,7 +28,7 @@ POINTS = np.concatenate([SOME, 8 * SOME, 1e-5 * SOME, 40 * SOME, [0.0, 1e4, -1e4
 @every_backend
 @pytest.mark.parametrize(("dtype", "tolerance"), [("double", 1.6e-14), ("float", 1.2e-5)])
 def test_values(name: str, dtype: str, tolerance: float) -> None:
-    """To a few units of the last digit of the result, however small it is (down to where numbers end)."""
+    """Results are accurate to a few units in the last place, however small they are (down to 1e-30)."""
     backend = create_backend(name, dtype)
     x = POINTS.astype(backend.policy.storage)
     for activation, function in EXACT.items():
@@ -37,7 +37,7 @@ def test_values(name: str, dtype: str, tolerance: float) -> None:
         np.testing.assert_allclose(backend.to_host(out), expected, rtol=tolerance, atol=1e-30, err_msg=activation)
 
 
-# The values and slopes of an activation at very large and very small numbers; X is the number itself.
+# Values and slopes of activations at very large positive and negative numbers; X is the number itself.
 X = 0.99
 ENDS: dict[str, tuple[float, float, float, float]] = {
     "leaky_relu": (X, -X / 4, 1, 0.25),
@@ -54,7 +54,7 @@ ENDS: dict[str, tuple[float, float, float, float]] = {
 @every_dtype
 @pytest.mark.parametrize("activation", EXACT)
 def test_far_from_zero(name: str, dtype: str, activation: str) -> None:
-    """Neither the value nor the derivative is anything but a number, and NaN stays one."""
+    """Values and derivatives are never NaN, except that NaN stays NaN."""
     backend = create_backend(name, dtype)
     storage = backend.policy.storage
     largest = float(np.finfo(storage).max)
@@ -72,7 +72,7 @@ def test_far_from_zero(name: str, dtype: str, activation: str) -> None:
 
 @pytest.mark.parametrize(("dtype", "largest"), [(np.float64, 26.5), (np.float32, 9.15)])
 def test_the_error_function(dtype: Any, largest: float) -> None:
-    """The bound in the docstring of `erfc`, up to the smallest normal number."""
+    """It satisfies the bound in the docstring of `erfc`, up to the smallest normal number."""
     z = np.concatenate([np.linspace(0, largest, 20_000), [0.46875, 4.0]]).astype(dtype)
     expected = np.array([math.erfc(value) for value in z.tolist()])
     error = abs(pointwise.erfc(np, z) / expected - 1) / np.finfo(dtype).eps

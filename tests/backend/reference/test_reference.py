@@ -14,7 +14,7 @@ every_shape = pytest.mark.parametrize("shape", SHAPES, ids=range(len(SHAPES)))
 
 
 def windows(x: Array, window: Window, around: float = 0.0) -> Array:
-    """(N, H', W', K_h, K_w, C), by loops; `around` the image."""
+    """Return windows (N, H', W', K_h, K_w, C), made with loops. `around`: the value of the padding."""
     (top, bottom), (left, right) = window.padding
     (down, across), (gap_down, gap_across) = window.stride, window.dilation
     kh, kw = (gap * (k - 1) + 1 for gap, k in zip(window.dilation, window.kernel, strict=True))
@@ -59,7 +59,7 @@ def test_pooling_takes_the_first_largest_of_each_window(shape: Shape) -> None:
     y, indices = NumpyBackend("double").max_pool2d(x, window)
     looked_at = windows(x, window, -np.inf).reshape(*y.shape[:3], window.size, -1)
     np.testing.assert_array_equal(y, looked_at.max(axis=3))
-    np.testing.assert_array_equal(indices, looked_at.argmax(axis=3))  # argmax: the first
+    np.testing.assert_array_equal(indices, looked_at.argmax(axis=3))  # argmax returns the first
 
 
 @every_shape

@@ -1,4 +1,4 @@
-"""CIFAR-10's archive: read without unpacking, with its files in any order."""
+"""CIFAR-10's archive is read without unpacking, with its files in any order."""
 
 import hashlib
 import io
@@ -17,7 +17,7 @@ from tests.support.mirrors import Mirror
 from tests.support.refusals import data_error
 
 RNG = np.random.default_rng(3)
-IMAGES = RNG.integers(0, 256, (6, 4, 32, 32, 3), np.uint8)  # of each file four, (H, W, C)
+IMAGES = RNG.integers(0, 256, (6, 4, 32, 32, 3), np.uint8)  # four (H, W, C) images per file
 LABELS = RNG.integers(0, 10, (6, 4), np.uint8)
 (OFFICIAL,) = CIFAR10.files
 
@@ -47,7 +47,7 @@ Place = Callable[..., Path]
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    """place(raw, md5=): write an archive to its place; its digest is accepted unless another is given."""
+    """Return place(raw, md5=), which writes an archive to its folder. Its digest is expected unless `md5` is given."""
 
     def write(raw: bytes, md5: str | None = None) -> Path:
         digest = hashlib.md5(raw).hexdigest() if md5 is None else md5
@@ -85,7 +85,7 @@ def test_images_and_labels(tmp_path: Path, place: Place) -> None:
     ids=["too short", "too long", "a link", "no test images", "outside"],
 )
 def test_the_contents_of_the_archive_are_checked(tmp_path: Path, place: Place, files: dict[str, bytes]) -> None:
-    """As MD5 can be forged: a file of the right digest may still hold anything."""
+    """MD5 can be forged, so a file with the right digest may still contain anything."""
     path = place(archive(files))
     with data_error(path):
         CIFAR10(tmp_path).load()

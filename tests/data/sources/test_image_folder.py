@@ -1,4 +1,4 @@
-"""The user's pictures, in a folder for each class."""
+"""The user's pictures, in one folder per class."""
 
 import sys
 import warnings
@@ -70,11 +70,11 @@ def blank(*shape: int, dtype: Any = np.uint8) -> Callable[[Path], None]:
 
 
 def unfolding(side: int) -> Callable[[Path], None]:
-    """A picture of many pixels in few bytes."""
+    """Return a picture of many pixels in few bytes."""
     return lambda path: Image.new("1", (side, side)).save(path)
 
 
-WRONG: dict[str, tuple[str, Callable[[Path], object]]] = {  # a path in the folder, and what is written there
+WRONG: dict[str, tuple[str, Callable[[Path], object]]] = {  # a path in the folder, and a function that writes there
     "of another size": ("test/class-7/00029.png", blank(8, 9)),
     "of 16 bits": ("train/class-2/deep.png", blank(8, 8, dtype=np.uint16)),
     "a note": ("train/class-2/notes.txt", lambda path: path.write_text("these are twos")),
@@ -157,7 +157,7 @@ def test_lossless_pictures_of_every_format_are_read(tmp_path: Path, ending: str)
 
 def test_pictures_are_rotated_by_their_exif_orientation(tmp_path: Path) -> None:
     noted = Image.Exif()
-    noted[0x0112] = 6  # orientation: the first row is on the right
+    noted[0x0112] = 6  # orientation: the stored first row is the right side
     folder = write_pictures(tmp_path / "mine", COLOURS)
     for path, pixels in zip(sorted((folder / "train").rglob("*.png")), COLOURS.train_images, strict=True):
         Image.fromarray(np.rot90(pixels).copy()).save(path, exif=noted)
@@ -182,7 +182,7 @@ def test_pictures_need_pillow(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("first", [True, False])
 def test_a_gray_picture_among_others_is_refused_unless_channels_are_given(first: bool, tmp_path: Path) -> None:
-    """The first of all is said to be gray, or this one picture."""
+    """The error is about the folder if its first picture is gray, and otherwise names the gray picture."""
     folder = write_pictures(tmp_path / "mine", COLOURS)
     path = min((folder / "train").rglob("*.png")) if first else max((folder / "test").rglob("*.png"))
     Image.fromarray(np.full((5, 7), 76, np.uint8)).save(path)
@@ -196,7 +196,7 @@ def test_a_gray_picture_among_others_is_refused_unless_channels_are_given(first:
 
 
 def save_drawing(path: Path, mode: str, ink: int = 0) -> None:
-    """Two bars of ink on a transparent background."""
+    """Save two bars of ink on a transparent background."""
     alpha = np.zeros((8, 8), np.uint8)
     alpha[:, [1, 5]] = 255
     drawn = Image.fromarray(np.full((8, 8), ink, np.uint8))
@@ -226,7 +226,7 @@ def test_white_drawings_on_a_transparent_ground_are_refused(mode: str, folder: P
     save_drawing(path, mode, 255)
     with data_error(path):
         ImageFolder(folder, channels=1).load()
-    Image.fromarray(np.zeros((8, 8, 4), np.uint8)).save(path)  # nothing is drawn
+    Image.fromarray(np.zeros((8, 8, 4), np.uint8)).save(path)  # an empty drawing
     assert len(ImageFolder(folder, channels=1).load().train) == 61
 
 
@@ -236,4 +236,4 @@ def test_jpeg_is_read_and_hidden_files_are_ignored(tmp_path: Path) -> None:
     (folder / "train" / "class-3" / ".thumbnails").mkdir()
     data: Any = ImageFolder(folder).load()
     difference = data.train.images[..., 0].astype(int) - SMALL.train_images
-    assert 0 < np.abs(difference).mean() < 8  # JPEG forgets a little
+    assert 0 < np.abs(difference).mean() < 8  # JPEG is lossy

@@ -1,4 +1,4 @@
-"""MNIST and its kin: found, downloaded, replaced by synthetic digits with a warning, or refused."""
+"""MNIST and similar sets: found, downloaded, replaced by synthetic digits with a warning, or rejected."""
 
 import gzip
 import hashlib
@@ -20,12 +20,12 @@ from cupynet.data.files import KnownFile
 from tests.support.mirrors import NAMES, Mirror, TinyMNIST
 from tests.support.refusals import data_error, refused
 
-MIRRORS, FILES = MNIST.mirrors, MNIST.files  # before the fixtures put others in their place
+MIRRORS, FILES = MNIST.mirrors, MNIST.files  # before fixtures replace them
 
 
 @pytest.fixture
 def offered(tiny: TinyMNIST, mirror: Mirror, monkeypatch: pytest.MonkeyPatch) -> Mirror:
-    """A mirror of the tiny MNIST, the only one in the list."""
+    """Return a mirror of the tiny MNIST, the only one in the list."""
     monkeypatch.setattr(MNIST, "mirrors", (mirror.url,))
     mirror.offer(tiny.packed)
     return mirror
@@ -127,7 +127,7 @@ def three_of_four(tiny: TinyMNIST) -> Path:
 def test_an_explicit_folder_has_no_fallback(
     tiny: TinyMNIST, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, unusable: Any, by: str
 ) -> None:
-    """Training on something else would look like success."""
+    """Training on other data would look like success."""
     named = unusable(tiny)
     if by == "CUPYNET_DATA":
         monkeypatch.setenv(by, str(named))
@@ -181,7 +181,7 @@ both = pytest.mark.parametrize("kind", [FashionMNIST, KMNIST])
 
 @pytest.fixture
 def placed(tiny: TinyMNIST, monkeypatch: pytest.MonkeyPatch) -> TinyMNIST:
-    """A small set in the folders of both, which know the digests of the gzip files."""
+    """Put a small set into both sources' folders, and register the digests of its gzip files."""
     files = tuple(KnownFile(name, hashlib.sha256(tiny.packed[name]).hexdigest(), 90_000) for name in NAMES)
     for kind in (FashionMNIST, KMNIST):
         monkeypatch.setattr(kind, "files", files)

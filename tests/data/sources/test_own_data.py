@@ -1,4 +1,4 @@
-"""The train command on data of the user: all formats give the same weights, and what is wrong ends with one line."""
+"""The train command on the user's data: all formats give the same weights, and errors are one line."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ SHORT = [*LENET, *SMALL, "workers=2", "epochs=1", "batch_size=32"]
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """Some digits stored in three ways, and the arguments that load each."""
+    """Store some digits in three formats, and return the arguments that load each."""
     root, parts = tmp_path_factory.mktemp("kept"), digits(320, 80)
     return {
         "idx": ["data=idx", f"data.folder={write_idx(root / 'idx' / 'digits', parts)}"],
@@ -48,15 +48,15 @@ def test_real_digits_are_learned_and_evaluated_again(tmp_path: Path) -> None:
     small = ["workers=1", "epochs=20", "batch_size=32", "optimizer.learning_rate.peak=0.05"]
     trained(folder, "data=npz", f"data.file={path}", *network, *small, "data.normalize=auto")
     summary = summary_of(folder)
-    assert summary["test_accuracy"] > 0.93  # of writers who are not in the training set
+    assert summary["test_accuracy"] > 0.93  # on writers who are not in the training set
     loss = f"loss {summary['test_loss']!r}"
-    # other images would give another mean: the run's own is used
+    # evaluation uses the run's mean; other images would give another
     assert loss in run(tmp_path, str(folder), "data.validation=400", command="evaluate")[0]
     assert loss not in run(tmp_path, str(folder), "data.normalize=null", command="evaluate")[0]
 
 
 def test_evaluation_refuses_classes_of_other_names(tmp_path: Path) -> None:
-    """In the order of their names each would be counted as the next."""
+    """In alphabetical order, each class would be taken for the next."""
     few = Parts(*(array[:: len(array) // 40] for array in digits()))  # sorted by class
     then, now = (write_pictures(tmp_path / name, few) for name in ("then", "now"))
     for part in ("train", "test"):
@@ -78,7 +78,7 @@ def test_an_augmented_run_repeats_bit_for_bit_also_when_it_is_resumed(
 
 
 def of_version_0_1_0(run: Path) -> None:
-    """Remove what identifies the data from the checkpoints of a run."""
+    """Remove the data's identity from a run's checkpoints, as in version 0.1.0."""
     store = Checkpoints(run / "checkpoints")
     for step in store.steps():
         found = read(store.path(step))
@@ -100,7 +100,7 @@ def test_a_resumed_run_continues_on_the_same_data(tmp_path: Path) -> None:
 
 
 def test_a_run_on_other_limited_images_is_not_resumed(tmp_path: Path) -> None:
-    """Version 0.1.0 took the first 100, of four classes."""
+    """Version 0.1.0 used the first 100 images, which have four classes."""
     path = write_npz(tmp_path / "digits.npz", digits(320, 80))
     trained(tmp_path / "run", "data=npz", f"data.file={path}", *SHORT, "data.limit=100")
     of_version_0_1_0(tmp_path / "run")
@@ -139,7 +139,7 @@ class Source(Synthetic):
 
 
 def test_a_disk_that_fails_during_prefetching_ends_a_run(tmp_path: Path) -> None:
-    """It does not hang, does not blame the output, and keeps the earlier checkpoint."""
+    """The run does not hang, the error is not about output, and the earlier checkpoint is kept."""
     (tmp_path / "own.py").write_text(FAILING)
     arguments = ["trusted_modules=[own]", "data._target_=own.Source", "++data.train=640", "++data.test=40"]
     _, stderr = run(tmp_path, *arguments, "batch_size=32", "workers=2", "epochs=3", code=65)

@@ -1,4 +1,4 @@
-"""Synthetic digits: reproducible, too hard for a linear model, easy for one that sees shapes."""
+"""Synthetic digits: reproducible, too hard for a linear model, easy for one that recognizes shapes."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ import pytest
 from cupynet.data import Dataset, Synthetic
 
 GOLDEN_LABELS = [3, 6, 2, 9, 7, 0, 5, 8, 4, 1, 6, 8, 2, 0, 4, 9, 1, 7, 3, 5]
-# the mean of each 4 x 4 pixels of the first image
+# the means of 4 x 4 pixels of the first image
 GOLDEN_IMAGE = np.array(
     [
         [7.8, 6.0, 21.8, 5.4, 3.9, 7.4, 11.4],

@@ -1,4 +1,4 @@
-"""The user's arrays in IDX and .npz files: known before they are loaded, unchanged, and named in an error."""
+"""The user's arrays in IDX and .npz files: sizes known before loading, values unchanged, files named in errors."""
 
 import gzip
 import hashlib
@@ -134,7 +134,7 @@ WRONG_IDX = {
     "a label too few": ("test_labels", idx_header(29) + bytes(29)),
     "an unknown class": ("test_labels", idx_header(30) + bytes([77] * 30)),
 }
-DISAGREE = ("another shape", "a label too few", "an unknown class")  # two files: the part is named
+DISAGREE = ("another shape", "a label too few", "an unknown class")  # two files disagree, so the error names the part
 
 
 @pytest.mark.parametrize("name", WRONG_IDX)
@@ -187,7 +187,7 @@ def test_npz_files_with_wrong_arrays_are_named(tmp_path: Path, name: str) -> Non
 
 
 def test_a_forged_size_is_refused_before_memory_for_it_is_counted(tmp_path: Path) -> None:
-    """With a directory that claims the size of the forged header."""
+    """The archive's directory claims the size of the forged header."""
     path, small = tmp_path / "a.npz", SMALL[0][:, :1, :1]
     np.savez(path, x_train=small, y_train=SMALL[1], x_test=small, y_test=SMALL[3])
     header = b"(60, 1, 1), }"

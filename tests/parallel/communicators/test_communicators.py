@@ -1,6 +1,6 @@
-"""One suite for every communicator: serial, threads, threads with arrays on GPUs, and ranks of MPI.
+"""One suite for every communicator: serial, threads, threads with arrays on GPUs, and MPI ranks.
 
-Under mpiexec every rank runs this file, and its part of each task; `CUPYNET_TEST_RANKS` is set there.
+Under mpiexec, where `CUPYNET_TEST_RANKS` is set, every rank runs this file and its own part of each task.
 """
 
 import os
@@ -22,11 +22,11 @@ from tests.support.mpi import needs_mpi, under_mpiexec
 
 T = TypeVar("T")
 
-RANKS = int(os.environ.get("CUPYNET_TEST_RANKS", "0"))  # under mpiexec
+RANKS = int(os.environ.get("CUPYNET_TEST_RANKS", "0"))  # 0 unless under mpiexec
 
 
 class Team:
-    """Workers whose arrays are on the host, or on so many GPUs, whose means are computed there or over NCCL."""
+    """Workers with arrays on the host or on `devices` GPUs. `reduce`: where means are computed."""
 
     def __init__(self, launcher: Launcher, devices: int, reduce: str) -> None:
         self.launcher, self.workers, self.devices, self.reduce = launcher, launcher.workers, devices, reduce
@@ -35,7 +35,7 @@ class Team:
         results: dict[int, T] = {}
 
         def work(c: Communicator) -> None:
-            c.close()  # NCCL of the task before
+            c.close()  # the previous task's NCCL communicator
             if self.devices:
                 backend = create_backend("cupy", device=c.rank % self.devices)
                 backend.activate()
@@ -75,7 +75,7 @@ TEAMS = [
 
 @pytest.fixture(params=UNDER_MPIEXEC if RANKS else TEAMS)
 def team(request: pytest.FixtureRequest, made_up_devices: None) -> Iterator[Team]:
-    """One worker is the serial communicator, several are threads, or ranks of mpiexec."""
+    """Yield one worker with the serial communicator, or several on threads or MPI ranks."""
     workers, *where = request.param
     if RANKS:
         yield Team(MpiLauncher(timeout_s=20), *where)
@@ -147,7 +147,7 @@ def test_broadcast_sends_the_roots_array_to_all(team: Team) -> None:
     def task(c: Communicator) -> list[float]:
         array, text = there(c, [float(c.rank)] * 7), np.array([c.rank])
         c.broadcast(array, root)
-        c.broadcast(text, root)  # which is on the host everywhere
+        c.broadcast(text, root)  # every rank has `text` on the host
         return [*here(c, array), *text]
 
     assert team.run(task) == [[float(root)] * 8] * team.workers
@@ -157,7 +157,7 @@ def test_messages_arrive_in_order_and_may_cross(several: Team) -> None:
     def task(c: Communicator) -> list[float]:
         received = []
         for turn in range(4):
-            c.send(there(c, [10.0 * c.rank + turn] * 3), (c.rank + 1) % c.size)  # all send before anybody receives
+            c.send(there(c, [10.0 * c.rank + turn] * 3), (c.rank + 1) % c.size)  # all ranks send before any receives
         for _ in range(4):
             into = there(c, [np.nan] * 3)
             c.recv(into, (c.rank - 1) % c.size)
@@ -208,7 +208,7 @@ def test_traffic_is_counted(team: Team) -> None:
     others = team.workers - 1
     for rank, (reduced, *counts) in enumerate(team.run(task)):
         assert counts == [4 * rank * others, 40 * others * (rank == others), 56 * (others > 0)]
-        assert abs(reduced - 2 * others * 4800 // team.workers) <= 32 * others  # weights are sent if they are not known
+        assert abs(reduced - 2 * others * 4800 // team.workers) <= 32 * others  # weights are sent unless they are known
 
 
 def test_mean_is_weighted_and_the_same_bits_everywhere(team: Team) -> None:
@@ -230,7 +230,7 @@ def test_mean_is_weighted_and_the_same_bits_everywhere(team: Team) -> None:
 
 @pytest.mark.parametrize("idle", [True, False])
 def test_a_worker_of_weight_zero_adds_nothing(several: Team, idle: bool) -> None:
-    """If all weights are zero nothing happens."""
+    """If all weights are zero, nothing happens."""
 
     def task(c: Communicator) -> list[float]:
         array = there(c, [np.nan if c.rank == 1 else 2.0] * 10)
@@ -259,12 +259,12 @@ def test_sums_do_not_depend_on_timing(team: Team) -> None:
 
 
 def test_a_large_vector_arrives_whole(several: Team) -> None:
-    """It is larger than the messages that MPI sends eagerly."""
+    """The vector is larger than the messages that MPI sends eagerly."""
 
     def task(c: Communicator) -> tuple[int, int, float, float]:
         message, into = np.arange(1_000_000) + c.rank, np.empty(1_000_000, np.int64)
         c.send(message, (c.rank + 1) % c.size)
-        message[:] = -1  # the receiver does not see it
+        message[:] = -1  # the receiver does not see this change
         time.sleep(0.01)
         c.recv(into, (c.rank - 1) % c.size)
         mean = there(c, np.full(500_001, c.rank, np.float32))

@@ -1,6 +1,6 @@
-"""Means of vectors on GPUs equal those of the host, between threads and between processes.
+"""Means of vectors on GPUs equal those on the host, between threads and between processes.
 
-On the stand-in of CuPy threads act as processes, and NCCL runs between them.
+On CuPy's stand-in, threads act as processes, and NCCL runs between them.
 """
 
 import sys
@@ -44,7 +44,7 @@ def mean_on_host(vectors: list[Vectors], weights: list[float]) -> Vectors:
 
 
 def means_of_threads(devices: list[int], vectors: list[Vectors], weights: list[float], reduce: str) -> list[Vectors]:
-    """What each worker has after the mean of copies of its vectors."""
+    """Return each worker's result of averaging copies of its vectors."""
 
     def task(c: Communicator) -> Vectors:
         backend = gpu(devices[c.rank])
@@ -81,7 +81,7 @@ def test_on_several_devices_all_have_the_same_mean(devices: list[int], reduce: s
 @pytest.mark.parametrize("weights", [(128.0, 57.0), (0.0, 3.0), (2.0, 0.0), (0.0, 0.0)], ids=str)
 @pytest.mark.parametrize("dtype", on_devices("float16", "float64", count=2))
 def test_the_mean_of_ranks_over_nccl_is_that_of_the_host(dtype: str, weights: tuple[float, float]) -> None:
-    """Vectors of weight 0 are not read, unless all weights are 0: then nothing happens."""
+    """Vectors of weight 0 are not read. If all weights are 0, nothing happens."""
     vectors = vectors_of(2, dtype)
 
     def task(c: Communicator) -> Vectors:
@@ -136,7 +136,7 @@ def test_all_ranks_need_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_impossible_reductions_are_refused(
     monkeypatch: pytest.MonkeyPatch, reduce: str, backend: str, processes: bool
 ) -> None:
-    for module in ("cupy", "cupy.cuda"):  # whatever this machine has
+    for module in ("cupy", "cupy.cuda"):  # even if this machine has CuPy
         monkeypatch.setitem(sys.modules, module, None)
     with refused("reduce", reduce):
         check_reduce(reduce, backend, processes=processes)

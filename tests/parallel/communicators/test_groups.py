@@ -1,4 +1,4 @@
-"""Groups of workers: the replicas of a stage and the stages of a replica."""
+"""Groups of workers: a stage's replicas and a replica's stages."""
 
 from cupynet.parallel import Communicator, Groups, SerialCommunicator
 from tests.support.training import on_threads

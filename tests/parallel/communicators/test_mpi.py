@@ -1,4 +1,4 @@
-"""Ranks of MPI: how they end when one of them fails, and which of them reports it."""
+"""MPI ranks: how they end when one of them fails, and which one reports it."""
 
 import random
 from pathlib import Path
@@ -54,7 +54,7 @@ if result is not None:
 
 
 def ended(folder: Path, program: str, *arguments: object, ranks: int = 2) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of the ranks; fails the test if they take so long that one must have hung."""
+    """Return the ranks' exit code, stdout and stderr. Raises TimeoutExpired if they hang."""
     (folder / "program.py").write_text(program)
     done = under_mpiexec(ranks, "program.py", *map(str, arguments), cwd=folder, timeout=60)
     return done.returncode, done.stdout, done.stderr
@@ -62,7 +62,7 @@ def ended(folder: Path, program: str, *arguments: object, ranks: int = 2) -> tup
 
 @pytest.mark.parametrize(("victim", "turn"), [(1, 20), pytest.param(2, 100, marks=pytest.mark.slow)])
 def test_the_rank_that_raises_shows_its_traceback_and_ends_all(tmp_path: Path, victim: int, turn: int) -> None:
-    """In its task, or when the others have done all their work."""
+    """It raises in its task, or after the others have finished all their work."""
     code, _, stderr = ended(tmp_path, FAILING, "raise", victim, turn, ranks=3)
     assert code == 1
     assert stderr.count("Traceback") == stderr.count("ZeroDivisionError: on purpose") == 1
@@ -92,14 +92,14 @@ def test_a_rank_that_is_killed_ends_all(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("turn", [20, pytest.param(100, marks=pytest.mark.slow)])
 def test_a_rank_that_stops_responding_ends_all(tmp_path: Path, turn: int) -> None:
-    """In its task, or instead of coming to the end of its program: one rank reports it."""
+    """It stops in its task or at the end of its program, and one rank reports it."""
     code, stdout, stderr = ended(tmp_path, FAILING, "stop", 1, turn, ranks=3)
     assert (code, "done" in stdout) == (1, turn == 100)
     assert stderr.count("parallel.timeout_s") == 1
 
 
 def test_groups_of_the_same_ranks_are_made_once(tmp_path: Path) -> None:
-    """MPI has 2,048 communicators and no more; each worker splits 2,100 times."""
+    """MPI has at most 2,048 communicators, but each worker splits 2,100 times."""
     code, stdout, _ = ended(tmp_path, FAILING, "groups", 1, 20)
     assert (code, stdout) == (0, "done 1\n")
 
@@ -140,7 +140,7 @@ print(MpiLauncher(timeout_s=20).run(task) or "", end="")
 
 
 def test_a_waiting_rank_handles_signals(tmp_path: Path) -> None:
-    """The rank that it waits for arrives after all signals have been handled. Rank 0 alone returns the result."""
+    """The awaited rank arrives after all signals have been handled. Only rank 0 returns the result."""
     code, stdout, _ = ended(tmp_path, SIGNALLED)
     assert (code, stdout) == (0, "done 0")
 
@@ -157,7 +157,7 @@ with ParallelWrapper(model, 2, launcher="mpi", timeout_s=20, progress="none") as
 
 
 def test_all_ranks_refuse_a_bad_checkpoint(tmp_path: Path) -> None:
-    """Rank 0 alone reads checkpoints; the others must not wait for one that it cannot send."""
+    """Only rank 0 reads checkpoints. The others must not wait for one that it cannot send."""
     code, _, stderr = ended(tmp_path, REFUSED)
     assert code == 2 and stderr.count("Error: missing: ") == 1
 

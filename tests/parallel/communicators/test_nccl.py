@@ -1,6 +1,6 @@
 """Sums over NCCL on a single GPU, with one rank and with two ranks that share it.
 
-Several GPUs are tested in test_communicators.py, and on the stand-in.
+test_communicators.py and tests on the stand-in cover several GPUs.
 """
 
 import os
@@ -43,7 +43,7 @@ def connected(
 
 
 def vectors(dtype: str, seed: int) -> list[np.ndarray[Any, Any]]:
-    """Numbers of which two add up exactly."""
+    """Return vectors of numbers whose sums of two are exact."""
     rng = np.random.default_rng(seed)
     return [rng.integers(-512, 512, size).astype(stored_dtype(dtype)) for size in (1, 1000, 431_080)]
 
@@ -61,7 +61,7 @@ def backend(devices: str) -> Iterator[CupyBackend]:
 def test_a_rank_that_is_alone_has_its_own_sum(backend: CupyBackend, dtype: str) -> None:
     from cupy.cuda.nccl import NcclError
 
-    for turn in range(2):  # it can be connected again
+    for turn in range(2):  # it can connect again
         own, numbers = connected(backend), vectors(dtype, turn)
         arrays = [backend.asarray(each) for each in numbers]
         own.sum(arrays)
@@ -79,7 +79,7 @@ def test_integer_arrays_are_refused(backend: CupyBackend) -> None:
 
 
 def test_two_ranks_that_share_a_gpu_have_one_sum(backend: CupyBackend) -> None:
-    """In a process of its own: NCCL reads its variables once."""
+    """It runs in a separate process because NCCL reads its variables only once."""
     from cupy.cuda.nccl import get_version
 
     if get_version() < SHARES_A_GPU:

@@ -1,4 +1,4 @@
-"""Time-outs of workers that wait for each other, also when processes are suspended."""
+"""Time-outs of workers that wait for each other, including when processes are suspended."""
 
 import os
 import signal
@@ -60,7 +60,7 @@ with ParallelWrapper(
 
 
 def stopped_while_training(folder: Path, launcher: str) -> tuple[int, str, str]:
-    """Train with two workers, and stop their processes for a while; exit code, stdout and stderr."""
+    """Train with two workers, suspend their processes for a while, and return exit code, stdout and stderr."""
     (folder / "training.py").write_text(TRAINING)
     command = [sys.executable, "training.py", launcher, str(TIMEOUT_S)]
     if launcher == "mpi":

@@ -1,4 +1,4 @@
-"""Worker threads: results, failures, interruptions, lifetimes."""
+"""Worker threads: results, failures, interruptions, lifetime."""
 
 import random
 import signal
@@ -81,7 +81,7 @@ def test_failures_at_random_moments_never_hang(seed: int) -> None:
     began = time.monotonic()
     with ThreadLauncher(workers, timeout_s=60) as launcher, pytest.raises(ZeroDivisionError):
         launcher.run(task)
-    assert time.monotonic() - began < 4  # nobody was left behind
+    assert time.monotonic() - began < 4  # no worker was left waiting
 
 
 @pytest.mark.parametrize("closer", ["a worker", "another thread"])
@@ -103,7 +103,7 @@ def test_closing_a_launcher_ends_its_task(closer: str) -> None:
 
 
 def test_an_interruption_while_a_task_is_started_stops_all_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They would wait for the others until the time-out."""
+    """Otherwise they would wait for the missing ones until the time-out."""
     started, start = [], threading.Thread.start
 
     def interrupted(thread: threading.Thread) -> None:
@@ -119,7 +119,7 @@ def test_an_interruption_while_a_task_is_started_stops_all_workers(monkeypatch: 
 
 
 def test_a_signal_that_a_worker_thread_takes_is_handled() -> None:
-    """The system may deliver a signal to any thread; Python's handler needs the main thread, which waits."""
+    """The system may deliver a signal to any thread, but Python's handler needs the main thread, which is waiting."""
     handled = threading.Event()
 
     def task(c: Communicator) -> bool:

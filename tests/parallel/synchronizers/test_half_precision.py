@@ -14,7 +14,7 @@ Vector = np.ndarray[Any, Any]
 
 
 def means(vectors: list[Vector], weights: list[float]) -> list[tuple[Vector, int]]:
-    """Return each worker's vector after the mean, and the bytes it sent."""
+    """Return each worker's vector after averaging, and the bytes it sent."""
 
     def task(c: Communicator) -> tuple[Vector, int]:
         c.attach(create_backend("numpy", "float"))

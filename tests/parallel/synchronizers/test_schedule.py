@@ -1,4 +1,4 @@
-"""Averaging schedules: after which iterations replicas are averaged."""
+"""Averaging schedules: the iterations after which replicas are averaged."""
 
 import math
 from typing import Any
@@ -47,7 +47,7 @@ def test_post_local_changes_at_the_end_of_an_epoch() -> None:
 
 
 def test_post_local_counts_a_fit_that_ends_with_its_epoch_once() -> None:
-    """A stop after a complete epoch ends the epoch, and then the fit."""
+    """A stop after a complete epoch ends first the epoch and then the fit."""
     schedule = PostLocal(2, 10)
     averages(schedule, 4)
     schedule.ended("epoch")
@@ -67,9 +67,9 @@ def test_post_local_hands_over_to_any_schedule() -> None:
 @pytest.mark.parametrize(
     ("drift", "iterations"),
     [
-        (0.001, [2, 6, 14, 30, 50, 70]),  # far below the target: twice as long each time, up to the longest
-        (0.08, [2, 4, 7, 10, 14, 20, 27]),  # a little below: in proportion
-        (math.nan, [2, 4, 6, 8, 10]),  # unknown: as it was
+        (0.001, [2, 6, 14, 30, 50, 70]),  # far below the target: periods double up to the longest
+        (0.08, [2, 4, 7, 10, 14, 20, 27]),  # a little below: periods grow in proportion
+        (math.nan, [2, 4, 6, 8, 10]),  # unknown: the period stays the same
     ],
 )
 def test_adaptive_periods_grow_towards_the_target(drift: float, iterations: list[int]) -> None:
@@ -83,7 +83,7 @@ def test_adaptive_periods_shrink_by_half_at_most_and_never_to_nothing() -> None:
 def test_an_early_average_does_not_lengthen_the_period() -> None:
     schedule = Adaptive(0.10, 10, 64)
     averages(schedule, 3)
-    schedule.averaged(0.001)  # the end of an epoch
+    schedule.averaged(0.001)  # at the end of an epoch
     assert schedule.period == 10
     averages(schedule, 3)
     schedule.averaged(0.4)

@@ -49,7 +49,7 @@ def test_only_values_above_the_threshold_are_sent() -> None:
     update[[3, 5, 60]] = [0.25, -0.5, 0.2]
     assert encoder.encode(update, 1).body.tolist() == [4, -6]
     assert encoder.residual[[3, 5, 60]].tolist() == pytest.approx([0, -0.25, 0.2])
-    assert encoder.encode(update, 1).body.tolist() == [4, -6, 61]  # what waited has added up
+    assert encoder.encode(update, 1).body.tolist() == [4, -6, 61]  # residuals have accumulated
 
 
 def test_a_worker_without_a_batch_sends_nothing_and_keeps_its_residual() -> None:
@@ -94,14 +94,14 @@ def test_a_threshold_adapts_by_its_rule(algorithm: Threshold, thresholds: list[f
 
 @pytest.mark.parametrize("dtype", ["double", "half"])
 def test_the_share_sent_is_one_of_the_weights(dtype: str) -> None:
-    """The share is of the weights, not of the flat vector with its padding."""
+    """The share refers to the weights, not to the flat vector with its padding."""
 
     class Shares(Threshold):
         def sent(self, share: float) -> None:
             found.append(share)
 
     found: list[float] = []
-    way = GradientSharing(ThresholdEncoding(Shares(1e-30)))  # every change is sent
+    way = GradientSharing(ThresholdEncoding(Shares(1e-30)))  # sends every change
     model = Model(Sequential([Dense(5, "tanh"), Dense(3)]), Image(8, 8, 1), create_backend("numpy", dtype), seed=1)
     with ParallelWrapper(model, 2, synchronizer=way, optimizer=SGD(0.1), progress="none") as wrapper:
         wrapper.fit(Loader(small_dataset(16), 4, seed=1))
@@ -109,7 +109,7 @@ def test_the_share_sent_is_one_of_the_weights(dtype: str) -> None:
 
 
 def test_the_defaults_suit_a_short_training() -> None:
-    """45 iterations, in which a threshold that begins at 1e-4 would hardly change the weights."""
+    """In 45 iterations, a threshold that starts at 1e-4 would hardly change the weights."""
     data, way = small_dataset(120), GradientSharing("threshold")
     with ParallelWrapper(small_model(), 2, synchronizer=way, optimizer=Nesterov(0.05), progress="none") as wrapper:
         before = wrapper.evaluate(data)
