@@ -1,4 +1,4 @@
-"""Commands called in the process of the tests."""
+"""Commands called in the tests' own process."""
 
 import sys
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from tests.support.commands import Call, Called
 
 @pytest.fixture
 def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
-    """call(main, *arguments): run the `main` of a command as its process would, and return how it ended."""
+    """Return call(main, *arguments), which runs a command's `main` like its process and returns the outcome."""
 
     def run(main: Callable[[], object], *arguments: object) -> Called:
         capsys.readouterr()

@@ -1,4 +1,4 @@
-"""The bench: what it prints follows from what it measured. No time is asserted."""
+"""The benchmark: its output follows from its measurements. No time is asserted."""
 
 import json
 import os
@@ -82,7 +82,7 @@ SMALL = [
 ]
 
 
-# the stand-in computes as a GPU does, but not as fast: one of each
+# the stand-in is slower than a GPU, so there is only one of each
 MADE_SMALL = """
 import sys
 from cupynet.bench import gpu as bench_gpu
@@ -97,7 +97,7 @@ sys.exit(main(sys.argv[1:]))
 
 @pytest.mark.device_code
 def test_every_figure_of_a_gpu_is_measured(tmp_path: Path) -> None:
-    """Without PyTorch; every figure is there, or why it is not."""
+    """PyTorch is missing here. The record has every figure, or the reason why it is missing."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HYDRA_FULL_ERROR": "1"}
     line = [sys.executable, "-c", MADE_SMALL, "--devices", "1", "-m", "cupynet", "bench", "gpu=true", *SMALL]
     done = subprocess.run(line, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=500)
@@ -121,7 +121,7 @@ def test_every_figure_of_a_gpu_is_measured(tmp_path: Path) -> None:
 
 
 class Device(str):
-    """Settings for one device; its dtype is all that a measurement reads."""
+    """Settings for one device. Measurements read only its dtype."""
 
     placement = SimpleNamespace(devices=[3])
 
@@ -132,7 +132,7 @@ class Device(str):
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """The options of each measurement of PyTorch, none of which is made. It fails to capture a graph in half."""
+    """Return the options of all measurements of PyTorch, which are replaced. Capturing a graph in half fails."""
 
     def of_torch(one: Any, *options: Any) -> float:
         made.append(options)
@@ -148,7 +148,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
 
 def test_peers_are_measured_in_turn_on_the_gpu(asked: list[tuple[Any, ...]]) -> None:
-    """In both layouts, as a graph, and compiled."""
+    """Each is measured in both layouts: plain, as a graph, and compiled."""
     found = bench_gpu.steps(cast(Any, SimpleNamespace(repeats=2)), "float")
     assert found["cupynet"] == [2000.0] * 2 and found["torch"] == [500.0, 3500.0]
     common = ("--dtype", "float", "--device", "cuda:3", "--seconds", bench_gpu.STEP_S, "--tf32")

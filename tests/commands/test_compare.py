@@ -1,4 +1,4 @@
-"""`cupynet compare`: what it prints, writes and refuses, and the page."""
+"""`cupynet compare`: its output, files, errors, and page."""
 
 import csv
 import json
@@ -34,7 +34,7 @@ def test_a_sweep_as_a_process(sweep: Path, tmp_path: Path) -> None:
     assert err == "" and "\x1b" not in out and max(map(len, lines[:-1])) <= 80
     assert lines[2].split()[:6] == ["0", "*", "1", "1", "94.00", "%"]
     assert sum(line.startswith("4 (workers=4 averaging_frequency=1): ") for line in lines) == 1
-    assert sum(line.split()[:1] == ["4"] for line in lines) == 1  # it is no row of the table
+    assert sum(line.split()[:1] == ["4"] for line in lines) == 1  # it is not a row of the table
     assert FRONT in out and "Use workers=1 averaging_frequency=1" in out
     assert lines[-1] == str(sweep / "compare.html") and (sweep / "compare.html").is_file()
 
@@ -51,7 +51,7 @@ def test_json_has_the_groups_in_order_and_the_other_runs(sweep: Path, call: Call
     found = json.loads(call(main, sweep, "--json", "--sort=-workers", "--to", "0.9").out)
     assert [group["settings"]["workers"] for group in found["groups"]] == ["2", "2", "1", "1"]
     assert found["target"] == 0.9 and [each["run"] for each in found["others"]] == [str(sweep / "4")]
-    assert (sweep / "compare.html").is_file()  # and not a word of it in the JSON
+    assert (sweep / "compare.html").is_file()  # the JSON does not mention it
 
 
 def test_a_run_alone_gets_no_page(sweep: Path, call: Call) -> None:

@@ -1,4 +1,4 @@
-"""The doctor: what it says of a machine that has everything, and of machines that lack one thing each."""
+"""The doctor: its findings on a complete machine, and on machines that lack one thing each."""
 
 import os
 import stat
@@ -59,7 +59,7 @@ def test_the_exit_code_is_that_of_the_first_problem(
 def test_a_check_that_fails_is_a_finding(
     name: str, error: Exception, finding: Finding, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it found before is kept."""
+    """Earlier findings are kept."""
 
     def check(settings: Sequence[str]) -> Iterator[Finding]:
         yield Finding(name, "ok", "one")
@@ -73,7 +73,7 @@ def test_a_check_that_fails_is_a_finding(
 
 
 def test_a_package_that_cannot_be_imported_is_no_traceback(tmp_path: Path) -> None:
-    """Also one that other commands begin with."""
+    """This includes packages that other commands import first."""
     (tmp_path / "hydra.py").write_text("raise ImportError('libgone.so: cannot open shared object file')")
     path = f"{tmp_path}{os.pathsep}{environment()['PYTHONPATH']}"
     out, err = run(tmp_path, command="doctor", code=1, PYTHONPATH=path)
@@ -130,7 +130,7 @@ def test_ranks_that_do_not_see_each_other(
 
 @pytest.fixture
 def small_mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a small data set, where it is looked for."""
+    """Return the folder of a small data set, in its default location."""
     tiny = TinyMNIST(tmp_path)
     tiny.write()
     monkeypatch.setattr(MNIST, "files", tiny.files)
@@ -140,7 +140,7 @@ def small_mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def of_data(*settings: str) -> Finding:
-    """What is said of the data, which is the first."""
+    """Return the finding about the data, which is the first one."""
     return doctor.examine("training", [*settings, "workers=1", "model=mlp"])[0]
 
 
@@ -151,7 +151,7 @@ def test_complete_missing_and_damaged_data(small_mnist: Path, monkeypatch: pytes
     labels.unlink()
     found = of_data("data.fallback=synthetic")
     assert found[:2] == ("data", "note") and "synthetic" in found.text
-    for asked in ([], ["data.fallback=null"]):  # CUPYNET_DATA says where they are to be
+    for asked in ([], ["data.fallback=null"]):  # CUPYNET_DATA names the folder
         found = of_data(*asked)
         assert (found.state, found.code) == ("problem", 65) and labels.name in found.text
     monkeypatch.delenv("CUPYNET_OFFLINE")

@@ -1,4 +1,4 @@
-"""`cupynet evaluate`: the figures of a run again, and what makes them another run's."""
+"""`cupynet evaluate`: it repeats a run's figures, and notices changes that make them incomparable."""
 
 import json
 import shutil
@@ -17,7 +17,7 @@ SAME = "the same as in summary.json"
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two workers, with a checkpoint after each of its two epochs."""
+    """Return a run of two workers with a checkpoint after each of its two epochs."""
     folder = tmp_path_factory.mktemp("finished") / "run"
     trained(folder, *QUICK, *SMALL, "workers=2", "epochs=2")
     return folder
@@ -44,7 +44,7 @@ def test_other_figures_than_the_runs_are_not_called_the_same(figure: str, copy: 
 
 
 def test_a_run_that_was_not_tested_is_compared_with_nothing(copy: Path, call: Call) -> None:
-    """Such as a trial of a search."""
+    """A trial of a search is such a run."""
     summary_of(copy, test_accuracy=None, test_loss=None, test=None)
     found = call(main, copy)
     assert found.code == 0 and SAME not in found.out and "None" not in found.out
@@ -67,7 +67,7 @@ def test_a_checkpoint_is_evaluated_by_itself(finished: Path, call: Call) -> None
 
 
 def test_a_summary_is_not_a_reference(copy: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its number of workers is among the settings of an evaluation."""
+    """Its number of workers is one of an evaluation's settings."""
     monkeypatch.setenv("SECRET", "1234567")
     summary_of(copy, workers="${oc.env:SECRET}")
     found = call(main, copy)
@@ -106,7 +106,7 @@ def test_images_to_test_on_alone_have_the_shape_and_the_classes_of_the_run(tmp_p
 
 
 def test_parts_that_only_training_needs_are_not_built(tmp_path: Path, call: Call) -> None:
-    """A callback of the user's own, which evaluation does not trust."""
+    """The run has a user-defined callback, which the evaluation does not trust."""
     own = ["trusted_modules=[tests]", "+callbacks.own._target_=tests.support.training.Recorder"]
     trained(tmp_path / "run", *QUICK, *SMALL, "workers=1", *own, "optimizer._target_=cupynet.optim.SGD")
     assert SAME in call(main, tmp_path / "run").out

@@ -1,4 +1,4 @@
-"""`cupynet export` as a user types it; what it writes is tested in tests/interop."""
+"""`cupynet export` as a user types it. tests/interop tests the files that it writes."""
 
 import json
 import shutil
@@ -19,7 +19,7 @@ SMALL = ["data=synthetic", "data.train=200", "data.test=100", "batch_size=32", "
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run in double precision with normalized pixels."""
+    """Return a run in double precision with normalized pixels."""
     folder = tmp_path_factory.mktemp("exported") / "run"
     trained(folder, *SMALL, "data.normalize=auto", "dtype=double")
     return folder
@@ -73,5 +73,5 @@ def test_a_graph_that_differs_is_not_written(
     monkeypatch.setattr(interop, "difference", lambda *_: 2e-4)
     found = call(main, finished, "--onnx", tmp_path / "a.onnx")
     assert found.code == 1 and "2.0e-04" in found.error and not list(tmp_path.iterdir())
-    monkeypatch.setattr(interop, "difference", lambda *_: None)  # without onnxruntime
+    monkeypatch.setattr(interop, "difference", lambda *_: None)  # as without onnxruntime
     assert call(main, finished, "--onnx", tmp_path / "a.onnx").code == 0 and (tmp_path / "a.onnx").exists()

@@ -1,4 +1,4 @@
-"""`fast_dev_run`: one batch of everything, and nobody takes what comes of it for a result."""
+"""`fast_dev_run`: a few batches of everything, whose figures are never taken for results."""
 
 import json
 from pathlib import Path
@@ -40,7 +40,7 @@ def test_a_fast_dev_run_is_complete_and_stays_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("batches", [1, 3])
 def test_a_fast_dev_run_trains_and_evaluates_a_few_batches(batches: int, tmp_path: Path) -> None:
-    """It leaves the files of a run."""
+    """It writes a run's files."""
     trained(tmp_path, *SMALL, "workers=2", f"fast_dev_run={batches}", "epochs=7")
     trial = Run(tmp_path)
     summary = trial.summary()

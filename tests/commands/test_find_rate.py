@@ -26,7 +26,7 @@ def test_a_learning_rate_is_suggested(tmp_path: Path) -> None:
     assert [row["iteration"] for row in rows] == [str(number) for number in range(1, len(rows) + 1)]
     assert any(row["loss"] != row["smoothed_loss"] for row in rows)
     (line,) = [line for line in stdout.splitlines() if line.startswith("set ")]
-    run(tmp_path, *TINY, "epochs=1", line.split()[1], "hydra.run.dir=run")  # it can be written as it stands
+    run(tmp_path, *TINY, "epochs=1", line.split()[1], "hydra.run.dir=run")  # the line can be used as it is printed
     assert not (folder / "weights.safetensors").exists() and not (folder / "checkpoints").exists()
 
 
@@ -57,7 +57,7 @@ def test_unsuitable_settings_are_refused(tmp_path: Path) -> None:
     ids=["number", "one_cycle", "cosine", "warmup", "scaled", "map", "own"],
 )
 def test_the_setting_that_gives_a_run_this_rate(node: object, written: str | None) -> None:
-    """There is none for a schedule that has no highest rate among its arguments."""
+    """A schedule without an argument for its highest rate has no such setting."""
     found = find_rate.setting({"learning_rate": node}, 0.0314)
     assert found == written if written else "=" not in found and "0.031" in found
 

@@ -1,7 +1,7 @@
-"""Run folders of strangers, spoilt at random: nothing of them controls the terminal, and nothing hangs.
+"""Run folders from strangers with random damage: nothing in them controls the terminal, and no command hangs.
 
-Each case is a copy of a good folder with one change, which commands then read. Whatever is refused is refused in a
-line, with an exit code of its own. A case is repeated by its number.
+Each case is a copy of a good folder with one change, which commands then read. Every error is a single line with a
+documented exit code. A case can be repeated by its number.
 """
 
 import json
@@ -25,7 +25,7 @@ from tests.support.user_files import digits, write_pictures
 CASES, TOGETHER = 200, 10
 LIMIT_S = 60
 SECRET = "Zq7secret"
-# no byte below 0x20 but newline, no C1 control, no bidirectional control; nothing of the environment; no traceback
+# control bytes except newline, C1 controls, bidirectional controls, tracebacks, warnings, and environment variables
 FORBIDDEN = re.compile(
     "[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]|Traceback|[a-z]Warning: |" + SECRET
 )
@@ -43,13 +43,13 @@ OTHERS: list[Any] = [None, True, False, [], {}, [[]], [None], {"a": {}}, [1, "\x
 
 
 def value(rng: random.Random) -> Any:
-    """Something that no run has written."""
+    """Return a value that no run has written."""
     kind = rng.random()
     return rng.choice(TEXTS if kind < 0.6 else NUMBERS if kind < 0.85 else OTHERS)
 
 
 def name(rng: random.Random) -> str:
-    """A name of a file, which may not be valid UTF-8."""
+    """Return a file name, which may not be valid UTF-8."""
     return re.sub("[/\0\ud83d]", "_", rng.choice([*TEXTS, "bad\udcff"]))[:60] or "empty"
 
 
@@ -75,12 +75,12 @@ SHOWN = ("dataset", "workers", "test_accuracy", "test_loss", "class_names", "nor
 
 
 def change_structure(folder: Path, rng: random.Random) -> None:
-    """Change values at any depth of a file, which stays JSON or YAML."""
+    """Change values at any depth of a file, which stays valid JSON or YAML."""
     path = folder / rng.choice(STRUCTURED)
     content: Any = yaml.safe_load(path.read_text()) or []
     if path.name == "overrides.yaml":
         content += [f"seed={rng.choice(TEXTS)}", f"{rng.choice(TEXTS)}=1", "seed=${oc.env:HOSTILE}"]
-    elif path.name == "summary.json" and rng.random() < 0.5:  # what commands show or use most
+    elif path.name == "summary.json" and rng.random() < 0.5:  # which commands show or use most
         content[rng.choice(SHOWN)] = value(rng)
     for _ in range(rng.randint(1, 3)):
         changed(content, rng)
@@ -117,7 +117,7 @@ def change_bytes(folder: Path, rng: random.Random) -> None:
 
 
 def change_kind(folder: Path, rng: random.Random) -> None:
-    """Put a pipe, a link or a folder in place of a file, or a file in place of a folder."""
+    """Replace a file by a pipe, a link or a folder, or a folder by a file."""
     path = rng.choice([each for each in sorted(folder.rglob("*")) if each.exists()])
     shutil.rmtree(path) if path.is_dir() else path.unlink()
     kind = rng.choice(
@@ -134,7 +134,7 @@ def change_kind(folder: Path, rng: random.Random) -> None:
 
 
 def change_folder(folder: Path, rng: random.Random) -> None:
-    """Add a file or a folder of a hostile name."""
+    """Add a file or a folder with a hostile name."""
     path = rng.choice([folder, folder, *(each for each in folder.rglob("*") if each.is_dir())]) / name(rng)
     if not path.exists():
         path.write_text("x") if rng.random() < 0.5 else path.mkdir()
@@ -146,7 +146,7 @@ CHANGES: list[Change] = [*[change_structure] * 8, change_checkpoint, change_byte
 
 @pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a run, and pictures."""
+    """Return a folder with a run and pictures."""
     folder = tmp_path_factory.mktemp("good")
     run(folder, *OF_RUNS, "epochs=2", "log_every=1", "hydra.run.dir=run")
     pictures = write_pictures(folder / "digits", digits(60, 20))
@@ -155,7 +155,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def case(good: Path, here: Path, rng: random.Random) -> tuple[Change, list[list[str]]]:
-    """Return the change that was made, and the commands to give."""
+    """Return the change that was made and the commands to run."""
     called = f"outputs/{name(rng)}" if rng.random() < 0.3 else "outputs/run"
     folder = Path(shutil.copytree(good / "run", here / called))
     shutil.copytree(good / "pictures", here / "pictures")
@@ -176,7 +176,7 @@ def case(good: Path, here: Path, rng: random.Random) -> tuple[Change, list[list[
 
 
 def faults_of(number: int, good: Path, here: Path) -> list[str]:
-    """What a case has shown that it must not."""
+    """Return the faults of a case: forbidden output, exit codes, or hangs."""
     rng = random.Random(number)
     change, commands = case(good, here, rng)
     variables = environment(HOSTILE=SECRET, CUPYNET_REPORT=rng.choice(["true", "false"]))

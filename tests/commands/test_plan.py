@@ -1,4 +1,4 @@
-"""The plan: what it prints follows from what it measured, and what cannot work is refused. No time is asserted."""
+"""The plan: its output follows from its measurements, and impossible settings are rejected. No time is asserted."""
 
 import json
 from dataclasses import asdict
@@ -49,7 +49,7 @@ def test_an_average_is_of_the_weights_and_the_optimizer_state(experiment: Experi
 
 @pytest.mark.parametrize(("cores", "workers"), [(1, 2), (64, 16)])
 def test_costs_follow_from_three_rates(cores: int, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Iterations of 10 ms alone, 12 ms beside others, and an average of 3 ms; workers beyond the cores take turns."""
+    """Iterations take 10 ms alone and 12 ms with others, averages 3 ms. Workers beyond the cores take turns."""
     turns = workers / min(cores, workers)
     asked: Any = SimpleNamespace(
         settings=SimpleNamespace(batch_size=100, repeats=3),

@@ -1,4 +1,4 @@
-"""Pictures that people bring, as a run sees them: by the command, and one by one."""
+"""Users' pictures as a run sees them: with the command, and one at a time."""
 
 import json
 import os
@@ -24,7 +24,7 @@ DIGITS = ["data=synthetic", "data.train=2000", "data.test=200", "batch_size=32",
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that knows digits well enough."""
+    """Return a run that has learned digits well enough."""
     folder = tmp_path_factory.mktemp("digits")
     quick = ["model=simple_cnn", "optimizer=adam", "callbacks.progress.style=lines"]
     trained(folder, *DIGITS, *quick)
@@ -42,7 +42,7 @@ def preprocessing(finished: Path, **changes: Any) -> Preprocessing:
 
 
 def page(digit: Any, random: np.random.Generator, kind: str) -> Any:
-    """A digit (28, 28) drawn large, somewhere on a sheet."""
+    """Return a page with an enlarged digit (28, 28) somewhere on it."""
     size = int(random.integers(100, 300))
     high, wide = (size + int(random.integers(0, 150)) for _ in range(2))
     large = Pictures.fromarray(digit).resize((size, size), Pictures.Resampling.BICUBIC)
@@ -53,7 +53,7 @@ def page(digit: Any, random: np.random.Generator, kind: str) -> Any:
         return Pictures.fromarray(sheet)
     if kind == "paper":
         return Pictures.fromarray(255 - sheet)
-    if kind == "pencil":  # on gray paper, with grain
+    if kind == "pencil":  # on grainy gray paper
         return Pictures.fromarray((215 - sheet * 0.6 + random.normal(0, 4, sheet.shape)).clip(0, 255).astype(np.uint8))
     if kind == "ink":
         share = sheet[..., None] / 255
@@ -62,7 +62,7 @@ def page(digit: Any, random: np.random.Generator, kind: str) -> Any:
 
 
 def clean(digit: Any) -> Any:
-    """Without the noise of the drawn digits, which is none of a pen's."""
+    """Return a synthetic digit without its noise, which a pen does not have."""
     return np.where(digit > 80, digit, 0).astype(np.uint8)
 
 
@@ -88,20 +88,20 @@ def test_pictures_of_the_networks_size_are_used_unchanged(finished: Path, digits
 
 
 def test_the_rule_of_mnist() -> None:
-    """A bar of 40 x 10 on a large sheet becomes one of 20 x 5 whose middle is that of the image."""
+    """A bar of 40 x 10 on a large sheet becomes one of 20 x 5, centered in the image."""
     sheet = np.zeros((190, 200, 1), np.uint8)
     sheet[30:70, 150:160] = 200
     found = centered_as_mnist(sheet)[:, :, 0]
     assert found.shape == (28, 28) and found.max() == 255
     rows, columns = np.flatnonzero(found.any(axis=1)), np.flatnonzero(found.any(axis=0))
     assert (rows[0], rows[-1]) == (4, 23) and (columns[0], columns[-1]) == (12, 16)
-    np.testing.assert_allclose(centered_as_mnist(found[:, :, None])[:, :, 0], found, atol=1)  # done twice is done once
+    np.testing.assert_allclose(centered_as_mnist(found[:, :, None])[:, :, 0], found, atol=1)  # idempotent
 
 
 def test_a_digit_is_centered_by_its_mass() -> None:
     sheet = np.zeros((190, 200, 1), np.uint8)
     sheet[30:70, 150:160] = 200
-    sheet[60:70, 110:160] = 200  # a foot to the left
+    sheet[60:70, 110:160] = 200  # adds a foot on the left
     found = centered_as_mnist(sheet)[:, :, 0].astype(float)
     for axis in (0, 1):
         mass = found.sum(axis=1 - axis)
@@ -148,7 +148,7 @@ def test_inverting_on_request(finished: Path, tmp_path: Path) -> None:
     np.testing.assert_array_equal(preprocessing(finished).image(path)[:, :, 0], 255 - sheet)
     np.testing.assert_array_equal(preprocessing(finished, invert="no").image(path)[:, :, 0], sheet)
     Pictures.fromarray(np.zeros((5, 5), np.uint8)).save(path)
-    with pytest.raises(DataError, match="a.png"):  # nothing is drawn in it
+    with pytest.raises(DataError, match="a.png"):  # the picture is blank
         preprocessing(finished).image(path)
 
 
@@ -172,7 +172,7 @@ def test_a_file_that_is_not_a_picture_is_named(content: bytes, tmp_path: Path) -
 
 
 def test_a_path_that_is_not_a_file_is_named(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe.png")  # which nobody writes to: it is not waited for
+    os.mkfifo(tmp_path / "pipe.png")  # has no writer, and must not be waited for
     for path in (tmp_path / "pipe.png", tmp_path / "none.png", tmp_path):
         with data_error(path):
             picture(path, 1)
@@ -180,7 +180,7 @@ def test_a_path_that_is_not_a_file_is_named(tmp_path: Path) -> None:
 
 @pytest.fixture
 def scans(digits: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder of three good pictures and another file, and a bad picture beside it, in the working folder."""
+    """Make a folder of three good pictures and a text file, next to a bad picture, in the working folder."""
     monkeypatch.chdir(tmp_path)
     Path("scans").mkdir()
     random = np.random.default_rng(2)
@@ -200,7 +200,7 @@ def test_the_pictures_of_a_folder_are_classified_by_name(finished: Path, call: C
 
 @pytest.mark.usefixtures("scans")
 def test_good_pictures_are_classified_although_there_are_bad_ones(finished: Path, call: Call) -> None:
-    """One line for each bad one, and exit code 65."""
+    """Each bad picture gets one line, and the exit code is 65."""
     found = call(main, finished, "bad.png", "scans/1.png", "none.png", "--json", "--top", "2")
     (row,) = map(json.loads, found.out.splitlines())
     assert found.code == 65 and row["file"] == "scans/1.png"

@@ -1,4 +1,4 @@
-"""The table at the end of a run: its rows, and a terminal that fails."""
+"""The table at the end of a run: its rows, and failing terminals."""
 
 import sys
 from dataclasses import asdict

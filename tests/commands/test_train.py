@@ -1,4 +1,4 @@
-"""`cupynet train` as a user types it: what it writes, what it refuses, and how it ends."""
+"""`cupynet train` as a user types it: its files, its errors, and its exit codes."""
 
 import json
 import os
@@ -26,7 +26,7 @@ TINY = [*QUICK, *SMALL]
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
-    """A run with two workers, and what it printed."""
+    """Return a run with two workers, and its output."""
     folder = tmp_path_factory.mktemp("finished")
     stdout, stderr = run(folder, *QUICK, "workers=2", "epochs=2", "log_every=5")
     return run_folder(folder), stdout, stderr
@@ -57,7 +57,7 @@ def test_the_examples_are_the_images_of_the_mistakes(finished: tuple[Path, str, 
 
 
 def test_a_run_that_has_not_learned_warns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Steps far too large, which clipping keeps finite: nothing else would tell."""
+    """Steps are far too large, but clipping keeps them finite, so nothing else would show it."""
     trained(tmp_path / "bad", *QUICK, "workers=1", "optimizer.learning_rate=10")
     assert sum(each.levelname == "WARNING" for each in caplog.records) == 1
     caplog.clear()
@@ -66,9 +66,9 @@ def test_a_run_that_has_not_learned_warns(tmp_path: Path, caplog: pytest.LogCapt
 
 
 def test_early_stopping_ends_a_run_and_keeps_its_best(tmp_path: Path, call: Call) -> None:
-    """The validation images choose, the test images are looked at once, and of the best weights."""
+    """The choice uses validation images. The best weights are evaluated once on the test images."""
     settings = ["callbacks=early_stopping", "data.validation=100", "workers=2", "epochs=9", "data.train=700"]
-    worst = ["callbacks.early_stopping.patience=2", "callbacks.early_stopping.mode=max"]  # the first is the best
+    worst = ["callbacks.early_stopping.patience=2", "callbacks.early_stopping.mode=max"]  # the first epoch is the best
     trained(tmp_path, *TINY, *settings, *worst, "metrics=[auc]")
     summary = summary_of(tmp_path)
     found = summary["early_stopping"]
@@ -184,7 +184,7 @@ class Bad(Poisoned):
 def test_the_setting_nonfinite_action_ends_the_run_with_3_or_leaves_the_batch_out(
     setting: list[str], code: int, tmp_path: Path
 ) -> None:
-    """The batch of sample 5 has a loss that is not finite."""
+    """The batch with sample 5 has a non-finite loss."""
     (tmp_path / "bad.py").write_text(BAD)
     arguments = ["trusted_modules=[bad]", "+model.layers={bad:{_target_:bad.Bad}}", "model=mlp", "workers=2"]
     _, stderr = run(tmp_path, *QUICK, *arguments, *setting, code=code)
@@ -197,7 +197,7 @@ def test_the_setting_nonfinite_action_ends_the_run_with_3_or_leaves_the_batch_ou
 # signals --------------------------------------------------------------------------------------------------------------
 
 
-# tests/core/test_signals.py has the codes of all signals, and a run that SIGINT ends
+# tests/core/test_signals.py tests the codes of all signals and a run ended by SIGINT
 def test_a_signal_ends_a_run_with_its_results_saved(tmp_path: Path) -> None:
     folder, ending = tmp_path / "run", faulty(tmp_path, "SIGUSR1", 12)
     run(tmp_path, *TINY, *MORE, *ending, "workers=2", "parallel.averaging_frequency=end", "hydra.run.dir=run", code=143)
@@ -234,7 +234,7 @@ class Late(Layer):
 
 @pytest.fixture
 def signalling(tmp_path: Path) -> list[str]:
-    """Settings that trust a module with the classes above."""
+    """Write a module with the classes above, and return settings that trust it."""
     (tmp_path / "signalling.py").write_text(SIGNALLING)
     return [*TINY, "trusted_modules=[signalling]"]
 
@@ -272,7 +272,7 @@ def test_mnist_reaches_99_percent(tmp_path: Path) -> None:
 
 
 def test_equal_runs_leave_equal_files(tmp_path: Path) -> None:
-    """Byte for byte, the times in the history aside."""
+    """The files are equal byte for byte, except for times in the history."""
     settings = [*TINY, "workers=2", "epochs=2", "log_every=4"]
     run(tmp_path, *settings, "hydra.run.dir=one", PYTHONHASHSEED="1")
     trained(tmp_path / "two", *settings)

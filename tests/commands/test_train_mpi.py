@@ -1,4 +1,4 @@
-"""The command under mpiexec, as a user types it."""
+"""`cupynet train` under mpiexec, as a user types it."""
 
 import json
 import sys
@@ -33,7 +33,7 @@ def train(folder: Path, ranks: int, *arguments: str, code: int = 0) -> tuple[str
 
 @pytest.mark.slow
 def test_ranks_on_stand_in_devices_learn_what_ranks_on_the_cpu_learn(tmp_path: Path) -> None:
-    """Each process on the stand-in of CuPy: its weights go over the host to the others, and back."""
+    """Each process uses CuPy's stand-in. Averages of weights go through the host."""
     small = ["data.train=104", "data.test=32", "dtype=double", "parallel.launcher=mpi", "parallel.reduce=host"]
     found = {}
     for backend, through in (("cupy", ["-m", "tests.standin"]), ("numpy", [])):
@@ -73,7 +73,7 @@ def test_a_wrong_setting_is_refused_once_and_leaves_no_folder(tmp_path: Path, se
 def test_sweeps_and_single_process_commands_are_refused_under_mpiexec(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Before MPI is started: the variables of a rank are enough."""
+    """They are rejected before MPI starts, because a rank's environment variables are set."""
     rank = {"PMI_RANK": "0", "PMI_SIZE": "2"}
     for name, value in {**rank, "HYDRA_FULL_ERROR": "1"}.items():
         monkeypatch.setenv(name, value)
@@ -89,7 +89,7 @@ def test_sweeps_and_single_process_commands_are_refused_under_mpiexec(
 
 @pytest.mark.slow
 def test_a_checkpoint_that_rank_0_cannot_write_ends_all(tmp_path: Path) -> None:
-    """The others have handed over what is theirs, and train on until they hear of it."""
+    """The others have sent their parts, and continue to train until they learn of the failure."""
     saving = [*MPI, "callbacks.checkpoint.every_iterations=4"]
     stdout, stderr = train(tmp_path, 2, *saving, *faulty(tmp_path, "disk", 8), code=74)
     assert len(stderr.splitlines()) == 1 and "step-00000008" in stderr and "Traceback" not in stdout
@@ -120,7 +120,7 @@ for arguments in json.loads(sys.argv[1]):
 
 
 def test_ranks_that_stop_and_resume_equal_threads_bit_for_bit(tmp_path: Path) -> None:
-    """With synchronized statistics and dropout; in the last round one of the two ranks has no batch.
+    """The network has synchronized statistics and dropout. In the last round, one of the two ranks has no batch.
 
     Ranks resume a run started with threads, and threads resume a run started with ranks. A signal to one rank stops
     both after the same iteration. Only rank 0 writes and prints.

@@ -1,4 +1,4 @@
-"""Arguments that a command cannot follow: one line that names what is wrong, an exit code, and no file."""
+"""Wrong arguments of a command give one line that names the problem, an exit code, and no file."""
 
 import os
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ WRONG = [
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The working folder, with a run, a folder without anything, and a file that is no picture."""
+    """Return a working folder with a run, an empty folder, and a file that is not a picture."""
     folder = tmp_path_factory.mktemp("wrong")
     small = ["data=synthetic", "data.train=64", "data.test=32", "epochs=1", "workers=1", "model=mlp", "backend=numpy"]
     trained(folder / "RUN", *small)
@@ -58,5 +58,5 @@ def test_arguments_that_a_command_cannot_follow_are_refused(
 ) -> None:
     found = call(command.main, *typed.split())
     assert found.code == code and named in found.error
-    assert found.out == "" or (command is compare and code == 74)  # it has printed its table
+    assert found.out == "" or (command is compare and code == 74)  # it has already printed its table
     assert sorted(os.listdir(here)) == ["RUN", "a.png", "empty"]

@@ -1,4 +1,4 @@
-"""Commands run in the process of the tests."""
+"""Commands run in the tests' own process."""
 
 import logging
 import sys
@@ -16,7 +16,7 @@ from tests.support.commands import Called, Command, Line
 
 @pytest.fixture
 def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty working folder, with the environment a command expects, and logging put back afterwards."""
+    """Yield an empty working folder with the environment that a command expects; restore logging afterwards."""
     monkeypatch.chdir(tmp_path)
     for name in ("BACKEND_PRIORITY_GPU", "BACKEND_PRIORITY_CPU", "HYDRA_FULL_ERROR"):
         monkeypatch.delenv(name, raising=False)
@@ -32,7 +32,7 @@ def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 @pytest.fixture
 def command(in_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
-    """command(*arguments, task=, check=) -> (exit code, settings of the jobs that ran)"""
+    """Return command(*arguments, task=, check=) -> (exit code, settings of the jobs that ran)."""
 
     def call(*arguments: str, task: Any = None, check: Any = None) -> tuple[int, list[Settings]]:
         ran: list[Settings] = []
@@ -59,5 +59,5 @@ def command(in_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
 
 @pytest.fixture
 def error_line(capsys: pytest.CaptureFixture[str]) -> Line:
-    """A function that returns what was printed on stderr since its last call: one line."""
+    """Return a function that returns the single line printed on stderr since its last call."""
     return lambda: Called(0, *capsys.readouterr()).error

@@ -1,7 +1,7 @@
-"""Users' files and stored runs of an earlier version keep working, though classes and arguments have moved since.
+"""Users' files and stored runs of earlier versions still work, although classes and arguments have moved.
 
-`targets_52b31d6.json` has the parts of every file of conf/ at that commit, and `run_52b31d6` a run that it trained.
-`run_0171862e` is a run of another commit with its last checkpoint: a small `lenet_norm`, two workers, a weight average.
+`targets_52b31d6.json` has the parts of every file of conf/ at that commit, and `run_52b31d6` is a run of that commit.
+`run_0171862e`, from another commit, has its last checkpoint: a small `lenet_norm`, two workers, a weight average.
 """
 
 import json
@@ -23,14 +23,14 @@ from tests.support.settings import settings_of
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 NODES: dict[str, Any] = json.loads((GOLDEN / "targets_52b31d6.json").read_text())
-USERS_FILES = ("data/folder", "data/idx", "data/npz")  # found, and refused without a path
+USERS_FILES = ("data/folder", "data/idx", "data/npz")  # found, and rejected without a path
 STORED = GOLDEN / "run_52b31d6"
 
 
 @pytest.mark.parametrize("file", NODES)
 def test_every_part_of_the_former_conf_is_built(file: str) -> None:
     group = file.split("/")[0]
-    node = translated({group: NODES[file]})[group]  # as settings of a stored run are read
+    node = translated({group: NODES[file]})[group]  # as for a stored run's settings
     if file in USERS_FILES:
         with pytest.raises(ConfigError):
             build(node, group)

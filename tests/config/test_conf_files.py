@@ -1,4 +1,4 @@
-"""conf/: every file of every group composes and is valid, and its classes exist and take its arguments."""
+"""conf/: every file of every group composes and is valid, and its classes exist and accept its arguments."""
 
 import inspect
 from collections.abc import Iterator, Mapping
@@ -28,7 +28,7 @@ def composed(*overrides: str) -> dict[str, Any]:
 
 
 def file_of(group: str, name: str) -> DictConfig:
-    """Return a file of a group, merged with the files of the same group in its defaults list."""
+    """Return a group's file, merged with the files of the same group in its defaults list."""
     file = cast(DictConfig, OmegaConf.load(CONF / group / f"{name}.yaml"))
     order = file.pop("defaults", ["_self_"])
     return cast(DictConfig, OmegaConf.merge(*(file if each == "_self_" else file_of(group, each) for each in order)))
@@ -65,7 +65,7 @@ def test_every_file_composes_and_lists_every_argument_of_its_parts(group: str, n
     if group != "backend":
         found: Any = OmegaConf.to_container(OmegaConf.create({group: file_of(group, name)}), resolve=True)
         if found[group].get("fallback") == "auto":
-            found[group]["fallback"] = None  # because the data set was chosen explicitly
+            found[group]["fallback"] = None  # an explicitly chosen data set has no fallback
         assert settings[group] == found[group]
     for key, part in parts(settings[group], group):
         module, _, cls = part.pop("_target_").rpartition(".")

@@ -1,4 +1,4 @@
-"""Settings turned into a run's objects: what only a machine with GPUs would show."""
+"""A run's objects built from settings, including cases that only a machine with GPUs would show."""
 
 import errno
 from dataclasses import replace
@@ -29,7 +29,7 @@ SMALL = ("model=mlp", "model.layers.dense1.units=16", "model.layers.dense2.units
 
 
 def experiment(*overrides: str, workers: int = 1, devices: tuple[int, ...] = ()) -> Experiment:
-    """An experiment whose workers are on devices that this machine does not have."""
+    """Return an experiment with workers on devices that this machine does not have."""
     found = Experiment(settings_of("data=synthetic", "workers=1", "backend=numpy", *overrides))
     found.checked = replace(found.checked, placement=Placement(workers, devices))
     return found
@@ -68,7 +68,7 @@ def test_tf32_is_used_if_it_is_enabled() -> None:
 
 
 class Given(Source):
-    """A source as users write one that needs no setting: it gives a data set, or cannot."""
+    """A user-defined source without settings, which returns a data set or raises an error."""
 
     image_shape, classes, name = (8, 8, 1), 3, "given"
 
@@ -223,7 +223,7 @@ def test_weights_and_frozen_layers_that_do_not_exist_are_refused(tmp_path: Path)
     with refused("learning_rate_factors"):
         experiment(*SMALL, "learning_rate_factors={conv9:0.1}")
     with refused("learning_rate_factors"):
-        experiment(*SMALL, "learning_rate_factors={0:0.1}")  # a key that YAML reads as a number
+        experiment(*SMALL, "learning_rate_factors={0:0.1}")  # YAML reads the key as a number
     with refused("learning_rate_factors.conv1", "-0.1"):
         experiment(*SMALL, "learning_rate_factors={conv1:-0.1}")
     (tmp_path / "other.safetensors").write_bytes(b"nothing")

@@ -1,4 +1,4 @@
-"""The command entry point: which settings come in, what is refused, and with which exit code a command ends."""
+"""The command entry point: composed settings, rejected settings, and exit codes."""
 
 import logging
 import os
@@ -27,7 +27,7 @@ from tests.support.settings import GROUPS, settings_of
 
 # what is refused ------------------------------------------------------------------------------------------------------
 
-# arguments, and the setting or the name that the line shows
+# arguments, and the setting or name in the error line
 REFUSED = {
     "workrs=4": "cupynet: workrs",
     "workers=0": "cupynet: workers=0",
@@ -53,7 +53,7 @@ def test_a_wrong_setting_is_refused_in_one_line_with_code_2_before_a_folder_is_w
     assert list(in_folder.iterdir()) == []
 
 
-# an override, the setting that the error names, and the nearest name if there is one
+# an override, the setting named in the error, and the closest name if there is one
 WRONG = {
     "++workrs=4": ("workrs", "'workers'"),
     "workers=four": ("workers", ""),
@@ -258,13 +258,13 @@ def test_a_run_folder_that_cannot_be_made(
 def test_one_bad_job_does_not_stop_a_sweep(
     command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One job has a bug, another is refused. Both are reported with their numbers, and the first decides the code."""
+    """One job has a bug, another is rejected. Errors name the job numbers. The first decides the exit code."""
     code, ran = command("-m", "epochs=1,-1,2", task=lambda settings, folder: 1 / (settings.epochs - 1))
     assert code == 1 and [settings.epochs for settings in ran] == [1, 2]
     first, second = [line for line in capsys.readouterr().err.splitlines() if line.startswith("cupynet: ")]
     assert "job 0: ZeroDivisionError" in first and "job 1: epochs=-1" in second
     (sweep,) = in_folder.glob("outputs/sweeps/*/*")
-    assert sorted(path.name for path in sweep.glob("[0-9]*")) == ["0", "2"]  # a refused job leaves no folder
+    assert sorted(path.name for path in sweep.glob("[0-9]*")) == ["0", "2"]  # a rejected job leaves no folder
     assert "ERROR cupynet: job 0: ZeroDivisionError" in (sweep / "0" / "train.log").read_text()
 
 
@@ -342,7 +342,7 @@ def test_help_lists_the_settings_that_exist(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Every group in a line with files that are there or `...`; a command's own settings; the exit codes."""
+    """The page lists each group's files (or some and `...`), the command's own settings, and the exit codes."""
     monkeypatch.setattr(sys, "argv", [f"{name}.py", "--help"])
     config.run(lambda settings, folder: None, lambda settings: settings, name, schema)
     page = capsys.readouterr().out
@@ -413,7 +413,7 @@ echo "${COMPREPLY[@]}"
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
 def test_bash_completes_settings_and_files(tmp_path: Path) -> None:
-    script = tmp_path / "cupynet"  # what pip makes of the entry in pyproject.toml
+    script = tmp_path / "cupynet"  # like the script that pip installs
     script.write_text(f"#!{sys.executable}\nfrom cupynet.__main__ import main\nmain()\n")
     script.chmod(0o755)
     path = f"{tmp_path}:/usr/bin:/bin"

@@ -1,4 +1,4 @@
-"""Building parts from `_target_`: nested parts, errors that name the key, and the classes that are trusted."""
+"""Building parts from `_target_`: nested parts, errors that name the key, and trusted classes."""
 
 import os
 import sys
@@ -39,7 +39,7 @@ def test_build_makes_parts_inside_parts_in_order() -> None:
     assert [(name, layer.kernel_size) for name, layer in stack.layers.items()] == [("z", 3), ("a", 5), ("m", 3)]
     assert type(stack.extra[0]) is Conv and stack.extra[1:] == [3, {"plain": [1, None]}]
     assert stack.more == {"whatever": 1}
-    assert node["_target_"] == f"{HERE}.Stack"  # the argument is left as it was
+    assert node["_target_"] == f"{HERE}.Stack"  # the argument is unchanged
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_build_imports_nothing_untrusted(
 def test_a_trusted_module_is_found_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "lies_here.py").write_text("class Part:\n    pass\n")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", str(tmp_path))])  # as of a script
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", str(tmp_path))])  # as in a script
     monkeypatch.delitem(sys.modules, "lies_here", raising=False)
     check_modules(["lies_here"])
     assert type(build({"_target_": "lies_here.Part"}, "model", ["lies_here"])).__name__ == "Part"

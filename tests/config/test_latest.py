@@ -1,4 +1,4 @@
-"""outputs/latest, a link to the newest run; the run that `resume=latest` finds; folders that hold a run."""
+"""outputs/latest, a link to the newest run; the run that `resume=latest` finds; folders that contain a run."""
 
 import os
 import time
@@ -28,7 +28,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def made(name: str, *, checkpoint: bool = True, age_s: float = 0.0, summary: str | None = None) -> Path:
-    """A run that was killed, or has this summary; its newest checkpoint was written so long ago."""
+    """Make a run that was killed or has this summary. Its newest checkpoint is `age_s` old."""
     run = Path(name)
     (run / ".hydra").mkdir(parents=True)
     (run / ".hydra" / "config.yaml").write_text("{}\n")
@@ -102,7 +102,7 @@ def test_a_resumed_run_is_not_named_by_its_link(below: str) -> None:
 
 def test_resume_latest_is_the_newest_run_that_has_not_ended() -> None:
     old, job = made("outputs/day/old", age_s=50), made("outputs/sweeps/day/time/0", age_s=40)
-    resume.mark_latest(job.parent)  # whose jobs are now two folders below outputs/, too
+    resume.mark_latest(job.parent)  # now the job is also two folders below outputs/, through the link
     assert resume.find("latest", []) == job
     (job / "summary.json").write_text(DONE)
     resume.mark_latest(made("outputs/day/new", checkpoint=False))
@@ -110,7 +110,7 @@ def test_resume_latest_is_the_newest_run_that_has_not_ended() -> None:
 
 
 def test_resume_latest_skips_trials_diverged_jobs_and_links(here: Path) -> None:
-    """A search resumes its own trials, and a diverged job of a sweep has its result."""
+    """A search resumes its own trials, and a diverged job is finished."""
     trial, job = made("outputs/tune/day/time/trials/0000"), made("outputs/sweeps/day/time/0", summary=DIVERGED)
     (trial.parents[1] / "study.db").write_text("")
     (job.parent / "multirun.yaml").write_text("")
@@ -131,11 +131,11 @@ def test_a_folder_with_another_run_is_refused(checkpoint: bool, summary: str | N
 
 
 def test_files_that_no_run_has_written_are_not_replaced() -> None:
-    run = made("run", checkpoint=False)  # failed early
+    run = made("run", checkpoint=False)  # a run that failed early
     (run / "weights.safetensors").touch()
     resume.check_untaken(run, RESULTS)
     Path("weights.safetensors").touch()
-    resume.check_untaken(Path())  # a command that does not write it
+    resume.check_untaken(Path())  # for a command that does not write the file
     with pytest.raises(ConfigError):
         resume.check_untaken(Path(), RESULTS)
 

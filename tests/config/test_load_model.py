@@ -1,4 +1,4 @@
-"""A model of a run's folder, of its checkpoints, and of folders that hold none."""
+"""Models loaded from a run's folder and from its checkpoints, and folders without a model."""
 
 import shutil
 from collections.abc import Callable
@@ -23,7 +23,7 @@ SIZES = ["model.layers.dense1.units=20", "model.layers.conv1.filters=6", "model.
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two replicas with running statistics and normalised pixels, and its checkpoint in mid-epoch."""
+    """Return a run of two replicas with running statistics, normalized pixels and a checkpoint in mid-epoch."""
     folder = tmp_path_factory.mktemp("trained") / "run"
     kept = ["callbacks.checkpoint.every_iterations=2", "callbacks.checkpoint.keep_last=9"]
     trained(folder, *SMALL, "model=lenet_norm", *SIZES, *kept, "data.normalize=auto", "workers=2", "epochs=2")
@@ -62,14 +62,14 @@ def test_a_run_is_loaded_by_any_path_and_on_any_backend(finished: Path, model: M
     expected = model.predict(test)
     for path in (Run(finished), steps / "step-00000010"):
         np.testing.assert_array_equal(load(path, "numba").predict(test), expected)
-    for place, dtype in ((str(finished), "double"), (steps, "float64")):  # the newest checkpoint, at the end
+    for place, dtype in ((str(finished), "double"), (steps, "float64")):  # the newest checkpoint is from the end
         found = load(place, "numpy", dtype)
         assert found.backend.policy.name == "double"
         np.testing.assert_allclose(found.predict(test), expected, atol=1e-5)
 
 
 def test_replicas_of_a_mid_epoch_checkpoint_are_weighted_as_in_their_next_average(finished: Path) -> None:
-    stored = read(finished / "checkpoints" / "step-00000004")  # the last average was after the third
+    stored = read(finished / "checkpoints" / "step-00000004")  # the last average came after iteration 3
     own = [stored.arrays["weights"][f"output.weight@{rank}"] for rank in (0, 1)]
     assert not np.array_equal(*own)
     samples = [each["numbers"]["synchronizer"]["tally"]["samples"] for each in stored.state["workers"]]

@@ -1,4 +1,4 @@
-"""Settings that need more memory than the machine has are refused before anything is allocated."""
+"""Settings that need more memory than the machine has are rejected before anything is allocated."""
 
 from dataclasses import replace
 from typing import Any
@@ -20,7 +20,7 @@ from tests.support.training import small_model
 
 
 class Job:
-    """Ranks of which `on_machine` are here; `word` is what the first of them refuses."""
+    """An MPI job with `on_machine` ranks on this machine. `word` is the first rank's error."""
 
     def __init__(self, on_machine: int, word: str = "") -> None:
         self.on_machine, self.word = on_machine, word
@@ -67,7 +67,7 @@ def test_the_layers_of_a_block_count_if_its_relu_is_fused() -> None:
     block = Residual([Dense(7), BatchNorm(), Activation("tanh"), Dense(4), BatchNorm()], shortcut=Dense(4))
     network = Sequential({"block": block, "relu": Activation("relu")})
     model = Model(network, Flat(3), create_backend("numpy"), 1)
-    assert output_values(model.network) == 7 + 7 + 7 + 4 + 4 + 4  # not the last norm
+    assert output_values(model.network) == 7 + 7 + 7 + 4 + 4 + 4  # all but the last norm
 
 
 @pytest.mark.parametrize("name", ["batch_size", "data.train", "model.layers.dense1.units"])
@@ -75,7 +75,7 @@ def test_a_run_that_needs_more_than_there_is_is_refused(name: str, monkeypatch: 
     machine_with(10**10, monkeypatch)
     with refused("batch_size"):
         experiment("workers=1", f"{name}=1000000000")
-    machine_with(None, monkeypatch)  # an unknown size refuses nothing
+    machine_with(None, monkeypatch)  # an unknown size rejects nothing
     experiment("workers=1", f"{name}=1000000000")
 
 
@@ -89,7 +89,7 @@ def test_devices_share_the_replicas_and_have_memory_of_their_own(monkeypatch: py
         check_memory(*placed(one, Placement(4, (0, 1))))
     monkeypatch.setattr(gpus, "memory", lambda devices: 10**12)
     machine_with(10**9, monkeypatch)
-    check_memory(*placed(one, Placement(4, (0, 1))))  # what is on the devices does not count here
+    check_memory(*placed(one, Placement(4, (0, 1))))  # device memory does not count here
 
 
 def test_each_rank_of_a_machine_loads_its_own_images() -> None:

@@ -1,4 +1,4 @@
-"""`Model.save` and `cupynet.load`: one file with everything, and nothing in it that can do harm."""
+"""`Model.save` and `cupynet.load`: a single file has everything, and no file can do harm."""
 
 import copy
 import json
@@ -87,7 +87,7 @@ def test_classes_of_others_need_trust(tmp_path: Path) -> None:
 
 
 class Renamed(Dense):
-    """Takes any arguments by name, as classes of Keras users do."""
+    """Takes any keyword arguments, like classes of Keras users."""
 
     def __init__(self, units: int, **others: Any) -> None:
         super().__init__(units, **others)
@@ -140,7 +140,7 @@ def test_a_model_is_saved_as_it_was_made(tmp_path: Path) -> None:
 
 
 def changed(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
-    """Return a change of a description, at a dotted key."""
+    """Return a function that changes a description at a dotted key."""
 
     def change(description: dict[str, Any]) -> None:
         *above, last = key.split(".")

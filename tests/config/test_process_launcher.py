@@ -1,4 +1,4 @@
-"""`hydra/launcher=processes`: jobs as processes side by side, however they end."""
+"""`hydra/launcher=processes`: jobs run in concurrent processes and may end in any way."""
 
 import os
 import signal
@@ -52,7 +52,7 @@ def test_a_job_trains_in_its_own_process(
 
 @pytest.fixture
 def two_jobs(tmp_path: Path) -> subprocess.Popen[str]:
-    """A sweep of three jobs, two of which have begun to train."""
+    """Start a sweep of three jobs, two of which have begun to train."""
     settings = [*TINY, "epochs=100000", "seed=1,2,3", "hydra.launcher.jobs=2"]
     line = [sys.executable, "-m", "cupynet", "train", "-m", *settings]
     variables, pipe = environment(CUPYNET_REPORT="false"), subprocess.PIPE
@@ -93,7 +93,7 @@ def test_jobs_stop_and_save_if_the_sweep_is_killed(two_jobs: subprocess.Popen[st
 
 @pytest.fixture
 def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launch:
-    """launch(jobs, at_once=, devices=, first=): launch jobs of a sweep on a machine with these devices."""
+    """Return launch(jobs, at_once=, devices=, first=), which launches a sweep's jobs on a machine with `devices`."""
     (tmp_path / "sweep").mkdir()
     sweep_record._ended.clear()
 
@@ -111,7 +111,7 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launch:
 
 @pytest.fixture
 def begun(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[str], str | None]]:
-    """Number, overrides and device of each job of a launcher, which takes a moment instead of a process."""
+    """Return the number, overrides and device of each job. Jobs take a moment instead of starting a process."""
     jobs: list[tuple[int, list[str], str | None]] = []
 
     def process(self: ProcessLauncher, job: Any, device: str | None) -> tuple[int, str]:
@@ -186,7 +186,7 @@ def test_warnings_of_jobs_are_shown_with_their_numbers(
 
 
 def test_a_signal_that_another_thread_receives_stops_the_sweep(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The system may deliver a signal to any thread; Python's handler needs the main thread, which waits."""
+    """The system may deliver a signal to any thread, but Python's handler needs the main thread, which is waiting."""
     begun: list[int] = []
 
     def process(self: ProcessLauncher, job: Any, device: str | None) -> tuple[int, str]:

@@ -27,12 +27,12 @@ from tests.support.settings import settings_of
 from tests.support.user_files import digits, write_pictures
 
 RUN = Path("outputs/day/run")
-NORM = ["workers=2", "model=lenet_norm", "epochs=2"]  # with running estimates and dropout
+NORM = ["workers=2", "model=lenet_norm", "epochs=2"]  # has running estimates and dropout
 
 
 @pytest.fixture(scope="module")
 def one_stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a run that SIGTERM stopped between averages, three iterations after its last checkpoint."""
+    """Return a folder with a run that SIGTERM stopped between averages, three iterations after a checkpoint."""
     folder = tmp_path_factory.mktemp("stopped")
     with pytest.raises(Interrupted, match=f"cupynet train resume={folder / RUN}"):
         trained(folder / RUN, *QUICK, *SMALL, *MORE, *NORM, callbacks=[EndAfter(7)])
@@ -59,7 +59,7 @@ def contents(*folders: Path) -> dict[Path, bytes]:
 
 @contextlib.contextmanager
 def resumes_bit_for_bit(run_folder: Path, settings: list[str]) -> Iterator[None]:
-    """Check that the run that the `with` block resumes equals an uninterrupted one, and that its times add up."""
+    """Check that the run resumed in the `with` block equals an uninterrupted one, and that its times add up."""
     trained(Path("whole"), *QUICK, *SMALL, *MORE, *settings)
     began = (run_folder / "started.json").read_text()
     newest = Checkpoints(run_folder / "checkpoints").newest()
@@ -78,7 +78,7 @@ def test_a_stopped_run_resumes_bit_for_bit(stopped: Path) -> None:
         resumed(stopped)
 
 
-# tests/test_soak.py kills at every place of a save, with and without averages
+# tests/test_soak.py kills runs at every step of a save, with and without averages
 @pytest.mark.parametrize(
     ("settings", "iteration"),
     [
@@ -125,7 +125,7 @@ def test_training_further_is_as_in_one_go_or_warns_that_the_schedule_changed(
 
 
 def test_a_schedule_may_be_named_again(in_folder: Path) -> None:
-    """Without its optimizer: the highest rate is that of the run."""
+    """If the optimizer is not named again, the run's highest rate is kept."""
     settings = ["optimizer=adam", "optimizer.learning_rate=cosine"]
     stored.keep(in_folder / "run", settings_of(*settings), settings)
     before = config.load(in_folder / "run").optimizer
@@ -161,7 +161,7 @@ def test_a_complete_run_is_left_alone(stopped: Path, command: Command) -> None:
     assert command(f"resume={stopped}", task=train_job)[0] == 0
     before = contents(stopped)
     assert command(f"resume={stopped}", "workers=1", task=train_job)[0] == 0
-    assert command(f"resume={stopped}", "epochs=1", task=train_job)[0] == 2  # it has two
+    assert command(f"resume={stopped}", "epochs=1", task=train_job)[0] == 2  # the run has had two
     log = stopped / "train.log"
     assert {**contents(stopped), log: b""} == {**before, log: b""}
 
@@ -185,7 +185,7 @@ def test_a_setting_that_must_not_change_is_refused(given: dict[str, Any], stored
 
 
 def test_the_channels_of_a_run_on_gray_pictures_may_be_set_on_resume(in_folder: Path, command: Command) -> None:
-    """An earlier version trained on them without a number of channels."""
+    """An earlier version trained on such pictures without a number of channels."""
     pictures = write_pictures(in_folder / "pictures", digits(20, 10))
     data = ("data=folder", f"data.folder={pictures}")
     trained(Path("run"), *data, "model=mlp", "backend=numpy", "workers=1", "epochs=1")
@@ -194,7 +194,7 @@ def test_the_channels_of_a_run_on_gray_pictures_may_be_set_on_resume(in_folder: 
         opened.convert("P").save(path)
     again = ["resume=run", "epochs=2"]
     assert command(*again, task=train_job)[0] == 65
-    assert command(*again, "data.channels=3", task=train_job)[0] == 2  # of another network
+    assert command(*again, "data.channels=3", task=train_job)[0] == 2  # for another network
     assert command(*again, "data.channels=1", task=train_job)[0] == 0
     assert config.load("run").data["channels"] == 1
     assert command("resume=run", "epochs=3", "data.channels=null", task=train_job)[0] == 2
@@ -256,12 +256,12 @@ def test_a_run_that_was_killed_before_its_results_were_written_is_finished(stopp
     assert resume.find("latest", []) == stopped
     resumed(stopped)
     assert (stopped / "weights.safetensors").read_bytes() == before and (stopped / "summary.json").is_file()
-    code, (settings,) = command("resume=latest")  # there is none, and a new run begins
+    code, (settings,) = command("resume=latest")  # no run is unfinished, so a new one begins
     assert code == 0 and settings.resume is None
 
 
 def test_a_run_resumed_from_an_earlier_checkpoint_is_unfinished_again(stopped: Path) -> None:
-    """Its results are from before, and no checkpoint is newer than it."""
+    """Its results are outdated, and checkpoints newer than the resumed one are removed."""
     resumed(stopped)
     store = Checkpoints(stopped / "checkpoints")
     first, last = store.steps()[-2:]

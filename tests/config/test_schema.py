@@ -1,4 +1,4 @@
-"""The settings: every one keeps its rule, and a mapping becomes settings or is refused by the name of what is wrong."""
+"""The schema: each setting's rule, and mappings that become settings or an error that names the wrong key."""
 
 from copy import deepcopy
 from typing import Any
@@ -24,7 +24,7 @@ GROUPS = ("backend", "backend.priority", "memory", "parallel")
 
 
 def given(key: str, value: Any) -> dict[str, Any]:
-    """The least that can be read, and `value` at the dotted key."""
+    """Return a minimal valid mapping with `value` at a dotted key."""
     tree = deepcopy(MINIMAL)
     *above, last = key.split(".")
     node = tree

@@ -1,4 +1,4 @@
-"""Search spaces: the syntax, what is refused, and how a command line is split."""
+"""Search spaces: the syntax, rejected spaces, and splitting of command lines."""
 
 from typing import Any
 

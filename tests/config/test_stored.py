@@ -1,4 +1,4 @@
-"""The stored settings of a run, read again with changes."""
+"""A run's stored settings, read again with changes."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Sweeps in one process: no job leaves anything to the next."""
+"""Sweeps in one process: no job leaves anything behind for the next."""
 
 import json
 import logging
@@ -35,7 +35,7 @@ def left_in_the_process() -> dict[str, Any]:
 
 
 def watched() -> None:
-    """Train, and print what is left when each job begins."""
+    """Train, and print the leftovers in the process when each job begins."""
 
     def noted(*arguments: Any) -> None:
         began(*arguments)
@@ -57,4 +57,4 @@ def test_thirty_jobs_leave_nothing(tmp_path: Path) -> None:
     assert len(jobs) == 30 and all(job == jobs[1] for job in jobs[1:])
     assert jobs[1]["children"] == "" and jobs[1]["threads"] == ["MainThread"] and jobs[1]["handlers"] == [1, 1, 1, 1]
     middle, end = sorted(sizes[8:13])[2], sorted(sizes[25:30])[2]
-    assert end - middle < 24 * 1024  # kB: what allocators scatter; a model with its buffers is more in each job
+    assert end - middle < 24 * 1024  # kB for fragmentation; leaking a model and its buffers in each job would be more

@@ -1,4 +1,4 @@
-"""The jobs of a sweep: sweep.csv and the table."""
+"""Records of a sweep's jobs: sweep.csv and the table."""
 
 import csv
 import shlex

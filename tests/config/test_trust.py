@@ -1,7 +1,7 @@
-"""Hostile files and folders: nothing in them runs, is trusted, or writes where nobody asked it to.
+"""Hostile files and folders: nothing in them runs, is trusted, or writes to places that the user did not name.
 
-The tables are a corpus of attacks. Each of them is refused and leaves the folder as it was; code that ran would leave a
-canary there.
+The tables are a corpus of attacks. Each is rejected and leaves the folder unchanged. Code that ran would leave a canary
+there.
 """
 
 import io
@@ -39,18 +39,18 @@ from tests.support.settings import settings_of
 from tests.support.training import small_dataset, small_model
 
 Refuses = Callable[..., None]
-CANARY = "CANARY"  # what an attack that succeeds leaves in the working folder
+CANARY = "CANARY"  # created in the working folder by a successful attack
 
 
 def tree(folder: Path) -> dict[str, int]:
-    """Return everything below a folder; of files the time they were written, since a lock comes and goes."""
+    """Return all paths below a folder. Only files have their modification times, since locks change folders."""
     found = {str(path.relative_to(folder)): path for path in folder.rglob("*")}
     return {name: 0 if path.is_dir() else path.lstat().st_mtime_ns for name, path in found.items()}
 
 
 @pytest.fixture
 def refuses(command: Command, in_folder: Path, error_line: Line) -> Refuses:
-    """refuses(named, *arguments): the command names that in one line, ends with `code`, and leaves nothing."""
+    """Return refuses(named, *arguments): check that a command fails in one line with `named` and writes nothing."""
 
     def call(named: str, *arguments: str, code: int = 2, check: Callable[[Settings], Any] = Experiment) -> None:
         before = tree(in_folder)
@@ -204,7 +204,7 @@ def test_a_resumed_run_does_not_follow_its_stored_command_line(
 
 @pytest.fixture
 def victim(run: Path) -> Path:
-    """A folder outside the run's, whose content must not change."""
+    """Return a folder outside the run's, whose content must not change."""
     folder = run.parent / "victim"
     (folder / "checkpoints" / "step-00000111").mkdir(parents=True)
     (folder / "notes.jsonl").write_text("precious")
@@ -248,7 +248,7 @@ def test_a_resumed_run_writes_nowhere_else(run: Path, settings_file: Path, refus
 def test_a_stored_callback_writes_nowhere_but_into_the_folder_of_its_run(target: str, path: str) -> None:
     with refused("callbacks.a.path", path):
         check_outputs(target, "epochs=3", path=path)
-    check_outputs(target, f"callbacks.a.path='{path}'", path=path)  # who types it may
+    check_outputs(target, f"callbacks.a.path='{path}'", path=path)  # allowed if the user types it
 
 
 @pytest.mark.parametrize("path", ["run/x", "run/a/../x", "run/../run/x", "./run/x/y", "ABSOLUTE"])
@@ -301,7 +301,7 @@ LEADING_OUT: dict[str, tuple[str, Callable[[Path, Path], object]]] = {
 
 @pytest.mark.parametrize("kind", LEADING_OUT)
 def test_a_link_below_the_folder_of_a_run_leads_nowhere(kind: str, run: Path, victim: Path) -> None:
-    """Neither by itself nor in a stored path."""
+    """This holds for the link itself and for a stored path through it."""
     place, make = LEADING_OUT[kind]
     link = run / place / "link"
     link.parent.mkdir(parents=True, exist_ok=True)
@@ -327,7 +327,7 @@ def test_links_and_pipes_in_the_folder_of_a_run(
 
 
 def test_links_that_stay_in_the_folder_of_a_run_are_followed(run: Path, victim: Path) -> None:
-    """Those of W&B, too: one leads to its cache, and uploaded files are links to where the run was at that time."""
+    """W&B's links are too: one leads to its cache, and uploaded files link to the run's location at that time."""
     logs = run / "wandb" / "offline-run-1" / "logs"
     logs.mkdir(parents=True)
     (run / "wandb" / "latest-run").symlink_to(logs.parent.name)
@@ -342,7 +342,7 @@ def test_links_that_stay_in_the_folder_of_a_run_are_followed(run: Path, victim: 
 
 def test_a_fast_dev_run_with_links_is_not_overwritten(run: Path, victim: Path, refuses: Refuses) -> None:
     (run / "FAST_DEV_RUN.txt").touch()
-    (run / "checkpoints").symlink_to(victim / "checkpoints")  # where a new run removes the old checkpoints
+    (run / "checkpoints").symlink_to(victim / "checkpoints")  # a new run would remove the old checkpoints there
     refuses("run/checkpoints", "hydra.run.dir=run", code=65, check=lambda settings: None)
 
 
@@ -402,7 +402,7 @@ def npz_with_objects() -> bytes:
 
 
 def weights(text: bytes, size: int | None = None) -> bytes:
-    """Return a safetensors file with any header, eight bytes of data, and any length of the header."""
+    """Return a safetensors file with any header, eight bytes of data, and any stated header length."""
     return struct.pack("<Q", len(text) if size is None else size) + text + bytes(8)
 
 
@@ -426,7 +426,7 @@ WEIGHTS = {
 
 
 def forge(checkpoint: Path, name: str, content: bytes) -> None:
-    """Replace a file of a checkpoint, and write a manifest with the right digests."""
+    """Replace a checkpoint's file, and write a manifest with the right digests."""
     (checkpoint / "manifest.json").unlink()
     (checkpoint / name).write_bytes(content)
     _write_manifest(checkpoint)
@@ -434,7 +434,7 @@ def forge(checkpoint: Path, name: str, content: bytes) -> None:
 
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_damaged_weight_files_are_refused(name: str, in_folder: Path) -> None:
-    """By itself, and in a checkpoint whose digests are right."""
+    """A file is rejected by itself and in a checkpoint with the right digests."""
     path = in_folder / "w.safetensors"
     path.write_bytes(WEIGHTS[name])
     with pytest.raises(DataError) as caught:
@@ -475,7 +475,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_a_forged_state_is_refused(keys: str, value: Any, good: Path, tmp_path: Path) -> None:
-    """A value of None stands for a missing entry."""
+    """A value of None means a missing entry."""
     checkpoint = read(good)
     *above, last = [int(key) if key.isdigit() else key for key in keys.split(":")]
     place: Any = checkpoint.state

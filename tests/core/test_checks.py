@@ -1,4 +1,4 @@
-"""Checks of arguments: what they accept, in which type they return it, and what they refuse."""
+"""Checks of arguments: accepted values, the types returned, and rejected values."""
 
 import math
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The output of commands: a terminal that is closed does not end a run, and errors are one line."""
+"""Output of commands: a closed terminal does not end a run, and errors are one line."""
 
 import errno
 import io
@@ -48,7 +48,7 @@ os.write(2, b"discarded")
 
 @pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
 def test_a_closed_stream_is_opened_on_the_null_device(closed: str, tmp_path: Path) -> None:
-    """As under cron. A file opened later must not receive printed output."""
+    """Streams may be closed under cron. A file opened later must not receive printed output."""
     file = tmp_path / "file"
     line = ["sh", "-c", f'"$0" -c "$1" "$2" {closed}', sys.executable, CLOSED, str(file)]
     done = subprocess.run(line, env=environment(), timeout=60, stdin=subprocess.DEVNULL)
@@ -56,7 +56,7 @@ def test_a_closed_stream_is_opened_on_the_null_device(closed: str, tmp_path: Pat
 
 
 def test_a_terminal_that_lacks_a_character_gets_a_replacement(tmp_path: Path) -> None:
-    """A bar on 80 columns is cut off with an ellipsis, which ASCII does not have."""
+    """A bar that does not fit 80 columns is cut off with an ellipsis, which ASCII lacks."""
     folder = tmp_path / "Größe…"
     line = [sys.executable, "-m", "cupynet", "train", *TINY, "epochs=2", f"hydra.run.dir='{folder}'"]
     variables = environment(PYTHONIOENCODING="ascii", COLUMNS="80", TERM="xterm")
@@ -74,7 +74,7 @@ def test_a_terminal_that_lacks_a_character_gets_a_replacement(tmp_path: Path) ->
 
 
 def test_a_terminal_that_is_closed_during_training(tmp_path: Path) -> None:
-    """As under nohup, where SIGHUP does not reach the process. The bar is given up once, or is no longer drawn."""
+    """SIGHUP does not reach the process, as under nohup. At most one message says that the bar has failed."""
     ours, theirs = pty.openpty()
     with ThreadPoolExecutor(1) as pool:
         variables, line = environment(TERM="xterm"), ["train", *TINY, "epochs=4"]
@@ -118,11 +118,11 @@ def test_text_from_files_cannot_control_the_terminal(capsys: pytest.CaptureFixtu
 
 
 class OutOfMemoryError(Exception):
-    """As CuPy names its own."""
+    """Has the same name as CuPy's error."""
 
 
 class CUDARuntimeError(RuntimeError):
-    """Likewise."""
+    """Has the same name as CuPy's error, too."""
 
 
 def too_large() -> Exception:
@@ -175,13 +175,13 @@ def test_an_error_has_its_worker_and_batch_in_one_line(error: Exception, capsys:
 def test_what_a_job_raises_besides_our_errors_is_reported_with_its_traceback(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A callback may raise KeyboardInterrupt, too. The handlers of a command add the number of the signal."""
+    """Callbacks may raise KeyboardInterrupt too. A command's signal handlers add the signal number to theirs."""
     errors = {BrokenPipeError(32, "not on stdout"): 1, SystemExit(0): 1, SystemExit(7): 7, KeyboardInterrupt(): 130}
     with signals.handled(signals.leave):
         for error, code in errors.items():
             assert report_error(error, job="job 1: ") == code
             err = capsys.readouterr().err
-            assert err.startswith(type(error).__name__) and "SIGINT" not in err  # the traceback of what was not raised
+            assert err.startswith(type(error).__name__) and "SIGINT" not in err  # a traceback without frames
         assert report_error(KeyboardInterrupt(signal.SIGTERM), job="job 1: ") == 143
         assert capsys.readouterr().err.count("\n") == 1
 

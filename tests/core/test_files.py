@@ -1,4 +1,4 @@
-"""Files: whole or not at all, and the same bytes for the same weights."""
+"""Files: complete or missing, with equal bytes for equal weights."""
 
 import json
 import os
@@ -51,7 +51,7 @@ def test_arrays_in_any_layout_are_saved(tmp_path: Path) -> None:
 
 
 def test_equal_weights_give_equal_bytes_in_every_process(tmp_path: Path) -> None:
-    """In any order of their names, and whatever the seed of Python's hashes."""
+    """Neither the order of names nor Python's hash seed matters."""
     save_weights(tmp_path / "here", WEIGHTS)
     save_weights(tmp_path / "backwards", dict(reversed(WEIGHTS.items())))
     code = "import sys; from tests.core.test_files import *; save_weights(sys.argv[1], WEIGHTS)"
@@ -91,7 +91,7 @@ def test_a_pipe_is_refused_and_not_waited_for(read: Callable[[Path], Any], tmp_p
 
 
 def test_bfloat16_weights_are_read_as_float(tmp_path: Path) -> None:
-    """Of 1.5 the upper half is 3fc0, in little-endian order."""
+    """The upper half of 1.5 is 3fc0, stored in little-endian order."""
     header = json.dumps({"a": {"dtype": "BF16", "shape": [1], "data_offsets": [0, 2]}}).encode()
     (tmp_path / "w").write_bytes(len(header).to_bytes(8, "little") + header + b"\xc0\x3f")
     assert_same(load_tensors(tmp_path / "w"), {"a": np.array([1.5], np.float32)})
@@ -142,7 +142,7 @@ def test_pieces_are_written_one_after_the_other_or_not_at_all(tmp_path: Path) ->
 
 @pytest.mark.parametrize("link", ["a", f".a.{os.getpid()}.part"], ids=["the file", "the half-written file"])
 def test_a_link_in_the_folder_of_a_run_is_not_written_through(link: str, tmp_path: Path) -> None:
-    """In a container the next process has the number that the last one had, and a folder may come from anybody."""
+    """In a container, processes reuse the same process ID, and folders may come from anybody."""
     (tmp_path / "victim").write_text("precious")
     (tmp_path / link).symlink_to("victim")
     save_weights(tmp_path / "a", WEIGHTS, write_whole)
@@ -176,7 +176,7 @@ def test_a_pipe_is_written_to_if_something_reads_it(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     content = bytes(200_000)  # more than a pipe holds
     with subprocess.Popen(["cat", str(tmp_path / "pipe")], stdout=subprocess.PIPE) as reader:
-        kept = os.open(tmp_path / "pipe", os.O_WRONLY)  # returns when the reader has opened it
+        kept = os.open(tmp_path / "pipe", os.O_WRONLY)  # returns once the reader has opened the pipe
         thread = threading.Thread(target=write_output, args=(tmp_path / "pipe", content))
         thread.start()
         assert reader.stdout is not None and reader.stdout.read(len(content)) == content

@@ -1,4 +1,4 @@
-"""Locks on folders: one process at a time, however the last one ended."""
+"""Locks on folders: one process at a time, no matter how the last one ended."""
 
 import errno
 import fcntl
@@ -73,7 +73,7 @@ def test_a_forked_process_does_not_release(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK])
 def test_a_file_system_without_locks_is_a_warning(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And takes no lock by a file's existence, which would outlive a killed process."""
+    """A file's existence is not used as a lock instead, because it would outlive a killed process."""
 
     def no_locks(*arguments: object) -> None:
         raise OSError(number, os.strerror(number))
@@ -173,7 +173,7 @@ def test_an_exclusive_context_is_entered_after_the_timeout(tmp_path: Path) -> No
 
 
 def test_a_lock_file_is_removed_while_the_lock_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Removed later, it could be that of the next process."""
+    """If it were removed later, it could already be the next process's file."""
     there, release = [], filelock.FileLock.release
 
     def look(lock: filelock.FileLock, force: bool = False) -> None:

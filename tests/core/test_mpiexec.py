@@ -1,4 +1,4 @@
-"""Ranks in the environment, and runs without MPI."""
+"""Ranks read from the environment, and runs without MPI."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +23,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 def set_all(monkeypatch: pytest.MonkeyPatch, variables: str) -> None:
-    """Set variables, written as in a shell: `A=1 B=2`."""
+    """Set environment variables written as in a shell: `A=1 B=2`."""
     for each in variables.split():
         monkeypatch.setenv(*each.split("="))
 
@@ -33,15 +33,15 @@ def set_all(monkeypatch: pytest.MonkeyPatch, variables: str) -> None:
     [
         ("", None),
         ("PMI_RANK=2 PMI_SIZE=4", (2, 4)),
-        ("PMI_RANK=0 PMI_SIZE=1", None),  # one by itself
+        ("PMI_RANK=0 PMI_SIZE=1", None),  # a single rank
         ("OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 PMIX_RANK=0", (0, 2)),
-        ("PMI_RANK=0 PMI_SIZE=1 OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4", (3, 4)),  # mpirun in a step of srun
+        ("PMI_RANK=0 PMI_SIZE=1 OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4", (3, 4)),  # mpirun within a step of srun
         ("PMIX_RANK=3 SLURM_STEP_NUM_TASKS=8", (3, 8)),
         ("PMIX_RANK=0 SLURM_STEP_NUM_TASKS=1", None),
         ("PMIX_RANK=1", (1, None)),
         ("PMI_RANK=word", None),
         ("SLURM_PROCID=3 SLURM_STEP_NUM_TASKS=8", (3, 8)),  # srun without PMI
-        ("SLURM_PROCID=0 SLURM_NTASKS=8", None),  # in a batch script, before anything is started
+        ("SLURM_PROCID=0 SLURM_NTASKS=8", None),  # in a batch script, before any step is started
         ("SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_STEP_NUM_TASKS=1", None),
         ("SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=8 SLURM_PTY_PORT=1", None),  # in the shell of srun --pty
         ("SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=8 SLURM_PTY_PORT=1", (1, 8)),

@@ -1,4 +1,4 @@
-"""Signals: the first ends a run soon and saves, the next ends it at once."""
+"""Signals: the first one ends a run soon with a checkpoint, the next one ends it at once."""
 
 import contextlib
 import json
@@ -93,7 +93,7 @@ cupynet.commands.train.main()
 def test_in_the_first_moments_a_signal_ends_a_command_in_one_line(
     number: signal.Signals, code: int, moment: float, tmp_path: Path
 ) -> None:
-    """`main` is reached by then: what takes long to import comes after it."""
+    """The process has reached `main` by then. Slow imports come later."""
     line, pipe = [sys.executable, "-c", START, *TINY, "epochs=1000"], subprocess.PIPE
     with subprocess.Popen(line, cwd=tmp_path, env=environment(), stdout=pipe, stderr=pipe, text=True) as process:
         assert process.stdout is not None and process.stdout.readline() == "begun\n"
@@ -130,14 +130,14 @@ class Last(Callback):
 
 
 def run_with(callback: str, folder: Path, code: int) -> tuple[str, str]:
-    """Run with this callback, in the folder `run`; return stdout and stderr."""
+    """Run with this callback in the folder `run`, and return stdout and stderr."""
     (folder / "fault.py").write_text(SECOND)
     fault = ["trusted_modules=[fault]", f"+callbacks.fault._target_=fault.{callback}"]
     return run(folder, *TINY, "workers=1", "hydra.run.dir=run", *fault, code=code)
 
 
 def test_a_second_signal_ends_the_run_at_once(tmp_path: Path) -> None:
-    """In the middle of a save too, which leaves no part of a checkpoint behind."""
+    """This includes the middle of a save, which leaves no partial checkpoint behind."""
     _, stderr = run_with("Second", tmp_path, 130)
     first, last = stderr.splitlines()
     assert "SIGTERM" in first and "SIGINT" in last
@@ -163,7 +163,7 @@ def interrupted(line: list[str], folder: Path, rng: random.Random, lasts_s: floa
     SIGSTOP and SIGCONT may surround or follow the signal. Under mpiexec, all go to mpiexec or to one of the ranks.
 
     Returns:
-        The exit code of the process, the one of the signal, whether mpiexec received it, and when.
+        The process's exit code, the signal's exit code, whether mpiexec received the signal, and when.
     """
     number, code = rng.choice(ALL)
     stop, go_on = signal.SIGSTOP, signal.SIGCONT
@@ -177,8 +177,8 @@ def interrupted(line: list[str], folder: Path, rng: random.Random, lasts_s: floa
     while not (history.exists() and history.stat().st_size) and process.poll() is None:
         time.sleep(0.02)
     time.sleep(rng.uniform(0.0, 0.8 * lasts_s))
-    target = rng.choice([process.pid, *ranks_of(str(folder))])  # mpiexec, or a rank; or the only process
-    with contextlib.suppress(ProcessLookupError):  # the run is over
+    target = rng.choice([process.pid, *ranks_of(str(folder))])  # mpiexec or a rank, or else the only process
+    with contextlib.suppress(ProcessLookupError):  # the run has ended
         for each in sequence:
             os.kill(target, each)
             time.sleep(rng.choice([0.0, 0.001, 0.05]))
@@ -192,7 +192,7 @@ def interrupted(line: list[str], folder: Path, rng: random.Random, lasts_s: floa
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["thread", pytest.param("mpi", marks=needs_mpi)])
 def test_fifty_signal_sequences_at_random_moments(tmp_path: Path, launcher: str) -> None:
-    """Each is followed by a checkpoint within five seconds, from which the run resumes to the same end, bit for bit.
+    """Each gives a checkpoint within five seconds, from which the run resumes to the same result, bit for bit.
 
     Only SIGHUP to mpiexec ends it and all ranks at once.
     """
@@ -211,7 +211,7 @@ def test_fifty_signal_sequences_at_random_moments(tmp_path: Path, launcher: str)
             assert launcher == "mpi" and to_launcher, i
             took_s.append(time.time() - sent)
             continue
-        if code:  # else the run was over
+        if code:  # otherwise the run had ended
             assert code == expected, i
             newest = max((parts / "checkpoints").glob("step-*"))
             took_s.append((newest / "manifest.json").stat().st_mtime - sent)

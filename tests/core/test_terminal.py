@@ -1,4 +1,4 @@
-"""What a terminal can show."""
+"""Capabilities of terminals."""
 
 import io
 import sys
@@ -57,5 +57,5 @@ def test_log_lines_are_wrapped_on_a_narrow_terminal(
     monkeypatch.setattr(sys, "stdout", stream)
     assert folded(f"{FIRST} {REST}").splitlines() == lines
     assert folded(f"{FIRST} {REST}\n  below") == f"{FIRST} {REST}\n  below"
-    path = f"outputs/{'x' * 200}-y"  # which users copy
+    path = f"outputs/{'x' * 200}-y"  # users copy it
     assert path in folded(f"[12:30:05] saved in {path}")

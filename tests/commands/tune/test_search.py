@@ -1,4 +1,4 @@
-"""A search without training: what is tried, what counts, what is pruned, and how it is resumed."""
+"""Searches without training: settings tried, trials counted, pruning, and resumption."""
 
 import contextlib
 import math
@@ -32,17 +32,17 @@ RATE = "optimizer.learning_rate=interval(0.0001,1)"
 CHANNELS = "model.layers.conv1.channels=int(interval(4,32))"
 COMPLETE, FAIL = TrialState.COMPLETE, TrialState.FAIL
 
-Train = Callable[[Any], float]  # an Optuna trial -> its figure
+Train = Callable[[Any], float]  # an Optuna trial -> its objective value
 
 
 def good(trial: Any) -> float:
-    """Best at a learning rate of 0.01."""
+    """Return an accuracy that is best at a learning rate of 0.01."""
     return 0.9 - 0.1 * abs(math.log10(trial.params.get("optimizer.learning_rate", 0.01)) + 2)
 
 
 @cache
 def empty_database() -> bytes:
-    """Optuna's tables without a study: creating them takes ten times as long as opening them."""
+    """Return Optuna's tables without a study. Creating them takes ten times as long as opening them."""
     with tempfile.TemporaryDirectory() as folder:
         storage = command.storage(Path(folder, "study.db"))
         storage.remove_session()
@@ -73,7 +73,7 @@ Search = Callable[..., Study]
 
 @pytest.fixture
 def search(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Search:
-    """Runs the trials of a search, each of which calls a function instead of training."""
+    """Return a function that runs a search whose trials call a function instead of training."""
 
     def run(plan: Plan, train: Train = good, folder: Path = tmp_path) -> Study:
         monkeypatch.setattr(command, "train_trial", lambda plan, folder, study, trial: train(trial))
@@ -200,7 +200,7 @@ def test_without_a_complete_trial_the_search_fails_as_its_trials_did(
 
 
 def pruned(opened: Study, accuracies: list[float]) -> tuple[bool, int]:
-    """Tell a study about the epochs of a trial. Return whether it was pruned, and after how many epochs."""
+    """Report a trial's epochs to a study. Return whether it was pruned, and after how many epochs."""
     trial, stops = opened.ask(plan_of().space), []
     callback = PruningCallback(trial, "accuracy")
     view: Any = SimpleNamespace(plan=SimpleNamespace(iterations=len(accuracies)), iteration=0)
@@ -219,7 +219,7 @@ def test_a_trial_worse_than_the_median_is_pruned_but_not_in_its_last_epoch(tmp_p
     for _ in range(5):
         assert pruned(opened, [0.8, 0.9]) == (False, 2)
     assert pruned(opened, [0.1, 0.9]) == (True, 1)
-    assert opened.trials[5].value == 0.1  # the last before it was pruned
+    assert opened.trials[5].value == 0.1  # the last figure before pruning
     assert pruned(opened, [0.8, 0.1]) == (False, 2)
     assert pruned(opened, [math.nan, 0.9]) == (False, 2)
     assert pruned(study(tmp_path, plan_of(pruner="none")), [0.1, 0.1]) == (False, 2)
@@ -234,14 +234,14 @@ def test_a_grid_is_tried_once(search: Search) -> None:
     plan = plan_of("batch_size=32,64", "model.layers.conv1.channels=range(1,4)", sampler="grid", trials=20)
     with pytest.raises(KeyboardInterrupt):
         search(plan, interrupted)
-    search(plan_of(*plan.settings.search, sampler="grid", trials=3)).ask(plan.space)  # the next one is killed
+    search(plan_of(*plan.settings.search, sampler="grid", trials=3)).ask(plan.space)  # the next trial is killed
     tried = [tuple(each.values()) for each in settings_tried(search(plan))]
     assert sorted(tried) == [("32", 1), ("32", 2), ("32", 3), ("64", 1), ("64", 2), ("64", 3)]
 
 
 @pytest.fixture
 def few_at_random(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two trials instead of ten are drawn at random; later trials depend on earlier ones."""
+    """Draw only two trials at random instead of ten. Later trials depend on earlier ones."""
     monkeypatch.setitem(command.SAMPLERS, "tpe", partial(TPESampler, n_startup_trials=2))
 
 

@@ -1,4 +1,4 @@
-"""`cupynet tune` as a user types it, and what it refuses before anything is tried."""
+"""`cupynet tune` as a user types it, and arguments rejected before the first trial."""
 
 import csv
 import json
@@ -36,7 +36,7 @@ RATE = "optimizer.learning_rate=interval(0.001,0.3)"
 
 
 def tune_settings_of(given: list[str]) -> TuneSettings:
-    """What `cupynet tune` composes, without options and Hydra's own settings."""
+    """Return the settings that `cupynet tune` composes, without options and Hydra's own settings."""
     return settings_of_command("tune", TuneSettings, *(each for each in given if not each.startswith(("-", "hydra."))))
 
 
@@ -91,7 +91,7 @@ def test_the_best_settings_can_be_pasted(searched: tuple[Path, Path, str], tmp_p
 @pytest.mark.parametrize(
     ("arguments", "setting"),
     [
-        ([], ""),  # nothing is searched
+        ([], ""),  # no setting to search
         (["dtype=interval(1,2)"], "dtype"),
         (["workers=0,1"], "workers"),
         ([RATE, "optimizer.learning_rate=0.1"], "optimizer.learning_rate"),
@@ -131,7 +131,7 @@ def test_images_are_held_out_unless_some_are_already() -> None:
 
 
 def stored_search(folder: Path, *typed: str) -> list[str]:
-    """Store the command line of a search in a folder; return the arguments for Hydra."""
+    """Store a search's command line in a folder, and return the arguments for Hydra."""
     arguments, _ = for_hydra(typed)
     (folder / ".hydra").mkdir()
     (folder / ".hydra" / "overrides.yaml").write_text(json.dumps(arguments))
@@ -158,7 +158,7 @@ def test_a_folder_with_a_search_is_refused(file: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["study.db-journal", "trials/0001"])
 def test_a_search_with_links_is_not_resumed(name: str, tmp_path: Path) -> None:
-    """SQLite would write to the journal, and a trial into its folder."""
+    """SQLite would write to the journal, and trials would write to their folders."""
     stored_search(tmp_path, *TINY, RATE)
     (tmp_path / "trials").mkdir()
     (tmp_path / name).symlink_to("/tmp")
@@ -179,7 +179,7 @@ def test_a_resumed_search_follows_no_reference(stored: str, tmp_path: Path) -> N
     [
         ("callbacks.history.path=/tmp/a", "callbacks.history.path"),
         ("callbacks.history.path=choice(/tmp/a,/tmp/b)", "callbacks.history.path"),
-        ("data.folder=/tmp/a", "data.folder"),  # where images would be downloaded to
+        ("data.folder=/tmp/a", "data.folder"),  # the folder for downloaded images
     ],
 )
 def test_a_resumed_search_writes_in_its_folder(stored: str, setting: str, tmp_path: Path) -> None:
