@@ -1,7 +1,7 @@
 """Record the tests that run on a GPU: `python -m pytest -p tests.gpu_record ...`, as in `make test-gpu`.
 
-Prints a table at the end and writes outputs/records/gpu-tests-<device>-<date>.json. Under xdist only the controlling
-process does so. Without a usable GPU it runs no test.
+The plugin prints a table at the end and writes outputs/records/gpu-tests-<device>-<date>.json. Under xdist, only the
+controller does so. Without a usable GPU, no test runs.
 """
 
 import time
@@ -26,7 +26,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Recorder:
-    """Writes the record of this session. It reads the device's properties first: a test may make the device fail."""
+    """Writes the session's record. It reads the device's properties first, because a test may make the device fail."""
 
     def __init__(self) -> None:
         self._began, self._where = time.perf_counter(), records.where()

@@ -1,7 +1,7 @@
-"""Draw what a training shows on a terminal when it ends, with its colours: `make picture`.
+"""Draw the final terminal output of a training run, with its colors: `make picture`.
 
-The command runs on a pseudo-terminal. Of the control sequences, those that rich writes are followed: lines that are
-erased and written again, and a cursor that moves up. The result is an SVG without date, place and host.
+The command runs on a pseudo-terminal. Only rich's control sequences are interpreted: lines that are erased and written
+again, and a cursor that moves up. The result is an SVG without dates, paths and host names.
 """
 
 import argparse
@@ -24,7 +24,7 @@ TOKENS = re.compile(r"\x1b\[(\??[\d;]*)([A-Za-z])|(\r)|(\n)|([^\x1b\r\n]+)")
 
 
 def written(command: Sequence[str]) -> str:
-    """Return what a command writes to a terminal. SystemExit with it if the command fails."""
+    """Return a command's terminal output. Raises SystemExit with the output if the command fails."""
     process, terminal = pty.fork()
     if process == 0:
         os.environ.update(COLUMNS=str(COLUMNS), LINES="50", TERM="xterm-256color", LC_ALL="C.UTF-8")
@@ -34,7 +34,7 @@ def written(command: Sequence[str]) -> str:
     try:
         while some := os.read(terminal, 1 << 16):
             found += some
-    except OSError:  # the last process that had the terminal open has ended
+    except OSError:  # the last process has closed the terminal
         pass
     text = found.decode(errors="replace")
     if os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]):

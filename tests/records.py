@@ -1,7 +1,7 @@
-"""Measure what the README quotes, and write it to outputs/records: `make records`, or `make records ARGS="speedrun"`.
+"""Measure the figures quoted in the README into outputs/records: `make records`, or `make records ARGS="speedrun"`.
 
-Each record names its commands and its commit. A tree with changes is refused, and so is a run of another commit. On two
-cores all records take over two hours, on an idle machine.
+Each record names its commands and its commit. Trees with changes and runs of other commits are rejected. On an idle
+machine with two cores, all records take over two hours.
 """
 
 import argparse
@@ -20,11 +20,11 @@ from cupynet.backend.environment import commit
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDS = ROOT / "outputs" / "records"
-# without the variables that choose the kernels of BLAS
+# without the variables that select BLAS kernels
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("OPENBLAS_")}
 
-FOUR = "epochs=5 seed=SEED workers=4 batch_size=32"  # 300,000 images, as all modes
-SLOWER = "optimizer.learning_rate.peak=0.1"  # for replicas that are averaged seldom
+FOUR = "epochs=5 seed=SEED workers=4 batch_size=32"  # 300,000 images, as in all modes
+SLOWER = "optimizer.learning_rate.peak=0.1"  # for replicas that are rarely averaged
 OUTER = "parallel.synchronizer.outer_optimizer.learning_rate=1.0 parallel.synchronizer.outer_optimizer.momentum=0.3"
 MODES = {
     "one": "epochs=5 seed=SEED workers=1",
@@ -89,7 +89,7 @@ COMPARISONS = {
 
 
 class Maker:
-    """Makes records at one commit in `target`, from runs in `folder`. extra: settings of every training."""
+    """Makes records at one commit in `target`, from runs in `folder`. extra: settings for every training run."""
 
     def __init__(self, folder: Path, target: Path = RECORDS, extra: Sequence[str] = ()) -> None:
         self.folder, self.target, self.extra, self.commit = folder, target, tuple(extra), commit()
@@ -97,7 +97,7 @@ class Maker:
         self.runs = 0
 
     def run(self, name: str, *arguments: str) -> tuple[Path, float]:
-        """Run one command in a new process. Return its folder and the most memory that it held at once, in MB."""
+        """Run one command in a new process. Return its folder and its peak memory in MB."""
         self.runs += 1
         folder = self.folder / f"{self.runs:04}"
         command = [sys.executable, "-m", "cupynet", name, *arguments, f"hydra.run.dir={folder}"]
@@ -109,7 +109,7 @@ class Maker:
         return folder, used.ru_maxrss / 1000
 
     def train(self, settings: str, **values: object) -> tuple[dict[str, Any], float]:
-        """Return the summary of a run and the memory it held. `values` replace names in capitals in its settings."""
+        """Return a run's summary and its peak memory. `values` replace names in capitals in its settings."""
         for name, value in values.items():
             settings = settings.replace(name.upper(), str(value))
         folder, held_mb = self.run("train", *settings.split(), "callbacks.progress.style=none", *self.extra)
@@ -130,7 +130,7 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 def compare(maker: Maker, name: str) -> None:
     what, variants, seeds = COMPARISONS[name]
-    maker.train(f"{variants[next(iter(variants))]} data.limit=1000 epochs=1", seed=1)  # compiles
+    maker.train(f"{variants[next(iter(variants))]} data.limit=1000 epochs=1", seed=1)  # compiles the kernels
     found: dict[str, Any] = {}
     for variant, settings in variants.items():
         summaries = [maker.train(settings, seed=seed)[0] for seed in seeds]
@@ -146,7 +146,7 @@ def compare(maker: Maker, name: str) -> None:
 
 
 def pipeline(maker: Maker) -> None:
-    """Two stages on two cores, compared with one worker and with the bound."""
+    """Compare two stages on two cores with one worker and with the bound."""
     record: dict[str, Any] = {
         "what": "two stages on two cores, one epoch: times one worker, and the bound (total work / slowest stage) x "
         "m / (m + s - 1), the work of each stage as measured before training"
@@ -165,7 +165,7 @@ def pipeline(maker: Maker) -> None:
 
 
 def memory(maker: Maker, counts: Sequence[int] = (1, 2, 8, 16, 32)) -> None:
-    """The most memory that a run held, by its workers, and a line through it: each worker has the same."""
+    """Measure peak memory by number of workers, and fit a line, since each worker needs the same."""
     settings = "workers=WORKERS epochs=1 data.limit=16384"
     held = {workers: maker.train(settings, workers=workers)[1] for workers in counts}
     each, start = linear_regression(list(held), list(held.values()))

@@ -1,10 +1,10 @@
 """Train, kill, resume and compare, for an hour: `make soak`, or `make soak MINUTES=5`.
 
-Each point is a run of `cupynet train` in a forked process. It is killed (SIGKILL) at a random moment, or at a place of
-the save path, and resumed with `resume=latest`, possibly several times. The result must equal that of an undisturbed
-run: weights, optimizer and synchronizer state, the counters of every worker, the history except its times, and the list
-of checkpoints. No temporary file may be left. Meanwhile another process trains all the time, and its memory, threads
-and file descriptors are watched. The exit code is 0 if there was no fault.
+Each point is a run of `cupynet train` in a forked process. It is killed (SIGKILL) at a random moment, or at some step
+of a save, and resumed with `resume=latest`, possibly several times. The result must equal an undisturbed run's:
+weights, optimizer and synchronizer state, every worker's counters, the history except its times, and the list of
+checkpoints. No temporary file may be left. Meanwhile, another process trains without interruption, and its memory,
+threads and file descriptors are monitored. The exit code is 0 if there was no fault.
 """
 
 import argparse
@@ -49,7 +49,7 @@ from tests.support.warm import import_all
 
 FORK = multiprocessing.get_context("fork") if sys.platform == "linux" else multiprocessing.get_context()
 HANG_S = 120  # a run takes a second or two
-SETTLES_S, JUDGED_S = 120, 300  # memory is compared after the first, for at least the second
+SETTLES_S, JUDGED_S = 120, 300  # memory is compared after SETTLES_S, over at least JUDGED_S
 
 RUN = """
     data=synthetic data.test=64 epochs=3 batch_size=16 log_every=5 callbacks.progress.style=none
@@ -62,19 +62,19 @@ MODES = {
     "gradients, 1 worker": "workers=1 parallel=gradients",
     "gradients, 4 workers": "workers=4 parallel=gradients",
 }
-# times; bytes of traffic (a resumed run sends more) and of the history file; the random identity of a run
+# times, traffic (a resumed run sends more), the history file's size, and a run's random identity
 VARIES = re.compile(r"_s$|^bytes|^identity$")
 STRAY = re.compile(r"\.tmp-\d|\.old-\d|\.part$")
 
 
 class Place(NamedTuple):
-    """A place of the save path to kill a run at."""
+    """A step of a save at which to kill a run."""
 
-    step: str  # what the run is doing: see `die_at`
+    step: str  # the run's operation, see `die_at`
     path: str  # a pattern of the file or folder; {pid} is the process
-    per_save: float = 1  # how often a run gets there in each save
-    in_total: int = 0  # how often it gets there, if not in each save
-    after: str = ""  # the place of an earlier kill, which leaves something to remove or to resume
+    per_save: float = 1  # how often each save gets there
+    in_total: int = 0  # how often a run gets there, if not in each save
+    after: str = ""  # an earlier kill, which leaves something to remove or to resume
 
 
 PLACES = {
@@ -93,12 +93,12 @@ KINDS = [*PLACES, *["moment"] * 7]
 
 
 def case(number: int) -> tuple[str, str]:
-    """Return mode and kind of a point: 4 x 17 points combine each mode with each kind, and 12 reach all places."""
+    """Return a point's mode and kind: 4 x 17 points combine each mode with each kind, and 12 reach all places."""
     return list(MODES)[number % len(MODES)], KINDS[number % len(KINDS)]
 
 
 def train_until(place: Place | None, visit: int, arguments: Sequence[str], output: Path) -> None:
-    """Become `cupynet train`, with its output in a file. Die at a place, if there is one."""
+    """Become `cupynet train` with its output in a file. Die at `place` if it is given."""
     with output.open("a") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
@@ -165,7 +165,7 @@ def die_at(place: Place, visit: int) -> None:
 
 def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(60)  # until all threads are gone
+    time.sleep(60)  # until the whole process is gone
 
 
 def timeless(value: Any) -> Any:
@@ -195,7 +195,7 @@ def left_by(folder: Path) -> dict[str, Any]:
 
 
 def differences(folder: Path, wanted: dict[str, Any]) -> list[str]:
-    """Return the results of a run that differ from the undisturbed one, and the temporary files that are left.
+    """Return the results of a run that differ from the undisturbed run's, and the remaining temporary files.
 
     A run killed in its last save may keep the checkpoint that this save would have removed.
     """
@@ -212,7 +212,7 @@ def differences(folder: Path, wanted: dict[str, Any]) -> list[str]:
 
 @dataclass
 class Point:
-    """The result of one point. There are no faults if the run resumed correctly."""
+    """The result of one point. `faults` is empty if the run resumed correctly."""
 
     number: int
     mode: str
@@ -232,7 +232,7 @@ class Reference(NamedTuple):
 
 
 class Soak:
-    """Runs of a number of images in a folder, where failed ones stay. No point starts after the time `until`."""
+    """Runs on `images` images in a folder, where failed ones are kept. No point starts after the time `until`."""
 
     def __init__(self, folder: Path, images: int, seed: int, until: float) -> None:
         self.folder, self.images, self.seed, self.until = folder, images, seed, until
@@ -270,7 +270,7 @@ class Soak:
         return max(float(np.abs(one[name] - other[name]).max() / np.abs(one[name]).max()) for name in one)
 
     def point(self, number: int) -> Point | None:
-        """Kill a run, resume it, and compare. None if the time is over."""
+        """Kill a run, resume it, and compare. Return None if time is up."""
         if time.monotonic() > self.until:
             return None
         mode, kind = case(number)
@@ -284,7 +284,7 @@ class Soak:
         return Point(number, mode, kind, kills, faults)
 
     def at_places(self, name: str, mode: str, kind: str, rng: random.Random) -> list[str]:
-        """Kill a run at a random one of its visits to a place. Return nothing if it did not die."""
+        """Kill a run at a random visit to a place. Return an empty list if it did not die."""
         kills = []
         for which in filter(None, (PLACES[kind].after, kind)):
             place = PLACES[which]
@@ -295,7 +295,7 @@ class Soak:
         return kills
 
     def at_moments(self, name: str, mode: str, rng: random.Random) -> list[str]:
-        """Kill a run at one or two random moments, two in three after their first save. Retry if it was faster."""
+        """Kill a run at one or two random moments, two thirds of them after the first save. Retry if it was faster."""
         kills: list[str] = []
         wanted = rng.choice((1, 2))
         for _ in range(9):
@@ -314,8 +314,8 @@ class Soak:
 
 
 def train_and_sample(path: Path, until: float) -> None:
-    """Train, evaluate and save until a time, and sample the memory, threads and files of this process."""
-    arena_max = -8  # glibc keeps an arena for each of many threads: with a single arena, growth means a leak
+    """Train, evaluate and save until a given time, and sample this process's memory, threads and files."""
+    arena_max = -8  # glibc keeps arenas per thread; with a single arena, growth means a leak
     ctypes.CDLL(None).mallopt(arena_max, 1)
     logging.disable()
     model = Model(stripes_network(), Image(8, 8, 1), create_backend("auto"), 1)
@@ -340,9 +340,9 @@ def train_and_sample(path: Path, until: float) -> None:
 
 
 def drift(samples: Sequence[dict[str, float]]) -> dict[str, Any]:
-    """Compare the halves of the samples after a warm-up. The faults are the figures that grew.
+    """Compare the two halves of the samples after a warm-up. Faults are the figures that grew.
 
-    Memory counts only if it was watched for five minutes after the warm-up of two: the allocator grows at first.
+    Memory counts only after five minutes beyond the warm-up of two, because the allocator grows at first.
     """
     end_s = samples[-1]["s"]
     judged = end_s >= SETTLES_S + JUDGED_S
@@ -414,7 +414,7 @@ def main(given: Sequence[str] | None = None) -> int:
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)  # OpenBLAS may be forked
     import_all()
     with tempfile.TemporaryDirectory() as elsewhere:
-        os.chdir(elsewhere)  # nothing should be written here
+        os.chdir(elsewhere)  # nothing should be written to the working folder
         found = soaked(options, folder)
         found["faults"] += [f"written into the working folder: {path}" for path in os.listdir(elsewhere)]
         os.chdir(ROOT)

@@ -1,6 +1,6 @@
-"""Rules of the sources: which package may import which, where a third-party package may appear, what may run code.
+"""Rules for the sources: allowed imports between packages, places of third-party packages, calls that may run code.
 
-Every rule is a function from a source to its violations, and is also given sources that break it.
+Every rule is a function from a source to its violations, and is also tested on sources that break it.
 """
 
 import ast
@@ -18,7 +18,7 @@ import pytest
 from cupynet.config.schema import BenchSettings, rules
 from tests.support.commands import ROOT
 
-# From the top to the bottom of the package's map: a package imports itself and those before it.
+# Packages in the order of the package's map. Each may import itself and the packages before it.
 LIBRARY = ("core", "backend", "nn", "optim", "data", "parallel", "runs", "training")  # needs no configuration
 ORDER = (
     *LIBRARY,
@@ -33,7 +33,7 @@ ORDER = (
     "__main__",
     "train",
 )
-# Packages, or modules of them, that see less than the order allows.
+# Packages or modules that may import less than the order allows.
 NARROWER: dict[str, tuple[str, ...]] = {
     "optim": ("core", "backend", "nn.params"),
     "data": ("core", "backend"),
@@ -41,11 +41,11 @@ NARROWER: dict[str, tuple[str, ...]] = {
     "parallel.pipeline": ("core", "backend", "nn"),
     "runs": ("core",),
     "interop": ("core", "backend", "nn"),
-    "bench.torch_peer": (),  # runs in a process of its own, beside an installed package or a bare PyTorch
-    "guides": ("", *LIBRARY),  # programs of users
+    "bench.torch_peer": (),  # runs in a separate process, with cupynet installed or only PyTorch
+    "guides": ("", *LIBRARY),  # users' programs
 }
 
-# The only places of a third-party package (a file, or a package with all its files); "" is everywhere.
+# The only files or packages that may use a third-party package; "" means everywhere.
 HOMES: dict[str, tuple[str, ...]] = {
     "numpy": ("",),
     "cupy": ("backend/cuda/", "parallel/communicators/nccl.py"),
@@ -79,22 +79,22 @@ HOMES: dict[str, tuple[str, ...]] = {
     "sklearn": ("sklearn.py",),
 }
 REQUIRED = {"numpy", "filelock", "hydra", "omegaconf", "yaml", "mnist", "platformdirs", "rich", "safetensors"}
-REQUIRED |= {"threadpoolctl", "torch"}  # torch is installed on few machines, and hidden from none
-OPTIONAL = tuple(sorted(HOMES.keys() - REQUIRED))  # without them the package imports and trains
+REQUIRED |= {"threadpoolctl", "torch"}  # torch is installed on few machines, and never hidden in tests
+OPTIONAL = tuple(sorted(HOMES.keys() - REQUIRED))  # the package imports and trains without them
 
 # No data file, checkpoint or configuration may be able to run code.
 CODE_LOADERS = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "runpy", "code"}
 RUN_TEXT = {"eval", "exec", "compile", "__import__", "execfile"}
 REBUILD = ("torch.load", "yaml.load", "yaml.full_load", "yaml.unsafe_load")
-BUILD = {"instantiate", "get_class", "get_method", "get_object", "_locate"}  # Hydra's: config/instantiate.py builds
+BUILD = {"instantiate", "get_class", "get_method", "get_object", "_locate"}  # of Hydra; config/instantiate.py replaces them
 SHELLS = ("os.system", "os.popen", "os.startfile", "os.exec", "os.spawn", "os.posix_spawn", "subprocess.getoutput")
-IMPORTS_BY_NAME = {"config/instantiate.py", "__init__.py", "__main__.py"}  # the name was checked, or is ours
+IMPORTS_BY_NAME = {"config/instantiate.py", "__init__.py", "__main__.py"}  # names are checked there or are our own
 
 
 class Source(NamedTuple):
     """A module of the package."""
 
-    path: str  # below cupynet/, as "nn/conv.py"
+    path: str  # relative to cupynet/, such as "nn/conv.py"
     text: str
 
     @property
@@ -113,7 +113,7 @@ MODULES = {source.module for source in SOURCES}
 
 @cache
 def nodes(source: Source) -> tuple[ast.AST, ...]:
-    """All nodes of the syntax tree."""
+    """Return all nodes of the syntax tree."""
     return tuple(ast.walk(ast.parse(source.text, source.path)))
 
 
@@ -123,7 +123,7 @@ def called(node: ast.Call) -> str:
 
 
 def dotted(node: ast.AST) -> str:
-    """The dotted name that an expression is, such as `np.load`. Empty if it is anything else."""
+    """Return an expression's dotted name, such as `np.load`, or "" if it is anything else."""
     if isinstance(node, ast.Attribute):
         before = dotted(node.value)
         return f"{before}.{node.attr}" if before else ""
@@ -131,7 +131,7 @@ def dotted(node: ast.AST) -> str:
 
 
 def imported(source: Source) -> Iterator[tuple[str, int]]:
-    """Yield (module, line) of everything imported, at any depth of the source, also for type checkers."""
+    """Yield (module, line) of every import, at any depth of the source, even those for type checkers."""
     package = source.module if source.path.endswith("__init__.py") else source.module.rpartition(".")[0]
     for node in nodes(source):
         if isinstance(node, ast.Import):
@@ -188,7 +188,7 @@ def no_code_from_data(source: Source) -> Iterator[str]:
 
 
 def _rebuilds(source: Source, node: ast.Call) -> bool:
-    """Return True if a call may run code, or write files, as its data says."""
+    """Return True if a call's data may make it run code or write files."""
     name, whole = called(node), dotted(node.func)
     given = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
     if given.get("allow_pickle", "False") != "False" or given.get("shell", "False") != "False":
@@ -203,7 +203,7 @@ def _rebuilds(source: Source, node: ast.Call) -> bool:
 
 
 def keys_of_the_configuration(source: Source) -> Iterator[str]:
-    """Hydra stops at config/: the library names settings by `wording.setting`, which names them for Python too."""
+    """Yield configuration keys in the library, which names settings by `wording.setting`, as Python users need."""
     if source.package not in LIBRARY:
         return
     keys = re.compile(rf"(?<![\w.])(?:{'|'.join(map(re.escape, sorted(configuration_keys(), reverse=True)))})(?!\w)")
@@ -217,7 +217,7 @@ def keys_of_the_configuration(source: Source) -> Iterator[str]:
 
 @cache
 def configuration_keys() -> set[str]:
-    """Every key with a dot, from `parallel.timeout_s` to `model.layers.conv2.kernel_size`."""
+    """Return every dotted key, from `parallel.timeout_s` to `model.layers.conv2.kernel_size`."""
     keys = {key for key, _ in rules(BenchSettings)}
     for group in (each.name for each in fields(BenchSettings)):
         for path in (ROOT / "conf" / group).glob("*.yaml"):
@@ -293,7 +293,7 @@ def test_settings_named_in_messages_exist() -> None:
 
 
 def test_imports_are_not_circular() -> None:
-    """At any depth of a file, and for type checkers too."""
+    """This includes imports at any depth of a file and for type checkers."""
     graph: TopologicalSorter[str] = TopologicalSorter()
     for source in SOURCES:
         graph.add(source.module, *({name for name, _ in imported(source) if name in MODULES} - {source.module}))
@@ -304,7 +304,7 @@ NETWORK = {"urllib", "http", "socket", "ssl", "ftplib", "socketserver", "asyncio
 
 
 def test_one_module_uses_the_network_and_only_the_parser_of_the_mnist_package_is_used() -> None:
-    """The downloader of that package has no time-out and no digest."""
+    """That package's downloader has no time-out and checks no digest."""
     modules = {(source.path, name) for source in SOURCES for name, _ in imported(source) if name != "urllib.parse"}
     assert {path for path, name in modules if name.split(".")[0] in NETWORK} == {"data/download.py"}
     names = {dotted(node) for source in SOURCES for node in nodes(source) if isinstance(node, ast.Attribute)}

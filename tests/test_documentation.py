@@ -1,7 +1,7 @@
-"""What the pages say can be done: links lead somewhere, settings of commands compose, programs run.
+"""The documentation works: links have targets, settings in commands compose, programs run.
 
-A command is a line of an indented block, or words between backquotes, that starts `cupynet` or `make`, or that has only
-settings. Words in capitals (RUN) and dots (...) stand for what a reader has.
+A command is a line of an indented block, or inline code, that starts with `cupynet` or `make` or consists of settings.
+Words in capitals (RUN) and dots (...) stand for the reader's own values.
 """
 
 import ast
@@ -46,7 +46,7 @@ def anchors(page: Path) -> set[str]:
 
 
 def links(page: str) -> Iterator[tuple[Path, str]]:
-    """The (file, anchor) of each link of a page into the repository."""
+    """Yield (file, anchor) for each link of a page into the repository."""
     for target in re.findall(r'(?:\]\(|<img src=")([^)"\s]+)', prose(PAGES[page])):
         if not re.match(r"https?:", target):
             name, _, anchor = target.partition("#")
@@ -82,7 +82,7 @@ START = re.compile(r"(?:\S*mpiexec .*?)?(?:\S*python -m )?(?:\S*/)?cupynet (?P<n
 MAKE = re.compile(r"make (?P<name>[a-z-]+)(?P<rest>.*)")
 SETTING = re.compile(r"(?:\+\+|\+|~)?(?P<group>\w+)[\w./]*=.+")
 PLACEHOLDER = re.compile(r"\.\.\.|<|^[A-Z_]+$|\*")
-NOT_COMPOSED = ("-m", "--help", "--config-dir", "resume=", "hydra/", "hydra.")  # for Hydra, or folders that must exist
+NOT_COMPOSED = ("-m", "--help", "--config-dir", "resume=", "hydra/", "hydra.")  # for Hydra, or need existing folders
 MAKEFILE = (ROOT / "Makefile").read_text("utf-8")
 SCHEMAS: dict[str, tuple[str, type[Settings]]] = {
     "train": ("config", Settings),
@@ -94,14 +94,14 @@ SCHEMAS: dict[str, tuple[str, type[Settings]]] = {
 
 
 class Command(NamedTuple):
-    """A command of a page: `train` or `make test`, and its words."""
+    """A command on a page: its name, such as `train` or `make test`, and its words."""
 
     name: str
     words: tuple[str, ...]
 
 
 def lines(text: str) -> Iterator[str]:
-    """Lines of indented blocks and of inline code, without comments, prompts and continuations."""
+    """Yield lines of indented blocks and of inline code, without comments, prompts and continuations."""
     whole = re.sub(r"\\\n\s+", "", prose(text))
     for line in re.findall(r"^    (\S.*)$", whole, re.MULTILINE):
         yield re.sub(r"(^|\s)#.*$| </dev/null( &)?$", "", line).removeprefix("$ ").strip()
@@ -124,7 +124,7 @@ def commands(text: str) -> Iterator[Command]:
 
 
 def split(line: str) -> tuple[str, ...]:
-    """The words of a line, as a shell has them. None for text with an apostrophe."""
+    """Return the words of a line as a shell splits them. None for text with an apostrophe."""
     try:
         return tuple(shlex.split(line))
     except ValueError:
@@ -154,7 +154,7 @@ def check(command: Command) -> None:
 
 
 def jobs(words: list[str]) -> Iterator[tuple[str, ...]]:
-    """The settings of each job: those of a sweep, or of an interval that is searched its lower bound."""
+    """Yield the settings of each job of a sweep. A search interval is replaced by its lower bound."""
     choices = []
     words = [re.sub(r"interval\((.+?),.+\)", r"\1", word) for word in words]
     for each, word in zip(OverridesParser.create().parse_overrides(words), words, strict=True):
@@ -225,7 +225,7 @@ def test_programs_in_docstrings_compile() -> None:
         compile(textwrap.dedent(block), block, "exec")
 
 
-CHECKED = ("averaging_from_scratch.md", "fine_tuning.md", "from_deeplearning4j.md", "from_pytorch.md")  # below
+CHECKED = ("averaging_from_scratch.md", "fine_tuning.md", "from_deeplearning4j.md", "from_pytorch.md")  # tested below
 PROGRAMS = [page for page, text in PAGES.items() if re.search(r"^```python$", text, re.MULTILINE)]
 
 
@@ -257,7 +257,7 @@ def test_the_example_from_deeplearning4j_is_the_experiment(tmp_path: Path, monke
 
 
 def write_pytorch_weights(folder: Path) -> dict[str, np.ndarray]:
-    """Write net.safetensors as the program for PyTorch does, and return its arrays by name."""
+    """Write net.safetensors like the program for PyTorch, and return its arrays by name."""
     rng = np.random.default_rng(1)
     shapes = {"0": (20, 1, 5, 5), "2": (50, 20, 5, 5), "5": (500, 800), "7": (10, 500)}
     theirs = {f"{layer}.weight": rng.standard_normal(shape).astype(np.float32) for layer, shape in shapes.items()}

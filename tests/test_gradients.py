@@ -1,4 +1,4 @@
-"""The gradient checker finds wrong derivatives, and accepts right ones."""
+"""The gradient checker rejects wrong derivatives and accepts correct ones."""
 
 from collections.abc import Callable
 from contextlib import nullcontext

@@ -1,4 +1,4 @@
-"""The public names: complete, each from its package, and not imported until one is used."""
+"""The public names: complete, each from its own package, and imported only when used."""
 
 import subprocess
 import sys
@@ -30,7 +30,7 @@ def test_a_public_name_is_that_of_its_package_and_imported_once() -> None:
 
 
 def test_type_checkers_see_every_public_name() -> None:
-    """Only names imported as themselves, `x as x`, are public to a type checker."""
+    """For type checkers, only names imported as `x as x` are public."""
     for line in INIT.with_suffix(".pyi").read_text("utf-8").splitlines():
         if line.startswith("from"):
             name, alias = line.split(" import ")[1].split(" as ")

@@ -1,4 +1,4 @@
-"""What is installed: the wheel, in an empty environment; the supported Pythons; the packages that make installs."""
+"""Installation: the wheel in an empty environment, the supported Pythons, and the packages that make installs."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""`make records`: a record follows from the runs that were made for it."""
+"""`make records`: a record follows from its runs."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ SMALL = ("data=synthetic", "data.train=64", "data.test=32", "epochs=1", "model=m
 
 @pytest.fixture
 def maker(tmp_path: Path) -> records.Maker:
-    """Makes tiny runs."""
+    """Return a maker of records from tiny runs."""
     (tmp_path / "runs").mkdir()
     return records.Maker(tmp_path / "runs", tmp_path, SMALL)
 

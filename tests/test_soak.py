@@ -1,4 +1,4 @@
-"""A sample of `make soak`, and the judgement that it passes on runs."""
+"""A sample of `make soak`, and its judgment of runs."""
 
 import json
 import subprocess
@@ -33,7 +33,7 @@ def test_twelve_points_reach_every_place_and_68_every_place_in_every_mode() -> N
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """The files that a run leaves."""
+    """Make the files that a run leaves."""
     Checkpoints(tmp_path / "checkpoints").save(3, {"workers": []}, {"weights": {}, "state": {}})
     (tmp_path / "history.jsonl").write_text('{"loss": 1.25, "a_s": 2}\n')
     (tmp_path / "weights.safetensors").write_bytes(b"0")

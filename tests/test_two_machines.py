@@ -1,6 +1,6 @@
-"""Training on two machines: two network namespaces of Linux, with a cable between them. Takes root, `ip` and `tc`.
+"""Training on two machines: two Linux network namespaces with a cable between them. Needs root, `ip` and `tc`.
 
-MPI is held to TCP, so that everything the ranks exchange goes through the cable.
+MPI is restricted to TCP, so that all traffic between ranks goes through the cable.
 """
 
 import os
@@ -22,7 +22,7 @@ from tests.support.mpi import needs_mpi
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2")  # inside the namespaces
 
-# mpiexec starts the processes of another machine by `ssh [options] address command`
+# mpiexec starts processes on another machine with `ssh [options] address command`
 AGENT = """#!/bin/sh
 while [ "${{1#-}}" != "$1" ]; do shift; done
 shift
@@ -35,7 +35,7 @@ def do(*command: str) -> str:
 
 
 def unavailable() -> str:
-    """Return why there can be no namespaces here; "" if there can."""
+    """Return why namespaces cannot be created here, or "" if they can."""
     if os.geteuid() != 0 or not (shutil.which("ip") and shutil.which("tc")):
         return "network namespaces take root, ip and tc"
     name = f"cupynet-{os.getpid()}-try"
@@ -49,7 +49,7 @@ def unavailable() -> str:
 
 @contextmanager
 def two_machines(rate: str) -> Iterator[tuple[str, str]]:
-    """The names of two namespaces, joined by a `cable` of that rate as tc writes it."""
+    """Yield the names of two namespaces joined by a `cable` of that rate, in tc's notation."""
     names = (f"cupynet-{os.getpid()}-a", f"cupynet-{os.getpid()}-b")
     try:
         for name in names:
@@ -63,7 +63,7 @@ def two_machines(rate: str) -> Iterator[tuple[str, str]]:
             do("tc", "-n", name, "qdisc", "add", "dev", "cable", "root", *tbf)
         for name in names:
             until = time.monotonic() + 5
-            while inside(name, "operstate") != "up":  # MPI looks once, and Linux can be late in saying so
+            while inside(name, "operstate") != "up":  # MPI checks once, and Linux may report it late
                 assert time.monotonic() < until, f"the cable of {name} carries nothing"
                 time.sleep(0.02)
         yield names
@@ -73,14 +73,14 @@ def two_machines(rate: str) -> Iterator[tuple[str, str]]:
 
 
 def inside(namespace: str, what: str) -> str:
-    """What Linux says of a machine's end of the cable."""
+    """Return an attribute of a machine's end of the cable from /sys."""
     return do("ip", "netns", "exec", namespace, "cat", f"/sys/class/net/cable/{what}")
 
 
 def mpi_command(namespaces: tuple[str, str], folder: Path) -> list[str]:
-    """Return the start of a command for one rank on each machine; its agent is written to `folder`.
+    """Return the start of a command for one rank on each machine, and write its agent to `folder`.
 
-    Run it with UCX_TLS=tcp,self in the environment: UCX would find that both machines share a memory.
+    Run it with UCX_TLS=tcp,self in the environment. Otherwise UCX would detect that the machines share memory.
     """
     agent = folder / "agent"
     agent.write_text(AGENT.format(namespace=namespaces[1]))
@@ -146,7 +146,7 @@ def test_a_cut_cable_ends_the_ranks_on_both_machines(tmp_path: Path) -> None:
 
 
 def until(true: Callable[[], bool]) -> bool:
-    """Wait, for a minute, until something is true; return whether it is."""
+    """Wait up to a minute until `true` returns True, and return its last result."""
     deadline = time.monotonic() + 60
     while not true() and time.monotonic() < deadline:
         time.sleep(0.05)

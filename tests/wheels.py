@@ -20,7 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LEFT_OUT = re.compile(r"cuda.*|peer|dev")
-STEP_S = 1200  # of one command: an installation may download some hundred MB
+STEP_S = 1200  # limit for one command: an installation may download several hundred MB
 HIDDEN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CUPYNET_DATA", "CUPYNET_REPORT")
 
 
@@ -30,7 +30,7 @@ def supported() -> list[str]:
 
 
 def called(*command: str | Path, cwd: Path, **more: str) -> str:
-    """Run a command in a folder and return its output. SystemExit with it if the command fails."""
+    """Run a command in a folder, and return its output. Raises SystemExit with the output if the command fails."""
     environment = {key: value for key, value in os.environ.items() if key not in HIDDEN} | more
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=STEP_S)
     if done.returncode:
@@ -52,7 +52,7 @@ def extras_of(wheel: Path) -> list[str]:
 
 
 def use(python: str, wheel: Path, extra: str, folder: Path) -> Path:
-    """Install the wheel with an extra into a new environment, and train in an empty folder, which is returned."""
+    """Install the wheel with an extra into a new environment. Train in an empty folder, and return the folder."""
     empty, home, own = folder / "empty", folder / "home", folder / "env" / "bin"
     empty.mkdir()
     home.mkdir()

@@ -1,4 +1,4 @@
-"""The planted faults fit the code as it is; `python -m tests.faults` plants them."""
+"""The planted faults match the current code. `python -m tests.faults` plants them."""
 
 import json
 from functools import cache

@@ -1,6 +1,6 @@
-"""What cupynet/guides/extending.md shows: one class in a file of one's own, named by `_target_`.
+"""The examples of cupynet/guides/extending.md: a class in the user's own file, named by `_target_`.
 
-Each example of tests/guides/extending trains with the settings of a command line, and does what it says.
+Each example in tests/guides/extending trains with command-line settings and behaves as described.
 """
 
 import json
@@ -47,7 +47,7 @@ COMMANDS = {
 
 @pytest.fixture
 def modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The examples can be imported by the names of their files, as in a user's folder."""
+    """Make the examples importable by their file names, as in a user's folder."""
     monkeypatch.syspath_prepend(EXAMPLES)
     yield
     for name in COMMANDS:
@@ -62,11 +62,11 @@ def test_an_example_trains_by_its_settings(name: str, tmp_path: Path) -> None:
     expected = {
         "absolute_error": ("epochs", 1),
         "gradient_mean": ("synchronizer", "synchronized by GradientMean"),
-        "lion": ("backend", "numba"),  # a rule without a kernel runs as array code
+        "lion": ("backend", "numba"),  # a rule without a kernel runs as array operations
         "print_score": ("epochs", 1),
         "residual": ("parameters", 2_432 - 96 * 16 + 8 * 8 * 6 * 16 + 5 * 5 * 6 * 6 + 6),
         "scale": ("parameters", 2_432 - 96 * 16 + 8 * 8 * 6 * 16 + 8 * 8 * 6),
-        "stop_at": ("epochs", 1),  # without a report it does not stop
+        "stop_at": ("epochs", 1),  # without a report, it does not stop training
         "stripes": ("dataset", "stripes"),
     }
     key, value = expected[name]
@@ -93,7 +93,7 @@ def test_a_class_that_is_not_trusted_is_not_even_imported(name: str) -> None:
 
 
 def test_the_synchronizer_equals_one_replica_over_two_fits() -> None:
-    """61 samples in batches of 4 for 3 workers: the last round has one batch, of one sample."""
+    """Three workers share 61 samples in batches of 4. The last round has a single batch of one sample."""
     data = small_dataset(61)
     shared, alone = small_model(), small_model()
     optimizer = Nesterov(0.05, 0.9, l2=1e-3, max_grad_norm=0.5)

@@ -1,4 +1,4 @@
-"""The method on one page: the example trains, and does what `ParallelWrapper` does."""
+"""The one-page example of the method: it trains, and equals `ParallelWrapper`."""
 
 import pytest
 
@@ -27,5 +27,5 @@ def test_the_program_equals_the_wrapper() -> None:
     ) as wrapper:
         wrapper.fit(Loader(data.train, batch_size=32, seed=12345), epochs=EPOCHS)
         found = wrapper.evaluate(data.test).accuracy
-    with blas.Limit(1):  # another number of threads may round products differently
+    with blas.Limit(1):  # a different number of threads may round products differently
         assert lenet_replicas.main("numba", 320) == found

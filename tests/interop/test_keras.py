@@ -1,4 +1,4 @@
-"""Import of weights from files of Keras."""
+"""Import of weights from Keras files."""
 
 import json
 import os
@@ -47,7 +47,7 @@ DENSE, OUTPUT = "layers/dense/vars/0", "layers/dense_1/vars/0"
 
 
 def variables(source: Model, names: dict[str, str]) -> dict[str, Any]:
-    """Return what Keras would save of a model. names: our layer -> Keras's."""
+    """Return the arrays that Keras would save for a model. names: our layer -> Keras's layer."""
     found = {}
     for name, weight in source.weights().items():
         layer, _, kind = name.rpartition(".")
@@ -59,7 +59,7 @@ def write(path: Path, arrays: dict[str, Any]) -> Path:
     with h5py.File(path, "w") as file:
         for name, array in arrays.items():
             file[name] = array
-        file.create_group("layers/flatten/vars")  # of a layer without weights
+        file.create_group("layers/flatten/vars")  # for a layer without weights
         file.create_group("vars")
         file["optimizer/vars/0"] = 3
     return path
@@ -85,7 +85,7 @@ def test_imported_weights_give_the_same_logits(archive: bool, tmp_path: Path) ->
 
 
 def test_normalization_and_its_running_statistics_are_imported(tmp_path: Path) -> None:
-    """gamma, beta, moving_mean, moving_variance, in this order; and dropout's random numbers, which are left."""
+    """Keras's order is gamma, beta, moving_mean, moving_variance. Dropout's random state is ignored."""
     golden, source, found = torch_logits(), normalized_model(), normalized_model()
     import_torch(source, NORMS, NORMS_NAMES)
     names = {"conv": "conv2d", "norm1": "batch_normalization", "norm2": "layer_normalization", "dense": "dense"}
@@ -96,7 +96,7 @@ def test_normalization_and_its_running_statistics_are_imported(tmp_path: Path) -
 
 
 def test_bfloat16_is_widened(tmp_path: Path) -> None:
-    """Keras writes it as opaque pairs of bytes, with an attribute."""
+    """Keras writes bfloat16 as opaque pairs of bytes, with an attribute."""
     source, found = small_model(), small_model()
     path = tmp_path / "a.weights.h5"
     with h5py.File(path, "w") as file:
@@ -172,14 +172,14 @@ def test_a_legacy_file_is_named(tmp_path: Path) -> None:
 def test_other_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.weights.h5"
     with h5py.File(path, "w") as file:
-        file["model_weights/dense/dense/kernel:0"] = np.zeros(3)  # of Keras 2
+        file["model_weights/dense/dense/kernel:0"] = np.zeros(3)  # as in Keras 2
     with data_error(path):
         import_keras(small_model(), path)
     path.write_text("text")
     with data_error(path):
         import_keras(small_model(), path)
     path.unlink()
-    os.mkfifo(path)  # which is not waited for
+    os.mkfifo(path)  # must not be waited for
     with data_error(path):
         import_keras(small_model(), path)
 
@@ -255,7 +255,7 @@ def keras_layer(kind: str, **settings: Any) -> dict[str, Any]:
 
 
 def edited(path: Path, edit: Callable[[list[Any]], object] | str) -> Path:
-    """Copy Keras's file with a changed list of layers, or with another text in place of its settings."""
+    """Copy Keras's file with a changed list of layers, or with other text instead of its settings."""
     with zipfile.ZipFile(KERAS) as source, zipfile.ZipFile(path, "w") as copy:
         config = json.loads(source.read("config.json"))
         if not isinstance(edit, str):
@@ -367,7 +367,7 @@ def test_settings_in_branches_are_compared_in_any_order(change: dict[str, Any], 
 
 
 def test_layers_in_branches_need_names(tmp_path: Path) -> None:
-    """Keras counts them by how far they are from the output: which is which the file does not say."""
+    """Keras numbers them by their distance from the output, and the file does not tell which is which."""
     ways = Concat([[Conv2D(4, 1)], [Conv2D(4, 1), Conv2D(4, 3, padding="same")]])
     layers = {"ways": ways, "output": Dense(3)}
     source, found = (Model(Sequential(layers), Image(6, 6, 2), create_backend("numpy"), seed) for seed in (1, 2))

@@ -1,4 +1,4 @@
-"""onnxruntime computes the same of an exported model as the model."""
+"""onnxruntime computes the same as the exported model."""
 
 import json
 import sys
@@ -127,7 +127,7 @@ def test_the_file_describes_its_input(tmp_path: Path) -> None:
 
 
 class Subclass(Dense):
-    """May compute anything."""
+    """A subclass, which may compute anything."""
 
 
 @pytest.mark.parametrize("mine", [Around(Dense(6)), Subclass(6)], ids=["another layer", "a subclass"])

@@ -1,4 +1,4 @@
-"""Export to PyTorch and import from it, compared with what PyTorch itself computed and loaded."""
+"""Export to PyTorch and import from it, compared with results from PyTorch itself."""
 
 import json
 import struct
@@ -30,7 +30,7 @@ from tests.support.refusals import data_error
 
 
 def test_exports_equal_those_that_pytorch_loaded(tmp_path: Path) -> None:
-    """tests/golden/make_exporting.py had these tensors loaded by the module that this text makes."""
+    """In tests/golden/make_exporting.py, PyTorch loaded these tensors into the module that this source defines."""
     model = everything_as_model()
     export_torch(model, tmp_path / "a.safetensors")
     found, expected = load_file(tmp_path / "a.safetensors"), load_file(GOLDEN / "torch_exported.safetensors")
@@ -54,7 +54,7 @@ def test_exported_weights_are_imported_again(tmp_path: Path) -> None:
 
 
 def test_each_branch_is_fed_the_flattened_image() -> None:
-    """Of both the rows are in PyTorch's order, whatever the other one begins with."""
+    """The rows of both are in PyTorch's order, no matter how the other branch begins."""
     first, second = [Dense(3), Dense(2)], [Activation("relu"), Dense(4)]
     ways: dict[str, Any] = {"first": first, "second": second, "mean": [Flatten()]}
     layers = {"flat": Flatten(), "ways": Concat(ways), "norm": BatchNorm(), "output": Dense(2)}
@@ -73,7 +73,7 @@ def test_a_sum_with_a_flattened_image_is_refused(tmp_path: Path) -> None:
     model = model_of(Sequential(layers), Image(3, 2, 2))
     with pytest.raises(ConfigError, match="'block'"):
         torch_source(model)
-    plain = model_of(Sequential(layers), Image(12, 1, 1))  # of one channel there is but one order
+    plain = model_of(Sequential(layers), Image(12, 1, 1))  # with one channel, there is only one order
     export_torch(plain, tmp_path / "a")
 
 
@@ -141,7 +141,7 @@ def test_weights_that_do_not_fit_are_named(name: str, tensor: Any, tmp_path: Pat
 
 
 def write_raw(path: Path, kind: str, array: Any) -> Path:
-    """Write one tensor of a type that NumPy does not have as a safetensors file."""
+    """Write a tensor of a type that NumPy lacks as a safetensors file."""
     header = {"fc.weight": {"dtype": kind, "shape": array.shape, "data_offsets": (0, array.nbytes)}}
     text = json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(text)) + text + array.tobytes())

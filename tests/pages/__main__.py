@@ -42,7 +42,7 @@ PAGES: dict[str, Callable[[], Iterator[str]]] = {"settings.md": settings_page, "
 
 
 def page(name: str) -> str:
-    """Return a page: its introduction as it is now, and the generated text."""
+    """Return a page: its current introduction and the generated text."""
     introduction = (GUIDES / name).read_text("utf-8").partition(MARK)[0]
     return f"{introduction}{MARK}\n{joined(PAGES[name]())}\n"
 

@@ -1,4 +1,4 @@
-"""api.md: public classes and functions, from their signatures and docstrings."""
+"""api.md: public classes and functions, generated from their signatures and docstrings."""
 
 import enum
 import importlib
@@ -11,7 +11,7 @@ from typing import Any
 import cupynet
 from tests.pages.markdown import codes, marked, table, wrapped
 
-TOPICS = {  # modules; the longest prefix decides
+TOPICS = {  # topic -> module prefixes, the longest of which decides
     "Training": ("training", "runs", "config"),
     "Models": ("nn",),
     "Layers": ("nn.activation", "nn.branches", "nn.conv", "nn.dense", "nn.dropout", "nn.norm", "nn.pool"),
@@ -56,7 +56,7 @@ def api_page() -> Iterator[str]:
 
 @cache
 def public() -> dict[str, Any]:
-    """Return the public classes and functions: those of cupynet, then those that only a package exports."""
+    """Return the public classes and functions of cupynet, then those that only a package exports."""
     found = {name: getattr(cupynet, name) for name in sorted(vars(cupynet)["__all__"], key=str.lower)}
     for package in PACKAGES:
         module = importlib.import_module(f"cupynet.{package}")

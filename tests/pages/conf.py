@@ -1,4 +1,4 @@
-"""The files of conf/ with their comments, and the types of settings."""
+"""Files of conf/ with their comments, and the types of settings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LINE = re.compile(r"(?P<indent> *)(?P<key>[\w/ ]+):(?: +(?P<value>[^\s#].*?))??(
 
 @dataclass
 class Node:
-    """A key of a YAML file: its value as it is written, its comment, and the keys below it."""
+    """A key of a YAML file: its value as written, its comment, and the keys below it."""
 
     value: str = ""
     comment: str = ""
@@ -31,14 +31,14 @@ class Node:
         return self.below["_target_"].value if "_target_" in self.below else ""
 
     def merge(self, other: Node) -> None:
-        """Change this node as a file changes the files in its defaults list."""
+        """Merge another node into this one, as a file overrides the files in its defaults list."""
         self.value, self.comment = other.value, other.comment or self.comment
         for key, node in other.below.items():
             self.below.setdefault(key, Node()).merge(node)
 
 
 def written(path: Path) -> Node:
-    """Return the content of a file. Its comment is the one at its head; that of `_target_` belongs to the part."""
+    """Return a file's content. Its comment is at its head; a comment of `_target_` belongs to the whole part."""
     lines = path.read_text("utf-8").splitlines()
     start = next(number for number, line in enumerate(lines) if not line.startswith("#"))
     root = last = Node("", " ".join(line[2:] for line in lines[:start] if "@package" not in line))
@@ -47,7 +47,7 @@ def written(path: Path) -> Node:
         found = LINE.fullmatch(line)
         if line.lstrip().startswith("#"):
             last.comment += f" {line.lstrip('# ')}"
-        elif line.lstrip().startswith("- "):  # of a defaults list
+        elif line.lstrip().startswith("- "):  # an entry of a defaults list
             last.below[line.lstrip("- ").partition("#")[0].strip()] = Node()
         elif found is not None:
             stack = [(indent, node) for indent, node in stack if indent < len(found["indent"])]
@@ -87,7 +87,7 @@ RULES = {  # for functions that check a value
 
 
 def words(annotation: str) -> str:
-    """Return an annotation in the words of YAML."""
+    """Return an annotation in YAML's terms."""
     kinds = re.sub(r"\[[^|]*?\]+(?= \||$)", "", re.sub(r" \| (?=[^[]*\])", "", annotation)).split(" | ")
     return ", ".join(dict.fromkeys(WORDS.get(kind, "part") for kind in kinds))
 
@@ -99,7 +99,7 @@ def constructor(target: str) -> dict[str, inspect.Parameter]:
 
 
 def schema(kind: type[Group], above: str = "") -> dict[str, str]:
-    """Return the types of all settings of a class by dotted key; "" for those that it leaves to a constructor."""
+    """Return the types of a class's settings by dotted key; "" for those left to a constructor."""
     found = {}
     for each in fields(kind):
         bounds, check = each.metadata.get("bounds", {}), each.metadata.get("check")

@@ -1,11 +1,11 @@
-"""Markdown of the reference pages."""
+"""Markdown for the reference pages."""
 
 import re
 from collections.abc import Iterable
 from textwrap import fill
 from typing import Any
 
-CODE = "|".join(  # what is shown as code
+CODE = "|".join(  # text shown as code
     [
         r"`[^`]+`",
         r"\[?\{_target_[^;]*[\]}]+",
@@ -19,11 +19,11 @@ CODE = "|".join(  # what is shown as code
 
 
 def marked(text: str) -> str:
-    """Return plain text as Markdown: what looks like code as code, special characters escaped."""
+    """Return plain text as Markdown: text that looks like code becomes code, special characters are escaped."""
     parts = re.split(rf"((?<![\w`/$<.+])(?:{CODE})(?![\w/*(]))", text)
     parts[::2] = [re.sub(r"([<*]|(?<!\w)_|_(?!\w))", r"\\\1", each) for each in parts[::2]]
     parts[1::2] = [f"`{each.strip('`')}`" for each in parts[1::2]]
-    return re.sub(r"(?<=[^` ])` `(?=[\w.]+=)", " ", "".join(parts))  # settings one after the other
+    return re.sub(r"(?<=[^` ])` `(?=[\w.]+=)", " ", "".join(parts))  # merges consecutive settings
 
 
 def meaning(comment: str) -> str:

@@ -1,4 +1,4 @@
-"""settings.md: every setting, from conf/ and its comments, the schema, and the constructors that `_target_` names."""
+"""settings.md: every setting, from conf/ and its comments, the schema, and the constructors named by `_target_`."""
 
 import importlib
 import inspect
@@ -82,7 +82,7 @@ def head(group: str, name: str, node: Node, default: str = "", built: str = "") 
 
 
 def group(name: str, default: str) -> Iterator[str]:
-    """Yield the section of a group: the settings that most choices have in common, then each choice."""
+    """Yield a group's section: the settings that most choices share, then each choice."""
     files = {path.stem: choice(name, path.stem) for path in sorted((CONF / name).glob("*.yaml"))}
     files = {default: files.pop(default), **files}
     own = {stem: [*rows(name, node, TYPES)] for stem, node in files.items()}
@@ -142,7 +142,7 @@ def layers(key: str, node: Node) -> Iterator[tuple[str, Node]]:
 
 
 def as_yaml(value: Any) -> str:
-    """Return a default of Python as it is in YAML; "" for a required argument."""
+    """Return a Python default as YAML; "" for a required argument."""
     return "" if value is inspect.Parameter.empty else f"`{yaml.safe_dump(value).splitlines()[0]}`"
 
 
@@ -154,7 +154,7 @@ def changed(layer: Node) -> str:
 
 
 def experiment(path: Path) -> Iterator[str]:
-    """Yield the description of an experiment, and the settings that it changes."""
+    """Yield an experiment's description and the settings that it changes."""
     node = written(path)
     chosen = [each[10:].replace(": ", "=") for each in node.below.pop("defaults").below if each != "_self_"]
     yield from head("experiment", path.stem, node)
@@ -162,7 +162,7 @@ def experiment(path: Path) -> Iterator[str]:
 
 
 def assigned(node: Node, above: str = "") -> Iterator[str]:
-    """Yield the settings below a node, as they are written on the command line."""
+    """Yield the settings below a node in command-line syntax."""
     for name, each in node.below.items():
         part = "{" + ",".join(f"{key}:{value.value}" for key, value in each.below.items()) + "}"
         own = [f"{above}{name}={part if each.target else each.value}"]

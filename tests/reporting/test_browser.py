@@ -1,7 +1,7 @@
-"""The page of a run in a browser: nothing is refused or missing, pictures show something, a telephone need not scroll.
+"""A run's page in a browser: nothing is blocked or missing, pictures are not blank, phones need not scroll sideways.
 
-By Debian's Chromium without a window. A page that has the report in frames of several widths measures it, and writes
-what it found into itself: the report runs no script of its own.
+The tests use Debian's Chromium in headless mode. An outer page has the report in frames of several widths, measures it
+and writes the results into itself, because the report runs no scripts.
 """
 
 import json
@@ -20,7 +20,7 @@ from tests.support.run_folders import finished, summary
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 REASON = "" if CHROMIUM else "there is no Chromium: apt-get install chromium"
-# where .ci/run could not install it, it has said so
+# .ci/run reports if it could not install Chromium
 pytestmark = pytest.mark.skipif(bool(REASON) and "CUPYNET_TEST_BROWSER" not in os.environ, reason=REASON)
 WIDTHS = (320, 390, 1280)
 Found = tuple[list[dict[str, Any]], list[str]]  # measurements, and console messages
@@ -67,7 +67,7 @@ window.addEventListener("load", () => {
 
 
 def measured(*pages: tuple[Path, str]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the browser's measurements of each page and colour scheme at each width, and its console messages.
+    """Return the browser's measurements of each page and color scheme at each width, and its console messages.
 
     The `color-scheme` of an iframe sets `prefers-color-scheme` for its page.
     """
@@ -93,7 +93,7 @@ def measured(*pages: tuple[Path, str]) -> tuple[list[dict[str, Any]], list[str]]
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """Measurements and console messages of a page with long names and many classes, light and dark."""
+    """Return measurements and console messages for a page with long names and many classes, light and dark."""
     names = ["a class with a very long name that goes on and on" + str(index) for index in range(20)]
     counts = [[900 if row == column else (row * column) % 7 for column in range(20)] for row in range(20)]
     test = summary()["test"] | {"confusion": counts}
@@ -140,5 +140,5 @@ def test_dark_mode_has_its_own_colours(light: list[dict[str, Any]], dark: list[d
         assert brightness(day["paper"]) > 200 > 100 > brightness(day["ink"])
         assert brightness(night["paper"]) < 60 and brightness(night["ink"]) > 180
         assert night["line"] != day["line"]
-        for mode in (night, day):  # a swatch of the legend has the colour of its line
+        for mode in (night, day):  # a swatch of the legend has its line's color
             assert mode["swatch"] == mode["line"]

@@ -1,4 +1,4 @@
-"""The page that a run writes at its end, however it ends."""
+"""The page that a run writes when it ends, successfully or not."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Charts and pictures: what is drawn of which numbers, as part of a page and as files."""
+"""Charts and pictures: their contents, within a page and as files."""
 
 import base64
 import io
@@ -27,7 +27,7 @@ LOSS = Chart(
 
 
 def test_a_chart_is_part_of_the_page() -> None:
-    """Text stays text; colours are those of the page; names are its own."""
+    """The chart's text remains text, its colors are the page's, and its names are unique."""
     text = charts.svg(LOSS, "one")
     assert text.startswith('<svg viewBox="') and 'aria-label="Loss: loss over iteration"' in text
     words = Page(text).text
@@ -91,7 +91,7 @@ def test_the_curves_of_each_loss_are_those_of_history_jsonl(tmp_path: Path) -> N
     assert lines["training, by epoch"] == pytest.approx([0.5, 0.25, 0.5 / 3])
     assert lines["test"] == pytest.approx([0.6, 0.3, 0.2])
     assert lines["each worker, by epoch"] == pytest.approx([0.4, 0.2, 0.4 / 3])
-    assert lines[None] == pytest.approx([0.6, 0.3, 0.2])  # of the other worker
+    assert lines[None] == pytest.approx([0.6, 0.3, 0.2])  # for the other worker
 
 
 def test_accuracy_is_in_percent(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The page of a run: what it shows of which folder, that it is whole, and that no text of a run becomes part of it."""
+"""A run's page: what it shows for each kind of folder, valid markup, and escaping of all text from the run."""
 
 import itertools
 import json
@@ -127,7 +127,7 @@ def test_a_run_without_results_was_killed(tmp_path: Path) -> None:
 
 def test_a_run_that_logged_an_error_at_its_end_has_failed(tmp_path: Path) -> None:
     folder = unfinished(tmp_path, log=ERROR + "Traceback\n  more\n")
-    assert state(read_run(folder)) == ("failed", "bad", "iteration 7: the loss is not finite")  # of an earlier version
+    assert state(read_run(folder)) == ("failed", "bad", "iteration 7: the loss is not finite")  # an earlier version's
     Run(folder).fail(DivergedError.exit_code)
     assert state(read_run(folder)) == ("diverged", "bad", "iteration 7: the loss is not finite")
 
@@ -139,7 +139,7 @@ def test_an_error_before_a_resume_does_not_count(tmp_path: Path) -> None:
 
 def test_the_error_that_ends_a_run_counts_before_it_is_stored(tmp_path: Path) -> None:
     full = OutputError("outputs/infinite_mnist: the disk is full, and diverged")
-    resumed = finished(tmp_path, iterations=200)  # of the 300 in its history
+    resumed = finished(tmp_path, iterations=200)  # out of 300 in its history
     assert state(read_run(resumed, error=full)) == ("failed", "bad", str(full))
     assert state(read_run(resumed, error=DivergedError("the loss is odd")))[0] == "diverged"
 
@@ -156,7 +156,7 @@ def test_the_end_of_a_long_log_is_read(tmp_path: Path) -> None:
 
 
 def test_the_first_convolution_is_the_networks(tmp_path: Path) -> None:
-    """Not one that is called so in a block further on."""
+    """A convolution of the same name in a later block is not shown."""
     folder = finished(tmp_path)
     row = {"kind": "", "settings": "", "output": "", "parameters": ""}
     layers = [{"layer": name, **row} for name in ("input", "conv1", "block1", "  conv1", "output")]
@@ -168,7 +168,7 @@ def test_the_first_convolution_is_the_networks(tmp_path: Path) -> None:
 
 @pytest.fixture
 def training(tmp_path: Path) -> Iterator[Path]:
-    """The folder of a run that is still training, in the second of three epochs."""
+    """Yield the folder of a run that is still training, in the second of three epochs."""
     folder = unfinished(tmp_path, name="training", rows=history(2)[:-1])
     hold = Hold(folder)
     yield folder
@@ -180,7 +180,7 @@ def test_the_page_of_a_run_that_is_still_training(training: Path) -> None:
     assert "mnist: epoch 2/3" in parsed.text and "running" in parsed.text and "1 of 3 epochs" in parsed.text
     (bar,) = parsed.all("progress")
     assert (float(bar["max"] or 0), float(bar["value"] or 0)) == (3, 1)
-    assert "cat taken for cat: 21" in [cell.get("title") for cell in parsed.all("td")]  # of the last evaluation
+    assert "cat taken for cat: 21" in [cell.get("title") for cell in parsed.all("td")]  # from the last evaluation
 
 
 def test_a_resumed_run_does_not_show_old_results(tmp_path: Path) -> None:
@@ -245,7 +245,7 @@ WRONG: list[Any] = [None, 1, "x", [], {}, [None], [[1]], {"a": 1}, True, 1e400, 
 
 
 def test_values_of_the_wrong_type_are_omitted(tmp_path: Path) -> None:
-    """For every key of every file, one after the other, with changing values."""
+    """Each key of each file gets a wrong value in turn."""
     folder, values = finished(tmp_path), itertools.cycle(WRONG)
     for key in summary():
         (folder / "summary.json").write_text(json.dumps(summary(**{key: next(values)})))
@@ -309,7 +309,7 @@ def test_times_are_formatted_briefly(seconds: float, said: str) -> None:
 
 
 def test_many_classes_have_a_table_but_no_matrix(tmp_path: Path) -> None:
-    """Mistakes with another number of images are left out."""
+    """Mistakes are left out if their number of images differs."""
     counts = np.eye(100, dtype=int) * 9 + np.roll(np.eye(100, dtype=int), 1, axis=1)
     test = summary()["test"] | {"confusion": counts.tolist()}
     parsed = made(finished(tmp_path, test=test | {"mistakes": test["mistakes"][:1]}, class_names=None))

@@ -1,4 +1,4 @@
-"""Checkpoints on disk: whole or not there, and nothing of a damaged one is ever used."""
+"""Checkpoints on disk: they are complete or missing, and no part of a damaged one is ever used."""
 
 import errno
 import json
@@ -130,7 +130,7 @@ def pipe(step: Path) -> None:
 
 
 def forged(step: Path, **changes: object) -> None:
-    """A manifest whose digest is right."""
+    """Change a manifest, and give it the right digest."""
     content = json.loads((step / MANIFEST).read_text())
     del content["sha256"]
     (step / MANIFEST).write_bytes(_manifest(content | changes))
@@ -161,7 +161,7 @@ def test_damaged_checkpoints_are_refused(harm: str, tmp_path: Path) -> None:
 
 
 def test_a_folder_of_damaged_checkpoints_is_refused(tmp_path: Path) -> None:
-    """The error names the newest, which is the one that users want back."""
+    """The error names the newest checkpoint, which users want to recover."""
     store = saved(tmp_path, 1, 2)
     for step in (1, 2):
         (store.path(step) / "state.json").unlink()
@@ -191,12 +191,12 @@ def test_a_checkpoint_under_replacement_is_found_unless_it_is_damaged(tmp_path: 
     assert store.steps() == [2, 3] and newest_step(store) == 3
     (old / MANIFEST).unlink()
     assert newest_step(store) == 2
-    assert old.is_dir()  # reading changes nothing
+    assert old.is_dir()  # reading does not change the folder
 
 
 def test_a_new_checkpoint_goes_before_the_one_that_it_replaces(tmp_path: Path) -> None:
     store = saved(tmp_path, 3)
-    for number in range(9):  # whichever a file system lists first
+    for number in range(9):  # in any order in which a file system may list them
         (tmp_path / f"step-00000003.old-{number}").mkdir()
     assert checkpoints(tmp_path) == {3: store.path(3)} and newest_step(store) == 3
 
@@ -205,7 +205,7 @@ def test_a_new_checkpoint_goes_before_the_one_that_it_replaces(tmp_path: Path) -
 
 
 def on_folders(number: int) -> Callable[[int], bool]:
-    """Return a condition that holds for the nth folder whose descriptor is flushed."""
+    """Return a condition that is true for the nth flushed descriptor of a folder."""
     folders: list[int] = []
 
     def when(descriptor: int) -> bool:
@@ -217,7 +217,7 @@ def on_folders(number: int) -> Callable[[int], bool]:
     return when
 
 
-# what a save calls -> where it is, its name, and whether to end the process at this call
+# step of a save -> owner and name of the function it calls, and whether to end the process at a call
 POINTS: dict[str, tuple[Any, str, Callable[..., bool]]] = {
     "mkdir": (Path, "mkdir", lambda *_: True),
     "write": (os, "fsync", lambda _: True),
@@ -231,7 +231,7 @@ POINTS: dict[str, tuple[Any, str, Callable[..., bool]]] = {
 
 @pytest.mark.parametrize("point", POINTS)
 def test_a_crash_during_a_save_keeps_the_previous_checkpoints(point: str, tmp_path: Path) -> None:
-    """In a process of its own that leaves at once at this point."""
+    """A child process saves, and exits immediately at this point."""
     store = saved(tmp_path, 1, 2)
     child = os.fork()
     if child == 0:
@@ -260,7 +260,7 @@ def die_at(owner: Any, name: str, when: Callable[..., bool]) -> None:
 
 @pytest.mark.parametrize("limit", [100, 1000, 90_000], ids=["state", "weights", "second file of arrays"])
 def test_a_file_size_limit_keeps_the_previous_checkpoints(limit: int, tmp_path: Path) -> None:
-    """RLIMIT_FSIZE, in a process of its own."""
+    """A child process saves with RLIMIT_FSIZE set."""
     store = saved(tmp_path, 1)
     child = os.fork()
     if child == 0:
@@ -279,7 +279,7 @@ def test_a_file_size_limit_keeps_the_previous_checkpoints(limit: int, tmp_path: 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of a megabyte."""
+    """Mount a file system of one megabyte, and yield its folder."""
     folder = tmp_path / "disk"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
@@ -300,7 +300,7 @@ def test_a_disk_without_space_keeps_the_previous_checkpoints(small_disk: Path) -
 
 
 def test_a_checkpoint_that_cannot_be_removed_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """NFS keeps a file that is open elsewhere: the checkpoint is gone all the same, and the rest is removed later."""
+    """NFS keeps a file that is open elsewhere. The checkpoint still counts as removed; its rest is removed later."""
 
     def busy(path: Any, **more: Any) -> None:
         raise OSError(errno.ENOTEMPTY, "Directory not empty")

@@ -1,4 +1,4 @@
-"""A history column by column: of a wrapper, and of a run's folder."""
+"""Histories by column: a wrapper's, and a run folder's."""
 
 import json
 from pathlib import Path
@@ -29,7 +29,7 @@ def test_a_wrapper_keeps_the_rows_that_a_run_writes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("workers", [2, 1])
 def test_a_restored_wrapper_has_the_history_of_the_whole_training(tmp_path: Path, workers: int) -> None:
-    """Also if the wrapper had trained further before, or continues with another number of workers."""
+    """This holds even if the wrapper had trained further, or continues with another number of workers."""
     data = small_dataset(60)
     with ParallelWrapper(small_model(), 2, log_every=2, progress="none") as wrapper:
         wrapper.fit(data, epochs=2, batch_size=10)
@@ -60,7 +60,7 @@ def test_columns_are_a_mapping_with_the_names_of_keras() -> None:
     columns = Columns({"loss": [2.0], "validation_loss": [3.0]}, {})
     assert dict(columns) == columns.epochs and list(columns) == ["loss", "validation_loss"]
     assert columns.history == {"loss": [2.0], "val_loss": columns["val_loss"]} and columns["validation_loss"] == [3.0]
-    assert json.loads(json.dumps(columns.history)) == columns.history  # a dict, as pandas needs it too
+    assert json.loads(json.dumps(columns.history)) == columns.history  # a dict, as pandas needs
     assert "val_loss" in columns and "accuracy" not in columns and columns.get("accuracy") is None
     assert 0 not in columns  # type: ignore[comparison-overlap]
     for empty_or_not in (columns, Columns({}, {})):

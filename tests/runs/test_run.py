@@ -1,4 +1,4 @@
-"""A run's folder: what is saved is read again, and what is no run is refused."""
+"""A run's folder: saved files can be read again, and folders that are not runs are rejected."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def run(tmp_path: Path) -> Run:
 
 
 def test_a_summary_round_trips(run: Run) -> None:
-    run.history_path.write_text('{"kind": "epoch"}\n{"kind": "report"}\n{"kind": "epo')  # a killed process wrote
+    run.history_path.write_text('{"kind": "epoch"}\n{"kind": "report"}\n{"kind": "epo')  # written by a killed process
     assert run.summary() == SUMMARY
     np.testing.assert_array_equal(run.weights()["a"], np.ones(2))
     assert [row["kind"] for row in run.history()] == ["epoch", "report"]
@@ -46,7 +46,7 @@ def test_partial_files_of_a_killed_process_are_removed(run: Run, tmp_path: Path)
 
 
 class Killed(BaseException):
-    """Stands in for the end of a process."""
+    """Simulates the end of a process."""
 
 
 def test_a_save_that_is_killed_leaves_no_summary_of_other_weights(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

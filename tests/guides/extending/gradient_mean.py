@@ -1,4 +1,4 @@
-"""A synchronizer: gradients averaged in every iteration, so that all replicas stay one."""
+"""A synchronizer: averages gradients in every iteration, so that all replicas stay equal."""
 
 from cupynet import Synchronizer
 

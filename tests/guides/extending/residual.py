@@ -1,4 +1,4 @@
-"""A layer: a convolution with a way around it."""
+"""A layer: a convolution with a skip connection."""
 
 from cupynet import Conv2D, Layer
 

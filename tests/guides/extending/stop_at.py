@@ -1,4 +1,4 @@
-"""A callback: training ends once the loss is low enough."""
+"""A callback: ends training once the loss is low enough."""
 
 from cupynet import Callback
 

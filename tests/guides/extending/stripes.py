@@ -1,4 +1,4 @@
-"""A source of data: noisy images with one bright row, whose place is the class."""
+"""A data source: noisy images with one bright row, whose position is the class."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""What differs between runs, what their figures come to, and what is made of them."""
+"""Differences between runs, averages of their figures, and the conclusions."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from tests.support.refusals import refused
 
 
 def runs(folder: Path, *figures: dict[str, Any]) -> None:
-    """Make runs that are called 0, 1, 2 ..., of 1, 2, 3 ... workers, with these figures."""
+    """Make runs named 0, 1, 2 ... with 1, 2, 3 ... workers and these figures."""
     for number, own in enumerate(figures):
         made(folder / str(number), **{"workers": number + 1, **own})
 
@@ -40,7 +40,7 @@ def test_only_differing_settings_are_listed(tmp_path: Path) -> None:
     assert of(tmp_path).varied == ["workers"]
     made(tmp_path / "2", workers=2, averaging_frequency=3)
     comparison = of(tmp_path)
-    assert comparison.varied == ["workers", "parallel.averaging_frequency"]  # what refers to it does not count again
+    assert comparison.varied == ["workers", "parallel.averaging_frequency"]  # references to it are not listed again
     assert comparison.groups[2].name == "workers=2 averaging_frequency=3"
 
 
@@ -108,9 +108,9 @@ def test_seeds_are_repetitions(tmp_path: Path) -> None:
 
 def test_speed_up_is_over_one_worker_with_the_same_settings(tmp_path: Path) -> None:
     made(tmp_path / "0", workers=1, averaging_frequency=1, images_per_s=900.0)
-    made(tmp_path / "1", workers=1, averaging_frequency=3, images_per_s=1100.0)  # one alone is never averaged
+    made(tmp_path / "1", workers=1, averaging_frequency=3, images_per_s=1100.0)  # a single worker is never averaged
     made(tmp_path / "2", workers=4, averaging_frequency=3, images_per_s=3000.0)
-    made(tmp_path / "3", workers=4, averaging_frequency=3, images_per_s=3000.0, rate=0.5)  # there is no such single one
+    made(tmp_path / "3", workers=4, averaging_frequency=3, images_per_s=3000.0, rate=0.5)  # no single worker has it
     groups = of(tmp_path).groups
     assert [group.figures.get("speed_up") for group in groups] == [None, None, 3.0, None]
     assert groups[2].figures["efficiency"] == 0.75
@@ -119,7 +119,7 @@ def test_speed_up_is_over_one_worker_with_the_same_settings(tmp_path: Path) -> N
 def test_time_to_an_accuracy_is_of_training_up_to_the_first_epoch_that_had_it(tmp_path: Path) -> None:
     runs(tmp_path, {"accuracies": [0.5, 0.91, 0.89]}, {"accuracies": [0.92, 0.95]}, {"accuracies": [0.1, 0.2]})
     assert cells(of(tmp_path, to=0.9), "time_to") == ["10.0 s", "5.0 s", "-"]
-    assert of(tmp_path).target == 0.9  # the highest of round ones that half of them reached
+    assert of(tmp_path).target == 0.9  # the highest round target that half of them reached
     assert "time_to" not in of(tmp_path, to=0.99).groups[0].figures
 
 
@@ -154,7 +154,7 @@ def test_runs_without_a_result_are_listed(tmp_path: Path) -> None:
     (made(tmp_path / "config.yaml") / ".hydra" / "config.yaml").write_text("a: &a [1]\nb: *a\n")
     others = [run for group in of(tmp_path).others for run in group.runs]
     assert len(others) == 5
-    for run in others:  # each folder has the name of what is wrong with it
+    for run in others:  # each folder is named after its problem
         assert run.name in run.trouble
 
 
@@ -176,7 +176,7 @@ def test_missing_figures_name_their_run(name: str, value: Any, tmp_path: Path) -
 
 
 def test_results_from_before_a_run_was_resumed_do_not_count(tmp_path: Path) -> None:
-    """Its settings are already those of the longer training."""
+    """The run already has the settings of the longer training."""
     run = made(tmp_path / "0")
     assert [each.trouble for each in find([str(tmp_path)])] == [""]
     Run(run).reopen(100)
@@ -213,7 +213,7 @@ def test_folders_are_found_once_and_in_order(tmp_path: Path, monkeypatch: pytest
 
 
 def other_command(folder: Path, settings: str) -> Path:
-    """Make the folder of another command, which stores its settings like a run."""
+    """Make another command's folder, which stores its settings like a run."""
     (made(folder) / "summary.json").unlink()
     (folder / "history.jsonl").unlink()
     with (folder / ".hydra" / "config.yaml").open("a") as file:
@@ -242,7 +242,7 @@ def test_the_trials_of_a_search_are_runs_and_the_search_is_not(tmp_path: Path) -
 # what is made of it ---------------------------------------------------------------------------------------------------
 
 
-MANY = {"samples": 10_000_000}  # nothing is chance
+MANY = {"samples": 10_000_000}  # so many that no difference is due to chance
 
 
 def chosen(folder: Path) -> int | None:
@@ -270,7 +270,7 @@ def test_the_noise_of_a_timing_decides_nothing(tmp_path: Path) -> None:
 
 def test_a_single_seed_has_a_note_on_chance(tmp_path: Path) -> None:
     runs(tmp_path, {"test_accuracy": 0.9900, "train_s": 30.0}, {"test_accuracy": 0.9880, "train_s": 16.0})
-    # two standard errors of a difference: 2 sqrt(2 0.99 0.01 / 10,000) = 0.28 points
+    # two standard errors of a difference: 2 sqrt(2 · 0.99 · 0.01 / 10,000) = 0.28 points
     note = answer(of(tmp_path)).notes[0]
     assert "10,000 images" in note and "0.28 points" in note and "seed=1,2,3" in note
     for workers in (1, 2):
