@@ -86,7 +86,7 @@ OPTIONAL = tuple(sorted(HOMES.keys() - REQUIRED))  # the package imports and tra
 CODE_LOADERS = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "runpy", "code"}
 RUN_TEXT = {"eval", "exec", "compile", "__import__", "execfile"}
 REBUILD = ("torch.load", "yaml.load", "yaml.full_load", "yaml.unsafe_load")
-BUILD = {"instantiate", "get_class", "get_method", "get_object", "_locate"}  # of Hydra; config/instantiate.py replaces them
+BUILD = {"instantiate", "get_class", "get_method", "get_object", "_locate"}  # Hydra's: use config/instantiate.py
 SHELLS = ("os.system", "os.popen", "os.startfile", "os.exec", "os.spawn", "os.posix_spawn", "subprocess.getoutput")
 IMPORTS_BY_NAME = {"config/instantiate.py", "__init__.py", "__main__.py"}  # names are checked there or are our own
 
