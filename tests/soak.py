@@ -48,7 +48,7 @@ from tests.support.training import stripes, stripes_network
 from tests.support.warm import import_all
 
 FORK = multiprocessing.get_context("fork") if sys.platform == "linux" else multiprocessing.get_context()
-HANG_S = 120  # a run takes a second or two
+HANG_S = 120  # a normal run takes a second or two
 SETTLES_S, JUDGED_S = 120, 300  # memory is compared after SETTLES_S, over at least JUDGED_S
 
 RUN = """

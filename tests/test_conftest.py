@@ -1,4 +1,4 @@
-"""A test that is not marked `gpu` sees no GPU, on any machine."""
+"""On any machine, a test without the mark `gpu` sees no GPU."""
 
 import os
 import subprocess

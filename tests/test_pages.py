@@ -1,4 +1,4 @@
-"""The reference pages are up to date, and every setting has a comment that they show."""
+"""The reference pages are up to date and show a comment for every setting."""
 
 import pytest
 

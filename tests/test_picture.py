@@ -1,4 +1,4 @@
-"""The picture of a terminal in the README."""
+"""The terminal picture in the README."""
 
 from tests.picture import PICTURE, shown
 

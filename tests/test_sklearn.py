@@ -1,4 +1,4 @@
-"""The estimator for scikit-learn, checked by scikit-learn itself."""
+"""The estimators for scikit-learn, checked by scikit-learn itself."""
 
 import pickle
 

@@ -1,9 +1,9 @@
 """Install the wheel with every supported Python and every extra, and train: `make wheels`.
 
-The interpreters on the path, such as `python3.11`, are used. Each pair gets a new environment in a temporary
-folder: the wheel is installed, `pip check` looks for contradictory requirements, and the default job runs
-in an empty folder with an empty home. A line shows the result of each pair; the exit code is 0 if all work. All extras
-of the wheel are tried, except for CuPy (it needs a GPU), PyTorch and the development tools.
+The interpreters on the path, such as `python3.11`, are used. Each pair gets a new environment in a temporary folder:
+the wheel is installed, `pip check` looks for conflicting requirements, and the default job runs in an empty folder with
+an empty home. One line shows each pair's result. The exit code is 0 if all work. All extras of the wheel are tried
+except CuPy (it needs a GPU), PyTorch and the development tools.
 """
 
 import argparse

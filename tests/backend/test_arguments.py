@@ -1,4 +1,4 @@
-"""Convolutions, pools and networks refuse arrays that do not fit, on every backend.
+"""Convolutions, pools and networks reject arrays of the wrong shape on every backend.
 
 Without checks, compiled code would read and write beyond the arrays, which gives garbage, NaN, or a crash.
 """

@@ -23,7 +23,7 @@ def test_a_full_machine_is_as_fast_as_it_was_measured() -> None:
 
 
 def test_the_links_by_hand() -> None:
-    """Eight workers on four machines: each machine sends 2 x 6/8 of the vector twice, over 1 GB/s."""
+    """With eight workers on four machines, each machine sends 2 x 6/8 of the vector twice, over 1 GB/s."""
     found = forecast(COSTS, SLOW, 8, 1)
     assert found.machines == 4
     assert found.averaging_s == pytest.approx(1e-3 + (3 + 1 / 10) * 1e-3 + 2 * (2 * 6 / 8 * 3.4e6) / 1e9)

@@ -35,7 +35,7 @@ def file_of(group: str, name: str) -> DictConfig:
 
 
 def covering_overrides(group: str, name: str) -> list[str]:
-    """Return overrides for this file and one file of every other group, so that few combinations cover all files."""
+    """Return overrides for this file and one of each other group, so that few combinations cover all files."""
     files = {each: [other for its, other in CHOICES if its == each] for each in GROUPS if each != "experiment"}
     place = files[group].index(name)
     return [f"{each}={names[place % len(names)]}" for each, names in files.items()]

@@ -177,7 +177,7 @@ PAIRS = [(f"optimizer={name}", f"loss={LOSSES[place % len(LOSSES)]}") for place,
 
 @pytest.mark.parametrize("files", [*PAIRS, ("callbacks=weight_average", "accumulation_steps=3")], ids=" ".join)
 def test_every_file_of_optimizers_and_losses_trains(files: tuple[str, ...]) -> None:
-    """Two workers train a small network for 6 iterations: every weight array changes, and the test loss is finite."""
+    """Two workers train a small network for 6 iterations. Every weight array changes; the test loss is finite."""
     assert len(OPTIMIZERS) > len(LOSSES)
     found = experiment(
         "data.train=192", "data.test=64", "data.validation=0", "batch_size=16", *SMALL, *files, workers=2

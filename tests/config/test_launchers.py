@@ -46,7 +46,7 @@ def task(settings: Settings, folder: Path) -> float | None:
 class Elsewhere(ProcessLauncher):
     """Runs each job as another process would: with a copy of the task and without this process's state."""
 
-    lost: tuple[int, ...] = ()  # jobs whose process is killed
+    lost: tuple[int, ...] = ()  # jobs with a killed process
     stopped: int | None = None  # the job before which Ctrl-C is pressed
 
     def setup(self, **how: Any) -> None:

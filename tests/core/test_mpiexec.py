@@ -67,7 +67,7 @@ def test_rank_and_size_from_the_environment(
         ("PMIX_RANK=1", 0, 1, False),
         ("SLURM_PROCID=2 SLURM_STEP_NUM_TASKS=3", 0, 1, False),
         ("SLURM_PROCID=0 SLURM_NTASKS=3", 0, 1, True),
-        ("PMI_RANK=0 PMI_SIZE=1 SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2", 0, 1, True),  # mpiexec -n 1 in a task
+        ("PMI_RANK=0 PMI_SIZE=1 SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2", 0, 1, True),  # mpiexec -n 1 within a Slurm task
         ("PMI_RANK=1 PMI_SIZE=4 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=2", 1, 4, True),  # mpiexec over two machines
     ],
 )

@@ -160,7 +160,7 @@ FREQUENCIES = ["parallel.averaging_frequency=5", "parallel.averaging_frequency=e
 def interrupted(line: list[str], folder: Path, rng: random.Random, lasts_s: float) -> tuple[int, int, bool, float]:
     """Send a random signal to a run at a random moment after it has begun to train.
 
-    SIGSTOP and SIGCONT may surround or follow the signal. Under mpiexec, all go to mpiexec or to one of the ranks.
+    SIGSTOP and SIGCONT may surround or follow the signal. Under mpiexec, all signals go to mpiexec or to one rank.
 
     Returns:
         The process's exit code, the signal's exit code, whether mpiexec received the signal, and when.

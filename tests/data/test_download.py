@@ -1,4 +1,4 @@
-"""Downloads from a local server that fails as networks do: a file under its final name is always correct."""
+"""Downloads from a local server with network failures: a file under its final name is always correct."""
 
 import errno
 import hashlib

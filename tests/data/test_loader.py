@@ -1,4 +1,4 @@
-"""Loaders: every sample once per epoch, in an order and a distribution that depend only on seed and epoch."""
+"""Loaders: each sample occurs once per epoch. Order and distribution depend only on seed and epoch."""
 
 import errno
 import tempfile

@@ -130,7 +130,7 @@ def test_close_while_an_item_is_made() -> None:
 
 @pytest.mark.parametrize("waits_in", ["next", "close"])
 def test_a_signal_that_the_producer_takes_is_handled_while_the_main_thread_waits_for_it(waits_in: str) -> None:
-    """The system may deliver a signal to any thread; Python's handler needs the main thread."""
+    """The system may deliver a signal to any thread, but Python's handler needs the main thread."""
     begun, handled, found = threading.Event(), threading.Event(), []
 
     def items() -> Iterator[bool]:

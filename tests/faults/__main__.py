@@ -1,4 +1,4 @@
-"""Plant one fault at a time in a copy of the repository, and see which test notices.
+"""Plant one fault at a time in a copy of the repository, and report which test catches it.
 
     python -m tests.faults                                   # all of them
     python -m tests.faults residual-not-restored ...         # these

@@ -76,7 +76,7 @@ def described(name: str, thing: Any) -> Iterator[str]:
     if inspect.isclass(thing) and issubclass(thing, enum.Enum):
         yield f"Members: {codes(each.name for each in thing)}."
     elif not (inspect.isclass(thing) and issubclass(thing, BaseException)):
-        text = re.sub(r"(?<![,*]) ", "\0", signature(name.rpartition(".")[2], thing))  # no line break in an argument
+        text = re.sub(r"(?<![,*]) ", "\0", signature(name.rpartition(".")[2], thing))  # keep arguments on one line
         yield f"```py\n{wrapped(text, then='    ')}\n```".replace("\0", " ")
         yield "\n".join(wrapped(f"`{text}`: {summary(each)}", first="- ", then="  ") for text, each in methods(thing))
 

@@ -69,7 +69,7 @@ def default(node: Node) -> str:
 
 
 def linked(target: str) -> str:
-    """Return the name of a class with a link to api.md."""
+    """Return a class's name with a link to api.md."""
     module, _, name = target.rpartition(".")
     kind = getattr(importlib.import_module(module), name)
     public_name = next((each for each, known in public().items() if known is kind), "")

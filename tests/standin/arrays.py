@@ -167,7 +167,7 @@ class ndarray:
             except IndexError as error:
                 raise Overrun(f"{error}: CuPy would wrap the index") from error
 
-        # the other elements stay as they are, so they must have been written
+        # the other elements are kept, so they must have been written
         do("[indices] =", work, [self, *arrays, *([value] if isinstance(value, ndarray) else [])], self)
 
     # reductions and operators ---------------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ for _name, _ufunc in COMPARISONS.items():
 
 
 def do(name: str, work: Callable[[], Any], reads: Sequence[ndarray], made: ndarray) -> ndarray:
-    """Run an operation. `work` holds views and no arrays: a captured operation keeps no memory in use."""
+    """Run an operation. `work` refers to views, not arrays, so a captured operation keeps no memory in use."""
     if made.size:
         active().run(Operation(name, [span for each in reads for span in each.span], made.span, work))
     return made

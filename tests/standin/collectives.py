@@ -48,7 +48,7 @@ class Ring:
     """State shared by the ranks of one communicator.
 
     Attributes:
-        devices: of the ranks that have connected.
+        devices: the devices of the connected ranks.
         open: rank -> where it made its communicator, until it destroys or aborts it.
         calls: number -> the calls with that number, until all ranks have made theirs.
         aborted: ranks that make no more calls.

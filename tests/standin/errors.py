@@ -33,7 +33,7 @@ class Overrun(Misuse):
 
 
 class Foreign(Misuse, TypeError):
-    """A value that CuPy does not take, or would convert silently."""
+    """A value that CuPy does not accept, or would convert silently."""
 
 
 class InCapture(Misuse, RuntimeError):

@@ -32,7 +32,7 @@ ARITHMETIC = {
     "fused": ["-ffp-contract=fast", "-fexpensive-optimizations", "-march=native"],
     "flushed": ["-DSTANDIN_FLUSHED"],
 }
-BOUNDS = r"(?:__launch_bounds__\s*\([^)]*\)\s*)?"  # before or behind `void`
+BOUNDS = r"(?:__launch_bounds__\s*\([^)]*\)\s*)?"  # before or after `void`
 EXPORTED = re.compile(rf'extern\s+"C"\s+__global__\s+{BOUNDS}void\s+{BOUNDS}(\w+)\s*\(')
 STATUS = {
     1: "some threads of a block came to the end while others waited for them in __syncthreads()",
@@ -54,7 +54,7 @@ class HostKernel:
     """One kernel of a library.
 
     Attributes:
-        takes: a word for each parameter: a type (`float32`, `int32`), after `in:` or `out:` for a pointer.
+        takes: each parameter's type (`float32`, `int32`), with the prefix `in:` or `out:` for a pointer.
     """
 
     def __init__(self, library: ctypes.CDLL, name: str, with_barriers: bool) -> None:
@@ -68,7 +68,7 @@ class HostKernel:
     def __call__(self, grid: Sequence[int], block: Sequence[int], arguments: Sequence[Any]) -> None:
         """Run the kernel to its end.
 
-        arguments: NumPy scalars for numbers; for pointers NumPy arrays, or addresses (int), None for a null pointer.
+        arguments: NumPy scalars for numbers; for pointers, NumPy arrays, addresses (int), or None for null.
         """
         if len(arguments) != len(self.takes) or min(*grid, *block) < 1 or math.prod(block) > 1024:
             raise LaunchError(f"{self.name}: {len(arguments)} arguments, a grid of {grid}, blocks of {block}")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 UNIT = 512  # bytes
 UNWRITTEN, CANARY = 0xFF, 0xC5
-GUARD = 256  # bytes of canaries before a block, and at least as many behind it
+GUARD = 256  # bytes of canaries before a block; at least as many follow it
 LARGE = 1 << 20  # bytes
 CANARIES = bytes([CANARY]) * (GUARD + UNIT)  # the most that one side can have
 

@@ -179,7 +179,7 @@ def test_the_first_operation_of_a_communicator_is_a_small_one(warm: bool, machin
 
 
 def test_every_communicator_is_ended() -> None:
-    """Its destructor would end it at some later time, in any thread."""
+    """The communicator's destructor would end it at some later time, in any thread."""
     with pytest.raises(Misuse), installed():
         from cupy.cuda import nccl
 

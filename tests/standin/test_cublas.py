@@ -1,4 +1,4 @@
-"""The stand-in of libcublas: results, and misuses that cuBLAS cannot see."""
+"""The stand-in of libcublas: results, and misuses that cuBLAS cannot detect."""
 
 import ctypes
 from collections.abc import Callable

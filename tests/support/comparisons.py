@@ -1,4 +1,4 @@
-"""Compare each public operation of a backend with the reference, on random arguments of odd shapes.
+"""Compare each public operation of a backend with the reference, on random arguments with odd shapes.
 
 The reference is the base class on NumPy. Values are compared with its results in double on the same numbers, shapes and
 dtypes with those in the same precision. Each function here draws arguments from a `Call`, uses the operation that it is
@@ -34,7 +34,7 @@ class Shape:
     channels: int
     outputs: int
     window: Window
-    flag: bool  # with a bias, with Nesterov, transposed ...
+    flag: bool  # has a bias, uses Nesterov, is transposed ...
     need_dx: bool
 
     @property
@@ -80,8 +80,8 @@ def shapes() -> list[Shape]:
 
 
 SHAPES = shapes()
-# A subset for slow tests: batches of four, most with several channels and with enough values that a small grid loops
-# over them; with and without each flag.
+# A subset where all shapes would take too long: batches of four, most with several channels and with enough values that
+# a small grid loops over them; with and without each flag.
 CHOSEN = SHAPES[3::4]
 HALVING = Window((2, 2), (2, 2))  # a pool that numba fuses with its convolution: windows are small and disjoint
 

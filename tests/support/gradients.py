@@ -1,7 +1,7 @@
 """Check a layer's, network's or loss's gradients with respect to input and weights by central differences.
 
-In double precision, a right derivative agrees to about 1e-9 of its largest entry. A function with kinks (ReLU, the
-maximum of a window) has no derivative there: the test has to choose another point.
+In double precision, a correct derivative agrees to about 1e-9 of its largest entry. A function with kinks (ReLU, the
+maximum of a window) has no derivative there, so the test has to choose another point.
 """
 
 from collections.abc import Callable

@@ -46,7 +46,7 @@ def faulty(folder: Path, kind: str, iteration: int, rank: int = 0) -> list[str]:
 
 
 class EndAfter(Callback):
-    """Ends a run after the given iteration, by SIGTERM or by an error that stands in for a kill."""
+    """Ends a run after the given iteration, by SIGTERM or by an error that simulates a kill."""
 
     def __init__(self, iteration: int, *, killed: bool = False) -> None:
         self.iteration, self.killed = iteration, killed

@@ -1,4 +1,4 @@
-"""Writes shards for tests, as the recipe in cupynet/data/README.md does."""
+"""Write shards for tests, like the recipe in cupynet/data/README.md."""
 
 from pathlib import Path
 

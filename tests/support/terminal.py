@@ -1,4 +1,4 @@
-"""A terminal that fails."""
+"""A failing terminal."""
 
 import io
 

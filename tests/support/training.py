@@ -124,7 +124,7 @@ class Poisoned(Identity):
 
 
 def network_with(layer: Layer | None, dtype: str = "double") -> Model:
-    """The small model with a layer named `poisoned` before its output."""
+    """Return the small model with `layer`, named `poisoned`, before its output layer."""
     layers = {"conv1": Conv2D(3, 3), "pool1": MaxPool2D(2), "dense1": Dense(8, "relu")}
     layers |= {} if layer is None else {"poisoned": layer}
     return Model(Sequential({**layers, "output": Dense(3)}), Image(8, 8, 1), create_backend("numpy", dtype), 1)

@@ -1,4 +1,4 @@
-"""Advice after a run: which measured cost it names, and whether the network has learned."""
+"""Advice after a run: the cost that it names, and whether the network has learned."""
 
 from collections.abc import Sequence
 

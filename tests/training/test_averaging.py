@@ -1,4 +1,4 @@
-"""Parameter averaging: its identities with one replica, which samples and replicas take part, and drift."""
+"""Parameter averaging: equality with one replica, the samples and replicas that take part, and drift."""
 
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
@@ -61,7 +61,7 @@ def test_only_identical_replicas_are_evaluated(frequency: int | str, evaluated: 
 
 
 def test_averages_come_after_iterations_k_2k_3k_of_the_whole_training() -> None:
-    """An epoch has 5 iterations; replicas are averaged every 3."""
+    """An epoch has 5 iterations, and replicas are averaged every 3."""
     run = train(2, sgd, samples=40, epochs=2, frequency=3)
     weights = zip(*(recorder.weights for recorder in run.recorders), strict=True)
     assert [iteration for iteration, (mine, theirs) in enumerate(weights, 1) if mine == theirs] == [3, 6, 9]

@@ -265,7 +265,7 @@ def on_backend(
 def test_captured_steps_equal_single_launches(
     workers: int, scale: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Steps that overflow leave no trace in the estimates."""
+    """Steps that overflow do not change the estimates."""
     found = on_backend("cupy", "half", workers, scale=scale)
     monkeypatch.setattr(parallel_wrapper, "replica_of", Replica)
     plain = on_backend("cupy", "half", workers, scale=scale)

@@ -1,6 +1,6 @@
 """Devices that fail while workers use them, and workers that fail, on CuPy's stand-in and on GPUs.
 
-Nothing hangs, the first failure is reported in one line, and CuPy is not misused on the way out.
+Nothing hangs, the first failure is reported in one line, and CuPy is not misused during shutdown.
 """
 
 import gc

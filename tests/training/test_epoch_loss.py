@@ -1,4 +1,4 @@
-"""The training loss and accuracy of an epoch: means over the samples of all replicas, even if it was interrupted."""
+"""An epoch's training loss and accuracy: means over all replicas' samples, even if the epoch was interrupted."""
 
 import json
 from pathlib import Path

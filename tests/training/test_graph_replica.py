@@ -1,4 +1,4 @@
-"""Training steps captured as graphs and queued ahead of the GPU give the same results as single launches.
+"""Training steps captured as graphs, with the host running ahead of the GPU, give the results of single launches.
 
 They run on CuPy's stand-in, which replays captured steps and rejects operations that cannot be captured.
 """

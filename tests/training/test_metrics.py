@@ -1,4 +1,4 @@
-"""Metrics equal those of scikit-learn, for any number of workers and any batches."""
+"""Metrics equal scikit-learn's for any number of workers and any batches."""
 
 import json
 import math

@@ -106,7 +106,7 @@ def test_data_are_released_after_use() -> None:
 
 
 def test_batches_of_one_vector_are_refused_before_a_batch_normalization() -> None:
-    """Its running estimates would never change."""
+    """The running estimates would never change."""
 
     def fit(workers: int, batch_size: int, parts: int = 1, *, sync: bool = False) -> None:
         network = Sequential({"flat": Flatten(), "norm": BatchNorm(sync=sync), "out": Dense(3)})

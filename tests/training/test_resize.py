@@ -133,7 +133,7 @@ def test_no_batch_is_left_out_and_few_are_trained_twice(
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_an_epoch_whose_last_round_was_done_is_complete(runs: Runs, workers: int) -> None:
-    """Four workers need 4 rounds for 15 batches; with fewer workers, 4 rounds are not a whole epoch."""
+    """Four workers need 4 rounds for 15 batches. With fewer workers, 4 rounds are not a whole epoch."""
     path = runs.checkpoint(4, 4, stops=False)
     assert read(path).state["epoch"] == 0
     with runs.wrapper(workers) as wrapper:

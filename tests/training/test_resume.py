@@ -1,4 +1,4 @@
-"""The state of a trainer: another trainer that restores it continues bit for bit."""
+"""A trainer's state: another trainer that restores it continues bit for bit."""
 
 from functools import partial
 from typing import Any
@@ -24,7 +24,7 @@ from tests.support.training import (
     small_model,
 )
 
-EPOCHS = 2  # of five rounds
+EPOCHS = 2  # of five rounds each
 
 
 def trainer_of(communicator: Communicator, synchronizer: Synchronizer, *callbacks: Callback) -> Trainer:

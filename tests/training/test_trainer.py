@@ -308,7 +308,7 @@ def test_compiling_is_announced_once_for_a_dtype(
 
 
 def test_warming_up_includes_the_kernels_of_averaging(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If compiled in the first round, they would count as training and averaging time."""
+    """If they were compiled in the first round, they would count as training and averaging time."""
     averaged: set[tuple[int, Any]] = set()
 
     def note(_: None, backend: Any, parts: Any, shares: Any) -> None:

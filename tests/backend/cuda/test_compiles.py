@@ -1,4 +1,4 @@
-"""CUDA's compiler (NVRTC) compiles every .cu file, for architectures from Turing on; it needs no GPU."""
+"""CUDA's compiler (NVRTC) compiles every .cu file for architectures from Turing on, without a GPU."""
 
 import functools
 import hashlib
@@ -120,7 +120,7 @@ def test_flat_vectors_go_sixteen_bytes_at_a_time(file: str) -> None:
 @needs_nvrtc
 @every_file
 def test_no_kernel_has_a_maximum_of_three_with_a_negated_number(file: str) -> None:
-    """For sm_90, ptxas 13.0 fuses these into one instruction and drops the sign: a loop on an H200 ran too often."""
+    """For sm_90, ptxas 13.0 fuses these into one instruction and drops the sign, so a loop on an H200 ran too often."""
     code, _ = compiled(source(file), "compute_90")
     assert dropped_signs(code.decode()) == []
 

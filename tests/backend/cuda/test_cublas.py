@@ -43,7 +43,7 @@ def test_products_are_those_of_numpy(
     product, near = a.astype(np.float64) @ b.astype(np.float64), TOLERANCE[result]
     x = cupy.asarray(np.ascontiguousarray(a.T)).T if left == "transposed" else cupy.asarray(a)
     y = cupy.asarray(np.ascontiguousarray(b.T)).T if right == "transposed" else cupy.asarray(b)
-    out = cupy.empty((m, n), stored_dtype(result))  # NaN
+    out = cupy.empty((m, n), stored_dtype(result))  # filled with NaN
     own.gemm(x, y, out)
     np.testing.assert_allclose(out.get().astype(np.float64), product, rtol=near, atol=near)
     own.gemm(x, y, out, beta=-2.0)

@@ -389,7 +389,7 @@ def test_nan_and_invalid_labels_stay_in_their_rows(kind: str, loss: str | None) 
 
 @pairwise(kind=EVERY_KIND, launch=IMAGES, columns=(0, 3, 40), channels=(1, 2), samples=(0, 1))
 def test_the_next_batch_of_an_epoch(kind: str, launch: Any, columns: int, channels: int, samples: int) -> None:
-    """The batch is the rest of an order, three of five samples. Labels are class numbers (no columns) or targets."""
+    """Two of five samples have been taken, so the batch has the other three. Labels are class numbers or targets."""
     case, taken = Case(kind, launch), [4, 3, 1]
     pixels, order = array(case.rng.integers(0, 256, (5, 34)), np.uint8), array([2, 0, 2, *taken], np.int64)
     labels = array(case.rng.integers(0, 9, (5, columns) if columns else 5), np.float32 if columns else np.int64)

@@ -202,7 +202,7 @@ def save_drawing(path: Path, mode: str, ink: int = 0) -> None:
     drawn = Image.fromarray(np.full((8, 8), ink, np.uint8))
     if mode == "P":
         Image.fromarray(np.dstack([np.full((8, 8, 3), ink, np.uint8), alpha])).convert("P").save(path)
-    elif mode == "RGB":  # one colour is transparent
+    elif mode == "RGB":  # one color is transparent
         levels = np.where(alpha == 0, 254, ink).astype(np.uint8)
         Image.fromarray(levels).convert(mode).save(path, transparency=(254, 254, 254))
     else:

@@ -30,7 +30,7 @@ def digits() -> Parts:
 
 
 def test_the_digits_do_not_change(digits: Parts) -> None:
-    """Published results depend on these digits. (The exp of another machine may change a gray level.)"""
+    """Published results depend on these digits. (Another machine's exp may change a gray level.)"""
     train, _ = digits
     assert train.labels[:20].tolist() == GOLDEN_LABELS
     coarse = train.images[0, ..., 0].reshape(7, 4, 7, 4).mean(axis=(1, 3))

@@ -17,7 +17,7 @@ class Residual(Layer):
         around, branch_backward = self.branch.forward(x, context)
 
         def backward(dy):
-            dx = branch_backward(dy.copy())  # it may overwrite what it is given
+            dx = branch_backward(dy.copy())  # it may overwrite its argument
             return dy if dx is None else dy + dx
 
         return x + around, backward

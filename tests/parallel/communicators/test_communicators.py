@@ -253,7 +253,7 @@ def test_sums_do_not_depend_on_timing(team: Team) -> None:
 
     found = {bits for rank in range(3) for bits in team.run(partial(mean, slowest=rank))}
     assert len(found) == 1
-    if team.reduce == "host" or team.devices == 1:  # NCCL chooses the order in which it adds the devices' sums
+    if team.reduce == "host" or team.devices == 1:  # NCCL chooses the order of a sum over several devices
         with ThreadLauncher(team.workers, timeout_s=20) as threads:
             assert found == {threads.run(mean)}
 

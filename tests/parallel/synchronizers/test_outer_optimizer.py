@@ -25,13 +25,13 @@ def weights_after(outer_optimizer: OuterOptimizer, differences: list[float]) -> 
 
 
 def test_slow_momentum() -> None:
-    """u = 1, 2.5, 0.25; x += 0.8 u (1910.00643, algorithm 1)."""
+    """The momentum u is 1, 2.5, 0.25, and x += 0.8 u (1910.00643, algorithm 1)."""
     found = weights_after(SlowMo(0.8, 0.5), [1.0, 2.0, -1.0])
     np.testing.assert_allclose(found, np.cumsum([0.8 * 1, 0.8 * 2.5, 0.8 * 0.25]), rtol=1e-12)
 
 
 def test_nesterovs_momentum() -> None:
-    """u = 1, 2.9, 1.61; x += 0.7 (delta + 0.9 u) (2311.08105, with torch's Nesterov)."""
+    """The momentum u is 1, 2.9, 1.61, and x += 0.7 (delta + 0.9 u) (2311.08105, with torch's Nesterov)."""
     found = weights_after(DiLoCo(), [1.0, 2.0, -1.0])
     steps = [0.7 * (1 + 0.9 * 1), 0.7 * (2 + 0.9 * 2.9), 0.7 * (-1 + 0.9 * 1.61)]
     np.testing.assert_allclose(found, np.cumsum(steps), rtol=1e-12)

@@ -59,7 +59,7 @@ def fit(wrapper: ParallelWrapper, epochs: int = 2, restore: Path | None = None) 
 def test_a_fit_that_saves_stops_and_resumes_from_disk_equals_one_that_never_saved_with_every_synchronizer(
     way: str, iteration: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An epoch ends after iteration 5."""
+    """The first epoch ends after iteration 5."""
     monkeypatch.setattr(consensus, "AGREE_EVERY", 1)
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     wanted = fit(wrapper_of(whole, way=WAYS[way], saves=False))

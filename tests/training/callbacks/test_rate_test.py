@@ -46,7 +46,7 @@ def test_every_optimizer_is_tested_at_the_given_rates(optimizer: Optimizer) -> N
 
 
 def test_several_workers_test_no_more_rates_than_one() -> None:
-    """They agree to stop at the end of an epoch, after iteration 25."""
+    """The workers agree to stop at the end of an epoch, after iteration 25."""
     found = rate_test(SGD(0.01), lowest=1e-4, highest=1e-2, iterations=22, workers=2)
     assert found.rates == pytest.approx(list(np.geomspace(1e-4, 1e-2, 22))) and found.ended == ""
 
