@@ -98,7 +98,7 @@ def made_up_devices(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def cupy(made_up_devices: None) -> Any:
-    """Return the module CuPy, which is the stand-in in tests marked `standin`."""
+    """Return the module `cupy`: the stand-in in tests marked `standin`."""
     import cupy
 
     return cupy

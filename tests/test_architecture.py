@@ -203,7 +203,7 @@ def _rebuilds(source: Source, node: ast.Call) -> bool:
 
 
 def keys_of_the_configuration(source: Source) -> Iterator[str]:
-    """Yield configuration keys in the library, which names settings by `wording.setting`, as Python users need."""
+    """Yield configuration keys in the library's strings. It must use `wording.setting`, which suits Python, too."""
     if source.package not in LIBRARY:
         return
     keys = re.compile(rf"(?<![\w.])(?:{'|'.join(map(re.escape, sorted(configuration_keys(), reverse=True)))})(?!\w)")

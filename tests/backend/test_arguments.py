@@ -1,6 +1,6 @@
 """Convolutions, pools and networks reject arrays of the wrong shape on every backend.
 
-Without checks, compiled code would read and write beyond the arrays, which gives garbage, NaN, or a crash.
+Without checks, compiled code would read and write beyond the arrays, giving garbage, NaN, or a crash.
 """
 
 from collections.abc import Callable

@@ -59,7 +59,7 @@ def test_the_command_prints_what_it_measured(tmp_path: Path) -> None:
 @needs_torch
 @pytest.mark.parametrize("dtype", ["half", "bfloat16"])
 def test_the_peer_trains_in_16_bits_with_weights_in_float(dtype: str, tmp_path: Path) -> None:
-    """It uses autocast, and for half a scaled loss, because small gradients would be lost."""
+    """The peer uses autocast. In half it also scales the loss, because small gradients would be lost."""
     import torch
     from torch import nn
 

@@ -40,7 +40,7 @@ def test_a_fast_dev_run_is_complete_and_stays_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("batches", [1, 3])
 def test_a_fast_dev_run_trains_and_evaluates_a_few_batches(batches: int, tmp_path: Path) -> None:
-    """It writes a run's files."""
+    """The trial writes the same files as any run."""
     trained(tmp_path, *SMALL, "workers=2", f"fast_dev_run={batches}", "epochs=7")
     trial = Run(tmp_path)
     summary = trial.summary()

@@ -73,7 +73,7 @@ def test_a_wrong_setting_is_refused_once_and_leaves_no_folder(tmp_path: Path, se
 def test_sweeps_and_single_process_commands_are_refused_under_mpiexec(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """They are rejected before MPI starts, because a rank's environment variables are set."""
+    """Commands detect a rank's environment variables, and are rejected before MPI starts."""
     rank = {"PMI_RANK": "0", "PMI_SIZE": "2"}
     for name, value in {**rank, "HYDRA_FULL_ERROR": "1"}.items():
         monkeypatch.setenv(name, value)

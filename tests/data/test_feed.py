@@ -82,7 +82,7 @@ def test_batches_on_a_device_equal_those_of_the_cpu_however_many_are_prefetched(
 
 @every_way
 def test_a_batch_stays_valid_while_the_worker_computes_on_it(loader: Loader, on_device: bool, ahead: int) -> None:
-    """It does even after an interrupted epoch with some prefetched batches. The host never waits."""
+    """Batches stay valid even after an interrupted epoch with some prefetched batches. The host never waits."""
     backend, data, sums = worker("double"), loader.dataset, []
     assert isinstance(data, Dataset)
     with backend.activated():

@@ -128,7 +128,7 @@ def test_activations_go_in_the_order_of_the_backward_pass(name: str, watched: ty
 
 @every_backend
 def test_a_gradient_is_handed_over(name: str, watched: type[Watched]) -> None:
-    """A backward pass's caller keeps no reference to the gradient, which can then be freed once it has been read."""
+    """A backward pass's caller keeps no reference to the gradient, so it can be freed once it has been read."""
     trained(name, Watched(), Sequential([Watched(), Residual(Watched()), Watched()]), Dense(3))
     trained(name, Residual([Watched(), BatchNorm()], Watched()), Activation("relu"), Dense(3))
     assert len(watched.gone) == 6

@@ -103,7 +103,7 @@ def test_derivatives_of_batch_norm_in_training_are_those_by_differences(input: I
 @every_backend
 @every_dtype
 def test_the_variance_is_accurate_if_the_mean_is_large(name: str, dtype: str) -> None:
-    """In single precision, a sum of squares minus a squared sum would lose it."""
+    """In single precision, a sum of squares minus a squared sum would lose the variance."""
     backend, rng = create_backend(name, dtype), np.random.default_rng(1)
     x = backend.asarray((rng.normal(size=(40, 9, 9, 3)) * 4 + 1000).astype(backend.policy.storage))
     moments = backend.to_host(backend.channel_moments(x))

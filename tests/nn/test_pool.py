@@ -146,7 +146,7 @@ def test_a_nan_anywhere_in_a_window_is_passed_on(name: str, dtype: str, place: i
 @np.errstate(all="ignore")
 @pairwise(value=(np.inf, -np.inf, np.nan, 1e30, 1.0), weight=(np.inf, np.nan, 1e30, 1.0), filters=(9, 40))
 def test_a_nan_that_arises_in_a_convolution_is_passed_on(name: str, value: float, weight: float, filters: int) -> None:
-    """It arises from infinities of both signs or from zero times infinity, in a few pixels and filters."""
+    """The NaN arises from infinities of both signs or from zero times infinity, in a few pixels and filters."""
     rng, found = np.random.default_rng(3), []
     factors = rng.integers(-2, 3, (2, 2, 2, filters)).astype(np.float32)
     factors[rng.random(factors.shape) < 0.1] *= np.float32(weight)
@@ -213,7 +213,7 @@ def test_gradients_of_zeros_compile_the_kernels_for_dense_and_for_sparse_ones(mo
 
 @every_backend
 def test_a_nan_in_the_gradient_stays_in_its_place(name: str) -> None:
-    """Multiplied by zero, it would spread over the window or pass a closed ReLU."""
+    """Multiplied by zero, a NaN would spread over the window or pass a closed ReLU."""
     backend = create_backend(name, "float")
     dy = np.full((1, 2, 2, 1), np.nan, np.float32)
     indices = backend.asarray(np.full((1, 2, 2, 1), 3, np.uint8))

@@ -1,4 +1,4 @@
-"""`cupy.cuda.nccl`: ranks in threads of one process, which really wait for each other and really compute.
+"""`cupy.cuda.nccl`: ranks are threads of one process that really wait for each other and really compute.
 
 Its names are those of CuPy 14.2 (cupy_backends/cuda/libs/nccl.pyx). One rank's third call is matched with the third
 call of each other rank. A call returns before the others are made; its stream's next operation waits for them. If a

@@ -80,7 +80,7 @@ class HostKernel:
             raise LaunchError(f"{self.name}: {STATUS[status]}")
 
     def _box(self, takes: str, argument: Any) -> Any:
-        """Return the argument's bytes in an array of their own."""
+        """Return a separate array with the argument's bytes."""
         way, _, kind = takes.rpartition(":")
         if not way:
             if not isinstance(argument, np.generic) or named(argument.dtype) != kind:

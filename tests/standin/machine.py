@@ -70,7 +70,7 @@ class Seat:
 
 
 class Machine:
-    """A machine; see the head of the file, and `installed` for the arguments.
+    """A simulated machine. See the head of the file, and `installed` for the arguments.
 
     Attributes:
         misuses: the misuses found so far.

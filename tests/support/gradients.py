@@ -65,8 +65,8 @@ def check_layer(
     """Assert that a layer's gradients by its input and each weight are correct, and that no buffer stays on loan.
 
     Args:
-        layer: a layer that is not yet built; any network is a layer.
-        backend: a backend in double precision; by default NumPy, the reference.
+        layer: a layer or network that is not yet built.
+        backend: a backend in double precision; NumPy, the reference, by default.
         x: (N, ...) on the host; by default `batch` normal samples.
         training: differentiate the training pass, which some layers compute differently.
     """

@@ -77,7 +77,7 @@ def assert_close(found: Mapping[str, Any], expected: Mapping[str, Any], toleranc
 
 
 def stripes(count: int) -> Dataset:
-    """Images of 8x8 pixels; a bright stripe encodes the class."""
+    """Return images of 8x8 pixels, in which a bright stripe encodes the class."""
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 3, count)
     pixels = rng.integers(0, 100, (count, 8, 8, 1)) + 70 * (np.arange(8) // 3 == labels[:, None])[:, :, None, None]

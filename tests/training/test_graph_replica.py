@@ -122,7 +122,7 @@ def test_captured_steps_equal_single_launches(
 def test_the_loss_scale_is_found_on_the_device(
     loss: Loss | None, way: str, compared: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It starts far too large, so steps are skipped while it is halved. Then it grows every fifth step."""
+    """The scale starts far too large, so steps are skipped while it is halved. Then it grows every fifth step."""
     monkeypatch.setattr(scaling, "GROW_AFTER", 5)
 
     def train() -> Run:
@@ -212,7 +212,7 @@ def test_a_step_copies_no_images(on_device: bool, monkeypatch: pytest.MonkeyPatc
 
 @on_devices
 def test_time_waiting_for_the_device_counts_as_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is counted when the host first waits, at a report or at an epoch's end. The clock moves only then."""
+    """Time counts when the host first waits, at a report or at an epoch's end. The clock moves only then."""
     now, read = [0.0], GraphReplica._read
     monkeypatch.setattr("cupynet.training.clock.time.perf_counter", lambda: now[0])
 
@@ -374,7 +374,7 @@ def test_capture_refuses_allocations() -> None:
 
 @on_standin
 def test_first_steps_wait_for_another_threads_capture(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They load libraries, which synchronizes the device and thus invalidates a capture.
+    """First steps load libraries, which synchronizes the device and thus invalidates a capture.
 
     In the second round, one worker has its first batch of two samples while the others capture steps of four.
     """

@@ -45,7 +45,7 @@ def scales_seen() -> Seen:
 
 
 def test_the_loss_scale_grows_and_shrinks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It doubles after every 5 rounds until a gradient overflows. Then it is halved, and that step is skipped."""
+    """The scale doubles after every 5 rounds until a gradient overflows. Then it is halved and that step is skipped."""
     monkeypatch.setattr(scaling, "GROW_AFTER", 5)
     scales = scales_seen()
     trainer = alone(small_model("half"), Nesterov(0.01), callbacks=[scales])

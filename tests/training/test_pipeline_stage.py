@@ -103,7 +103,7 @@ def test_every_layer_can_end_a_stage(name: str) -> None:
 def test_hybrid_is_data_parallel_with_the_same_replicas(
     stages: int, workers: int, synchronizer: Synchronizer, optimizer: Callable[[], Optimizer]
 ) -> None:
-    """It runs ten iterations in double. In the last one, some replicas have no batch and one has a short batch."""
+    """Training takes ten iterations in double. In the last, some replicas have no batch and one has a short batch."""
     options: Any = {"synchronizer": synchronizer, "optimizer": optimizer, "samples": 6 * 9 * workers + 4}
     whole = trained(small_model(), None, workers, **options)
     assert close(trained(small_model(), Pipeline(stages, 4), workers, **options), whole)

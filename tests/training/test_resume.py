@@ -41,7 +41,7 @@ def state_of(communicator: Communicator, synchronizer: Synchronizer) -> dict[str
 
 @pytest.mark.parametrize("synchronizer", [*WAYS.values(), GradientMean()], ids=[*WAYS, "gradient mean"])
 def test_training_with_every_parallel_method_resumes_bit_for_bit(synchronizer: Synchronizer) -> None:
-    """It resumes from the end of the first epoch, where workers' sample counts differ, and from mid-epoch.
+    """Training resumes from the end of the first epoch, where workers' sample counts differ, and from mid-epoch.
 
     At iteration 7, synchronizers with period 2, 3 or 4 are between averages. "every 3" also resumes from iteration 2.
     """

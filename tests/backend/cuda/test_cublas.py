@@ -179,7 +179,7 @@ class Loaded:
 
 @pytest.fixture
 def load(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, str], list[str]]:
-    """Load cuBLAS for CUDA 13, where NVIDIA's wheels return `found` and one path can be loaded; return paths tried."""
+    """Load cuBLAS for CUDA 13 if NVIDIA's wheels report `found` and only one path can be loaded. Return paths tried."""
     tried = []
 
     def dlopen(path: str, loadable: str) -> Loaded:

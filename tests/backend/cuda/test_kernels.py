@@ -178,7 +178,7 @@ def test_precisions_are_converted(kind: str, launch: Any, start: int, size: int)
 @pytest.mark.smoke
 @pairwise(kind=EVERY_KIND, launch=ONE_AXIS, start=(0, 1), count=(1, 3, 16), size=SIZES)
 def test_sums_of_vectors_are_those_of_the_host(kind: str, launch: Any, start: int, count: int, size: int) -> None:
-    """They are equal bit for bit if NumPy also rounds once. Null pointers are not read. A part may be the output."""
+    """Sums are equal bit for bit if NumPy also rounds once. Null pointers are not read. A part may be the output."""
     case = Case(kind, launch)
     parts = [case.normal(size, start=start) for _ in range(count)]
     shares = [np.float64(share) for share in case.rng.random(count)]
@@ -289,7 +289,7 @@ def test_a_skipped_step_is_undone(kind: str, launch: Any, start: int, go: int, s
 
 @pytest.mark.parametrize("kind", WIDE)
 def test_the_clipping_norm_follows_the_loss_scale(kind: str) -> None:
-    """It does so before an update and within it."""
+    """Clipping within an update follows it, and so does clipping before an update."""
     case, controls = Case(kind), controls_of(USED=4, SCALE=8, RATE=1, GO=1)
     grad, update = case.wide([3.0, 4.0]), Update(case, RULES["sgd"], 2, 0)
     case.run("update", "clip_norm", grad, case.wide([25.0]), case.number(0.5), controls, np.int64(2))

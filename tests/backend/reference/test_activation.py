@@ -72,7 +72,7 @@ def test_far_from_zero(name: str, dtype: str, activation: str) -> None:
 
 @pytest.mark.parametrize(("dtype", "largest"), [(np.float64, 26.5), (np.float32, 9.15)])
 def test_the_error_function(dtype: Any, largest: float) -> None:
-    """It satisfies the bound in the docstring of `erfc`, up to the smallest normal number."""
+    """The function satisfies the bound in the docstring of `erfc`, up to the smallest normal number."""
     z = np.concatenate([np.linspace(0, largest, 20_000), [0.46875, 4.0]]).astype(dtype)
     expected = np.array([math.erfc(value) for value in z.tolist()])
     error = abs(pointwise.erfc(np, z) / expected - 1) / np.finfo(dtype).eps

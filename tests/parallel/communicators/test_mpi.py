@@ -62,7 +62,7 @@ def ended(folder: Path, program: str, *arguments: object, ranks: int = 2) -> tup
 
 @pytest.mark.parametrize(("victim", "turn"), [(1, 20), pytest.param(2, 100, marks=pytest.mark.slow)])
 def test_the_rank_that_raises_shows_its_traceback_and_ends_all(tmp_path: Path, victim: int, turn: int) -> None:
-    """It raises in its task, or after the others have finished all their work."""
+    """The rank raises in its task, or after the others have finished all their work."""
     code, _, stderr = ended(tmp_path, FAILING, "raise", victim, turn, ranks=3)
     assert code == 1
     assert stderr.count("Traceback") == stderr.count("ZeroDivisionError: on purpose") == 1
@@ -92,7 +92,7 @@ def test_a_rank_that_is_killed_ends_all(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("turn", [20, pytest.param(100, marks=pytest.mark.slow)])
 def test_a_rank_that_stops_responding_ends_all(tmp_path: Path, turn: int) -> None:
-    """It stops in its task or at the end of its program, and one rank reports it."""
+    """The rank stops in its task or at the end of its program, and one other rank reports it."""
     code, stdout, stderr = ended(tmp_path, FAILING, "stop", 1, turn, ranks=3)
     assert (code, "done" in stdout) == (1, turn == 100)
     assert stderr.count("parallel.timeout_s") == 1

@@ -11,7 +11,7 @@ from tests.support.training import small_model
 
 
 def weights_after(outer_optimizer: OuterOptimizer, differences: list[float]) -> list[float]:
-    """Return the common weights after each average; averages differ from the common weights by these numbers."""
+    """Return the common weights after each of several averages, which differ from them by `differences`."""
     replica = Replica(small_model(), SGD(0.1))
     outer_optimizer.start(replica)
     common, found = np.zeros_like(replica.params.master), []
