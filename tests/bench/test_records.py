@@ -54,7 +54,7 @@ def records(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("processes", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_outcomes_of_tests_are_recorded(processes: int, tmp_path: Path) -> None:
-    """Each outcome is recorded once, whether tests run in one process or in several."""
+    """Each is recorded once, in one process or in several."""
     done = run_tests(tmp_path, *(["-p", "xdist.plugin", "-n", str(processes)] if processes else []))
     (found,) = records(tmp_path)
     assert done.returncode == found["exit_status"] == 1, done.stdout + done.stderr

@@ -97,7 +97,7 @@ sys.exit(main(sys.argv[1:]))
 
 @pytest.mark.device_code
 def test_every_figure_of_a_gpu_is_measured(tmp_path: Path) -> None:
-    """PyTorch is missing here. The record has every figure, or the reason why it is missing."""
+    """Figures of PyTorch, which is missing here, have a reason instead."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HYDRA_FULL_ERROR": "1"}
     line = [sys.executable, "-c", MADE_SMALL, "--devices", "1", "-m", "cupynet", "bench", "gpu=true", *SMALL]
     done = subprocess.run(line, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=500)
@@ -148,7 +148,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
 
 def test_peers_are_measured_in_turn_on_the_gpu(asked: list[tuple[Any, ...]]) -> None:
-    """Each is measured in both layouts: plain, as a graph, and compiled."""
+    """The layouts alternate: plain, as graphs, and compiled."""
     found = bench_gpu.steps(cast(Any, SimpleNamespace(repeats=2)), "float")
     assert found["cupynet"] == [2000.0] * 2 and found["torch"] == [500.0, 3500.0]
     common = ("--dtype", "float", "--device", "cuda:3", "--seconds", bench_gpu.STEP_S, "--tf32")

@@ -176,7 +176,7 @@ def case(good: Path, here: Path, rng: random.Random) -> tuple[Change, list[list[
 
 
 def faults_of(number: int, good: Path, here: Path) -> list[str]:
-    """Return the faults of a case: forbidden output, exit codes, or hangs."""
+    """Return a case's forbidden output and exit codes, or hang."""
     rng = random.Random(number)
     change, commands = case(good, here, rng)
     variables = environment(HOSTILE=SECRET, CUPYNET_REPORT=rng.choice(["true", "false"]))

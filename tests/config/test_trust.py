@@ -301,7 +301,7 @@ LEADING_OUT: dict[str, tuple[str, Callable[[Path, Path], object]]] = {
 
 @pytest.mark.parametrize("kind", LEADING_OUT)
 def test_a_link_below_the_folder_of_a_run_leads_nowhere(kind: str, run: Path, victim: Path) -> None:
-    """This holds for the link itself and for a stored path through it."""
+    """Both the link and stored paths through it are rejected."""
     place, make = LEADING_OUT[kind]
     link = run / place / "link"
     link.parent.mkdir(parents=True, exist_ok=True)
@@ -434,7 +434,7 @@ def forge(checkpoint: Path, name: str, content: bytes) -> None:
 
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_damaged_weight_files_are_refused(name: str, in_folder: Path) -> None:
-    """A file is rejected by itself and in a checkpoint with the right digests."""
+    """They are rejected alone and in a checkpoint with the right digests."""
     path = in_folder / "w.safetensors"
     path.write_bytes(WEIGHTS[name])
     with pytest.raises(DataError) as caught:

@@ -118,11 +118,11 @@ def test_text_from_files_cannot_control_the_terminal(capsys: pytest.CaptureFixtu
 
 
 class OutOfMemoryError(Exception):
-    """Has the same name as CuPy's error."""
+    """Named like CuPy's error."""
 
 
 class CUDARuntimeError(RuntimeError):
-    """Has the same name as CuPy's error, too."""
+    """Named like CuPy's error, too."""
 
 
 def too_large() -> Exception:

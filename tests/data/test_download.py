@@ -29,7 +29,7 @@ def get(folder: Path, *mirrors: str, timeout_s: float = 10.0, names: tuple[str, 
 
 
 def failure(folder: Path, *mirrors: str, **options: Any) -> str:
-    """Return the message of a failing download, after checking that nothing is left behind."""
+    """Return a download's error, and check that nothing is left behind."""
     with pytest.raises(Unavailable) as caught:
         get(folder, *mirrors, **options)
     assert left_in(folder) == []

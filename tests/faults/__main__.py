@@ -4,8 +4,8 @@
     python -m tests.faults residual-not-restored ...         # these
     python -m tests.faults --area kernels --tree ../other    # in another working tree
 
-First, the tests run without any fault. Only the tests of `make test` (for the area cuda, of `make test-standin`) can
-catch a fault. The exit code is 1 if a fault is missed, 2 if a fault does not exist or tests fail without any.
+First, the tests run without a fault. Only tests of `make test` (for the area cuda, of `make test-standin`) can catch a
+fault. The exit code is 1 if a fault is missed, 2 if a fault does not exist or tests fail without one.
 """
 
 import argparse

@@ -118,7 +118,7 @@ def test_layers_are_imported_by_name(tmp_path: Path) -> None:
 
 
 def test_depthwise_convolutions_are_imported(tmp_path: Path) -> None:
-    """Keras's depthwise kernels have the shape (K_h, K_w, C, multiplier)."""
+    """Keras's kernels are (K_h, K_w, C, multiplier)."""
     layers = {"deep": Conv2D(6, kernel_size=(3, 2), groups=3), "conv": Conv2D(4, kernel_size=2), "output": Dense(3)}
     source, found = (
         Model(Sequential(layers), Image(9, 8, 3), create_backend("numpy", "double"), seed) for seed in (1, 2)

@@ -127,7 +127,7 @@ def test_the_file_describes_its_input(tmp_path: Path) -> None:
 
 
 class Subclass(Dense):
-    """A user-defined subclass, which may compute anything."""
+    """A user's subclass may compute anything."""
 
 
 @pytest.mark.parametrize("mine", [Around(Dense(6)), Subclass(6)], ids=["another layer", "a subclass"])

@@ -55,7 +55,7 @@ def test_every_golden_schedule_is_compared() -> None:
 
 
 def test_schedules_that_pytorch_lacks_follow_their_formulas() -> None:
-    """The formulas are those of Deeplearning4j's InverseSchedule and SigmoidSchedule."""
+    """Deeplearning4j has them as InverseSchedule and SigmoidSchedule."""
     inverse, sigmoid = InverseTimeDecay(0.5, 0.1, 0.75), SigmoidDecay(0.4, -0.2, 10)
     assert [inverse(i) for i in (0, 10)] == pytest.approx([0.5, 0.5 / 2**0.75])
     assert [sigmoid(i) for i in (0, 10, 20)] == pytest.approx([0.4 / (1 + math.exp(-2)), 0.2, 0.4 / (1 + math.exp(2))])

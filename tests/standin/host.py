@@ -25,7 +25,7 @@ SANITIZED = "CUPYNET_TEST_SANITIZED" in os.environ
 INCLUDE = Path(__file__).parent / "include"
 FLAGS = ["-std=c++20", "-fPIC", "-shared", "-pthread", "-fno-strict-aliasing", "-ffp-contract=off", "-Wall", "-Wextra"]
 FLAGS += ["-Wno-unused-parameter", "-Wno-unknown-pragmas", "-Wno-clobbered", "-Werror"]
-# kernels are small and run only a few times, so compiling takes most of the time
+# compiling takes most of the time, since kernels are small and rarely run
 OPTIMIZED, INSTRUMENTED = ["-O1"], ["-O0", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 # differences of a GPU's arithmetic, see `installed`
 ARITHMETIC = {

@@ -31,7 +31,7 @@ class Span(NamedTuple):
 
     @property
     def bytes(self) -> tuple[int, int]:
-        """The offsets in the block of the span's first byte and of the byte after its last."""
+        """The offsets in the block where the span starts and ends."""
         base = self.chunk.address
         if self.view.flags.c_contiguous:
             low: int = self.view.__array_interface__["data"][0] - base
@@ -70,7 +70,7 @@ class Seat:
 
 
 class Machine:
-    """A simulated machine. See the head of the file, and `installed` for the arguments.
+    """A simulated machine. See `installed` for the arguments.
 
     Attributes:
         misuses: the misuses found so far.
@@ -325,7 +325,7 @@ class Machine:
             self.refuse(self.stuck)
 
     def wait(self, ready: Callable[[], bool], missing: Callable[[], str]) -> None:
-        """Wait, with the lock held, until other threads make `ready` true. Raise Deadlock after `patience_s`."""
+        """Wait for other threads to make `ready` true. Raise Deadlock after `patience_s`."""
         end = time.monotonic() + self.patience_s
         while not ready():
             left = end - time.monotonic()

@@ -163,7 +163,7 @@ class DevicePool:
         self.total = self.in_use = 0
 
     def malloc(self, nbytes: int, line: Line, dtype: Any) -> Chunk:
-        """Return a block for the line, reusing a free one if there is one."""
+        """Return a block for the line: a free one or a new one."""
         key = line.key, rounded(nbytes)
         if self.kept[key]:
             self.kept[key] -= 1

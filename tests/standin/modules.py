@@ -24,7 +24,7 @@ TYPES += ["float16", "float32", "float64", "dtype"]
 
 
 class Module(ModuleType):
-    """A module whose missing attributes raise an error that names them."""
+    """A module that names missing attributes in errors."""
 
     def __init__(self, name: str, **names: Any) -> None:
         super().__init__(name, "Stands in for CuPy in tests.")
@@ -44,7 +44,7 @@ def installed(
 
     Args:
         devices: the number of devices.
-        memory: bytes of memory of each device.
+        memory: each device's memory in bytes.
         patience_s: seconds that a collective operation waits for the other ranks.
         arithmetic: operations to compute as on a GPU. "fused": a multiplication and an addition are rounded once, and
             products and sums are added up in another order. "flushed": subnormal floats become zero.

@@ -87,7 +87,7 @@ class Access(NamedTuple):
 
 
 def merge(into: dict[int, int], clock: dict[int, int]) -> None:
-    """Merge `clock` into `into`: keep the larger count for each line."""
+    """Merge a clock into another: keep each line's larger count."""
     for key, count in clock.items():
         if into.get(key, 0) < count:
             into[key] = count

@@ -187,7 +187,7 @@ def test_every_communicator_is_ended() -> None:
 
 
 def test_the_host_of_a_rank_continues_when_another_device_is_lost(machine: Machine) -> None:
-    """NCCL behaves like this too. Waiting for the device would never end."""
+    """NCCL does this, too. Waiting for the device would never end."""
 
     def work(rank: Rank) -> None:
         x = rank.vector(rank.number)

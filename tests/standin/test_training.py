@@ -136,7 +136,7 @@ def mixed_network() -> Sequential:
 @pytest.mark.usefixtures("devices")
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_trained_model_predicts_in_the_callers_thread(workers: int) -> None:
-    """Predictions run on the stream of the worker that trained the model, while there are workers and afterwards."""
+    """Predictions run on the stream of the worker that trained it, during and after the workers' lifetime."""
     backend, some, found = create_backend("cupy", "double"), stripes(20).images, []
     model = Model(mixed_network(), Image(8, 8, 1), backend, seed=3)
     with ParallelWrapper(model, workers, devices=[0], optimizer=Nesterov(0.02), timeout_s=60) as wrapper:

@@ -34,7 +34,7 @@ def check_derivative(function: Callable[[], float], backend: Backend, point: Arr
     """Assert that `gradient` is the derivative of `function()` by the array `point`, which is changed and restored.
 
     Raises:
-        OnAKink: `function` has a kink here. Choose another point.
+        OnAKink: at a kink; choose another point.
     """
     found = np.array(backend.to_host(gradient), np.float64).reshape(-1)
     assert gradient.shape == point.shape, f"{what}: the gradient is {gradient.shape}, the point {point.shape}"

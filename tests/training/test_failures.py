@@ -116,7 +116,7 @@ def inject(fault: Fault, way: str, patch: pytest.MonkeyPatch) -> list[Callback]:
 
 
 def threads_left(seconds: float = 10.0) -> list[str]:
-    """Wait for our threads to end; return the names of those still alive after `seconds`."""
+    """Return the names of our threads still alive after `seconds`."""
     deadline = time.monotonic() + seconds
     while True:
         left = [thread.name for thread in threading.enumerate() if thread.name.startswith(THREADS)]

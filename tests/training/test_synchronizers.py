@@ -16,7 +16,7 @@ from tests.support.training import On, small_dataset, small_model
 
 
 def test_every_method_is_called_on_every_worker_in_every_round() -> None:
-    """Three workers share five batches: worker 2 has none in the second round."""
+    """Of five batches, worker 2 has none in the second round."""
     calls: dict[int, list[tuple[str, Any]]] = {}
 
     class Noting(Synchronizer):

@@ -105,7 +105,7 @@ def test_a_file_compiles(file: str, architecture: str, more: tuple[str, ...]) ->
 @needs_nvrtc
 @pytest.mark.parametrize("file", sorted(FLAT))
 def test_flat_vectors_go_sixteen_bytes_at_a_time(file: str) -> None:
-    """Check reads and writes in every precision. Kernels with two precisions only need it for the wider one."""
+    """Reads and writes do in every precision. Of two precisions, only the wider one has to."""
     code, _ = compiled(source(file), "compute_90")
     bodies = {text.partition("(")[0]: text for text in code.decode().split(".visible .entry ")[1:]}
     for kernel in FLAT[file]:

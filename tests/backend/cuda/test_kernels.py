@@ -55,7 +55,7 @@ class DeviceKernel:
             memory[...] = self._cupy.asnumpy(copy)
 
     def _sent(self, argument: Any, copies: dict[int, tuple[Any, Any]]) -> Any:
-        """Return the argument within a device copy of the whole memory that it belongs to."""
+        """Return the argument in a device copy of its whole memory."""
         if not isinstance(argument, np.ndarray):
             return argument
         memory = argument
@@ -251,7 +251,7 @@ ON_DEVICE = {"RATE": 0.5, "FIRST": 0.5, "SECOND": 0.25, "THIRD": 2.0, "USED": 4.
 
 @pairwise(kind=EVERY_KIND, launch=ONE_AXIS, start=(0, 1), rule=RULES, size=SIZES)
 def test_updates_take_their_numbers_from_the_device(kind: str, launch: Any, start: int, rule: Rule, size: int) -> None:
-    """The result is the same, bit for bit, as with the numbers in the launch."""
+    """Results equal those with numbers in the launch, bit for bit."""
     expected, found = (Update(Case(kind, launch), rule, size, start) for _ in range(2))
     expected.run(UpdateScalars(0.25, 0.125, l2=0.5, decay=0.25, numbers=(0.5, 0.25, 2.0), factors=FACTORS))
     found.run(UpdateScalars(0.5, 0.5, l2=0.5, decay=0.25, factors=FACTORS), controls_of(**ON_DEVICE, GO=1))
@@ -289,7 +289,7 @@ def test_a_skipped_step_is_undone(kind: str, launch: Any, start: int, go: int, s
 
 @pytest.mark.parametrize("kind", WIDE)
 def test_the_clipping_norm_follows_the_loss_scale(kind: str) -> None:
-    """Clipping within an update follows it, and so does clipping before an update."""
+    """Updates and separate clipping both use it."""
     case, controls = Case(kind), controls_of(USED=4, SCALE=8, RATE=1, GO=1)
     grad, update = case.wide([3.0, 4.0]), Update(case, RULES["sgd"], 2, 0)
     case.run("update", "clip_norm", grad, case.wide([25.0]), case.number(0.5), controls, np.int64(2))

@@ -14,7 +14,7 @@ every_shape = pytest.mark.parametrize("shape", SHAPES, ids=range(len(SHAPES)))
 
 
 def windows(x: Array, window: Window, around: float = 0.0) -> Array:
-    """Return windows (N, H', W', K_h, K_w, C), made with loops. `around`: the value of the padding."""
+    """Return windows (N, H', W', K_h, K_w, C), by loops. around: the padding."""
     (top, bottom), (left, right) = window.padding
     (down, across), (gap_down, gap_across) = window.stride, window.dilation
     kh, kw = (gap * (k - 1) + 1 for gap, k in zip(window.dilation, window.kernel, strict=True))

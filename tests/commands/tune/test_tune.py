@@ -36,7 +36,7 @@ RATE = "optimizer.learning_rate=interval(0.001,0.3)"
 
 
 def tune_settings_of(given: list[str]) -> TuneSettings:
-    """Return the settings that `cupynet tune` composes, without options and Hydra's own settings."""
+    """Return the composed settings of `cupynet tune`, without options and Hydra's own."""
     return settings_of_command("tune", TuneSettings, *(each for each in given if not each.startswith(("-", "hydra."))))
 
 

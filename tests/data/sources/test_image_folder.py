@@ -182,7 +182,7 @@ def test_pictures_need_pillow(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("first", [True, False])
 def test_a_gray_picture_among_others_is_refused_unless_channels_are_given(first: bool, tmp_path: Path) -> None:
-    """The error is about the folder if its first picture is gray, and otherwise names the gray picture."""
+    """If the first picture is gray, the error names the folder; otherwise, the gray picture."""
     folder = write_pictures(tmp_path / "mine", COLOURS)
     path = min((folder / "train").rglob("*.png")) if first else max((folder / "test").rglob("*.png"))
     Image.fromarray(np.full((5, 7), 76, np.uint8)).save(path)

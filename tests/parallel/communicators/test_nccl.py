@@ -43,7 +43,7 @@ def connected(
 
 
 def vectors(dtype: str, seed: int) -> list[np.ndarray[Any, Any]]:
-    """Return vectors of numbers whose sums of two are exact."""
+    """Return numbers with exact sums of two."""
     rng = np.random.default_rng(seed)
     return [rng.integers(-512, 512, size).astype(stored_dtype(dtype)) for size in (1, 1000, 431_080)]
 

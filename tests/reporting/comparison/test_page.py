@@ -14,7 +14,7 @@ RUNS = ((1, 0.1, 0.90, 20.0), (2, 0.1, 0.95, 10.0), (1, 0.2, 0.80, 40.0), (2, 0.
 
 @pytest.fixture
 def comparison(tmp_path: Path) -> Comparison:
-    """Return a comparison of four runs with different workers, learning rates, accuracies and training times."""
+    """Return a comparison of the four runs."""
     for number, (workers, rate, accuracy, train_s) in enumerate(RUNS):
         made(tmp_path / str(number), workers=workers, rate=rate, test_accuracy=accuracy, train_s=train_s)
     return compared(find([str(tmp_path)]))

@@ -102,7 +102,7 @@ def test_each_worker_has_a_track_with_every_piece(tmp_path: Path, backend: str, 
     ("iterations", "after", "epochs", "first", "timed"), [(5, 2, 2, 3, 5), (50, 10, 2, 4, 9), (3, 0, 1, 1, 3)]
 )
 def test_which_rounds(tmp_path: Path, iterations: int, after: int, epochs: int, first: int, timed: int) -> None:
-    """At most a quarter of the fit precedes the profiled rounds."""
+    """They start after at most a quarter of the fit."""
     profile, _ = profiled(tmp_path, Profile(iterations, after), epochs=epochs)
     assert (profile.pieces["first"], profile.pieces["rounds"]) == (first, timed)
     assert count(events(tmp_path)[1], "round") == timed

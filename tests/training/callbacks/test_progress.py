@@ -27,7 +27,7 @@ def a_terminal_that_can_move_its_cursor(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def fit(stdout: io.StringIO | None, *callbacks: Callback, epochs: int = 2, **options: Any) -> None:
-    """Run a fit that prints to the given terminal, and check that it is still stdout afterwards."""
+    """Run a fit that prints to `stdout`, and check that it restores `sys.stdout`."""
     wrapper = ParallelWrapper(small_model(), 1, log_every=4, callbacks=callbacks, **options)
     with redirect_stdout(stdout), wrapper:
         try:
