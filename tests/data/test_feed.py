@@ -153,7 +153,7 @@ def test_workers_of_a_device_share_one_upload(loader: Loader, monkeypatch: pytes
 def test_data_stay_on_a_device_with_four_times_their_size_free(
     loader: Loader, limit: int, on_device: bool | str, stay: bool
 ) -> None:
-    """Images take 1290 bytes and numbers 688. Four times their sum is 7912."""
+    """Images take 1290 bytes; labels and sample numbers take 688. Four times their sum is 7912."""
     import cupy
 
     backend = worker()

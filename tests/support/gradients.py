@@ -31,7 +31,7 @@ def directions(size: int, rng: np.random.Generator) -> list[Array]:
 
 
 def check_derivative(function: Callable[[], float], backend: Backend, point: Array, gradient: Array, what: str) -> None:
-    """Assert that `gradient` is the derivative of `function()` by the array `point`, which is changed and restored.
+    """Assert that `gradient` is the derivative of `function()` with respect to `point`, an array that is restored.
 
     Raises:
         OnAKink: at a kink; choose another point.
@@ -62,7 +62,7 @@ def check_layer(
     *,
     training: bool = False,
 ) -> None:
-    """Assert that a layer's gradients by its input and each weight are correct, and that no buffer stays on loan.
+    """Assert that gradients with respect to a layer's input and weights are correct, and that no buffer stays on loan.
 
     Args:
         layer: a layer or network that is not yet built.

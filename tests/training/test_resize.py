@@ -188,7 +188,6 @@ def test_residuals_are_averaged() -> None:
 
 
 def test_other_workers_begin_with_the_least_loss_scale(runs: Runs) -> None:
-    """Only one of them counts the steps that were skipped before."""
     scales = [{"scale": 512.0, "rounds": 3, "skipped": 2}, {"scale": 256.0, "rounds": 7, "skipped": 1}]
     stored = stored_states(read(runs.checkpoint(2, 7)))
     states = [{**state, "scaling": scale} for state, scale in zip(stored, scales, strict=True)]

@@ -1,4 +1,4 @@
-"""Guarantees for user-defined synchronizers: the same calls in every round, and every gradient, even on a GPU."""
+"""Guarantees for user-defined synchronizers: they receive the same calls in every round and see every gradient."""
 
 from typing import Any
 

@@ -66,7 +66,7 @@ class NumbaConv(WinogradConv):
         return dx
 
     def _convolve(self, frame: Frame, sums: Sums, x: Array, factors: Array, bias: Array | None, y: Array) -> None:
-        """Compute the sums of x with `factors` (rows, columns), one row per entry of the table."""
+        """Compute sums of products of x and `factors` (rows, columns), which has one row per entry of the table."""
         columns = factors.shape[1]
         compute = self.policy.compute
         packed, start = self.borrow((factors.size,), compute), self.borrow((columns,), compute)

@@ -2,8 +2,8 @@
 
 Each image is a glyph of `strokes` with noise on its control points, transformed by a random affine map, bent, and drawn
 as a smooth distance field. With dots p_m along the strokes and S(x, y) = sum of exp(-|(x, y) - p_m|^2 / 2 s^2), -log S
-is a soft minimum of the squared distances to the dots. S is separable, so an image is a product of two small matrices.
-Each block of images has its own random stream, so that image i does not depend on the number of images.
+is a soft minimum of the squared distances to the dots. The terms of S are separable, so S is a product of two small
+matrices. Each block of images has its own random stream, so that image i does not depend on the number of images.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NOISE = 0.06  # standard deviation of pixels
 
 @dataclass(eq=False)
 class Synthetic(Source):
-    """Synthetic digits of 28 x 28 pixels in balanced classes, which depend only on the seed.
+    """Synthetic digits of 28 x 28 pixels in balanced classes. The images depend only on the seed.
 
     Args:
         train, test: number of images.

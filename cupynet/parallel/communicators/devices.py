@@ -249,7 +249,7 @@ class RankMeans:
 
 
 def means_of_ranks(communicator: Communicator, backend: Backend, reduce: str) -> RankMeans | None:
-    """Return the object that averages processes on GPUs, or None to average on the host. Collective.
+    """Return the object that averages arrays on several processes' GPUs, or None to average on the host. Collective.
 
     Raises ConfigError on all ranks if one of them does not support `reduce`.
     """
@@ -273,7 +273,7 @@ def means_of_ranks(communicator: Communicator, backend: Backend, reduce: str) ->
 
 
 def means_on_devices(exchange: Exchange, rank: int, backend: Backend, reduce: str) -> DeviceMeans | None:
-    """Return the object that averages threads on GPUs, or None to average on the host."""
+    """Return the object that averages arrays on several threads' GPUs, or None to average on the host."""
     if backend.name != "cupy" or reduce == "host":
         return None
     over_nccl = reduce == "nccl" or (reduce == "auto" and nccl.unavailable_reason() is None)

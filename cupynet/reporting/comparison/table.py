@@ -18,7 +18,7 @@ def seconds(value: float) -> str:
     return f"{value:.1f} s" if value < 1000 else f"{value:,.0f} s"
 
 
-# name, title and format of each figure, most important first
+# name, title and format of each metric, most important first
 FIGURES: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("accuracy", "{split}\naccuracy", percent),
     ("accuracy_range", "over\nruns", str),

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.standin
 
 @pytest.mark.smoke
 def test_calls_from_any_thread_use_the_workers_device_and_stream(cupy: Any) -> None:
-    """A prefetcher's thread starts on device 0 and the null stream, which waits for no other."""
+    """A prefetcher's thread starts on device 0 and the null stream, which does not wait for non-blocking streams."""
     backend = create_backend("cupy", device=1)
 
     def work() -> Any:

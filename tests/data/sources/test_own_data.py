@@ -50,13 +50,13 @@ def test_real_digits_are_learned_and_evaluated_again(tmp_path: Path) -> None:
     summary = summary_of(folder)
     assert summary["test_accuracy"] > 0.93  # on writers who are not in the training set
     loss = f"loss {summary['test_loss']!r}"
-    # evaluation uses the run's mean; other images would give another
+    # evaluation uses the run's mean, because the mean of other images would differ
     assert loss in run(tmp_path, str(folder), "data.validation=400", command="evaluate")[0]
     assert loss not in run(tmp_path, str(folder), "data.normalize=null", command="evaluate")[0]
 
 
 def test_evaluation_refuses_classes_of_other_names(tmp_path: Path) -> None:
-    """In alphabetical order, each class would be taken for the next."""
+    """The renamed class would shift the indices of the others, so labels would be wrong."""
     few = Parts(*(array[:: len(array) // 40] for array in digits()))  # sorted by class
     then, now = (write_pictures(tmp_path / name, few) for name in ("then", "now"))
     for part in ("train", "test"):
