@@ -82,7 +82,7 @@ def no_garbage_collector() -> Iterator[None]:
 
 @pytest.fixture(params=ON_DEVICES)
 def devices(request: pytest.FixtureRequest, made_up_devices: None) -> str:
-    """Return the devices of the test: those of CuPy's stand-in, or GPUs."""
+    """Return the test's devices: simulated ones on CuPy's stand-in, or GPUs."""
     return str(request.param)
 
 

@@ -72,8 +72,8 @@ def loader_of(
 ) -> Loader:
     """Return a loader of training data after checking that they fit the model.
 
-    batch_size: by default that of the `Loader`, or 128 for other data. pixels: the pixel scale, if `data` is a pair of
-    arrays.
+    batch_size: by default the `Loader`'s batch size, or 128 for other data. pixels: the pixel scale, if `data` is a
+    pair of arrays.
     """
     data, outputs = examples(data), model.output.features
     if isinstance(data, Loader) and batch_size not in (None, data.batch_size):

@@ -1,6 +1,6 @@
 """`cupy.cuda.nccl`: ranks are threads of one process that really wait for each other and really compute.
 
-Its names are those of CuPy 14.2 (cupy_backends/cuda/libs/nccl.pyx). One rank's third call is matched with the third
+It has the names of CuPy 14.2 (cupy_backends/cuda/libs/nccl.pyx). One rank's third call is matched with the third
 call of each other rank. A call returns before the others are made; its stream's next operation waits for them. If a
 rank never makes its call, because its device is lost or it has aborted, the host continues, and the waiting stream is
 stuck until its own rank aborts too.

@@ -34,7 +34,7 @@ GIVES = {"cublasGetStatusName": ctypes.c_char_p}  # the others return a status
 SUCCESS, INVALID_VALUE = 0, 7
 NAMES = {SUCCESS: b"CUBLAS_STATUS_SUCCESS", INVALID_VALUE: b"CUBLAS_STATUS_INVALID_VALUE"}
 TYPES = {0: "float32", 1: "float64", 2: "float16", 14: "bfloat16"}  # cudaDataType
-# cublasComputeType_t -> the type of its scalars, and the allowed types of A and B with those of C
+# cublasComputeType_t -> the type of its scalars, and the allowed types of A, B and C
 FLOAT, DOUBLE, TF32 = 68, 70, 77
 COMPUTES: dict[int, tuple[Any, set[tuple[int, int]]]] = {
     FLOAT: (ctypes.c_float, {(2, 2), (2, 0), (14, 14), (14, 0), (0, 0)}),
@@ -201,7 +201,7 @@ class Cublas:
 class Product:
     """into = alpha · a b + beta · into.
 
-    rounds_sums: add partial sums in the result's precision, as cuBLAS may do unless it is told not to.
+    rounds_sums: add partial sums in the result's precision, as cuBLAS may do by default.
     """
 
     into: NDArray[Any]

@@ -1,7 +1,7 @@
 """Memory of simulated devices: pools, blocks between canaries, and which operations wrote and read which bytes.
 
 As in CuPy's pool (cupy/cuda/memory.pyx, 14.2) sizes are rounded to 512 bytes, and a freed block is kept for the stream
-that was current when it was allocated. Here an allocation reuses only blocks of its own size; none is split. Each block
+that was current when it was allocated. Here an allocation reuses only blocks of equal size; none is split. Each block
 in use has its own memory, filled with bytes that are NaN in every precision.
 """
 

@@ -4,7 +4,7 @@ The forward pass computes the pixels of a pooling window in registers and writes
 (`kernels/windows.py`). The bias is added after pooling. The backward pass processes only the pixels that
 were the maximum of their window (`kernels/rows.py`, or `kernels/outer.py` for patches with short rows).
 
-`rows` skips zero gradients, so for images with NaN or infinity the results differ from those of separate operations.
+`rows` skips zero gradients, so images with NaN or infinity give other results than separate operations.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A blocking MPI call delays Python's signal handlers and cannot be interrupted. Operations are therefore non-blocking and
 completed by `Ranks.wait`; only the creation of a group blocks, briefly. Means are summed in rank order, chunk by chunk,
-and are bit-identical to those of threads.py.
+and are bit-identical to the sums of threads.py.
 
 Arrays are exchanged by Isend and Irecv. MPICH's non-blocking collectives took twice as long for small arrays, and up to
 ten times as long for large ones.

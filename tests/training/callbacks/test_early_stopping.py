@@ -145,7 +145,7 @@ def test_a_loss_that_grows_ends_the_fit(pipeline: Pipeline | None) -> None:
 
 
 def test_the_loss_is_one_of_all_replicas() -> None:
-    """In Deeplearning4j, replicas race to pass the losses of their own last batches to one condition."""
+    """In Deeplearning4j, all replicas race to pass the loss of their last batch to one condition."""
     report: Any = SimpleNamespace(loss=50.0, score_after_averaging=5.0)  # of this replica, and of all
     trainer = Trainer(Replica(small_model(), SGD(0.01)))
     EarlyStopping(max_score=10).on_log(trainer, report)
