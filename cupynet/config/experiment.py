@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -13,11 +13,11 @@ import numpy as np
 
 from cupynet.backend import Backend, create_backend, select_backend
 from cupynet.config import memory_pools
-from cupynet.config.instantiate import build_as, check_modules, naming, with_class_weights
+from cupynet.config.instantiate import build_as, check_modules, with_class_weights
 from cupynet.config.load_model import weights_of
 from cupynet.config.memory_estimate import check_memory
 from cupynet.config.schema import Settings
-from cupynet.core.errors import ConfigError, DataError
+from cupynet.core.errors import ConfigError, DataError, errors_of
 from cupynet.core.wording import counted, written
 from cupynet.data import Data, Dataset, LabeledData, Loader, ShardedFiles, Shards, Source, as_loader
 from cupynet.data.dataset import balanced_weights, in_turns
@@ -86,7 +86,7 @@ class Experiment:
         self.options = self._options(stages)
         self._weights: dict[str, Any] = {}  # the initial weights
         if settings.weights is not None and settings.resume is None:
-            with naming("weights"):
+            with errors_of("weights", ()):
                 self._weights = weights_of(settings.weights, settings.trusted_modules)
         self._built, weights = self._build(trains)
         self.checked = self._check(self.options, self._fit_data() if trains else None)
@@ -124,21 +124,21 @@ class Experiment:
         )
 
     def _build(self, trains: bool) -> tuple[Layer, int]:
-        with naming("data", self.settings.data):
+        with errors_of("data", self.settings.data):
             self.source.check(trains=trains)
-        with naming("loss", self.settings.loss):
+        with errors_of("loss", self.settings.loss):
             self.loss.check(self.source.classes)
         network, params = copy.deepcopy(self.network), Params()
         described_on = self._backend()
-        with naming("model"):
+        with errors_of("model", ()):
             network.build(self.input, params.scope(), described_on)
             check_loss(network, self.loss)
             check_output(network, self.source.classes)
         if self._weights:
-            with naming("weights"):
+            with errors_of("weights", ()):
                 params.unmatched(self._weights)
         for key in ("learning_rate_factors", "freeze"):
-            with naming(key):
+            with errors_of(key, ()):
                 params.matching(getattr(self.settings, key) or ())
         return network, params.count
 
@@ -153,12 +153,15 @@ class Experiment:
         )
 
     def _check(self, options: TrainingOptions, data: FitData | None) -> CheckedOptions:
-        with by_key():
+        try:
             return options.check(self._built, self.backend_name, data=data, names=[*self._callbacks])
+        except ConfigError as error:
+            option, dot, argument = error.setting.partition(".")
+            raise ConfigError(error.reason, f"{KEYS.get(option, option)}{dot}{argument}", error.value) from error
 
     def _backend(self, device: int = 0) -> Backend:
         options = self.settings.backend
-        with naming("backend", vars(options)):
+        with errors_of("backend", vars(options)):
             return create_backend(
                 self.backend_name,
                 self.settings.dtype,
@@ -233,7 +236,7 @@ class Experiment:
         """Raise ConfigError if a new run's callbacks would overwrite results of another run."""
         for key, part in self._callbacks.items():
             arguments = self.settings.callbacks[key.removeprefix("callbacks.")]
-            with suppress(OSError), naming(key, arguments):  # `check_path` reports an OSError
+            with suppress(OSError), errors_of(key, arguments):  # `check_path` reports an OSError
                 part.check_new()
 
     def load(self) -> Data:
@@ -250,7 +253,7 @@ class Experiment:
     def _balance(self, train: LabeledData) -> None:
         """Compute the loss's balanced class weights from the training labels."""
         labels = np.concatenate(train.labels) if isinstance(train, Shards) else train.labels
-        with naming("loss", self.settings.loss):
+        with errors_of("loss", self.settings.loss):
             weights = balanced_weights("class_weights", labels, train.classes).tolist()
         self.loss = self._part("loss", with_class_weights(self.settings.loss, weights), Loss)
 
@@ -276,16 +279,6 @@ class Experiment:
 
     def evaluation_loader(self, dataset: LabeledData) -> Loader:
         return Loader(dataset, self.settings.batch_size, shuffle=False)
-
-
-@contextmanager
-def by_key() -> Iterator[None]:
-    """Context in which errors name the setting of an option, such as `parallel.pipeline.stages`."""
-    try:
-        yield
-    except ConfigError as error:
-        option, dot, argument = error.setting.partition(".")
-        raise ConfigError(error.reason, f"{KEYS.get(option, option)}{dot}{argument}", error.value) from error
 
 
 def check_no_fast_dev_run(settings: Settings, command: str) -> None:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from inspect import Parameter
 from typing import Any, TypeVar
 
-from cupynet.core.errors import ConfigError
+from cupynet.core.errors import ConfigError, errors_of
 from cupynet.core.wording import listed, nearest, one, one_line, written
 
 T = TypeVar("T")
@@ -55,12 +55,13 @@ def build(node: Any, key: str, trusted_modules: Iterable[str] = ()) -> Any:
         cls = _find(node["_target_"], key, ("cupynet", *trusted))
         _fit(cls, items, key)
         arguments = {name: build(item, f"{key}.{name}", trusted) for name, item in items.items()}
-        try:
-            return cls(**arguments)
-        except ConfigError as error:
-            raise under(key, items, error) from error
-        except (TypeError, ValueError) as error:
-            raise ConfigError(one_line(error), key) from error
+        with errors_of(key, items):
+            try:
+                return cls(**arguments)
+            except ConfigError:
+                raise
+            except (TypeError, ValueError) as error:
+                raise ConfigError(one_line(error)) from error
     if isinstance(node, list | tuple):
         return [build(item, f"{key}[{index}]", trusted) for index, item in enumerate(node)]
     return node
@@ -69,22 +70,6 @@ def build(node: Any, key: str, trusted_modules: Iterable[str] = ()) -> Any:
 def class_of(target: Any, key: str, trusted_modules: Iterable[str] = ()) -> type:
     """Return the class that `_target_` names. Raise ConfigError if it is unknown or not trusted."""
     return _find(target, key, ("cupynet", *trusted_modules))
-
-
-def under(key: str, arguments: Container[str], error: ConfigError) -> ConfigError:
-    """Return the error with the setting `key`, followed by the argument if it is one of `arguments`."""
-    if error.setting.partition(".")[0] in arguments:
-        return ConfigError(error.reason, f"{key}.{error.setting}", error.value)
-    return ConfigError(str(error), key)
-
-
-@contextmanager
-def naming(key: str, arguments: Container[str] = ()) -> Iterator[None]:
-    """Context that applies `under` to errors."""
-    try:
-        yield
-    except ConfigError as error:
-        raise under(key, arguments, error) from error
 
 
 def for_chosen_classes(plain: dict[str, Any], asked: Sequence[str]) -> None:

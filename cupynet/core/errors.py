@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import errno
 import signal
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
+from contextlib import contextmanager
 
 from cupynet.core.terminal import printable
 
@@ -59,6 +60,24 @@ class ConfigError(CupynetError, ValueError):
         self.value, self.reason = value, reason
         prefix = setting if value is None else f"{setting}={value}"
         super().__init__(f"{prefix}: {reason}" if prefix else reason)
+
+
+@contextmanager
+def errors_of(key: str, arguments: Container[str] | None = None) -> Iterator[None]:
+    """Context in which a ConfigError names the part it concerns: `stages` becomes `pipeline.stages`.
+
+    Args:
+        key: the part's key.
+        arguments: the part's arguments. An error about anything else names only the part, and quotes the whole message.
+            By default every setting counts as an argument.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        name = error.setting.partition(".")[0]
+        if name and (arguments is None or name in arguments):
+            raise ConfigError(error.reason, f"{key}.{error.setting}", error.value) from error
+        raise ConfigError(str(error), key) from error
 
 
 class ClosedError(CupynetError, RuntimeError):

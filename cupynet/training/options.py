@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
 from cupynet.core.checks import flag, instance, integer, number, one_of, without_prefix
-from cupynet.core.errors import ConfigError
+from cupynet.core.errors import ConfigError, errors_of
 from cupynet.core.shared_options import on_device
 from cupynet.core.wording import setting, shown
 from cupynet.data import Shards
@@ -118,7 +117,7 @@ class TrainingOptions:
         reduce = check_reduce(self.reduce, backend, processes=self.launcher == "mpi", stages=placement.stages)
         layers = [] if options.pipeline is None else options.pipeline.partition(network, placement.stages)
         synchronizer = options._check_synchronizer()
-        with argument_of("synchronizer"):
+        with errors_of("synchronizer"):
             synchronizer.check(placement.workers, placement.stages)
         optimizer = Nesterov(0.01, 0.9) if self.optimizer is None else optimizer_of(self.optimizer)
         optimizer = _scaled(optimizer, self.learning_rate_scale, placement.workers)
@@ -174,7 +173,7 @@ class TrainingOptions:
         stages: int | None = 1
         most, devices = 1, self.devices
         if self.pipeline is not None:
-            with argument_of("pipeline"):
+            with errors_of("pipeline"):
                 stages, most = self.pipeline.count, self.pipeline.max_stages(network)
         if ranks is not None and devices is None and device is not None and backend == "cupy":
             devices = [device]
@@ -254,7 +253,7 @@ class CheckedOptions:
         """Raise ConfigError if the options do not fit the data. For `names`, see `TrainingOptions.check`."""
         options, workers = self.options, self.placement.workers
         if data.shards is not None:
-            with argument_of("workers"):
+            with errors_of("workers"):
                 data.shards.check_workers(workers)
         if options.accumulation_steps > data.batch_size:
             reason = f"must be at most batch_size, which is {data.batch_size}"
@@ -278,7 +277,7 @@ class CheckedOptions:
         metrics_of(options.metrics, classifies=data.classifies)
         for name, callback in _named(options.callbacks, names).items():
             self._check_figures(name, callback, data)
-        with argument_of("optimizer"):
+        with errors_of("optimizer"):
             self._check_figures("learning_rate", self.optimizer.learning_rate, data)
 
     def _check_figures(self, name: str, part: Callback | Schedule, data: FitData) -> None:
@@ -298,16 +297,6 @@ class CheckedOptions:
             every = setting("parallel", "averaging_frequency", "epoch")
             reason = f"needs an evaluation after each epoch, but replicas are {self.synchronizer}. Set {every}"
             raise ConfigError(reason, name)
-
-
-@contextmanager
-def argument_of(part: str) -> Iterator[None]:
-    """Context that prefixes the setting of a ConfigError with `part`, as in `pipeline.stages`."""
-    try:
-        yield
-    except ConfigError as error:
-        name = f"{part}.{error.setting}" if error.setting else part
-        raise ConfigError(error.reason, name, error.value) from error
 
 
 def _named(callbacks: Sequence[Callback], names: Names) -> Mapping[str, Callback]:

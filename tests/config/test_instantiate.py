@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from cupynet.config.instantiate import build, build_as, check_modules, under
-from cupynet.core.errors import ConfigError
+from cupynet.config.instantiate import build, build_as, check_modules
+from cupynet.core.errors import ConfigError, errors_of
 from tests.support.refusals import refused
 
 
@@ -125,5 +125,7 @@ class Other:
     ],
 )
 def test_a_part_puts_its_key_before_the_setting(named: tuple[str, ...], setting: str) -> None:
-    error = under("model", {"kernel_size": 0, "sha256": {}}, ConfigError("is odd", *named))
+    with pytest.raises(ConfigError) as caught, errors_of("model", {"kernel_size": 0, "sha256": {}}):
+        raise ConfigError("is odd", *named)
+    error = caught.value
     assert (error.setting, error.owner) == (setting, "") and str(error).startswith(setting)
