@@ -1,10 +1,12 @@
-"""Options of settings and constructors: backends, dtypes, launch limits, learning-rate scaling.
+"""Rules of values that are both a setting and an argument, such as dtypes, launch limits and counts of workers.
 
 Unlike cupynet.backend, this module does not import NumPy, so that --help is fast.
 """
 
 from __future__ import annotations
 
+from functools import partial
+from threading import TIMEOUT_MAX
 from typing import Any
 
 from cupynet.core.checks import flag, integer, is_bool, number, one_of
@@ -15,6 +17,16 @@ DTYPES = ("half", "bfloat16", "float", "double")
 DTYPE_ALIASES = {"float16": "half", "float32": "float", "float64": "double"}  # NumPy's names
 BACKENDS = ("numpy", "numba", "cupy")
 SCALES = ("none", "linear", "sqrt")  # scaling of the learning rate with the number of workers
+LAUNCHERS = ("thread", "mpi")
+REDUCES = ("auto", "nccl", "device", "host")  # how arrays on GPUs are averaged
+MOST_WORKERS = 10_000  # each worker is a thread with a replica
+
+# validators, called with a name and a value
+workers = partial(integer, minimum=1, most=MOST_WORKERS)
+prefetch_buffer = partial(integer, minimum=0)
+accumulation_steps = partial(integer, minimum=1)
+log_every = partial(integer, minimum=0)
+timeout_s = partial(number, above=0, below=TIMEOUT_MAX, unit="seconds")
 
 
 def on_device(name: str, value: Any, backend: str = "cupy") -> bool | str:

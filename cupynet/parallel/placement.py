@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cupynet.backend import available_cores, device_count
+from cupynet.core import shared_options
 from cupynet.core.checks import integer
 from cupynet.core.errors import ConfigError
 
@@ -59,7 +60,7 @@ class Placement:
         if workers is None:
             most_workers = available if gpus or started else MOST_CPU_WORKERS
             workers = 1 if stages is None else min(max(available // integer("stages", stages, 1), 1), most_workers)
-        workers = integer("workers", workers, 1)
+        workers = shared_options.workers("workers", workers)
         if stages is None:
             stages = min(max(available // workers, 1), most_stages)
         stages = integer("stages", stages, 1)

@@ -8,9 +8,9 @@ from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
-from cupynet.core.checks import flag, instance, integer, number, one_of, without_prefix
+from cupynet.core import shared_options
+from cupynet.core.checks import flag, instance, integer, one_of, without_prefix
 from cupynet.core.errors import ConfigError, errors_of
-from cupynet.core.shared_options import on_device
 from cupynet.core.wording import setting, shown
 from cupynet.data import Shards
 from cupynet.nn import BatchNorm, Layer, Loss
@@ -24,7 +24,6 @@ from cupynet.training.fit import Fit, classifies
 from cupynet.training.metrics import Metric, metrics_of
 from cupynet.training.regression import evaluation_of
 
-LAUNCHERS = ("thread", "mpi")
 Names: TypeAlias = Sequence[str]
 
 
@@ -140,17 +139,17 @@ class TrainingOptions:
         metrics_of(self.metrics)
         return replace(
             self,
-            timeout_s=number("timeout_s", self.timeout_s, above=0, unit="seconds"),
-            prefetch_buffer=integer("prefetch_buffer", self.prefetch_buffer, 0),
-            accumulation_steps=integer("accumulation_steps", self.accumulation_steps, 1),
+            timeout_s=shared_options.timeout_s("timeout_s", self.timeout_s),
+            prefetch_buffer=shared_options.prefetch_buffer("prefetch_buffer", self.prefetch_buffer),
+            accumulation_steps=shared_options.accumulation_steps("accumulation_steps", self.accumulation_steps),
             callbacks=[
                 instance("callbacks", each, Callback, "EarlyStopping() or LambdaCallback(...)")
                 for each in self.callbacks
             ],
-            log_every=integer("log_every", self.log_every, 0),
+            log_every=shared_options.log_every("log_every", self.log_every),
             blas_threads=None if self.blas_threads is None else integer("blas_threads", self.blas_threads, 1),
-            launcher=one_of("launcher", self.launcher, LAUNCHERS),
-            data_on_device=on_device("data_on_device", self.data_on_device, backend),
+            launcher=one_of("launcher", self.launcher, shared_options.LAUNCHERS),
+            data_on_device=shared_options.on_device("data_on_device", self.data_on_device, backend),
             progress=one_of("progress", self.progress, STYLES),
         )
 

@@ -8,7 +8,6 @@ import pytest
 from cupynet import config
 from cupynet.config.schema import (
     MOST_IMAGES,
-    MOST_WORKERS,
     BenchSettings,
     PlanSettings,
     Settings,
@@ -17,6 +16,7 @@ from cupynet.config.schema import (
     rules,
     size,
 )
+from cupynet.core.shared_options import MOST_WORKERS
 from tests.support.refusals import refused
 from tests.support.settings import MINIMAL
 
@@ -63,7 +63,7 @@ def test_a_missing_setting_is_refused() -> None:
         ("workers", MOST_WORKERS, MOST_WORKERS + 1),
         ("images", MOST_IMAGES, MOST_IMAGES + 1),
         ("seed", 2**64 - 1, 2**64),
-        ("parallel.timeout_s", 1, 0.5),
+        ("parallel.timeout_s", 0.5, 0),
         ("backend.max_block_size", 1024, 2048),
         ("backend.max_grid_size", 2**31 - 1, 2**31),
         ("backend.tf32", True, 1),

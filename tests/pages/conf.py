@@ -6,10 +6,10 @@ import importlib
 import inspect
 import re
 from dataclasses import dataclass, field, fields
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
-from cupynet.config.schema import Group
+from cupynet.config.schema import Group, as_is
 from cupynet.core.shared_options import DTYPES, SCALES
 from tests.pages.markdown import codes
 from tests.support.settings import CONF
@@ -102,10 +102,11 @@ def schema(kind: type[Group], above: str = "") -> dict[str, str]:
     """Return the types of a class's settings by dotted key; "" for those left to a constructor."""
     found = {}
     for each in fields(kind):
-        bounds, check = each.metadata.get("bounds", {}), each.metadata.get("check")
+        check = each.metadata.get("check", partial(as_is))
+        bounds = check.keywords
         limits = [f" {sign} {bounds[name]:g}" for name, sign in (("minimum", "≥"), ("above", ">")) if name in bounds]
         plain = "" if each.type == "Any" else words(str(each.type)).removesuffix(", null") + "".join(limits)
-        plain = codes(bounds["names"]) if "names" in bounds else RULES.get(getattr(check, "__name__", ""), plain)
+        plain = codes(bounds["names"]) if "names" in bounds else RULES.get(check.func.__name__, plain)
         found[above + each.name] = plain + ", null" * (each.default is None and bool(plain))
         found |= schema(each.metadata["group"], f"{above}{each.name}.") if "group" in each.metadata else {}
     return found

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from cupynet.commands.train import prepare
+from cupynet.core import shared_options
 from cupynet.data import Loader, Shift
 from cupynet.optim import SGD, Adam, AMSGrad, ReduceOnPlateau
 from cupynet.parallel import Adaptive, ElasticAveraging, ParameterAveraging, Pipeline, Synchronizer
-from cupynet.training import EarlyStopping, History, NonFinite, ParallelWrapper, TrainingOptions, WeightAverage, options
+from cupynet.training import EarlyStopping, History, NonFinite, ParallelWrapper, TrainingOptions, WeightAverage
 from cupynet.training.fit import Fit
 from cupynet.training.options import CheckedOptions, FitData
 from tests.support.refusals import refused
@@ -123,7 +124,7 @@ def test_a_refusal_names_the_option(arguments: dict[str, Any], data: FitData | N
 
 
 def test_images_that_are_augmented_are_not_kept_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(options, "on_device", lambda name, value, backend: value)  # as on a GPU
+    monkeypatch.setattr(shared_options, "on_device", lambda name, value, backend: value)  # as on a GPU
     checked(IMAGES, data_on_device=True)
     with refused("data_on_device"):
         checked(replace(IMAGES, augmented=True), data_on_device=True)

@@ -21,7 +21,6 @@ from cupynet.core.errors import CupynetError
 from cupynet.core.wording import setting
 
 POLL_S = 0.1  # polling interval in seconds
-REDUCES = ("auto", "nccl", "device", "host")  # how arrays on GPUs are averaged
 
 
 class PeerFailed(CupynetError):
@@ -101,7 +100,7 @@ class Communicator:
     def attach(self, backend: Backend, reduce: str = "auto") -> None:
         """Bind the backend of this worker's arrays. Before this call only host arrays can be exchanged.
 
-        reduce: how arrays on GPUs are averaged, one of `REDUCES`.
+        reduce: how arrays on GPUs are averaged, one of `shared_options.REDUCES`.
         """
         self._backend, self._reduce = backend, reduce
         self._on_devices: Any = None  # averages arrays on GPUs (see devices.py); None to average on the host

@@ -23,8 +23,9 @@ from cupynet.backend import Backend
 from cupynet.backend.array import Array
 from cupynet.core.checks import one_of
 from cupynet.core.errors import ConfigError
+from cupynet.core.shared_options import REDUCES
 from cupynet.parallel.communicators import nccl
-from cupynet.parallel.communicators.base import REDUCES, Communicator
+from cupynet.parallel.communicators.base import Communicator
 from cupynet.parallel.communicators.nccl import NcclSum
 
 if TYPE_CHECKING:
