@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cupynet.commands.arguments import Arguments
-from cupynet.config.resume import name_of
+from cupynet.config.overrides import name_of
 from cupynet.config.schema import Settings
 from cupynet.core.errors import ConfigError, CupynetError, DataError
 from cupynet.core.exits import run_and_exit

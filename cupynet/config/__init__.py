@@ -4,6 +4,7 @@ No other package uses Hydra or OmegaConf.
 
 - hydra_main.py: the entry point of commands
 - composing.py, schema.py: overrides to settings, and their validation
+- overrides.py: parse and format overrides
 - stored.py, removed.py: the settings of a stored run, even of an earlier version
 - messages.py: errors of Hydra and OmegaConf as ConfigError
 - instantiate.py, experiment.py: build parts, and all objects of a run
@@ -20,7 +21,7 @@ from cupynet.config.composing import GROUPS, compose, conf_folder, own_folder
 from cupynet.config.equal_settings import effective, is_alone
 from cupynet.config.hydra_main import Entry, in_sweep, run, training_begins
 from cupynet.config.search_space import search_space, split
-from cupynet.config.stored import check_downloads, check_outputs, keep, load, not_stored, overrides_of, written
+from cupynet.config.stored import check_downloads, check_outputs, keep, load, not_stored, overrides_of, stored_settings
 
 __all__ = [
     "GROUPS",
@@ -40,6 +41,6 @@ __all__ = [
     "run",
     "search_space",
     "split",
+    "stored_settings",
     "training_begins",
-    "written",
 ]

@@ -12,14 +12,13 @@ import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from cupynet.config.instantiate import arguments, for_chosen_classes
 from cupynet.config.messages import refusal
-from cupynet.config.resume import name_of, quoted
+from cupynet.config.overrides import PARSER, name_of, quoted, values_of
 from cupynet.config.schema import Settings, read
 from cupynet.core.checks import one_of
 from cupynet.core.errors import ConfigError
@@ -91,7 +90,7 @@ def settings_of(config: DictConfig, overrides: Sequence[str], schema: type[S], r
         raise refusal(error, schema) from error
     check_contradictions(config, plain, overrides)
     name_schedule(plain, overrides, rate)
-    asked = [*map(name_of, overrides), *typed(overrides)]
+    asked = [*map(name_of, overrides), *values_of(overrides)]
     for_chosen_classes(plain, asked)
     data = plain.get("data")
     if isinstance(data, dict) and data.get("fallback") == "auto" and {"data", "data._target_"} & {*asked}:
@@ -120,7 +119,7 @@ def name_schedule(plain: dict[str, Any], overrides: Sequence[str], rate: Any) ->
     from cupynet.optim.schedules import NAMES, required  # a slow import
 
     kind, by_class = NAMES[one_of(RATE, node["name"], NAMES)], {each.__name__: each for each in NAMES.values()}
-    asked = {each.removeprefix(f"{RATE}.").partition(".")[0] for each in typed(overrides) if each.startswith(RATE)}
+    asked = {each.removeprefix(f"{RATE}.").partition(".")[0] for each in values_of(overrides) if each.startswith(RATE)}
     before = by_class.get(str(node.get("_target_")).rpartition(".")[2])
     merged = {"name", "_target_", *(arguments(before)[0] if before else ())}
     given = {key: value for key, value in node.items() if key not in merged or key in asked - {"name"}}
@@ -140,12 +139,6 @@ def name_schedule(plain: dict[str, Any], overrides: Sequence[str], rate: Any) ->
     optimizer["learning_rate"] = {"_target_": f"cupynet.optim.{kind.__name__}", **given}
 
 
-def typed(overrides: Sequence[str]) -> dict[str, Any]:
-    """Return the settings in overrides by dotted key. Mappings are flattened."""
-    parsed = OverridesParser.create().parse_overrides([*overrides])
-    return flat({each.key_or_group: each.value() for each in parsed})
-
-
 def overrides_of_jobs(sweep: DictConfig) -> list[list[str]]:
     """Return the overrides of all jobs of a sweep in order, or [] if only its sweeper knows them."""
     hydra = sweep.hydra
@@ -157,7 +150,7 @@ def overrides_of_jobs(sweep: DictConfig) -> list[list[str]]:
             [f"{each.get_key_element()}={value}" for value in each.sweep_string_iterator()]
             if each.is_sweep_override()
             else [str(each.input_line)]
-            for each in OverridesParser.create().parse_overrides([*fixed, *hydra.overrides.task])
+            for each in PARSER.parse_overrides([*fixed, *hydra.overrides.task])
         ]
     except HydraException:  # such as glob(...), which depends on the configuration files
         return []
@@ -166,7 +159,7 @@ def overrides_of_jobs(sweep: DictConfig) -> list[list[str]]:
 
 def check_contradictions(config: DictConfig, plain: Mapping[str, Any], overrides: Sequence[str]) -> None:
     """Raise ConfigError if overrides set both a setting of `parallel` and the argument that refers to it."""
-    given, references = typed(overrides), [*map(str, unresolved(config).values())]
+    given, references = values_of(overrides), [*map(str, unresolved(config).values())]
     for name, argument in ARGUMENTS.items():
         key, other = f"parallel.{name}", f"parallel.synchronizer.{argument}"
         below = {each: value for each, value in given.items() if each == other or each.startswith(f"{other}.")}
@@ -181,7 +174,7 @@ def check_contradictions(config: DictConfig, plain: Mapping[str, Any], overrides
 def as_typed(error: ConfigError, config: DictConfig, overrides: Sequence[str]) -> ConfigError:
     """If the invalid setting refers to another setting, name the other setting in the error."""
     reference = re.fullmatch(r"\$\{(\w[\w.]*)\}", str(unresolved(config).get(error.setting)))
-    if reference is None or error.setting in typed(overrides):
+    if reference is None or error.setting in values_of(overrides):
         return error
     return ConfigError(error.reason, reference[1], error.value)
 

@@ -11,7 +11,6 @@ import contextlib
 import functools
 import logging
 import os
-import re
 import sys
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
@@ -39,6 +38,7 @@ from cupynet.config.composing import (
     settings_of,
 )
 from cupynet.config.messages import refusal
+from cupynet.config.overrides import is_override, last_value, name_of, quoted, without
 from cupynet.config.schema import AS_RANKS, Settings, TuneSettings
 from cupynet.config.stored import check_downloads, check_outputs, job_overrides, keep, load, overrides_of
 from cupynet.core import signals
@@ -61,7 +61,6 @@ S = TypeVar("S", bound=Settings)
 T = TypeVar("T")
 
 PER_MACHINE = ("data.folder", "devices")  # settings that may differ between ranks
-OVERRIDE = re.compile(r"~|[^-=][^=]*=")
 SWEEP = {"-m", "--multirun"}
 # Hydra's options; long options may be abbreviated, and short options may be joined with their values
 LONG = [
@@ -235,8 +234,8 @@ class _Command(Generic[S, T]):
 
     def read(self, arguments: Sequence[str]) -> list[str]:
         """Return the command line for Hydra. Raise SystemExit if there is nothing left to resume."""
-        given = sorted(arguments, key=lambda each: OVERRIDE.match(each) is None)  # Hydra's parser expects options last
-        if resume.given(given, "hydra.output_subdir") is not None:
+        given = sorted(arguments, key=lambda each: not is_override(each))  # Hydra's parser expects options last
+        if last_value(given, "hydra.output_subdir") is not None:
             reason = (
                 "cannot be changed, because settings are stored in .hydra of the run folder. Set hydra.run.dir instead"
             )
@@ -252,7 +251,7 @@ class _Command(Generic[S, T]):
             self.ranks = self.join()  # if MPI fails on a rank, abort all before rank 0 creates a folder
         given = self._resuming(opened(given))
         if self.rank:  # only rank 0 has a log
-            given = ["hydra.run.dir=.", "hydra/job_logging=none", *_without(given, "hydra.run.dir")]
+            given = ["hydra.run.dir=.", "hydra/job_logging=none", *without(given, "hydra.run.dir")]
         return given
 
     def _resuming(self, given: list[str]) -> list[str]:
@@ -266,18 +265,18 @@ class _Command(Generic[S, T]):
             raise ConfigError("resumes a single run. Remove -m", "resume", value)
         self.resumed = resume.find(value, given)
         if self.resumed is None:
-            own = resume.given(given, "hydra.run.dir")
+            own = last_value(given, "hydra.run.dir")
             if own is not None and resume.finished(Path(own)):
                 if not self.rank:
                     print(f"resume=latest: the run in {own} ended without a checkpoint")
                 raise SystemExit(0)
             if not self.rank:
                 print("resume=latest: there is no run to resume. Starting a new run")
-            return _without(given, "resume")
-        folder = resume.quoted(resume.run_of(self.resumed))
-        kept = _without(given, "resume", "hydra.run.dir")
-        settings = [each for each in kept if OVERRIDE.match(each) and not each.lstrip("+~").startswith("hydra")]
-        self.changes = [*settings, f"resume={resume.quoted(self.resumed)}"]
+            return without(given, "resume")
+        folder = quoted(resume.run_of(self.resumed))
+        kept = without(given, "resume", "hydra.run.dir")
+        settings = [each for each in kept if is_override(each) and not each.lstrip("+~").startswith("hydra")]
+        self.changes = [*settings, f"resume={quoted(self.resumed)}"]
         return [f"hydra.run.dir={folder}", *(each for each in kept if each not in settings)]
 
     # a job ----------------------------------------------------------------------------------------------------------
@@ -394,8 +393,7 @@ class _Command(Generic[S, T]):
             return
         overrides = job_overrides()
         if self.resumed is not None:
-            now = {resume.name_of(each) for each in self.changes}
-            overrides = [*(each for each in overrides_of(folder) if resume.name_of(each) not in now), *self.changes]
+            overrides = [*without(overrides_of(folder), *map(name_of, self.changes)), *self.changes]
         store = functools.partial(keep, folder, settings, overrides)
         if self.resumed is not None or (folder / STUDY).is_file():
             self.postponed = [store]
@@ -435,7 +433,3 @@ class _Command(Generic[S, T]):
 
 # the running command; global because Hydra creates `Entry` without arguments
 _command: ContextVar[_Command[Any, Any] | None] = ContextVar("command", default=None)
-
-
-def _without(arguments: Sequence[str], *names: str) -> list[str]:
-    return [each for each in arguments if resume.name_of(each) not in names]

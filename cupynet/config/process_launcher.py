@@ -24,7 +24,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from cupynet.config.composing import own_folder
-from cupynet.config.resume import quoted
+from cupynet.config.overrides import quoted
 from cupynet.core import signals
 from cupynet.core.checks import integer
 from cupynet.core.errors import Interrupted

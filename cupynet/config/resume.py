@@ -13,8 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hydra.core.override_parser.types import Quote, QuotedString
-
+from cupynet.config.overrides import last_value
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.core.lock import at_work
 from cupynet.core.terminal import near
@@ -40,15 +39,8 @@ MAY_BE_SET = ("data.channels",)  # only if it was null; the network must still m
 
 def asked(arguments: Sequence[str]) -> str | None:
     """Return the value of `resume=` on a command line, a path or `latest`, or None."""
-    found = given(arguments, "resume")
+    found = last_value(arguments, "resume")
     return None if found == "null" else found
-
-
-def given(arguments: Sequence[str], name: str) -> str | None:
-    """Return the last value of a setting on a command line, without quotes, or None."""
-    found = [each.partition("=")[2] for each in arguments if name_of(each) == name]
-    quotes = found and re.fullmatch(r"""(['"])(.*)\1""", found[-1])
-    return (quotes[2] if quotes else found[-1]) if found else None
 
 
 def find(value: str, arguments: Sequence[str]) -> Path | None:
@@ -58,7 +50,7 @@ def find(value: str, arguments: Sequence[str]) -> Path | None:
     sets hydra.run.dir, it is the run in that folder.
     """
     if value == "latest":
-        own = given(arguments, "hydra.run.dir")
+        own = last_value(arguments, "hydra.run.dir")
         path = _unfinished() if own is None else Path(own)
         if path is None or not checkpoints(path / CHECKPOINTS):
             return None
@@ -177,14 +169,6 @@ def _differences(
             yield from _differences(now, then, f"{key}.")
         elif now != then:
             yield key, now, then
-
-
-def name_of(override: str) -> str:
-    return override.lstrip("+~").partition("=")[0]
-
-
-def quoted(path: Path) -> str:
-    return QuotedString(str(path), Quote.single).with_quotes()
 
 
 def check_untaken(folder: Path, results: Sequence[str] = ()) -> None:

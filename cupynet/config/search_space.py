@@ -6,18 +6,16 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import (
     ChoiceSweep,
     IntervalSweep,
     Override,
-    Quote,
-    QuotedString,
     RangeSweep,
     Transformer,
 )
 from hydra.errors import HydraException
 
+from cupynet.config.overrides import PARSER, quoted
 from cupynet.core.errors import ConfigError
 from cupynet.core.wording import one_line
 
@@ -35,13 +33,13 @@ def split(arguments: Sequence[str]) -> list[str]:
     found: list[str] = []
     for argument in arguments:
         (found if _is_searched(argument) else kept).append(argument)
-    texts = [QuotedString(each.replace("${", "\\${"), Quote.single).with_quotes() for each in found]
+    texts = [quoted(each.replace("${", "\\${")) for each in found]
     return [*kept, f"search=[{','.join(texts)}]"] if found else kept
 
 
 def _is_searched(argument: str) -> bool:
     try:
-        override = OverridesParser.create().parse_override(argument)
+        override = PARSER.parse_override(argument)
     except HydraException:  # an invalid override, or an option
         return False
     return override.is_sweep_override() and not override.is_hydra_override()
@@ -49,11 +47,10 @@ def _is_searched(argument: str) -> bool:
 
 def search_space(texts: Sequence[str]) -> dict[str, BaseDistribution]:
     """Return the distribution of each searched setting by its key, including a `+` or `++` prefix."""
-    parser = OverridesParser.create()
     space: dict[str, BaseDistribution] = {}
     for text in texts:
         try:
-            override = parser.parse_override(text)
+            override = PARSER.parse_override(text)
             key = override.get_key_element()
             if key.lstrip("+") in [each.lstrip("+") for each in space]:
                 raise ValueError("is searched twice. Combine the values in one choice")
@@ -95,5 +92,6 @@ def lowest(distribution: Any) -> Any:
     return distribution.choices[0] if hasattr(distribution, "choices") else distribution.low
 
 
-def written(value: Any) -> str:
+def rounded(value: Any) -> str:
+    """Format a value of a searched setting, floats with six significant digits."""
     return str(float(f"{value:.6g}") if isinstance(value, float) else value)

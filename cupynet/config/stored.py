@@ -16,25 +16,24 @@ from typing import Any, cast
 
 import yaml
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, Quote, QuotedString
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from cupynet.config.composing import GROUPS, composed, settings_of, typed
+from cupynet.config.composing import GROUPS, composed, settings_of
 from cupynet.config.instantiate import build_as, class_of
 from cupynet.config.messages import refusal
+from cupynet.config.overrides import PARSER, parseable, values_of
 from cupynet.config.removed import KEYS, translated
 from cupynet.config.resume import is_inside
 from cupynet.config.schema import Settings
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.core.settings import flat
-from cupynet.core.wording import one_line, shown
-from cupynet.core.wording import written as as_typed
+from cupynet.core.wording import one_line, shown, written
 from cupynet.runs.layout import HYDRA, OVERRIDES, SETTINGS
 
-OVERRIDE = re.compile(r"(?:~|\+\+?)?([\w./]+)(?:=(.*))?", re.DOTALL)
+STORED_OVERRIDE = re.compile(r"(?:~|\+\+?)?([\w./]+)(?:=(.*))?", re.DOTALL)
 FILES = re.compile(r"[\w/-]*|\[[\w/,-]*\]|\{.*\}", re.DOTALL)  # files of a group, or its settings
 OF_ENVIRONMENT = re.compile(r"\$\{cupynet\.env:\w+,(true|false|\d{1,9})\}")  # written by earlier versions
 MOST_BYTES = 1 << 20
@@ -70,7 +69,7 @@ def load(
     OmegaConf.set_struct(config, True)
     rate = stored["optimizer"].get("learning_rate") if isinstance(stored.get("optimizer"), dict) else None
     try:
-        parsed = OverridesParser.create().parse_overrides(list(overrides))
+        parsed = PARSER.parse_overrides(list(overrides))
         for each in sorted(parsed, key=lambda each: each.key_or_group not in GROUPS):  # files first, like Hydra
             if each.key_or_group == "experiment":
                 _require_experiment(str(each.value()), run_folder)
@@ -83,9 +82,9 @@ def load(
 
 def _require_experiment(name: str, run_folder: str | Path) -> None:
     """Raise ConfigError unless the run was started with this experiment."""
-    then = written(run_folder)[1].get("experiment")
+    then = stored_settings(run_folder)[1].get("experiment")
     if name != str(then):
-        started = "without one" if then is None else f"with {as_typed(then)}"
+        started = "without one" if then is None else f"with {written(then)}"
         raise ConfigError(f"the run was started {started}. Change its settings one by one", "experiment", name)
 
 
@@ -110,10 +109,10 @@ def overrides_of(folder: str | Path, schema: type[Settings] = Settings) -> list[
     known = {*(each.name for each in fields(schema)), *GROUPS}
     kept = []
     for each in found if isinstance(found, list) else [found]:
-        former = OVERRIDE.fullmatch(str(each))
+        former = STORED_OVERRIDE.fullmatch(str(each))
         key = KEYS.get(former[1], former[1]) if former else ""
         typed = str(each) if former is None else f"{str(each)[: former.start(1)]}{key}{str(each)[former.end(1) :]}"
-        override = OVERRIDE.fullmatch(typed)
+        override = STORED_OVERRIDE.fullmatch(typed)
         if key.startswith("hydra"):
             continue
         plain = override is not None and (key not in GROUPS or FILES.fullmatch(override[2] or ""))
@@ -123,7 +122,7 @@ def overrides_of(folder: str | Path, schema: type[Settings] = Settings) -> list[
     return kept
 
 
-def written(folder: str | Path) -> tuple[dict[str, Any], dict[str, str]]:
+def stored_settings(folder: str | Path) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the stored settings of a run by dotted key, and the selected file of each group."""
     path = Path(folder) / SETTINGS
     plain = _read(path)
@@ -167,15 +166,15 @@ def check_outputs(
         if not _is_typed(key, overrides):
             allowed = f"To allow this, set {key}=... or repeat its callbacks=..."
             reason = f"the run in {run} would write outside its folder. {allowed}"
-            raise ConfigError(reason, key, shown(value, as_typed))
+            raise ConfigError(reason, key, shown(value, written))
 
 
 def not_stored(settings: Settings, run: Path) -> list[str]:
     """Return, as overrides, the settings that must be given again to resume a run."""
     trusted = settings.trusted_modules
-    found = [f"trusted_modules={as_typed(trusted)}"] if trusted else []
+    found = [f"trusted_modules={written(trusted)}"] if trusted else []
     places = _places(settings.callbacks, run, trusted)
-    return [*found, *(f"{'' if known else '+'}{key}={_quoted(value)}" for key, value, known in places)]
+    return [*found, *(f"{'' if known else '+'}{key}={parseable(value)}" for key, value, known in places)]
 
 
 def _places(parts: Mapping[str, Any], run: Path, trusted_modules: Iterable[str]) -> Iterator[tuple[str, Any, bool]]:
@@ -199,18 +198,9 @@ def _places(parts: Mapping[str, Any], run: Path, trusted_modules: Iterable[str])
                 yield each, value, each in own
 
 
-def _quoted(value: Any) -> str:
-    """Format a value for the command line, quoted if Hydra would parse it differently."""
-    text = as_typed(value)
-    with suppress(HydraException):
-        if OverridesParser.create().parse_override(f"x={text}").value() == value:
-            return text
-    return QuotedString(text, Quote.single).with_quotes()
-
-
 def _is_typed(key: str, overrides: Sequence[str]) -> bool:
     """Return True if the command line sets a setting directly, in a mapping, or by a file of its group."""
-    given = typed(overrides)
+    given = values_of(overrides)
     return key in given or isinstance(given.get(key.partition(".")[0]), str | list)  # the file replaces stored settings
 
 

@@ -14,6 +14,7 @@ from PIL import Image
 from cupynet import config
 from cupynet.commands import train
 from cupynet.config import resume, stored
+from cupynet.config.overrides import quoted
 from cupynet.config.schema import Settings
 from cupynet.core import lock
 from cupynet.core.errors import Interrupted
@@ -266,7 +267,7 @@ def test_a_run_resumed_from_an_earlier_checkpoint_is_unfinished_again(stopped: P
     store = Checkpoints(stopped / "checkpoints")
     first, last = store.steps()[-2:]
     kept = (stopped / "summary.json").read_bytes()
-    experiment = train.prepare(config.load(stopped, [f"resume={resume.quoted(store.path(first))}"]))
+    experiment = train.prepare(config.load(stopped, [f"resume={quoted(store.path(first))}"]))
     experiment.callbacks.append(EndAfter(first + 1, killed=True))
     with pytest.raises(KeyError, match="as if killed"):
         train.train(experiment, stopped)

@@ -27,6 +27,7 @@ from cupynet.config import resume, stored
 from cupynet.config.experiment import Experiment
 from cupynet.config.instantiate import build
 from cupynet.config.load_model import LoadedRun
+from cupynet.config.overrides import quoted
 from cupynet.config.schema import Settings
 from cupynet.core.errors import ConfigError, CupynetError, DataError
 from cupynet.core.files import load_weights
@@ -361,7 +362,7 @@ def test_a_folder_of_any_name_is_found_and_quoted(name: str, run: Path) -> None:
     shutil.move(run, run.parent / name)
     for typed in (name, f"'{name}'"):
         assert resume.find(str(resume.asked([f"resume={typed}"])), []) == Path(name)
-    given: Any = OverridesParser.create().parse_override(f"hydra.run.dir={resume.quoted(Path(name))}").value()
+    given: Any = OverridesParser.create().parse_override(f"hydra.run.dir={quoted(Path(name))}").value()
     assert OmegaConf.create({"dir": given}).dir == name
 
 

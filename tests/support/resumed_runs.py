@@ -10,7 +10,8 @@ from typing import Any
 
 from cupynet import config
 from cupynet.commands import train
-from cupynet.config import resume, stored
+from cupynet.config import stored
+from cupynet.config.overrides import quoted
 from cupynet.runs.run import Run
 from cupynet.training import Callback, Trainer
 from tests.support.settings import settings_of
@@ -72,7 +73,7 @@ def trained(folder: Path, *overrides: str, callbacks: Sequence[Callback] = ()) -
 
 def resumed(folder: Path, *changes: str, callbacks: Sequence[Callback] = ()) -> None:
     """Resume a run in this process with additional callbacks, without storing changed settings."""
-    experiment = train.prepare(config.load(folder, [*changes, f"resume={resume.quoted(folder)}"]))
+    experiment = train.prepare(config.load(folder, [*changes, f"resume={quoted(folder)}"]))
     experiment.callbacks += callbacks
     train.train(experiment, folder)
 

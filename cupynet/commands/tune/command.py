@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from cupynet import config
 from cupynet.commands.tune import TRIALS
 from cupynet.config import resume
+from cupynet.config.overrides import is_override, last_value, name_of, quoted, without
 from cupynet.config.schema import TuneSettings, own_names
 from cupynet.config.search_space import is_continuous, lowest
 from cupynet.core import signals
@@ -60,7 +61,7 @@ def for_hydra(typed: Sequence[str]) -> tuple[list[str], Path | None]:
     if {"-m", "--multirun"} & set(typed):
         raise ConfigError("cupynet tune does not support multirun. Remove it", "-m")
     value = resume.asked(typed)
-    now = [each for each in typed if resume.name_of(each) != "resume"]
+    now = without(typed, "resume")
     if value is None:
         return config.split(now), None
     folder = Path(value)
@@ -70,21 +71,17 @@ def for_hydra(typed: Sequence[str]) -> tuple[list[str], Path | None]:
     if not (folder / STUDY).stat().st_size:
         raise DataError(f"{folder / STUDY}: the file is empty, so its trials are lost. Start a new search")
     stored = config.overrides_of(folder, TuneSettings)
-    for each in filter(_is_setting, now):
-        name = resume.name_of(each)
+    for each in filter(is_override, now):
+        name = name_of(each)
         if name not in MAY_DIFFER and not PLACE.fullmatch(name) and each not in stored:
             raise ConfigError(f"{each}: when resuming a search, only {', '.join(MAY_DIFFER)} may change")
     for each in filter(REFERENCE.search, stored):
         raise DataError(f"{folder}: {one_line(each)}: a stored setting must be a plain value")
-    changed = [*map(resume.name_of, now), "trusted_modules"]
-    kept = [each for each in stored if resume.name_of(each) not in changed]
-    added = [resume.name_of(each) for each in stored if each.startswith("+")]  # changed settings lose their stored +
-    now = [f"++{each.lstrip('+')}" if resume.name_of(each) in added and each[0] != "~" else each for each in now]
-    return [*kept, *now, f"hydra.run.dir={resume.quoted(folder)}"], folder
-
-
-def _is_setting(argument: str) -> bool:
-    return not argument.startswith("-") and ("=" in argument or argument.startswith("~"))
+    changed = [*map(name_of, now), "trusted_modules"]
+    kept = without(stored, *changed)
+    added = [name_of(each) for each in stored if each.startswith("+")]  # changed settings lose their stored +
+    now = [f"++{each.lstrip('+')}" if name_of(each) in added and each[0] != "~" else each for each in now]
+    return [*kept, *now, f"hydra.run.dir={quoted(folder)}"], folder
 
 
 def prepare(arguments: Sequence[str], resumed: Path | None, typed: Sequence[str], settings: TuneSettings) -> Plan:
@@ -93,7 +90,7 @@ def prepare(arguments: Sequence[str], resumed: Path | None, typed: Sequence[str]
     from cupynet.commands.tune.search import Plan
     from cupynet.training import Evaluation
 
-    folder = resume.given(arguments, "hydra.run.dir")
+    folder = last_value(arguments, "hydra.run.dir")
     if resumed is None and folder is not None and os.path.exists(Path(folder, STUDY)):
         raise ConfigError(f"{folder}: already contains a search. Resume it with resume={folder}, or use another folder")
     if resumed is None and folder is not None and Path(folder, TRIALS).exists():
@@ -104,9 +101,9 @@ def prepare(arguments: Sequence[str], resumed: Path | None, typed: Sequence[str]
             "there is no setting to search. Use a range for a setting, such as seed='range(1,9)' (see --help)"
         )
     own = (*own_names(TuneSettings), "hydra")
-    shared = [each for each in filter(_is_setting, arguments) if resume.name_of(each).split(".")[0] not in own]
-    fixed = [resume.name_of(each) for each in shared]
-    for name, distribution in ((resume.name_of(key), each) for key, each in space.items()):
+    shared = [each for each in filter(is_override, arguments) if name_of(each).split(".")[0] not in own]
+    fixed = [name_of(each) for each in shared]
+    for name, distribution in ((name_of(key), each) for key, each in space.items()):
         if name in fixed:
             raise ConfigError("is searched, but also has a fixed value. Remove one of the two", name)
         if settings.sampler == "grid" and is_continuous(distribution):
@@ -134,7 +131,7 @@ def check_choices(plan: Plan) -> None:
             try:
                 config.compose(plan.overrides({**first, key: choice}), plan.config_dir)
             except ConfigError as error:
-                if error.setting == resume.name_of(key):  # otherwise combinations with other values may be valid
+                if error.setting == name_of(key):  # otherwise combinations with other values may be valid
                     raise
 
 

@@ -12,7 +12,7 @@ from optuna.samplers import BaseSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
-from cupynet.config.search_space import is_continuous, written
+from cupynet.config.search_space import is_continuous, rounded
 
 DRAWS = 10  # attempts before choosing an untried combination at random
 INTERRUPTED = "interrupted"  # user attribute of a trial that must be repeated
@@ -101,7 +101,7 @@ class UntriedSampler(BaseSampler):  # type: ignore[misc]
         return found
 
     def _key(self, params: Params) -> Sequence[str]:
-        return tuple(written(params[key]) for key in self._space)
+        return tuple(rounded(params[key]) for key in self._space)
 
     @property
     def _size(self) -> float:

@@ -31,7 +31,7 @@ from cupynet.commands.tune.sampler import INTERRUPTED, UntriedSampler
 from cupynet.config import sweep_record
 from cupynet.config.experiment import Experiment
 from cupynet.config.schema import TuneSettings
-from cupynet.config.search_space import written
+from cupynet.config.search_space import rounded
 from cupynet.core import signals
 from cupynet.core.checks import mode_of
 from cupynet.core.errors import CupynetError, DataError, DivergedError, Interrupted, OutputError
@@ -75,7 +75,7 @@ class Plan:
     typed: Sequence[str]
 
     def overrides(self, params: Mapping[str, Any]) -> list[str]:
-        return [*self.shared, *(f"{key}={written(params[key])}" for key in self.space)]
+        return [*self.shared, *(f"{key}={rounded(params[key])}" for key in self.space)]
 
     def experiment(self, params: Mapping[str, Any]) -> Experiment:
         settings = config.compose(self.overrides(params), self.config_dir)
@@ -320,7 +320,7 @@ def record(plan: Plan, folder: Path, study: Study, trial: FrozenTrial) -> None:
     result = _form(plan)(trial.value) if trial.value is not None else ""
     outcome = "" if trial.state == TrialState.COMPLETE else trial.state.name.lower()
     result = ", ".join(filter(None, [result, outcome, reason_of(trial)]))
-    settings = " ".join(f"{key}={written(value)}" for key, value in trial.params.items())
+    settings = " ".join(f"{key}={rounded(value)}" for key, value in trial.params.items())
     _say(f"trial {trial.number}: {settings}: {result}")
     trials = [each for each in study.get_trials() if each.state.is_finished()]
     table = [
@@ -340,7 +340,7 @@ def columns(trials: Sequence[FrozenTrial], plan: Plan) -> list[Column]:
     ]
     for key in plan.space:
         name, values = key.lstrip("+"), [each.params.get(key) for each in trials]
-        found.append(column(name, values, written, heading(names[name])))
+        found.append(column(name, values, rounded, heading(names[name])))
     return [*found, column("epochs", [each.last_step for each in trials])]
 
 

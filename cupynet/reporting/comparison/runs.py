@@ -117,7 +117,7 @@ def read(folder: Path, name: str) -> ComparedRun:
     unused: frozenset[str] = frozenset()
     try:
         if is_plain(data.run.settings_path):
-            settings, choices = config.written(folder)
+            settings, choices = config.stored_settings(folder)
         if is_plain(data.run.summary_path):
             summary = data.run.summary().flat()
         settings, choices, unused = _in_effect(settings, choices, summary or data.start)
