@@ -44,7 +44,6 @@ def prepare(settings: RateSettings) -> tuple[Experiment, RateTest]:
 
 def find(prepared: tuple[Experiment, RateTest], folder: Path) -> float | None:
     """Run the test on all ranks, write find_rate.csv to `folder`, and print the result. Return the suggested rate."""
-    from cupynet.config import memory_pools
     from cupynet.config.announcement import announce
     from cupynet.core.files import write_whole
     from cupynet.core.table import as_csv, column
@@ -55,9 +54,8 @@ def find(prepared: tuple[Experiment, RateTest], folder: Path) -> float | None:
         log.info("%d iterations of increasing learning rates", test.planned)
     loader = experiment.train_loader(experiment.load())
     options = replace(experiment.options, optimizer=test.optimizer(experiment.optimizer), log_every=1)
-    wrapper = experiment.wrapper(callbacks=[test, *experiment.pools()], options=options)
-    memory_pools.limit(experiment.settings.memory, experiment.devices)
-    test.run(wrapper, loader)
+    with experiment.pools_limited():
+        test.run(experiment.wrapper(callbacks=[test, *experiment.pools()], options=options), loader)
     if experiment.rank:
         return None
     figures = {"learning_rate": test.rates, "loss": test.losses, "smoothed_loss": test.smoothed}

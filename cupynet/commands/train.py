@@ -61,12 +61,11 @@ def train(experiment: Experiment, folder: Path) -> float | None:
     All ranks call this. Only rank 0 writes to `folder` and prints.
     """
     from cupynet.commands.train_job import TrainJob, saved
-    from cupynet.config import memory_pools
     from cupynet.runs.run import Run
 
     run = Run(folder, asdict(experiment.settings))
     try:
-        with signals.handled(signals.leave):
+        with experiment.pools_limited(), signals.handled(signals.leave):
             return TrainJob(experiment, run).train()
     except KeyboardInterrupt as stopped:
         if not signal_of(stopped):  # a callback raised it
@@ -76,5 +75,3 @@ def train(experiment: Experiment, folder: Path) -> float | None:
         if experiment.rank == 0 and not isinstance(error, Interrupted):
             run.fail(exit_code(error))
         raise
-    finally:
-        memory_pools.release(experiment.devices)

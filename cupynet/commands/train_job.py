@@ -18,7 +18,7 @@ from cupynet import config
 from cupynet.backend import available_cores
 from cupynet.backend.environment import commit, environment
 from cupynet.commands.result_table import result_table
-from cupynet.config import memory_pools, resume
+from cupynet.config import resume
 from cupynet.config.announcement import announce
 from cupynet.config.experiment import Experiment
 from cupynet.config.schema import Settings
@@ -81,7 +81,6 @@ class TrainJob:
             if settings.fast_dev_run:
                 run.mark_trial(int(settings.fast_dev_run))
         with experiment.wrapper(run, [*experiment.own_callbacks(), _Beginning(self)]) as self.wrapper:
-            memory_pools.limit(settings.memory, experiment.devices)
             if settings.resume is not None and not self._resume(Path(settings.resume)):
                 return None
             if self.first and settings.resume is None:

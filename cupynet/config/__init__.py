@@ -8,7 +8,7 @@ No other package uses Hydra or OmegaConf.
 - stored.py, removed.py: the settings of a stored run, even of an earlier version
 - messages.py: errors of Hydra and OmegaConf as ConfigError
 - instantiate.py, experiment.py: build parts, and all objects of a run
-- memory_estimate.py, memory_pools.py: check that a run fits into memory, and limit GPU memory pools
+- memory_estimate.py: check that a run fits into memory
 - announcement.py: the first lines of the log
 - load_model.py, model_file.py: `cupynet.load`, for runs and for files
 - resume.py: the run to resume

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import copy
+import gc
 import logging
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
 
 from cupynet.backend import Backend, create_backend, select_backend
-from cupynet.config import memory_pools
 from cupynet.config.instantiate import build_as, check_modules, with_class_weights
 from cupynet.config.load_model import weights_of
 from cupynet.config.memory_estimate import check_memory
-from cupynet.config.schema import Settings
+from cupynet.config.schema import Settings, size
 from cupynet.core.errors import ConfigError, DataError, errors_of
 from cupynet.core.wording import counted, written
 from cupynet.data import Data, Dataset, LabeledData, Loader, ShardedFiles, Shards, Source, as_loader
@@ -25,7 +25,8 @@ from cupynet.nn import Image, Layer, Loss, Model, Params, check_loss, check_outp
 from cupynet.optim import Optimizer
 from cupynet.parallel import Pipeline, Placement, Synchronizer, job
 from cupynet.runs.run import Run
-from cupynet.training import Callback, ParallelWrapper, Profile, TrainingOptions
+from cupynet.training import Callback, ParallelWrapper, Pools, Profile, TrainingOptions
+from cupynet.training.device_errors import translate_device_errors
 from cupynet.training.options import CheckedOptions, FitData
 from cupynet.training.replica import Replica
 
@@ -188,7 +189,8 @@ class Experiment:
 
     def model(self) -> Model:
         backend = self._backend(self.placement.device(self.rank))
-        model = Model(self.network, self.input, backend, self.settings.seed, self.loss)
+        with translate_device_errors(backend, self.placement, self.rank, self.settings.batch_size):
+            model = Model(self.network, self.input, backend, self.settings.seed, self.loss)
         model.class_names = self.source.class_names
         if self._weights:
             missing, unexpected = model.load_weights(self._weights, strict=False)
@@ -207,7 +209,33 @@ class Experiment:
 
     def pools(self) -> list[Callback]:
         """Return the callback that measures and trims GPU memory pools; empty on a CPU."""
-        return memory_pools.callbacks(self.settings.memory, self.placement, processes=self.job is not None)
+        placement, above = self.placement, self.settings.memory.device_pool_trim_above
+        if not placement.devices:
+            return []
+        return [
+            Pools(
+                [placement.device(rank) for rank in range(placement.ranks)],
+                processes=self.job is not None,
+                device_above=None if above is None else int(size(above)),
+                pinned_above=self.settings.memory.pinned_pool_trim_above,
+            )
+        ]
+
+    @contextmanager
+    def pools_limited(self) -> Iterator[None]:
+        """Context that limits GPU memory pools to the limit in the settings. It empties them at the end."""
+        from cupynet.backend.cuda import gpus
+
+        devices, limit = self.devices, self.settings.memory.device_pool_limit
+        if devices:
+            gpus.limit_pools(devices, None if limit is None else size(limit, share=True))
+        try:
+            yield
+        finally:
+            gc.collect()  # models have reference cycles
+            if devices:
+                gpus.limit_pools(devices, None)
+                gpus.trim_pools([], None, 0)  # pinned memory
 
     def wrapper(
         self,

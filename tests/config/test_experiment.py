@@ -10,7 +10,6 @@ import pytest
 
 from cupynet.backend.cuda import gpus
 from cupynet.commands.train import prepare
-from cupynet.config import memory_pools
 from cupynet.config.announcement import announce
 from cupynet.config.experiment import Experiment
 from cupynet.core.errors import ConfigError, DataError
@@ -48,10 +47,16 @@ def test_pools_are_watched_and_trimmed_as_the_settings_say() -> None:
 def test_pools_are_capped_for_one_job(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(gpus, "limit_pools", lambda *arguments: asked.append(arguments))
-    for limit in (("memory.device_pool_limit=80%",), ()):
-        one = experiment(*limit, devices=(1,))
-        memory_pools.limit(one.settings.memory, one.devices)
-    assert asked == [([1], 0.8), ([1], None)]
+    monkeypatch.setattr(gpus, "trim_pools", lambda *arguments: asked.append(arguments))
+    for setting, limit in (("memory.device_pool_limit=80%", 0.8), ("seed=1", None)):
+        with pytest.raises(KeyError), experiment(setting, devices=(1,)).pools_limited():
+            assert asked.pop() == ([1], limit)
+            raise KeyError
+        assert asked == [([1], None), ([], None, 0)]
+        asked.clear()
+    with experiment().pools_limited():  # on a CPU
+        pass
+    assert not asked
 
 
 @pytest.mark.standin
