@@ -117,8 +117,8 @@ class _Span(AbstractContextManager[None]):
 
 
 @dataclass
-class Since:
-    """Measurements since the last report, when the clock was `start`; NaN or empty if there were none."""
+class Interval:
+    """Measurements since the clock was `start`; NaN or empty if there were none."""
 
     start: Clock
     samples: int = 0
@@ -127,6 +127,17 @@ class Since:
     score: float = math.nan
     drift: float = math.nan
     drift_by_layer: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def loss(self) -> float:
+        return self.losses / self.samples if self.samples else math.nan
+
+    @property
+    def accuracy(self) -> float:
+        return self.hits / self.samples if self.samples else math.nan
+
+    def add(self, samples: int, losses: float, hits: float) -> None:
+        self.samples, self.losses, self.hits = self.samples + samples, self.losses + losses, self.hits + hits
 
 
 class Statistics:
@@ -147,13 +158,11 @@ class Statistics:
         self.skipped_steps = 0
         self._tally = Tally() if tally is None else tally  # samples and losses not yet read from the device
         self._traffic = Traffic() if traffic is None else traffic
-        self._since, self._epoch_start = Since(Clock()), Clock()
-        self._epoch_samples, self._epoch_losses, self._epoch_hits = 0, 0.0, 0.0  # sums read in this epoch
+        self._since, self._epoch = Interval(Clock()), Interval(Clock())  # since the last report, and in this epoch
 
     def begin_epoch(self) -> None:
         self.read_losses()  # discard an interrupted epoch
-        self._epoch_start = replace(self.clock)
-        self._epoch_samples, self._epoch_losses, self._epoch_hits = 0, 0.0, 0.0
+        self._epoch = Interval(replace(self.clock))
 
     def count(self) -> None:
         """Update the clock's samples and bytes, but not losses: splitting their sum would change its last bits."""
@@ -163,11 +172,9 @@ class Statistics:
 
     def read_losses(self) -> None:
         self.count()
-        since, samples = self._since, self._tally.scored
         losses, hits = float(self._tally.losses), float(self._tally.hits)
-        since.samples, since.losses, since.hits = since.samples + samples, since.losses + losses, since.hits + hits
-        self._epoch_samples, self._epoch_losses = self._epoch_samples + samples, self._epoch_losses + losses
-        self._epoch_hits += hits
+        for interval in (self._since, self._epoch):
+            interval.add(self._tally.scored, losses, hits)
         self._tally.clear()
 
     def averaged(self, average: Average) -> None:
@@ -180,10 +187,10 @@ class Statistics:
         """Return the measurements since the last report and reset them. `known`: the other fields of the record."""
         self.read_losses()
         since, spent = self._since, self.clock.since(self._since.start)
-        self._since = Since(replace(self.clock))
+        self._since = Interval(replace(self.clock))
         return IterationRecord(
-            loss=since.losses / since.samples if since.samples else math.nan,
-            accuracy=since.hits / since.samples if since.samples else math.nan,
+            loss=since.loss,
+            accuracy=since.accuracy,
             score_after_averaging=since.score,
             images_per_s=spent.images / spent.rounds_s if spent.rounds_s else 0.0,
             compute_s=spent.compute_s,
@@ -198,8 +205,8 @@ class Statistics:
     def epoch(self) -> list[float]:
         """Return this epoch's figures for `epoch_record`: `SPENT`, samples, losses, hits, and total bytes sent."""
         self.count()
-        sums = self._epoch_samples, self._epoch_losses, self._epoch_hits
-        return [*figures(self.clock.since(self._epoch_start)), *sums, self.clock.bytes_sent]
+        spent, epoch = figures(self.clock.since(self._epoch.start)), self._epoch
+        return [*spent, epoch.samples, epoch.losses, epoch.hits, self.clock.bytes_sent]
 
     def epoch_record(self, table: NDArray[Any], stages: int, **known: Any) -> EpochRecord:
         """Return the record of an epoch. table: the result of `epoch` from all workers, (W, figures + 4)."""
@@ -207,7 +214,7 @@ class Statistics:
         counts, sums, hits = (np.where(last, each, 0) for each in table.T[-4:-1])
         losses = [float(total / count) if count else math.nan for total, count in zip(sums, counts, strict=True)]
         self.loss = float(sums.sum() / counts.sum()) if counts.any() else math.nan
-        epoch = self.clock.since(self._epoch_start)
+        epoch = self.clock.since(self._epoch.start)
         return EpochRecord(
             samples=epoch.images,
             train_s=epoch.rounds_s,
@@ -226,15 +233,15 @@ class Statistics:
         losses = {
             "samples": self._tally.scored,
             "unread": float(self._tally.losses),
-            "epoch_samples": self._epoch_samples,
-            "epoch_losses": self._epoch_losses,
+            "epoch_samples": self._epoch.samples,
+            "epoch_losses": self._epoch.losses,
             "hits": float(self._tally.hits),
-            "epoch_hits": self._epoch_hits,
+            "epoch_hits": self._epoch.hits,
             "mean": self.loss,
         }
         return {
             "clock": asdict(self.clock),
-            "epoch_start": asdict(self._epoch_start),
+            "epoch_start": asdict(self._epoch.start),
             "since": asdict(self._since),
             "losses": losses,
             "measured": {} if self.measured is None else asdict(self.measured),
@@ -243,14 +250,14 @@ class Statistics:
     def restore(self, state: Mapping[str, Any]) -> None:
         for each in fields(Clock):  # in place, because the replica shares this clock
             setattr(self.clock, each.name, getattr(Clock.of(state["clock"]), each.name))
-        self._epoch_start = Clock.of(state["epoch_start"])
-        self._since = Since(**{"hits": math.nan, **present(state["since"]), "start": Clock.of(state["since"]["start"])})
-        losses = state["losses"]
+        since, losses = present(state["since"]), state["losses"]
+        self._since = Interval(**{"hits": math.nan, **since, "start": Clock.of(since["start"])})
         self._tally.clear()
         self._tally.scored, self._tally.losses = losses["samples"], losses["unread"]
-        self._epoch_samples, self._epoch_losses = losses["epoch_samples"], losses["epoch_losses"]
         # earlier versions did not save hits, so the accuracy of a resumed epoch is unknown
-        self._tally.hits, self._epoch_hits = losses.get("hits", math.nan), losses.get("epoch_hits", math.nan)
+        self._tally.hits, epoch_hits = losses.get("hits", math.nan), losses.get("epoch_hits", math.nan)
+        sums = losses["epoch_samples"], losses["epoch_losses"], epoch_hits
+        self._epoch = Interval(Clock.of(state["epoch_start"]), *sums)
         self.loss = losses["mean"]
         self.measured = Average(**present(state["measured"])) if state["measured"] else None
         self._traffic.bytes_sent = self.clock.bytes_sent
