@@ -181,7 +181,8 @@ class Statistics:
         self._since.score = average.score
         if not math.isnan(average.drift):
             self.measured = average
-            self._since.drift, self._since.drift_by_layer = average.drift, dict(average.drift_by_layer)
+            for interval in (self._since, self._epoch):
+                interval.drift, interval.drift_by_layer = average.drift, dict(average.drift_by_layer)
 
     def report(self, **known: Any) -> IterationRecord:
         """Return the measurements since the last report and reset them. `known`: the other fields of the record."""
@@ -223,8 +224,8 @@ class Statistics:
             loss=self.loss,
             losses=losses,
             accuracy=float(hits.sum() / counts.sum()) if counts.any() else math.nan,
-            drift=self._since.drift,
-            drift_by_layer=self._since.drift_by_layer,
+            drift=self._epoch.drift,
+            drift_by_layer=self._epoch.drift_by_layer,
             **known,
         )
 
@@ -242,6 +243,7 @@ class Statistics:
         return {
             "clock": asdict(self.clock),
             "epoch_start": asdict(self._epoch.start),
+            "epoch_drift": {"drift": self._epoch.drift, "drift_by_layer": self._epoch.drift_by_layer},
             "since": asdict(self._since),
             "losses": losses,
             "measured": {} if self.measured is None else asdict(self.measured),
@@ -257,7 +259,8 @@ class Statistics:
         # earlier versions did not save hits, so the accuracy of a resumed epoch is unknown
         self._tally.hits, epoch_hits = losses.get("hits", math.nan), losses.get("epoch_hits", math.nan)
         sums = losses["epoch_samples"], losses["epoch_losses"], epoch_hits
-        self._epoch = Interval(Clock.of(state["epoch_start"]), *sums)
+        drift = state.get("epoch_drift", {})  # not saved by earlier versions
+        self._epoch = Interval(Clock.of(state["epoch_start"]), *sums, **drift)
         self.loss = losses["mean"]
         self.measured = Average(**present(state["measured"])) if state["measured"] else None
         self._traffic.bytes_sent = self.clock.bytes_sent

@@ -107,7 +107,7 @@ class EpochRecord:
         accuracy: training accuracy during this epoch, 0..1. With targets of `binary_cross_entropy`, an output is
             correct if it is on the same side of 1/2 as its target. NaN for other targets.
         learning_rate: the rate of the last iteration.
-        drift, drift_by_layer: the latest measurement since the last report (see `IterationRecord`).
+        drift, drift_by_layer: the last measurement in this epoch (see `IterationRecord`); NaN and empty if none.
     """
 
     epoch: int

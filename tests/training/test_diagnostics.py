@@ -14,7 +14,7 @@ from cupynet.runs.run import Run
 from cupynet.training import History, ParallelWrapper, Replica
 from cupynet.training.fit import Fit
 from tests.support.trainers import trainer_of
-from tests.support.training import Recorder, small_dataset, small_model
+from tests.support.training import Recorder, StopAfter, small_dataset, small_model
 
 
 @pytest.mark.parametrize(("workers", "frequency"), [(2, 1), (3, 4)])
@@ -49,11 +49,13 @@ def test_traffic_is_counted_over_fits_and_resumed_runs() -> None:
 
 
 class Layers(ParameterAveraging):
-    """Measures the drift of each layer in every fourth iteration."""
+    """Measures the drift of each layer in every fourth iteration, or in other intervals."""
+
+    every = 4
 
     def after_update(self, replica: Any, iteration: int) -> Average | None:
         average = super().after_update(replica, iteration)
-        if average is None or iteration % 4:
+        if average is None or iteration % self.every:
             return average and Average(average.score, math.nan)
         return Average(average.score, 0.5 + iteration, {"conv1": 0.25, "dense1": math.nan})
 
@@ -71,6 +73,23 @@ def test_the_divergence_by_layer_is_reported_when_measured(tmp_path: Path) -> No
     rows = run.history()
     assert rows[0]["drift_by_layer"] == {"conv1": 0.25, "dense1": None}  # JSON has no NaN
     assert rows[1]["drift_by_layer"] == {}
+
+
+@pytest.mark.parametrize("log_every", [0, 2])
+def test_an_epoch_has_the_last_drift_measured_in_it(log_every: int, tmp_path: Path) -> None:
+    """The drift is measured in the first iteration only. The first epoch is interrupted and resumed."""
+    averaging, loader = Layers(1), Loader(small_dataset(160), 4)
+    averaging.every = 100
+    options: dict[str, Any] = {"synchronizer": averaging, "log_every": log_every}
+    with ParallelWrapper(small_model(), 2, callbacks=[StopAfter(3)], **options) as wrapper:
+        wrapper.fit(loader)
+        assert 0 < wrapper.trainer.epoch_iteration < 20
+        path = wrapper.checkpoint(tmp_path)
+    with ParallelWrapper(small_model(), 2, **options) as wrapper:
+        wrapper.restore(path)
+        epochs = wrapper.fit(loader, epochs=2).epochs
+    assert epochs["drift"] == [0.5, None]
+    assert epochs["drift_by_layer"] == [{"conv1": 0.25, "dense1": None}, {}]
 
 
 class Late(SerialCommunicator):
