@@ -157,10 +157,10 @@ class ParallelWrapper:
 
     def __repr__(self) -> str:
         backend, placement = self.model.backend, self.placement
-        trained = next((trainer.epoch for trainer in self._trainers if trainer is not None), 0)
+        epochs = next((trainer.epoch for trainer in self._trainers if trainer is not None), 0)
         workers = f"{counted(placement.workers, 'worker')}, {backend.name} in {backend.policy.name}"
         way = f", {self.synchronizer}" if placement.workers > 1 else ""
-        return f"<ParallelWrapper: {workers}{way}, epoch {trained}>"
+        return f"<ParallelWrapper: {workers}{way}, {counted(epochs, 'epoch')} complete>"
 
     def __enter__(self) -> ParallelWrapper:
         return self
