@@ -42,9 +42,9 @@ class CallbackList(list[Listener]):
                 callback.start(trainer, run)
             self._closing = started.pop_all()
 
-    def emit(self, event: str, *arguments: Any) -> None:
-        for callback in self:
-            getattr(callback, event)(*arguments)
+    def emit(self, event: str, *arguments: Any) -> list[Any]:
+        """Call a method of all callbacks, and return the results."""
+        return [getattr(callback, event)(*arguments) for callback in self]
 
     def close(self) -> None:
         """Close all callbacks, even if one fails. A second call does nothing."""

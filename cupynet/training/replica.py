@@ -22,11 +22,6 @@ from cupynet.training.loss_scaling import LossScaler
 Scores: TypeAlias = "tuple[NDArray[Any], NDArray[Any]]"
 
 
-def moved(vector: Array, before: Array) -> bool:
-    """Return True if any element has changed. Elements that were NaN count as unchanged."""
-    return bool(((vector != before) & (before == before)).any())
-
-
 class Step(NamedTuple):
     """The gradient of one iteration of a replica.
 

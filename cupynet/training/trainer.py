@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import starmap
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,7 @@ from cupynet.training.finite_check import StopAtNonFinite
 from cupynet.training.fit import Fit, check_same_data, classifies
 from cupynet.training.metrics import Metric
 from cupynet.training.regression import evaluation_of
-from cupynet.training.replica import Replica, moved
+from cupynet.training.replica import Replica
 
 
 @dataclass
@@ -124,9 +123,9 @@ class Trainer:
         """Return True if the fit continues a restored fit and the callback's state was restored too."""
         return callback in self.callbacks.resuming
 
-    def emit(self, event: str, *arguments: Any) -> None:
+    def emit(self, event: str, *arguments: Any) -> list[Any]:
         with self.statistics.clock.measure("callbacks", "callbacks"):
-            self.callbacks.emit(event, self, *arguments)
+            return self.callbacks.emit(event, self, *arguments)
 
     def stop(self, text: str = "stop() was called", reason: StopReason = StopReason.REQUEST) -> None:
         """Stop all workers after the same iteration. Safe to call from any thread, callback or signal handler."""
@@ -299,9 +298,7 @@ class Trainer:
             self._average("fit")
         if self.epoch == self.plan.epochs:
             self.stopped = None  # the stop was requested after the last iteration
-        copies = [vector.copy() for vector in self.params.vectors]
-        self.emit("after_finish")
-        replaced = any(starmap(moved, zip(self.params.vectors, copies, strict=True)))
+        replaced = any(answer is not False for answer in self.emit("after_finish"))
         if self.world.gather_numbers(replaced).any():
             self.replica.assemble()
             urgent = self.stopped is not None and self.stopped.urgent

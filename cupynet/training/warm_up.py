@@ -7,7 +7,7 @@ import numpy as np
 
 from cupynet.parallel import Synchronizer
 from cupynet.parallel.synchronizers.replica_view import distance
-from cupynet.training.replica import Replica, moved
+from cupynet.training.replica import Replica
 
 
 def warm_up(replica: Replica, batch_size: int, synchronizer: Synchronizer | None = None) -> float:
@@ -24,8 +24,6 @@ def warm_up(replica: Replica, batch_size: int, synchronizer: Synchronizer | None
     scratch = Replica(replica.model.replicate(backend), optimizer, replica.accumulation_steps)
     with np.errstate(over="ignore", invalid="ignore"):
         replica.rehearse(scratch, batch_size)
-        for vector in scratch.params.vectors:
-            moved(vector, vector)  # used at the end of a fit
         if synchronizer is not None and replica.groups.replicas.size > 1:
             _average(replica, scratch, synchronizer)
     backend.synchronize()

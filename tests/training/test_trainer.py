@@ -119,6 +119,21 @@ def test_the_events_of_a_fit() -> None:
     assert log == ["fit start", "stop", "after finish", "fit end", "last"]
 
 
+@pytest.mark.parametrize("answer", [None, True, False])
+def test_weights_are_evaluated_again_unless_all_callbacks_return_false(answer: bool | None) -> None:
+    def clear(trainer: Trainer) -> bool | None:
+        trainer.params.master[...] = 0  # equal scores of all classes
+        trainer.params.publish()
+        return answer
+
+    data, clears = small_dataset(16), On("after_finish", clear, every_rank=True)
+    with ParallelWrapper(small_model(), 2, callbacks=[clears, Recorder()]) as wrapper:
+        wrapper.fit(data, batch_size=4, evaluate_on=data)
+        evaluation = wrapper.trainer.evaluation
+    assert evaluation is not None
+    assert (evaluation.loss == pytest.approx(np.log(data.classes))) == (answer is not False)
+
+
 def test_a_stop_after_the_last_round_is_no_event() -> None:
     log: list[str] = []
     fitted(small_model(), loader(8), callbacks=[*noted(log), StopAfter(2)])

@@ -69,11 +69,15 @@ class Callback:
     def on_stop(self, trainer: Trainer) -> None:
         """Called if a fit is stopped early, after its last iteration and before the last averaging step."""
 
-    def after_finish(self, trainer: Trainer) -> None:
+    def after_finish(self, trainer: Trainer) -> bool | None:
         """Called after the last averaging step and the last epoch of a fit, even if it is stopped early.
 
-        It may change the weights, identically on every worker. They are evaluated again.
+        It may change the weights, identically on every worker.
+
+        Returns:
+            False if it has not changed the weights. If any callback returns True or None, they are evaluated again.
         """
+        return False
 
     def on_fit_end(self, trainer: Trainer) -> None:
         """Called at the end of a fit, even if it is stopped early, but not after an error."""

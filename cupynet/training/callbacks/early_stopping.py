@@ -205,33 +205,35 @@ class EarlyStopping(Callback):
         self._now.met = self._now.met or condition
         trainer.stop(self._now.met, StopReason.EARLY)
 
-    def after_finish(self, trainer: Trainer) -> None:
+    def after_finish(self, trainer: Trainer) -> bool:
         stop = trainer.stopped
         text = self._now.met if stop is None else stop.text
         condition = text.partition(":")[0]
         if stop is not None and (stop.interrupts or condition not in CONDITIONS):  # another reason stopped the fit
-            self._conclude(trainer, "stopped", f"stopped by {text}", restore=self.restore_on_interrupt)
-        elif text:
-            self._conclude(trainer, condition, text)
-        else:
-            self._conclude(trainer, "epochs", f"all epochs are complete ({self._now.epochs})")
+            return self._conclude(trainer, "stopped", f"stopped by {text}", restore=self.restore_on_interrupt)
+        if text:
+            return self._conclude(trainer, condition, text)
+        return self._conclude(trainer, "epochs", f"all epochs are complete ({self._now.epochs})")
 
     def on_diverged(self, trainer: Trainer, text: str) -> None:
         whole = trainer.replica.whole is trainer.model  # a stage has only some of the weights
         self._conclude(trainer, "diverged", text, restore=whole)
 
-    def _conclude(self, trainer: Trainer, reason: str, details: str, *, restore: bool = True) -> None:
-        now = self._now
-        restored = (
-            restore and self.restore_best_weights and bool(now.weights)
-        )  # a restored state may have weights even if they are not needed
+    def _conclude(self, trainer: Trainer, reason: str, details: str, *, restore: bool = True) -> bool:
+        """Restore the best weights, unless `restore` is False. Return True if the weights have changed."""
+        now, changed = self._now, False
+        # a restored state may have weights even if they are not needed
+        restored = restore and self.restore_best_weights and bool(now.weights)
         if restored:
+            last = trainer.model.weights()
+            changed = any((last[name] != best).any() for name, best in now.weights.items())
             trainer.model.load_weights(now.weights)
         scores = {int(epoch): score for epoch, score in now.scores.items()}
         best = now.best_epoch or None, scores.get(now.best_epoch)
         self.result = EarlyStoppingResult(reason, details, self.monitor, scores, *best, now.epochs, restored)
         if trainer.rank == 0:
             log.info("early stopping: %s", self.result)
+        return changed
 
     def state(self) -> dict[str, Any]:
         return vars(self._now) | {"scores": dict(self._now.scores), "spent_s": self._elapsed_s()}

@@ -97,10 +97,10 @@ class WeightAverage(Callback):
             return self.added / (self.added + 1)
         return min(self.decay, (1 + self.added) / (10 + self.added))
 
-    def after_finish(self, trainer: Trainer) -> None:
+    def after_finish(self, trainer: Trainer) -> bool:
         interrupted = trainer.stopped is not None and trainer.stopped.interrupts
         if interrupted and not self.on_interrupt:
-            return
+            return False
         if not self.added:
             if trainer.rank == 0:
                 log.warning(
@@ -108,7 +108,7 @@ class WeightAverage(Callback):
                     self.start_after,
                     self.interval,
                 )
-            return
+            return False
         trainer.groups.replicas.allreduce_mean(self._means, 1.0)
         with self._backend.activated():
             for vector, mean in zip(self._params.vectors, self._means, strict=True):
@@ -116,6 +116,7 @@ class WeightAverage(Callback):
         self._params.publish()
         if trainer.rank == 0:
             log.info("the final weights are the mean over %d %ss", self.added, self.unit)
+        return True
 
     def state(self) -> dict[str, Any]:
         means = {kind: copies(self._backend, views) for kind, views in self._views()} if self.added else {}
