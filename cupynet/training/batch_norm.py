@@ -2,13 +2,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from cupynet.backend import FRACTIONS
 from cupynet.backend.array import Array
 from cupynet.core.errors import ConfigError
 from cupynet.data import Loader
 from cupynet.nn import BatchNorm, Context
-from cupynet.training.fit import Examples, check_same_data, evaluation_loader, examples
-from cupynet.training.parallel_wrapper import ParallelWrapper
+from cupynet.training.fit import Examples, evaluation_loader, examples
+from cupynet.training.parallel_wrapper import ParallelWrapper, on_identical
 from cupynet.training.trainer import Trainer
 
 
@@ -25,22 +24,10 @@ def recompute_statistics(
         wrapper: a wrapper with identical replicas, as after `fit`.
         x, y, batch_size: see `ParallelWrapper.fit`.
     """
-    model = wrapper.model
-    known = model.pixels if model.pixels != FRACTIONS else None
-    loader = evaluation_loader(examples(x, y), batch_size, model, known)
+    loader = evaluation_loader(examples(x, y), batch_size, wrapper.model)
     if min(loader.batch_size, len(loader.dataset)) < 2:
         raise ConfigError("must be at least 2", "batch_size", str(loader.batch_size))
-
-    def task(trainer: Trainer) -> bool:
-        if trainer.synchronizer.identical:
-            check_same_data(loader, trainer.world)
-            trainer.replica.begin()
-            trainer.synchronizer.begin(trainer.replica)
-            _recompute(trainer, loader)
-        return trainer.synchronizer.identical
-
-    if not wrapper.on_workers(task, batch_size=loader.batch_size):
-        raise ConfigError("the replicas are not synchronized. Call fit first")
+    on_identical(wrapper, loader, lambda trainer: _recompute(trainer, loader))
 
 
 def _recompute(trainer: Trainer, loader: Loader) -> None:

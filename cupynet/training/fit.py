@@ -129,11 +129,13 @@ def _class_factors(data: Dataset, class_weight: ClassWeight) -> Array:
     return factors
 
 
-def evaluation_loader(data: Examples, batch_size: int | None, model: Model, pixels: PixelScale | None) -> Loader:
+def evaluation_loader(data: Examples, batch_size: int | None, model: Model, pixels: PixelScale | None = None) -> Loader:
     """Return a loader of evaluation data after checking that they fit the model.
 
-    data: may also be (x, y, sample_weight). pixels: the scale of the training images; None if unknown.
+    data: may also be (x, y, sample_weight). pixels: the scale of the training images, by default the model's.
     """
+    if pixels is None and model.pixels != FRACTIONS:  # FRACTIONS also before training, when any scale is allowed
+        pixels = model.pixels
     weights = None
     if isinstance(data, tuple) and len(data) == 3 and not isinstance(data[0], tuple):
         *data, weights = data

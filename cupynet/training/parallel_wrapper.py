@@ -13,12 +13,13 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TypeVar
 
-from cupynet.backend import FRACTIONS, Backend, Shared, blas, create_backend
+from cupynet.backend import Backend, Shared, blas, create_backend
 from cupynet.backend.array import Array
 from cupynet.core.checks import instance, integer
 from cupynet.core.errors import ConfigError, CupynetError, DivergedError
 from cupynet.core.signals import stopping_at_interrupt
 from cupynet.core.wording import counted
+from cupynet.data import Loader
 from cupynet.nn import Model
 from cupynet.optim import Optimizer
 from cupynet.parallel import (
@@ -49,7 +50,6 @@ from cupynet.training.fit import (
     Examples,
     Fit,
     check_metrics,
-    check_same_data,
     evaluation_loader,
     examples,
     held_out_of,
@@ -308,27 +308,14 @@ class ParallelWrapper:
             ConfigError: the pixel scale differs from training, or the replicas differ because the restored
                 checkpoint was written between two averaging steps.
         """
-        pixels = self.model.pixels  # also FRACTIONS before training, when any scale is allowed
-        known = pixels if pixels != FRACTIONS else None
-        loader = evaluation_loader(examples(x, y), batch_size, self.model, known)
+        loader = evaluation_loader(examples(x, y), batch_size, self.model)
         check_metrics(self.options.metrics, loader, self.model.loss)
         self._warnings.of_evaluation(loader)
-        found: list[Evaluation] = []  # one equal result from each local worker
-
-        def task(trainer: Trainer) -> None:
-            if trainer.synchronizer.identical:
-                check_same_data(loader, trainer.world)
-                trainer.replica.begin()
-                trainer.synchronizer.begin(trainer.replica)
-                found.append(trainer.evaluate(loader, interrupted))
-
         with stopping_at_interrupt(lambda: None) as interrupted:
-            self.on_workers(task, batch_size=loader.batch_size)
+            evaluation = on_identical(self, loader, lambda trainer: trainer.evaluate(loader, interrupted))
         if interrupted:
             raise KeyboardInterrupt
-        if not found:
-            raise ConfigError("the replicas are not synchronized. Call fit first, or evaluate cupynet.load(checkpoint)")
-        return found[0]
+        return evaluation
 
     def predict(self, images: Array, batch_size: int = 256) -> Array:
         """Return the scores of images, (N, O) on the host (see `Model.predict`)."""
@@ -478,6 +465,20 @@ class ParallelWrapper:
             run=self._run,
             metrics=options.metrics,
         )
+
+
+def on_identical(wrapper: ParallelWrapper, loader: Loader, task: Callable[[Trainer], T]) -> T:
+    """Run `task(trainer)`, a pass over `loader`, on all workers. Raise ConfigError if replicas are not identical."""
+    results: list[T] = []
+
+    def begin(trainer: Trainer) -> None:
+        if trainer.begin_pass(loader):
+            results.append(task(trainer))
+
+    wrapper.on_workers(begin, batch_size=loader.batch_size)
+    if not results:
+        raise ConfigError("the replicas are not synchronized. Call fit first, or use cupynet.load(checkpoint)")
+    return results[0]
 
 
 def _release(trainers: list[Trainer | None], backend: Backend) -> None:

@@ -321,6 +321,15 @@ class Trainer:
 
     # evaluation -------------------------------------------------------------------------------------------------------
 
+    def begin_pass(self, loader: Loader) -> bool:
+        """Prepare a pass over a data set between fits. Return False if the replicas are not identical."""
+        if not self.synchronizer.identical:
+            return False
+        check_same_data(loader, self.world)
+        self.replica.begin()
+        self.synchronizer.begin(self.replica)
+        return True
+
     def evaluate(self, loader: Loader, interrupted: Sequence[int] = ()) -> Evaluation:
         """Evaluate a data set in parallel. The result is the same on all workers.
 
