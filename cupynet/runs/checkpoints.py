@@ -124,10 +124,10 @@ class Checkpoints:
             raise DataError(f"{self.folder}: all checkpoints are damaged. The newest: {first}")
         return None
 
-    def owner(self) -> str | None:
-        """Return the identity of the run that has claimed this folder, or None. Raises DataError."""
+    def owner(self) -> str:
+        """Return the identity of the run that has claimed this folder, or "". Raises DataError."""
         path = self.folder / OWNER
-        return str(read_object(path).get("run")) if os.path.lexists(path) else None
+        return str(read_object(path).get("run")) if os.path.lexists(path) else ""
 
     def claim(self, run: str) -> None:
         """Store the identity of the run that owns this folder. Raises OutputError."""

@@ -263,7 +263,6 @@ class ParallelWrapper:
         before = len(self._rows.kept)
         with stopping_at_interrupt(lambda: self.stop(CTRL_C, StopReason.REQUEST)) as interrupted, self._ending():
             if not self.warm:
-                self.on_workers(lambda trainer: trainer.emit("check_fit"))
                 self.warm_up(min(loader.batch_size, len(loader.dataset)))
             self.on_workers(lambda trainer: trainer.fit(fit), batch_size=loader.batch_size)
         if self._run is not None and self._writes_model:

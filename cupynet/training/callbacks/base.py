@@ -51,9 +51,6 @@ class Callback:
     def start(self, trainer: Trainer, run: Run | None) -> None:
         """Called once per trainer, when it is created. `run` is the run folder; None if no files are written."""
 
-    def check_fit(self, trainer: Trainer) -> None:
-        """Raise ConfigError for an invalid fit. Not called if the kernels are already compiled."""
-
     def on_fit_start(self, trainer: Trainer) -> None:
         """Called before the first iteration of a fit. If `trainer.resumes(self)`, it continues a restored fit."""
 

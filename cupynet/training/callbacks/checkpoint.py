@@ -75,7 +75,7 @@ class Checkpoint(Callback):
         self._store = Checkpoints(self._path or own or "checkpoints")
         self._alone = own is None
         self._elsewhere = own is None or self._store.folder.resolve() != own.resolve()
-        self._identity, self._unknown = uuid.uuid4().hex, False
+        self._identity = uuid.uuid4().hex
         self._written, self._counted = 0, -1  # number of checkpoints, and iteration of the last one
         self._saved: tuple[int, int] | None = None  # position of the last checkpoint in this fit
         self._permanent: list[int] = []  # iterations of the checkpoints to keep permanently
@@ -91,16 +91,12 @@ class Checkpoint(Callback):
             self._hold.release()
             self._hold = None
 
-    def check_fit(self, trainer: Trainer) -> None:
-        if trainer.rank == 0 and self._elsewhere:
-            owner = self._store.owner() or (self._identity if self._unknown else None)
-            if self._store.steps() and owner != self._identity:
-                raise _taken(self._store.folder, in_python=self._alone)
-
     def on_fit_start(self, trainer: Trainer) -> None:
-        self.check_fit(trainer)
-        self._saved = None
-        if trainer.rank == 0 and self._elsewhere:
+        self._saved, owns = None, trainer.rank == 0 and self._elsewhere
+        if owns and self._store.steps() and self._store.owner() != self._identity:
+            raise _taken(self._store.folder, in_python=self._alone)
+        self._identity = self._identity or uuid.uuid4().hex
+        if owns:
             self._store.claim(self._identity)
 
     def on_iteration_end(self, trainer: Trainer) -> None:
@@ -137,8 +133,7 @@ class Checkpoint(Callback):
         }
 
     def restore(self, state: Tree) -> None:
-        self._unknown = "identity" not in state  # saved by an earlier version, which has no `counted` either
-        self._identity = str(state.get("identity", self._identity))
+        self._identity = str(state.get("identity", ""))  # earlier versions saved neither this nor `counted`
         self._written, self._counted = int(state["written"]), int(state.get("counted", -1))
         self._permanent = state["for_good"].tolist()
         self._best_step, self._best_score = int(state["best_step"]), float(state["best_score"])
