@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
+
+import numpy as np
 
 from cupynet.core.errors import DivergedError
 from cupynet.core.wording import counted, setting
-from cupynet.parallel import is_finite
-from cupynet.training.diagnosis import diagnose
+from cupynet.data import Batch
+from cupynet.nn import Context, Sequential
+from cupynet.parallel import is_finite, parts
 from cupynet.training.replica import Replica, Step, StepCheck
 
 REMEDY = ". Lower learning_rate, train in a wider dtype, or skip such batches: " + setting(
     "callbacks", "nonfinite.action", "skip", python="NonFinite(action='skip')"
 )
+MAX_SAMPLES = 5  # maximum number of samples to list in a message
 
 log = logging.getLogger(__name__)
 
@@ -59,3 +64,52 @@ class SkipNonFinite(StepCheck):
         self.skipped.append((batch.epoch, batch.index))
         replica.forget()
         return Step(batch)
+
+
+def diagnose(replica: Replica, batch: Batch) -> str:
+    """Locate the first non-finite value: return the worker, batch, samples and layer or weight as text.
+
+    `params.grad` and `losses` must be the results of the batch.
+    """
+    at = f"of worker {replica.groups.world.rank} at batch {batch.index} of epoch {batch.epoch + 1}"
+    for name, values in replica.params.views(replica.params.master):
+        if not _finite(replica, values).all():
+            return f"the weights of layer '{name.partition('.')[0]}' {at} are not finite"
+    layer, samples = _first_output(replica, batch) if replica.model is replica.whole else ("", ())
+    replica.params.restore_buffers()
+    if layer:
+        return f"the loss {at} is not finite, for {_named(samples)}, first in the output of layer '{layer}'"
+    if replica.losses is not None and not _finite(replica, replica.losses).all():
+        return f"the loss {at} is not finite, for {_named(batch.samples)}"
+    for name, gradient in reversed([*replica.params.views(replica.params.grad)]):  # as the backward pass computes them
+        if not _finite(replica, gradient).all():
+            return f"the gradient {at} is not finite, for {_named(batch.samples)}, first in weight '{name}'"
+    return f"the gradient {at} is too large, for {_named(batch.samples)}"
+
+
+def _first_output(replica: Replica, batch: Batch) -> tuple[str, Any]:
+    """Repeat the forward pass. Return the first layer with non-finite output, and the samples."""
+    model = replica.model
+    layers = list(model.network) if isinstance(model.network, Sequential) else [("network", model.network)]
+    for part in parts(len(batch), replica.accumulation_steps):
+        x, samples = batch.images[part], batch.samples[part]
+        context = Context(train=True, epoch=batch.epoch, iteration=replica.updates, samples=samples, seed=model.seed)
+        for name, layer in layers:  # one at a time, without fusion
+            x, at = layer.forward(x, context)[0], name
+            fine = _finite(replica, x).reshape(len(samples), -1).all(axis=1)
+            if not fine.all():
+                break
+        else:
+            fine = _finite(replica, model.loss(replica.backend, x, batch.labels[part])[0])
+        if not fine.all():
+            return at, samples[~fine]
+    return "", ()
+
+
+def _finite(replica: Replica, array: Any) -> Any:
+    return np.isfinite(np.asarray(replica.backend.to_host(array), np.float64))
+
+
+def _named(samples: Any) -> str:
+    named = ", ".join(str(sample) for sample in samples[:MAX_SAMPLES])
+    return f"sample{'s' * (len(samples) > 1)} {named}{' ...' * (len(samples) > MAX_SAMPLES)}"

@@ -15,7 +15,7 @@ from cupynet.nn import BatchNorm, Concat, Conv2D, Dense, Dropout, Image, Layer, 
 from cupynet.optim import SGD, Nesterov
 from cupynet.parallel import Communicator, GradientSharing, ParameterAveraging, Pipeline, Synchronizer
 from cupynet.training import Callback, NonFinite, ParallelWrapper, Replica
-from cupynet.training.diagnosis import diagnose
+from cupynet.training.finite_check import diagnose
 from cupynet.training.fit import Fit
 from tests.support.trainers import callback_of, fit_on_threads, on_loan
 from tests.support.training import At, Poisoned, StopAfter, alone, fingerprint, network_with, small_dataset, small_model
