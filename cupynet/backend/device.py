@@ -63,11 +63,10 @@ class Device:
         """Return `array` on this device. It is copied only if it is elsewhere or has a different dtype."""
         return self.xp.asarray(array, dtype)
 
-    def compact(self, array: Any, dtype: Any = None) -> Array:
-        """Return `array` as a contiguous array on this device, copied only if necessary. dtype: storage by default."""
-        target = self.policy.storage if dtype is None else dtype
-        matches = isinstance(array, self.xp.ndarray) and array.dtype == target
-        result = array if matches else self.asarray(array, target)
+    def compact(self, array: Any) -> Array:
+        """Return `array` contiguous, in storage precision and on this device, copied only if necessary."""
+        matches = isinstance(array, self.xp.ndarray) and array.dtype == self.policy.storage
+        result = array if matches else self.asarray(array, self.policy.storage)
         contiguous = result.flags.c_contiguous and getattr(result.flags, "writeable", True)
         return result if contiguous else self.xp.array(result, order="C")
 
@@ -131,12 +130,12 @@ class Device:
         self.convert(borrowed, stored)
         return stored
 
-    def _surrounded(self, x: Array, window: Window, value: float, dtype: Any = None) -> Array:
-        """Return images padded with `value`, borrowed; x itself if there is no padding. dtype: by default x's dtype."""
+    def _surrounded(self, x: Array, window: Window, value: float) -> Array:
+        """Return images padded with `value`, borrowed; x itself if there is no padding."""
         if not window.pads:
             return x
         n, height, width, channels = x.shape
-        padded = self.borrow((n, *window.padded(height, width), channels), x.dtype if dtype is None else dtype)
+        padded = self.borrow((n, *window.padded(height, width), channels), x.dtype)
         padded[...] = value
         padded[window.inside(height, width)] = x
         return padded

@@ -20,7 +20,7 @@ from cupynet.data.augment import (
     Scale,
     Shift,
 )
-from cupynet.data.dataset import Dataset, split_off
+from cupynet.data.dataset import Dataset
 from cupynet.data.feed import BatchFeed
 from cupynet.data.loader import Batch, LabeledData, Loader, as_loader
 from cupynet.data.pairs import read_pairs
@@ -67,5 +67,4 @@ __all__ = [
     "Synthetic",
     "as_loader",
     "read_pairs",
-    "split_off",
 ]

@@ -132,14 +132,11 @@ VECTORS = ". Pass vectors of F features as images (1, F, 1): np.asarray(x)[:, No
 OBJECTS = ". Convert columns of numbers: x.astype('float32')"
 
 
-def split_off(dataset: Dataset, fraction: float, seed: int) -> tuple[Dataset, Dataset]:
-    """Hold out a random fraction of each class. Return the other samples, and the held-out samples without weights."""
-    kept, held_out = split_views(dataset, fraction, seed)
-    return replace(kept, images=np.asarray(kept.images)), replace(held_out, images=np.asarray(held_out.images))
-
-
 def split_views(dataset: Dataset, fraction: float, seed: int) -> tuple[Dataset, Dataset]:
-    """Return the parts of `split_off`; their images are `Subset`s, which share memory with `dataset`."""
+    """Hold out a random fraction of each class. Return the other samples, and the held-out samples without weights.
+
+    Their images are `Subset`s, which share memory with `dataset`.
+    """
     kept, held_out = hold_out(dataset.labels, fraction, seed, "validation_split")
     return dataset.subset(kept), replace(dataset.subset(held_out), name=f"{dataset.name}-validation", weights=None)
 

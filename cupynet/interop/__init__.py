@@ -1,13 +1,12 @@
 """Model conversion: import from PyTorch and Keras, export to PyTorch and ONNX."""
 
 from cupynet.interop.keras import import_keras
-from cupynet.interop.onnx import INPUTS, export_onnx, onnx_graph
+from cupynet.interop.onnx import export_onnx, onnx_graph
 from cupynet.interop.onnx_check import BOUND, difference
 from cupynet.interop.torch import export_torch, import_torch, torch_source
 
 __all__ = [
     "BOUND",
-    "INPUTS",
     "difference",
     "export_onnx",
     "export_torch",

@@ -95,8 +95,8 @@ class _Graph:
         self.nodes.append(self.onnx.helper.make_node(operator, list(inputs), [made], name=made, **attributes))
         return made
 
-    def constant(self, name: str, value: Any, kind: Any = np.float32) -> str:
-        self.constants[name] = np.ascontiguousarray(value, kind)
+    def constant(self, name: str, value: Any) -> str:
+        self.constants[name] = np.ascontiguousarray(value, np.float32)
         return name
 
     def weight(self, layer: nn.Layer, weight_name: str, axes: tuple[int, ...] | None = None) -> str:

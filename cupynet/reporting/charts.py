@@ -139,13 +139,13 @@ def png(charts: Sequence[Chart]) -> bytes:
     return content.getvalue()
 
 
-def thinned(x: Sequence[float], y: Sequence[float | None], most: int = MAX_POINTS) -> tuple[list[float], list[float]]:
-    """Reduce a line to at most `most` points. Each is the mean of the finite values of neighboring points, at their
-    last x.
+def thinned(x: Sequence[float], y: Sequence[float | None]) -> tuple[list[float], list[float]]:
+    """Reduce a line to at most `MAX_POINTS` points. Each is the mean of the finite values of neighboring points, at
+    their last x.
 
     A point without finite values is NaN. Values are clipped to `LARGEST`.
     """
-    step = max(math.ceil(len(x) / most), 1)
+    step = max(math.ceil(len(x) / MAX_POINTS), 1)
     xs, ys = [], []
     for start in range(0, len(x), step):
         values = [_clipped(value) for item in y[start : start + step] if (value := finite(item)) is not None]

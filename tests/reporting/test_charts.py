@@ -13,7 +13,7 @@ import pytest
 from PIL import Image as Pictures
 
 from cupynet.reporting import charts, pictures
-from cupynet.reporting.charts import PALETTE, Chart, Line, run_charts, thinned
+from cupynet.reporting.charts import MAX_POINTS, PALETTE, Chart, Line, run_charts, thinned
 from cupynet.reporting.folder import read_run
 from tests.support.pages import Page, check_alone
 from tests.support.run_folders import HOSTILE, finished, history, unfinished
@@ -55,10 +55,11 @@ def test_lines_without_finite_points_are_omitted() -> None:
 
 
 def test_a_long_line_is_thinned_to_the_means_of_neighbours() -> None:
-    x, y = thinned(list(range(1, 1001)), [1.0, 3.0] * 500, most=100)
-    assert len(x) == 100 and x[-1] == 1000 and set(y) == {2.0}
-    x, y = thinned([1, 2, 3], [None, math.inf, 4.0], most=2)
-    assert x == [2, 3] and math.isnan(y[0]) and y[1] == 4.0
+    xs = list(range(1, 10 * MAX_POINTS + 1))
+    x, y = thinned(xs, [1.0, 3.0] * (5 * MAX_POINTS))
+    assert len(x) == MAX_POINTS and x[-1] == xs[-1] and set(y) == {2.0}
+    x, y = thinned(xs[: MAX_POINTS + 1], [None, math.inf, 4.0] + [5.0] * (MAX_POINTS - 2))
+    assert x[:2] == [2, 4] and x[-1] == MAX_POINTS + 1 and math.isnan(y[0]) and y[1:3] == [4.5, 5.0]
     assert thinned([], []) == ([], [])
 
 

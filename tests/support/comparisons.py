@@ -151,9 +151,9 @@ def load_images(backend: Backend, call: Call, shape: Shape) -> Results:
 
 def matmul(backend: Backend, call: Call, shape: Shape) -> Results:
     rows, inner, cols = shape.batch * shape.height, shape.width * shape.channels, shape.outputs
-    a = call.stored(*((inner, rows) if shape.flag else (rows, inner)))
-    b = call.stored(*((cols, inner) if shape.need_dx else (inner, cols)))
-    return {"y": backend.matmul(a, b, transpose_a=shape.flag, transpose_b=shape.need_dx)}
+    a = call.stored(rows, inner)
+    b = call.stored(*((cols, inner) if shape.flag else (inner, cols)))
+    return {"y": backend.matmul(a, b, transpose_b=shape.flag)}
 
 
 def dense(backend: Backend, call: Call, shape: Shape) -> Results:

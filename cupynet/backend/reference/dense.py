@@ -5,9 +5,9 @@ from cupynet.backend.reference.activation import ActivationOps
 
 
 class DenseOps(ActivationOps):
-    def matmul(self, a: Array, b: Array, *, transpose_a: bool = False, transpose_b: bool = False) -> Array:
-        """a @ b in storage precision: (I, J), (J, K) -> (I, K). The operands may be transposed."""
-        return self._stored_copy(self._product(a, b, transpose_a, transpose_b))
+    def matmul(self, a: Array, b: Array, *, transpose_b: bool = False) -> Array:
+        """a @ b, or a @ bᵀ if `transpose_b`, in storage precision: (I, J), (J, K) -> (I, K)."""
+        return self._stored_copy(self._product(a, b, transpose_b=transpose_b))
 
     def dense(self, x: Array, weight: Array, bias: Array | None, *, relu: bool = False) -> Array:
         """x W + b, then ReLU if `relu`: (N, F), (F, O), (O,) -> (N, O)."""
@@ -36,7 +36,7 @@ class DenseOps(ActivationOps):
         self.convert(a, copy)
         return copy
 
-    def _product(self, a: Array, b: Array, transpose_a: bool = False, transpose_b: bool = False) -> Array:
+    def _product(self, a: Array, b: Array, *, transpose_a: bool = False, transpose_b: bool = False) -> Array:
         a, b = self._operand(a), self._operand(b)
         left, right = (a.T if transpose_a else a), (b.T if transpose_b else b)
         out = self.borrow((left.shape[0], right.shape[1]), self.policy.compute)
