@@ -85,7 +85,7 @@ class Screen(Console):
     def print(self, *objects: Any, **how: Any) -> None:
         super().print(*(printable(item) if isinstance(item, str) else item for item in objects), **how)
 
-    def on_broken_pipe(self) -> None:
+    def on_broken_pipe(self) -> None:  # by default rich exits the process
         raise BrokenPipeError from sys.exc_info()[1]
 
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import shutil
 import time
 
-from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.table import Column
 
 from cupynet.core import terminal
 from cupynet.core.checks import one_of
+from cupynet.core.table import Screen
 from cupynet.core.wording import one_line, percent
 from cupynet.runs.run import Run
 from cupynet.training.callbacks.base import Callback
@@ -26,7 +27,7 @@ STYLES = ("auto", "bar", "lines", "none")
 REFRESH_S = 0.25  # minimum interval between updates of the bar
 WIDE, WIDE_BAR, NARROW_BAR = 100, 16, 5  # columns of a wide terminal, and of the bar on wide and narrow terminals
 OTHER_COLUMNS = "  100 % 00:00 "
-WIDTH = 80 - len("[12:30:05] ")  # maximum width of an epoch's line, without the timestamp
+NARROWEST, TIMESTAMP = 80, len("[12:30:05] ")  # columns of the narrowest terminal, and of a line's beginning
 
 
 class Progress(Callback):
@@ -59,7 +60,7 @@ class Progress(Callback):
         figures = TextColumn(
             "{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True, overflow="crop")
         )
-        screen = _Screen()
+        screen = Screen()
         width = WIDE_BAR if screen.width >= WIDE else NARROW_BAR
         epoch = f"epoch {trainer.plan.epochs}/{trainer.plan.epochs}"
         self._room = screen.width - len(epoch) - width - len(OTHER_COLUMNS)
@@ -127,11 +128,6 @@ class Progress(Callback):
             self.close()
 
 
-class _Screen(Console):
-    def on_broken_pipe(self) -> None:  # by default rich exits the process
-        raise BrokenPipeError("broken pipe")
-
-
 def say(logger: logging.Logger, text: str, *, printed: bool) -> None:
     """Log a line at level INFO. If no handler shows it, as in a notebook, and `printed`, print it instead."""
     if logger.isEnabledFor(logging.INFO) and logger.hasHandlers():
@@ -142,14 +138,23 @@ def say(logger: logging.Logger, text: str, *, printed: bool) -> None:
 
 
 def describe(record: EpochRecord, epochs: int) -> str:
-    """Describe an epoch in a line of at most 80 columns. `epochs` is the last epoch of the fit."""
+    """Describe an epoch in a line that fits the terminal, or 80 columns. `epochs` is the last epoch of the fit.
+
+    A line that is too long is abbreviated, then loses the time and the training accuracy, but never the speed.
+    """
+    took, speed = f"{record.train_s:.1f} s", f"{record.images_per_s:,.0f}"
     trained, evaluated = _trained(record), _evaluated(record)
-    speed, widest = f"{record.images_per_s:,.0f}", f"epoch {epochs}/{epochs}: "
-    known = [f"{record.train_s:.1f} s", f"{speed} images/s"]
-    short = [figure.removeprefix("accuracy ") for figure in trained]
-    for figures in [*known, *trained], [known[1], *trained], [f"{speed}/s", *short], short, trained[:1]:
-        text = ", ".join([*figures, *evaluated])
-        if len(widest) + len(text) <= WIDTH:
+    scores = [figure.removeprefix("accuracy ") for figure in trained]
+    evaluated_scores = [figure.removeprefix("loss ").replace("validation ", "val ") for figure in evaluated]
+    width = max(shutil.get_terminal_size().columns, NARROWEST) - TIMESTAMP - len(f"epoch {epochs}/{epochs}: ")
+    for figures in (
+        [took, f"{speed} images/s", *trained, *evaluated],
+        [took, f"{speed}/s", *scores, *evaluated_scores],
+        [f"{speed}/s", *scores, *evaluated_scores],
+        [f"{speed}/s", *scores[:1], *evaluated_scores],
+    ):
+        text = ", ".join(figures)
+        if len(text) <= width:
             break
     return f"epoch {record.epoch}/{epochs}: {text}"
 

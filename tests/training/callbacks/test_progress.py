@@ -51,15 +51,23 @@ def record(loss: float, samples: int = 1, took: float = 1.0, split: str = "test"
 
 
 @pytest.mark.parametrize(("loss", "text"), [(4988216032362.4961, "4.988e+12"), (0.0312345, "0.03123"), (0.0, "0")])
-def test_a_line_describes_an_epoch(loss: float, text: str) -> None:
+def test_a_line_describes_an_epoch(loss: float, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
     assert describe(record(loss), 2).endswith(f"1 images/s, loss {text}, test 100.00 %, loss {text}")
 
 
-def test_the_line_of_an_epoch_fits_a_terminal_of_80_columns() -> None:
-    for accuracy in (math.nan, 0.9876):
-        known = replace(record(0.0688123, 50_000_000, 12.34, "validation"), accuracy=accuracy)
-        line = describe(known, 1000)
-        assert len("[12:30:05] ") + len(line) <= 80 and "loss 0.06881" in line
+@pytest.mark.parametrize("columns", ["40", "80", "90", "104", "200"])
+@pytest.mark.parametrize("epochs", [3, 1000])
+@pytest.mark.parametrize("accuracy", [math.nan, 0.9876])
+def test_the_line_of_an_epoch_fits_the_terminal_and_has_the_speed(
+    columns: str, epochs: int, accuracy: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    line = describe(replace(record(0.0688123, 50_000_000, 12.34, "validation"), accuracy=accuracy), epochs)
+    assert len("[12:30:05] ") + len(line) <= max(int(columns), 80)
+    assert "4,051,864" in line and line.count("0.06881") == 2
+    if columns in ("104", "200"):
+        assert "12.3 s" in line and ("98.76 %" in line) == (accuracy == 0.9876)
 
 
 @pytest.mark.parametrize("style", ["lines", "none"])
