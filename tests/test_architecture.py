@@ -70,7 +70,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "onnxruntime": ("interop/onnx_check.py",),
     "threadpoolctl": ("backend/", "commands/bench.py"),
     "torch": ("bench/torch_peer.py",),
-    "matplotlib": ("core/plots.py", "reporting/charts.py"),
+    "matplotlib": ("core/notebook.py", "reporting/charts.py"),
     "jinja2": ("reporting/render.py",),
     "tensorboardX": ("training/callbacks/loggers/tensorboard.py",),
     "mlflow": ("training/callbacks/loggers/mlflow.py",),

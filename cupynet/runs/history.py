@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cupynet.core import plots
-from cupynet.core.notebook import html_table
+from cupynet.core import notebook
 
 
 def _form(text: str) -> Callable[[Any], str]:
@@ -96,7 +95,7 @@ class Columns(Mapping[str, list[Any]]):
         return "\n".join(lines) if rows else "no complete epoch"
 
     def _repr_html_(self) -> str:
-        return html_table(*self.rows())
+        return notebook.html_table(*self.rows())
 
     def plot(self) -> Any:
         """Plot loss, accuracy, drift and metrics by epoch, and return the matplotlib figure. Raises ImportError."""
@@ -111,9 +110,9 @@ class Columns(Mapping[str, list[Any]]):
             if f"{prefix}_" in EVALUATED and not metric.endswith(("loss", "accuracy")):
                 panels.setdefault(metric, []).append(name)
         shown = {title: names for title, names in panels.items() if names}
-        figure, axes = plots.figure(max(len(shown), 1))
+        figure, axes = notebook.figure(max(len(shown), 1))
         for axis, (title, names) in zip(axes, shown.items(), strict=False):
-            plots.lines(axis, title, epochs["epoch"], {name: epochs[name] for name in names})
+            notebook.lines(axis, title, epochs["epoch"], {name: epochs[name] for name in names})
             axis.set_xlabel("epoch")
         return figure
 

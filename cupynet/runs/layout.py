@@ -14,7 +14,8 @@ TRIAL = "FAST_DEV_RUN.txt"  # marks results of fast_dev_run
 REOPENED = "unfinished.txt"  # marks a resumed run that has not ended
 FAILED = "failed.json"  # exit code of a failed run
 CHECKPOINTS = "checkpoints"
-SWEEP, STUDY = "multirun.yaml", "study.db"  # in the folders of a sweep and of a search
+SWEEP = "multirun.yaml"  # in the folder of a sweep
+STUDY, TRIALS = "study.db", "trials"  # in the folder of a search
 STEP = re.compile(r"step-(\d{8,})(?:\.(tmp|old)-\d+)?")  # a checkpoint; interrupted saves leave a suffix
 
 

@@ -15,11 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cupynet.core import plots
+from cupynet.core import notebook
 from cupynet.core.checks import integer, without_prefix
 from cupynet.core.errors import ConfigError
 from cupynet.core.files import for_json
-from cupynet.core.notebook import html_table
 from cupynet.core.terminal import printable
 from cupynet.core.wording import counted, one_line, percent
 from cupynet.training.metrics import CLASS_FIGURES, Metric, Metrics, metrics_of, ranks
@@ -222,12 +221,12 @@ class Evaluation:
     def _repr_html_(self) -> str:
         figures = self.figures([name for name in self.FIGURES if name != "top_n_accuracy"])
         cells = [f"{self.samples:,}", *(f"{value:.4f}" for value in figures.values())]
-        return html_table(("samples", *figures), [cells])
+        return notebook.html_table(("samples", *figures), [cells])
 
     def plot(self, names: Sequence[str] = ()) -> Any:
         """Plot the confusion matrix. `names` are the class names. Requires matplotlib."""
-        drawn, (axes,) = plots.figure(1)
-        plots.matrix(axes, self.confusion, list(names) or [str(each) for each in range(self.classes)])
+        drawn, (axes,) = notebook.figure(1)
+        notebook.matrix(axes, self.confusion, list(names) or [str(each) for each in range(self.classes)])
         return drawn
 
     def stats(self, names: Sequence[str] = ()) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from cupynet.core import plots
+from cupynet.core import notebook
 from cupynet.core.checks import integer
 from cupynet.core.errors import ConfigError
 from cupynet.core.files import for_json
@@ -139,9 +139,9 @@ class RegressionEvaluation(Evaluation):
 
     def plot(self, names: Sequence[str] = ()) -> Any:
         """Plot predictions against targets for at most 500 samples. `names` are target names. Requires matplotlib."""
-        drawn, axes = plots.figure(self.targets)
+        drawn, axes = notebook.figure(self.targets)
         for target, place in enumerate(axes):
             true, predicted = self._points[:, 1 + target], self._points[:, 1 + self.targets + target]
             name = names[target] if target < len(names) else f"target {target}" if self.targets > 1 else ""
-            plots.against(place, true, predicted, name)
+            notebook.against(place, true, predicted, name)
         return drawn

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cupynet import config
-from cupynet.commands.tune import TRIALS
 from cupynet.config import resume
 from cupynet.config.overrides import is_override, last_value, name_of, quoted, without
 from cupynet.config.schema import TuneSettings, own_names
@@ -25,7 +24,7 @@ from cupynet.core.checks import one_of, without_prefix
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.core.exits import run_and_exit
 from cupynet.core.wording import one_line
-from cupynet.runs.layout import STUDY
+from cupynet.runs.layout import STUDY, TRIALS
 
 if TYPE_CHECKING:
     from cupynet.commands.tune.search import Plan  # needs Optuna

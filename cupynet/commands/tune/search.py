@@ -26,7 +26,6 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from cupynet import config
 from cupynet.commands import train
 from cupynet.commands.evaluate import evaluated
-from cupynet.commands.tune import TRIALS
 from cupynet.commands.tune.sampler import INTERRUPTED, UntriedSampler
 from cupynet.config import sweep_record
 from cupynet.config.experiment import Experiment
@@ -41,7 +40,7 @@ from cupynet.core.settings import flat
 from cupynet.core.table import Column, Screen, as_csv, column, heading, shortened, show
 from cupynet.core.terminal import near, printable
 from cupynet.core.wording import one_line, percent
-from cupynet.runs.layout import STUDY, TRIAL
+from cupynet.runs.layout import STUDY, TRIAL, TRIALS
 from cupynet.runs.run import PRUNED
 from cupynet.training import Callback, EpochRecord, Evaluation, StopReason, Trainer
 
