@@ -102,6 +102,16 @@ def instance(name: str, value: Any, kind: type[T], example: str) -> T:
     raise ConfigError(f"must be {one(kind.__name__)}, such as {example}", name, f"<{actual}>")
 
 
+def named(
+    name: str, value: Any, kinds: Mapping[str, type[T]], kind: type[T], example: str, *,
+    elsewhere: Mapping[str, str] | None = None,
+) -> T:  # fmt: skip
+    """Return `value` if it is an instance of `kind`, or, for a name in `kinds`, an object with default arguments."""
+    if isinstance(value, str):
+        return kinds[one_of(name, value, kinds, elsewhere=elsewhere)]()
+    return instance(name, value, kind, example)
+
+
 def without_prefix(monitor: str, figures: Collection[str]) -> str:
     """Return the figure that `monitor` names with or without `validation_` or `val_`, as in Keras."""
     figure = re.sub("^(validation|val)_", "", monitor)

@@ -5,7 +5,7 @@ from typing import TypeAlias
 
 from cupynet.backend import Backend
 from cupynet.backend.array import Array
-from cupynet.core.checks import instance, number, one_of
+from cupynet.core.checks import named, number
 from cupynet.core.described import Described
 from cupynet.core.errors import ConfigError
 from cupynet.core.wording import shown
@@ -169,6 +169,4 @@ ELSEWHERE = {
 
 
 def loss_of(loss: str | Loss) -> Loss:
-    if isinstance(loss, str):
-        return LOSSES[one_of("loss", loss, LOSSES, elsewhere=ELSEWHERE)]()
-    return instance("loss", loss, Loss, "SoftmaxNLL(), or the name of a loss")
+    return named("loss", loss, LOSSES, Loss, "SoftmaxNLL(), or the name of a loss", elsewhere=ELSEWHERE)
