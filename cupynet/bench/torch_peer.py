@@ -4,7 +4,8 @@
     python -m cupynet.bench.torch_peer --network net.py --optimizer Nesterov
 
 Runs forward pass, backward pass and update on a resident batch, and prints images per second. `--dtype half` and
-`bfloat16` use autocast with float weights; half also uses a GradScaler.
+`bfloat16` use autocast with float weights; half also uses a GradScaler. `--processes 2` runs two processes at the same
+time, each with its own batch, and adds their images per second.
 
 This is the only file that imports torch. It runs in a separate process.
 """
@@ -12,14 +13,18 @@ This is the only file that imports torch. It runs in a separate process.
 from __future__ import annotations
 
 import importlib.util
+import multiprocessing
 import statistics
+import sys
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from threading import BrokenBarrierError
 from typing import Any
 
 WARM_UP = 10  # untimed steps
+WAIT_S = 100  # how long a process waits until all are ready
 OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {  # cupynet -> PyTorch, with learning rates that do not diverge
     "SGD": ("SGD", {"lr": 0.01}),
     "Momentum": ("SGD", {"lr": 0.01, "momentum": 0.9}),
@@ -31,7 +36,8 @@ OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {  # cupynet -> PyTorch, wit
 
 
 def main() -> None:
-    print(images_per_s(parse()))
+    setup = parse()
+    print(images_per_s(setup) if setup.processes == 1 else images_per_s_of_all(setup))
 
 
 def parse(arguments: Sequence[str] | None = None) -> Namespace:
@@ -40,7 +46,8 @@ def parse(arguments: Sequence[str] | None = None) -> Namespace:
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="Nesterov", help="a class of cupynet.optim")
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--seconds", type=float, default=3.0)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=1, help="of each process")
+    parser.add_argument("--processes", type=int, default=1, help="processes that train at the same time")
     parser.add_argument("--layout", choices=["contiguous", "channels_last"], default="channels_last")
     parser.add_argument("--dtype", choices=["float", "half", "bfloat16"], default="float")
     parser.add_argument("--device", default="cpu", help="cpu, or cuda:0, cuda:1 ...")
@@ -50,8 +57,35 @@ def parse(arguments: Sequence[str] | None = None) -> Namespace:
     return parser.parse_args(arguments)
 
 
-def images_per_s(setup: Namespace) -> float:
-    """Return images per second from the median step. As in `measure.timed`, the host waits for each step."""
+def images_per_s_of_all(setup: Namespace) -> float:
+    """Return the images per second of all processes together. They start measuring at the same time."""
+    context = multiprocessing.get_context("spawn")
+    ready, rates = context.Barrier(setup.processes, timeout=WAIT_S), context.SimpleQueue()
+    processes = [context.Process(target=_measure, args=(setup, ready, rates)) for _ in range(setup.processes)]
+    for each in processes:
+        each.start()
+    for each in processes:
+        each.join()
+    if any(each.exitcode for each in processes):
+        sys.exit(1)  # the process has printed its error
+    return sum(float(rates.get()) for _ in processes)
+
+
+def _measure(setup: Namespace, ready: Any, rates: Any) -> None:
+    try:
+        rates.put(images_per_s(setup, ready.wait))
+    except BrokenBarrierError:
+        sys.exit(1)  # another process has failed
+    except BaseException:
+        ready.abort()
+        raise
+
+
+def images_per_s(setup: Namespace, ready: Callable[[], object] = lambda: None) -> float:
+    """Return images per second from the median step. As in `measure.timed`, the host waits for each step.
+
+    ready: called after warm-up, before the first timed step.
+    """
     import torch
 
     torch.set_num_threads(setup.threads)
@@ -64,14 +98,21 @@ def images_per_s(setup: Namespace) -> float:
     network, step = training_step(setup)
     if setup.graph:
         step = captured(network, step)
-    times: list[float] = []
-    while sum(times[WARM_UP:]) < setup.seconds:
+
+    def timed() -> float:
         began = time.perf_counter()
         step()
         if on_gpu:
             torch.cuda.synchronize()
-        times.append(time.perf_counter() - began)
-    return float(setup.batch / statistics.median(times[WARM_UP:]))
+        return time.perf_counter() - began
+
+    for _ in range(WARM_UP):
+        timed()
+    ready()
+    times: list[float] = []
+    while sum(times) < setup.seconds:
+        times.append(timed())
+    return float(setup.batch / statistics.median(times))
 
 
 def load_module(path: str) -> Any:

@@ -95,8 +95,12 @@ def images_per_s(prepared: Bench) -> dict[str, float]:
         measurements[f"loop, workers={workers}"] = loop
         measurements[f"bare step, workers={workers}"] = partial(measure.step_images_per_s, experiment, workers)
         for name, setup in torch_setups(settings).items():
-            peer = partial(measure.torch_images_per_s, experiment, "--threads", workers, *setup)
-            measurements[f"{name}, workers={workers}"] = peer
+            of_torch = partial(measure.torch_images_per_s, experiment, *setup)
+            measurements[f"{name}, workers={workers}"] = partial(of_torch, "--threads", workers)
+            if workers > 1:
+                measurements[f"{name}, {workers} processes, workers={workers}"] = partial(
+                    of_torch, "--processes", workers
+                )
     return measure.medians(measurements, settings.repeats)
 
 

@@ -89,6 +89,18 @@ def test_without_a_gpu_none_is_measured() -> None:
     assert done.returncode != 0 and not done.stdout, done.stderr
 
 
+@needs_torch
+def test_several_processes_are_added(tmp_path: Path) -> None:
+    done = run_peer(*written(tmp_path, "model=mlp"), "--batch", 4, "--processes", 2)
+    assert done.returncode == 0 and float(done.stdout) > 0, done.stderr
+
+
+def test_a_failed_process_ends_the_others() -> None:
+    done = run_peer("--network", "missing.py", "--processes", 2)
+    assert done.returncode == 1 and not done.stdout
+    assert done.stderr.strip().rpartition("\n")[2].startswith(("FileNotFoundError", "ModuleNotFoundError"))
+
+
 def run_peer(*options: object, **more: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "cupynet.bench.torch_peer", "--seconds", "0.05", *map(str, options)]
     environment = {**os.environ, **more}

@@ -16,6 +16,7 @@ import pytest
 from cupynet.bench import gpu as bench_gpu
 from cupynet.bench import measure
 from cupynet.commands import bench
+from cupynet.config.experiment import Experiment
 from cupynet.config.schema import BenchSettings
 from cupynet.core.errors import ConfigError
 from tests.support.commands import run
@@ -55,6 +56,19 @@ def test_ratios() -> None:
 def test_in_16_bits_pytorch_is_measured_with_and_without_autocast(dtype: str, setups: int) -> None:
     found = bench.torch_setups(settings_of_command("bench", BenchSettings, "peers=torch", f"dtype={dtype}"))
     assert len(found) == setups and sum("--dtype" in options for options in found.values()) == setups - 2
+
+
+def test_pytorch_has_a_thread_and_then_a_process_for_each_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = settings_of_command("bench", BenchSettings, "peers=torch", "backend=numpy", "workers=2")
+    found: dict[str, Any] = {}
+    monkeypatch.setattr(measure, "medians", lambda measurements, repeats: found.update(measurements))
+    bench.images_per_s(bench.Bench(settings, Experiment(settings)))
+    options = {name: work.args[1:] for name, work in found.items() if name.startswith("torch channels_last")}
+    assert options == {
+        "torch channels_last, workers=1": ("--layout", "channels_last", "--threads", 1),
+        "torch channels_last, workers=2": ("--layout", "channels_last", "--threads", 2),
+        "torch channels_last, 2 processes, workers=2": ("--layout", "channels_last", "--processes", 2),
+    }
 
 
 @pytest.mark.parametrize(
