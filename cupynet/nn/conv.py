@@ -84,9 +84,10 @@ class Conv2D(Layer):
 
         def backward(dy: Array) -> Array | None:
             dy = activation.backward(backend, dy, kept)
-            grads, relu_y = (weight.grad, bias and bias.grad), kept if self._relu else None
-            given, needed = (dy, columns, x, weight.data, *grads, self.window), self.needs_dx
-            return backend.conv2d_backward(*given, need_dx=needed, groups=self.groups, relu_y=relu_y)
+            return backend.conv2d_backward(
+                dy, columns, x, weight.data, weight.grad, bias and bias.grad, self.window,
+                need_dx=self.needs_dx, groups=self.groups, relu_y=kept if self._relu else None,
+            )  # fmt: skip
 
         return y, backward
 
@@ -135,7 +136,6 @@ class ConvMaxPool(Layer):
         def backward(dy: Array) -> Array | None:
             dy = activation.backward(backend, dy, y)
             grads = conv.weight.grad, conv.bias and conv.bias.grad
-            dx = pair.backward(dy, saved, x, weights, grads, need_dx=conv.needs_dx)
-            return dx
+            return pair.backward(dy, saved, x, weights, grads, need_dx=conv.needs_dx)
 
         return y, backward
