@@ -136,6 +136,6 @@ def table(result: dict[str, Any]) -> list[str]:
     for row in result["operations"]:
         arithmetic = f"{row['gflop_per_s']:>10.0f}{percent(row['share_of_ceiling'], 0):>10}" if "mflop" in row else ""
         lines.append(f"{row['operation']:<48}{row['ms']:>10.3f}{arithmetic}")
-    lines += ["", f"{'':<48}{'images/s':>10}"]
-    lines += [f"{name:<48}{rate:>10,.0f}" for name, rate in result["images_per_s"].items()]
-    return [*lines, "", *(f"{name:<60}{ratio:>8.2f}" for name, ratio in result["ratios"].items())]
+    lines += ["", f"{'':<56}{'images/s':>10}"]
+    lines += [f"{name:<56}{rate:>10,.0f}" for name, rate in result["images_per_s"].items()]
+    return [*lines, "", *(f"{name:<72}{ratio:>8.2f}" for name, ratio in result["ratios"].items())]
