@@ -1,8 +1,8 @@
 """Signals that stop a command.
 
 SIGINT, SIGTERM, SIGUSR1 and SIGHUP have the same effect: a closed terminal or a scheduler's warning acts like Ctrl-C. A
-signal that is ignored at process start (SIGHUP under nohup) stays ignored. Handlers only set a flag or raise
-KeyboardInterrupt, because they may run between any two instructions of the main thread.
+signal that is ignored at process start (SIGHUP under nohup) stays ignored. Handlers only set a flag, raise
+KeyboardInterrupt or exit, because they may run between any two instructions of the main thread.
 """
 
 from __future__ import annotations

@@ -79,7 +79,8 @@ class Flatten(Layer):
         return Flat(input.features)
 
     def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
-        return x.reshape(len(x), -1), lambda dy: dy.reshape(x.shape)
+        shape = x.shape  # `backward` must not keep x, whose buffer can be reused
+        return x.reshape(len(x), -1), lambda dy: dy.reshape(shape)
 
 
 class Activation(Layer):

@@ -111,7 +111,7 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launch:
 
 @pytest.fixture
 def begun(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[str], str | None]]:
-    """Return the number, overrides and device of each job. Jobs take a moment instead of starting a process."""
+    """Return the number, overrides and device of each job. Jobs sleep briefly instead of starting a process."""
     jobs: list[tuple[int, list[str], str | None]] = []
 
     def process(self: ProcessLauncher, job: Any, device: str | None) -> tuple[int, str]:

@@ -21,7 +21,7 @@ from cupynet.backend.window import Window
 
 FEWEST = 16  # minimum number of channels and of filters; fewer do not fill vectors
 TOGETHER = 16  # tiles whose products stay in the L2 cache
-LARGEST = 1e32  # sums of |x| |w| below this do not overflow in float, because transforms increase them by less than 1e5
+LARGEST = 1e32  # sums of |x| |w| below this do not overflow in float: transforms scale them by less than 1e5
 
 
 def fuse(backend: Backend, first: Convolution, pool: Window) -> FusedPair | None:

@@ -1,4 +1,4 @@
-"""Gradient sharing: replicas exchange gradients or encoded updates in every iteration, and stay identical."""
+"""Gradient sharing: replicas exchange gradients or encoded updates in every iteration. Their weights stay identical."""
 
 from __future__ import annotations
 

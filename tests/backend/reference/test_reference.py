@@ -1,4 +1,4 @@
-"""The reference itself, compared with plain loops."""
+"""The reference implementation, compared with plain loops."""
 
 from typing import Any
 
