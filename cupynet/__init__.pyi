@@ -113,6 +113,7 @@ from cupynet.parallel import SlowMo as SlowMo
 from cupynet.parallel import Synchronizer as Synchronizer
 from cupynet.parallel import TargetSparsity as TargetSparsity
 from cupynet.parallel import ThresholdEncoding as ThresholdEncoding
+from cupynet.runs.history import History as History
 from cupynet.runs.run import Run as Run
 from cupynet.runs.run import Summary as Summary
 from cupynet.training import Callback as Callback
@@ -121,7 +122,7 @@ from cupynet.training import EarlyStopping as EarlyStopping
 from cupynet.training import EarlyStoppingResult as EarlyStoppingResult
 from cupynet.training import EpochRecord as EpochRecord
 from cupynet.training import Evaluation as Evaluation
-from cupynet.training import History as History
+from cupynet.training import HistoryWriter as HistoryWriter
 from cupynet.training import IterationRecord as IterationRecord
 from cupynet.training import LambdaCallback as LambdaCallback
 from cupynet.training import NonFinite as NonFinite

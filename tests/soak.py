@@ -42,7 +42,7 @@ from cupynet.core.files import digest, load_weights, write_json
 from cupynet.data import Loader
 from cupynet.optim import Nesterov
 from cupynet.runs.checkpoints import Checkpoints
-from cupynet.training import Checkpoint, History, ParallelWrapper
+from cupynet.training import Checkpoint, HistoryWriter, ParallelWrapper
 from tests.support.commands import ROOT
 from tests.support.training import stripes, stripes_network
 from tests.support.warm import import_all
@@ -321,7 +321,7 @@ def train_and_sample(path: Path, until: float) -> None:
     model = Model(stripes_network(), Image(8, 8, 1), create_backend("auto"), 1)
     run, loader, began = path.parent / "runs" / "drift", Loader(stripes(640), 16), time.monotonic()
     run.mkdir()
-    callbacks = [Checkpoint(every_iterations=5), History()]
+    callbacks = [Checkpoint(every_iterations=5), HistoryWriter()]
     wrapper = ParallelWrapper(model, 4, 5, optimizer=Nesterov(0.001), callbacks=callbacks, log_every=5, run=run)
     with wrapper, path.open("w", buffering=1) as file:
         for fits in itertools.count(10, 10):

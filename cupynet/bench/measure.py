@@ -25,7 +25,7 @@ from cupynet.data import Batch, Data
 from cupynet.interop import torch_source
 from cupynet.nn import Layer, SoftmaxNLL
 from cupynet.runs.run import Run
-from cupynet.training import GraphReplica, History, Trainer, TrainingOptions
+from cupynet.training import GraphReplica, HistoryWriter, Trainer, TrainingOptions
 from cupynet.training.callbacks import profile
 from cupynet.training.callbacks.profile import Timer
 
@@ -159,7 +159,7 @@ def loop_images_per_s(experiment: Experiment, options: TrainingOptions, data: Da
     epochs = -(-images // len(data.train))
     with (
         tempfile.TemporaryDirectory() as folder,
-        experiment.wrapper(Run(folder), [History()], options) as wrapper,
+        experiment.wrapper(Run(folder), [HistoryWriter()], options) as wrapper,
     ):
         wrapper.fit(experiment.train_loader(data), epochs=epochs)
         return wrapper.trainer.statistics.clock.images_per_s

@@ -23,7 +23,7 @@ MOVED = {
 CLASSES = {
     **{"CutOut": "Cutout", "Filled": "Constant", "Folder": "ImageFolder", "Idx": "IdxFiles", "Npz": "NpzFile"},
     **{"Sharded": "ShardedFiles", "Map": "PiecewiseConstant", "Step": "StepDecay", "Exponential": "ExponentialDecay"},
-    **{"Inverse": "InverseTimeDecay", "Sigmoid": "SigmoidDecay"},
+    **{"Inverse": "InverseTimeDecay", "Sigmoid": "SigmoidDecay", "History": "HistoryWriter"},
 }
 # renamed settings that are not arguments of classes
 KEYS = {

@@ -14,7 +14,7 @@ def _form(text: str) -> Callable[[Any], str]:
     return lambda value: "-" if value is None else format(value, text)
 
 
-# columns of `Columns.rows`, and their formats
+# columns of `History.rows`, and their formats
 SHOWN: dict[str, Callable[[Any], str]] = {
     "epoch": _form("d"),
     **{name: _form(".4g") for name in ("loss", "validation_loss", "test_loss")},
@@ -33,8 +33,8 @@ def present(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Columns(Mapping[str, list[Any]]):
-    """History as lists of values by name, with the names of history.jsonl. Missing values are None.
+class History(Mapping[str, list[Any]]):
+    """The history of training: lists of values by name, with the names of history.jsonl. Missing values are None.
 
     It is a read-only mapping of the columns of `epochs`. A name may begin with `val_` instead of `validation_`.
 
@@ -74,7 +74,7 @@ class Columns(Mapping[str, list[Any]]):
         return {re.sub("^validation_", "val_", name): values for name, values in self.epochs.items()}
 
     @classmethod
-    def of(cls, rows: Iterable[Mapping[str, Any]]) -> Columns:
+    def of(cls, rows: Iterable[Mapping[str, Any]]) -> History:
         """Build columns from history rows, whose `kind` is epoch or report."""
         rows = list(rows)
         epochs, reports = ([row for row in rows if row.get("kind") == kind] for kind in ("epoch", "report"))

@@ -16,7 +16,7 @@ from cupynet.core.errors import DataError, OutputError
 from cupynet.core.wording import shown
 from cupynet.runs import layout
 from cupynet.runs.checkpoints import Checkpoints
-from cupynet.runs.history import Columns, present
+from cupynet.runs.history import History, present
 
 PRUNED = "pruned"  # prefix of `stopped_by` for pruned trials
 
@@ -332,6 +332,6 @@ class Run:
             raise DataError(f"{self.history_path}: cannot be read ({error})") from error
         return [present(row) for row in rows if isinstance(row, dict)]
 
-    def columns(self) -> Columns:
+    def columns(self) -> History:
         """Read the history in columns. Raises DataError."""
-        return Columns.of(self.history())
+        return History.of(self.history())

@@ -5,7 +5,7 @@ from cupynet.training.batch_norm import recompute_statistics
 from cupynet.training.callbacks.base import Callback, LambdaCallback
 from cupynet.training.callbacks.checkpoint import Checkpoint
 from cupynet.training.callbacks.early_stopping import EarlyStopping, EarlyStoppingResult
-from cupynet.training.callbacks.history import History
+from cupynet.training.callbacks.history import HistoryWriter
 from cupynet.training.callbacks.loggers import Logger, MLflow, TensorBoard, WandB
 from cupynet.training.callbacks.memory_pools import Pools
 from cupynet.training.callbacks.nonfinite import NonFinite
@@ -35,7 +35,7 @@ __all__ = [
     "EpochRecord",
     "Evaluation",
     "GraphReplica",
-    "History",
+    "HistoryWriter",
     "NonFinite",
     "ParallelWrapper",
     "Pools",

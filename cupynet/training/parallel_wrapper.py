@@ -33,7 +33,7 @@ from cupynet.parallel import (
 )
 from cupynet.parallel.launchers.base import Launcher
 from cupynet.runs.checkpoints import Checkpoints
-from cupynet.runs.history import Columns
+from cupynet.runs.history import History
 from cupynet.runs.layout import MODEL
 from cupynet.runs.run import Run
 from cupynet.training.callbacks.base import Callback
@@ -206,7 +206,7 @@ class ParallelWrapper:
         validation_data: Examples | None = None,
         evaluate_on: Examples | None = None,
         evaluate_every: int = 1,
-    ) -> Columns:
+    ) -> History:
         """Train for `epochs` more epochs. Afterwards all replicas are identical.
 
         The rest of an interrupted epoch counts as an epoch (see `Trainer.fit`). If a worker fails, the others stop and
@@ -269,7 +269,7 @@ class ParallelWrapper:
             self.model.save(self._run.folder / MODEL)
         if interrupted and not hasattr(builtins, "__IPYTHON__"):
             raise KeyboardInterrupt
-        return Columns.of(self._rows.kept[before:])
+        return History.of(self._rows.kept[before:])
 
     @property
     def _writes_model(self) -> bool:
@@ -398,12 +398,12 @@ class ParallelWrapper:
                 self._release()
 
     @property
-    def history(self) -> Columns:
-        """The history of all fits (see `Columns`); empty in processes other than rank 0.
+    def history(self) -> History:
+        """The history of all fits (see `History`); empty in processes other than rank 0.
 
         Checkpoints contain the history, so it also covers the time before a `restore`.
         """
-        return Columns.of(self._rows.kept)
+        return History.of(self._rows.kept)
 
     @property
     def trainer(self) -> Trainer:

@@ -85,7 +85,7 @@ PARTS = {
     "a borrowed name": ("optimizer._target_", "{_target_: cupynet.commands.train.signal.Signals}"),
     "in a list in a part": (
         "callbacks.a.path[0].x._target_",
-        "{a: {_target_: cupynet.training.History, path: [{x: {_target_: os.mkdir, path: CANARY}}]}}",
+        "{a: {_target_: cupynet.training.HistoryWriter, path: [{x: {_target_: os.mkdir, path: CANARY}}]}}",
     ),
     "eval": ("loss._target_", "{_target_: builtins.eval}"),
     "half built": ("optimizer._partial_", "{_partial_: true}"),
@@ -232,7 +232,7 @@ def test_a_stored_run_does_not_decide_where_data_are_downloaded(
 
 
 def test_a_resumed_run_writes_nowhere_else(run: Path, settings_file: Path, refuses: Refuses) -> None:
-    part = "cupynet.training.History\n    path: "
+    part = "cupynet.training.HistoryWriter\n    path: "
     changed(settings_file, f"{part}null", f"{part}/CANARY")
     refuses("callbacks.history.path=/CANARY", "resume=run")
 
@@ -241,8 +241,9 @@ def test_a_resumed_run_writes_nowhere_else(run: Path, settings_file: Path, refus
 @pytest.mark.parametrize(
     ("target", "path"),
     [
-        *(("History", path) for path in ("..", "../x", "run", "run/.", "run/..", "run/sub/../../victim", "run2/x")),
-        *(("History", "victim/x"), ("Checkpoint", "/CANARY"), ("TensorBoard", "runs/x"), ("WandB", "~/x")),
+        *(("HistoryWriter", path) for path in ("..", "../x", "run", "run/.", "run/..", "run/sub/../../victim")),
+        *(("HistoryWriter", "run2/x"), ("HistoryWriter", "victim/x"), ("Checkpoint", "/CANARY")),
+        *(("TensorBoard", "runs/x"), ("WandB", "~/x")),
         ("Profile", "run"),
     ],
 )
@@ -255,8 +256,8 @@ def test_a_stored_callback_writes_nowhere_but_into_the_folder_of_its_run(target:
 @pytest.mark.parametrize("path", ["run/x", "run/a/../x", "run/../run/x", "./run/x/y", "ABSOLUTE"])
 def test_a_stored_path_inside_the_folder_is_kept(path: str, run: Path) -> None:
     path = path.replace("ABSOLUTE", str(run / "x"))
-    check_outputs("History", path=path)
-    check_outputs("History", path=path, folder=run)
+    check_outputs("HistoryWriter", path=path)
+    check_outputs("HistoryWriter", path=path, folder=run)
 
 
 @pytest.mark.parametrize("uri", [{}, {"uri": None}, {"uri": "sqlite:///run/mlflow.db"}])
@@ -312,7 +313,7 @@ def test_a_link_below_the_folder_of_a_run_leads_nowhere(kind: str, run: Path, vi
         resume.find("run", [])
     for path in (link, link / "new") if link.is_symlink() else ():
         with refused("callbacks.a.path"):
-            check_outputs("History", folder=run, path=str(path))
+            check_outputs("HistoryWriter", folder=run, path=str(path))
     assert tree(victim) == before
 
 

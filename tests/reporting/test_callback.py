@@ -14,7 +14,7 @@ from cupynet.data import Dataset
 from cupynet.nn import Dense, Image, Model, Sequential
 from cupynet.reporting import ReportPage
 from cupynet.runs.run import Run
-from cupynet.training import History, ParallelWrapper, StopReason
+from cupynet.training import HistoryWriter, ParallelWrapper, StopReason
 from cupynet.training.callbacks.base import Callback
 from cupynet.training.trainer import Trainer
 from tests.support.pages import check_alone
@@ -85,7 +85,7 @@ def test_without_matplotlib_there_is_a_page_without_charts(
     tmp_path: Path, without_charts: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "cupynet")
-    fit(tmp_path, History(), ReportPage())
+    fit(tmp_path, HistoryWriter(), ReportPage())
     assert caplog.text.count("cupynet[plots]") == 1
     text = (tmp_path / "report.html").read_text()
     assert "cupynet[plots]" in text and "<svg" not in text and not (tmp_path / "curves.png").exists()
@@ -95,7 +95,7 @@ def test_a_page_that_cannot_be_written_logs_one_warning(
     tmp_path: Path, without_charts: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "report.html" / "x").mkdir(parents=True)
-    fit(tmp_path, History(), ReportPage())
+    fit(tmp_path, HistoryWriter(), ReportPage())
     (record,) = caplog.records
     assert record.levelname == "WARNING"
 
@@ -103,7 +103,7 @@ def test_a_page_that_cannot_be_written_logs_one_warning(
 def test_no_page_without_a_folder_or_if_it_is_turned_off(tmp_path: Path) -> None:
     fit(None, ReportPage())
     fit(tmp_path, ReportPage())  # nothing to show
-    fit(tmp_path, History(), ReportPage(enabled=False))
+    fit(tmp_path, HistoryWriter(), ReportPage(enabled=False))
     assert not list(tmp_path.glob("*.html"))
 
 
@@ -119,7 +119,7 @@ def test_a_page_that_needs_no_network_is_also_made_for_a_failed_run_and_names_it
     tmp_path: Path, without_charts: None
 ) -> None:
     with pytest.raises(ValueError, match="^mine$"):
-        fit(tmp_path, History(), ReportPage(), Failing(ValueError("mine")))
+        fit(tmp_path, HistoryWriter(), ReportPage(), Failing(ValueError("mine")))
     text = (tmp_path / "report.html").read_text()
     assert ">failed<" in text and "ValueError: mine" in text
     check_alone(text)
@@ -127,5 +127,5 @@ def test_a_page_that_needs_no_network_is_also_made_for_a_failed_run_and_names_it
 
 def test_an_interrupt_is_not_delayed_by_a_page(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        fit(tmp_path, History(), ReportPage(), Failing(KeyboardInterrupt()))
+        fit(tmp_path, HistoryWriter(), ReportPage(), Failing(KeyboardInterrupt()))
     assert not list(tmp_path.glob("*.html"))

@@ -6,15 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cupynet import History, ParallelWrapper, Run
-from cupynet.runs.history import Columns
+from cupynet import History, HistoryWriter, ParallelWrapper, Run
 from tests.support.training import small_dataset, small_model
 
 
 def test_a_wrapper_keeps_the_rows_that_a_run_writes(tmp_path: Path) -> None:
     data, run = small_dataset(60), Run.of(tmp_path)
-    with ParallelWrapper(small_model(), 2, log_every=2, callbacks=[History()], run=run) as wrapper:
-        assert wrapper.history == Columns({}, {})
+    with ParallelWrapper(small_model(), 2, log_every=2, callbacks=[HistoryWriter()], run=run) as wrapper:
+        assert wrapper.history == History({}, {})
         wrapper.fit(data, epochs=2, batch_size=10, evaluate_on=data, evaluate_every=2)
         wrapper.fit(data, epochs=1, batch_size=10)
         found = wrapper.history
@@ -53,16 +52,16 @@ def test_rows_of_several_kinds() -> None:
         {"kind": "epoch", "b": None},
         {"a": 3},
     ]
-    assert Columns.of(rows) == Columns({"a": [1, None], "b": [None, None]}, {})
+    assert History.of(rows) == History({"a": [1, None], "b": [None, None]}, {})
 
 
 def test_columns_are_a_mapping_with_the_names_of_keras() -> None:
-    columns = Columns({"loss": [2.0], "validation_loss": [3.0]}, {})
+    columns = History({"loss": [2.0], "validation_loss": [3.0]}, {})
     assert dict(columns) == columns.epochs and list(columns) == ["loss", "validation_loss"]
     assert columns.history == {"loss": [2.0], "val_loss": columns["val_loss"]} and columns["validation_loss"] == [3.0]
     assert json.loads(json.dumps(columns.history)) == columns.history  # a dict, as pandas needs
     assert "val_loss" in columns and "accuracy" not in columns and columns.get("accuracy") is None
     assert 0 not in columns  # type: ignore[comparison-overlap]
-    for empty_or_not in (columns, Columns({}, {})):
+    for empty_or_not in (columns, History({}, {})):
         with pytest.raises(KeyError, match="validation_loss|no epoch"):
             empty_or_not["accuracy"]

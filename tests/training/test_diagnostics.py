@@ -11,7 +11,7 @@ from cupynet.data import Loader
 from cupynet.optim import SGD
 from cupynet.parallel import Average, ParameterAveraging, SerialCommunicator
 from cupynet.runs.run import Run
-from cupynet.training import History, ParallelWrapper, Replica
+from cupynet.training import HistoryWriter, ParallelWrapper, Replica
 from cupynet.training.fit import Fit
 from tests.support.trainers import trainer_of
 from tests.support.training import Recorder, StopAfter, small_dataset, small_model
@@ -62,7 +62,7 @@ class Layers(ParameterAveraging):
 
 def test_the_divergence_by_layer_is_reported_when_measured(tmp_path: Path) -> None:
     recorder, run = Recorder(), Run(tmp_path)
-    options: dict[str, Any] = {"callbacks": [recorder, History()], "run": run, "log_every": 2}
+    options: dict[str, Any] = {"callbacks": [recorder, HistoryWriter()], "run": run, "log_every": 2}
     with ParallelWrapper(small_model(), 2, synchronizer=Layers(1), **options) as wrapper:
         wrapper.fit(Loader(small_dataset(64), 4), epochs=1)
         measured = wrapper.trainer.statistics.measured

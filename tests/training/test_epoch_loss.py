@@ -11,7 +11,7 @@ from cupynet.data import Dataset, Loader
 from cupynet.nn import Model
 from cupynet.optim import SGD, StepDecay
 from cupynet.parallel import Pipeline
-from cupynet.training import Callback, EpochRecord, Evaluation, History, NonFinite, ParallelWrapper
+from cupynet.training import Callback, EpochRecord, Evaluation, HistoryWriter, NonFinite, ParallelWrapper
 from cupynet.training.fit import Fit
 from tests.support.training import Poisoned, Recorder, StopAfter, alone, network_with, small_dataset, small_model
 
@@ -86,7 +86,7 @@ def test_an_interrupted_epoch_is_one_record() -> None:
 
 def test_the_learning_rate_is_that_of_the_last_iteration(tmp_path: Path) -> None:
     recorder, optimizer = Recorder(), SGD(StepDecay(0.1, factor=0.5, every=1, by="epoch"))
-    callbacks = [recorder, History(tmp_path / "history.jsonl")]
+    callbacks = [recorder, HistoryWriter(tmp_path / "history.jsonl")]
     trainer = alone(small_model(), optimizer, callbacks=callbacks, log_every=0)
     trainer.fit(Fit(Loader(small_dataset(20), 4), 3))
     trainer.callbacks.close()
@@ -100,7 +100,7 @@ def test_the_learning_rate_is_that_of_the_last_iteration(tmp_path: Path) -> None
 
 def test_a_missing_loss_is_null_in_the_history(tmp_path: Path) -> None:
     path, model = tmp_path / "history.jsonl", network_with(Poisoned(*range(4)))  # one of the two batches, on worker 0
-    with ParallelWrapper(model, 2, 1, callbacks=[History(path), NonFinite("skip")]) as wrapper:
+    with ParallelWrapper(model, 2, 1, callbacks=[HistoryWriter(path), NonFinite("skip")]) as wrapper:
         wrapper.fit(Loader(small_dataset(8), 4, shuffle=False), epochs=1)
     row = json.loads(path.read_text())
     assert row["losses"][0] is None and row["losses"][1] == row["loss"] > 0

@@ -21,7 +21,7 @@ from cupynet.optim import Nesterov
 from cupynet.parallel import WorkerTimeout
 from cupynet.parallel.launchers import threads as launch
 from cupynet.runs.checkpoints import Checkpoints, read
-from cupynet.training import Callback, Checkpoint, History, ParallelWrapper
+from cupynet.training import Callback, Checkpoint, HistoryWriter, ParallelWrapper
 from tests.support.trainers import fitted
 from tests.support.training import WAYS, On, small_dataset, small_model
 
@@ -156,7 +156,7 @@ def test_a_failure_ends_a_fit_with_its_own_error(kind: str, tmp_path: Path) -> N
     options: dict[str, Any] = {"synchronizer": WAYS[way], "optimizer": Nesterov(0.05, 0.9), "run": tmp_path}
     options |= {"prefetch_buffer": 6, "log_every": 2, "timeout_s": 0.5 if kind == "hang" else 60.0}
     with pytest.MonkeyPatch.context() as patch:
-        callbacks = [Checkpoint(every_iterations=3), History(), *inject(fault, way, patch)]
+        callbacks = [Checkpoint(every_iterations=3), HistoryWriter(), *inject(fault, way, patch)]
         wrapper = ParallelWrapper(model, WORKERS, callbacks=callbacks, **options)
         with wrapper, pytest.raises(BaseException) as caught:
             wrapper.fit(train, epochs=EPOCHS, evaluate_on=held_out)
@@ -184,7 +184,7 @@ def test_wrappers_leave_no_threads_or_files_behind(tmp_path: Path) -> None:
         raise Injected
 
     def use(number: int) -> None:
-        callbacks = [Checkpoint(keep_last=1), History(), *([On("on_fit_end", fail)] if number % 3 == 0 else [])]
+        callbacks = [Checkpoint(keep_last=1), HistoryWriter(), *([On("on_fit_end", fail)] if number % 3 == 0 else [])]
         with ParallelWrapper(small_model(), 2, callbacks=callbacks, run=tmp_path / str(number)) as wrapper:
             for _ in range(2):
                 wrapper.fit(Loader(data, 4, seed=3), epochs=1, evaluate_on=Loader(data, 4, shuffle=False))

@@ -11,7 +11,7 @@ from cupynet.core import shared_options
 from cupynet.data import Loader, Shift
 from cupynet.optim import SGD, Adam, AMSGrad, ReduceOnPlateau
 from cupynet.parallel import Adaptive, ElasticAveraging, ParameterAveraging, Pipeline, Synchronizer
-from cupynet.training import EarlyStopping, History, NonFinite, ParallelWrapper, TrainingOptions, WeightAverage
+from cupynet.training import EarlyStopping, HistoryWriter, NonFinite, ParallelWrapper, TrainingOptions, WeightAverage
 from cupynet.training.fit import Fit
 from cupynet.training.options import CheckedOptions, FitData
 from tests.support.refusals import refused
@@ -108,7 +108,7 @@ IMAGES = FitData(examples=64, batch_size=8)
         ({"learning_rate_scale": "cubic"}, None, "learning_rate_scale"),
         ({"progress": "line"}, None, "progress"),
         ({"launcher": "processes"}, None, "launcher"),
-        ({"callbacks": [History]}, None, "callbacks"),
+        ({"callbacks": [HistoryWriter]}, None, "callbacks"),
         ({"callbacks": [EarlyStopping()]}, IMAGES, "EarlyStopping"),
         ({"optimizer": Adam(ReduceOnPlateau(0.1))}, IMAGES, "optimizer.learning_rate"),
         (

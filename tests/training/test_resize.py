@@ -13,7 +13,7 @@ from cupynet.data import Batch, Loader
 from cupynet.optim import Nesterov, OneCycle
 from cupynet.parallel import GradientSharing, ParameterAveraging, Pipeline, Synchronizer, ThresholdEncoding
 from cupynet.runs.checkpoints import Checkpoints, read
-from cupynet.training import Callback, Checkpoint, History, NonFinite, ParallelWrapper, Replica
+from cupynet.training import Callback, Checkpoint, HistoryWriter, NonFinite, ParallelWrapper, Replica
 from cupynet.training.checkpointing import _states as stored_states
 from cupynet.training.resize import mean, resized
 from tests.support.calls import watch
@@ -38,7 +38,7 @@ class Runs:
             workers,
             synchronizer=way,
             optimizer=Nesterov(OneCycle(0.1), max_grad_norm=1.0),
-            callbacks=[NonFinite("skip"), *callbacks, History()],
+            callbacks=[NonFinite("skip"), *callbacks, HistoryWriter()],
             log_every=1,
             run=self.new_folder(),
             **options,

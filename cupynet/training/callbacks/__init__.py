@@ -1,6 +1,6 @@
 """Callbacks receive training events."""
 
 from cupynet.training.callbacks.base import Callback
-from cupynet.training.callbacks.history import History
+from cupynet.training.callbacks.history import HistoryWriter
 
-__all__ = ["Callback", "History"]
+__all__ = ["Callback", "HistoryWriter"]

@@ -24,7 +24,7 @@ EPOCH = (
 )
 
 
-class History(Callback):
+class HistoryWriter(Callback):
     """Appends a JSON object to `history.jsonl` for each report and each epoch.
 
     Args:
@@ -110,7 +110,7 @@ def epoch_row(record: EpochRecord) -> dict[str, Any]:
 
 
 class Rows(Callback):
-    """Keeps the rows of `History` in memory and in checkpoints, for `ParallelWrapper.history`."""
+    """Keeps the rows of `HistoryWriter` in memory and in checkpoints, for `ParallelWrapper.history`."""
 
     def __init__(self) -> None:
         self.kept: list[dict[str, Any]] = []

@@ -12,7 +12,7 @@ from cupynet.data import Dataset, Loader
 from cupynet.optim import Nesterov, OneCycle
 from cupynet.parallel import ParameterAveraging, Pipeline, Synchronizer
 from cupynet.runs.checkpoints import Checkpoints, read
-from cupynet.training import Callback, Checkpoint, EarlyStopping, History, ParallelWrapper, consensus
+from cupynet.training import Callback, Checkpoint, EarlyStopping, HistoryWriter, ParallelWrapper, consensus
 from tests.support.refusals import refused
 from tests.support.resumed_runs import timeless_history
 from tests.support.training import WAYS, On, StopAfter, fingerprint, small_dataset, small_model
@@ -36,7 +36,7 @@ def wrapper_of(
         workers,
         synchronizer=way,
         optimizer=Nesterov(OneCycle(0.1), max_grad_norm=1.0),
-        callbacks=[*checkpoint, *callbacks, History()],
+        callbacks=[*checkpoint, *callbacks, HistoryWriter()],
         log_every=2,
         run=folder,
         **options,

@@ -15,7 +15,7 @@ from cupynet.core.errors import DivergedError
 from cupynet.data import Loader
 from cupynet.optim import Nesterov
 from cupynet.runs.run import Run
-from cupynet.training import Callback, Checkpoint, History, NonFinite, ParallelWrapper, StopReason
+from cupynet.training import Callback, Checkpoint, HistoryWriter, NonFinite, ParallelWrapper, StopReason
 from cupynet.training.callbacks.loggers import Logger, MLflow, TensorBoard, WandB, base
 from tests.support.logger_files import (
     Figures,
@@ -82,7 +82,7 @@ def figures(kind: str, folder: Path, store: str) -> Figures:
 
 
 def fit(run: Run, *callbacks: Callback, epochs: int = 2, restore: Path | None = None) -> None:
-    given = [History(), *callbacks]
+    given = [HistoryWriter(), *callbacks]
     with ParallelWrapper(small_model(), 2, run=run, log_every=5, optimizer=Nesterov(0.05), callbacks=given) as wrapper:
         if restore is not None:
             wrapper.restore(restore)
