@@ -5,7 +5,7 @@ from cupynet.nn import Constant
 
 
 class Scale(Layer):
-    """Multiplies each feature by a learned factor: (N, ...) -> the same."""
+    """Multiplies each feature by a learned factor: (N, ...) -> (N, ...)."""
 
     def build(self, input, params, backend):
         self.factor = params.add("factor", input.shape, Constant(1.0))
