@@ -32,7 +32,7 @@ def threads_now() -> int:
 
 
 class Limit(AbstractContextManager["Limit"]):
-    """Context that limits BLAS to `threads` threads in the whole process. The most recently entered limit applies."""
+    """Context manager that limits BLAS to `threads` threads in the whole process. The last entered limit applies."""
 
     _lock = threading.Lock()
     _entered = 0

@@ -78,7 +78,7 @@ class Device:
         """Wait for all work on the device of this backend and of the calling thread."""
 
     def activated(self) -> AbstractContextManager[Any]:
-        """Context that makes this device and its stream current, for threads other than the worker."""
+        """Context manager that makes this device and its stream current, for threads other than the worker."""
         return nullcontext()
 
     def activate(self) -> None:

@@ -28,7 +28,7 @@ class ThreadWorkspaces(threading.local):
 
 
 class Buffer:
-    """A pool's memory: an array without other references. interface: the array's NumPy array interface."""
+    """One buffer of a pool: an array that nothing else references. interface: the array's NumPy array interface."""
 
     __slots__ = ("interface", "key", "memory", "rows")
 
@@ -75,7 +75,7 @@ class Workspace:
         return self._count - free - len(self._returned) - len(self._returned_elsewhere)
 
     def borrow(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        """Return an uninitialized array that uses the shortest free buffer; on a tie, the last one returned."""
+        """Return an uninitialized array that uses the shortest sufficient buffer; on a tie, the last returned."""
         self._collect()
         key = (shape[1:], dtype)
         free = self._free.setdefault(key, [])
@@ -93,12 +93,15 @@ class Workspace:
         return self._lend(buffer, shape, Loan(buffer, self))
 
     def take(self, buffer: Buffer) -> None:
-        """Take a buffer back. May be called in any thread at any time, so it uses no locks or device calls."""
+        """Take a buffer back.
+
+        May be called in any thread at any time, so it takes no locks and makes no device calls.
+        """
         (self._returned if get_ident() == self._thread else self._returned_elsewhere).append(buffer)
 
     @contextmanager
     def capturing(self) -> Iterator[None]:
-        """Context that lends only buffers returned by this thread, because others may be in use on another stream."""
+        """Context manager: lends only buffers returned by this thread; others may be in use on another stream."""
         self._captures = True
         try:
             yield

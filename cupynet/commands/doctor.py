@@ -1,7 +1,7 @@
 """Check that this machine can train: `cupynet doctor [key=value ...]`. Nothing is downloaded or left behind.
 
-Prints a line for each check: `ok`, `note` (training works without it) or `problem` (training fails), with the remedy.
-The exit code is 0 if training would work, otherwise the exit code of training.
+Prints a line for each check: `ok`, `note` (training works without it) or `problem` (training fails),
+with a remedy if known. The exit code is 0 if training would work, otherwise the exit code of training.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Classify pictures with a finished run: `cupynet predict RUN digit.png [more.png | folder]`.
 
-If the run was trained on digits, pictures of another size are centered as in MNIST, and dark digits on light paper are
-inverted. Otherwise, pictures are resized, as with `data=folder`.
+If the run was trained on digits, pictures of a different size are centered as in MNIST, and dark digits on light paper
+are inverted. Otherwise, pictures are resized, as with `data=folder`.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ def leave(number: int) -> None:
 
 @contextmanager
 def handled(react: Callable[[int], None]) -> Iterator[None]:
-    """Context in which each signal calls `react` with its number. Does nothing outside the main thread."""
+    """Context manager in which each signal calls `react` with its number. Does nothing outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -46,7 +46,7 @@ def handled(react: Callable[[int], None]) -> Iterator[None]:
 
 @contextmanager
 def stopping_at_interrupt(stop: Callable[[], None]) -> Iterator[list[int]]:
-    """Context in which the first Ctrl-C calls `stop`, and the next one raises KeyboardInterrupt.
+    """Context manager in which the first Ctrl-C calls `stop`, and the next one raises KeyboardInterrupt.
 
     Yields a list that contains the first signal afterwards. Does nothing outside the main thread, or if the program
     handles SIGINT itself.

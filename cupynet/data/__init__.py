@@ -2,7 +2,7 @@
 
 A `Source` loads `Data`, which consists of `Dataset`s. A `Loader` splits a data set into `Batch`es and assigns them to
 workers. `Shards` are a training set on disk with one part for each worker. A `BatchFeed` yields a worker's batches,
-which a `Prefetcher` prepares ahead.
+which a `Prefetcher` prepares in advance.
 """
 
 from __future__ import annotations

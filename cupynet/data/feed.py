@@ -36,7 +36,7 @@ class BatchFeed:
     as a context manager, or call `close`.
 
     Args:
-        prefetch: number of batches to prepare ahead in a thread; 0 disables prefetching.
+        prefetch: number of batches to prepare in advance in a thread; 0 disables prefetching.
         images: False to load only labels, for a pipeline stage.
         on_device: True to keep images on the device (see `Backend.transfer`).
         shared: the device images that this process's workers share.

@@ -1,4 +1,4 @@
-"""Matching of a model's weights with the entries of a file from another framework."""
+"""Match a model's weights to the entries of a file from another framework."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def weights_of(model: Model, names: Iterable[str] = ()) -> dict[str, Weight]:
 
 
 def take(stored: dict[str, Any], entry: str, name: str, path: PathLike) -> Any:
-    """Remove and return the entry of a file for weight `name`. Raises DataError."""
+    """Remove and return the entry of a file for weight `name`. Raises DataError if it is missing."""
     if entry not in stored:
         entries = ", ".join(sorted(stored)[:8]) or "no other weights"
         raise DataError(f"{path}: lacks {entry!r} for weight '{name}'. It has {entries}. Map the weight with names.")
@@ -56,7 +56,7 @@ def take(stored: dict[str, Any], entry: str, name: str, path: PathLike) -> Any:
 def check_shape(
     read: Callable[[], Any], actual: tuple[int, ...], shape: tuple[int, ...], description: str, path: PathLike
 ) -> Any:
-    """Return `read()` if it has the right shape. Arrays of the wrong size are not read. Raises DataError."""
+    """Return `read()`. Raises DataError if the shape differs; arrays of the wrong size are not read."""
     array = read() if math.prod(actual) == math.prod(shape) else None
     if array is None or tuple(array.shape) != shape:
         raise DataError(f"{path}: weight {description} has shape {tuple(actual)}, but the network needs {shape}")

@@ -41,11 +41,11 @@ class Model:
         seed: seed of the initial weights, from 0 to 2**64 - 1.
         loss: softmax, mean_squared_error, binary_cross_entropy, hinge, huber, or a `Loss`.
         dtype: half, bfloat16, float or double; only if `backend` is a name. The default is float.
-        needs_dx: True to compute the derivative with respect to the input, for a later pipeline stage.
+        needs_dx: True to compute the gradient with respect to the input, as all pipeline stages but the first must.
 
     Attributes:
         network: the built copy of the network.
-        pixels: the scaling of pixels (from 0 to 255) in the last training.
+        pixels: the scaling of pixels (from 0 to 255) in the last training run.
         trained_on: `pixels`, or `floats` for images that were already scaled; "" for new and imported weights.
         output: the type of the output for one sample.
     """
@@ -123,13 +123,13 @@ class Model:
         self._class_names = tuple(map(str, names))
 
     def predict(self, images: Any, batch_size: int = PREDICTED_TOGETHER) -> Any:
-        """Return the scores of images, (N, O) on the host: probabilities, if the loss defines them.
+        """Return scores (N, O) on the host; they are probabilities if the loss defines them.
 
         Args:
-            images: (N, H, W, C), or (N, H, W) for one channel. uint8 images are scaled by `pixels`; floating-point
-                images must already be scaled. A single image needs no axis N. A warning is logged if the range differs
-                from training.
-            batch_size: number of images to compute at a time.
+            images: (N, H, W, C), or (N, H, W) for one channel. The axis N may be omitted for a single image. Integers
+                from 0 to 255 are scaled by `pixels`; floating-point images must already be scaled. A warning is logged
+                if the range differs from the one in training.
+            batch_size: number of images to process at a time.
         """
         size, images = checks.integer("batch_size", batch_size, 1), self._images(images)
         self._warn_of_range(images)
@@ -231,7 +231,7 @@ class Model:
     def part(self, names: Sequence[str], backend: Backend) -> Model:
         """Return a pipeline stage: consecutive layers of this `Sequential` network with their names and weights.
 
-        Only the last stage has the loss. The first stage does not compute the derivative with respect to its input.
+        Only the last stage has the loss. The first stage does not compute the gradient with respect to its input.
         """
         layers = dict(self._description.children())
         whole = dict(self.network.children())
@@ -332,7 +332,7 @@ class Model:
         save_described(path, self.weights(), self.description())
 
     def description(self) -> dict[str, Any]:
-        """Return everything except the weights that `save` writes, as plain values."""
+        """Return everything that `save` writes except the weights, as plain values."""
         return {
             "network": describe(self._description),
             "loss": describe(self.loss),

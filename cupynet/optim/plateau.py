@@ -15,7 +15,7 @@ class ReduceOnPlateau(Schedule, name="reduce_on_plateau"):
         initial: the learning rate at the beginning.
         factor: factor of the learning rate at each reduction.
         patience: number of consecutive evaluations without improvement to tolerate.
-        monitor: the validation figure to monitor, as in `EarlyStopping`. Higher is better, except for names that
+        monitor: the validation metric to monitor, as in `EarlyStopping`. Higher is better, except for names that
             contain "loss" or "error".
         min_delta: minimum change that counts as an improvement, exclusive.
         cooldown: evaluations to ignore after a reduction.

@@ -237,7 +237,7 @@ class Warmup(ScheduleWrapper, name="warmup"):
         self._epochs: int | None = None  # completed epochs at the end of the warm-up
 
     def begin_fit(self, start: int, stop: int, epoch: int = 0, epochs: int = 0) -> None:
-        if epoch and (start < self.steps or self._epochs is None):  # later fits may have epochs of another length
+        if epoch and (start < self.steps or self._epochs is None):  # later fits may have epochs of a different length
             self._epochs = max(epochs - -(-(stop - self.steps) // epoch), 0)
         begin = max(start - self.steps, 0)
         super().begin_fit(begin, max(stop - self.steps, begin + 1), epoch, epochs - (self._epochs or 0))

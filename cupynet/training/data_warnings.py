@@ -17,13 +17,15 @@ from cupynet.training.fit import Fit
 BRIGHT = 1 / 4  # images are nearly black if all scaled pixels are smaller
 AMPLE = 10  # with this many images per class on average, an empty class is unlikely to be chance
 AT_ONCE = 1 << 22  # bytes per chunk of images
-UNSCALED = 64  # pixels above this, far above scaled or normalized ones, seem unscaled
+UNSCALED = 64  # values above this are taken as unscaled; scaled or normalized ones are far smaller
 
 log = logging.getLogger(__name__)
 
 
 class DataWarnings:
-    """Logs warnings about training and evaluation data, once for each data set. Logs nothing unless `speaks`.
+    """Logs warnings about training and evaluation data. Logs nothing unless `speaks`.
+
+    Warnings about pixels and classes are logged once for each data set.
 
     metrics: True if the user requested metrics, which need evaluation data.
     """
@@ -62,7 +64,7 @@ class DataWarnings:
 
 
 def warn_of_pixels(dataset: LabeledData) -> bool:
-    """Warn and return True if all images are nearly black, or floating-point images seem unscaled."""
+    """Warn and return True if all images are nearly black, or floating-point images are probably unscaled."""
     if isinstance(dataset, Dataset) and dataset.scaled:
         return _warn_of_floats(dataset)
     enough = min(math.ceil(BRIGHT / max(dataset.pixels.scale)), 255)

@@ -36,12 +36,15 @@ class Spent:
 
     @property
     def averaging(self) -> float:
-        """The fraction of time spent averaging: the minimum over workers, because the last to arrive does not wait."""
+        """The fraction of time spent averaging: the minimum over workers.
+
+        The last worker to arrive does not wait, so its time is averaging alone.
+        """
         return min(self.share("averaging_s"))
 
     @property
     def data(self) -> float:
-        """The fraction of time spent waiting for batches: the maximum over workers, because the others wait for it."""
+        """The fraction of time spent waiting for batches: the maximum over workers, as others wait for the slowest."""
         return max(self.share("data_s"))
 
     @classmethod
@@ -104,8 +107,8 @@ class EpochRecord:
         loss: mean training loss during this epoch; NaN without samples.
         losses: training loss of each worker, in rank order; NaN for workers without samples and for all pipeline stages
             but the last.
-        accuracy: training accuracy during this epoch, 0..1. With targets of `binary_cross_entropy`, an output is
-            correct if it is on the same side of 1/2 as its target. NaN for other targets.
+        accuracy: training accuracy during this epoch, 0..1: the fraction of correct classes or, for targets of
+            `binary_cross_entropy`, of outputs on the same side of 1/2 as their target. NaN for other targets.
         learning_rate: the rate of the last iteration.
         drift, drift_by_layer: the last measurement in this epoch (see `IterationRecord`); NaN and empty if none.
     """

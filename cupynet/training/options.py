@@ -35,7 +35,7 @@ class TrainingOptions:
         workers: number of replicas. By default one per GPU; on a CPU one per core, up to 4; with `mpi` one per rank.
         averaging_frequency: iterations between averaging steps, `epoch`, `end`, or a schedule such as `PostLocal`. The
             default is 3.
-        prefetch_buffer: number of batches to prepare ahead, over all workers; 0 disables prefetching.
+        prefetch_buffer: number of batches to prepare in advance, over all workers; 0 disables prefetching.
         report_score_after_averaging: compute the mean loss over all replicas at each averaging step; true by default.
         average_updaters: average the optimizer state with the weights; true by default.
         optimizer: an `Optimizer`, or a name such as `adam` for one with default arguments; Nesterov(0.01, 0.9) by

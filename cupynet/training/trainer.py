@@ -62,7 +62,7 @@ class Trainer:
     Args:
         groups: the communicators of this worker; by default a single worker.
         synchronizer: the synchronization method; optional for a single worker.
-        prefetch_buffer: number of batches to prepare ahead in a thread; 0 disables prefetching.
+        prefetch_buffer: number of batches to prepare in advance in a thread; 0 disables prefetching.
         data_on_device, shared: see `Device.transfer`.
         log_every: iterations between `on_log` events, the same on every worker; 0 disables them.
 

@@ -44,7 +44,7 @@ class Recorder:
 
     @contextmanager
     def steered(self) -> Iterator[None]:
-        """Context in which operations read the loss scale and the scalars of the iteration from the controls."""
+        """Context manager in which operations read the loss scale and the iteration's scalars from the controls."""
         self._backend.controls = self._controls
         try:
             yield
@@ -53,7 +53,7 @@ class Recorder:
 
     @contextmanager
     def first(self) -> Iterator[None]:
-        """Context for the first run of some work. No other thread captures during this time."""
+        """Context manager for the first run of some work. No other thread captures during this time."""
         with self._backend.apart, first_use:
             yield
 

@@ -56,8 +56,8 @@ class Staging:
 class Resident:
     """Images (S, H, W, C) of a data set on one device, shared by all workers of the process on this device.
 
-    They are allocated and freed on a separate stream, which waits for each worker that leaves. The host does not wait,
-    because a worker's stream may be blocked in a collective.
+    They are allocated and freed on a separate stream, which waits for the pending work of each worker that releases
+    them. The host does not wait, because a worker's stream may be blocked in a collective.
     """
 
     def __init__(self, xp: Any, stream: Any, images: Any) -> None:
@@ -172,8 +172,8 @@ class CudaTransfer(Transfer):
     """Transfer in which `send` writes every batch to the same memory, on the worker's stream.
 
     `begin` copies the sample indices and labels of the epoch. Resident images are gathered on the device: by `gather`,
-    or by captured steps, which call `take` and `Recorder.judge`, and then need no other call of the host. Otherwise,
-    each batch is gathered on the host and sent from pinned memory.
+    or by captured steps, which call `take` and `Recorder.judge`, and then need no further call from the host.
+    Otherwise, each batch is gathered on the host and sent from pinned memory.
 
     Attributes:
         order: (1 + S,): the number of samples that captured steps have taken in this epoch, then the epoch's samples in
@@ -213,7 +213,7 @@ class CudaTransfer(Transfer):
         self.order = self._backend.allocate((1 + samples,), np.int64)
         self._labels = self._backend.allocate((samples, *self.label_shape), labels.dtype)
         with self._backend.activated():
-            self.order[...] = self._labels[...] = 0  # an epoch of this worker may be shorter
+            self.order[...] = self._labels[...] = 0  # this worker may have fewer samples in an epoch
         self._numbers_sent = self._staging(max(self.order.nbytes, self._labels.nbytes))
 
     def begin(self, rows: Sequence[Array], labels: Iterable[Array]) -> None:
@@ -222,14 +222,14 @@ class CudaTransfer(Transfer):
         if order.size and not -1 < order.min() <= order.max() < samples:  # the kernel does not check bounds
             raise IndexError(f"samples {order.min()} to {order.max()} are out of bounds for {samples} images")
         epoch_labels = np.concatenate([*labels] or [self._data.labels[:0]])
-        reshaped = epoch_labels.shape[1:] != self._labels.shape[1:]  # for example, if labels are mixed
+        reshaped = epoch_labels.shape[1:] != self._labels.shape[1:]  # for example, with mixup
         if reshaped or len(order) > len(self._labels):  # samples may be repeated
             self._numbers_sent.close()
             self._reserve(max(len(order), samples), epoch_labels)
         with self._backend.activated():
             self._numbers_sent.send(self.order[: 1 + len(order)], taken_and_order)
             self._numbers_sent.send(self._labels[: len(order)], epoch_labels)
-        self._at = self._taken = 0  # samples in the batches so far: assigned by the host, and counted by `order`
+        self._at = self._taken = 0  # samples so far: assigned by the host; taken on the device (`order[0]`)
 
     def make(self, rows: Array, edit: Edit | None = None) -> tuple[Array | None, Array]:
         if self._data.images is None or self._resident is not None:
@@ -269,14 +269,17 @@ class CudaTransfer(Transfer):
         return batch, self._labels[part]
 
     def seek(self, part: slice) -> None:
-        """Let the next `take` read this part of the epoch, even if other batches were gathered in between."""
+        """Make the next `take` read this part of the epoch, even if other batches were gathered in between."""
         if self._taken != part.start:
             with self._backend.activated():
                 self._numbers_sent.send(self.order[:1], [part.start])
         self._taken = part.stop
 
     def take(self, images: Array, labels: Array, samples: Array | None) -> None:
-        """Gather the epoch's next batch into these arrays. samples: may be None. `judge` counts the batch as taken."""
+        """Gather the epoch's next batch into these arrays. `judge` counts the batch as taken.
+
+        samples: receives the sample indices; None if they are not needed.
+        """
         assert self._resident is not None
         count, size, channels = len(images), math.prod(images.shape[1:]), len(self._tables[0])
         if labels.ndim == 1:

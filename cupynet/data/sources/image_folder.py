@@ -28,7 +28,7 @@ FOLDERS = {"train": ("train",), "validation": ("val", "valid", "validation"), "t
 
 @dataclass(eq=False)
 class ImageFolder(UserFiles):
-    """PNG, JPEG, BMP or WebP files in a folder for each class. Requires Pillow (extra `images`).
+    """PNG, JPEG, BMP or WebP files in one folder per class. Requires Pillow (extra `images`).
 
     Images are in `<folder>/train/<class>/`, `<folder>/val/<class>/` and `<folder>/test/<class>/`, each of which may be
     missing. Alternatively, all images are in `<folder>/<class>/`, and `validation` holds out some of them.
@@ -39,8 +39,8 @@ class ImageFolder(UserFiles):
     Args:
         folder: path of the folder.
         size: (height, width) to which images are resized; None if all images have the same size.
-        channels: 1 for grayscale or 3 for color; None if all images have the same kind.
-        class_names: names of the classes in order; by default the folder names. Classes may have no folder.
+        channels: 1 for grayscale or 3 for color; None if all images are grayscale or all are color.
+        class_names: names of the classes in order; by default the folder names. A listed class need not have a folder.
         seed, validation, limit, normalize, augment: see `Source`.
     """
 

@@ -1,7 +1,8 @@
 """The communicator interface, modeled on MPI, and the communicator of a single worker.
 
-Only arrays and numbers are transferred, because a worker may be a thread, a process or another machine. All workers
-must make the same calls in the same order. Sums are computed in rank order, so results do not depend on timing.
+Only arrays and numbers are transferred, because workers may be threads, processes, or processes on other machines. All
+workers must make the same calls in the same order. Sums on the host are computed in rank order, so results do not
+depend on timing; for sums on GPUs, see devices.py.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class WorkerTimeout(CupynetError):
 
 
 class Timeout:
-    """Timeout of a polling loop. Time while the process is suspended (Ctrl-Z) does not count."""
+    """Timeout of a polling loop. Time during which the process is suspended (Ctrl-Z) does not count."""
 
     def __init__(self, seconds: float) -> None:
         self._left_s = seconds
@@ -77,7 +78,7 @@ class Traffic:
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
-        """Context whose traffic is not counted."""
+        """Context manager that excludes traffic from the count."""
         sent = self.bytes_sent
         yield
         self.bytes_sent = sent
@@ -107,13 +108,13 @@ class Communicator:
         self._decided = False  # True if `_on_devices` is final
 
     def close(self) -> None:
-        """Release NCCL and device buffers. Called by all workers, each in its own thread, or by none."""
+        """Release NCCL and device buffers. Must be called by all workers, each in its own thread, or by none."""
         for part in (*self._groups, self._on_devices):
             if part is not None:
                 part.close()
 
     def abandon(self) -> None:
-        """Abort NCCL after a failure. May be called from any thread, because the worker may wait for its device."""
+        """Abort NCCL after a failure. May be called from any thread: the worker may be waiting for its device."""
         for part in (*self._groups, self._on_devices):
             if part is not None:
                 part.abandon()
@@ -174,8 +175,8 @@ class Communicator:
     def allreduce_mean(self, arrays: list[Array], weight: float) -> None:
         """Overwrite each array with the weighted mean over the workers.
 
-        mean = sum_r (weight_r / sum of weights) · array_r, in rank order. A worker with weight 0 does not contribute,
-        even if its arrays are NaN, but receives the mean. If all weights are 0, the arrays do not change.
+        mean = sum_r (weight_r / sum of weights) · array_r, on the host in rank order. A worker with weight 0 does not
+        contribute, even if its arrays are NaN, but receives the mean. If all weights are 0, the arrays do not change.
 
         Args:
             arrays: contiguous flat vectors with the same shapes on every worker, on the host or on this worker's
@@ -197,7 +198,7 @@ class Communicator:
                 self._put(array, host)
 
     def check(self) -> None:
-        """Raise `PeerFailed` if another worker has failed, or the error of `Launcher.close` if it ends the task.
+        """Raise `PeerFailed` if another worker has failed. If `Launcher.close` ended the task, raise its error.
 
         Cheap enough to call in every iteration.
         """
@@ -240,7 +241,8 @@ class Groups:
 
     Attributes:
         world: all workers of the run. They stop together if one fails.
-        replicas: data-parallel group: workers that hold the same weights, process different batches and are averaged.
+        replicas: data-parallel group: workers that train the same layers on different batches, and whose weights are
+            averaged.
         stages: pipeline group: the workers of one replica, in stage order.
     """
 

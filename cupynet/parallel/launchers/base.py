@@ -17,7 +17,7 @@ class Launcher:
     After a failure, no further task can run.
 
     Args:
-        timeout_s: seconds that a worker waits for the others, and `close` for a running task.
+        timeout_s: seconds that a worker waits for the others, and that `close` waits for a running task.
 
     Attributes:
         first: lowest rank in this process.

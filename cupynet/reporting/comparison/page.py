@@ -61,7 +61,7 @@ def _marks(comparison: Comparison) -> list[tuple[str, str]]:
 
 
 def _tiles(comparison: Comparison) -> list[tuple[str, str, str]]:
-    """Return the best group for each figure: figure, value and group name."""
+    """Return the best group for each metric: metric, value and group name."""
     wanted = (
         (f"best {comparison.split} accuracy", "accuracy", max),
         ("shortest training", "train_s", min),
@@ -95,7 +95,7 @@ def _curves(comparison: Comparison, groups: Sequence[Group], over: str, label: s
         points = [(x, 100 * share) for x, share in shares if share is not None]
         lines.append(_line(group.name, points, index))
     if all(len(line.x) < 2 for line in lines):
-        lines = []  # single points would overlap
+        lines = []  # curves of a single point would overlap
     title = f"{comparison.split.capitalize()} accuracy over {over}"
     note = f"The first run of each row, for at most {MAX_LINES} rows." if len(lines) < len(comparison.finished) else ""
     return Chart(title, label, "accuracy (%)", lines, note=note)
@@ -135,7 +135,7 @@ def _speed_up(comparison: Comparison) -> Chart:
 
 
 def _grid(comparison: Comparison) -> dict[str, Any] | None:
-    """Return tables of three figures over two settings, or None unless exactly two varied, each with several values.
+    """Return tables of three metrics over two settings, or None unless exactly two varied, each with several values.
 
     The best value has the strongest color.
     """

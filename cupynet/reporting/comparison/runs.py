@@ -132,7 +132,7 @@ def _in_effect(
 ) -> tuple[dict[str, Any], dict[str, str], frozenset[str]]:
     """Return the settings and chosen files that have an effect in a run, and the keys of all other settings.
 
-    setup: contains the actual `workers` and `backend`, which the settings may not specify. `setup` is empty before the
+    setup: contains the actual `workers` and `backend`, which the settings need not specify. `setup` is empty before the
     run begins.
     """
     workers, backend = setup.get("workers"), setup.get("backend")

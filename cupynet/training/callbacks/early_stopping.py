@@ -1,7 +1,7 @@
 """Early stopping (Prechelt 1998, "Early stopping - but when?") with the conditions of Deeplearning4j.
 
-Scores are the same on all workers. Each worker copies its weights after the best epoch, when all replicas are
-identical.
+Scores are the same on all workers. After the best epoch, when all replicas are identical, each worker keeps its own
+copy of the weights.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class EarlyStoppingResult:
         reason: the condition that ended the fit (`patience`, `best_score`, `max_epochs`, `max_time_s`, `max_score`,
             `invalid_score`), `epochs` if all epochs are complete, `stopped` by a request or a signal, or `diverged`.
         details: an explanation for the user.
-        scores: the monitored figure in each evaluated epoch. Epochs are numbered from 1 over all fits.
+        scores: the monitored metric in each evaluated epoch. Epochs are numbered from 1 over all fits.
         best_epoch, best_score: epoch and score of the best weights; None if no epoch had a finite score.
         epochs: completed epochs of this fit.
         restored: True if the model now has the best weights.
@@ -88,12 +88,12 @@ class _State:
 class EarlyStopping(Callback):
     """Ends a fit on all workers when a condition is met, and restores the best weights.
 
-    Each `fit` starts anew, unless it continues a restored one. The best weights are also restored after a
+    Each `fit` resets the scores, unless it continues a restored one. The best weights are also restored after a
     DivergedError, except in a pipeline. The optimizer state is not restored. With `restore_best_weights`, no other
-    callback may decide the final weights, such as WeightAverage.
+    callback, such as WeightAverage, may decide the final weights.
 
     Args:
-        monitor: the validation figure to monitor: `loss`, `accuracy`, `top_n_accuracy`, `precision`, `recall` or `f1`;
+        monitor: the validation metric to monitor: `loss`, `accuracy`, `top_n_accuracy`, `precision`, `recall` or `f1`;
             for regression `loss`, `mean_absolute_error` or `r2`; or one of the `metrics`. The prefixes `validation_`
             and `val_` are ignored.
         mode: `min` if lower scores are better, or `max` if higher ones are; `auto` is `min` for names that contain
@@ -105,7 +105,7 @@ class EarlyStopping(Callback):
         max_time_s: stop after this many seconds of the fit, including evaluations and earlier processes; None to
             disable.
         max_score: stop when a reported training loss exceeds this value; None to disable. The loss is the score of the
-            last averaging step if there is one, and otherwise the loss of any replica.
+            last averaging step if there is one, and otherwise the loss of each replica, any of which may stop the fit.
         invalid_score: stop when the score is NaN or infinite. Such a score is never the best.
         restore_best_weights: restore the best weights at the end of the fit.
         restore_on_interrupt: also restore them after `stop` or a signal. Off by default, because an interrupted fit

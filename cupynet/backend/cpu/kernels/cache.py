@@ -57,7 +57,7 @@ class KernelCache(FunctionCache):  # type: ignore[misc]
 
 
 def keep(compiled: Any, function: Callable[..., Any]) -> None:
-    """Cache the results of numba's dispatcher `compiled` for `function`, if there is a writable folder."""
+    """Cache the machine code of numba's dispatcher `compiled` for `function`, if there is a writable folder."""
     try:
         compiled._cache = KernelCache(function)  # instead of cache=True, whose errors end the run
     except (RuntimeError, OSError) as error:

@@ -49,7 +49,7 @@ class MLflow(Logger):
         # SQLAlchemy 2.1 warns about MLflow's own tables
         warnings.filterwarnings("ignore", message="The ``noload`` loader strategy", category=DeprecationWarning)
         for noisy in ("alembic", "mlflow.store.db.utils"):
-            logging.getLogger(noisy).setLevel(logging.WARNING)  # they log each table
+            logging.getLogger(noisy).setLevel(logging.WARNING)  # they would log a line for every table
         uri = self.uri or os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
         with ExitStack() as locked:
             if uri.startswith("sqlite:///"):
