@@ -1,4 +1,4 @@
-"""Record the tests that run on a GPU: `python -m pytest -p tests.gpu_record ...`, as in `make test-gpu`.
+"""Record the results of tests on a GPU: `python -m pytest -p tests.gpu_record ...`, as in `make test-gpu`.
 
 The plugin prints a table at the end and writes outputs/records/gpu-tests-<device>-<date>.json. Under xdist, only the
 controller does so. Without a usable GPU, no test runs.
@@ -13,7 +13,7 @@ import pytest
 from cupynet.backend.cuda import gpus
 from cupynet.bench import records
 
-OUTCOMES = ("passed", "failed", "error", "skipped", "xfailed", "xpassed")  # error: in a fixture
+OUTCOMES = ("passed", "failed", "error", "skipped", "xfailed", "xpassed")  # error: a fixture failed
 
 
 def pytest_configure(config: pytest.Config) -> None:

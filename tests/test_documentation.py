@@ -46,7 +46,7 @@ def anchors(page: Path) -> set[str]:
 
 
 def links(page: str) -> Iterator[tuple[Path, str]]:
-    """Yield (file, anchor) for each link of a page into the repository."""
+    """Yield (file, anchor) for each link on a page to a file in the repository."""
     for target in re.findall(r'(?:\]\(|<img src=")([^)"\s]+)', prose(PAGES[page])):
         if not re.match(r"https?:", target):
             name, _, anchor = target.partition("#")
@@ -82,7 +82,7 @@ START = re.compile(r"(?:\S*mpiexec .*?)?(?:\S*python -m )?(?:\S*/)?cupynet (?P<n
 MAKE = re.compile(r"make (?P<name>[a-z-]+)(?P<rest>.*)")
 SETTING = re.compile(r"(?:\+\+|\+|~)?(?P<group>\w+)[\w./]*=.+")
 PLACEHOLDER = re.compile(r"\.\.\.|<|^[A-Z_]+$|\*")
-NOT_COMPOSED = ("-m", "--help", "--config-dir", "resume=", "hydra/", "hydra.")  # for Hydra, or need existing folders
+NOT_COMPOSED = ("-m", "--help", "--config-dir", "resume=", "hydra/", "hydra.")  # Hydra's, or need existing folders
 MAKEFILE = (ROOT / "Makefile").read_text("utf-8")
 SCHEMAS: dict[str, tuple[str, type[Settings]]] = {
     "train": ("config", Settings),
@@ -94,14 +94,14 @@ SCHEMAS: dict[str, tuple[str, type[Settings]]] = {
 
 
 class Command(NamedTuple):
-    """A command on a page: its name, such as `train` or `make test`, and its words."""
+    """A command on a page: its name, such as `train` or `make test`, and its arguments."""
 
     name: str
     words: tuple[str, ...]
 
 
 def lines(text: str) -> Iterator[str]:
-    """Yield lines of indented blocks and of inline code, without comments, prompts and continuations."""
+    """Yield lines of indented blocks and inline code, without comments and prompts. Continued lines are joined."""
     whole = re.sub(r"\\\n\s+", "", prose(text))
     for line in re.findall(r"^    (\S.*)$", whole, re.MULTILINE):
         yield re.sub(r"(^|\s)#.*$| </dev/null( &)?$", "", line).removeprefix("$ ").strip()
@@ -124,7 +124,7 @@ def commands(text: str) -> Iterator[Command]:
 
 
 def split(line: str) -> tuple[str, ...]:
-    """Return the words of a line as a shell splits them. None for text with an apostrophe."""
+    """Return the words of a line as a shell splits them. Return () for text with an apostrophe."""
     try:
         return tuple(shlex.split(line))
     except ValueError:

@@ -1,6 +1,6 @@
 """Every backend computes the same as the reference, for each operation, each precision and odd shapes.
 
-tests/support/comparisons.py has the operations. tests/backend/reference/test_reference.py compares the reference
+tests/support/comparisons.py defines the operations. tests/backend/reference/test_reference.py compares the reference
 itself with plain loops.
 """
 
@@ -17,7 +17,7 @@ from tests.support.backends import NO_BFLOAT16, every_backend, every_compiled_ba
 from tests.support.comparisons import CHOSEN, COMPARISONS, ELSEWHERE, EXACT, HALVING, SHAPES, Shape, compare
 from tests.support.pairwise import pairwise
 
-# Each shape compiles a fused pair anew, so there are only a few, with some pixels to pool; one is dilated.
+# A fused pair is compiled for each shape, so only a few are tested, all large enough to pool; one is dilated.
 PAIRED = [SHAPES[i] for i in (0, 3, 8, 9, 12, 21)]
 PAIRED_CHOSEN = [
     Shape(2, 7, 6, 3, 6, Window((3, 3), padding=((1, 1), (1, 1))), True, True),
@@ -29,7 +29,7 @@ OTHER_PRECISIONS = ("half", "double") if NO_BFLOAT16 else ("half", "bfloat16", "
 @every_backend
 @pytest.mark.parametrize("operation", COMPARISONS)
 def test_a_backend_equals_the_reference(name: str, operation: str) -> None:
-    """Single precision runs in all shapes. Other precisions, whose kernels have the same source, run in a few."""
+    """Test single precision on all shapes, and other precisions, whose kernels have the same source, on a few."""
     shapes, chosen = (PAIRED, PAIRED_CHOSEN) if operation == "fused_pair" else (SHAPES, CHOSEN)
     for seed, shape in enumerate(shapes):
         compare(operation, create_backend(name, "float"), shape, seed)

@@ -57,7 +57,7 @@ def test_the_examples_are_the_images_of_the_mistakes(finished: tuple[Path, str, 
 
 
 def test_a_run_that_has_not_learned_warns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Steps are far too large, but clipping keeps them finite, so nothing else would show it."""
+    """Steps are far too large, but clipping keeps them finite, so nothing else would reveal it."""
     trained(tmp_path / "bad", *QUICK, "workers=1", "optimizer.learning_rate=10")
     assert sum(each.levelname == "WARNING" for each in caplog.records) == 1
     caplog.clear()
@@ -157,7 +157,7 @@ SPOILT: dict[str, Callable[[Path], object]] = {
         ("damaged", "folder/train/class-0/00000.png", ["data=folder", "data.folder=folder"]),
         ("unreadable", "folder/test/class-9/00019.png", ["data=folder", "data.folder=folder"]),
         ("missing", "shards/1/images.npy", ["data=shards", "data.folder=shards", "workers=2"]),
-        ("missing", "typo/mnist/train-images-idx3-ubyte.gz", []),  # below CUPYNET_DATA
+        ("missing", "typo/mnist/train-images-idx3-ubyte.gz", []),  # under CUPYNET_DATA
     ],
 )
 def test_a_damaged_missing_or_unreadable_data_file_ends_the_command_with_65_and_its_name(
@@ -255,7 +255,7 @@ def test_a_signal_during_the_last_evaluation_keeps_the_results_and_ends_a_sweep(
     assert "] job 0" in stdout and "] job 1" not in stdout and "did not begin: job 1" in stdout
 
 
-# and more -------------------------------------------------------------------------------------------------------------
+# other tests ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

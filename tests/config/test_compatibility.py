@@ -1,6 +1,6 @@
 """Users' files and stored runs of earlier versions still work, although classes and arguments have moved.
 
-`targets_52b31d6.json` has the parts of every file of conf/ at that commit, and `run_52b31d6` is one of its runs.
+`targets_52b31d6.json` contains the parts in every file of conf/ at that commit, and `run_52b31d6` is one of its runs.
 `run_0171862e`, from another commit, has its last checkpoint: a small `lenet_norm`, two workers, a weight average.
 """
 

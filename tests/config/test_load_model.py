@@ -23,7 +23,7 @@ SIZES = ["model.layers.dense1.units=20", "model.layers.conv1.filters=6", "model.
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a run of two replicas with running statistics, normalized pixels and a checkpoint in mid-epoch."""
+    """Return a run of two replicas with running statistics, normalized pixels and a mid-epoch checkpoint."""
     folder = tmp_path_factory.mktemp("trained") / "run"
     kept = ["callbacks.checkpoint.every_iterations=2", "callbacks.checkpoint.keep_last=9"]
     trained(folder, *SMALL, "model=lenet_norm", *SIZES, *kept, "data.normalize=auto", "workers=2", "epochs=2")
@@ -62,7 +62,7 @@ def test_a_run_is_loaded_by_any_path_and_on_any_backend(finished: Path, model: M
     expected = model.predict(test)
     for path in (Run(finished), steps / "step-00000010"):
         np.testing.assert_array_equal(load(path, "numba").predict(test), expected)
-    for place, dtype in ((str(finished), "double"), (steps, "float64")):  # the newest checkpoint is from the end
+    for place, dtype in ((str(finished), "double"), (steps, "float64")):  # the newest checkpoint was written at the end
         found = load(place, "numpy", dtype)
         assert found.backend.policy.name == "double"
         np.testing.assert_allclose(found.predict(test), expected, atol=1e-5)

@@ -20,7 +20,7 @@ from tests.support.training import small_model
 
 
 class Job:
-    """An MPI job with `on_machine` ranks on this machine. `word` is the first rank's error."""
+    """An MPI job with `on_machine` ranks on this machine. `word` is the error message broadcast by rank 0."""
 
     def __init__(self, on_machine: int, word: str = "") -> None:
         self.on_machine, self.word = on_machine, word
@@ -75,7 +75,7 @@ def test_a_run_that_needs_more_than_there_is_is_refused(name: str, monkeypatch: 
     machine_with(10**10, monkeypatch)
     with refused("batch_size"):
         experiment("workers=1", f"{name}=1000000000")
-    machine_with(None, monkeypatch)  # an unknown size rejects nothing
+    machine_with(None, monkeypatch)  # if the size is unknown, nothing is rejected
     experiment("workers=1", f"{name}=1000000000")
 
 

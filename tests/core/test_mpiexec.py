@@ -35,7 +35,7 @@ def set_all(monkeypatch: pytest.MonkeyPatch, variables: str) -> None:
         ("PMI_RANK=2 PMI_SIZE=4", (2, 4)),
         ("PMI_RANK=0 PMI_SIZE=1", None),  # a single rank
         ("OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 PMIX_RANK=0", (0, 2)),
-        ("PMI_RANK=0 PMI_SIZE=1 OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4", (3, 4)),  # mpirun within a step of srun
+        ("PMI_RANK=0 PMI_SIZE=1 OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4", (3, 4)),  # mpirun in an srun step
         ("PMIX_RANK=3 SLURM_STEP_NUM_TASKS=8", (3, 8)),
         ("PMIX_RANK=0 SLURM_STEP_NUM_TASKS=1", None),
         ("PMIX_RANK=1", (1, None)),

@@ -24,7 +24,7 @@ every_part = pytest.mark.parametrize("part", PARTS, ids=repr)
 
 
 class OfNumbers(Loss):
-    """A user-defined loss, which takes class numbers only."""
+    """A user-defined loss, which takes class indices only."""
 
 
 def batches(data: Any, *augment: Augmentation, workers: int = 1, backend: str = "numpy", epoch: int = 2) -> Any:

@@ -1,11 +1,11 @@
-"""Plant one fault at a time in a copy of the repository, and report which test catches it.
+"""Mutation testing: inject one fault at a time into a copy of the repository, and report which test catches it.
 
-    python -m tests.faults                                   # all of them
-    python -m tests.faults residual-not-restored ...         # these
+    python -m tests.faults                                   # all faults
+    python -m tests.faults residual-not-restored ...         # selected faults
     python -m tests.faults --area kernels --tree ../other    # in another working tree
 
-First, the tests run without a fault. Only tests of `make test` (for the area cuda, of `make test-standin`) can catch a
-fault. The exit code is 1 if a fault is missed, 2 if a fault does not exist or tests fail without one.
+First, the tests run without a fault. Only tests that `make test` runs (`make test-standin` for the area cuda) can catch
+a fault. The exit code is 1 if a fault is missed, 2 if a fault does not exist or tests fail without one.
 """
 
 import argparse
@@ -63,7 +63,7 @@ def main() -> int:
 
 def caught_by(fault: Fault, clean: Path, place: Path) -> str | None:
     """Return the test that fails with this fault in a copy of `clean`, or None."""
-    shutil.copytree(clean, place)  # including caches of kernels and bytecode, whose timestamps keep them valid
+    shutil.copytree(clean, place)  # with caches of kernels and bytecode, which stay valid because timestamps are kept
     file = place / fault.file
     file.write_text(file.read_text("utf-8").replace(fault.old, fault.new), "utf-8")
     began = time.monotonic()

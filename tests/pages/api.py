@@ -11,7 +11,7 @@ from typing import Any
 import cupynet
 from tests.pages.markdown import codes, marked, table, wrapped
 
-TOPICS = {  # topic -> module prefixes, the longest of which decides
+TOPICS = {  # topic -> module prefixes; the longest match wins
     "Training": ("training", "runs", "config"),
     "Models": ("nn",),
     "Layers": ("nn.activation", "nn.branches", "nn.conv", "nn.dense", "nn.dropout", "nn.norm", "nn.pool"),

@@ -196,7 +196,7 @@ def test_a_checkpoint_under_replacement_is_found_unless_it_is_damaged(tmp_path: 
 
 def test_a_new_checkpoint_goes_before_the_one_that_it_replaces(tmp_path: Path) -> None:
     store = saved(tmp_path, 3)
-    for number in range(9):  # in any order in which a file system may list them
+    for number in range(9):  # several, because a file system may list them in any order
         (tmp_path / f"step-00000003.old-{number}").mkdir()
     assert checkpoints(tmp_path) == {3: store.path(3)} and newest_step(store) == 3
 
@@ -205,7 +205,7 @@ def test_a_new_checkpoint_goes_before_the_one_that_it_replaces(tmp_path: Path) -
 
 
 def on_folders(number: int) -> Callable[[int], bool]:
-    """Return a condition that is true for the nth flushed descriptor of a folder."""
+    """Return a condition that is true for the nth fsync of a folder."""
     folders: list[int] = []
 
     def when(descriptor: int) -> bool:
@@ -217,7 +217,7 @@ def on_folders(number: int) -> Callable[[int], bool]:
     return when
 
 
-# step of a save -> owner and name of the function it calls, and whether to end the process at a call
+# step of a save -> owner and name of the function it calls, and whether this call ends the process
 POINTS: dict[str, tuple[Any, str, Callable[..., bool]]] = {
     "mkdir": (Path, "mkdir", lambda *_: True),
     "write": (os, "fsync", lambda _: True),
@@ -300,7 +300,9 @@ def test_a_disk_without_space_keeps_the_previous_checkpoints(small_disk: Path) -
 
 
 def test_a_checkpoint_that_cannot_be_removed_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """NFS keeps a file that is open elsewhere. The checkpoint still counts as removed; its rest is removed later."""
+    """NFS keeps a file that is open elsewhere. The checkpoint still counts as removed; the remaining files
+    are removed later.
+    """
 
     def busy(path: Any, **more: Any) -> None:
         raise OSError(errno.ENOTEMPTY, "Directory not empty")

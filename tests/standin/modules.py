@@ -47,7 +47,7 @@ def installed(
         memory: each device's memory in bytes.
         patience_s: seconds that a collective operation waits for the other ranks.
         arithmetic: operations to compute as on a GPU. "fused": a multiplication and an addition are rounded once, and
-            products and sums are added up in another order. "flushed": subnormal floats become zero.
+            products and sums are added up in a different order. "flushed": subnormal floats become zero.
 
     Raises:
         Misuse: at the end, the first one left in `Machine.misuses`, even if it was swallowed.

@@ -78,7 +78,7 @@ def test_operations_with_the_arithmetic_of_a_gpu_equal_the_reference(operation: 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float", 1e-4), ("half", 2e-2)])
 def test_workers_with_the_arithmetic_of_a_gpu_learn_the_same(dtype: str, tolerance: float) -> None:
-    """Products and sums have another order and round once per term, and subnormal numbers are flushed to zero."""
+    """Products and sums have a different order and round once per term, and subnormal numbers are flushed to zero."""
     found = []
     for arithmetic in ((), ("fused", "flushed")):
         with installed(arithmetic=arithmetic):

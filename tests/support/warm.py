@@ -2,9 +2,9 @@
 
 A server process has imported everything and loaded the compiled kernels. It forks for each command, and the fork does
 the same as `python -m`. It is not a new interpreter: tests of settings that an interpreter reads when it starts
-(variables such as PYTHON..., the folder of kernels, the number of BLAS threads) must start their own.
+(variables such as PYTHON..., the kernel cache folder, the number of BLAS threads) must start their own.
 
-    python -m tests.support.warm      # reads a line of JSON for each command, answers with its exit code
+    python -m tests.support.warm      # reads one JSON line per command and answers with its exit code
 """
 
 import atexit
@@ -57,7 +57,7 @@ def command(
 
     Args:
         stdout: a terminal or a named pipe that receives the output instead of the result.
-        more: the variables in `env` that this process does not have.
+        more: the variables in `env` that were added to this process's environment.
     """
     if not hasattr(os, "fork") or any(name.startswith(READ_AT_THE_START) for name in more):
         line = [sys.executable, "-m", module, *arguments]

@@ -1,4 +1,4 @@
-"""Parameter averaging: equality with one replica, the samples and replicas that take part, and drift."""
+"""Parameter averaging: equality with one replica, weighting by samples, which replicas take part, and drift."""
 
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
@@ -28,7 +28,10 @@ def nesterov() -> Nesterov:
 def trained_apart(
     samples: int, workers: int = 2, optimizer: Callable[[], Optimizer] = sgd, averaged: Sequence[int] = ()
 ) -> tuple[list[Any], float]:
-    """Train on batches of 4 with plain means after some iterations. Return the replicas and the sum of losses."""
+    """Train on batches of 4. Return the replicas and the sum of losses.
+
+    averaged: iterations after which the replicas are averaged without weights.
+    """
     replicas: list[Any] = [Replica(small_model(), optimizer()) for _ in range(workers)]
     loader, losses = Loader(small_dataset(samples), 4, seed=3), 0.0
     dealt = [loader.epoch(0, replica.backend, rank, workers) for rank, replica in enumerate(replicas)]
@@ -82,7 +85,7 @@ def test_a_later_average_weights_each_replica_by_its_samples_since_the_last_aver
 
 @on_numpy_and_a_device
 def test_scores_are_weighted_by_samples(backend: str) -> None:
-    """After batches of 4, 4 and 2, the score is the mean loss of the ten samples, each in its own replica."""
+    """After batches of 4, 4 and 2, the score is the mean of ten losses, each from the replica that trained on it."""
     run = train(2, sgd, samples=10, batch_size=4, frequency=2, backend=backend)
     _, losses = trained_apart(10)
     report = run.recorders[0].reports[-1]

@@ -1,4 +1,4 @@
-"""The loss scale for half precision: halved when a gradient overflows, doubled after a while."""
+"""The loss scale for half precision: halved when a gradient overflows, doubled after enough steps without overflow."""
 
 import numpy as np
 import pytest

@@ -164,7 +164,7 @@ def test_data_are_told_apart_by_targets_and_weights() -> None:
 
 
 class OfNumbers(Loss):
-    """A user-defined loss, which takes class numbers only."""
+    """A user-defined loss, which takes class indices only."""
 
     def __call__(self, backend: Any, prediction: Any, target: Any) -> tuple[Any, Any]:
         raise AssertionError(target)

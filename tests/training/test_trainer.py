@@ -221,7 +221,7 @@ def test_a_stop_at_the_last_round_completes_the_epoch_and_an_earlier_one_does_no
 
 
 def test_an_evaluation_of_older_weights_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a stop in mid-epoch, the previous epoch's evaluation is of other weights."""
+    """After a mid-epoch stop, the previous epoch's evaluation is of other weights."""
     monkeypatch.setattr(consensus, "AGREE_EVERY", 1)
     with ParallelWrapper(small_model(), 2, 1, callbacks=[StopAfter(7)]) as wrapper:
         wrapper.fit(loader(), epochs=3, evaluate_on=small_dataset(40))

@@ -2,7 +2,7 @@
 
 These tests cover cases that a backend's calls do not reach: vectors of any alignment and length, NaN, ties, and step
 controls. test_operations.py compares the rest. test_sanitized.py runs both under sanitizers, which end the process at
-an access beyond an array, so every array ends where its memory ends.
+an out-of-bounds access, so every array ends where its memory ends.
 """
 
 from collections.abc import Iterator
@@ -55,7 +55,7 @@ class DeviceKernel:
             memory[...] = self._cupy.asnumpy(copy)
 
     def _sent(self, argument: Any, copies: dict[int, tuple[Any, Any]]) -> Any:
-        """Return the argument in a device copy of its whole memory."""
+        """Return the argument's view of a device copy of its base array."""
         if not isinstance(argument, np.ndarray):
             return argument
         memory = argument
@@ -81,7 +81,7 @@ def place(request: pytest.FixtureRequest) -> Iterator[None]:
 def kernel(file: str, name: str) -> Any:
     if _kernel is not None:
         return _kernel(file, name)
-    return host_library(source(file), options=OPTIONS)[name]  # compiled as in CuPy's stand-in
+    return host_library(source(file), options=OPTIONS)[name]  # compiled as by the CuPy stand-in
 
 
 def array(values: Any, dtype: Any, start: int = 0) -> Any:
@@ -389,7 +389,7 @@ def test_nan_and_invalid_labels_stay_in_their_rows(kind: str, loss: str | None) 
 
 @pairwise(kind=EVERY_KIND, launch=IMAGES, columns=(0, 3, 40), channels=(1, 2), samples=(0, 1))
 def test_the_next_batch_of_an_epoch(kind: str, launch: Any, columns: int, channels: int, samples: int) -> None:
-    """Two of five samples have been taken, so the batch has the other three. Labels are class numbers or targets."""
+    """Two of five samples have been taken, so the batch has the other three. Labels are class indices or targets."""
     case, taken = Case(kind, launch), [4, 3, 1]
     pixels, order = array(case.rng.integers(0, 256, (5, 34)), np.uint8), array([2, 0, 2, *taken], np.int64)
     labels = array(case.rng.integers(0, 9, (5, columns) if columns else 5), np.float32 if columns else np.int64)

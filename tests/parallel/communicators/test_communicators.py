@@ -75,7 +75,7 @@ TEAMS = [
 
 @pytest.fixture(params=UNDER_MPIEXEC if RANKS else TEAMS)
 def team(request: pytest.FixtureRequest, made_up_devices: None) -> Iterator[Team]:
-    """Yield one worker with the serial communicator, or several on threads or MPI ranks."""
+    """Yield one worker with the serial communicator, or several, as threads or MPI ranks."""
     workers, *where = request.param
     if RANKS:
         yield Team(MpiLauncher(timeout_s=20), *where)
@@ -107,7 +107,7 @@ def test_the_suite_under_mpiexec(ranks: int) -> None:
     of_teams = [test for test in tests if {"team", "several"} & signature(test).parameters.keys()]
     assert re.findall(r"(\d+) passed", done.stdout) == [str(2 * (len(of_teams) + 1))] * ranks, (
         done.stdout
-    )  # one of them has two cases
+    )  # one test is parametrized with two cases
 
 
 def test_all_gather_is_in_rank_order(team: Team) -> None:
@@ -208,7 +208,7 @@ def test_traffic_is_counted(team: Team) -> None:
     others = team.workers - 1
     for rank, (reduced, *counts) in enumerate(team.run(task)):
         assert counts == [4 * rank * others, 40 * others * (rank == others), 56 * (others > 0)]
-        assert abs(reduced - 2 * others * 4800 // team.workers) <= 32 * others  # weights are sent unless they are known
+        assert abs(reduced - 2 * others * 4800 // team.workers) <= 32 * others  # and weights, unless known
 
 
 def test_mean_is_weighted_and_the_same_bits_everywhere(team: Team) -> None:

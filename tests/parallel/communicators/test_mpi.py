@@ -54,7 +54,7 @@ if result is not None:
 
 
 def ended(folder: Path, program: str, *arguments: object, ranks: int = 2) -> tuple[int, str, str]:
-    """Return the ranks' exit code, stdout and stderr. Raises TimeoutExpired if they hang."""
+    """Return the ranks' exit code, stdout and stderr, or raise TimeoutExpired if they hang."""
     (folder / "program.py").write_text(program)
     done = under_mpiexec(ranks, "program.py", *map(str, arguments), cwd=folder, timeout=60)
     return done.returncode, done.stdout, done.stderr
@@ -99,7 +99,7 @@ def test_a_rank_that_stops_responding_ends_all(tmp_path: Path, turn: int) -> Non
 
 
 def test_groups_of_the_same_ranks_are_made_once(tmp_path: Path) -> None:
-    """MPI has at most 2,048 communicators, but each worker splits 2,100 times."""
+    """MPICH supports about 2,048 communicators, but each worker splits 2,100 times."""
     code, stdout, _ = ended(tmp_path, FAILING, "groups", 1, 20)
     assert (code, stdout) == (0, "done 1\n")
 

@@ -1,4 +1,4 @@
-"""Loggers: their files equal history.jsonl, resumed runs continue them, and a failing logger never ends a run."""
+"""Loggers: they log the figures of history.jsonl, resumed runs continue the logs, and no failing logger ends a run."""
 
 import logging
 import os
@@ -90,7 +90,9 @@ def fit(run: Run, *callbacks: Callback, epochs: int = 2, restore: Path | None = 
 
 
 def check(found: Figures, run: Run, *, exact: bool) -> None:
-    """Check that every figure of history.jsonl was logged once, and otherwise only results and finer evaluations."""
+    """Check that every figure of history.jsonl was logged once, and nothing else except results and more
+    metrics of evaluations.
+    """
     wanted = expected(run.history())
     for key, values in wanted.items():
         assert found[key] == pytest.approx(values, rel=0 if exact else 1e-6, abs=0), key
