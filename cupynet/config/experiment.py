@@ -223,7 +223,7 @@ class Experiment:
 
     @contextmanager
     def pools_limited(self) -> Iterator[None]:
-        """Context that limits GPU memory pools to the limit in the settings. It empties them at the end."""
+        """Context manager that limits GPU memory pools as the settings say, and empties them at the end."""
         from cupynet.backend.cuda import gpus
 
         devices, limit = self.devices, self.settings.memory.device_pool_limit

@@ -64,7 +64,7 @@ class ConfigError(CupynetError, ValueError):
 
 @contextmanager
 def errors_of(key: str, arguments: Container[str] | None = None) -> Iterator[None]:
-    """Context in which a ConfigError names the part it concerns: `stages` becomes `pipeline.stages`.
+    """Context manager in which a ConfigError names the part it concerns: `stages` becomes `pipeline.stages`.
 
     Args:
         key: the part's key.
