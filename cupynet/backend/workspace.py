@@ -101,7 +101,7 @@ class Workspace:
 
     @contextmanager
     def capturing(self) -> Iterator[None]:
-        """Context manager: lends only buffers returned by this thread; others may be in use on another stream."""
+        """Context manager that lends only buffers returned by this thread; others may be in use on another stream."""
         self._captures = True
         try:
             yield

@@ -64,14 +64,15 @@ def train(experiment: Experiment, folder: Path) -> float | None:
     from cupynet.runs.run import Run
 
     run = Run(folder, asdict(experiment.settings))
-    try:
-        with experiment.pools_limited(), signals.handled(signals.leave):
-            return TrainJob(experiment, run).train()
-    except KeyboardInterrupt as stopped:
-        if not signal_of(stopped):  # a callback raised it
+    with experiment.pools_limited():
+        try:
+            with signals.handled(signals.leave):
+                return TrainJob(experiment, run).train()
+        except KeyboardInterrupt as stopped:
+            if not signal_of(stopped):  # a callback raised it
+                raise
+            raise Interrupted.by(stopped, saved(run, experiment.settings)) from None
+        except Exception as error:
+            if experiment.rank == 0 and not isinstance(error, Interrupted):
+                run.fail(exit_code(error))
             raise
-        raise Interrupted.by(stopped, saved(run, experiment.settings)) from None
-    except Exception as error:
-        if experiment.rank == 0 and not isinstance(error, Interrupted):
-            run.fail(exit_code(error))
-        raise

@@ -87,7 +87,7 @@ class Experiment:
         self.options = self._options(stages)
         self._weights: dict[str, Any] = {}  # the initial weights
         if settings.weights is not None and settings.resume is None:
-            with errors_of("weights", ()):
+            with errors_of("weights", arguments=()):
                 self._weights = weights_of(settings.weights, settings.trusted_modules)
         self._built, weights = self._build(trains)
         self.checked = self._check(self.options, self._fit_data() if trains else None)
@@ -131,15 +131,15 @@ class Experiment:
             self.loss.check(self.source.classes)
         network, params = copy.deepcopy(self.network), Params()
         described_on = self._backend()
-        with errors_of("model", ()):
+        with errors_of("model", arguments=()):
             network.build(self.input, params.scope(), described_on)
             check_loss(network, self.loss)
             check_output(network, self.source.classes)
         if self._weights:
-            with errors_of("weights", ()):
+            with errors_of("weights", arguments=()):
                 params.unmatched(self._weights)
         for key in ("learning_rate_factors", "freeze"):
-            with errors_of(key, ()):
+            with errors_of(key, arguments=()):
                 params.matching(getattr(self.settings, key) or ())
         return network, params.count
 

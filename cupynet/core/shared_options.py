@@ -1,4 +1,4 @@
-"""Rules of values that are both a setting and an argument, such as dtypes, launch limits and counts of workers.
+"""Validators and names shared by settings and constructor arguments: dtypes, launch limits, numbers of workers.
 
 Unlike cupynet.backend, this module does not import NumPy, so that --help is fast.
 """

@@ -1,5 +1,7 @@
 """Optimizers and learning-rate schedules."""
 
+from __future__ import annotations
+
 from cupynet.core.checks import named
 from cupynet.optim.adaptive import LAMB, AdaDelta, AdaGrad, Adam, AdaMax, AdamW, AMSGrad, Nadam, RMSProp
 from cupynet.optim.counted import ExponentialDecay, InverseTimeDecay, PiecewiseConstant, SigmoidDecay, StepDecay

@@ -34,6 +34,7 @@ from cupynet.training.state_tree import (
 from cupynet.training.trainer import Trainer
 
 WEIGHTS = "replica/weights/"
+RENAMED = {"History": "HistoryWriter"}  # callbacks of earlier versions -> present names
 
 log = logging.getLogger(__name__)
 
@@ -126,6 +127,8 @@ def _states(stored: Stored) -> list[Tree]:
         ]
         if not states:
             raise ValueError("there are none")
+        for state in states:
+            state["callbacks"] = {RENAMED.get(name, name): each for name, each in state["callbacks"].items()}
         return states
 
 

@@ -38,7 +38,7 @@ class Spent:
     def averaging(self) -> float:
         """The fraction of time spent averaging: the minimum over workers.
 
-        The last worker to arrive does not wait, so its time is averaging alone.
+        The last worker to arrive does not wait, so its time does not include waiting.
         """
         return min(self.share("averaging_s"))
 

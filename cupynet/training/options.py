@@ -287,6 +287,8 @@ class CheckedOptions:
                 figures = evaluation_of(1, self.options.metrics, **kind).figures()
                 figure = without_prefix(figure, figures)
                 one_of(f"{name}.{argument}", figure, figures, ", or a metric that is listed in `metrics`")
+        if getattr(part, "max_score", None) is not None and not self.options.log_every:
+            raise ConfigError("must be at least 1, because `max_score` is checked at each report", "log_every", "0")
         if not part.needs_validation:
             return
         if not data.validates:

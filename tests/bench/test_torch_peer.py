@@ -1,9 +1,13 @@
 """The benchmark's PyTorch peer trains the exported module in every way that is measured."""
 
 import importlib.util
+import multiprocessing
 import os
 import subprocess
 import sys
+from argparse import Namespace
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -95,10 +99,22 @@ def test_several_processes_are_added(tmp_path: Path) -> None:
     assert done.returncode == 0 and float(done.stdout) > 0, done.stderr
 
 
-def test_a_failed_process_ends_the_others() -> None:
-    done = run_peer("--network", "missing.py", "--processes", 2)
-    assert done.returncode == 1 and not done.stdout
-    assert done.stderr.strip().rpartition("\n")[2].startswith(("FileNotFoundError", "ModuleNotFoundError"))
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+@pytest.mark.parametrize("fails", [False, True])
+def test_rates_of_processes_are_added_and_a_failure_ends_the_others(
+    fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rate(setup: Namespace, ready: Callable[[], int]) -> float:
+        if fails:
+            (tmp_path / "first").mkdir()  # fails in the second process
+        return 3.0 + ready()
+
+    forking = multiprocessing.get_context("fork")  # so that the processes have the patched function
+    monkeypatch.setattr(multiprocessing, "get_context", lambda _: forking)
+    monkeypatch.setattr(peer, "images_per_s", rate)
+    setup = peer.parse(["--network", "net.py", "--processes", "2"])
+    with pytest.raises(SystemExit) if fails else nullcontext():
+        assert peer.images_per_s_of_all(setup) == 7.0  # a process gets its number, 0 or 1, from the barrier
 
 
 def run_peer(*options: object, **more: str) -> subprocess.CompletedProcess[str]:

@@ -17,6 +17,7 @@ from cupynet.config.instantiate import build
 from cupynet.config.removed import translated
 from cupynet.config.stored import keep
 from cupynet.core.errors import ConfigError
+from cupynet.runs.run import Run
 from tests.support.commands import run, summary_of
 from tests.support.refusals import refused
 from tests.support.settings import settings_of
@@ -59,9 +60,12 @@ def test_a_stored_run_is_reported_and_compared(tmp_path: Path) -> None:
 @pytest.mark.parametrize("changes", [(), ("workers=1", "dtype=double")])
 def test_a_checkpoint_of_an_earlier_version_is_resumed(changes: tuple[str, ...], tmp_path: Path) -> None:
     shutil.copytree(GOLDEN / "run_0171862e", tmp_path / "run")
+    with (tmp_path / "run/history.jsonl").open("a") as file:
+        file.write('{"kind": "epoch", "epoch": 3}\n')  # written after the checkpoint
     run(tmp_path, "resume=run", "epochs=3", *changes)
     summary = summary_of(tmp_path / "run")
     assert (summary["epochs"], summary["workers"]) == (3, 1 if changes else 2)
+    assert Run(tmp_path / "run").columns()["epoch"] == [1, 2, 3]
 
 
 def test_a_removed_setting_of_a_stored_run_is_dropped_if_default(

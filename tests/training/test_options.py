@@ -110,6 +110,7 @@ IMAGES = FitData(examples=64, batch_size=8)
         ({"launcher": "processes"}, None, "launcher"),
         ({"callbacks": [HistoryWriter]}, None, "callbacks"),
         ({"callbacks": [EarlyStopping()]}, IMAGES, "EarlyStopping"),
+        ({"log_every": 0, "callbacks": [EarlyStopping(max_score=5.0)]}, IMAGES, "log_every"),
         ({"optimizer": Adam(ReduceOnPlateau(0.1))}, IMAGES, "optimizer.learning_rate"),
         (
             {"workers": 2, "averaging_frequency": "end", "callbacks": [EarlyStopping()]},

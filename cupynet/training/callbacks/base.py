@@ -67,12 +67,10 @@ class Callback:
         """Called if a fit is stopped early, after its last iteration and before the last averaging step."""
 
     def after_finish(self, trainer: Trainer) -> bool | None:
-        """Called after the last averaging step and the last epoch of a fit, even if it is stopped early.
+        """Called after the last averaging step of a fit. Returns False if it has not changed the weights.
 
-        It may change the weights, identically on every worker.
-
-        Returns:
-            False if it has not changed the weights. If any callback returns True or None, they are evaluated again.
+        It is also called if the fit is stopped early. It may change the weights, identically on every worker. If any
+        callback returns True or None, they are evaluated again.
         """
         return False
 

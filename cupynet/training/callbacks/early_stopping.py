@@ -226,8 +226,8 @@ class EarlyStopping(Callback):
         restored = restore and self.restore_best_weights and bool(now.weights)
         if restored:
             last = trainer.model.weights()
-            changed = any((last[name] != best).any() for name, best in now.weights.items())
             trainer.model.load_weights(now.weights)
+            changed = any((last[name] != best).any() for name, best in now.weights.items())
         scores = {int(epoch): score for epoch, score in now.scores.items()}
         best = now.best_epoch or None, scores.get(now.best_epoch)
         self.result = EarlyStoppingResult(reason, details, self.monitor, scores, *best, now.epochs, restored)

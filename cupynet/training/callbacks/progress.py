@@ -27,7 +27,8 @@ STYLES = ("auto", "bar", "lines", "none")
 REFRESH_S = 0.25  # minimum interval between updates of the bar
 WIDE, WIDE_BAR, NARROW_BAR = 100, 16, 5  # columns of a wide terminal, and of the bar on wide and narrow terminals
 OTHER_COLUMNS = "  100 % 00:00 "
-NARROWEST, TIMESTAMP = 80, len("[12:30:05] ")  # columns of the narrowest terminal, and of a line's beginning
+NARROWEST, PIPED = 80, (200, 24)  # columns of the narrowest terminal; columns and lines without a terminal
+TIMESTAMP = len("[12:30:05] ")  # columns of the beginning of a line
 
 
 class Progress(Callback):
@@ -138,7 +139,7 @@ def say(logger: logging.Logger, text: str, *, printed: bool) -> None:
 
 
 def describe(record: EpochRecord, epochs: int) -> str:
-    """Describe an epoch in a line that fits the terminal, or 80 columns. `epochs` is the last epoch of the fit.
+    """Describe an epoch in a line, abbreviated to fit a terminal of 80 or more columns. `epochs`: the last epoch.
 
     A line that is too long is abbreviated, then loses the time and the training accuracy, but never the speed.
     """
@@ -146,7 +147,7 @@ def describe(record: EpochRecord, epochs: int) -> str:
     trained, evaluated = _trained(record), _evaluated(record)
     scores = [figure.removeprefix("accuracy ") for figure in trained]
     evaluated_scores = [figure.removeprefix("loss ").replace("validation ", "val ") for figure in evaluated]
-    width = max(shutil.get_terminal_size().columns, NARROWEST) - TIMESTAMP - len(f"epoch {epochs}/{epochs}: ")
+    width = max(shutil.get_terminal_size(PIPED).columns, NARROWEST) - TIMESTAMP - len(f"epoch {epochs}/{epochs}: ")
     for figures in (
         [took, f"{speed} images/s", *trained, *evaluated],
         [took, f"{speed}/s", *scores, *evaluated_scores],
