@@ -102,13 +102,13 @@ def instance(name: str, value: Any, kind: type[T], example: str) -> T:
     raise ConfigError(f"must be {one(kind.__name__)}, such as {example}", name, f"<{actual}>")
 
 
-def named(
-    name: str, value: Any, kinds: Mapping[str, type[T]], kind: type[T], example: str, *,
+def object_named(
+    name: str, value: Any, classes: Mapping[str, type[T]], kind: type[T], example: str, *,
     elsewhere: Mapping[str, str] | None = None,
 ) -> T:  # fmt: skip
-    """Return `value` if it is an instance of `kind`, or, for a name in `kinds`, an object with default arguments."""
+    """Return `value`, an instance of `kind`, or for a name in `classes` an object with default arguments."""
     if isinstance(value, str):
-        return kinds[one_of(name, value, kinds, elsewhere=elsewhere)]()
+        return classes[one_of(name, value, classes, elsewhere=elsewhere)]()
     return instance(name, value, kind, example)
 
 

@@ -5,7 +5,7 @@ from typing import TypeAlias
 
 from cupynet.backend import Backend
 from cupynet.backend.array import Array
-from cupynet.core.checks import named, number
+from cupynet.core.checks import number, object_named
 from cupynet.core.described import Described
 from cupynet.core.errors import ConfigError
 from cupynet.core.wording import shown
@@ -169,4 +169,4 @@ ELSEWHERE = {
 
 
 def loss_of(loss: str | Loss) -> Loss:
-    return named("loss", loss, LOSSES, Loss, "SoftmaxNLL(), or the name of a loss", elsewhere=ELSEWHERE)
+    return object_named("loss", loss, LOSSES, Loss, "SoftmaxNLL(), or the name of a loss", elsewhere=ELSEWHERE)

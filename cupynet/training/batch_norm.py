@@ -7,7 +7,7 @@ from cupynet.core.errors import ConfigError
 from cupynet.data import Loader
 from cupynet.nn import BatchNorm, Context
 from cupynet.training.fit import Examples, evaluation_loader, examples
-from cupynet.training.parallel_wrapper import ParallelWrapper, on_identical
+from cupynet.training.parallel_wrapper import ParallelWrapper, on_identical_replicas
 from cupynet.training.trainer import Trainer
 
 
@@ -27,7 +27,7 @@ def recompute_statistics(
     loader = evaluation_loader(examples(x, y), batch_size, wrapper.model)
     if min(loader.batch_size, len(loader.dataset)) < 2:
         raise ConfigError("must be at least 2", "batch_size", str(loader.batch_size))
-    on_identical(wrapper, loader, lambda trainer: _recompute(trainer, loader))
+    on_identical_replicas(wrapper, loader, lambda trainer: _recompute(trainer, loader))
 
 
 def _recompute(trainer: Trainer, loader: Loader) -> None:

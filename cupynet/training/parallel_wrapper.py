@@ -311,7 +311,7 @@ class ParallelWrapper:
         check_metrics(self.options.metrics, loader, self.model.loss)
         self._warnings.of_evaluation(loader)
         with stopping_at_interrupt(lambda: None) as interrupted:
-            evaluation = on_identical(self, loader, lambda trainer: trainer.evaluate(loader, interrupted))
+            evaluation = on_identical_replicas(self, loader, lambda trainer: trainer.evaluate(loader, interrupted))
         if interrupted:
             raise KeyboardInterrupt
         return evaluation
@@ -466,7 +466,7 @@ class ParallelWrapper:
         )
 
 
-def on_identical(wrapper: ParallelWrapper, loader: Loader, task: Callable[[Trainer], T]) -> T:
+def on_identical_replicas(wrapper: ParallelWrapper, loader: Loader, task: Callable[[Trainer], T]) -> T:
     """Run `task(trainer)`, a pass over `loader`, on all workers. Raise ConfigError if replicas are not identical."""
     results: list[T] = []
 

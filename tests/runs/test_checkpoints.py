@@ -300,9 +300,7 @@ def test_a_disk_without_space_keeps_the_previous_checkpoints(small_disk: Path) -
 
 
 def test_a_checkpoint_that_cannot_be_removed_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """NFS keeps a file that is open elsewhere. The checkpoint still counts as removed; the remaining files
-    are removed later.
-    """
+    """NFS keeps a file that is open elsewhere. The checkpoint counts as removed, and the file is removed later."""
 
     def busy(path: Any, **more: Any) -> None:
         raise OSError(errno.ENOTEMPTY, "Directory not empty")

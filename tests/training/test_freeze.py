@@ -9,7 +9,8 @@ import pytest
 
 from cupynet import Activation, BatchNorm, Conv2D, Dense, MaxPool2D, Model, ParallelWrapper, Pipeline, Sequential, load
 from cupynet.nn import Backward, Context, Layer
-from cupynet.optim import KINDS, LAMB, SGD, AdamW, Nesterov, Optimizer
+from cupynet.optim import LAMB, SGD, AdamW, Nesterov, Optimizer
+from cupynet.optim.named import KINDS
 from cupynet.parallel import ElasticAveraging, GradientSharing, ParameterAveraging
 from tests.support.device_runs import train_on_device
 from tests.support.refusals import refused

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from cupynet.backend.array import Array
-from cupynet.core.checks import named, number
+from cupynet.core.checks import number, object_named
 from cupynet.parallel.synchronizers.replica_view import ReplicaView, by_name, take_by_name
 
 
@@ -103,4 +103,4 @@ NAMES: dict[str, type[OuterOptimizer]] = {"slowmo": SlowMo, "diloco": DiLoCo}
 def outer_optimizer_of(value: str | OuterOptimizer | None) -> OuterOptimizer | None:
     """Return the named optimizer with its defaults, or the given optimizer."""
     example = "DiLoCo(0.7, 0.9), or slowmo or diloco"
-    return None if value is None else named("outer_optimizer", value, NAMES, OuterOptimizer, example)
+    return None if value is None else object_named("outer_optimizer", value, NAMES, OuterOptimizer, example)

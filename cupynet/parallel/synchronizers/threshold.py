@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cupynet.core.checks import instance, integer, named, number
+from cupynet.core.checks import instance, integer, number, object_named
 from cupynet.core.errors import ConfigError
 from cupynet.parallel.synchronizers.replica_view import is_finite
 
@@ -205,4 +205,4 @@ def _take(residual: NDArray[Any], step: Any) -> NDArray[np.int32]:
 def encoding(value: str | ThresholdEncoding | None) -> ThresholdEncoding | None:
     """Return the default encoding for `threshold`, otherwise the value itself, which may be None."""
     names, example = {"threshold": ThresholdEncoding}, "ThresholdEncoding(), or None"
-    return None if value is None else named("encoding", value, names, ThresholdEncoding, example)
+    return None if value is None else object_named("encoding", value, names, ThresholdEncoding, example)

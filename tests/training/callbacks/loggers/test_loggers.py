@@ -90,9 +90,7 @@ def fit(run: Run, *callbacks: Callback, epochs: int = 2, restore: Path | None = 
 
 
 def check(found: Figures, run: Run, *, exact: bool) -> None:
-    """Check that every figure of history.jsonl was logged once, and nothing else except results and more
-    metrics of evaluations.
-    """
+    """Check that every figure of history.jsonl was logged once, and otherwise only results and evaluations."""
     wanted = expected(run.history())
     for key, values in wanted.items():
         assert found[key] == pytest.approx(values, rel=0 if exact else 1e-6, abs=0), key
