@@ -1,4 +1,4 @@
-"""Layers, losses and models. All weights of a model are in one flat vector."""
+"""Layers, losses and models."""
 
 from cupynet.nn.branches import Concat, Residual
 from cupynet.nn.context import INFERENCE, Context

@@ -1,4 +1,4 @@
-"""Activation functions. Most work in place, because their derivative needs only the output."""
+"""Activation functions. Most work in place, because their derivatives need only the output."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ NOT_MONOTONE = ("softmax", *OF_INPUT)
 
 @dataclass(frozen=True)
 class ActivationFunction:
-    """An activation function, elementwise except for softmax (over the last axis). Computes 16-bit values in float32.
+    """An activation function, elementwise except for softmax (last axis). Computes in float32 for 16-bit arrays.
 
     - leaky_relu: x if x > 0, else slope · x (Maas et al. 2013).
     - elu: x if x > 0, else exp(x) - 1 (Clevert et al. 2016, alpha = 1).
     - softplus: log(1 + exp(x)).
     - gelu: x times the standard normal CDF of x (Hendrycks & Gimpel 2016), without the tanh approximation.
-    - silu: x · sigmoid(x) (Elfwing et al. 2018), also called swish.
+    - silu: x · sigmoid(x), also called swish (Elfwing et al. 2018).
     """
 
     name: str
@@ -39,7 +39,7 @@ class ActivationFunction:
         return self.name not in NOT_MONOTONE
 
     def into(self, backend: Backend, x: Array, out: Array) -> Array:
-        """Write the activation of x to `out`, which may be x, and return it."""
+        """Write the activation of x to `out`, which may be x, and return `out`."""
         if self.name in NAMES:
             return backend.pointwise(self.name, x, out, self.slope)
         if out is not x:
@@ -49,7 +49,7 @@ class ActivationFunction:
         return backend.relu(out) if self.name == "relu" else backend.softmax(out)
 
     def forward(self, backend: Backend, x: Array, *, train: bool) -> tuple[Array, Array]:
-        """Return the activation of a borrowed x, and the array that `backward` needs. May overwrite x."""
+        """Return the activation of a borrowed x, and the array to pass to `backward` as `kept`. May overwrite x."""
         out = backend.borrow(x.shape) if train and self.of_input else x
         return self.into(backend, x, out), x
 
@@ -63,7 +63,7 @@ class ActivationFunction:
 
 
 def split_relu(name: str) -> tuple[bool, ActivationFunction]:
-    """Return True and identity for ReLU, which is part of `dense` and `conv2d`, or False and the activation."""
+    """Return (True, identity) for ReLU, which `dense` and `conv2d` apply themselves, else (False, activation)."""
     relu = name == "relu"
     return relu, activation_function("identity" if relu else name)
 

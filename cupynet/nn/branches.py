@@ -24,10 +24,9 @@ Layers: TypeAlias = "Layer | Mapping[str, Layer] | Iterable[Layer]"
 class Residual(Layer):
     """Residual connection: layers(x) + shortcut(x) (He et al. 2015).
 
-    Weights have names such as `block1.conv1.weight`, or `block1.shortcut.weight` in the shortcut. An activation after
-    the sum is a separate layer. An `Activation("relu")` is fused if the last of the layers is a BatchNorm. The shortcut
-    is the identity by default. If the layers change the shape, the shortcut must be a layer with the same output shape,
-    such as a 1x1 convolution.
+    The shortcut is the identity by default. If the layers change the shape, it must be a layer with the same output
+    shape, such as a 1x1 convolution. An activation of the sum is a separate layer; ReLU is fused if the last of
+    `layers` is a BatchNorm. Weights have names such as `block1.conv1.weight` and `block1.shortcut.weight`.
     """
 
     capturable = True
@@ -78,7 +77,7 @@ class Residual(Layer):
 
 
 class ResidualReLU(Layer):
-    """A block and the ReLU after it: the last norm, the sum and the ReLU in one pass."""
+    """A residual block fused with the ReLU after it: the last norm, the sum and the ReLU in one pass."""
 
     capturable = True
 
@@ -112,8 +111,9 @@ class ResidualReLU(Layer):
 class Concat(Layer):
     """Concatenates the outputs of several branches along the last axis (channels or features).
 
-    Branches are a list, or a mapping by name. Each branch is a layer or a sequence of layers. Weights have names
-    such as `mixed.narrow.conv1.weight`.
+    Args:
+        branches: a list, or a mapping from name to branch. Each branch is a layer or a sequence of layers. Weights have
+            names such as `mixed.narrow.conv1.weight`; branches in a list are named branch1, branch2 and so on.
     """
 
     capturable = True
@@ -173,7 +173,7 @@ def _copied(backend: Backend, dy: Array) -> Array:
 
 
 def _sum(backend: Backend, ways: list[Array | None]) -> Array | None:
-    """Add the dx of all branches to the first one. Return None if no dx is needed."""
+    """Add the dx of all branches in place in the first one. Return None if no dx is needed."""
     total, *rest = ways
     for way in rest:
         if total is None or way is None:

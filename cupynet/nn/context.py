@@ -8,8 +8,8 @@ from typing import Any
 class Context:
     """The context of a forward pass.
 
-    A layer's random numbers depend only on (seed, epoch, sample, layer). During graph capture, `epoch` (one element)
-    and `samples` are device arrays, and other attributes that change between iterations cannot be read.
+    During graph capture, `epoch` (one element) and `samples` are device arrays, and `iteration` and `replicas` cannot
+    be read.
 
     Attributes:
         train: True if a backward pass follows.
@@ -19,7 +19,7 @@ class Context:
         seed: the seed of the model.
         replicas: communicator for layers with `syncs_replicas = True`; None for a single replica. All replicas must
             call its methods in the same order.
-        counts: False if the samples are dummies, used by a replica without a batch to take part in exchanges.
+        counts: False if the samples are dummies: a replica without a batch still takes part in exchanges.
     """
 
     train: bool = False

@@ -24,12 +24,10 @@ class Conv2D(Layer):
         stride: an integer or (vertical, horizontal).
         padding: zero padding on both sides, an integer or (vertical, horizontal); `same`; or `valid` (0).
         activation: identity, relu, leaky_relu, elu, gelu, silu, tanh, sigmoid, softplus or softmax.
-        init: initializer of the weight (K_h, K_w, C, O), a name or an object from cupynet/nn/init.py.
-        bias: False for no bias.
+        init: initializer of the weight (K_h, K_w, C / groups, O): a name or an object from cupynet/nn/init.py.
         dilation: an integer or (vertical, horizontal) (Yu & Koltun 2016).
-        groups: number of groups of channels and filters. Each filter sees only its group's channels. One group per
-            channel gives a depthwise convolution (Chollet 2017).
-        bias_init: initial bias (O,): a number, or an initializer that needs no fan: zeros, ones or normal.
+        groups: number of groups. Each filter sees only its group's channels. C groups: depthwise (Chollet 2017).
+        bias_init: initial bias (O,): a number, or an initializer without fans, such as `normal`.
     """
 
     capturable = True
@@ -114,7 +112,7 @@ class Conv2D(Layer):
 
 
 class ConvMaxPool(Layer):
-    """A convolution fused with max-pooling. The activation is applied to the pooled values."""
+    """A convolution fused with max-pooling. The activation is applied after pooling."""
 
     capturable = True
 

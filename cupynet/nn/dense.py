@@ -12,14 +12,13 @@ from cupynet.nn.types import Flat, InputType
 
 
 class Dense(Layer):
-    """activation(x W + b): (N, F) -> (N, O). An Image is flattened first, in H, W, C order.
+    """activation(x W + b): (N, F) -> (N, O). Images are flattened in H, W, C order.
 
     Args:
         units: number of outputs, O.
         activation: identity, relu, leaky_relu, elu, gelu, silu, tanh, sigmoid, softplus or softmax.
-        init: initializer of the weight (F, O), a name or an object from cupynet/nn/init.py.
-        bias: False for no bias.
-        bias_init: initial bias (O,): a number, or an initializer that needs no fan: zeros, ones or normal.
+        init: initializer of the weight (F, O): a name or an object from cupynet/nn/init.py.
+        bias_init: initial bias (O,): a number, or an initializer without fans, such as `normal`.
     """
 
     capturable = True

@@ -11,11 +11,11 @@ from cupynet.nn.types import InputType
 
 
 class Dropout(Layer):
-    """Inverted dropout: in training, set values to 0 with probability `rate`, and divide the others by 1 - rate.
+    """Inverted dropout: sets values to 0 with probability `rate`, and divides the others by 1 - rate.
 
-    See Srivastava et al. 2014. The zeros depend only on the model's seed, the epoch, the sample index, the layer's name
-    and the position. They are the same on every backend, with any number of workers and after a resume.
-    Deeplearning4j's argument is the fraction to keep.
+    The mask depends only on the model's seed, the epoch, the sample index, the layer's name and the position: it is the
+    same on every backend, with any number of workers and after a resume. See Srivastava et al. 2014. Deeplearning4j's
+    argument is the fraction to keep.
     """
 
     capturable = True

@@ -1,4 +1,4 @@
-"""Weight initializers. They use NumPy on the host, so initial weights do not depend on the backend."""
+"""Weight initializers. They run on the host, so initial weights do not depend on the backend."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def fans(shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 def grouped(init: Initializer, groups: int) -> Initializer:
-    """Return an initializer that draws a grouped convolution's weight (K_h, K_w, C / groups, O) group by group."""
+    """Return an initializer that draws the weight (K_h, K_w, C / groups, O) of a grouped convolution group by group."""
     if groups == 1:
         return init
 
@@ -65,7 +65,7 @@ class Normal(Described):
 
 
 class TruncatedNormal(Normal):
-    """N(mean, std²) truncated at two std from the mean. The resulting standard deviation is 0.88 std."""
+    """N(mean, std²) truncated two `std` from the mean. The resulting standard deviation is 0.88 std."""
 
     def __call__(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
         values = rng.standard_normal(shape)
@@ -88,9 +88,9 @@ class VarianceScaling(Described):
     """A distribution with mean 0 and variance scale / fan.
 
     Args:
-        scale: a factor above 0.
+        scale: above 0.
         mode: `fan_in`, `fan_out`, or `fan_avg` for their mean.
-        distribution: `normal`, `uniform` or `truncated_normal`. The variance refers to the truncated distribution.
+        distribution: `normal`, `uniform` or `truncated_normal` (the variance is the one after truncation).
     """
 
     def __init__(self, scale: float = 1.0, mode: str = "fan_in", distribution: str = "normal") -> None:
@@ -111,10 +111,9 @@ class VarianceScaling(Described):
 
 
 class Orthogonal(Described):
-    """A random semi-orthogonal matrix, scaled by `gain` (Saxe et al. 2014).
+    """A random semi-orthogonal matrix times `gain` (Saxe et al. 2014), uniformly distributed (Mezzadri 2007).
 
-    Its columns, or its rows if there are fewer, are orthogonal. It is uniformly distributed (Mezzadri 2007). A
-    convolution's weight is reshaped to (K_h · K_w · C, O).
+    Its columns, or its rows if there are fewer, are orthogonal. For a convolution, the matrix is (K_h · K_w · C, O).
     """
 
     def __init__(self, gain: float = 1.0) -> None:
@@ -131,8 +130,7 @@ class Orthogonal(Described):
 xavier = VarianceScaling(1.0, "fan_avg")
 zeros, ones = Constant(0.0), Constant(1.0)
 
-# Deeplearning4j's XAVIER, RELU and LECUN_NORMAL are xavier, he and lecun. Keras calls xavier glorot, PyTorch calls he
-# kaiming.
+# Deeplearning4j: XAVIER = xavier, RELU = he, LECUN_NORMAL = lecun. Keras: glorot = xavier. PyTorch: kaiming = he.
 INITIALIZERS: dict[str, Initializer] = {
     "xavier": xavier,  # N(0, 2 / (in + out)) (Glorot & Bengio 2010)
     "xavier_uniform": VarianceScaling(1.0, "fan_avg", "uniform"),
@@ -155,7 +153,6 @@ ELSEWHERE = {f"{name}_normal": name for name in ("xavier", "glorot", "he", "kaim
 
 
 def initializer(init: str | Initializer, argument: str = "init") -> Initializer:
-    """Return the initializer named `init`, or `init` itself if it is an initializer."""
     if callable(init) and not isinstance(init, type):
         return init
     return INITIALIZERS[one_of(argument, init, INITIALIZERS, ", or an initializer object", elsewhere=ELSEWHERE)]

@@ -1,8 +1,8 @@
 """The base class of layers, and `Sequential`.
 
-`forward` returns the output and a `backward` function, a closure over the arrays it needs. Nothing is stored on the
-layer, so several micro-batches can be in flight. A layer writes only to arrays that it borrowed, never to x. `backward`
-is called once and may overwrite `dy`.
+`forward` returns the output and a `backward` function, a closure over the arrays it needs. Layers store no activations,
+so several micro-batches can be in flight. A layer may write to arrays that it borrowed, but not to x. `backward` is
+called at most once and may overwrite `dy`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Backward: TypeAlias = Callable[[Array], "Array | None"]
 
 
 class KerasAttribute:
-    """A Keras attribute that does not exist here. Raises AttributeError, which names the replacement."""
+    """A Keras attribute that does not exist here. Accessing it raises AttributeError with the replacement."""
 
     def __init__(self, replacement: str) -> None:
         self._replacement = replacement
@@ -50,21 +50,20 @@ class Layer(Described):
     A new layer is a specification. `build` infers its shapes and declares its weights. A layer may be built several
     times, for different replicas and backends.
 
-    Subclasses implement `build` and `forward` (see guides/extending.md). A layer builds its children with
-    `params.scope(name)`, where `name` is the name of the attribute.
+    Subclasses implement `build` and `forward` (see guides/extending.md). They build children with `params.scope(name)`,
+    where `name` is the name of the attribute.
 
     Attributes:
-        capturable: True if CUDA graphs can capture the layer, because it performs the same operations for every batch
-            of the same size. Not inherited. Such a layer may only read `train`, `epoch`, `samples` and `seed` of the
-            context.
-        uses_rng: True if training reads `context.samples` and `context.epoch`. They are on the device during capture.
+        capturable: True if CUDA graphs can capture the layer: it performs the same operations for all batches of one
+            size, and reads only `train`, `epoch`, `samples` and `seed` of the context. Not inherited.
+        uses_rng: True if training reads `context.samples` and `context.epoch`.
         syncs_replicas: True if training exchanges data with other replicas (see `Context`). Not supported in pipelines.
         backend: the backend. `build` sets this and the following attributes.
         path: the full name, such as `block.conv1`; empty for a network of one layer.
         needs_dx: if False, `backward` may return None (see `Scope`).
         input, output: types of one sample before and after the layer.
         declared: number of weights, including children.
-        fused: empty, or the layer that computes this layer and the next one in one operation; not a child.
+        fused: empty, or the layer that fuses this layer with the previous one; not a child.
     """
 
     trainable = TRAINABLE
@@ -87,7 +86,7 @@ class Layer(Described):
             cls.build = _noted(cls.build)  # type: ignore[method-assign]
 
     def build(self, input: InputType, params: Scope, backend: Backend) -> InputType:
-        """Infer shapes from `input`, declare weights in `params`, and return the type of the output."""
+        """Infer shapes from `input`, declare weights in `params`, and return the output type."""
         raise NotImplementedError
 
     def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
@@ -99,12 +98,12 @@ class Layer(Described):
         return None
 
     def children(self) -> Iterable[tuple[str, Layer]]:
-        """Return (name, layer) for each child; by default for each attribute that is a layer."""
+        """Return (name, layer) for each child, by default for each attribute that is a layer."""
         return [(name, value) for name, value in vars(self).items() if isinstance(value, Layer)]
 
     @property
     def output_activation(self) -> str:
-        """The name of the output activation. A loss may apply it instead."""
+        """The name of the output activation, `identity` if there is none."""
         return "identity"
 
     def saved_values(self) -> int:
@@ -123,13 +122,11 @@ class Layer(Described):
                 yield from child.walk()
 
     def describe(self) -> str:
-        """Return a short description of the layer's settings for `Model.summary`."""
+        """Return the layer's settings for `Model.summary`."""
         return ""
 
 
 def _noted(build: Callable[..., InputType]) -> Callable[..., InputType]:
-    """Wrap `build` to store its arguments and result on the layer."""
-
     @functools.wraps(build)
     def noted(self: Layer, input: InputType, params: Scope, backend: Backend) -> InputType:
         first = self.path
@@ -161,14 +158,14 @@ EXAMPLE = "Dense(10), in YAML {_target_: cupynet.nn.Dense, units: 10}"
 
 
 class Sequential(Layer):
-    """A sequence of layers. Their names are used for parameters and on the command line.
+    """A sequence of layers. Parameters and settings are named after the layers.
 
     Args:
         layers: a mapping from name to layer, or a list. Names must not contain a dot. In a list, layers are named by
             type and number: conv2d1, maxpool2d1, conv2d2, dense1.
 
     Attributes:
-        steps: the built layers after fusion, each with the names of its fused layers.
+        steps: the built layers after fusion, each with the names of the layers it fuses.
     """
 
     capturable = True
@@ -241,7 +238,7 @@ class Sequential(Layer):
         def backward(dy: Array) -> Array | None:
             if not derivatives and self._first < len(self.steps):
                 raise RuntimeError("backward was already called and its arrays were released")
-            handed = [dy]  # a list, so that no reference to dy remains in this frame
+            handed = [dy]  # a list, so that this frame holds no reference to dy
             del dy
             while derivatives:
                 layer, derivative, shape = derivatives.pop()  # this also frees the arrays of the following layer

@@ -18,7 +18,7 @@ class Loss(Described):
 
     Attributes:
         capturable: see `Layer`.
-        applies: the activation that the loss applies itself, or None. The network must not apply it too.
+        applies: the activation that the loss applies, or None. The network must not apply it too.
     """
 
     capturable = False
@@ -50,14 +50,13 @@ class Loss(Described):
 class SoftmaxNLL(Loss):
     """Softmax cross-entropy from logits: -log softmax(z)[label].
 
-    The last layer must have no activation. Equivalent to Deeplearning4j's OutputLayer with softmax and
-    NEGATIVELOGLIKELIHOOD.
+    The last layer must have no activation. Like Deeplearning4j's OutputLayer with softmax and NEGATIVELOGLIKELIHOOD.
 
     Args:
         label_smoothing: fraction of the target that is spread evenly over all classes (Szegedy et al. 2016).
-        class_weights: loss factor of each class; None for 1. With label smoothing they weight each class's term, as in
+        class_weights: loss factor of each class; None for 1. With label smoothing, they weight each class's term, as in
             PyTorch. Unlike in PyTorch, the loss of a batch is divided by the number of samples, not by the sum of the
-            weights, so that micro-batches can be averaged.
+            weights.
     """
 
     capturable = True
@@ -136,7 +135,7 @@ class BinaryCrossEntropy(ElementwiseLoss):
 
 
 class Hinge(ElementwiseLoss):
-    """The mean of max(0, 1 - y · z) over outputs, where y is 1 for the class of the sample and -1 for the others."""
+    """The mean of max(0, 1 - y · z) over outputs, where y is 1 for the sample's class and -1 for the others."""
 
     capturable = True
     kind = "hinge"

@@ -35,19 +35,19 @@ class Model:
     `predict`, `classify`, `scores` and `weights` are thread-safe, even during a fit. Other methods are not.
 
     Args:
-        network: a list of layers, a mapping from name to layer, or one layer. The model builds a copy.
+        network: a list of layers, a mapping from name to layer, or one layer. It is copied.
         input: the shape of an image, (H, W, C), or (H, W) for one channel; or an `Image` or `Flat`.
         backend: numpy, numba, cupy, auto for the fastest available, or a `Backend`.
-        seed: seed of the initial weights, from 0 to 2**64 - 1.
+        seed: seed of the initial weights, below 2**64.
         loss: softmax, mean_squared_error, binary_cross_entropy, hinge, huber, or a `Loss`.
-        dtype: half, bfloat16, float or double; only if `backend` is a name. The default is float.
-        needs_dx: True to compute the gradient with respect to the input, as all pipeline stages but the first must.
+        dtype: half, bfloat16, float (default) or double. If `backend` is a `Backend`, omit it.
+        needs_dx: True to compute the gradient with respect to the input, as for all pipeline stages but the first.
 
     Attributes:
         network: the built copy of the network.
-        pixels: the scaling of pixels (from 0 to 255) in the last training run.
-        trained_on: `pixels`, or `floats` for images that were already scaled; "" for new and imported weights.
-        output: the type of the output for one sample.
+        pixels: the scaling of pixels (0 to 255) in the last training run.
+        trained_on: `pixels` for uint8 images, `floats` for scaled images, "" for new and imported weights.
+        output: the output type of one sample.
     """
 
     compile = fit = train_on_batch = evaluate = KerasAttribute(
@@ -115,7 +115,7 @@ class Model:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Names in the order of the outputs; empty if unknown. May be set to any sequence, such as an array."""
+        """Class names in the order of the outputs; empty if unknown. Can be set to any iterable."""
         return self._class_names
 
     @class_names.setter
@@ -123,12 +123,12 @@ class Model:
         self._class_names = tuple(map(str, names))
 
     def predict(self, images: Any, batch_size: int = PREDICTED_TOGETHER) -> Any:
-        """Return scores (N, O) on the host; they are probabilities if the loss defines them.
+        """Return scores (N, O) on the host; probabilities if the loss defines them.
 
         Args:
             images: (N, H, W, C), or (N, H, W) for one channel. The axis N may be omitted for a single image. Integers
-                from 0 to 255 are scaled by `pixels`; floating-point images must already be scaled. A warning is logged
-                if the range differs from the one in training.
+                from 0 to 255 are scaled by `pixels`; floating-point images must already be scaled. If their range is
+                not that of the training images, a warning is logged.
             batch_size: number of images to process at a time.
         """
         size, images = checks.integer("batch_size", batch_size, 1), self._images(images)
@@ -148,7 +148,7 @@ class Model:
     ) -> list[list[tuple[int | str, float]]]:
         """Return the `top` classes with the highest scores for each image, highest first, as (class, score).
 
-        The class is its name, or its index if there are no names. The score is a probability, if the loss defines it.
+        The class is a name, or an index if there are no names. The score is a probability if the loss defines one.
         """
         most = self.output.features
         top = checks.integer("top", top, 1, most=most, why=f"there are {most} classes")
@@ -229,7 +229,7 @@ class Model:
         return replica
 
     def part(self, names: Sequence[str], backend: Backend) -> Model:
-        """Return a pipeline stage: consecutive layers of this `Sequential` network with their names and weights.
+        """Return consecutive layers of this `Sequential` network as a pipeline stage, with their names and weights.
 
         Only the last stage has the loss. The first stage does not compute the gradient with respect to its input.
         """
@@ -251,15 +251,15 @@ class Model:
         return part
 
     def replace(self, **layers: Layer) -> Model:
-        """Return a copy with other layers in place of the layers with these names, for instance to fine-tune.
+        """Return a copy in which some layers are replaced, for instance to fine-tune.
 
-        The other layers keep their weights. All layers are trained, unless they are frozen again.
+        The other layers keep their weights. All layers are trainable, including frozen ones.
 
         Args:
             layers: new layers by name, such as `dense2=Dense(3)`.
 
         Raises:
-            ConfigError: the network is not a `Sequential` or has no layer with a given name, or another layer's weights
+            ConfigError: the network is not a `Sequential`, has no layer with a given name, or another layer's weights
                 no longer fit.
         """
         parts = dict(self._description.children()) if isinstance(self._description, Sequential) else {}
@@ -290,7 +290,8 @@ class Model:
             The names that do not match; none if `strict`.
 
         Raises:
-            ConfigError: a name or shape differs, nothing matches, or a value is not finite. Nothing is loaded.
+            ConfigError: a name or shape differs (if `strict`), nothing matches, or a value is not finite. Nothing is
+                loaded.
             DataError: the file cannot be read.
         """
         if isinstance(weights, Model):
@@ -308,7 +309,7 @@ class Model:
         return unmatched
 
     def restore_weights(self, weights: Mapping[str, Any]) -> None:
-        """Load weights and buffers of this network by name, without checking them."""
+        """Load weights and buffers by name without checks."""
         arrays = {name: p.master for name, p in self.params.named()}
         arrays |= {name: buffer.data for name, buffer in self.params.named_buffers()}
         with self.backend.activated():
@@ -323,8 +324,8 @@ class Model:
             model = cupynet.load("digits.safetensors")
 
         Raises:
-            ConfigError: the name does not end in .safetensors, or a layer has an argument that is not a plain value, or
-                is defined in a function or in __main__.
+            ConfigError: the name does not end in .safetensors; a layer has an argument that is not a plain value, or is
+                defined in a function or in __main__.
             OutputError: the file cannot be written.
         """
         if Path(path).suffix.lower() != ".safetensors":
@@ -373,7 +374,7 @@ class Model:
         return html_table(heading, rows, _totals(self))
 
     def set_learning_rate_factors(self, factors: Mapping[str, float]) -> None:
-        """Set learning-rate factors of some weights, for fine-tuning. Other factors remain unchanged.
+        """Set the learning-rate factors of some weights, for fine-tuning.
 
             model.set_learning_rate_factors({"conv*": 0.1, "conv1": 0})
 
@@ -457,7 +458,6 @@ def _backend_of(backend: Backend | str, dtype: str | None) -> Backend:
 
 
 def _is_floating(x: Any) -> bool:
-    """Return True if x is floating point, including bfloat16."""
     return bool(np.issubdtype(x.dtype, np.floating)) or x.dtype.name == "bfloat16"
 
 
@@ -472,7 +472,7 @@ def check_loss(network: Layer, loss: Loss) -> None:
 
 
 def check_output(network: Layer, classes: int) -> None:
-    """Raise ConfigError unless the built network has as many outputs as classes or targets."""
+    """Raise ConfigError unless the built network has as many outputs as there are classes or targets."""
     if network.output != Flat(classes):
         raise ConfigError(
             f"the network returns {network.output}, but the data have {wording.counted(classes, 'class')} or targets. "

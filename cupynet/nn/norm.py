@@ -16,21 +16,20 @@ from cupynet.nn.types import InputType
 class BatchNorm(Layer):
     """Batch normalization (Ioffe & Szegedy 2015): (x - mean) / sqrt(variance + epsilon) · scale + shift per channel.
 
-    Channels are the last axis. Training uses the statistics of the worker's batch or micro-batch, and evaluation uses
-    running statistics. The latter are buffers of the model (`norm1.mean`, `norm1.variance`), averaged and saved with
-    the weights. `scale` and `shift` have no weight decay. A following `Activation("relu")` is fused.
+    Channels are the last axis. Training uses the statistics of the worker's batch or micro-batch; evaluation uses
+    running statistics, which are buffers (`norm1.mean`, `norm1.variance`), averaged and saved with the weights. `scale`
+    and `shift` have no weight decay. A following `Activation("relu")` is fused.
 
     Without `sync`, the result depends on the number of workers. With `sync`, and weights or gradients averaged in every
     iteration, several workers compute the same result as one worker on all samples (for plain SGD or momentum).
 
-    As in PyTorch, the running variance is unbiased (divided by n - 1), but the variance of a batch is divided by n. If
-    `scale` and `shift` are frozen (`Model.freeze`), training uses the running statistics and does not change them, as
-    in Keras. If a batch has one value per channel, the output is `shift`, as in Keras, and the running statistics do
-    not change.
+    As in PyTorch, batches are normalized with the biased variance (divided by n), and the running variance is unbiased
+    (n - 1). If `scale` and `shift` are frozen (`Model.freeze`), training uses the running statistics unchanged, as in
+    Keras. If a batch has one value per channel, the output is `shift`, and the running statistics do not change.
 
     Args:
-        momentum: decay of the running statistics, as in Keras (0.99) and Deeplearning4j (`decay`, 0.9). PyTorch's
-            momentum is 1 minus this value.
+        momentum: decay of the running statistics: 0.99 in Keras, 0.9 in Deeplearning4j (`decay`). PyTorch's momentum is
+            1 minus this value.
         epsilon: added to the variance; 1e-5 in PyTorch and Deeplearning4j, 1e-3 in Keras.
         sync: True to compute statistics over the batches of all replicas, with two exchanges per forward pass and one
             per backward pass. Disables graph capture. Not supported in pipelines.
@@ -63,8 +62,7 @@ class BatchNorm(Layer):
     ) -> tuple[Array, Backward]:
         """Normalize x (N, ..., C), add `around`, and apply a ReLU if `relu`.
 
-        With `around`, the backward function does not overwrite dy with dx. It returns dx, and leaves in dy the gradient
-        of `around`.
+        With `around`, the backward function returns dx in a new array and overwrites dy with the gradient of `around`.
         """
         backend, epsilon, scale, shift = self.backend, self.epsilon, self.scale, self.shift
         apart = around is not None
@@ -119,7 +117,7 @@ class BatchNorm(Layer):
         return total
 
     def _meet(self, sums: Array, count: int, group: Any) -> None:
-        """Replace the sums of this replica by their mean over all replicas, weighted by the number of samples."""
+        """Replace the sums by their mean over replicas, weighted by `count`."""
         scale = self.backend.loss_scale  # may differ between replicas
         sums /= scale
         group.allreduce_mean([sums.reshape(-1)], count)
@@ -142,8 +140,8 @@ class LayerNorm(Layer):
     `scale` and `shift` have no weight decay.
 
     Args:
-        axis: `features` to normalize over all values of a sample, or `channels` to normalize over the channels of each
-            pixel. `scale` and `shift` have one element for each of these values or channels.
+        axis: `features` to normalize over all values of a sample, `channels` over the channels of each pixel. `scale`
+            and `shift` have one element per value or channel, respectively.
         epsilon: added to the variance.
     """
 

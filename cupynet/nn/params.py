@@ -1,4 +1,4 @@
-"""The weights and the buffers of a model, in one flat vector each. Layers have named views into them."""
+"""The weights and buffers of a model, in one flat vector each. Layers hold named views."""
 
 from __future__ import annotations
 
@@ -36,11 +36,10 @@ class Parameter(Named):
     """A named weight. Its arrays are views into the vectors of `Params`, created by `allocate`.
 
     Attributes:
-        decay: True if penalties such as l2 apply. They apply to weights but not to biases, as in Deeplearning4j.
+        decay: True if penalties such as l2 apply: to weights but not to biases, as in Deeplearning4j.
         master: the weight that is updated, averaged and saved; at least float32.
         data: the array that layers read: `master` or its 16-bit copy.
         grad: the gradient of the loss, with the dtype of `master`. Layers add to it, and the optimizer clears it.
-        frozen: True if training does not change the weight.
     """
 
     init: Initializer
@@ -51,7 +50,7 @@ class Parameter(Named):
     grad: Array = field(default=None, repr=False)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Raise AttributeError if a view would be replaced, because it would no longer be trained."""
+        """Raise AttributeError if a view would be replaced: the new array would not be trained."""
         before = self.__dict__.get(name)
         if name in ("master", "data", "grad") and before is not None and value is not before:
             raise AttributeError(
@@ -64,7 +63,7 @@ class Parameter(Named):
 class Buffer(Named):
     """Values that forward passes update instead of the optimizer, such as running means.
 
-    `data` is a view into `Params.buffers`, created by `allocate` and initialized with `fill`.
+    `data` is a view into `Params.buffers`, created by `allocate` and initialized to `fill`.
     """
 
     fill: float = 0.0
@@ -89,7 +88,7 @@ class Segment:
 
 
 class Unmatched(NamedTuple):
-    """Names that were not loaded. If only a weight's shape differs, its name is in both lists."""
+    """Names of weights that were not loaded. If only the shape differs, the name is in both lists."""
 
     missing: list[str]
     unexpected: list[str]
@@ -101,8 +100,8 @@ class Params:
     Attributes:
         master, data, grad: flat (P,) vectors (see `Parameter`). P includes padding between parameters, which is zero.
         segments: slices that an optimizer updates in one call each.
-        rates: learning-rate factors by name, except factors of 1; 0 for frozen weights.
-        buffers: flat (B,) vector in the accumulation dtype (see `Buffer`); empty if there are no buffers.
+        rates: learning-rate factors other than 1, by name; 0 for frozen weights.
+        buffers: flat (B,) vector in the accumulation dtype (see `Buffer`); may be empty.
         buffer_snapshot: the copy made by `snapshot_buffers`, (B,).
     """
 
@@ -232,7 +231,7 @@ class Params:
                 self.segments.append(Segment(self._offsets[members[0].name], stops[members[-1].name], decay, rate))
 
     def matching(self, patterns: Collection[str]) -> set[str]:
-        """Return the names of weights that match a pattern, or whose layer matches."""
+        """Return the names of weights that match a pattern, or whose layer does. Raise ConfigError if none does."""
         found: set[str] = set()
         for pattern in patterns:
             names = [
@@ -246,7 +245,7 @@ class Params:
         return found
 
     def unmatched(self, weights: Mapping[str, Any]) -> Unmatched:
-        """Compare weights by name and shape. Raise ConfigError if nothing matches or a value is not finite."""
+        """Compare names and shapes with `weights`. Raise ConfigError if none match or matching weights are not finite."""
         own = {name: each.shape for name, each in (*self._entries.items(), *self._buffers.items())}
         given = {name: tuple(each.shape) for name, each in weights.items()}
         differing = sorted(name for name in own.keys() | given.keys() if own.get(name) != given.get(name))
@@ -258,7 +257,7 @@ class Params:
         return Unmatched(*([name for name in differing if name in names] for names in (own, given)))
 
     def trained(self, vector: Array) -> list[Array]:
-        """Return the parts of a (P,) vector with weights that are not frozen."""
+        """Return the slices of a (P,) vector whose weights are not frozen."""
         return [vector[segment.part] for segment in self.segments] if self.frozen else [vector]
 
     def clear_frozen(self) -> None:
@@ -293,7 +292,7 @@ class Params:
         return position
 
     def publish(self) -> None:
-        """Copy `master` to `data` after a change, unless they are the same array."""
+        """Copy `master` to the 16-bit `data`, if there is one."""
         if self.data is not self.master:
             self._backend.convert(self.master, self.data)
 
@@ -303,7 +302,6 @@ class Params:
 
 
 def _and_parents(name: str) -> list[str]:
-    """Return the names of a weight and of its enclosing layers: `a.b.weight`, `a.b`, `a`."""
     parts = name.split(".")
     return [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
 
@@ -317,7 +315,7 @@ class Scope:
     """Declares the weights of a layer while it is built.
 
     Attributes:
-        prefix: the name of the layer with a dot; empty for the network itself.
+        prefix: the layer's name and a dot; empty for the network itself.
         needs_dx: True if an earlier layer has weights or is on another device. Otherwise `backward` may return None.
     """
 
@@ -326,7 +324,7 @@ class Scope:
     needs_dx: bool = True
 
     def scope(self, name: str, needs_dx: bool | None = None) -> Scope:
-        """Return the scope of a child layer. It inherits `needs_dx` by default."""
+        """Return the scope of a child layer. By default it inherits `needs_dx`."""
         return Scope(self.params, f"{self.prefix}{name}.", self.needs_dx if needs_dx is None else needs_dx)
 
     @property

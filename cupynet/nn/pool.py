@@ -31,7 +31,6 @@ def padding_of(what: str, padding: Any) -> tuple[int, int] | None:
 def window_on(
     input: InputType, kernel: IntPair, stride: IntPair, padding: IntPair | None, dilation: IntPair = (1, 1)
 ) -> Window:
-    """Return the window for an input. padding: None means `same`."""
     if padding is None and isinstance(input, Image):
         extent = Window(kernel, stride, dilation=dilation).extent
         rows, columns = map(same_padding, (input.height, input.width), extent, stride)
@@ -46,8 +45,8 @@ class Pool(Layer):
     Args:
         kernel_size: an integer or (height, width).
         stride: an integer or (vertical, horizontal); by default `kernel_size`.
-        padding: padding on both sides, an integer or (vertical, horizontal) below `kernel_size`; `same`; or `valid`
-            (0). Padding does not count in maxima or means.
+        padding: on both sides, an integer or (vertical, horizontal) below `kernel_size`; `same`; or `valid` (0).
+            Padding does not count in maxima or means.
     """
 
     def __init__(self, kernel_size: Size, stride: Size | None = None, padding: Size | str = 0) -> None:
@@ -69,10 +68,9 @@ class Pool(Layer):
 
 
 class MaxPool2D(Pool):
-    """Max-pooling: (N, H, W, C) -> (N, H', W', C).
+    """Max-pooling: (N, H, W, C) -> (N, H', W', C). See `Pool` for the arguments.
 
-    If values are equal, the first in row-major order gets the whole gradient. NaN counts as the largest value. For the
-    arguments, see `Pool`.
+    Of equal values, the first in row-major order gets the whole gradient. NaN counts as the largest value.
     """
 
     capturable = True
@@ -89,10 +87,9 @@ class MaxPool2D(Pool):
 
 
 class AvgPool2D(Pool):
-    """Average pooling: (N, H, W, C) -> (N, H', W', C).
+    """Average pooling: (N, H, W, C) -> (N, H', W', C). See `Pool` for the arguments.
 
-    Padding is not counted (as with count_include_pad=False in PyTorch, or `same` in Keras). For the arguments, see
-    `Pool`.
+    Padding is not counted, as in Keras and with count_include_pad=False in PyTorch.
     """
 
     capturable = True

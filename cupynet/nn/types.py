@@ -11,7 +11,7 @@ from cupynet.core.wording import shown
 
 @dataclass(frozen=True)
 class Image:
-    """The type of images; arrays are (N, H, W, C)."""
+    """The type of an image; batches are (N, H, W, C)."""
 
     height: int
     width: int
@@ -35,7 +35,7 @@ class Image:
 
 @dataclass(frozen=True)
 class Flat:
-    """The type of vectors; arrays are (N, F)."""
+    """The type of a vector; batches are (N, F)."""
 
     features: int
 
@@ -54,7 +54,6 @@ InputType: TypeAlias = Image | Flat
 
 
 def input_type(shape: InputType | Sequence[int]) -> InputType:
-    """Convert a shape to an `Image`: (H, W, C), or (H, W) for one channel."""
     if isinstance(shape, Image | Flat):
         return shape
     if isinstance(shape, list | tuple) and len(shape) in (2, 3):
