@@ -1,8 +1,4 @@
-"""Adaptive optimizers, which scale the step of each weight by its past gradients.
-
-Moving averages start at zero. Bias corrections depend on the number of iterations since training began, see
-`Optimizer.numbers`.
-"""
+"""Optimizers that scale the step of each weight by its past gradients. Moving averages start at zero."""
 
 from __future__ import annotations
 
@@ -23,12 +19,7 @@ class Adam(ElementwiseOptimizer):
         m += (1 - beta1) · (g - m);    v += (1 - beta2) · (g² - v)
         w -= lr · m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + epsilon)
 
-    t counts iterations from 1.
-
-    Args:
-        beta1, beta2: decay rates of the moving averages of gradients and of squared gradients.
-        epsilon: added to the denominator for numerical stability.
-        learning_rate and others: see `Optimizer`.
+    The iteration t is counted from 1 over all fits. For the other arguments, see `Optimizer`.
     """
 
     capturable = True
@@ -48,12 +39,7 @@ class Adam(ElementwiseOptimizer):
 
 @dataclass(eq=False, repr=False)
 class AdamW(Adam):
-    """Adam with decoupled weight decay (Loshchilov & Hutter 2019).
-
-    Args:
-        weight_decay: see `Optimizer`.
-        learning_rate and others: see `Adam`.
-    """
+    """Adam with decoupled weight decay (Loshchilov & Hutter 2019). See `Adam` and `Optimizer` for the arguments."""
 
     capturable = True
     l2: float = field(default=0.0, init=False)
@@ -79,15 +65,13 @@ class AdaMax(Adam):
 
 @dataclass(eq=False, repr=False)
 class Nadam(Adam):
-    """Adam with Nesterov momentum (Dozat 2016). As in PyTorch and Keras, beta1 grows with the iteration t.
+    """Adam with Nesterov momentum (Dozat 2016). As in PyTorch and Keras, momentum grows with the iteration t.
 
         mu_t = beta1 · (1 - 0.96^(t · momentum_decay) / 2);    m and v as in Adam
         w -= lr · (mu_(t+1) · m / (1 - mu_1 ... mu_(t+1)) + (1 - mu_t) · g / (1 - mu_1 ... mu_t))
              / (sqrt(v / (1 - beta2^t)) + epsilon)
 
-    Args:
-        momentum_decay: rate at which mu grows to beta1; with 0, mu stays at beta1/2.
-        learning_rate and others: see `Adam`.
+    For the other arguments, see `Adam`.
     """
 
     capturable = True
@@ -110,7 +94,7 @@ class Nadam(Adam):
         return float(self.beta1 * (1 - 0.5 * 0.96 ** (t * self.momentum_decay)))
 
     def _product_of(self, t: int) -> float:
-        """Return mu_1 ... mu_t, continuing from the last call if it was for a smaller t."""
+        """Return mu_1 ... mu_t, reusing the last product if possible."""
         known, product = self._product if self._product[0] <= t else (0, 1.0)
         for each in range(known + 1, t + 1):
             product *= self._mu(each)
@@ -120,12 +104,7 @@ class Nadam(Adam):
 
 @dataclass(eq=False, repr=False)
 class AdaGrad(ElementwiseOptimizer):
-    """AdaGrad (Duchi et al. 2011): w -= lr · g / (sqrt(sum of g²) + epsilon).
-
-    Args:
-        epsilon: added to the denominator for numerical stability.
-        learning_rate and others: see `Optimizer`.
-    """
+    """AdaGrad (Duchi et al. 2011): w -= lr · g / (sqrt(sum of g²) + epsilon). See `Optimizer`."""
 
     capturable = True
     rule = RULES["adagrad"]
@@ -140,10 +119,7 @@ class AdaGrad(ElementwiseOptimizer):
 class RMSProp(ElementwiseOptimizer):
     """RMSProp (Tieleman & Hinton 2012): s += (1 - decay) · (g² - s); w -= lr · g / (sqrt(s) + epsilon).
 
-    Args:
-        decay: decay rate of the moving average of squared gradients.
-        epsilon: added to the denominator for numerical stability.
-        learning_rate and others: see `Optimizer`.
+    See `Optimizer` for the other arguments.
     """
 
     capturable = True
@@ -163,11 +139,7 @@ class AdaDelta(ElementwiseOptimizer):
         s += (1 - rho) · (g² - s);    d = sqrt(u + epsilon) / sqrt(s + epsilon) · g;    u += (1 - rho) · (d² - u)
         w -= lr · d
 
-    Args:
-        learning_rate: factor of the steps, 1 in the paper.
-        rho: decay rate of both moving averages.
-        epsilon: determines the size of the first steps.
-        others: see `Optimizer`.
+    The learning rate is 1 in the paper. `epsilon` determines the size of the first steps. See `Optimizer`.
     """
 
     capturable = True
@@ -191,12 +163,8 @@ class LAMB(Adam):
 
         r = m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + epsilon) + weight_decay · w;    w -= lr · |w| / |r| · r
 
-    The trust ratio |w| / |r| is 1 if |w| or |r| is zero. As in the authors' implementation, parameters without weight
-    decay, such as biases, use Adam.
-
-    Args:
-        epsilon: added to the denominator; 1e-6 by default, as in the authors' implementation.
-        learning_rate and others: see `Adam`.
+    The trust ratio |w| / |r| is 1 if |w| or |r| is zero. As in the authors' implementation, epsilon is 1e-6 by default,
+    and parameters without weight decay, such as biases, use Adam. See `Adam` for the arguments.
     """
 
     capturable = clips_norm = True

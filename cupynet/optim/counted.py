@@ -1,4 +1,4 @@
-"""Learning-rate schedules that count iterations or epochs over all fits, as in Deeplearning4j."""
+"""Learning-rate schedules over all fits, by iteration or epoch, as in Deeplearning4j."""
 
 from __future__ import annotations
 
@@ -39,14 +39,7 @@ class Counted(Schedule):
 
 
 class StepDecay(Counted, name="step"):
-    """Decay by a factor at regular intervals: initial · factor^floor(n / every).
-
-    Args:
-        initial: the learning rate at the beginning.
-        factor: factor of the learning rate at each step.
-        every: iterations or epochs per step.
-        by: the unit of n, `iteration` or `epoch`.
-    """
+    """Step decay: initial · factor^floor(n / every). `by` is the unit of n, `iteration` or `epoch`."""
 
     highest = "initial"
 
@@ -65,7 +58,7 @@ class PiecewiseConstant(Counted, name="piecewise_constant"):
 
     Args:
         rates: a mapping from the first iteration or epoch to the learning rate. It must contain 0.
-        by: the unit of n, `iteration` or `epoch`.
+        by: the unit of the keys, `iteration` or `epoch`.
     """
 
     def __init__(self, rates: Mapping[int, float], by: str = "iteration") -> None:
@@ -87,13 +80,7 @@ class PiecewiseConstant(Counted, name="piecewise_constant"):
 
 
 class ExponentialDecay(Counted, name="exponential"):
-    """Exponential decay: initial · gamma^n.
-
-    Args:
-        initial: the learning rate at the beginning.
-        gamma: factor of the learning rate after each iteration or epoch.
-        by: the unit of n, `iteration` or `epoch`.
-    """
+    """Exponential decay: initial · gamma^n. `by` is the unit of n, `iteration` or `epoch`."""
 
     highest = "initial"
 
@@ -107,13 +94,7 @@ class ExponentialDecay(Counted, name="exponential"):
 
 
 class InverseTimeDecay(Counted, name="inverse_time"):
-    """Inverse-time decay: initial / (1 + gamma · n)^power.
-
-    Args:
-        initial: the learning rate at the beginning.
-        gamma, power: speed of the decay.
-        by: the unit of n, `iteration` or `epoch`.
-    """
+    """Inverse-time decay: initial / (1 + gamma · n)^power. `by` is the unit of n, `iteration` or `epoch`."""
 
     highest = "initial"
 
@@ -128,13 +109,10 @@ class InverseTimeDecay(Counted, name="inverse_time"):
 
 
 class SigmoidDecay(Counted, name="sigmoid"):
-    """Sigmoid decay: initial / (1 + exp(-gamma · (n - middle))).
+    """Sigmoid decay: initial / (1 + exp(-gamma · (n - middle))). `by` is the unit of n, `iteration` or `epoch`.
 
-    Args:
-        initial: the highest learning rate. Training starts near this rate if gamma < 0, and approaches it otherwise.
-        gamma: steepness.
-        middle: iteration or epoch at which the learning rate is half of `initial` (stepSize in Deeplearning4j).
-        by: the unit of n, `iteration` or `epoch`.
+    The rate decreases from about `initial` if gamma < 0, and increases to `initial` otherwise. At `middle` (stepSize in
+    Deeplearning4j), it is half of `initial`.
     """
 
     highest = "initial"

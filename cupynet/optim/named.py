@@ -9,5 +9,5 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {kind.__name__.lower(): kind for kind i
 
 
 def optimizer_of(optimizer: Optimizer | str) -> Optimizer:
-    """Return the named optimizer, such as `adam`, with default arguments, or the given optimizer."""
+    """Return the optimizer with this name, such as `adam`, and default arguments, or the given optimizer."""
     return object_named("optimizer", optimizer, OPTIMIZERS, Optimizer, "Nesterov(0.01), or the name of an optimizer")

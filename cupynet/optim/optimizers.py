@@ -1,7 +1,7 @@
 """The base class of optimizers, SGD and momentum. Adaptive optimizers are in adaptive.py.
 
-Optimizers work on the flat vectors of `Params`. Their state consists of such vectors too, and is averaged and saved
-like the weights.
+Optimizers work on the flat vectors of `Params`. Their state has the same layout, and is averaged and saved like the
+weights.
 """
 
 from __future__ import annotations
@@ -46,22 +46,22 @@ class Optimizer(Described):
 
     Args:
         learning_rate: a number, a `Schedule`, the name of a schedule (`cosine`, `one_cycle`, `step` ...), or a mapping
-            with its name and arguments, such as {"name": "cosine", "initial": 0.1}. Unless it is given, the highest
-            rate of a named schedule is the optimizer's default learning rate. Stored as a `Schedule`.
-        l2: factor of the penalty l2/2 · |w|², whose gradient is l2 · w.
+            with its name and arguments, such as {"name": "cosine", "initial": 0.1}. The highest rate of a named
+            schedule is by default the optimizer's default learning rate. Stored as a `Schedule`.
+        l2: factor of the penalty l2/2 · |w|².
         max_grad_norm: maximum global norm of the gradient; None for no limit.
-        l1: factor of the penalty l1 · |w|_1, whose gradient is l1 · sign(w).
+        l1: factor of the penalty l1 · |w|_1.
         weight_decay: decoupled weight decay (Loshchilov & Hutter 2019), multiplied by the learning rate. Cannot be
             combined with l2.
-        clip_layer_norm: maximum norm of each layer's gradient, with weights and biases together.
-        clip_value: maximum magnitude of each element of the gradient.
+        clip_layer_norm: maximum norm of each layer's gradient, including weights and biases; None for no limit.
+        clip_value: maximum magnitude of each element of the gradient; None for no limit.
 
     Attributes:
         state: flat (P,) vectors by name, created by `init`.
         capturable: True if CUDA graphs can capture `update`: it launches the same operations in every step and uses no
             host values other than its arguments. Not inherited.
-        clips_norm: True if the `update` of this class clips the global norm (`UpdateScalars.norm`). Otherwise `move`
-            clips the gradient first. Set it in the class that defines `update`; elsewhere it is ignored.
+        clips_norm: True if the `update` of this class clips the global norm (`UpdateScalars.norm`); otherwise `move`
+            does. Set it in the class that defines `update`; elsewhere it is ignored.
         factors: constants of the rule (see `UpdateScalars`).
     """
 
@@ -110,7 +110,7 @@ class Optimizer(Described):
     def numbers(self, iteration: int) -> Numbers:
         """Return the learning rate of an iteration, and up to three other values of the update rule.
 
-        They depend only on the iteration, so that all replicas agree, even if one had no batch or skipped a step.
+        They depend only on the iteration, so that all replicas agree even if one skipped a step.
         """
         return self.learning_rate(iteration), 1.0, 1.0, 1.0
 
@@ -119,7 +119,7 @@ class Optimizer(Described):
 
         Args:
             params: the weights.
-            iteration: number of the iteration.
+            iteration: the iteration, from 0.
             squared_norm: squared norm of the whole gradient, 0-d, if `params` holds only a part of the model.
         """
         self.move(params, self.numbers(iteration), 1.0 / self.backend.loss_scale, squared_norm)
@@ -133,8 +133,7 @@ class Optimizer(Described):
     ) -> None:
         """Implement `step`, given `numbers` and a factor `scale` for the gradients.
 
-        In a captured step, `numbers` and `scale` are 1, because operations read the real values on the device (see
-        `Recorder.steered`).
+        In a captured step both are 1, because operations read the values on the device (see `Recorder.steered`).
         """
         norm = None
         if self.max_grad_norm is not None:
@@ -168,10 +167,7 @@ class Optimizer(Described):
 
 
 class ElementwiseOptimizer(Optimizer):
-    """Base class of optimizers that update each weight independently.
-
-    rule: the update rule (see `cupynet.backend.update_rules`).
-    """
+    """Base class of optimizers that update each weight independently. rule: see `cupynet.backend.update_rules`."""
 
     clips_norm = True
     rule: ClassVar[Rule]
@@ -203,12 +199,7 @@ class SGD(ElementwiseOptimizer):
 
 @dataclass(eq=False, repr=False)
 class Momentum(ElementwiseOptimizer):
-    """SGD with momentum (Polyak 1964): v = mu · v - lr · g; w += v, where the velocity includes the learning rate.
-
-    Args:
-        momentum: mu.
-        learning_rate and others: see `Optimizer`.
-    """
+    """SGD with momentum (Polyak 1964): v = momentum · v - lr · g; w += v. See `Optimizer` for the other arguments."""
 
     capturable = True
     rule = RULES["momentum"]
@@ -219,9 +210,9 @@ class Momentum(ElementwiseOptimizer):
 
 
 class Nesterov(Momentum):
-    """SGD with Nesterov momentum (Sutskever et al. 2013): v = mu · v - lr · g; w += mu · v - lr · g.
+    """SGD with Nesterov momentum (Sutskever et al. 2013): v = momentum · v - lr · g; w += momentum · v - lr · g.
 
-    Equivalent to Deeplearning4j's Nesterovs and PyTorch's nesterov=True. See `Momentum` for the arguments.
+    Equivalent to Deeplearning4j's Nesterovs and PyTorch's nesterov=True. See `Optimizer` for the other arguments.
     """
 
     capturable = True

@@ -12,12 +12,11 @@ class ReduceOnPlateau(Schedule, name="reduce_on_plateau"):
     The next fit continues with the reduced rate.
 
     Args:
-        initial: the learning rate at the beginning.
-        factor: factor of the learning rate at each reduction.
-        patience: number of consecutive evaluations without improvement to tolerate.
-        monitor: the validation metric to monitor, as in `EarlyStopping`. Higher is better, except for names that
-            contain "loss" or "error".
-        min_delta: minimum change that counts as an improvement, exclusive.
+        initial: the initial learning rate.
+        patience: consecutive evaluations without improvement to tolerate.
+        monitor: the validation metric, as in `EarlyStopping`. Higher is better, except for names that contain "loss" or
+            "error".
+        min_delta: minimum improvement, exclusive.
         cooldown: evaluations to ignore after a reduction.
         least: the minimum learning rate.
 

@@ -1,7 +1,4 @@
-"""Learning-rate schedules: the base class, and schedules over a fit.
-
-Schedules over all fits are in counted.py. The schedule that depends on evaluations is in plateau.py.
-"""
+"""Learning-rate schedules: the base class, and schedules over a fit (see counted.py and plateau.py for others)."""
 
 from __future__ import annotations
 
@@ -22,8 +19,8 @@ NAMES: dict[str, type[Schedule]] = {}  # schedules that can be chosen by name
 class Schedule(Described):
     """Base class of schedules, which map an iteration to a learning rate.
 
-    In each iteration, every replica makes one update. On a GPU, a copy of the schedule is also called for later
-    iterations; exceptions are then ignored. `begin_fit` and `on_evaluation` receive the same values on all workers.
+    On a GPU, a copy of the schedule is also called for later iterations, and exceptions are ignored. `begin_fit` and
+    `on_evaluation` receive the same values on all workers.
 
     Attributes:
         monitor: name of the monitored validation metric, or None.
@@ -48,12 +45,10 @@ class Schedule(Described):
         raise NotImplementedError
 
     def begin_fit(self, start: int, stop: int, epoch: int = 0, epochs: int = 0) -> None:
-        """Begin a fit over the iterations start <= i < stop, counted over all fits.
-
-        Called before the first iteration of each fit. A resumed fit keeps its original start.
+        """Called before the first iteration of each fit. A resumed fit keeps its original start.
 
         Args:
-            start, stop: the range of iterations.
+            start, stop: the fit's iterations, start <= i < stop, counted over all fits.
             epoch: iterations per epoch; 0 if unknown.
             epochs: completed epochs over all fits at `stop`.
         """
@@ -91,18 +86,13 @@ class FitSchedule(Schedule):
         self.start, self.stop = start, stop
 
     def done(self, iteration: int) -> tuple[int, int]:
-        """Return the number of iterations from the start of the fit to `iteration`, and to the last iteration.
-
-        Iterations outside the fit are clipped to its range.
-        """
+        """Return how many iterations of the fit precede `iteration`, clipped to the fit, and the last iteration."""
         last = max(self.stop - self.start - 1, 1)
         return min(max(iteration - self.start, 0), last), last
 
 
 class OneCycle(FitSchedule, name="one_cycle"):
-    """The 1cycle schedule over a fit: cosine annealing up to `peak`, then down to almost zero.
-
-    From Smith & Topin 2018, "Super-convergence".
+    """The 1cycle schedule over a fit: cosine annealing up to `peak`, then down (Smith & Topin 2018).
 
     Args:
         peak: the highest learning rate.
@@ -135,7 +125,7 @@ class Cosine(FitSchedule, name="cosine"):
     """Cosine annealing over a fit, or with warm restarts (Loshchilov & Hutter 2017, SGDR).
 
     Args:
-        initial: the learning rate at the beginning.
+        initial: the initial learning rate.
         end: the learning rate in the last iteration of the fit. Cycles before a restart end slightly above it.
         cycle: iterations of the first cycle; None for a single cycle over the whole fit.
         growth: factor of the cycle length after each restart.
@@ -161,13 +151,7 @@ class Cosine(FitSchedule, name="cosine"):
 
 
 class Polynomial(FitSchedule, name="polynomial"):
-    """Polynomial decay over a fit: end + (initial - end) · (1 - progress)^power.
-
-    Args:
-        initial: the learning rate at the beginning.
-        power: exponent of the decay; 1 is linear.
-        end: the learning rate in the last iteration of the fit.
-    """
+    """Polynomial decay over a fit, from `initial` to `end`: end + (initial - end) · (1 - progress)^power."""
 
     highest = "initial"
 
@@ -202,12 +186,7 @@ class ScheduleWrapper(Schedule):
 
 
 class Scaled(ScheduleWrapper):
-    """Multiplies another schedule by a factor.
-
-    Args:
-        schedule: the other schedule.
-        factor: the factor, above 0.
-    """
+    """Multiplies another schedule by `factor`, a number above 0."""
 
     def __init__(self, schedule: Schedule, factor: float) -> None:
         super().__init__(schedule)
@@ -220,7 +199,7 @@ class Scaled(ScheduleWrapper):
 class Warmup(ScheduleWrapper, name="warmup"):
     """Linear warm-up at the beginning of training, followed by another schedule (Goyal et al. 2017).
 
-    The iterations and epochs of the other schedule are counted from the end of the warm-up.
+    The other schedule counts iterations and epochs from the end of the warm-up.
 
     Args:
         steps: iterations of the warm-up.
@@ -257,7 +236,7 @@ class Warmup(ScheduleWrapper, name="warmup"):
 def scale_factor(scale: str | float, workers: int) -> float:
     """Return the learning-rate factor for W workers.
 
-    `none` gives 1. `linear` gives W, because the gradient is the mean over W times as many samples (Goyal et al. 2017).
+    `none` gives 1; `linear` gives W, because the gradient is the mean over W times as many samples (Goyal et al. 2017);
     `sqrt` gives the square root of W, by which averaging reduces the noise. A number is returned unchanged.
     """
     rule = learning_rate_scale("learning_rate_scale", scale)
@@ -278,13 +257,10 @@ def required(kind: type[Schedule]) -> list[str]:
 
 
 def schedule(owner: str, learning_rate: Any, highest: float | None = None) -> Schedule:
-    """Convert a learning rate to a `Schedule`.
+    """Convert a number, a name, a mapping such as {"name": "step", "every": 1000, "factor": 0.5}, or a `Schedule`.
 
-    Args:
-        owner: class of the optimizer or schedule, for messages.
-        learning_rate: a number such as 0.1, a name such as "cosine", a mapping such as {"name": "step", "every": 1000,
-            "factor": 0.5}, or a `Schedule`, which is returned unchanged.
-        highest: the highest rate of a named schedule, if `learning_rate` does not set it.
+    owner: class of the optimizer or schedule, for error messages.
+    highest: the highest rate of a named schedule, if `learning_rate` does not set it.
     """
     name = f"{owner} learning_rate"
     if isinstance(learning_rate, Schedule):
