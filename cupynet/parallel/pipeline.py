@@ -1,6 +1,6 @@
 """Pipeline parallelism: partitioning a network into stages, and the 1F1B schedule.
 
-Each batch is split into m micro-batches, so that all stages can work at the same time. After a warm-up, each stage
+Each batch is split into m micro-batches, so that stages can work at the same time. After a warm-up, each stage
 alternates one forward and one backward pass (1F1B or PipeDream-Flush; Narayanan et al. 2021, "Memory-efficient
 pipeline-parallel DNN training"). With s = 3 stages, m = 4 micro-batches and passes of equal length:
 
@@ -10,9 +10,8 @@ pipeline-parallel DNN training"). With s = 3 stages, m = 4 micro-batches and pas
     stage 3   .   .  F1  B1  F2  B2  F3  B3  F4  B4   .   .     1
 
 Then every stage updates its weights. An iteration takes the time of m + s - 1 forward and backward passes of a stage,
-compared to m · s without a pipeline. Stage r (from 0) holds the activations of at most s - r micro-batches.
-
-training/pipeline_stage.py executes the schedule.
+compared to m · s without a pipeline. Stage r (from 0) holds the activations of at most s - r micro-batches. See
+training/pipeline_stage.py for the execution.
 """
 
 from __future__ import annotations
@@ -72,9 +71,10 @@ class Pipeline:
         return max(1, sum(any(layers[name].declared for name in group) for group in groups))
 
     def partition(self, network: Layer, stages: int) -> list[list[str]]:
-        """Split a built network into `stages` stages. Return the layer names of each stage.
+        """Split a built network into stages, and return the layer names of each. Raises ConfigError if that is
+        impossible.
 
-        Fused layers stay together, unless stages are listed explicitly. Raises ConfigError if no such partition exists.
+        Fused layers stay together, unless stages are listed explicitly.
         """
         self.max_stages(network)
         if isinstance(self.stages, list):
@@ -90,7 +90,6 @@ class Pipeline:
         ]
 
     def describe(self, layers: Sequence[Sequence[str]]) -> str:
-        """Describe the stages in a few words."""
         return f"{' | '.join(' '.join(names) for names in layers)}, {self.micro_batches} micro-batches"
 
     def speed(
@@ -137,7 +136,7 @@ def one_forward_one_backward(stage: int, stages: int, micro_batches: int) -> Ite
 
 
 def parts(samples: int, micro_batches: int) -> list[slice]:
-    """Split a batch into micro-batches of nearly equal size, none of them empty."""
+    """Split a batch into nonempty micro-batches of nearly equal size."""
     count = min(samples, micro_batches)
     return [slice(samples * i // count, samples * (i + 1) // count) for i in range(count)]
 
@@ -150,8 +149,7 @@ def training_work(layer: Layer) -> int:
 def balance_stages(work: Sequence[float], sent: Sequence[float], stages: int) -> list[int]:
     """Partition consecutive pieces of `work` into stages, minimizing the largest. Return the end index of each stage.
 
-    The largest stage limits the throughput of the pipeline. Ties are broken by the amount of data sent between stages.
-    `sent` is the amount after each piece, sent if the next piece is in another stage.
+    Ties are broken by the amount of data sent between stages: `sent` is the amount after each piece.
     """
     cumulative = [0.0, *accumulate(work)]
 

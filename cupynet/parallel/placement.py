@@ -18,8 +18,7 @@ class Placement:
     """The replicas of a run, their pipeline stages and their devices.
 
     Attributes:
-        devices: GPU indices; empty on a CPU. Rank r uses devices[r % len(devices)]. With several machines, r is the
-            local rank.
+        devices: GPU indices; empty on a CPU. The worker with local rank r uses devices[r % len(devices)].
         stages: pipeline stages per replica; 1 without a pipeline.
         seats: the local rank of each rank; empty if all ranks run on this machine.
     """

@@ -1,8 +1,8 @@
 """The communicator interface, modeled on MPI, and the communicator of a single worker.
 
-Only arrays and numbers are transferred, because workers may be threads, processes, or processes on other machines. All
-workers must make the same calls in the same order. Sums on the host are computed in rank order, so results do not
-depend on timing; for sums on GPUs, see devices.py.
+All workers must make the same calls in the same order. Only arrays and numbers are transferred, because workers may run
+in different processes or on different machines. Sums on the host are computed in rank order, so results do not depend
+on timing; for sums on GPUs, see devices.py.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class WorkerTimeout(CupynetError):
 
 
 class Timeout:
-    """Timeout of a polling loop. Time during which the process is suspended (Ctrl-Z) does not count."""
+    """Timeout of a polling loop. Time for which the process is suspended (Ctrl-Z) does not count."""
 
     def __init__(self, seconds: float) -> None:
         self._left_s = seconds
@@ -48,7 +48,6 @@ class Timeout:
 
 
 def timed_out(rank: int, seconds: float, whom: str) -> WorkerTimeout:
-    """Create the error of a worker that waited `seconds` for other workers."""
     return WorkerTimeout(
         f"worker {rank} waited {seconds:g} s for {whom}. "
         f"If they are only slow, increase {setting('parallel', 'timeout_s')}"
@@ -57,9 +56,9 @@ def timed_out(rank: int, seconds: float, whom: str) -> WorkerTimeout:
 
 @dataclass
 class Traffic:
-    """Bytes sent by one worker. Threads are counted as if they exchanged messages.
+    """Bytes sent by one worker, including small arrays (counts, flags).
 
-    An all-reduce is counted as if the algorithm were bandwidth-optimal. Small arrays (counts, flags) are included.
+    Threads are counted as if they sent messages, and an all-reduce as if its algorithm were bandwidth-optimal.
     """
 
     bytes_sent: int = 0
@@ -99,7 +98,7 @@ class Communicator:
         self.attach(create_backend("numpy", "double"))
 
     def attach(self, backend: Backend, reduce: str = "auto") -> None:
-        """Bind the backend of this worker's arrays. Before this call only host arrays can be exchanged.
+        """Bind the backend of this worker's arrays. Until then, only host arrays can be exchanged.
 
         reduce: how arrays on GPUs are averaged, one of `shared_options.REDUCES`.
         """
@@ -120,14 +119,11 @@ class Communicator:
                 part.abandon()
 
     def split(self, color: int, key: int) -> Communicator:
-        """Return a communicator of the workers with the same color, ordered by key, then by rank.
-
-        Collective. The new communicator is attached to the same backend.
-        """
+        """Return a communicator of the workers with the same color, ordered by key, then by rank. Collective."""
         raise NotImplementedError
 
     def _adopt(self, group: Communicator) -> Communicator:
-        """Share the traffic counter and the backend of this communicator with a group created by `split`."""
+        """Give a group created by `split` the traffic counter and backend of this communicator."""
         group.traffic = self.traffic
         group.attach(self._backend, self._reduce)
         self._groups.append(group)
@@ -151,13 +147,12 @@ class Communicator:
     def send(self, array: Array, to: int) -> None:
         """Send `array`, on the host or on this worker's device, to worker `to`.
 
-        The send is buffered and returns immediately. The array may be reused, and two workers may send to each other
-        before they receive.
+        Returns immediately. The array may be reused, and two workers may send to each other before they receive.
         """
         raise NotImplementedError
 
     def recv(self, array: Array, source: int) -> None:
-        """Receive the next message from worker `source` into `array`, which has the same shape and dtype.
+        """Receive the next message from worker `source` into `array`, which has its shape and dtype.
 
         Messages from one worker to another arrive in order.
         """
@@ -175,12 +170,12 @@ class Communicator:
     def allreduce_mean(self, arrays: list[Array], weight: float) -> None:
         """Overwrite each array with the weighted mean over the workers.
 
-        mean = sum_r (weight_r / sum of weights) · array_r, on the host in rank order. A worker with weight 0 does not
-        contribute, even if its arrays are NaN, but receives the mean. If all weights are 0, the arrays do not change.
+        mean = sum_r (weight_r / sum of weights) · array_r, on the host in rank order. A worker with weight 0 receives
+        the mean but does not contribute, even if its arrays are NaN. If all weights are 0, the arrays do not change.
 
         Args:
-            arrays: contiguous flat vectors with the same shapes on every worker, on the host or on this worker's
-                device.
+            arrays: contiguous flat vectors, on the host or on this worker's device, with the same shapes on every
+                worker.
             weight: weight of this worker, at least 0, such as its number of samples.
         """
         on_host = all(isinstance(array, np.ndarray) for array in arrays)
@@ -198,7 +193,7 @@ class Communicator:
                 self._put(array, host)
 
     def check(self) -> None:
-        """Raise `PeerFailed` if another worker has failed. If `Launcher.close` ended the task, raise its error.
+        """Raise `PeerFailed` if another worker has failed, or the error with which `Launcher.close` ended the task.
 
         Cheap enough to call in every iteration.
         """
@@ -210,12 +205,11 @@ class Communicator:
         """Return the object that averages arrays on GPUs, or None to average on the host. Collective."""
 
     def _put(self, array: Array, host: Array) -> None:
-        """Copy a host array into an array on the host or on this worker's device."""
         array[...] = host if isinstance(array, np.ndarray) else self._backend.asarray(host)
 
 
 class SerialCommunicator(Communicator):
-    """The communicator of a single worker. `check` raises `failure`, set by another thread to end the task."""
+    """The communicator of a single worker. `check` raises `failure`, which another thread can set to end the task."""
 
     def __init__(self) -> None:
         super().__init__(0, 1)
@@ -241,8 +235,7 @@ class Groups:
 
     Attributes:
         world: all workers of the run. They stop together if one fails.
-        replicas: data-parallel group: workers that train the same layers on different batches, and whose weights are
-            averaged.
+        replicas: data-parallel group: the workers that train and average the same layers.
         stages: pipeline group: the workers of one replica, in stage order.
     """
 
@@ -258,9 +251,8 @@ class Groups:
 
     @classmethod
     def grid(cls, world: Communicator, stages: int) -> Groups:
-        """Create groups with `stages` workers per replica: worker r is stage r % stages of replica r // stages.
-
-        Collective. The number of workers must be a multiple of `stages`.
+        """Create groups with `stages` workers per replica: rank r is stage r % stages of replica r // stages.
+        Collective.
         """
         if stages == 1:
             return cls.of(world)

@@ -1,14 +1,13 @@
 """Averaging of vectors on GPUs, first within each device and then between devices.
 
 The first worker of each device is its leader. It computes the weighted sum of the arrays on this device, in rank order
-and in double precision. The leaders then add their sums, either over NCCL or on the first device in device order.
+and in double precision. The leaders then add their sums, over NCCL or on the first device in device order.
 
-With one device, results are bit-identical to averaging in host memory, except for subnormal float32 and bfloat16
-numbers (below 1.2e-38), which GPUs flush to zero. With several devices, results are reproducible only on the same
-devices.
+With one device, results are bit-identical to averages on the host, except for subnormal float32 and bfloat16 numbers
+(below 1.2e-38), which GPUs flush to zero. With several devices, results are reproducible only on the same devices.
 
 The host never waits for a device: streams wait for each other's events. Buffers are allocated in the first averaging
-step, so that nothing is allocated during a collective.
+step, because nothing may be allocated during an NCCL call.
 """
 
 from __future__ import annotations
@@ -47,8 +46,7 @@ def check_reduce(reduce: str, backend: str, *, processes: bool, stages: int = 1)
     """Validate the setting `reduce`, and return the method to use. Raises ConfigError.
 
     Pipeline stages in threads are averaged at different times, one group per stage. NCCL could deadlock, because no
-    other thread of the process may allocate device memory during a call. These groups average on one of their devices
-    instead.
+    thread of the process may allocate device memory during a call, so these groups average on one of their devices.
     """
     one_of("reduce", reduce, REDUCES)
     if reduce in ("nccl", "device") and backend != "cupy":
@@ -127,7 +125,6 @@ class DeviceMeans:
         self._between: NcclSum | None = None  # set on leaders
 
     def mean(self, arrays: list[Array], weight: float) -> None:
-        """See `Communicator.allreduce_mean`."""
         self._connect()
         leader = self._devices.index(self._devices[self.rank])
         buffers, flat = self._buffers.like_all(arrays if leader == self.rank else ())
@@ -149,13 +146,11 @@ class DeviceMeans:
             array[...] = buffer
 
     def close(self) -> None:
-        """Release NCCL. Called by all workers or by none."""
         if self._between is not None:
             self._between.close()
             self._between = None
 
     def abandon(self) -> None:
-        """Abort NCCL after a failure. May be called from any thread."""
         if self._between is not None:
             self._between.abandon()
 
@@ -184,7 +179,6 @@ class DeviceMeans:
         return [rank for rank, device in enumerate(self._devices) if device not in self._devices[:rank]]
 
     def _sum_here(self, contributions: list[Any], total: float, buffers: list[Array]) -> None:
-        """Compute the weighted sums over the workers of this device in `buffers`."""
         here = self._devices[self.rank]
         local = [entry for entry, device in zip(contributions, self._devices, strict=True) if device == here]
         # wait for all events, because other devices may still be fetching the last sum
@@ -214,10 +208,7 @@ class DeviceMeans:
 
 
 class RankMeans:
-    """Averages arrays over NCCL, with one process per GPU. Creation and `close` are collective.
-
-    communicator: exchanges small host arrays.
-    """
+    """Averages arrays over NCCL, with one process per GPU. Creation and `close` are collective."""
 
     def __init__(self, communicator: Communicator, backend: CupyBackend, connect: Connect) -> None:
         self._communicator, self._backend = communicator, backend
@@ -227,7 +218,6 @@ class RankMeans:
         self._sum = nccl_sum
 
     def mean(self, arrays: list[Array], weight: float) -> None:
-        """See `Communicator.allreduce_mean`."""
         buffers, flat = self._buffers.like_all(arrays)
         total = sum(self._communicator.gather_numbers(weight)[:, 0].tolist())  # also synchronizes the ranks
         if total <= 0:
@@ -250,7 +240,7 @@ class RankMeans:
 
 
 def means_of_ranks(communicator: Communicator, backend: Backend, reduce: str) -> RankMeans | None:
-    """Return the object that averages arrays on several processes' GPUs, or None to average on the host. Collective.
+    """Return the object that averages arrays on the GPUs of processes, or None to average on the host. Collective.
 
     Raises ConfigError on all ranks if one of them does not support `reduce`.
     """
@@ -274,7 +264,7 @@ def means_of_ranks(communicator: Communicator, backend: Backend, reduce: str) ->
 
 
 def means_on_devices(exchange: Exchange, rank: int, backend: Backend, reduce: str) -> DeviceMeans | None:
-    """Return the object that averages arrays on several threads' GPUs, or None to average on the host."""
+    """Return the object that averages arrays on the GPUs of threads, or None to average on the host."""
     if backend.name != "cupy" or reduce == "host":
         return None
     over_nccl = reduce == "nccl" or (reduce == "auto" and nccl.unavailable_reason() is None)

@@ -1,11 +1,10 @@
 """Communicator of MPI processes. This is the only file that imports mpi4py.
 
-A blocking MPI call delays Python's signal handlers and cannot be interrupted. Operations are therefore non-blocking and
+A blocking MPI call delays Python's signal handlers and cannot be interrupted, so operations are non-blocking and
 completed by `Ranks.wait`; only the creation of a group blocks, briefly. Means are summed in rank order, chunk by chunk,
-and are bit-identical to the sums of threads.py.
+and are bit-identical to those of threads.py.
 
-Arrays are exchanged by Isend and Irecv. MPICH's non-blocking collectives took twice as long for small arrays, and up to
-ten times as long for large ones.
+Arrays are exchanged by Isend and Irecv: MPICH's non-blocking collectives took two to ten times as long.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ from cupynet.parallel.communicators.base import Communicator, PeerFailed, Serial
 from cupynet.parallel.communicators.devices import RankMeans, means_of_ranks
 
 GRACE_S = 30.0  # time for the other ranks to notice a failure, save their work and exit
-SPIN_S = 0.0001  # a waiting rank only yields for this long before it starts to sleep
+SPIN_S = 0.0001  # a waiting rank yields for this long before it sleeps
 LONGEST_PAUSE_S = 0.001  # longest sleep between two tests
-TRANSFER_PAUSE_S = 0.00005  # the same after all workers have arrived, because MPI makes progress only inside MPI calls
+TRANSFER_PAUSE_S = 0.00005  # during transfers, shorter because MPI makes progress only inside MPI calls
 MESSAGE, EXCHANGE = 1, 2  # message tags
 RUNNING, ENDED = -2, -1  # states of a rank that has not failed
 
@@ -56,12 +55,12 @@ def library() -> Any:
 class Ranks:
     """State of all ranks. Waits for MPI requests, and detects ranks that have failed or ended.
 
-    comm: a communicator of all ranks, used only by this object.
+    comm: a communicator of all ranks for the use of this object alone.
 
     Attributes:
         timeout_s: seconds to wait for other ranks.
         codes: `RUNNING`, `ENDED` or, after a failure, the exit code of each rank.
-        groups: communicators by members. Each is created once, because MPI supports only about 2,000.
+        groups: communicators by members, created once each, because MPI supports only about 2,000.
         failure: raised by `check`; set by another thread to end this rank's task.
     """
 
@@ -102,9 +101,8 @@ class Ranks:
     def wait(self, requests: Sequence[Any], whom: str, pause_s: float = LONGEST_PAUSE_S) -> None:
         """Wait until all requests are complete. Raises PeerFailed or WorkerTimeout.
 
-        To leave the processor to busy ranks, pauses grow to an eighth of the waiting time, at most `pause_s`.
-
-        whom: workers and operation, for the error message.
+        Sleeps for an eighth of the waiting time, at most `pause_s`, between tests, to leave the processor to other
+        ranks. whom: workers and operation, for the error message.
         """
         started, timeout = time.perf_counter(), Timeout(self.timeout_s)
         self._waiting = requests  # also kept after an error, because MPI may still write to their buffers
@@ -140,9 +138,7 @@ class MpiCommunicator(Communicator):
     """Communicator of an MPI process.
 
     Each worker averages one chunk of host arrays. Arrays on GPUs are averaged over NCCL if every process has its own
-    GPU (see devices.py), and otherwise on the host.
-
-    members: the members' ranks in the job, in order; all ranks by default.
+    GPU (see devices.py), and otherwise on the host. members: the members' ranks in the job; all ranks by default.
     """
 
     def __init__(self, comm: Any, ranks: Ranks, members: Sequence[int] | None = None) -> None:
@@ -237,7 +233,7 @@ class MpiCommunicator(Communicator):
         return [*receiving, *(self._comm.Isend(_bytes(sent[rank]), rank, EXCHANGE) for rank in others)]
 
     def _gather(self, array: NDArray[Any], operation: str) -> NDArray[Any]:
-        """Gather all workers' arrays, of the same shape and dtype, into an array (size, ...)."""
+        """Gather arrays of the same shape and dtype from all workers: (size, ...)."""
         gathered = np.empty((self.size, *array.shape), array.dtype)
         gathered[self.rank] = array
         rows = [gathered[rank : rank + 1] for rank in range(self.size)]

@@ -4,7 +4,7 @@
 - All ranks must make the same calls in the same order. They synchronize on the host before each call, so that no kernel
   waits for a dead rank.
 - During a call, no thread may allocate or free device memory, because that waits for all kernels on the device.
-- After a failure, every rank must be aborted by another thread, because its worker may be blocked in a synchronization.
+- After a failure, another thread must abort each rank, because its worker may be blocked in a synchronization.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def connect(
 ) -> NcclSum | None:
     """Create the NCCL communicator of the leaders. Collective over all workers.
 
-    place: NCCL rank of this worker, or None if it is not a leader. opened: receives the communicator before the
-    warm-up, which only `abandon` can end if a leader fails.
+    place: NCCL rank of this worker, or None if it is not a leader.
+    opened: receives the communicator before the warm-up, which only `abandon` can end if a leader fails.
     """
     # connect all devices now, not in the first large all-reduce (NCCL 2.22 and later)
     os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")

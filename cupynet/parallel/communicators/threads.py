@@ -1,4 +1,4 @@
-"""Communicator of the threads in one process. All-reduces read other threads' arrays without copying them."""
+"""Communicator of the threads of one process. All-reduces read other threads' arrays without copying them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ThreadWorld:
             raise PeerFailed(f"worker {rank} stops because worker {self.failed_rank} failed")
 
     def wait(self, rank: int, ready: Callable[[], bool], whom: str) -> None:
-        """Wait until `ready()`. The caller holds the condition. Raises PeerFailed or WorkerTimeout."""
+        """Wait until `ready()`, with the condition held. Raises PeerFailed or WorkerTimeout."""
         timeout = Timeout(self.timeout_s)
         while not ready():
             self.check(rank)
@@ -48,7 +48,7 @@ class ThreadWorld:
 
 
 class ThreadGroup:
-    """Shared state of a group of threads (`ranks` of the run): a barrier, slots for exchanged values, and messages."""
+    """A group of threads, `ranks` of the run: a barrier, slots for exchanged values, and messages."""
 
     def __init__(self, ranks: list[int], world: ThreadWorld) -> None:
         self.ranks, self.size, self.world = ranks, len(ranks), world
@@ -58,7 +58,6 @@ class ThreadGroup:
 
     @classmethod
     def of(cls, size: int, timeout_s: float = 300.0) -> ThreadGroup:
-        """Create a group of all workers of a run."""
         return cls(list(range(size)), ThreadWorld(timeout_s))
 
     def barrier(self, rank: int) -> None:
@@ -76,7 +75,7 @@ class ThreadGroup:
 
 
 class ThreadCommunicator(Communicator):
-    """Communicator of a worker thread. Each worker averages one slice of host arrays. On GPUs, see devices.py."""
+    """Communicator of a worker thread. Each worker averages one slice of host arrays. For GPUs, see devices.py."""
 
     _on_devices: DeviceMeans | None
 

@@ -12,9 +12,7 @@ T = TypeVar("T")
 
 
 class Launcher:
-    """Runs a function on every worker. Use it as a context manager.
-
-    After a failure, no further task can run.
+    """Runs a function on every worker. Use it as a context manager. After a failure, no further task can run.
 
     Args:
         timeout_s: seconds that a worker waits for the others, and that `close` waits for a running task.
@@ -42,8 +40,7 @@ class Launcher:
     def run(self, task: Callable[[Communicator], T]) -> T | None:
         """Run `task(communicator)` on every worker. Return rank 0's result, or None in processes without rank 0.
 
-        If a worker raises an exception, the others stop at their next collective or `check`, and the exception is
-        raised here.
+        If a worker raises an exception, the others stop at their next collective or `check`, and it is raised here.
 
         Raises:
             ClosedError: called after a failure, an interruption or `close`.
@@ -68,14 +65,13 @@ class Launcher:
 
     @property
     def idle(self) -> bool:
-        """True if no task is running."""
         return not self._running.locked()
 
     def close(self) -> None:
         """Release the shared resources, unless there was a failure. A second call has no effect.
 
-        A running task ends with a RuntimeError at a worker's next collective or `check`. `close` waits up to
-        `timeout_s` for that, unless a thread of the task calls it.
+        A running task ends with a RuntimeError at a worker's next collective or `check`. Unless a thread of the task
+        calls `close`, it waits up to `timeout_s` for the task to end.
         """
         usable, self._ended = not self._ended, self._ended or "were closed"
         if self._running.acquire(blocking=False):

@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 class MpiJob:
-    """The MPI job that this process belongs to. Use `job()` to get it.
+    """The MPI job of this process, created by `job`.
 
     Attributes:
         seats: local rank of each rank.
@@ -69,7 +69,7 @@ class MpiJob:
         return SerialCommunicator() if self.size == 1 else MpiCommunicator(self._comm, self.ranks)
 
     def agree(self, settings: Mapping[str, object]) -> None:
-        """Raise ConfigError on every rank if the ranks have different settings."""
+        """Raise ConfigError on every rank if settings differ between ranks."""
         all_settings = [json.loads(text) for text in self._gather(json.dumps(settings, default=repr))]
         for rank, settings_of_rank in enumerate(all_settings):
             for key in all_settings[0] | settings_of_rank:
@@ -203,13 +203,11 @@ def _drain() -> None:
 
 
 class MpiLauncher(Launcher):
-    """Runs one worker per MPI rank; this process is one of them.
-
-    After a failure, no further task can run, and the whole job ends with this program.
+    """Runs one worker per MPI rank; this process is one of them. After a failure, the whole job ends with this program.
 
     Args:
-        timeout_s: seconds that a worker waits for the others, and `close` for a running task. It also applies at the
-            end of the program, so it must exceed the time that one rank works alone after the last fit.
+        timeout_s: see `Launcher`. Ranks also wait this long for each other at the end of the program, so it must exceed
+            the time that one rank works alone after the last fit.
     """
 
     def __init__(self, timeout_s: float = 300.0) -> None:

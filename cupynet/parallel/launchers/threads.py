@@ -85,8 +85,8 @@ class ThreadLauncher(Launcher):
     def _stop(self, threads: list[threading.Thread]) -> None:
         """Abort device collectives after a failure, and give the workers a grace period to stop.
 
-        Every NCCL rank must be aborted, but a worker that is blocked on its device cannot abort itself. Each abort runs
-        in its own thread, because one may wait for another.
+        Every NCCL rank must be aborted, by a thread other than its worker, which may be blocked on its device. Each
+        abort has its own thread, because one may wait for another.
         """
         aborts = [
             threading.Thread(target=_abandon, args=[communicator], daemon=True) for communicator in self._communicators

@@ -3,8 +3,6 @@
 Each replica is weighted by its number of samples since the last averaging step. With frequency 1 and a linear optimizer
 (SGD, momentum or Nesterov without clipping), W replicas are therefore equivalent to one replica on the concatenated
 batch, even if some batches are short or missing.
-
-Buffers (running statistics) are averaged in full precision. An outer step changes only weights.
 """
 
 from __future__ import annotations
@@ -29,7 +27,8 @@ UNMEASURED: Spread = (math.nan, {})
 class ParameterAveraging(Synchronizer):
     """Replaces the weights of all replicas by their weighted mean every k iterations (local SGD).
 
-    This corresponds to Deeplearning4j's AVERAGING. A single replica is never averaged and takes no outer steps.
+    This is Deeplearning4j's AVERAGING. A single replica is never averaged and takes no outer steps. Buffers (running
+    statistics) are averaged in full precision and are not changed by outer steps.
 
     Args:
         averaging_frequency: k, to average after iterations k, 2k, 3k ..., counted over all fits; or `epoch`, or `end`;
@@ -40,9 +39,9 @@ class ParameterAveraging(Synchronizer):
         measure_every: measure the drift at the first averaging step in each period of this many iterations, and at each
             additional averaging step (before an evaluation, at the end of a fit); 0 to measure it only if the schedule
             requires it.
-        transfer_dtype: `full` sends weights in full precision. `half` sends their differences from the last average in
-            16 bits (see `half_mean`). With both, replicas are bit-identical, and nonnegative optimizer vectors, such as
-            means of squares, stay nonnegative.
+        transfer_dtype: `full` sends weights in full precision, `half` their differences from the last average in 16
+            bits (see `half_mean`). Both keep replicas bit-identical, and nonnegative optimizer vectors, such as means
+            of squares, nonnegative.
         outer_optimizer: optimizer applied after every averaging step: `slowmo`, `diloco`, or an `OuterOptimizer`.
     """
 
@@ -150,7 +149,6 @@ class ParameterAveraging(Synchronizer):
         return average
 
     def _measure(self, iteration: int | None) -> bool:
-        """Return True if the averaging step after `iteration` should measure the drift."""
         if self.schedule.measures:
             return True
         if not self.measure_every or iteration is None:

@@ -1,8 +1,8 @@
 """Base class of synchronizers.
 
 The constructor takes only settings; `start` binds the synchronizer to a replica. State such as residuals and momentum
-persists between fits. Methods may contain collectives, so all workers call them in every iteration, even without a
-batch.
+persists between fits. All workers call the methods in every iteration, even without a batch, because they may contain
+collectives.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ class Synchronizer:
         """Validate the number of replicas and stages before any worker starts. Overrides must call `super().check`.
 
         Raises:
-            ConfigError: the base class is used with several workers, or stages are combined with an adaptive schedule.
-                Stages measure different drifts, would disagree about the schedule, and deadlock.
+            ConfigError: the base class is used with several workers, or stages are combined with an adaptive schedule,
+                on which they could disagree and deadlock.
         """
         if type(self) is Synchronizer and workers > 1:
             raise ConfigError(
@@ -136,9 +136,10 @@ class Synchronizer:
         return None
 
     def finish(self, replica: ReplicaView, moment: Moment) -> Average | None:
-        """Called at the end of each `epoch`, before each `evaluation`, and at the end of a `fit`.
+        """Called at the end of each `epoch`, before each `evaluation` and at the end of a `fit`. Return the average, or
+        None.
 
-        Return the average, or None. At the end of a `fit`, this must make all replicas identical.
+        At the end of a `fit`, this must make all replicas identical.
         """
         return None
 
@@ -148,7 +149,6 @@ class Synchronizer:
         return True
 
     def __str__(self) -> str:
-        """Return a short description of the method."""
         return f"synchronized by {type(self).__name__}"
 
     def state(self) -> dict[str, Any]:

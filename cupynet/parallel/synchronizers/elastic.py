@@ -16,13 +16,13 @@ SHARE = 0.9  # default value of pull · workers, beta in the paper
 
 
 class ElasticAveraging(ParameterAveraging):
-    """Synchronous EASGD (Zhang et al. 2015, 1412.6651): every k iterations, replicas and a center attract each other.
+    """Synchronous EASGD: every k iterations, replicas and a center attract each other (Zhang et al. 2015, 1412.6651).
 
     Each replica moves toward the center by the fraction `pull` of their distance. The center moves toward the mean of
     the replicas by the fraction `pull` · workers. The mean is weighted by samples since the last step.
 
-    Replicas stay different until an evaluation or the end of a fit. Then, after a last step, they all adopt the center,
-    which is bit-identical on all workers. Only then are buffers averaged, weighted by samples.
+    Replicas stay different until an evaluation or the end of a fit, when they adopt the center after a last step. Only
+    then are buffers averaged, weighted by samples.
 
     Args:
         averaging_frequency, report_score, measure_every, transfer_dtype: see `ParameterAveraging`. `half` sends

@@ -33,8 +33,8 @@ _encoding = encoding  # an argument of the constructor has the same name
 class GradientSharing(Synchronizer):
     """Exchanges gradients in every iteration, so that all replicas take the same step.
 
-    Without an encoding, each optimizer gets the mean gradient over all samples of the iteration. For any optimizer,
-    this is equivalent to one replica on the concatenated batch. Workers without a batch take the same step.
+    Without an encoding, each optimizer gets the mean gradient over all samples of the iteration. This is equivalent to
+    one replica on the concatenated batch, for any optimizer. Workers without a batch take the same step.
 
     With an encoding (Deeplearning4j's SHARED_GRADIENTS), each optimizer computes an update from the local gradient, and
     its large elements are sent to all workers (see `ThresholdEncoding`). Weights are bit-identical on all replicas, but
@@ -48,7 +48,7 @@ class GradientSharing(Synchronizer):
         encoding: None for exact gradients; `threshold`, or a `ThresholdEncoding`.
         reduce: `mean`, weighted by samples; or `sum`, as Deeplearning4j does for updates. With `sum`, steps grow with
             the number of workers.
-        transfer_dtype: `full` sends exact gradients in full precision, `half` in 16 bits (see `half_mean`). `half`
+        transfer_dtype: `full` sends exact gradients in full precision, `half` in 16 bits (see `half_mean`), which
             cannot be combined with an encoding.
         report_score: True to compute `Average.score`. This reads the losses from the device.
         score_every: iterations between scores.

@@ -14,9 +14,9 @@ SHIFTS = 120  # largest exponent of a scale factor, which single precision must 
 def half_mean(communicator: Communicator, deltas: list[Array], weight: float) -> None:
     """Overwrite each vector with the weighted mean over the workers, sent in 16 bits. Bit-identical on all workers.
 
-    Intended for gradients, and for differences from common weights. The 11-bit significand is too short for the weights
-    themselves. Each vector is scaled by a power of two so that the largest magnitude on any worker just fits. Values
-    below 2^-39 times this magnitude are lost. Sums are computed in double precision.
+    Intended for gradients, and for differences from common weights; for weights themselves, 11 bits are too few. Each
+    vector is scaled by a power of two so that the largest magnitude on any worker just fits. Values below 2^-39 times
+    this magnitude are lost. Sums are computed in double precision.
 
     deltas: finite flat vectors (see `Communicator.allreduce_mean`); empty for a stage without weights.
     """

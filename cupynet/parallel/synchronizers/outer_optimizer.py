@@ -1,7 +1,6 @@
-"""Outer optimizers: an optimizer step after each averaging step.
+"""Outer optimizers: an optimizer step after each averaging step, with delta = mean - common as the gradient.
 
-The difference between the mean and the last common weights, delta = mean - common, takes the place of a gradient. The
-learning rate and the momentum of this step can compensate for infrequent averaging.
+The learning rate and the momentum of this step can compensate for infrequent averaging.
 """
 
 from __future__ import annotations
@@ -35,14 +34,10 @@ class OuterOptimizer:
 
 
 class SlowMo(OuterOptimizer):
-    """Slow momentum (Wang et al. 2019, 1910.00643): u = mu · u + (mean - common); common += rate · u.
+    """Slow momentum (Wang et al. 2019, 1910.00643): u = momentum · u + (mean - common); common += learning_rate · u.
 
     In the paper, u is divided by the learning rate of the replicas. Here u includes it, as in `Momentum`. For a
-    constant learning rate, both are equivalent. Rate 1 and momentum 0 give the mean.
-
-    Args:
-        learning_rate: factor of u.
-        momentum: mu.
+    constant learning rate, both are equivalent. Learning rate 1 and momentum 0 give the mean.
     """
 
     def __init__(self, learning_rate: float = 1.0, momentum: float = 0.5) -> None:
@@ -78,14 +73,10 @@ class SlowMo(OuterOptimizer):
 
 
 class DiLoCo(SlowMo):
-    """Nesterov momentum (Douillard et al. 2023, 2311.08105): u = mu · u + delta; common += rate · (delta + mu · u).
+    """DiLoCo (Douillard et al. 2023, 2311.08105): u = mu · u + delta; common += learning_rate · (delta + mu · u).
 
-    The defaults are from the paper, which averages hundreds of times at long intervals. With only a few dozen averaging
-    steps, use less momentum.
-
-    Args:
-        learning_rate: factor of the step.
-        momentum: mu.
+    This is Nesterov momentum with mu = `momentum`. The defaults are from the paper, which averages hundreds of times at
+    long intervals. With only a few dozen averaging steps, use less momentum.
     """
 
     def __init__(self, learning_rate: float = 0.7, momentum: float = 0.9) -> None:
@@ -101,6 +92,5 @@ NAMES: dict[str, type[OuterOptimizer]] = {"slowmo": SlowMo, "diloco": DiLoCo}
 
 
 def outer_optimizer_of(value: str | OuterOptimizer | None) -> OuterOptimizer | None:
-    """Return the named optimizer with its defaults, or the given optimizer."""
     example = "DiLoCo(0.7, 0.9), or slowmo or diloco"
     return None if value is None else object_named("outer_optimizer", value, NAMES, OuterOptimizer, example)

@@ -102,7 +102,7 @@ class Tally:
     Attributes:
         scored: number of samples with losses on this worker.
         losses: sum of these losses, a number or a 0-d array on the device.
-        hits: how many of these samples are classified correctly, of the same type as `losses`; not part of `state`.
+        hits: number of these samples that are classified correctly, of the same type as `losses`; not part of `state`.
     """
 
     def __init__(self, complete: Callable[[], None] = lambda: None, *, losses: bool = True) -> None:

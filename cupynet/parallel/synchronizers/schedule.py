@@ -1,7 +1,7 @@
 """Averaging schedules: every k iterations, at the end of each epoch, once at the end, or adaptive.
 
-Each worker has its own schedule. All schedules make the same decisions without communication, because they depend only
-on the iteration and on measurements that all workers share.
+Each worker has its own schedule. They make the same decisions without communication, because they depend only on the
+iteration and on measurements that all workers share.
 """
 
 from __future__ import annotations
@@ -144,9 +144,8 @@ class PostLocal(AveragingSchedule):
 class Adaptive(AveragingSchedule):
     """Adapts the averaging period to a target drift of the replicas (Jiang & Agrawal 2020).
 
-    Each averaging step measures the drift (`Average.drift`). If it is below the target, the next period is longer; if
-    it is above, the next period is shorter. The change is at most a factor of two. An averaging step before the end of
-    a period can only shorten the next period.
+    If the drift (`Average.drift`) at an averaging step is below the target, the next period is longer; if it is above,
+    shorter; by at most a factor of two. An averaging step before the end of a period can only shorten the next one.
 
     Args:
         target: the target drift.

@@ -49,7 +49,7 @@ class Message(NamedTuple):
 
 
 class Threshold:
-    """Base class of threshold rules. Each worker has its own rule. threshold: the threshold of the next message."""
+    """Base class of threshold rules, one per worker. threshold: the threshold of the next message."""
 
     def __init__(self, initial: float, argument: str = "initial") -> None:
         self.initial = number(f"{type(self).__name__} {argument}", initial, minimum=EPSILON, below=1e30)
@@ -59,11 +59,9 @@ class Threshold:
         """Choose the next threshold. share: fraction of the weights in the last message."""
 
     def state(self) -> dict[str, Any]:
-        """Return the state for a checkpoint."""
         return {"threshold": self.threshold}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore the result of `state`."""
         self.threshold = state["threshold"]
 
     def _scale(self, factor: float) -> None:
@@ -71,12 +69,7 @@ class Threshold:
 
 
 class FixedThreshold(Threshold):
-    """A constant threshold.
-
-    Args:
-        threshold: the constant. It should be small compared to the weights, and about as large as the updates of
-            several iterations.
-    """
+    """A constant threshold, small compared to the weights and about as large as the updates of several iterations."""
 
     def __init__(self, threshold: float) -> None:
         super().__init__(threshold, "threshold")
@@ -107,11 +100,11 @@ class TargetSparsity(Threshold):
 
 
 class AdaptiveThreshold(Threshold):
-    """Lowers the threshold if too few weights were sent, and raises it if too many were.
+    """Lowers the threshold if fewer weights than `min_fraction` were sent; raises it if more than `max_fraction` were.
 
     Args:
         initial: initial threshold.
-        min_fraction, max_fraction: between these fractions of the weights, the threshold does not change.
+        min_fraction, max_fraction: fractions of the weights, between 0 and 1.
         decay: factor that lowers the threshold, and divisor that raises it.
     """
 
@@ -168,7 +161,7 @@ class ThresholdEncoding:
         self._weights = weights
 
     def encode(self, update: NDArray[Any], samples: int) -> Message:
-        """Add an update (P,) to the residual, and return the message to send. The message is empty if samples is 0."""
+        """Add an update (P,) to the residual, and return the message to send, which is empty if samples is 0."""
         if not samples:
             return Message(0, True, 0.0, np.empty(0, np.int32))
         residual, finite = self.residual, is_finite(update)
@@ -188,7 +181,7 @@ class ThresholdEncoding:
         return {"encoded": self._encoded, "algorithm": self.algorithm.state()}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore the result of `state`."""
+        """Restore a saved state."""
         self._encoded = state["encoded"]
         self.algorithm.restore(state["algorithm"])
 
@@ -203,6 +196,5 @@ def _take(residual: NDArray[Any], step: Any) -> NDArray[np.int32]:
 
 
 def encoding(value: str | ThresholdEncoding | None) -> ThresholdEncoding | None:
-    """Return the default encoding for `threshold`, otherwise the value itself, which may be None."""
     names, example = {"threshold": ThresholdEncoding}, "ThresholdEncoding(), or None"
     return None if value is None else object_named("encoding", value, names, ThresholdEncoding, example)
