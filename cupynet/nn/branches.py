@@ -1,5 +1,3 @@
-"""Layers with several branches."""
-
 from __future__ import annotations
 
 import copy
@@ -25,8 +23,8 @@ class Residual(Layer):
     """Residual connection: layers(x) + shortcut(x) (He et al. 2015).
 
     The shortcut is the identity by default. If the layers change the shape, it must be a layer with the same output
-    shape, such as a 1x1 convolution. An activation of the sum is a separate layer; ReLU is fused if the last of
-    `layers` is a BatchNorm. Weights have names such as `block1.conv1.weight` and `block1.shortcut.weight`.
+    shape, such as a 1x1 convolution. A ReLU after the sum is a separate layer; it is fused if the last of `layers` is a
+    BatchNorm. Weights have names such as `block1.conv1.weight` and `block1.shortcut.weight`.
     """
 
     capturable = True
@@ -109,11 +107,10 @@ class ResidualReLU(Layer):
 
 
 class Concat(Layer):
-    """Concatenates the outputs of several branches along the last axis (channels or features).
+    """Concatenates the outputs of branches along the last axis (channels or features).
 
-    Args:
-        branches: a list, or a mapping from name to branch. Each branch is a layer or a sequence of layers. Weights have
-            names such as `mixed.narrow.conv1.weight`; branches in a list are named branch1, branch2 and so on.
+    branches: a list (named branch1, branch2 ...) or a mapping from name to branch. Each branch is a layer or a sequence
+    of layers. Weights have names such as `mixed.narrow.conv1.weight`.
     """
 
     capturable = True

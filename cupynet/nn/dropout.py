@@ -11,11 +11,10 @@ from cupynet.nn.types import InputType
 
 
 class Dropout(Layer):
-    """Inverted dropout: sets values to 0 with probability `rate`, and divides the others by 1 - rate.
+    """Inverted dropout (Srivastava et al. 2014): x becomes 0 with probability `rate`, otherwise x / (1 - rate).
 
-    The mask depends only on the model's seed, the epoch, the sample index, the layer's name and the position: it is the
-    same on every backend, with any number of workers and after a resume. See Srivastava et al. 2014. Deeplearning4j's
-    argument is the fraction to keep.
+    The mask depends only on the model's seed, the epoch, the sample, the layer's name and the position: it is the same
+    on every backend, with any number of workers and after a resume. Deeplearning4j's argument is the fraction to keep.
     """
 
     capturable = True

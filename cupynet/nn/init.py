@@ -65,7 +65,7 @@ class Normal(Described):
 
 
 class TruncatedNormal(Normal):
-    """N(mean, std²) truncated two `std` from the mean. The resulting standard deviation is 0.88 std."""
+    """N(mean, std²) truncated at two standard deviations, which leaves a standard deviation of 0.88 std."""
 
     def __call__(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
         values = rng.standard_normal(shape)
@@ -90,7 +90,7 @@ class VarianceScaling(Described):
     Args:
         scale: above 0.
         mode: `fan_in`, `fan_out`, or `fan_avg` for their mean.
-        distribution: `normal`, `uniform` or `truncated_normal` (the variance is the one after truncation).
+        distribution: `normal`, `uniform` or `truncated_normal` (variance after truncation).
     """
 
     def __init__(self, scale: float = 1.0, mode: str = "fan_in", distribution: str = "normal") -> None:

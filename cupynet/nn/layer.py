@@ -1,7 +1,7 @@
 """The base class of layers, and `Sequential`.
 
 `forward` returns the output and a `backward` function, a closure over the arrays it needs. Layers store no activations,
-so several micro-batches can be in flight. A layer may write to arrays that it borrowed, but not to x. `backward` is
+so several micro-batches can be in flight. A layer writes only to arrays that it borrowed, not to x. `backward` is
 called at most once and may overwrite `dy`.
 """
 

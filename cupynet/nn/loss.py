@@ -16,9 +16,8 @@ Weights: TypeAlias = "Sequence[float] | Array"
 class Loss(Described):
     """Base class of losses.
 
-    Attributes:
-        capturable: see `Layer`.
-        applies: the activation that the loss applies, or None. The network must not apply it too.
+    `applies` is the activation that the loss applies, or None; the network must not apply it too. For `capturable`, see
+    `Layer`.
     """
 
     capturable = False

@@ -251,12 +251,9 @@ class Model:
         return part
 
     def replace(self, **layers: Layer) -> Model:
-        """Return a copy in which some layers are replaced, for instance to fine-tune.
+        """Return a copy with other layers, such as `model.replace(dense2=Dense(3))`, for instance to fine-tune.
 
-        The other layers keep their weights. All layers are trainable, including frozen ones.
-
-        Args:
-            layers: new layers by name, such as `dense2=Dense(3)`.
+        The remaining layers keep their weights. All layers are trainable, including frozen ones.
 
         Raises:
             ConfigError: the network is not a `Sequential`, has no layer with a given name, or another layer's weights
@@ -282,7 +279,6 @@ class Model:
         """Load weights and buffers by name, from a mapping, another model, or a safetensors file.
 
         Args:
-            weights: a mapping from name to array, a model, or a path.
             strict: False to load only weights with matching names and shapes, for instance to fine-tune a new last
                 layer.
 
@@ -396,10 +392,7 @@ class Model:
             self.network.train_only({name.partition(".")[0] for name in self.params.places if rates.get(name, 1.0)})
 
     def freeze(self, *patterns: str) -> None:
-        """Freeze weights: set their learning-rate factor to 0 (see `set_learning_rate_factors`).
-
-        model.freeze("conv*")  # all layers with names that start with conv
-        """
+        """Freeze weights: set their learning-rate factor to 0, as in `model.freeze("conv*")`."""
         if not patterns or not all(isinstance(pattern, str) for pattern in patterns):
             raise ConfigError(f"freeze needs layer names, such as 'conv*', got {wording.shown(patterns)}")
         self.set_learning_rate_factors(dict.fromkeys(patterns, 0.0))

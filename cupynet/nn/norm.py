@@ -62,7 +62,7 @@ class BatchNorm(Layer):
     ) -> tuple[Array, Backward]:
         """Normalize x (N, ..., C), add `around`, and apply a ReLU if `relu`.
 
-        With `around`, the backward function returns dx in a new array and overwrites dy with the gradient of `around`.
+        With `around`, `backward` returns dx in a new array and overwrites dy with the gradient of `around`.
         """
         backend, epsilon, scale, shift = self.backend, self.epsilon, self.scale, self.shift
         apart = around is not None
@@ -139,10 +139,8 @@ class LayerNorm(Layer):
 
     `scale` and `shift` have no weight decay.
 
-    Args:
-        axis: `features` to normalize over all values of a sample, `channels` over the channels of each pixel. `scale`
-            and `shift` have one element per value or channel, respectively.
-        epsilon: added to the variance.
+    axis: `features` to normalize over all values of a sample, `channels` over the channels of each pixel. `scale` and
+    `shift` have one element per value or channel, respectively.
     """
 
     capturable = True

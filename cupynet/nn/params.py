@@ -1,5 +1,3 @@
-"""The weights and buffers of a model, in one flat vector each. Layers hold named views."""
-
 from __future__ import annotations
 
 import math
@@ -61,10 +59,7 @@ class Parameter(Named):
 
 @dataclass
 class Buffer(Named):
-    """Values that forward passes update instead of the optimizer, such as running means.
-
-    `data` is a view into `Params.buffers`, created by `allocate` and initialized to `fill`.
-    """
+    """Values that forward passes update, such as running means. data: view into `Params.buffers`, initially `fill`."""
 
     fill: float = 0.0
     data: Array = field(default=None, repr=False)
@@ -245,7 +240,7 @@ class Params:
         return found
 
     def unmatched(self, weights: Mapping[str, Any]) -> Unmatched:
-        """Compare names and shapes with `weights`. Raise ConfigError if none match or matching weights are not finite."""
+        """Compare weights by name and shape. Raise ConfigError if none match or a matching value is not finite."""
         own = {name: each.shape for name, each in (*self._entries.items(), *self._buffers.items())}
         given = {name: tuple(each.shape) for name, each in weights.items()}
         differing = sorted(name for name in own.keys() | given.keys() if own.get(name) != given.get(name))

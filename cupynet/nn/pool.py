@@ -87,10 +87,7 @@ class MaxPool2D(Pool):
 
 
 class AvgPool2D(Pool):
-    """Average pooling: (N, H, W, C) -> (N, H', W', C). See `Pool` for the arguments.
-
-    Padding is not counted, as in Keras and with count_include_pad=False in PyTorch.
-    """
+    """Average pooling, excluding padding: (N, H, W, C) -> (N, H', W', C). See `Pool` for the arguments."""
 
     capturable = True
 
