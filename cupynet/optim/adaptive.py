@@ -117,10 +117,7 @@ class AdaGrad(ElementwiseOptimizer):
 
 @dataclass(eq=False, repr=False)
 class RMSProp(ElementwiseOptimizer):
-    """RMSProp (Tieleman & Hinton 2012): s += (1 - decay) · (g² - s); w -= lr · g / (sqrt(s) + epsilon).
-
-    See `Optimizer` for the other arguments.
-    """
+    """RMSProp (Tieleman & Hinton 2012): s += (1 - decay) · (g² - s); w -= lr · g / (sqrt(s) + epsilon)."""
 
     capturable = True
     rule = RULES["rmsprop"]

@@ -12,11 +12,7 @@ from cupynet.optim.schedules import Schedule
 
 
 class Counted(Schedule):
-    """Base class of schedules that depend on n, the number of iterations or completed epochs since training began.
-
-    Args:
-        by: the unit of n, `iteration` or `epoch`.
-    """
+    """Base class of schedules that depend on n, the iterations or completed epochs (`by`) since training began."""
 
     def __init__(self, by: str) -> None:
         self.by = one_of(f"{type(self).__name__} by", by, ("iteration", "epoch"))
@@ -56,9 +52,7 @@ class StepDecay(Counted, name="step"):
 class PiecewiseConstant(Counted, name="piecewise_constant"):
     """Piecewise constant learning rates.
 
-    Args:
-        rates: a mapping from the first iteration or epoch to the learning rate. It must contain 0.
-        by: the unit of the keys, `iteration` or `epoch`.
+    rates: a mapping from the first iteration or epoch (`by`) to the learning rate. It must contain 0.
     """
 
     def __init__(self, rates: Mapping[int, float], by: str = "iteration") -> None:

@@ -1,7 +1,6 @@
 """The base class of optimizers, SGD and momentum. Adaptive optimizers are in adaptive.py.
 
-Optimizers work on the flat vectors of `Params`. Their state has the same layout, and is averaged and saved like the
-weights.
+Optimizers work on the flat vectors of `Params`. Their state has the same layout, and is averaged and saved too.
 """
 
 from __future__ import annotations
@@ -117,10 +116,8 @@ class Optimizer(Described):
     def step(self, params: Params, iteration: int, squared_norm: Array | None = None) -> None:
         """Update the weights, clear the gradients, and publish the weights to the layers.
 
-        Args:
-            params: the weights.
-            iteration: the iteration, from 0.
-            squared_norm: squared norm of the whole gradient, 0-d, if `params` holds only a part of the model.
+        iteration: counted from 0.
+        squared_norm: squared norm of the whole gradient, 0-d, if `params` holds only a part of the model.
         """
         self.move(params, self.numbers(iteration), 1.0 / self.backend.loss_scale, squared_norm)
 

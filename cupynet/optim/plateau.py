@@ -9,19 +9,14 @@ from cupynet.optim.schedules import Schedule
 class ReduceOnPlateau(Schedule, name="reduce_on_plateau"):
     """Multiplies the learning rate by `factor` after more than `patience` evaluations without improvement.
 
-    The next fit continues with the reduced rate.
+    The rate starts at `initial` and is at least `least`. The next fit continues with the reduced rate.
 
     Args:
-        initial: the initial learning rate.
         patience: consecutive evaluations without improvement to tolerate.
         monitor: the validation metric, as in `EarlyStopping`. Higher is better, except for names that contain "loss" or
             "error".
         min_delta: minimum improvement, exclusive.
         cooldown: evaluations to ignore after a reduction.
-        least: the minimum learning rate.
-
-    Attributes:
-        rate: the current learning rate.
     """
 
     highest = "initial"

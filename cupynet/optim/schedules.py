@@ -86,7 +86,7 @@ class FitSchedule(Schedule):
         self.start, self.stop = start, stop
 
     def done(self, iteration: int) -> tuple[int, int]:
-        """Return how many iterations of the fit precede `iteration`, clipped to the fit, and the last iteration."""
+        """Return the position of an iteration in the fit, clipped to 0..last, and `last`."""
         last = max(self.stop - self.start - 1, 1)
         return min(max(iteration - self.start, 0), last), last
 
@@ -95,10 +95,8 @@ class OneCycle(FitSchedule, name="one_cycle"):
     """The 1cycle schedule over a fit: cosine annealing up to `peak`, then down (Smith & Topin 2018).
 
     Args:
-        peak: the highest learning rate.
         warmup: fraction of the fit in which the rate increases.
-        start_divisor: the first learning rate is peak / start_divisor.
-        end_divisor: the last learning rate is peak / end_divisor.
+        start_divisor, end_divisor: the first and the last learning rate are `peak` divided by these.
     """
 
     highest = "peak"
@@ -122,10 +120,9 @@ class OneCycle(FitSchedule, name="one_cycle"):
 
 
 class Cosine(FitSchedule, name="cosine"):
-    """Cosine annealing over a fit, or with warm restarts (Loshchilov & Hutter 2017, SGDR).
+    """Cosine annealing from `initial` over a fit, or with warm restarts (Loshchilov & Hutter 2017, SGDR).
 
     Args:
-        initial: the initial learning rate.
         end: the learning rate in the last iteration of the fit. Cycles before a restart end slightly above it.
         cycle: iterations of the first cycle; None for a single cycle over the whole fit.
         growth: factor of the cycle length after each restart.
@@ -259,8 +256,7 @@ def required(kind: type[Schedule]) -> list[str]:
 def schedule(owner: str, learning_rate: Any, highest: float | None = None) -> Schedule:
     """Convert a number, a name, a mapping such as {"name": "step", "every": 1000, "factor": 0.5}, or a `Schedule`.
 
-    owner: class of the optimizer or schedule, for error messages.
-    highest: the highest rate of a named schedule, if `learning_rate` does not set it.
+    owner: class, for error messages. highest: the highest rate of a named schedule that does not set it.
     """
     name = f"{owner} learning_rate"
     if isinstance(learning_rate, Schedule):
