@@ -71,8 +71,7 @@ class Pipeline:
         return max(1, sum(any(layers[name].declared for name in group) for group in groups))
 
     def partition(self, network: Layer, stages: int) -> list[list[str]]:
-        """Split a built network into stages, and return the layer names of each. Raises ConfigError if that is
-        impossible.
+        """Split a built network into stages, and return the layer names of each. Raises ConfigError if impossible.
 
         Fused layers stay together, unless stages are listed explicitly.
         """

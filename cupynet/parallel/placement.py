@@ -1,5 +1,3 @@
-"""Placement of replicas and pipeline stages on devices."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -138,10 +138,7 @@ class Communicator:
         return np.stack(self.all_gather(np.array(values, np.float64)))
 
     def all_gather(self, vector: NDArray[Any]) -> list[NDArray[Any]]:
-        """Gather the vectors (n_rank,) of all workers in rank order.
-
-        vector: on the host, with the same dtype on every worker; lengths may differ.
-        """
+        """Gather host vectors (n_rank,) of one dtype from all workers, in rank order. Lengths may differ."""
         raise NotImplementedError
 
     def send(self, array: Array, to: int) -> None:
@@ -152,10 +149,7 @@ class Communicator:
         raise NotImplementedError
 
     def recv(self, array: Array, source: int) -> None:
-        """Receive the next message from worker `source` into `array`, which has its shape and dtype.
-
-        Messages from one worker to another arrive in order.
-        """
+        """Receive the next message from worker `source`, in order, into `array`, which has its shape and dtype."""
         raise NotImplementedError
 
     def broadcast(self, array: Array, root: int = 0) -> None:
@@ -193,10 +187,7 @@ class Communicator:
                 self._put(array, host)
 
     def check(self) -> None:
-        """Raise `PeerFailed` if another worker has failed, or the error with which `Launcher.close` ended the task.
-
-        Cheap enough to call in every iteration.
-        """
+        """Raise `PeerFailed` if another worker has failed, or the error with which `Launcher.close` ended the task."""
 
     def _mean(self, hosts: list[NDArray[Any]], weight: float) -> None:
         raise NotImplementedError
@@ -251,8 +242,9 @@ class Groups:
 
     @classmethod
     def grid(cls, world: Communicator, stages: int) -> Groups:
-        """Create groups with `stages` workers per replica: rank r is stage r % stages of replica r // stages.
-        Collective.
+        """Create groups with `stages` workers per replica. Collective.
+
+        Worker r is stage r % stages of replica r // stages. The number of workers must be a multiple of `stages`.
         """
         if stages == 1:
             return cls.of(world)

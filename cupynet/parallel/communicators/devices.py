@@ -88,10 +88,7 @@ class Buffers:
         return self._buffers[key]
 
     def like_all(self, arrays: Sequence[Array]) -> tuple[list[Array], list[Array]]:
-        """Return a buffer for each array, and the flat arrays that contain these buffers, one per dtype.
-
-        Collectives use the flat arrays, because each call takes as long as sending a few kilobytes.
-        """
+        """Return a buffer for each array, and the flat arrays that contain them, one per dtype, to need fewer calls."""
         key = tuple((array.shape, array.dtype) for array in arrays)
         if key not in self._flat:
             self._flat[key] = self._laid_out(arrays)
@@ -240,7 +237,7 @@ class RankMeans:
 
 
 def means_of_ranks(communicator: Communicator, backend: Backend, reduce: str) -> RankMeans | None:
-    """Return the object that averages arrays on the GPUs of processes, or None to average on the host. Collective.
+    """Return the object that averages over the GPUs of processes, or None to average on the host. Collective.
 
     Raises ConfigError on all ranks if one of them does not support `reduce`.
     """
@@ -264,7 +261,7 @@ def means_of_ranks(communicator: Communicator, backend: Backend, reduce: str) ->
 
 
 def means_on_devices(exchange: Exchange, rank: int, backend: Backend, reduce: str) -> DeviceMeans | None:
-    """Return the object that averages arrays on the GPUs of threads, or None to average on the host."""
+    """Return the object that averages over the GPUs of threads, or None to average on the host."""
     if backend.name != "cupy" or reduce == "host":
         return None
     over_nccl = reduce == "nccl" or (reduce == "auto" and nccl.unavailable_reason() is None)

@@ -55,7 +55,7 @@ def library() -> Any:
 class Ranks:
     """State of all ranks. Waits for MPI requests, and detects ranks that have failed or ended.
 
-    comm: a communicator of all ranks for the use of this object alone.
+    comm: a communicator of all ranks, used only by this object.
 
     Attributes:
         timeout_s: seconds to wait for other ranks.
@@ -99,10 +99,10 @@ class Ranks:
             raise error
 
     def wait(self, requests: Sequence[Any], whom: str, pause_s: float = LONGEST_PAUSE_S) -> None:
-        """Wait until all requests are complete. Raises PeerFailed or WorkerTimeout.
+        """Wait until all requests are complete. Raises PeerFailed or WorkerTimeout, whose message contains `whom`.
 
-        Sleeps for an eighth of the waiting time, at most `pause_s`, between tests, to leave the processor to other
-        ranks. whom: workers and operation, for the error message.
+        Sleeps between tests for an eighth of the waiting time, at most `pause_s`, to leave the processor to other
+        ranks.
         """
         started, timeout = time.perf_counter(), Timeout(self.timeout_s)
         self._waiting = requests  # also kept after an error, because MPI may still write to their buffers
@@ -135,10 +135,10 @@ class Ranks:
 
 
 class MpiCommunicator(Communicator):
-    """Communicator of an MPI process.
+    """Communicator of an MPI process. members: ranks in the job; all by default.
 
     Each worker averages one chunk of host arrays. Arrays on GPUs are averaged over NCCL if every process has its own
-    GPU (see devices.py), and otherwise on the host. members: the members' ranks in the job; all ranks by default.
+    GPU (see devices.py), and otherwise on the host.
     """
 
     def __init__(self, comm: Any, ranks: Ranks, members: Sequence[int] | None = None) -> None:

@@ -41,9 +41,8 @@ def unavailable_reason() -> str | None:
 def connect(
     broadcast: BroadcastBytes, place: int | None, leaders: int, backend: CupyBackend, opened: Callable[[NcclSum], None]
 ) -> NcclSum | None:
-    """Create the NCCL communicator of the leaders. Collective over all workers.
+    """Create the NCCL communicator of the leaders. Collective over all workers. place: NCCL rank; None if not a leader.
 
-    place: NCCL rank of this worker, or None if it is not a leader.
     opened: receives the communicator before the warm-up, which only `abandon` can end if a leader fails.
     """
     # connect all devices now, not in the first large all-reduce (NCCL 2.22 and later)
@@ -68,10 +67,7 @@ def connect(
 
 
 class NcclSum:
-    """NCCL communicator of one device. All devices create theirs concurrently, each in its own thread.
-
-    identifier: NCCL's unique ID, created by rank 0.
-    """
+    """NCCL communicator of one device. All devices create theirs concurrently, with the `identifier` of rank 0."""
 
     def __init__(self, identifier: bytes, place: int, size: int, backend: CupyBackend) -> None:
         from cupy.cuda import nccl

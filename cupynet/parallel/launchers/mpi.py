@@ -100,7 +100,7 @@ class MpiJob:
             self.ranks.announce(exit_code(error))
 
     def speaks(self, error: BaseException) -> bool:
-        """Return True if this rank should report its error, as the lowest rank that failed.
+        """Return True if this rank failed first in rank order, and should report its error.
 
         Waits for the other ranks and sets `exit_code`.
         """
@@ -145,9 +145,9 @@ class MpiJob:
 
 @contextmanager
 def _limited(seconds: float, file: int | None = None) -> Iterator[None]:
-    """Kill this process if a blocking MPI call does not return in time.
+    """Kill this process if a blocking MPI call, which may hold the GIL, does not return in time.
 
-    Such a call holds the GIL, so this uses faulthandler's watchdog thread. file: descriptor for the traceback, if any.
+    file: descriptor to which faulthandler writes the traceback, if any.
     """
     with open(os.devnull, "w") as devnull:
         faulthandler.dump_traceback_later(seconds, exit=True, file=devnull if file is None else file)

@@ -92,9 +92,8 @@ class Synchronizer:
     def check(self, workers: int, stages: int = 1) -> None:
         """Validate the number of replicas and stages before any worker starts. Overrides must call `super().check`.
 
-        Raises:
-            ConfigError: the base class is used with several workers, or stages are combined with an adaptive schedule,
-                on which they could disagree and deadlock.
+        Raises ConfigError for the base class with several workers, and for stages with an adaptive schedule, on which
+        they could disagree and deadlock.
         """
         if type(self) is Synchronizer and workers > 1:
             raise ConfigError(
@@ -136,10 +135,9 @@ class Synchronizer:
         return None
 
     def finish(self, replica: ReplicaView, moment: Moment) -> Average | None:
-        """Called at the end of each `epoch`, before each `evaluation` and at the end of a `fit`. Return the average, or
-        None.
+        """Called at the end of an `epoch`, before an `evaluation` and at the end of a `fit`.
 
-        At the end of a `fit`, this must make all replicas identical.
+        Returns the average, or None. At the end of a `fit`, it must make all replicas identical.
         """
         return None
 

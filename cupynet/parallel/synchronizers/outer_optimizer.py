@@ -1,7 +1,4 @@
-"""Outer optimizers: an optimizer step after each averaging step, with delta = mean - common as the gradient.
-
-The learning rate and the momentum of this step can compensate for infrequent averaging.
-"""
+"""Outer optimizers: a step after each averaging, with delta = mean - common weights as the gradient."""
 
 from __future__ import annotations
 
@@ -13,10 +10,7 @@ from cupynet.parallel.synchronizers.replica_view import ReplicaView, by_name, ta
 
 
 class OuterOptimizer:
-    """Computes new common weights from the previous ones and the mean, identically on all workers.
-
-    Deltas, and therefore their momentum, include the learning rate of the replicas.
-    """
+    """Computes new common weights from the previous ones and the mean, identically on all workers."""
 
     def start(self, replica: ReplicaView) -> None:
         """Allocate the state for the weights of `replica`. Called once."""

@@ -77,9 +77,9 @@ def distance(backend: Backend, pairs: Iterable[tuple[Array, Array]]) -> float:
 
 
 def check_finite_replicas(finite: Sequence[float], iteration: int | None, what: str = "replica") -> None:
-    """Raise DivergedError on every worker if any replica is not finite, before it is averaged into the others.
+    """Raise DivergedError on every worker if a replica is not finite. Call this before averaging.
 
-    iteration: the last iteration (from 0); None at the end of an epoch.
+    iteration: from 0; None at the end of an epoch.
     """
     bad = [str(rank) for rank, ok in enumerate(finite) if not ok]
     if bad:
@@ -119,10 +119,9 @@ class Tally:
             self.scored, self.losses, self.hits = self.scored + samples, self.losses + losses, self.hits + hits
 
     def gather(self, replica: ReplicaView, communicator: Communicator, iteration: int | None) -> float:
-        """Return the mean loss over the samples of all replicas since the last `clear`; NaN if there are no losses.
+        """Return the mean loss over the samples of all replicas since the last `clear`; NaN if there are none.
 
-        iteration: the last iteration (from 0); None at the end of an epoch or fit. Raises DivergedError like
-        `check_finite_replicas`.
+        Raises DivergedError like `check_finite_replicas`.
         """
         loss = float(self.losses)
         finite = math.isfinite(loss) and is_finite(*replica.params.vectors)

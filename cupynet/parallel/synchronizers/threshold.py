@@ -69,7 +69,7 @@ class Threshold:
 
 
 class FixedThreshold(Threshold):
-    """A constant threshold, small compared to the weights and about as large as the updates of several iterations."""
+    """A constant threshold, which should be about the size of several iterations' updates, far below the weights."""
 
     def __init__(self, threshold: float) -> None:
         super().__init__(threshold, "threshold")
@@ -79,13 +79,7 @@ class FixedThreshold(Threshold):
 
 
 class TargetSparsity(Threshold):
-    """Lowers the threshold if less than the target fraction of the weights was sent, and raises it otherwise.
-
-    Args:
-        target: target fraction of the weights, between 0 and 1.
-        initial: initial threshold.
-        decay: factor that lowers the threshold, and divisor that raises it.
-    """
+    """Multiplies the threshold by `decay` if less than the `target` fraction of weights was sent, else divides it."""
 
     def __init__(self, target: float = 1e-3, initial: float = INITIAL, decay: float = DECAY) -> None:
         super().__init__(initial)
@@ -100,12 +94,9 @@ class TargetSparsity(Threshold):
 
 
 class AdaptiveThreshold(Threshold):
-    """Lowers the threshold if fewer weights than `min_fraction` were sent; raises it if more than `max_fraction` were.
+    """Multiplies the threshold by `decay` if too few weights were sent, or divides it if too many were.
 
-    Args:
-        initial: initial threshold.
-        min_fraction, max_fraction: fractions of the weights, between 0 and 1.
-        decay: factor that lowers the threshold, and divisor that raises it.
+    min_fraction, max_fraction: fractions of the weights between which the threshold does not change.
     """
 
     def __init__(
