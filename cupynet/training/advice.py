@@ -11,13 +11,13 @@ from cupynet.training.evaluation import Evaluation
 from cupynet.training.events import Spent
 
 STANDS_OUT = 0.10  # minimum fraction of the time for an overhead to be reported
-FEW_ITERATIONS = 5  # with at most this many iterations per epoch, adding workers would leave too few updates
+FEW_ITERATIONS = 5  # with at most this many iterations per epoch, several workers make too few updates
 SLOWER = 1.25  # minimum ratio of seconds per sample for a straggler, above the noise of a shared machine
 SURELY = 3.0  # standard deviations above chance; an untrained network reaches this once in 700 runs
 
 
 def advise(spent: Spent, *, iterations: int | None = None, stages: int = 1, cores: int | None = None) -> str:
-    """Return the largest overhead and its remedy as text, or that nothing stands out.
+    """Name the largest overhead and its remedy, or say that nothing stands out.
 
     stages: ranks per replica. cores: CPU cores shared by the workers; None on GPUs.
     """

@@ -43,7 +43,6 @@ class CallbackList(list[Listener]):
             self._closing = started.pop_all()
 
     def emit(self, event: str, *arguments: Any) -> list[Any]:
-        """Call a method of all callbacks, and return the results."""
         return [getattr(callback, event)(*arguments) for callback in self]
 
     def close(self) -> None:

@@ -1,5 +1,3 @@
-"""Save and restore the training state of all workers."""
-
 from __future__ import annotations
 
 import logging
@@ -59,7 +57,7 @@ def save(store: Checkpoints, trainer: Trainer) -> None:
 
 
 def found(path: str | Path, *, warn: bool = True) -> Stored:
-    """Return the checkpoint at `path`, or the newest undamaged checkpoint if `path` is a folder of checkpoints."""
+    """Return the checkpoint at `path`, or the newest undamaged one if `path` is a folder of checkpoints."""
     path = Path(path)
     if (path / MANIFEST).exists() or STEP.fullmatch(path.name):
         return read(path)
@@ -146,7 +144,7 @@ def _malformed(place: str) -> Iterator[None]:
 
 
 def stages_of(stored: Stored) -> int:
-    """Return the number of pipeline stages, which is the next rank that has the same weight names as rank 0."""
+    """Return the number of pipeline stages: the next rank with the same weight names as rank 0."""
     states = _states(stored)
     with _malformed(f"{stored.path / STATE}, workers"):
         names = [sorted(state["replica"]["weights"]) for state in states]

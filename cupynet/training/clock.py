@@ -1,5 +1,3 @@
-"""Timing and traffic statistics of a worker."""
-
 from __future__ import annotations
 
 import math
@@ -36,7 +34,7 @@ class Clock:
         images: training images of all replicas.
         samples, bytes_sent: samples and traffic of this worker, updated at reports and at the ends of epochs.
         warm_s, warm_images: `rounds_s` and `images` after the first 10 iterations.
-        timer: receives every span too, while a profile is recorded.
+        timer: also receives every span while a profile is recorded.
     """
 
     compute_s: float = 0.0

@@ -12,10 +12,9 @@ SLOW_S = 0.05  # seconds per iteration above which workers exchange after every 
 
 
 class StopConsensus:
-    """Stops all workers after the same iteration.
+    """Stops all workers after the same iteration. All workers must make the same calls.
 
-    Every worker must make the same calls after the same iterations. request: this worker's first request to stop in
-    this fit, or None.
+    request: this worker's first request to stop in this fit, or None.
     """
 
     def __init__(self, world: Communicator) -> None:

@@ -23,11 +23,9 @@ log = logging.getLogger(__name__)
 
 
 class DataWarnings:
-    """Logs warnings about training and evaluation data. Logs nothing unless `speaks`.
+    """Logs warnings about data, if `speaks`. Pixels and classes are checked once per data set.
 
-    Warnings about pixels and classes are logged once for each data set.
-
-    metrics: True if the user requested metrics, which need evaluation data.
+    metrics: True if the user requested metrics.
     """
 
     def __init__(self, *, speaks: bool, metrics: bool = False) -> None:
@@ -102,7 +100,6 @@ def _brightest(dataset: LabeledData, enough: int) -> int:
 
 
 def _chunks(dataset: LabeledData) -> Iterator[Array]:
-    """Yield the images on this machine, a few at a time."""
     with read_of(dataset):
         for part in dataset.parts():
             step = max(1, AT_ONCE // part.images[:1].nbytes)

@@ -13,10 +13,7 @@ from cupynet.parallel import Placement
 def translate_device_errors(
     backend: Backend, placement: Placement, rank: int, batch_size: int | None
 ) -> Iterator[None]:
-    """Raise DeviceError if the device of worker `rank` is out of memory or has failed.
-
-    Clears the frames of the traceback to release their arrays. batch_size: for the message, if known.
-    """
+    """Raise DeviceError if the device is out of memory or has failed. Clears the traceback's frames to free memory."""
     try:
         yield
     except CupynetError:

@@ -42,13 +42,10 @@ class Evaluation:
 
     The predicted class has the highest score; the lower index wins a tie. A sample is a top-N hit if fewer than N
     classes rank before its true class. A sample with a NaN score counts as wrong: in the support and recall of its true
-    class and in `undecided`, but in no column of the confusion matrix.
-
-    Metrics that are 0/0 are NaN. Counts are exact. The last bits of the loss depend on how samples are split into
-    batches.
+    class and in `undecided`, but in no column of the confusion matrix. Metrics that are 0/0 are NaN. Counts are exact,
+    but the last bits of the loss depend on how samples are split into batches.
 
     Args:
-        classes: number of classes.
         top_n: N of the top-N accuracy.
         metrics: see `TrainingOptions`.
         columns: number of targets, for regression.
@@ -77,7 +74,7 @@ class Evaluation:
 
         Args:
             scores: (N, classes), increasing with the probability.
-            targets: class indices (N,), or probabilities (N, classes), the largest of which marks the true class.
+            targets: class indices (N,), or probabilities (N, classes), of which the largest marks the true class.
             losses: (N,).
             samples: sample indices in the data set, (N,). Without them no mistakes are kept.
         """
@@ -127,7 +124,7 @@ class Evaluation:
 
     @property
     def samples(self) -> int:
-        """The number of samples, including samples with NaN scores."""
+        """The number of samples, including those with NaN scores."""
         return int(self.confusion.sum() + self.undecided.sum())
 
     @property
@@ -230,11 +227,7 @@ class Evaluation:
         return drawn
 
     def stats(self, names: Sequence[str] = ()) -> str:
-        """Return a text report: the figures, a line for each class, and the confusion matrix of at most 25 classes.
-
-        Args:
-            names: class names, printed after the class indices.
-        """
+        """Return a text report: the figures, each class with its name, and the confusion matrix of up to 25 classes."""
         named = [f"  {printable(one_line(name))}" for name in names[: self.classes]]
         named += [""] * (self.classes - len(named))
         parts = [self._summary(), self._class_table(named)]

@@ -1,5 +1,3 @@
-"""Records that callbacks receive."""
-
 from __future__ import annotations
 
 import math
@@ -14,13 +12,7 @@ from cupynet.training.evaluation import Evaluation
 
 @dataclass(frozen=True)
 class Spent:
-    """Time and traffic of each worker; lists in rank order.
-
-    Attributes:
-        rounds_s, compute_s, data_s, averaging_s, waiting_s: seconds (see `Clock`).
-        samples: training samples processed by the worker.
-        bytes_sent: bytes sent by the worker.
-    """
+    """Time in seconds (see `Clock`), samples and traffic in bytes of each worker, in rank order."""
 
     rounds_s: list[float]
     compute_s: list[float]
@@ -36,10 +28,7 @@ class Spent:
 
     @property
     def averaging(self) -> float:
-        """The fraction of time spent averaging: the minimum over workers.
-
-        The last worker to arrive does not wait, so its time does not include waiting.
-        """
+        """The fraction of time spent averaging: the minimum over workers, because the last to arrive does not wait."""
         return min(self.share("averaging_s"))
 
     @property
@@ -65,13 +54,12 @@ class IterationRecord:
     Attributes:
         iteration, epoch: completed iterations and epochs.
         learning_rate: the rate of the last iteration.
-        loss: mean training loss of this replica.
-        accuracy: training accuracy of this replica; NaN if unknown.
+        loss, accuracy: mean training loss and accuracy of this replica; NaN if unknown.
         score_after_averaging: mean loss over all replicas between the last two averaging steps; NaN if not computed.
         images_per_s: training images per second over all replicas.
         compute_s, data_s, averaging_s, waiting_s: seconds of this worker (see `Clock`).
         drift: the largest relative distance of a replica from the mean at the last measurement; NaN if not measured. In
-            a pipeline, the maximum over stages, which is an upper bound for the whole network.
+            a pipeline, the maximum over stages, an upper bound for the whole network.
         drift_by_layer: the same for each layer's weights; empty if not measured.
         bytes_sent: traffic between all workers in this run.
     """

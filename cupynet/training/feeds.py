@@ -24,7 +24,7 @@ class Feeds:
 
     @contextmanager
     def of_fit(self, train: Loader, evaluated: Loader | None) -> Iterator[BatchFeed]:
-        """Context manager that keeps both feeds open during a fit, so each data set is copied to a GPU once."""
+        """Context manager that keeps both feeds open during a fit, so that each data set is copied to a GPU once."""
         with ExitStack() as self._closing:
             self._training, self._evaluated = self._closing.enter_context(self._new(train)), evaluated
             try:

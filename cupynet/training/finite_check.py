@@ -36,8 +36,7 @@ class StopAtNonFinite(StepCheck):
 class SkipNonFinite(StepCheck):
     """Skips the batch on its worker and logs a warning. `skipped` receives the epoch and index of each batch.
 
-    Raises DivergedError if the weights themselves are not finite, or if a worker skips more than `max_skipped`
-    batches.
+    Raises DivergedError if the weights themselves are not finite, or if a worker skips more than `max_skipped` batches.
     """
 
     may_wait = False
@@ -67,10 +66,7 @@ class SkipNonFinite(StepCheck):
 
 
 def diagnose(replica: Replica, batch: Batch) -> str:
-    """Locate the first non-finite value: return the worker, batch, samples and layer or weight as text.
-
-    `params.grad` and `losses` must be the results of the batch.
-    """
+    """Locate the first non-finite value of the last batch: return worker, batch, samples and layer or weight."""
     at = f"of worker {replica.groups.world.rank} at batch {batch.index} of epoch {batch.epoch + 1}"
     for name, values in replica.params.views(replica.params.master):
         if not _finite(replica, values).all():

@@ -1,5 +1,3 @@
-"""Arguments and data loaders of a fit."""
-
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -70,11 +68,7 @@ def loader_of(
     sample_weight: Any = None,
     class_weight: ClassWeight = None,
 ) -> Loader:
-    """Return a loader of training data after checking that they fit the model.
-
-    batch_size: by default the `Loader`'s batch size, or 128 for other data. pixels: the pixel scale, if `data` is a
-    pair of arrays.
-    """
+    """Return a loader of training data after checking them. pixels: the pixel scale, if `data` is a pair of arrays."""
     data, outputs = examples(data), model.output.features
     if isinstance(data, Loader) and batch_size not in (None, data.batch_size):
         raise ConfigError(
@@ -130,11 +124,11 @@ def _class_factors(data: Dataset, class_weight: ClassWeight) -> Array:
 
 
 def evaluation_loader(data: Examples, batch_size: int | None, model: Model, pixels: PixelScale | None = None) -> Loader:
-    """Return a loader of evaluation data after checking that they fit the model.
+    """Check evaluation data and return a loader for them.
 
-    data: may also be (x, y, sample_weight). pixels: the scale of the training images, by default the model's.
+    data: as for `fit`, or (x, y, sample_weight). pixels: the scale of the training images, by default the model's.
     """
-    if pixels is None and model.pixels != FRACTIONS:  # FRACTIONS also before training, when any scale is allowed
+    if pixels is None and model.pixels != FRACTIONS:  # FRACTIONS before training too, when any scale is allowed
         pixels = model.pixels
     weights = None
     if isinstance(data, tuple) and len(data) == 3 and not isinstance(data[0], tuple):
@@ -171,7 +165,6 @@ def held_out_of(
 
 
 def classifies(dataset: LabeledData, loss: Loss) -> bool:
-    """Return True for classification, False for regression."""
     return not isinstance(dataset, Dataset) or dataset.labels.ndim == 1 or loss.applies == "softmax"
 
 

@@ -3,9 +3,9 @@
 For each batch size, the gradient, the update, and both together are captured on their second run. The first run loads
 kernels and allocates memory.
 
-The host enqueues steps without waiting for them: the device itself decides whether to update (`judge` in update.cu).
-The host reads the result at averaging steps, reports and ends of epochs. After a non-finite loss or gradient the device
-makes no further updates, so that the host can locate the batch.
+The host enqueues steps without waiting for them: the device decides whether to update (`judge` in update.cu). The host
+reads the result at averaging steps, reports and ends of epochs. After a non-finite loss or gradient the device makes no
+further updates, so that the host can locate the batch.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ log = logging.getLogger(__name__)
 class Graphs:
     """The CUDA graphs of one device.
 
-    singly: True to launch operations one by one. refused: the first step that could not be captured, with the reason;
-    "" if there is none.
+    singly: True to launch operations one by one.
+    refused: the first step that could not be captured, with the reason; "" if there is none.
     """
 
     def __init__(self, backend: Backend, recorder: Recorder) -> None:

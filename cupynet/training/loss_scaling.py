@@ -16,10 +16,9 @@ LEAST, MOST = 1.0, 2.0**24
 
 
 class LossScaler:
-    """Adapts the loss scale of one replica. Every worker must make the same calls.
+    """Adapts the `loss_scale` of a backend. Every worker must make the same calls.
 
     Args:
-        backend: the backend whose `loss_scale` is set.
         together: workers that skip steps together: the stages of a replica, or all workers if they share gradients.
         shared: True if all workers share gradients.
 

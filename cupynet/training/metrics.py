@@ -26,7 +26,7 @@ TOP_K = re.compile(r"top_([1-9]\d*)_accuracy")
 def metrics_of(metrics: Sequence[Metric], *, classifies: bool | None = None) -> dict[str, Metric]:
     """Return metrics by name. Raise ConfigError for unknown or duplicate names.
 
-    classifies: False for regression; None to accept the names of both.
+    classifies: True for classification, False for regression, None to accept the metrics of both.
     """
     if not isinstance(metrics, list | tuple):
         raise ConfigError("must be a list of names and functions, such as ['macro_f1']", "metrics", shown(metrics))
@@ -47,10 +47,7 @@ def metrics_of(metrics: Sequence[Metric], *, classifies: bool | None = None) -> 
 
 
 def ranks(scores: Floats, targets: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the rank (N,) of each target (N,) in scores (N, C), from 0.
-
-    Ties go to the lower index; with a NaN score the rank is C.
-    """
+    """Return each target's rank (N,) in scores (N, C), from 0. Ties go to the lower index; NaN scores give C."""
     own = np.take_along_axis(scores, targets[:, None], axis=1)  # (N, 1)
     before = np.arange(scores.shape[1]) < targets[:, None]  # (N, C)
     rank = ((scores > own) | ((scores == own) & before)).sum(axis=1)
@@ -125,7 +122,6 @@ class Metrics:
         return packed[end:]
 
     def values(self, samples: int, figure: Callable[[str], float]) -> dict[str, float]:
-        """Return the value of each metric. `figure` returns a figure of the evaluation by name."""
         return {name: self._value(name, samples, figure) for name in self._metrics}
 
     def _value(self, name: str, samples: int, figure: Callable[[str], float]) -> float:

@@ -1,5 +1,3 @@
-"""Options of parallel training, and their validation."""
-
 from __future__ import annotations
 
 import copy
@@ -33,13 +31,13 @@ class TrainingOptions:
 
     Attributes:
         workers: number of replicas. By default one per GPU; on a CPU one per core, up to 4; with `mpi` one per rank.
-        averaging_frequency: iterations between averaging steps, `epoch`, `end`, or a schedule such as `PostLocal`. The
-            default is 3.
+        averaging_frequency: iterations between averaging steps (3 by default), `epoch`, `end`, or a schedule such as
+            `PostLocal`.
         prefetch_buffer: number of batches to prepare in advance, over all workers; 0 disables prefetching.
         report_score_after_averaging: compute the mean loss over all replicas at each averaging step; true by default.
         average_updaters: average the optimizer state with the weights; true by default.
-        optimizer: an `Optimizer`, or a name such as `adam` for one with default arguments; Nesterov(0.01, 0.9) by
-            default. Each worker gets a copy.
+        optimizer: an `Optimizer`, or a name such as `adam` for default arguments; Nesterov(0.01, 0.9) by default. Each
+            worker gets a copy.
         synchronizer: replaces parameter averaging; each worker gets a copy. `averaging_frequency`,
             `report_score_after_averaging` and `average_updaters` must then be None.
         learning_rate_scale: factor of the learning rate: `none`, `linear` (the number of workers), `sqrt` (its square
@@ -49,11 +47,11 @@ class TrainingOptions:
         devices: GPU indices; worker r uses devices[r % len(devices)]. By default all GPUs, or under mpiexec the model's
             GPU. The first worker of this process must be on the model's device.
         callbacks: a list of `Callback`.
-        log_every: iterations between `on_log` events of callbacks, and between measurements of the drift if there is no
-            `synchronizer`; 0 disables the events.
+        log_every: iterations between `on_log` events and, without a `synchronizer`, between measurements of the drift;
+            0 disables the events.
         timeout_s: seconds that a worker waits for the others before it fails.
-        blas_threads: BLAS threads per worker on a CPU. By default the cores are divided among the workers; with numba
-            the default is 1.
+        blas_threads: BLAS threads per worker on a CPU. By default 1 with numba; otherwise the cores are divided among
+            the workers.
         run: the run folder, to which callbacks write on rank 0.
         launcher: `thread` or `mpi`. With `mpi` this process is one worker, and all processes started by mpiexec must
             make the same calls.
@@ -61,7 +59,7 @@ class TrainingOptions:
             evaluation and after `fit`.
         reduce: how GPU replicas are averaged: `nccl`; `device`, on the first device (Deeplearning4j's legacy
             averaging); `host`; or `auto`, which is `nccl` for several devices if it is installed, otherwise `device`.
-            On a CPU, `auto` and `host` are equivalent and the others are not allowed.
+            On a CPU, only `auto` and the equivalent `host` are allowed.
         data_on_device: true to keep the images in GPU memory during a fit or evaluation; `auto` to do so if they take
             at most a quarter of the free memory. On a CPU, true is not allowed.
         progress: style of the default `Progress` callback: `auto`, `bar`, `lines` or `none`.
@@ -230,12 +228,7 @@ class FitData:
 
 @dataclass(frozen=True, eq=False)
 class CheckedOptions:
-    """Validated options with defaults filled in (see `TrainingOptions.check`).
-
-    Attributes:
-        layers: layer names of each pipeline stage; empty without a pipeline.
-        optimizer: the optimizer with a scaled learning rate.
-    """
+    """Validated options with defaults filled in. layers: of each pipeline stage, by name; empty without a pipeline."""
 
     options: TrainingOptions
     placement: Placement

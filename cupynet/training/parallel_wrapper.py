@@ -73,9 +73,9 @@ class ParallelWrapper:
     """Trains a model as `workers` replicas that are averaged every `averaging_frequency` iterations.
 
     The first replica of this process is the model itself, so the model holds the average after `fit`. Replicas,
-    optimizer and synchronizer states, and all counters live until the wrapper is closed. Another `fit` continues from
-    them. The wrapper is a context manager; without `with` it is closed when it is garbage collected, or when Python
-    exits. Callbacks should refer to it by `weakref.proxy(wrapper)`, or they keep it alive.
+    optimizer and synchronizer states, and all counters live until the wrapper is closed, and another `fit` continues
+    from them. The wrapper is a context manager; without `with` it is closed when it is garbage collected, or when
+    Python exits. Callbacks should refer to it by `weakref.proxy(wrapper)`, or they keep it alive.
 
         with ParallelWrapper(model, workers=2, averaging_frequency=3) as wrapper:
             history = wrapper.fit(x, y, epochs=5, batch_size=64, validation_split=0.1)
@@ -88,8 +88,7 @@ class ParallelWrapper:
         options: the validated `TrainingOptions`.
         placement: numbers of workers and stages, and their devices.
         layers: layer names of each pipeline stage; empty without a pipeline.
-        synchronizer: the synchronization method; each worker has a copy.
-        optimizer: the optimizer with a scaled learning rate; each worker has a copy.
+        synchronizer, optimizer: each worker has a copy. The optimizer's learning rate is scaled.
         blas_threads: BLAS threads per worker; 0 on a GPU.
         warm: True if all kernels are compiled.
     """
@@ -176,8 +175,7 @@ class ParallelWrapper:
     def close(self) -> None:
         """Stop the workers and close callbacks. The model remains usable. A second call does nothing.
 
-        A running task such as `fit` ends with a RuntimeError. `close` waits for it, unless called from one of its
-        threads, as in a callback.
+        A running task such as `fit` ends with a RuntimeError. `close` waits for it, unless a callback calls `close`.
         """
         self._closed = True
         self._dropped.detach()
@@ -209,8 +207,8 @@ class ParallelWrapper:
     ) -> History:
         """Train for `epochs` more epochs. Afterwards all replicas are identical.
 
-        The rest of an interrupted epoch counts as an epoch (see `Trainer.fit`). If a worker fails, the others stop and
-        its exception is raised. The wrapper must then be closed. The model keeps its weights, or the best ones if early
+        The rest of an interrupted epoch counts as an epoch (see `Trainer.fit`). If a worker fails, the others stop, its
+        exception is raised, and the wrapper must be closed. The model keeps its weights, or the best ones if early
         stopping restores them after a DivergedError.
 
         Ctrl-C stops after the current iteration, or with several workers within ten, and averages the replicas. It
@@ -227,7 +225,7 @@ class ParallelWrapper:
                 and class probabilities for `softmax`.
             epochs: additional epochs; 0 only after `restore`, to finish a fit whose epochs are all complete.
             batch_size: batch size per worker, 128 by default. A `Loader` has its own batch size.
-            sample_weight: (S,) factors of the samples' losses. The loss of a batch is still divided by the number of
+            sample_weight: (S,) factors of the samples' losses. The loss of a batch is still divided by its number of
                 samples.
             class_weight: {class: loss factor}, 1 by default, or `balanced` for equal total weights of all classes, as
                 in scikit-learn. Multiplied by `sample_weight`.
@@ -297,15 +295,14 @@ class ParallelWrapper:
         """Evaluate in parallel on all replicas. The wrapper remains usable after Ctrl-C.
 
         Args:
-            x, y: see `fit`.
-            batch_size: batch size per worker, 128 by default.
+            x, y, batch_size: see `fit`.
 
         Returns:
             An `Evaluation` with the wrapper's `metrics`, or a `RegressionEvaluation`.
 
         Raises:
-            ConfigError: the pixel scale differs from training, or the replicas differ because the restored
-                checkpoint was written between two averaging steps.
+            ConfigError: the pixel scale differs from training, or the replicas differ because the restored checkpoint
+                was written between two averaging steps.
         """
         loader = evaluation_loader(examples(x, y), batch_size, self.model)
         check_metrics(self.options.metrics, loader, self.model.loss)
@@ -327,13 +324,10 @@ class ParallelWrapper:
         return store.path(self.trainer.iteration)
 
     def restore(self, path: str | Path) -> None:
-        """Restore a checkpoint, so that the next `fit` continues bit for bit.
+        """Restore a checkpoint, or the newest undamaged one in a folder, so that the next `fit` continues bit for bit.
 
         With a different number of workers, all start from the mean of the replicas. With a different backend or dtype,
         results are equal up to rounding. The log says which case applies.
-
-        Args:
-            path: a checkpoint, or a folder whose newest undamaged checkpoint is used.
 
         Raises:
             ConfigError: there is no checkpoint, or its network, optimizer, synchronizer or stages differ.
@@ -343,10 +337,7 @@ class ParallelWrapper:
         self.model.trained_on = self.model.trained_on or "pixels"
 
     def warm_up(self, batch_size: int) -> float:
-        """Compile or load all kernels and return the seconds it took.
-
-        The first `fit` calls this. The time counts as `Clock.compile_s`, not as training time.
-        """
+        """Compile or load all kernels and return the seconds it took. The first `fit` calls this before training."""
         style = next((each.style for each in self.callbacks if isinstance(each, Progress)), self.options.progress)
         printed = style != "none" and self._launcher.first == 0
         kernels = self.model.backend.name, self.model.backend.policy.name
@@ -371,11 +362,7 @@ class ParallelWrapper:
             trainer.consensus.propose(self._stop)
 
     def on_workers(self, task: Callable[[Trainer], T], *, batch_size: int | None = None) -> T | None:
-        """Run `task(trainer)` on every worker and return the result of rank 0.
-
-        Args:
-            task: called in the thread of each worker.
-            batch_size: for error messages.
+        """Run `task(trainer)` in the thread of each worker. Return the result of rank 0. batch_size: for messages.
 
         Raises:
             ClosedError: the wrapper was closed or interrupted, or a worker has failed.
@@ -399,10 +386,7 @@ class ParallelWrapper:
 
     @property
     def history(self) -> History:
-        """The history of all fits (see `History`); empty in processes other than rank 0.
-
-        Checkpoints contain the history, so it also covers the time before a `restore`.
-        """
+        """The history of all fits, including those before a `restore`; empty in processes other than rank 0."""
         return History.of(self._rows.kept)
 
     @property

@@ -30,7 +30,7 @@ class RegressionEvaluation(Evaluation):
     Args:
         targets: number of targets per sample, T.
         metrics: see `TrainingOptions`.
-        binary: True to compute the accuracy too: the fraction of predictions on the same side of 1/2 as their targets,
+        binary: True to also compute the accuracy: the fraction of predictions on the same side of 1/2 as their targets,
             like Keras's BinaryAccuracy.
     """
 
@@ -116,10 +116,9 @@ class RegressionEvaluation(Evaluation):
 
     @property
     def r2(self) -> float:
-        """The coefficient of determination, averaged over the targets.
+        """The coefficient of determination, averaged over the targets; NaN for fewer than two samples.
 
-        For a constant target it is 1 if all predictions are exact, otherwise 0, as in scikit-learn. NaN for fewer than
-        two samples.
+        For a constant target it is 1 if all predictions are exact, otherwise 0, as in scikit-learn.
         """
         if self._samples < 2:
             return np.nan

@@ -1,5 +1,3 @@
-"""A replica: a model and its optimizer."""
-
 from __future__ import annotations
 
 import math
@@ -61,8 +59,7 @@ class Replica:
 
     Args:
         optimizer: updates the weights of `model`. Replicas must not share an optimizer.
-        accumulation_steps: number of parts into which a batch is split to save memory. Their gradients are accumulated.
-            Layers such as `BatchNorm` process one part at a time.
+        accumulation_steps: see `TrainingOptions`. Layers such as `BatchNorm` process one part at a time.
 
     Attributes:
         whole: the whole network in this process; the same as `model`, except in a `Stage`.
@@ -104,7 +101,7 @@ class Replica:
         self.scaler = LossScaler.of(self.backend, groups, shared=synchronizer.shares_gradients)
 
     def tally(self, *, losses: bool = True) -> Tally:
-        """Return a new tally of this replica's iterations, which also sums the losses if `losses` is True."""
+        """Return a new tally of this replica's iterations. losses: True to also sum the losses."""
         tally = Tally(self.complete, losses=losses)
         self._tallies.append(tally)
         return tally
@@ -113,12 +110,7 @@ class Replica:
         """Wait for enqueued iterations and count them. Used by `GraphReplica`."""
 
     def begin(self, reload: Callable[[int], Batch] | None = None, stop: int = 0) -> None:
-        """Begin a fit or an evaluation.
-
-        Args:
-            reload: in a fit, returns the batch of an earlier iteration.
-            stop: the iteration at the planned end of the fit.
-        """
+        """Begin a fit until iteration `stop`, or an evaluation. reload: returns the batch of an earlier iteration."""
         self.params.grad[...] = 0
 
     def assemble(self) -> None:
@@ -160,13 +152,9 @@ class Replica:
         return (self.backend.binary_hits if self._binary else self.backend.hits)(logits, labels)
 
     def backpropagate(self, batch: Batch | None) -> int:
-        """Add the gradient of the batch's mean loss, times the loss scale, to `params.grad`.
+        """Add the gradient of the mean loss, times the loss scale, to `params.grad`. Return the number of samples.
 
-        If layers exchange values with other replicas, a worker without a batch makes the same calls with a dummy
-        sample.
-
-        Returns:
-            The number of samples; 0 without a batch.
+        If layers exchange values between replicas, a worker without a batch makes the same calls with a dummy sample.
         """
         self.params.snapshot_buffers()
         if batch is not None:
@@ -182,10 +170,7 @@ class Replica:
         return 0
 
     def _passes(self, images: Array, labels: Array, context_of: Callable[[slice], Context]) -> tuple[Array, Array]:
-        """Run forward and backward on each part of a batch. Return losses and the number of hits.
-
-        The losses have shape (N,), or (1,) with their sum if there are several parts.
-        """
+        """Run forward and backward on each part of a batch. Return losses, (N,) or their sum (1,), and hits."""
         model, backend, whole = self.model, self.backend, len(labels)
         total: Array = 0.0
         hits: Array = 0
@@ -226,7 +211,7 @@ class Replica:
         A replica without samples is not updated, unless replicas share gradients.
 
         Args:
-            iteration: number of the iteration.
+            iteration: the iteration, from 0.
             step: the result of `gradient`; if None, the gradient norm is recomputed.
         """
         alone_without_samples = step is not None and not step.samples and not self._moves_with_others

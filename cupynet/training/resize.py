@@ -23,9 +23,9 @@ from cupynet.training.state_tree import Tree
 def resized(
     states: Sequence[Tree], size: int, stages: int, synchronizer: Synchronizer, callbacks: Mapping[str, Listener]
 ) -> list[Tree]:
-    """Return the states of `size` workers, with `stages` workers per replica, from saved states in rank order.
+    """Convert the saved states of all workers, in rank order, to states of `size` workers.
 
-    callbacks: callbacks by the name under which their state is saved.
+    callbacks: by the name under which their state is saved.
     """
     before, after = len(states) // stages, size // stages
     means = [_of_stage(states[stage::stages], before, after, synchronizer) for stage in range(stages)]

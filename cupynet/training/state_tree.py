@@ -45,7 +45,6 @@ def gathered(world: Communicator, state: Tree) -> tuple[list[Tree], Arrays] | No
 
 
 def send(world: Communicator, state: Tree, rank: int) -> None:
-    """Send a state to another worker, which calls `received`."""
     numbers, arrays = apart(state)
     forms = {name: (array.dtype.str, array.shape) for name, array in arrays.items()}
     text = json.dumps({"numbers": numbers, "arrays": forms}).encode()
@@ -68,7 +67,7 @@ def received(world: Communicator, rank: int) -> tuple[Tree, Arrays]:
 
 
 def check_position(position: Tree) -> None:
-    """Raise ValueError for an invalid position. With one, training might never end."""
+    """Raise ValueError for an invalid position, with which training might never end."""
     for name in ("iteration", "epoch", "round"):
         if type(position[name]) is not int or not 0 <= position[name] < MOST_COUNTED:
             raise ValueError(f"trainer.{name}: expected a number of at least 0, found {position[name]!r:.80}")
@@ -87,7 +86,6 @@ def check_numbers(own: Mapping[str, Any], state: Any) -> None:
 
 
 def filled(state: Any, defaults: Mapping[str, Any]) -> Tree:
-    """Return a state with missing entries filled in from `defaults`."""
     if not isinstance(state, dict):
         raise TypeError(f"expected names and values, found {state!r:.80}")
     found = dict(state)

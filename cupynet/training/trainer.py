@@ -1,7 +1,7 @@
 """The training loop of a worker.
 
-Worker r of W trains on batches r, r + W, r + 2W ... of an epoch, one per iteration. In the last iteration some workers
-may have no batch. They still make the same calls.
+Worker r of W trains on batches r, r + W, r + 2W ... of an epoch. If it has none in the last iteration, it makes the
+same calls.
 """
 
 from __future__ import annotations
@@ -333,8 +333,7 @@ class Trainer:
     def evaluate(self, loader: Loader, interrupted: Sequence[int] = ()) -> Evaluation:
         """Evaluate a data set in parallel. The result is the same on all workers.
 
-        Args:
-            interrupted: skip the remaining batches when this becomes non-empty, except in a pipeline.
+        interrupted: ends the evaluation when it becomes non-empty, except in a pipeline.
         """
         classes, clock, where = loader.dataset.classes, self.statistics.clock, "loading a batch"
         loss = self.replica.whole.loss

@@ -17,7 +17,7 @@ FINAL_WEIGHTS = "the final weights"  # a value of `Callback.decides`
 class Callback:
     """Receives training events on rank 0, or on every worker if `every_rank` is True.
 
-    Rank 0 uses the object itself. Other workers use copies made before `start`. By default, the methods do nothing.
+    Rank 0 uses the object itself; other workers use copies made before `start`. By default, the methods do nothing.
 
     Attributes:
         every_rank: True to run a copy on every worker.
@@ -25,7 +25,7 @@ class Callback:
         needs_validation: True to require an evaluation of validation data in each epoch.
         decides: a decision that only one callback may make, such as `FINAL_WEIGHTS`; "" if there is none.
         unless: the argument that disables this decision, for error messages.
-        outside: arguments with paths outside the run folder. The settings of a stored run must not set them.
+        outside: arguments with paths outside the run folder, which settings of a stored run must not set.
     """
 
     every_rank = False
@@ -52,10 +52,10 @@ class Callback:
         """Called once per trainer, when it is created. `run` is the run folder; None if no files are written."""
 
     def on_fit_start(self, trainer: Trainer) -> None:
-        """Called before the first iteration of a fit. If `trainer.resumes(self)`, it continues a restored fit."""
+        """Called before the first iteration of a fit, which continues a restored fit if `trainer.resumes(self)`."""
 
     def on_iteration_end(self, trainer: Trainer) -> None:
-        """Called after each iteration, after its update, averaging step and `on_log`."""
+        """Called after each iteration, including averaging and `on_log`."""
 
     def on_log(self, trainer: Trainer, record: IterationRecord) -> None:
         """Called every `log_every` iterations."""
@@ -67,10 +67,9 @@ class Callback:
         """Called if a fit is stopped early, after its last iteration and before the last averaging step."""
 
     def after_finish(self, trainer: Trainer) -> bool | None:
-        """Called after the last averaging step of a fit. Returns False if it has not changed the weights.
+        """Called after the last averaging step of a fit, even if it is stopped early. Return False if nothing changed.
 
-        It is also called if the fit is stopped early. It may change the weights, identically on every worker. If any
-        callback returns True or None, they are evaluated again.
+        May change the weights, identically on every worker. They are evaluated again unless all callbacks return False.
         """
         return False
 
@@ -94,11 +93,7 @@ class Callback:
         """Restore a saved state. If `trainer.resumes(self)`, the next fit continues the saved fit."""
 
     def merge(self, states: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-        """Return a common state for resuming with a different number of replicas, or None to keep separate states.
-
-        Args:
-            states: the saved states of all replicas.
-        """
+        """Return a common state for a different number of replicas, or None to keep the states separate."""
         return None
 
 
@@ -111,8 +106,7 @@ class LambdaCallback(Callback):
         LambdaCallback(on_epoch_end=lambda trainer, record: print(record.epoch, record.loss))
 
     Args:
-        functions: one function per event. Events are methods of `Callback`, such as `on_epoch_end`, and have the same
-            arguments.
+        functions: one function per event of `Callback`, such as `on_epoch_end`, with the same arguments.
     """
 
     def __init__(self, **functions: Callable[..., Any]) -> None:
@@ -123,7 +117,6 @@ class LambdaCallback(Callback):
 
 
 def check_decisions(callbacks: Mapping[str, Callback]) -> None:
-    """Raise ConfigError if two callbacks make the same decision."""
     for (first, one), (second, other) in combinations(callbacks.items(), 2):
         if one.decides and one.decides == other.decides:
             remedies = [f"set {name}.{each.unless}" for name, each in ((first, one), (second, other)) if each.unless]

@@ -25,16 +25,16 @@ log = logging.getLogger(__name__)
 class Checkpoint(Callback):
     """Writes checkpoints after epochs, at intervals, and when a fit is stopped early.
 
-    Training resumes from them bit for bit. Because old checkpoints are removed, a folder belongs to one run. It is
-    locked during the run, and a folder outside the run folder is marked with the run's identity.
+    Training resumes from them bit for bit. A folder belongs to one run, because old checkpoints are removed: it is
+    locked during the run and, outside the run folder, marked with the run's identity.
 
     Args:
         every_epochs: epochs between checkpoints.
         every_iterations: iterations between additional checkpoints, or None.
         keep_last: number of newest checkpoints to keep.
         keep_every: keep every n-th checkpoint permanently, or None.
-        best: also keep the checkpoint of the epoch with the best value of this figure: `accuracy`, `loss` or another,
-            or one of the `metrics`; None to disable.
+        best: also keep the checkpoint of the epoch with the best value of this figure, such as `accuracy` or `loss`, or
+            of one of the `metrics`; None to disable.
         path: the folder; by default `checkpoints` in the run folder, or in the current folder without a run. `resume=`
             only finds checkpoints in the run folder.
 

@@ -1,8 +1,4 @@
-"""Early stopping (Prechelt 1998, "Early stopping - but when?") with the conditions of Deeplearning4j.
-
-Scores are the same on all workers. After the best epoch, when all replicas are identical, each worker keeps its own
-copy of the weights.
-"""
+"""Early stopping (Prechelt 1998, "Early stopping - but when?") with the conditions of Deeplearning4j."""
 
 from __future__ import annotations
 
@@ -32,8 +28,8 @@ class EarlyStoppingResult:
     """The result of early stopping in one fit.
 
     Attributes:
-        reason: the condition that ended the fit (`patience`, `best_score`, `max_epochs`, `max_time_s`, `max_score`,
-            `invalid_score`), `epochs` if all epochs are complete, `stopped` by a request or a signal, or `diverged`.
+        reason: the condition that ended the fit (see `EarlyStopping`), `epochs` if all epochs are complete, `stopped`
+            by a request or a signal, or `diverged`.
         details: an explanation for the user.
         scores: the monitored metric in each evaluated epoch. Epochs are numbered from 1 over all fits.
         best_epoch, best_score: epoch and score of the best weights; None if no epoch had a finite score.
@@ -68,11 +64,10 @@ class _State:
     Attributes:
         scores: scores by epoch; keys are strings, as in JSON.
         best_epoch: 0 before the first finite score.
-        reference: the last score that was an improvement.
-        waited: the number of evaluations since then.
+        reference, waited: the last score that was an improvement, and the number of evaluations since then.
         met: the first condition that was met, with details.
         spent_s: seconds of the fit in earlier processes.
-        weights: weights of the best epoch, on the host.
+        weights: this worker's weights of the best epoch, on the host.
     """
 
     epochs: int = 0
@@ -88,28 +83,28 @@ class _State:
 class EarlyStopping(Callback):
     """Ends a fit on all workers when a condition is met, and restores the best weights.
 
-    Each `fit` resets the scores, unless it continues a restored one. The best weights are also restored after a
-    DivergedError, except in a pipeline. The optimizer state is not restored. With `restore_best_weights`, no other
-    callback, such as WeightAverage, may decide the final weights.
+    Each `fit` resets the scores, unless it continues a restored one. The best weights, but not the optimizer state, are
+    restored, also after a DivergedError except in a pipeline. With `restore_best_weights`, no other callback, such as
+    WeightAverage, may decide the final weights.
 
     Args:
         monitor: the validation metric to monitor: `loss`, `accuracy`, `top_n_accuracy`, `precision`, `recall` or `f1`;
             for regression `loss`, `mean_absolute_error` or `r2`; or one of the `metrics`. The prefixes `validation_`
             and `val_` are ignored.
-        mode: `min` if lower scores are better, or `max` if higher ones are; `auto` is `min` for names that contain
-            "loss" or "error", and `max` otherwise.
-        patience: stop after this many consecutive evaluations without improvement; None to disable.
-        min_delta: minimum change that counts as an improvement, exclusive.
-        best_score: stop when the score is at least this good; None to disable.
-        max_epochs: stop after this many epochs of the fit; None to disable.
-        max_time_s: stop after this many seconds of the fit, including evaluations and earlier processes; None to
-            disable.
-        max_score: stop when a reported training loss exceeds this value; None to disable. The loss is the score of the
-            last averaging step if there is one, and otherwise the loss of each replica, any of which may stop the fit.
+        mode: `min` if lower scores are better, `max` if higher ones are; `auto` is `min` for names that contain "loss"
+            or "error", and `max` otherwise.
+        patience: stop after this many consecutive evaluations without improvement. None disables this and the following
+            conditions.
+        min_delta: minimum improvement, exclusive.
+        best_score: stop when the score is at least this good.
+        max_epochs: stop after this many epochs of the fit.
+        max_time_s: stop after this many seconds of the fit, including evaluations and earlier processes.
+        max_score: stop when a reported training loss exceeds this value: the score of the last averaging step or, if
+            there is none, the loss of any replica.
         invalid_score: stop when the score is NaN or infinite. Such a score is never the best.
         restore_best_weights: restore the best weights at the end of the fit.
-        restore_on_interrupt: also restore them after `stop` or a signal. Off by default, because an interrupted fit
-            can only continue from its last weights.
+        restore_on_interrupt: also restore them after `stop` or a signal. Off by default, because an interrupted fit can
+            only continue from its last weights.
 
     Attributes:
         result: the result of the last fit; None before it ends, and after an error other than DivergedError.
@@ -201,7 +196,6 @@ class EarlyStopping(Callback):
         return score - other if self.mode == "max" else other - score
 
     def _end(self, trainer: Trainer, condition: str) -> None:
-        """Stop all workers. condition: its name, a colon and details."""
         self._now.met = self._now.met or condition
         trainer.stop(self._now.met, StopReason.EARLY)
 
@@ -220,7 +214,7 @@ class EarlyStopping(Callback):
         self._conclude(trainer, "diverged", text, restore=whole)
 
     def _conclude(self, trainer: Trainer, reason: str, details: str, *, restore: bool = True) -> bool:
-        """Restore the best weights, unless `restore` is False. Return True if the weights have changed."""
+        """Restore the best weights if `restore`. Return True if the weights have changed."""
         now, changed = self._now, False
         # a restored state may have weights even if they are not needed
         restored = restore and self.restore_best_weights and bool(now.weights)

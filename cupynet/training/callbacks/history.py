@@ -1,5 +1,3 @@
-"""The history of a run, in history.jsonl and in memory."""
-
 from __future__ import annotations
 
 import json
@@ -25,10 +23,9 @@ EPOCH = (
 
 
 class HistoryWriter(Callback):
-    """Appends a JSON object to `history.jsonl` for each report and each epoch.
+    """Appends a JSON object for each report and each epoch to a file.
 
-    Args:
-        path: the file; by default `history.jsonl` in the run folder, or in the current folder without a run.
+    path: by default `history.jsonl` in the run folder, or in the current folder without a run.
     """
 
     def __init__(self, path: str | Path | None = None) -> None:
@@ -91,7 +88,6 @@ def _open(path: Path) -> TextIO:
 
 
 def iteration_row(record: IterationRecord) -> dict[str, Any]:
-    """Convert an iteration record to a row of the history. Non-finite numbers become None."""
     return for_json({"kind": "report", **asdict(record)})  # type: ignore[no-any-return]
 
 

@@ -1,8 +1,4 @@
-"""GPU memory pools during training.
-
-Freeing memory waits for all work on the device, including collectives with other devices. All workers therefore wait at
-a barrier before and after.
-"""
+"""GPU memory pools. Freeing memory waits for the device and its collectives, so workers wait at barriers around it."""
 
 from __future__ import annotations
 

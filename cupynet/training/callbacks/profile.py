@@ -1,4 +1,4 @@
-"""A profiler: records a trace of some iterations and prints the slowest calls."""
+"""A profiler that records a trace of some iterations and prints the slowest calls."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ ROWS = 10  # maximum rows of the printed table
 class Profile(Callback):
     """Times the calls in some iterations of the first fit, and in evaluations between them, on every worker.
 
-    After the fit it prints the slowest calls and writes two files. `trace.json` has a track for each worker; open it in
-    ui.perfetto.dev or chrome://tracing. `profile.json` has the time of each call, excluding nested calls. If the fit
-    fails, nothing is written.
+    After the fit it prints the slowest calls and writes two files: `trace.json`, with a track for each worker, for
+    ui.perfetto.dev or chrome://tracing; and `profile.json`, with the time of each call excluding nested calls. If the
+    fit fails, nothing is written.
 
-    Timed iterations are slower. On a GPU they are much slower, because each call is synchronized and the operations of
-    captured graphs are launched one by one. Results do not change.
+    Timed iterations are slower, on a GPU much slower, because each call is synchronized and the operations of captured
+    graphs are launched one by one. Results do not change.
 
     Args:
         iterations: number of timed iterations. Each recorded call takes 100 bytes of memory.

@@ -1,5 +1,3 @@
-"""Progress on the terminal: a line for each epoch, and a progress bar."""
-
 from __future__ import annotations
 
 import contextlib
@@ -130,7 +128,7 @@ class Progress(Callback):
 
 
 def say(logger: logging.Logger, text: str, *, printed: bool) -> None:
-    """Log a line at level INFO. If no handler shows it, as in a notebook, and `printed`, print it instead."""
+    """Log a line at level INFO. If `printed` and no handler shows it, as in a notebook, print it instead."""
     if logger.isEnabledFor(logging.INFO) and logger.hasHandlers():
         logger.info("%s", text)
     elif printed:
@@ -139,10 +137,7 @@ def say(logger: logging.Logger, text: str, *, printed: bool) -> None:
 
 
 def describe(record: EpochRecord, epochs: int) -> str:
-    """Describe an epoch in a line, abbreviated to fit a terminal of 80 or more columns. `epochs`: the last epoch.
-
-    A line that is too long is abbreviated, then loses the time and the training accuracy, but never the speed.
-    """
+    """Describe an epoch in a line that fits the terminal, if it has 80 columns or more. epochs: the last epoch."""
     took, speed = f"{record.train_s:.1f} s", f"{record.images_per_s:,.0f}"
     trained, evaluated = _trained(record), _evaluated(record)
     scores = [figure.removeprefix("accuracy ") for figure in trained]

@@ -96,7 +96,7 @@ class RateTest(Callback):
 
     @property
     def suggestion(self) -> float | None:
-        """The suggested learning rate or peak of a schedule: a tenth of the rate at the lowest loss, as in fastai.
+        """The suggested learning rate or peak: a tenth of the rate at the lowest loss, as in fastai.
 
         None if the loss never decreased, or if too few rates were tested.
         """
@@ -128,10 +128,8 @@ def find_rate(
         ParallelWrapper(model, workers=2, optimizer=Adam(found.suggestion)).fit(data.train)
 
     Args:
-        model: the model, which is not changed.
         data, batch_size: see `ParallelWrapper.fit`.
-        lowest, highest: the first and the last rate.
-        iterations: the number of rates.
+        lowest, highest, iterations: see `RateTest`.
         optimizer: Nesterov(0.01, 0.9) by default. Its learning rate or schedule is ignored.
         wrapper: other arguments of `ParallelWrapper`.
     """

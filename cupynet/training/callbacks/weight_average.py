@@ -1,5 +1,3 @@
-"""Exponential moving average of the weights, and stochastic weight averaging (SWA)."""
-
 from __future__ import annotations
 
 import logging
@@ -21,20 +19,20 @@ log = logging.getLogger(__name__)
 class WeightAverage(Callback):
     """Averages the weights over time. At the end of a fit, the mean over time and replicas replaces the weights.
 
-    Buffers such as running statistics are averaged too; `recompute_statistics` recomputes the statistics of
-    `BatchNorm`. Training itself does not change, and epochs are evaluated with the trained weights. The averaged
-    weights are evaluated at the end and saved. Another fit starts from them with a new average, but with the optimizer
-    state of the trained weights. To combine this callback with EarlyStopping, set `restore_best_weights=False` there.
+    Buffers such as running statistics are averaged too; `recompute_statistics` recomputes those of `BatchNorm`.
+    Training itself does not change, and epochs are evaluated with the trained weights. The averaged weights are
+    evaluated at the end and saved. Another fit starts from them with a new average, but with the optimizer state of the
+    trained weights. To combine this callback with EarlyStopping, set `restore_best_weights=False` there.
 
     Args:
-        decay: decay of the exponential moving average (Polyak & Juditsky 1992). After n additions it is at most (1 + n)
-            / (10 + n), as in TensorFlow, so that the initial weights do not dominate in a short fit. None for equal
+        decay: decay of the exponential moving average (Polyak & Juditsky 1992), at most (1 + n) / (10 + n) after n
+            additions, as in TensorFlow, so that the initial weights do not dominate in a short fit. None for equal
             weights (stochastic weight averaging, Izmailov et al. 2018).
         unit: the unit of `interval` and `start_after`: `iteration` or `epoch`.
         interval: add the weights every n iterations or epochs.
         start_after: iterations or epochs of the fit before averaging begins.
-        on_interrupt: also use the average after `stop` or a signal. Off by default, because an interrupted fit can
-            only continue from its trained weights.
+        on_interrupt: also use the average after `stop` or a signal. Off by default, because an interrupted fit can only
+            continue from its trained weights.
 
     Attributes:
         added: number of additions in this fit.

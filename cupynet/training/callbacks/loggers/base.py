@@ -1,5 +1,3 @@
-"""The base class of loggers, and the names of logged metrics."""
-
 from __future__ import annotations
 
 import json
@@ -37,15 +35,15 @@ RESULTS = (
 class Logger(Callback):
     """Logs metrics with a third-party package, on rank 0. Subclasses implement `_begin`, `_write` and `_end`.
 
-    If one of them fails, a warning is logged and the logger is disabled; training continues. Nothing is opened before
-    the first fit.
+    If one of them fails, a warning is logged and the logger is disabled; training continues. The log is opened when the
+    first fit starts.
 
     Attributes:
         package: the package that writes the log.
         extra: the extra of cupynet that installs it.
         folder: the run folder, or None.
-        identity: the log's id, for continuing the log when a run is resumed; "" for a new log. Set by `_begin` if the
-            package uses ids.
+        identity: the log's id, to continue it when a run is resumed; "" for a new log. Set by `_begin` if the package
+            uses ids.
 
     Raises:
         ConfigError: the package is not installed.
@@ -143,7 +141,6 @@ class Logger(Callback):
 
 
 def of_iteration(record: IterationRecord) -> dict[str, float]:
-    """Return the metrics of an iteration record by their logged names; NaN if not measured."""
     figures = {f"{group}/{name}": getattr(record, name) for group, names in REPORTED.items() for name in names}
     layers = {f"replicas/drift/{layer}": distance for layer, distance in record.drift_by_layer.items()}
     return figures | layers

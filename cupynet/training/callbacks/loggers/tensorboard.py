@@ -1,6 +1,6 @@
-"""TensorBoard event files, written by tensorboardX without TensorFlow.
+"""TensorBoard event files, without TensorFlow.
 
-`EventsWriter` raises errors, while `SummaryWriter` blocks forever if its thread fails, as on a full disk.
+`EventsWriter` raises errors, whereas `SummaryWriter` blocks forever if its thread fails, for example on a full disk.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from cupynet.training.callbacks.loggers.base import Logger
 class TensorBoard(Logger):
     """Logs scalars and hyperparameters for TensorBoard. To view all runs: `tensorboard --logdir outputs`.
 
-    A resumed run continues in the same folder. TensorBoard ignores events after the checkpoint.
+    A resumed run continues in the same folder. TensorBoard ignores the events written after the checkpoint by the
+    earlier run.
 
     Args:
-        path: the folder for event files; by default `tensorboard` in the run folder, or in the current folder without a
-            run.
+        path: the folder for event files; by default `tensorboard` in the run folder or, without a run, the current
+            folder.
     """
 
     package, extra = "tensorboardX", "tensorboard"
