@@ -1,8 +1,7 @@
-"""Data augmentation: random transformations of training images in each epoch.
+"""Data augmentation: random transformations of training images on the host.
 
-The result depends only on (seed, epoch, sample, position of the augmentation), not on workers or prefetching. Random
-numbers come from SplitMix64 (Steele, Lea, Flood 2014), with a separate sequence for each image. Augmentations run on
-the host in the prefetching thread. Pixels outside an image are 0.
+The result depends only on (seed, epoch, sample, position of the augmentation). Random numbers come from SplitMix64
+(Steele, Lea, Flood 2014), with a separate sequence for each image. Pixels outside an image are 0.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 
 
 def _mixed(z: Array) -> Array:
-    """Apply the output function of SplitMix64 to each element, in place."""
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         z ^= z >> np.uint64(shift)
         z *= np.uint64(factor)  # modulo 2**64
@@ -73,10 +71,7 @@ Augment: TypeAlias = "str | Sequence[Augmentation | str] | None"  # see `augment
 
 
 def augmentations(given: Augment) -> tuple[Augmentation, ...]:
-    """Validate the argument `augment` of a source or a loader.
-
-    given: a list of augmentations or names (`shift`, `flip`, ...), or a preset, `light` or `standard`, or None.
-    """
+    """Validate `augment`: a list of augmentations or names (`shift`, `flip` ...), or `light`, `standard` or None."""
     named = PRESETS.get(given, [given]) if isinstance(given, str) else given
     found = []
     for each in named if isinstance(named, list | tuple) else [] if named is None else [named]:
@@ -105,7 +100,7 @@ def augmented(
 
     Args:
         samples: (N,) indices of the images in the data set.
-        data: images (S, H, W, C) with which to mix them; by default `images`.
+        data: images (S, H, W, C) to mix with; by default `images`.
         numbers: (S,) indices of `data` in the data set; by default 0 .. S - 1.
     """
     data = images if data is None else data
@@ -126,7 +121,6 @@ def augmented(
 
 
 def check_augmentations(parts: Sequence[Augmentation], image_shape: Sequence[int]) -> None:
-    """Validate augmentations by applying them to a black image (H, W, C)."""
     if parts:
         augmented(parts, np.zeros((1, *image_shape), np.uint8), 0, 0, np.zeros(1, np.int64))
 
@@ -218,13 +212,9 @@ class Scale(Augmentation):
 
 
 class ColorJitter(Augmentation):
-    """Change brightness, contrast and saturation by random factors, in this order.
+    """Change brightness, contrast and saturation, in this order, by factors from 1 - value to 1 + value.
 
-    Contrast scales the distance of pixels from the image's mean, and saturation scales their distance from their gray
-    value.
-
-    Args:
-        brightness, contrast, saturation: factors are drawn from 1 - value to 1 + value; 0 for no change.
+    Contrast scales the distance of pixels from the image's mean, saturation their distance from their gray value.
     """
 
     def __init__(self, brightness: float = 0.2, contrast: float = 0.2, saturation: float = 0.2) -> None:
@@ -252,9 +242,9 @@ class Elastic(Augmentation):
     The defaults are the best values of the paper for digits of 29 x 29 pixels.
 
     Args:
-        alpha: factor of the displacement field in pixels. Before smoothing, the field is uniform in -1 to 1.
-        sigma: standard deviation of the Gaussian filter in pixels, at most an image's side. The filter is truncated at
-            three standard deviations.
+        alpha: factor of the displacement field, in pixels. Before smoothing, the field is uniform in -1 to 1.
+        sigma: standard deviation of the Gaussian filter, in pixels, at most an image's larger side. The filter is
+            truncated at three standard deviations.
     """
 
     def __init__(self, alpha: float = 34.0, sigma: float = 4.0) -> None:
@@ -290,10 +280,8 @@ class Elastic(Augmentation):
 class Mixing(Augmentation):
     """Base class of augmentations that mix each image and label with another sample of the data set or shard.
 
-    The preceding augmentations are applied to both images. Labels become class probabilities (N, C).
-
-    Args:
-        alpha: parameter of Beta(alpha, alpha), from which lambda, the share of the first image, is drawn.
+    The preceding augmentations are applied to both images. Labels become class probabilities (N, C). The share of the
+    first image, lambda, is drawn from Beta(alpha, alpha).
     """
 
     def __init__(self, alpha: float = 1.0) -> None:
@@ -314,7 +302,7 @@ class Mixing(Augmentation):
 
 
 class MixUp(Mixing):
-    """Average two images and their labels, with weights (Zhang et al. 2018)."""
+    """Average two images and their labels with random weights (Zhang et al. 2018)."""
 
     def __init__(self, alpha: float = 0.2) -> None:
         super().__init__(alpha)

@@ -60,7 +60,7 @@ def _around(gray: Array) -> Array:
 
 
 def _offset(small: Array, axis: int, side: int) -> int:
-    """Return the offset at which the center of mass is in the middle, clipped to the image."""
+    """Return the offset that moves the center of mass to the middle, clipped to the image."""
     mass = small.sum(axis=(1 - axis, 2), dtype=np.float64)
     middle = (mass * np.arange(len(mass))).sum() / mass.sum()
     return int(min(max(round(side / 2 - middle), 0), side - len(mass)))

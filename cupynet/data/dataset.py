@@ -15,8 +15,8 @@ from cupynet.core import checks, wording
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.data.files import FilePath
 
-# Second words of Philox keys. The first word is the seed. The second word of a Loader is the epoch, which is far
-# smaller, so that different uses of a seed never share random numbers.
+# Second words of Philox keys; the first word is the seed. A Loader uses the epoch, which is far smaller, so that
+# different uses of a seed never share random numbers.
 SPLIT_STREAM = (1 << 63) + 1
 TRAIN_STREAM = (1 << 63) + 2
 TEST_STREAM = (1 << 63) + 3
@@ -41,7 +41,7 @@ class Dataset:
         classes: number of classes, or of targets T.
         pixels: scaling of integer images; fractions of 255 by default.
         weights: (S,) loss factor of each sample, at least 0, stored as float32; None for 1.
-        class_names: names of the classes in order; empty if they have none. `fit` copies them to the model.
+        class_names: names of the classes in order; may be empty. `fit` copies them to the model.
     """
 
     name: str
@@ -133,10 +133,7 @@ OBJECTS = ". Convert columns of numbers: x.astype('float32')"
 
 
 def split_views(dataset: Dataset, fraction: float, seed: int) -> tuple[Dataset, Dataset]:
-    """Hold out a random fraction of each class. Return the other samples, and the held-out samples without weights.
-
-    Their images are `Subset`s, which share memory with `dataset`.
-    """
+    """Hold out a random fraction of each class. Return the rest, and the held-out samples without weights, as views."""
     kept, held_out = hold_out(dataset.labels, fraction, seed, "validation_split")
     return dataset.subset(kept), replace(dataset.subset(held_out), name=f"{dataset.name}-validation", weights=None)
 
@@ -144,8 +141,8 @@ def split_views(dataset: Dataset, fraction: float, seed: int) -> tuple[Dataset, 
 def hold_out(labels: Array, part: float, seed: int, name: str) -> tuple[Array, Array]:
     """Choose samples to hold out at random. Return the indices to keep and to hold out, each ascending.
 
-    part: number of samples to hold out; or, below 1, a fraction of each class, which keeps at least one sample.
-    name: name of `part` in error messages.
+    part: number of samples to hold out; or, below 1, a fraction of each class, which keeps at least one sample. `name`
+    is its name in error messages.
     """
     count = held_out_count(part, len(labels), name)
     order = philox(seed, SPLIT_STREAM).permutation(len(labels))
@@ -271,7 +268,6 @@ def balanced_weights(name: str, labels: Array, classes: int) -> Array:
 
 
 def check_layout(where: str, shape: Sequence[int]) -> None:
-    """Raise ConfigError if a shape looks like (S, C, H, W)."""
     if len(shape) == 4 and looks_channels_first(shape[1:]):
         raise ConfigError(
             f"{where}: images must be (S, H, W, C), but {tuple(shape)} is channels first: use x.transpose(0, 2, 3, 1). "

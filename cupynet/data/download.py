@@ -34,12 +34,9 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 def fetch(files: Sequence[KnownFile], folder: Path, mirrors: Sequence[str], timeout_s: float) -> None:
-    """Download missing files to `folder`, each from the first of `mirrors` that has it.
+    """Download missing files, each from the first of `mirrors` that has it. Other processes wait. Raises Unavailable.
 
-    One process downloads while the others wait.
-
-    Raises:
-        Unavailable: no mirror has a file, or no process received data for `timeout_s`. Complete files are kept.
+    Fails if no mirror has a file, or if no process received data for `timeout_s`. Complete files are kept.
     """
     download = _Download(files, folder, mirrors, min(MIRROR_S, timeout_s / (len(mirrors) + 1)))
     download.start()
@@ -90,7 +87,7 @@ class _Download(threading.Thread):
             lock.release()
 
     def _fetch(self, file: KnownFile) -> None:
-        """Download a file from the first working mirror. Do not try failed mirrors again."""
+        """Download a file from the first working mirror. Failed mirrors are not tried again."""
         reason = "there is no mirror"
         while self.mirrors and not self.given_up.is_set():
             url = self.mirrors[0] + file.name

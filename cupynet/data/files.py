@@ -88,7 +88,7 @@ def check_idx_size(path: Path) -> None:
 
 
 def read_idx(path: Path, digest: str = "") -> Array:
-    """Read an IDX file of unsigned bytes, gzip or plain. For `digest` see `read_unpacked`."""
+    """Read an IDX file of unsigned bytes, gzip or plain. digest: see `read_unpacked`."""
     shape = idx_shape(path)
     size = 4 + 4 * len(shape) + math.prod(shape)
     most = min(size + size // 500 + (1 << 16), sys.maxsize - 1)  # gzip may enlarge a file

@@ -68,8 +68,6 @@ class Loader:
     Loaders have no state, so all workers may share one.
 
     Args:
-        dataset: the images.
-        batch_size: number of samples per batch.
         seed: seed of the order and of augmentation, combined with the epoch.
         shuffle: False to keep the order of the data set, as in evaluation.
         augment: augmentations in order (see `augmentations`); only for training.
@@ -220,7 +218,7 @@ def _mixture(own: Array, others: Array, share: Array, weighted: bool) -> Array:
 
 @contextmanager
 def read_of(dataset: LabeledData) -> Iterator[None]:
-    """Convert an OSError to DataError. Otherwise it would be reported as an output error."""
+    """Convert an OSError to DataError; otherwise it would be reported as an output error."""
     try:
         yield
     except OSError as error:

@@ -34,7 +34,6 @@ def checked(normalize: Normalize) -> str | dict[str, list[float]] | None:
 
 
 def pixels_for(normalize: Normalize, images: Array) -> PixelScale:
-    """Return the pixel scale for training images (S, H, W, C)."""
     if normalize is None:
         return FRACTIONS
     if images is not None and images.dtype != np.uint8:

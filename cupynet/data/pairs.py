@@ -16,11 +16,9 @@ IMAGES, LABELS = ("image", "img", "pixel_values", "x"), ("label", "labels", "tar
 
 
 def read_pairs(data: Any) -> tuple[Array, Array]:
-    """Read a data set into memory. Return images (S, ...) and labels (S, ...).
+    """Read (image, label) pairs into memory. Return images (S, ...) and labels (S, ...).
 
-    Args:
-        data: an iterable of (image, label), or a map-style data set, as in PyTorch or Hugging Face. Samples may also be
-            mappings with the keys `image` and `label`.
+    data: an iterable or map-style data set, as in PyTorch or Hugging Face. Samples may be mappings (`image`, `label`).
     """
     if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, Mapping):
         found: Iterable[Any] = (data[index] for index in range(len(data)))

@@ -1,8 +1,7 @@
 """Prefetching: a thread produces items, at most `capacity` ahead of the consumer.
 
-The queue `items` leads to the consumer, and `room` returns a permit for each further item. The last item is always an
-end mark, so the consumer never waits forever. The consumer wakes up regularly, because Python runs signal handlers only
-in the main thread.
+The queue `items` leads to the consumer, and `room` returns a permit for each further item. The last item is an end
+mark. The consumer wakes up regularly, because Python runs signal handlers only in the main thread.
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ class Downloaded(Source):
 
     Args:
         folder: the folder that contains `<name>`; by default CUPYNET_DATA or, if it is unset, the user's cache.
-        seed, validation, limit, normalize, augment: see `Source`.
         timeout_s: maximum time without receiving data.
+        seed and others: see `Source`.
 
     Attributes:
         files: the expected files.
@@ -61,7 +61,7 @@ class Downloaded(Source):
 
     @property
     def named(self) -> FilePath | None:
-        """The folder given by the user, in `folder` or CUPYNET_DATA."""
+        """The folder chosen by the user, in `folder` or CUPYNET_DATA."""
         return self.folder or os.environ.get("CUPYNET_DATA")
 
     @property
@@ -81,7 +81,6 @@ class Downloaded(Source):
         return False
 
     def read(self, file: KnownFile) -> bytes:
-        """Return the verified contents of a file."""
         try:
             return file.read(self.path(file))
         except DataError as error:
@@ -114,7 +113,6 @@ class Downloaded(Source):
         return self._divided(self.name, train, Dataset(f"{self.name}-test", test_images, test_labels, self.classes))
 
     def _substitute(self, reason: str) -> Data:
-        """Return synthetic digits with a warning. Raise DataError unless `may_stand_in`."""
         title = self.name.upper()
         way_out = f"put its files there, or set CUPYNET_DATA to the folder that holds {self.name}/"
         if not self.may_stand_in:

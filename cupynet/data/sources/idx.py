@@ -28,7 +28,7 @@ class IdxFiles(UserArrays):
         train_images, train_labels, test_images, test_labels: other paths, relative to `folder` if it is given.
         classes: number of classes; by default the largest training label + 1.
         sha256: a mapping from these four arguments to the SHA-256 of the file, compressed or not.
-        seed, validation, limit, normalize, augment: see `Source`.
+        seed and others: see `Source`.
     """
 
     folder: FilePath | None = None

@@ -37,11 +37,10 @@ class ImageFolder(UserFiles):
     classes in turn. Transparent pixels become white, and EXIF orientation is applied.
 
     Args:
-        folder: path of the folder.
         size: (height, width) to which images are resized; None if all images have the same size.
         channels: 1 for grayscale or 3 for color; None if all images are grayscale or all are color.
         class_names: names of the classes in order; by default the folder names. A listed class need not have a folder.
-        seed, validation, limit, normalize, augment: see `Source`.
+        seed and others: see `Source`.
     """
 
     folder: FilePath | None = None
@@ -124,7 +123,6 @@ class ImageFolder(UserFiles):
         return images, np.array([label for _, label in listed], np.int64)
 
     def _check_kind(self, path: Path) -> None:
-        """Raise DataError if this picture is grayscale and the first one is not, or vice versa."""
         with opened_picture(path) as opened:
             kind, others = ("gray", "in color") if is_gray(opened) else ("in color", "gray")
         if (kind == "gray") != (self.image_shape[2] == 1):
@@ -137,5 +135,4 @@ class ImageFolder(UserFiles):
 
 
 def _inside(folder: Path) -> list[Path]:
-    """Return the entries of a folder sorted by name, excluding hidden ones."""
     return sorted(folder.glob("[!.]*")) if os.path.isdir(folder) else []  # isdir returns False for invalid names

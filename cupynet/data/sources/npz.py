@@ -24,11 +24,10 @@ class NpzFile(UserArrays):
     """A .npz file with images (S, H, W) or (S, H, W, C) and integer labels (S,) or (S, 1).
 
     Args:
-        file: path of the file.
         train_images, train_labels, test_images, test_labels: keys in the file.
         classes: number of classes; by default the largest training label + 1.
         sha256: SHA-256 of the file; None to skip the check.
-        seed, validation, limit, normalize, augment: see `Source`.
+        seed and others: see `Source`.
     """
 
     file: FilePath | None = None

@@ -12,13 +12,11 @@ from cupynet.data.sources.user_files import required_path
 
 
 class ShardedFiles(Source):
-    """Memory-mapped files with a shard for each worker.
+    """Memory-mapped files with a shard for each worker, in `<folder>/0`, `<folder>/1`, ... (see `Shards`).
 
-    The shards are in `<folder>/0`, `<folder>/1`, ... (see `Shards`). `<folder>/test`, and `<folder>/validation` if it
-    exists, contain images.npy and labels.npy.
+    `<folder>/test`, and `<folder>/validation` if it exists, contain images.npy and labels.npy.
 
     Args:
-        folder: path of the folder.
         classes: number of classes; by default the largest training label + 1.
         seed, normalize, augment: see `Source`. `normalize` cannot be "auto".
     """

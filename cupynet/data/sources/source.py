@@ -65,7 +65,7 @@ class Source(ABC):
 
     Attributes:
         image_shape: (H, W, C).
-        class_names: class names in order; empty if classes have no names.
+        class_names: class names in order; may be empty.
         samples: numbers of training, test and separate validation images; empty if unknown or memory-mapped.
         mixed: False if images may be sorted by class.
         on_black: True if images are light on a black background.

@@ -1,8 +1,8 @@
 """Glyphs of handwritten digits, as strokes through control points.
 
-A stroke is a Catmull-Rom curve. It is linear in its control points: dots (M, 2) = weights (M, K) @ controls (K, 2),
-where the M dots of a glyph are equally spaced along its strokes. Coordinates are x to the right and y down. Both
-range from 0 to 1 in a digit's box, whose width is `ASPECT` times its height.
+A stroke is a Catmull-Rom curve, which is linear in its control points: dots (M, 2) = weights (M, K) @ controls (K, 2).
+The M dots of a glyph are equally spaced along its strokes. Coordinates are x to the right and y down, from 0 to 1 in a
+digit's box, whose width is `ASPECT` times its height.
 """
 
 from __future__ import annotations

@@ -38,11 +38,9 @@ NOISE = 0.06  # standard deviation of pixels
 
 @dataclass(eq=False)
 class Synthetic(Source):
-    """Synthetic digits of 28 x 28 pixels in balanced classes. The images depend only on the seed.
+    """Synthetic digits of 28 x 28 pixels in balanced classes, which depend only on the seed. See `Source`.
 
-    Args:
-        train, test: number of images.
-        seed, validation, limit, normalize, augment: see `Source`.
+    train, test: number of images.
     """
 
     image_shape = (SIDE, SIDE, 1)

@@ -50,7 +50,7 @@ class UserFiles(Source):
 class UserArrays(UserFiles):
     """Base class for data sets stored as arrays: `train_images`, `train_labels`, `test_images`, `test_labels`.
 
-    Either the training or the test arrays may be missing. The constructor reads shapes and one array of labels.
+    The training or the test arrays may be missing. The constructor reads shapes and one array of labels.
     """
 
     mixed = False
@@ -90,7 +90,6 @@ class UserArrays(UserFiles):
         """Raise DataError if a file is smaller than its header states. Called before memory is estimated."""
 
     def _labels(self, name: str) -> Array:
-        """Read labels (S,) or (S, 1) as (S,)."""
         labels = self._array(name)
         if labels.ndim == 2 and labels.shape[1] == 1:
             labels = labels[:, 0]
