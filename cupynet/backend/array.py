@@ -10,10 +10,7 @@ Array: TypeAlias = Any  # a NumPy or CuPy array; they have no common base class
 
 
 class Subset:
-    """Selected rows of a NumPy array, which are copied only when they are indexed.
-
-    base: (S, ...). rows: (N,) indices into `base`.
-    """
+    """Rows (N,) of a NumPy array `base` (S, ...), which are copied only when they are indexed."""
 
     def __init__(self, base: Array, rows: Array) -> None:
         self.base, self.rows, self.dtype = base, rows, base.dtype

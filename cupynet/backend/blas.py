@@ -1,5 +1,3 @@
-"""NumPy's BLAS library and its threads."""
-
 from __future__ import annotations
 
 import os
@@ -18,8 +16,7 @@ THREADS_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS
 def threads_per_worker(backend_name: str, workers: int) -> int:
     """Return the number of BLAS threads per replica: at most cores / workers, and at most the current number.
 
-    With numba, the default is one thread, because the remaining matrix products are small and waiting threads cost more
-    time than they save.
+    With numba it is one unless set by the user, because the remaining matrix products are small.
     """
     share = max(1, available_cores() // integer("workers", workers, 1))
     set_by_user = any(name in os.environ for name in THREADS_VARIABLES)

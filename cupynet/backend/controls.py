@@ -7,8 +7,7 @@ from enum import IntEnum
 
 
 class Control(IntEnum):
-    """Indices into the controls, a float64 array. Steps read the first four from a table of coming
-    iterations (see `Recorder.steer`), and update the others."""
+    """Indices of the controls. `Recorder.steer` supplies the first four; steps update the others on the device."""
 
     RATE = 0  # learning-rate factor
     FIRST = 1  # further scalars of the update rule (see `UpdateScalars.numbers`)

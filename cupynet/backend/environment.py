@@ -29,7 +29,6 @@ def available_cores() -> int:
 
 
 def usable_cores() -> set[int]:
-    """Return the cores in the affinity mask of this process."""
     affinity = getattr(os, "sched_getaffinity", None)  # missing on macOS
     return set(affinity(0)) if affinity is not None else set(range(os.cpu_count() or 1))
 
@@ -70,7 +69,7 @@ def _cpuinfo(*keys: str) -> str:
 def commit(tree: Path = Path(__file__).parents[2]) -> str | None:
     """Return the git commit of the source tree, with `-dirty` if cupynet/ or conf/ have changes.
 
-    The environment variable CUPYNET_COMMIT takes precedence if it is a valid commit. None without .git or if git fails.
+    CUPYNET_COMMIT takes precedence if it is a valid commit. None without .git or if git fails.
     """
     if re.fullmatch("[0-9a-f]{7,64}", variable := os.environ.get("CUPYNET_COMMIT", "")):
         return variable

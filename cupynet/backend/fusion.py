@@ -1,5 +1,3 @@
-"""Fusion of a convolution with the max-pool that follows it; see `Backend.fused_pair`."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -25,9 +23,8 @@ class Convolution:
 class FusedPair:
     """A convolution and its max-pool, fused into one operation.
 
-    Attributes:
-        activates: True if both passes include the activation. Otherwise the layer applies it to the output.
-        saves_windows: True if `forward` saves im2col rows, like the reference `conv2d`.
+    activates: True if both passes include the activation. Otherwise the layer applies it to the output.
+    saves_windows: True if `forward` saves im2col rows, like the reference `conv2d`.
     """
 
     activates, saves_windows = False, True

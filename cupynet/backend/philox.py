@@ -1,7 +1,7 @@
 """Counter-based random numbers: Philox 4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3").
 
-Four 32-bit counters and a key of two 32-bit numbers give four random numbers. There is no state: equal counters give
-equal bits, in any order and on any backend. `cpu/kernels/dropout.py` and `cuda/kernels/dropout.cu` are equivalent.
+Four 32-bit counters and a key of two 32-bit numbers give four random numbers, the same in any order and on any backend.
+`cpu/kernels/dropout.py` and `cuda/kernels/dropout.cu` are equivalent.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MASK = (1 << 32) - 1
 
 
 def key_of(seed: int, name: str) -> int:
-    """Return a 64-bit key derived from a seed and the user's name, such as a layer's."""
+    """Return a 64-bit key derived from a seed and the name of its user, such as a layer."""
     return int.from_bytes(hashlib.blake2b(f"{seed} {name}".encode(), digest_size=8).digest(), "little")
 
 

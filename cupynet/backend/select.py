@@ -18,10 +18,7 @@ def select_backend(
     """Return the name of the backend to use, and why the preferred backend is not used, or None.
 
     `auto` chooses between GPU (cupy) and CPU (numba, or else numpy) by availability and priority, like Deeplearning4j's
-    BACKEND_PRIORITY_GPU and _CPU. A backend chosen by name is never replaced.
-
-    Args:
-        device: the GPU on which to test cupy.
+    BACKEND_PRIORITY_GPU and _CPU. A backend chosen by name is never replaced. device: the GPU on which to test cupy.
 
     Raises:
         ConfigError: the name is unknown, or the backend with this name is not available.

@@ -1,5 +1,3 @@
-"""Transfer of batches to a device, and pixel scaling."""
-
 from __future__ import annotations
 
 import threading
@@ -19,10 +17,9 @@ Edit: TypeAlias = Callable[[Array], Array]  # augmentation: (N, H, W, C) uint8 -
 
 @dataclass(frozen=True)
 class PixelScale:
-    """Pixel normalization: (pixel / 255 - mean[c]) / std[c] for pixels from 0 to 255 in channel c.
+    """Pixel normalization: (pixel / 255 - mean[c]) / std[c] for pixels from 0 to 255 in channel c; by default to 0..1.
 
-    A single number applies to all channels. Computed as pixel · scale[c] + shift[c]. By default, pixels are scaled to
-    the range 0 to 1.
+    A single number applies to all channels. Computed as pixel · scale[c] + shift[c].
     """
 
     mean: tuple[float, ...] = (0.0,)
@@ -55,7 +52,7 @@ FRACTIONS = PixelScale()
 
 
 class HostData(NamedTuple):
-    """Data set on the host.
+    """A data set on the host.
 
     Attributes:
         images: (S, H, W, C) uint8, or float32 if already scaled; None for batches without images.
@@ -82,7 +79,7 @@ class BatchOps(Device):
     def load_images(self, images: Any, samples: Any, pixels: PixelScale = FRACTIONS) -> Array:
         """Load and scale a batch: images (S, H, W, C) uint8, and samples (N,) -> (N, H, W, C). Floats are not scaled.
 
-        The result is not borrowed from the workspace, because a prefetch thread calls this method.
+        The result is not borrowed, because a prefetch thread calls this method.
         """
         batch, wide = self.asarray(images[samples]), self.policy.accumulate
         if batch.dtype != np.uint8:
@@ -123,9 +120,7 @@ class Transfer:
     def make(self, rows: Array, edit: Edit | None = None) -> tuple[Array | None, Array]:
         """Return the next batch of the epoch: images (N, H, W, C) in storage precision or None, and labels (N, ...).
 
-        A `steady` transfer only does the work on the host; `send` does the rest.
-
-        edit: augmentation of the uint8 images on the host, before scaling.
+        A `steady` transfer leaves work on the device to `send`. edit: augmentation of uint8 images, before scaling.
         """
         images, pixels = self._data.images, self._data.pixels
         if images is not None and edit is not None:

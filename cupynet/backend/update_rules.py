@@ -157,10 +157,7 @@ RULES = {
 
 
 class Layers:
-    """Layers of a flat vector, for operations with one number per layer, such as norms.
-
-    bounds: start and stop of each segment. group: its layer. table: both, (T, 3) int64 on the device.
-    """
+    """Segments (start, stop) of a flat vector, and the layer of each. table: both, (T, 3) on the device."""
 
     def __init__(self, backend: Device, bounds: Sequence[tuple[int, int]], group: Sequence[int]) -> None:
         self.bounds, self.group, self.count = tuple(bounds), tuple(group), max(group, default=-1) + 1

@@ -21,7 +21,7 @@ Lend: TypeAlias = "Callable[[Buffer, tuple[int, ...], Loan], Array]"
 
 
 class ThreadWorkspaces(threading.local):
-    """One `Workspace` per thread. It needs no lock and is freed when the thread ends."""
+    """One `Workspace` per thread, without a lock, freed when the thread ends."""
 
     def __init__(self, allocate: Allocate, lend: Lend) -> None:
         self.current = Workspace(allocate, lend)  # `threading.local` calls this once in each thread
@@ -54,8 +54,8 @@ class Loan:
 class Workspace:
     """Pool of buffers for one thread.
 
-    A buffer may be longer than the borrowed array along the first axis, so that the short last batch of an epoch reuses
-    the buffers of full batches.
+    A buffer may be longer than the array along the first axis, so that a short last batch reuses the buffers of full
+    ones.
     """
 
     def __init__(self, allocate: Allocate, lend: Lend) -> None:
@@ -93,10 +93,7 @@ class Workspace:
         return self._lend(buffer, shape, Loan(buffer, self))
 
     def take(self, buffer: Buffer) -> None:
-        """Take a buffer back.
-
-        May be called in any thread at any time, so it takes no locks and makes no device calls.
-        """
+        """Take a buffer back. Any thread may call this at any time, so it takes no locks and makes no device calls."""
         (self._returned if get_ident() == self._thread else self._returned_elsewhere).append(buffer)
 
     @contextmanager

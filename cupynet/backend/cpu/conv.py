@@ -1,7 +1,4 @@
-"""Convolutions on the CPU: direct (`kernels/tiles.py`), by Winograd's algorithm, and depthwise.
-
-If an image is padded, it is copied into a frame of zeros, which stays in the cache.
-"""
+"""Convolutions on the CPU: direct (`kernels/tiles.py`), by Winograd's algorithm, and depthwise."""
 
 from __future__ import annotations
 
@@ -55,7 +52,6 @@ class NumbaConv(WinogradConv):
         return self._input_gradient(sums, dy, x, weight)
 
     def _input_gradient(self, sums: Passes, dy: Array, x: Array, weight: Array) -> Array:
-        """Return dx (N, H, W, C) from dy (N, H', W', O)."""
         places, (channels, filters) = sums.places, weight.shape[2:]
         transposed = self.borrow((len(places), filters, channels))
         for i, place in enumerate(places):

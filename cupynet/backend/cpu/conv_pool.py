@@ -1,8 +1,8 @@
 """Fused convolution and max-pool on the CPU.
 
 The forward pass computes the pixels of a pooling window in registers and writes only the maximum
-(`kernels/windows.py`). The bias is added after pooling. The backward pass processes only the pixels that
-were the maximum of their window (`kernels/rows.py`, or `kernels/outer.py` for patches with short rows).
+(`kernels/windows.py`). The bias is added after pooling. The backward pass processes only the pixels that were the
+maximum of their window (`kernels/rows.py`, or `kernels/outer.py` for patches with short rows).
 
 `rows` skips zero gradients, so images with NaN or infinity give other results than separate operations.
 """
@@ -35,7 +35,7 @@ def fuse(backend: Backend, first: Convolution, pool: Window) -> FusedPair | None
 
 
 class ConvPool(FusedPair):
-    """Fused convolution and pool for one image size. P is the number of pooling windows."""
+    """Fused convolution and pool for one image size."""
 
     saves_windows = False
 
@@ -124,7 +124,7 @@ class ConvPool(FusedPair):
         weight_grad += grad.reshape(self.filters, -1).T.reshape(weight_grad.shape)
 
     def _short_rows(self, images: Array, passed: Passed, weight_grad: Array) -> None:
-        """Add the gradient to weight_grad if rows are shorter than a vector, with vectors along the filters."""
+        """Like `_add_weight_gradient`, for rows shorter than a vector: vectors extend along the filters."""
         grad = weight_grad.reshape(-1, self.filters)
         pixels, patch_height, row = self.pool.size, self.patches.height, self.patches.row
         for filter_at, filters, length, height in outer.blocks(self.filters, row, grad.itemsize):
@@ -137,7 +137,6 @@ class ConvPool(FusedPair):
                         gradient(images, self.patches, passed, block, grad)
 
     def _input_gradient(self, passed: Passed, weight: Array) -> Array:
-        """Return the gradient of the padded images, borrowed."""
         backend, patches, n = self.backend, self.patches, passed.dy.shape[0]
         per_line = CACHE_LINE // weight.itemsize
         by_row = backend.borrow((patches.height, self.filters, -(-patches.row // per_line) * per_line), self.dtype)

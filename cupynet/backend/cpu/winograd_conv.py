@@ -1,7 +1,7 @@
 """Convolutions with 3x3 filters and stride 1 on the CPU, by Winograd's algorithm (`kernels/winograd.py`).
 
-In single precision with up to 64 channels, the measured maximum error is 5e-6 of the maximum output, and the RMS error
-is 1.4e-6 of the output's RMS.
+In float with up to 64 channels, the largest measured error is 5e-6 of the largest output, and the RMS error is 1.4e-6
+of the RMS output.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class WinogradConv(ConvOps):
         self._add_product(weight_grad.reshape(9, -1), winograd.FILTER.astype(compute), du)
 
     def _given(self, x: Array, filters: int, window: Window) -> tuple[int, int, Array, Array, Array, Array]:
-        """Return the padding and the buffers of the kernels, borrowed."""
+        """Return the padding, and borrowed buffers for the kernels."""
         columns, channels, compute = -(-window.output(*x.shape[1:3])[1] // 4) * 4, x.shape[3], self.policy.compute
         strip, out = self.borrow((6, columns + 2, channels), compute), self.borrow((6, columns, filters), compute)
         v, m = (self.borrow((winograd.VALUES * winograd.TILES * count,), compute) for count in (channels, filters))

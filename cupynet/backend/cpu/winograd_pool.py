@@ -1,7 +1,7 @@
 """Fused convolution and 2x2 max-pool by Winograd's minimal filtering (`kernels/winograd_pool.py`).
 
-`ConvPool` is used instead if values are NaN or could overflow. It skips zeros, so it is also used if a ReLU has zeroed
-at least half of the gradients. Rounding may therefore differ between batches.
+`ConvPool` is used instead if values are NaN or could overflow, and in the backward pass if a ReLU has zeroed at least
+half of the gradients, because it skips zeros. Rounding may therefore differ between batches.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Fused convolution, bias, activation and max-pool on the GPU.
 
 Small patches (few channels, as in the first layer) are convolved directly from the image (see kernels/conv_pool.cu).
-Other convolutions use im2col and cuBLAS, followed by one kernel for bias, activation and pooling. They save the im2col
+Other convolutions use im2col and cuBLAS, followed by one kernel for bias, activation and pooling; they save the im2col
 rows and the indices of the maxima. If ReLU zeroes a maximum, its index refers to no pixel, so that the backward pass
 does not need the output of the activation.
 """
@@ -38,7 +38,7 @@ class ConvPool(FusedPair):
         self.saves_windows = not self.direct
 
     def forward(self, x: Array, weights: Weights) -> tuple[Array, tuple[Array, ...]]:
-        """(N, H, W, C) -> (N, H', W', O). Saves the indices of the maxima, and the im2col rows unless it is direct."""
+        """(N, H, W, C) -> (N, H', W', O). Saves the indices of the maxima, and the im2col rows unless `direct`."""
         backend, (weight, bias) = self.backend, weights
         if self.direct:
             y = backend.borrow((len(x), *self.pool.output(*self.convolved), self.conv.filters))

@@ -50,14 +50,14 @@ MIB = 1 << 20
 
 
 class CublasError(RuntimeError):
-    """A cuBLAS call failed. The message names the call and the status."""
+    """A failed cuBLAS call. The message names the call and the status."""
 
 
 class Library:
-    """The libcublas functions used here, and a pool of unused handles.
+    """The functions of libcublas, and a pool of unused handles.
 
-    Handles are reused and never destroyed. Destroying one waits for all work on its device, which can deadlock if the
-    garbage collector does it during a collective or a graph capture.
+    Handles are never destroyed, because that waits for all work on the device, which can deadlock if the garbage
+    collector does it during a collective or a graph capture.
     """
 
     def __init__(self, loaded: Any) -> None:

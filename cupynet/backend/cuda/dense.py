@@ -87,7 +87,6 @@ class CudaDense(CudaDevice, DenseOps):
         return self.borrow((self._chunks(rows)[1], 2 * columns), self.policy.accumulate)
 
     def _added(self, parts: Array, columns: int) -> Array:
-        """Add the partial sums of two values per column: (2, C)."""
         sums = self.borrow((2, columns), self.policy.accumulate)
         self._column_sums(self._wide, parts, sums, len(parts), 1, add=False)
         return sums

@@ -28,7 +28,7 @@ class CudaDevice(Device):
     """CuPy arrays on one device.
 
     Each worker calls `activate` once, in its own thread, and uses its own non-blocking stream. Other threads that use
-    the backend share this stream, so that freed memory is not reused too early. They wait while the worker captures a
+    the backend share this stream, so that freed memory is not reused too early, and wait while the worker captures a
     graph.
     """
 

@@ -1,7 +1,4 @@
-"""Diagnosis of CuPy errors: out of memory, or a failed device. Errors are recognized by the names in their messages.
-
-Errors such as illegal addresses keep their traceback, because they are probably bugs in a kernel.
-"""
+"""Diagnosis of CuPy errors, by names in their messages: out of memory, or a failed device. Others are probably bugs."""
 
 from __future__ import annotations
 

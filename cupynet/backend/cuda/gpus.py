@@ -53,9 +53,8 @@ def device_count() -> int:
 def inventory() -> dict[str, Any]:
     """Describe the GPUs and the CUDA software. Call `probe` first.
 
-    Returns:
-        The versions `cupy`, `runtime` (CUDA version of CuPy), `driver` (latest CUDA version that it supports) and
-        `nccl` (None if missing), and `devices`, each with name, capability, and total and free memory in bytes.
+    Return the versions `cupy`, `runtime` (CUDA version of CuPy), `driver` (latest CUDA version that it supports) and
+    `nccl` (None if missing), and `devices`, each with name, capability, and total and free memory in bytes.
     """
     import cupy
 
@@ -119,10 +118,7 @@ def pinned_blocks() -> int:
 
 
 def limit_pools(devices: list[int], limit: int | float | None) -> None:
-    """Empty and limit the memory pool of each device.
-
-    limit: bytes, or a fraction of the device memory if it is a float; None restores the original limit.
-    """
+    """Empty and limit each device's memory pool: to bytes (int), a fraction (float), or its original limit (None)."""
     import cupy
 
     gc.collect()  # unused backends are in reference cycles and hold memory

@@ -23,7 +23,7 @@ ROWS = 255  # iterations in a table of scalars
 
 
 def _refuse(nbytes: int) -> Any:
-    """Allocator during capture, which always raises. A graph must not write to memory that the pool may reuse."""
+    """Allocator during capture, which always raises: a graph must not write to memory that the pool may reuse."""
     raise RuntimeError(f"it allocates {nbytes} bytes of device memory outside the workspace")
 
 
@@ -44,7 +44,7 @@ class Recorder:
 
     @contextmanager
     def steered(self) -> Iterator[None]:
-        """Context manager in which operations read the loss scale and the iteration's scalars from the controls."""
+        """Context manager in which operations read the loss scale and the scalars of a step from the controls."""
         self._backend.controls = self._controls
         try:
             yield
@@ -53,15 +53,15 @@ class Recorder:
 
     @contextmanager
     def first(self) -> Iterator[None]:
-        """Context manager for the first run of some work. No other thread captures during this time."""
+        """Context manager for code that runs for the first time. No other thread captures during this time."""
         with self._backend.apart, first_use:
             yield
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Capture work without running it, and return a function that launches it.
+        """Capture work without running it, and return a function that launches it. Raises an exception on failure.
 
-        The work must have run before, so that memory and kernels exist. An exception means that it cannot be captured.
-        Only one thread captures at a time, as CuPy requires.
+        The work must have run before, so that memory and kernels exist. One thread captures at a time, as CuPy
+        requires.
         """
         activated = self._backend.activated
         with (
@@ -89,9 +89,9 @@ class Recorder:
     def judge(
         self, losses: Array, grad: Array, hits: Array, samples: int, scaling: Scaling, order: Array | None = None
     ) -> Array:
-        """Decide on the device whether the step is applied (see update.cu). Return the squared gradient norm, 0-d.
+        """Decide on the device whether to apply the step (see update.cu). Return the squared gradient norm, 0-d.
 
-        order: the `CudaTransfer.order` from which the step has taken its batch.
+        order: the `CudaTransfer.order` from which the step took its batch.
         """
         backend, kernels, norm = self._backend, self._backend.kernels, self._squared_norm
         losses, squares = backend.partial_sums(losses), backend.partial_sums(grad, squares=True)
@@ -125,7 +125,7 @@ class Recorder:
         self._taken += 1
 
     def take_row(self) -> None:
-        """Take the scalars of an update without `judge`."""
+        """Take the scalars of an update that does not call `judge`."""
         self._backend.kernels.launch("steer_double", (1,), (1,), self._controls, self._table)
 
     def read(self) -> dict[Control, float]:

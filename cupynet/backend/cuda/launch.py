@@ -135,7 +135,7 @@ OF_WIDE = {
 
 @dataclass(frozen=True)
 class Parameter:
-    """Kernel parameter: an array or a number of a NumPy dtype. null: True if the array may be missing."""
+    """A kernel parameter: an array or a number of a NumPy dtype. null: True if the array may be missing."""
 
     type: str
     array: bool
@@ -144,7 +144,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Instance:
-    """Kernel in one precision. modules: precisions of the modules that contain it."""
+    """A kernel in one precision. modules: precisions of the modules that contain it."""
 
     file: str
     takes: tuple[Parameter, ...]
@@ -199,7 +199,7 @@ first_use = threading.RLock()
 
 
 class Kernels:
-    """Kernels of one backend. here: context for its device and stream. kind: their precision."""
+    """The kernels of one backend. here: context for its device and stream. kind: their precision."""
 
     def __init__(
         self,

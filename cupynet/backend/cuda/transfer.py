@@ -1,8 +1,7 @@
 """Transfer of batches to a GPU, and images that stay on it.
 
-cudaMalloc and cudaHostAlloc wait for the device, which may be waiting for another thread in an NCCL collective. Memory
-is therefore allocated only in the worker's thread, at creation or in `begin`. The prefetch thread never uses the
-device.
+cudaMalloc and cudaHostAlloc wait for the device, which may be waiting for another thread in an NCCL collective, so
+memory is allocated only in the worker's thread, at creation or in `begin`. The prefetch thread never uses the device.
 """
 
 from __future__ import annotations
@@ -169,15 +168,15 @@ class CudaBatches(CudaDevice, BatchOps):
 
 
 class CudaTransfer(Transfer):
-    """Transfer in which `send` writes every batch to the same memory, on the worker's stream.
+    """A transfer in which `send` writes every batch to the same memory, on the worker's stream.
 
-    `begin` copies the sample indices and labels of the epoch. Resident images are gathered on the device: by `gather`,
-    or by captured steps, which call `take` and `Recorder.judge`, and then need no further call from the host.
-    Otherwise, each batch is gathered on the host and sent from pinned memory.
+    `begin` copies the sample indices and labels of the epoch. If images are resident, they are gathered on the device:
+    by `gather`, or in captured steps by `take`. `Recorder.judge` then counts the batch, so the host need not be
+    involved. Otherwise, each batch is gathered on the host and sent from pinned memory.
 
     Attributes:
-        order: (1 + S,): the number of samples that captured steps have taken in this epoch, then the epoch's samples in
-            order.
+        order: (1 + S,): the number of samples that captured steps have taken in this epoch, followed by the epoch's
+            sample indices.
         memory: identifies the arrays that `take` reads. Steps captured before it changed must not be launched.
     """
 
@@ -276,10 +275,7 @@ class CudaTransfer(Transfer):
         self._taken = part.stop
 
     def take(self, images: Array, labels: Array, samples: Array | None) -> None:
-        """Gather the epoch's next batch into these arrays. `judge` counts the batch as taken.
-
-        samples: receives the sample indices; None if they are not needed.
-        """
+        """Gather the epoch's next batch into these arrays. `Recorder.judge` then counts it. samples: may be None."""
         assert self._resident is not None
         count, size, channels = len(images), math.prod(images.shape[1:]), len(self._tables[0])
         if labels.ndim == 1:

@@ -33,8 +33,7 @@ class CudaUpdate(CudaDevice, UpdateOps):
     def partial_sums(self, vector: Array, *, squares: bool = False) -> Array:
         """Return a vector whose sum is the sum, or sum of squares, of `vector`, short enough for one block.
 
-        It may be `vector` itself; otherwise it is borrowed. The order of sums is fixed: first within parts, then over
-        the parts.
+        It may be `vector` itself; otherwise it is borrowed. The order of summation is fixed.
         """
         vector = self.asarray(vector, self.policy.accumulate)  # user-defined losses may be in storage precision
         threads, at_once = self.kernels.threads, SIXTEEN // vector.dtype.itemsize
@@ -107,7 +106,7 @@ class CudaUpdate(CudaDevice, UpdateOps):
             self.kernels.launch(name, grid, (self.kernels.threads,), *arguments)
 
     def _stretches(self, layers: Layers) -> tuple[int, int]:
-        """Return the grid size: blocks per segment, enough for the longest segment, and number of segments."""
+        """Return the grid size: blocks along each segment, and blocks across segments."""
         longest = max((stop - start for start, stop in layers.bounds), default=1)
         down = max(1, min(len(layers.bounds), MOST_BLOCKS_DOWN, self.kernels.blocks))
         across = min(-(-longest // (4 * self.kernels.threads)), MOST_ALONG, self.kernels.blocks // down)

@@ -1,7 +1,7 @@
 """Reference implementation of activations.
 
-Pointwise activations are computed in accumulation precision, with formulas that neither overflow nor lose precision
-for large |x|. Derivatives are functions of the output y, or of the input x (`OF_INPUT`).
+Pointwise activations are computed in accumulation precision, with formulas that neither overflow nor lose precision for
+large |x|. Derivatives are functions of the output y, or of the input x (`OF_INPUT`).
 """
 
 from __future__ import annotations

@@ -67,10 +67,7 @@ class ConvOps(DenseOps):
         self, dy: Array, columns: Array, x: Array, weight: Array, weight_grad: Array, bias_grad: Array | None,
         window: Window, *, need_dx: bool, groups: int = 1, relu_y: Array | None = None,
     ) -> Array | None:  # fmt: skip
-        """Add the gradients of weight and bias. Return dx (N, H, W, C) or None.
-
-        columns: None to recompute them. relu_y: see `dense_backward`.
-        """
+        """Add the gradients of weight and bias. Return dx (N, H, W, C) or None. columns: None to recompute them."""
         outputs = weight.shape[3]
         self._relu_and_bias_backward(dy, relu_y, bias_grad)
         if groups > 1:

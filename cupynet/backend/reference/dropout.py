@@ -12,12 +12,8 @@ class DropoutOps(Device):
         """Set each value of x (N, ...) to 0 with probability `rate`, otherwise to x / (1 - rate).
 
         The zeros depend only on the key, the epoch, the sample and the position within the sample (see philox.py).
-
-        Args:
-            samples: (N,) int64 sample indices.
-            epoch: a number, or a device array of one element.
-            key: 64-bit key.
-            out: may be x; borrowed by default.
+        samples: (N,) int64. epoch: a number, or a device array of one element. key: 64 bits. out: may be x; borrowed by
+        default.
         """
         out = self.borrow(x.shape) if out is None else out
         rows = x.reshape(len(x), -1)

@@ -60,10 +60,9 @@ class LossOps(Device):
     """Losses per sample, the gradient of their mean, and the number of correct predictions (hits)."""
 
     def hits(self, scores: Array, labels: Array) -> Array:
-        """Return the number of rows (N, C) whose argmax (the first on ties) is the label (N,).
+        """Return the number of rows (N, C) whose argmax (the first on ties) is the label (N,), or the target's argmax.
 
-        For targets, the label is the argmax. The result is a number, or a 0-d device array that the next call
-        overwrites. It is unspecified whether rows with NaN count.
+        The result is a number, or a 0-d device array that the next call overwrites. Rows with NaN may or may not count.
         """
         classes = labels if labels.ndim == 1 else labels[:, : scores.shape[1]].argmax(axis=1)
         return (scores.argmax(axis=1) == classes).sum()

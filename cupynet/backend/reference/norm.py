@@ -59,10 +59,7 @@ class NormOps(ActivationOps):
         self, dy: Array, x: Array, mean: Array, variance: Array, scale: Array, sums: Array, count: float,
         epsilon: float, out: Array | None = None,
     ) -> Array:  # fmt: skip
-        """Return dx = scale / σ · (dy - sums[0] / count - x̂ · sums[1] / count), (..., C); see `normalize_sums`.
-
-        dx is written to `out`, by default to dy.
-        """
+        """Return dx = scale / σ · (dy - sums[0] / count - x̂ · sums[1] / count), (..., C), written to `out` or dy."""
         out = dy if out is None else out
         accumulate = self.policy.accumulate
         inverse = 1 / self.xp.sqrt(variance + epsilon)
@@ -76,9 +73,9 @@ class NormOps(ActivationOps):
         return out
 
     def normalize_rows(self, x: Array, scale: Array, shift: Array, epsilon: float) -> tuple[Array, Array]:
-        """(x - mean) / sqrt(variance + epsilon) · scale + shift for each row, and its mean and 1 / sqrt(...).
+        """(x - mean) · r · scale + shift with r = 1 / sqrt(variance + epsilon) for each row, and (mean, r).
 
-        (R, D), (D,), (D,) -> (R, D), (R, 2) in accumulation precision.
+        (N, F), (F,), (F,) -> (N, F), (N, 2) in accumulation precision.
         """
         accumulate = self.policy.accumulate
         wide = x.astype(accumulate)
