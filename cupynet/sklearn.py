@@ -1,10 +1,12 @@
-"""Estimators for scikit-learn: pipelines, cross-validation, grid search. Requires `pip install 'cupynet[sklearn]'`.
+"""Estimators for scikit-learn: pipelines, cross-validation, grid search.
 
-from cupynet.sklearn import Classifier  # or Regressor
-from sklearn.model_selection import GridSearchCV
+    from cupynet.sklearn import Classifier  # or Regressor
+    from sklearn.model_selection import GridSearchCV
 
-classifier = Classifier([Conv2D(20, 5), MaxPool2D(2), Dense(100, activation="relu")], input=(28, 28, 1))
-search = GridSearchCV(classifier, {"workers": [1, 2], "averaging_frequency": [1, 10]}).fit(x, y)
+    classifier = Classifier([Conv2D(20, 5), MaxPool2D(2), Dense(100, activation="relu")], input=(28, 28, 1))
+    search = GridSearchCV(classifier, {"workers": [1, 2], "averaging_frequency": [1, 10]}).fit(x, y)
+
+Requires `pip install 'cupynet[sklearn]'`.
 """
 
 from __future__ import annotations

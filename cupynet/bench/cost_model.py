@@ -9,10 +9,8 @@ values, carries only a few bytes. With latency alpha and bandwidth B (Hockney 19
 
     links = 3 alpha + 2 c (W - c) / W · n / B
 
-Every ten iterations, workers also agree on whether to stop, which takes alpha.
-
-With more workers than cores, times grow in proportion. Stragglers on other machines are not modeled. Times are in
-seconds, sizes in bytes.
+Every ten iterations, workers also agree on whether to stop, which takes alpha. With more workers than cores, times grow
+in proportion. Stragglers on other machines are not modeled. Times are in seconds, sizes in bytes.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ EXCHANGES = 3  # reduce-scatter, all-gather, and the check for finite values
 
 @dataclass(frozen=True)
 class Link:
-    """Connection between machines: bandwidth per direction in bytes/s, and latency of a small message in seconds."""
+    """A connection between machines: bandwidth per direction in bytes/s, and latency of a small message in seconds."""
 
     bandwidth: float
     latency_s: float
@@ -40,8 +38,8 @@ class Link:
         return cls(value["bandwidth_gbit_s"] * 1e9 / 8, value["latency_us"] * 1e-6)
 
 
-# Nominal bandwidths in one direction, and latencies of small messages between two programs: a wide-area
-# network, TCP over 1 and 10 Gbit/s Ethernet, RDMA at 100 Gbit/s, and NVLink 4.
+# Nominal bandwidth per direction, and latency of small messages between two programs: a wide-area network, TCP over 1
+# and 10 Gbit/s Ethernet, RDMA at 100 Gbit/s, and NVLink 4.
 LINKS = {
     "wan": Link(0.1e9 / 8, 50e-3),
     "1gbe": Link(1e9 / 8, 50e-6),
@@ -74,12 +72,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class Forecast:
-    """Predicted throughput of `workers` that are averaged every `frequency` iterations.
-
-    Attributes:
-        computing_s, averaging_s: seconds per iteration.
-        efficiency: throughput relative to the same number of independent workers.
-    """
+    """Predicted throughput. Times are per iteration. efficiency: relative to independent workers."""
 
     workers: int
     frequency: int
@@ -93,11 +86,9 @@ class Forecast:
 def forecast(
     costs: Costs, link: Link, workers: int, frequency: int, cores: int | None = None, machines: int | None = None
 ) -> Forecast:
-    """Predict the throughput of `workers` that are averaged every `frequency` iterations.
+    """Predict the throughput of `workers`.
 
-    Args:
-        cores: cores per machine; as on the measured machine by default.
-        machines: number of machines; by default, enough for one worker per core.
+    cores: per machine, by default as measured. machines: by default enough for one worker per core.
     """
     cores = cores or costs.cores
     machines = -(-workers // cores) if machines is None else min(machines, workers)

@@ -1,11 +1,9 @@
 """Benchmark of one GPU (`cupynet bench gpu=true`).
 
-Three things are measured:
-
-- the training step on resident data in float and half, alternating with PyTorch on the same network. PyTorch runs
+- The training step on resident data in float and half, alternating with PyTorch on the same network. PyTorch runs
   eagerly, as a CUDA graph, and compiled as a CUDA graph, in the default memory format and in channels_last.
-- the operations of the step, launched one by one.
-- training in each precision, and with four workers on the device: time per epoch, test accuracy, and time to `TARGET`.
+- The operations of the step, launched one by one.
+- Training in each precision, and with four workers on the device: time per epoch, test accuracy, and time to `TARGET`.
 
 backend.tf32 applies to both libraries. In half, both keep float weights and scale the loss; PyTorch uses autocast with
 a GradScaler. If a measurement fails, the error is recorded instead.
@@ -44,7 +42,6 @@ RUNS = (("float", 1), ("half", 1), ("bfloat16", 1), ("float", 4), ("half", 4))  
 
 
 def record(settings: BenchSettings, data: Data) -> tuple[Row, Path]:
-    """Measure everything. Return the record and the path of its file."""
     experiment = on_one_device(settings)
     result: Row = {
         **records.where(experiment.placement.devices[0]),
@@ -121,7 +118,6 @@ def training(settings: BenchSettings, data: Data, **changes: Any) -> Row:
 
 
 def table(result: Row) -> list[str]:
-    """Format the record as lines."""
     lines = [f"{result['device']['name']}, {result['dataset']}, batch of {result['batch_size']}, {result['optimizer']}"]
     lines += ["", f"{'training step on resident data':<44}{'images/s':>12}{'cupynet/it':>12}"]
     for dtype, rates in result["step_images_per_s"].items():

@@ -1,7 +1,4 @@
-"""Performance measurements for `cupynet bench` and `cupynet plan`.
-
-On a shared machine, only ratios within one run are comparable.
-"""
+"""Measurements for `cupynet bench` and `plan`. On a shared machine, only ratios within one run are comparable."""
 
 from __future__ import annotations
 
@@ -112,9 +109,9 @@ def operations(experiment: Experiment, peak_gflops: float) -> list[Row]:
 
 
 def step_images_per_s(experiment: Experiment, workers: int, seconds: float = 2.0) -> float:
-    """Return the images per second of all workers together, from the median training step of each.
+    """Return the images per second of concurrent workers on resident data, without averaging.
 
-    Workers train concurrently on resident data, without averaging, with one BLAS thread each.
+    Each worker has one BLAS thread. Its rate is computed from its median training step.
     """
 
     def task(trainer: Trainer) -> float:
@@ -182,7 +179,7 @@ def torch_network(experiment: Experiment) -> str:
 
 
 def torch_images_per_s(experiment: Experiment, *options: object) -> float:
-    """Return the images per second of PyTorch's training step, measured in a separate process. Raises ConfigError.
+    """Return the images per second of PyTorch's training step in a separate process. Raises ConfigError if it fails.
 
     options: additional options of `cupynet.bench.torch_peer`.
     """

@@ -15,7 +15,7 @@ RECORDS = Path("outputs/records")
 
 
 def where(device: int = 0) -> dict[str, Any]:
-    """Return device, CUDA versions, commit, machine and date. Call `gpus.probe` first; it must have returned None."""
+    """Return device, CUDA versions, commit, machine and date. Requires that `gpus.probe` has returned None."""
     inventory = gpus.inventory()
     return {
         "device": inventory["devices"][device],

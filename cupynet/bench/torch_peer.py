@@ -58,7 +58,7 @@ def parse(arguments: Sequence[str] | None = None) -> Namespace:
 
 
 def images_per_s_of_all(setup: Namespace) -> float:
-    """Return the images per second of all processes together. They start measuring at the same time."""
+    """Return the images per second of all processes together. All start measuring at the same time."""
     context = multiprocessing.get_context("spawn")
     ready, rates = context.Barrier(setup.processes, timeout=WAIT_S), context.SimpleQueue()
     processes = [context.Process(target=_measure, args=(setup, ready, rates)) for _ in range(setup.processes)]
@@ -82,10 +82,7 @@ def _measure(setup: Namespace, ready: Any, rates: Any) -> None:
 
 
 def images_per_s(setup: Namespace, ready: Callable[[], object] = lambda: None) -> float:
-    """Return images per second from the median step. As in `measure.timed`, the host waits for each step.
-
-    ready: called after warm-up, before the first timed step.
-    """
+    """Return the images per second of the median step. ready: called before the first timed step."""
     import torch
 
     torch.set_num_threads(setup.threads)
@@ -125,11 +122,7 @@ def load_module(path: str) -> Any:
 
 
 def create_optimizer(name: str, parameters: Any, *, on_gpu: bool) -> Any:
-    """Create PyTorch's equivalent of a cupynet optimizer, in its fastest implementation.
-
-    On a GPU, fused optimizers keep the step count and a GradScaler's results on the device, so that a CUDA graph can
-    capture them.
-    """
+    """Create PyTorch's equivalent of a cupynet optimizer. On a GPU it is fused, and a CUDA graph can capture it."""
     import torch
 
     kind, arguments = OPTIMIZERS[name]

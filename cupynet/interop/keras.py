@@ -4,7 +4,7 @@ Keras stores weights as `layers/<layer>/vars/<number>` (keras/src/saving/saving_
 count (conv2d, conv2d_1, dense). Trainable weights are numbered first, then running statistics.
 
 A `.keras` archive also contains the layer settings, which are compared with the model. A `.weights.h5` file does not,
-so users must compare the settings themselves. For example, epsilon is 1e-3 in Keras and 1e-5 in `BatchNorm`.
+so users must compare the settings, such as epsilon, which is 1e-3 in Keras and 1e-5 in `BatchNorm`.
 """
 
 from __future__ import annotations
@@ -94,10 +94,7 @@ def _keras_names(network: Layer) -> dict[str, str]:
 
 
 def _check_unambiguous(model: Model, weights: Mapping[str, Weight], names: Mapping[str, str]) -> None:
-    """Raise ConfigError for layers in branches that are not in `names`.
-
-    Keras numbers layers by depth (keras/src/ops/function.py), so only the order of sequential layers is known.
-    """
+    """Raise ConfigError for layers in branches that are not in `names`, because Keras numbers layers by depth."""
     with_weights = {layer.path for layer, _, _ in weights.values()}
     for parent in model.network.walk():
         if isinstance(parent, Concat) or (isinstance(parent, Residual) and parent.shortcut is not None):
@@ -111,7 +108,6 @@ def _check_unambiguous(model: Model, weights: Mapping[str, Weight], names: Mappi
 
 @contextmanager
 def _opened(path: PathLike) -> Iterator[dict[str, Any]]:
-    """Open a Keras file and yield its variables by path. Raises ConfigError or DataError."""
     try:
         import h5py
     except ImportError as error:

@@ -1,7 +1,6 @@
-"""Comparison of the layer settings in a `.keras` archive with a model.
+"""Comparison of the layer settings in a `.keras` archive with a model, as far as they affect inference.
 
 The same weights fit many networks, and a different epsilon, stride or activation would silently change the results.
-Only settings that are stored in the file and affect inference are compared.
 """
 
 from __future__ import annotations
@@ -45,12 +44,9 @@ ACTIVATIONS = {"linear": "identity", "swish": "silu"}  # Keras -> cupynet, where
 
 @dataclass
 class Step:
-    """One operation of a network: a layer without its activation, or an activation.
+    """One operation of a network, in Keras's terms: a layer without its activation, or an activation.
 
-    Attributes:
-        kind: Keras's class name.
-        settings: settings by Keras's names.
-        layer: layer of the model; None for a step from the file.
+    layer: layer of the model; None for a step from the file.
     """
 
     kind: str
@@ -70,10 +66,7 @@ def snake_case(kind: str) -> str:
 
 
 def check_settings(model: nn.Model, config: Any, places: Mapping[str, str], path: PathLike) -> None:
-    """Raise DataError if layer settings differ between the file and the model.
-
-    config: content of config.json. places: layer in the file by layer of the model.
-    """
+    """Raise DataError if layer settings differ. config: content of config.json. places: layer in the file by layer."""
     try:
         theirs = [step for step in _theirs(config) if not _only_flattens(step, model.input.shape)]
         if theirs:
@@ -110,7 +103,6 @@ def _only_flattens(step: Step, shape: tuple[int, ...]) -> bool:
 
 
 def _check_in_order(ours: Sequence[Step], theirs: Sequence[Step], path: PathLike) -> None:
-    """Compare networks without branches step by step."""
     for number in range(max(len(ours), len(theirs))):
         step, file_step = (steps[number] if number < len(steps) else None for steps in (ours, theirs))
         if step is None or file_step is None or step.kind != file_step.kind:
@@ -200,7 +192,6 @@ def _ours(network: nn.Layer) -> Iterator[Step]:
 
 
 def _settings_of(layer: nn.Layer) -> Settings:
-    """Return the settings of a built layer by Keras's names."""
     settings: Settings = {"data_format": "channels_last"}
     if isinstance(layer, nn.Conv2D | nn.MaxPool2D | nn.AvgPool2D):
         size = "kernel_size" if isinstance(layer, nn.Conv2D) else "pool_size"

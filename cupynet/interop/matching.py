@@ -64,7 +64,6 @@ def check_shape(
 
 
 def check_all_taken(remaining: Mapping[str, Any], path: PathLike) -> None:
-    """Raise DataError if the file has unused entries."""
     if remaining:
         raise DataError(
             f"{path}: unexpected weight {min(remaining)!r} ({len(remaining)} in total). The file may belong to another "

@@ -91,7 +91,6 @@ class _Graph:
         return content
 
     def add(self, operator: str, *inputs: str, made: str, **attributes: Any) -> str:
-        """Add a node, and return the name of its output."""
         self.nodes.append(self.onnx.helper.make_node(operator, list(inputs), [made], name=made, **attributes))
         return made
 
@@ -105,10 +104,7 @@ class _Graph:
         return self.constant(name, self.weights[name].transpose(axes) if axes else self.weights[name])
 
     def images(self, model: nn.Model, input: str) -> str:
-        """Add pixel scaling and the transposition to channels first. Return the name of the result.
-
-        Node names such as images/Mul cannot clash with layer names.
-        """
+        """Scale the pixels, and move channels first. Names such as images/Mul cannot be layer names."""
         per_pixel = 255.0 if input == "float" else 1.0
         scale = self.constant("images/scale", np.array(model.pixels.scale) * per_pixel)
         x = "images"
@@ -133,7 +129,6 @@ class _Graph:
         return self.add(operator, x, made=f"{name}/{operator}", **attributes)
 
     def flat(self, layer: nn.Layer, x: str) -> str:
-        """Flatten x; images in the order H, W, C."""
         if not isinstance(layer.input, nn.Image):
             return x
         name = _name(layer)

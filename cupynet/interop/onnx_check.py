@@ -13,8 +13,7 @@ BOUND = 1e-5  # largest acceptable difference in float, relative to the range of
 def difference(content: bytes, model: Model, images: int = 1000, input: str = "uint8") -> float | None:
     """Compare an ONNX graph, given as the `content` of its file, with the model on random images.
 
-    Return the largest difference of logits relative to their range, or None if onnxruntime is not installed. input: see
-    `export_onnx`.
+    Return the largest difference of logits relative to their range, or None if onnxruntime is not installed.
     """
     try:
         import onnxruntime

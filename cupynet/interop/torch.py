@@ -1,10 +1,7 @@
 """PyTorch equivalents of models: import and export of weights, and the source of an equivalent module.
 
-`LAYERS` maps each layer type to PyTorch modules, and to the names and axes of their weights.
-
-Images are (H, W, C) in cupynet and (C, H, W) in PyTorch, so flattened images have a different order of values. In
-layers with a flattened input, the rows of dense weights and the values of normalization weights are therefore permuted
-(see `orders`).
+Images are (H, W, C) in cupynet and (C, H, W) in PyTorch. In layers with a flattened input, the rows of dense weights
+and the values of normalization weights are therefore permuted (see `orders`).
 """
 
 from __future__ import annotations
@@ -215,10 +212,9 @@ def from_torch(tensor: Any, axes: tuple[int, ...], order: Order | None = None) -
 
 
 def orders(network: nn.Layer) -> dict[int, Order]:
-    """Return PyTorch's order of the input values, by `id(layer)`, for layers with a flattened input.
+    """Return PyTorch's order of each layer's flattened inputs, by `id(layer)`.
 
-    Raises:
-        ConfigError: a Residual adds two vectors whose order differs in PyTorch.
+    Raises ConfigError for sums of different orders.
     """
     result: dict[int, Order] = {}
     _output_order(network, None, result)
@@ -226,7 +222,7 @@ def orders(network: nn.Layer) -> dict[int, Order]:
 
 
 def _output_order(layer: nn.Layer, order: Order | None, result: dict[int, Order]) -> Order | None:
-    """Return the order of a layer's output for an input in `order`. None: cupynet's order, or an image."""
+    """Return the order of a layer's output, given that of its input. None: cupynet's order, or an image."""
     if isinstance(layer, nn.Sequential):
         for _, inner in layer.children():
             order = _output_order(inner, order, result)
