@@ -128,7 +128,7 @@ class Optimizer(Described):
         scale: float = 1.0,
         squared_norm: Array | None = None,
     ) -> None:
-        """Implement `step`, given `numbers` and a factor `scale` for the gradients.
+        """Perform `step` with these `numbers` and a factor `scale` for the gradients.
 
         In a captured step both are 1, because operations read the values on the device (see `Recorder.steered`).
         """

@@ -68,7 +68,7 @@ class Clock:
         return self.images / seconds if seconds else 0.0
 
     def measure(self, part: str, name: str) -> AbstractContextManager[None]:
-        """Return a context manager that adds its duration, without nested ones, to `part`, such as `compute`."""
+        """Return a context manager that adds its duration, excluding nested ones, to `part`, such as `compute`."""
         return _Span(self, part, name)
 
     def count(self, iteration: int, images: int) -> None:

@@ -362,7 +362,7 @@ class ParallelWrapper:
             trainer.consensus.propose(self._stop)
 
     def on_workers(self, task: Callable[[Trainer], T], *, batch_size: int | None = None) -> T | None:
-        """Run `task(trainer)` in the thread of each worker. Return the result of rank 0. batch_size: for messages.
+        """Run `task(trainer)` in the thread of each worker. Return rank 0's result. batch_size: for error messages.
 
         Raises:
             ClosedError: the wrapper was closed or interrupted, or a worker has failed.

@@ -1,7 +1,7 @@
 """The training loop of a worker.
 
-Worker r of W trains on batches r, r + W, r + 2W ... of an epoch. If it has none in the last iteration, it makes the
-same calls.
+Worker r of W trains on batches r, r + W, r + 2W ... of an epoch. A worker without a batch in the last iteration makes
+the same calls as the others.
 """
 
 from __future__ import annotations

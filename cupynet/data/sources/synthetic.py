@@ -111,7 +111,7 @@ def _dots(digits: Array, rng: np.random.Generator) -> tuple[Array, Array]:
 
 
 def _affine(rng: np.random.Generator) -> Array:
-    """Draw maps (BLOCK, 2, 2) of row vectors from heights to pixels: scale, shear, rotate."""
+    """Draw matrices (BLOCK, 2, 2) that map row vectors from heights to pixels: scale, shear, rotate."""
     turn, shear, scale = _uniform(rng, -TURN, TURN), _uniform(rng, -SHEAR, SHEAR), _uniform(rng, *SCALE, 2)
     cos, sin = np.cos(turn), np.sin(turn)
     rotation = np.stack([cos, sin, -sin, cos], axis=-1).reshape(-1, 2, 2)

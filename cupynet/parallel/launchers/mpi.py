@@ -100,7 +100,7 @@ class MpiJob:
             self.ranks.announce(exit_code(error))
 
     def speaks(self, error: BaseException) -> bool:
-        """Return True if this rank failed first in rank order, and should report its error.
+        """Return True if this is the lowest rank that failed, which should report its error.
 
         Waits for the other ranks and sets `exit_code`.
         """

@@ -69,7 +69,7 @@ class Threshold:
 
 
 class FixedThreshold(Threshold):
-    """A constant threshold, which should be about the size of several iterations' updates, far below the weights."""
+    """A constant threshold. Choose about the size of several iterations' updates, much smaller than the weights."""
 
     def __init__(self, threshold: float) -> None:
         super().__init__(threshold, "threshold")
@@ -79,7 +79,7 @@ class FixedThreshold(Threshold):
 
 
 class TargetSparsity(Threshold):
-    """Multiplies the threshold by `decay` if less than the `target` fraction of weights was sent, else divides it."""
+    """Multiplies the threshold by `decay` if less than the fraction `target` of the weights is sent, else divides it."""
 
     def __init__(self, target: float = 1e-3, initial: float = INITIAL, decay: float = DECAY) -> None:
         super().__init__(initial)
@@ -94,7 +94,7 @@ class TargetSparsity(Threshold):
 
 
 class AdaptiveThreshold(Threshold):
-    """Multiplies the threshold by `decay` if too few weights were sent, or divides it if too many were.
+    """Multiplies the threshold by `decay` if too few weights are sent, and divides it by `decay` if too many are.
 
     min_fraction, max_fraction: fractions of the weights between which the threshold does not change.
     """
