@@ -79,7 +79,7 @@ class FixedThreshold(Threshold):
 
 
 class TargetSparsity(Threshold):
-    """Multiplies the threshold by `decay` if less than the fraction `target` of the weights is sent, else divides it."""
+    """Multiplies the threshold by `decay` if less than a fraction `target` of the weights is sent, else divides it."""
 
     def __init__(self, target: float = 1e-3, initial: float = INITIAL, decay: float = DECAY) -> None:
         super().__init__(initial)
