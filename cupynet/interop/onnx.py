@@ -58,8 +58,6 @@ def onnx_graph(model: nn.Model, *, input: str = "uint8", metadata: Mapping[str, 
 
 
 class _Graph:
-    """The nodes and constants of a graph under construction."""
-
     def __init__(self, weights: Mapping[str, Any]) -> None:
         try:
             import onnx
@@ -99,7 +97,6 @@ class _Graph:
         return name
 
     def weight(self, layer: nn.Layer, weight_name: str, axes: tuple[int, ...] | None = None) -> str:
-        """Add a weight, transposed by `axes`, and return its name."""
         name = f"{layer.path}.{weight_name}" if layer.path else weight_name
         return self.constant(name, self.weights[name].transpose(axes) if axes else self.weights[name])
 

@@ -361,7 +361,6 @@ def _inside(layer: nn.Sequential) -> list[str]:
 
 
 def _named(name: str, layer: nn.Layer) -> list[str]:
-    """Return the source of (name, module) pairs for a layer."""
     if isinstance(layer, nn.Sequential):
         modules = {"": f"nn.Sequential(OrderedDict([{', '.join(_inside(layer))}]))"}
     elif isinstance(layer, nn.Residual):

@@ -52,7 +52,6 @@ class WinogradConv(ConvOps):
         self._add_product(weight_grad.reshape(9, -1), winograd.FILTER.astype(compute), du)
 
     def _given(self, x: Array, filters: int, window: Window) -> tuple[int, int, Array, Array, Array, Array]:
-        """Return the padding, and borrowed buffers for the kernels."""
         columns, channels, compute = -(-window.output(*x.shape[1:3])[1] // 4) * 4, x.shape[3], self.policy.compute
         strip, out = self.borrow((6, columns + 2, channels), compute), self.borrow((6, columns, filters), compute)
         v, m = (self.borrow((winograd.VALUES * winograd.TILES * count,), compute) for count in (channels, filters))

@@ -172,7 +172,6 @@ class DeviceMeans:
 
     @property
     def _leaders(self) -> list[int]:
-        """The first rank of each device, in rank order."""
         return [rank for rank, device in enumerate(self._devices) if device not in self._devices[:rank]]
 
     def _sum_here(self, contributions: list[Any], total: float, buffers: list[Array]) -> None:
