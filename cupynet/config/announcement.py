@@ -33,8 +33,16 @@ def announce(experiment: Experiment) -> None:
     sharing = placement.ranks if job is None else job.sharing
     if sharing > available_cores():
         log.warning("%d workers or stages on %d cores: oversubscribed", sharing, available_cores())
-    if settings.dtype in ("half", "bfloat16"):
+    if settings.dtype == "bfloat16" and experiment.backend_name == "numba" and _has_amx():
+        log.info("products of bfloat16 in AMX units")
+    elif settings.dtype in ("half", "bfloat16"):
         log.warning("dtype=%s is slower than float on a CPU, which computes in 32 bits", settings.dtype)
+
+
+def _has_amx() -> bool:
+    from cupynet.backend.cpu.kernels import amx  # imports numba, which the backend has done by now
+
+    return amx.available()
 
 
 def _warn(experiment: Experiment) -> None:

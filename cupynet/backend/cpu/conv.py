@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from cupynet.backend.array import Array
+from cupynet.backend.cpu.amx_products import AmxProducts
 from cupynet.backend.cpu.direct_conv import Passes, passes
 from cupynet.backend.cpu.kernels import depthwise, tiles
 from cupynet.backend.cpu.kernels.narrow import bits
 from cupynet.backend.cpu.kernels.tiles import Frame, Sums
-from cupynet.backend.cpu.winograd_conv import WinogradConv, saves_products
+from cupynet.backend.cpu.winograd_conv import saves_products
 from cupynet.backend.fusion import Convolution
 from cupynet.backend.window import Window
 
 
-class NumbaConv(WinogradConv):
+class NumbaConv(AmxProducts):
     def conv2d(
         self, x: Array, weight: Array, bias: Array | None, window: Window, *, groups: int = 1, relu: bool = False
     ) -> tuple[Array, Array]:

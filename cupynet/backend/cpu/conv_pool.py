@@ -73,7 +73,7 @@ class ConvPool(FusedPair):
     def forward(self, x: Array, weights: Weights) -> tuple[Array, tuple[Array, ...]]:
         """(N, H, W, C) -> (N, H', W', O). Saves the indices of the maxima, and the images if they are padded."""
         weight, bias = weights
-        images, factors = self._padded(x), self.backend._operand(weight)
+        images, factors = self._padded(x), self.backend._widened(weight)
         offset = np.zeros(self.filters, self.dtype) if bias is None else bias.astype(self.dtype, copy=False)
         y, indices = self._pool(images, factors, offset)
         return y, (indices,) if images is x else (indices, images)
@@ -103,15 +103,15 @@ class ConvPool(FusedPair):
         images = saved[1] if len(saved) > 1 else x
         images = images.reshape(len(x), self.size[0] * self.patches.step)
         if self.patches.row < SHORT_ROW:
-            wide = self.backend._operand(dy).reshape(by_window)
-            self._short_rows(self.backend._operand(images), Passed(wide, passed.indices), weight_grad)
+            wide = self.backend._widened(dy).reshape(by_window)
+            self._short_rows(self.backend._widened(images), Passed(wide, passed.indices), weight_grad)
         else:
             self._add_weight_gradient(bits(images), passed, weight_grad)
         if bias_grad is not None:
             self.backend._add_column_sums(bias_grad, dy.reshape(-1, self.filters))
         if not need_dx:
             return None
-        padded = self._input_gradient(passed, self.backend._operand(weight))
+        padded = self._input_gradient(passed, self.backend._widened(weight))
         return self.backend._within(padded, x.shape, window)
 
     def _add_weight_gradient(self, images: Array, passed: Passed, weight_grad: Array) -> None:

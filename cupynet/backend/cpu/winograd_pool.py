@@ -96,7 +96,7 @@ class WinogradPool(conv_pool.ConvPool):
             if nonzero:
                 return direct
             # also use Winograd's algorithm if all are zero, as in a rehearsal, so that both algorithms are compiled
-        images, weight = saved[1] if len(saved) > 1 else x, self.backend._operand(weights[0])
+        images, weight = saved[1] if len(saved) > 1 else x, self.backend._widened(weights[0])
         transposed = self._filters(weight.transpose(0, 1, 3, 2), self.padded[0])
         tiles, (weight_grad, bias_grad) = self._tiles(), grads
         grad = self.backend.borrow((len(transposed), tiles.weights.shape[1] * self.padded[1]), self.dtype)

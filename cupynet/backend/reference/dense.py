@@ -29,6 +29,10 @@ class DenseOps(ActivationOps):
         return self.matmul(wide, weight, transpose_b=True) if need_dx else None
 
     def _operand(self, a: Array) -> Array:
+        """Return `a` as `_gemm` takes it: by default in compute precision."""
+        return self._widened(a)
+
+    def _widened(self, a: Array) -> Array:
         """Return `a` in compute precision: the array itself, or a borrowed copy."""
         if a.dtype == self.policy.compute:
             return a

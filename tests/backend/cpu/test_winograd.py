@@ -1,4 +1,4 @@
-"""Winograd convolution compared with the reference: tiles beyond the image, blocks of tiles, all precisions."""
+"""Convolutions with 3x3 filters compared with the reference: Winograd's algorithm, and AMX units in bfloat16."""
 
 import numpy as np
 import pytest
@@ -6,6 +6,7 @@ import pytest
 pytest.importorskip("numba")
 
 from cupynet.backend import create_backend
+from cupynet.backend.cpu.kernels import amx
 from cupynet.backend.window import Window
 from tests.support.backends import NO_BFLOAT16
 from tests.support.comparisons import Shape, compare
@@ -27,14 +28,20 @@ SHAPES = {
 DTYPES = ("float", "double", "half") if NO_BFLOAT16 else ("float", "double", "half", "bfloat16")
 
 
-@pairwise(operation=("conv2d", "conv2d_backward"), shape=SHAPES, dtype=DTYPES)
-def test_it_equals_the_reference(operation: str, shape: Shape, dtype: str) -> None:
+@pairwise(operation=("conv2d", "conv2d_backward"), shape=SHAPES, dtype=DTYPES, use_amx=(True, False))
+def test_it_equals_the_reference(
+    monkeypatch: pytest.MonkeyPatch, operation: str, shape: Shape, dtype: str, use_amx: bool
+) -> None:
+    if not use_amx:
+        monkeypatch.setattr(amx, "available", lambda: False)
     compare(operation, create_backend("numba", dtype), shape, seed=3)
 
 
-def test_an_image_gives_the_same_bits_in_any_batch() -> None:
-    backend, rng = create_backend("numba"), np.random.default_rng(0)
-    x, weight = (rng.normal(size=shape).astype("f") for shape in ((7, 7, 7, 16), (3, 3, 16, 32)))
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_an_image_gives_the_same_bits_in_any_batch(dtype: str) -> None:
+    backend, rng = create_backend("numba", dtype), np.random.default_rng(0)
+    stored = backend.policy.storage
+    x, weight = (rng.normal(size=shape).astype(stored) for shape in ((7, 7, 7, 16), (3, 3, 16, 32)))
     y, _ = backend.conv2d(x, weight, None, around(1, 1, 1, 1))
     for n in range(7):
         assert np.array_equal(backend.conv2d(x[n : n + 1], weight, None, around(1, 1, 1, 1))[0][0], y[n])

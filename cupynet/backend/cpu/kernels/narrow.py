@@ -139,6 +139,10 @@ def bits(array: Array) -> Array:
     return array if kind is None else array.view(kind)
 
 
+def is_bfloat16(array: Array) -> bool:
+    return BITS.get(array.dtype.char) is np.int16
+
+
 # These functions are for kernels that need floats in memory: a row, an image or a block at a time, which stays in the
 # L1 cache. They are intrinsics, because compiling ordinary functions would take a second longer per kernel.
 

@@ -1,0 +1,90 @@
+"""Products of bfloat16 in AMX units, where a processor has them: dense layers, and convolutions with 3x3 filters."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cupynet.backend.array import Array
+from cupynet.backend.cpu.kernels import amx, amx_conv
+from cupynet.backend.cpu.kernels.narrow import bits, is_bfloat16
+from cupynet.backend.cpu.winograd_conv import WinogradConv
+from cupynet.backend.window import Window
+
+FRAME_PIXELS = 700  # images are convolved in groups of about this many pixels, which stay in the L2 cache
+
+
+class AmxProducts(WinogradConv):
+    def _operand(self, a: Array) -> Array:
+        return a if is_bfloat16(a) and amx.available() else super()._operand(a)
+
+    def _gemm(self, left: Array, right: Array, out: Array) -> None:
+        if not (is_bfloat16(left) and is_bfloat16(right) and amx.available()):
+            return super()._gemm(self._widened(left), self._widened(right), out)
+        depth, width = _up(left.shape[1], amx.DEPTH), _up(right.shape[1], amx.SIDE)
+        rows, factors = self.borrow((_up(len(left), amx.ROWS), depth)), self.borrow((depth, width))
+        pairs, sums = self.borrow((depth // 2, width), np.int32), self.borrow((amx.ROWS, width), np.float32)
+        for matrix, padded in ((left, rows), (right, factors)):
+            amx.pad_rows(bits(matrix), bits(padded))
+        amx.pair_rows(bits(factors), pairs)
+        amx.product(bits(rows), pairs, sums, amx.CONFIGURATION, out)
+
+    def _multiply_tiles(self, x: Array, weight: Array, bias: Array | None, window: Window, y: Array) -> None:
+        if not (is_bfloat16(x) and amx.available()):
+            return super()._multiply_tiles(x, weight, bias, window, y)
+        (channels, filters), group = weight.shape[2:], _group(x, window)
+        frame, values, pixels = self._frame(x, window, group)
+        row = _up(3 * channels, amx.DEPTH)
+        factors = self.borrow((3, row, filters))
+        factors[:, 3 * channels :] = 0
+        factors[:, : 3 * channels].reshape(weight.shape)[...] = weight
+        pairs, sums = self.borrow((3 * row // 2, filters), np.int32), self.borrow((pixels, filters), np.float32)
+        amx.pair_rows(bits(factors.reshape(-1, filters)), pairs)
+        steps = (np.arange(3)[:, None] * frame.row + np.arange(0, row, amx.DEPTH)).reshape(-1)
+        start = np.tile(np.zeros(filters, np.float32) if bias is None else bias.astype(np.float32), y.shape[2])
+        arrays = values, steps, pairs, start, sums, channels, amx.CONFIGURATION
+        amx_conv.convolve(_grouped(x, group), frame, *arrays, _grouped(y, group))
+
+    def _add_tiles_gradient(self, dy: Array, x: Array, weight_grad: Array, window: Window) -> None:
+        if not (is_bfloat16(x) and amx.available()):
+            return super()._add_tiles_gradient(dy, x, weight_grad, window)
+        (channels, filters), group = weight_grad.shape[2:], _group(x, window)
+        frame, values, pixels = self._frame(x, window, group)
+        width = frame.row // channels
+        length = _up(pixels + 2 * width + 2, amx.SIDE)
+        places = (np.arange(3)[:, None] * width + np.arange(3)).reshape(-1)
+        starts = (places[:, None] + np.arange(0, channels, amx.SIDE) * length).reshape(-1)
+        starts = np.pad(starts, (0, -starts.size % amx.TILES), "edge").reshape(-1, amx.TILES)
+        columns, gradients = self.borrow((channels, length)), self.borrow((pixels, filters))
+        pairs = self.borrow((pixels // 2, filters), np.int32)
+        sums = self.borrow((starts.size * amx.SIDE, filters), np.float32)
+        gradients[...] = sums[...] = 0
+        arrays = values, bits(columns), starts, _grouped(dy, group), bits(gradients), pairs, amx.CONFIGURATION
+        amx_conv.weight_gradient(_grouped(x, group), frame, *arrays, sums)
+        weight_grad += sums[: 9 * channels].reshape(weight_grad.shape)
+
+    def _frame(self, x: Array, window: Window, group: int) -> tuple[amx_conv.Frame, Array, int]:
+        """Return where images are in a frame, an empty frame, and the number of its pixels, a multiple of 64."""
+        (height, width), channels = window.padded(*x.shape[1:3]), x.shape[3]
+        (top, _), (left, _) = window.padding
+        frame = amx_conv.Frame((top * width + left) * channels, width * channels, height * width * channels)
+        pixels = _up(group * height * width, amx.ROWS)
+        beyond = 2 * width + 2 + amx.DEPTH  # pixels that the last tiles load
+        values = self.borrow(((pixels + beyond) * channels,))
+        values[...] = 0
+        return frame, bits(values), pixels
+
+
+def _group(x: Array, window: Window) -> int:
+    """Return the number of images in a frame, a divisor of the batch size."""
+    height, width = window.padded(*x.shape[1:3])
+    largest = max(FRAME_PIXELS // (height * width), 1)
+    return max(count for count in range(1, largest + 1) if len(x) % count == 0)
+
+
+def _grouped(images: Array, group: int) -> Array:
+    n, height, width, channels = images.shape
+    return bits(images.reshape(n // group, group, height, width * channels))
+
+
+def _up(length: int, multiple: int) -> int:
+    return -(-length // multiple) * multiple
