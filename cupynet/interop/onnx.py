@@ -216,9 +216,7 @@ LAYERS: dict[type[nn.Layer], Callable[[_Graph, Any, str], str]] = {
     nn.Dense: _dense,
     nn.BatchNorm: _batch_norm,
     nn.LayerNorm: _layer_norm,
-    nn.MaxPool2D: lambda graph, layer, x: graph.add(
-        "MaxPool", x, made=f"{_name(layer)}/MaxPool", **_window(layer.window)
-    ),
+    nn.MaxPool2D: _max_pool,
     nn.AvgPool2D: _avg_pool,
     nn.GlobalAvgPool2D: _global_avg_pool,
     nn.Activation: lambda graph, layer, x: graph.activation(layer.name, x, _name(layer), layer.slope),
