@@ -40,14 +40,13 @@ class History(Mapping[str, list[Any]]):
 
         history = wrapper.fit(x, y, epochs=5)
         history.plot()
-        pandas.DataFrame(history.epochs)
+        pandas.DataFrame(history.epochs)  # pandas does not accept the history itself
 
     Attributes:
         epochs: one value per complete epoch: training `loss` and `accuracy`, `epoch`, `test_accuracy`, `test_loss`,
-            `learning_rate`, `images_per_s`, `drift` (the last one measured in the epoch) and others; with validation
-            data also `validation_accuracy` and `validation_loss`. Other metrics have names such as
-            `validation_macro_f1`. Regression has `validation_mean_absolute_error` and `validation_r2` instead of an
-            accuracy.
+            `learning_rate`, `images_per_s`, `drift` (see `EpochRecord`) and others; with validation data also
+            `validation_accuracy` and `validation_loss`. Other metrics have names such as `validation_macro_f1`.
+            Regression has `validation_mean_absolute_error` and `validation_r2` instead of an accuracy.
         reports: one value per report: `iteration`, `loss`, `accuracy`, `learning_rate`, `images_per_s`, `drift` and
             others (see `IterationRecord`).
     """

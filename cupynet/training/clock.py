@@ -175,9 +175,15 @@ class Statistics:
             interval.add(self._tally.scored, losses, hits)
         self._tally.clear()
 
-    def averaged(self, average: Average) -> None:
+    def averaged(self, average: Average, *, additional: bool = False) -> None:
+        """Record an averaging step.
+
+        The drift of an `additional` step, at the end of an epoch or fit, counts only if there is no other in the epoch,
+        because the interval before it may be short.
+        """
         self._since.score = average.score
-        if not math.isnan(average.drift):
+        counts = not additional or math.isnan(self._epoch.drift)
+        if counts and not math.isnan(average.drift):
             self.measured = average
             for interval in (self._since, self._epoch):
                 interval.drift, interval.drift_by_layer = average.drift, dict(average.drift_by_layer)

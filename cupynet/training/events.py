@@ -58,8 +58,9 @@ class IterationRecord:
         score_after_averaging: mean loss over all replicas between the last two averaging steps; NaN if not computed.
         images_per_s: training images per second over all replicas.
         compute_s, data_s, averaging_s, waiting_s: seconds of this worker (see `Clock`).
-        drift: the largest relative distance of a replica from the mean at the last measurement; NaN if not measured. In
-            a pipeline, the maximum over stages, an upper bound for the whole network.
+        drift: the largest relative distance of a replica from the mean, |w - mean| / |mean|, at the last measurement
+            since the previous report; NaN if not measured. In a pipeline, the maximum over stages, an upper bound for
+            the whole network.
         drift_by_layer: the same for each layer's weights; empty if not measured.
         bytes_sent: traffic between all workers in this run.
     """
@@ -98,7 +99,8 @@ class EpochRecord:
         accuracy: training accuracy during this epoch, 0..1: the fraction of correct classes or, for targets of
             `binary_cross_entropy`, of outputs on the same side of 1/2 as their target. NaN for other targets.
         learning_rate: the rate of the last iteration.
-        drift, drift_by_layer: the last measurement in this epoch (see `IterationRecord`); NaN and empty if none.
+        drift, drift_by_layer: the last measurement in this epoch (see `IterationRecord`); NaN and empty if none. A
+            measurement after a full averaging interval precedes one at the end of the epoch.
     """
 
     epoch: int

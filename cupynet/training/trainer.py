@@ -254,7 +254,7 @@ class Trainer:
         with self.statistics.clock.measure("averaging", "averaging of weights"):
             average = self.synchronizer.finish(self.replica, moment)
         if average is not None:
-            self._averaged(average)
+            self._averaged(average, additional=True)
         elif not is_finite(*self.params.vectors):
             raise DivergedError(
                 f"weights or running statistics of worker {self.rank} are not finite after iteration {self.iteration}. "
@@ -263,10 +263,10 @@ class Trainer:
         if moment == "fit":
             self.replica.assemble()
 
-    def _averaged(self, average: Average) -> None:
+    def _averaged(self, average: Average, *, additional: bool = False) -> None:
         with self.statistics.clock.measure("averaging", "synchronization of workers"):
             average = average.over(self.groups.stages)
-        self.statistics.averaged(average)
+        self.statistics.averaged(average, additional=additional)
 
     def _end_epoch(self, fit: Fit) -> None:
         last, rate = self.epoch == self.plan.epochs, self.schedule(self.iteration - 1)

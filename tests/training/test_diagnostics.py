@@ -92,6 +92,39 @@ def test_an_epoch_has_the_last_drift_measured_in_it(log_every: int, tmp_path: Pa
     assert epochs["drift_by_layer"] == [{"conv1": 0.25, "dense1": None}, {}]
 
 
+class Drifts(ParameterAveraging):
+    """Keeps the drifts of the averaging steps of rank 0 by iteration, counted from 1."""
+
+    def __init__(self, found: dict[int, float]) -> None:
+        super().__init__(3)
+        self.found = found
+
+    def __deepcopy__(self, memo: object) -> "Drifts":
+        return Drifts(self.found)
+
+    def after_update(self, replica: Any, iteration: int) -> Average | None:
+        average = super().after_update(replica, iteration)
+        if average is not None and self.communicator.rank == 0:
+            self.found[iteration + 1] = average.drift
+        return average
+
+
+def test_the_drift_of_an_epoch_is_measured_after_a_whole_interval(tmp_path: Path) -> None:
+    """Epochs of five iterations are evaluated, so that replicas are also averaged after the 5th and the 10th."""
+    found: dict[int, float] = {}
+    data = small_dataset(40)
+    options: dict[str, Any] = {"synchronizer": Drifts(found), "progress": "none"}
+    with ParallelWrapper(small_model(), 2, **options) as wrapper:
+        wrapper.fit(data, epochs=1, batch_size=4)
+        path = wrapper.checkpoint(tmp_path)
+    with ParallelWrapper(small_model(), 2, **options) as wrapper:
+        wrapper.restore(path)
+        wrapper.fit(data, epochs=2, batch_size=4, evaluate_on=data)
+        epochs = wrapper.history.epochs
+    assert [iteration for iteration, drift in found.items() if not math.isnan(drift)] == [3, 9, 15]
+    assert sorted(found) == [3, 6, 9, 12, 15] and epochs["drift"] == [found[3], found[9], found[15]]
+
+
 class Late(SerialCommunicator):
     """Other workers arrive a second late at an exchange, and ten seconds late at a barrier."""
 

@@ -36,9 +36,10 @@ class ParameterAveraging(Synchronizer):
             except with `end`, before an evaluation. With `end`, evaluation is possible only at the end of the fit.
         average_updaters: True to average the optimizer state together with the weights.
         report_score: True to compute `Average.score`. This reads the losses from the device at each averaging step.
-        measure_every: measure the drift at the first averaging step in each period of this many iterations, and at each
-            additional averaging step (before an evaluation, at the end of a fit); 0 to measure it only if the schedule
-            requires it.
+        measure_every: measure the drift at the first averaging step in each epoch and in each period of this many
+            iterations, but not directly after an additional averaging step (before an evaluation, at the end of a fit),
+            when the interval is short. Additional steps measure it too. 0 to measure it only if the schedule requires
+            it.
         transfer_dtype: `full` sends weights in full precision, `half` their differences from the last average in 16
             bits (see `half_mean`). Both keep replicas bit-identical, and nonnegative optimizer vectors, such as means
             of squares, nonnegative.
@@ -65,7 +66,8 @@ class ParameterAveraging(Synchronizer):
         self.transfer_dtype = one_of("transfer_dtype", transfer_dtype, TRANSFER_DTYPES)
         self.outer_optimizer = outer_optimizer_of(outer_optimizer)
         self._tally = Tally()  # counts since the last averaging step
-        self._measured = -1  # index of the last `measure_every` period with a measurement
+        self._measured = -1  # index of the last `measure_every` period with a measurement in this epoch
+        self._short = False  # True after an additional averaging step: the next one ends a shorter interval
         self._common: list[Array] = []  # shared vectors after the last averaging step, if they are needed
 
     def start(self, replica: ReplicaView, communicator: Communicator) -> None:
@@ -95,6 +97,7 @@ class ParameterAveraging(Synchronizer):
     def finish(self, replica: ReplicaView, moment: Moment) -> Average | None:
         replica.complete()
         average = self._average(replica, None) if self._tally.iterations and self.schedule.at(moment) else None
+        self._measured, self._short = -1, self._short or average is not None
         self.schedule.ended(moment)
         return average
 
@@ -118,6 +121,7 @@ class ParameterAveraging(Synchronizer):
         common = {str(i): by_name(self._replica, vector) for i, vector in enumerate(self._common)}
         return {
             "measured": self._measured,
+            "short": int(self._short),
             "tally": self._tally.state(),
             "when": self.schedule.state(),
             "outer": {} if outer is None else outer.state(),
@@ -125,7 +129,7 @@ class ParameterAveraging(Synchronizer):
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        self._measured = state["measured"]
+        self._measured, self._short = state["measured"], bool(state.get("short", 0))  # not saved by earlier versions
         self._tally.restore(state["tally"])
         self.schedule.restore(state["when"])
         if self.communicator.size > 1 and self.outer_optimizer is not None:
@@ -149,11 +153,12 @@ class ParameterAveraging(Synchronizer):
         return average
 
     def _measure(self, iteration: int | None) -> bool:
+        short, self._short = self._short, False
         if self.schedule.measures:
             return True
         if not self.measure_every or iteration is None:
             return self.measure_every > 0
-        if iteration // self.measure_every == self._measured:
+        if short or iteration // self.measure_every == self._measured:
             return False
         self._measured = iteration // self.measure_every
         return True
