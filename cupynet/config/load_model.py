@@ -162,16 +162,16 @@ class LoadedRun:
             shape, normalize = self._described.get("image_shape") or self.source.image_shape, self.normalize
             model = Model(network, Image(*shape), where, settings.seed, loss)
             model.pixels = FRACTIONS if normalize is None else PixelScale.of(normalize["mean"], normalize["std"])
-            model.class_names, model.trained_on = self.class_names, "pixels"
-            channels, names = model.input.shape[-1], len(model.class_names)
+            model.trained_on = "pixels"
             scale, shift = len(model.pixels.scale), len(model.pixels.shift)
-            if scale != shift or scale not in (1, channels) or (names and names != model.output.features):
-                raise DataError(f"{self.path}: its normalization or class names do not match the network")
+            if scale != shift or scale not in (1, model.input.shape[-1]):
+                raise DataError(f"{self.path}: its normalization does not match the network")
         except CupynetError:
             raise
         except (TypeError, ValueError, LookupError, ArithmeticError) as error:
             raise DataError(f"{self.path}: its image metadata are invalid ({error})") from error
         try:
+            model.class_names = self.class_names
             model.load_weights(self.weights)
         except ConfigError as error:
             raise DataError(f"{self.path}: {error}") from error

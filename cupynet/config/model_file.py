@@ -38,10 +38,7 @@ def read_model(
         pixels = FRACTIONS if normalize is None else PixelScale.of(normalize["mean"], normalize["std"])
         if len(pixels.mean) not in (1, model.input.shape[-1]):
             raise ConfigError("does not match the number of channels", "normalize")
-        names = description["class_names"]
-        if names and len(names) != model.output.features:
-            raise ConfigError(f"must have a name for each of {model.output.features} outputs", "class_names")
-        model.pixels, model.class_names = pixels, names
+        model.pixels, model.class_names = pixels, description["class_names"]
         model.set_learning_rate_factors(description.get("learning_rate_factors", {}))
         model.trained_on = checks.one_of("trained_on", description["trained_on"], ("", "pixels", "floats"))
     except ConfigError as error:

@@ -66,8 +66,10 @@ class Dataset:
         width = labels.shape[1] if labels.ndim == 2 else one_hot_width(self.labels)
         if width not in (None, classes):
             hint = ". Class indices must be integers" * (width == 1)
-            columns = f"(S, {classes}), one column per class or target"
-            raise ConfigError(f"{where}: one-hot labels and targets must be {columns}, got (S, {width}){hint}")
+            columns, found = f"(S, {classes}), one column per class or target", on_host(self.labels)
+            raise ConfigError(
+                f"{where}: one-hot labels and targets must be {columns}, got {found.shape} of {found.dtype}{hint}"
+            )
         if len(labels) != len(images):
             raise ConfigError(f"{where}: labels must be ({len(images)},), one per image, got {labels.shape}")
         if labels.ndim == 1 and len(labels) and not 0 <= labels.min() <= labels.max() < classes:

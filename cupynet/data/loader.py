@@ -68,6 +68,8 @@ class Loader:
     Loaders have no state, so all workers may share one.
 
     Args:
+        dataset: a `Dataset`, `Shards`, or a pair of arrays (images, labels). The number of classes of a pair is the
+            largest label + 1; to set it, use `Dataset("mine", images, labels, classes=10)`.
         seed: seed of the order and of augmentation, combined with the epoch.
         shuffle: False to keep the order of the data set, as in evaluation.
         augment: augmentations in order (see `augmentations`); only for training.
@@ -75,16 +77,13 @@ class Loader:
 
     def __init__(
         self,
-        dataset: LabeledData,
+        dataset: LabeledData | tuple[Any, Any],
         batch_size: int,
         seed: int = 0,
         shuffle: bool = True,
         augment: Augment = (),
     ) -> None:
-        if not isinstance(dataset, Dataset | Shards):
-            kinds = "a Dataset, such as Synthetic().load().train, Shards, or a pair (images, labels)"
-            raise ConfigError(f"data must be {kinds}, got {wording.one(type(dataset).__name__)}")
-        self.dataset = dataset
+        self.dataset = dataset = _dataset_of(dataset)
         self.batch_size = checks.integer("batch_size", batch_size, 1)
         self.seed = checks.seed("seed", seed)
         self.shuffle = checks.flag("shuffle", shuffle)
@@ -245,12 +244,18 @@ def as_loader(
     """
     if isinstance(data, Loader):
         return data
-    if isinstance(data, (tuple, list)) and len(data) == 2:
-        images, labels = data
-        images, labels = on_host(images), on_host(labels)
-        if classes is None:
-            found = label_array("data set 'arrays'", labels)
-            classes = int(found.max(initial=0)) + 1 if found.ndim == 1 else found.shape[1]
-        scaled = images.dtype.kind == "f"
-        data = Dataset("arrays", images, labels, classes, FRACTIONS if scaled else pixels)
-    return Loader(data, batch_size, seed, shuffle, augment)
+    return Loader(_dataset_of(data, classes, pixels), batch_size, seed, shuffle, augment)
+
+
+def _dataset_of(data: Any, classes: int | None = None, pixels: PixelScale = FRACTIONS) -> LabeledData:
+    """Return a data set, and convert a pair (images, labels) to one (see `as_loader`)."""
+    if isinstance(data, Dataset | Shards):
+        return data
+    if not isinstance(data, tuple | list) or len(data) != 2:
+        kinds = "a Dataset, such as Synthetic().load().train, Shards, or a pair (images, labels)"
+        raise ConfigError(f"data must be {kinds}, got {wording.one(type(data).__name__)}")
+    images, labels = on_host(data[0]), on_host(data[1])
+    if classes is None:
+        found = label_array("data set 'arrays'", labels)
+        classes = int(found.max(initial=0)) + 1 if found.ndim == 1 else found.shape[1]
+    return Dataset("arrays", images, labels, classes, FRACTIONS if images.dtype.kind == "f" else pixels)

@@ -78,7 +78,7 @@ class Model:
         self.network, self._needs_dx = copy.deepcopy(self._description), needs_dx
         self.params, self.pixels = Params(), FRACTIONS
         self.trained_on, self._warned = "", False
-        self.class_names = ()
+        self._class_names: tuple[str, ...] = ()
         self.output = self.network.build(input, self.params.scope(needs_dx=needs_dx), backend)
         check_loss(self.network, self.loss)
         if isinstance(self.output, Flat):
@@ -115,12 +115,16 @@ class Model:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Class names in the order of the outputs; empty if unknown. Can be set to any iterable."""
+        """Names in the order of the outputs; empty if unknown. Can be set to one name per output, or to None."""
         return self._class_names
 
     @class_names.setter
-    def class_names(self, names: Iterable[object]) -> None:
-        self._class_names = tuple(map(str, names))
+    def class_names(self, names: Iterable[object] | None) -> None:
+        found = () if names is None else tuple(map(str, names))
+        if isinstance(names, str) or len(found) not in (0, self.output.features):
+            outputs = wording.counted(self.output.features, "output")
+            raise ConfigError(f"must have one name for each of {outputs}", "class_names", wording.shown(names))
+        self._class_names = found
 
     def predict(self, images: Any, batch_size: int = PREDICTED_TOGETHER) -> Any:
         """Return scores (N, O) on the host; probabilities if the loss defines them.
@@ -149,8 +153,13 @@ class Model:
         """Return the `top` classes with the highest scores for each image, highest first, as (class, score).
 
         The class is a name, or an index if there are no names. The score is a probability if the loss defines one.
+
+        Raises:
+            ConfigError: the model has a single output, which has no classes.
         """
         most = self.output.features
+        if most == 1:
+            raise ConfigError("classify needs one output per class, but this model has a single output. Use predict")
         top = checks.integer("top", top, 1, most=most, why=f"there are {most} classes")
         scores = self.predict(images, batch_size)  # (N, O)
         order = np.argsort(-scores, axis=1, kind="stable")[:, :top]  # (N, top)
@@ -467,7 +476,9 @@ def check_loss(network: Layer, loss: Loss) -> None:
 def check_output(network: Layer, classes: int) -> None:
     """Raise ConfigError unless the built network has as many outputs as there are classes or targets."""
     if network.output != Flat(classes):
+        outputs = network.output.features
+        more = f", or use Dataset(..., classes={outputs})" * (isinstance(network.output, Flat) and outputs > classes)
         raise ConfigError(
             f"the network returns {network.output}, but the data have {wording.counted(classes, 'class')} or targets. "
-            f"End it in Dense(units={classes})"
+            f"End it in Dense(units={classes}){more}"
         )

@@ -14,7 +14,7 @@ from cupynet import ConfigError, DataError, Model, Run, load, load_weights, save
 from cupynet.data import Synthetic
 from cupynet.runs.checkpoints import read
 from tests.support.commands import summary_of
-from tests.support.refusals import refused
+from tests.support.refusals import data_error, refused
 from tests.support.resumed_runs import trained
 
 SMALL = ["data=synthetic", "data.train=300", "data.test=100", "batch_size=32", "callbacks.progress.style=lines"]
@@ -178,3 +178,25 @@ def test_class_names_may_be_numbers(small: Model, tmp_path: Path) -> None:
     small.class_names = np.arange(3)
     small.save(tmp_path / "small.safetensors")
     assert load(tmp_path / "small.safetensors").class_names == ("0", "1", "2")
+
+
+@pytest.mark.parametrize("names", [["cat"], ["cat", "dog", "eel", "fox"], "cat"])
+def test_a_model_needs_one_class_name_for_each_output(names: Any, small: Model) -> None:
+    small.class_names = ["cat", "dog", "eel"]
+    with refused("class_names", repr(names)):
+        small.class_names = names
+    assert small.class_names == ("cat", "dog", "eel")
+    small.class_names = None
+    assert small.class_names == ()
+
+
+def test_a_run_with_too_few_class_names_is_refused(copied: Path) -> None:
+    summary_of(copied, class_names=["cat"])
+    with data_error(copied, "class_names"):
+        load(copied)
+
+
+def test_a_model_with_a_single_output_has_no_classes() -> None:
+    model = Model([cupynet.Dense(1)], (4, 5, 1), "numpy", loss="mean_squared_error")
+    with refused(""):
+        model.classify(SOME)

@@ -173,6 +173,7 @@ def test_arrays_become_a_loader() -> None:
         assert isinstance(dataset, Dataset)
         assert (dataset.images.shape, dataset.classes, dataset.labels.tolist()) == ((4, 3, 3, 1), 7, [0, 6, 2, 2])
     assert as_loader((images, labels), classes=10).dataset.classes == 10
+    assert Loader((images, labels), 2).signature == as_loader((images, labels), 2, 0).signature
     with refused(""):
         as_loader((images, labels), classes=6)
 
