@@ -5,7 +5,6 @@ The public names are listed in `__init__.pyi`. Each is imported from its package
 """
 
 import ast
-import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -17,14 +16,45 @@ _MODULES = {name.name: line.module or "" for line in _IMPORTS for name in line.n
 
 __all__ = list(_MODULES)
 
+# names in Keras and PyTorch that `guess` would not find -> names here
+_ELSEWHERE = {
+    "load_model": "load",
+    "Input": "Image",
+    "Linear": "Dense",
+    "ReLU": "Activation",
+    "Add": "Residual",
+    "CategoricalCrossentropy": "SoftmaxNLL",
+    "SparseCategoricalCrossentropy": "SoftmaxNLL",
+    "CrossEntropyLoss": "SoftmaxNLL",
+    "MSELoss": "MeanSquaredError",
+    "BCEWithLogitsLoss": "BinaryCrossEntropy",
+    "NAdam": "Nadam",
+    "Lamb": "LAMB",
+    "StepLR": "StepDecay",
+    "CosineAnnealingLR": "Cosine",
+    "CSVLogger": "HistoryWriter",
+    "RandomFlip": "HorizontalFlip",
+    "RandomTranslation": "Shift",
+    "RandomRotation": "Rotate",
+}
+
 
 def __getattr__(name: str) -> object:
     """Import a public name from its package (PEP 562)."""
     if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__])
+        # without obj, Python adds no suggestion of its own
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{_hint(name)}", name=name)
     value: object = getattr(import_module(_MODULES[name]), name)
     globals()[name] = value
     return value
+
+
+def _hint(name: str) -> str:
+    from cupynet.core.wording import guess
+
+    if name in _ELSEWHERE:
+        return f"; it is called {_ELSEWHERE[name]!r} here"
+    return "" if name.startswith("_") else guess(name, _MODULES)
 
 
 def __dir__() -> list[str]:

@@ -76,7 +76,13 @@ class _Network(BaseEstimator):  # type: ignore[misc]
             raise ConfigError(f"the estimator adds the output layer. Remove Dense({outputs})", "layers")
         seed = int(check_random_state(self.random_state).randint(1 << 31))
         network = {**hidden, "output": Dense(outputs)}
-        self.model_ = Model(network, images.shape[1:], self.backend, seed, loss, dtype=self.dtype)
+        try:
+            self.model_ = Model(network, images.shape[1:], self.backend, seed, loss, dtype=self.dtype)
+        except ConfigError as error:
+            if error.setting or self.input is not None or images.shape[1] > 1:
+                raise
+            hint = "If each row of X is an image, pass its shape, such as input=(28, 28, 1)"
+            raise ConfigError(f"{error}. {hint}", "input") from error
         optimizer = Adam(0.003) if self.optimizer is None else optimizer_of(self.optimizer)
         if self.learning_rate is not None:
             optimizer = replace(optimizer, learning_rate=self.learning_rate)

@@ -25,8 +25,19 @@ def test_a_public_name_is_that_of_its_package_and_imported_once() -> None:
     for name, module in NAMES.items():
         assert getattr(cupynet, name) is getattr(import_module(module), name)
         assert name in vars(cupynet)
-    with pytest.raises(AttributeError):
-        cupynet.Modle  # type: ignore[attr-defined]  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"), [("Modle", "Model"), ("load_model", "load"), ("MaxPooling2D", "MaxPool2D"), ("Linear", "Dense")]
+)
+def test_an_unknown_name_is_refused_with_a_similar_one_or_that_of_another_library(name: str, ours: str) -> None:
+    with pytest.raises(AttributeError, match=f"'{ours}'"):
+        getattr(cupynet, name)
+
+
+def test_names_of_other_libraries_have_public_names_here() -> None:
+    elsewhere: dict[str, str] = vars(cupynet)["_ELSEWHERE"]
+    assert {*elsewhere.values()} <= {*NAMES} and not {*elsewhere} & {*NAMES}
 
 
 def test_type_checkers_see_every_public_name() -> None:

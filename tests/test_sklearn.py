@@ -75,3 +75,8 @@ def test_a_second_output_layer_is_refused() -> None:
 def test_an_input_of_another_size_is_refused() -> None:
     with refused("input"):
         Classifier(input=(7, 7, 1), backend="numpy").fit(DATA.images.reshape(len(DATA), -1), LABELS)
+
+
+def test_a_convolution_of_flat_images_needs_their_shape() -> None:
+    with refused("input"):
+        Classifier([Conv2D(4, 3)], backend="numpy").fit(DATA.images.reshape(len(DATA), -1), LABELS)

@@ -20,7 +20,8 @@ def one(noun: str) -> str:
 
 def counted(count: int, noun: str) -> str:
     """Format a count: `1 image`, `2,000 images`, `3 classes`."""
-    return f"{count:,} {noun}{'' if count == 1 else 'es' if noun.endswith(('s', 'ch')) else 's'}"
+    hissing = noun.endswith(("s", "ch")) and noun != "epoch"
+    return f"{count:,} {noun}{'' if count == 1 else 'es' if hissing else 's'}"
 
 
 def shown(value: object, text_of: Callable[[object], str] = repr) -> str:

@@ -79,7 +79,6 @@ class Optimizer(Described):
 
     def __post_init__(self) -> None:
         owner = type(self).__name__
-        self.learning_rate = schedule(owner, self.learning_rate, type(self).learning_rate)
         for each in fields(self):
             value = getattr(self, each.name)
             if value is not each.default and "check" in each.metadata:
@@ -90,6 +89,11 @@ class Optimizer(Described):
         self.factors = self.constants()
         self.state: dict[str, Array] = {}
         self._layers: Layers | None = None  # for `clip_layer_norm`
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "learning_rate":
+            value = schedule(type(self).__name__, value, type(self).learning_rate)
+        super().__setattr__(name, value)
 
     def constants(self) -> tuple[float, float, float]:
         """Return the constants of the update rule, by default the class attribute `factors`."""

@@ -12,12 +12,12 @@ from cupynet.backend.array import Array
 from cupynet.core.wording import setting
 from cupynet.data import Dataset, LabeledData, Loader, Shards
 from cupynet.data.loader import read_of
+from cupynet.training.finite_check import UNSCALED
 from cupynet.training.fit import Fit
 
 BRIGHT = 1 / 4  # images are nearly black if all scaled pixels are smaller
 AMPLE = 10  # with this many images per class on average, an empty class is unlikely to be chance
 AT_ONCE = 1 << 22  # bytes per chunk of images
-UNSCALED = 64  # values above this are taken as unscaled; scaled or normalized ones are far smaller
 
 log = logging.getLogger(__name__)
 

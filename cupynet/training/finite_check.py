@@ -17,6 +17,7 @@ from cupynet.training.replica import Replica, Step, StepCheck
 REMEDY = ". Lower learning_rate, train in a wider dtype, or skip such batches: " + setting(
     "callbacks", "nonfinite.action", "skip", python="NonFinite(action='skip')"
 )
+UNSCALED = 64  # images with larger values are probably not scaled
 MAX_SAMPLES = 5  # maximum number of samples to list in a message
 
 log = logging.getLogger(__name__)
@@ -30,7 +31,7 @@ class StopAtNonFinite(StepCheck):
             return step
         text = diagnose(replica, step.batch)
         replica.forget()
-        raise DivergedError(text + REMEDY)
+        raise DivergedError(text + _remedy(replica, step.batch))
 
 
 class SkipNonFinite(StepCheck):
@@ -83,6 +84,12 @@ def diagnose(replica: Replica, batch: Batch) -> str:
     return f"the gradient {at} is too large, for {_named(batch.samples)}"
 
 
+def _remedy(replica: Replica, batch: Batch) -> str:
+    images = () if batch.images is None else _on_host(replica, batch.images)
+    unscaled = len(images) and np.abs(images).max() > UNSCALED
+    return f". Divide the images by 255, because they reach {np.abs(images).max():g}" if unscaled else REMEDY
+
+
 def _first_output(replica: Replica, batch: Batch) -> tuple[str, Any]:
     """Repeat the forward pass. Return the first layer with non-finite output, and the samples."""
     model = replica.model
@@ -102,8 +109,12 @@ def _first_output(replica: Replica, batch: Batch) -> tuple[str, Any]:
     return "", ()
 
 
+def _on_host(replica: Replica, array: Any) -> Any:
+    return np.asarray(replica.backend.to_host(array), np.float64)
+
+
 def _finite(replica: Replica, array: Any) -> Any:
-    return np.isfinite(np.asarray(replica.backend.to_host(array), np.float64))
+    return np.isfinite(_on_host(replica, array))
 
 
 def _named(samples: Any) -> str:

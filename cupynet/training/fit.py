@@ -14,6 +14,7 @@ from cupynet.core.wording import one, shown
 from cupynet.data import Data, Dataset, LabeledData, Loader, Shards, Source, as_loader, read_pairs
 from cupynet.data.dataset import balanced_weights, dense, is_one_hot, on_host, split_views, weight_array
 from cupynet.nn import Loss, Model, check_output
+from cupynet.optim import Schedule
 from cupynet.parallel import Communicator
 from cupynet.training.metrics import Metric, metrics_of
 
@@ -28,6 +29,7 @@ class Fit:
     Args:
         epochs: additional epochs to train; 0 only to finish a restored, unfinished fit.
         evaluate_on: data to evaluate every `evaluate_every` epochs and after the last epoch.
+        learning_rate: replaces the learning rate of the optimizers; None to keep it.
     """
 
     train: Loader
@@ -35,6 +37,7 @@ class Fit:
     evaluate_on: Loader | None = None
     evaluate_every: int = 1
     split: str = "test"
+    learning_rate: Schedule | None = None
 
     def __post_init__(self) -> None:
         self.evaluate_every = integer("evaluate_every", self.evaluate_every, 1)

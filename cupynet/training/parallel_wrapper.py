@@ -13,7 +13,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TypeVar
 
-from cupynet.backend import Backend, Shared, blas, create_backend
+from cupynet.backend import Shared, blas, create_backend
 from cupynet.backend.array import Array
 from cupynet.core.checks import instance, integer
 from cupynet.core.errors import ConfigError, CupynetError, DivergedError
@@ -21,7 +21,7 @@ from cupynet.core.signals import stopping_at_interrupt
 from cupynet.core.wording import counted
 from cupynet.data import Loader
 from cupynet.nn import Model
-from cupynet.optim import Optimizer
+from cupynet.optim import Optimizer, Schedule
 from cupynet.parallel import (
     AveragingSchedule,
     Communicator,
@@ -31,7 +31,6 @@ from cupynet.parallel import (
     Synchronizer,
     ThreadLauncher,
 )
-from cupynet.parallel.launchers.base import Launcher
 from cupynet.runs.checkpoints import Checkpoints
 from cupynet.runs.history import History
 from cupynet.runs.layout import MODEL
@@ -41,6 +40,7 @@ from cupynet.training.callbacks.history import Rows
 from cupynet.training.callbacks.profile import Profile
 from cupynet.training.callbacks.progress import Progress, say
 from cupynet.training.checkpointing import resume, save
+from cupynet.training.closing import end, release
 from cupynet.training.data_warnings import DataWarnings
 from cupynet.training.device_errors import translate_device_errors
 from cupynet.training.evaluation import Evaluation
@@ -88,9 +88,10 @@ class ParallelWrapper:
         options: the validated `TrainingOptions`.
         placement: numbers of workers and stages, and their devices.
         layers: layer names of each pipeline stage; empty without a pipeline.
-        synchronizer, optimizer: each worker has a copy. The optimizer's learning rate is scaled.
+        synchronizer: each worker has a copy.
+        optimizer: each worker has a copy, and the learning rate is scaled. Between fits, its `learning_rate` can be set
+            to a number, a name or a schedule, which is not scaled.
         blas_threads: BLAS threads per worker; 0 on a GPU.
-        warm: True if all kernels are compiled.
     """
 
     def __init__(
@@ -147,19 +148,32 @@ class ParallelWrapper:
         self.blas_threads = 0 if placement.devices else threads
         self._trainers: list[Trainer | None] = [None] * placement.ranks
         self._rows, self._shared = Rows(), Shared()
-        self.warm = backend.name == "numpy"
+        self._warm = backend.name == "numpy"
         self._warnings = DataWarnings(speaks=self._launcher.first == 0, metrics=bool(options.metrics))
         self._stop: Stop | None = None  # for workers that have no trainer yet
         self._closed, self._releasing = False, threading.RLock()
+        self._learning_rate: Schedule | None = None  # of the workers
+        self._progress = "0 epochs complete"  # after closing
         self._rates = model.params.rates
-        self._dropped = weakref.finalize(self, _end, self._launcher, self._trainers, backend)
+        self._dropped = weakref.finalize(self, end, self._launcher, self._trainers, backend)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not name.startswith("_") and "_dropped" in vars(self):
+            rate = ", or set wrapper.optimizer.learning_rate" * (name == "optimizer")
+            raise AttributeError(f"ParallelWrapper.{name} cannot be set. Create a new wrapper for the model{rate}")
+        super().__setattr__(name, value)
 
     def __repr__(self) -> str:
         backend, placement = self.model.backend, self.placement
-        epochs = next((trainer.epoch for trainer in self._trainers if trainer is not None), 0)
         workers = f"{counted(placement.workers, 'worker')}, {backend.name} in {backend.policy.name}"
         way = f", {self.synchronizer}" if placement.workers > 1 else ""
-        return f"<ParallelWrapper: {workers}{way}, {counted(epochs, 'epoch')} complete>"
+        trainer = next((each for each in self._trainers if each is not None), None)
+        return f"<ParallelWrapper: {workers}{way}, {self._progress if trainer is None else trainer.progress}>"
+
+    @property
+    def warm(self) -> bool:
+        """True if all kernels are compiled."""
+        return self._warm
 
     def __enter__(self) -> ParallelWrapper:
         return self
@@ -188,8 +202,9 @@ class ParallelWrapper:
         if not self._launcher.idle:
             return
         with self._releasing:
+            self._progress = next((each.progress for each in self._trainers if each is not None), self._progress)
             trainers, self._trainers = self._trainers, [None] * self.placement.ranks
-            _release(trainers, self.model.backend)
+            release(trainers, self.model.backend)
 
     def fit(
         self,
@@ -252,15 +267,17 @@ class ParallelWrapper:
         loader, held_out, split = held_out_of(loader, self.model, validation_split, validation_data, evaluate_on)
         check_metrics(self.options.metrics, held_out, self.model.loss)
         unfinished = [each for each in self._trainers if each is not None and each.plan.unfinished]
-        fit = Fit(loader, integer("epochs", epochs, 0 if unfinished else 1), held_out, evaluate_every, split)
+        rate, epochs = self.optimizer.learning_rate, integer("epochs", epochs, 0 if unfinished else 1)
+        new_rate = None if self._learning_rate is None or rate is self._learning_rate else rate
+        fit = Fit(loader, epochs, held_out, evaluate_every, split, new_rate)
         self._checked.check_data(self.model.network, FitData.of(fit, self.model.loss))
         self._warnings.of_fit(fit, self.placement.workers, unfinished[0].data if unfinished else None)
         self.model.pixels = loader.dataset.pixels
         self.model.class_names = getattr(loader.dataset, "class_names", ()) or self.model.class_names
         self.model.trained_on = "floats" if loader.dataset.scaled else "pixels"
-        before = len(self._rows.kept)
+        self._learning_rate, before = rate, len(self._rows.kept)
         with stopping_at_interrupt(lambda: self.stop(CTRL_C, StopReason.REQUEST)) as interrupted, self._ending():
-            if not self.warm:
+            if not self._warm:
                 self.warm_up(min(loader.batch_size, len(loader.dataset)))
             self.on_workers(lambda trainer: trainer.fit(fit), batch_size=loader.batch_size)
         if self._run is not None and self._writes_model:
@@ -352,7 +369,7 @@ class ParallelWrapper:
         seconds = self.on_workers(task, batch_size=batch_size) or 0.0
         if not known:
             say(log, f"kernels ready after {seconds:.1f} s", printed=printed)
-        self.warm = True
+        self._warm = True
         return seconds
 
     def stop(self, text: str = "stop() was called", reason: StopReason = StopReason.REQUEST) -> None:
@@ -415,7 +432,7 @@ class ParallelWrapper:
     def _new_trainer(self, world: Communicator) -> Trainer:
         """Build a worker's trainer. The first local worker trains the model itself, the others train copies."""
         model, backend, options = self.model, self.model.backend, self.options
-        optimizer = copy.deepcopy(self.optimizer)
+        optimizer, self._learning_rate = copy.deepcopy(self.optimizer), self.optimizer.learning_rate
         own = world.rank == self._launcher.first
         if not own:
             device = self.placement.device(world.rank)
@@ -462,21 +479,3 @@ def on_identical_replicas(wrapper: ParallelWrapper, loader: Loader, task: Callab
     if not results:
         raise ConfigError("the replicas are not synchronized. Call fit first, or use cupynet.load(checkpoint)")
     return results[0]
-
-
-def _release(trainers: list[Trainer | None], backend: Backend) -> None:
-    with ExitStack() as closing:
-        for trainer in trainers:
-            if trainer is not None:
-                closing.callback(trainer.callbacks.close)
-        closing.callback(backend.deactivate)  # a single worker runs in the calling thread
-
-
-def _end(launcher: Launcher, trainers: list[Trainer | None], backend: Backend) -> None:
-    """Close a wrapper that was garbage collected or is still open when Python exits. Log errors."""
-    try:
-        with ExitStack() as closing:
-            closing.callback(_release, trainers, backend)
-            closing.callback(launcher.close)
-    except Exception as error:
-        log.warning("closing failed: %s: %s", type(error).__name__, error)

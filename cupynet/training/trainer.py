@@ -6,6 +6,7 @@ the same calls as the others.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import numpy as np
 
 from cupynet.backend import Shared
 from cupynet.core.errors import ConfigError, DivergedError, annotate
+from cupynet.core.wording import counted
 from cupynet.data import Batch, BatchFeed, Loader
 from cupynet.optim import Schedule
 from cupynet.parallel import Average, Groups, Moment, Synchronizer, is_finite
@@ -119,6 +121,14 @@ class Trainer:
         schedule: Schedule = self.replica.optimizer.learning_rate
         return schedule
 
+    @property
+    def progress(self) -> str:
+        """The number of complete epochs as text, and the iteration at which the last fit was stopped."""
+        complete = f"{counted(self.epoch, 'epoch')} complete"
+        if not self.epoch_iteration or self.plan.unfinished:
+            return complete
+        return f"{complete}, stopped after iteration {self.epoch_iteration} of epoch {self.epoch + 1}"
+
     def resumes(self, callback: Listener) -> bool:
         """Return True if the fit continues a restored fit and the callback's state was restored too."""
         return callback in self.callbacks.resuming
@@ -172,6 +182,8 @@ class Trainer:
         if deal != plan.deal:
             self.epoch_iteration, plan.deal = 0, deal
         self.data = fit.train.identity
+        if fit.learning_rate is not None:
+            self.replica.optimizer.learning_rate = copy.deepcopy(fit.learning_rate)
         self.replica.classifies = classifies(fit.train.dataset, self.replica.whole.loss)
         self.epoch_iteration = min(self.epoch_iteration, per_epoch)  # with more workers an epoch has fewer iterations
         plan.averaged = plan.averaged and self.plan.unfinished and not fit.epochs  # only if restored after averaging

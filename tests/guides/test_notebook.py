@@ -22,7 +22,7 @@ def test_every_cell_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     shown = json.dumps(done)
     assert shown.count("image/png") >= 2
     assert "text/html" in shown
-    assert "1 epoch complete>" in shown  # the fit is interrupted in the second epoch
+    assert "1 epoch complete, stopped after iteration" in shown
     assert (tmp_path / "digits.safetensors").is_file()
 
 

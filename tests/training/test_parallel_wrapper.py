@@ -21,6 +21,7 @@ from cupynet.backend import PixelScale, create_backend
 from cupynet.core.errors import ClosedError
 from cupynet.data import Loader
 from cupynet.nn import BatchNorm, Dense, Flatten, Image, Model, Sequential
+from cupynet.optim import Constant, Nesterov
 from cupynet.parallel import ElasticAveraging, ParameterAveraging, Synchronizer, placement
 from cupynet.parallel.launchers import threads as launch
 from cupynet.runs.run import Run
@@ -29,7 +30,7 @@ from cupynet.training.fit import Fit
 from tests.support.calls import watch
 from tests.support.refusals import refused
 from tests.support.trainers import fitted
-from tests.support.training import At, On, fingerprint, small_dataset, small_model
+from tests.support.training import At, On, StopAfter, fingerprint, small_dataset, small_model
 
 
 def loader(samples: int = 40, batch_size: int = 4) -> Loader:
@@ -263,6 +264,38 @@ def test_closing_in_a_callback_ends_the_fit_before_callbacks(workers: int) -> No
 def test_only_several_workers_are_shown_as_averaged(workers: int) -> None:
     with ParallelWrapper(small_model(), workers) as wrapper:
         assert (str(wrapper.synchronizer) in repr(wrapper)) == (workers > 1)
+
+
+def test_attributes_cannot_be_set() -> None:
+    with ParallelWrapper(small_model(), 2) as wrapper:
+        for name in ("optimizer", "workers", "callbacks", "warm", "bogus"):
+            with pytest.raises(AttributeError):
+                setattr(wrapper, name, None)
+
+
+@pytest.mark.parametrize("rate", [0.5, {"name": "constant", "value": 0.5}, Constant(0.5)], ids=type)
+def test_the_learning_rate_may_be_changed_between_fits(rate: Any) -> None:
+    schedules: list[Any] = []
+    with ParallelWrapper(small_model(), 2, optimizer=Nesterov(0.01), progress="none") as wrapper:
+        wrapper.fit(loader(), epochs=1)
+        with refused("learning_rate", "-1"):
+            wrapper.optimizer.learning_rate = -1
+        wrapper.optimizer.learning_rate = rate
+        wrapper.fit(loader(), epochs=1)
+        wrapper.fit(loader(), epochs=1)
+        wrapper.on_workers(lambda trainer: schedules.append(trainer.schedule))
+    assert wrapper.history["learning_rate"] == [0.01, 0.5, 0.5]
+    assert len({id(schedule) for schedule in schedules}) == 2
+
+
+def test_an_interrupted_wrapper_shows_where_it_stopped() -> None:
+    wrapper = ParallelWrapper(small_model(), 1, callbacks=[StopAfter(13)], progress="none")
+    assert "0 epochs complete>" in repr(wrapper)
+    with wrapper:
+        wrapper.fit(loader(), epochs=3)
+        where = repr(wrapper)
+        assert "1 epoch complete, stopped after iteration 3 of epoch 2>" in where
+    assert repr(wrapper) == where
 
 
 # tasks and threads ----------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from itertools import combinations
 from typing import Any
 
 from cupynet.core.checks import one_of
+from cupynet.core.described import Described
 from cupynet.core.errors import ConfigError
 from cupynet.core.wording import shown
 from cupynet.runs.run import Run
@@ -14,7 +15,7 @@ from cupynet.training.trainer import Trainer
 FINAL_WEIGHTS = "the final weights"  # a value of `Callback.decides`
 
 
-class Callback:
+class Callback(Described):
     """Receives training events on rank 0, or on every worker if `every_rank` is True.
 
     Rank 0 uses the object itself; other workers use copies made before `start`. By default, the methods do nothing.

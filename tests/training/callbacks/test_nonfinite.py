@@ -40,6 +40,15 @@ def test_a_loss_that_is_not_finite_names_worker_batch_samples_and_layer(workers:
         assert part in str(caught.value)
 
 
+def test_floating_point_images_up_to_255_should_be_divided() -> None:
+    images = DATA.images.astype(np.float32)
+    for scale, found in ((1, True), (1 / 255, False)):
+        wrapper = ParallelWrapper(network_with(Poisoned(17)), 1, progress="none")
+        with wrapper, pytest.raises(DivergedError) as caught:
+            wrapper.fit(scale * images, DATA.labels, epochs=1)
+        assert ("by 255" in str(caught.value)) == found
+
+
 @pytest.mark.parametrize(
     ("backwards", "stages", "place"), [(True, 1, "'dense1.bias'"), (False, 2, "the loss"), (True, 2, "'dense1.bias'")]
 )

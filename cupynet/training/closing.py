@@ -1,0 +1,30 @@
+"""Release of the resources of a `ParallelWrapper`."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import ExitStack
+
+from cupynet.backend import Backend
+from cupynet.parallel.launchers.base import Launcher
+from cupynet.training.trainer import Trainer
+
+log = logging.getLogger(__name__)
+
+
+def release(trainers: list[Trainer | None], backend: Backend) -> None:
+    with ExitStack() as closing:
+        for trainer in trainers:
+            if trainer is not None:
+                closing.callback(trainer.callbacks.close)
+        closing.callback(backend.deactivate)  # a single worker runs in the calling thread
+
+
+def end(launcher: Launcher, trainers: list[Trainer | None], backend: Backend) -> None:
+    """Close a wrapper that was garbage collected or is still open when Python exits. Log errors."""
+    try:
+        with ExitStack() as closing:
+            closing.callback(release, trainers, backend)
+            closing.callback(launcher.close)
+    except Exception as error:
+        log.warning("closing failed: %s: %s", type(error).__name__, error)
