@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cupynet.commands.arguments import Arguments
-from cupynet.core.errors import ConfigError, CupynetError, OutputError, exit_code
+from cupynet.core.errors import ConfigError, OutputError, described, exit_code
 from cupynet.core.exits import run_and_exit
 from cupynet.core.mpiexec import find_mpiexec, started
 from cupynet.core.terminal import printable
@@ -63,9 +63,8 @@ def examine(name: str, settings: Sequence[str]) -> list[Finding]:
         with redirect_stdout(sys.stderr):  # libraries may print
             found += CHECKS[name](settings)
     except Exception as error:
-        text = one_line(error) if isinstance(error, CupynetError) else f"{type(error).__name__}: {one_line(error)}"
-        ends = name == "training"
-        found.append(Finding(name, "problem" if ends else "note", text, exit_code(error) if ends else 0))
+        state, code = ("problem", exit_code(error)) if name == "training" else ("note", 0)
+        found.append(Finding(name, state, described(error), code))
     return found
 
 

@@ -7,7 +7,7 @@ import gc
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,7 +16,7 @@ from cupynet.backend import Backend, create_backend, select_backend
 from cupynet.config.instantiate import build_as, check_modules, with_class_weights
 from cupynet.config.load_model import weights_of
 from cupynet.config.memory_estimate import check_memory
-from cupynet.config.schema import Settings, size
+from cupynet.config.schema import ParallelSettings, Settings, size
 from cupynet.core.errors import ConfigError, DataError, errors_of
 from cupynet.core.wording import counted, written
 from cupynet.data import Data, Dataset, LabeledData, Loader, ShardedFiles, Shards, Source, as_loader
@@ -33,16 +33,9 @@ from cupynet.training.replica import Replica
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-# options whose settings have another name
-KEYS = {
-    "data_on_device": "memory.data_on_device",
-    **{
-        name: f"parallel.{name}"
-        for name in (
-            *("prefetch_buffer", "synchronizer", "learning_rate_scale", "timeout_s", "launcher", "pipeline", "reduce"),
-        )
-    },
-}
+# options whose settings are in a group
+KEYS = {each.name: f"parallel.{each.name}" for each in fields(ParallelSettings)}
+KEYS["data_on_device"] = "memory.data_on_device"
 
 
 class Experiment:

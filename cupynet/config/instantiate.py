@@ -52,7 +52,7 @@ def build(node: Any, key: str, trusted_modules: Iterable[str] = ()) -> Any:
         items = {name: item for name, item in node.items() if name != "_target_"}
         if "_target_" not in node:
             return {name: build(item, f"{key}.{name}", trusted) for name, item in items.items()}
-        cls = _find(node["_target_"], key, ("cupynet", *trusted))
+        cls = class_of(node["_target_"], key, trusted)
         _fit(cls, items, key)
         arguments = {name: build(item, f"{key}.{name}", trusted) for name, item in items.items()}
         with errors_of(key, items):
@@ -65,11 +65,6 @@ def build(node: Any, key: str, trusted_modules: Iterable[str] = ()) -> Any:
     if isinstance(node, list | tuple):
         return [build(item, f"{key}[{index}]", trusted) for index, item in enumerate(node)]
     return node
-
-
-def class_of(target: Any, key: str, trusted_modules: Iterable[str] = ()) -> type:
-    """Return the class that `_target_` names. Raise ConfigError if it is unknown or not trusted."""
-    return _find(target, key, ("cupynet", *trusted_modules))
 
 
 def for_chosen_classes(plain: dict[str, Any], asked: Sequence[str]) -> None:
@@ -86,7 +81,7 @@ def for_chosen_classes(plain: dict[str, Any], asked: Sequence[str]) -> None:
         if not isinstance(part, dict):
             continue
         with suppress(ConfigError):  # the error is reported when the part is built
-            named, takes_any = arguments(_find(part.get("_target_"), place, ("cupynet", *plain["trusted_modules"])))
+            named, takes_any = arguments(class_of(part.get("_target_"), place, plain["trusted_modules"]))
             for name in part.keys() - named.keys() - {"_target_"} if not takes_any else ():
                 if not any(key.startswith(f"{place}.{name}") for key in asked):
                     del part[name]
@@ -112,7 +107,10 @@ def _lies_in(name: str, modules: Iterable[str]) -> bool:
     return any(name == module or name.startswith(f"{module}.") for module in modules)
 
 
-def _find(target: Any, key: str, trusted: tuple[str, ...]) -> type:
+def class_of(target: Any, key: str, trusted_modules: Iterable[str]) -> type:
+    """Return the class that `_target_` names. Raise ConfigError if it is unknown or not trusted."""
+    trusted = ("cupynet", *trusted_modules)
+
     def refused(reason: object) -> ConfigError:
         return ConfigError(str(reason), f"{key}._target_", one_line(target))
 

@@ -8,7 +8,6 @@ import os
 import re
 import shlex
 import stat
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from cupynet.core.terminal import near
 from cupynet.core.wording import listed, written
 from cupynet.runs.layout import (
     CHECKPOINTS,
-    REOPENED,
     SETTINGS,
     STEP,
     STUDY,
@@ -28,6 +26,7 @@ from cupynet.runs.layout import (
     SWEEP,
     TRIAL,
     checkpoints,
+    is_outdated,
 )
 
 LATEST = Path("outputs", "latest")  # link to the newest run or sweep
@@ -88,7 +87,17 @@ def _above(run: Path, *names: str) -> Path | None:
 
 
 def finished(folder: Path) -> bool:
-    return (folder / SUMMARY).is_file() and not _goes_on(folder)
+    """Return True unless a run was killed or stopped, or diverged outside a sweep, in its last process."""
+    if not (folder / SUMMARY).is_file():
+        return False
+    try:
+        summary = json.loads((folder / SUMMARY).read_bytes())
+        reason = summary.get("stop_reason")
+        outdated = is_outdated(folder, summary, max(checkpoints(folder / CHECKPOINTS), default=0))
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        return False
+    diverged = reason == "diverged" and _above(folder, SWEEP) is None
+    return not outdated and not diverged and reason not in ("signal", "request")
 
 
 def require_plain_files(folder: Path) -> None:
@@ -192,8 +201,8 @@ def check_untaken(folder: Path, results: Sequence[str] = ()) -> None:
 def _unfinished() -> Path | None:
     """Return the newest unfinished run under outputs/, with a checkpoint, that is not running and no trial, or None."""
     folders = [path for path in LATEST.parent.glob(f"**/{CHECKPOINTS}") if not (path.parents[2] / STUDY).is_file()]
-    runs = sorted((path.parent for path in folders), key=_written, reverse=True)
-    return next((run for run in runs if checkpoints(run / CHECKPOINTS) and _goes_on(run) and not at_work(run)), None)
+    runs = sorted((path.parent for path in folders if checkpoints(path)), key=_written, reverse=True)
+    return next((run for run in runs if not finished(run) and not at_work(run)), None)
 
 
 def _written(run: Path) -> float:
@@ -201,17 +210,3 @@ def _written(run: Path) -> float:
     with contextlib.suppress(OSError):  # checkpoints may be removed concurrently
         return max((path.stat().st_mtime for path in checkpoints(run / CHECKPOINTS).values()), default=0.0)
     return 0.0
-
-
-def _goes_on(run: Path) -> bool:
-    """Return True if a run is unfinished, was resumed after its last summary, or diverged outside a sweep."""
-    if not (run / SUMMARY).is_file() or (run / REOPENED).is_file():
-        return True  # it was killed
-    try:
-        summary = json.loads((run / SUMMARY).read_bytes())
-        reason, iterations = summary.get("stop_reason"), int(summary.get("iterations", sys.maxsize))
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
-        return True
-    if reason in ("signal", "request") or (reason == "diverged" and _above(run, SWEEP) is None):
-        return True
-    return any(step > iterations for step in checkpoints(run / CHECKPOINTS))

@@ -33,7 +33,7 @@ from cupynet.core.settings import flat
 from cupynet.core.wording import one_line, shown, written
 from cupynet.runs.layout import HYDRA, OVERRIDES, SETTINGS
 
-STORED_OVERRIDE = re.compile(r"(?:~|\+\+?)?([\w./]+)(?:=(.*))?", re.DOTALL)
+STORED_OVERRIDE = re.compile(r"(~|\+\+?|)([\w./]+)(=.*|)", re.DOTALL)  # prefix, key, and value
 FILES = re.compile(r"[\w/-]*|\[[\w/,-]*\]|\{.*\}", re.DOTALL)  # files of a group, or its settings
 OF_ENVIRONMENT = re.compile(r"\$\{cupynet\.env:\w+,(true|false|\d{1,9})\}")  # written by earlier versions
 MOST_BYTES = 1 << 20
@@ -109,16 +109,14 @@ def overrides_of(folder: str | Path, schema: type[Settings] = Settings) -> list[
     known = {*(each.name for each in fields(schema)), *GROUPS}
     kept = []
     for each in found if isinstance(found, list) else [found]:
-        former = STORED_OVERRIDE.fullmatch(str(each))
-        key = KEYS.get(former[1], former[1]) if former else ""
-        typed = str(each) if former is None else f"{str(each)[: former.start(1)]}{key}{str(each)[former.end(1) :]}"
-        override = STORED_OVERRIDE.fullmatch(typed)
+        match = STORED_OVERRIDE.fullmatch(str(each))
+        prefix, former, value = match.groups() if match else ("", "", "")
+        key = KEYS.get(former, former)
         if key.startswith("hydra"):
             continue
-        plain = override is not None and (key not in GROUPS or FILES.fullmatch(override[2] or ""))
-        if not plain or key.partition(".")[0] not in known:
+        if key.partition(".")[0] not in known or (key in GROUPS and not FILES.fullmatch(value[1:])):
             raise DataError(f"{path}: {one_line(each)}: not a setting of a run")
-        kept.append(typed)
+        kept.append(f"{prefix}{key}{value}")
     return kept
 
 

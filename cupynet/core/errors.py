@@ -21,6 +21,7 @@ from collections.abc import Container, Iterator
 from contextlib import contextmanager
 
 from cupynet.core.terminal import printable
+from cupynet.core.wording import one_line
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)  # errors of a full or unwritable disk
 
@@ -159,7 +160,7 @@ def described(error: BaseException) -> str:
     """Format an error on one line, with its class unless it is a CupynetError or the result of a signal."""
     if isinstance(error, KeyboardInterrupt) and signal_of(error):
         error = Interrupted.by(error)
-    text = " ".join(str(error).split())
+    text = one_line(error)
     return text if isinstance(error, CupynetError) else f"{type(error).__name__}: {text}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -14,6 +15,8 @@ from cupynet.core.terminal import say_error, stdout_is_gone, steady_streams
 from cupynet.core.wording import one_line
 
 BROKEN_PIPE = 141  # 128 + SIGPIPE, as in shells
+# names of errors, which are recognized without importing CuPy
+GPU_MEMORY = re.compile("OutOfMemoryError|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY|_STATUS_ALLOC_FAILED")
 
 
 def run_and_exit(work: Callable[[], int | None]) -> NoReturn:
@@ -76,14 +79,15 @@ def _module_of(error: BaseException) -> str:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Return True if the machine or a GPU is out of memory, or another thread cannot be started.
-
-    CuPy's errors are recognized by name, to avoid importing CuPy.
-    """
-    messages = ("can't start new thread", "cudaErrorMemoryAllocation", "_STATUS_ALLOC_FAILED")
+    """Return True if the machine or a GPU is out of memory, or another thread cannot be started."""
     return (
         isinstance(error, MemoryError)
-        or any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__)
         or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
-        or (isinstance(error, RuntimeError) and any(message in str(error) for message in messages))
+        or (isinstance(error, RuntimeError) and "can't start new thread" in str(error))
+        or out_of_gpu_memory(error)
     )
+
+
+def out_of_gpu_memory(error: BaseException) -> bool:
+    """Return True if CuPy, CUDA or one of its libraries raised `error` because a GPU is out of memory."""
+    return GPU_MEMORY.search(f"{type(error).__name__}: {error}") is not None

@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from cupynet.config.schema import BenchSettings, PlanSettings, RateSettings, Settings, TuneSettings, own_names
+from cupynet.core.checks import finite
 from cupynet.core.errors import ConfigError, CupynetError, described, exit_code
 from cupynet.core.files import read_object
 from cupynet.core.lock import at_work
 from cupynet.core.wording import one_line
+from cupynet.runs.layout import is_outdated
 from cupynet.runs.run import Run
 
 MOST_CHARACTERS = 1 << 20  # how many characters of the stored settings are searched
@@ -66,6 +68,16 @@ class RunData:
             name = build.__name__.strip("_").replace("_", " ")
             self.damaged.append(f"{name}: {type(error).__name__}: {one_line(error)}")
             return None
+
+    @property
+    def last_iteration(self) -> int:
+        last = self.rows[-1].get("iteration") if self.rows else self.get("iterations")
+        return int(finite(last) or 0)
+
+    @property
+    def outdated(self) -> bool:
+        """True if the summary was written before the run was resumed."""
+        return is_outdated(self.run.folder, self.summary, self.last_iteration)
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return a value from the summary, or from started.json if the summary lacks it."""

@@ -68,7 +68,7 @@ def state(data: RunData) -> tuple[str, str, str]:
     after = f"{_epochs(data)} of {data.start.get('epochs', NONE)} epochs"
     if data.running:
         return "running", "live", f"{after} complete."
-    if not data.summary or _last_iteration(data) > data.summary["iterations"]:  # resumed since the summary
+    if not data.summary or data.outdated:
         if data.error:
             return "diverged" if data.code == DivergedError.exit_code else "failed", "bad", data.error
         return "killed", "bad", f"The run was killed after {after}. To continue from a checkpoint: resume={data.run}"
@@ -77,10 +77,6 @@ def state(data: RunData) -> tuple[str, str, str]:
         return "finished", "good", ""
     words = {"diverged": ("diverged", "bad"), "early": ("stopped early", "good")}
     return *words.get(reason, ("stopped", "warn")), f"After {after}: {stopped}."
-
-
-def _last_iteration(data: RunData) -> int:
-    return int(data.rows[-1]["iteration"] if data.rows else data.get("iterations", 0))
 
 
 def _epochs(data: RunData) -> int:
@@ -149,7 +145,7 @@ def _tiles(data: RunData) -> list[tuple[str, str, str]]:
         ("training speed", _shown(speed, "{:,.0f}/s".format), _shown(per_worker, "{:,.0f} per worker".format)),
         *((f"{split} {name}", _shown(value, "{:.4g}".format), "") for name, value in _metrics(data, split).items()),
         ("time", _shown(summary.get("wall_s"), clock), f"training {_shown(summary.get('train_s'), clock)}"),
-        ("epochs", epochs, f"{_last_iteration(data):,} iterations"),
+        ("epochs", epochs, f"{data.last_iteration:,} iterations"),
         ("parameters", _shown(data.get("parameters"), "{:,}".format), ""),
     ]
     return [tile for tile in tiles if tile[1]]

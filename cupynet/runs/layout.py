@@ -1,9 +1,12 @@
-"""File names in the folders of runs, sweeps and searches. Does not import NumPy, so that --help is fast."""
+"""Files in the folders of runs, sweeps and searches. Does not import NumPy, so that --help is fast."""
 
 from __future__ import annotations
 
 import re
+import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 # settings, command-line overrides, and Hydra's own settings
 SETTINGS, OVERRIDES, HYDRA = ".hydra/config.yaml", ".hydra/overrides.yaml", ".hydra/hydra.yaml"
@@ -17,6 +20,14 @@ CHECKPOINTS = "checkpoints"
 SWEEP = "multirun.yaml"  # in the folder of a sweep
 STUDY, TRIALS = "study.db", "trials"  # in the folder of a search
 STEP = re.compile(r"step-(\d{8,})(?:\.(tmp|old)-\d+)?")  # a checkpoint; interrupted saves leave a suffix
+
+
+def is_outdated(folder: Path, summary: Mapping[str, Any], iteration: int) -> bool:
+    """Return True if a run was resumed after its summary was written, and has not ended since.
+
+    iteration: the last one in its history or checkpoints. Earlier versions did not mark resumed runs.
+    """
+    return (folder / REOPENED).is_file() or iteration > int(summary.get("iterations", sys.maxsize))
 
 
 def step_name(step: int) -> str:

@@ -125,6 +125,12 @@ def test_a_run_without_results_was_killed(tmp_path: Path) -> None:
     assert (word, kind) == ("killed", "bad") and "2 of 3 epochs" in sentence and "resume=" in sentence
 
 
+def test_a_run_that_was_killed_right_after_it_was_resumed_is_not_finished(tmp_path: Path) -> None:
+    folder = finished(tmp_path)
+    Run(folder).reopen(300)
+    assert state(read_run(folder))[0] == "killed"
+
+
 def test_a_run_that_logged_an_error_at_its_end_has_failed(tmp_path: Path) -> None:
     folder = unfinished(tmp_path, log=ERROR + "Traceback\n  more\n")
     assert state(read_run(folder)) == ("failed", "bad", "iteration 7: the loss is not finite")  # an earlier version's

@@ -6,9 +6,9 @@ import re
 
 from cupynet.backend.cuda.gpus import pool
 from cupynet.backend.device import Failure
+from cupynet.core.exits import out_of_gpu_memory
 from cupynet.core.wording import amount, one_line, setting
 
-NO_MEMORY = re.compile("OutOfMemoryError|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY|_STATUS_ALLOC_FAILED")
 ALLOCATING = re.compile(r"allocating ([\d,]+) bytes")  # in CuPy's OutOfMemoryError
 # sticky errors, raised by every later call until the process ends; NCCL reports all CUDA errors as one
 LOST = re.compile(
@@ -21,14 +21,14 @@ LOST = re.compile(
 
 def failure(error: BaseException, device: int) -> Failure | None:
     """Return the diagnosis of a CuPy error, or None for other errors."""
-    text, kind = one_line(error), type(error).__name__
+    text = one_line(error)
     if isinstance(error, RuntimeError) and LOST.search(text):
         return Failure(
             f"device {device} has failed ({text}), and its pending work is lost. See the system log (dmesg, nvidia-smi "
             "-q), and resume from the last checkpoint, on other devices if this one does not recover",
             of_memory=False,
         )
-    if not isinstance(error, RuntimeError | MemoryError) or not NO_MEMORY.search(f"{kind}: {text}"):
+    if not out_of_gpu_memory(error):
         return None
     own_pool, wanted = pool(device), ALLOCATING.search(text)
     needed = text.rstrip(".") if wanted is None else f"it needs {amount(int(wanted[1].replace(',', '')))} more"

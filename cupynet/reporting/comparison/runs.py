@@ -149,7 +149,7 @@ def _in_effect(
 def _trouble(data: RunData, settings: dict[str, Any], summary: dict[str, Any]) -> str:
     if not summary:
         return "still training" if data.running else f"failed: {data.error}" if data.error else "unfinished"
-    if data.run.reopened_path.exists():
+    if data.outdated:
         return "still training" if data.running else "unfinished: its results are from before it was resumed"
     if summary["stop_reason"] in ("signal", "request", "diverged") or str(summary["stopped_by"]).startswith(PRUNED):
         return f"stopped: {one_line(summary['stopped_by'])}"
