@@ -347,7 +347,7 @@ class _Command(Generic[S, T]):
         run = resume.run_of(self.resumed)
         settings = load(run, self.changes, folder=own_folder())
         resume.check_same_settings(asdict(settings), asdict(load(run, (), settings.trusted_modules)), self.resumed)
-        check_outputs(settings.callbacks, run, self.changes, settings.trusted_modules)
+        check_outputs(settings, run, self.changes)
         check_downloads(settings, run, self.changes)
         return settings  # type: ignore[return-value]  # `schema` is Settings
 

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from cupynet import config
-from cupynet.backend import FRACTIONS, PixelScale, create_backend, select_backend
+from cupynet.backend import create_backend, select_backend
 from cupynet.config.instantiate import build_as, with_class_weights
-from cupynet.config.model_file import read_model
+from cupynet.config.model_file import read_model, set_image_metadata
 from cupynet.config.removed import translated
 from cupynet.config.resume import checkpoint_of, run_of
 from cupynet.config.schema import Settings
 from cupynet.core import checks, shared_options, wording
-from cupynet.core.errors import ConfigError, CupynetError, DataError
+from cupynet.core.errors import ConfigError, DataError
 from cupynet.core.files import read_weights
 from cupynet.core.wording import shown
 from cupynet.data import Source
@@ -50,20 +50,22 @@ def load(
     """
     if not isinstance(path, Run | str | os.PathLike):
         raise ConfigError("must be a file of Model.save, or the folder of a run or checkpoint", "path", shown(path))
-    place = path.folder if isinstance(path, Run) else Path(path)
-    for file in (place, place / MODEL):
-        if os.path.isfile(file):
-            return read_model(file, backend, dtype, trusted_modules)
+    file = _model_file(path)
+    if file is not None:
+        return read_model(file, backend, dtype, trusted_modules)
     return LoadedRun(path, trusted_modules).model(backend, dtype)
 
 
 def weights_of(path: AnyRun, trusted_modules: Iterable[str] = ()) -> dict[str, Any]:
     """Return the weights of a safetensors file, a finished run or a checkpoint, by name (see `load`)."""
+    file = _model_file(path)
+    return LoadedRun(path, trusted_modules).weights if file is None else read_weights(file)
+
+
+def _model_file(path: AnyRun) -> Path | None:
+    """Return the file of `Model.save` at this path or in this folder, or None."""
     place = path.folder if isinstance(path, Run) else Path(path)
-    for file in (place, place / MODEL):
-        if os.path.isfile(file):
-            return read_weights(file)
-    return LoadedRun(path, trusted_modules).weights
+    return next((file for file in (place, place / MODEL) if os.path.isfile(file)), None)
 
 
 class LoadedRun:
@@ -159,20 +161,13 @@ class LoadedRun:
         block, grid = options.max_block_size, options.max_grid_size
         where = create_backend(backend, dtype, max_block_size=block, max_grid_size=grid, tf32=tf32)
         try:
-            shape, normalize = self._described.get("image_shape") or self.source.image_shape, self.normalize
+            shape = self._described.get("image_shape") or self.source.image_shape
             model = Model(network, Image(*shape), where, settings.seed, loss)
-            model.pixels = FRACTIONS if normalize is None else PixelScale.of(normalize["mean"], normalize["std"])
+            set_image_metadata(model, self.normalize, self.class_names)
             model.trained_on = "pixels"
-            scale, shift = len(model.pixels.scale), len(model.pixels.shift)
-            if scale != shift or scale not in (1, model.input.shape[-1]):
-                raise DataError(f"{self.path}: its normalization does not match the network")
-        except CupynetError:
-            raise
-        except (TypeError, ValueError, LookupError, ArithmeticError) as error:
-            raise DataError(f"{self.path}: its image metadata are invalid ({error})") from error
-        try:
-            model.class_names = self.class_names
             model.load_weights(self.weights)
         except ConfigError as error:
             raise DataError(f"{self.path}: {error}") from error
+        except (TypeError, ValueError, LookupError, ArithmeticError) as error:
+            raise DataError(f"{self.path}: its image metadata are invalid ({error})") from error
         return model

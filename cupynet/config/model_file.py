@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from os import PathLike
 from typing import Any
 
@@ -34,11 +34,7 @@ def read_model(
         _check_shapes(network, input, weights)
         model = Model(network, input, create_backend(name, own), seed, loss)
         model.load_weights(weights)
-        normalize: Any = checked(description["normalize"])
-        pixels = FRACTIONS if normalize is None else PixelScale.of(normalize["mean"], normalize["std"])
-        if len(pixels.mean) not in (1, model.input.shape[-1]):
-            raise ConfigError("does not match the number of channels", "normalize")
-        model.pixels, model.class_names = pixels, description["class_names"]
+        set_image_metadata(model, checked(description["normalize"]), description["class_names"])
         model.set_learning_rate_factors(description.get("learning_rate_factors", {}))
         model.trained_on = checks.one_of("trained_on", description["trained_on"], ("", "pixels", "floats"))
     except ConfigError as error:
@@ -48,6 +44,14 @@ def read_model(
     except Exception as error:  # anything can fail with an untrusted file
         raise DataError(f"{path}: its metadata are invalid ({type(error).__name__}: {error})") from error
     return model
+
+
+def set_image_metadata(model: Model, normalize: Any, class_names: Sequence[str]) -> None:
+    """Set a model's pixel scale and class names. Raise ConfigError if they do not match the network."""
+    pixels = FRACTIONS if normalize is None else PixelScale.of(normalize["mean"], normalize["std"])
+    if len(pixels.scale) != len(pixels.shift) or len(pixels.scale) not in (1, model.input.shape[-1]):
+        raise ConfigError("does not match the number of channels", "normalize")
+    model.pixels, model.class_names = pixels, class_names
 
 
 def _check_shapes(network: Layer, input: InputType, weights: dict[str, Any]) -> None:

@@ -150,17 +150,12 @@ def job_overrides() -> list[str]:
     return cast("list[str]", OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False))
 
 
-def check_outputs(
-    parts: Mapping[str, Any], run: Path, overrides: Sequence[str], trusted_modules: Iterable[str] = ()
-) -> None:
+def check_outputs(settings: Settings, run: Path, overrides: Sequence[str]) -> None:
     """Raise ConfigError if callbacks of a stored run would write outside its folder or send data.
 
-    Args:
-        parts: the settings of the callbacks by name.
-        overrides: overrides on the command line, which may set any path.
-        trusted_modules: see `load`.
+    overrides: overrides on the command line, which may set any path.
     """
-    for key, value, _ in _places(parts, run, trusted_modules):
+    for key, value, _ in _places(settings, run):
         if not _is_typed(key, overrides):
             allowed = f"To allow this, set {key}=... or repeat its callbacks=..."
             reason = f"the run in {run} would write outside its folder. {allowed}"
@@ -171,19 +166,19 @@ def not_stored(settings: Settings, run: Path) -> list[str]:
     """Return, as overrides, the settings that must be given again to resume a run."""
     trusted = settings.trusted_modules
     found = [f"trusted_modules={written(trusted)}"] if trusted else []
-    places = _places(settings.callbacks, run, trusted)
+    places = _places(settings, run)
     return [*found, *(f"{'' if known else '+'}{key}={parseable(value)}" for key, value, known in places)]
 
 
-def _places(parts: Mapping[str, Any], run: Path, trusted_modules: Iterable[str]) -> Iterator[tuple[str, Any, bool]]:
+def _places(settings: Settings, run: Path) -> Iterator[tuple[str, Any, bool]]:
     """Yield (key, value, whether it is stored) for callback settings that refer to places outside the run folder."""
-    for name, part in parts.items():
+    for name, part in settings.callbacks.items():
         if not isinstance(part, Mapping):
             continue
         key = f"callbacks.{name}"
         outside: tuple[str, ...] = ()
         with suppress(ConfigError):  # the error is reported when the part is built
-            outside = getattr(class_of(part.get("_target_"), key, trusted_modules), "outside", ())
+            outside = getattr(class_of(part.get("_target_"), key, settings.trusted_modules), "outside", ())
         own = flat({key: part})
         for each, value in ({f"{key}.{setting}": None for setting in outside} | own).items():
             setting = each.rpartition(".")[2]

@@ -71,6 +71,6 @@ def test_what_must_be_typed_again_is_enough_to_resume(tmp_path: Path) -> None:
     again = config.not_stored(settings, tmp_path)
     assert {"callbacks.mlflow.uri=null", "+callbacks.mine.uri=null", "callbacks.wandb.mode=online"} < {*again}
     loaded = config.load(tmp_path, again)
-    config.check_outputs(loaded.callbacks, tmp_path, again, loaded.trusted_modules)
+    config.check_outputs(loaded, tmp_path, again)
     assert loaded.callbacks.pop("mine") == {**settings.callbacks.pop("mine"), "uri": None} and loaded == settings
     assert config.not_stored(settings_of(), tmp_path) == []

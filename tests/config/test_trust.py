@@ -214,7 +214,8 @@ def victim(run: Path) -> Path:
 
 def check_outputs(target: str, *typed: str, folder: Path = Path("run"), **arguments: Any) -> None:
     """Check where a stored callback `a` writes, with these settings on the command line."""
-    stored.check_outputs({"a": {"_target_": f"cupynet.training.{target}", **arguments}}, folder, typed)
+    callbacks = {"a": {"_target_": f"cupynet.training.{target}", **arguments}}
+    stored.check_outputs(replace(settings_of(), callbacks=callbacks), folder, typed)
 
 
 def test_a_stored_run_does_not_decide_where_data_are_downloaded(

@@ -79,7 +79,7 @@ class Plan:
     def experiment(self, params: Mapping[str, Any]) -> Experiment:
         settings = config.compose(self.overrides(params), self.config_dir)
         if self.resumed is not None:
-            config.check_outputs(settings.callbacks, self.resumed, self.typed, settings.trusted_modules)
+            config.check_outputs(settings, self.resumed, self.typed)
             config.check_downloads(settings, self.resumed, self.typed)
         return train.prepare(replace(settings, callbacks={**settings.callbacks, "progress": SILENT}))
 
