@@ -20,7 +20,7 @@ from cupynet.core.errors import CupynetError, OutputError
 from cupynet.core.files import read_object, write_json, write_whole
 from cupynet.core.lock import Hold
 from cupynet.core.logs import Console
-from cupynet.core.table import ABSENT, Column, Screen, as_csv, column, heading, shortened, show
+from cupynet.core.table import ABSENT, Column, Screen, as_csv, column, setting_columns, show
 from cupynet.core.terminal import near, say_error
 from cupynet.core.wording import one_line, percent
 from cupynet.runs.run import Run, Summary
@@ -177,11 +177,8 @@ def _write(sweep: Path, jobs: Sequence[Job]) -> None:
 def columns(jobs: Sequence[Job]) -> list[Column]:
     names = dict.fromkeys(name for job in jobs for name in job.settings)
     varied = [name for name in names if len({job.settings.get(name) for job in jobs}) > 1]
-    short = shortened(varied)
     found = [column("job", [job.number for job in jobs])]
-    for name in varied:
-        values = [job.settings.get(name) for job in jobs]
-        found.append(column(name, values, title=heading(short[name])))
+    found += setting_columns({name: [job.settings.get(name) for job in jobs] for name in varied})
     data = {job.data: job.summary.setup.fallback for job in jobs if job.summary is not None}
     if len(data) > 1 or any(data.values()):
         found.append(column("dataset", [job.data for job in jobs], title="data", right=False))

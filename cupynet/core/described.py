@@ -8,19 +8,18 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from inspect import Parameter
-from typing import Any, TypeAlias
+from typing import Any
 
 from cupynet.core.errors import ConfigError
 from cupynet.core.wording import shown
 
 PLAIN = bool | int | float | str | None
-Call: TypeAlias = "tuple[tuple[Any, ...], dict[str, Any]]"
 
 
 class Described:
     """Base class of objects that can be described. Stores the constructor arguments, except in dataclasses."""
 
-    _call: Call = ((), {})
+    _call: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
     _made: Mapping[str, Any] = {}  # plain attributes after construction
 
     def __init_subclass__(cls, **named: Any) -> None:
@@ -71,17 +70,14 @@ def describe(part: Any) -> Any:
     """
     if isinstance(part, Described):
         return {"_target_": _target(type(part)), **{name: describe(value) for name, value in _given(part).items()}}
+    if hasattr(part, "tolist") and not isinstance(part, type):  # NumPy scalars and arrays
+        part = part.tolist()
     if isinstance(part, Mapping):
         return {str(name): describe(value) for name, value in part.items()}
     if isinstance(part, list | tuple):
         return [describe(value) for value in part]
-    plain = (
-        part.tolist() if hasattr(part, "tolist") and not isinstance(part, type) else part
-    )  # NumPy scalars and arrays
-    if isinstance(plain, list):
-        return describe(plain)
-    if isinstance(plain, PLAIN):
-        return plain
+    if isinstance(part, PLAIN):
+        return part
     raise ConfigError(f"{shown(part)} cannot be saved. Use numbers, names, lists, and classes of cupynet")
 
 

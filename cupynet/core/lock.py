@@ -55,10 +55,7 @@ class Hold:
 
     def release(self) -> None:
         """Release the lock. Does nothing if it is not held, for example in a forked process."""
-        if self._lock.is_locked:
-            with contextlib.suppress(OSError):
-                self._path.unlink()  # before the release, so that a waiting process notices the missing file
-            self._lock.release()
+        _release(self._lock, self._path)
 
 
 @contextlib.contextmanager
@@ -73,10 +70,7 @@ def exclusive(path: Path, timeout_s: float) -> Iterator[None]:
     try:
         yield
     finally:
-        if lock.is_locked:
-            with contextlib.suppress(OSError):
-                path.unlink()  # as in `Hold.release`
-            lock.release()
+        _release(lock, path)
 
 
 def at_work(folder: Path) -> bool:
@@ -98,6 +92,13 @@ def _file_lock(path: Path) -> FileLock:
     from filelock import FileLock  # imported here because --help does not need it
 
     return FileLock(path, thread_local=False, fallback_to_soft=False, poll_interval=0.05)
+
+
+def _release(lock: FileLock, path: Path) -> None:
+    if lock.is_locked:
+        with contextlib.suppress(OSError):
+            path.unlink()  # before the release, so that a waiting process notices the missing file
+        lock.release()
 
 
 def _holder(path: Path) -> str:

@@ -7,7 +7,7 @@ import csv
 import io
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -53,9 +53,11 @@ def column(
     return Column(key, key if title is None else title, cells, values, right)
 
 
-def heading(key: str) -> str:
-    """Return a setting's name as a title. Long names break at underscores."""
-    return key if len(key) <= 12 else key.replace("_", "_\n")
+def setting_columns(values: Mapping[str, Sequence[Any]], form: Callable[[Any], str] = str) -> list[Column]:
+    """Create a column for each setting, titled with its shortened name. Long names break at underscores."""
+    short = shortened(list(values))
+    titles = {key: name if len(name) <= 12 else name.replace("_", "_\n") for key, name in short.items()}
+    return [column(key, of_key, form, titles[key]) for key, of_key in values.items()]
 
 
 def shortened(keys: Sequence[str]) -> dict[str, str]:

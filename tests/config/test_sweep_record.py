@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cupynet.config import sweep_record
-from cupynet.core.table import Column, Screen, as_csv, heading, shortened, show
+from cupynet.core.table import Column, Screen, as_csv, setting_columns, shortened, show
 from tests.support.compared_runs import made
 from tests.support.run_folders import sweep_rows
 
@@ -109,8 +109,8 @@ def test_names_are_shortened_while_they_stay_distinct() -> None:
         "units",
         "drop.rate",
     ]
-    assert heading("averaging_frequency") == "averaging_\nfrequency"
-    assert heading("batch_size") == "batch_size"
+    titles = [column.title for column in setting_columns({"parallel.averaging_frequency": [], "batch_size": []})]
+    assert titles == ["averaging_\nfrequency", "batch_size"]
 
 
 def test_no_cell_is_a_formula_to_a_spreadsheet() -> None:

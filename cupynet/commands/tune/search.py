@@ -37,7 +37,7 @@ from cupynet.core.errors import CupynetError, DataError, DivergedError, Interrup
 from cupynet.core.files import write_whole
 from cupynet.core.logs import quiet
 from cupynet.core.settings import flat
-from cupynet.core.table import Column, Screen, as_csv, column, heading, shortened, show
+from cupynet.core.table import Column, Screen, as_csv, column, setting_columns, show
 from cupynet.core.terminal import near, printable
 from cupynet.core.wording import one_line, percent
 from cupynet.runs.layout import STUDY, TRIAL, TRIALS
@@ -332,15 +332,13 @@ def record(plan: Plan, folder: Path, study: Study, trial: FrozenTrial) -> None:
 
 
 def columns(trials: Sequence[FrozenTrial], plan: Plan) -> list[Column]:
-    names = shortened([key.lstrip("+") for key in plan.space])
-    found = [
+    searched = {key.lstrip("+"): [each.params.get(key) for each in trials] for key in plan.space}
+    return [
         column("trial", [each.number for each in trials]),
         column(plan.settings.objective, [each.value for each in trials], _form(plan)),
+        *setting_columns(searched, rounded),
+        column("epochs", [each.last_step for each in trials]),
     ]
-    for key in plan.space:
-        name, values = key.lstrip("+"), [each.params.get(key) for each in trials]
-        found.append(column(name, values, rounded, heading(names[name])))
-    return [*found, column("epochs", [each.last_step for each in trials])]
 
 
 def _form(plan: Plan) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cupynet.core.errors import ConfigError
-from cupynet.core.table import Column, column, heading, shortened
+from cupynet.core.table import Column, column, setting_columns, shortened
 from cupynet.core.wording import nearest, percent
 from cupynet.reporting.comparison.groups import Comparison, Group
 
@@ -33,14 +33,13 @@ FIGURES: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
 
 def columns(comparison: Comparison, groups: Sequence[Group]) -> list[Column]:
     """Return all columns, with rows for the groups followed by runs without a result."""
-    rows, short = [*groups, *comparison.others], shortened(comparison.varied)
+    rows = [*groups, *comparison.others]
     names = [row.runs[0].name + f"+{len(row.runs) - 1}" * (len(row.runs) > 1) for row in rows]
     result = [
         column("run", names, right=False),
         column("front", [FRONT if row.front else "" for row in rows], title=""),
     ]
-    for key in comparison.varied:
-        result.append(column(key, [row.settings[key] for row in rows], title=heading(short[key])))
+    result += setting_columns({key: [row.settings[key] for row in rows] for key in comparison.varied})
     if any(len(row.runs) > 1 for row in rows):
         result.append(column("seeds", [len(row.runs) for row in rows], title="runs"))
     for name, title, form in FIGURES:
