@@ -247,7 +247,8 @@ def test_the_guide_to_fine_tuning_runs(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_the_example_from_deeplearning4j_is_the_experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     guide = run_guide(f"{GUIDES}from_deeplearning4j.md", tmp_path, monkeypatch)["wrapper"]
-    with Experiment(composing.compose(["experiment=dl4j_parallel_wrapper", "data=synthetic"])).wrapper() as wrapper:
+    experiment = Experiment(composing.compose(["experiment=dl4j_parallel_wrapper", "data=synthetic"]))
+    with experiment.wrapper(experiment.own_callbacks()) as wrapper:
         assert str(guide.model.summary()) == str(wrapper.model.summary())
         assert guide.placement.workers == wrapper.placement.workers
         assert str(vars(guide.synchronizer)["schedule"]) == str(vars(wrapper.synchronizer)["schedule"])

@@ -156,7 +156,7 @@ def loop_images_per_s(experiment: Experiment, options: TrainingOptions, data: Da
     epochs = -(-images // len(data.train))
     with (
         tempfile.TemporaryDirectory() as folder,
-        experiment.wrapper(Run(folder), [HistoryWriter()], options) as wrapper,
+        experiment.wrapper([HistoryWriter()], Run(folder), options) as wrapper,
     ):
         wrapper.fit(experiment.train_loader(data), epochs=epochs)
         return wrapper.trainer.statistics.clock.images_per_s

@@ -80,7 +80,7 @@ class TrainJob:
                 run.tidy()
             if settings.fast_dev_run:
                 run.mark_trial(int(settings.fast_dev_run))
-        with experiment.wrapper(run, [*experiment.own_callbacks(), _Beginning(self)]) as self.wrapper:
+        with experiment.wrapper([*experiment.own_callbacks(), _Beginning(self)], run) as self.wrapper:
             if settings.resume is not None and not self._resume(Path(settings.resume)):
                 return None
             if self.first and settings.resume is None:

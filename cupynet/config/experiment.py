@@ -231,14 +231,10 @@ class Experiment:
                 gpus.trim_pools([], None, 0)  # pinned memory
 
     def wrapper(
-        self,
-        run: Run | None = None,
-        callbacks: Sequence[Callback] | None = None,
-        options: TrainingOptions | None = None,
+        self, callbacks: Sequence[Callback], run: Run | None = None, options: TrainingOptions | None = None
     ) -> ParallelWrapper:
         """Create a new model and its wrapper. `callbacks` and `options` replace those in the settings."""
         checked = self.checked if options is None else self._check(options, None)
-        callbacks = self.own_callbacks() if callbacks is None else callbacks
         complete = replace(checked.options, run=run, callbacks=callbacks)
         return ParallelWrapper.of(self.model(), replace(checked, options=complete))
 

@@ -127,17 +127,17 @@ def require_plain_files(folder: Path) -> None:
 
 def _below(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
     """Yield all files, folders and links below a folder, without following links."""
-    folders = [folder] if folder.is_dir() else []
-    for each in folders:  # grows during the loop
-        try:
-            for entry in sorted(os.scandir(each), key=lambda entry: entry.name):
-                yield Path(entry.path), os.lstat(entry.path)
-                if entry.is_dir(follow_symlinks=False):
-                    folders.append(Path(entry.path))
-        except FileNotFoundError:  # removed by a running process; the lock later prevents resuming that run
-            continue
-        except OSError as error:
-            raise DataError(f"{each}: cannot be read ({error.strerror})") from error
+
+    def failed(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):  # if a running process removed it, the lock prevents resuming
+            raise DataError(f"{error.filename}: cannot be read ({error.strerror})") from error
+
+    for parent, folders, files in os.walk(folder, onerror=failed):
+        for path in sorted(Path(parent, name) for name in (*folders, *files)):
+            try:
+                yield path, path.lstat()
+            except OSError as error:
+                failed(error)
 
 
 def is_inside(path: str | Path, folder: Path) -> bool:

@@ -233,9 +233,8 @@ class Run:
     def begin(self) -> None:
         """Delete the results of an earlier run in this folder. Raises OutputError."""
         self.tidy()
-        results = (self.summary_path, self.weights_path, self.history_path, self.examples_path, self.trial_path)
-        marks = (self.started_path, self.reopened_path, self.failed_path)
-        for path in (*results, *marks, self.report_path, self.curves_path):
+        names = (layout.SUMMARY, *layout.RESULTS, layout.TRIAL, layout.REOPENED, layout.FAILED)
+        for path in (self.started_path, *(self.folder / name for name in names)):
             with contextlib.suppress(IsADirectoryError):
                 path.unlink(missing_ok=True)
         Checkpoints(self.checkpoints_path).keep(())

@@ -349,14 +349,15 @@ def summary(plan: Plan, folder: Path, best: FrozenTrial, test: Evaluation | None
     if (folder_of(folder, best) / TRIAL).is_file():
         return f"fast dev run: the figures are not results\nall trials      {near(folder / 'tune.csv')}"
     config_dir = [] if plan.config_dir is None else [f"--config-dir={plan.config_dir}"]
-    tested = "" if test is None else f"test images     accuracy {percent(test.accuracy)}, loss {test.loss:.4g} "
-    lines = (
-        f"best trial      {best.number}, validation {plan.settings.objective} {_form(plan)(best.value)}",
-        *([f"{tested}(evaluated by this trial only)"] if tested else ()),
+    lines = [f"best trial      {best.number}, validation {plan.settings.objective} {_form(plan)(best.value)}"]
+    if test is not None:
+        scores = f"accuracy {percent(test.accuracy)}, loss {test.loss:.4g}"
+        lines.append(f"test images     {scores} (evaluated by this trial only)")
+    lines += [
         f"run folder      {near(folder_of(folder, best))}",
         f"all trials      {near(folder / 'tune.csv')}",
         f"train it again  {shlex.join(['cupynet', 'train', *config_dir, *plan.overrides(best.params)])}",
-    )
+    ]
     return "\n".join(lines)
 
 
