@@ -24,7 +24,7 @@ from cupynet.config.experiment import Experiment
 from cupynet.config.schema import Settings
 from cupynet.core import signals
 from cupynet.core.checks import finite
-from cupynet.core.errors import CupynetError, DataError, Interrupted
+from cupynet.core.errors import NOTHING_SAVED, CupynetError, DataError, Interrupted
 from cupynet.data import Data
 from cupynet.runs.layout import checkpoints
 from cupynet.runs.run import Cost, Outcome, Run, Scores, Setup, Start, Summary
@@ -330,6 +330,6 @@ def saved(run: Run, settings: Settings) -> str:
     """Describe what an interrupted run saved, and how to resume it."""
     steps = bool(checkpoints(run.checkpoints_path))
     if not run.saved and not steps:
-        return "nothing of this run was saved"
+        return NOTHING_SAVED
     command = shlex.join(["cupynet", "train", f"resume={run}", *config.not_stored(settings, run.folder)])
     return f"the results so far are in {run}{f'; to resume: {command}' if steps else ''}"

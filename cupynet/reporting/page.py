@@ -68,7 +68,7 @@ def state(data: RunData) -> tuple[str, str, str]:
     after = f"{_epochs(data)} of {data.start.get('epochs', NONE)} epochs"
     if data.running:
         return "running", "live", f"{after} complete."
-    if not data.summary or data.outdated:
+    if not _results(data):
         if data.error:
             return "diverged" if data.code == DivergedError.exit_code else "failed", "bad", data.error
         return "killed", "bad", f"The run was killed after {after}. To continue from a checkpoint: resume={data.run}"
@@ -84,8 +84,8 @@ def _epochs(data: RunData) -> int:
 
 
 def _results(data: RunData) -> dict[str, Any]:
-    """Return the summary; empty during training, because it predates the resume."""
-    return {} if data.running else data.summary
+    """Return the summary; empty during training and after a killed resume, because it predates the resume."""
+    return {} if data.running or data.outdated else data.summary
 
 
 def _accuracy(data: RunData) -> tuple[str, float | None]:
