@@ -1,18 +1,30 @@
 """Training runs on CuPy or its stand-in that can be compared bit for bit."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import pytest
 
 from cupynet.data import Dataset, Loader, Shards
 from cupynet.nn import Model
 from cupynet.optim import Nesterov
 from cupynet.parallel import ParameterAveraging, Synchronizer
-from cupynet.training import Callback, EpochRecord, IterationRecord, ParallelWrapper, Trainer
+from cupynet.training import (
+    Callback,
+    EpochRecord,
+    IterationRecord,
+    ParallelWrapper,
+    Replica,
+    Trainer,
+    parallel_wrapper,
+)
 from cupynet.training.graph_replica import GraphReplica
 from tests.support.training import small_dataset, small_model
 
 DATA = small_dataset(53)
+Run = dict[str, Any]
 
 
 class Seen(Callback):
@@ -47,7 +59,7 @@ def train_on_device(
     callbacks: Any = (),
     epochs: int = 3,
     accumulation_steps: int = 1,
-) -> dict[str, Any]:
+) -> Run:
     """Train on CuPy for some epochs, and return everything that two runs can be compared by."""
     model = small_model(dtype, "cupy") if network is None else network
     if scale is not None:
@@ -81,7 +93,7 @@ def train_on_device(
         }
 
 
-def assert_same(found: dict[str, Any], expected: dict[str, Any], *, scores: bool = True) -> None:
+def assert_same(found: Run, expected: Run, *, scores: bool = True) -> None:
     """Compare two runs bit for bit, except for sums of losses.
 
     scores: compare the scores of averages. A single replica has none until they are computed on demand.
@@ -95,3 +107,21 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any], *, scores: bool
         assert found[name] == expected[name], name
     for name in ("losses", "epochs", "scores")[: 2 + scores]:
         np.testing.assert_allclose(found[name], expected[name], rtol=1e-6, err_msg=name)
+
+
+@contextmanager
+def single_launches() -> Iterator[None]:
+    """Train with replicas that launch each operation by itself instead of capturing steps as graphs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parallel_wrapper, "replica_of", Replica)
+        yield
+
+
+def compared(train: Callable[[], Run], *, scores: bool = True) -> Run:
+    """Train with captured steps and with single launches, compare the results, and return the first."""
+    found = train()
+    with single_launches():
+        expected = train()
+    assert not expected["ahead"]
+    assert_same(found, expected, scores=scores)
+    return found

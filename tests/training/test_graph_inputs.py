@@ -14,9 +14,9 @@ from cupynet.backend import create_backend
 from cupynet.data import Loader
 from cupynet.nn import Conv2D, Dense, Dropout, Image, Model, Sequential
 from cupynet.optim import Constant, Nesterov, OneCycle, ReduceOnPlateau, Schedule
-from cupynet.training import ParallelWrapper, Replica, Trainer, parallel_wrapper
+from cupynet.training import ParallelWrapper, Trainer
 from tests.support.calls import watch
-from tests.support.device_runs import assert_same, train_on_device
+from tests.support.device_runs import Run, compared, single_launches, train_on_device
 from tests.support.shards import write_shards
 from tests.support.training import On, small_dataset, small_model
 
@@ -84,21 +84,16 @@ def launch_singly(trainer: Trainer) -> None:
     [(lower, 0.05), (launch_singly, OneCycle(0.05)), (lambda _: None, Counts()), (tell, SetByCallback())],
     ids=["rates set by a callback", "single launches in between", "rates that depend on calls", "rates not yet known"],
 )
-def test_steps_take_the_right_batch_and_rate_after_a_change(
-    change: Callable[[Trainer], None], rate: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def train() -> dict[str, Any]:
+def test_steps_take_the_right_batch_and_rate_after_a_change(change: Callable[[Trainer], None], rate: Any) -> None:
+    def train() -> Run:
         optimizer, callback = Nesterov(copy.deepcopy(rate)), On("on_iteration_end", change)
         return train_on_device("half", 1, optimizer=optimizer, callbacks=[callback], data=small_dataset(61))
 
-    found = train()
-    monkeypatch.setattr(parallel_wrapper, "replica_of", Replica)
-    assert_same(found, train(), scores=False)
-    assert found["ahead"]
+    assert compared(train, scores=False)["ahead"]
 
 
 @on_devices
-def test_several_fits_and_evaluations_train_as_single_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_fits_and_evaluations_train_as_single_launches() -> None:
     """Each fit has new arrays on the device; float images are sent. The rate changes at each evaluation."""
 
     def train() -> dict[str, Any]:
@@ -111,8 +106,8 @@ def test_several_fits_and_evaluations_train_as_single_launches(monkeypatch: pyte
         return model.weights()
 
     found = train()
-    monkeypatch.setattr(parallel_wrapper, "replica_of", Replica)
-    np.testing.assert_equal(found, train())
+    with single_launches():
+        np.testing.assert_equal(found, train())
 
 
 @on_devices
@@ -127,11 +122,6 @@ def test_a_fit_releases_its_images() -> None:
 
 
 @on_devices
-def test_dropout_of_shards_depends_on_samples_of_the_whole_data_set(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dropout_of_shards_depends_on_samples_of_the_whole_data_set(tmp_path: Path) -> None:
     shards = write_shards(small_dataset(97), tmp_path, 2)
-    found = train_on_device(network=dropping(), data=shards)
-    monkeypatch.setattr(parallel_wrapper, "replica_of", Replica)
-    assert_same(found, train_on_device(network=dropping(), data=shards))
-    assert found["ahead"]
+    assert compared(lambda: train_on_device(network=dropping(), data=shards))["ahead"]

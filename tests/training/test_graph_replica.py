@@ -35,21 +35,12 @@ from cupynet.nn import (
 from cupynet.nn.layer import no_backward
 from cupynet.optim import LAMB, SGD, AdaGrad, Adam, AdamW, Momentum, Nadam, Nesterov, OneCycle, Optimizer
 from cupynet.parallel import ParameterAveraging
-from cupynet.training import (
-    Callback,
-    NonFinite,
-    ParallelWrapper,
-    Replica,
-    Trainer,
-    WeightAverage,
-    graph_replica,
-    parallel_wrapper,
-)
+from cupynet.training import Callback, NonFinite, ParallelWrapper, Trainer, WeightAverage, graph_replica
 from cupynet.training import loss_scaling as scaling
 from cupynet.training.fit import Fit
 from cupynet.training.graph_replica import GraphReplica, Graphs
 from tests.support.calls import watch
-from tests.support.device_runs import Seen, assert_same, train_on_device
+from tests.support.device_runs import Run, Seen, compared, single_launches, train_on_device
 from tests.support.networks import small_networks
 from tests.support.trainers import resumed
 from tests.support.training import WAYS, At, Identity, On, small_dataset, small_model, small_network
@@ -58,35 +49,10 @@ on_devices = pytest.mark.usefixtures("devices")  # on the stand-in, and on a GPU
 on_standin = pytest.mark.standin
 DATA = small_dataset(97)
 IMAGE = Image(8, 8, 1)
-Run = dict[str, Any]
 
 
 def on_cupy(layers: dict[str, Layer], dtype: str = "float") -> Model:
     return Model(Sequential(layers), IMAGE, create_backend("cupy", dtype), 1)
-
-
-@pytest.fixture
-def plainly(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Return a function that calls another with replicas that launch each operation by itself."""
-
-    def call(function: Callable[[], Any]) -> Any:
-        with monkeypatch.context() as patched:
-            patched.setattr(parallel_wrapper, "replica_of", Replica)
-            return function()
-
-    return call
-
-
-@pytest.fixture
-def compared(plainly: Callable[..., Any]) -> Callable[..., Run]:
-    """Train with graphs and with single launches, compare the results, and return the first."""
-
-    def call(train: Callable[[], Run], *, scores: bool = True) -> Run:
-        found = train()
-        assert_same(found, plainly(train), scores=scores)
-        return found
-
-    return call
 
 
 # the same results as single launches ----------------------------------------------------------------------------------
@@ -105,9 +71,7 @@ OPTIMIZERS: dict[str, tuple[str, Callable[[], Optimizer]]] = {
 
 @on_devices
 @pytest.mark.parametrize(("dtype", "optimizer"), OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_captured_steps_equal_single_launches(
-    dtype: str, optimizer: Callable[[], Optimizer], compared: Callable[..., Run]
-) -> None:
+def test_captured_steps_equal_single_launches(dtype: str, optimizer: Callable[[], Optimizer]) -> None:
     """Two workers share seven batches. The last one is short, and one worker has no batch in the last round."""
     found = compared(lambda: train_on_device(dtype, optimizer=optimizer()))
     assert found["ahead"] and found["refused"] == ""
@@ -119,9 +83,7 @@ def test_captured_steps_equal_single_launches(
     [(SoftmaxNLL(0.1, [0.5, 1.0, 2.0]), "every 3"), (Huber(0.5), "every 3"), (None, "gradients")],
     ids=["smoothed", "huber", "gradients"],
 )
-def test_the_loss_scale_is_found_on_the_device(
-    loss: Loss | None, way: str, compared: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_loss_scale_is_found_on_the_device(loss: Loss | None, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The scale starts far too large, so steps are skipped while it is halved. Then it grows every fifth step."""
     monkeypatch.setattr(scaling, "GROW_AFTER", 5)
 
@@ -141,7 +103,7 @@ def test_the_loss_scale_is_found_on_the_device(
     ("way", "workers"),
     [("every 3", 3), ("every 3", 1), ("half", 3), ("post-local", 3), ("diloco", 3), ("elastic", 3), ("threshold", 3)],
 )
-def test_every_synchronizer_trains_with_captured_steps(way: str, workers: int, compared: Callable[..., Run]) -> None:
+def test_every_synchronizer_trains_with_captured_steps(way: str, workers: int) -> None:
     """Three workers share eight batches. The last one is short, and one worker has no batch in the last round."""
     data = small_dataset(61)
     found = compared(lambda: train_on_device("half", workers, synchronizer=WAYS[way], data=data), scores=workers > 1)
@@ -149,7 +111,7 @@ def test_every_synchronizer_trains_with_captured_steps(way: str, workers: int, c
 
 
 @on_devices
-def test_a_network_of_all_layers_is_captured(compared: Callable[..., Run]) -> None:
+def test_a_network_of_all_layers_is_captured() -> None:
     def train() -> Run:
         model = Model(small_networks()["blocks"], IMAGE, create_backend("cupy", "half"), 1)
         return train_on_device("half", 1, network=model, data=small_dataset(29))
@@ -273,7 +235,7 @@ def breaking(dtype: str = "float") -> Model:
 @on_devices
 @pytest.mark.parametrize(("dtype", "workers", "frequency"), [("float", 1, "end"), ("half", 3, "end"), ("float", 3, 1)])
 def test_a_loss_that_is_not_finite_is_reported_as_in_single_launches(
-    dtype: str, workers: int, frequency: int | str, plainly: Callable[..., Any]
+    dtype: str, workers: int, frequency: int | str
 ) -> None:
     """The error names the same worker, batch, sample and layer. The weights are as they were before that batch."""
 
@@ -286,7 +248,9 @@ def test_a_loss_that_is_not_finite_is_reported_as_in_single_launches(
             training.fit(Loader(marked(17), 8, seed=3), epochs=2)
         return str(caught.value), model.weights()
 
-    (found, weights), (expected, others) = failed(), plainly(failed)
+    found, weights = failed()
+    with single_launches():
+        expected, others = failed()
     assert found == expected
     assert all(np.isfinite(weight).all() for weight in weights.values())
     if workers == 1:
@@ -325,16 +289,12 @@ NOT_CAPTURED: dict[str, Callable[[], Run]] = {
 
 @on_devices
 @pytest.mark.parametrize("train", NOT_CAPTURED.values(), ids=NOT_CAPTURED)
-def test_steps_that_may_not_be_captured_are_single_launches(
-    train: Callable[[], Run], compared: Callable[..., Run]
-) -> None:
+def test_steps_that_may_not_be_captured_are_single_launches(train: Callable[[], Run]) -> None:
     assert not compared(train)["ahead"]
 
 
 @on_standin
-def test_a_step_that_cannot_be_captured_runs_uncaptured(
-    compared: Callable[..., Run], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_step_that_cannot_be_captured_runs_uncaptured(caplog: pytest.LogCaptureFixture) -> None:
     """The layer claims to be capturable, but reads a number on the host."""
     from tests.standin.errors import InCapture
     from tests.standin.machine import active
