@@ -468,24 +468,27 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("workers:1", "x"),
         ("workers:0:arrays:trainer/deal", "nothing"),
         ("workers:0:arrays", {"a/b/c": "trainer/deal"}),
-        ("workers:0:numbers:trainer", None),
+        ("workers:0:numbers:trainer", ...),
         ("workers:0:numbers:trainer:iteration", -7),
         ("workers:0:numbers:trainer:epoch", 10**30),
         ("workers:0:numbers:trainer:round", True),
-        ("workers:0:numbers:replica:updates", None),
+        ("workers:0:numbers:replica:updates", ...),
+        ("workers:0:numbers:clock:samples", "x"),
+        ("workers:0:numbers:losses:samples", None),
+        ("workers:0:numbers:losses:samples", 10**400),
         ("workers:0:numbers:synchronizer:tally", 3),
         ("workers:0:arrays:replica/optimizer/velocity/conv1.weight", "trainer/deal"),
     ],
 )
 def test_a_forged_state_is_refused(keys: str, value: Any, good: Path, tmp_path: Path) -> None:
-    """A value of None means a missing entry."""
+    """A value of `...` means a missing entry."""
     checkpoint = read(good)
     *above, last = [int(key) if key.isdigit() else key for key in keys.split(":")]
     place: Any = checkpoint.state
     for key in above:
         place = place[key]
     place[last] = value
-    if value is None:
+    if value is ...:
         del place[last]
     path = Checkpoints(tmp_path).save(5, checkpoint.state, checkpoint.arrays)
     with ParallelWrapper(small_model(), 2) as wrapper, pytest.raises(CupynetError) as caught:

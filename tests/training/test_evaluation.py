@@ -58,16 +58,6 @@ def test_classes_with_0_over_0_are_left_out_of_the_averages() -> None:
     assert evaluation.f1 == pytest.approx((4 / 5 + 2 / 3 + 0 + 0) / 4, abs=1e-15)  # no class has 0/0
 
 
-def test_ties_are_decided_by_the_smaller_index() -> None:
-    evaluation = Evaluation(4, top_n=2)
-    evaluation.add(np.zeros((4, 4)), [0, 1, 2, 3], np.zeros(4))
-    assert evaluation.confusion.sum(axis=0).tolist() == [4, 0, 0, 0]
-    assert evaluation.top_n_hits == 2
-    evaluation = Evaluation(4, top_n=2)
-    evaluation.add([[1, 3, 1, 3], [1, 3, 1, 3], [5, 3, 1, 3], [5, 3, 1, 3]], [1, 3, 1, 3], np.zeros(4))
-    assert evaluation.top_n_hits == 3  # ranks 0, 1, 1 and 2
-
-
 def test_nan_scores_are_wrong_and_reported() -> None:
     evaluation = Evaluation(3)
     scores = np.array([[1, 0, 0], [np.nan, 0, 0], [1, np.nan, 0], [0, 0, np.nan]])

@@ -16,9 +16,9 @@ from cupynet.commands import train as train_command
 from cupynet.data import Dataset, Loader
 from cupynet.nn import Backward, Context, Conv2D, Dense, Model, Sequential, SoftmaxNLL
 from cupynet.optim import SGD, Momentum, Nesterov, OneCycle, Optimizer
-from cupynet.parallel import ParameterAveraging, Pipeline, Synchronizer
+from cupynet.parallel import Groups, ParameterAveraging, Pipeline, Synchronizer
 from cupynet.parallel.communicators.threads import ThreadCommunicator
-from cupynet.training import Callback, EpochRecord, ParallelWrapper, Trainer, parallel_wrapper
+from cupynet.training import Callback, EpochRecord, ParallelWrapper, Trainer
 from cupynet.training.pipeline_stage import Stage
 from tests.guides.extending.gradient_mean import GradientMean
 from tests.support.calls import watch
@@ -207,22 +207,15 @@ def test_the_memory_of_a_stage_does_not_grow_with_the_number_of_micro_batches() 
 
 
 def test_images_are_loaded_by_the_first_stage_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded: set[int] = set()
+    model, ranks, loaded = small_model(), dict[Any, int](), set[Any]()
 
-    class Watched(Stage):
-        def __init__(self, whole: Any, optimizer: Any, groups: Any, backend: Any, *others: Any) -> None:
-            load = backend.load_images
+    def note(_: None, stage: Stage, whole: Model, optimizer: Optimizer, groups: Groups, *others: Any) -> None:
+        ranks[stage.backend] = groups.world.rank
 
-            def noted(*given: Any) -> Any:
-                loaded.add(groups.world.rank)
-                return load(*given)
-
-            backend.load_images = noted
-            super().__init__(whole, optimizer, groups, backend, *others)
-
-    monkeypatch.setattr(parallel_wrapper, "Stage", Watched)
-    trained(small_model(), Pipeline(3), 2)
-    assert loaded == {0, 3}
+    watch(monkeypatch, Stage, "__init__", note)
+    watch(monkeypatch, type(model.backend), "load_images", lambda _, backend, *given: loaded.add(backend))
+    trained(model, Pipeline(3), 2)
+    assert {ranks[backend] for backend in loaded} == {0, 3}
 
 
 class Slow(Identity):

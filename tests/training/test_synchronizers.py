@@ -7,7 +7,7 @@ import pytest
 
 from cupynet.data import Loader
 from cupynet.optim import SGD
-from cupynet.parallel import Average, ParameterAveraging, Synchronizer
+from cupynet.parallel import ParameterAveraging, Synchronizer
 from tests.support.device_runs import compared, train_on_device
 from tests.support.refusals import refused
 from tests.support.trainers import fitted, train
@@ -45,17 +45,9 @@ def test_every_method_is_called_on_every_worker_in_every_round() -> None:
 )
 def test_the_divergence_is_measured_once_every_few_iterations(measure_every: int, measured: list[bool]) -> None:
     """Replicas are averaged after every second iteration."""
-    found: list[bool] = []
-
-    class Noting(ParameterAveraging):
-        def after_update(self, replica: Any, iteration: int) -> Average | None:
-            average = super().after_update(replica, iteration)
-            if average is not None and self.communicator.rank == 0:
-                found.append(average.drift > 0)
-            return average
-
-    train(2, lambda: SGD(0.05), samples=96, synchronizer=Noting(2, measure_every=measure_every))
-    assert found == measured
+    averaging = ParameterAveraging(2, measure_every=measure_every)
+    reports = train(2, lambda: SGD(0.05), samples=96, synchronizer=averaging).recorders[0].reports
+    assert [report.drift > 0 for report in reports] == measured
 
 
 class Signs(ParameterAveraging):

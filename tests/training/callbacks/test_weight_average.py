@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 from cupynet.backend import create_backend
 from cupynet.data import Loader
 from cupynet.nn import BatchNorm, Dense, Image, Model, Sequential
-from cupynet.optim import LAMB, SGD, Adam, Optimizer, Warmup
-from cupynet.optim.schedules import Cosine
-from cupynet.parallel import GradientSharing, ParameterAveraging, Pipeline, SlowMo, Synchronizer
+from cupynet.optim import SGD, Adam
+from cupynet.parallel import GradientSharing, ParameterAveraging, Pipeline, Synchronizer
 from cupynet.training import (
     Callback,
     Checkpoint,
@@ -154,23 +153,13 @@ def test_arguments_are_checked(arguments: dict[str, Any]) -> None:
 # resuming -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("iteration", "optimizer", "synchronizer"),
-    [
-        (1, Adam(Warmup(3, Cosine(0.02)), max_grad_norm=1.0), ParameterAveraging(3, outer_optimizer=SlowMo())),
-        (7, LAMB(0.02, clip_layer_norm=0.5), GradientSharing()),
-    ],
-    ids=["slowmo", "sharing"],
-)
-def test_training_resumes_bit_for_bit(
-    iteration: int, optimizer: Optimizer, synchronizer: Synchronizer, tmp_path: Path
-) -> None:
-    """The run has moments, a schedule, and the mean."""
+@pytest.mark.parametrize("iteration", [1, 7])
+def test_training_resumes_bit_for_bit(iteration: int, tmp_path: Path) -> None:
+    """The mean begins after the first iteration."""
 
     def wrapper_of(*callbacks: Callback) -> ParallelWrapper:
-        given = [WeightAverage(0.9, start_after=1), *callbacks]
-        options: dict[str, Any] = {"synchronizer": synchronizer, "optimizer": optimizer, "callbacks": given}
-        return ParallelWrapper(small_model("float"), 3, **options)
+        average = WeightAverage(0.9, start_after=1)
+        return ParallelWrapper(small_model("float"), 3, 3, optimizer=Adam(0.02), callbacks=[average, *callbacks])
 
     whole, rest = resumed(wrapper_of, iteration, tmp_path, LOADER)
     assert fingerprint(rest) == fingerprint(whole)
