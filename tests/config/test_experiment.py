@@ -111,6 +111,14 @@ STAGES = ("+parallel.pipeline._target_=cupynet.parallel.Pipeline", "+parallel.pi
 REFUSED = {
     ("callbacks=early_stopping", "data.train=600"): "callbacks.early_stopping",
     EARLY: "callbacks.early_stopping",
+    (*EARLY[:2], "callbacks.early_stopping.monitor=auc"): "callbacks.early_stopping.monitor",
+    ("metrics=[r2]",): "metrics",
+    ("accumulation_steps=200",): "accumulation_steps",
+    ("batch_size=1", "model=mlp", "model.layers.drop1._target_=cupynet.nn.BatchNorm"): "batch_size",
+    ("parallel.reduce=nccl",): "parallel.reduce",
+    ("memory.data_on_device=true",): "memory.data_on_device",
+    ("parallel=pipeline", "parallel.pipeline.stages=9"): "parallel.pipeline.stages",
+    ("workers=2", "parallel=elastic", "parallel.synchronizer.pull=0.9"): "parallel.synchronizer.pull",
     ("parallel=adaptive", "workers=2", *STAGES): "parallel.synchronizer",
     PLATEAU: "optimizer.learning_rate",
     (*PLATEAU, "data.validation=100", "parallel.averaging_frequency=end"): "optimizer.learning_rate",
@@ -130,7 +138,10 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("overrides", REFUSED, ids=" ".join)
-def test_settings_that_cannot_work_are_refused_before_data_are_loaded(overrides: tuple[str, ...]) -> None:
+def test_settings_that_cannot_work_are_refused_before_data_are_loaded(
+    overrides: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cupynet.data.Synthetic.load", lambda source: pytest.fail("the data were loaded"))
     with refused(REFUSED[overrides]):
         experiment(*overrides)
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from cupynet.commands.train import prepare
 from cupynet.core import shared_options
 from cupynet.data import Loader, Shift
 from cupynet.optim import SGD, Adam, AMSGrad, ReduceOnPlateau
@@ -15,10 +14,7 @@ from cupynet.training import EarlyStopping, HistoryWriter, NonFinite, ParallelWr
 from cupynet.training.fit import Fit
 from cupynet.training.options import CheckedOptions, FitData
 from tests.support.refusals import refused
-from tests.support.settings import settings_of
 from tests.support.training import small_dataset, small_model
-
-SMALL = ("data=synthetic", "data.train=64", "data.test=16", "model=mlp", "model.layers.dense1.units=8", "backend=numpy")
 
 
 def test_the_wrapper_takes_the_options() -> None:
@@ -152,31 +148,3 @@ def test_the_learning_rate_is_scaled_by_the_replicas(pipeline: Pipeline | None) 
     found = checked(workers=2, learning_rate_scale="linear", optimizer=SGD(0.1), pipeline=pipeline)
     assert found.optimizer.learning_rate(0) == 0.2
     assert found.placement.ranks == (2 if pipeline is None else 4)
-
-
-# from settings --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("overrides", "setting"),
-    [
-        (("accumulation_steps=200",), "accumulation_steps"),
-        (("parallel.reduce=nccl",), "parallel.reduce"),
-        (("memory.data_on_device=true",), "memory.data_on_device"),
-        (("parallel=pipeline", "parallel.pipeline.stages=9"), "parallel.pipeline.stages"),
-        (("workers=2", "parallel=elastic", "parallel.synchronizer.pull=0.9"), "parallel.synchronizer.pull"),
-        (("callbacks=early_stopping",), "callbacks.early_stopping"),
-        (("metrics=[r2]",), "metrics"),
-        (
-            ("callbacks=early_stopping", "data.validation=50", "callbacks.early_stopping.monitor=auc"),
-            "callbacks.early_stopping.monitor",
-        ),
-        (("batch_size=1", "model.layers.drop1._target_=cupynet.nn.BatchNorm"), "batch_size"),
-    ],
-)
-def test_a_refusal_names_the_setting_and_nothing_is_loaded(
-    overrides: tuple[str, ...], setting: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("cupynet.data.Synthetic.load", lambda source: pytest.fail("the data were loaded"))
-    with refused(setting):
-        prepare(settings_of(*SMALL, *overrides))
