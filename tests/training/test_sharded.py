@@ -1,8 +1,7 @@
-"""Training on shards, one per worker: weighted averages, the check that all data are equal, the recipe."""
+"""Training on shards, one per worker: evaluations, the check that all data are equal, the recipe."""
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from cupynet.core.errors import DataError
 from cupynet.data import Dataset, Loader, Shards
 from cupynet.optim import SGD
 from cupynet.parallel import Communicator, ParameterAveraging
-from cupynet.training import ParallelWrapper, Replica, Trainer
+from cupynet.training import ParallelWrapper, Replica
 from cupynet.training.fit import Fit
 from tests.support.commands import run_folder
 from tests.support.documentation import run_guide
@@ -20,48 +19,10 @@ from tests.support.mpi import NO_MPI, under_mpiexec
 from tests.support.refusals import refused
 from tests.support.resumed_runs import trained
 from tests.support.shards import write_shards
-from tests.support.trainers import fit_on_threads, trainer_of
-from tests.support.training import RecordingReplica, alone, on_threads, small_dataset, small_model
+from tests.support.trainers import trainer_of
+from tests.support.training import on_threads, small_dataset, small_model
 
 EVERY_ROUND = ParameterAveraging(1)
-
-
-def train(loader: Loader, workers: int, epochs: int = 1) -> list[Trainer]:
-    def replica(communicator: Communicator) -> RecordingReplica:
-        return RecordingReplica(small_model(), SGD(0.05))
-
-    return fit_on_threads(workers, replica, EVERY_ROUND, loader, epochs=epochs, prefetch_buffer=2)
-
-
-class Concatenated(Loader):
-    """Joins the batches of three workers in a round into one batch."""
-
-    def __init__(self, sharded: Loader, dataset: Dataset) -> None:
-        super().__init__(dataset, sharded.batch_size)
-        self.sharded = sharded
-
-    def iterations(self, size: int) -> int:
-        return self.sharded.iterations(3)
-
-    def assigned(self, epoch: int, rank: int, size: int, start: int = 0) -> Any:
-        dealt = [self.sharded.assigned(epoch, rank, 3) for rank in range(3)]
-        iterations = [
-            [samples for mine in dealt for _, _, samples in mine[n : n + 1]] for n in range(self.iterations(1))
-        ]
-        return [(n, np.concatenate(samples), np.concatenate(samples)) for n, samples in enumerate(iterations)]
-
-
-def test_averages_of_shards_weight_workers_by_their_samples_of_the_round_or_none(tmp_path: Path) -> None:
-    """Every round equals one replica's on the concatenated batches, even if batches are short or a worker has none."""
-    loader = Loader(write_shards(small_dataset(61), tmp_path, 3), 4, seed=3)
-    trainers = train(loader, 3, epochs=2)
-    one = alone(small_model(), SGD(0.05), prefetch_buffer=0)
-    one.fit(Fit(Concatenated(loader, small_dataset(61)), 2))
-    np.testing.assert_allclose(trainers[0].params.master, one.params.master, rtol=0, atol=1e-12)
-    for epoch in range(2):
-        replicas: list[Any] = [trainer.replica for trainer in trainers]
-        seen = [sample for replica in replicas for batch in replica.seen[epoch] for sample in batch]
-        assert sorted(seen) == list(range(61))
 
 
 def joined(shards: Shards) -> Dataset:

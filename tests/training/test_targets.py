@@ -13,6 +13,7 @@ from cupynet.data import Dataset
 from cupynet.nn import Dense, Image, Loss, SoftmaxNLL
 from cupynet.optim import SGD
 from cupynet.training.graph_replica import GraphReplica
+from tests.support.backends import WORKING
 from tests.support.refusals import refused
 from tests.support.shards import write_shards
 from tests.support.trainers import fitted
@@ -34,7 +35,6 @@ TARGETS: dict[str, tuple[str, Dataset]] = {
     "weighted regression": ("huber", Dataset("numbers", X, NUMBERS, 3, weights=WEIGHTS)),
 }
 Weights = dict[str, Any]
-every_target = pytest.mark.parametrize("kind", TARGETS)
 
 
 def model_for(loss: str | Loss, backend: str = "numpy", dtype: str = "double") -> Model:
@@ -54,28 +54,21 @@ def trained(loss: str | Loss, data: Any, workers: int = 2, *, backend: str = "nu
 # every way to train ---------------------------------------------------------------------------------------------------
 
 
-@every_target
-@on_backends("numba", "cupy")
-def test_targets_train_on_every_backend(kind: str, backend: str) -> None:
-    loss, data = TARGETS[kind]
-    assert_close(trained(loss, data, backend=backend), trained(loss, data), 1e-5 if backend == "cupy" else 1e-12)
-
-
-@every_target
-@pytest.mark.parametrize("workers", [2, 3])
-def test_frequency_1_is_one_replica_on_the_concatenated_batch(kind: str, workers: int) -> None:
+@pytest.mark.parametrize("kind", TARGETS)
+@pytest.mark.parametrize(
+    ("workers", "options"),
+    [
+        *(pytest.param(2, {"backend": each.values[0]}, id=each.id, marks=each.marks) for each in WORKING),
+        pytest.param(3, {}, id="three workers"),
+        pytest.param(2, {"accumulation_steps": 3}, id="parts"),
+        pytest.param(2, {"pipeline": Pipeline(2, micro_batches=3)}, id="pipeline"),
+    ],
+)
+def test_frequency_1_is_one_replica_on_the_concatenated_batch(kind: str, workers: int, options: dict[str, Any]) -> None:
     loss, data = TARGETS[kind]
     whole = fitted(model_for(loss), Loader(data, 8 * workers, seed=3), epochs=2, optimizer=SGD(0.05))
-    assert_close(trained(loss, data, workers), whole.weights())
-
-
-@every_target
-@pytest.mark.parametrize(
-    "options", [{"accumulation_steps": 3}, {"pipeline": Pipeline(2, micro_batches=3)}], ids=["parts", "pipeline"]
-)
-def test_targets_are_split_with_their_batch(kind: str, options: dict[str, Any]) -> None:
-    loss, data = TARGETS[kind]
-    assert_close(trained(loss, data, **options), trained(loss, data))
+    found = trained(loss, data, workers, **options)
+    assert_close(found, whole.weights(), 1e-5 if options.get("backend") == "cupy" else 1e-10)
 
 
 @pytest.mark.standin

@@ -23,7 +23,7 @@ from cupynet.training.evaluation import Evaluation
 from cupynet.training.fit import Fit
 from tests.support.refusals import refused
 from tests.support.trainers import resumed
-from tests.support.training import At, KeepState, Seen, StopAfter, fingerprint, small_dataset, small_model
+from tests.support.training import At, KeepState, On, Seen, StopAfter, fingerprint, small_dataset, small_model
 
 HELD_OUT = Loader(small_dataset(30, seed=7), 10, shuffle=False)
 TRAIN = Loader(small_dataset(20), 4, seed=3)  # five batches
@@ -215,20 +215,18 @@ def test_bad_arguments_are_refused(arguments: dict[str, Any]) -> None:
 # a fit that diverges --------------------------------------------------------------------------------------------------
 
 
-class Poison(Callback):
-    every_rank = True
-
-    def on_iteration_end(self, trainer: Trainer) -> None:
-        if trainer.epoch == 3 and trainer.rank == trainer.world.size - 1:
-            trainer.params.master[0] = np.nan
-
-
 @pytest.mark.parametrize(("workers", "frequency"), [(1, 2), (2, 100)])
 def test_a_fit_that_diverges_leaves_the_best_weights(scripted: Script, workers: int, frequency: int) -> None:
     """Either all workers detect it at an average, or a single one in a report."""
+
+    def poison(trainer: Trainer) -> None:
+        if trainer.epoch == 3 and trainer.rank == workers - 1:
+            trainer.params.master[0] = np.nan
+
     scripted([0.5, 0.2, 0.3, 0.1])
     stopping, weights = EarlyStopping(), Seen()
-    options: dict[str, Any] = {"callbacks": [weights, Poison(), stopping], "log_every": 2}
+    callbacks = [weights, On("on_iteration_end", poison, every_rank=True), stopping]
+    options: dict[str, Any] = {"callbacks": callbacks, "log_every": 2}
     with ParallelWrapper(small_model(), workers, frequency, optimizer=SGD(0.05), **options) as wrapper:
         with pytest.raises(DivergedError):
             wrapper.fit(TRAIN, epochs=6, **VALIDATION)
