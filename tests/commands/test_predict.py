@@ -120,24 +120,15 @@ def test_noise_is_not_ink_and_a_blank_page_has_none() -> None:
 
 
 def test_other_images_are_resized_as_in_an_image_folder(tmp_path: Path) -> None:
-    pixels = np.random.default_rng(1).integers(0, 256, (40, 30, 3), np.uint8)
+    """A photograph that is dark on light is inverted only on request."""
+    pixels = np.random.default_rng(1).integers(180, 256, (40, 30, 3), np.uint8)
+    pixels[10:20, 10:20] //= 4
     Pictures.fromarray(pixels).save(tmp_path / "a.png")
     found = Preprocessing((20, 25, 3), None, "auto").image(tmp_path / "a.png")
     expected = pictures.resized(picture(tmp_path / "a.png", 3), 20, 25)
     np.testing.assert_array_equal(found, expected)
     turned = Preprocessing((20, 25, 3), None, "yes").image(tmp_path / "a.png")
-    assert abs(turned.astype(int) + expected - 255).max() <= 1
-
-
-@pytest.mark.parametrize("mode", ["LA", "RGBA"])
-def test_transparent_pixels_are_white_as_in_an_image_folder(mode: str, tmp_path: Path) -> None:
-    alpha = np.zeros((8, 8), np.uint8)
-    alpha[2:4] = 255
-    black = Pictures.new("L", (8, 8), 0)
-    Pictures.merge(mode, [*[black] * (len(mode) - 1), Pictures.fromarray(alpha)]).save(tmp_path / "a.png")
-    for channels in (1, 3):
-        seen = Preprocessing((8, 8, channels), None, "auto").image(tmp_path / "a.png")
-        np.testing.assert_array_equal(seen, np.repeat(255 - alpha[:, :, None], channels, axis=2))
+    assert abs(turned.astype(int) + expected - 255).max() <= 2  # rounded twice
 
 
 def test_inverting_on_request(finished: Path, tmp_path: Path) -> None:
