@@ -12,10 +12,8 @@ from cupynet.backend import Backend, UpdateScalars, create_backend
 from cupynet.nn.init import xavier
 from cupynet.nn.params import Params, Segment
 from cupynet.optim import SGD, Adam, Momentum, Nesterov, Optimizer
-from cupynet.training import ParallelWrapper
 from tests.support.backends import every_backend, every_dtype
 from tests.support.refusals import refused
-from tests.support.training import small_model
 
 
 def weights(backend: Backend) -> Params:
@@ -140,9 +138,3 @@ def test_a_user_defined_update_gets_a_clipped_gradient(kind: type[SGD]) -> None:
 def test_invalid_arguments_are_refused(setting: str, make: Callable[[], Optimizer]) -> None:
     with refused(setting):
         make()
-
-
-@pytest.mark.parametrize("wrong", [SGD, "adamm"])
-def test_objects_that_are_not_optimizers_are_refused(wrong: Any) -> None:
-    with refused("optimizer"):
-        ParallelWrapper(small_model(), optimizer=wrong)

@@ -84,14 +84,6 @@ def test_short_cycles(iterations: int, warmup: float, rates: list[float]) -> Non
     assert [schedule(i) for i in range(len(rates))] == pytest.approx(rates)
 
 
-def test_a_second_fit_starts_a_new_cycle() -> None:
-    schedule = OneCycle(0.5)
-    schedule.begin_fit(0, 50)
-    schedule.begin_fit(50, 60)
-    assert schedule(0) == schedule(50) == pytest.approx(0.5 / 25)
-    assert schedule(59) == schedule(1000) == pytest.approx(0.5 / 1000)
-
-
 # Plateaus -------------------------------------------------------------------------------------------------------------
 
 
