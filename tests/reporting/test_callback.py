@@ -19,17 +19,12 @@ from cupynet.training.callbacks.base import Callback
 from cupynet.training.trainer import Trainer
 from tests.support.pages import check_alone
 from tests.support.settings import settings_of
+from tests.support.training import StopAfter
 
 QUICK = (
     *("data=synthetic", "data.train=300", "data.test=100", "workers=2", "batch_size=16", "backend=numpy", "model=mlp"),
     "callbacks.report.enabled=true",
 )
-
-
-class Interrupting(Callback):
-    def on_iteration_end(self, trainer: Trainer) -> None:
-        if trainer.iteration == 5:
-            trainer.stop("SIGINT", StopReason.SIGNAL)
 
 
 def trained(folder: Path, *settings: str, callbacks: tuple[Callback, ...] = ()) -> str:
@@ -48,7 +43,7 @@ def test_a_page_that_needs_no_network_is_also_made_for_a_stopped_run_and_replace
 ) -> None:
     monkeypatch.chdir(tmp_path)
     folder = Path("run")
-    text = trained(folder, "epochs=2", callbacks=(Interrupting(),))
+    text = trained(folder, "epochs=2", callbacks=(StopAfter(5, text="SIGINT", reason=StopReason.SIGNAL),))
     assert ">stopped<" in text and "SIGINT" in text
     check_alone(text)
     text = trained(folder, "epochs=2", "resume=run")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet import Callback, Dataset, Dense, LambdaCallback, Loader, Model, ParallelWrapper, Synthetic
+from cupynet import Callback, Dataset, Dense, LambdaCallback, Loader, Model, ParallelWrapper, Shift, Synthetic
 from cupynet.backend import PixelScale
 from cupynet.core.errors import ConfigError
 from cupynet.data.dataset import split_views
@@ -232,8 +232,6 @@ def test_a_table_is_refused_with_a_remedy_that_works() -> None:
 
 
 def test_images_of_floats_are_not_augmented() -> None:
-    from cupynet import Shift
-
     with refused("augment"):
         Loader(Dataset("floats", X / 255, Y, 3), 8, augment=[Shift(1)])
 

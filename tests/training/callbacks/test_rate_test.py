@@ -38,17 +38,14 @@ def test_no_suggestion_if_the_loss_does_not_fall(losses: list[float]) -> None:
     assert made(losses).suggestion is None
 
 
-@pytest.mark.parametrize("optimizer", [AdaDelta(0.01), LAMB(0.01)])
-def test_every_optimizer_is_tested_at_the_given_rates(optimizer: Optimizer) -> None:
-    found = rate_test(optimizer, lowest=1e-4, highest=1e-2, iterations=12)
-    assert found.rates == pytest.approx(list(np.geomspace(1e-4, 1e-2, 12)))
+@pytest.mark.parametrize(
+    ("optimizer", "workers", "iterations"), [(AdaDelta(0.01), 1, 12), (LAMB(0.01), 1, 12), (SGD(0.01), 2, 22)]
+)
+def test_every_optimizer_is_tested_at_the_given_rates(optimizer: Optimizer, workers: int, iterations: int) -> None:
+    """Two workers agree to stop at the end of an epoch, after iteration 25, but test no more rates than one."""
+    found = rate_test(optimizer, lowest=1e-4, highest=1e-2, iterations=iterations, workers=workers)
+    assert found.rates == pytest.approx(list(np.geomspace(1e-4, 1e-2, iterations)))
     assert found.ended == "" and np.isfinite(found.losses).all()
-
-
-def test_several_workers_test_no_more_rates_than_one() -> None:
-    """The workers agree to stop at the end of an epoch, after iteration 25."""
-    found = rate_test(SGD(0.01), lowest=1e-4, highest=1e-2, iterations=22, workers=2)
-    assert found.rates == pytest.approx(list(np.geomspace(1e-4, 1e-2, 22))) and found.ended == ""
 
 
 def test_the_test_trains_a_copy_of_the_model() -> None:
