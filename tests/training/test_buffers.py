@@ -23,13 +23,12 @@ from cupynet.nn import (
     Sequential,
 )
 from cupynet.optim import SGD
-from cupynet.parallel import Communicator, ElasticAveraging, GradientSharing, ParameterAveraging, Pipeline, Synchronizer
+from cupynet.parallel import ElasticAveraging, GradientSharing, ParameterAveraging, Pipeline, Synchronizer
 from cupynet.training import Callback, ParallelWrapper, Replica, Trainer, recompute_statistics
-from cupynet.training.fit import Fit
 from tests.support.device_runs import Run, compared, train_on_device
 from tests.support.refusals import refused
-from tests.support.trainers import fit_on_threads, fitted, trainer_of
-from tests.support.training import Identity, On, assert_close, on_threads, small_dataset
+from tests.support.trainers import fit_on_threads, fitted
+from tests.support.training import Identity, On, assert_close, small_dataset
 
 RATE = 0.05
 EVERY_ROUND, EVERY_3 = ParameterAveraging(1), ParameterAveraging(3)
@@ -159,17 +158,12 @@ def test_estimates_are_weighted_by_their_samples(synchronizer: Synchronizer) -> 
 
 
 def test_replicas_begin_with_the_weights_and_estimates_of_rank_0() -> None:
-    begun: list[Weights] = []
-
-    def task(communicator: Communicator) -> None:
-        model = model_of()
-        for vector in (model.params.master, model.params.buffers):
-            vector += communicator.rank
-        look = On("on_fit_start", lambda trainer: begun.append(weights(trainer)), every_rank=True)
-        trainer = trainer_of(communicator, Replica(model, SGD(RATE)), EVERY_3, look)
-        trainer.fit(Fit(Loader(small_dataset(24), 4), 1))
-
-    on_threads(3, task)
+    begun, replicas = list[Weights](), [Replica(model_of(), SGD(RATE)) for _ in range(3)]
+    for rank, replica in enumerate(replicas):
+        replica.params.master[...] += rank
+        replica.params.buffers[...] += rank
+    look = On("on_fit_start", lambda trainer: begun.append(weights(trainer)), every_rank=True)
+    fit_on_threads(3, lambda c: replicas[c.rank], EVERY_3, Loader(small_dataset(24), 4), look)
     np.testing.assert_equal(begun, [model_of().weights()] * 3)
 
 

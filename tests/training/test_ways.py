@@ -17,7 +17,7 @@ from cupynet.training import ParallelWrapper, Replica
 from cupynet.training.fit import Fit
 from tests.guides.extending.gradient_mean import GradientMean
 from tests.support.refusals import refused
-from tests.support.trainers import Trained, callback_of, fit_on_threads, train, trainer_of
+from tests.support.trainers import Trained, callback_of, fit_on_threads, train
 from tests.support.training import (
     KINDS_OF_WAYS,
     WAYS,
@@ -144,33 +144,23 @@ def test_one_worker_alone_runs_no_parallel_code(way: Synchronizer) -> None:
 @every_kind
 @pytest.mark.parametrize("where", ["weights", "gradient"])
 def test_a_replica_that_is_not_finite_spoils_no_other(where: str, way: Synchronizer) -> None:
-    kept: dict[int, Any] = {}
-
-    class Poison(Replica):
-        """Poisons worker 1's weights or gradient."""
-
-        rank = 0
-
+    class Poisoned(Replica):
         def backpropagate(self, batch: Batch | None) -> int:
             samples = super().backpropagate(batch)
-            if where == "gradient" and self.rank == 1 and self.updates == 1:
+            if where == "gradient" and self.updates == 1:
                 self.params.grad[5] = np.nan
             return samples
 
         def update(self, iteration: int, step: Any = None) -> None:
             super().update(iteration, step)
-            if where == "weights" and self.rank == 1 and iteration == 1:
+            if where == "weights" and iteration == 1:
                 self.params.master[5] = np.inf
 
-    def task(communicator: Communicator) -> None:
-        replica = Poison(small_model(), SGD(0.05))
-        replica.rank = communicator.rank
-        kept[replica.rank] = replica.params.master
-        trainer_of(communicator, replica, way, log_every=0).fit(Fit(Loader(small_dataset(60), 4, seed=3), 1))
-
+    replicas = [kind(small_model(), SGD(0.05)) for kind in (Replica, Poisoned, Replica)]
+    loader = Loader(small_dataset(60), 4, seed=3)
     with pytest.raises(DivergedError, match="(replica|worker) 1 "):
-        on_threads(3, task)
-    assert np.isfinite(kept[0]).all() and np.isfinite(kept[2]).all()
+        fit_on_threads(3, lambda c: replicas[c.rank], way, loader, log_every=0)
+    assert all(np.isfinite(replica.params.master).all() for replica in replicas[::2])
 
 
 @every_kind
