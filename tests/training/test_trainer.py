@@ -134,6 +134,14 @@ def test_weights_are_evaluated_again_unless_all_callbacks_return_false(answer: b
     assert (evaluation.loss == pytest.approx(np.log(data.classes))) == (answer is not False)
 
 
+def test_replicas_of_a_stopped_fit_are_averaged_before_callbacks_replace_the_weights() -> None:
+    found: list[bytes] = []
+    last = On("after_finish", lambda trainer: found.append(trainer.params.master.tobytes()), every_rank=True)
+    with ParallelWrapper(small_model(), 2, 9, callbacks=[last, StopAfter(1)]) as wrapper:
+        wrapper.fit(small_dataset(64), batch_size=4)
+    assert len(found) == 2 and found[0] == found[1]
+
+
 def test_a_stop_after_the_last_round_is_no_event() -> None:
     log: list[str] = []
     fitted(small_model(), loader(8), callbacks=[*noted(log), StopAfter(2)])
