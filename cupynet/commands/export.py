@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_run()
     parser.add_argument("--onnx", type=Path, metavar="FILE", help="an ONNX graph: images (N, H, W, C) to logits")
     parser.add_argument("--input", choices=("uint8", "float"), default="uint8",
-                        help="pixels of the graph's input: 0 to 255, or 0 to 1 (%(default)s)")  # fmt: skip
+                        help="pixels of the graph's input: 0 to 255, or 0 to 1 (default: %(default)s)")  # fmt: skip
     parser.add_argument(
         "--safetensors", type=Path, metavar="FILE", help="the weights, with cupynet's names and layouts"
     )

@@ -32,8 +32,9 @@ def main() -> None:
     parser.add_run()
     parser.add_argument("pictures", type=Path, nargs="+", metavar="picture",
                         help="PNG, JPEG, BMP and WebP files, and folders of them")  # fmt: skip
-    parser.add_argument("--top", type=int, default=3, metavar="N", help="number of classes to print (%(default)s)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
+    parser.add_argument("--top", type=int, default=3, metavar="N",
+                        help="number of classes to print (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print one line of JSON per picture")
     parser.add_argument("--invert", choices=("auto", "yes", "no"), default="auto",
                         help="invert the picture; auto: if it is dark on light, unlike the run's images")  # fmt: skip
     parser.add_trusted_modules()
@@ -47,7 +48,7 @@ def predict(arguments: argparse.Namespace) -> int:
     trained = LoadedRun(arguments.run, arguments.trusted_modules)
     model = trained.model()
     source = None
-    with suppress(DataError):  # the data files of the run are not needed
+    with suppress(DataError):  # prediction works without the run's data files
         source = trained.source
     preprocessing = Preprocessing(model.input.shape, source, arguments.invert)
     files = [file for path in arguments.pictures for file in _files(path)]
@@ -94,13 +95,13 @@ class Preprocessing:
     def __init__(self, shape: tuple[int, ...], source: Any, invert: str) -> None:
         if len(shape) != 3 or shape[2] not in (1, 3):
             raise ConfigError(
-                f"the network has input {shape}, but pictures have a height, a width, and 1 or 3 channels"
+                f"the network has input {shape}, but pictures need an input (H, W, C) with 1 or 3 channels"
             )
         self.centered, self.on_black = getattr(source, "centered", False), getattr(source, "on_black", False)
         self.shape, self.invert = shape, invert
 
     def image(self, path: Path) -> Any:
-        """Read a picture as (H, W, C) uint8."""
+        """Read and preprocess a picture: (H, W, C) uint8."""
         from cupynet.data.centering import centered_as_mnist, is_dark_on_light
         from cupynet.data.pictures import picture, resized
 

@@ -88,6 +88,7 @@ def run(
             sweeper.
         prepare: validates the settings and builds the objects, before anything is written.
         config_name: the primary configuration file in conf/.
+        schema: the dataclass of the settings.
         join: returns the ranks started by mpiexec; None for a command that runs in a single process.
 
     Raises:

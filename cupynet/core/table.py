@@ -29,9 +29,10 @@ class Column:
 
     Attributes:
         key: name in files.
-        title: heading on the terminal, with line breaks.
-        cells: texts for the terminal.
-        values: values for files.
+        title: heading on the terminal; may contain line breaks.
+        cells: formatted values, for the terminal.
+        values: raw values, for files.
+        right: True to align the column right on the terminal.
     """
 
     key: str
@@ -48,7 +49,7 @@ class Column:
 def column(
     key: str, values: Sequence[Any], form: Callable[[Any], str] = str, title: str | None = None, *, right: bool = True
 ) -> Column:
-    """Create a column from values. None is shown as `-`, and is empty in files."""
+    """Create a column from values. None is shown as `-` on the terminal and left empty in files."""
     cells = [ABSENT if value is None else form(value) for value in values]
     return Column(key, key if title is None else title, cells, values, right)
 

@@ -1,4 +1,4 @@
-"""Terminal output. A closed terminal or a full disk does not end a run."""
+"""Terminal output. A run continues even if the terminal is closed or the disk is full."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 # control characters except newline, line separators, bidirectional controls, surrogates
 UNPRINTABLE = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-UNWRITABLE = (OSError, ValueError)  # raised when a stream is full, broken or closed
+UNWRITABLE = (OSError, ValueError)  # raised when a stream is broken or closed, or its disk is full
 
 
 def is_terminal() -> bool:
@@ -28,7 +28,10 @@ def can_draw() -> bool:
 
 
 def folded(line: str) -> str:
-    """Wrap a log line to the width of the terminal, indented below its time. Piped output is not wrapped."""
+    """Wrap a log line to the width of the terminal, and indent its continuation lines to align with the text.
+
+    Piped output is not wrapped.
+    """
     width, indent = shutil.get_terminal_size().columns, " " * len("[12:30:05] ")
     if not can_draw() or "\n" in line or width <= 2 * len(indent):
         return line
@@ -36,7 +39,7 @@ def folded(line: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Replace control characters with U+FFFD and tabs with spaces.
+    """Replace the characters in `UNPRINTABLE` with U+FFFD, and tabs with spaces.
 
     Escape sequences and bidirectional controls from untrusted files must not reach the terminal or an HTML page.
     """
@@ -44,7 +47,7 @@ def printable(text: str) -> str:
 
 
 def near(path: Path) -> str:
-    """Return a path relative to the current folder if it is inside it, otherwise unchanged."""
+    """Return paths inside the current folder relative to it, and other paths unchanged."""
     absolute = path.resolve()
     return str(absolute.relative_to(Path.cwd())) if absolute.is_relative_to(Path.cwd()) else str(path)
 
@@ -67,7 +70,7 @@ def steady_streams() -> None:
 
 
 def say_error(line: str, bug: BaseException | None = None) -> None:
-    """Print `cupynet: line` to stderr, after the traceback of a bug. Does nothing if stderr cannot be written."""
+    """Print `cupynet: line` to stderr, after the traceback of a bug. Does nothing if writing to stderr fails."""
     with contextlib.suppress(*UNWRITABLE):
         if bug is not None:
             print(printable("".join(traceback.format_exception(bug))), end="", file=sys.stderr)
@@ -75,7 +78,7 @@ def say_error(line: str, bug: BaseException | None = None) -> None:
 
 
 def stdout_is_gone(probe: str = "") -> bool:
-    """Flush stdout. Return True if its reader has closed it (`--help | head`), and prevent Python's error at exit.
+    """Flush stdout. If its reader has closed it (`--help | head`), suppress Python's error at exit and return True.
 
     probe: text to write in addition to buffered output.
     """

@@ -24,13 +24,13 @@ FilePath: TypeAlias = "str | os.PathLike[str]"
 
 PARSING = threading.Lock()  # CPython 3.11 fails if threads parse .npy headers concurrently
 _GZIP = b"\x1f\x8b"
-_RATIO = 64  # gzip rarely compresses images better
+_RATIO = 64  # compression ratio that images rarely exceed
 _PIECE = 1 << 20  # bytes per read
 
 
 @dataclass(frozen=True)
 class KnownFile:
-    """A published file: its name, and its MD5 or SHA-256 and maximum size in bytes, each compressed or not."""
+    """A published file. digest, most: see `read_unpacked`."""
 
     name: str
     digest: str
@@ -41,7 +41,12 @@ class KnownFile:
 
 
 def read_unpacked(path: Path, most: int, digest: str = "") -> bytes:
-    """Read a gzip or plain file of at most `most` bytes. digest: its MD5 or SHA-256, compressed or not."""
+    """Read a gzip or plain file.
+
+    Args:
+        most: maximum size in bytes, both as stored and decompressed.
+        digest: MD5 or SHA-256 of the stored or decompressed file; "" to accept any.
+    """
     stored = read_bytes(path, most)
     raw = _inflate(path, stored, most + 1) if stored[:2] == _GZIP else stored
     if len(raw) > most:
@@ -49,7 +54,8 @@ def read_unpacked(path: Path, most: int, digest: str = "") -> bytes:
     algorithm = "md5" if len(digest) == 32 else "sha256"
     if digest and digest not in (hashlib.new(algorithm, each).hexdigest() for each in (stored, raw)):
         raise DataError(
-            f"{path}: expected contents with {algorithm} {digest[:16]}..., found other contents, {stored[:16]!r}"
+            f"{path}: expected contents with {algorithm} {digest[:16]}..., found contents that begin with "
+            f"{stored[:16]!r}"
         )
     return raw
 
@@ -71,20 +77,20 @@ def idx_shape(path: Path) -> tuple[int, ...]:
 
 
 def check_idx_size(path: Path) -> None:
-    """Raise DataError if an IDX file is too small for the size in its header, without loading it."""
+    """Raise DataError if an IDX file is too small for the size in its header, without loading it.
+
+    Gzip files whose size is plausible are only checked by `read_idx`.
+    """
     header = idx_shape(path)
     claimed, stored = math.prod(header), check_regular(path)
     start = 4 + 4 * len(header)
     with path.open("rb") as file:
         packed = file.read(2) == _GZIP
     if packed and start + claimed <= _RATIO * stored:
-        return  # the size is plausible; `read_idx` checks it
+        return
     found = (_unpacked_size(path, start + claimed) if packed else stored) - start
     if found < claimed:
-        raise DataError(
-            f"{path}: expected an IDX file, found a damaged file with the wrong number of items. "
-            f"Expected: {claimed}. Found: {found}"
-        )
+        raise DataError(f"{path}: expected {claimed} bytes of data as stated in the IDX header, found {found}")
 
 
 def read_idx(path: Path, digest: str = "") -> Array:
@@ -100,7 +106,7 @@ def parse_idx(path: Path, raw: bytes) -> Array:
 
     try:
         array: Array = mnist.parse_idx(io.BytesIO(raw))
-    except Exception as error:  # the parser raises many types
+    except Exception as error:  # the parser raises exceptions of many types
         raise DataError(f"{path}: expected an IDX file, found a damaged file ({error})") from error
     return array
 
@@ -112,7 +118,7 @@ def map_npy(path: Path) -> Array:
             array = np.lib.format.open_memmap(path, mode="r")
         if not array.size:
             raise ValueError("it is empty")
-    except Exception as error:  # damaged headers raise many types
+    except Exception as error:  # damaged headers raise exceptions of many types
         raise DataError(f"{path}: cannot be read as a .npy file ({wording.one_line(error)})") from error
     return np.asarray(array)
 
@@ -127,11 +133,11 @@ def expanded(folder: FilePath) -> Path:
     try:
         return Path(folder).expanduser()
     except RuntimeError as error:
-        raise DataError(f"{folder}: {error}. Choose another folder") from error
+        raise DataError(f"{folder}: the home folder cannot be determined. Choose another folder") from error
 
 
 def check_regular(path: Path) -> int:
-    """Return the size of a regular file. Raise OSError for anything else, such as a pipe that could block forever."""
+    """Return the size of a regular file. Raise OSError for anything else, such as a pipe, which could block forever."""
     found = path.stat()
     if not stat.S_ISREG(found.st_mode):
         raise OSError("not a regular file")

@@ -31,11 +31,11 @@ class Batch:
     Attributes:
         index: number of the batch in its epoch over all workers, from 0.
         images: (N, H, W, C); None if not requested.
-        labels: (N,) int64, or (N, T) float32; with weights (N, T + 1); see `Dataset.targets`.
+        labels: (N,) int64, or (N, T) float32, or (N, T + 1) with sample weights (see `Dataset.targets`).
         samples: (N,) int64, indices into the whole data set, on the host. Dropout and augmentation depend on them.
         epoch: number of the epoch, from 0.
         steady: True if the images of all batches of the feed have the same address.
-        source: the `CudaTransfer` from which a captured step may take the batch (see `QueuedBatch`); or None.
+        source: the `CudaTransfer` from which a captured step may take the batch (see `QueuedBatch`), or None.
         label_shape: (N, ...), the shape of the labels.
     """
 
@@ -56,20 +56,21 @@ class Batch:
         return tuple(self.labels.shape)
 
 
-Assigned: TypeAlias = "list[tuple[int, Array, Array]]"  # (batch index, rows in the worker's part, samples)
+Assigned: TypeAlias = "list[tuple[int, Array, Array]]"  # (batch index, rows in the worker's data, samples)
 Made: TypeAlias = "tuple[int, tuple[Array | None, Array], Array]"  # (batch index, result of `Transfer.make`, samples)
 
 
 class Loader:
     """Splits a data set into batches and assigns them to workers.
 
-    Batch i of an epoch belongs to worker i mod size. The last batch may be smaller. With `Shards`, worker r reads only
-    shard r, and the last batch of each shard may be smaller. Some workers may have no batch in the last iterations.
-    Loaders have no state, so all workers may share one.
+    With W workers, batch i of an epoch belongs to worker i mod W. The last batch may be smaller. With `Shards`, worker
+    r reads only shard r, and the last batch of each shard may be smaller. Some workers may have no batch in the last
+    iterations. Loaders have no state, so all workers may share one.
 
     Args:
         dataset: a `Dataset`, `Shards`, or a pair of arrays (images, labels). The number of classes of a pair is the
             largest label + 1; to set it, use `Dataset("mine", images, labels, classes=10)`.
+        batch_size: samples per batch.
         seed: seed of the order and of augmentation, combined with the epoch.
         shuffle: False to keep the order of the data set, as in evaluation.
         augment: augmentations in order (see `augmentations`); only for training.
@@ -114,7 +115,7 @@ class Loader:
         return sum(min(per_iteration, max(0, count - number * per_iteration)) for count in self.dataset.counts)
 
     def deal(self, size: int) -> tuple[int, ...]:
-        """Return a key of the batch assignment. An epoch can only be resumed with the same key."""
+        """Return a key that identifies the assignment of batches. An epoch can only be resumed with the same key."""
         return *self.dataset.counts, self.batch_size, size
 
     @cached_property
@@ -148,7 +149,7 @@ class Loader:
         return self.dataset
 
     def order(self, epoch: int, shard: int = 0) -> Array:
-        """Return the samples of an epoch in training order, (S,) int64; with `Shards`, the samples of one shard."""
+        """Return the rows of the data in the order of an epoch, (S,) int64; with `Shards`, the rows of one shard."""
         count = self.dataset.counts[shard]
         if not self.shuffle:
             return np.arange(count, dtype=np.int64)
@@ -206,7 +207,7 @@ class Loader:
 
 
 def _mixture(own: Array, others: Array, share: Array, weighted: bool) -> Array:
-    """Mix targets (N, T), or (N, T + 1) with a last column of weights, which multiply the samples' shares."""
+    """Mix targets (N, T), or (N, T + 1) whose last column contains sample weights, which multiply the shares."""
     if not weighted:
         return share * own + (1 - share) * others
     parts = share * own[:, -1:], (1 - share) * others[:, -1:]
@@ -252,7 +253,7 @@ def _dataset_of(data: Any, classes: int | None = None, pixels: PixelScale = FRAC
     if isinstance(data, Dataset | Shards):
         return data
     if not isinstance(data, tuple | list) or len(data) != 2:
-        kinds = "a Dataset, such as Synthetic().load().train, Shards, or a pair (images, labels)"
+        kinds = "a Dataset (such as Synthetic().load().train), Shards, or a pair (images, labels)"
         raise ConfigError(f"data must be {kinds}, got {wording.one(type(data).__name__)}")
     images, labels = on_host(data[0]), on_host(data[1])
     if classes is None:

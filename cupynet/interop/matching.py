@@ -41,22 +41,25 @@ def weights_of(model: Model, names: Iterable[str] = ()) -> dict[str, Weight]:
         weights[name] = Weight(layers[path], weight_name, array.shape)
     for name in names:
         if name not in weights and name not in layers:
-            raise ConfigError(f"names: the model has no layer or weight {name!r}. It has {', '.join(weights)}.")
+            known = ", ".join(weights)
+            raise ConfigError(f"names: the model has no layer or weight {name!r}. Its weights are {known}.")
     return weights
 
 
 def take(stored: dict[str, Any], entry: str, name: str, path: PathLike) -> Any:
-    """Remove and return the entry of a file for weight `name`. Raises DataError if it is missing."""
+    """Remove the entry for weight `name` from `stored` and return it. Raises DataError if it is missing."""
     if entry not in stored:
         entries = ", ".join(sorted(stored)[:8]) or "no other weights"
-        raise DataError(f"{path}: lacks {entry!r} for weight '{name}'. It has {entries}. Map the weight with names.")
+        raise DataError(
+            f"{path}: lacks {entry!r} for weight '{name}'. It has {entries}. Set `names` if they belong to this model."
+        )
     return stored.pop(entry)
 
 
 def check_shape(
     read: Callable[[], Any], actual: tuple[int, ...], shape: tuple[int, ...], description: str, path: PathLike
 ) -> Any:
-    """Return `read()`. Raises DataError if the shape differs; arrays of the wrong size are not read."""
+    """Return `read()`. Raises DataError if the shape is wrong, without reading arrays of the wrong size."""
     array = read() if math.prod(actual) == math.prod(shape) else None
     if array is None or tuple(array.shape) != shape:
         raise DataError(f"{path}: weight {description} has shape {tuple(actual)}, but the network needs {shape}")

@@ -56,8 +56,9 @@ class Layer(Described):
     Attributes:
         capturable: True if CUDA graphs can capture the layer: it performs the same operations for all batches of one
             size, and reads only `train`, `epoch`, `samples` and `seed` of the context. Not inherited.
-        uses_rng: True if training reads `context.samples` and `context.epoch`.
-        syncs_replicas: True if training exchanges data with other replicas (see `Context`). Not supported in pipelines.
+        uses_rng: True if the layer reads `context.samples` and `context.epoch` in training.
+        syncs_replicas: True if the layer exchanges data with other replicas in training (see `Context`). Not supported
+            in pipelines.
         backend: the backend. `build` sets this and the following attributes.
         path: the full name, such as `block.conv1`; empty for a network of one layer.
         needs_dx: if False, `backward` may return None (see `Scope`).

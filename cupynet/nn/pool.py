@@ -45,8 +45,8 @@ class Pool(Layer):
     Args:
         kernel_size: an integer or (height, width).
         stride: an integer or (vertical, horizontal); by default `kernel_size`.
-        padding: on both sides, an integer or (vertical, horizontal) below `kernel_size`; `same`; or `valid` (0).
-            Padding does not count in maxima or means.
+        padding: padding on both sides, an integer or (vertical, horizontal) below `kernel_size`; `same`; or `valid`
+            (0). Padding does not count in maxima or means.
     """
 
     def __init__(self, kernel_size: Size, stride: Size | None = None, padding: Size | str = 0) -> None:

@@ -102,8 +102,8 @@ class Pipeline:
         """Return the measured speed-up over sequential stages, and its upper bound, for JSON.
 
         `speed_up` is the compute time of a batch, summed over all stages, divided by the time of an iteration. `bound`
-        is (total work / slowest stage) · m / (m + s - 1). Unequal stages can exceed it slightly, because faster stages
-        fill and drain the pipeline sooner.
+        is (total work / work of the slowest stage) · m / (m + s - 1). Unequal stages can exceed it slightly, because
+        faster stages fill and drain the pipeline sooner.
 
         Args:
             compute_s, samples: compute time in seconds and number of samples, by rank.

@@ -140,10 +140,10 @@ def png(charts: Sequence[Chart]) -> bytes:
 
 
 def thinned(x: Sequence[float], y: Sequence[float | None]) -> tuple[list[float], list[float]]:
-    """Reduce a line to at most `MAX_POINTS` points. Each is the mean of the finite values of neighboring points, at
-    their last x.
+    """Reduce a line to at most `MAX_POINTS` points.
 
-    A point without finite values is NaN. Values are clipped to `LARGEST`.
+    Each is the mean of the finite values of neighboring points, at their last x, or NaN if there are none. Values are
+    clipped to `LARGEST`.
     """
     step = max(math.ceil(len(x) / MAX_POINTS), 1)
     xs, ys = [], []

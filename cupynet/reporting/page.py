@@ -213,7 +213,7 @@ def _mistakes(data: RunData) -> list[dict[str, Any]]:
     for row, image in zip(rows, images, strict=True) if len(images) == len(rows) else ():
         label, guess, confidence = names[row["label"]], names[row["guess"]], row["confidence"] or 0.0
         score = percent(confidence, 1) if 0 <= confidence <= 1 else f"{confidence:.3g}"
-        picture = pictures.example(image, f"sample {row['sample']}, {label} taken for {guess}")
+        picture = pictures.example(image, f"sample {row['sample']}, {label} predicted as {guess}")
         mistakes.append(
             {"image": picture, "guess": guess, "confidence": score, "label": label, "sample": row["sample"]}
         )

@@ -1,6 +1,6 @@
 """A page's images: samples, filters of a layer, and the confusion matrix.
 
-Color encodes the sign of a number, and opacity its magnitude, so that images suit light and dark pages.
+Color encodes the sign of a number, and opacity its magnitude, so that images work on light and dark pages.
 """
 
 from __future__ import annotations
@@ -52,16 +52,19 @@ def picture(pixels: NDArray[np.uint8], alt: str, zoom: float) -> Picture:
 
 
 def example(image: NDArray[np.uint8], alt: str) -> Picture:
-    """Scale an image (H, W, C) to 96 CSS pixels on its longer side. Unless C is 1, 3 or 4, show the first channel."""
+    """Scale an image (H, W, C) to 96 CSS pixels on its longer side.
+
+    If C is not 1, 3 or 4, only the first channel is shown.
+    """
     shown = image if image.shape[2] in (1, 3, 4) else image[:, :, :1]
     return picture(np.ascontiguousarray(shown), alt, 96 / max(image.shape[:2]))
 
 
 def filters(weights: NDArray[Any], name: str) -> Picture | None:
-    """Draw the filters (K_h, K_w, C, O) of a convolution side by side, each scaled by its largest weight.
+    """Draw the filters (K_h, K_w, C, O) of a convolution side by side, each scaled by its largest absolute weight.
 
-    Filters with three channels are drawn in RGB, others as the mean over channels. Returns None if a weight is not
-    finite.
+    Filters with three channels are drawn in RGB, others as the mean over channels. At most `MAX_FILTERS` are drawn.
+    Returns None if there are no weights, or if one is not finite.
     """
     kernel_h, kernel_w, channels, count = weights.shape
     if 0 in weights.shape or not np.isfinite(weights).all():
@@ -116,7 +119,7 @@ def confusion(counts: NDArray[np.int64], names: list[str]) -> list[tuple[str, li
     for actual, name in enumerate(names):
         row = zip(names, counts[actual].tolist(), strengths[actual].tolist(), strict=True)
         cells = [
-            Cell(f"{count}", strength, "heat" if guess == name else "miss", f"{name} taken for {guess}: {count:,}")
+            Cell(f"{count}", strength, "heat" if guess == name else "miss", f"{name} predicted as {guess}: {count:,}")
             for guess, count, strength in row
         ]
         rows.append((name, cells))

@@ -1,3 +1,5 @@
+"""Records passed to callbacks, and reasons for stopping the training."""
+
 from __future__ import annotations
 
 import math
@@ -12,7 +14,7 @@ from cupynet.training.evaluation import Evaluation
 
 @dataclass(frozen=True)
 class Spent:
-    """Time in seconds (see `Clock`), samples and traffic in bytes of each worker, in rank order."""
+    """Seconds (see `Clock`), samples and bytes sent, each as a list over workers in rank order."""
 
     rounds_s: list[float]
     compute_s: list[float]
@@ -28,12 +30,12 @@ class Spent:
 
     @property
     def averaging(self) -> float:
-        """The fraction of time spent averaging: the minimum over workers, because the last to arrive does not wait."""
+        """The fraction of time spent averaging: the minimum over workers, because the last one does not wait."""
         return min(self.share("averaging_s"))
 
     @property
     def data(self) -> float:
-        """The fraction of time spent waiting for batches: the maximum over workers, as others wait for the slowest."""
+        """The fraction of time spent waiting for batches: the maximum over workers, as all wait for the slowest."""
         return max(self.share("data_s"))
 
     @classmethod
@@ -44,7 +46,7 @@ class Spent:
         return cls(*(column.tolist() for column in seconds), *counts)
 
 
-SPENT = tuple(each.name for each in fields(Spent))  # also attributes of `Clock`
+SPENT = tuple(each.name for each in fields(Spent))  # `Clock` has attributes of the same names
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class IterationRecord:
             since the previous report; NaN if not measured. In a pipeline, the maximum over stages, an upper bound for
             the whole network.
         drift_by_layer: the same for each layer's weights; empty if not measured.
-        bytes_sent: traffic between all workers in this run.
+        bytes_sent: bytes sent between all workers so far in this run.
     """
 
     iteration: int
@@ -90,14 +92,15 @@ class EpochRecord:
         samples: training samples of all replicas in this epoch.
         train_s: seconds spent training, excluding the evaluation.
         split: the data set of the evaluation, `test` or `validation`.
-        evaluation: None if this epoch was not evaluated.
+        evaluation: result of the evaluation; None if this epoch was not evaluated.
         spent: time and traffic of each worker in this epoch. Its `bytes_sent` includes the evaluation.
-        bytes_sent: traffic between all workers in this run.
+        bytes_sent: bytes sent between all workers so far in this run.
         loss: mean training loss during this epoch; NaN without samples.
         losses: training loss of each worker, in rank order; NaN for workers without samples and for all pipeline stages
             but the last.
-        accuracy: training accuracy during this epoch, 0..1: the fraction of correct classes or, for targets of
-            `binary_cross_entropy`, of outputs on the same side of 1/2 as their target. NaN for other targets.
+        accuracy: training accuracy during this epoch, 0..1: the fraction of samples classified correctly or, for
+            targets of `binary_cross_entropy`, the fraction of outputs on the same side of 1/2 as their target. NaN for
+            other targets.
         learning_rate: the rate of the last iteration.
         drift, drift_by_layer: the last measurement in this epoch (see `IterationRecord`); NaN and empty if none. A
             measurement after a full averaging interval precedes one at the end of the epoch.
@@ -125,7 +128,7 @@ class EpochRecord:
 
 
 class StopReason(IntEnum):
-    """The reason why training ended early."""
+    """Why training ended early."""
 
     REQUEST = 1  # `stop` was called
     SIGNAL = 2  # the process received a signal
@@ -142,7 +145,7 @@ class Stop:
 
     @property
     def urgent(self) -> bool:
-        """True after a signal: save the result at once, without another evaluation."""
+        """True after a signal. The result is then saved at once, without another evaluation."""
         return self.reason is StopReason.SIGNAL
 
     @property

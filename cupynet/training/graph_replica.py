@@ -3,9 +3,9 @@
 For each batch size, the gradient, the update, and both together are captured on their second run. The first run loads
 kernels and allocates memory.
 
-The host enqueues steps without waiting for them: the device decides whether to update (`judge` in update.cu). The host
-reads the result at averaging steps, reports and ends of epochs. After a non-finite loss or gradient the device makes no
-further updates, so that the host can locate the batch.
+The host enqueues steps without waiting for them, because the device decides whether to apply each update (`judge` in
+update.cu). The host reads the result at averaging steps, at reports, and at the end of each epoch. After a non-finite
+loss or gradient, the device applies no update until the host has read the result and located the batch.
 """
 
 from __future__ import annotations
@@ -38,18 +38,19 @@ log = logging.getLogger(__name__)
 class Graphs:
     """The CUDA graphs of one device.
 
-    singly: True to launch operations one by one.
-    refused: the first step that could not be captured, with the reason; "" if there is none.
+    Attributes:
+        singly: True to launch operations one by one.
+        refused: the first step that could not be captured, with the reason; "" if there is none.
     """
 
     def __init__(self, backend: Backend, recorder: Recorder) -> None:
         self._backend, self._recorder = backend, recorder
         self._launchers: dict[tuple[str, Shape], Callable[[], None]] = {}  # by name and label shape
-        self._origin: tuple[Workspace, bool, object] | None = None  # what the graphs depend on (see `begin`)
+        self._origin: tuple[Workspace, bool, object] | None = None  # workspace, kind of labels and memory that they use
         self.refused, self.singly = "", False
 
     def begin(self, *, classifies: bool, memory: object) -> None:
-        """Drop graphs that use the workspace of another thread, other labels, or an earlier `CudaTransfer.memory`."""
+        """Drop graphs for another thread's workspace, another kind of labels, or an earlier `CudaTransfer.memory`."""
         origin = self._backend.workspace, classifies, memory
         if self._origin != origin:
             self._origin, self._launchers = origin, {}
@@ -90,7 +91,7 @@ class Inputs:
 
     Attributes:
         draws: True if a layer uses random numbers, which depend on the sample indices and the epoch.
-        epoch: (1,), on the device.
+        epoch: number of the epoch, (1,), on the device.
         source: the `CudaTransfer` from which the step takes its batch; None if `load` has copied it.
     """
 
@@ -190,8 +191,8 @@ class GraphReplica(Replica):
 
     def _steer(self, iteration: int) -> None:
         def later() -> Iterator[Numbers]:
-            with suppress(Exception):  # a rate may depend on later events; a real error recurs in its own iteration
-                optimizer = copy.copy(self.optimizer)  # the original may remember the last iteration
+            with suppress(Exception):  # later rates may not be known yet; a real error recurs in its own iteration
+                optimizer = copy.copy(self.optimizer)  # must not change the original's state
                 optimizer.learning_rate = copy.copy(optimizer.learning_rate)
                 yield from map(optimizer.numbers, range(iteration + 1, self._stop))
 
@@ -255,7 +256,7 @@ class GraphReplica(Replica):
     # the captured step ----------------------------------------------------------------------------------------------
 
     def _losses(self, shape: Shape) -> tuple[Array, Array]:
-        """Add the gradient to `params.grad`. Return the losses and the number of hits."""
+        """Add the gradient to `params.grad`. Return the losses and the number of correct predictions."""
         self.params.snapshot_buffers()
         images, labels, samples = self._inputs.of(shape)
         context = GraphContext(train=True, seed=self.model.seed, epoch=self._inputs.epoch, samples=samples)
@@ -294,7 +295,7 @@ class GraphReplica(Replica):
 
 
 class GraphContext(Context):
-    """Context for graph capture. Raises RuntimeError for attributes that would be frozen into the graph."""
+    """Context for graph capture. Raises RuntimeError for attributes whose values would be frozen into the graph."""
 
     def __getattribute__(self, name: str) -> Any:
         found = super().__getattribute__(name)

@@ -14,14 +14,14 @@ from cupynet.parallel import Communicator
 Tree: TypeAlias = "dict[str, Any]"  # nested dictionaries of numbers and arrays
 Arrays: TypeAlias = "dict[str, Any]"  # arrays by path, with "/" between names
 
-MOST_COUNTED = 2**53  # upper bound on all counters
+MOST_COUNTED = 2**53  # upper bound on all counters; smaller integers are exact in double precision
 
 
 def gathered(world: Communicator, state: Tree) -> tuple[list[Tree], Arrays] | None:
     """Gather all states on rank 0: return the numbers and array names of each worker, and the arrays.
 
     An array that is equal on all workers that have it is stored once under its name; otherwise each version is stored
-    as `name@rank`. Other ranks return None.
+    as `name@rank`, with the lowest rank that has it. Other ranks return None.
     """
     if world.rank != 0:
         send(world, state, 0)
@@ -67,14 +67,14 @@ def received(world: Communicator, rank: int) -> tuple[Tree, Arrays]:
 
 
 def check_position(position: Tree) -> None:
-    """Raise ValueError for an invalid position, with which training might never end."""
+    """Raise ValueError if the position is invalid, because training might then never end."""
     for name in ("iteration", "epoch", "round"):
         if type(position[name]) is not int or not 0 <= position[name] < MOST_COUNTED:
-            raise ValueError(f"trainer.{name}: expected a number of at least 0, found {position[name]!r:.80}")
+            raise ValueError(f"trainer.{name}: expected an integer from 0 to 2^53 - 1, found {position[name]!r:.80}")
 
 
 def check_numbers(own: Mapping[str, Any], state: Any) -> None:
-    """Raise ValueError if an entry of `state` is not a number, but is one in `own`, the trainer's state."""
+    """Raise ValueError if a number in `own`, the trainer's state, is not a valid number in `state`."""
     for name, value in own.items():
         found = state.get(name, value)
         if isinstance(value, Mapping):
@@ -82,12 +82,12 @@ def check_numbers(own: Mapping[str, Any], state: Any) -> None:
         elif isinstance(value, int | float):
             any_float = isinstance(value, float) and isinstance(found, float)  # includes NaN and infinity
             if type(found) not in (bool, int, float) or not (any_float or abs(found) < MOST_COUNTED):
-                raise ValueError(f"{name}: expected a number, found {found!r:.80}")
+                raise ValueError(f"{name}: expected a number of magnitude below 2^53, found {found!r:.80}")
 
 
 def filled(state: Any, defaults: Mapping[str, Any]) -> Tree:
     if not isinstance(state, dict):
-        raise TypeError(f"expected names and values, found {state!r:.80}")
+        raise TypeError(f"expected a dictionary, found {state!r:.80}")
     found = dict(state)
     for name, value in defaults.items():
         found[name] = filled(found.get(name, {}), value) if isinstance(value, Mapping) else found.get(name, value)
@@ -101,7 +101,7 @@ def _digest(array: Any) -> str:
 
 
 def apart(tree: Mapping[str, Any], above: str = "") -> tuple[Tree, Arrays]:
-    """Split a tree into a tree of its numbers, and its arrays by path."""
+    """Split a tree into a tree of numbers and a dictionary of arrays by path."""
     numbers: Tree = {}
     arrays: Arrays = {}
     for name, value in tree.items():
@@ -124,6 +124,6 @@ def together(numbers: Tree, arrays: Arrays) -> Tree:
         for each in above:
             node = node.get(each)
             if not isinstance(node, dict):
-                raise LookupError(f"no place for the array {path!r:.80}")
+                raise LookupError(f"the state has no entry for the array {path!r:.80}")
         node[name] = array
     return numbers

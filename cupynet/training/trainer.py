@@ -67,6 +67,7 @@ class Trainer:
         prefetch_buffer: number of batches to prepare in advance in a thread; 0 disables prefetching.
         data_on_device, shared: see `Device.transfer`.
         log_every: iterations between `on_log` events, the same on every worker; 0 disables them.
+        metrics: additional metrics (see `TrainingOptions`).
 
     Attributes:
         world: the communicator of all workers. Callbacks that run on every rank may use it if all make the same calls.

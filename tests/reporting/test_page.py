@@ -62,7 +62,7 @@ def test_the_confusion_matrix_has_a_row_for_each_actual_class(tmp_path: Path) ->
     assert [(name, [cell.text for cell in cells]) for name, cells in values["matrix"]] == [
         ("cat", ["30", "1", "0"]), ("dog", ["2", "29", "0"]), ("owl", ["0", "0", "38"]),
     ]  # fmt: skip
-    assert values["matrix"][1][1][0].title == "dog taken for cat: 2"
+    assert values["matrix"][1][1][0].title == "dog predicted as cat: 2"
     assert values["classes"][0][:3] == ["cat", "0.9000", "0.8000"]  # precision, recall
 
 
@@ -70,7 +70,7 @@ def test_each_mistake_is_shown_with_its_own_picture(tmp_path: Path) -> None:
     folder = finished(tmp_path)
     shown = page_values(read_run(folder))["mistakes"]
     assert [each["image"].alt for each in shown] == [
-        "sample 7, dog taken for cat", "sample 3, cat taken for dog", "sample 9, dog taken for cat",
+        "sample 7, dog predicted as cat", "sample 3, cat predicted as dog", "sample 9, dog predicted as cat",
     ]  # fmt: skip
     images = load_weights(folder / "examples.safetensors")["images"]
     sources = [pictures.example(image, "").source for image in images]
@@ -186,7 +186,7 @@ def test_the_page_of_a_run_that_is_still_training(training: Path) -> None:
     assert "mnist: epoch 2/3" in parsed.text and "running" in parsed.text and "1 of 3 epochs" in parsed.text
     (bar,) = parsed.all("progress")
     assert (float(bar["max"] or 0), float(bar["value"] or 0)) == (3, 1)
-    assert "cat taken for cat: 21" in [cell.get("title") for cell in parsed.all("td")]  # from the last evaluation
+    assert "cat predicted as cat: 21" in [cell.get("title") for cell in parsed.all("td")]  # from the last evaluation
 
 
 def test_a_resumed_run_does_not_show_old_results(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_a_run_with_validation_images_has_a_final_confusion_matrix(tmp_path: Pat
     path.write_text(path.read_text().replace('"test_', '"validation_'))
     parsed = made(folder)
     assert "validation images" in parsed.text
-    assert "cat taken for cat: 23" in [cell.get("title") for cell in parsed.all("td")]
+    assert "cat predicted as cat: 23" in [cell.get("title") for cell in parsed.all("td")]
 
 
 def test_fallback_data_are_marked(tmp_path: Path) -> None:
@@ -320,4 +320,4 @@ def test_many_classes_have_a_table_but_no_matrix(tmp_path: Path) -> None:
     test = summary()["test"] | {"confusion": counts.tolist()}
     parsed = made(finished(tmp_path, test=test | {"mistakes": test["mistakes"][:1]}, class_names=None))
     assert [image["alt"] for image in parsed.all("img")] == ["filters of conv1.weight"]
-    assert "taken for" not in str(parsed.elements) and "0.9000" in parsed.text
+    assert "predicted as" not in str(parsed.elements) and "0.9000" in parsed.text

@@ -1,10 +1,10 @@
 """Fused convolution and max-pool on the CPU.
 
-The forward pass computes the pixels of a pooling window in registers and writes only the maximum
+The forward pass computes the pixels of a pooling window in registers and writes only the maximum and its index
 (`kernels/windows.py`). The bias is added after pooling. The backward pass processes only the pixels that were the
 maximum of their window (`kernels/rows.py`, or `kernels/outer.py` for patches with short rows).
 
-`rows` skips zero gradients, so images with NaN or infinity give other results than separate operations.
+`rows` skips zero gradients, so results for images with NaN or infinity differ from those of separate operations.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from cupynet.backend.window import Window
 
 CACHE_LINE = 64  # bytes
 SHORT_ROW = 16  # values in a row of a patch; shorter rows do not fill a vector
-MOST_PIXELS = 9  # maximum number of pixels in a pooling window, each of which has a sum in registers
+MOST_PIXELS = 9  # maximum number of pixels in a pooling window; their sums are held in registers
 
 
 def fuse(backend: Backend, first: Convolution, pool: Window) -> FusedPair | None:
-    """Return the fused pair, or None if the kernels do not support it, as with large or overlapping pooling windows."""
+    """Return the fused pair, or None if the kernels do not support it, for example if pooling windows overlap."""
     if first.window.dilates or first.groups > 1 or pool.pads:
         return None  # kernels require rows of adjacent pixels, and pools without padding
     disjoint = all(stride >= size for stride, size in zip(pool.stride, pool.kernel, strict=True))
@@ -48,7 +48,7 @@ class ConvPool(FusedPair):
 
     @cached_property
     def patches(self) -> Patches:
-        """Offsets of patches in an image. Created on first use, because they are large for large images."""
+        """Offsets of patches in an image. Computed on first use, because the tables are large for large images."""
         window, pool, step = self.conv.window, self.pool, self.size[1] * self.channels
         pool_stride = (window.stride[0] * pool.stride[0], window.stride[1] * pool.stride[1])
         corners, places = self._corners(self.pooled, pool_stride, step), self._corners(pool.kernel, window.stride, step)
@@ -61,7 +61,7 @@ class ConvPool(FusedPair):
         return (start + np.arange(self.patches.row)).reshape(-1).astype(np.int32)
 
     def _corners(self, count: tuple[int, int], apart: tuple[int, int], step: int) -> Array:
-        """Return the corners of a grid of `count` patches, `apart` pixels apart. step: values in an image row."""
+        """Return the offsets of a grid of `count` patches, `apart` pixels apart. step: values in an image row."""
         row, col = np.arange(count[0])[:, None] * apart[0] * step, np.arange(count[1]) * apart[1] * self.channels
         return (row + col).reshape(-1).astype(np.int32)
 

@@ -1,9 +1,10 @@
 """Fused convolution, bias, activation and max-pool on the GPU.
 
-Small patches (few channels, as in the first layer) are convolved directly from the image (see kernels/conv_pool.cu).
-Other convolutions use im2col and cuBLAS, followed by one kernel for bias, activation and pooling; they save the im2col
-rows and the indices of the maxima. If ReLU zeroes a maximum, its index refers to no pixel, so that the backward pass
-does not need the output of the activation.
+Small patches (few channels, as in the first layer) are convolved directly from the image (see kernels/conv_pool.cu),
+unless they are dilated or the pool has more than 255 pixels. Other convolutions use im2col and cuBLAS, followed by one
+kernel for bias, activation and pooling; they save the im2col rows for the backward pass. Both save the indices of the
+maxima. If ReLU zeroes a maximum, its index refers to no pixel, so the backward pass does not need the activation's
+output.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class CudaConvPool(CudaConv, CudaPool):
 
 
 class ConvPool(FusedPair):
-    """Fused convolution, activation (identity or ReLU) and pool, for one image size."""
+    """Fused convolution, bias, activation (identity or ReLU) and max-pool, for one image size."""
 
     def __init__(self, backend: CudaConvPool, first: Convolution, pool: Window) -> None:
         self.backend, self.conv, self.pool = backend, first, pool

@@ -1,4 +1,4 @@
-"""Training steps as CUDA graphs, with CuPy's stream capture."""
+"""Capture training steps as CUDA graphs with CuPy's stream capture."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ ROWS = 255  # iterations in a table of scalars
 
 def _refuse(nbytes: int) -> Any:
     """Allocator during capture, which always raises: a graph must not write to memory that the pool may reuse."""
-    raise RuntimeError(f"it allocates {nbytes} bytes of device memory outside the workspace")
+    raise RuntimeError(f"the step allocates {nbytes} bytes of device memory outside the workspace")
 
 
 class Recorder:
-    """Captures steps of one backend in its worker's thread, and holds their controls (backend/controls.py)."""
+    """Captures steps of one backend in its worker's thread, and holds their controls (see backend/controls.py)."""
 
     def __init__(self, backend: CudaUpdate) -> None:
         self._backend = backend
@@ -58,7 +58,7 @@ class Recorder:
             yield
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Capture work without running it, and return a function that launches it. Raises an exception on failure.
+        """Capture work without running it, and return a function that launches it. Raises the error if this fails.
 
         The work must have run before, so that memory and kernels exist. One thread captures at a time, as CuPy
         requires.
@@ -75,7 +75,7 @@ class Recorder:
             try:
                 work()
             except BaseException:
-                with suppress(RuntimeError):  # the failure may have ended the capture
+                with suppress(RuntimeError):  # the error may have ended the capture
                     stream.end_capture()
                 raise
             graph = stream.end_capture()
@@ -107,10 +107,10 @@ class Recorder:
         self._backend._flat(f"undo_{self._backend._wide}", vector.size, vector, kept, self._controls)
 
     def steer(self, iteration: int, scalars: Scalars, later: Callable[[], Iterator[Scalars]]) -> None:
-        """Set the learning-rate factor and the other scalars of the next step, which must follow.
+        """Set the learning-rate factor and the other scalars of the next step. Launch it before the next call.
 
-        Steps take them from a table on the device. It is sent again after its last row, and whenever the next row is
-        not this iteration with these scalars. The new table has about twice as many rows as steps took from the last
+        Steps take them from a table on the device. A new table is sent when the rows are used up, or if the next row
+        does not match this iteration and these scalars. It has about twice as many rows as were used of the previous
         one, because the scalars may change often.
 
         later: returns the expected scalars of later iterations.
@@ -133,5 +133,11 @@ class Recorder:
         return dict(zip(Control, self._backend.to_host(self._controls).tolist(), strict=True))
 
     def begin(self, scale: float, used: float, steady: int) -> None:
-        """Start a series of steps. steady: number of steps since the loss scale changed."""
+        """Start a series of steps, and reset the results of earlier ones.
+
+        Args:
+            scale: loss scale of the next gradient.
+            used: loss scale of the last gradient.
+            steady: number of steps since the loss scale changed.
+        """
         self._backend.kernels.launch("begin_double", (1,), (1,), self._controls, scale, used, steady)

@@ -25,6 +25,8 @@ class UntriedSampler(BaseSampler):  # type: ignore[misc]
 
     Args:
         study: the whole study; pruners may pass a filtered study to the methods.
+        space: distribution of each setting.
+        inner: the wrapped sampler.
         seed: seed of the random choice among untried combinations.
     """
 

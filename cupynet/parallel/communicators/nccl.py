@@ -1,8 +1,8 @@
 """NCCL all-reduce between GPUs, through CuPy. Each device is one NCCL rank, used by one thread.
 
-- NCCL does not validate buffers, so dtypes are checked here.
-- All ranks must make the same calls in the same order. They synchronize on the host before each call, so that no kernel
-  waits for a dead rank.
+- NCCL does not validate buffers, so dtypes and contiguity are checked here.
+- All ranks must make the same calls in the same order. Callers synchronize them on the host before each call, so that
+  no kernel waits for a dead rank.
 - During a call, no thread may allocate or free device memory, because that waits for all kernels on the device.
 - After a failure, another thread must abort each rank, because its worker may be blocked in a synchronization.
 """
@@ -22,7 +22,7 @@ from cupynet.backend.array import Array
 if TYPE_CHECKING:
     from cupynet.backend.cuda.backend import CupyBackend
 
-BroadcastBytes: TypeAlias = Callable[[bytes], bytes]  # one worker passes bytes, and all receive them
+BroadcastBytes: TypeAlias = Callable[[bytes], bytes]  # returns the first non-empty argument of any worker
 TYPES = ("float16", "bfloat16", "float32", "float64")
 CALL_S = 1.0  # how long `abandon` waits for a call in another thread
 
@@ -34,23 +34,28 @@ def unavailable_reason() -> str | None:
             warnings.simplefilter("ignore")  # CuPy warns if NCCL is missing
             from cupy.cuda import nccl
     except ImportError as error:
-        return f"CuPy has no NCCL ({error})"
+        return f"CuPy cannot import NCCL ({error})"
     return None if getattr(nccl, "available", False) else "NCCL is not installed"
 
 
 def connect(
     broadcast: BroadcastBytes, place: int | None, leaders: int, backend: CupyBackend, opened: Callable[[NcclSum], None]
 ) -> NcclSum | None:
-    """Create the NCCL communicator of the leaders. Collective over all workers. place: NCCL rank; None if not a leader.
+    """Create the NCCL communicator of the leaders, the first worker on each device. All workers must call this.
 
-    opened: receives the communicator before the warm-up, which only `abandon` can end if a leader fails.
+    Args:
+        place: NCCL rank of this worker; None if it is not a leader.
+        leaders: number of leaders.
+        opened: called with the communicator before the warm-up. If another leader fails during the warm-up, only
+            `abandon` can end it.
     """
     # connect all devices now, not in the first large all-reduce (NCCL 2.22 and later)
     os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
     from cupy.cuda import nccl
 
     scratch = None if place is None else backend.asarray(np.zeros(1, np.float32))
-    identifier = broadcast(bytes(nccl.get_unique_id()) if place == 0 else b"")  # no allocations after this
+    # no device memory may be allocated after this
+    identifier = broadcast(bytes(nccl.get_unique_id()) if place == 0 else b"")
     nccl_sum = None if place is None else NcclSum(identifier, place, leaders, backend)
     try:
         if nccl_sum is not None:
@@ -77,11 +82,15 @@ class NcclSum:
         self._connection: Any = nccl.NcclCommunicator(size, identifier, place)
 
     def sum(self, arrays: Sequence[Array]) -> None:
-        """Overwrite each array with its sum over all devices. Raises RuntimeError for unsupported dtypes."""
+        """Overwrite each array with its sum over all devices.
+
+        Raises RuntimeError for arrays that are not C-contiguous or have an unsupported dtype.
+        """
         for array in arrays:
             kind = self._types.get(array.dtype.name)
             if kind is None or not array.flags.c_contiguous:
-                raise RuntimeError(f"NCCL cannot sum an array of dtype {array.dtype} and shape {array.shape}")
+                layout = f"dtype {array.dtype}, C-contiguous: {array.flags.c_contiguous}"
+                raise RuntimeError(f"NCCL cannot sum this array ({layout})")
             address, stream = self._backend.data_ptr(array), self._backend.stream()
             with self._calling:
                 self._connection.allReduce(address, address, array.size, kind, self._nccl.NCCL_SUM, stream)

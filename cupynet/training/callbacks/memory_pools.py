@@ -1,4 +1,4 @@
-"""GPU memory pools. Freeing memory waits for the device and its collectives, so workers wait at barriers around it."""
+"""GPU memory pools. Freeing memory waits for the device and its collectives, so there is a barrier before and after."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ class Pools(Callback):
 
     Args:
         devices: the device of each worker, in rank order. The first worker on a device manages its pool.
-        processes: True if workers are processes, which have separate pools.
-        device_above, pinned_above: limits above which unused memory is freed (see `trim_pools`).
+        processes: True if workers are processes, each with its own pools.
+        device_above, pinned_above: limits in bytes and in pinned blocks, above which unused memory is freed (see
+            `trim_pools`). None for no limit.
 
     Attributes:
-        found: after a fit, a dictionary for each pool with the peak bytes and free pinned blocks.
+        found: after a fit, a dictionary for each pool: `device`, `rank`, the peaks `used_bytes`, `held_bytes` and
+            `pinned_blocks`, and `limit_bytes` (None for no limit).
     """
 
     every_rank = True
@@ -53,7 +55,7 @@ class Pools(Callback):
         if self._leads:
             from cupynet.backend.cuda import gpus
 
-            first = self.processes or trainer.rank == 0  # there is one pinned pool per process
+            first = self.processes or trainer.rank == 0  # each process has one pinned pool
             gpus.trim_pools([self.device], self.device_above, self.pinned_above if first else None)
         trainer.world.barrier()
 

@@ -22,7 +22,8 @@ class WeightAverage(Callback):
     Buffers such as running statistics are averaged too; `recompute_statistics` recomputes those of `BatchNorm`.
     Training itself does not change, and epochs are evaluated with the trained weights. The averaged weights are
     evaluated at the end and saved. Another fit starts from them with a new average, but with the optimizer state of the
-    trained weights. To combine this callback with EarlyStopping, set `restore_best_weights=False` there.
+    trained weights. To combine this callback with EarlyStopping, create EarlyStopping with
+    `restore_best_weights=False`.
 
     Args:
         decay: decay of the exponential moving average (Polyak & Juditsky 1992), at most (1 + n) / (10 + n) after n

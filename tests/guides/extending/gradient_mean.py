@@ -4,7 +4,7 @@ from cupynet import Synchronizer
 
 
 class GradientMean(Synchronizer):
-    """Every replica takes a step along the mean gradient, weighted by samples."""
+    """Applies the mean gradient of all replicas, weighted by samples."""
 
     def before_update(self, replica, samples):
         self.communicator.allreduce_mean([replica.params.grad], samples)

@@ -1,8 +1,9 @@
 """Direct convolution without im2col.
 
-`add_products` multiplies two matrices. The first is not stored: its rows start anywhere in an image, and a table
+`add_products` multiplies two matrices. The first is never stored: its rows may start anywhere in an image, and a table
 contains the offsets of their values. Rows are patches (convolution), values of a patch (weight gradient), or
-gradients of windows (input gradient). Tiles of sums are held in registers. The loop is LLVM vector code, as in `rows`.
+gradients of windows (input gradient). Tiles of sums are held in registers. The loop is generated as LLVM vector code,
+as in `rows`.
 
 Sums are computed `CHUNK` products at a time, so that factors shared by all tiles stay in the L1 cache (Goto & van de
 Geijn 2008).
@@ -55,11 +56,11 @@ class Frame(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Sums over one image: sum_t image[starts[r] + table[t]] · factors[t] is added at outs[r].
+    """Sums over one image: sum_t image[starts[r] + table[t]] · factors[t] is added to the output at outs[r].
 
     Attributes:
-        parts: (parts, 5) int64, groups of sums with separate tables: first r, last r + 1, first t, number of t, and
-            offset of the packed factors.
+        parts: (parts, 5) int64, groups of sums with separate tables: first r, last r + 1, first t, number of
+            values of t, and offset of the packed factors.
         starts, outs: int32, padded to full tiles.
         table: int32.
     """
@@ -75,7 +76,9 @@ def add_products(
     typing: Any, height: Any, width: Any, rows: Any, x: Any, x_at: Any, starts: Any, outs: Any, first: Any, table: Any,
     t_at: Any, count: Any, w: Any, w_at: Any, pitch: Any, out: Any, out_at: Any,
 ) -> Any:  # fmt: skip
-    """Add a tile of sums: for i < height and i < rows, j < width,
+    """Add a tile of sums of products to `out`.
+
+    For i < min(height, rows) and j < width:
 
     out[out_at + outs[first + i] + j] += sum over t < count of
     x[x_at + starts[first + i] + table[t_at + t]] · w[w_at + t · pitch + j].
@@ -116,7 +119,7 @@ def _emit(b: Any, literals: list[int], inputs: Any, out: Any, outs: Any, rows: A
 
 
 def tile(columns: int, itemsize: int) -> tuple[int, int, int]:
-    """Return the numbers of rows and columns in a tile for sums with `columns` columns, and of remaining columns."""
+    """Return the rows and columns of a tile for sums with `columns` columns, and the number of columns left over."""
     width, sums = registers()
     lanes = width // itemsize
     across = min(columns, 2 * lanes)
@@ -125,15 +128,15 @@ def tile(columns: int, itemsize: int) -> tuple[int, int, int]:
 
 @functools.cache
 def products(height: int, width: int, rest: int) -> Callable[..., None]:
-    """Return the kernel for tiles of `height` rows and `width` columns. The last tile has `rest` columns."""
+    """Return the kernel for tiles of `height` rows and `width` columns. rest: columns left over (see `tile`)."""
 
     @kernel
     def convolve(x: Array, zeros: Array, frame: Frame, sums: Sums, factors: Array, start: Array, y: Array) -> None:
         """Compute the sums of all images x (N, F).
 
-        With packed factors (1, 1, ...), see `pack`, each image has its own sums y (N, P, O), which are initialized with
-        `start` (O,). With gradients as factors (N, P, O), all images add to the same sums y (1, K, O), and `start` is
-        empty. `zeros` has the size of the frame.
+        With packed factors (1, 1, ...) (see `pack`), each image has its own sums y (N, P, O), which are initialized
+        with `start` (O,). With gradients as factors (N, P, O), all images add to the same sums y (1, K, O), and `start`
+        is empty. `zeros` has the size of the frame.
         """
         pixels, columns, own = y.shape[1], y.shape[2], start.size > 0
         full = columns // width
