@@ -68,8 +68,9 @@ def peak_gflops(experiment: Experiment) -> float:
         backend = experiment.model().backend
         backend.synchronize()  # the model was created on another stream
         backend.activate()
-        a, b, out = (backend.allocate((LARGE, LARGE), backend.policy.compute) for _ in range(3))
+        a, b = (backend.allocate((LARGE, LARGE), backend.policy.storage) for _ in range(2))
         a[...], b[...] = 0.5, 0.25
+        a, b, out = backend._operand(a), backend._operand(b), backend.allocate(a.shape, backend.policy.compute)
         seconds = timed(lambda: backend._gemm(a, b, out), backend, 1.5)
     return 2 * LARGE**3 / seconds / 1e9
 

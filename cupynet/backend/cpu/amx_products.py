@@ -15,10 +15,10 @@ FRAME_PIXELS = 700  # images are convolved in groups of about this many pixels, 
 
 class AmxProducts(WinogradConv):
     def _operand(self, a: Array) -> Array:
-        return a if is_bfloat16(a) and amx.available() else super()._operand(a)
+        return a if _in_amx(a) else super()._operand(a)
 
     def _gemm(self, left: Array, right: Array, out: Array) -> None:
-        if not (is_bfloat16(left) and is_bfloat16(right) and amx.available()):
+        if not _in_amx(left, right):
             return super()._gemm(self._widened(left), self._widened(right), out)
         depth, width = _up(left.shape[1], amx.DEPTH), _up(right.shape[1], amx.SIDE)
         rows, factors = self.borrow((_up(len(left), amx.ROWS), depth)), self.borrow((depth, width))
@@ -26,30 +26,43 @@ class AmxProducts(WinogradConv):
         for matrix, padded in ((left, rows), (right, factors)):
             amx.pad_rows(bits(matrix), bits(padded))
         amx.pair_rows(bits(factors), pairs)
-        amx.product(bits(rows), pairs, sums, amx.CONFIGURATION, out)
+        amx.product(bits(rows), pairs, sums, out)
 
     def _multiply_tiles(self, x: Array, weight: Array, bias: Array | None, window: Window, y: Array) -> None:
-        if not (is_bfloat16(x) and amx.available()):
+        if not (_in_amx(x, weight) and _fills_tiles(weight)):
             return super()._multiply_tiles(x, weight, bias, window, y)
         (channels, filters), group = weight.shape[2:], _group(x, window)
-        frame, values, pixels = self._frame(x, window, group)
-        row = _up(3 * channels, amx.DEPTH)
-        factors = self.borrow((3, row, filters))
-        factors[:, 3 * channels :] = 0
-        factors[:, : 3 * channels].reshape(weight.shape)[...] = weight
-        pairs, sums = self.borrow((3 * row // 2, filters), np.int32), self.borrow((pixels, filters), np.float32)
-        amx.pair_rows(bits(factors.reshape(-1, filters)), pairs)
-        steps = (np.arange(3)[:, None] * frame.row + np.arange(0, row, amx.DEPTH)).reshape(-1)
+        layout, values, pixels = self._frame(x, window, group)
+        starts, factors = self._steps(weight)
+        steps = (np.arange(3)[:, None] * layout.row + starts).reshape(-1)
+        pairs, sums = self.borrow((len(factors) // 2, filters), np.int32), self.borrow((pixels, filters), np.float32)
+        amx.pair_rows(bits(factors), pairs)
         start = np.tile(np.zeros(filters, np.float32) if bias is None else bias.astype(np.float32), y.shape[2])
-        arrays = values, steps, pairs, start, sums, channels, amx.CONFIGURATION
-        amx_conv.convolve(_grouped(x, group), frame, *arrays, _grouped(y, group))
+        arrays = values, steps, pairs, start, sums, channels
+        amx_conv.convolve(_grouped(x, group), layout, *arrays, _grouped(y, group))
+
+    def _steps(self, weight: Array) -> tuple[Array, Array]:
+        """Return the starts of steps within the 3 C values of a window row, and their factors (9 · values, O).
+
+        The last step may overlap the one before, where its factors are zero. If it extended beyond the window instead,
+        NaN there would spoil the sum.
+        """
+        length, filters = 3 * weight.shape[2], weight.shape[3]
+        starts, rest = np.minimum(np.arange(0, length, amx.DEPTH), length - amx.DEPTH), length % amx.DEPTH
+        factors = self.borrow((3, len(starts) * amx.DEPTH, filters))
+        rows = weight.reshape(3, length, filters)
+        factors[:, : length - rest] = rows[:, : length - rest]
+        factors[:, length - rest :] = 0
+        if rest:
+            factors[:, -rest:] = rows[:, -rest:]
+        return starts, factors.reshape(-1, filters)
 
     def _add_tiles_gradient(self, dy: Array, x: Array, weight_grad: Array, window: Window) -> None:
-        if not (is_bfloat16(x) and amx.available()):
+        if not (_in_amx(dy, x) and _fills_tiles(weight_grad)):
             return super()._add_tiles_gradient(dy, x, weight_grad, window)
         (channels, filters), group = weight_grad.shape[2:], _group(x, window)
-        frame, values, pixels = self._frame(x, window, group)
-        width = frame.row // channels
+        layout, values, pixels = self._frame(x, window, group)
+        width = layout.row // channels
         length = _up(pixels + 2 * width + 2, amx.SIDE)
         places = (np.arange(3)[:, None] * width + np.arange(3)).reshape(-1)
         starts = (places[:, None] + np.arange(0, channels, amx.SIDE) * length).reshape(-1)
@@ -58,20 +71,28 @@ class AmxProducts(WinogradConv):
         pairs = self.borrow((pixels // 2, filters), np.int32)
         sums = self.borrow((starts.size * amx.SIDE, filters), np.float32)
         gradients[...] = sums[...] = 0
-        arrays = values, bits(columns), starts, _grouped(dy, group), bits(gradients), pairs, amx.CONFIGURATION
-        amx_conv.weight_gradient(_grouped(x, group), frame, *arrays, sums)
+        arrays = values, bits(columns), starts, _grouped(dy, group), bits(gradients), pairs
+        amx_conv.weight_gradient(_grouped(x, group), layout, *arrays, sums)
         weight_grad += sums[: 9 * channels].reshape(weight_grad.shape)
 
-    def _frame(self, x: Array, window: Window, group: int) -> tuple[amx_conv.Frame, Array, int]:
-        """Return where images are in a frame, an empty frame, and the number of its pixels, a multiple of 64."""
+    def _frame(self, x: Array, window: Window, group: int) -> tuple[amx_conv.Layout, Array, int]:
+        """Return the layout of a frame, an empty frame, and the number of its pixels, a multiple of 64."""
         (height, width), channels = window.padded(*x.shape[1:3]), x.shape[3]
         (top, _), (left, _) = window.padding
-        frame = amx_conv.Frame((top * width + left) * channels, width * channels, height * width * channels)
+        layout = amx_conv.Layout((top * width + left) * channels, width * channels, height * width * channels)
         pixels = _up(group * height * width, amx.ROWS)
         beyond = 2 * width + 2 + amx.DEPTH  # pixels that the last tiles load
         values = self.borrow(((pixels + beyond) * channels,))
         values[...] = 0
-        return frame, bits(values), pixels
+        return layout, bits(values), pixels
+
+
+def _in_amx(*operands: Array) -> bool:
+    return all(map(is_bfloat16, operands)) and amx.available()
+
+
+def _fills_tiles(weight: Array) -> bool:
+    return not any(count % amx.SIDE for count in weight.shape[2:])
 
 
 def _group(x: Array, window: Window) -> int:

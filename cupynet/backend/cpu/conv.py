@@ -1,4 +1,4 @@
-"""Convolutions on the CPU: direct (`kernels/tiles.py`), by Winograd's algorithm, and depthwise."""
+"""Convolutions on the CPU: direct (`kernels/tiles.py`), by Winograd's algorithm, in AMX units, and depthwise."""
 
 from __future__ import annotations
 

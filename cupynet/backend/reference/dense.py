@@ -24,9 +24,9 @@ class DenseOps(ActivationOps):
         relu_y: the output of `dense` with `relu`. dy is then first multiplied by the derivative of ReLU, in place.
         """
         self._relu_and_bias_backward(dy, relu_y, bias_grad)
-        wide = self._operand(dy)
-        self._add_product(weight_grad, x, wide)
-        return self.matmul(wide, weight, transpose_b=True) if need_dx else None
+        factor = self._operand(dy)
+        self._add_product(weight_grad, x, factor)
+        return self.matmul(factor, weight, transpose_b=True) if need_dx else None
 
     def _operand(self, a: Array) -> Array:
         """Return `a` as `_gemm` takes it: by default in compute precision."""

@@ -1,6 +1,7 @@
-"""Products of bfloat16 in AMX units. test_operations.py and test_winograd.py compare layers."""
+"""Products of bfloat16 in AMX units: dense layers, and the convolutions of test_winograd.py."""
 
-import llvmlite.binding
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -8,13 +9,30 @@ pytest.importorskip("numba")
 
 from cupynet.backend import create_backend
 from cupynet.backend.cpu.kernels import amx
+from cupynet.backend.cpu.numpy_backend import NumpyBackend
+from cupynet.backend.window import Window
+from tests.backend.cpu.test_winograd import SHAPES
+from tests.support.comparisons import compare
 from tests.support.pairwise import pairwise
 
 needs_amx = pytest.mark.skipif(not amx.available(), reason="this processor has no AMX units")
 LENGTHS = (1, 16, 33, 64, 130)
+MARGIN = 1 << 12  # bytes
+
+
+@pytest.fixture
+def nan_around(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Borrow buffers that are full of NaN, and have NaN before and after them."""
+
+    def allocate(backend: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        return np.full(size + 2 * MARGIN, 255, np.uint8)[MARGIN : MARGIN + size].view(dtype).reshape(shape)
+
+    monkeypatch.setattr(NumpyBackend, "allocate", allocate)
 
 
 @needs_amx
+@pytest.mark.usefixtures("nan_around")
 @pairwise(rows=LENGTHS, depth=LENGTHS, columns=LENGTHS, transposed=(True, False))
 def test_a_product_is_as_exact_as_in_float(rows: int, depth: int, columns: int, transposed: bool) -> None:
     backend, rng = create_backend("numba", "bfloat16"), np.random.default_rng(0)
@@ -24,6 +42,14 @@ def test_a_product_is_as_exact_as_in_float(rows: int, depth: int, columns: int, 
     exact = a.astype(float) @ (b.T if transposed else b).astype(float)
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, exact, rtol=1e-5, atol=1e-5 * depth**0.5)
+
+
+@needs_amx
+@pytest.mark.usefixtures("nan_around")
+@pytest.mark.parametrize("operation", ["conv2d", "conv2d_backward"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_convolution_equals_the_reference(operation: str, shape: str) -> None:
+    compare(operation, create_backend("numba", "bfloat16"), SHAPES[shape], seed=3)
 
 
 @needs_amx
@@ -43,7 +69,36 @@ def test_padding_does_not_multiply_infinity_by_zero() -> None:
     assert np.array_equal(backend.matmul(a, b).astype(float), expected)
 
 
+@needs_amx
+@pytest.mark.parametrize("channels", [16, 32, 48])
+def test_nan_spoils_only_the_windows_that_contain_it(channels: int) -> None:
+    backend = create_backend("numba", "bfloat16")
+    x, weight = (np.ones(shape, backend.policy.storage) for shape in ((3, 6, 7, channels), (3, 3, channels, 16)))
+    x[1, 0, 2] = np.nan
+    expected = np.full((3, 4, 5, 16), 9.0 * channels)
+    expected[1, 0, :3] = np.nan
+    assert np.array_equal(backend.conv2d(x, weight, None, Window((3, 3)))[0].astype(float), expected, equal_nan=True)
+
+
+def test_without_permission_it_is_not_available(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(amx, "target_features", lambda: {"+amx-tile", "+amx-bf16"})
+    monkeypatch.setattr("sys.platform", "linux")
+    for result in (-1, 0):
+        monkeypatch.setattr("ctypes.CDLL", lambda name, result=result: Answering(result))
+        assert amx.available.__wrapped__() == (result == 0)
+
+
 def test_a_processor_without_amx_is_not_asked_for_permission(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llvmlite.binding, "get_host_cpu_features", dict)
+    monkeypatch.setattr(amx, "target_features", lambda: {"+avx2", "-amx-tile", "-amx-bf16"})
     monkeypatch.setattr("ctypes.CDLL", None)
     assert not amx.available.__wrapped__()
+
+
+class Answering:
+    """A C library whose system calls return `result`."""
+
+    def __init__(self, result: int) -> None:
+        self.result = result
+
+    def syscall(self, *arguments: int) -> int:
+        return self.result

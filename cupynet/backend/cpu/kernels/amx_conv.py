@@ -26,8 +26,8 @@ from cupynet.backend.cpu.kernels.vectors import I32, I64
 I16 = ir.IntType(16)
 
 
-class Frame(NamedTuple):
-    """Position of images (M, H, W, C) in a flat array of zeros.
+class Layout(NamedTuple):
+    """Layout of images (M, H, W, C) in a frame.
 
     Attributes:
         first: offset of the first value.
@@ -65,23 +65,23 @@ def transpose_block(typing: Any, source: Any, start: Any, row: Any, target: Any,
 
 
 @kernel
-def draw(images: Array, frame: Frame, values: Array) -> None:
-    """Copy images (M, H, W · C) to the frame `values`."""
+def place(images: Array, layout: Layout, values: Array) -> None:
+    """Copy images (M, H, W · C) to the frame `values`, whose padding remains zero."""
     for m in range(images.shape[0]):
         for r in range(images.shape[1]):
-            start, source = frame.first + m * frame.image + r * frame.row, images[m, r]
+            start, source = layout.first + m * layout.image + r * layout.row, images[m, r]
             target = values[start : start + source.size]
             for i in range(source.size):
                 target[i] = source[i]
 
 
 @kernel
-def write_rows(sums: Array, frame: Frame, bias: Array, y: Array) -> None:
-    """y (M, H', W' · O) = sums + bias. bias: (W' · O); sums: flat, with the rows and images of the frame."""
+def write_rows(sums: Array, layout: Layout, bias: Array, y: Array) -> None:
+    """y (M, H', W' · O) = sums + bias. bias: (W' · O); sums: flat, with the rows and images of the layout."""
     y = reals(y)
     for m in range(y.shape[0]):
         for r in range(y.shape[1]):
-            target, start = y[m, r], m * frame.image + r * frame.row
+            target, start = y[m, r], m * layout.image + r * layout.row
             row = sums[start : start + target.size]
             for i in range(target.size):
                 target[i] = row[i] + bias[i]
@@ -89,8 +89,8 @@ def write_rows(sums: Array, frame: Frame, bias: Array, y: Array) -> None:
 
 @kernel
 def convolve(
-    images: Array, frame: Frame, values: Array, steps: Array, weight: Array, bias: Array, sums: Array, channels: int,
-    configuration: Array, y: Array,
+    images: Array, layout: Layout, values: Array, steps: Array, weight: Array, bias: Array, sums: Array, channels: int,
+    y: Array,
 ) -> None:  # fmt: skip
     """Write a convolution to y (N / M, M, H', W' · O).
 
@@ -101,12 +101,12 @@ def convolve(
         bias: (W' · O).
         sums: (pixels of a frame, O), a multiple of 64 pixels.
     """
-    configure(configuration)
+    configure()
     flat, filters = sums.reshape(-1), weight.shape[1]
     tiles = np.arange(0, ROWS, SIDE) * channels
-    results = Frame(0, frame.row // channels * filters, frame.image // channels * filters)
+    results = Layout(0, layout.row // channels * filters, layout.image // channels * filters)
     for n in range(images.shape[0]):
-        draw(images[n], frame, values)
+        place(images[n], layout, values)
         for p in range(0, sums.shape[0], ROWS):
             for o in range(0, filters, SIDE):
                 at = p * filters + o
@@ -119,8 +119,8 @@ def convolve(
 
 @kernel
 def weight_gradient(
-    images: Array, frame: Frame, values: Array, columns: Array, starts: Array, dy: Array, gradients: Array,
-    pairs: Array, configuration: Array, sums: Array,
+    images: Array, layout: Layout, values: Array, columns: Array, starts: Array, dy: Array, gradients: Array,
+    pairs: Array, sums: Array,
 ) -> None:  # fmt: skip
     """Add the gradient of the filters to sums (9 C, O), with a multiple of 64 rows.
 
@@ -132,17 +132,17 @@ def weight_gradient(
         gradients: zeros for dy at the pixels where windows start, (pixels, O).
         pairs: room for pairs of rows of `gradients`.
     """
-    configure(configuration)
+    configure()
     channels, (pixels, filters) = columns.shape[0], gradients.shape
     flat, flat_columns, length = sums.reshape(-1), columns.reshape(-1), columns.shape[1]
     steps = np.arange(0, pixels, 2 * SIDE)
-    places = Frame(0, frame.row // channels * filters, frame.image // channels * filters)
+    places = Layout(0, layout.row // channels * filters, layout.image // channels * filters)
     for n in range(images.shape[0]):
-        draw(images[n], frame, values)
+        place(images[n], layout, values)
         for p in range(0, length, SIDE):
             for c in range(0, channels, SIDE):
                 transpose_block(values, p * channels + c, channels, flat_columns, c * length + p, length)
-        draw(dy[n], places, gradients.reshape(-1))
+        place(dy[n], places, gradients.reshape(-1))
         pair_rows(gradients, pairs)
         for g in range(starts.shape[0]):
             for o in range(0, filters, SIDE):

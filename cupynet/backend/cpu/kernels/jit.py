@@ -1,7 +1,8 @@
 """Compilation of kernels.
 
 Kernels release the GIL and are single-threaded, because `parallel=True` aborts the process if several workers call it.
-Arrays are C-contiguous. The fast-math flags allow contraction and reassociation, but preserve NaN and infinity.
+Arrays are C-contiguous, unless a kernel says otherwise. The fast-math flags allow contraction and reassociation, but
+preserve NaN and infinity.
 """
 
 from __future__ import annotations

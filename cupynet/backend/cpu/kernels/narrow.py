@@ -6,17 +6,18 @@ numba does not support these types. Kernels receive the bits from `bits`, as uin
 
 from __future__ import annotations
 
+import platform
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.core.imputils import impl_ret_borrowed, lower_cast
-from numba.core.registry import cpu_target
 from numba.core.typeconv import Conversion
 from numba.extending import intrinsic, models, register_model
 
 from cupynet.backend.array import Array
+from cupynet.backend.cpu.kernels.vectors import target_features
 
 F16, F32, I16, I32 = ir.HalfType(), ir.FloatType(), ir.IntType(16), ir.IntType(32)
 
@@ -65,8 +66,7 @@ class NarrowModel(models.PrimitiveModel):  # type: ignore[misc]
 
 def converts_half() -> bool:
     """Return True if the processor can convert between half and float. Otherwise LLVM would call a missing function."""
-    triple, _, features = cpu_target.target_context.codegen().magic_tuple()
-    return "+f16c" in features or triple.startswith(("aarch64", "arm64"))
+    return "+f16c" in target_features() or platform.machine() in ("aarch64", "arm64")
 
 
 def half_to_float(b: Any, stored: Any) -> Any:
@@ -140,7 +140,7 @@ def bits(array: Array) -> Array:
 
 
 def is_bfloat16(array: Array) -> bool:
-    return BITS.get(array.dtype.char) is np.int16
+    return bool(array.dtype.char == "E")
 
 
 # These functions are for kernels that need floats in memory: a row, an image or a block at a time, which stays in the

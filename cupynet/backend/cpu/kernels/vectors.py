@@ -9,6 +9,7 @@ from typing import Any
 import llvmlite.binding
 from llvmlite import ir
 from numba.core import cgutils, types
+from numba.core.registry import cpu_target
 
 I32, I64 = ir.IntType(32), ir.IntType(64)
 
@@ -22,6 +23,12 @@ def registers() -> tuple[int, int]:
     if features.get("avx2"):
         return 32, 12
     return 16, 20 if features.get("neon") else 12
+
+
+def target_features() -> set[str]:
+    """Return the features that kernels are compiled for, such as `+avx2`. NUMBA_CPU_NAME may exclude some."""
+    _, _, features = cpu_target.target_context.codegen().magic_tuple()
+    return set(features.split(","))
 
 
 def widths(length: int, widest: int) -> list[int]:
