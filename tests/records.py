@@ -47,6 +47,9 @@ MEASUREMENTS = {
     "bench-cpu": "bench peers=torch repeats=3",
     "bench-cpu-keras_cnn": "bench model=keras_cnn optimizer=adam peers=torch images=30000 data.train=30000 repeats=3",
     "bench-cpu-resnet8": "bench model=resnet8 optimizer=adam peers=torch images=12800 data.train=12800 repeats=3",
+    "bench-cpu-bfloat16": "bench dtype=bfloat16 peers=torch repeats=3",
+    "bench-cpu-resnet8-bfloat16": "bench model=resnet8 dtype=bfloat16 optimizer=adam peers=torch images=12800 "
+    "data.train=12800 repeats=3",
 }
 FIGURES = (
     *("seed", "workers", "epochs", "images", "batch_size", "dtype", "backend", "synchronizer"),
