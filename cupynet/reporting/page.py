@@ -136,7 +136,7 @@ def _tiles(data: RunData) -> list[tuple[str, str, str]]:
     summary, last = _results(data), (data.epochs or [{}])[-1]
     split, accuracy = _accuracy(data)
     loss = summary.get(f"{split}_loss") or last.get(f"{split}_loss")
-    speed = data.get("images_per_s", (data.rows or [{}])[-1].get("images_per_s"))
+    speed = summary.get("images_per_s") or (data.rows or [{}])[-1].get("images_per_s")
     per_worker = None if speed is None else speed / data.get("workers", 1)
     epochs = f"{_epochs(data)} of {data.start.get('epochs', NONE)}"
     tiles = [
@@ -165,7 +165,8 @@ def _shown(value: Any, form: Callable[[Any], str]) -> str:
 
 def _time(data: RunData) -> dict[str, Any] | None:
     """Return times by worker and activity, and total times of the run."""
-    spent = data.summary.get("spent") or {}
+    summary = _results(data)
+    spent = summary.get("spent") or {}
     parts = [(spent[key], name, color) for key, name, color in charts.SECONDS if any(spent.get(key, ()))]
     bars = []
     for worker, seconds in enumerate(spent.get("rounds_s", ())[: charts.MAX_WORKERS]):
@@ -173,10 +174,10 @@ def _time(data: RunData) -> dict[str, Any] | None:
         shares.append((*charts.OTHER, max(1.0 - sum(share for *_, share in shares), 0.0)))
         bars.append((f"worker {worker}", shares))
     labels = (("compile_s", "compiling"), ("train_s", "training"), ("evaluate_s", "evaluating"), ("wall_s", "all"))
-    facts = [(name, clock(value)) for key, name in labels if (value := data.summary.get(key)) is not None]
-    facts += [("sent between workers", amount(sent))] if (sent := data.get("bytes_sent")) else []
+    facts = [(name, clock(value)) for key, name in labels if (value := summary.get(key)) is not None]
+    facts += [("sent between workers", amount(sent))] if (sent := summary.get("bytes_sent")) else []
     legend = [(name, color, False) for _, name, color in parts] + [(*charts.OTHER, False)]
-    return {"bars": bars, "legend": legend, "facts": facts, "advice": data.get("advice")} if facts else None
+    return {"bars": bars, "legend": legend, "facts": facts, "advice": summary.get("advice")} if facts else None
 
 
 # evaluation ---------------------------------------------------------------------------------------------------------

@@ -129,6 +129,7 @@ def test_a_run_that_was_killed_right_after_it_was_resumed_is_not_finished(tmp_pa
     folder = finished(tmp_path, test_accuracy=0.5)
     Run(folder).reopen(300)
     assert state(read_run(folder))[0] == "killed" and "50.00 %" not in made(folder).text
+    assert page_values(read_run(folder))["time"] is None
 
 
 def test_a_run_that_logged_an_error_at_its_end_has_failed(tmp_path: Path) -> None:
