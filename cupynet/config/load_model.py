@@ -164,10 +164,13 @@ class LoadedRun:
             shape = self._described.get("image_shape") or self.source.image_shape
             model = Model(network, Image(*shape), where, settings.seed, loss)
             set_image_metadata(model, self.normalize, self.class_names)
-            model.trained_on = "pixels"
-            model.load_weights(self.weights)
         except ConfigError as error:
             raise DataError(f"{self.path}: {error}") from error
         except (TypeError, ValueError, LookupError, ArithmeticError) as error:
             raise DataError(f"{self.path}: its image metadata are invalid ({error})") from error
+        model.trained_on = "pixels"
+        try:
+            model.load_weights(self.weights)
+        except ConfigError as error:
+            raise DataError(f"{self.path}: {error}") from error
         return model

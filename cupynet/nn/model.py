@@ -120,8 +120,11 @@ class Model:
 
     @class_names.setter
     def class_names(self, names: Iterable[object] | None) -> None:
-        found = () if names is None else tuple(map(str, names))
-        if isinstance(names, str) or len(found) not in (0, self.output.features):
+        try:
+            found = () if names is None else tuple(map(str, names))
+        except TypeError:  # not iterable
+            found = None
+        if found is None or isinstance(names, str) or len(found) not in (0, self.output.features):
             outputs = wording.counted(self.output.features, "output")
             raise ConfigError(f"must have one name for each of {outputs}", "class_names", wording.shown(names))
         self._class_names = found

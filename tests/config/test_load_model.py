@@ -180,7 +180,7 @@ def test_class_names_may_be_numbers(small: Model, tmp_path: Path) -> None:
     assert load(tmp_path / "small.safetensors").class_names == ("0", "1", "2")
 
 
-@pytest.mark.parametrize("names", [["cat"], ["cat", "dog", "eel", "fox"], "cat"])
+@pytest.mark.parametrize("names", [["cat"], ["cat", "dog", "eel", "fox"], "cat", 5, np.array(3)])
 def test_a_model_needs_one_class_name_for_each_output(names: Any, small: Model) -> None:
     small.class_names = ["cat", "dog", "eel"]
     with refused("class_names", repr(names)):
@@ -188,6 +188,17 @@ def test_a_model_needs_one_class_name_for_each_output(names: Any, small: Model) 
     assert small.class_names == ("cat", "dog", "eel")
     small.class_names = None
     assert small.class_names == ()
+
+
+def test_an_error_while_weights_are_loaded_does_not_blame_the_image_metadata(
+    copied: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load_weights(self: Model, weights: Any) -> None:
+        raise ValueError("unexpected")
+
+    monkeypatch.setattr(Model, "load_weights", load_weights)
+    with pytest.raises(ValueError, match="^unexpected$"):
+        load(copied)
 
 
 def test_a_run_with_too_few_class_names_is_refused(copied: Path) -> None:
