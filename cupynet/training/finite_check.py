@@ -86,8 +86,9 @@ def diagnose(replica: Replica, batch: Batch) -> str:
 
 def _remedy(replica: Replica, batch: Batch) -> str:
     images = () if batch.images is None else _on_host(replica, batch.images)
-    unscaled = len(images) and np.abs(images).max() > UNSCALED
-    return f". Divide the images by 255, because they reach {np.abs(images).max():g}" if unscaled else REMEDY
+    largest = np.abs(images).max() if len(images) else 0.0
+    unscaled = UNSCALED < largest < np.inf
+    return f". Divide the images by 255, because they reach {largest:g}" if unscaled else REMEDY
 
 
 def _first_output(replica: Replica, batch: Batch) -> tuple[str, Any]:

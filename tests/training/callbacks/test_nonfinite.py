@@ -37,6 +37,15 @@ def test_floating_point_images_up_to_255_should_be_divided() -> None:
         assert ("by 255" in str(caught.value)) == found
 
 
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")
+def test_images_too_large_for_the_dtype_need_another_remedy() -> None:
+    images = DATA.images.astype(np.float32)
+    images[0, 0, 0] = 1e5
+    with ParallelWrapper(small_model("half"), 1, progress="none") as wrapper, pytest.raises(DivergedError) as caught:
+        wrapper.fit(images, DATA.labels, epochs=1)
+    assert "by 255" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("workers", "pipeline", "backwards", "place"),
     [
