@@ -158,7 +158,8 @@ def test_estimates_are_weighted_by_their_samples(synchronizer: Synchronizer) -> 
 
 
 def test_replicas_begin_with_the_weights_and_estimates_of_rank_0() -> None:
-    begun, replicas = list[Weights](), [Replica(model_of(), SGD(RATE)) for _ in range(3)]
+    begun: list[Weights] = []
+    replicas = [Replica(model_of(), SGD(RATE)) for _ in range(3)]
     for rank, replica in enumerate(replicas):
         replica.params.master[...] += rank
         replica.params.buffers[...] += rank

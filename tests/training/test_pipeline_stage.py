@@ -207,7 +207,9 @@ def test_the_memory_of_a_stage_does_not_grow_with_the_number_of_micro_batches() 
 
 
 def test_images_are_loaded_by_the_first_stage_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, ranks, loaded = small_model(), dict[Any, int](), set[Any]()
+    model = small_model()
+    ranks: dict[Any, int] = {}
+    loaded: set[Any] = set()
 
     def note(_: None, stage: Stage, whole: Model, optimizer: Optimizer, groups: Groups, *others: Any) -> None:
         ranks[stage.backend] = groups.world.rank
