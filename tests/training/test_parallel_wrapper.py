@@ -273,6 +273,27 @@ def test_attributes_cannot_be_set() -> None:
                 setattr(wrapper, name, None)
 
 
+def test_a_callback_may_use_any_names_and_keeps_only_what_it_stores() -> None:
+    class Mine(Callback):
+        every_rank = True
+
+        def __init__(self, images: Any, limit: int = 3, name: str = "mine") -> None:
+            self.limit, self.name, self.calls = limit, name, 0
+
+        def _call(self) -> None:
+            self.calls += 1
+
+        def on_epoch_end(self, trainer: Trainer, record: Any) -> None:
+            self._call()
+
+    images = np.zeros(5)
+    callback, kept = Mine(images, 4), weakref.ref(images)
+    del images
+    assert kept() is None and repr(callback) == "Mine(limit=4)"
+    fitted(small_model(), loader(), 2, epochs=1, callbacks=[callback])
+    assert callback.calls == 1
+
+
 @pytest.mark.parametrize("rate", [0.5, {"name": "constant", "value": 0.5}, Constant(0.5)], ids=type)
 def test_the_learning_rate_may_be_changed_between_fits(rate: Any) -> None:
     schedules: list[Any] = []

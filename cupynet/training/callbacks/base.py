@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
 from cupynet.core.checks import one_of
-from cupynet.core.described import Described
+from cupynet.core.described import PLAIN
 from cupynet.core.errors import ConfigError
 from cupynet.core.wording import shown
 from cupynet.runs.run import Run
@@ -15,7 +16,7 @@ from cupynet.training.trainer import Trainer
 FINAL_WEIGHTS = "the final weights"  # a value of `Callback.decides`
 
 
-class Callback(Described):
+class Callback:
     """Receives training events on rank 0, or on every worker if `every_rank` is True.
 
     Rank 0 uses the object itself; other workers use copies made before `start`. By default, the methods do nothing.
@@ -42,6 +43,15 @@ class Callback(Described):
         for name, value in vars(cls).items():
             if name.startswith("on_") and callable(value):
                 one_of(f"{cls.__name__} event", name, EVENTS)
+
+    def __repr__(self) -> str:
+        """Return the class name and the plain arguments that are not the default, if they are attributes."""
+        arguments = []
+        for name, parameter in inspect.signature(type(self)).parameters.items():
+            value = vars(self).get(name, parameter.default)
+            if isinstance(value, PLAIN) and value != parameter.default:
+                arguments.append(f"{name}={value!r}")
+        return f"{type(self).__name__}({', '.join(arguments)})"
 
     def check_path(self) -> None:
         """Raise OutputError if a path argument is not writable. Called before data are loaded."""
