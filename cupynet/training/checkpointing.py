@@ -73,7 +73,7 @@ def resume(trainer: Trainer, path: str | Path) -> None:
     If the number of workers is unchanged, the state is restored exactly; otherwise see resize.py.
 
     Raises:
-        ConfigError: there is no checkpoint, or its network, optimizer, synchronizer or stages differ.
+        ConfigError: there is no checkpoint, or its network, optimizer, schedule, synchronizer or stages differ.
         DataError: the checkpoint is damaged, or does not belong to a training run.
     """
     world = trainer.world

@@ -88,9 +88,11 @@ class ParallelWrapper:
         options: the validated `TrainingOptions`.
         placement: numbers of workers and stages, and their devices.
         layers: layer names of each pipeline stage; empty without a pipeline.
-        synchronizer: each worker has a copy.
+        synchronizer: each worker has a copy, so changes have no effect: create another wrapper.
         optimizer: each worker has a copy, and the learning rate is scaled. Between fits, its `learning_rate` can be set
-            to a number, a name or a schedule, which is not scaled.
+            to a number, a name or a schedule, which is not scaled. Other changes have no effect: create another
+            wrapper.
+        callbacks: the callbacks in the order in which they receive events.
         blas_threads: BLAS threads per worker; 0 on a GPU.
     """
 
@@ -137,7 +139,7 @@ class ParallelWrapper:
         self.placement, self.layers = checked.placement, checked.layers
         self.synchronizer, self.optimizer = checked.synchronizer, checked.optimizer
         options, placement, backend = checked.options, checked.placement, model.backend
-        self.callbacks = sorted(options.callbacks, key=lambda each: each.last)
+        self.callbacks = tuple(sorted(options.callbacks, key=lambda each: each.last))
         self._launcher = (
             MpiLauncher(options.timeout_s)
             if options.launcher == "mpi"
@@ -267,15 +269,14 @@ class ParallelWrapper:
         loader, held_out, split = held_out_of(loader, self.model, validation_split, validation_data, evaluate_on)
         check_metrics(self.options.metrics, held_out, self.model.loss)
         unfinished = [each for each in self._trainers if each is not None and each.plan.unfinished]
-        rate, epochs = self.optimizer.learning_rate, integer("epochs", epochs, 0 if unfinished else 1)
-        new_rate = None if self._learning_rate is None or rate is self._learning_rate else rate
-        fit = Fit(loader, epochs, held_out, evaluate_every, split, new_rate)
+        epochs = integer("epochs", epochs, 0 if unfinished else 1)
+        fit = Fit(loader, epochs, held_out, evaluate_every, split, self._new_learning_rate)
         self._checked.check_data(self.model.network, FitData.of(fit, self.model.loss))
         self._warnings.of_fit(fit, self.placement.workers, unfinished[0].data if unfinished else None)
         self.model.pixels = loader.dataset.pixels
         self.model.class_names = getattr(loader.dataset, "class_names", ()) or self.model.class_names
         self.model.trained_on = "floats" if loader.dataset.scaled else "pixels"
-        self._learning_rate, before = rate, len(self._rows.kept)
+        self._learning_rate, before = self.optimizer.learning_rate, len(self._rows.kept)
         with stopping_at_interrupt(lambda: self.stop(CTRL_C, StopReason.REQUEST)) as interrupted, self._ending():
             if not self._warm:
                 self.warm_up(min(loader.batch_size, len(loader.dataset)))
@@ -285,6 +286,12 @@ class ParallelWrapper:
         if interrupted and not hasattr(builtins, "__IPYTHON__"):
             raise KeyboardInterrupt
         return History.of(self._rows.kept[before:])
+
+    @property
+    def _new_learning_rate(self) -> Schedule | None:
+        """The learning rate to hand to the workers; None if they have it already."""
+        rate: Schedule = self.optimizer.learning_rate
+        return None if self._learning_rate is None or rate is self._learning_rate else rate
 
     @property
     def _writes_model(self) -> bool:
@@ -344,13 +351,21 @@ class ParallelWrapper:
         """Restore a checkpoint, or the newest undamaged one in a folder, so that the next `fit` continues bit for bit.
 
         With a different number of workers, all start from the mean of the replicas. With a different backend or dtype,
-        results are equal up to rounding. The log says which case applies.
+        results are equal up to rounding. The log says which case applies. The learning-rate schedule continues too; to
+        replace it, set `optimizer.learning_rate` afterwards.
 
         Raises:
-            ConfigError: there is no checkpoint, or its network, optimizer, synchronizer or stages differ.
+            ConfigError: there is no checkpoint, or its network, optimizer, schedule, synchronizer or stages differ.
             DataError: the checkpoint is damaged.
         """
-        self.on_workers(lambda trainer: resume(trainer, path))
+        new_rate, self._learning_rate = self._new_learning_rate, self.optimizer.learning_rate
+
+        def task(trainer: Trainer) -> None:
+            if new_rate is not None:
+                trainer.schedule = new_rate
+            resume(trainer, path)
+
+        self.on_workers(task)
         self.model.trained_on = self.model.trained_on or "pixels"
 
     def warm_up(self, batch_size: int) -> float:

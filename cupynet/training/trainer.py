@@ -122,6 +122,10 @@ class Trainer:
         schedule: Schedule = self.replica.optimizer.learning_rate
         return schedule
 
+    @schedule.setter
+    def schedule(self, schedule: Schedule) -> None:
+        self.replica.optimizer.learning_rate = copy.deepcopy(schedule)
+
     @property
     def progress(self) -> str:
         """The number of complete epochs as text, and the iteration at which the last fit was stopped."""
@@ -184,7 +188,7 @@ class Trainer:
             self.epoch_iteration, plan.deal = 0, deal
         self.data = fit.train.identity
         if fit.learning_rate is not None:
-            self.replica.optimizer.learning_rate = copy.deepcopy(fit.learning_rate)
+            self.schedule = fit.learning_rate
         self.replica.classifies = classifies(fit.train.dataset, self.replica.whole.loss)
         self.epoch_iteration = min(self.epoch_iteration, per_epoch)  # with more workers an epoch has fewer iterations
         plan.averaged = plan.averaged and self.plan.unfinished and not fit.epochs  # only if restored after averaging
@@ -411,14 +415,14 @@ class Trainer:
         self.plan.deal = tuple(int(count) for count in position["deal"])
         self.statistics.restore(state)
         self.replica.restore(state["replica"])
-        self.schedule.restore(state["schedule"])
         if self.replica.scaler is not None:
             self.replica.scaler.restore(state["scaling"])
-        try:
-            self.synchronizer.restore(state["synchronizer"])
-        except KeyError as missing:
-            raise ConfigError(
-                f"this state has no {missing}, which the synchronizer ({self.synchronizer}) needs. It was saved with "
-                "other settings or by a different number of workers"
-            ) from None
+        for name, part in (("schedule", self.schedule), ("synchronizer", self.synchronizer)):
+            try:
+                part.restore(state[name])
+            except KeyError as missing:
+                raise ConfigError(
+                    f"this state has no {missing}, which the {name} ({part}) needs. It was saved with other settings "
+                    "or by a different number of workers"
+                ) from None
         self.callbacks.restore(state["callbacks"])

@@ -18,10 +18,10 @@ import pytest
 from threadpoolctl import threadpool_info
 
 from cupynet.backend import PixelScale, create_backend
-from cupynet.core.errors import ClosedError
+from cupynet.core.errors import ClosedError, ConfigError
 from cupynet.data import Loader
 from cupynet.nn import BatchNorm, Dense, Flatten, Image, Model, Sequential
-from cupynet.optim import Constant, Nesterov
+from cupynet.optim import Constant, Nesterov, ReduceOnPlateau
 from cupynet.parallel import ElasticAveraging, ParameterAveraging, Synchronizer, placement
 from cupynet.parallel.launchers import threads as launch
 from cupynet.runs.run import Run
@@ -271,6 +271,7 @@ def test_attributes_cannot_be_set() -> None:
         for name in ("optimizer", "workers", "callbacks", "warm", "bogus"):
             with pytest.raises(AttributeError):
                 setattr(wrapper, name, None)
+        assert isinstance(wrapper.callbacks, tuple)  # a list would ignore callbacks appended after the first fit
 
 
 def test_a_callback_may_use_any_names_and_keeps_only_what_it_stores() -> None:
@@ -307,6 +308,32 @@ def test_the_learning_rate_may_be_changed_between_fits(rate: Any) -> None:
         wrapper.on_workers(lambda trainer: schedules.append(trainer.schedule))
     assert wrapper.history["learning_rate"] == [0.01, 0.5, 0.5]
     assert len({id(schedule) for schedule in schedules}) == 2
+
+
+def test_a_schedule_set_before_restore_continues_as_restored(tmp_path: Path) -> None:
+    def plateau() -> ReduceOnPlateau:
+        return ReduceOnPlateau(0.1, patience=0, min_delta=1e9)  # reduces the rate in each epoch after the first
+
+    with ParallelWrapper(small_model(), 2, optimizer=Nesterov(plateau()), progress="none") as wrapper:
+        wrapper.fit(loader(), epochs=3, validation_data=loader())
+        path = wrapper.checkpoint(tmp_path)
+        wrapper.fit(loader(), epochs=1, validation_data=loader())
+        expected = wrapper.history["learning_rate"]
+    with ParallelWrapper(small_model(), 2, optimizer=Nesterov(0.5), progress="none") as wrapper:
+        wrapper.warm_up(4)
+        wrapper.optimizer.learning_rate = plateau()
+        wrapper.restore(path)
+        wrapper.fit(loader(), epochs=1, validation_data=loader())
+        assert wrapper.history["learning_rate"][-1] == pytest.approx(0.001)
+        assert wrapper.history["learning_rate"] == expected
+        wrapper.restore(path)
+        wrapper.optimizer.learning_rate = 0.2
+        wrapper.fit(loader(), epochs=1)
+        assert wrapper.history["learning_rate"][-1] == 0.2
+        constant = wrapper.checkpoint(tmp_path)
+        wrapper.optimizer.learning_rate = plateau()
+        with pytest.raises(ConfigError, match="ReduceOnPlateau"):
+            wrapper.restore(constant)
 
 
 def test_an_interrupted_wrapper_shows_where_it_stopped() -> None:
