@@ -16,7 +16,7 @@ _MODULES = {name.name: line.module or "" for line in _IMPORTS for name in line.n
 
 __all__ = list(_MODULES)
 
-# names in Keras and PyTorch that `guess` would not find -> names here
+# names in Keras and PyTorch for which `guess` finds nothing or another class -> names here
 _ELSEWHERE = {
     "load_model": "load",
     "Input": "Image",
@@ -42,7 +42,7 @@ _ELSEWHERE = {
 def __getattr__(name: str) -> object:
     """Import a public name from its package (PEP 562)."""
     if name not in _MODULES:
-        # without obj, Python adds no suggestion of its own
+        # Python would add a suggestion if it received `obj`
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{_hint(name)}", name=name)
     value: object = getattr(import_module(_MODULES[name]), name)
     globals()[name] = value

@@ -134,8 +134,8 @@ class Model:
 
         Args:
             images: (N, H, W, C), or (N, H, W) for one channel. The axis N may be omitted for a single image. Integers
-                from 0 to 255 are scaled by `pixels`; floating-point images must already be scaled. If their range is
-                not that of the training images, a warning is logged.
+                from 0 to 255 are scaled by `pixels`; floating-point images must already be scaled. A warning
+                is logged if their range differs from the training images.
             batch_size: number of images to process at a time.
         """
         size, images = checks.integer("batch_size", batch_size, 1), self._images(images)

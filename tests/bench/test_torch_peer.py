@@ -112,7 +112,7 @@ def test_rates_of_processes_are_added_and_a_failure_ends_the_others(
     forking = multiprocessing.get_context("fork")  # so that the processes have the patched function
     monkeypatch.setattr(multiprocessing, "get_context", lambda _: forking)
     monkeypatch.setattr(peer, "images_per_s", rate)
-    monkeypatch.setattr(peer, "WAIT_S", None)  # the other process waits until it is told of the failure
+    monkeypatch.setattr(peer, "WAIT_S", None)  # no timeout: the other process waits until the barrier is broken
     setup = peer.parse(["--network", "net.py", "--processes", "2"])
     with pytest.raises(SystemExit) if fails else nullcontext():
         assert peer.images_per_s_of_all(setup) == 7.0  # a process gets its number, 0 or 1, from the barrier

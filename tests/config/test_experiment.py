@@ -20,6 +20,7 @@ from cupynet.parallel import Placement
 from cupynet.runs.checkpoints import Checkpoints
 from cupynet.training import Pools, Profile, WeightAverage
 from cupynet.training.replica import Replica
+from tests.support.backends import needs_bfloat16
 from tests.support.refusals import refused
 from tests.support.settings import CONF, settings_of
 from tests.support.training import small_dataset
@@ -177,6 +178,19 @@ def test_valid_settings_that_are_probably_a_mistake_are_warned_of(
 ) -> None:
     announce(experiment(*overrides))
     assert sum(each.levelname == "WARNING" for each in caplog.records) == warnings
+
+
+@needs_bfloat16
+@pytest.mark.parametrize("has_amx", [True, False])
+def test_bfloat16_on_a_processor_without_amx_is_warned_of(
+    has_amx: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("numba")
+    monkeypatch.setattr("cupynet.backend.cpu.kernels.amx.available", lambda: has_amx)
+    caplog.set_level("INFO")
+    announce(experiment("dtype=bfloat16", "backend=numba"))
+    assert any(each.levelname == "WARNING" for each in caplog.records) != has_amx
+    assert ("AMX" in caplog.text) == has_amx
 
 
 # what is built --------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 A blocking MPI call delays Python's signal handlers and cannot be interrupted, so operations are non-blocking and
 completed by `Ranks.wait`; only the creation of a group blocks, briefly. Means are summed in rank order, chunk by chunk,
-and are bit-identical to those of threads.py.
+with the same bits as in threads.py.
 
 Arrays are exchanged by Isend and Irecv: MPICH's non-blocking collectives took two to ten times as long.
 """

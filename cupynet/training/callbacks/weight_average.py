@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 class WeightAverage(Callback):
     """Averages the weights over time. At the end of a fit, the mean over time and replicas replaces the weights.
 
-    Buffers such as running statistics are averaged too; `recompute_statistics` recomputes those of `BatchNorm`.
+    Buffers such as running statistics are averaged too. `recompute_statistics` recomputes them for `BatchNorm`.
     Training itself does not change, and epochs are evaluated with the trained weights. The averaged weights are
     evaluated at the end and saved. Another fit starts from them with a new average, but with the optimizer state of the
     trained weights. To combine this callback with EarlyStopping, create EarlyStopping with

@@ -1,7 +1,7 @@
 """Products of bfloat16 matrices in Intel's AMX units: a tile of 16 rows of 32 values times one of 32 rows of 16 values.
 
-Sums are float; denormal numbers count as zero. On a Xeon (Sapphire Rapids), a core computes them about four times as
-fast as BLAS in float.
+Sums are float; denormal numbers count as zero. On a Xeon (Sapphire Rapids), a product of a dense layer takes about
+half the time of BLAS in float, including the copies of its operands.
 
 Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 1, chapter "Programming with Intel AMX".
 """
