@@ -19,7 +19,7 @@ SUPPORTED = import ensurepip, sys, venv; low, high = (tuple(map(int, v.split("."
 	sys.exit(not low <= sys.version_info[:2] < high)
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test test-standin test-gpu-standin test-slow test-gpu soak records wheels pages picture bench bench-gpu doctor check clean
+.PHONY: help install train test test-standin test-gpu-standin test-slow test-gpu soak records wheels pages notebook picture bench bench-gpu doctor check clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -91,6 +91,9 @@ wheels: install ## install the wheel with every Python version and extra, and tr
 
 pages: install ## regenerate the reference pages in cupynet/guides/ (settings, api, cli)
 	@$(PY) -m tests.pages
+
+notebook: install ## run cupynet/guides/first_steps.ipynb and store it with its outputs
+	@$(PY) -m tests.notebook
 
 picture: install ## draw the README's picture of a terminal, .github/pictures/terminal.svg, on an idle machine
 	@$(PY) -m tests.picture epochs=3 $(ARGS)
