@@ -21,7 +21,6 @@ from cupynet.parallel.synchronizers.replica_view import (
     Tally,
     by_name,
     check_finite_replicas,
-    is_finite,
     take_by_name,
 )
 from cupynet.parallel.synchronizers.schedule import Moment
@@ -144,17 +143,13 @@ class GradientSharing(Synchronizer):
 
     def _share_gradients(self, params: Params, samples: int) -> None:
         grad, together = params.grad, self.transfer_dtype == "full" and self.reduce == "mean"
-        finite, weight = is_finite(grad), samples if self.reduce == "mean" else 1
+        weight = samples if self.reduce == "mean" else 1
         if self.transfer_dtype == "full":
             self.communicator.allreduce_mean([grad, *(params.running if together else ())], weight)
         else:
             half_mean(self.communicator, [grad], weight)
         if params.running and not together:
             self.communicator.allreduce_mean(params.running, samples)
-        if not is_finite(grad):  # bit-identical, so all workers enter this branch
-            check_finite_replicas(
-                self.communicator.gather_numbers(finite)[:, 0].tolist(), self._next, "gradient of replica"
-            )
         if self.reduce == "sum":
             grad *= self.communicator.size
 

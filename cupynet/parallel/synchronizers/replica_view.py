@@ -76,7 +76,7 @@ def distance(backend: Backend, pairs: Iterable[tuple[Array, Array]]) -> float:
     return math.sqrt(difference / max(norm, 1e-30))
 
 
-def check_finite_replicas(finite: Sequence[float], iteration: int | None, what: str = "replica") -> None:
+def check_finite_replicas(finite: Sequence[float], iteration: int | None) -> None:
     """Raise DivergedError on every worker if a replica is not finite. Call this before averaging.
 
     iteration: from 0; None at the end of an epoch.
@@ -85,7 +85,7 @@ def check_finite_replicas(finite: Sequence[float], iteration: int | None, what: 
     if bad:
         when = "at the end of an epoch" if iteration is None else f"after iteration {iteration + 1}"
         raise DivergedError(
-            f"{what} {', '.join(bad)} is not finite {when} and was not averaged into the others. Lower learning_rate, "
+            f"replica {', '.join(bad)} is not finite {when} and was not averaged into the others. Lower learning_rate, "
             "or train in a wider dtype"
         )
 

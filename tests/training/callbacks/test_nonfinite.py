@@ -10,7 +10,7 @@ import pytest
 
 from cupynet.backend import create_backend
 from cupynet.core.errors import DivergedError
-from cupynet.data import Batch, Loader
+from cupynet.data import Batch, Dataset, Loader
 from cupynet.nn import BatchNorm, Concat, Conv2D, Dense, Dropout, Image, Layer, MaxPool2D, Model, Sequential
 from cupynet.optim import SGD, Nesterov
 from cupynet.parallel import Communicator, GradientSharing, ParameterAveraging, Pipeline, Synchronizer
@@ -134,6 +134,22 @@ def test_skip_in_a_pipeline() -> None:
         wrapper.fit(SHUFFLED, epochs=2)
         assert all(np.isfinite(each.params.master).all() for each in wrapper.replicas())
     assert guard.skipped_batches == 2
+
+
+def test_a_skipped_batch_changes_no_statistics_in_any_stage() -> None:
+    """Only the gradient of the first stage is not finite; the second has already updated its running statistics."""
+
+    def weights(dataset: Dataset, poisoned: Poisoned) -> dict[str, Any]:
+        layers = {"conv": Conv2D(3, 3), "poisoned": poisoned, "norm": BatchNorm(), "output": Dense(3)}
+        model = Model(layers, (8, 8, 1), create_backend("numpy", "double"), 1)
+        pipeline = Pipeline([["conv", "poisoned"], ["norm", "output"]], 2)
+        with ParallelWrapper(model, 1, pipeline=pipeline, callbacks=[NonFinite("skip")], timeout_s=20) as wrapper:
+            wrapper.fit(Loader(dataset, 4, shuffle=False), epochs=1)
+        return model.weights()
+
+    without = np.delete(np.arange(len(DATA)), slice(16, 20))  # the batch of sample 17
+    kept = Dataset("without one batch", DATA.images[without], DATA.labels[without], DATA.classes)
+    np.testing.assert_equal(weights(DATA, Poisoned(17, backwards=True)), weights(kept, Poisoned()))
 
 
 # how many batches are skipped -----------------------------------------------------------------------------------------
