@@ -1,4 +1,4 @@
-"""Products of bfloat16 in AMX units, where a processor has them: dense layers, and convolutions with 3x3 filters."""
+"""Products of bfloat16 in AMX units, if the processor has them: dense layers, and convolutions with 3x3 filters."""
 
 from __future__ import annotations
 
@@ -42,12 +42,9 @@ class AmxProducts(WinogradConv):
         amx_conv.convolve(_grouped(x, group), layout, *arrays, _grouped(y, group))
 
     def _steps(self, weight: Array) -> tuple[Array, Array]:
-        """Return the starts of steps within the 3 C values of a window row, and their factors (9 · values, O).
-
-        The last step may overlap the one before, where its factors are zero. If it extended beyond the window instead,
-        NaN there would spoil the sum.
-        """
+        """Return the starts of steps in a window row of 3 C values, and their factors (9 · values, O)."""
         length, filters = 3 * weight.shape[2], weight.shape[3]
+        # the last step overlaps the one before, with zero factors: beyond the window, NaN would spoil the sum
         starts, rest = np.minimum(np.arange(0, length, amx.DEPTH), length - amx.DEPTH), length % amx.DEPTH
         factors = self.borrow((3, len(starts) * amx.DEPTH, filters))
         rows = weight.reshape(3, length, filters)

@@ -1,10 +1,6 @@
 """Fused convolution and max-pool on the CPU.
 
-The forward pass computes the pixels of a pooling window in registers and writes only the maximum and its index
-(`kernels/windows.py`). The bias is added after pooling. The backward pass processes only the pixels that were the
-maximum of their window (`kernels/rows.py`, or `kernels/outer.py` for patches with short rows).
-
-`rows` skips zero gradients, so it does not compute 0 · NaN or 0 · infinity, as separate operations would.
+`kernels/rows.py` skips zero gradients, so it does not compute 0 · NaN or 0 · infinity, as separate operations would.
 """
 
 from __future__ import annotations

@@ -10,8 +10,6 @@ from cupynet.backend.policy import DtypePolicy
 
 
 class NumpyBackend(Backend):
-    """The reference operations on NumPy arrays."""
-
     name = "numpy"
     xp = np
 

@@ -122,7 +122,6 @@ def sigmoid(x: Array, out: Array, slope: Any) -> None:
 
 @kernel
 def gelu(x: Array, out: Array, slope: Any) -> None:
-    """x · Phi(x), where Phi is the standard normal CDF."""
     x, out = reals(x), reals(out)
     half, down = x.dtype.type(0.5), x.dtype.type(-math.sqrt(0.5))
     for i in range(x.size):

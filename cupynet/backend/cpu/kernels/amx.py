@@ -1,9 +1,7 @@
 """Products of bfloat16 matrices in Intel's AMX units: a tile of 16 rows of 32 values times one of 32 rows of 16 values.
 
-Sums are float; denormal numbers count as zero. On a Xeon (Sapphire Rapids), a product of a dense layer takes about
-half the time of BLAS in float, including the copies of its operands.
-
-Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 1, chapter "Programming with Intel AMX".
+Sums are float; denormal numbers count as zero. Source: Intel 64 and IA-32 Architectures Software Developer's Manual,
+volume 1, chapter "Programming with Intel AMX".
 """
 
 from __future__ import annotations
@@ -79,11 +77,9 @@ def add_products(
 ) -> Any:  # fmt: skip
     """Compute four tiles of sums, one below the other, and write them to sums[at], or add them if `adds`.
 
-    Args:
-        left: 16-bit values. The left tile i of step t starts at starts[i] + steps[t]; its rows are `row` values apart.
-        right: pairs of rows (`pair_rows`). The right tile of step t starts at first + 16 t pitch; its rows are `pitch`
-            pairs apart.
-        wide: the distance between rows of sums.
+    Left tile i of step t starts at left[starts[i] + steps[t]], with rows `row` values apart. The right tile of step t
+    starts at right[first + 16 t pitch], with pairs of rows (`pair_rows`) `pitch` pairs apart. Rows of sums are `wide`
+    values apart.
     """
 
     def generate(context: Any, b: Any, signature: Any, given: Any) -> Any:

@@ -1,8 +1,8 @@
 """Convolutions of bfloat16 with 3x3 filters and stride 1 in AMX units (`amx.py`), without im2col.
 
 A group of images is copied to a flat array, the frame, with zeros around each image. Windows at consecutive pixels
-start C values apart, so tiles are loaded from the frame directly. Windows start at every pixel of the frame, and the
-results of those that extend beyond an image are dropped.
+start C values apart, so tiles are loaded from the frame directly. Windows start at every pixel of the frame; the
+results for windows that extend beyond an image are dropped.
 
 The gradient of the filters is a sum over pixels. The frame is transposed to (C, pixels), where the values at a position
 of the window are the same rows, shifted.
@@ -27,12 +27,7 @@ I16 = ir.IntType(16)
 
 
 class Layout(NamedTuple):
-    """Layout of images (M, H, W, C) in a frame.
-
-    Attributes:
-        first: offset of the first value.
-        row, image: distance of rows, and of images.
-    """
+    """Layout of images (M, H, W, C) in a frame: first offset, and distances between rows and between images."""
 
     first: int
     row: int
@@ -92,14 +87,10 @@ def convolve(
     images: Array, layout: Layout, values: Array, steps: Array, weight: Array, bias: Array, sums: Array, channels: int,
     y: Array,
 ) -> None:  # fmt: skip
-    """Write a convolution to y (N / M, M, H', W' · O).
+    """Write a convolution of images (N / M, M, H, W · C) to y (N / M, M, H', W' · O). `values` has room for M images.
 
-    Args:
-        images: (N / M, M, H, W · C), in groups of M, which `values` has room for.
-        steps: offsets of the values of a window that each step multiplies.
-        weight: pairs of rows (16 · steps, O).
-        bias: (W' · O).
-        sums: (pixels of a frame, O), a multiple of 64 pixels.
+    steps: offsets of the values of a window that each step multiplies. weight: pairs of rows (16 · steps, O).
+    bias: (W' · O). sums: (pixels of a frame, O), a multiple of 64 pixels.
     """
     configure()
     flat, filters = sums.reshape(-1), weight.shape[1]
@@ -122,15 +113,11 @@ def weight_gradient(
     images: Array, layout: Layout, values: Array, columns: Array, starts: Array, dy: Array, gradients: Array,
     pairs: Array, sums: Array,
 ) -> None:  # fmt: skip
-    """Add the gradient of the filters to sums (9 C, O), with a multiple of 64 rows.
+    """Add the gradient of the filters to sums (9 C, O), with a multiple of 64 rows. See `convolve` for the images.
 
-    Args:
-        images: (N / M, M, H, W · C), in groups of M, which `values` has room for.
-        columns: room for the transposed frame, (C, pixels).
-        starts: offsets in `columns` of the tiles of each 16 rows of the sums, in groups of 4: (groups, 4).
-        dy: (N / M, M, H', W' · O).
-        gradients: zeros for dy at the pixels where windows start, (pixels, O).
-        pairs: room for pairs of rows of `gradients`.
+    columns: room for the transposed frame, (C, pixels). starts: (groups, 4), offsets in `columns` of the tiles of each
+    16 rows of the sums. dy: (N / M, M, H', W' · O). gradients: (pixels, O), zeros, for dy at the pixels where windows
+    start. pairs: room for pairs of rows of `gradients`.
     """
     configure()
     channels, (pixels, filters) = columns.shape[0], gradients.shape

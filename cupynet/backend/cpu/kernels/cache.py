@@ -27,8 +27,6 @@ _warned: set[str] = set()
 
 
 class KernelCache(FunctionCache):  # type: ignore[misc]
-    """numba's cache of one kernel, which tolerates unreadable and unwritable files."""
-
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         try:
             kernel = super().load_overload(sig, target_context)

@@ -1,8 +1,4 @@
-"""Depthwise convolution: each filter uses one channel, so it is not a matrix product.
-
-The vectorized inner loop runs over filters. A channel with several filters is repeated for each filter. Window pixels
-outside the image are skipped.
-"""
+"""Depthwise convolution: each filter uses one channel, so it is not a matrix product. Inner loops run over filters."""
 
 from __future__ import annotations
 

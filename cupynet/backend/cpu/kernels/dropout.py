@@ -42,10 +42,7 @@ def four(a: Any, b: Any, c: Any, d: Any, first: Any, second: Any) -> Any:
 
 @kernel
 def dropout(x: Array, out: Array, samples: Array, epoch: int, first: int, second: int, below: int, factor: Any) -> None:
-    """out = x · factor where the random number is at least `below`, and 0 elsewhere.
-
-    x, out: (N, F). samples: (N,). first, second: the key.
-    """
+    """out (N, F) = x · factor where the random number is at least `below`, else 0. first, second: the key."""
     x, out = reals(x), reals(out)
     features = x.shape[1]
     quarter = (features + 3) // 4

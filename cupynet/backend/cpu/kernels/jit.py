@@ -30,7 +30,7 @@ def kernel(function: Kernel) -> Kernel:
     """Compile a function on first use, for the dtypes of its arguments.
 
     The cache file is named after the constants that the kernel closes over, and a hash of `FILES`. Otherwise, numba
-    would confuse kernels with the same name across processes, and would only notice changes in the kernel's own file.
+    would confuse kernels with the same name across processes, and would only notice changes in one file.
     """
     cells = (cell.cell_contents for cell in function.__closure__ or ())
     constants = (getattr(constant, "__name__", str(constant)) for constant in cells)

@@ -42,8 +42,6 @@ BITS = {"e": np.uint16, "E": np.int16}  # by dtype.char of NumPy's half and ml_d
 
 @register_model(Narrow)
 class NarrowModel(models.PrimitiveModel):  # type: ignore[misc]
-    """Conversion of elements between memory and registers."""
-
     def __init__(self, manager: Any, kind: Any) -> None:
         super().__init__(manager, kind, F32)
 

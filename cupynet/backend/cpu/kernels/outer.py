@@ -1,8 +1,4 @@
-"""Weight gradient for patches whose rows are shorter than a vector, as in the first layer on gray or color images.
-
-Vectors run along the filters. A pixel is the maximum of its pooling window for some of the filters. The gradients of
-these filters are multiplied by the values of the pixel's patch, and added to sums in registers.
-"""
+"""Weight gradient for patches with rows shorter than a vector, as in the first layer: vectors run along the filters."""
 
 from __future__ import annotations
 
@@ -138,10 +134,7 @@ def weight_gradient(pixels: int, height: int, length: int, filters: int) -> Call
 
     @kernel
     def gradient(x: Array, patches: Patches, passed: Passed, block: Block, grad: Array) -> None:
-        """grad += sum over images and windows of patch ⊗ dy for the maxima, within `block`.
-
-        x: (N, F) images; grad: (K_h·K_w·C, O). `block.lines` is a multiple of `height`.
-        """
+        """grad (K_h·K_w·C, O) += patch ⊗ dy for all maxima, within `block`. `block.lines` is a multiple of `height`."""
         dy, indices, corners, places, row_step = (
             passed.dy, passed.indices, patches.corners, patches.places, patches.step
         )  # fmt: skip

@@ -1,10 +1,7 @@
-"""Backward pass of a convolution with a max-pool, which processes only the maxima of the pool.
+"""Gradients of a convolution with a max-pool. Only the maxima of the pool have nonzero gradients.
 
-All other output gradients of the convolution are zero. Each maximum with gradient g adds g · patch to the gradient of
-its filter, and g · filter to the gradient of its patch.
-
-Both passes use `weighted_rows`, for rows of constant length. This function is generated as LLVM vector code, because
-numba does not keep the sums of an array loop in registers.
+Each maximum with gradient g adds g · patch to the gradient of its filter, and g · filter to the gradient of its patch.
+`weighted_rows` is generated as LLVM vector code, because numba does not keep the sums of an array loop in registers.
 """
 
 from __future__ import annotations
@@ -98,10 +95,7 @@ def weight_gradient(full: int, block: int, rest: int) -> Callable[..., None]:
 
     @kernel
     def gradient(x: Array, patches: Patches, passed: Passed, grad: Array) -> None:
-        """grad[o, ky] += sum over images and windows of dy · (row ky of the maximum's patch).
-
-        x: (N, F) images; grad: (O · patches.height, patches.row).
-        """
+        """grad (O · height, row) += dy · (row of the maximum's patch), for all images x (N, F) and windows."""
         dy, indices, corners, places = passed.dy, passed.indices, patches.corners, patches.places
         height, length, row_step = patches.height, patches.row, patches.step
         windows, filters, size = dy.shape[1], dy.shape[2], x.shape[1]
@@ -141,10 +135,7 @@ def input_gradient(full: int, block: int, rest: int) -> Callable[..., None]:
 
     @kernel
     def gradient(weight: Array, patches: Patches, passed: Passed, dx: Array) -> None:
-        """Write to dx the sum of dy · filter over all maxima, each added to the maximum's patch.
-
-        weight: (patches.height, O, patches.row padded to a cache line); dx: (N, F).
-        """
+        """Write the sum of dy · filter to dx (N, F). weight: (height, O, row), with rows padded to a cache line."""
         dy, indices, corners, places = passed.dy, passed.indices, patches.corners, patches.places
         height, row_step = patches.height, patches.step
         windows, filters, choices = dy.shape[1], dy.shape[2], places.size

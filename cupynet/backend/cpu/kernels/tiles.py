@@ -1,9 +1,7 @@
 """Direct convolution without im2col.
 
 `add_products` multiplies two matrices. The first is never stored: its rows may start anywhere in an image, and a table
-contains the offsets of their values. Rows are patches (convolution), values of a patch (weight gradient), or
-gradients of windows (input gradient). Tiles of sums are held in registers. The loop is generated as LLVM vector code,
-as in `rows`.
+contains the offsets of their values (see `Passes`). The loop is generated as LLVM vector code, as in `rows`.
 
 Sums are computed `CHUNK` products at a time, so that factors shared by all tiles stay in the L1 cache (Goto & van de
 Geijn 2008).
@@ -76,9 +74,7 @@ def add_products(
     typing: Any, height: Any, width: Any, rows: Any, x: Any, x_at: Any, starts: Any, outs: Any, first: Any, table: Any,
     t_at: Any, count: Any, w: Any, w_at: Any, pitch: Any, out: Any, out_at: Any,
 ) -> Any:  # fmt: skip
-    """Add a tile of sums of products to `out`.
-
-    For i < min(height, rows) and j < width:
+    """Add a tile of sums of products to `out`, for i < min(height, rows) and j < width.
 
     out[out_at + outs[first + i] + j] += sum over t < count of
     x[x_at + starts[first + i] + table[t_at + t]] · w[w_at + t · pitch + j].
@@ -185,10 +181,7 @@ def products(height: int, width: int, rest: int) -> Callable[..., None]:
 
 @kernel
 def pack(factors: Array, parts: Array, width: int, packed: Array) -> None:
-    """Reorder `factors` (rows, columns) by blocks of `width` columns, for each part of `Sums`.
-
-    Each block contains all rows of the part. The last block may be narrower.
-    """
+    """Reorder the rows of each part of `factors` (rows, columns) into blocks of at most `width` columns."""
     factors, columns = reals(factors), factors.shape[1]
     for p in range(parts.shape[0]):
         first, count, at = parts[p, 2], parts[p, 3], parts[p, 4]

@@ -88,7 +88,6 @@ def store(b: Any, value: Any, base: Any, at: int) -> None:
 
 
 def element(b: Any, base: Any, index: Any) -> Any:
-    """Load base[index] of an int32 array as an int64."""
     return b.sext(b.load(b.gep(base, [index])), I64)
 
 

@@ -1,8 +1,4 @@
-"""Forward pass of a convolution and its max-pool, one pooling window at a time.
-
-The sums for all pixels of a pooling window and a block of filters are held in registers. Only the maximum for each
-filter and its index are written. The loop is generated as LLVM vector code, as in `rows`.
-"""
+"""Forward pass of a convolution and its max-pool. Sums stay in registers; only maxima and indices are written."""
 
 from __future__ import annotations
 
@@ -101,8 +97,7 @@ def conv_pool(pixels: int, full: int, block: int, rest: int, nan: int = 0) -> Ca
     def forward(x: Array, patches: Patches, table: Array, weight: Array, bias: Array, y: Array, indices: Array) -> bool:
         """Write the pooled convolution and maxima's indices. Return False, with invalid results, if there may be NaN.
 
-        x: (N, F) images; table: (K_h·K_w·C,) offsets of the values of a patch; weight: (K_h·K_w·C, O); bias: (O,); y,
-        indices: (N, P·O).
+        x: (N, F). table: see `ConvPool.table`. weight: (K_h·K_w·C, O). bias: (O,). y, indices: (N, P·O).
         """
         corners, places = patches.corners, patches.places
         size, windows, filters, count = x.shape[1], corners.size, weight.shape[1], table.size

@@ -1,11 +1,9 @@
 """Convolutions with 3x3 filters and stride 1, by Winograd's algorithm F(4x4, 3x3).
 
-Source: Lavin & Gray 2016, "Fast Algorithms for Convolutional Neural Networks". A tile of 6x6 input pixels and a filter
-are transformed to 36 values each, so that a tile of 4x4 output pixels takes 36 multiplications per channel and filter
-instead of 144. Transforms are vectorized over channels. For each of the 36 values, the sum over channels is a matrix
-product for a block of tiles, which stays in the L2 cache.
-
-The input gradient is a convolution with rotated filters, and the weight gradient uses the transposed algorithm.
+Source: Lavin & Gray 2016, "Fast Algorithms for Convolutional Neural Networks", arXiv:1509.09308. A tile of 6x6 input
+pixels and a filter are transformed to 36 values each, so that a tile of 4x4 output pixels takes 36 multiplications per
+channel and filter instead of 144. For each of the 36 values, the sum over channels is a matrix product for a block of
+tiles, which stays in the L2 cache. The weight gradient uses the transposed algorithm.
 """
 
 from __future__ import annotations
@@ -40,7 +38,6 @@ def _scaled(b: Any, x: Any, factor: float, total: Any) -> Any:
 
 
 def _of_input(b: Any, d: list[Any]) -> list[Any]:
-    """Transform six pixels of an image to six values."""
     even, odd = _scaled(b, d[2], -4, d[4]), _scaled(b, d[1], -4, d[3])
     near, apart = b.fsub(d[4], d[2]), b.fsub(d[3], d[1])
     inner = [b.fadd(even, odd), b.fsub(even, odd), _scaled(b, apart, 2, near), _scaled(b, apart, -2, near)]
@@ -49,7 +46,6 @@ def _of_input(b: Any, d: list[Any]) -> list[Any]:
 
 
 def _of_gradient(b: Any, d: list[Any]) -> list[Any]:
-    """Transform four pixels of an output gradient to six values."""
     even, odd = b.fadd(d[0], d[2]), b.fadd(d[1], d[3])
     near, apart = _scaled(b, d[2], 4, d[0]), _scaled(b, d[3], 4, d[1])
     inner = [b.fadd(even, odd), b.fsub(even, odd), _scaled(b, apart, 2, near), _scaled(b, apart, -2, near)]
@@ -57,7 +53,6 @@ def _of_gradient(b: Any, d: list[Any]) -> list[Any]:
 
 
 def _to_output(b: Any, m: list[Any]) -> list[Any]:
-    """Transform six values to four output pixels."""
     near, apart = b.fadd(m[1], m[2]), b.fsub(m[1], m[2])
     far, wide = b.fadd(m[3], m[4]), b.fsub(m[3], m[4])
     first, last = b.fadd(b.fadd(m[0], near), far), b.fadd(_scaled(b, wide, 8, apart), m[5])
@@ -170,7 +165,6 @@ def _sums(b: Any, literals: list[int], left: Any, right: Any, count: Any) -> lis
 
 
 def _vector(base: Any) -> Any:
-    """Return the widest vector type of the numbers at `base`."""
     return ir.VectorType(base.type.pointee, registers()[0] // size_of(base.type.pointee))
 
 
@@ -179,7 +173,6 @@ def _whole(value: int) -> Any:
 
 
 def _moved(b: Any, base: Any, number: int, apart: Any) -> Any:
-    """Return the address `number` · `apart` elements after `base`."""
     return b.gep(base, [b.mul(_whole(number), apart)])
 
 
@@ -193,7 +186,6 @@ def lanes(itemsize: int) -> int:
 
 @functools.cache
 def convolution(lanes: int) -> Callable[..., None]:
-    """Return the kernel for vectors of `lanes` channels."""
     half, apart, group = lanes // 2, TILES * lanes, VALUES * TILES * lanes
 
     @kernel
@@ -265,7 +257,6 @@ def convolution(lanes: int) -> Callable[..., None]:
 
 @functools.cache
 def weight_gradient(lanes: int) -> Callable[..., None]:
-    """Return the kernel for vectors of `lanes` channels."""
     apart, group = TILES * lanes, VALUES * TILES * lanes
 
     @kernel

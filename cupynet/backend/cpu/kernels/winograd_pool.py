@@ -1,11 +1,9 @@
-"""Convolution and 2x2 max-pool by Winograd's minimal filtering.
+"""Convolution and 2x2 max-pool by Winograd's minimal filtering (Lavin & Gray 2016, see winograd.py).
 
 With K x K filters and n = K + 3, a tile of 4 x 4 outputs takes n² multiplications instead of 16·K²: a sixth for 5 x 5
 filters. With constant matrices A, B and G, y = Aᵀ ((G w Gᵀ) ⊙ (Bᵀ x B)) A. At each of the n² points, the sum over
 channels is a matrix product. The backward pass is the transpose. Rounding errors are up to ten times larger than with
 direct sums.
-
-Source: A. Lavin and S. Gray, Fast Algorithms for Convolutional Neural Networks, arXiv:1509.09308.
 """
 
 from __future__ import annotations
