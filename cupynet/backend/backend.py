@@ -1,12 +1,10 @@
-"""The operations that layers, losses and optimizers call.
-
-`reference/` implements every operation for NumPy and CuPy; `cpu/` and `cuda/` override the operations that they
-accelerate. Kernels do not check shapes or layouts, so test a new layer on the numpy backend first.
+"""The operations that layers, losses and optimizers call (see README.md).
 
 Axes: N batch, H and W image, C input channels, O output channels, K kernel, F features, P parameters.
 
 Results are borrowed from `workspace`. Operations do not modify their arguments unless documented. Arrays are
-C-contiguous. Activations have dtype `policy.storage`. Weight gradients are accumulated in `policy.accumulate`.
+C-contiguous. Activations have dtype `policy.storage`. Weight gradients are accumulated in `policy.accumulate`. Kernels
+do not check shapes or layouts, so test a new layer on the numpy backend first.
 """
 
 from __future__ import annotations

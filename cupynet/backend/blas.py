@@ -14,17 +14,14 @@ THREADS_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS
 
 
 def threads_per_worker(backend_name: str, workers: int) -> int:
-    """Return the number of BLAS threads per replica: at most cores / workers, and at most the current number.
-
-    With numba it is one unless set by the user, because the remaining matrix products are small.
-    """
+    """Return the number of BLAS threads per replica, at most cores / workers and at most the current number."""
     share = max(1, available_cores() // integer("workers", workers, 1))
     set_by_user = any(name in os.environ for name in THREADS_VARIABLES)
+    # with numba, one thread unless set by the user, because the remaining matrix products are small
     return 1 if backend_name == "numba" and not set_by_user else min(share, threads_now())
 
 
 def threads_now() -> int:
-    """Return the current number of BLAS threads: by default one per core; see `THREADS_VARIABLES`."""
     return min((info["num_threads"] for info in numpy_blas()), default=1)
 
 

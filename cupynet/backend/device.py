@@ -28,8 +28,6 @@ class Device:
     """Arrays on one CPU or GPU.
 
     Attributes:
-        name: `numpy`, `numba` or `cupy`.
-        xp: array module.
         device: GPU index; 0 on a CPU.
         loss_scale: factor of the loss gradient, initially `policy.loss_scale`.
         options: other arguments of `create_backend`.
@@ -56,7 +54,6 @@ class Device:
         return self.xp.empty(shape, dtype)
 
     def data_ptr(self, array: Array) -> int:
-        """Return the address of the first element."""
         raise NotImplementedError
 
     def asarray(self, array: Any, dtype: Any = None) -> Array:

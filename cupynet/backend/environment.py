@@ -97,7 +97,6 @@ def numpy_blas() -> list[dict[str, Any]]:
 
 
 def environment() -> dict[str, Any]:
-    """Describe Python, system, processor, cores, NumPy's BLAS and package versions, for JSON."""
     versions = {}
     for package in PACKAGES:
         try:

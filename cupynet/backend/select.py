@@ -48,7 +48,7 @@ def create_backend(
     max_grid_size: int | None = None,
     tf32: bool = False,
 ) -> Backend:
-    """Create a backend for one replica, with its own workspace.
+    """Create a backend for one replica, with a separate workspace.
 
     Args:
         name: numpy, numba, cupy, or auto (see `select_backend`).

@@ -52,11 +52,7 @@ class Loan:
 
 
 class Workspace:
-    """Pool of buffers for one thread.
-
-    A buffer may be longer than the array along the first axis, so that a short last batch reuses the buffers of full
-    ones.
-    """
+    """Pool of buffers for one thread. A short last batch uses the longer buffers of full batches."""
 
     def __init__(self, allocate: Allocate, lend: Lend) -> None:
         self._allocate, self._lend = allocate, lend

@@ -1,10 +1,8 @@
 """Fused convolution, bias, activation and max-pool on the GPU.
 
-Small patches (few channels, as in the first layer) are convolved directly from the image (see kernels/conv_pool.cu),
-unless they are dilated or the pool has more than 255 pixels. Other convolutions use im2col and cuBLAS, followed by one
-kernel for bias, activation and pooling; they save the im2col rows for the backward pass. Both save the indices of the
-maxima. If ReLU zeroes a maximum, its index refers to no pixel, so the backward pass does not need the activation's
-output.
+Small patches (few channels, as in the first layer) are convolved directly from the image (kernels/conv_pool.cu), others
+by im2col and cuBLAS, followed by one kernel for bias, activation and pooling. If ReLU zeroes a maximum, its index
+refers to no pixel, so the backward pass does not need the activation's output.
 """
 
 from __future__ import annotations

@@ -115,8 +115,6 @@ class Cublas:
 
     The constructor allocates device memory, which must not happen during a collective or a capture in another thread.
     Captured graphs use the workspace, so they must not outlive this object.
-
-    tf32: round float factors to a 10-bit mantissa, to use tensor cores.
     """
 
     def __init__(self, xp: ModuleType, *, tf32: bool = False) -> None:

@@ -83,7 +83,6 @@ class CudaDense(CudaDevice, DenseOps):
         self.kernels.launch(name, grid, (across, threads // across), *arguments)
 
     def _parts(self, rows: int, columns: int) -> Array:
-        """Return memory for the partial sums of two values per column."""
         return self.borrow((self._chunks(rows)[1], 2 * columns), self.policy.accumulate)
 
     def _added(self, parts: Array, columns: int) -> Array:

@@ -27,7 +27,7 @@ _thread = threading.local()  # `mark` identifies the backend most recently activ
 class CudaDevice(Device):
     """CuPy arrays on one device.
 
-    Each worker calls `activate` once, in its own thread, and uses its own non-blocking stream. Other threads that use
+    Each worker calls `activate` once, in its thread, and gets a separate non-blocking stream. Other threads that use
     the backend share this stream, so that freed memory is not reused too early, and wait while the worker captures a
     graph.
     """

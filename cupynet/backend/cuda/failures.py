@@ -20,7 +20,6 @@ LOST = re.compile(
 
 
 def failure(error: BaseException, device: int) -> Failure | None:
-    """Return the diagnosis of a CuPy error, or None for other errors."""
     text = one_line(error)
     if isinstance(error, RuntimeError) and LOST.search(text):
         return Failure(

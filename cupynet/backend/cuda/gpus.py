@@ -1,7 +1,7 @@
 """The GPUs of this machine and their memory pools.
 
-CuPy does not track peak memory, and an allocation hook would be too slow. A pool only grows until it is emptied, so its
-size just before is its peak. CuPy empties a pool that has reached its limit.
+CuPy does not track peak memory. A pool only grows until it is emptied, so its size just before is its peak. CuPy
+empties a pool that has reached its limit.
 """
 
 from __future__ import annotations
@@ -51,11 +51,7 @@ def device_count() -> int:
 
 
 def inventory() -> dict[str, Any]:
-    """Describe the GPUs and the CUDA software. Call `probe` first.
-
-    Return the versions `cupy`, `runtime` (CUDA version of CuPy), `driver` (latest CUDA version that it supports) and
-    `nccl` (None if missing), and `devices`, each with name, capability, and total and free memory in bytes.
-    """
+    """Describe the GPUs, with memory in bytes, and the CUDA software. nccl: None if missing. Call `probe` first."""
     import cupy
 
     runtime = cupy.cuda.runtime

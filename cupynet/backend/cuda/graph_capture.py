@@ -60,8 +60,7 @@ class Recorder:
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         """Capture work without running it, and return a function that launches it. Raises the error if this fails.
 
-        The work must have run before, so that memory and kernels exist. One thread captures at a time, as CuPy
-        requires.
+        The work must have run before, so that memory and kernels exist.
         """
         activated = self._backend.activated
         with (
@@ -89,10 +88,7 @@ class Recorder:
     def judge(
         self, losses: Array, grad: Array, hits: Array, samples: int, scaling: Scaling, order: Array | None = None
     ) -> Array:
-        """Decide on the device whether to apply the step (see update.cu). Return the squared gradient norm, 0-d.
-
-        order: the `CudaTransfer.order` from which the step took its batch.
-        """
+        """Decide on the device whether to apply the step (see update.cu). Return the squared gradient norm, 0-d."""
         backend, kernels, norm = self._backend, self._backend.kernels, self._squared_norm
         losses, squares = backend.partial_sums(losses), backend.partial_sums(grad, squares=True)
         sizes = losses.size, squares.size, samples, scaling.grow_after
@@ -109,13 +105,10 @@ class Recorder:
     def steer(self, iteration: int, scalars: Scalars, later: Callable[[], Iterator[Scalars]]) -> None:
         """Set the learning-rate factor and the other scalars of the next step. Launch it before the next call.
 
-        Steps take them from a table on the device. A new table is sent when the rows are used up, or if the next row
-        does not match this iteration and these scalars. It has about twice as many rows as were used of the previous
-        one, because the scalars may change often.
-
-        later: returns the expected scalars of later iterations.
+        later: returns the expected scalars of later iterations, which are sent to the device ahead of time.
         """
         if not self._rows or self._rows[0] != (iteration, scalars):
+            # not always a full table, because the scalars may change often
             rows = [scalars, *islice(later(), min(2 * self._taken, ROWS - 1))]
             table = [0.0, len(rows), *chain.from_iterable(rows)]
             with self._backend.activated():
@@ -133,11 +126,5 @@ class Recorder:
         return dict(zip(Control, self._backend.to_host(self._controls).tolist(), strict=True))
 
     def begin(self, scale: float, used: float, steady: int) -> None:
-        """Start a series of steps, and reset the results of earlier ones.
-
-        Args:
-            scale: loss scale of the next gradient.
-            used: loss scale of the last gradient.
-            steady: number of steps since the loss scale changed.
-        """
+        """Begin steps with these values of SCALE, USED and STEADY (see `Control`), and reset earlier results."""
         self._backend.kernels.launch("begin_double", (1,), (1,), self._controls, scale, used, steady)

@@ -10,8 +10,6 @@ MERGED = 8  # columns whose partial sums a block merges
 
 
 class CudaNorm(CudaDense, NormOps):
-    """See `NormOps`. Sums over rows have a fixed order: first within parts, then over the parts."""
-
     def channel_moments(self, x: Array) -> Array:
         columns = x.shape[-1]
         rows = x.size // columns

@@ -171,8 +171,7 @@ class CudaTransfer(Transfer):
     """A transfer in which `send` writes every batch to the same memory, on the worker's stream.
 
     `begin` copies the sample indices and labels of the epoch. If images are resident, they are gathered on the device:
-    by `gather`, or in captured steps by `take`. `Recorder.judge` then counts the batch, so the host need not be
-    involved. Otherwise, each batch is gathered on the host and sent from pinned memory.
+    by `gather`, or in captured steps by `take`. Otherwise, the host gathers each batch and sends it from pinned memory.
 
     Attributes:
         order: (1 + S,): the number of samples that captured steps have taken in this epoch, followed by the epoch's

@@ -31,7 +31,7 @@ class CudaUpdate(CudaDevice, UpdateOps):
         return self._total("values", self.partial_sums(vector))
 
     def partial_sums(self, vector: Array, *, squares: bool = False) -> Array:
-        """Return a vector whose sum is the sum, or sum of squares, of `vector`, short enough for one block.
+        """Return a vector, short enough for one block, with the same sum as `vector`, or with its sum of squares.
 
         It may be `vector` itself; otherwise it is borrowed. The order of summation is fixed.
         """

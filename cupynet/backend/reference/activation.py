@@ -69,7 +69,6 @@ def erfc(xp: Any, z: Array) -> Array:
 
 
 def normal_cdf(xp: Any, x: Array) -> Array:
-    """Return the standard normal CDF, erfc(-x / sqrt 2) / 2."""
     half = erfc(xp, abs(x) * math.sqrt(0.5)) * 0.5
     return xp.where(x > 0, 1 - half, half)
 

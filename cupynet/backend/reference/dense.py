@@ -52,12 +52,10 @@ class DenseOps(ActivationOps):
         self.xp.matmul(left, right, out=out)
 
     def _add_product(self, grad: Array, a: Array, dy: Array) -> None:
-        """grad += aᵀ dy."""
         product = self._product(a, dy, transpose_a=True)
         grad += product
 
     def _add_bias(self, y: Array, bias: Array | None, *, relu: bool) -> None:
-        """y += bias, then ReLU if `relu`; (R, O), (O,)."""
         if bias is not None:
             y += bias
         if relu:
@@ -71,5 +69,4 @@ class DenseOps(ActivationOps):
             self._add_column_sums(bias_grad, dy.reshape(-1, dy.shape[-1]))
 
     def _add_column_sums(self, grad: Array, dy: Array) -> None:
-        """grad += dy.sum(axis=0); (O,), (R, O)."""
         grad += dy.sum(axis=0, dtype=self.policy.accumulate)

@@ -57,8 +57,6 @@ def has_weights(labels: Array, outputs: int) -> bool:
 
 
 class LossOps(Device):
-    """Losses per sample, the gradient of their mean, and the number of correct predictions (hits)."""
-
     def hits(self, scores: Array, labels: Array) -> Array:
         """Return the number of rows (N, C) whose argmax (the first on ties) is the label (N,), or the target's argmax.
 

@@ -11,8 +11,6 @@ BLOCK = 16384  # values processed at a time, so that temporary arrays stay in th
 
 
 class UpdateOps(Device):
-    """Means, norms, clipping and optimizer steps on flat vectors."""
-
     def mean_in_place(self, parts: list[Array], shares: list[float]) -> None:
         """Overwrite all host vectors `parts` with sum_r shares[r] · parts[r], summed in order, skipping shares of 0."""
         contributors = [(part, share) for part, share in zip(parts, shares, strict=True) if share > 0]
@@ -55,16 +53,13 @@ class UpdateOps(Device):
         scalars: UpdateScalars,
         stored: Array | None = None,
     ) -> None:
-        """Update weights (P,) in place with an elementwise rule.
+        """Update weights (P,), and the optimizer vectors `states` (P,), in place with an elementwise rule.
 
             g = clip(scale · grad) + l2 · w + l1 · sign(w);    w -= step(g) + rate · decay · w;    grad = 0
 
         With `scalars.norm`, grad is first clipped, as in `clip_norm`. If the rule does not update the weights directly,
-        only grad changes, to step(g) + decay · w, for `trust_weights`.
-
-        Args:
-            states: optimizer vectors (P,), updated in place.
-            stored: copy of the weights that layers read, updated too; None if there is none.
+        only grad changes, to step(g) + decay · w, for `trust_weights`. `stored`, the copy of the weights that layers
+        read, is updated too, unless it is None.
         """
         xp = self.xp
         if scalars.norm is not None:
