@@ -23,8 +23,8 @@ class Residual(Layer):
     """Residual connection: layers(x) + shortcut(x) (He et al. 2015).
 
     The shortcut is the identity by default. If the layers change the shape, it must be a layer with the same output
-    shape, such as a 1x1 convolution. A ReLU after the sum is a separate layer; it is fused if the last of `layers` is a
-    BatchNorm. Weights have names such as `block1.conv1.weight` and `block1.shortcut.weight`.
+    shape, such as a 1x1 convolution. A ReLU after the sum is a separate layer. Weights have names such as
+    `block1.conv1.weight` and `block1.shortcut.weight`.
     """
 
     capturable = True

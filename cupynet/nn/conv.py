@@ -27,7 +27,6 @@ class Conv2D(Layer):
         init: initializer of the weight (K_h, K_w, C / groups, O): a name or an object from cupynet/nn/init.py.
         dilation: an integer or (vertical, horizontal) (Yu & Koltun 2016).
         groups: number of groups. Each filter sees only its group's channels. C groups: depthwise (Chollet 2017).
-        bias: False to omit the bias.
         bias_init: initial bias (O,): a number, or an initializer that does not use the fan-in, such as `normal`.
     """
 

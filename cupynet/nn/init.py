@@ -88,7 +88,6 @@ class VarianceScaling(Described):
     """A distribution with mean 0 and variance scale / fan.
 
     Args:
-        scale: above 0.
         mode: `fan_in`, `fan_out`, or `fan_avg` for their mean.
         distribution: `normal`, `uniform` or `truncated_normal` (variance after truncation).
     """

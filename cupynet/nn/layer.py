@@ -1,8 +1,7 @@
-"""The base class of layers, and `Sequential`.
+"""Layers. `forward` returns the output and a `backward` function, a closure over the arrays it needs.
 
-`forward` returns the output and a `backward` function, a closure over the arrays it needs. Layers store no activations,
-so several micro-batches can be in flight. A layer writes only to arrays that it borrowed, not to x. `backward` is
-called at most once and may overwrite `dy`.
+Layers store no activations, so several micro-batches can be in flight. A layer writes only to arrays that it borrowed,
+not to x. `backward` is called at most once and may overwrite `dy`.
 """
 
 from __future__ import annotations
@@ -50,8 +49,8 @@ class Layer(Described):
     A new layer is a specification. `build` infers its shapes and declares its weights. A layer may be built several
     times, for different replicas and backends.
 
-    Subclasses implement `build` and `forward` (see guides/extending.md). They build children with `params.scope(name)`,
-    where `name` is the name of the attribute.
+    Subclasses implement `build` and `forward` (see guides/extending.md). They build each child with
+    `params.scope(name)`, where `name` is the attribute that holds it.
 
     Attributes:
         capturable: True if CUDA graphs can capture the layer: it performs the same operations for all batches of one
@@ -159,14 +158,10 @@ EXAMPLE = "Dense(10), in YAML {_target_: cupynet.nn.Dense, units: 10}"
 
 
 class Sequential(Layer):
-    """A sequence of layers. Parameters and settings are named after the layers.
+    """A sequence of layers: a mapping from name to layer, or a list.
 
-    Args:
-        layers: a mapping from name to layer, or a list. Names must not contain a dot. In a list, layers are named by
-            type and number: conv2d1, maxpool2d1, conv2d2, dense1.
-
-    Attributes:
-        steps: the built layers after fusion, each with the names of the layers it fuses.
+    Parameters and settings are named after the layers. Names must not contain a dot. In a list, layers are named by
+    type and number: conv2d1, maxpool2d1, conv2d2, dense1.
     """
 
     capturable = True
@@ -198,7 +193,7 @@ class Sequential(Layer):
         for name, layer in self:
             input = layer.build(input, params.scope(name, needs_dx), backend)
             needs_dx = needs_dx or layer.declared > 0
-        self.steps = self._fused()
+        self.steps = self._fused()  # the layers after fusion, each with the names of the layers that it fuses
         return input
 
     def train_only(self, names: Set[str]) -> None:

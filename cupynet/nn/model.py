@@ -47,7 +47,6 @@ class Model:
         network: the built copy of the network.
         pixels: the scaling of pixels (0 to 255) in the last training run.
         trained_on: `pixels` for uint8 images, `floats` for scaled images, "" for new and imported weights.
-        output: the output type of one sample.
     """
 
     compile = fit = train_on_batch = evaluate = KerasAttribute(
@@ -134,9 +133,8 @@ class Model:
 
         Args:
             images: (N, H, W, C), or (N, H, W) for one channel. The axis N may be omitted for a single image. Integers
-                from 0 to 255 are scaled by `pixels`; floating-point images must already be scaled. A warning
-                is logged if their range differs from the training images.
-            batch_size: number of images to process at a time.
+                from 0 to 255 are scaled by `pixels`; floating-point images must already be scaled. A warning is logged
+                if their range differs from the training images.
         """
         size, images = checks.integer("batch_size", batch_size, 1), self._images(images)
         self._warn_of_range(images)
@@ -158,7 +156,7 @@ class Model:
         The class is a name, or an index if there are no names. The score is a probability if the loss defines one.
 
         Raises:
-            ConfigError: the model has a single output, which has no classes.
+            ConfigError: the model has a single output, which has no classes, or `top` is above the number of classes.
         """
         most = self.output.features
         if most == 1:
@@ -265,7 +263,7 @@ class Model:
     def replace(self, **layers: Layer) -> Model:
         """Return a copy with other layers, such as `model.replace(dense2=Dense(3))`, for instance to fine-tune.
 
-        The remaining layers keep their weights. All layers are trainable, including frozen ones.
+        The remaining layers keep their weights. All layers are trainable, even if they are frozen in this model.
 
         Raises:
             ConfigError: the network is not a `Sequential`, has no layer with a given name, or another layer's weights
@@ -291,8 +289,7 @@ class Model:
         """Load weights and buffers by name, from a mapping, another model, or a safetensors file.
 
         Args:
-            strict: False to load only weights with matching names and shapes, for instance to fine-tune a new last
-                layer.
+            strict: False to load only weights with matching names and shapes, for instance before fine-tuning.
 
         Returns:
             The names that do not match; none if `strict`.
@@ -386,12 +383,9 @@ class Model:
 
             model.set_learning_rate_factors({"conv*": 0.1, "conv1": 0})
 
-        Call this before creating the `ParallelWrapper`. The factors are saved with the model.
-
-        Args:
-            factors: a mapping from `fnmatch` patterns of layer or weight names to factors of at least 0. The last
-                matching pattern applies. Weights with factor 0 are frozen. A frozen `BatchNorm` uses its running
-                statistics.
+        Keys are `fnmatch` patterns of layer or weight names; the last matching pattern applies. Factors are at least 0.
+        Weights with factor 0 are frozen, and a frozen `BatchNorm` uses its running statistics. Call this before
+        creating the `ParallelWrapper`. The factors are saved with the model.
         """
         if not isinstance(factors, Mapping):
             raise ConfigError("must be a dictionary {pattern: factor}", "factors", wording.shown(factors))

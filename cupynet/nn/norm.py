@@ -18,7 +18,7 @@ class BatchNorm(Layer):
 
     Channels are the last axis. Training uses the statistics of the worker's batch or micro-batch; evaluation uses
     running statistics, which are buffers (`norm1.mean`, `norm1.variance`), averaged and saved with the weights. `scale`
-    and `shift` have no weight decay. A following `Activation("relu")` is fused.
+    and `shift` have no weight decay.
 
     Without `sync`, the result depends on the number of workers. With `sync`, and weights or gradients averaged in every
     iteration, several workers compute the same result as one worker on all samples (for plain SGD or momentum).
@@ -31,7 +31,7 @@ class BatchNorm(Layer):
         momentum: decay of the running statistics: 0.99 in Keras, 0.9 in Deeplearning4j (`decay`). PyTorch's momentum is
             1 minus this value.
         epsilon: added to the variance; 1e-5 in PyTorch and Deeplearning4j, 1e-3 in Keras.
-        sync: True to compute statistics over the batches of all replicas, with two exchanges per forward pass and one
+        sync: True to compute statistics over the batches of all replicas, with three exchanges per forward pass and one
             per backward pass. Disables graph capture. Not supported in pipelines.
     """
 
@@ -137,10 +137,8 @@ class BatchNormReLU(Layer):
 class LayerNorm(Layer):
     """Layer normalization (Ba et al. 2016): (x - mean) / sqrt(variance + epsilon) · scale + shift per sample.
 
-    `scale` and `shift` have no weight decay.
-
     axis: `features` to normalize over all values of a sample, `channels` over the channels of each pixel. `scale` and
-    `shift` have one element per value or channel, respectively.
+    `shift` have one element per value or channel, respectively, and no weight decay.
     """
 
     capturable = True

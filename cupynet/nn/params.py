@@ -97,7 +97,6 @@ class Params:
         segments: slices that an optimizer updates in one call each.
         rates: learning-rate factors other than 1, by name; 0 for frozen weights.
         buffers: flat (B,) vector in the accumulation dtype (see `Buffer`); may be empty.
-        buffer_snapshot: the copy made by `snapshot_buffers`, (B,).
     """
 
     def __init__(self) -> None:
@@ -226,7 +225,7 @@ class Params:
                 self.segments.append(Segment(self._offsets[members[0].name], stops[members[-1].name], decay, rate))
 
     def matching(self, patterns: Collection[str]) -> set[str]:
-        """Return the names of weights that match a pattern, or whose layer does. Raise ConfigError if none does."""
+        """Return names of weights that match or are in a matching layer. Raise ConfigError for unmatched patterns."""
         found: set[str] = set()
         for pattern in patterns:
             names = [
@@ -252,7 +251,7 @@ class Params:
         return Unmatched(*([name for name in differing if name in names] for names in (own, given)))
 
     def trained(self, vector: Array) -> list[Array]:
-        """Return the slices of a (P,) vector whose weights are not frozen."""
+        """Return the parts of a (P,) vector whose weights are not frozen."""
         return [vector[segment.part] for segment in self.segments] if self.frozen else [vector]
 
     def clear_frozen(self) -> None:
