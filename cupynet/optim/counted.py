@@ -50,10 +50,7 @@ class StepDecay(Counted, name="step"):
 
 
 class PiecewiseConstant(Counted, name="piecewise_constant"):
-    """Piecewise constant learning rates.
-
-    rates: a mapping from the first iteration or epoch (`by`) to the learning rate. It must contain 0.
-    """
+    """Piecewise constant rates. `rates` maps the first iteration or epoch (`by`) to the rate, and must contain 0."""
 
     def __init__(self, rates: Mapping[int, float], by: str = "iteration") -> None:
         super().__init__(by)

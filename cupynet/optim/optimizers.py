@@ -1,7 +1,4 @@
-"""The base class of optimizers, SGD and momentum. Adaptive optimizers are in adaptive.py.
-
-Optimizers work on the flat vectors of `Params`. Their state has the same layout, and is averaged and saved too.
-"""
+"""Optimizers work on the flat vectors of `Params`. Their state has the same layout, and is averaged and saved too."""
 
 from __future__ import annotations
 
@@ -61,7 +58,6 @@ class Optimizer(Described):
             host values other than its arguments. Not inherited.
         clips_norm: True if the `update` of this class clips the global norm (`UpdateScalars.norm`); otherwise `move`
             does. Set it in the class that defines `update`; elsewhere it is ignored.
-        factors: constants of the rule (see `UpdateScalars`).
     """
 
     learning_rate: Any = 0.01

@@ -123,7 +123,7 @@ class Cosine(FitSchedule, name="cosine"):
     """Cosine annealing from `initial` over a fit, or with warm restarts (Loshchilov & Hutter 2017, SGDR).
 
     Args:
-        end: the learning rate in the last iteration of the fit. Cycles before a restart end slightly above it.
+        end: the learning rate in the last iteration of the fit. With `cycle`, each cycle ends slightly above it.
         cycle: iterations of the first cycle; None for a single cycle over the whole fit.
         growth: factor of the cycle length after each restart.
     """
@@ -200,7 +200,6 @@ class Warmup(ScheduleWrapper, name="warmup"):
 
     Args:
         steps: iterations of the warm-up.
-        then: a learning rate, or a schedule.
         start: the first learning rate, as a fraction of the rate at the end of the warm-up.
     """
 
