@@ -1,10 +1,7 @@
-"""Import of weights from Keras 3, which uses the same axis order. This is the only file that imports h5py.
+"""Import of weights from Keras 3, which uses the same axis order.
 
 Keras stores weights as `layers/<layer>/vars/<number>` (keras/src/saving/saving_lib.py). Layers are named by class and
 count (conv2d, conv2d_1, dense). Trainable weights are numbered first, then running statistics.
-
-A `.keras` archive also contains the layer settings, which are compared with the model. A `.weights.h5` file does not,
-so users must compare the settings, such as epsilon, which is 1e-3 in Keras and 1e-5 in `BatchNorm`.
 """
 
 from __future__ import annotations
@@ -36,6 +33,9 @@ CLASSES = {"BatchNorm": "BatchNormalization", "LayerNorm": "LayerNormalization"}
 
 def import_keras(model: Model, path: PathLike, names: Mapping[str, str] | None = None) -> None:
     """Load the weights of a `.weights.h5` or `.keras` file of Keras 3. Requires h5py (the extra `keras`).
+
+    The layer settings in a `.keras` archive are compared with the model. A `.weights.h5` file has none, so compare them
+    yourself, for example epsilon, which is 1e-3 in Keras and 1e-5 in `BatchNorm`.
 
     A `Conv2D` with one group per channel loads the weights of a `DepthwiseConv2D`, or of the `Conv2D` given in `names`.
 
@@ -80,7 +80,6 @@ def _read(variable: Any, shape: tuple[int, ...]) -> Any:
 
 
 def _keras_names(network: Layer) -> dict[str, str]:
-    """Return Keras's layer names: the class in snake case, and the number of previous layers of this class."""
     counts: Counter[str] = Counter()
     names = {}
     for layer in network.walk():
@@ -94,7 +93,6 @@ def _keras_names(network: Layer) -> dict[str, str]:
 
 
 def _check_unambiguous(model: Model, weights: Mapping[str, Weight], names: Mapping[str, str]) -> None:
-    """Raise ConfigError for layers in branches that are not in `names`, because Keras numbers layers by depth."""
     with_weights = {layer.path for layer, _, _ in weights.values()}
     for parent in model.network.walk():
         if isinstance(parent, Concat) or (isinstance(parent, Residual) and parent.shortcut is not None):
@@ -129,7 +127,6 @@ def _opened(path: PathLike) -> Iterator[dict[str, Any]]:
 
 
 def _h5(path: PathLike) -> Any:
-    """Return the HDF5 file, which may be inside a .keras archive."""
     if not zipfile.is_zipfile(path):
         return Path(path)
     with zipfile.ZipFile(path) as archive:

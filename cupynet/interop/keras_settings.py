@@ -1,7 +1,4 @@
-"""Comparison of the layer settings in a `.keras` archive with a model, as far as they affect inference.
-
-The same weights fit many networks, and a different epsilon, stride or activation would silently change the results.
-"""
+"""Comparison of the layer settings in a `.keras` archive with a model, as far as they affect inference."""
 
 from __future__ import annotations
 
@@ -44,10 +41,7 @@ ACTIVATIONS = {"linear": "identity", "swish": "silu"}  # Keras -> cupynet, where
 
 @dataclass
 class Step:
-    """One operation of a network, in Keras's terms: a layer without its activation, or an activation.
-
-    layer: layer of the model; None for a step from the file.
-    """
+    """A layer without its activation, or an activation, in Keras's terms. layer: None for a step from the file."""
 
     kind: str
     name: str

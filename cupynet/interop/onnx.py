@@ -1,10 +1,7 @@
-"""Export to ONNX, with operators of opset 20 (2023). This is the only file that imports onnx.
-
-The input is `images` (N, H, W, C) with any N: uint8 from 0 to 255, or float from 0 to 1. The graph includes scaling and
-normalization of pixels. Its outputs are `logits` (N, O) and, if the loss defines them, `probabilities`.
+"""Export to ONNX, with operators of opset 20 (2023).
 
 Inside the graph, images are (N, C, H, W). They are flattened in the order H, W, C, so that the weights of dense layers
-do not change. BatchNorm uses running statistics, `Dropout` is omitted, and all computations use float.
+do not change.
 """
 
 from __future__ import annotations
@@ -37,6 +34,9 @@ def export_onnx(
     model: nn.Model, path: PathLike, *, input: str = "uint8", metadata: Mapping[str, str] | None = None
 ) -> None:
     """Write the model to an ONNX file. Requires onnx (the extra `onnx`).
+
+    The graph is for inference, in float, and includes the scaling and normalization of pixels. Its input is `images`
+    (N, H, W, C) with any N. Its outputs are `logits` (N, O) and, if the loss defines them, `probabilities`.
 
     Args:
         input: dtype of `images`: `uint8` (0 to 255) or `float` (0 to 1).

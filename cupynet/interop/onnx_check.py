@@ -1,4 +1,4 @@
-"""Comparison of an ONNX graph with its model. This is the only file that imports onnxruntime."""
+"""Comparison of an ONNX graph with its model."""
 
 from __future__ import annotations
 
@@ -11,10 +11,7 @@ BOUND = 1e-5  # largest acceptable difference in float, relative to the range of
 
 
 def difference(content: bytes, model: Model, images: int = 1000, input: str = "uint8") -> float | None:
-    """Compare an ONNX graph, given as the `content` of its file, with the model on random images.
-
-    Return the largest difference of logits relative to their range, or None if onnxruntime is not installed.
-    """
+    """Return the largest difference of logits on random images, relative to their range. None without onnxruntime."""
     try:
         import onnxruntime
     except ImportError:

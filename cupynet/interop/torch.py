@@ -212,17 +212,14 @@ def from_torch(tensor: Any, axes: tuple[int, ...], order: Order | None = None) -
 
 
 def orders(network: nn.Layer) -> dict[int, Order]:
-    """Return PyTorch's order of each layer's flattened inputs, by `id(layer)`.
-
-    Raises ConfigError for sums of different orders.
-    """
+    """Return PyTorch's order of flattened inputs by `id(layer)`. Raise ConfigError if a sum mixes two orders."""
     result: dict[int, Order] = {}
     _output_order(network, None, result)
     return result
 
 
 def _output_order(layer: nn.Layer, order: Order | None, result: dict[int, Order]) -> Order | None:
-    """Return the order of a layer's output, given that of its input. None: cupynet's order, or an image."""
+    """Return the order of a layer's output for an input in `order`. None: cupynet's order, or an image."""
     if isinstance(layer, nn.Sequential):
         for _, inner in layer.children():
             order = _output_order(inner, order, result)
@@ -338,7 +335,7 @@ def torch_source(model: nn.Model) -> str:
     Modules are named after the layers, so that `load_state_dict` accepts the weights written by `export_torch`.
 
     Raises:
-        ConfigError: a layer has no equivalent in PyTorch.
+        ConfigError: a layer has no equivalent in PyTorch, or the network is a single layer.
     """
     check_known(model.network, KNOWN, "PyTorch")
     orders(model.network)  # raises ConfigError for sums that PyTorch cannot represent
