@@ -135,7 +135,7 @@ class Classifier(ClassifierMixin, _Network):  # type: ignore[misc]
         layers: hidden layers, by default Dense(100, "relu"). A `Dense` output layer is added.
         input: shape of a sample, such as (28, 28, 1), to reshape flat vectors; by default the shape in X.
         epochs, batch_size, validation_split: see `ParallelWrapper.fit`.
-        workers, averaging_frequency, callbacks: see `ParallelWrapper`.
+        workers, averaging_frequency, callbacks, progress: see `ParallelWrapper`.
         optimizer: an `Optimizer` or its name; Adam(0.003) by default.
         learning_rate: replaces the optimizer's learning rate, such as 0.01 or "cosine".
         backend, dtype: see `Model`.
@@ -143,7 +143,6 @@ class Classifier(ClassifierMixin, _Network):  # type: ignore[misc]
 
     Attributes:
         classes_: labels in the order of the outputs, (O,).
-        n_features_in_: number of values per sample.
         model_: the trained `Model`.
         history_: the history of the fit.
         n_iter_: number of epochs.

@@ -1,12 +1,6 @@
-"""Benchmark of one GPU (`cupynet bench gpu=true`).
+"""Benchmark of one GPU (`cupynet bench gpu=true`), compared with PyTorch on the same network.
 
-- The training step on resident data in float and half, alternating with PyTorch on the same network. PyTorch runs
-  eagerly, as a CUDA graph, and compiled as a CUDA graph, in the default memory format and in channels_last.
-- The operations of the step, launched one by one.
-- Training in each precision, and with four workers on the device: time per epoch, test accuracy, and time to `TARGET`.
-
-backend.tf32 applies to both libraries. In half, both keep float weights and scale the loss; PyTorch uses autocast with
-a GradScaler. If a measurement fails, the error is recorded instead.
+backend.tf32 applies to both libraries. In half, both keep float weights and scale the loss (PyTorch: autocast).
 """
 
 from __future__ import annotations

@@ -110,10 +110,7 @@ def operations(experiment: Experiment, peak_gflops: float) -> list[Row]:
 
 
 def step_images_per_s(experiment: Experiment, workers: int, seconds: float = 2.0) -> float:
-    """Return the images per second of concurrent workers on resident data, without averaging.
-
-    Each worker has one BLAS thread. Its rate is computed from its median training step.
-    """
+    """Return images per second of concurrent workers on resident data without averaging, from their median steps."""
 
     def task(trainer: Trainer) -> float:
         replica = trainer.replica
@@ -180,10 +177,7 @@ def torch_network(experiment: Experiment) -> str:
 
 
 def torch_images_per_s(experiment: Experiment, *options: object) -> float:
-    """Return the images per second of PyTorch's training step in a separate process. Raises ConfigError if it fails.
-
-    options: additional options of `cupynet.bench.torch_peer`.
-    """
+    """Run `torch_peer` with these options, and return its images per second. Raises ConfigError if it fails."""
     with tempfile.TemporaryDirectory() as folder:
         network = Path(folder) / "network.py"
         write_whole(network, torch_network(experiment).encode())

@@ -4,10 +4,7 @@
     python -m cupynet.bench.torch_peer --network net.py --optimizer Nesterov
 
 Runs forward pass, backward pass and update on a resident batch, and prints images per second. `--dtype half` and
-`bfloat16` use autocast with float weights; half also uses a GradScaler. `--processes 2` runs two processes at the same
-time, each with its own batch, and adds their images per second.
-
-This is the only file that imports torch. It runs in a separate process.
+`bfloat16` use autocast with float weights; half also uses a GradScaler.
 """
 
 from __future__ import annotations
