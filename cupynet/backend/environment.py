@@ -52,7 +52,7 @@ def cpu_model() -> str:
 
 
 def cpu_flags() -> list[str]:
-    """Return the vector instruction sets of the processor by their names on Linux; empty if unknown."""
+    """Return the processor's vector instruction sets by their names on Linux; empty if unknown."""
     kinds = ("sse", "avx", "fma", "f16c", "amx", "asimd", "sve", "neon")
     return sorted(flag for flag in _cpuinfo("flags", "Features").split() if flag.startswith(kinds))
 

@@ -29,7 +29,7 @@ class DenseOps(ActivationOps):
         return self.matmul(factor, weight, transpose_b=True) if need_dx else None
 
     def _operand(self, a: Array) -> Array:
-        """Return `a` as `_gemm` takes it: by default in compute precision."""
+        """Return `a` as `_gemm` requires it, by default in compute precision."""
         return self._widened(a)
 
     def _widened(self, a: Array) -> Array:

@@ -47,7 +47,7 @@ def _emit(b: Any, name: str, *arguments: Any) -> None:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def configure(typing: Any) -> Any:
-    """Give this thread eight tiles of 16 rows of 64 bytes."""
+    """Configure eight tiles of 16 rows of 64 bytes for this thread."""
     palette, start = 1, 0
     configuration = struct.pack("<BB14x16H16B", palette, start, *[ROW] * 8, *[0] * 8, *[SIDE] * 8, *[0] * 8)
 
