@@ -23,6 +23,9 @@ def recompute_statistics(
     Args:
         wrapper: a wrapper with identical replicas, as after `fit`.
         x, y, batch_size: see `ParallelWrapper.fit`.
+
+    Raises:
+        ConfigError: an argument is invalid, or the replicas are not identical.
     """
     loader = evaluation_loader(examples(x, y), batch_size, wrapper.model)
     if min(loader.batch_size, len(loader.dataset)) < 2:

@@ -176,13 +176,9 @@ class Statistics:
         self._tally.clear()
 
     def averaged(self, average: Average, *, additional: bool = False) -> None:
-        """Record an averaging step.
-
-        The drift of an `additional` step, at the end of an epoch or fit, counts only if there is no other in the epoch,
-        because the interval before it may be short.
-        """
+        """Record an averaging step. The drift of an `additional` one counts only if the epoch has no other drift."""
         self._since.score = average.score
-        counts = not additional or math.isnan(self._epoch.drift)
+        counts = not additional or math.isnan(self._epoch.drift)  # an additional step may follow a short interval
         if counts and not math.isnan(average.drift):
             self.measured = average
             for interval in (self._since, self._epoch):

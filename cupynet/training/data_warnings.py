@@ -23,10 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class DataWarnings:
-    """Logs warnings about data, if `speaks`. Pixels and classes are checked once per data set.
-
-    metrics: True if the user requested metrics.
-    """
+    """Logs warnings about data, if `speaks`. Pixels and classes are checked once per data set."""
 
     def __init__(self, *, speaks: bool, metrics: bool = False) -> None:
         self._speaks, self._metrics = speaks, metrics

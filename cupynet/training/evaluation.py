@@ -46,8 +46,6 @@ class Evaluation:
     but the last bits of the loss depend on how samples are split into batches.
 
     Args:
-        classes: number of classes.
-        top_n: N of the top-N accuracy.
         metrics: see `TrainingOptions`.
         columns: number of targets, for regression.
 

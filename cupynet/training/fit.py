@@ -24,20 +24,14 @@ ClassWeight: TypeAlias = Mapping[int, float] | str | None
 
 @dataclass
 class Fit:
-    """The arguments of `Trainer.fit`.
-
-    Args:
-        epochs: additional epochs to train; 0 only to finish a restored, unfinished fit.
-        evaluate_on: data to evaluate every `evaluate_every` epochs and after the last epoch.
-        learning_rate: replaces the learning rate of the optimizers; None to keep it.
-    """
+    """The arguments of `Trainer.fit`."""
 
     train: Loader
-    epochs: int
-    evaluate_on: Loader | None = None
+    epochs: int  # additional epochs; 0 only to finish a restored, unfinished fit
+    evaluate_on: Loader | None = None  # evaluated every `evaluate_every` epochs and after the last epoch
     evaluate_every: int = 1
     split: str = "test"
-    learning_rate: Schedule | None = None
+    learning_rate: Schedule | None = None  # replaces the optimizers' learning rate; None to keep it
 
     def __post_init__(self) -> None:
         self.evaluate_every = integer("evaluate_every", self.evaluate_every, 1)

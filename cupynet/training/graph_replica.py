@@ -36,18 +36,13 @@ log = logging.getLogger(__name__)
 
 
 class Graphs:
-    """The CUDA graphs of one device.
-
-    Attributes:
-        singly: True to launch operations one by one.
-        refused: the first step that could not be captured, with the reason; "" if there is none.
-    """
+    """The CUDA graphs of one device."""
 
     def __init__(self, backend: Backend, recorder: Recorder) -> None:
         self._backend, self._recorder = backend, recorder
         self._launchers: dict[tuple[str, Shape], Callable[[], None]] = {}  # by name and label shape
         self._origin: tuple[Workspace, bool, object] | None = None  # workspace, kind of labels and memory that they use
-        self.refused, self.singly = "", False
+        self.refused, self.singly = "", False  # why steps are not captured; launch operations one by one
 
     def begin(self, *, classifies: bool, memory: object) -> None:
         """Drop graphs for another thread's workspace, another kind of labels, or an earlier `CudaTransfer.memory`."""
@@ -87,22 +82,16 @@ class Graphs:
 
 
 class Inputs:
-    """Input arrays of captured steps, by the shape of the labels: (N,) or (N, T).
-
-    Attributes:
-        draws: True if a layer uses random numbers, which depend on the sample indices and the epoch.
-        epoch: number of the epoch, (1,), on the device.
-        source: the `CudaTransfer` from which the step takes its batch; None if `load` has copied it.
-    """
+    """Input arrays of captured steps, by label shape, (N,) or (N, T). draws: True if a layer uses random numbers."""
 
     def __init__(self, backend: Backend, *, draws: bool) -> None:
         self._backend, self.draws = backend, draws
         self._images: dict[Shape, Array] = {}
         self._labels: dict[Shape, Array] = {}
         self._samples: dict[Shape, Array] = {}
-        self.epoch: Array = backend.asarray(np.zeros(1, np.int64))
+        self.epoch: Array = backend.asarray(np.zeros(1, np.int64))  # (1,), on the device
         self._epoch = 0  # host copy of `epoch`
-        self.source: Any = None
+        self.source: Any = None  # the `CudaTransfer` from which the step takes its batch; None if `load` has copied it
 
     def of(self, shape: Shape) -> tuple[Array, Array, Array | None]:
         return self._images[shape], self._labels[shape], self._samples.get(shape)

@@ -21,16 +21,12 @@ class LossScaler:
     Args:
         together: workers that skip steps together: the stages of a replica, or all workers if they share gradients.
         shared: True if all workers share gradients.
-
-    Attributes:
-        steady: iterations since the scale changed.
-        skipping: True if the step of this iteration is skipped.
     """
 
     def __init__(self, backend: Backend, together: Communicator, *, shared: bool = False) -> None:
         self._backend, self._together, self._shared = backend, together, shared
-        self.skipped, self.skipping = 0, False
-        self.steady = 0
+        self.skipped, self.skipping = 0, False  # skipping: the step of this iteration is skipped
+        self.steady = 0  # iterations since the scale changed
 
     @classmethod
     def of(cls, backend: Backend, groups: Groups, *, shared: bool) -> LossScaler | None:

@@ -104,8 +104,7 @@ class TrainingOptions:
             names: names of the callbacks in messages; by default their class names.
 
         Raises:
-            ConfigError: an option is invalid. `setting` names the option, its argument (`pipeline.stages`) or a
-                callback.
+            ConfigError: an option is invalid. `setting` is the option, its argument (`pipeline.stages`) or a callback.
         """
         options = self._check_values(backend)
         check_decisions(_named(options.callbacks, names))
@@ -202,21 +201,15 @@ class TrainingOptions:
 
 @dataclass(frozen=True)
 class FitData:
-    """Properties of training data, which may not be loaded yet.
+    """Properties of training data, which may not be loaded yet."""
 
-    Attributes:
-        examples: number of training samples over all workers.
-        validates: True if validation data are evaluated during training.
-        binary: True if the targets are 0 or 1.
-    """
-
-    examples: int
+    examples: int  # over all workers
     batch_size: int
     augmented: bool = False
-    validates: bool = False
+    validates: bool = False  # True if validation data are evaluated during training
     shards: Shards | None = None
     classifies: bool = True
-    binary: bool = False
+    binary: bool = False  # True if the targets are 0 or 1
 
     @classmethod
     def of(cls, fit: Fit, loss: Loss) -> FitData:

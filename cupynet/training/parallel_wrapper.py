@@ -316,10 +316,7 @@ class ParallelWrapper:
                         callback.close()
 
     def evaluate(self, x: Examples, y: Array = None, *, batch_size: int | None = None) -> Evaluation:
-        """Evaluate in parallel on all replicas. The wrapper remains usable after Ctrl-C.
-
-        Args:
-            x, y, batch_size: see `fit`.
+        """Evaluate in parallel on all replicas. For the arguments, see `fit`. The wrapper remains usable after Ctrl-C.
 
         Returns:
             An `Evaluation` with the wrapper's `metrics`, or a `RegressionEvaluation`.

@@ -27,7 +27,6 @@ class Stage(Replica):
         whole: the whole network in this process. On rank 0 it is the user's model: `begin` reads its weights, and
             `assemble` writes the trained weights back.
         layers: layer names of all stages.
-        micro_batches: number of micro-batches per batch.
 
     Attributes:
         model: the layers of this stage, with their names in the whole network.

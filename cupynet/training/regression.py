@@ -48,13 +48,7 @@ class RegressionEvaluation(Evaluation):
         self._points: Floats = np.empty((0, 1 + 2 * targets))  # sample, targets, predictions
 
     def add(self, scores: ArrayLike, targets: ArrayLike, losses: ArrayLike, samples: ArrayLike | None = None) -> None:
-        """Add a batch.
-
-        Args:
-            scores, targets: predictions and targets, (N, T).
-            losses: (N,).
-            samples: sample indices in the data set, (N,). Without them no points are kept for `plot`.
-        """
+        """Add a batch: predictions and targets (N, T), losses (N,), and sample indices (N,), which `plot` requires."""
         score, target, loss = (np.asarray(each, np.float64) for each in (scores, targets, losses))
         if target.shape != (len(loss), self.targets) or score.shape != target.shape or loss.ndim != 1:
             raise ConfigError(

@@ -24,11 +24,9 @@ class Step(NamedTuple):
     """The gradient of one iteration of a replica.
 
     Attributes:
-        batch: None if the worker has no batch.
         samples: number of samples; 0 with a zero gradient if there is no batch or it was skipped. If iterations run
             ahead of the host, the batch size even if the device skips the step.
         squared_norm: |gradient|² over this replica's weights times the squared loss scale; 0-d on the device.
-        finite: True if the loss and the gradient are finite.
         overflowed: True if the step is skipped because the gradient overflowed.
     """
 
@@ -206,13 +204,10 @@ class Replica:
         self.losses, self.hits = None if self.losses is None else 0.0, 0
 
     def update(self, iteration: int, step: Step | None = None) -> None:
-        """Update the weights with the learning rate of `iteration`, and clear the gradient.
+        """Update the weights with the learning rate of `iteration` (from 0), and clear the gradient.
 
-        A replica without samples is not updated, unless replicas share gradients.
-
-        Args:
-            iteration: the iteration, from 0.
-            step: the result of `gradient`; if None, the gradient norm is recomputed.
+        A replica without samples is not updated, unless replicas share gradients. If `step`, the result of `gradient`,
+        is None, the gradient norm is recomputed.
         """
         alone_without_samples = step is not None and not step.samples and not self._moves_with_others
         if alone_without_samples or (self.scaler is not None and self.scaler.skipping):

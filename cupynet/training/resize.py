@@ -23,10 +23,7 @@ from cupynet.training.state_tree import Tree
 def resized(
     states: Sequence[Tree], size: int, stages: int, synchronizer: Synchronizer, callbacks: Mapping[str, Listener]
 ) -> list[Tree]:
-    """Convert the saved states of all workers, in rank order, to states of `size` workers.
-
-    callbacks: by the name under which their state is saved.
-    """
+    """Convert the workers' saved states, in rank order, to states of `size` workers. callbacks: by their saved name."""
     before, after = len(states) // stages, size // stages
     means = [_of_stage(states[stage::stages], before, after, synchronizer) for stage in range(stages)]
     merged = [_of_callbacks(states[stage::stages], callbacks) for stage in range(stages)]

@@ -36,21 +36,14 @@ from cupynet.training.replica import Replica
 
 @dataclass
 class Plan:
-    """The range of the current or last fit.
+    """The range of the current or last fit."""
 
-    Attributes:
-        start: the iteration at which the learning-rate schedule of an unfinished fit began; None between fits.
-        iterations, epochs: `Trainer.iteration` and `Trainer.epoch` at the planned end of the fit.
-        deal: assignment of an epoch's batches to workers (see `Loader.deal`).
-        averaged: True after the last averaging step.
-    """
-
-    start: int | None = None
+    start: int | None = None  # where the learning-rate schedule of an unfinished fit began; None between fits
     iterations_per_epoch: int = 0
-    iterations: int = 0
-    epochs: int = 0
-    deal: tuple[int, ...] = ()
-    averaged: bool = True
+    iterations: int = 0  # `Trainer.iteration` at the planned end of the fit
+    epochs: int = 0  # `Trainer.epoch` at the planned end of the fit
+    deal: tuple[int, ...] = ()  # assignment of an epoch's batches to workers (see `Loader.deal`)
+    averaged: bool = True  # True after the last averaging step
 
     @property
     def unfinished(self) -> bool:
@@ -67,7 +60,7 @@ class Trainer:
         prefetch_buffer: number of batches to prepare in advance in a thread; 0 disables prefetching.
         data_on_device, shared: see `Device.transfer`.
         log_every: iterations between `on_log` events, the same on every worker; 0 disables them.
-        metrics: additional metrics (see `TrainingOptions`).
+        metrics: see `TrainingOptions`.
 
     Attributes:
         world: the communicator of all workers. Callbacks that run on every rank may use it if all make the same calls.

@@ -116,8 +116,7 @@ class LambdaCallback(Callback):
 
         LambdaCallback(on_epoch_end=lambda trainer, record: print(record.epoch, record.loss))
 
-    Args:
-        functions: one function per event of `Callback`, such as `on_epoch_end`, with the same arguments.
+    Each function is named after an event of `Callback` and has the same arguments.
     """
 
     def __init__(self, **functions: Callable[..., Any]) -> None:

@@ -59,25 +59,16 @@ class EarlyStoppingResult:
 
 @dataclass
 class _State:
-    """The state of early stopping in a fit, saved in checkpoints.
-
-    Attributes:
-        scores: scores by epoch; keys are strings, as in JSON.
-        best_epoch: 0 before the first finite score.
-        reference, waited: the last score that was an improvement, and the number of evaluations since then.
-        met: the first condition that was met, with details.
-        spent_s: seconds of the fit in earlier processes.
-        weights: this worker's weights of the best epoch, on the host.
-    """
+    """The state of early stopping in a fit, saved in checkpoints."""
 
     epochs: int = 0
-    scores: dict[str, float] = field(default_factory=dict)
-    best_epoch: int = 0
-    reference: float = math.nan
-    waited: int = 0
-    met: str = ""
-    spent_s: float = 0.0
-    weights: dict[str, NDArray[Any]] = field(default_factory=dict)
+    scores: dict[str, float] = field(default_factory=dict)  # by epoch; keys are strings, as in JSON
+    best_epoch: int = 0  # 0 before the first finite score
+    reference: float = math.nan  # the last score that was an improvement
+    waited: int = 0  # evaluations since then
+    met: str = ""  # the first condition that was met, with details
+    spent_s: float = 0.0  # seconds of the fit in earlier processes
+    weights: dict[str, NDArray[Any]] = field(default_factory=dict)  # of the best epoch, on the host
 
 
 class EarlyStopping(Callback):

@@ -29,8 +29,7 @@ class RateTest(Callback):
     """A learning-rate range test, as a callback for a wrapper with `log_every=1`.
 
     Args:
-        lowest, highest: the first and the last rate.
-        iterations: the number of rates.
+        lowest, highest, iterations: the first rate, the last rate, and the number of rates.
 
     Attributes:
         losses: the mean loss over the samples of all replicas at each rate, before the update.
@@ -49,7 +48,7 @@ class RateTest(Callback):
         self._counted = 0  # samples processed by this replica
 
     def run(self, wrapper: ParallelWrapper, loader: Loader) -> None:
-        """Train at increasing rates until the loss explodes."""
+        """Train at increasing rates until the loss explodes or all rates have been tested."""
         with wrapper:
             try:
                 wrapper.fit(loader, epochs=-(-self.planned // loader.iterations(wrapper.placement.workers)))

@@ -26,7 +26,6 @@ class MLflow(Logger):
     Args:
         uri: the tracking URI; by default the environment variable MLFLOW_TRACKING_URI or, if it is unset,
             `sqlite:///mlflow.db` in the current folder.
-        experiment: the name of the MLflow experiment.
         name: the name of the MLflow run; by default the name of the run folder.
         artifacts: also upload weights, summary and history.
     """

@@ -15,7 +15,6 @@ class WandB(Logger):
     """Logs hyperparameters, metrics and results as a Weights & Biases run. A resumed run keeps its id.
 
     Args:
-        project: the name of the W&B project.
         name: the name of the W&B run; by default the name of the run folder.
         mode: `offline` to write files for `wandb sync`, or `online` to upload during training (requires `wandb login`).
         path: the folder for its files; by default the run folder, or the current folder without a run.
