@@ -72,7 +72,6 @@ class Traffic:
         self.bytes_sent += (workers - 1) * nbytes
 
     def message(self, nbytes: int) -> None:
-        """Count a message to one worker."""
         self.bytes_sent += nbytes
 
     @contextmanager
@@ -84,12 +83,9 @@ class Traffic:
 
 
 class Communicator:
-    """Connects one worker to the others.
+    """Connects one worker to the others. Subclasses implement `split`, `all_gather`, `send`, `recv` and `_mean`.
 
-    Subclasses implement `split`, `all_gather`, `send`, `recv` and `_mean`.
-
-    Attributes:
-        traffic: bytes sent through this communicator and communicators split from it.
+    traffic: bytes sent through this communicator and communicators split from it.
     """
 
     def __init__(self, rank: int, size: int) -> None:

@@ -1,13 +1,11 @@
 """Averaging of vectors on GPUs, first within each device and then between devices.
 
 The first worker of each device is its leader. It computes the weighted sum of the arrays on this device, in rank order
-and in double precision. The leaders then add their sums, over NCCL or on the first device in device order.
+and in double precision. The leaders then add their sums, over NCCL or on the first device in device order. The host
+never waits for a device: streams wait for each other's events.
 
 With one device, results are bit-identical to averages on the host, except for subnormal float32 and bfloat16 numbers
 (below 1.2e-38), which GPUs flush to zero. With several devices, results are reproducible only on the same devices.
-
-The host never waits for a device: streams wait for each other's events. Buffers are allocated in the first averaging
-step, because nothing may be allocated during an NCCL call.
 """
 
 from __future__ import annotations
@@ -45,8 +43,8 @@ Connect: TypeAlias = (
 def check_reduce(reduce: str, backend: str, *, processes: bool, stages: int = 1) -> str:
     """Validate the setting `reduce`, and return the method to use. Raises ConfigError.
 
-    Pipeline stages in threads are averaged at different times, one group per stage. NCCL could deadlock, because no
-    thread of the process may allocate device memory during a call, so these groups average on one of their devices.
+    Pipeline stages in threads are averaged at different times, so NCCL could deadlock (see nccl.py). `auto` is then
+    `device`.
     """
     one_of("reduce", reduce, REDUCES)
     if reduce in ("nccl", "device") and backend != "cupy":
@@ -71,7 +69,7 @@ def check_reduce(reduce: str, backend: str, *, processes: bool, stages: int = 1)
 
 
 class Buffers:
-    """Device buffers, allocated on first use and outside of collectives."""
+    """Device buffers, allocated on first use, because nothing may be allocated during an NCCL call (see nccl.py)."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend

@@ -58,7 +58,6 @@ class Ranks:
     comm: a communicator of all ranks, used only by this object.
 
     Attributes:
-        timeout_s: seconds to wait for other ranks.
         codes: `RUNNING`, `ENDED` or, after a failure, the exit code of each rank.
         groups: communicators by members, created once each, because MPI supports only about 2,000.
         failure: raised by `check`; set by another thread to end this rank's task.
@@ -99,11 +98,7 @@ class Ranks:
             raise error
 
     def wait(self, requests: Sequence[Any], whom: str, pause_s: float = LONGEST_PAUSE_S) -> None:
-        """Wait until all requests are complete. Raises PeerFailed or WorkerTimeout, whose message contains `whom`.
-
-        Sleeps between tests for an eighth of the waiting time, at most `pause_s`, to leave the processor to other
-        ranks.
-        """
+        """Wait until all requests are complete. Raises PeerFailed or WorkerTimeout, whose message contains `whom`."""
         started, timeout = time.perf_counter(), Timeout(self.timeout_s)
         self._waiting = requests  # also kept after an error, because MPI may still write to their buffers
         while True:
@@ -135,11 +130,7 @@ class Ranks:
 
 
 class MpiCommunicator(Communicator):
-    """Communicator of an MPI process. members: ranks in the job; all by default.
-
-    Each worker averages one chunk of host arrays. Arrays on GPUs are averaged over NCCL if every process has its own
-    GPU (see devices.py), and otherwise on the host.
-    """
+    """Communicator of an MPI process. members: ranks in the job; all by default. For GPUs, see devices.py."""
 
     def __init__(self, comm: Any, ranks: Ranks, members: Sequence[int] | None = None) -> None:
         super().__init__(comm.Get_rank(), comm.Get_size())

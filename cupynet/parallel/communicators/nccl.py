@@ -45,7 +45,6 @@ def connect(
 
     Args:
         place: NCCL rank of this worker; None if it is not a leader.
-        leaders: number of leaders.
         opened: called with the communicator before the warm-up. If another leader fails during the warm-up, only
             `abandon` can end it.
     """
@@ -82,10 +81,7 @@ class NcclSum:
         self._connection: Any = nccl.NcclCommunicator(size, identifier, place)
 
     def sum(self, arrays: Sequence[Array]) -> None:
-        """Overwrite each array with its sum over all devices.
-
-        Raises RuntimeError for arrays that are not C-contiguous or have an unsupported dtype.
-        """
+        """Overwrite each array with its sum over devices. Raises RuntimeError for an unsupported dtype or layout."""
         for array in arrays:
             kind = self._types.get(array.dtype.name)
             if kind is None or not array.flags.c_contiguous:

@@ -44,7 +44,6 @@ class MpiJob:
 
     Attributes:
         seats: local rank of each rank.
-        on_machine: number of ranks on this machine.
         sharing: number of ranks that share the cores of this rank, including itself.
     """
 
@@ -100,10 +99,7 @@ class MpiJob:
             self.ranks.announce(exit_code(error))
 
     def speaks(self, error: BaseException) -> bool:
-        """Return True if this is the lowest rank that failed, which should report its error.
-
-        Waits for the other ranks and sets `exit_code`.
-        """
+        """Return True if this is the lowest rank that failed, which reports its error. Waits for all ranks."""
         self.announce(error)
         if self._met is None:
             self._met = self.ranks.end()
@@ -145,10 +141,7 @@ class MpiJob:
 
 @contextmanager
 def _limited(seconds: float, file: int | None = None) -> Iterator[None]:
-    """Kill this process if a blocking MPI call, which may hold the GIL, does not return in time.
-
-    file: descriptor to which faulthandler writes the traceback, if any.
-    """
+    """Kill this process if an MPI call, which may hold the GIL, takes longer. file: descriptor for the traceback."""
     with open(os.devnull, "w") as devnull:
         faulthandler.dump_traceback_later(seconds, exit=True, file=devnull if file is None else file)
         try:

@@ -83,11 +83,7 @@ class ThreadLauncher(Launcher):
         return results[0]
 
     def _stop(self, threads: list[threading.Thread]) -> None:
-        """Abort device collectives after a failure, and give the workers a grace period to stop.
-
-        Every NCCL rank must be aborted, by a thread other than its worker, which may be blocked on its device. Each
-        abort has its own thread, because one may wait for another.
-        """
+        """Abort NCCL (see nccl.py), each rank in a thread because one may wait for another, and await the workers."""
         aborts = [
             threading.Thread(target=_abandon, args=[communicator], daemon=True) for communicator in self._communicators
         ]

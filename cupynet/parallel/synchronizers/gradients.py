@@ -32,8 +32,9 @@ _encoding = encoding  # an argument of the constructor has the same name
 class GradientSharing(Synchronizer):
     """Exchanges gradients in every iteration, so that all replicas take the same step.
 
-    Without an encoding, each optimizer gets the mean gradient over all samples of the iteration. This is equivalent to
-    one replica on the concatenated batch, for any optimizer. Workers without a batch take the same step.
+    Without an encoding, each optimizer gets the mean gradient over all samples of the iteration, or with `reduce=sum`
+    the sum of the workers' mean gradients. The mean is equivalent to one replica on the concatenated batch, for any
+    optimizer. Workers without a batch take the same step.
 
     With an encoding (Deeplearning4j's SHARED_GRADIENTS), each optimizer computes an update from the local gradient, and
     its large elements are sent to all workers (see `ThresholdEncoding`). Weights are bit-identical on all replicas, but

@@ -149,8 +149,7 @@ class Adaptive(AveragingSchedule):
 
     Args:
         target: the target drift.
-        initial_period: the first period, in iterations.
-        max_period: the longest period, in iterations.
+        initial_period, max_period: the first and the longest period, in iterations.
 
     Attributes:
         period: current period in iterations, rounded down when used.
