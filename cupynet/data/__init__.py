@@ -1,8 +1,4 @@
-"""Data sets, augmentation, and batches in an order that depends only on seed and epoch.
-
-A `Source` loads `Data`, which consists of `Dataset`s. A `Loader` splits a data set into `Batch`es and assigns them to
-workers. `Shards` are a training set on disk, in parts for the workers. A `BatchFeed` yields a worker's batches.
-"""
+"""Data sets, augmentation, and batches in an order that depends only on seed and epoch."""
 
 from __future__ import annotations
 

@@ -36,7 +36,6 @@ class Batch:
         epoch: number of the epoch, from 0.
         steady: True if the images of all batches of the feed have the same address.
         source: the `CudaTransfer` from which a captured step may take the batch (see `QueuedBatch`), or None.
-        label_shape: (N, ...), the shape of the labels.
     """
 
     source: ClassVar[Any] = None
@@ -70,7 +69,6 @@ class Loader:
     Args:
         dataset: a `Dataset`, `Shards`, or a pair of arrays (images, labels). The number of classes of a pair is the
             largest label + 1; to set it, use `Dataset("mine", images, labels, classes=10)`.
-        batch_size: samples per batch.
         seed: seed of the order and of augmentation, combined with the epoch.
         shuffle: False to keep the order of the data set, as in evaluation.
         augment: augmentations in order (see `augmentations`); only for training.
@@ -235,10 +233,9 @@ def as_loader(
     pixels: PixelScale = FRACTIONS,
     augment: Augment = (),
 ) -> Loader:
-    """Create a loader.
+    """Return `data` if it is a `Loader`; otherwise create one for a `Dataset`, `Shards`, or pair (images, labels).
 
     Args:
-        data: a `Loader`, which is returned unchanged; a `Dataset`; `Shards`; or a pair of arrays (images, labels).
         batch_size, seed, shuffle, augment: see `Loader`.
         classes: number of classes or targets of a pair; by default the largest label + 1, or the number of columns.
         pixels: pixel scale of a pair.

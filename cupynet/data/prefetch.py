@@ -1,9 +1,3 @@
-"""Prefetching: a thread produces items, at most `capacity` ahead of the consumer.
-
-The queue `items` leads to the consumer, and `room` returns a permit for each further item. The last item is an end
-mark. The consumer wakes up regularly, because Python runs signal handlers only in the main thread.
-"""
-
 from __future__ import annotations
 
 import threading
@@ -35,7 +29,7 @@ class Prefetcher(Generic[T]):
     def __init__(self, iterable: Iterable[T], capacity: int) -> None:
         self.capacity = integer("capacity", capacity, 0, "; 0 disables prefetching")
         self._items: SimpleQueue[T | _End] = SimpleQueue()
-        self._room: SimpleQueue[None] = SimpleQueue()
+        self._room: SimpleQueue[None] = SimpleQueue()  # a permit for each item that may be produced
         self._closed = False
         self._thread: threading.Thread | None = None
         self._iterator = iter(iterable)

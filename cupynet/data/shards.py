@@ -30,7 +30,6 @@ class Shards:
     Args:
         folder: a folder that contains the folders 0, 1, 2, ...
         classes: number of classes; by default the largest label + 1.
-        pixels: the scaling of pixels.
         most: maximum number of samples to use from each shard; None for all.
 
     Attributes:

@@ -23,7 +23,7 @@ class Data:
 
     Attributes:
         train: training images; empty if there are only test images.
-        validation: images held out from training, or None.
+        validation: images to evaluate during training, held out from training or separate; None if there are none.
         test: test images; may be empty.
         fallback: True if the requested data were replaced by synthetic digits.
     """

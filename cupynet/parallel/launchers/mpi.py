@@ -99,7 +99,7 @@ class MpiJob:
             self.ranks.announce(exit_code(error))
 
     def speaks(self, error: BaseException) -> bool:
-        """Return True if this is the lowest rank that failed, which reports its error. Waits for all ranks."""
+        """Return True if this is the lowest failed rank, which reports its error. Waits for all; sets `exit_code`."""
         self.announce(error)
         if self._met is None:
             self._met = self.ranks.end()
