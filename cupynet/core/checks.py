@@ -55,10 +55,7 @@ def number(
     name: str, value: Any, *, above: float | None = None, minimum: float | None = None, below: float = math.inf,
     infinite: bool = False, unit: str = "", also: str = "",
 ) -> float:  # fmt: skip
-    """Return `value` as a float above `above` or at least `minimum`, and below `below`.
-
-    NaN is rejected, and so is infinity unless `infinite`.
-    """
+    """Return `value` as a float above `above` or at least `minimum`, and below `below`. NaN is always rejected."""
     try:
         result = math.nan if is_bool(value) or isinstance(value, str | bytes) else float(value)
     except (TypeError, ValueError, OverflowError):

@@ -52,7 +52,6 @@ class ConfigError(CupynetError, ValueError):
     Attributes:
         owner: class of the argument, or "".
         setting: the argument or key without its class; "" if the error concerns several.
-        value, reason: the arguments.
     """
 
     exit_code = 2
@@ -123,24 +122,18 @@ class Interrupted(CupynetError):
 
 
 def signal_of(error: BaseException) -> int:
-    """Return the signal whose handler raised `error`, or 0 if other code raised it, such as a callback.
-
-    Handlers of cupynet.core.signals pass the signal number as an argument; Python's SIGINT handler passes none.
-    """
+    """Return the signal whose handler raised `error`, or 0 if other code raised it, such as a callback."""
     if not isinstance(error, KeyboardInterrupt):
         return 0
-    if error.args:
+    if error.args:  # from a handler of cupynet.core.signals
         return error.args[0] if isinstance(error.args[0], int) else 0
     return signal.SIGINT if signal.getsignal(signal.SIGINT) is signal.default_int_handler else 0
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error, then its causes and contexts, outermost first.
-
-    A chain may be a cycle: in a debugger, OmegaConf's errors can be their own causes.
-    """
+    """Yield an error, then its causes and contexts, outermost first. Ends even if the chain is a cycle."""
     found: list[BaseException] = []
-    while error is not None and not any(error is earlier for earlier in found):
+    while error is not None and not any(error is earlier for earlier in found):  # OmegaConf's can be cyclic
         found.append(error)
         yield error
         error = error.__cause__ or error.__context__

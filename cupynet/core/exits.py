@@ -35,10 +35,8 @@ def run_and_exit(work: Callable[[], int | None]) -> NoReturn:
 def report_error(error: BaseException, log: logging.Logger | None = None, job: str = "") -> int | str:
     """Report the error that ended a job, in its log or on stderr. Return the exit code.
 
-    A CupynetError is reported on one line with its notes. Other errors are reported with a traceback, including a
-    SystemExit or KeyboardInterrupt raised by a callback.
-
-    job: prefix of the line.
+    CupynetErrors with their notes, a full disk and exhausted memory are reported on one line. Other errors have a
+    traceback, including a SystemExit or KeyboardInterrupt raised by a callback. job: prefix of the line.
     """
     if isinstance(error, SystemExit) and log is None and not job:
         return 0 if error.code is None else error.code

@@ -146,8 +146,6 @@ def save_weights(
 ) -> None:
     """Write host arrays by name to a safetensors file with a digest, atomically. Raises OutputError.
 
-    Equal weights give identical files, regardless of the order of names.
-
     write: the function that writes the file. `write_whole` replaces a link instead of following it.
     """
     ordered = {name: np.asarray(weights[name], order="C") for name in sorted(weights)}

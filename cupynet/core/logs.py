@@ -10,15 +10,9 @@ WARNING = "warning: "  # prefix of warnings on the terminal
 
 
 class Console(logging.Handler):
-    """Prints log records to stdout as `[12:30:05] text`, and errors to stderr as `cupynet: text`.
+    """Prints log records to stdout as `[12:30:05] text`, and errors to stderr as `cupynet: text`."""
 
-    Looks up sys.stdout for every record, because a progress bar replaces it temporarily.
-
-    Attributes:
-        label: prefix of warnings, such as the number of a job.
-    """
-
-    label = ""
+    label = ""  # prefix of warnings, such as the number of a job
 
     def emit(self, record: logging.LogRecord) -> None:
         text = printable(record.getMessage().strip())

@@ -72,10 +72,9 @@ def stopping_at_interrupt(stop: Callable[[], None]) -> Iterator[list[int]]:
 def command(main: Callable[[], None]) -> None:
     """Run `main` as the entry point of the process. A signal ends it with one line and the code of `Interrupted`.
 
-    Until `main` installs its own handlers, the handler exits immediately, because other code might catch an exception.
-    During interpreter shutdown, a signal exits with the code of `main`.
-
-    main: the command. It should import slow modules itself, so that signals are also handled during imports.
+    `main` should import slow modules itself, so that signals are also handled during imports. Until it installs its own
+    handlers, a signal exits immediately, because other code might catch an exception. During interpreter shutdown, a
+    signal exits with the code of `main`.
     """
     if os.environ.pop(LIFELINE, ""):
         threading.Thread(target=_end_with_parent, name="cupynet-lifeline", daemon=True).start()

@@ -25,21 +25,13 @@ FORMULA = re.compile(r"\s*[=+@]|\s*-.|[\t\r]")  # start of a formula; a minus si
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table.
+    """A column of a table."""
 
-    Attributes:
-        key: name in files.
-        title: heading on the terminal; may contain line breaks.
-        cells: formatted values, for the terminal.
-        values: raw values, for files.
-        right: True to align the column right on the terminal.
-    """
-
-    key: str
-    title: str
-    cells: Sequence[str]
-    values: Sequence[Any] = field(default=())
-    right: bool = True
+    key: str  # name in files
+    title: str  # heading on the terminal; may contain line breaks
+    cells: Sequence[str]  # formatted values, for the terminal
+    values: Sequence[Any] = field(default=())  # raw values, for files
+    right: bool = True  # aligned right on the terminal
 
     @property
     def width(self) -> int:
@@ -93,10 +85,7 @@ class Screen(Console):
 
 
 def show(columns: Sequence[Column], screen: Screen, remedy: str) -> None:
-    """Print a table. The last columns are omitted if the terminal is too narrow.
-
-    remedy: where to find the omitted columns.
-    """
+    """Print a table. If the terminal is too narrow, omit the last columns and print `remedy`, where to find them."""
     ends = accumulate(item.width + GAP for item in columns)
     count = max(sum(end - GAP <= screen.width for end in ends), 1)
     table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="bold")

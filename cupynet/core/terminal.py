@@ -28,10 +28,7 @@ def can_draw() -> bool:
 
 
 def folded(line: str) -> str:
-    """Wrap a log line to the width of the terminal, and indent its continuation lines to align with the text.
-
-    Piped output is not wrapped.
-    """
+    """Wrap a log line to the width of the terminal, and indent continuation lines. Piped output is not wrapped."""
     width, indent = shutil.get_terminal_size().columns, " " * len("[12:30:05] ")
     if not can_draw() or "\n" in line or width <= 2 * len(indent):
         return line
