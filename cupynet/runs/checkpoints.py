@@ -63,11 +63,7 @@ class Checkpoints:
         return sorted(checkpoints(self.folder))
 
     def save(self, step: int, state: Mapping[str, Any], arrays: Mapping[str, Mapping[str, Any]]) -> Path:
-        """Write the checkpoint for iteration `step`, replacing an existing one; return its folder.
-
-        Args:
-            state: content of state.json.
-            arrays: host arrays by file (without suffix) and name.
+        """Write or replace the checkpoint for iteration `step`, with the content of a `Stored`. Return its folder.
 
         Raises:
             OutputError: the checkpoint cannot be written. Earlier checkpoints are unchanged.
@@ -145,11 +141,7 @@ class Checkpoints:
 
 
 def read(path: str | Path) -> Stored:
-    """Read a checkpoint and verify its files against its manifest.
-
-    Raises:
-        DataError: the checkpoint is missing or damaged. The message names the file, and the expected and found digests.
-    """
+    """Read a checkpoint and verify its files against its manifest. Raises DataError if it is missing or damaged."""
     path = Path(path)
     manifest = path / MANIFEST
     try:

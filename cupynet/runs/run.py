@@ -189,16 +189,10 @@ class Start:
 
 
 class Run:
-    """The folder of a run.
+    """The folder of a run, and the paths of its files (see layout.py).
 
     Attributes:
-        folder: contains `.hydra/`, train.log, the files below and, during the run, running.json (see lock.py).
-        settings_path, started_path, summary_path, weights_path, history_path, report_path, curves_path,
-            checkpoints_path: its files.
-        examples_path: images of the most confident mistakes.
-        trial_path: marks the results of a `fast_dev_run`.
-        reopened_path: marks results as outdated after training was resumed.
-        failed_path: exit code of a failed run.
+        folder: contains `.hydra/`, train.log, these files and, during the run, running.json (see lock.py).
         saved: True if this object has written results.
         settings: nested settings of the run; None if unknown.
     """
@@ -245,10 +239,7 @@ class Run:
         files.write_whole(self.trial_path, text.encode())
 
     def reopen(self, iteration: int) -> None:
-        """Prepare the folder to resume training from a checkpoint. Raises OutputError.
-
-        Marks existing results as outdated until `save`, and deletes later checkpoints.
-        """
+        """Mark results as outdated until `save`, and delete checkpoints after `iteration`. Raises OutputError."""
         if self.summary_path.exists():
             text = "This run has been resumed. summary.json and the weights are outdated until it ends.\n"
             files.write_whole(self.reopened_path, text.encode())
