@@ -1,21 +1,4 @@
-"""Configuration: settings and objects from the command line, conf/ and stored runs.
-
-No other package uses Hydra or OmegaConf.
-
-- hydra_main.py: the entry point of commands
-- composing.py, schema.py: overrides to settings, and their validation
-- overrides.py: parse and format overrides
-- stored.py, removed.py: the settings of a stored run, even of an earlier version
-- messages.py: errors of Hydra and OmegaConf as ConfigError
-- instantiate.py, experiment.py: build parts, and all objects of a run
-- memory_estimate.py: check that a run fits into memory
-- announcement.py: the first lines of the log
-- load_model.py, model_file.py: `cupynet.load`, for runs and for files
-- resume.py: the run to resume
-- sweep_record.py, process_launcher.py: record the jobs of a sweep, and run them in parallel (see plugins/)
-- search_space.py: the search space of `tune`
-- equal_settings.py: find runs that are repetitions of each other
-"""
+"""Settings and objects from the command line, conf/ and stored runs. Only this package uses Hydra and OmegaConf."""
 
 from cupynet.config.composing import GROUPS, compose, conf_folder, own_folder
 from cupynet.config.equal_settings import effective, is_alone

@@ -88,7 +88,6 @@ def run(
             sweeper.
         prepare: validates the settings and builds the objects, before anything is written.
         config_name: the primary configuration file in conf/.
-        schema: the dataclass of the settings.
         join: returns the ranks started by mpiexec; None for a command that runs in a single process.
 
     Raises:
@@ -166,31 +165,21 @@ def _as_ours(error: BaseException, schema: type[Settings]) -> BaseException:
 
 @dataclass(eq=False)
 class _Command(Generic[S, T]):
-    """A call of `run`. Hydra calls `job` for each job.
-
-    Attributes:
-        code: exit code of the last job; None if this process ran no job.
-        created: folders created by this command, innermost first.
-        sweep: folder of the sweep; None for a single run.
-        resumed: the run or checkpoint to resume, or None.
-        changes: overrides to apply to the resumed run.
-        postponed: functions to call when training begins.
-        ranks: all ranks; None before MPI is started, and without mpiexec.
-    """
+    """A call of `run`. Hydra calls `job` for each job."""
 
     task: Callable[[T, Path], float | None]
     prepare: Callable[[S], T]
     schema: type[S]
     join: Callable[[], MpiJob] | None
-    code: int | None = None
-    created: list[Path] = field(default_factory=list)
-    sweep: Path | None = None
+    code: int | None = None  # exit code of the last job; None if this process ran no job
+    created: list[Path] = field(default_factory=list)  # folders created by this command, innermost first
+    sweep: Path | None = None  # folder of the sweep; None for a single run
     planned: Callable[[], list[list[str]]] = list
-    resumed: Path | None = None
-    changes: list[str] = field(default_factory=list)
-    postponed: list[Callable[[], None]] = field(default_factory=list)
+    resumed: Path | None = None  # the run or checkpoint to resume
+    changes: list[str] = field(default_factory=list)  # overrides to apply to the resumed run
+    postponed: list[Callable[[], None]] = field(default_factory=list)  # functions to call when training begins
     arguments: list[str] = field(default_factory=list)
-    ranks: MpiJob | None = None
+    ranks: MpiJob | None = None  # None before MPI is started, and without mpiexec
 
     @property
     def rank(self) -> int:

@@ -70,9 +70,8 @@ def build(node: Any, key: str, trusted_modules: Iterable[str] = ()) -> Any:
 def for_chosen_classes(plain: dict[str, Any], asked: Sequence[str]) -> None:
     """If an override sets `_target_`, drop the file's arguments that the new class does not have.
 
-    For example, `optimizer._target_=cupynet.optim.SGD` keeps the file's learning_rate, but not its momentum.
-
-    asked: the keys of all overrides.
+    For example, `optimizer._target_=cupynet.optim.SGD` keeps the file's learning_rate, but not its momentum. asked: the
+    keys of all overrides.
     """
     for place in {key.removesuffix("._target_") for key in asked if key.endswith("._target_")}:
         part: Any = plain

@@ -1,3 +1,5 @@
+"""Load trained models from runs, checkpoints and model files."""
+
 from __future__ import annotations
 
 import os

@@ -76,8 +76,7 @@ def mark_latest(folder: Path) -> None:
 def _above(run: Path, *names: str) -> Path | None:
     """Return the nearest parent folder of a run that contains one of these files, resolved, or None.
 
-    Because hydra.sweep.subdir may contain slashes, searches not only the parent folder, but all parents below outputs/,
-    or below the current folder for a run elsewhere.
+    Searches all parents below outputs/, or below the current folder, because hydra.sweep.subdir may contain slashes.
     """
     parent, *others = run.resolve().parents
     outputs = LATEST.parent.resolve()

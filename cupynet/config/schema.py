@@ -258,9 +258,9 @@ class RateSettings(Settings):
 
 
 def read(kind: type[G], given: Mapping[str, Any], above: str = "") -> G:
-    """Create settings from plain values with types that were checked by the schema.
+    """Create settings from plain values, with nested mappings for groups. Types were checked by the schema.
 
-    given: groups are nested mappings. above: the dotted key of the mapping; "" at the top.
+    above: the dotted key of the mapping; "" at the top.
     """
     known = {each.name: each for each in fields(kind)}
     for name in (name for name in given if name not in known):  # settings added with +

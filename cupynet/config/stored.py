@@ -151,10 +151,7 @@ def job_overrides() -> list[str]:
 
 
 def check_outputs(settings: Settings, run: Path, overrides: Sequence[str]) -> None:
-    """Raise ConfigError if callbacks of a stored run would write outside its folder or send data.
-
-    overrides: overrides on the command line, which may set any path.
-    """
+    """Raise ConfigError if stored callbacks that `overrides` do not set would write outside the run or send data."""
     for key, value, _ in _places(settings, run):
         if not _is_typed(key, overrides):
             allowed = f"To allow this, set {key}=... or repeat its callbacks=..."

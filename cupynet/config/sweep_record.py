@@ -37,20 +37,13 @@ FIGURES = (  # name, title, format
 
 @dataclass(frozen=True)
 class Job:
-    """A job of a sweep.
+    """A job of a sweep."""
 
-    Attributes:
-        number: index of the job, from 0.
-        overrides: the overrides as typed.
-        code: exit code; None before the job ends.
-        error: a one-line message, or "".
-    """
-
-    number: int
-    overrides: Sequence[str]
+    number: int  # from 0
+    overrides: Sequence[str]  # as typed
     folder: Path
-    code: int | None
-    error: str = ""
+    code: int | None  # exit code; None before the job ends
+    error: str = ""  # a one-line message
 
     @cached_property
     def settings(self) -> dict[str, str]:
