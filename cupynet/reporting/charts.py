@@ -60,45 +60,27 @@ OTHER = ("other", 4)
 
 @dataclass(frozen=True)
 class Line:
-    """Line of a chart.
-
-    Attributes:
-        name: legend entry; None for no entry.
-        x, y: coordinates. A y that is None or not finite leaves a gap.
-        color: index into the palette.
-        points: True to mark each point.
-    """
-
-    name: str | None
+    name: str | None  # legend entry; None for no entry
     x: Sequence[float]
-    y: Sequence[float | None]
-    color: int = 0
+    y: Sequence[float | None]  # a value that is None or not finite leaves a gap
+    color: int = 0  # index into the palette
     width: float = 1.8
     dashed: bool = False
-    points: bool = False
+    points: bool = False  # True to mark each point
 
 
 @dataclass(frozen=True)
 class Chart:
-    """Chart of one or more lines.
-
-    Attributes:
-        title, x_label, y_label: labels with units.
-        lines: the lines; those without a finite value are omitted.
-        log: True for a logarithmic y-axis if all values are positive.
-        zero: True to start the y-axis at zero.
-        stacked: True to stack the lines and fill the areas between them.
-        note: a sentence below the chart.
-    """
+    """Chart of one or more lines. Labels include units."""
 
     title: str
     x_label: str
     y_label: str
-    lines: Sequence[Line]
-    log: bool = False
-    zero: bool = False
-    stacked: bool = False
-    note: str = ""
+    lines: Sequence[Line]  # lines without a finite value are omitted
+    log: bool = False  # logarithmic y-axis if all values are positive
+    zero: bool = False  # start the y-axis at zero
+    stacked: bool = False  # stack the lines and fill the areas between them
+    note: str = ""  # a sentence below the chart
 
     @property
     def shown(self) -> list[Line]:

@@ -30,27 +30,18 @@ RECORD = re.compile(r"^\d{4}-\d\d-\d\d \S+ (\w+) [\w.]+: (?:job \d+: )?(.*)$", r
 
 @dataclass
 class RunData:
-    """Contents of a run folder.
-
-    Attributes:
-        running: True if a process is currently training in the folder.
-        start, summary: started.json and summary.json; empty if missing.
-        rows, reports, epochs: all rows of history.jsonl, the report rows, and the epoch rows.
-        error: the error that ended the run, or "".
-        code: exit code of this error; None if it was not stored, as in earlier versions.
-        damaged: descriptions of unreadable files and sections.
-    """
+    """Contents of a run folder."""
 
     run: Run
-    running: bool = False
-    start: dict[str, Any] = field(default_factory=dict)
-    summary: dict[str, Any] = field(default_factory=dict)
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    reports: list[dict[str, Any]] = field(default_factory=list)
-    epochs: list[dict[str, Any]] = field(default_factory=list)
-    error: str = ""
-    code: int | None = None
-    damaged: list[str] = field(default_factory=list)
+    running: bool = False  # True if a process is currently training in the folder
+    start: dict[str, Any] = field(default_factory=dict)  # started.json; empty if missing
+    summary: dict[str, Any] = field(default_factory=dict)  # summary.json; empty if missing
+    rows: list[dict[str, Any]] = field(default_factory=list)  # all rows of history.jsonl
+    reports: list[dict[str, Any]] = field(default_factory=list)  # the report rows
+    epochs: list[dict[str, Any]] = field(default_factory=list)  # the epoch rows
+    error: str = ""  # the error that ended the run
+    code: int | None = None  # exit code of this error; None if it was not stored, as in earlier versions
+    damaged: list[str] = field(default_factory=list)  # descriptions of unreadable files and sections
 
     def read(self, path: Path, how: Callable[[Path], Any]) -> Any:
         """Read a file. Return None if it is missing or unreadable; unreadable files are added to `damaged`."""

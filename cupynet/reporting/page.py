@@ -27,16 +27,9 @@ NONE = "–"
 
 
 def write_page(folder: str | Path, *, over: bool = False, error: Exception | None = None) -> tuple[Path, str]:
-    """Write report.html and curves.png of a run.
+    """Write report.html and curves.png of a run. For the arguments, see `read_run`. Raises ConfigError or OutputError.
 
-    Args:
-        folder, over, error: see `read_run`.
-
-    Returns:
-        The path of the page, and why it has no charts, or "" if it has charts or there is nothing to draw.
-
-    Raises:
-        OutputError: a file cannot be written.
+    Returns the path of the page, and why it has no charts, or "" if it has charts or there is nothing to draw.
     """
     data = read_run(folder, over=over, error=error)
     drawn = charts.run_charts(data)

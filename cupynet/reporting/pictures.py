@@ -29,10 +29,7 @@ class Picture(NamedTuple):
 
 
 def png(pixels: NDArray[np.uint8]) -> bytes:
-    """Encode an image (H, W, C) as PNG. C: 1 for gray, 2 for gray and alpha, 3 for RGB, 4 for RGBA.
-
-    Format: Portable Network Graphics (PNG) Specification, ISO/IEC 15948.
-    """
+    """Encode an image (H, W, C) as PNG (ISO/IEC 15948). C: 1 for gray, 2 for gray and alpha, 3 for RGB, 4 for RGBA."""
     height, width, channels = pixels.shape
     rows = np.zeros((height, 1 + width * channels), np.uint8)  # the first byte of each row is 0, for no filter
     rows[:, 1:] = pixels.reshape(height, -1)
@@ -52,10 +49,7 @@ def picture(pixels: NDArray[np.uint8], alt: str, zoom: float) -> Picture:
 
 
 def example(image: NDArray[np.uint8], alt: str) -> Picture:
-    """Scale an image (H, W, C) to 96 CSS pixels on its longer side.
-
-    If C is not 1, 3 or 4, only the first channel is shown.
-    """
+    """Scale an image (H, W, C) to 96 CSS pixels on its longer side, or only its first channel if C is not 1, 3 or 4."""
     shown = image if image.shape[2] in (1, 3, 4) else image[:, :, :1]
     return picture(np.ascontiguousarray(shown), alt, 96 / max(image.shape[:2]))
 

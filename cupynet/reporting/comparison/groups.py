@@ -53,20 +53,11 @@ class Group:
 
 @dataclass
 class Comparison:
-    """Comparison of all runs.
-
-    Attributes:
-        varied: settings that differ, excluding the seed.
-        others: runs without a result, one per group.
-        split: evaluated data, `test` or `validation`.
-        target: target accuracy of `time_to`; None if nothing was evaluated.
-    """
-
-    varied: list[str]
+    varied: list[str]  # settings that differ, excluding the seed
     groups: list[Group]
-    others: list[Group]
-    split: str
-    target: float | None
+    others: list[Group]  # runs without a result, one per group
+    split: str  # evaluated data, `test` or `validation`
+    target: float | None  # target accuracy of `time_to`; None if nothing was evaluated
 
     @property
     def finished(self) -> list[ComparedRun]:

@@ -25,38 +25,22 @@ LEFT_OPEN = (("workers", None), ("backend.name", "auto"))
 
 
 class Epoch(NamedTuple):
-    """An epoch of a run.
-
-    Attributes:
-        train_s: cumulative training time in seconds, excluding evaluations.
-        accuracy: accuracy by split, `test` and `validation`; None if not evaluated.
-    """
-
     iteration: float
-    train_s: float
-    accuracy: dict[str, float | None]
+    train_s: float  # cumulative training time in seconds, excluding evaluations
+    accuracy: dict[str, float | None]  # by split, `test` and `validation`; None if not evaluated
 
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """A run to compare.
-
-    Attributes:
-        name: part of the path that differs from other runs.
-        settings: settings with an effect, by dotted key.
-        choices: chosen file by configuration group, for groups with an effect.
-        unused: keys of settings without effect.
-        summary: fields of `Summary`; empty if there are no results.
-        trouble: why there is no valid result, or "".
-    """
+    """A run to compare."""
 
     folder: Path
-    name: str
-    settings: dict[str, Any]
-    choices: dict[str, str]
-    unused: frozenset[str]
-    summary: dict[str, Any]
-    trouble: str
+    name: str  # part of the path that differs from other runs
+    settings: dict[str, Any]  # settings with an effect, by dotted key
+    choices: dict[str, str]  # chosen file by configuration group, for groups with an effect
+    unused: frozenset[str]  # keys of settings without effect
+    summary: dict[str, Any]  # fields of `Summary`; empty if there are no results
+    trouble: str  # why there is no valid result, or ""
     epochs: list[Epoch]
 
     def lacks(self, key: str) -> bool:
@@ -132,8 +116,7 @@ def _in_effect(
 ) -> tuple[dict[str, Any], dict[str, str], frozenset[str]]:
     """Return the settings and chosen files that have an effect in a run, and the keys of all other settings.
 
-    setup: contains the actual `workers` and `backend`, which the settings need not specify. `setup` is empty before the
-    run begins.
+    setup: contains the actual `workers` and `backend`; empty before the run begins.
     """
     workers, backend = setup.get("workers"), setup.get("backend")
     if not isinstance(workers, int) or not isinstance(backend, str):

@@ -53,7 +53,7 @@ def columns(comparison: Comparison, groups: Sequence[Group]) -> list[Column]:
 
 
 def in_order(comparison: Comparison, by: str | None) -> list[Group]:
-    """Return the groups sorted by a column, by default accuracy. The prefix `-` sorts in descending order.
+    """Sort the groups by a column, in descending order with the prefix `-`; by default, the most accurate first.
 
     Groups without a value come last. Raises ConfigError for an unknown column.
     """
