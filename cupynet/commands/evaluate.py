@@ -1,7 +1,7 @@
 """Evaluate a finished run: `cupynet evaluate RUN [key=value ...]`.
 
 With the run's settings, workers and backend, the results are equal to its summary.json. Without a test set, the
-validation images are evaluated.
+validation images are evaluated, or without those, the training images.
 """
 
 from __future__ import annotations

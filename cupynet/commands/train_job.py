@@ -48,11 +48,7 @@ RATES = 100  # number of past learning rates to compare
 
 
 class TrainJob:
-    """Trains an experiment and writes to the run folder. Every rank has a job, but only rank 0 writes and prints.
-
-    Attributes:
-        began: start time of the run; for a resumed run, shifted back by the time of earlier processes.
-    """
+    """Trains an experiment and writes to the run folder. Every rank has a job, but only rank 0 writes and prints."""
 
     data: Data
     wrapper: ParallelWrapper
@@ -135,7 +131,7 @@ class TrainJob:
             log.info("the run is complete (epoch %d). Set epochs=... to train it further", trainer.epoch)
             return False
         clock = trainer.statistics.clock
-        self.began -= clock.compile_s + clock.rounds_s + clock.evaluate_s
+        self.began -= clock.compile_s + clock.rounds_s + clock.evaluate_s  # `wall_s` includes earlier processes
         return True
 
     def _check_data(self, path: Path, trained: tuple[int, int] | None) -> None:

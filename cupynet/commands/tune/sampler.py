@@ -23,11 +23,7 @@ Params = Mapping[str, Any]
 class UntriedSampler(BaseSampler):  # type: ignore[misc]
     """Wraps another sampler, and samples again if the settings have already been tried.
 
-    Args:
-        study: the whole study; pruners may pass a filtered study to the methods.
-        space: distribution of each setting.
-        inner: the wrapped sampler.
-        seed: seed of the random choice among untried combinations.
+    study: the whole study; pruners may pass a filtered study to the methods.
     """
 
     def __init__(self, study: Study, space: Mapping[str, Any], inner: BaseSampler, seed: int) -> None:

@@ -56,22 +56,14 @@ SILENT = {"_target_": "cupynet.training.Progress", "style": "none"}
 
 @dataclass(frozen=True)
 class Plan:
-    """A validated search.
-
-    Attributes:
-        space: the distribution of each searched setting.
-        shared: overrides of all trials.
-        config_dir: the argument of --config-dir.
-        resumed: the folder of the search to resume; None for a new search.
-        typed: the command line.
-    """
+    """A validated search."""
 
     settings: TuneSettings
-    space: Mapping[str, Any]
-    shared: list[str]
-    config_dir: Path | None
-    resumed: Path | None
-    typed: Sequence[str]
+    space: Mapping[str, Any]  # the distribution of each searched setting
+    shared: list[str]  # overrides of all trials
+    config_dir: Path | None  # the argument of --config-dir
+    resumed: Path | None  # the folder of the search to resume; None for a new search
+    typed: Sequence[str]  # the command line
 
     def overrides(self, params: Mapping[str, Any]) -> list[str]:
         return [*self.shared, *(f"{key}={rounded(params[key])}" for key in self.space)]
@@ -269,14 +261,11 @@ def same_settings(experiment: Experiment, study: Study, trial: Trial) -> FrozenT
 
 
 class PruningCallback(Callback):
-    """Reports each evaluation to Optuna, and stops training if the pruner decides so.
-
-    figure: the metric in the last evaluation of the fit; NaN before the first one.
-    """
+    """Reports each evaluation to Optuna, and stops training if the pruner decides so."""
 
     def __init__(self, trial: Trial, objective: str) -> None:
         self._trial, self._objective = trial, objective
-        self.figure, self.pruned = math.nan, False
+        self.figure, self.pruned = math.nan, False  # figure: the metric in the last evaluation of the fit
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PruningCallback:
         return self  # only rank 0 calls it
