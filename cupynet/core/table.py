@@ -25,8 +25,6 @@ FORMULA = re.compile(r"\s*[=+@]|\s*-.|[\t\r]")  # start of a formula; a minus si
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table."""
-
     key: str  # name in files
     title: str  # heading on the terminal; may contain line breaks
     cells: Sequence[str]  # formatted values, for the terminal

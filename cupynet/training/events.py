@@ -103,7 +103,7 @@ class EpochRecord:
             other targets.
         learning_rate: the rate of the last iteration.
         drift, drift_by_layer: the last measurement in this epoch (see `IterationRecord`); NaN and empty if none. A
-            measurement after a full averaging interval precedes one at the end of the epoch.
+            measurement after a full averaging interval takes precedence over one at the end of the epoch.
     """
 
     epoch: int

@@ -420,7 +420,7 @@ class ParallelWrapper:
 
     @property
     def trainer(self) -> Trainer:
-        """The trainer of the first local worker. Raises RuntimeError before the first task."""
+        """The trainer of the first local worker. Raises RuntimeError before the first task, and after `close`."""
         found = next((trainer for trainer in self._trainers if trainer is not None), None)
         if found is None:
             raise RuntimeError("nothing has been trained yet, or the wrapper is closed")

@@ -35,7 +35,7 @@ class Downloaded(Source):
 
     Args:
         folder: the folder that contains `<name>`; by default CUPYNET_DATA or, if it is unset, the user's cache.
-        timeout_s: maximum time without receiving data.
+        timeout_s: maximum number of seconds without receiving data.
         seed and others: see `Source`.
 
     Attributes:

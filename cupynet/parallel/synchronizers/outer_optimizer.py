@@ -1,4 +1,4 @@
-"""Outer optimizers: a step after each averaging, with delta = mean - common weights as the gradient."""
+"""Outer optimizers: a step after each averaging, with delta = mean - common weights as the negative gradient."""
 
 from __future__ import annotations
 

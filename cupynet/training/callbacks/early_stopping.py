@@ -84,8 +84,8 @@ class EarlyStopping(Callback):
             and `val_` are ignored.
         mode: `min` if lower scores are better, `max` if higher ones are; `auto` is `min` for names that contain "loss"
             or "error", and `max` otherwise.
-        patience: stop after this many consecutive evaluations without improvement. None disables this and the following
-            conditions.
+        patience: stop after this many consecutive evaluations without improvement. Here and below, None disables a
+            condition.
         min_delta: minimum improvement, exclusive.
         best_score: stop when the score is at least this good.
         max_epochs: stop after this many epochs of the fit.
