@@ -72,6 +72,7 @@ class Traffic:
         self.bytes_sent += (workers - 1) * nbytes
 
     def message(self, nbytes: int) -> None:
+        """Count a message to one worker."""
         self.bytes_sent += nbytes
 
     @contextmanager

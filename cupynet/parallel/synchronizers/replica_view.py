@@ -135,8 +135,10 @@ class Tally:
         self.losses, self.hits = 0.0, 0
 
     def state(self) -> dict[str, Any]:
+        """Return the state for a checkpoint: numbers by name."""
         return {"rounds": self.iterations, "samples": self.samples, "scored": self.scored, "losses": float(self.losses)}
 
     def restore(self, state: dict[str, Any]) -> None:
+        """Restore a saved state."""
         self.iterations, self.samples = state["rounds"], state["samples"]
         self.scored, self.losses = state["scored"], state["losses"]

@@ -172,6 +172,7 @@ class ThresholdEncoding:
         return {"encoded": self._encoded, "algorithm": self.algorithm.state()}
 
     def restore(self, state: dict[str, Any]) -> None:
+        """Restore a saved state."""
         self._encoded = state["encoded"]
         self.algorithm.restore(state["algorithm"])
 
