@@ -119,8 +119,10 @@ def blocks(filters: int, row: int, itemsize: int) -> list[tuple[int, int, int, i
     """Split a gradient with rows of `row` values into blocks: (first filter, filters, values, patch rows)."""
     width, most = registers()
     lanes, result, at = width // itemsize, [], 0
+    per_row = most // row  # vectors of filters for which the sums of a whole row fit in registers
+    vectors = min(per_row, 4) if per_row > 1 else 4
     while at < filters:
-        count = min(filters - at, 4 * lanes)
+        count = min(filters - at, vectors * lanes)
         per_value = len(widths(count, lanes))
         length = max(1, min(row, most // per_value))
         result.append((at, count, length, max(1, most // (per_value * length)) if length == row else 1))

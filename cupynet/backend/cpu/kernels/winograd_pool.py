@@ -81,7 +81,9 @@ class Tiles(NamedTuple):
 def block(columns: int, itemsize: int) -> tuple[int, int]:
     """Return the numbers of rows and columns in a block of sums in registers. Columns are padded to full blocks."""
     width, sums = registers()
-    across = min(-(-columns * itemsize // width), 4 if sums >= 16 else 2)
+    vectors, most = -(-columns * itemsize // width), 4 if sums >= 16 else 3
+    # the widest block with the least padding; a single vector would need a load for each product
+    across = min(range(min(vectors, 2), most + 1), key=lambda count: (-(-vectors // count) * count, -count))
     return 1 << (min(sums // across, 8).bit_length() - 1), across * width // itemsize
 
 
