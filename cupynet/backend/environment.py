@@ -34,7 +34,7 @@ def usable_cores() -> set[int]:
 
 
 def memory() -> tuple[int, str] | None:
-    """Return the memory limit in bytes, and a phrase for what sets it, the machine or a cgroup; None if unknown."""
+    """Return the memory limit in bytes, and a phrase for its source, the machine or a cgroup; None if unknown."""
     bounds = []
     with contextlib.suppress(AttributeError, ValueError, OSError):  # not available on every system
         bounds.append((os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), "this machine has"))
@@ -52,7 +52,7 @@ def cpu_model() -> str:
 
 
 def cpu_flags() -> list[str]:
-    """Return the processor's vector instruction sets by their names on Linux; empty if unknown."""
+    """Return the processor's vector instruction sets, by their Linux names; empty if unknown."""
     kinds = ("sse", "avx", "fma", "f16c", "amx", "asimd", "sve", "neon")
     return sorted(flag for flag in _cpuinfo("flags", "Features").split() if flag.startswith(kinds))
 

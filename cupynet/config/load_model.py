@@ -65,7 +65,7 @@ def weights_of(path: AnyRun, trusted_modules: Iterable[str] = ()) -> dict[str, A
 
 
 def _model_file(path: AnyRun) -> Path | None:
-    """Return the file of `Model.save` at this path or in this folder, or None."""
+    """Return the file written by `Model.save` at this path or in this folder, or None."""
     place = path.folder if isinstance(path, Run) else Path(path)
     return next((file for file in (place, place / MODEL) if os.path.isfile(file)), None)
 
@@ -106,7 +106,7 @@ class LoadedRun:
         return self.run.summary() if os.path.isfile(self.run.summary_path) else None
 
     def settings(self, overrides: Sequence[str] = ()) -> Settings:
-        """Return the run's settings, changed by overrides, for loading its data."""
+        """Return the run's settings with overrides, for loading its data."""
         settings = config.load(self.run.folder, overrides, self._trusted)
         config.check_downloads(settings, self.run.folder, overrides)
         return settings
@@ -128,7 +128,7 @@ class LoadedRun:
 
     @cached_property
     def source(self) -> Source:
-        """The data source of the run, not loaded."""
+        """The run's data source, not yet loaded."""
         found: Source = self._part("data", self._own.data, Source)
         return found
 

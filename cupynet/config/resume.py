@@ -86,7 +86,7 @@ def _above(run: Path, *names: str) -> Path | None:
 
 
 def finished(folder: Path) -> bool:
-    """Return True unless a run was killed or stopped, or diverged outside a sweep, in its last process."""
+    """Return True if the run is complete: not killed, stopped or (outside a sweep) diverged in its last process."""
     if not (folder / SUMMARY).is_file():
         return False
     try:
@@ -100,10 +100,10 @@ def finished(folder: Path) -> bool:
 
 
 def require_plain_files(folder: Path) -> None:
-    """Raise DataError if a folder to resume contains special files or links to the outside.
+    """Raise DataError if a folder to resume contains special files or links that point outside it.
 
-    Resuming would write through links, change the other names of a hard link, and block on a pipe. Folder names with a
-    reference are rejected too: Hydra would resolve it, even escaped, and could reveal a secret.
+    Resuming would write through links, modify files through their other hard links, and block on a pipe. Folder names
+    with `${` are rejected too: Hydra would interpolate them, even if escaped, and could reveal a secret.
     """
     if "${" in str(folder):
         raise DataError(f"{folder}: must not have ${{ in its name. Rename it")
@@ -198,7 +198,7 @@ def check_untaken(folder: Path, results: Sequence[str] = ()) -> None:
 
 
 def _unfinished() -> Path | None:
-    """Return the newest unfinished run under outputs/, with a checkpoint, that is not running and no trial, or None."""
+    """Return the newest unfinished run in outputs/ with a checkpoint that is neither running nor a trial, or None."""
     folders = [path for path in LATEST.parent.glob(f"**/{CHECKPOINTS}") if not (path.parents[2] / STUDY).is_file()]
     runs = sorted((path.parent for path in folders if checkpoints(path)), key=_written, reverse=True)
     return next((run for run in runs if not finished(run) and not at_work(run)), None)

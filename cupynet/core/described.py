@@ -1,4 +1,4 @@
-"""Description of objects by their constructor arguments, as plain values."""
+"""Describe objects by their constructor arguments, as plain values."""
 
 from __future__ import annotations
 

@@ -67,13 +67,13 @@ def _initials(name: str) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Suggest the name most similar to an unknown one, as the end of a message; if none is similar, list all names."""
+    """Suggest the name most similar to an unknown one, as the end of a message, or list up to 24 names if none is."""
     names = sorted(known)
     return guess(name, names) or (f"; the names are {listed(names, 'and')}" if 1 < len(names) <= 24 else "")
 
 
 def setting(group: str, name: str, *value: object, python: str = "") -> str:
-    """Format a setting as on the command line and in Python: `data.limit=9 (in Python limit=9)`.
+    """Format a setting in command-line and Python syntax: `data.limit=9 (in Python limit=9)`.
 
     python: how to set it in Python, if not with an argument of this name.
     """

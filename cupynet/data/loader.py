@@ -68,7 +68,8 @@ class Loader:
 
     Args:
         dataset: a `Dataset`, `Shards`, or a pair of arrays (images, labels). The number of classes of a pair is the
-            largest label + 1; to set it, use `Dataset("mine", images, labels, classes=10)`.
+        largest label + 1, or the number of columns of two-dimensional labels; to set it, use `Dataset("mine", images,
+        labels, classes=10)`.
         seed: seed of the order and of augmentation, combined with the epoch.
         shuffle: False to keep the order of the data set, as in evaluation.
         augment: augmentations in order (see `augmentations`); only for training.

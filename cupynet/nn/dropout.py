@@ -13,8 +13,9 @@ from cupynet.nn.types import InputType
 class Dropout(Layer):
     """Inverted dropout (Srivastava et al. 2014): x becomes 0 with probability `rate`, otherwise x / (1 - rate).
 
-    The mask depends only on the model's seed, the epoch, the sample, the layer's name and the position: it is the same
-    on every backend, with any number of workers and after a resume. Deeplearning4j's argument is the fraction to keep.
+    The mask depends only on the model's seed, the epoch, the sample, the layer's name and the position in the sample,
+    so it is the same on every backend, with any number of workers and after a resume. In Deeplearning4j, the argument
+    is instead the probability of keeping a value.
     """
 
     capturable = True

@@ -1,4 +1,4 @@
-"""Learning-rate schedules over all fits, by iteration or epoch, as in Deeplearning4j."""
+"""Learning-rate schedules that continue across fits, by iteration or epoch, as in Deeplearning4j."""
 
 from __future__ import annotations
 
@@ -50,7 +50,10 @@ class StepDecay(Counted, name="step"):
 
 
 class PiecewiseConstant(Counted, name="piecewise_constant"):
-    """Piecewise constant rates. `rates` maps the first iteration or epoch (`by`) to the rate, and must contain 0."""
+    """Piecewise constant rates. `rates` maps the first iteration or epoch (`by`) of each interval to its rate.
+
+    It must contain 0.
+    """
 
     def __init__(self, rates: Mapping[int, float], by: str = "iteration") -> None:
         super().__init__(by)
@@ -102,8 +105,8 @@ class InverseTimeDecay(Counted, name="inverse_time"):
 class SigmoidDecay(Counted, name="sigmoid"):
     """Sigmoid decay: initial / (1 + exp(-gamma · (n - middle))). `by` is the unit of n, `iteration` or `epoch`.
 
-    The rate decreases from about `initial` if gamma < 0, and increases to `initial` otherwise. At `middle` (stepSize in
-    Deeplearning4j), it is half of `initial`.
+    The rate decreases from about `initial` if gamma < 0, and increases toward `initial` if gamma > 0. At `middle`
+    (stepSize in Deeplearning4j), it is half of `initial`.
     """
 
     highest = "initial"

@@ -1,4 +1,7 @@
-"""Optimizers work on the flat vectors of `Params`. Their state has the same layout, and is averaged and saved too."""
+"""Optimizers work on the flat vectors of `Params`.
+
+Their state has the same layout, and is averaged and saved with the weights.
+"""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ BACKGROUND = len(PALETTE) - 1
 INK, MUTED, GRID = "#1c2128", "#5b6470", "#dde1e6"
 MAX_POINTS = 400  # per line; a chart is about 500 pixels wide
 LARGEST = 1e100  # values are clipped to this, because matplotlib fails near the largest float
-MAX_WORKERS = 64  # number of workers with a line
+MAX_WORKERS = 64  # maximum number of workers to plot
 MAX_LAYERS = 5  # number of layers with a line: those with the largest drift
 MAX_METRICS = 24  # number of other metrics
 SPLITS = (("test", 1), ("validation", 3))  # evaluated data and colors
@@ -268,7 +268,7 @@ def _metrics(data: RunData) -> list[Chart]:
     for name in dict.fromkeys(column.partition("_")[2] for column in metrics_of(data.epochs)):
         splits = ((split, _values(data.epochs, f"{split}_{name}"), color) for split, color in SPLITS)
         lines = [Line(split, epochs, values, color, 2.0, points=True) for split, values, color in splits]
-        charts.append(Chart(name, "epoch", "value", lines))  # matplotlib does not draw the title, which can be any text
+        charts.append(Chart(name, "epoch", "value", lines))  # any name: an SVG's title is not drawn by matplotlib
     return charts
 
 

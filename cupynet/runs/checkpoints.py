@@ -5,12 +5,12 @@
             state.json              numbers, and the names of each worker's arrays
             weights.safetensors     arrays; equal arrays of several workers are stored once
             state.safetensors
-            manifest.json           size and SHA-256 of the other files, and of itself
-        run.json                    owner, if the folder is outside its run folder
+            manifest.json           size and SHA-256 of the other files, and its own SHA-256
+        run.json                    the run that owns the folder, if it is outside the run folder
 
 A checkpoint is written to a folder with a temporary name, flushed to disk, and renamed. Before a checkpoint is deleted,
-it is renamed. Every folder named `step-...` is therefore complete, even after a machine crash. The next save deletes
-leftovers.
+it is renamed. Every folder named `step-<number>` is therefore complete, even after a machine crash. The next save
+deletes leftovers.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def present(row: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class History(Mapping[str, list[Any]]):
-    """The history of training: lists of values by name, with the names of history.jsonl. Missing values are None.
+    """The history of training: lists of values, named as in history.jsonl. Missing values are None.
 
     It is a read-only mapping of the columns of `epochs`. A name may begin with `val_` instead of `validation_`.
 

@@ -75,7 +75,7 @@ class Evaluation:
             scores: (N, classes), increasing with the probability.
             targets: class indices (N,), or probabilities (N, classes), of which the largest marks the true class.
             losses: (N,).
-            samples: sample indices in the data set, (N,). Without them no mistakes are kept.
+            samples: sample indices in the data set, (N,). If omitted, no mistakes are recorded.
         """
         score = np.asarray(scores, np.float64)  # (N, classes)
         target, loss = np.asarray(targets), np.asarray(losses, np.float64)
@@ -107,7 +107,7 @@ class Evaluation:
         self.mistakes = heapq.nsmallest(MOST_MISTAKES, self.mistakes + mistakes)
 
     def pack(self) -> NDArray[np.float64]:
-        """Return all counts as one vector (V,), exact because counts are below 2**53."""
+        """Return all counts and the sum of losses as one vector (V,), exact because counts are below 2**53."""
         counts = [self.undecided, self.confusion.reshape(-1), np.array(self.mistakes, np.float64).reshape(-1)]
         return np.concatenate([self._extra.pack(), [self.top_n_hits, self.loss_sum], *counts])
 

@@ -25,7 +25,7 @@ from cupynet.backend.transfer import FRACTIONS, PixelScale
 from cupynet.backend.update_rules import Rule, UpdateScalars
 from cupynet.backend.window import Window
 
-ROW = 256  # target size of a row: several vectors
+ROW = 256  # target row size: several SIMD vectors
 
 
 class NumbaBackend(NumbaConv, NumpyBackend):
@@ -232,7 +232,7 @@ def flat(*arrays: Array) -> bool:
 
 
 def _wide_rows(x: Array) -> tuple[int, int]:
-    """Return the shape in which kernels process x (..., C): rows of as many pixels as fit into `ROW`, at least one."""
+    """Return the shape in which kernels process x (..., C): equal rows of as many pixels as fit into `ROW`."""
     channels = x.shape[-1]
     pixels = x.size // channels
     pixels_per_row = max(k for k in range(1, max(ROW // channels, 1) + 1) if pixels % k == 0)

@@ -95,7 +95,7 @@ class WinogradPool(conv_pool.ConvPool):
             direct = super().backward(dy, saved, x, weights, grads, need_dx=need_dx)
             if nonzero:
                 return direct
-            # also use Winograd's algorithm if all are zero, as in a rehearsal, so that both algorithms are compiled
+            # also use Winograd's algorithm if all are zero, as during warm-up, so that both algorithms are compiled
         images, weight = saved[1] if len(saved) > 1 else x, self.backend._widened(weights[0])
         transposed = self._filters(weight.transpose(0, 1, 3, 2), self.padded[0])
         tiles, (weight_grad, bias_grad) = self._tiles(), grads

@@ -23,7 +23,7 @@ class UserFiles(Source):
 
     @abstractmethod
     def _read(self, part: str) -> tuple[Array, Array]:
-        """Read the images (S, H, W, C) or (S, H, W), and labels (S,), of `train`, `test` or `validation`."""
+        """Read images (S, H, W, C) or (S, H, W), and labels (S,), of `train`, `test` or `validation`."""
 
     def _describe(self, image_shape: tuple[int, int, int], classes: int, samples: Mapping[str, int]) -> None:
         """Set the attributes that are known before `load`. samples: number of images by existing part."""

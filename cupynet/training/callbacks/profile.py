@@ -27,7 +27,7 @@ from cupynet.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
 
-ROWS = 10  # maximum rows of the printed table
+ROWS = 10  # maximum number of rows in the printed table
 
 
 class Profile(Callback):

@@ -10,14 +10,14 @@ from cupynet.backend.window import IntPair
 
 @kernel
 def seen(at: int, size: int, kernel_size: int, stride: int, zeros: int) -> Any:
-    """Return the start of window `at` along an axis, and the first and the end index of its pixels in the image."""
+    """Return the start of window `at` along an axis, and its range [first, end) that is in the image."""
     start = at * stride - zeros
     return start, max(0, -start), min(kernel_size, size - start)
 
 
 @kernel
 def max_pool(x: Array, y: Array, indices: Array, kernel_size: IntPair, stride: IntPair, zeros: IntPair) -> None:
-    """Write the maximum of each window and its index ky·K_w + kx, the first among equals. NaN is the largest."""
+    """Write the maximum of each window and its index ky·K_w + kx, the first among equals. NaN counts as largest."""
     x, y = reals(x), reals(y)
     for n in range(y.shape[0]):
         for row in range(y.shape[1]):
