@@ -119,7 +119,7 @@ def measured(prepared: Plan, rate: Rate) -> Costs:
 
 
 def averaged_bytes(experiment: Experiment) -> int:
-    """Return the bytes per averaging step: the weights, and the optimizer state if it is averaged."""
+    """Return the bytes averaged per averaging step: the weights, and the optimizer state if it is averaged."""
     model, optimizer = experiment.model(), copy.deepcopy(experiment.optimizer)
     optimizer.init(model.params, model.backend)
     states = optimizer.state.values() if experiment.settings.parallel.average_updaters else ()

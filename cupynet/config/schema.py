@@ -99,7 +99,7 @@ def link(key: str, value: Any) -> str | dict[str, float]:
 
 
 def size(value: object, share: bool = False) -> int | float:
-    """Parse an amount of memory, such as 2147483648, "2GB" or "2GiB", to bytes.
+    """Parse an amount of memory, such as 2147483648, "2GB" or "2GiB", into bytes.
 
     If `share` is True, a percentage such as "80%" is allowed and returned as a float in (0, 1]. Raises ValueError.
     """

@@ -102,7 +102,7 @@ class Loader:
         return sum(-(-count // self.batch_size) for count in self.dataset.counts)
 
     def iterations(self, size: int) -> int:
-        """Return the number of iterations per epoch: the maximum number of batches for any worker."""
+        """Return the number of iterations per epoch: the maximum number of batches of any worker."""
         if isinstance(self.dataset, Shards):
             self.dataset.check_workers(size)
             return -(-max(self.dataset.counts) // self.batch_size)

@@ -70,7 +70,7 @@ N = TypeVar("N", Parameter, Buffer)
 
 @dataclass(frozen=True)
 class Segment:
-    """A slice of the flat vector with equal weight decay and learning-rate factor `rate`."""
+    """A slice of the flat vector whose weights share the weight decay and the learning-rate factor `rate`."""
 
     start: int
     stop: int

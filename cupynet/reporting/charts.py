@@ -31,8 +31,8 @@ LARGEST = 1e100  # values are clipped to this, because matplotlib fails near the
 MAX_WORKERS = 64  # maximum number of workers to plot
 MAX_LAYERS = 5  # number of layers with a line: those with the largest drift
 MAX_METRICS = 24  # number of other metrics
-SPLITS = (("test", 1), ("validation", 3))  # evaluated data and colors
-SIZE = (5.6, 2.9)  # inches of 72 units
+SPLITS = (("test", 1), ("validation", 3))  # evaluated data and indices of their colors
+SIZE = (5.6, 2.9)  # inches (72 SVG units each)
 LEFT, RIGHT, BOTTOM = 0.66, 0.12, 0.52  # margins in inches, for tick labels of seven characters and an axis label
 STYLE: dict[str, Any] = {
     "svg.fonttype": "none",  # text, not paths
@@ -154,7 +154,7 @@ def _style() -> Iterator[None]:
 
 def _figure(charts: Sequence[Chart], top: float) -> Any:
     """Draw charts side by side. top: upper margin in inches. Automatic margins would double the drawing time."""
-    from matplotlib.figure import Figure  # pyplot selects a window system and keeps every figure alive
+    from matplotlib.figure import Figure  # pyplot selects a GUI backend and keeps every figure alive
 
     (width, height), columns = SIZE, len(charts)
     figure = Figure(figsize=(width * columns, height))

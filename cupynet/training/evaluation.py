@@ -50,7 +50,7 @@ class Evaluation:
         columns: number of targets, for regression.
 
     Attributes:
-        FIGURES: names of all figures except `metrics`.
+        FIGURES: names of the built-in metrics.
         SHOWN: names of the figures written to the history.
         mistakes: the misclassified samples with the highest scores, at most 24.
     """

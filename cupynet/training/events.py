@@ -1,4 +1,4 @@
-"""Records passed to callbacks, and reasons for stopping the training."""
+"""Records passed to callbacks, and reasons for stopping training."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Spent:
 
     @property
     def averaging(self) -> float:
-        """The fraction of time spent averaging: the minimum over workers, because the last one does not wait."""
+        """The fraction of time spent averaging: the minimum over workers, because the last to arrive does not wait."""
         return min(self.share("averaging_s"))
 
     @property
@@ -40,7 +40,7 @@ class Spent:
 
     @classmethod
     def of(cls, table: NDArray[Any]) -> Spent:
-        """Create from a table with a row for each worker and columns in the order of `SPENT`."""
+        """Create an instance from a table with a row for each worker and columns in the order of `SPENT`."""
         *seconds, samples, sent = table.T
         counts = [[int(count) for count in column] for column in (samples, sent)]
         return cls(*(column.tolist() for column in seconds), *counts)

@@ -1,10 +1,10 @@
 """Resume with a different number of workers.
 
-All workers start from the mean of the replicas (in a pipeline, of the same stage), weighted by the number of samples
-since the last averaging step. Optimizer and synchronizer states are averaged too, and callbacks may merge their states.
-An interrupted epoch continues after the last iteration that W new workers would have completed: no batch is skipped,
-and up to W - 1 batches are repeated. Additional workers start with empty statistics, and the statistics of removed
-workers are lost.
+All workers start from the mean of the replicas (in a pipeline, of the replicas of their stage), weighted by the number
+of samples since the last averaging step. Optimizer and synchronizer states are averaged too, and callbacks may merge
+their states. An interrupted epoch continues after the last iteration that the new number of workers, W, would have
+completed: no batch is skipped, and up to W - 1 batches are repeated. Additional workers start with empty statistics,
+and the statistics of removed workers are lost.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def mean(trees: Sequence[Any], counted: Sequence[float]) -> Any:
 def _of_stage(states: Sequence[Tree], before: int, after: int, synchronizer: Synchronizer) -> Tree:
     counted = shares(states, synchronizer)
     position = dict(states[0]["trainer"])
-    passed = position["iteration"] - position["span_start"]  # iterations of the saved workers
+    passed = position["iteration"] - position["span_start"]  # iterations that the old workers completed
     position["span_start"] = position["iteration"] - round(passed * before / after)
     position["round"] = position["round"] * before // after
     position["deal"] = np.array([*position["deal"][:-1], after][: len(position["deal"])], np.int64)

@@ -29,7 +29,7 @@ ROW = 256  # target row size: several SIMD vectors
 
 
 class NumbaBackend(NumbaConv, NumpyBackend):
-    """NumPy arrays of any dtype. Kernels compute 16-bit types in float (`kernels/narrow.py`)."""
+    """NumPy arrays of any dtype. Kernels convert 16-bit types to float to compute (`kernels/narrow.py`)."""
 
     name = "numba"
 
@@ -227,7 +227,7 @@ class NumbaBackend(NumbaConv, NumpyBackend):
 
 
 def flat(*arrays: Array) -> bool:
-    """Return True if kernels can process the arrays as flat vectors: equal shapes, and C-contiguous."""
+    """Return True if kernels can process the arrays as flat vectors: C-contiguous arrays of equal shape."""
     return all(array.shape == arrays[0].shape and array.flags.c_contiguous for array in arrays)
 
 

@@ -22,7 +22,7 @@ class UpdateOps(Device):
             part[...] = total
 
     def weighted_sum(self, out: Array, parts: list[Array], shares: list[float]) -> None:
-        """out = sum_r shares[r] · parts[r], summed in order in double, skipping shares of 0. `out` may be a part."""
+        """out = sum_r shares[r] · parts[r], in order and in double, skipping zero shares. `out` may be in `parts`."""
         for start in range(0, len(out), BLOCK):
             block = slice(start, start + BLOCK)
             total = self.xp.zeros(out[block].shape, "float64")

@@ -83,7 +83,7 @@ def _emit(b: Any, length: int, out: Any, rows: Any, offsets: Any, factors: Any, 
 
 
 def blocks(length: int, itemsize: int) -> tuple[int, int, int]:
-    """Split a row by the number of registers: (number of full blocks, block length, remaining values)."""
+    """Split a row into blocks that fit in the registers: (number of full blocks, block length, remaining values)."""
     width, sums = registers()
     most = min(sums, 8) * width // itemsize  # eight sums are enough to hide the latency of additions
     return (0, 0, length) if length <= most else (length // most, most, length % most)

@@ -17,7 +17,7 @@ from cupynet.backend.update_rules import RULES
 def slope(g: Any, w: Any, numbers: Any) -> Any:
     """Return clip(scale · g) + l2 · w + l1 · sign(w). Branches would prevent vectorization."""
     _, _, _, _, scale, clip, l1, l2, _, _, _, _ = numbers
-    zero = scale - scale  # in the same precision, because a literal 0 would promote to double
+    zero = scale - scale  # in the same precision, because a literal 0 would promote the result to double
     g *= scale
     g = clip if g > clip else g
     g = -clip if g < -clip else g
