@@ -1,7 +1,6 @@
 """Run the notebook and store it with its outputs: `make notebook`."""
 
 import os
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -19,15 +18,16 @@ def stored() -> Any:
 
 def executed(folder: Path) -> Any:
     """Return the notebook with new outputs. `folder` is the working directory of its kernel."""
-    notebook = stored()
-    resources = {"metadata": {"path": str(folder)}}
+    notebook, resources = stored(), {"metadata": {"path": str(folder)}}
+    python = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    # the width of lines and the backend must not depend on this machine
+    environment = {**os.environ, "PYTHONPATH": python, "COLUMNS": "120", "CUDA_VISIBLE_DEVICES": ""}
     options: dict[str, Any] = {"record_timing": False, "coalesce_streams": True, "resources": resources}
-    nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3", **options).execute()
+    nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3", **options).execute(env=environment)
     notebook.metadata.language_info = {"name": "python"}  # without the version
     return notebook
 
 
 if __name__ == "__main__":
-    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     with tempfile.TemporaryDirectory() as folder:
         nbformat.write(executed(Path(folder)), NOTEBOOK)
