@@ -1,7 +1,8 @@
 """Normalization: the moments of channels, and normalization with them, each in one pass over memory.
 
 Sums over blocks of contiguous rows (R, C) stay in the L1 cache, and the sums of blocks are added in double. With few
-channels, k pixels are processed as one row, (R, k · C), and parameters are repeated k times.
+channels, k pixels are processed as one row, (R, k · C), and parameters are repeated k times. The second pass over an
+array starts with its last block, which is still in the cache.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from cupynet.backend.cpu.kernels.narrow import reals
 
 BLOCK = 64  # rows per block in `normalize_rows_backward`
 WIDE_BLOCK = 16  # rows per block in the kernels for channels
+LAST_FIRST = 64  # rows per block in kernels that start with the last block
 
 
 @kernel
@@ -65,15 +67,16 @@ def normalize(x: Array, mean: Array, factor: Array, shift: Array, y: Array, relu
     """y = (x - mean) · factor + shift for each column, then max(y, 0) if relu; (R, k · C), (k · C,)."""
     x, y = reals(x), reals(y)
     channels, zero = x.shape[1], x.dtype.type(0)
-    for r in range(x.shape[0]):
-        source, target = x[r], y[r]
-        if relu:
-            for c in range(channels):
-                value = (source[c] - mean[c]) * factor[c] + shift[c]
-                target[c] = zero if value <= zero else value
-        else:
-            for c in range(channels):
-                target[c] = (source[c] - mean[c]) * factor[c] + shift[c]
+    for stop in range(len(x), 0, -LAST_FIRST):
+        for r in range(max(stop - LAST_FIRST, 0), stop):
+            source, target = x[r], y[r]
+            if relu:
+                for c in range(channels):
+                    value = (source[c] - mean[c]) * factor[c] + shift[c]
+                    target[c] = zero if value <= zero else value
+            else:
+                for c in range(channels):
+                    target[c] = (source[c] - mean[c]) * factor[c] + shift[c]
 
 
 @kernel
@@ -81,11 +84,12 @@ def normalize_add(x: Array, mean: Array, factor: Array, shift: Array, y: Array, 
     """y = (x - mean) · factor + shift + around for each column, then max(y, 0) if relu; (R, k · C), (k · C,)."""
     x, y, around = reals(x), reals(y), reals(around)
     lowest = x.dtype.type(0 if relu else -np.inf)
-    for r in range(x.shape[0]):
-        source, added, target = x[r], around[r], y[r]
-        for c in range(source.size):
-            value = (source[c] - mean[c]) * factor[c] + shift[c] + added[c]
-            target[c] = lowest if value <= lowest else value
+    for stop in range(len(x), 0, -LAST_FIRST):
+        for r in range(max(stop - LAST_FIRST, 0), stop):
+            source, added, target = x[r], around[r], y[r]
+            for c in range(source.size):
+                value = (source[c] - mean[c]) * factor[c] + shift[c] + added[c]
+                target[c] = lowest if value <= lowest else value
 
 
 @kernel
@@ -122,12 +126,13 @@ def normalize_backward(
     """dx = dy · factor - (x - mean) · slope - offset for each column; (R, k · C), (k · C,). apart: dx is not dy."""
     dy, x, dx = reals(dy), reals(x), reals(dx)
     channels = x.shape[1]
-    for r in range(x.shape[0]):
-        given, gradient, source = dy[r], dx[r], x[r]
-        for c in range(channels if apart else 0):  # a copy in the L1 cache, so that one loop serves both cases
-            gradient[c] = given[c]
-        for c in range(channels):
-            gradient[c] = gradient[c] * factor[c] - (source[c] - mean[c]) * slope[c] - offset[c]
+    for stop in range(len(x), 0, -LAST_FIRST):
+        for r in range(max(stop - LAST_FIRST, 0), stop):
+            given, gradient, source = dy[r], dx[r], x[r]
+            for c in range(channels if apart else 0):  # a copy in the L1 cache, so that one loop serves both cases
+                gradient[c] = given[c]
+            for c in range(channels):
+                gradient[c] = gradient[c] * factor[c] - (source[c] - mean[c]) * slope[c] - offset[c]
 
 
 @kernel
