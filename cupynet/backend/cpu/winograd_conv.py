@@ -50,7 +50,7 @@ class WinogradConv(ConvOps):
     def _given(self, x: Array, filters: int, window: Window) -> tuple[int, int, Array, Array, Array, Array]:
         columns, channels, compute = -(-window.output(*x.shape[1:3])[1] // 4) * 4, x.shape[3], self.policy.compute
         strip, out = self.borrow((6, columns + 2, channels), compute), self.borrow((6, columns, filters), compute)
-        v, m = (self.borrow((winograd.VALUES * winograd.TILES * count,), compute) for count in (channels, filters))
+        v, m = (self.borrow((winograd.VALUES * winograd.PITCH * count,), compute) for count in (channels, filters))
         strip[...] = out[...] = 0
         return window.padding[0][0], window.padding[1][0], strip, out, v, m
 

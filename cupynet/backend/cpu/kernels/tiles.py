@@ -18,7 +18,7 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from cupynet.backend.array import Array
-from cupynet.backend.cpu.kernels.jit import kernel
+from cupynet.backend.cpu.kernels.jit import inlined, kernel
 from cupynet.backend.cpu.kernels.narrow import reals, room, scratch, widened, write_back
 from cupynet.backend.cpu.kernels.vectors import (
     I64,
@@ -26,6 +26,7 @@ from cupynet.backend.cpu.kernels.vectors import (
     element,
     load,
     pointers,
+    prefetch,
     registers,
     store,
     sums_of_products,
@@ -33,6 +34,7 @@ from cupynet.backend.cpu.kernels.vectors import (
 )
 
 CHUNK = 256  # products added to a sum at a time
+LINE = 16  # values per prefetched cache line (of floats)
 MOST_ROWS = 10  # maximum number of rows in a tile, each of which needs a pointer
 
 
@@ -122,6 +124,15 @@ def tile(columns: int, itemsize: int) -> tuple[int, int, int]:
     return min(sums // len(widths(across, lanes)), MOST_ROWS), across, columns % across
 
 
+@inlined
+def prefetch_share(write: int, images: Array, size: int, n: int, row: int, height: int, rows: int) -> None:
+    """Divide image n, which has `size` values, into `rows` shares. Prefetch `height` shares, beginning with `row`."""
+    share = (size + rows - 1) // rows
+    start = n * size + row * share
+    for at in range(start, start + height * share, LINE):
+        prefetch(write, images, at)
+
+
 @functools.cache
 def products(height: int, width: int, rest: int) -> Callable[..., None]:
     """Return the kernel for tiles of `height` rows and `width` columns. rest: columns left over (see `tile`)."""
@@ -138,6 +149,8 @@ def products(height: int, width: int, rest: int) -> Callable[..., None]:
         full = columns // width
         x, factors, y = reals(x), reals(factors), reals(y)
         wide, wide_factors, wide_sums = room(x[0]), room(factors[0]), room(y[0])
+        all_x, all_y, all_w, rows = x.reshape(-1), y.reshape(-1), factors.reshape(-1), sums.starts.size
+        x_size, y_size, w_size = x.shape[1], pixels * columns, factors.shape[1] * factors.shape[2]
         for n in range(x.shape[0]):
             image = zeros if frame.size else widened(x[n], wide)
             w = widened(factors[0 if own else n], wide_factors).reshape(-1)
@@ -161,6 +174,12 @@ def products(height: int, width: int, rest: int) -> Callable[..., None]:
                         if not own:
                             pitch, w_at = columns, t * columns + block * width
                         for r in range(first, stop, height):
+                            if t == 0 and block == 0:
+                                prefetch_share(0, all_x, x_size, n + 1, r, height, rows)
+                                if own:
+                                    prefetch_share(1, all_y, y_size, n + 1, r, height, rows)
+                                else:
+                                    prefetch_share(0, all_w, w_size, n + 1, r, height, rows)
                             add_products(
                                 height, width, stop - r, image, 0, sums.starts, sums.outs, r, sums.table,
                                 t_first + t, length, w, w_at, pitch, out, block * width,
