@@ -9,7 +9,7 @@ PY   := $(VENV)/bin/python
 # the extra for the driver's CUDA version, if there is a GPU
 CUDA := $(shell nvidia-smi 2>/dev/null | sed -n 's/.*CUDA[A-Za-z ]*Version: *\([0-9]*\).*/\1/p' | \
 	awk '$$1 >= 13 { print ",cuda13x" } $$1 == 12 { print ",cuda12x" }')
-# stamp files: all packages are installed, or those that training needs
+# stamp files: all packages are installed, or only the ones that training needs
 INSTALLED := $(VENV)/.installed$(CUDA)
 TRAINS := $(VENV)/.trains$(CUDA)
 # the oldest supported Python, and the first unsupported one, as in pyproject.toml
@@ -27,8 +27,8 @@ help: ## show this list
 install: $(INSTALLED) ## create .venv with all packages, and CuPy if there is a GPU; PYTHON=python3.12 selects the interpreter
 	@:
 
-# Install cupynet[EXTRAS]; pip shows its progress on a terminal. Then report what the machine has, and compile the kernels,
-# so that the first training starts as fast as later ones.
+# Install cupynet[EXTRAS]; pip shows its progress on a terminal. Then check the machine and compile the kernels, so
+# that the first training run starts as fast as later ones.
 define build
 	@python=; for each in $(or $(PYTHON),python3.12 python3.11 python3.13 python3.10 python3); do \
 		if "$$each" -c '$(SUPPORTED)' 2>/dev/null; then python=$$each; break; fi; done; \
@@ -62,7 +62,7 @@ PYTEST = PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -q -n auto --maxprocesses 4 --
 test: install ## run the standard tests, up to 4 in parallel: ARGS="-k loader"
 	@$(PYTEST) -m 'not slow and (not device_code or smoke)' $(ARGS)
 
-test-standin: install ## run the tests of the GPU code on a stand-in of CuPy, without a GPU, and the tests of the stand-in
+test-standin: install ## run the tests of the GPU code on a stand-in for CuPy (no GPU needed), and the stand-in's own tests
 	@$(PYTEST) -m 'device_code and not slow' $(ARGS)
 
 test-gpu-standin: install ## run the tests marked gpu on the stand-in, except those that test-standin also runs
@@ -71,7 +71,7 @@ test-gpu-standin: install ## run the tests marked gpu on the stand-in, except th
 test-slow: install ## run the slow tests: killed runs, wheels, browsers
 	@$(PYTEST) -m 'slow and not gpu' $(ARGS)
 
-# GPU targets use PYTHON, which must have CuPy and pytest, or else .venv. They install nothing.
+# GPU targets run PYTHON, or else the interpreter in .venv. It must have CuPy and pytest: these targets install nothing.
 ON_GPU = $(or $(PYTHON),$(PY))
 
 test-gpu: ## run the tests marked gpu on a GPU; writes outputs/records/gpu-tests-*.json
@@ -83,7 +83,7 @@ bench-gpu: ## benchmark a GPU, and PyTorch if installed; QUICK=1 for a short run
 soak: install ## train, kill, resume and compare for an hour, or MINUTES=5; writes results to outputs/soak/
 	@$(PY) -m tests.soak --minutes $(MINUTES) $(ARGS)
 
-records: install ## repeat the measurements quoted in the README, on an idle machine: ARGS="speedrun memory"; all take hours
+records: install ## repeat the README's CPU measurements; use an idle machine: ARGS="speedrun memory"; all of them take hours
 	@$(PY) -m tests.records $(ARGS)
 
 wheels: install ## install the wheel with every Python version and extra, and train with each: ARGS="--python 3.12"
@@ -95,7 +95,7 @@ pages: install ## regenerate the reference pages in cupynet/guides/ (settings, a
 notebook: install ## run cupynet/guides/first_steps.ipynb and store it with its outputs
 	@$(PY) -m tests.notebook
 
-picture: install ## draw the README's picture of a terminal, .github/pictures/terminal.svg, on an idle machine
+picture: install ## draw the terminal picture of the README, .github/pictures/terminal.svg; use an idle machine
 	@$(PY) -m tests.picture epochs=3 $(ARGS)
 
 bench: install ## benchmark operations, the training step and the training loop; compare with ARGS="peers=torch"
@@ -109,6 +109,6 @@ check: install ## check formatting, lint and types
 	@$(PY) -m ruff check .
 	@$(PY) -m mypy
 
-clean: ## remove caches and build products, but neither outputs/ nor .venv
+clean: ## remove caches and build products, but keep outputs/ and .venv
 	@rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
 	@find cupynet tests -type d -name __pycache__ -prune -exec rm -rf {} +

@@ -35,7 +35,7 @@ def settings_page() -> Iterator[str]:
         yield f"## {title}"
         yield from models() if name == "model" else group(name, defaults[name])
     yield "## Experiments"
-    yield "An experiment changes several settings at once. The command line has priority over it."
+    yield "An experiment changes several settings at once. The command line takes precedence."
     for path in sorted((CONF / "experiment").glob("*.yaml")):
         yield from experiment(path)
     yield from ("## Folders and sweeps", table(COLUMNS, rows("hydra", hydra, dict.fromkeys(["hydra.run.dir"], "path"))))
@@ -98,7 +98,7 @@ def group(name: str, default: str) -> Iterator[str]:
         row: [stem for stem, found in own.items() if row[0] not in {each[0] for each in found}] for row in common
     }
     if common:
-        yield "Most choices have these settings. Each choice below lists only the settings that differ."
+        yield "Most options share these settings. Each option below lists only the settings that differ."
     yield table(
         COLUMNS, ((*row[:3], row[3] + f" (not in {codes(missing[row])})" * bool(missing[row])) for row in common)
     )
@@ -115,7 +115,7 @@ def models() -> Iterator[str]:
     for _, layer in (each for node in files.values() for each in layers("model", node)):
         known = comments.setdefault(layer.target, {})
         known |= {name: known.get(name) or each.comment for name, each in layer.below.items() if name != "_target_"}
-    yield "The arguments of a layer are settings too: `model.layers.conv1.filters=32` changes those of `conv1`."
+    yield "The arguments of a layer are settings too: `model.layers.conv1.filters=32` changes `conv1`."
     for target, found in comments.items():
         shown = {name: each for name, each in constructor(target).items() if name in found}
         yield f"### Arguments of {target.rpartition('.')[2]}" * bool(shown)
