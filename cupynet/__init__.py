@@ -1,7 +1,7 @@
 """cupynet: convnets from scratch on NumPy and CuPy, trained as parallel replicas whose parameters are averaged.
 
-The public names are listed in `__init__.pyi`. Each is imported from its package when it is first used, so that
-`import cupynet` imports neither NumPy nor numba.
+The public names are listed in `__init__.pyi`. Each is imported from its package on first use, so that `import cupynet`
+imports neither NumPy nor numba.
 """
 
 import ast
@@ -16,7 +16,7 @@ _MODULES = {name.name: line.module or "" for line in _IMPORTS for name in line.n
 
 __all__ = list(_MODULES)
 
-# names in Keras and PyTorch for which `guess` finds nothing or another class -> names here
+# Keras and PyTorch names for which `guess` finds nothing or the wrong class -> names here
 _ELSEWHERE = {
     "load_model": "load",
     "Input": "Image",
@@ -42,7 +42,7 @@ _ELSEWHERE = {
 def __getattr__(name: str) -> object:
     """Import a public name from its package (PEP 562)."""
     if name not in _MODULES:
-        # Python would add a suggestion if it received `obj`
+        # without `obj`, so that Python does not add its own suggestion
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{_hint(name)}", name=name)
     value: object = getattr(import_module(_MODULES[name]), name)
     globals()[name] = value

@@ -11,16 +11,16 @@ import sys
 from importlib import import_module
 
 COMMANDS = {
-    "train": ("commands.train", "train a network; -m makes it a sweep"),
+    "train": ("commands.train", "train a network, or run a sweep with -m"),
     "evaluate": ("commands.evaluate", "evaluate a finished run on its test set"),
     "predict": ("commands.predict", "classify pictures with a finished run"),
-    "export": ("commands.export", "write a finished run as ONNX, safetensors or PyTorch"),
+    "export": ("commands.export", "export a finished run to ONNX, safetensors or PyTorch"),
     "report": ("commands.report", "write the report of a run: report.html and curves.png"),
     "compare": ("commands.compare", "compare runs, and recommend one"),
-    "tune": ("commands.tune.command", "search for good settings"),
+    "tune": ("commands.tune.command", "search for hyperparameters"),
     "download": ("commands.download", "download a data set, for a machine without network access"),
     "find_rate": ("commands.find_rate", "run a learning-rate range test"),
-    "plan": ("commands.plan", "predict the speed with more workers and other networks"),
+    "plan": ("commands.plan", "predict the throughput with more workers or machines"),
     "bench": ("commands.bench", "benchmark operations, the training step and the loop"),
     "doctor": ("commands.doctor", "check that this machine can train"),
 }
@@ -56,7 +56,7 @@ def _answer(name: str) -> None:
 
 
 def _completed() -> str:
-    """Return the command whose settings to complete. If there is none yet, complete its name and exit."""
+    """Return the command that is being completed. If its name is incomplete, print the matching names and exit."""
     words = os.environ.get("COMP_LINE", "").split()
     if len(words) > 1 and words[1] in COMMANDS:
         os.environ["COMP_LINE"] = " ".join([words[0], *words[2:]])

@@ -1,4 +1,4 @@
-"""Estimators for scikit-learn: pipelines, cross-validation, grid search.
+"""scikit-learn estimators, for pipelines, cross-validation and grid search.
 
     from cupynet.sklearn import Classifier  # or Regressor
     from sklearn.model_selection import GridSearchCV
@@ -101,7 +101,7 @@ class _Network(BaseEstimator):  # type: ignore[misc]
             loader = Loader(data, self.batch_size, seed)
             self.history_ = wrapper.fit(loader, epochs=self.epochs, validation_split=self.validation_split)
             if wrapper.trainer.stopped is not None and wrapper.trainer.stopped.text == CTRL_C:
-                raise KeyboardInterrupt  # in IPython too, to stop a grid search
+                raise KeyboardInterrupt  # also in IPython, to stop a grid search
         self.n_iter_ = len(self.history_.epochs.get("epoch", []))
 
     def _scores(self, X: Any) -> NDArray[Any]:
@@ -111,7 +111,7 @@ class _Network(BaseEstimator):  # type: ignore[misc]
         return found
 
     def _images(self, X: NDArray[Any]) -> NDArray[Any]:
-        """Convert samples to images (S, H, W, C), uint8 or float32."""
+        """Convert samples to images (S, H, W, C), integers or float32."""
         images = X.ndim > 2 or self.input is not None
         if self.input is not None:
             if int(np.prod(self.input)) != int(np.prod(X.shape[1:])):
@@ -132,8 +132,8 @@ class Classifier(ClassifierMixin, _Network):  # type: ignore[misc]
     `StandardScaler`.
 
     Args:
-        layers: hidden layers, by default Dense(100, "relu"). A `Dense` output layer is added.
-        input: shape of a sample, such as (28, 28, 1), to reshape flat vectors; by default the shape in X.
+        layers: hidden layers, by default `Dense(100, "relu")`. An output layer is added.
+        input: shape to which flat samples are reshaped, such as (28, 28, 1); by default the shape in X.
         epochs, batch_size, validation_split: see `ParallelWrapper.fit`.
         workers, averaging_frequency, callbacks, progress: see `ParallelWrapper`.
         optimizer: an `Optimizer` or its name; Adam(0.003) by default.
@@ -170,7 +170,7 @@ class Classifier(ClassifierMixin, _Network):  # type: ignore[misc]
 
 
 class Regressor(RegressorMixin, _Network):  # type: ignore[misc]
-    """A regressor with the mean squared error, trained with data parallelism.
+    """A regressor that minimizes the mean squared error, trained with data parallelism.
 
     See `Classifier` for the arguments and attributes, except `classes_`. The output layer has one output per target.
     """

@@ -1,4 +1,4 @@
-"""`python -m cupynet.train` is `cupynet train`."""
+"""`python -m cupynet.train` is equivalent to `cupynet train`."""
 
 from cupynet.commands.train import main
 

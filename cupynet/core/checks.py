@@ -1,7 +1,7 @@
-"""Validation of arguments. The validators return the value as a plain Python type, or raise ConfigError.
+"""Argument validation. Validators return the value as a plain Python type, or raise ConfigError.
 
 The message names the argument and its value: `Conv2D filters=0: must be an integer of at least 1`. NumPy scalars are
-accepted like Python numbers. A bool is not accepted as a number.
+accepted as numbers; bools are not.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def integer(
 ) -> int:
     """Return `value` as an int of at least `minimum` and at most `most`.
 
-    also: end of the message, such as ", or null". why: reason for `most`.
+    also: appended to the message, such as ", or null". why: reason for the maximum.
     """
     try:
         number = None if is_bool(value) else operator.index(value)
@@ -55,7 +55,7 @@ def number(
     name: str, value: Any, *, above: float | None = None, minimum: float | None = None, below: float = math.inf,
     infinite: bool = False, unit: str = "", also: str = "",
 ) -> float:  # fmt: skip
-    """Return `value` as a float above `above` or at least `minimum`, and below `below`. NaN is always rejected."""
+    """Return `value` as a float greater than `above`, at least `minimum` and less than `below`. NaN is rejected."""
     try:
         result = math.nan if is_bool(value) or isinstance(value, str | bytes) else float(value)
     except (TypeError, ValueError, OverflowError):
@@ -81,7 +81,7 @@ def one_of(
 ) -> str:
     """Return `value` if it is one of `names`.
 
-    also: end of the message, such as ", or a number". elsewhere: names in Keras or PyTorch -> names here.
+    also: appended to the message, such as ", or a number". elsewhere: maps names in Keras or PyTorch to names here.
     """
     known, text = list(names), shown(value, str)
     if elsewhere and text in elsewhere:
@@ -103,14 +103,14 @@ def object_named(
     name: str, value: Any, classes: Mapping[str, type[T]], kind: type[T], example: str, *,
     elsewhere: Mapping[str, str] | None = None,
 ) -> T:  # fmt: skip
-    """Return `value`, an instance of `kind`, or for a name in `classes` an object with default arguments."""
+    """Return `value` if it is an instance of `kind`. Given a name in `classes`, create one with default arguments."""
     if isinstance(value, str):
         return classes[one_of(name, value, classes, elsewhere=elsewhere)]()
     return instance(name, value, kind, example)
 
 
 def without_prefix(monitor: str, figures: Collection[str]) -> str:
-    """Return the figure that `monitor` names with or without `validation_` or `val_`, as in Keras."""
+    """Strip the prefix `validation_` or `val_` (as in Keras) from `monitor` if `figures` contains the rest."""
     figure = re.sub("^(validation|val)_", "", monitor)
     return figure if figure in figures else monitor
 
@@ -121,7 +121,7 @@ def mode_of(monitor: str) -> str:
 
 
 def finite(value: Any) -> float | None:
-    """Return `value` as a float if it is a finite int or float, otherwise None. A bool gives None."""
+    """Return `value` as a float if it is a finite int or float (not a bool), otherwise None."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
         return None
     return float(value)

@@ -1,4 +1,4 @@
-"""Describe objects by their constructor arguments, as plain values."""
+"""Descriptions of objects as plain values: their class and constructor arguments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PLAIN = bool | int | float | str | None
 
 
 class Described:
-    """Base class of objects that can be described. Stores the constructor arguments, except in dataclasses."""
+    """Base class of objects that `describe` supports. Stores the constructor arguments, except in dataclasses."""
 
     _call: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
     _made: Mapping[str, Any] = {}  # plain attributes after construction
@@ -38,7 +38,7 @@ class Described:
 
 
 def _keeping(init: Callable[..., None]) -> Callable[..., None]:
-    """Wrap a constructor to store its arguments. With inheritance, only the outermost call is stored."""
+    """Wrap a constructor to store its arguments. Of nested `super().__init__` calls, only the outermost is stored."""
 
     @functools.wraps(init)
     def keeping(self: Described, *positional: Any, **named: Any) -> None:
@@ -60,7 +60,7 @@ def _copied(value: Any) -> Any:
 
 
 def describe(part: Any) -> Any:
-    """Describe an object by plain values, from which `cupynet.config.instantiate.build` creates an equal one.
+    """Return plain values from which `cupynet.config.instantiate.build` can create an equal object.
 
     A `Described` object becomes a mapping of its arguments, with the class as `_target_`.
 
@@ -78,7 +78,7 @@ def describe(part: Any) -> Any:
         return [describe(value) for value in part]
     if isinstance(part, PLAIN):
         return part
-    raise ConfigError(f"{shown(part)} cannot be saved. Use numbers, names, lists, and classes of cupynet")
+    raise ConfigError(f"{shown(part)} cannot be saved. Use numbers, strings, lists and classes of cupynet")
 
 
 def _given(part: Described) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def _given(part: Described) -> dict[str, Any]:
 
 
 def _target(cls: type) -> str:
-    """Return the name of a class. Classes of cupynet are named by package, which is more stable than the module."""
+    """Return the import path of a class. Classes of cupynet are named by package, because modules may change."""
     if cls.__module__ == "__main__" or "<locals>" in cls.__qualname__:
         raise ConfigError(f"{cls.__name__} cannot be saved. Define it in an importable module")
     package = ".".join(cls.__module__.split(".")[:2])

@@ -2,15 +2,15 @@
 
 CupynetError                1   base class
 ├── ConfigError             2   invalid setting, argument or shape (also a ValueError)
-├── ClosedError             1   closed or failed workers are used again (also a RuntimeError)
+├── ClosedError             1   workers used after they were closed or failed (also a RuntimeError)
 ├── DivergedError           3   training produced a non-finite number
-├── DeviceError             1   GPU out of memory, or failed
+├── DeviceError             1   GPU failure, or out of GPU memory
 ├── DataError              65   missing, damaged or unsuitable data file
 ├── OutputError            74   a result cannot be written
 └── Interrupted       130/143   stopped by a signal
 
-After most other errors, commands exit with 1. They exit with 74 if a disk is full or unwritable, and a SystemExit keeps
-its code unless it is 0. They print a traceback, or a single line if memory is exhausted.
+After most other errors, commands print a traceback and exit with 1. Exhausted memory (exit code 1) and a full or
+unwritable disk (74) are reported on one line. A SystemExit raised during a job keeps its code unless it is 0.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class ConfigError(CupynetError, ValueError):
 
     Args:
         reason: what is wrong, and what to do.
-        setting: a dotted key, or an argument, which its class may precede (`Conv2D filters`).
+        setting: a dotted key, or an argument, optionally preceded by its class (`Conv2D filters`).
         value: the rejected value as text; None to omit it.
 
     Attributes:
         owner: class of the argument, or "".
-        setting: the argument or key without its class; "" if the error concerns several.
+        setting: the argument or key without the class; "" if the error concerns several settings.
     """
 
     exit_code = 2
@@ -65,12 +65,12 @@ class ConfigError(CupynetError, ValueError):
 
 @contextmanager
 def errors_of(key: str, arguments: Container[str] | None = None) -> Iterator[None]:
-    """Context manager in which a ConfigError names the part it concerns: `stages` becomes `pipeline.stages`.
+    """Context manager that prefixes the setting of a ConfigError: `stages` becomes `pipeline.stages`.
 
     Args:
-        key: the part's key.
-        arguments: the part's arguments. An error about anything else names only the part, and quotes the whole message.
-            By default every setting counts as an argument.
+        key: the prefix, such as `pipeline`.
+        arguments: the settings to prefix, by default all. Any other error is attributed to `key` itself, with the whole
+            message as the reason.
     """
     try:
         yield
@@ -151,7 +151,7 @@ def exit_code(error: BaseException) -> int:
 
 
 def described(error: BaseException) -> str:
-    """Format an error on one line, with its class unless it is a CupynetError or the result of a signal."""
+    """Format an error on one line, with its class unless it is a CupynetError or was caused by a signal."""
     if isinstance(error, KeyboardInterrupt) and signal_of(error):
         error = Interrupted.by(error)
     text = one_line(error)
@@ -159,5 +159,5 @@ def described(error: BaseException) -> str:
 
 
 def annotate(error: BaseException, note: str) -> None:
-    """Add a line to an error's traceback. Python 3.10 stores the note but does not print it."""
+    """Add a note to an error, printed after its traceback. Python 3.10 stores the note but does not print it."""
     error.__dict__["__notes__"] = [*getattr(error, "__notes__", []), note]  # as add_note does in Python 3.11

@@ -15,7 +15,7 @@ from cupynet.core.terminal import say_error, stdout_is_gone, steady_streams
 from cupynet.core.wording import one_line
 
 BROKEN_PIPE = 141  # 128 + SIGPIPE, as in shells
-# names of errors, which are recognized without importing CuPy
+# matches error names, so that CuPy need not be imported
 GPU_MEMORY = re.compile("OutOfMemoryError|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY|_STATUS_ALLOC_FAILED")
 
 
@@ -35,8 +35,8 @@ def run_and_exit(work: Callable[[], int | None]) -> NoReturn:
 def report_error(error: BaseException, log: logging.Logger | None = None, job: str = "") -> int | str:
     """Report the error that ended a job, in its log or on stderr. Return the exit code.
 
-    CupynetErrors with their notes, a full disk and exhausted memory are reported on one line. Other errors have a
-    traceback, including a SystemExit or KeyboardInterrupt raised by a callback. job: prefix of the line.
+    CupynetErrors, a full disk and exhausted memory are reported on one line. Other errors, including a SystemExit or
+    KeyboardInterrupt raised by a callback, are reported with a traceback. job: prefix of the line.
     """
     if isinstance(error, SystemExit) and log is None and not job:
         return 0 if error.code is None else error.code
@@ -44,7 +44,7 @@ def report_error(error: BaseException, log: logging.Logger | None = None, job: s
         return BROKEN_PIPE
     if isinstance(error, KeyboardInterrupt) and signal_of(error):
         error = Interrupted.by(error)
-    notes = [one_line(note) for note in getattr(error, "__notes__", [])]  # the worker and the batch
+    notes = [one_line(note) for note in getattr(error, "__notes__", [])]  # such as the worker and the batch
     unexpected = False
     if isinstance(error, CupynetError):
         line = "; ".join([one_line(error), *notes])
@@ -77,7 +77,7 @@ def _module_of(error: BaseException) -> str:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Return True if the machine or a GPU is out of memory, or another thread cannot be started."""
+    """Return True if the machine or a GPU is out of memory, or a thread cannot be started."""
     return (
         isinstance(error, MemoryError)
         or (isinstance(error, OSError) and error.errno == errno.ENOMEM)

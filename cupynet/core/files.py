@@ -1,10 +1,10 @@
-"""Atomic writing of files: JSON, and weights with a digest.
+"""Atomic file output: JSON, and weights with a digest.
 
-A file is written under a temporary name, flushed to disk and renamed, so that it is never incomplete.
+Files are written under a temporary name, flushed to disk and renamed, so they are never incomplete.
 
-Weights are stored as safetensors, which have no checksum. The metadata therefore contains a SHA-256 over the tensors,
-sorted by name. The digest is the only metadata key, because safetensors writes keys in arbitrary order, and equal
-weights should give equal files.
+Weights are stored as safetensors. The format has no checksum, so the metadata contains a SHA-256 of the tensors in
+order of their names. The digest is the only metadata key: safetensors writes keys in arbitrary order, and equal weights
+should produce identical files.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def write_whole(path: PathLike, content: bytes | Iterable[bytes]) -> None:
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        temporary.unlink(missing_ok=True)  # left by a killed process with the same PID, or a link
+        temporary.unlink(missing_ok=True)  # a leftover of a killed process with the same PID, or a link
         with temporary.open("xb") as file:
             for piece in [content] if isinstance(content, bytes) else content:
                 file.write(piece)
@@ -67,8 +67,8 @@ def write_whole(path: PathLike, content: bytes | Iterable[bytes]) -> None:
 def write_output(path: PathLike, content: bytes) -> None:
     """Write `content` to a path given by the user. Raises OutputError.
 
-    A regular file is written atomically, and a link to it is kept. Devices, pipes with a reader, and the files of this
-    process's stdout and stderr are written directly.
+    Regular files are replaced atomically, also through a symbolic link. Devices, pipes that have a reader, and the
+    files behind stdout and stderr are written directly.
     """
     try:
         status = os.stat(path)
@@ -92,7 +92,7 @@ def write_output(path: PathLike, content: bytes) -> None:
     except OSError as error:
         if isinstance(error, BrokenPipeError) and stream is not None:
             raise
-        reason = "nothing reads from it" if error.errno == errno.ENXIO else error.strerror
+        reason = "nothing is reading from it" if error.errno == errno.ENXIO else error.strerror
         raise OutputError(f"{path}: cannot be written ({reason})") from error
 
 
@@ -106,7 +106,7 @@ def _own_stream(file: os.stat_result) -> TextIO | None:
 
 
 def for_json(value: Any) -> Any:
-    """Replace non-finite numbers in nested values by None, because JSON cannot represent them."""
+    """Replace non-finite numbers in nested values with None, because JSON cannot represent them."""
     if isinstance(value, dict):
         return {key: for_json(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -132,7 +132,7 @@ def read_object(path: PathLike) -> dict[str, Any]:
 
 
 def digest(weights: dict[str, Any]) -> str:
-    """Return the SHA-256 over name, dtype, shape and bytes of each tensor, sorted by name."""
+    """Return a SHA-256 of the names, dtypes, shapes and bytes of the tensors, in order of their names."""
     hasher = hashlib.sha256()
     for name in sorted(weights):
         tensor = np.ascontiguousarray(weights[name])
@@ -144,7 +144,7 @@ def digest(weights: dict[str, Any]) -> str:
 def save_weights(
     path: PathLike, weights: dict[str, Any], write: Callable[[PathLike, bytes], None] = write_output
 ) -> None:
-    """Write host arrays by name to a safetensors file with a digest, atomically. Raises OutputError.
+    """Write named host arrays and their digest to a safetensors file, atomically. Raises OutputError.
 
     write: the function that writes the file. `write_whole` replaces a link instead of following it.
     """
@@ -153,7 +153,7 @@ def save_weights(
 
 
 def load_weights(path: PathLike) -> dict[str, Any]:
-    """Read a file written by `save_weights`. Return its arrays by name.
+    """Read the arrays in a file written by `save_weights`, by name.
 
     Raises:
         DataError: the file is missing, is not safetensors, has no digest, or does not match its digest.
@@ -184,7 +184,7 @@ def load_described(path: PathLike) -> tuple[dict[str, Any], dict[str, Any]]:
         text, expected = content["description"], content["sha256"]
         description = json.loads(text)
     except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise DataError(f"{path}: contains no description of a model. Write such files with Model.save") from error
+        raise DataError(f"{path}: contains no model description. Use a file written by Model.save") from error
     if _digest_of(weights, text) != expected or not isinstance(description, dict):
         raise DataError(f"{path}: is damaged (its content does not match its SHA-256)")
     return weights, description
@@ -195,12 +195,12 @@ def _digest_of(weights: dict[str, Any], text: str) -> str:
 
 
 def load_tensors(path: PathLike) -> dict[str, Any]:
-    """Read the arrays of any safetensors file without checking a digest. bfloat16 becomes float32. Raises DataError."""
+    """Read the arrays of any safetensors file, ignoring any digest. bfloat16 becomes float32. Raises DataError."""
     return _read(path)[0]
 
 
 def read_weights(path: PathLike) -> dict[str, Any]:
-    """Read the arrays of any safetensors file, and check its digest if there is one. Raises DataError."""
+    """Read the arrays of any safetensors file, and verify its digest if there is one. Raises DataError."""
     weights, metadata = _read(path)
     if DESCRIPTION in metadata:
         return load_described(path)[0]
@@ -208,7 +208,7 @@ def read_weights(path: PathLike) -> dict[str, Any]:
 
 
 def widened(data: bytes, shape: Sequence[int]) -> Any:
-    """Convert little-endian bytes of bfloat16 numbers, the upper halves of float32, to a float32 array."""
+    """Convert little-endian bfloat16 bytes to a float32 array. A bfloat16 is the upper half of a float32."""
     return (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32).reshape(shape)
 
 
@@ -219,7 +219,7 @@ def require_plain(path: PathLike) -> None:
 
 
 def require_folder(path: PathLike) -> None:
-    """Create a folder if necessary. Raises OutputError if files cannot be written in it."""
+    """Create a folder if it does not exist. Raises OutputError if files cannot be written in it."""
     try:
         os.makedirs(path, exist_ok=True)
         with TemporaryFile(dir=path):

@@ -1,4 +1,4 @@
-"""Run folder locks: only one process may use a run folder at a time.
+"""Locks that let only one process use a run folder at a time.
 
 The operating system releases a lock when its process ends, so locks are never stale. If the file system does not
 support locks, the run continues with a warning.
@@ -20,8 +20,8 @@ from cupynet.core.errors import ConfigError
 if TYPE_CHECKING:
     from filelock import FileLock
 
-NAME = "running.json"  # the lock file; also identifies the process
-TIMEOUT_S = 0.5  # `at_work` briefly holds the lock
+NAME = "running.json"  # the lock file; describes the process that holds the lock
+TIMEOUT_S = 0.5  # long enough for `at_work`, which holds the lock briefly
 
 
 class Hold:

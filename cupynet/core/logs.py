@@ -1,4 +1,4 @@
-"""Handlers and formatters of log records for the terminal and for files."""
+"""Log handlers and formatters for the terminal and for log files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WARNING = "warning: "  # prefix of warnings on the terminal
 class Console(logging.Handler):
     """Prints log records to stdout as `[12:30:05] text`, and errors to stderr as `cupynet: text`."""
 
-    label = ""  # prefix of warnings, such as the number of a job
+    label = ""  # prefix of warnings, such as a job number
 
     def emit(self, record: logging.LogRecord) -> None:
         text = printable(record.getMessage().strip())

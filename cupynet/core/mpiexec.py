@@ -1,4 +1,4 @@
-"""The mpiexec program, and the rank of this process according to the environment, before MPI is started.
+"""Locating mpiexec, and reading the rank of this process from the environment before MPI is started.
 
 The environment may be wrong: variables are inherited, and the launcher may belong to a different MPI than the library.
 MPI itself is authoritative (see `disagreement`).
@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from cupynet.core.errors import ConfigError
 
-# Variables for rank and size of MPICH, Open MPI, PMIx under Slurm, and plain srun. Slurm's job variables, such as
-# SLURM_NTASKS, are not used, because they are also set in the shell of a batch script.
+# Rank and size variables of MPICH, Open MPI, PMIx under Slurm, and plain srun. Slurm's job variables, such as
+# SLURM_NTASKS, are not used, because they are also set in batch scripts.
 CLAIMS = (
     ("PMI_RANK", "PMI_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -41,7 +41,7 @@ def claims() -> list[Claim]:
 
 
 def started() -> Claim | None:
-    """Return the rank of this process and the number of ranks, or None for a single process."""
+    """Return the claim of this process if it is one of several ranks, or None for a single process."""
     return next((claim for claim in claims() if claim.size != 1), None)
 
 
@@ -54,7 +54,7 @@ def rank() -> int:
 def disagreement(rank: int, size: int, library: str) -> str:
     """Describe how the environment contradicts MPI's `rank` and `size`, or return "".
 
-    A contradiction means that the launcher of a different MPI started the processes. Each process would train alone.
+    A contradiction means that a different MPI launched the processes, and each of them would train alone.
     """
     ranks = claims()
     if not ranks or any(claim.rank == rank and claim.size in (size, None) for claim in ranks):
@@ -68,7 +68,7 @@ def disagreement(rank: int, size: int, library: str) -> str:
 
 
 def _is_slurm_shell(claim: Claim) -> bool:
-    """Return True in the shell of `srun --pty` and its child processes, once all other tasks of the step have ended."""
+    """Return True if the claim comes from a batch script, or from the shell of `srun --pty`."""
     return claim.variable == "SLURM_PROCID" and (claim.size is None or (claim.rank == 0 and TERMINAL in os.environ))
 
 

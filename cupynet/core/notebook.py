@@ -32,7 +32,7 @@ def figure(columns: int) -> tuple[Any, list[Any]]:
 
 
 def lines(axes: Any, title: str, x: Sequence[Any], values: Mapping[str, Sequence[Any]]) -> None:
-    """Draw one line per name. None values are omitted."""
+    """Draw one line per name, skipping None values."""
     for name, row in values.items():
         points = [(position, value) for position, value in zip(x, row, strict=True) if value is not None]
         axes.plot([position for position, _ in points], [value for _, value in points], marker=".", label=name)
@@ -57,7 +57,7 @@ def matrix(axes: Any, values: Any, names: Sequence[str]) -> None:
 
 
 def against(axes: Any, true: Any, predicted: Any, title: str) -> None:
-    """Plot predicted against true values (N,), and the line of equality."""
+    """Plot predicted against true values (N,), with the identity line."""
     axes.plot(true, predicted, ".", alpha=0.6)
     if len(true):
         axes.axline((float(true[0]), float(true[0])), slope=1, color="gray", linewidth=1)

@@ -1,4 +1,4 @@
-"""Validators and names shared by settings and constructor arguments: dtypes, launch limits, numbers of workers.
+"""Validators and names shared by settings and constructor arguments: dtypes, launch limits, worker counts.
 
 Unlike cupynet.backend, this module does not import NumPy, so that --help is fast.
 """
@@ -41,12 +41,12 @@ def on_device(name: str, value: Any, backend: str = "cupy") -> bool | str:
 
 
 def dtype(name: str, value: Any) -> str:
-    """Return the name in `DTYPES` of a dtype, given by that name or NumPy's name."""
+    """Return the name of a dtype in `DTYPES`, given that name or NumPy's."""
     return one_of(name, DTYPE_ALIASES.get(value, value) if isinstance(value, str) else value, DTYPES)
 
 
 def block_size(name: str, value: Any) -> int:
-    """Validate the maximum number of threads per GPU block, at least a warp."""
+    """Validate the maximum number of threads per GPU block, which is at least one warp."""
     return integer(name, value, 32, most=1024, why="the limit of GPUs")
 
 

@@ -23,7 +23,7 @@ NUMBERS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP"
 
 
 def leave(number: int) -> None:
-    """Raise KeyboardInterrupt(number) from a handler. Code that retries after an Exception does not catch it."""
+    """Raise KeyboardInterrupt(number) from a handler. `except Exception` in interrupted code does not catch it."""
     raise KeyboardInterrupt(number)
 
 
@@ -48,8 +48,8 @@ def handled(react: Callable[[int], None]) -> Iterator[None]:
 def stopping_at_interrupt(stop: Callable[[], None]) -> Iterator[list[int]]:
     """Context manager in which the first Ctrl-C calls `stop`, and the next one raises KeyboardInterrupt.
 
-    Yields a list that contains the first signal afterwards. Does nothing outside the main thread, or if the program
-    handles SIGINT itself.
+    Yields a list to which the first signal is appended. Does nothing outside the main thread, or if the program handles
+    SIGINT itself.
     """
     received: list[int] = []
     main = threading.current_thread() is threading.main_thread()
@@ -70,10 +70,10 @@ def stopping_at_interrupt(stop: Callable[[], None]) -> Iterator[list[int]]:
 
 
 def command(main: Callable[[], None]) -> None:
-    """Run `main` as the entry point of the process. A signal ends it with one line and the code of `Interrupted`.
+    """Run `main` as the entry point of the process. A signal prints one line and exits with the code of `Interrupted`.
 
     `main` should import slow modules itself, so that signals are also handled during imports. Until it installs its own
-    handlers, a signal exits immediately, because other code might catch an exception. During interpreter shutdown, a
+    handlers, a signal exits immediately, because imported code might catch an exception. During interpreter shutdown, a
     signal exits with the code of `main`.
     """
     if os.environ.pop(LIFELINE, ""):
@@ -100,7 +100,7 @@ def command(main: Callable[[], None]) -> None:
 
 @contextmanager
 def lifeline() -> Iterator[int]:
-    """Yield a pipe to use as stdin of child processes. It closes if this process is killed; the children then stop."""
+    """Yield a pipe to use as stdin of child processes, which stop when it closes, even if this process is killed."""
     theirs, ours = os.pipe()
     try:
         yield theirs

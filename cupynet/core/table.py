@@ -45,7 +45,7 @@ def column(
 
 
 def setting_columns(values: Mapping[str, Sequence[Any]], form: Callable[[Any], str] = str) -> list[Column]:
-    """Create a column for each setting, titled with its shortened name. Long names break at underscores."""
+    """Create a column for each setting, titled with its shortened name. Long titles break at underscores."""
     short = shortened(list(values))
     titles = {key: name if len(name) <= 12 else name.replace("_", "_\n") for key, name in short.items()}
     return [column(key, of_key, form, titles[key]) for key, of_key in values.items()]
@@ -83,7 +83,7 @@ class Screen(Console):
 
 
 def show(columns: Sequence[Column], screen: Screen, remedy: str) -> None:
-    """Print a table. If the terminal is too narrow, omit the last columns and print `remedy`, where to find them."""
+    """Print a table. On a narrow terminal, omit the last columns, name them, and print `remedy`: where to find them."""
     ends = accumulate(item.width + GAP for item in columns)
     count = max(sum(end - GAP <= screen.width for end in ends), 1)
     table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="bold")
@@ -108,7 +108,7 @@ def as_csv(columns: Sequence[Column]) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([column.key for column in columns])
     writer.writerows(zip(*(map(_no_formula, column.values) for column in columns), strict=True))
-    return text.getvalue().encode(errors="replace").decode()  # names of folders need not be valid UTF-8
+    return text.getvalue().encode(errors="replace").decode()  # folder names need not be valid UTF-8
 
 
 def _no_formula(value: Any) -> Any:

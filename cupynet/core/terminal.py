@@ -44,7 +44,7 @@ def printable(text: str) -> str:
 
 
 def near(path: Path) -> str:
-    """Return paths inside the current folder relative to it, and other paths unchanged."""
+    """Format a path, relative to the current folder if it is inside."""
     absolute = path.resolve()
     return str(absolute.relative_to(Path.cwd())) if absolute.is_relative_to(Path.cwd()) else str(path)
 
@@ -53,8 +53,8 @@ def steady_streams() -> None:
     """Configure the standard streams. Every command calls this first.
 
     Characters that the terminal cannot encode are printed as "?". If native code crashes, the stacks of all threads are
-    printed. Streams closed by the caller (`>&-`) are connected to the null device, because the next opened file would
-    otherwise reuse their file descriptor.
+    printed. Streams closed by the caller (`>&-`) are connected to the null device, because otherwise the next file
+    opened would reuse their file descriptor.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = getattr(sys, name)
@@ -77,7 +77,7 @@ def say_error(line: str, bug: BaseException | None = None) -> None:
 def stdout_is_gone(probe: str = "") -> bool:
     """Flush stdout. If its reader has closed it (`--help | head`), suppress Python's error at exit and return True.
 
-    probe: text to write in addition to buffered output.
+    probe: text to write before flushing.
     """
     try:
         print(probe, end="", flush=True)

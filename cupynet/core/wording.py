@@ -1,4 +1,4 @@
-"""Formatting for messages: counts, sizes, lists, values, and suggestions of similar names."""
+"""Formatting of messages: counts, sizes, lists, values, and suggestions of similar names."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def listed(names: Iterable[str], last: str = "or") -> str:
 
 
 def guess(value: object, names: Iterable[str]) -> str:
-    """Suggest the name with these initials (lr), or the most similar name, as the end of a message; "" if none fits."""
+    """Return a suggestion to append to a message: the name with these initials (lr), or the most similar one; or ""."""
     known, text = list(names), shown(value, str)
     match = [each for each in known if "_" in each and _initials(each) == text]
     match = match or get_close_matches(text, known, n=1) or get_close_matches(text.lower(), known, n=1)
@@ -67,7 +67,7 @@ def _initials(name: str) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Suggest the name most similar to an unknown one, as the end of a message, or list up to 24 names if none is."""
+    """Return a suggestion to append to a message, or if no name is similar, a list of up to 24 known names."""
     names = sorted(known)
     return guess(name, names) or (f"; the names are {listed(names, 'and')}" if 1 < len(names) <= 24 else "")
 
@@ -75,7 +75,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def setting(group: str, name: str, *value: object, python: str = "") -> str:
     """Format a setting in command-line and Python syntax: `data.limit=9 (in Python limit=9)`.
 
-    python: how to set it in Python, if not with an argument of this name.
+    python: how to set it in Python, if there is no argument with this name.
     """
     name_and_value = f"{group}.{name}" + "".join(f"={written(item)}" for item in value)
     return f"{name_and_value} (in Python {python or name + ''.join(f'={item!r}' for item in value)})"
