@@ -1,1 +1,1 @@
-"""The commands. Each module has a function `main`."""
+"""The commands. The module of each command defines `main`."""

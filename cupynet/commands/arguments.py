@@ -1,4 +1,4 @@
-"""The argument parser of commands that do not use Hydra."""
+"""Argument parser for commands that do not use Hydra."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Arguments(argparse.ArgumentParser):
         self.add_argument("run", type=Path, help="the folder of a finished run, or one of its checkpoints")
 
     def add_trusted_modules(self) -> None:
-        named = "comma-separated modules whose classes the run may use"
+        named = "comma-separated modules with classes that the run may use"
         self.add_argument("--trusted-modules", type=_names, default=[], metavar="NAMES", help=named)
 
     def error(self, message: str) -> NoReturn:

@@ -1,7 +1,7 @@
 """Benchmark training on this machine: `cupynet bench [peers=torch] [gpu=true] [key=value ...]`.
 
 Measures the training step on resident data, the whole loop, and the speed of each operation relative to a large matrix
-product. On a shared machine, compare only ratios within a run.
+product. On a shared machine, compare only ratios within one run.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def images_per_s(prepared: Bench) -> dict[str, float]:
 
 
 def torch_setups(settings: BenchSettings) -> dict[str, tuple[str, ...]]:
-    """Return the options of `cupynet.bench.torch_peer` by name: for 16-bit dtypes, both autocast and float."""
+    """Return options for `cupynet.bench.torch_peer` by name. For 16-bit dtypes, measure both autocast and float."""
     if settings.peers != "torch":
         return {}
     layouts: dict[str, tuple[str, ...]] = {

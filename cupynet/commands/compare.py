@@ -23,7 +23,7 @@ from cupynet.reporting.comparison.table import FIGURES, FRONT, columns, in_order
 
 EXAMPLES = """\
 examples:
-  cupynet compare outputs/latest        (after a sweep, that sweep)
+  cupynet compare outputs/latest        (the latest run or sweep)
   cupynet compare outputs/latest outputs/2026-11-21/17-05-12-345678
   cupynet compare 'outputs/sweeps/*/*' --sort train_s --csv runs.csv
   cupynet compare outputs/latest --to 0.99
@@ -41,12 +41,12 @@ def main() -> None:
 
 def _parser() -> Arguments:
     parser = Arguments("cupynet compare", "Compare settings and results of runs, and recommend one.", EXAMPLES)
-    parser.add_argument("folders", nargs="+", help="folders of runs or sweeps, folders above them, or patterns")
-    parser.add_argument("--sort", metavar="COLUMN", help="sort the rows; -COLUMN puts the largest first: --sort=-loss")
-    parser.add_argument("--to", type=float, metavar="ACCURACY", help="the target of time_to, such as 0.99")
+    parser.add_argument("folders", nargs="+", help="folders of runs or sweeps, their parent folders, or glob patterns")
+    parser.add_argument("--sort", metavar="COLUMN", help="column to sort by; descending with a minus: --sort=-loss")
+    parser.add_argument("--to", type=float, metavar="ACCURACY", help="target accuracy of time_to, such as 0.99")
     parser.add_argument("--csv", metavar="FILE", help="write all columns to a file")
-    parser.add_argument("--html", metavar="FILE", help="write the page to a file, not into the folder of the sweep")
-    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    parser.add_argument("--html", metavar="FILE", help="write the page to a file instead of the sweep's folder")
+    parser.add_argument("--json", action="store_true", help="print the comparison as JSON")
     return parser
 
 
@@ -98,7 +98,7 @@ def _print(comparison: Comparison, finished: int, table: Sequence[Column], found
         replace(column, cells=column.cells[:finished]) for column in table if column.key not in ("state", "folder")
     ]
     if finished:
-        show(shown, screen, "--csv has all columns")
+        show(shown, screen, "--csv writes all columns")
         screen.print(f"{FRONT} Pareto front: no other run is both more accurate and faster to train")
     for group in comparison.others:
         run = group.runs[0]

@@ -28,7 +28,7 @@ MPI_TIMEOUT_S = 60.0
 
 
 class Finding(NamedTuple):
-    """A line of the report. state: `ok`, `note` or `problem`. code: the exit code that training would have."""
+    """A line of the report. state: `ok`, `note` or `problem`. code: exit code if training would fail, or 0."""
 
     part: str
     state: str
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def diagnose(settings: Sequence[str]) -> int:
-    """Run the checks and print their findings. Return the exit code that training would have with these settings."""
+    """Run the checks and print their findings. Return the exit code of training with these settings."""
     if started() is not None:
         raise ConfigError("doctor runs in a single process. Start it without mpiexec")
     code = 0
@@ -57,7 +57,7 @@ def diagnose(settings: Sequence[str]) -> int:
 
 
 def examine(name: str, settings: Sequence[str]) -> list[Finding]:
-    """Return the findings of a check. An error is a problem if training would fail, and otherwise a note."""
+    """Return the findings of a check. An exception is a problem in the training check, and otherwise a note."""
     found: list[Finding] = []
     try:
         with redirect_stdout(sys.stderr):  # libraries may print
@@ -92,7 +92,7 @@ def check_gpu(settings: Sequence[str]) -> Iterator[Finding]:
 
     fault = gpus.probe()
     if fault is not None:
-        remedy = ": pip install 'cupynet[cuda12x]' or 'cupynet[cuda13x]', by the CUDA that nvidia-smi shows"
+        remedy = ": pip install 'cupynet[cuda12x]' or 'cupynet[cuda13x]', for the CUDA version that nvidia-smi shows"
         yield Finding(
             "gpu", "note", fault + (remedy if shutil.which("nvidia-smi") else ", and nvidia-smi was not found")
         )
@@ -121,7 +121,7 @@ def check_mpi(settings: Sequence[str]) -> Iterator[Finding]:
     else:
         output = (done.stderr or done.stdout).strip()
         lines = [line for line in output.splitlines() if line.strip("- ")] or ["no output"]
-        reason = one_line(lines[0 if output.startswith("--") else -1])  # Open MPI prints its messages between dashes
+        reason = one_line(lines[0 if output.startswith("--") else -1])  # Open MPI encloses messages in dashes
         yield Finding("mpi", "note", f"{command[0]} -n 2 does not start two ranks ({reason}): {remedy}")
 
 
@@ -138,7 +138,7 @@ def check_disk(settings: Sequence[str]) -> Iterator[Finding]:
 
 
 def check_training(settings: Sequence[str]) -> Iterator[Finding]:
-    """Load the data, and train one batch on all workers."""
+    """Load the data, and train one batch on every worker."""
     from cupynet import config
     from cupynet.commands.train import prepare
     from cupynet.data.sources.downloaded import Downloaded, offline
@@ -149,7 +149,7 @@ def check_training(settings: Sequence[str]) -> Iterator[Finding]:
         yield Finding("data", "note", f"{source.name} would be downloaded to {source.place}")
     else:
         data = run.load()
-        text = f"{source.name} is missing, {data.name} is used" if data.fallback else data.name
+        text = f"{source.name} is missing, so {data.name} is used" if data.fallback else data.name
         yield Finding("data", "note" if data.fallback else "ok", text)
     with run.wrapper(callbacks=()) as wrapper:
         seconds = wrapper.warm_up(run.settings.batch_size)

@@ -12,8 +12,8 @@ from cupynet.core.wording import counted
 
 NAMES = ("mnist", "fashion_mnist", "kmnist", "cifar10")
 EXAMPLES = """examples:
-  cupynet download mnist                      # to where `cupynet train` looks for it
-  cupynet download cifar10 --to data          # copy data/ to the other machine, and there:
+  cupynet download mnist                      # where `cupynet train` looks for it
+  cupynet download cifar10 --to data          # then copy data/ to the other machine, and run:
   cupynet train data=cifar10 data.folder=data"""
 
 
@@ -21,7 +21,7 @@ def main() -> None:
     parser = Arguments("cupynet download", "Download a data set and verify its files.", EXAMPLES)
     parser.add_argument("name", choices=NAMES, help="the data set")
     parser.add_argument(
-        "--to", metavar="DIR", help="the folder for NAME/; by default $CUPYNET_DATA, else the user's cache"
+        "--to", metavar="DIR", help="folder in which to create NAME/ (default: $CUPYNET_DATA, or the user's cache)"
     )
     run_and_exit(lambda: download(parser.parse_args()))
 

@@ -1,7 +1,7 @@
 """Evaluate a finished run: `cupynet evaluate RUN [key=value ...]`.
 
-With the run's settings, workers and backend, the results are equal to its summary.json. Without a test set, the
-validation images are evaluated, or without those, the training images.
+With the run's settings, workers and backend, the results match its summary.json exactly. Without a test set, the
+validation images are evaluated; without either, the training images.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ EXAMPLES = """examples:
 def main() -> None:
     parser = Arguments("cupynet evaluate", "Evaluate the weights of a finished run on its test set.", EXAMPLES)
     parser.add_run()
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings of the run to change")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings to change")
     parser.add_argument("--json", action="store_true", help="print JSON")
     run_and_exit(lambda: evaluate(parser.parse_intermixed_args()))
 
 
 class Evaluated(NamedTuple):
-    """An evaluation of a run, and what was evaluated."""
+    """An evaluation of a run, with the name, split and classes of the data."""
 
     evaluation: Evaluation
     dataset: str
@@ -112,7 +112,7 @@ def evaluated(path: Path, overrides: Sequence[str] = ()) -> Evaluated:
 
 
 def _as_trained(data: dict[str, Any], trained: LoadedRun, names: Sequence[str]) -> dict[str, Any]:
-    """Complete the settings of other data with the run's image shape and classes, without a validation split."""
+    """Add the run's image shape and classes to the settings of other data, and disable their validation split."""
     model = trained.model("numpy", "float")
     height, width, channels = model.input.shape
     own = {"size": [height, width], "channels": channels, "classes": model.output.features}

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from cupynet.config.load_model import LoadedRun
     from cupynet.nn import Model
 
-IMAGES = 1000  # random images to verify an ONNX graph
+IMAGES = 1000  # number of random images that verify an ONNX graph
 EXAMPLES = """examples:
   cupynet export outputs/latest --onnx model.onnx
   cupynet export outputs/latest --torch net.safetensors --torch-module net.py
@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_run()
     parser.add_argument("--onnx", type=Path, metavar="FILE", help="an ONNX graph: images (N, H, W, C) to logits")
     parser.add_argument("--input", choices=("uint8", "float"), default="uint8",
-                        help="pixels of the graph's input: 0 to 255, or 0 to 1 (default: %(default)s)")  # fmt: skip
+                        help="input pixels: uint8 0 to 255, or float 0 to 1 (default: %(default)s)")  # fmt: skip
     parser.add_argument(
         "--safetensors", type=Path, metavar="FILE", help="the weights, with cupynet's names and layouts"
     )

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ROWS, BAR = 20, 50  # number of rows, and length of the longest bar
-TALL = 1.25  # a loss of this multiple of the first loss fills the bar
+TALL = 1.25  # the longest bar is this multiple of the first loss
 
 
 def main() -> None:
@@ -51,7 +51,7 @@ def find(prepared: tuple[Experiment, RateTest], folder: Path) -> float | None:
     experiment, test = prepared
     if experiment.rank == 0:
         announce(experiment)
-        log.info("%d iterations of increasing learning rates", test.planned)
+        log.info("%d iterations with increasing learning rates", test.planned)
     loader = experiment.train_loader(experiment.load())
     options = replace(experiment.options, optimizer=test.optimizer(experiment.optimizer), log_every=1)
     with experiment.pools_limited():

@@ -1,4 +1,4 @@
-"""Predict the speed with more workers: `cupynet plan workers=[2,8,64,1024] link=10gbe [key=value ...]`.
+"""Predict the throughput with more workers: `cupynet plan workers=[2,8,64,1024] link=10gbe [key=value ...]`.
 
 Measures the training loop on this machine, with and without averaging, and applies the model in
 cupynet/bench/cost_model.py.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 Rate: TypeAlias = Callable[[int, "int | str"], float]  # workers, frequency -> images per second
-MOST_WORKERS = 16  # at most this many workers are started, even with check=true
+MOST_WORKERS = 16  # maximum number of workers to start, even with check=true
 
 
 class Plan(NamedTuple):
@@ -53,7 +53,7 @@ def prepare(settings: PlanSettings) -> Plan:
         raise ConfigError("plan only supports threads. Remove this setting", "parallel.launcher", "mpi")
     experiment = Experiment(settings.run(None))
     if settings.parallel.pipeline is not None or not isinstance(experiment.synchronizer, ParameterAveraging):
-        reason = "plan supports only averaging. Remove parallel=..., or train to measure another method"
+        reason = "plan supports only parameter averaging. Remove parallel=..., or train to measure another method"
         raise ConfigError(reason, "parallel")
     cores = len(experiment.placement.devices) or available_cores()
     return Plan(settings, Experiment(settings.run(max(2, min(cores, MOST_WORKERS)))), cores)
@@ -119,7 +119,7 @@ def measured(prepared: Plan, rate: Rate) -> Costs:
 
 
 def averaged_bytes(experiment: Experiment) -> int:
-    """Return the bytes averaged per averaging step: the weights, and the optimizer state if it is averaged."""
+    """Return the number of bytes per averaging step: weights, and the optimizer state if it is averaged."""
     model, optimizer = experiment.model(), copy.deepcopy(experiment.optimizer)
     optimizer.init(model.params, model.backend)
     states = optimizer.state.values() if experiment.settings.parallel.average_updaters else ()

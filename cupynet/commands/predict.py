@@ -56,7 +56,7 @@ def predict(arguments: argparse.Namespace) -> int:
     for path in files:
         try:
             image = preprocessing.image(path)
-        except DataError as error:  # classify the other pictures
+        except DataError as error:  # continue with the other pictures
             say_error(str(error))
             failed = True
             continue

@@ -17,7 +17,7 @@ EXAMPLES = """example:
 def main() -> None:
     parser = Arguments(
         "cupynet report",
-        "Write report.html and curves.png into the folder of a run: finished, killed or still training.",
+        "Write report.html and curves.png to the folder of a run, which may be finished, killed or still training.",
         EXAMPLES,
     )
     parser.add_argument("run_folder", type=Path, help="the folder of a run")
@@ -34,4 +34,4 @@ def _report(arguments: argparse.Namespace) -> None:
     print(printable(str(path)))
     stdout_is_gone()
     if arguments.open and not webbrowser.open(path.resolve().as_uri()):
-        say_error(f"no browser was found. Open {path} yourself")
+        say_error(f"no browser was found. Open {path} manually")

@@ -33,7 +33,7 @@ def rows(summary: Summary) -> dict[str, str]:
     trained = epochs if outcome.epochs else counted(outcome.iterations, "iteration")
     found = {}
     if setup.fast_dev_run:
-        found["FAST DEV RUN"] = "a smoke test: these are not results"
+        found["FAST DEV RUN"] = "only a smoke test: the results are meaningless"
     found |= {
         "data": f"{setup.dataset} (fallback: not MNIST)" if setup.fallback else setup.dataset,
         "backend": f"{setup.backend}, {setup.dtype}",

@@ -48,7 +48,7 @@ RATES = 100  # number of past learning rates to compare
 
 
 class TrainJob:
-    """Trains an experiment and writes to the run folder. Every rank has a job, but only rank 0 writes and prints."""
+    """Trains an experiment and writes to the run folder. All ranks train, but only rank 0 writes and prints."""
 
     data: Data
     wrapper: ParallelWrapper
@@ -104,7 +104,7 @@ class TrainJob:
         return summary.scores.test_accuracy if self.data.validation is None else summary.scores.validation_accuracy
 
     def begin(self, trainer: Trainer) -> None:
-        """Called on rank 0 when training begins. From now on a resumed run replaces its earlier results."""
+        """Called on rank 0 when training begins. From then on, a resumed run replaces its earlier results."""
         if self._rehearsal.ident is not None:
             self._rehearsal.join()
         if self.settings.resume is not None:
@@ -305,7 +305,7 @@ class _Signals:
 
 
 def warn_of_other_rates(trainer: Trainer, planned: int | None) -> None:
-    """Warn if a change of `epochs` changes the learning rates of past iterations, because most schedules span a fit."""
+    """Warn if changing `epochs` changes the learning rates of past iterations, because the schedule spans the fit."""
     plan, iteration = trainer.plan, trainer.iteration
     epochs, start, per_epoch = plan.epochs, plan.start, plan.iterations_per_epoch
     if planned in (None, epochs) or start is None or not per_epoch:
@@ -316,8 +316,8 @@ def warn_of_other_rates(trainer: Trainer, planned: int | None) -> None:
     if any(then(each) != trainer.schedule(each) for each in past):
         log.warning(
             "epochs=%d instead of the planned %d: the learning-rate schedule now spans %d epochs, and the rate "
-            "continues at %.4g after %.4g. The result differs from training %d epochs at once. To avoid this, use a "
-            "constant rate, or a schedule such as StepDecay that does not depend on the length of training",
+            "continues at %.4g after %.4g. The result differs from an uninterrupted run of %d epochs. To avoid this, "
+            "use a constant rate, or a schedule such as StepDecay that does not depend on the length of training",
             *(epochs, planned, epochs, trainer.schedule(iteration), then(iteration - 1), epochs),
         )
 

@@ -25,7 +25,7 @@ def announce(experiment: Experiment) -> None:
     if job is not None and job.size > 1:
         log.info("%d ranks, %d of them on this machine", job.size, job.on_machine)
     elif job is not None:
-        log.warning("parallel.launcher=mpi: there is only one rank. Start mpiexec -n 4 cupynet train ...")
+        log.warning("parallel.launcher=mpi: there is only one rank. Use mpiexec -n 4 cupynet train ...")
     _warn(experiment)
     if placement.devices:
         return
@@ -34,13 +34,13 @@ def announce(experiment: Experiment) -> None:
     if sharing > available_cores():
         log.warning("%d workers or stages on %d cores: oversubscribed", sharing, available_cores())
     if settings.dtype == "bfloat16" and experiment.backend_name == "numba" and _has_amx():
-        log.info("bfloat16: AMX units for dense layers, and for 3x3 convolutions without a pool")
+        log.info("bfloat16: AMX is used for dense layers, and for 3x3 convolutions without a pool")
     elif settings.dtype in ("half", "bfloat16"):
         log.warning("dtype=%s is slower than float on a CPU, which computes in 32 bits", settings.dtype)
 
 
 def _has_amx() -> bool:
-    from cupynet.backend.cpu.kernels import amx  # imports numba, which the backend has done by now
+    from cupynet.backend.cpu.kernels import amx  # imports numba, as the backend already has
 
     return amx.available()
 
@@ -64,5 +64,5 @@ def _warn(experiment: Experiment) -> None:
 
 
 def _worth_knowing(reasons: str) -> str:
-    """Filter the reasons against preferred backends: without a GPU, a missing CuPy is not worth mentioning."""
+    """Filter the reasons why preferred backends are not used. A missing CuPy matters only if there is a GPU driver."""
     return "; ".join(each for each in reasons.split("; ") if has_driver() or not each.startswith(NOT_INSTALLED))

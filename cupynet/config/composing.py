@@ -140,7 +140,7 @@ def name_schedule(plain: dict[str, Any], overrides: Sequence[str], rate: Any) ->
 
 
 def overrides_of_jobs(sweep: DictConfig) -> list[list[str]]:
-    """Return the overrides of all jobs of a sweep in order, or [] if only its sweeper knows them."""
+    """Return the overrides of all jobs of a sweep in order, or [] if only its sweeper can enumerate them."""
     hydra = sweep.hydra
     fixed = [f"{key}={value}" for key, value in (hydra.sweeper.get("params") or {}).items()]
     if not hydra.sweeper._target_.endswith(".BasicSweeper"):

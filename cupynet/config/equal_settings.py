@@ -1,4 +1,4 @@
-"""Ignore settings without effect in a run, such as the averaging frequency of a single replica."""
+"""Settings that have no effect in a run, such as the averaging frequency of a single replica."""
 
 from __future__ import annotations
 

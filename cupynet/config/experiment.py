@@ -33,7 +33,7 @@ from cupynet.training.replica import Replica
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-# options whose settings are in a group
+# keys of options that belong to a group of settings
 KEYS = {each.name: f"parallel.{each.name}" for each in fields(ParallelSettings)}
 KEYS["data_on_device"] = "memory.data_on_device"
 
@@ -114,7 +114,7 @@ class Experiment:
             reduce=parallel.reduce,
             data_on_device=settings.memory.data_on_device,
             metrics=tuple(settings.metrics),
-            progress="none",  # conf/callbacks contains it, unless the user removed it
+            progress="none",  # conf/callbacks adds it, unless the user removed it
         )
 
     def _build(self, trains: bool) -> tuple[Layer, int]:
@@ -187,7 +187,7 @@ class Experiment:
         model.class_names = self.source.class_names
         if self._weights:
             missing, unexpected = model.load_weights(self._weights, strict=False)
-            rest = f"; begin at random: {', '.join(missing)}" * bool(missing)
+            rest = f"; randomly initialized: {', '.join(missing)}" * bool(missing)
             rest += f"; not used: {', '.join(unexpected)}" * bool(unexpected)
             log.log(logging.INFO if self.rank == 0 else logging.DEBUG, "weights of %s%s", self.settings.weights, rest)
         model.set_learning_rate_factors(self.settings.learning_rate_factors or {})
@@ -216,7 +216,7 @@ class Experiment:
 
     @contextmanager
     def pools_limited(self) -> Iterator[None]:
-        """Context manager that limits GPU memory pools as the settings say, and empties them at the end."""
+        """Context manager that applies the limit of GPU memory pools, and empties them at the end."""
         from cupynet.backend.cuda import gpus
 
         devices, limit = self.devices, self.settings.memory.device_pool_limit
@@ -239,7 +239,7 @@ class Experiment:
         return ParallelWrapper.of(self.model(), replace(checked, options=complete))
 
     def rehearse(self) -> None:
-        """Compile or load the kernels of a training step on a separate model. Ignore errors, which training reports."""
+        """Compile or load the kernels of a training step, using a separate model. Training reports any errors later."""
         with suppress(Exception), np.errstate(all="ignore"):
             optimizer, parts = copy.deepcopy(self.optimizer), self.settings.accumulation_steps
             optimizer.learning_rate.begin_fit(0, 1, epoch=1, epochs=1)

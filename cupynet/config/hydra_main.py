@@ -119,7 +119,7 @@ def training_begins() -> None:
 
 
 class Entry(Callback):
-    """Hydra callback of every command (see conf/config.yaml). Hydra logs exceptions other than SystemExit."""
+    """Hydra callback of every command (see conf/config.yaml). Hydra turns an Exception into a warning."""
 
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
         command = _command.get()
@@ -238,14 +238,14 @@ class _Command(Generic[S, T]):
         if started() is not None and SWEEP & set(given):
             raise ConfigError("sweeps do not support mpiexec. Start each job with its own mpiexec", "-m")
         if started() is not None and self.join is not None:
-            self.ranks = self.join()  # if MPI fails on a rank, abort all before rank 0 creates a folder
+            self.ranks = self.join()  # if MPI fails on any rank, all abort before rank 0 creates a folder
         given = self._resuming(opened(given))
         if self.rank:  # only rank 0 has a log
             given = ["hydra.run.dir=.", "hydra/job_logging=none", *without(given, "hydra.run.dir")]
         return given
 
     def _resuming(self, given: list[str]) -> list[str]:
-        """Remove the settings of a resumed run from the command line, to merge them with the stored settings."""
+        """Move the overrides of a resumed run from the command line to `changes`, to merge with stored settings."""
         value = resume.asked(given)
         if value is None:
             return given
@@ -357,7 +357,7 @@ class _Command(Generic[S, T]):
         ranks = self.ranks
         if not known:  # each rank has already created its own folder and log
             remedy = f"use the mpiexec of {ranks.library}, or set PMI_RANK and PMI_SIZE for each rank"
-            reason = f"{ranks.size} ranks were started, but no environment variable shows it. To fix this, {remedy}"
+            reason = f"{ranks.size} ranks were started, but no environment variable indicates this. To fix it, {remedy}"
             raise ConfigError(reason, "parallel.launcher", "mpi")
         ranks.ranks.timeout_s = settings.parallel.timeout_s
         own = {key: value for key, value in flat(asdict(settings)).items() if key not in PER_MACHINE}
@@ -365,7 +365,7 @@ class _Command(Generic[S, T]):
         return ranks
 
     def _begin(self, settings: S, folder: Path, ranks: MpiJob | None, locks: contextlib.ExitStack) -> None:
-        """Lock the folder and store the settings, on rank 0."""
+        """On rank 0, lock the folder and store the settings."""
         refused, shown = "", Path(near(folder))
         if not self.rank:
             try:

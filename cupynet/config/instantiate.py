@@ -1,4 +1,4 @@
-"""Instantiate the classes that `_target_` names in the configuration.
+"""Instantiate the classes named by `_target_` in the configuration.
 
 A target must be a class that is defined in `PACKAGES` or in a trusted module. Checking only a prefix of the dotted path
 would allow `cupynet.config.instantiate.sys.exit`, and some classes of cupynet write files when they are created.
@@ -45,7 +45,7 @@ def build(node: Any, key: str, trusted_modules: Iterable[str] = ()) -> Any:
         node: plain values. A mapping with a `_target_`, such as "cupynet.nn.Conv2D", becomes an object of that class.
             Other mappings and lists are built item by item, and other values are returned unchanged.
         key: the dotted key of the node, for errors.
-        trusted_modules: additional modules with classes that may be built, including their submodules.
+        trusted_modules: additional modules, including their submodules, with classes that may be built.
     """
     trusted = tuple(trusted_modules)
     if isinstance(node, Mapping):
@@ -96,7 +96,7 @@ def check_modules(names: Sequence[str]) -> None:
 
 
 def _search_current_folder() -> None:
-    """Also search the current folder for trusted modules, like `python -m`. Console scripts search only their own."""
+    """Search the current folder for trusted modules too, as `python -m` does, unlike console scripts."""
     if "" not in sys.path:
         sys.path.append("")
 

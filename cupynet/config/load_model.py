@@ -43,7 +43,7 @@ def load(
     Args:
         path: a file written by `Model.save`, the folder of a finished run, a `Run`, or a checkpoint.
         backend: numpy, numba, cupy, or auto for the best available.
-        dtype: half, bfloat16, float or double; by default the dtype of the model, possibly with TF32.
+        dtype: half, bfloat16, float or double; by default the dtype of the model, with TF32 if the run used it.
         trusted_modules: your modules with classes that the model uses. The list stored with a run is ignored.
 
     Raises:
@@ -51,7 +51,7 @@ def load(
         DataError: files are damaged or do not match each other.
     """
     if not isinstance(path, Run | str | os.PathLike):
-        raise ConfigError("must be a file of Model.save, or the folder of a run or checkpoint", "path", shown(path))
+        raise ConfigError("must be a file from Model.save, or the folder of a run or checkpoint", "path", shown(path))
     file = _model_file(path)
     if file is not None:
         return read_model(file, backend, dtype, trusted_modules)

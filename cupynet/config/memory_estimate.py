@@ -44,7 +44,7 @@ def check_memory(
 def needed_bytes(
     settings: Settings, checked: CheckedOptions, network: Layer, weights: int, source: Source, job: MpiJob | None
 ) -> dict[str, int]:
-    """Estimate the bytes that a run needs for each purpose, per device, or on this machine if it uses no devices."""
+    """Estimate the bytes that a run needs by purpose: on each GPU, or on this machine if it uses no GPUs."""
     placement, policy = checked.placement, DtypePolicy.of(settings.dtype)
     examples = settings.batch_size * min(placement.stages, checked.parts) / checked.parts
     ranks = placement.ranks if job is None else job.on_machine

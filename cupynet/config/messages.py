@@ -54,7 +54,7 @@ def _file(error: BaseException) -> str:
 
 
 def _hint(error: OmegaConfBaseException, key: str, schema: type[Settings]) -> str:
-    inside = [known for known, _ in rules(schema) if known.endswith(f".{key}")]  # averaging_frequency=3
+    inside = [known for known, _ in rules(schema) if known.endswith(f".{key}")]  # as in averaging_frequency=3
     if inside:
         return f"; did you mean {listed(map(repr, inside))}?"
     above, parent = key.rpartition(".")[0], error.parent_node

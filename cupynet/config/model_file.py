@@ -39,7 +39,7 @@ def read_model(
         model.trained_on = checks.one_of("trained_on", description["trained_on"], ("", "pixels", "floats"))
     except ConfigError as error:
         if error.setting.endswith("_target_") or dtype is not None and error.setting == "dtype":
-            raise  # invalid arguments of the caller
+            raise  # caused by the caller's arguments
         raise DataError(f"{path}: {error}") from error
     except Exception as error:  # anything can fail with an untrusted file
         raise DataError(f"{path}: its metadata are invalid ({type(error).__name__}: {error})") from error

@@ -1,7 +1,7 @@
 """`hydra/launcher=processes`: run the jobs of a sweep in parallel processes.
 
-A job's warnings are shown immediately, and its error when it ends. Unlike with joblib's worker pool, killing a job does
-not affect the others.
+A job's warnings are shown immediately, and its errors when it ends. Unlike in joblib's worker pool, killing one job
+does not affect the others.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class ProcessLauncher(Launcher):
                                 done[ended.number] = ended
                                 sweep_record.ended(self._sweep, ended)
                     finally:
-                        for each in running:  # so that no job starts after a running job stops
+                        for each in running:  # so that no queued job starts when a running job stops
                             each.cancel()
             except KeyboardInterrupt as stopped:  # closing the lifeline stops the jobs
                 signals.say("cupynet: stopping and saving running jobs. A second signal stops them at once\n")
@@ -158,5 +158,5 @@ def _devices(config: DictConfig) -> list[str]:
         return []
     name, _ = select_backend(backend.name, gpu_priority=backend.priority.gpu, cpu_priority=backend.priority.cpu)
     count, visible = device_count(name), os.environ.get(VISIBLE)
-    # CUDA hides all devices after an invalid one
+    # CUDA ignores all devices listed after an invalid one
     return visible.split(",")[:count] if visible else [str(place) for place in range(count)]

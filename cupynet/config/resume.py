@@ -106,7 +106,7 @@ def require_plain_files(folder: Path) -> None:
     with `${` are rejected too: Hydra would interpolate them, even if escaped, and could reveal a secret.
     """
     if "${" in str(folder):
-        raise DataError(f"{folder}: must not have ${{ in its name. Rename it")
+        raise DataError(f"{folder}: the name must not contain ${{. Rename the folder")
     for path, found in _below(folder):
         if stat.S_ISLNK(found.st_mode):
             inside = path.parent != folder and is_inside(path, folder)
@@ -119,8 +119,8 @@ def require_plain_files(folder: Path) -> None:
             )
         if stat.S_ISREG(found.st_mode) and found.st_nlink > 1:
             raise DataError(
-                f"{path}: must be a plain file with one name. Resuming would change its other hard links too. Replace "
-                "it by a copy"
+                f"{path}: must not have other hard links, because resuming would modify them too. Replace the file "
+                "with a copy"
             )
 
 

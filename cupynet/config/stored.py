@@ -1,7 +1,7 @@
 """The settings stored in `.hydra/` of a run, which are untrusted input.
 
-Stored files contain plain values. They cannot contain code or references, or read the environment. Stored Hydra
-settings, `trusted_modules` and --config-dir are ignored.
+Stored files may contain only plain values: no code, no references, no environment variables. Stored Hydra settings,
+`trusted_modules` and --config-dir are ignored.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def job_overrides() -> list[str]:
 
 
 def check_outputs(settings: Settings, run: Path, overrides: Sequence[str]) -> None:
-    """Raise ConfigError if stored callbacks that `overrides` do not set would write outside the run or send data."""
+    """Raise ConfigError if callbacks would write outside the run or send data, unless `overrides` say so."""
     for key, value, _ in _places(settings, run):
         if not _is_typed(key, overrides):
             allowed = f"To allow this, set {key}=... or repeat its callbacks=..."

@@ -89,7 +89,7 @@ _hold: Hold | None = None  # lock on the folder of the sweep
 
 
 def begin(sweep: Path) -> None:
-    """Create and lock the folder of a sweep until `finish`. Raise ConfigError if it contains a run or a sweep."""
+    """Create the folder of a sweep and lock it until `finish`. Raise ConfigError if it contains a run or a sweep."""
     global _hold
     try:
         sweep.mkdir(parents=True, exist_ok=True)
@@ -182,7 +182,7 @@ def columns(jobs: Sequence[Job]) -> list[Column]:
 
 
 def finish(sweep: Path, planned: Sequence[Sequence[str]] = (), shared: Sequence[str] = ()) -> int:
-    """Print a table of the jobs, the planned jobs that did not begin and the best job, and unlock the folder.
+    """Print a table of the jobs, the planned jobs that did not start and the best job, and unlock the folder.
 
     Return the exit code of the first failed job, or 0. A killed job counts as failed.
     """
@@ -209,9 +209,9 @@ def finish(sweep: Path, planned: Sequence[Sequence[str]] = (), shared: Sequence[
             if number not in numbers
         ]
         if jobs and missed:
-            screen.print(f"did not begin: {', '.join(missed)}", soft_wrap=True)
+            screen.print(f"not started: {', '.join(missed)}", soft_wrap=True)
         if any(job.is_trial for job in jobs):
-            screen.print("fast dev run: these are not results", soft_wrap=True)
+            screen.print("fast dev run: the results are meaningless", soft_wrap=True)
         if scored:
             best = max(scored, key=lambda job: job.accuracy or 0.0)
             command = shlex.join(["cupynet", "compare", near(sweep)])

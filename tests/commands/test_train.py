@@ -252,7 +252,7 @@ def test_a_signal_during_the_last_evaluation_keeps_the_results_and_ends_a_sweep(
     stdout, _ = run(tmp_path, "-m", *signalling, part, "workers=1,2", code=143)
     (summary,) = tmp_path.glob("outputs/sweeps/*/*/*/summary.json")
     assert json.loads(summary.read_text())["test_accuracy"] is not None
-    assert "] job 0" in stdout and "] job 1" not in stdout and "did not begin: job 1" in stdout
+    assert "] job 0" in stdout and "] job 1" not in stdout and "not started: job 1" in stdout
 
 
 # other tests ----------------------------------------------------------------------------------------------------------

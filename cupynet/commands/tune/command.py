@@ -55,7 +55,7 @@ def _search(plan: Plan, folder: Path) -> float:
 def for_hydra(typed: Sequence[str]) -> tuple[list[str], Path | None]:
     """Return the arguments for Hydra, and the folder of the search to resume.
 
-    Settings to search become `search.<name>`. A resumed search uses its stored arguments.
+    The searched settings are collected in `search=[..]`. A resumed search uses its stored arguments.
     """
     if {"-m", "--multirun"} & set(typed):
         raise ConfigError("cupynet tune does not support multirun. Remove it", "-m")
@@ -78,7 +78,7 @@ def for_hydra(typed: Sequence[str]) -> tuple[list[str], Path | None]:
         raise DataError(f"{folder}: {one_line(each)}: a stored setting must be a plain value")
     changed = [*map(name_of, now), "trusted_modules"]
     kept = without(stored, *changed)
-    added = [name_of(each) for each in stored if each.startswith("+")]  # for the + of `now`
+    added = [name_of(each) for each in stored if each.startswith("+")]  # changing these needs ++
     now = [f"++{each.lstrip('+')}" if name_of(each) in added and each[0] != "~" else each for each in now]
     return [*kept, *now, f"hydra.run.dir={quoted(folder)}"], folder
 

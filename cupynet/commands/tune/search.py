@@ -261,7 +261,7 @@ def same_settings(experiment: Experiment, study: Study, trial: Trial) -> FrozenT
 
 
 class PruningCallback(Callback):
-    """Reports each evaluation to Optuna, and stops training if the pruner decides so."""
+    """Reports each evaluation to Optuna, and stops training if the trial should be pruned."""
 
     def __init__(self, trial: Trial, objective: str) -> None:
         self._trial, self._objective = trial, objective
@@ -298,7 +298,7 @@ def _name(trial: Trial | FrozenTrial) -> str:
 
 
 def reason_of(trial: FrozenTrial) -> str:
-    """Return why a trial was not completed or trained, or ""."""
+    """Return why a trial failed, was pruned or was not trained, or ""."""
     killed = "the search was killed" if trial.state == TrialState.FAIL else ""
     return one_line(trial.user_attrs.get("reason", killed))
 
@@ -336,12 +336,12 @@ def _form(plan: Plan) -> Any:
 
 def summary(plan: Plan, folder: Path, best: FrozenTrial, test: Evaluation | None) -> str:
     if (folder_of(folder, best) / TRIAL).is_file():
-        return f"fast dev run: the figures are not results\nall trials      {near(folder / 'tune.csv')}"
+        return f"fast dev run: the results are meaningless\nall trials      {near(folder / 'tune.csv')}"
     config_dir = [] if plan.config_dir is None else [f"--config-dir={plan.config_dir}"]
     lines = [f"best trial      {best.number}, validation {plan.settings.objective} {_form(plan)(best.value)}"]
     if test is not None:
         scores = f"accuracy {percent(test.accuracy)}, loss {test.loss:.4g}"
-        lines.append(f"test images     {scores} (evaluated by this trial only)")
+        lines.append(f"test images     {scores} (only this trial was tested)")
     lines += [
         f"run folder      {near(folder_of(folder, best))}",
         f"all trials      {near(folder / 'tune.csv')}",

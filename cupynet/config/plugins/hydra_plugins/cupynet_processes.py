@@ -1,4 +1,4 @@
-"""The process launcher, in the namespace package in which Hydra searches for plugins."""
+"""Registers the process launcher: Hydra searches this namespace package for plugins."""
 
 from cupynet.config.process_launcher import ProcessLauncher
 
