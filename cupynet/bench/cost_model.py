@@ -9,7 +9,7 @@ values, carries only a few bytes. With latency alpha and bandwidth B (Hockney 19
 
     links = 3 alpha + 2 c (W - c) / W · n / B
 
-Every ten iterations, workers also agree on whether to stop, which takes alpha. With more workers than cores, times grow
+Every ten iterations, workers also agree on whether to stop, which takes alpha. If cores are oversubscribed, times grow
 in proportion. Stragglers on other machines are not modeled. Times are in seconds, sizes in bytes.
 """
 
@@ -38,7 +38,7 @@ class Link:
         return cls(value["bandwidth_gbit_s"] * 1e9 / 8, value["latency_us"] * 1e-6)
 
 
-# Nominal bandwidth per direction, and latency of small messages between two programs: a wide-area network, TCP over 1
+# Nominal bandwidth per direction, and latency of small messages between two processes: a wide-area network, TCP over 1
 # and 10 Gbit/s Ethernet, RDMA at 100 Gbit/s, and NVLink 4.
 LINKS = {
     "wan": Link(0.1e9 / 8, 50e-3),
@@ -59,7 +59,7 @@ class Costs:
         busy_s: seconds per iteration with one worker per core, without averaging.
         average_s: seconds per averaging step with one worker per core.
         size: size of the averaged vectors in bytes.
-        cores: number of the machine's cores or GPUs.
+        cores: number of cores or GPUs of the machine.
     """
 
     batch_size: int
@@ -86,7 +86,7 @@ class Forecast:
 def forecast(
     costs: Costs, link: Link, workers: int, frequency: int, cores: int | None = None, machines: int | None = None
 ) -> Forecast:
-    """Predict the throughput of `workers`.
+    """Predict the throughput of this number of workers.
 
     cores: per machine, by default as measured. machines: by default enough for one worker per core.
     """

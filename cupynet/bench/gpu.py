@@ -1,6 +1,6 @@
 """Benchmark of one GPU (`cupynet bench gpu=true`), compared with PyTorch on the same network.
 
-backend.tf32 applies to both libraries. In half, both keep float weights and scale the loss (PyTorch: autocast).
+backend.tf32 applies to both libraries. With half, both keep float weights and scale the loss (PyTorch: autocast).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def record(settings: BenchSettings, data: Data) -> tuple[Row, Path]:
 
 
 def on_one_device(settings: BenchSettings, **changes: Any) -> Experiment:
-    """Return the experiment with `changes` and with one worker on its first device. TF32 is used only with float."""
+    """Return the experiment on its first device, by default with one worker. TF32 is used only with float."""
     devices = settings.devices[:1] if settings.devices else [0]
     overrides: dict[str, Any] = {"workers": 1, "devices": devices, **changes}
     changed = replace(settings, **overrides)

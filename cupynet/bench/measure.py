@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
 Row: TypeAlias = dict[str, Any]
 Key = TypeVar("Key", bound=Hashable)
-LARGE = 2048  # rows and columns of the matrix product that measures peak throughput
+LARGE = 2048  # size of the square matrices that measure peak throughput
 WARM_UP, PROFILED = 3, 50  # untimed and profiled steps
 PEER_S = 300  # timeout of a PyTorch measurement in seconds, including startup
 
 
 def medians(measurements: Mapping[Key, Callable[[], float]], repeats: int) -> dict[Key, float]:
-    """Return the median of each measurement. They are interleaved, so that load on the machine affects all."""
+    """Return the median of each measurement. They are interleaved, so that other load affects them equally."""
     rounds = [{name: measure() for name, measure in measurements.items()} for _ in range(repeats)]
     return {name: statistics.median(results[name] for results in rounds) for name in measurements}
 
@@ -110,7 +110,7 @@ def operations(experiment: Experiment, peak_gflops: float) -> list[Row]:
 
 
 def step_images_per_s(experiment: Experiment, workers: int, seconds: float = 2.0) -> float:
-    """Return images per second of concurrent workers on resident data without averaging, from their median steps."""
+    """Return the total images per second of concurrent workers on resident data, without averaging (median steps)."""
 
     def task(trainer: Trainer) -> float:
         replica = trainer.replica

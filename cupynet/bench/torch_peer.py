@@ -21,7 +21,7 @@ from threading import BrokenBarrierError
 from typing import Any
 
 WARM_UP = 10  # untimed steps
-WAIT_S = 100  # how long a process waits until all are ready
+WAIT_S = 100  # seconds that a process waits for the others to be ready
 OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {  # cupynet -> PyTorch, with learning rates that do not diverge
     "SGD": ("SGD", {"lr": 0.01}),
     "Momentum": ("SGD", {"lr": 0.01, "momentum": 0.9}),
@@ -40,17 +40,17 @@ def main() -> None:
 def parse(arguments: Sequence[str] | None = None) -> Namespace:
     parser = ArgumentParser(description="Measure PyTorch's training step.")
     parser.add_argument("--network", required=True, help="file written by cupynet export --torch-module")
-    parser.add_argument("--optimizer", choices=OPTIMIZERS, default="Nesterov", help="a class of cupynet.optim")
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, default="Nesterov", help="a class in cupynet.optim")
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--seconds", type=float, default=3.0)
-    parser.add_argument("--threads", type=int, default=1, help="of each process")
-    parser.add_argument("--processes", type=int, default=1, help="processes that train at the same time")
+    parser.add_argument("--threads", type=int, default=1, help="threads per process")
+    parser.add_argument("--processes", type=int, default=1, help="number of concurrent processes")
     parser.add_argument("--layout", choices=["contiguous", "channels_last"], default="channels_last")
     parser.add_argument("--dtype", choices=["float", "half", "bfloat16"], default="float")
     parser.add_argument("--device", default="cpu", help="cpu, or cuda:0, cuda:1 ...")
-    parser.add_argument("--tf32", action="store_true", help="on a GPU: use tensor cores for float products")
+    parser.add_argument("--tf32", action="store_true", help="on a GPU: use TF32 for float products")
     parser.add_argument("--graph", action="store_true", help="on a GPU: capture the step as a CUDA graph")
-    parser.add_argument("--compile", action="store_true", help="compile the network, which needs a C++ compiler")
+    parser.add_argument("--compile", action="store_true", help="compile the network (requires a C++ compiler)")
     return parser.parse_args(arguments)
 
 
@@ -119,7 +119,7 @@ def load_module(path: str) -> Any:
 
 
 def create_optimizer(name: str, parameters: Any, *, on_gpu: bool) -> Any:
-    """Create PyTorch's equivalent of a cupynet optimizer. On a GPU it is fused, and a CUDA graph can capture it."""
+    """Create PyTorch's equivalent of a cupynet optimizer, on a GPU in its fused form, which CUDA graphs can capture."""
     import torch
 
     kind, arguments = OPTIMIZERS[name]
@@ -166,7 +166,7 @@ def captured(network: Any, step: Callable[[], None]) -> Callable[[], None]:
         for _ in range(WARM_UP):
             step()
     torch.cuda.current_stream().wait_stream(side)
-    network.zero_grad(set_to_none=True)  # so that the graph's memory pool will hold the gradients
+    network.zero_grad(set_to_none=True)  # so that the gradients are allocated in the graph's memory pool
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()

@@ -30,7 +30,7 @@ def _mixed(z: Array) -> Array:
 
 
 class SampleRNG:
-    """Random numbers for the images `samples` (N,) of an epoch and the augmentation at position `place`."""
+    """Random number generator for the images `samples` (N,) of an epoch and the augmentation at position `place`."""
 
     def __init__(self, seed: int, epoch: int, samples: Array, place: int) -> None:
         key = np.zeros(len(samples), np.uint64)
@@ -59,6 +59,8 @@ class SampleRNG:
 
 
 class Augmentation(ABC):
+    """Base class of augmentations, which are called with a batch of images."""
+
     @abstractmethod
     def __call__(self, images: Array, draws: SampleRNG) -> Array:
         """Return transformed images (N, H, W, C) uint8. Must not change `images`."""
@@ -83,7 +85,7 @@ def augmentations(given: Augment) -> tuple[Augmentation, ...]:
             raise ConfigError(f"{must}; [] for none{hint}", "augment", wording.shown(given, wording.written))
         found.append(part)
     if sum(isinstance(part, Mixing) for part in found) > 1:
-        raise ConfigError("must have only one of mixup and cutmix", "augment", wording.shown(given, wording.written))
+        raise ConfigError("can contain only one of mixup and cutmix", "augment", wording.shown(given, wording.written))
     return tuple(found)
 
 
@@ -126,7 +128,7 @@ def check_augmentations(parts: Sequence[Augmentation], image_shape: Sequence[int
 
 
 class Shift(Augmentation):
-    """Shift by -pixels to pixels in each direction, like a random crop after zero padding."""
+    """Shift by up to `pixels` in each direction, like a random crop after zero padding."""
 
     def __init__(self, pixels: int = 2) -> None:
         self.pixels = checks.integer("Shift pixels", pixels, 1, most=(1 << 31) - 1)
@@ -239,7 +241,7 @@ class ColorJitter(Augmentation):
 class Elastic(Augmentation):
     """Elastic distortion with a smooth random displacement field (Simard, Steinkraus, Platt 2003).
 
-    The defaults are the best values of the paper for digits of 29 x 29 pixels.
+    The defaults are the paper's best values for digits of 29 x 29 pixels.
 
     Args:
         alpha: factor of the displacement field, in pixels. Before smoothing, the field is uniform in -1 to 1.
@@ -325,7 +327,7 @@ class CutMix(Mixing):
 @lru_cache
 def _beta(alpha: float) -> tuple[Array, Array]:
     """Tabulate the CDF of Beta(alpha, alpha): return its values and the points, in ascending order."""
-    power = min(alpha, 1.0)  # if x**power is equally spaced, the density is finite
+    power = min(alpha, 1.0)  # the density over x**power is finite
     points = np.linspace(0, 0.5**power, 4097) ** (1 / power)
     density = points ** (alpha - power) * (1 - points) ** (alpha - 1)
     below = np.append(0, np.cumsum(density[1:] + density[:-1]))

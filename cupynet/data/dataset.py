@@ -40,7 +40,7 @@ class Dataset:
             floating-point targets (S, T) or (S,), for regression or as class probabilities, stored as (S, T) float32.
         classes: number of classes, or of targets T.
         pixels: scaling of integer images; fractions of 255 by default.
-        weights: (S,) loss factor of each sample, at least 0, stored as float32; None for 1.
+        weights: (S,) loss factor of each sample, at least 0, stored as float32; None if all are 1.
         class_names: names of the classes in order; may be empty. `fit` copies them to the model.
     """
 
@@ -143,8 +143,8 @@ def split_views(dataset: Dataset, fraction: float, seed: int) -> tuple[Dataset, 
 def hold_out(labels: Array, part: float, seed: int, name: str) -> tuple[Array, Array]:
     """Choose samples to hold out at random. Return the indices to keep and to hold out, each ascending.
 
-    part: number of samples to hold out; or, below 1, a fraction of each class, which keeps at least one sample. `name`
-    is its name in error messages.
+    part: number of samples to hold out; or, below 1, a fraction of each class, which keeps at least one sample.
+    name: the name of `part` in error messages.
     """
     count = held_out_count(part, len(labels), name)
     order = philox(seed, SPLIT_STREAM).permutation(len(labels))
@@ -187,7 +187,7 @@ def on_host(value: Any) -> Array:
 
 def image_array(where: str, images: Any) -> Array:
     """Convert `images` to contiguous (S, H, W, C) uint8 or float32. `where` is the prefix of error messages."""
-    if isinstance(images, Subset):  # its base was checked before
+    if isinstance(images, Subset):  # its base has already been checked
         return images
     array = on_host(images)
     found, floating = f"{array.shape} of {array.dtype}", array.dtype.kind == "f"
@@ -234,7 +234,7 @@ def label_array(where: str, labels: Any) -> Array:
 def _check_finite(what: str, array: Array) -> None:
     finite = np.isfinite(array).all(axis=tuple(range(1, array.ndim)))  # (S,)
     if not finite.all():
-        raise ConfigError(f"{what} {finite.argmin()} is not finite ({(~finite).sum():,} in all)")
+        raise ConfigError(f"{what} {finite.argmin()} is not finite ({(~finite).sum():,} in total)")
 
 
 def is_one_hot(array: Array) -> bool:

@@ -25,12 +25,12 @@ MIRROR_S = 10.0  # seconds without data before the next mirror is tried
 
 
 class Unavailable(Exception):
-    """The files cannot be downloaded, for the reason in the text."""
+    """The files cannot be downloaded. The message is the reason."""
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *_: Any) -> None:
-        """Follow no redirects, so that urllib raises the response as an HTTPError."""
+        """Reject all redirects: urllib then raises the response as an HTTPError."""
 
 
 def fetch(files: Sequence[KnownFile], folder: Path, mirrors: Sequence[str], timeout_s: float) -> None:

@@ -12,7 +12,7 @@ from cupynet.data.shards import Shards
 
 
 class QueuedBatch(Batch):
-    """A batch that is gathered when `images` or `labels` are first read, unless a captured step takes it."""
+    """A batch that is gathered when `images` or `labels` is first read, unless a captured step takes it."""
 
     def __init__(self, index: int, source: Any, part: slice, samples: Array, epoch: int) -> None:
         vars(self).update(index=index, source=source, part=part, samples=samples, epoch=epoch, steady=True)
@@ -30,13 +30,13 @@ class QueuedBatch(Batch):
 
 
 class BatchFeed:
-    """The batches of one worker, prepared ahead by a thread or gathered from images on its device.
+    """The batches of one worker, prepared in advance by a thread or gathered from images on its device.
 
-    Create it in the worker's thread, outside of communication, because the constructor allocates device memory. Use it
-    as a context manager, or call `close`.
+    Create it in the worker's thread, but not during communication, because the constructor allocates device memory. Use
+    it as a context manager, or call `close`.
 
     Args:
-        prefetch: number of batches to prepare in advance in a thread; 0 disables prefetching.
+        prefetch: number of batches to prepare in advance; 0 disables prefetching.
         images: False to load only labels, for a pipeline stage.
         on_device: True to keep images on the device (see `Backend.transfer`).
         shared: the device images that this process's workers share.
@@ -68,7 +68,7 @@ class BatchFeed:
             size_of_batch = min(loader.batch_size, len(part))
             self._transfer = backend.transfer(data, size_of_batch, on_device, shared or Shared())
         self._ahead = min(prefetch, self._iterations) if self._transfer.ahead else 0
-        self._queues = self._transfer.queues and not isinstance(loader.dataset, Shards)  # rows are samples
+        self._queues = self._transfer.queues and not isinstance(loader.dataset, Shards)  # rows are sample indices
 
     def epoch(self, epoch: int, start: int = 0) -> Generator[Batch | None, None, None]:
         """Yield this worker's batch, or None, for each iteration of an epoch, beginning with iteration `start`.

@@ -206,7 +206,7 @@ class Loader:
 
 
 def _mixture(own: Array, others: Array, share: Array, weighted: bool) -> Array:
-    """Mix targets (N, T), or (N, T + 1) whose last column contains sample weights, which multiply the shares."""
+    """Mix targets (N, T). If `weighted`, they are (N, T + 1), and the weights in the last column scale the shares."""
     if not weighted:
         return share * own + (1 - share) * others
     parts = share * own[:, -1:], (1 - share) * others[:, -1:]
@@ -247,7 +247,7 @@ def as_loader(
 
 
 def _dataset_of(data: Any, classes: int | None = None, pixels: PixelScale = FRACTIONS) -> LabeledData:
-    """Return a data set, and convert a pair (images, labels) to one (see `as_loader`)."""
+    """Return `data` if it is a data set, or convert a pair (images, labels) to one (see `as_loader`)."""
     if isinstance(data, Dataset | Shards):
         return data
     if not isinstance(data, tuple | list) or len(data) != 2:

@@ -44,7 +44,7 @@ def pixels_for(normalize: Normalize, images: Array) -> PixelScale:
 
 
 def statistics(images: Array) -> tuple[list[float], list[float]]:
-    """Return mean and std (1 for constants) of each channel of images (S, H, W, C) uint8, in fractions of 255."""
+    """Return mean and std (1 for constants) of each channel of images (S, H, W, C) uint8, on a 0-1 scale."""
     channels = images.shape[3]
     counts = np.zeros((channels, 256), np.int64)
     step = max(1, _AT_ONCE // max(1, images[:1].nbytes))

@@ -1,4 +1,4 @@
-"""Data sets of other libraries, as (image, label) pairs."""
+"""Reading of other libraries' data sets as (image, label) pairs."""
 
 from __future__ import annotations
 

@@ -101,10 +101,10 @@ def opened_picture(path: Path) -> Iterator[Any]:
                 if opened.width * opened.height > MOST_PIXELS:
                     raise DataError(
                         f"{name}: expected at most {MOST_PIXELS:,} pixels, found {opened.width} x "
-                        f"{opened.height}. Make it smaller"
+                        f"{opened.height}. Resize it"
                     )
                 if opened.mode in DEEP:
-                    raise DataError(f"{name}: expected 8 bits per channel, found 16. Convert it")
+                    raise DataError(f"{name}: expected 8 bits per channel, found 16. Convert it to 8 bits")
                 yield opened
     except (DataError, MemoryError):
         raise

@@ -34,15 +34,15 @@ CLASSES = {"BatchNorm": "BatchNormalization", "LayerNorm": "LayerNormalization"}
 def import_keras(model: Model, path: PathLike, names: Mapping[str, str] | None = None) -> None:
     """Load the weights of a `.weights.h5` or `.keras` file of Keras 3. Requires h5py (the extra `keras`).
 
-    The layer settings in a `.keras` archive are compared with the model. A `.weights.h5` file has none, so compare them
+    The layer settings in a `.keras` archive are compared with the model. A `.weights.h5` file has none, so check them
     yourself, for example epsilon, which is 1e-3 in Keras and 1e-5 in `BatchNorm`.
 
     A `Conv2D` with one group per channel loads the weights of a `DepthwiseConv2D`, or of the `Conv2D` given in `names`.
 
     Args:
-        names: layer in the file by layer of the model ("conv1": "conv2d_1"). By default, the n-th layer of a class
-            corresponds to the n-th layer of this class in the file. Layers in branches must be named, because Keras
-            numbers them by their distance from the output.
+        names: maps layers of the model to layers in the file ("conv1": "conv2d_1"). By default, the n-th layer of a
+            class corresponds to the n-th layer of this class in the file. Layers in branches must be named, because
+            Keras numbers them by their distance from the output.
 
     Raises:
         DataError: the file cannot be read; a weight is missing, unexpected, or has the wrong shape; or layers in a

@@ -41,7 +41,7 @@ ACTIVATIONS = {"linear": "identity", "swish": "silu"}  # Keras -> cupynet, where
 
 @dataclass
 class Step:
-    """A layer without its activation, or an activation, in Keras's terms. layer: None for a step from the file."""
+    """A layer without its activation, or an activation, in Keras terms. layer: None for a step from the file."""
 
     kind: str
     name: str
@@ -60,7 +60,7 @@ def snake_case(kind: str) -> str:
 
 
 def check_settings(model: nn.Model, config: Any, places: Mapping[str, str], path: PathLike) -> None:
-    """Raise DataError if layer settings differ. config: content of config.json. places: layer in the file by layer."""
+    """Raise DataError if layer settings differ. config: content of config.json. places: model layer -> file layer."""
     try:
         theirs = [step for step in _theirs(config) if not _only_flattens(step, model.input.shape)]
         if theirs:
@@ -132,7 +132,7 @@ def _check_pair(step: Step, file_step: Step, path: PathLike) -> None:
             f"{name} is {shown(value)}, but {shown(file_value)} in the file" for name, value, file_value in differences
         ]
         raise DataError(
-            f"{path}: layer '{step.name}' ({file_step.name!r} in the file): {listed(texts, 'and')}. Use the file's."
+            f"{path}: layer '{step.name}' ({file_step.name!r} in the file): {listed(texts, 'and')}. Change the model."
         )
 
 

@@ -1,4 +1,4 @@
-"""Optimizers that scale the step of each weight by its past gradients. Moving averages start at zero."""
+"""Optimizers that adapt the step of each weight to its past gradients. Moving averages start at zero."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Adam(ElementwiseOptimizer):
         m += (1 - beta1) · (g - m);    v += (1 - beta2) · (g² - v)
         w -= lr · m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + epsilon)
 
-    The iteration t is counted from 1 over all fits. For the other arguments, see `Optimizer`.
+    t counts the iterations of all fits, starting at 1. For the other arguments, see `Optimizer`.
     """
 
     capturable = True
@@ -47,7 +47,7 @@ class AdamW(Adam):
 
 
 class AMSGrad(Adam):
-    """Adam with the maximum of all second moments (Reddi et al. 2018), bias-corrected as in PyTorch. See `Adam`."""
+    """Adam with the running maximum of v (Reddi et al. 2018), bias-corrected as in PyTorch. See `Adam`."""
 
     capturable = True
     rule = RULES["amsgrad"]
@@ -161,7 +161,7 @@ class LAMB(Adam):
         r = m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + epsilon) + weight_decay · w;    w -= lr · |w| / |r| · r
 
     The trust ratio |w| / |r| is 1 if |w| or |r| is zero. As in the authors' implementation, epsilon is 1e-6 by default,
-    and parameters without weight decay, such as biases, use Adam. See `Adam` for the arguments.
+    and parameters without weight decay, such as biases, are updated with Adam. See `Adam` for the arguments.
     """
 
     capturable = clips_norm = True

@@ -1,4 +1,4 @@
-"""Learning-rate schedules that continue across fits, by iteration or epoch, as in Deeplearning4j."""
+"""Learning-rate schedules that count iterations or epochs across fits, as in Deeplearning4j."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cupynet.optim.schedules import Schedule
 
 
 class Counted(Schedule):
-    """Base class of schedules that depend on n, the iterations or completed epochs (`by`) since training began."""
+    """Base class of schedules that depend on n, the number of iterations or epochs (`by`) since training began."""
 
     def __init__(self, by: str) -> None:
         self.by = one_of(f"{type(self).__name__} by", by, ("iteration", "epoch"))
@@ -25,7 +25,7 @@ class Counted(Schedule):
         """Return the learning rate at `iteration`. With `by="epoch"`, call `begin_fit` first."""
         if self.by == "iteration":
             return self.rate(iteration)
-        # count back from the end of the fit, because its first epoch may continue an interrupted one
+        # count back from the end of the fit, because its first epoch may be incomplete after a resume
         left = -(-(self._stop - iteration) // self._epoch)
         return self.rate(max(self._epochs - left, 0))
 
@@ -50,9 +50,9 @@ class StepDecay(Counted, name="step"):
 
 
 class PiecewiseConstant(Counted, name="piecewise_constant"):
-    """Piecewise constant rates. `rates` maps the first iteration or epoch (`by`) of each interval to its rate.
+    """Piecewise constant learning rate: `rates` maps the beginning of each interval, starting with 0, to its rate.
 
-    It must contain 0.
+    `by` is the unit of the beginnings, `iteration` or `epoch`.
     """
 
     def __init__(self, rates: Mapping[int, float], by: str = "iteration") -> None:

@@ -1,6 +1,6 @@
-"""Optimizers work on the flat vectors of `Params`.
+"""Optimizers, which update the flat vectors of `Params`.
 
-Their state has the same layout, and is averaged and saved with the weights.
+Their state has the same layout as the weights, with which it is averaged and saved.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class Optimizer(Described):
     Args:
         learning_rate: a number, a `Schedule`, the name of a schedule (`cosine`, `one_cycle`, `step` ...), or a mapping
             with its name and arguments, such as {"name": "cosine", "initial": 0.1}. The highest rate of a named
-            schedule is by default the optimizer's default learning rate. Stored as a `Schedule`.
-        l2: factor of the penalty l2/2 · |w|².
+            schedule defaults to the optimizer's default learning rate. Stored as a `Schedule`.
+        l2: coefficient of the penalty l2/2 · |w|².
         max_grad_norm: maximum global norm of the gradient; None for no limit.
-        l1: factor of the penalty l1 · |w|_1.
+        l1: coefficient of the penalty l1 · |w|_1.
         weight_decay: decoupled weight decay (Loshchilov & Hutter 2019), multiplied by the learning rate. Cannot be
             combined with l2.
         clip_layer_norm: maximum norm of each layer's gradient, including weights and biases; None for no limit.
@@ -131,9 +131,9 @@ class Optimizer(Described):
         scale: float = 1.0,
         squared_norm: Array | None = None,
     ) -> None:
-        """Perform `step` with these `numbers` and a factor `scale` for the gradients.
+        """Perform `step` with these `numbers`, multiplying the gradients by `scale`.
 
-        In a captured step both are 1, because operations read the values on the device (see `Recorder.steered`).
+        In a captured step, both are 1, and operations read the values on the device (see `Recorder.steered`).
         """
         norm = None
         if self.max_grad_norm is not None:

@@ -9,13 +9,13 @@ from cupynet.optim.schedules import Schedule
 class ReduceOnPlateau(Schedule, name="reduce_on_plateau"):
     """Multiplies the learning rate by `factor` after more than `patience` evaluations without improvement.
 
-    The rate starts at `initial` and is at least `least`. The next fit continues with the reduced rate.
+    The rate starts at `initial` and never falls below `least`. The next fit continues with the reduced rate.
 
     Args:
         patience: consecutive evaluations without improvement to tolerate.
         monitor: the validation metric, as in `EarlyStopping`. Higher is better, except for names that contain "loss" or
             "error".
-        min_delta: minimum improvement, exclusive.
+        min_delta: a smaller or equal change does not count as an improvement.
         cooldown: evaluations to ignore after a reduction.
     """
 

@@ -1,4 +1,4 @@
-"""Learning-rate schedules: the base class, and schedules over a fit (see counted.py and plateau.py for others)."""
+"""Learning-rate schedules: the base class, and schedules that span a fit. Others are in counted.py and plateau.py."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ NAMES: dict[str, type[Schedule]] = {}  # schedules that can be chosen by name
 class Schedule(Described):
     """Base class of schedules, which map an iteration to a learning rate.
 
-    On a GPU, a copy of the schedule is also called for later iterations, and exceptions are ignored. `begin_fit` and
-    `on_evaluation` receive the same values on all workers.
+    On a GPU, a copy of the schedule is also called in advance for later iterations, ignoring exceptions. `begin_fit`
+    and `on_evaluation` receive the same values on all workers.
 
     Attributes:
         monitor: name of the monitored validation metric, or None.
-        highest: name of the argument that is, or contains, the highest rate, or None.
+        highest: name of the argument that determines the highest rate, or None.
     """
 
     monitor: str | None = None
@@ -50,7 +50,7 @@ class Schedule(Described):
         Args:
             start, stop: the fit's iterations, start <= i < stop, counted over all fits.
             epoch: iterations per epoch; 0 if unknown.
-            epochs: completed epochs over all fits at `stop`.
+            epochs: number of epochs completed at `stop`, over all fits.
         """
 
     def on_evaluation(self, figure: float) -> None:
@@ -253,7 +253,7 @@ def required(kind: type[Schedule]) -> list[str]:
 
 
 def schedule(owner: str, learning_rate: Any, highest: float | None = None) -> Schedule:
-    """Convert a number, a name, a mapping such as {"name": "step", "every": 1000, "factor": 0.5}, or a `Schedule`.
+    """Convert a number, a name, or a mapping such as {"name": "step", "every": 1000, "factor": 0.5} to a `Schedule`.
 
     owner: class, for error messages. highest: the highest rate of a named schedule that does not set it.
     """

@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 class ReportPage(Callback):
-    """Writes `report.html` and `curves.png` into the run folder when the run ends, even after an error.
+    """Writes `report.html` and `curves.png` to the run folder when the run ends, even after an error.
 
     The results are saved first. If writing fails, the callback logs a warning and the run ends as usual.
     `cupynet report RUN` writes the report at any time.

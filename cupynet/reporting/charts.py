@@ -20,17 +20,17 @@ from typing import Any
 from cupynet.core.checks import finite
 from cupynet.reporting.folder import RunData
 
-# Colors of the light page (templates/style.css), which are replaced by CSS variables in an SVG. Readers with color
-# vision deficiencies can distinguish them (Okabe and Ito 2008, "Color universal design"). The last is for background
-# lines.
+# Colors of the light page (templates/style.css), which are replaced with CSS variables in an SVG. Readers with color
+# vision deficiencies can distinguish them (Okabe and Ito 2008, "Color universal design"). The last color is for
+# background lines.
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#b0518b", "#c98500", "#7d8793")
 BACKGROUND = len(PALETTE) - 1
 INK, MUTED, GRID = "#1c2128", "#5b6470", "#dde1e6"
 MAX_POINTS = 400  # per line; a chart is about 500 pixels wide
 LARGEST = 1e100  # values are clipped to this, because matplotlib fails near the largest float
 MAX_WORKERS = 64  # maximum number of workers to plot
-MAX_LAYERS = 5  # number of layers with a line: those with the largest drift
-MAX_METRICS = 24  # number of other metrics
+MAX_LAYERS = 5  # number of layers to plot, those that drift the most
+MAX_METRICS = 24  # maximum number of other metrics to plot
 SPLITS = (("test", 1), ("validation", 3))  # evaluated data and indices of their colors
 SIZE = (5.6, 2.9)  # inches (72 SVG units each)
 LEFT, RIGHT, BOTTOM = 0.66, 0.12, 0.52  # margins in inches, for tick labels of seven characters and an axis label
@@ -84,7 +84,7 @@ class Chart:
 
     @property
     def shown(self) -> list[Line]:
-        """Lines with a finite value."""
+        """The lines that have a finite value."""
         return [line for line in self.lines if any(finite(value) is not None for value in line.y)]
 
     @property
@@ -268,7 +268,7 @@ def _metrics(data: RunData) -> list[Chart]:
     for name in dict.fromkeys(column.partition("_")[2] for column in metrics_of(data.epochs)):
         splits = ((split, _values(data.epochs, f"{split}_{name}"), color) for split, color in SPLITS)
         lines = [Line(split, epochs, values, color, 2.0, points=True) for split, values, color in splits]
-        charts.append(Chart(name, "epoch", "value", lines))  # any name: an SVG's title is not drawn by matplotlib
+        charts.append(Chart(name, "epoch", "value", lines))  # any name: matplotlib does not draw the title in an SVG
     return charts
 
 

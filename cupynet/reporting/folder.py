@@ -22,7 +22,7 @@ from cupynet.core.wording import one_line
 from cupynet.runs.layout import is_outdated
 from cupynet.runs.run import Run
 
-MOST_CHARACTERS = 1 << 20  # how many characters of the stored settings are searched
+MOST_CHARACTERS = 1 << 20  # maximum number of characters of stored settings to search
 OF_OTHERS = {name for kind in (BenchSettings, PlanSettings, RateSettings, TuneSettings) for name in own_names(kind)}
 OTHER_COMMANDS = re.compile(rf"^({'|'.join(OF_OTHERS - {*own_names(Settings)})}):", re.MULTILINE)
 RECORD = re.compile(r"^\d{4}-\d\d-\d\d \S+ (\w+) [\w.]+: (?:job \d+: )?(.*)$", re.MULTILINE)  # a log line

@@ -57,7 +57,7 @@ def page_values(data: RunData) -> dict[str, Any]:
 
 
 def state(data: RunData) -> tuple[str, str, str]:
-    """Return the state of a run: a word, the kind of its badge, and a sentence of explanation or ""."""
+    """Return the state of a run: a word, the kind of its badge, and an explanatory sentence or ""."""
     after = f"{_epochs(data)} of {data.start.get('epochs', NONE)} epochs"
     if data.running:
         return "running", "live", f"{after} complete."
@@ -77,7 +77,7 @@ def _epochs(data: RunData) -> int:
 
 
 def _results(data: RunData) -> dict[str, Any]:
-    """Return the summary; empty during training and after a killed resume, because it predates the resume."""
+    """Return the summary, or {} during training and if the summary was written before the run was resumed."""
     return {} if data.running or data.outdated else data.summary
 
 

@@ -1,4 +1,4 @@
-"""A page's images: samples, filters of a layer, and the confusion matrix.
+"""Images in a report: samples, filters of a layer, and the confusion matrix.
 
 Color encodes the sign of a number, and opacity its magnitude, so that images work on light and dark pages.
 """

@@ -8,9 +8,8 @@
             manifest.json           size and SHA-256 of the other files, and its own SHA-256
         run.json                    the run that owns the folder, if it is outside the run folder
 
-A checkpoint is written to a folder with a temporary name, flushed to disk, and renamed. Before a checkpoint is deleted,
-it is renamed. Every folder named `step-<number>` is therefore complete, even after a machine crash. The next save
-deletes leftovers.
+A checkpoint is written to a temporary folder, flushed to disk and renamed. Before it is deleted, it is renamed again.
+Every folder named `step-<number>` is therefore complete, even after a machine crash. The next save deletes leftovers.
 """
 
 from __future__ import annotations
@@ -92,7 +91,7 @@ class Checkpoints:
         return path
 
     def keep(self, steps: Collection[int]) -> None:
-        """Delete the checkpoints of all other iterations. Raises OutputError."""
+        """Delete the checkpoints of all iterations that are not in `steps`. Raises OutputError."""
         try:
             self.clean()
             for step in set(self.steps()).difference(steps):
@@ -104,7 +103,7 @@ class Checkpoints:
             raise OutputError(f"{self.folder}: cannot delete an old checkpoint ({error.strerror})") from error
 
     def newest(self, *, warn: bool = True) -> Stored | None:
-        """Return the newest undamaged checkpoint, or None if there are none. Raises DataError if all are damaged.
+        """Return the newest undamaged checkpoint, or None if there is none. Raises DataError if all are damaged.
 
         warn: log a warning for each damaged checkpoint.
         """

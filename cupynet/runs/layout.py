@@ -25,7 +25,7 @@ STEP = re.compile(r"step-(\d{8,})(?:\.(tmp|old)-\d+)?")  # a checkpoint; interru
 def is_outdated(folder: Path, summary: Mapping[str, Any], iteration: int) -> bool:
     """Return True if a run was resumed after its summary was written, and has not ended since.
 
-    iteration: the last one in its history or checkpoints. Earlier versions did not mark resumed runs.
+    iteration: the last one in its history or checkpoints, because earlier versions did not mark resumed runs.
     """
     return (folder / REOPENED).is_file() or iteration > int(summary.get("iterations", sys.maxsize))
 

@@ -30,7 +30,7 @@ class Setup:
         stages: pipeline stages per replica.
         parameters: number of trainable parameters.
         image_shape: (H, W, C).
-        normalize: mean and standard deviation of pixels by channel, in fractions of 255; None without normalization.
+        normalize: mean and standard deviation of each channel on a 0-1 scale; None without normalization.
         fast_dev_run: batches per worker in a smoke test; 0 otherwise.
         commit: commit of the source, with `-dirty` if there are changes; None outside a repository.
         environment: machine, BLAS libraries and versions.
@@ -93,7 +93,7 @@ class Cost:
 
     Attributes:
         images_per_s: training throughput, excluding the first 10 iterations.
-        wall_s: time of the last process, plus compilation, training and evaluation before a resume.
+        wall_s: wall time of the last process, plus compilation, training and evaluation in earlier processes.
         compile_s, train_s, evaluate_s, data_s, averaging_s: see `Clock`.
         bytes_sent: total of all workers.
         spent: times by worker (see `Spent`).
@@ -128,7 +128,7 @@ class Scores:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """Content of summary.json, in which the fields of all parts are at the top level.
+    """Content of summary.json, which stores the fields of all parts at the top level.
 
     Times end in `_s`, rates in `_per_s`; accuracies are between 0 and 1. None means not measured or not finite.
     """
@@ -283,7 +283,7 @@ class Run:
     def save(self, summary: Summary, weights: dict[str, Any], examples: Any = None) -> None:
         """Write the results, with the summary last. Raises OutputError.
 
-        examples: (M, H, W, C) uint8, images of the M most confident mistakes, in order.
+        examples: images of the M most confident mistakes, in descending order, (M, H, W, C) uint8.
         """
         self.summary_path.unlink(missing_ok=True)  # the old summary belongs to the previous weights
         self.reopened_path.unlink(missing_ok=True)
@@ -323,5 +323,5 @@ class Run:
         return [present(row) for row in rows if isinstance(row, dict)]
 
     def columns(self) -> History:
-        """Read the history in columns. Raises DataError."""
+        """Read the history as columns. Raises DataError."""
         return History.of(self.history())

@@ -1,1 +1,1 @@
-"""Sources load training and test sets."""
+"""Data sources, which load training and test sets."""

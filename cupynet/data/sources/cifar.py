@@ -50,7 +50,7 @@ class CIFAR10(Downloaded):
             LookupError,
             ValueError,
             tarfile.TarError,
-        ) as error:  # possible despite the MD5 check, which can be forged
+        ) as error:  # despite the MD5 check, because MD5 can be forged
             place = self.path(archive)
             raise DataError(f"{place}: not the CIFAR-10 archive ({error}). Delete it to download it again") from error
         images = np.ascontiguousarray(records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))

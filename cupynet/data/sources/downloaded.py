@@ -96,7 +96,7 @@ class Downloaded(Source):
             if file not in missing:  # a damaged file is an error even if others are missing
                 self.read(file)
         if missing and offline():
-            raise Unavailable("CUPYNET_OFFLINE forbids downloads")
+            raise Unavailable("CUPYNET_OFFLINE disables downloads")
         if missing:
             fetch(missing, self.place, self.mirrors, self.timeout_s)
 

@@ -116,7 +116,7 @@ class ImageFolder(UserFiles):
             pixels = picture(path, channels)
             if self.size is None and pixels.shape[:2] != (height, width):
                 raise DataError(
-                    f"{path}: expected {height} x {width} pixels, as the first image has, found {pixels.shape[0]} x "
+                    f"{path}: expected {height} x {width} pixels like the first image, found {pixels.shape[0]} x "
                     f"{pixels.shape[1]}. Resize all with {wording.setting('data', 'size', [height, width])}"
                 )
             images[row] = resized(pixels, height, width)

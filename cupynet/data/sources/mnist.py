@@ -1,7 +1,7 @@
 """MNIST (LeCun, Cortes, Burges), Fashion-MNIST (Xiao, Rasul, Vollgraf 2017), KMNIST (Clanuwat et al. 2018).
 
 Each has 60,000 training and 10,000 test images of 28 x 28 pixels. MNIST's digests are computed from the decompressed
-files, so that recompressed files are valid. The other digests are the published ones.
+files, so that recompressed files are accepted. The other digests are the published ones.
 """
 
 from __future__ import annotations

@@ -84,6 +84,6 @@ class NpzFile(UserArrays):
                     yield file, member.file_size
         except (DataError, MemoryError):
             raise
-        except Exception as error:  # damaged archives and headers raise many types
+        except Exception as error:  # damaged archives and headers raise exceptions of many types
             reason = wording.one_line(error)
             raise DataError(f"{path}: cannot be read as an .npz file ({reason}). Write it with np.savez") from error

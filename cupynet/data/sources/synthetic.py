@@ -18,7 +18,7 @@ from cupynet.data.dataset import TEST_STREAM, TRAIN_STREAM, Dataset, philox
 from cupynet.data.sources.source import Data, Source
 from cupynet.data.sources.strokes import alphabet
 
-BLOCK = 100  # images to draw at a time, within a core's cache
+BLOCK = 100  # images drawn at a time; a block fits into a core's cache
 DOTS = 48  # dots per glyph
 SIDE = 28  # pixels
 
@@ -72,7 +72,7 @@ class Synthetic(Source):
 
 def draw(rng: np.random.Generator) -> tuple[Array, Array]:
     """Draw a block of images (BLOCK, SIDE, SIDE) uint8 and digits (BLOCK,) int64."""
-    digits = rng.permuted(np.tile(np.arange(10), (BLOCK // 10, 1)), axis=1).ravel()  # each digit once in every ten
+    digits = rng.permuted(np.tile(np.arange(10), (BLOCK // 10, 1)), axis=1).ravel()  # each digit once per ten images
     dots, ink = _dots(digits, rng)  # (BLOCK, M, 2) in pixels, (BLOCK,)
     soft = _uniform(rng, *SOFT)  # (BLOCK,)
     pixels = np.arange(SIDE, dtype=np.float32)

@@ -122,13 +122,13 @@ def _differs(runs: Sequence[ComparedRun], key: str) -> bool:
 
 
 def _follows(runs: Sequence[ComparedRun], key: str, varying: Sequence[str]) -> bool:
-    """Return True for an argument that only some classes have, if it has the same value in all runs with them."""
+    """Return True for an argument that only some classes have, if its value is the same in all runs that use them."""
     users, component = [run for run in runs if key in run.settings], key.rpartition(".")[0]
     return f"{component}._target_" in varying and len(users) < len(runs) and not _differs(users, key)
 
 
 def _differ_below(runs: Sequence[ComparedRun], group: str) -> bool:
-    """Return True if the settings of a group differ, not only the chosen file. `experiment` has no settings itself."""
+    """Return True if the settings of a group differ, not only the chosen files. `experiment` itself has no settings."""
     if group == "experiment" or group not in GROUPS:
         return True
     keys = {key for run in runs for key in run.settings if key.split(".")[0] == group and not key.startswith(IDLE)}

@@ -135,7 +135,7 @@ def _speed_up(comparison: Comparison) -> Chart:
 
 
 def _grid(comparison: Comparison) -> dict[str, Any] | None:
-    """Return tables of three metrics over two settings, or None unless exactly two varied, each with several values."""
+    """Return tables of three metrics over two settings, or None unless exactly two settings have several values."""
     if len(comparison.varied) != 2:
         return None
     rows_title, columns_title = shortened(comparison.varied).values()
