@@ -99,7 +99,7 @@ def evaluated(path: Path, overrides: Sequence[str] = ()) -> Evaluated:
         raise DataError(f"the run used {before}, but only {data.name} was found. Restore {before} or set data=...")
     found, stored = experiment.source.class_names, trained.class_names
     if found and stored and [*found] != [*stored]:
-        raise DataError(f"the data have the classes {shown(found)}, but the run has {shown(stored)}, in this order")
+        raise DataError(f"the classes of the data, {shown(found)}, differ from the classes of the run, {shown(stored)}")
     with experiment.wrapper(callbacks=()) as wrapper:
         try:
             wrapper.model.load_weights(weights)
@@ -128,7 +128,7 @@ def changed(trained: LoadedRun) -> str:
 
     with suppress(CupynetError):  # there is no checkpoint, or it is damaged
         if found(trained.run.checkpoints_path, warn=False).state.get("data"):
-            return ""  # a run of this version
+            return ""  # a run of the current version
     return trained.source.changed()
 
 

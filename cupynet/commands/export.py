@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from cupynet.config.load_model import LoadedRun
     from cupynet.nn import Model
 
-IMAGES = 1000  # number of random images that verify an ONNX graph
+IMAGES = 1000  # number of random images for verifying an ONNX graph
 EXAMPLES = """examples:
   cupynet export outputs/latest --onnx model.onnx
   cupynet export outputs/latest --torch net.safetensors --torch-module net.py

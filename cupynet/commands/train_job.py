@@ -301,7 +301,7 @@ class _Signals:
         self.number, name = number, signal.Signals(number).name
         self._wrapper.stop(name, StopReason.SIGNAL)
         if self._speaks:
-            signals.say(f"cupynet: {name}: stopping after this iteration and saving. A second signal stops at once\n")
+            signals.say(f"cupynet: {name}: stopping and saving. A second signal exits immediately, without saving\n")
 
 
 def warn_of_other_rates(trainer: Trainer, planned: int | None) -> None:

@@ -233,7 +233,7 @@ class Experiment:
     def wrapper(
         self, callbacks: Sequence[Callback], run: Run | None = None, options: TrainingOptions | None = None
     ) -> ParallelWrapper:
-        """Create a new model and its wrapper. `callbacks` and `options` replace those in the settings."""
+        """Create a new model and its wrapper. `callbacks` and `options` override the settings."""
         checked = self.checked if options is None else self._check(options, None)
         complete = replace(checked.options, run=run, callbacks=callbacks)
         return ParallelWrapper.of(self.model(), replace(checked, options=complete))

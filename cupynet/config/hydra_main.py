@@ -141,7 +141,7 @@ class Entry(Callback):
 
 
 def _folder(config: DictConfig, key: str) -> Path:
-    """Return a folder that Hydra will create. If its name cannot be resolved, Hydra reports it later."""
+    """Return a folder that Hydra will create. If its name cannot be resolved, Hydra reports the error later."""
     HydraConfig.instance().set_config(config)
     return Path(str(OmegaConf.select(config, key, throw_on_resolution_failure=False)))
 

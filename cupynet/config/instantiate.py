@@ -116,7 +116,7 @@ def class_of(target: Any, key: str, trusted_modules: Iterable[str]) -> type:
     if not isinstance(target, str) or not all(part.isidentifier() for part in target.split(".")) or "." not in target:
         raise refused("must be a class with its module, such as cupynet.nn.Conv2D")
     if not _lies_in(target, trusted):  # other modules are not even imported
-        mine = f"list '{target.partition('.')[0]}' in trusted_modules if it is yours"
+        mine = f"list '{target.partition('.')[0]}' in trusted_modules if you trust it"
         raise refused(f"only classes of {listed(trusted, 'and')} can be used; {mine}")
     module_name, _, name = target.rpartition(".")
     if not _lies_in(module_name, ("cupynet",)):

@@ -82,7 +82,7 @@ class ProcessLauncher(Launcher):
                         for each in running:  # so that no queued job starts when a running job stops
                             each.cancel()
             except KeyboardInterrupt as stopped:  # closing the lifeline stops the jobs
-                signals.say("cupynet: stopping and saving running jobs. A second signal stops them at once\n")
+                signals.say("cupynet: stopping and saving running jobs. A second signal stops them immediately\n")
                 pool.shutdown(cancel_futures=True)
                 for each in running:
                     if not each.cancelled():

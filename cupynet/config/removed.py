@@ -13,7 +13,7 @@ DEFAULTS: dict[str, Any] = {
     "data.storage": "shared",
     "data.shards": None,
 }
-# renamed classes
+# moved classes
 MOVED = {
     "cupynet.training.ReportPage": "cupynet.reporting.ReportPage",
     **{f"cupynet.loggers.{name}": f"cupynet.training.{name}" for name in ("MLflow", "TensorBoard", "WandB")},

@@ -1,4 +1,4 @@
-"""Find the run to resume, and compare its stored settings."""
+"""Find the run to resume, and reject changes to its settings."""
 
 from __future__ import annotations
 

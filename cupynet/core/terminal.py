@@ -44,7 +44,7 @@ def printable(text: str) -> str:
 
 
 def near(path: Path) -> str:
-    """Format a path, relative to the current folder if it is inside."""
+    """Format a path. Paths inside the current folder become relative to it."""
     absolute = path.resolve()
     return str(absolute.relative_to(Path.cwd())) if absolute.is_relative_to(Path.cwd()) else str(path)
 

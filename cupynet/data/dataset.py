@@ -200,7 +200,7 @@ def image_array(where: str, images: Any) -> Array:
         _check_finite(f"{where}: image", array)
     if not floating and array.dtype != np.uint8 and array.size and not 0 <= array.min() <= array.max() <= 255:
         found = f"got {array.min()} .. {array.max()}. Convert other numbers to floating point"
-        raise ConfigError(f"{where}: images of integers must be from 0 to 255, {found}")
+        raise ConfigError(f"{where}: integer images must be from 0 to 255, {found}")
     check_layout(where, array.shape)
     pixels = np.ascontiguousarray(array, dtype=np.float32 if floating else np.uint8)
     return pixels if pixels.ndim == 4 else pixels[..., np.newaxis]
@@ -224,7 +224,7 @@ def label_array(where: str, labels: Any) -> Array:
         return np.ascontiguousarray(array, dtype=np.int64)
     if is_one_hot(array):
         return array.argmax(axis=1)
-    names = ". Number the names: names, y = np.unique(y, return_inverse=True)" * (array.dtype.kind in "OSU")
+    names = ". Convert names to indices: names, y = np.unique(y, return_inverse=True)" * (array.dtype.kind in "OSU")
     raise ConfigError(
         f"{where}: labels must be class indices (S,) from 0, one-hot labels (S, O), or floating-point targets "
         f"(S, T), got {array.shape} of {array.dtype}{names}"
@@ -322,7 +322,7 @@ def count_classes(place: FilePath, labels: Sequence[Array], classes: int | None)
     count = sum(map(len, labels))
     if least < 0 or most >= count:
         raise DataError(
-            f"{place}: expected labels 0, 1, 2, ..., found {least} .. {most} of {count} images. Renumber them, or set "
+            f"{place}: expected labels 0, 1, 2, ..., found {least} .. {most} in {count} images. Renumber them, or set "
             f"{wording.setting('data', 'classes')}"
         )
     return most + 1

@@ -47,7 +47,7 @@ def import_keras(model: Model, path: PathLike, names: Mapping[str, str] | None =
     Raises:
         DataError: the file cannot be read; a weight is missing, unexpected, or has the wrong shape; or layers in a
             `.keras` archive have different settings, such as epsilon, strides or activation.
-        ConfigError: `names` has unknown layers or lacks ambiguous layers, or h5py is not installed.
+        ConfigError: `names` contains unknown layers or omits ambiguous layers, or h5py is not installed.
     """
     names = names or {}
     weights = weights_of(model, names)

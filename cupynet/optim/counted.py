@@ -50,9 +50,9 @@ class StepDecay(Counted, name="step"):
 
 
 class PiecewiseConstant(Counted, name="piecewise_constant"):
-    """Piecewise constant learning rate: `rates` maps the beginning of each interval, starting with 0, to its rate.
+    """Piecewise constant learning rate: `rates` maps the first n of each interval to its rate, beginning with n = 0.
 
-    `by` is the unit of the beginnings, `iteration` or `epoch`.
+    `by` is the unit of n, `iteration` or `epoch`.
     """
 
     def __init__(self, rates: Mapping[int, float], by: str = "iteration") -> None:

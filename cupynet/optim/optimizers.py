@@ -1,6 +1,6 @@
 """Optimizers, which update the flat vectors of `Params`.
 
-Their state has the same layout as the weights, with which it is averaged and saved.
+Their state has the same layout as the weights, and is averaged and saved with them.
 """
 
 from __future__ import annotations

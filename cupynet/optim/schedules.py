@@ -19,8 +19,8 @@ NAMES: dict[str, type[Schedule]] = {}  # schedules that can be chosen by name
 class Schedule(Described):
     """Base class of schedules, which map an iteration to a learning rate.
 
-    On a GPU, a copy of the schedule is also called in advance for later iterations, ignoring exceptions. `begin_fit`
-    and `on_evaluation` receive the same values on all workers.
+    On a GPU, a copy of the schedule is also called in advance for later iterations, and its exceptions are ignored.
+    `begin_fit` and `on_evaluation` receive the same values on all workers.
 
     Attributes:
         monitor: name of the monitored validation metric, or None.

@@ -94,7 +94,7 @@ class Chart:
 
 
 def figures(charts: Iterable[Chart]) -> tuple[list[tuple[Chart, str]], str]:
-    """Return the charts that have data, each with its SVG, and the reason if charts cannot be drawn."""
+    """Return the charts that have data, each with its SVG, and why charts cannot be drawn, or ""."""
     try:
         charts_with_data = enumerate(chart for chart in charts if chart.shown)
         return [(chart, svg(chart, f"chart{index}")) for index, chart in charts_with_data], ""

@@ -1,4 +1,4 @@
-"""A sampler that never repeats a trial, except interrupted trials, which come first."""
+"""A sampler that repeats only interrupted trials, and chooses them first."""
 
 from __future__ import annotations
 

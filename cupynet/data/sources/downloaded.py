@@ -114,7 +114,7 @@ class Downloaded(Source):
 
     def _substitute(self, reason: str) -> Data:
         title = self.name.upper()
-        way_out = f"put its files into {self.place}, or set CUPYNET_DATA to the folder that holds {self.name}/"
+        way_out = f"put its files into {self.place}, or set CUPYNET_DATA to the folder that contains {self.name}/"
         if not self.may_stand_in:
             raise DataError(f"{title} not found: {reason}. To fix this, {way_out}")
         logger.warning(

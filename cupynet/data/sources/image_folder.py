@@ -57,7 +57,7 @@ class ImageFolder(UserFiles):
         if not isinstance(self.class_names, Sequence | None) or isinstance(self.class_names, str):
             reason = "must be a list of folder names, or null"
             raise ConfigError(reason, "class_names", wording.shown(self.class_names))
-        self.place = required_path("folder", self.folder, "the folder that holds a folder for each class, or train/")
+        self.place = required_path("folder", self.folder, "the folder that contains a folder for each class, or train/")
         self.name = self.place.resolve().name
         self._listed = self._list(tuple(map(str, self.class_names or ())))
         if self.validation and "validation" in self._listed:
@@ -90,10 +90,10 @@ class ImageFolder(UserFiles):
                 raise DataError(f"{folders[part]}: expected a folder for each class, found {reason}")
             for name, files in classes.items():
                 if not files:
-                    raise DataError(f"{folders[part] / name}: expected a folder with pictures of a class, found none")
+                    raise DataError(f"{folders[part] / name}: expected pictures of this class, found none")
                 if name not in self.class_names:
                     known = wording.shown([*self.class_names])
-                    raise DataError(f"{folders[part] / name}: expected a folder with pictures of one class of {known}")
+                    raise DataError(f"{folders[part] / name}: expected only folders named after the classes {known}")
                 for path in files:
                     if path.suffix.lower() not in ENDINGS:
                         raise DataError(f"{path}: expected only {', '.join(ENDINGS)} files. Move it elsewhere")
@@ -127,7 +127,7 @@ class ImageFolder(UserFiles):
             kind, others = ("gray", "in color") if is_gray(opened) else ("in color", "gray")
         if (kind == "gray") != (self.image_shape[2] == 1):
             ways = " or ".join(wording.setting("data", "channels", channels) for channels in (1, 3))
-            raise DataError(f"{path}: is {kind}, but the first, {self._first}, is {others}. Set {ways}")
+            raise DataError(f"{path}: is {kind}, but the first image, {self._first}, is {others}. Set {ways}")
 
     def changed(self) -> str:
         changed = any(is_rotated_or_transparent(path) for part in self._listed for path, _ in self._kept(part))

@@ -64,7 +64,8 @@ def _notes(comparison: Comparison, chosen: Group) -> list[str]:
             error = math.sqrt(max(share * (1 - share), 1 / images) / images)  # standard error of the accuracy
             points = 100 * 2 * math.sqrt(2) * error  # two standard errors of a difference
             notes.append(
-                f"On {images:,.0f} images, differences below {points:.2g} points may be chance. Repeat with seed=1,2,3."
+                f"On {images:,.0f} images, differences below {points:.2g} points may be due to chance. "
+                "Repeat with seed=1,2,3."
             )
         if comparison.split == "test":
             notes.append(

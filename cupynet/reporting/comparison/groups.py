@@ -57,7 +57,7 @@ class Comparison:
     groups: list[Group]
     others: list[Group]  # runs without a result, one per group
     split: str  # evaluated data, `test` or `validation`
-    target: float | None  # target accuracy of `time_to`; None if nothing was evaluated
+    target: float | None  # target accuracy of `time_to`; None if too few runs reached any of `TARGETS`
 
     @property
     def finished(self) -> list[ComparedRun]:
@@ -70,7 +70,7 @@ class Comparison:
 
 
 def compared(runs: Sequence[ComparedRun], target: float | None = None) -> Comparison:
-    """Compare runs. target: accuracy in 0..1; by default, the highest of `TARGETS` that half of the runs reached."""
+    """Compare runs. target: an accuracy, by default the highest of `TARGETS` that at least half of the runs reached."""
     finished, varied = [run for run in runs if not run.trouble], differing(runs)
     validated = bool(finished) and all(run.summary["validation_accuracy"] is not None for run in finished)
     comparison = Comparison(varied, [], [], "validation" if validated else "test", target)
