@@ -52,7 +52,7 @@ def diagnose(settings: Sequence[str]) -> int:
         for found in examine(name, settings):
             print(printable(f"{found.state:<9}{found.part:<10}{found.text}"), flush=True)
             code = code or found.code
-    print(f"training would end with exit code {code}: see the first problem" if code else "training works here")
+    print(f"training would fail with exit code {code}: see the first problem" if code else "training works here")
     return code
 
 

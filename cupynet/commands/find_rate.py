@@ -66,9 +66,7 @@ def find(prepared: tuple[Experiment, RateTest], folder: Path) -> float | None:
         log.info("%s, after %d of %d iterations", test.ended, len(test.losses), test.planned)
     print("", *bars(test), "", sep="\n")
     if test.suggestion is None:
-        print(
-            "suggested     nothing, because the loss never decreased. Change lowest=..., highest=... or iterations=..."
-        )
+        print("suggested     none, because the loss never decreased. Change lowest=..., highest=... or iterations=...")
     else:
         print(f"suggested     {test.suggestion:.2g}: a tenth of the rate at the lowest loss")
         print(f"set           {setting(experiment.settings.optimizer, test.suggestion)}")

@@ -129,7 +129,7 @@ def averaged_bytes(experiment: Experiment) -> int:
 def table(costs: Costs, rows: list[dict[str, Any]]) -> list[str]:
     lines = [
         f"an iteration takes {1e3 * costs.alone_s:.1f} ms with one worker and {1e3 * costs.busy_s:.1f} ms with "
-        f"{costs.cores} at once; averaging {costs.size / 1e6:.1f} MB takes {1e3 * costs.average_s:.1f} ms",
+        f"{costs.cores} workers; averaging {costs.size / 1e6:.1f} MB takes {1e3 * costs.average_s:.1f} ms",
         "",
         f"{'workers':>8}{'machines':>10}{'averaged every':>16}{'images/s':>14}{'efficiency':>12}{'averaging':>12}"
         + f"{'measured':>12}{'ratio':>8}" * ("ratio" in rows[0]),

@@ -125,7 +125,7 @@ def name_schedule(plain: dict[str, Any], overrides: Sequence[str], rate: Any) ->
     given = {key: value for key, value in node.items() if key not in merged or key in asked - {"name"}}
     if missing := [each for each in required(kind) if each not in given]:
         form = written({"name": node["name"], **dict.fromkeys(required(kind), "...")})
-        raise ConfigError(f"needs {listed(missing, 'and')}: {RATE}={form}", RATE, node["name"])
+        raise ConfigError(f"requires {listed(missing, 'and')}: {RATE}={form}", RATE, node["name"])
     if kind.highest is not None and kind.highest not in given:
         kept = [each for each in overrides if re.match(r"\W*(optimizer|experiment)\b", each) and RATE not in each]
         if kept or rate is None:

@@ -227,7 +227,7 @@ class _Command(Generic[S, T]):
         given = sorted(arguments, key=lambda each: not is_override(each))  # Hydra's parser expects options last
         if last_value(given, "hydra.output_subdir") is not None:
             reason = (
-                "cannot be changed, because settings are stored in .hydra of the run folder. Set hydra.run.dir instead"
+                "cannot be changed, because settings are stored in the run folder's .hydra. Set hydra.run.dir instead"
             )
             raise ConfigError(reason, "hydra.output_subdir")
         for option in (each.partition("=")[0] for each in given if each.startswith("-")):

@@ -149,7 +149,7 @@ def _fit(cls: type, given: Mapping[Any, Any], key: str) -> None:
             raise ConfigError(reason, f"{key}.{name}")
     for name, each in named.items():
         if each.default is Parameter.empty and name not in given:
-            raise ConfigError(f"is missing: {cls.__name__} needs it", f"{key}.{name}")
+            raise ConfigError(f"is missing, but {cls.__name__} requires it", f"{key}.{name}")
 
 
 def with_class_weights(loss: Any, weights: Sequence[float] | None = None) -> Any:

@@ -138,7 +138,7 @@ class ProcessLauncher(Launcher):
             print(printable(labelled), end="", file=sys.stderr, flush=True)
         code = process.returncode
         if code < 0:
-            return 128 - code, f"ended by signal {-code}"
+            return 128 - code, f"killed by signal {-code}"
         return code, said.strip().rpartition("\n")[2].removeprefix("cupynet: ") if code else ""
 
 

@@ -186,7 +186,7 @@ def check_untaken(folder: Path, results: Sequence[str] = ()) -> None:
     """
     own = [] if (folder / SETTINGS).is_file() else [name for name in results if os.path.lexists(folder / name)]
     if own:
-        raise ConfigError(f"{folder}: the run would replace {listed(own, 'and')} there. Choose another folder")
+        raise ConfigError(f"{folder}: the run would overwrite {listed(own, 'and')}. Choose another folder")
     if (folder / SWEEP).is_file():
         raise ConfigError(f"{folder}: already contains a sweep. Choose another folder; only its jobs can be resumed")
     run = (folder / SUMMARY).is_file() or bool(checkpoints(folder / CHECKPOINTS))

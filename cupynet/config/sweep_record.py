@@ -104,7 +104,7 @@ def begin(sweep: Path) -> None:
     except BaseException:
         _release()
         raise
-    say(f"jobs run in folders of {sweep}")
+    say(f"jobs run in subfolders of {sweep}")
 
 
 def _release() -> None:

@@ -28,7 +28,7 @@ def checked(normalize: Normalize) -> str | dict[str, list[float]] | None:
         if not mean or len(mean) != len(std):
             raise ValueError
     except (TypeError, ValueError) as error:
-        ways = "null, auto or {mean: [...], std: [...]} with a number for each channel, in fractions of 255"
+        ways = "null, auto or {mean: [...], std: [...]} with a number for each channel, on a 0-1 scale"
         raise ConfigError(f"must be {ways}", "normalize", wording.shown(normalize, wording.written)) from error
     return {"mean": mean, "std": std}
 

@@ -51,7 +51,7 @@ def picture(path: Path, channels: int) -> Array:
             opened = images.alpha_composite(images.new("RGBA", ink.size, "white"), ink).convert("RGB")
             if _is_plain(opened) and not _is_plain(ink.getchannel("A")):
                 raise DataError(
-                    f"{wording.one_line(path)}: white on a transparent background. Save it without transparency."
+                    f"{wording.one_line(path)}: white on a transparent background. Save it without transparency"
                 )
         pixels = opened.convert("L" if channels == 1 else "RGB")
         return np.asarray(pixels, np.uint8).reshape(opened.height, opened.width, channels)

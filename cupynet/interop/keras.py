@@ -100,7 +100,7 @@ def _check_unambiguous(model: Model, weights: Mapping[str, Weight], names: Mappi
             if unnamed:
                 raise ConfigError(
                     f"layer {min(unnamed)!r} is in one of several branches, whose order in Keras is unknown. "
-                    f"Name it in the file: names={{{min(unnamed)!r}: 'conv2d_1'}}"
+                    f"Specify its name in the file: names={{{min(unnamed)!r}: 'conv2d_1'}}"
                 )
 
 

@@ -102,7 +102,7 @@ def _check_in_order(ours: Sequence[Step], theirs: Sequence[Step], path: PathLike
         if step is None or file_step is None or step.kind != file_step.kind:
             raise DataError(
                 f"{path}: the networks differ: the file has {file_step or 'no more layers'}, the model has "
-                f"{step or 'no more layers'}. Build the same network, or save only the weights (.weights.h5)."
+                f"{step or 'no more layers'}. Build the same network, or save only the weights (.weights.h5)"
             )
         if step.kind not in WEIGHTED:
             _check_pair(step, file_step, path)
@@ -119,10 +119,10 @@ def _check_together(ours: Sequence[Step], theirs: Sequence[Step], path: PathLike
         if match is None:
             if candidates:
                 _check_pair(step, candidates[0], path)
-            raise DataError(f"{path}: the model has {step}, but the file does not. Build the same network.")
+            raise DataError(f"{path}: the model has {step}, but the file does not. Build the same network")
         remaining.remove(match)
     if remaining:
-        raise DataError(f"{path}: the file has {remaining[0]}, but the model does not. Build the same network.")
+        raise DataError(f"{path}: the file has {remaining[0]}, but the model does not. Build the same network")
 
 
 def _check_pair(step: Step, file_step: Step, path: PathLike) -> None:
@@ -132,7 +132,7 @@ def _check_pair(step: Step, file_step: Step, path: PathLike) -> None:
             f"{name} is {shown(value)}, but {shown(file_value)} in the file" for name, value, file_value in differences
         ]
         raise DataError(
-            f"{path}: layer '{step.name}' ({file_step.name!r} in the file): {listed(texts, 'and')}. Change the model."
+            f"{path}: layer '{step.name}' ({file_step.name!r} in the file): {listed(texts, 'and')}. Change the model"
         )
 
 
@@ -165,7 +165,7 @@ def _check_pixels(model: nn.Model, theirs: list[Step], path: PathLike) -> None:
         like_it = f"PixelScale.of({mean.round(6).tolist()}, {std.round(6).tolist()})"
         raise DataError(
             f"{path}: its Rescaling has scale={scale.tolist()} and offset={offset.tolist()}, but the model scales "
-            f"pixels differently. Set model.pixels = cupynet.backend.{like_it}."
+            f"pixels differently. Set model.pixels = cupynet.backend.{like_it}"
         )
 
 

@@ -19,7 +19,7 @@ def check_known(network: Layer, known: Collection[type[Layer]], target: str) -> 
             kind, name = type(layer), layer.path or "network"
             raise ConfigError(
                 f"layer '{name}' is {one(kind.__name__)} of {kind.__module__}, which has no known equivalent in "
-                f"{target}. Only layers of cupynet.nn can be exported."
+                f"{target}. Only layers of cupynet.nn can be exported"
             )
 
 
@@ -42,7 +42,7 @@ def weights_of(model: Model, names: Iterable[str] = ()) -> dict[str, Weight]:
     for name in names:
         if name not in weights and name not in layers:
             known = ", ".join(weights)
-            raise ConfigError(f"names: the model has no layer or weight {name!r}. Its weights are {known}.")
+            raise ConfigError(f"names: the model has no layer or weight {name!r}. Its weights are {known}")
     return weights
 
 
@@ -51,7 +51,7 @@ def take(stored: dict[str, Any], entry: str, name: str, path: PathLike) -> Any:
     if entry not in stored:
         entries = ", ".join(sorted(stored)[:8]) or "no other weights"
         raise DataError(
-            f"{path}: lacks {entry!r} for weight '{name}'. It has {entries}. Set `names` if they belong to this model."
+            f"{path}: lacks {entry!r} for weight '{name}'. It has {entries}. Set `names` if they belong to this model"
         )
     return stored.pop(entry)
 
@@ -70,5 +70,5 @@ def check_all_taken(remaining: Mapping[str, Any], path: PathLike) -> None:
     if remaining:
         raise DataError(
             f"{path}: unexpected weight {min(remaining)!r} ({len(remaining)} in total). The file may belong to another "
-            "network."
+            "network"
         )

@@ -139,7 +139,7 @@ def import_torch(model: nn.Model, path: PathLike, names: Mapping[str, str] | Non
         tensors = load_tensors(path)
     except DataError as error:
         raise DataError(
-            f"{error}. Write it with safetensors.torch.save_file(net.float().state_dict(), path)."
+            f"{error}. Write it with safetensors.torch.save_file(net.float().state_dict(), path)"
         ) from error
     tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith("num_batches_tracked")}
     order, names = orders(model.network), names or {}
@@ -241,7 +241,7 @@ def _output_order(layer: nn.Layer, order: Order | None, result: dict[int, Order]
         if not np.array_equal(body, shortcut):
             raise ConfigError(
                 f"Residual '{layer.path}' adds a flattened image to another vector, but PyTorch orders their values "
-                "differently. Flatten before the Residual, and start it with a Dense layer."
+                "differently. Flatten before the Residual, and start it with a Dense layer"
             )
         return body
     if isinstance(layer.input, nn.Image) and isinstance(layer, nn.Dense | nn.Flatten):
@@ -340,7 +340,7 @@ def torch_source(model: nn.Model) -> str:
     check_known(model.network, KNOWN, "PyTorch")
     orders(model.network)  # raises ConfigError for sums that PyTorch cannot represent
     if not isinstance(model.network, nn.Sequential):
-        raise ConfigError("the network is a single layer. Wrap it in a Sequential.")
+        raise ConfigError("the network is a single layer. Wrap it in a Sequential")
     network = "".join(f"        {module},\n" for module in _inside(model.network))
     text = HEAD.format(
         input=model.input,

@@ -154,7 +154,7 @@ class Summary:
             kinds = {key: kind for key, kind in get_type_hints(part).items() if key in flat}
             for key, kind in kinds.items():
                 if not _is_a(flat[key], kind):
-                    raise DataError(f"{key}={shown(flat[key])}: invalid value in a summary")
+                    raise DataError(f"{key}={shown(flat[key])}: invalid value in the summary")
             parts[name] = part(**{key: flat[key] for key in kinds})
         return cls(**parts)
 

@@ -74,7 +74,7 @@ def _notes(comparison: Comparison, chosen: Group) -> list[str]:
     if any(run.summary["fallback"] for run in runs):
         notes.append("Some runs used fallback data, because the requested data were missing.")
     if len({_origin(run) for run in runs}) > 1:
-        notes.append("The runs used different machines or versions of the program.")
+        notes.append("The runs used different machines or versions of cupynet.")
     return notes
 
 

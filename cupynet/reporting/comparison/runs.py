@@ -133,7 +133,7 @@ def _trouble(data: RunData, settings: dict[str, Any], summary: dict[str, Any]) -
     if not summary:
         return "still training" if data.running else f"failed: {data.error}" if data.error else "unfinished"
     if data.outdated:
-        return "still training" if data.running else "unfinished: its results are from before it was resumed"
+        return "still training" if data.running else "unfinished: the results predate the resume"
     if summary["stop_reason"] in ("signal", "request", "diverged") or str(summary["stopped_by"]).startswith(PRUNED):
         return f"stopped: {one_line(summary['stopped_by'])}"
     return "a smoke test (fast_dev_run) without meaningful results" if settings.get("fast_dev_run") else ""
