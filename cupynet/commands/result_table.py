@@ -42,7 +42,7 @@ def rows(summary: Summary) -> dict[str, str]:
     }
     if setup.workers > 1:
         apart = outcome.drift
-        found["replicas"] = setup.synchronizer + ("" if apart is None else f", last {100 * apart:.2g} % apart")
+        found["replicas"] = setup.synchronizer + ("" if apart is None else f", last drift {100 * apart:.2g} %")
     if cost.spent is not None and len(cost.spent["rounds_s"]) > 1:
         spent = Spent(**cost.spent)
         sent = f"sent {amount(cost.bytes_sent)}, {amount(cost.bytes_sent // max(outcome.iterations, 1))} per iteration"

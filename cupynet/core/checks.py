@@ -40,7 +40,7 @@ def integer(
 
 
 def seed(name: str, value: Any) -> int:
-    """Return `value` as a 64-bit seed, the size of a Philox key."""
+    """Return `value` as an unsigned 64-bit integer, which seeds a Philox generator."""
     return integer(name, value, 0, most=(1 << 64) - 1)
 
 

@@ -61,7 +61,7 @@ class Outcome:
     """Outcome of training.
 
     Attributes:
-        epochs, iterations, images: numbers of completed epochs and iterations, and of processed images.
+        epochs, iterations, images: numbers of epochs and iterations completed, and of images processed.
         train_loss: loss of the last epoch (see `EpochRecord.loss`); None without a complete epoch.
         stopped_by: why training ended early; None if it was not stopped.
         stop_reason: `request`, `signal` or `early`; `diverged` if a value was not finite and the best weights were
