@@ -44,7 +44,9 @@ class NumbaBackend(NumbaConv, NumpyBackend):
     def add(self, a: Array, b: Array, out: Array) -> Array:
         if out.itemsize > 2 or not flat(a, b, out):
             return super().add(a, b, out)
-        update_kernels.add(*(bits(array.reshape(-1)) for array in (a, b, out)))
+        if out is not a:
+            out[...] = a
+        update_kernels.accumulate(bits(out.reshape(-1)), bits(b.reshape(-1)))
         return out
 
     def mean_in_place(self, parts: list[Array], shares: list[float]) -> None:
@@ -124,7 +126,8 @@ class NumbaBackend(NumbaConv, NumpyBackend):
     def pointwise(self, name: str, x: Array, out: Array, slope: float = 0.0) -> Array:
         if name not in activation_kernels.FORWARD or not flat(x, out):
             return super().pointwise(name, x, out, slope)
-        activation_kernels.FORWARD[name](bits(x.reshape(-1)), bits(out.reshape(-1)), self.policy.compute.type(slope))
+        flat_x, flat_out = (bits(array.reshape(-1)) for array in (x, out))
+        activation_kernels.FORWARD[name](flat_x, flat_out, out is not x, self.policy.compute.type(slope))
         return out
 
     def pointwise_backward(self, name: str, dy: Array, kept: Array, slope: float = 0.0) -> Array:
@@ -145,7 +148,7 @@ class NumbaBackend(NumbaConv, NumpyBackend):
             philox.dropped_below(rate),
             self.policy.compute.type(1 / (1 - rate)),
         )
-        dropout_kernels.dropout(bits(x.reshape(rows)), bits(out.reshape(rows)), samples, *draw)
+        dropout_kernels.dropout(bits(x.reshape(rows)), bits(out.reshape(rows)), out is not x, samples, *draw)
         return out
 
     def max_pool2d(self, x: Array, window: Window) -> tuple[Array, Array]:

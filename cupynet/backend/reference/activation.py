@@ -117,7 +117,7 @@ OF_INPUT = ("gelu", "silu")  # y does not determine x, so the derivative needs x
 
 class ActivationOps(Device):
     def add(self, a: Array, b: Array, out: Array) -> Array:
-        """out = a + b. `out` may be a or b, and is returned."""
+        """out = a + b. `out` may be a, and is returned."""
         return self.xp.add(a, b, out=out)
 
     def relu(self, x: Array) -> Array:

@@ -16,8 +16,10 @@ from numba.core import types
 from numba.extending import overload
 
 from cupynet.backend.array import Array
-from cupynet.backend.cpu.kernels.jit import kernel
+from cupynet.backend.cpu.kernels.jit import inlined, kernel
 from cupynet.backend.cpu.kernels.narrow import reals
+
+BLOCK = 2048  # values that stay in the L1 cache
 
 # without reassociation, because n · ln 2 is computed in two parts
 STRICT = {"fastmath": {"contract"}}
@@ -80,63 +82,57 @@ def _expm1_of(x: Any) -> Any:
     return expm1
 
 
-# forward: out = f(x); x and out may be the same array -----------------------------------------------------------------
+# forward: x = f(x) for a block of values ------------------------------------------------------------------------------
 
 
-@kernel
-def leaky_relu(x: Array, out: Array, slope: Any) -> None:
-    x, out = reals(x), reals(out)
+@inlined
+def leaky_relu(x: Array, slope: Any) -> None:
     for i in range(x.size):
-        out[i] = x[i] if x[i] > 0 else slope * x[i]
+        x[i] = x[i] if x[i] > 0 else slope * x[i]
 
 
-@kernel
-def elu(x: Array, out: Array, slope: Any) -> None:
-    x, out = reals(x), reals(out)
+@inlined
+def elu(x: Array, slope: Any) -> None:
     for i in range(x.size):
         v = x[i]
         below = _expm1(-abs(v))
-        out[i] = v if v > 0 else below
+        x[i] = v if v > 0 else below
 
 
-@kernel
-def tanh(x: Array, out: Array, slope: Any) -> None:
-    x, out = reals(x), reals(out)
+@inlined
+def tanh(x: Array, slope: Any) -> None:
     two = x.dtype.type(2)
     for i in range(x.size):
         v = x[i]
         m = _expm1(-two * abs(v))
         positive = -m / (two + m)
-        out[i] = positive if v > 0 else -positive
+        x[i] = positive if v > 0 else -positive
 
 
-@kernel
-def sigmoid(x: Array, out: Array, slope: Any) -> None:
-    x, out = reals(x), reals(out)
+@inlined
+def sigmoid(x: Array, slope: Any) -> None:
     one = x.dtype.type(1)
     for i in range(x.size):
         v = x[i]
         small = _exp(-abs(v))
-        out[i] = (small if v < 0 else one) / (one + small)
+        x[i] = (small if v < 0 else one) / (one + small)
 
 
-@kernel
-def gelu(x: Array, out: Array, slope: Any) -> None:
-    x, out = reals(x), reals(out)
+@inlined
+def gelu(x: Array, slope: Any) -> None:
     half, down = x.dtype.type(0.5), x.dtype.type(-math.sqrt(0.5))
     for i in range(x.size):
         v = x[i]
-        out[i] = half * v * math.erfc(v * down)
+        x[i] = half * v * math.erfc(v * down)
 
 
-@kernel
-def silu(x: Array, out: Array, slope: Any) -> None:
-    x, out = reals(x), reals(out)
+@inlined
+def silu(x: Array, slope: Any) -> None:
     one = x.dtype.type(1)
     for i in range(x.size):
         v = x[i]
         small = _exp(-abs(v))
-        out[i] = v * ((small if v < 0 else one) / (one + small))
+        x[i] = v * ((small if v < 0 else one) / (one + small))
 
 
 # backward: dy *= dy/dx, as a function of y; of x for gelu and silu ----------------------------------------------------
@@ -197,10 +193,22 @@ def silu_backward(dy: Array, x: Array, slope: Any) -> None:
         dy[i] *= s * (one + v * rest)
 
 
+def _forward(activation: Callable[..., None]) -> Callable[..., None]:
+    @kernel
+    def apply(x: Array, out: Array, apart: bool, slope: Any) -> None:
+        """out = f(x). apart: out is not x. A loop over two arrays that may be the same would not be vectorized."""
+        x, out = reals(x), reals(out)
+        for start in range(0, x.size, BLOCK):
+            source, block = x[start : start + BLOCK], out[start : start + BLOCK]
+            for i in range(block.size if apart else 0):
+                block[i] = source[i]
+            activation(block, slope)
+
+    return apply
+
+
 # Softplus is computed by NumPy.
-FORWARD: dict[str, Callable[..., None]] = {
-    function.__name__: function for function in (leaky_relu, elu, tanh, sigmoid, gelu, silu)
-}
+FORWARD = {function.__name__: _forward(function) for function in (leaky_relu, elu, tanh, sigmoid, gelu, silu)}
 BACKWARD: dict[str, Callable[..., None]] = {
     "leaky_relu": leaky_relu_backward,
     "elu": elu_backward,

@@ -41,8 +41,13 @@ def four(a: Any, b: Any, c: Any, d: Any, first: Any, second: Any) -> Any:
 
 
 @kernel
-def dropout(x: Array, out: Array, samples: Array, epoch: int, first: int, second: int, below: int, factor: Any) -> None:
-    """out (N, F) = x · factor where the random number is at least `below`, else 0. first, second: the key."""
+def dropout(
+    x: Array, out: Array, apart: bool, samples: Array, epoch: int, first: int, second: int, below: int, factor: Any
+) -> None:
+    """out (N, F) = x · factor where the random number is at least `below`, else 0.
+
+    apart: out is not x, as in `activation`. first, second: the key.
+    """
     x, out = reals(x), reals(out)
     features = x.shape[1]
     quarter = (features + 3) // 4
@@ -64,6 +69,8 @@ def dropout(x: Array, out: Array, samples: Array, epoch: int, first: int, second
             for lane in range(4):
                 begin = lane * quarter + start
                 numbers = drawn[lane]
-                source, target = x[n, begin:], out[n, begin:]
-                for i in range(min(count, source.size)):
-                    target[i] = source[i] * factor if numbers[i] >= least else zero
+                source, target = x[n, begin:], out[n, begin : begin + count]
+                for i in range(target.size if apart else 0):
+                    target[i] = source[i]
+                for i in range(target.size):
+                    target[i] = target[i] * factor if numbers[i] >= least else zero

@@ -127,7 +127,8 @@ def convert(source: Array, target: Array) -> None:
 
 
 @kernel
-def add(a: Array, b: Array, out: Array) -> None:
-    a, b, out = reals(a), reals(b), reals(out)
-    for i in range(a.size):
-        out[i] = a[i] + b[i]
+def accumulate(total: Array, x: Array) -> None:
+    """total += x. A kernel with a third array for the result is not vectorized if two of the arrays are the same."""
+    total, x = reals(total), reals(x)
+    for i in range(total.size):
+        total[i] += x[i]
