@@ -18,15 +18,15 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from cupynet.backend.array import Array
-from cupynet.backend.cpu.kernels.jit import inlined, kernel
+from cupynet.backend.cpu.kernels.jit import kernel
 from cupynet.backend.cpu.kernels.narrow import reals, room, scratch, widened, write_back
+from cupynet.backend.cpu.kernels.prefetching import prefetch_share
 from cupynet.backend.cpu.kernels.vectors import (
     I64,
     constants,
     element,
     load,
     pointers,
-    prefetch,
     registers,
     store,
     sums_of_products,
@@ -34,7 +34,6 @@ from cupynet.backend.cpu.kernels.vectors import (
 )
 
 CHUNK = 256  # products added to a sum at a time
-LINE = 16  # values per prefetched cache line (of floats)
 MOST_ROWS = 10  # maximum number of rows in a tile, each of which needs a pointer
 
 
@@ -122,15 +121,6 @@ def tile(columns: int, itemsize: int) -> tuple[int, int, int]:
     lanes = width // itemsize
     across = min(columns, 2 * lanes)
     return min(sums // len(widths(across, lanes)), MOST_ROWS), across, columns % across
-
-
-@inlined
-def prefetch_share(write: int, images: Array, size: int, n: int, row: int, height: int, rows: int) -> None:
-    """Divide image n, which has `size` values, into `rows` shares. Prefetch `height` shares, beginning with `row`."""
-    share = (size + rows - 1) // rows
-    start = n * size + row * share
-    for at in range(start, start + height * share, LINE):
-        prefetch(write, images, at)
 
 
 @functools.cache

@@ -10,7 +10,6 @@ import llvmlite.binding
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.core.registry import cpu_target
-from numba.extending import intrinsic
 
 I32, I64 = ir.IntType(32), ir.IntType(64)
 
@@ -145,22 +144,3 @@ def _place(b: Any, base: Any, at: int, kind: Any) -> Any:
 def _alignment(base: Any) -> int:
     """Return the alignment of a single value, because a vector may start at any value."""
     return 1 if isinstance(base.type.pointee, ir.IntType) else size_of(base.type.pointee)
-
-
-@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
-def prefetch(typing: Any, write: Any, x: Any, at: Any) -> Any:
-    """Load the cache line of x[at] of a flat array, to write to it if `write` is 1. `at` may be out of bounds."""
-    literals = constants(write)
-    if literals is None:
-        return None
-
-    def generate(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
-        place = b.bitcast(pointers(context, b, signature, arguments)(1, 2), ir.IntType(8).as_pointer())
-        kind = ir.FunctionType(ir.VoidType(), [place.type, I32, I32, I32])
-        level, data = I32(3), I32(1)
-        b.call(
-            cgutils.get_or_insert_function(b.module, kind, "llvm.prefetch.p0"), [place, I32(literals[0]), level, data]
-        )
-        return context.get_dummy_value()
-
-    return types.void(write, x, at), generate

@@ -20,13 +20,13 @@ from numba.extending import intrinsic
 from cupynet.backend.array import Array
 from cupynet.backend.cpu.kernels.jit import inlined, kernel
 from cupynet.backend.cpu.kernels.narrow import reals, room, scratch, widened, write_back
+from cupynet.backend.cpu.kernels.prefetching import prefetch_rows
 from cupynet.backend.cpu.kernels.vectors import (
     I64,
     constants,
     load,
     multiply_add,
     pointers,
-    prefetch,
     registers,
     size_of,
     store,
@@ -206,14 +206,6 @@ def next_tile(n: int, row: int, column: int, rows: int, columns: int) -> tuple[i
     return n, row, column
 
 
-@inlined
-def prefetch_rows(write: int, x: Array, at: int, step: int, length: int, lanes: int) -> None:
-    """Prefetch `length` values in each of four rows, because large images are in memory, not in the L2 cache."""
-    for start in range(at, at + 4 * step, step):
-        for i in range(start, start + length, lanes):
-            prefetch(write, x, i)
-
-
 @functools.cache
 def convolution(lanes: int) -> Callable[..., None]:
     half, apart, group = lanes // 2, PITCH * lanes, VALUES * PITCH * lanes
@@ -251,10 +243,8 @@ def convolution(lanes: int) -> Callable[..., None]:
                     at, to = column * channels + c * lanes, c * group + (t - start) * lanes
                     for i in range(lines):
                         transform(INPUT, strip, at + i * step, channels, 0, 6, v, to + 6 * i * apart, apart, 6)
-                prefetch_rows(0, all_x, (n * height + row + 6) * width + column * channels, width, 4 * channels, lanes)
-                prefetch_rows(
-                    1, all_y, (n * out_height + row) * out_width + column * filters, out_width, 4 * filters, lanes
-                )
+                prefetch_rows(0, all_x, (n * height + row + 6) * width + column * channels, width, 4 * channels)
+                prefetch_rows(1, all_y, (n * out_height + row) * out_width + column * filters, out_width, 4 * filters)
                 n, row, column = next_tile(n, row, column, 4 * tall, 4 * wide)
             for p in range(VALUES):
                 factors, first = p * channels * filters, p * apart
@@ -331,9 +321,9 @@ def weight_gradient(lanes: int) -> Callable[..., None]:
                     at, to = column * filters + o * lanes, o * group + (t - start) * lanes
                     for i in range(lines):
                         transform(GRADIENT, out, at + i * out_step, filters, 0, 4, m, to + 6 * i * apart, apart, 6)
-                prefetch_rows(0, all_x, (n * height + row + 6) * width + column * channels, width, 4 * channels, lanes)
+                prefetch_rows(0, all_x, (n * height + row + 6) * width + column * channels, width, 4 * channels)
                 prefetch_rows(
-                    0, all_dy, (n * out_height + row + 4) * out_width + column * filters, out_width, 4 * filters, lanes
+                    0, all_dy, (n * out_height + row + 4) * out_width + column * filters, out_width, 4 * filters
                 )
                 n, row, column = next_tile(n, row, column, 4 * tall, 4 * wide)
             for p in range(VALUES):
