@@ -10,7 +10,7 @@ Array: TypeAlias = Any  # a NumPy or CuPy array; they have no common base class
 
 
 class Subset:
-    """Rows (N,) of a NumPy array `base` (S, ...), which are copied only when they are indexed."""
+    """Lazy selection of rows (N,) from a NumPy array `base` (S, ...). Indexing copies the rows."""
 
     def __init__(self, base: Array, rows: Array) -> None:
         self.base, self.rows, self.dtype = base, rows, base.dtype
@@ -25,20 +25,20 @@ class Subset:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         if copy is False:
-            raise ValueError("a Subset becomes an array only as a copy")
+            raise ValueError("a Subset cannot be converted to an array without a copy")
         return np.asarray(self[:], dtype)
 
 
 def looks_channels_first(shape: Sequence[int]) -> bool:
-    """Return True if an image shape that should be (H, W, C) is probably (C, H, W)."""
+    """Return True if an image shape is probably (C, H, W) instead of (H, W, C)."""
     channels, height, width = shape
     return channels <= 4 < min(height, width) and max(height, width) <= 4 * min(height, width)
 
 
 def layout_hint(found: Sequence[int], expected: Sequence[int]) -> str:
-    """Return a hint for the end of an error message: how to transpose or reshape the images, or ""."""
+    """Return a hint on transposing or reshaping the images, to append to an error message, or ""."""
     if len(found) == 2 and found[1] == math.prod(expected):
         return f". Reshape vectors: np.asarray(x).reshape{(-1, *expected)}"
     if len(expected) != 3 or len(found) not in (3, 4) or tuple(found[-3:]) != (expected[2], *expected[:2]):
         return ""
-    return f". Channels are first: use x.transpose({'0, 2, 3, 1' if len(found) == 4 else '1, 2, 0'})"
+    return f". The images are channels-first: use x.transpose({'0, 2, 3, 1' if len(found) == 4 else '1, 2, 0'})"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Backend(BatchOps, ConvOps, NormOps, PoolOps, DropoutOps, LossOps, UpdateOps):
-    """A device with every operation of the reference."""
+    """A device with all reference operations."""
 
     def recorder(self) -> Recorder | None:
         """Return a recorder for graph capture, or None if the backend does not support it."""

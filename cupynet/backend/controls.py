@@ -16,11 +16,11 @@ class Control(IntEnum):
     SCALE = 4  # loss scale of the next gradient
     USED = 5  # loss scale of the last gradient
     GO = 6  # 1 if the last step was applied
-    HALTED = 7  # step that halted, counted from 1; 0 for none
+    HALTED = 7  # number of the step that halted, from 1; 0 if none did
     STEPS = 8  # steps since the host read the controls
-    LOSSES = 9  # sum of the losses of applied steps
+    LOSSES = 9  # sum of the losses in applied steps
     SAMPLES = 10  # number of samples in applied steps
-    HITS = 11  # number of hits in applied steps
+    HITS = 11  # number of correct predictions in applied steps
     STEADY = 12  # steps since the loss scale changed
     SKIPPED = 13  # skipped steps
 

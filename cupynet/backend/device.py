@@ -18,7 +18,7 @@ from cupynet.core.wording import amount, one_line
 
 @dataclass(frozen=True)
 class Failure:
-    """Error message for a failed device. of_memory: True if the device is out of memory."""
+    """Diagnosis of a device error, for the user. of_memory: True if the device is out of memory."""
 
     text: str
     of_memory: bool
@@ -61,7 +61,7 @@ class Device:
         return self.xp.asarray(array, dtype)
 
     def compact(self, array: Any) -> Array:
-        """Return `array` contiguous, in storage precision and on this device, copied only if necessary."""
+        """Return `array` as a contiguous array in storage precision on this device. It is copied only if necessary."""
         matches = isinstance(array, self.xp.ndarray) and array.dtype == self.policy.storage
         result = array if matches else self.asarray(array, self.policy.storage)
         contiguous = result.flags.c_contiguous and getattr(result.flags, "writeable", True)
@@ -72,7 +72,7 @@ class Device:
         raise NotImplementedError
 
     def synchronize(self) -> None:
-        """Wait for all work on the device of this backend and of the calling thread."""
+        """Wait for all device work enqueued by this backend and by the calling thread."""
 
     def activated(self) -> AbstractContextManager[Any]:
         """Context manager that makes this device and its stream current, for threads other than the worker."""
@@ -114,7 +114,7 @@ class Device:
         target[...] = source
 
     def _constants(self, values: tuple[float, ...]) -> Array:
-        """Return these K numbers as a cached array (K,) on the device, in accumulation precision."""
+        """Return a cached device array (K,) of these K numbers, in accumulation precision."""
         if values not in self._vectors:
             self._vectors[values] = self.asarray(np.array(values, self.policy.accumulate))
         return self._vectors[values]
@@ -128,7 +128,7 @@ class Device:
         return stored
 
     def _surrounded(self, x: Array, window: Window, value: float) -> Array:
-        """Return images padded with `value`, borrowed; x itself if there is no padding."""
+        """Return borrowed images padded with `value`, or x itself if there is no padding."""
         if not window.pads:
             return x
         n, height, width, channels = x.shape
@@ -138,7 +138,7 @@ class Device:
         return padded
 
     def _within(self, padded: Array, shape: tuple[int, ...], window: Window) -> Array:
-        """Return images (N, H, W, C) without their padding, borrowed, in storage precision."""
+        """Return borrowed images (N, H, W, C) without their padding, in storage precision."""
         if not window.pads:
             return self._stored_copy(padded)
         x = self.borrow(shape)

@@ -20,7 +20,7 @@ GIT_TIMEOUT_S = 2.0  # a network file system may hang
 
 
 def available_cores() -> int:
-    """Return the number of cores that this process may use, considering affinity and cgroup quota (rounded up)."""
+    """Return the number of cores that this process may use, given its affinity and cgroup quota (rounded up)."""
     cores = len(usable_cores())
     with contextlib.suppress(OSError, ValueError):  # the file is missing or contains `max`
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
@@ -34,7 +34,7 @@ def usable_cores() -> set[int]:
 
 
 def memory() -> tuple[int, str] | None:
-    """Return the memory limit in bytes, and a phrase for its source, the machine or a cgroup; None if unknown."""
+    """Return the memory limit in bytes and a phrase naming its source (machine or cgroup), or None if unknown."""
     bounds = []
     with contextlib.suppress(AttributeError, ValueError, OSError):  # not available on every system
         bounds.append((os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), "this machine has"))
@@ -73,7 +73,7 @@ def commit(tree: Path = Path(__file__).parents[2]) -> str | None:
     """
     if re.fullmatch("[0-9a-f]{7,64}", variable := os.environ.get("CUPYNET_COMMIT", "")):
         return variable
-    if not (tree / ".git").exists():  # a wheel may be inside another repository
+    if not (tree / ".git").exists():  # a wheel may be installed inside another repository
         return None
     command = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", "-C", str(tree), "status", "--porcelain=v2"]
     command += ["--branch", "--no-ahead-behind", "--untracked-files=no", "--", *SOURCES]
@@ -85,7 +85,7 @@ def commit(tree: Path = Path(__file__).parents[2]) -> str | None:
         return None
     lines = result.stdout.decode(errors="replace").splitlines()
     oid = next((line.split()[-1] for line in lines if line.startswith("# branch.oid ")), "")
-    if not oid.isalnum():  # `(initial)`: nothing is committed
+    if not oid.isalnum():  # `(initial)` before the first commit
         return None
     return f"{oid}-dirty" if any(not line.startswith("#") for line in lines) else oid
 

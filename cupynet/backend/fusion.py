@@ -6,7 +6,7 @@ from typing import TypeAlias
 from cupynet.backend.array import Array
 from cupynet.backend.window import Window
 
-Weights: TypeAlias = "tuple[Array, ...]"  # the weight, then the bias, or None for no bias
+Weights: TypeAlias = "tuple[Array, ...]"  # (weight, bias), with None for no bias
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ from cupynet.core import checks, shared_options
 from cupynet.core.errors import ConfigError
 from cupynet.core.shared_options import BACKENDS
 
-CUPY = "pip install 'cupynet[cuda12x]', or cuda13x, by the driver's CUDA"
+CUPY = "pip install 'cupynet[cuda12x]', or cuda13x, depending on the driver"
 
 
 def select_backend(
     name: str = "auto", *, gpu_priority: int = 100, cpu_priority: int = 0, device: int = 0
 ) -> tuple[str, str | None]:
-    """Return the name of the backend to use, and why the preferred backend is not used, or None.
+    """Return the name of the backend to use, and the reason why it is not the preferred one, or None.
 
     `auto` chooses between GPU (cupy) and CPU (numba, or else numpy) by availability and priority, like Deeplearning4j's
     BACKEND_PRIORITY_GPU and _CPU. A backend chosen by name is never replaced. device: the GPU on which to test cupy.
@@ -35,7 +35,7 @@ def select_backend(
     missing = _missing(name, device)
     if missing is not None:
         remedy = f": {CUPY}" if missing.startswith(NOT_INSTALLED) else ""
-        raise ConfigError(f"{missing}{remedy}; backend=auto uses what works here", "backend", name)
+        raise ConfigError(f"{missing}{remedy}; backend=auto selects an available one", "backend", name)
     return name, None
 
 
@@ -55,7 +55,7 @@ def create_backend(
         dtype: half, bfloat16, float or double (see `DtypePolicy`).
         device: GPU index.
         max_block_size, max_grid_size: maximum number of threads per block and blocks per grid of cupy's kernels.
-        tf32: True to multiply floats in TF32 with cupy, which has a 10-bit mantissa.
+        tf32: True to multiply floats with cupy in TF32, which has a 10-bit mantissa.
 
     Raises:
         ConfigError: an argument is invalid, or tf32 is used on a CPU or with a dtype other than float.

@@ -67,7 +67,7 @@ class HostData(NamedTuple):
 
 
 class Shared:
-    """Data shared by the workers of one process. The first worker that needs an entry creates it, holding the lock."""
+    """Data shared by the workers of a process. The first worker to need an entry creates it while holding the lock."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -98,7 +98,7 @@ class BatchOps(Device):
 
 
 class Transfer:
-    """Transfers batches to a device, for one worker. This base class uses new memory for every batch.
+    """Transfers one worker's batches to a device. This base class uses new memory for every batch.
 
     The worker's thread calls `begin`, `send` and `close`. The prefetch thread calls `make`.
 
@@ -130,7 +130,7 @@ class Transfer:
         return images, self._device.asarray(next(self._of_batches))
 
     def send(self, images: Any, labels: Any) -> tuple[Array | None, Array]:
-        """Return the result of `make` on the device. If `steady`, the previous batch is overwritten."""
+        """Move the result of `make` to the device. If `steady`, the previous batch is overwritten."""
         return images, labels
 
     def close(self) -> None:

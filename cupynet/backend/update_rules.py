@@ -29,8 +29,8 @@ class UpdateScalars:
         decay: decoupled weight decay, which subtracts rate · decay · w (Loshchilov & Hutter 2019).
         numbers: result of `Optimizer.numbers` for this iteration, without the rate.
         factors: `Optimizer.factors`; a, b, c in the kernels.
-        norm: for rules that clip the global norm: the squared norm (0-d) of the whole gradient, and the largest norm,
-            both before `scale`. Otherwise None. Not in `in_order`.
+        norm: to clip the global norm: the squared norm (0-d) of the whole gradient and the largest norm, both before
+            `scale`. Otherwise None. Not in `in_order`.
     """
 
     rate: float
@@ -157,7 +157,7 @@ RULES = {
 
 
 class Layers:
-    """Segments (start, stop) of a flat vector, and the layer of each. table: both, (T, 3) on the device."""
+    """Segments (start, stop) of a flat vector, and the layer of each. table: a (T, 3) array of both on the device."""
 
     def __init__(self, backend: Device, bounds: Sequence[tuple[int, int]], group: Sequence[int]) -> None:
         self.bounds, self.group, self.count = tuple(bounds), tuple(group), max(group, default=-1) + 1

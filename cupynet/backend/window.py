@@ -43,7 +43,7 @@ class Window:
 
     @property
     def index_dtype(self) -> np.dtype[Any]:
-        """Smallest integer dtype for pixel indices and the value for "none" (cuda/kernels/pool.cu)."""
+        """Smallest integer dtype for pixel indices and one more value for "none" (cuda/kernels/pool.cu)."""
         return np.dtype(np.uint8 if self.size <= 255 else np.int32)
 
     @property
@@ -65,7 +65,7 @@ class Window:
     def check(self, shape: tuple[int, ...]) -> None:
         """Raise ConfigError unless images are (N, H, W, C) and, padded, fit the window. Kernels do not check this."""
         if len(shape) != 4 or not self.fits(*shape[1:3]):
-            raise ConfigError(f"images of shape {tuple(shape)}: must be (N, H, W, C) with room for {self}")
+            raise ConfigError(f"images of shape {tuple(shape)}: must be (N, H, W, C) and large enough for {self}")
 
     def check_weight(self, shape: tuple[int, ...], weight: tuple[int, ...], groups: int = 1) -> None:
         """Raise ConfigError unless a weight (K_h, K_w, C / groups, O) fits images of `shape`."""

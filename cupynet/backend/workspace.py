@@ -24,7 +24,7 @@ class ThreadWorkspaces(threading.local):
     """One `Workspace` per thread, without a lock, freed when the thread ends."""
 
     def __init__(self, allocate: Allocate, lend: Lend) -> None:
-        self.current = Workspace(allocate, lend)  # `threading.local` calls this once in each thread
+        self.current = Workspace(allocate, lend)  # `threading.local` calls this once per thread
 
 
 class Buffer:
@@ -52,7 +52,7 @@ class Loan:
 
 
 class Workspace:
-    """Pool of buffers for one thread. A short last batch uses the longer buffers of full batches."""
+    """Pool of buffers for one thread. A smaller last batch reuses the buffers of full batches."""
 
     def __init__(self, allocate: Allocate, lend: Lend) -> None:
         self._allocate, self._lend = allocate, lend
@@ -71,7 +71,7 @@ class Workspace:
         return self._count - free - len(self._returned) - len(self._returned_elsewhere)
 
     def borrow(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        """Return an uninitialized array that uses the shortest sufficient buffer; on a tie, the last returned."""
+        """Return an uninitialized array in the smallest buffer that fits; on a tie, in the one returned last."""
         self._collect()
         key = (shape[1:], dtype)
         free = self._free.setdefault(key, [])

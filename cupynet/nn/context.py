@@ -6,7 +6,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Context:
-    """The context of a forward pass.
+    """Information that layers receive in a forward pass besides their input.
 
     During graph capture, `epoch` (one element) and `samples` are device arrays, and `iteration` and `replicas` cannot
     be read.
@@ -14,12 +14,12 @@ class Context:
     Attributes:
         train: True if a backward pass follows.
         epoch: number of completed epochs.
-        iteration: number of updates of this replica.
+        iteration: number of updates this replica has made.
         samples: (N,) indices into the data set; None outside training.
         seed: the seed of the model.
         replicas: communicator for layers with `syncs_replicas = True`; None for a single replica. All replicas must
             call its methods in the same order.
-        counts: False if the samples are dummies: a replica without a batch still takes part in exchanges.
+        counts: False for dummy samples, with which a replica without a batch takes part in exchanges.
     """
 
     train: bool = False

@@ -22,7 +22,7 @@ DISTRIBUTIONS = ("normal", "uniform", "truncated_normal")
 
 
 def fans(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Return fan-in and fan-out of a weight (..., inputs, outputs). Raise ConfigError for a vector."""
+    """Return the fan-in and fan-out of a weight (..., inputs, outputs). Raise ConfigError for a vector."""
     if len(shape) < 2:
         raise ConfigError(
             f"a weight of shape {shape} has no fan-in and fan-out. Initialize it with zeros, ones or Constant"

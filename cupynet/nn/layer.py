@@ -130,9 +130,10 @@ def _noted(build: Callable[..., InputType]) -> Callable[..., InputType]:
     @functools.wraps(build)
     def noted(self: Layer, input: InputType, params: Scope, backend: Backend) -> InputType:
         first = self.path
-        if self._declared_in is params.params and first != params.layer:  # weights of the first build would be lost
+        if self._declared_in is params.params and first != params.layer:  # the first build's weights would be lost
             raise ConfigError(
-                f"layers '{first}' and '{params.layer}' are the same object. Create a {type(self).__name__} for each"
+                f"layers '{first}' and '{params.layer}' are the same object. "
+                f"Create a separate {type(self).__name__} for each"
             )
         self._declared_in = params.params
         self.backend, self.path, self.needs_dx, self.input = backend, params.layer, params.needs_dx, input
@@ -169,7 +170,7 @@ class Sequential(Layer):
 
     def __init__(self, layers: Mapping[str, Layer] | Iterable[Layer]) -> None:
         if not isinstance(layers, Mapping | list | tuple) or not layers:
-            reason = "must be a list of layers, or a mapping from names to layers, and not empty"
+            reason = "must be a non-empty list of layers, or a non-empty mapping from names to layers"
             raise ConfigError(reason, "Sequential layers", wording.shown(layers))
         named = dict(layers) if isinstance(layers, Mapping) else _named(layers)
         for name, layer in named.items():
@@ -197,7 +198,7 @@ class Sequential(Layer):
         return input
 
     def train_only(self, names: Set[str]) -> None:
-        """Compute only the derivatives needed to train these layers."""
+        """Limit `backward` to the derivatives needed to train these layers."""
         trained = [not names.isdisjoint(step) for step, _ in self.steps]
         self._first = trained.index(True) if True in trained else len(trained)
         for i, (step, layer) in enumerate(self.steps):

@@ -190,7 +190,7 @@ class Model:
             images = images[None]
         if images.shape[1:] != shape or not (images.dtype == np.uint8 or _is_floating(images)):
             raise ConfigError(
-                f"images of shape {given} and type {images.dtype}: expected N of shape {shape}, "
+                f"images of shape {given} and type {images.dtype}: expected N images of shape {shape}, "
                 f"uint8 or floating point scaled as in training{layout_hint(given, shape)}"
             )
         return images
@@ -261,7 +261,7 @@ class Model:
         return part
 
     def replace(self, **layers: Layer) -> Model:
-        """Return a copy with other layers, such as `model.replace(dense2=Dense(3))`, for instance to fine-tune.
+        """Return a copy with some layers replaced, for instance to fine-tune: `model.replace(dense2=Dense(3))`.
 
         The remaining layers keep their weights. All layers are trainable, even if they are frozen in this model.
 
@@ -307,7 +307,7 @@ class Model:
         if strict and any(unmatched):
             raise ConfigError(
                 f"these weights are from another network: missing {unmatched.missing}, unexpected "
-                f"{unmatched.unexpected} (in both if a shape differs). Use strict=False to load the others"
+                f"{unmatched.unexpected} (a name in both differs in shape). Use strict=False to load the others"
             )
         fitting = {name: weights[name] for name in weights.keys() - set(unmatched.unexpected)}
         self.restore_weights(fitting)
@@ -404,7 +404,7 @@ class Model:
         self.set_learning_rate_factors(dict.fromkeys(patterns, 0.0))
 
     def unfreeze(self, *patterns: str) -> None:
-        """Set the learning-rate factor of these weights, or of all weights, to 1."""
+        """Set the learning-rate factor of these weights, by default of all weights, to 1."""
         self.set_learning_rate_factors(dict.fromkeys(patterns or ("*",), 1.0))
 
     def summary(self) -> str:

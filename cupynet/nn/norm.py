@@ -117,7 +117,7 @@ class BatchNorm(Layer):
         return total
 
     def _meet(self, sums: Array, count: int, group: Any) -> None:
-        """Replace the sums by their mean over replicas, weighted by `count`."""
+        """Replace the sums with their mean over replicas, weighted by `count`."""
         scale = self.backend.loss_scale  # may differ between replicas
         sums /= scale
         group.allreduce_mean([sums.reshape(-1)], count)

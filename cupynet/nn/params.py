@@ -225,7 +225,7 @@ class Params:
                 self.segments.append(Segment(self._offsets[members[0].name], stops[members[-1].name], decay, rate))
 
     def matching(self, patterns: Collection[str]) -> set[str]:
-        """Return names of weights that match or are in a matching layer. Raise ConfigError for unmatched patterns."""
+        """Return the names of weights that match, or whose layer does. Raise ConfigError for unmatched patterns."""
         found: set[str] = set()
         for pattern in patterns:
             names = [
@@ -267,7 +267,7 @@ class Params:
             self.buffers[...] = self.buffer_snapshot
 
     def _layout(self, step: int) -> int:
-        """Assign parameters to multiples of `step`, set `segments`, and return P."""
+        """Place parameters at multiples of `step`, set `segments`, and return P."""
         kinds: dict[bool, list[Parameter]] = {}
         for p in self._entries.values():
             kinds.setdefault(p.decay, []).append(p)
@@ -279,7 +279,7 @@ class Params:
         return stop
 
     def _place(self, members: Sequence[Named], step: int, position: int = 0) -> int:
-        """Assign consecutive offsets at multiples of `step`. Return the end."""
+        """Place `members` one after another at multiples of `step`, and return the end."""
         for each in members:
             self._offsets[each.name] = position
             position += _padded(each.size, step)
@@ -306,7 +306,7 @@ def _padded(size: int, step: int) -> int:
 
 @dataclass(frozen=True)
 class Scope:
-    """Declares the weights of a layer while it is built.
+    """Declares the weights of a layer during `build`.
 
     Attributes:
         prefix: the layer's name and a dot; empty for the network itself.

@@ -46,7 +46,7 @@ class Pool(Layer):
         kernel_size: an integer or (height, width).
         stride: an integer or (vertical, horizontal); by default `kernel_size`.
         padding: padding on both sides, an integer or (vertical, horizontal) below `kernel_size`; `same`; or `valid`
-            (0). Padding does not count in maxima or means.
+            (0). Maxima and means exclude padding.
     """
 
     def __init__(self, kernel_size: Size, stride: Size | None = None, padding: Size | str = 0) -> None:

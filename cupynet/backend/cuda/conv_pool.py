@@ -1,7 +1,7 @@
 """Fused convolution, bias, activation and max-pool on the GPU.
 
-Small patches (few channels, as in the first layer) are convolved directly from the image (kernels/conv_pool.cu), others
-by im2col and cuBLAS, followed by one kernel for bias, activation and pooling. If ReLU zeroes a maximum, its index
+Small patches (few channels, as in the first layer) are convolved directly from the image (kernels/conv_pool.cu). Others
+use im2col and cuBLAS, followed by one kernel for bias, activation and pooling. If ReLU zeroes a maximum, its index
 refers to no pixel, so the backward pass does not need the activation's output.
 """
 

@@ -41,7 +41,7 @@ IN_FLOAT, IN_DOUBLE, IN_TF32 = 68, 70, 77  # cublasComputeType_t: accumulation p
 BY_ITSELF = -1  # cublasGemmAlgo_t: chosen by cuBLAS
 SUMS_NEVER_IN_HALF = 16  # cublasMath_t: partial sums are added in float, even if the result is half
 
-# supported dtypes of both factors, and of the result
+# supported dtypes of the factors and of the result
 PRODUCTS = {
     *(("float16", "float16"), ("float16", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "float32")),
     *(("float32", "float32"), ("float64", "float64")),
@@ -56,8 +56,8 @@ class CublasError(RuntimeError):
 class Library:
     """The functions of libcublas, and a pool of unused handles.
 
-    Handles are never destroyed, because that waits for all work on the device, which can deadlock if the garbage
-    collector does it during a collective or a graph capture.
+    Handles are never destroyed. Destroying one waits for all work on the device, and would deadlock if the garbage
+    collector triggered it during a collective or a graph capture.
     """
 
     def __init__(self, loaded: Any) -> None:
@@ -88,7 +88,7 @@ class Library:
 
 @cache
 def library(cuda: int) -> Library:
-    """Load cuBLAS for CUDA 12 or 13 from NVIDIA's wheels or a toolkit, as CuPy does, or else from the library path."""
+    """Load cuBLAS for CUDA 12 or 13 from NVIDIA's wheels or a toolkit, as CuPy does, or from the library path."""
     path = f"libcublas.so.{cuda}"
     try:
         from cuda.pathfinder import load_nvidia_dynamic_lib
@@ -133,7 +133,7 @@ class Cublas:
     def gemm(self, left: Array, right: Array, out: Array, *, beta: float = 0.0) -> None:
         """out = left @ right + beta · out. If beta is 0, the previous content of `out` is ignored.
 
-        left (M, K) and right (K, N) have the same dtype; `out` (M, N) has this dtype, or float for 16-bit factors.
+        left (M, K) and right (K, N) have the same dtype; `out` (M, N) has that dtype too, or float for 16-bit factors.
         Arrays are contiguous and do not overlap. Sums are accumulated in float, or in double for double inputs.
         """
         factor, result, double = left.dtype.name, out.dtype.name, left.dtype == np.float64
@@ -155,7 +155,7 @@ class Cublas:
         contiguous = out.flags.c_contiguous and all(a.flags.c_contiguous or a.flags.f_contiguous for a in (left, right))
         if not (known and shapes_match and contiguous):
             shapes = ", ".join(f"{array.shape} {array.dtype}" for array in (left, right, out))
-            raise ConfigError(f"a product of {shapes}: must be contiguous (M, K), (K, N) and (M, N) of one precision")
+            raise ConfigError(f"cannot multiply {shapes}: need contiguous (M, K), (K, N) and (M, N) of one precision")
 
 
 def _layout(array: Array) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from cupynet.backend.window import Window
 from cupynet.backend.workspace import Buffer, Loan, ThreadWorkspaces
 from cupynet.core.errors import ConfigError
 
-MOST_VALUES = 1 << 31  # limit on the values in an image or its windows, because kernels use 32-bit indices
+MOST_VALUES = 1 << 31  # limit on the number of values in an image or its windows: kernels use 32-bit indices
 SIXTEEN = 16  # bytes per memory access
 
 _thread = threading.local()  # `mark` identifies the backend most recently activated in the thread

@@ -1,4 +1,4 @@
-"""Diagnosis of CuPy errors, by names in their messages: out of memory, or a failed device. Others are probably bugs."""
+"""Recognizes out-of-memory errors and failed devices by the messages of CuPy errors. Other errors are probably bugs."""
 
 from __future__ import annotations
 

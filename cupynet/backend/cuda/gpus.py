@@ -1,6 +1,6 @@
 """The GPUs of this machine and their memory pools.
 
-CuPy does not track peak memory. A pool only grows until it is emptied, so its size just before is its peak. CuPy
+CuPy does not track peak memory. A pool only grows until it is emptied, so its peak is its size just before. CuPy
 empties a pool that has reached its limit.
 """
 
@@ -107,7 +107,7 @@ def pool(device: int) -> Pool:
 
 
 def pinned_blocks() -> int:
-    """Return the number of free blocks in the pool of pinned host memory, which does not report bytes."""
+    """Return the number of free blocks in the pinned host memory pool, which does not report bytes."""
     import cupy
 
     return int(cupy.get_default_pinned_memory_pool().n_free_blocks())
@@ -117,7 +117,7 @@ def limit_pools(devices: list[int], limit: int | float | None) -> None:
     """Empty and limit each device's memory pool: to bytes (int), a fraction (float), or its original limit (None)."""
     import cupy
 
-    gc.collect()  # unused backends are in reference cycles and hold memory
+    gc.collect()  # unused backends in reference cycles still hold memory
     for device in devices:
         with cupy.cuda.Device(device):
             memory_pool = cupy.get_default_memory_pool()
@@ -130,7 +130,7 @@ def limit_pools(devices: list[int], limit: int | float | None) -> None:
 
 
 def trim_pools(devices: list[int], device_above: int | None, pinned_above: int | None) -> None:
-    """Free unused pool memory above these limits, in bytes and in pinned blocks. This synchronizes the devices."""
+    """Free the unused memory of pools above these limits, in bytes and in pinned blocks. Synchronizes the devices."""
     import cupy
 
     for device in devices if device_above is not None else ():

@@ -23,7 +23,7 @@ ROWS = 255  # iterations in a table of scalars
 
 
 def _refuse(nbytes: int) -> Any:
-    """Allocator during capture, which always raises: a graph must not write to memory that the pool may reuse."""
+    """Allocator used during capture. Always raises, as a graph must not write to memory that the pool may reuse."""
     raise RuntimeError(f"the step allocates {nbytes} bytes of device memory outside the workspace")
 
 
@@ -58,9 +58,9 @@ class Recorder:
             yield
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Capture work without running it, and return a function that launches it. Raises the error if this fails.
+        """Capture `work` without running it, and return a function that launches it. Raises an error if capture fails.
 
-        The work must have run before, so that memory and kernels exist.
+        `work` must have run before, so that its memory and kernels exist.
         """
         activated = self._backend.activated
         with (
@@ -103,12 +103,12 @@ class Recorder:
         self._backend._flat(f"undo_{self._backend._wide}", vector.size, vector, kept, self._controls)
 
     def steer(self, iteration: int, scalars: Scalars, later: Callable[[], Iterator[Scalars]]) -> None:
-        """Set the learning-rate factor and the other scalars of the next step. Launch it before the next call.
+        """Set the learning-rate factor and other scalars of the next step, which must be launched before the next call.
 
         later: returns the expected scalars of later iterations, which are sent to the device ahead of time.
         """
         if not self._rows or self._rows[0] != (iteration, scalars):
-            # not always a full table, because the scalars may change often
+            # start with short tables, because the scalars may change often
             rows = [scalars, *islice(later(), min(2 * self._taken, ROWS - 1))]
             table = [0.0, len(rows), *chain.from_iterable(rows)]
             with self._backend.activated():
@@ -118,7 +118,7 @@ class Recorder:
         self._taken += 1
 
     def take_row(self) -> None:
-        """Take the scalars of an update that does not call `judge`."""
+        """Advance the controls to the next scalars, for an update that does not call `judge`."""
         self._backend.kernels.launch("steer_double", (1,), (1,), self._controls, self._table)
 
     def read(self) -> dict[Control, float]:

@@ -3,8 +3,8 @@
 CuPy does not check kernel arguments. A kernel would misread an array with the wrong dtype or device, a view with gaps,
 or a Python float passed for a C float. This module checks arrays and casts numbers according to `INSTANCES`.
 
-Each module is one file compiled for one precision, because NVRTC would take much longer for all four. CuPy caches
-modules on disk.
+Each module is one file compiled for one precision, because NVRTC would take much longer to compile all four. CuPy
+caches modules on disk.
 """
 
 from __future__ import annotations
@@ -193,8 +193,8 @@ def options(kind: str) -> tuple[str, ...]:
 
 
 # Held during graph capture, and while modules and libraries are loaded or handles are created, because loading and
-# creation may wait for the whole device, which ends any capture. A thread that also needs a backend's `apart` lock must
-# acquire that lock first.
+# creation may wait for the whole device, which invalidates any capture. A thread that also needs a backend's `apart`
+# lock must acquire that lock first.
 first_use = threading.RLock()
 
 
@@ -226,7 +226,7 @@ class Kernels:
             module.compile()
 
     def flat(self, name: str, count: int, *arguments: Any, at_once: int = 1) -> None:
-        """Launch one thread per `at_once` values, for `count` values."""
+        """Launch a kernel on `count` values, with one thread per `at_once` values."""
         if count:
             blocks = min(-(-count // (at_once * self.threads)), self.blocks)
             self.launch(name, (blocks,), (self.threads,), *arguments)

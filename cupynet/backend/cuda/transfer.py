@@ -1,4 +1,4 @@
-"""Transfer of batches to a GPU, and images that stay on it.
+"""Transfers batches to a GPU, and keeps images on it.
 
 cudaMalloc and cudaHostAlloc wait for the device, which may be waiting for another thread in an NCCL collective, so
 memory is allocated only in the worker's thread, at creation or in `begin`. The prefetch thread never uses the device.
@@ -211,7 +211,7 @@ class CudaTransfer(Transfer):
         self.order = self._backend.allocate((1 + samples,), np.int64)
         self._labels = self._backend.allocate((samples, *self.label_shape), labels.dtype)
         with self._backend.activated():
-            self.order[...] = self._labels[...] = 0  # this worker may have fewer samples in an epoch
+            self.order[...] = self._labels[...] = 0  # this worker may have fewer samples, and the rest is never sent
         self._numbers_sent = self._staging(max(self.order.nbytes, self._labels.nbytes))
 
     def begin(self, rows: Sequence[Array], labels: Iterable[Array]) -> None:
@@ -255,7 +255,7 @@ class CudaTransfer(Transfer):
     # resident images ------------------------------------------------------------------------------------------------
 
     def assign(self, count: int) -> slice:
-        """Return the part of the epoch that is the next batch."""
+        """Advance to the next batch, and return its slice of the epoch."""
         self._at += count
         return slice(self._at - count, self._at)
 

@@ -31,9 +31,9 @@ class CudaUpdate(CudaDevice, UpdateOps):
         return self._total("values", self.partial_sums(vector))
 
     def partial_sums(self, vector: Array, *, squares: bool = False) -> Array:
-        """Return a vector, short enough for one block, with the same sum as `vector`, or with its sum of squares.
+        """Return partial sums of `vector`, or of its squares, few enough for one block to add.
 
-        It may be `vector` itself; otherwise it is borrowed. The order of summation is fixed.
+        The result may be `vector` itself; otherwise it is borrowed. The order of summation is fixed.
         """
         vector = self.asarray(vector, self.policy.accumulate)  # user-defined losses may be in storage precision
         threads, at_once = self.kernels.threads, SIXTEEN // vector.dtype.itemsize
@@ -75,7 +75,7 @@ class CudaUpdate(CudaDevice, UpdateOps):
             self._flat(name, weight.size, *vectors, stored, *numbers, self.controls)
             return
         if self.controls is not None:  # a captured step would repeat this iteration's scalars
-            raise RuntimeError(f"{rule.name}: there is no kernel for this rule that reads its scalars from the device")
+            raise RuntimeError(f"{rule.name}: this rule has no kernel that reads its scalars from the device")
         super().move_weights(rule, weight, grad, states, scalars, stored)
 
     def squared_norms(self, vector: Array, layers: Layers) -> Array:

@@ -51,7 +51,7 @@ def has_weights(labels: Array, outputs: int) -> bool:
     """Return True if labels are (N, O + 1). Raises ConfigError if their shape does not match the outputs."""
     if labels.shape[1] not in (outputs, outputs + 1):
         raise ConfigError(
-            f"targets {labels.shape}: must be (N, {outputs}), one column per output, or with a column of weights"
+            f"targets {labels.shape}: must be (N, {outputs}), or one column wider with sample weights"
         )
     return bool(labels.shape[1] > outputs)
 

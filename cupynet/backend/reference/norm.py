@@ -27,8 +27,8 @@ class NormOps(ActivationOps):
     ) -> Array:  # fmt: skip
         """(x - mean) / sqrt(variance + epsilon) · scale + shift for each channel of (..., C), and max(., 0) if `relu`.
 
-        mean, variance: (C,) in accumulation precision. scale, shift: (C,) with the dtype of x. around: with the shape
-        and dtype of x; added before the maximum.
+        mean, variance: (C,) in accumulation precision. scale, shift: (C,) with the dtype of x. around: added before
+        the ReLU; same shape and dtype as x.
         """
         wide = x.astype(self.policy.accumulate)
         wide -= mean

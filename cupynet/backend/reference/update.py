@@ -40,7 +40,7 @@ class UpdateOps(Device):
         return vector.sum()
 
     def clip_norm(self, grad: Array, squared_norm: Array, largest: float) -> None:
-        """Scale a gradient, or a part of one, so that the whole norm is at most `largest` (Pascanu et al. 2013)."""
+        """Scale a gradient, or part of one, so that the whole norm is at most `largest` (Pascanu et al. 2013)."""
         length = self.xp.sqrt(self.xp.asarray(squared_norm, grad.dtype))
         grad *= largest / self.xp.maximum(length, largest)
 
