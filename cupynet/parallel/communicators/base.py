@@ -25,15 +25,15 @@ POLL_S = 0.1  # polling interval in seconds
 
 
 class PeerFailed(CupynetError):
-    """Another worker failed, so this one stops. The failed worker reports its own error."""
+    """Raised if another worker has failed. The failed worker reports its own error."""
 
 
 class WorkerTimeout(CupynetError):
-    """A worker did not reach a collective operation in time."""
+    """Raised if another worker does not reach a collective operation in time."""
 
 
 class Timeout:
-    """Timeout of a polling loop. Time for which the process is suspended (Ctrl-Z) does not count."""
+    """Timeout of a polling loop. Time during which the process is suspended (Ctrl-Z) does not count."""
 
     def __init__(self, seconds: float) -> None:
         self._left_s = seconds
@@ -50,7 +50,7 @@ class Timeout:
 def timed_out(rank: int, seconds: float, whom: str) -> WorkerTimeout:
     return WorkerTimeout(
         f"worker {rank} waited {seconds:g} s for {whom}. "
-        f"If they are only slow, increase {setting('parallel', 'timeout_s')}"
+        f"If nothing is stuck, increase {setting('parallel', 'timeout_s')}"
     )
 
 
@@ -91,7 +91,7 @@ class Communicator:
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size, self.traffic = rank, size, Traffic()
-        self._groups: list[Communicator] = []  # made by `split`
+        self._groups: list[Communicator] = []  # created by `split`
         self.attach(create_backend("numpy", "double"))
 
     def attach(self, backend: Backend, reduce: str = "auto") -> None:
@@ -110,7 +110,7 @@ class Communicator:
                 part.close()
 
     def abandon(self) -> None:
-        """Abort NCCL after a failure. May be called from any thread: the worker may be waiting for its device."""
+        """Abort NCCL after a failure. May be called from any thread, as the worker may be waiting for its device."""
         for part in (*self._groups, self._on_devices):
             if part is not None:
                 part.abandon()
@@ -146,7 +146,7 @@ class Communicator:
         raise NotImplementedError
 
     def recv(self, array: Array, source: int) -> None:
-        """Receive the next message from worker `source`, in order, into `array`, which has its shape and dtype."""
+        """Receive the next message from worker `source` into `array`, which must have its shape and dtype."""
         raise NotImplementedError
 
     def broadcast(self, array: Array, root: int = 0) -> None:

@@ -1,7 +1,7 @@
-"""Averaging of vectors on GPUs, first within each device and then between devices.
+"""Averages vectors on GPUs, first within each device and then between devices.
 
 The first worker of each device is its leader. It computes the weighted sum of the arrays on this device, in rank order
-and in double precision. The leaders then add their sums, over NCCL or on the first device in device order. The host
+and in double precision. The leaders then add their sums, over NCCL or in rank order on the first one's device. The host
 never waits for a device: streams wait for each other's events.
 
 With one device, results are bit-identical to averages on the host, except for subnormal float32 and bfloat16 numbers
@@ -86,7 +86,7 @@ class Buffers:
         return self._buffers[key]
 
     def like_all(self, arrays: Sequence[Array]) -> tuple[list[Array], list[Array]]:
-        """Return a buffer for each array, and the flat arrays that contain them, one per dtype, to need fewer calls."""
+        """Return a buffer for each array, and the flat arrays that contain them, one per dtype, to save calls."""
         key = tuple((array.shape, array.dtype) for array in arrays)
         if key not in self._flat:
             self._flat[key] = self._laid_out(arrays)
@@ -111,7 +111,7 @@ class Buffers:
 
 
 class DeviceMeans:
-    """Averages arrays on GPUs, for one worker thread. nccl: None to add the leaders' sums on the first device."""
+    """Averages arrays on GPUs, for one worker thread. nccl: None to add the leaders' sums on one device."""
 
     def __init__(self, exchange: Exchange, rank: int, backend: CupyBackend, nccl: Connect | None = None) -> None:
         self._exchange, self.rank, self._backend, self._nccl = exchange, rank, backend, nccl
@@ -182,7 +182,7 @@ class DeviceMeans:
             self._backend.weighted_sum(buffer, [arrays[index] for arrays, _, _ in local], shares)
 
     def _sum_on_first(self, buffers: list[Array]) -> None:
-        """Add the sums of all leaders on the first device, and copy the total to the others."""
+        """Add the sums of all leaders on the first leader's device, and copy the total to the other devices."""
         backend, leaders = self._backend, self._leaders
         offers = self._exchange((backend, buffers, backend.record_event()))
         first = leaders[0]

@@ -4,7 +4,7 @@ A blocking MPI call delays Python's signal handlers and cannot be interrupted, s
 completed by `Ranks.wait`; only the creation of a group blocks, briefly. Means are summed in rank order, chunk by chunk,
 with the same bits as in threads.py.
 
-Arrays are exchanged by Isend and Irecv: MPICH's non-blocking collectives took two to ten times as long.
+Arrays are exchanged with Isend and Irecv, because MPICH's non-blocking collectives took two to ten times as long.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from cupynet.parallel.communicators.devices import RankMeans, means_of_ranks
 
 GRACE_S = 30.0  # time for the other ranks to notice a failure, save their work and exit
 SPIN_S = 0.0001  # a waiting rank yields for this long before it sleeps
-LONGEST_PAUSE_S = 0.001  # longest sleep between two tests
+LONGEST_PAUSE_S = 0.001  # longest sleep between two tests of the requests
 TRANSFER_PAUSE_S = 0.00005  # during transfers, shorter because MPI makes progress only inside MPI calls
 MESSAGE, EXCHANGE = 1, 2  # message tags
 RUNNING, ENDED = -2, -1  # states of a rank that has not failed
@@ -59,7 +59,7 @@ class Ranks:
 
     Attributes:
         codes: `RUNNING`, `ENDED` or, after a failure, the exit code of each rank.
-        groups: communicators by members, created once each, because MPI supports only about 2,000.
+        groups: communicators by members, each created only once, because MPI supports only about 2,000.
         failure: raised by `check`; set by another thread to end this rank's task.
     """
 
@@ -93,7 +93,7 @@ class Ranks:
             raise self.failure
         first = self.first_failed()
         if first is not None:
-            error = PeerFailed(f"worker {self.rank} stops because worker {first} failed")
+            error = PeerFailed(f"worker {self.rank} stopped because worker {first} failed")
             error.exit_code = int(self.codes[first])
             raise error
 
@@ -209,7 +209,7 @@ class MpiCommunicator(Communicator):
         return [vector[len(vector) * r // self.size : len(vector) * (r + 1) // self.size] for r in range(self.size)]
 
     def _parts(self, index: int, own: NDArray[Any]) -> list[NDArray[Any]]:
-        """Return buffers for all workers' parts of this worker's chunk of vector `index`: `own`, and scratch memory."""
+        """Return a buffer for each worker's part of this worker's chunk of vector `index`: `own`, or scratch memory."""
         key = index, len(own), own.dtype.str
         if key not in self._scratch:
             self._scratch[key] = np.empty((self.size, len(own)), own.dtype)

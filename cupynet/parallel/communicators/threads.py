@@ -34,10 +34,10 @@ class ThreadWorld:
     def check(self, rank: int) -> None:
         """Raise PeerFailed in worker `rank` if a worker has failed."""
         if self.failure is not None:
-            raise PeerFailed(f"worker {rank} stops because worker {self.failed_rank} failed")
+            raise PeerFailed(f"worker {rank} stopped because worker {self.failed_rank} failed")
 
     def wait(self, rank: int, ready: Callable[[], bool], whom: str) -> None:
-        """Wait until `ready()`, with the condition held. Raises PeerFailed or WorkerTimeout."""
+        """Wait until `ready()` is true. The caller must hold the condition. Raises PeerFailed or WorkerTimeout."""
         timeout = Timeout(self.timeout_s)
         while not ready():
             self.check(rank)

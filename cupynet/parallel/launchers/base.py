@@ -40,7 +40,7 @@ class Launcher:
     def run(self, task: Callable[[Communicator], T]) -> T | None:
         """Run `task(communicator)` on every worker. Return rank 0's result, or None in processes without rank 0.
 
-        If a worker raises an exception, the others stop at their next collective or `check`, and it is raised here.
+        An exception in a worker stops the others at their next collective or `check`, and is raised here.
 
         Raises:
             ClosedError: called after a failure, an interruption or `close`.
@@ -68,10 +68,10 @@ class Launcher:
         return not self._running.locked()
 
     def close(self) -> None:
-        """Release the shared resources, unless there was a failure. A second call has no effect.
+        """Release the shared resources, unless a task has failed. A second call has no effect.
 
-        A running task ends with a RuntimeError at a worker's next collective or `check`. Unless a thread of the task
-        calls `close`, it waits up to `timeout_s` for the task to end.
+        A running task ends with a RuntimeError at a worker's next collective or `check`. Unless called by a thread of
+        the task, `close` waits up to `timeout_s` for its end.
         """
         usable, self._ended = not self._ended, self._ended or "were closed"
         if self._running.acquire(blocking=False):

@@ -141,7 +141,7 @@ class MpiJob:
 
 @contextmanager
 def _limited(seconds: float, file: int | None = None) -> Iterator[None]:
-    """Kill this process if an MPI call, which may hold the GIL, takes longer. file: descriptor for the traceback."""
+    """Kill this process if an MPI call, which may hold the GIL, takes too long. file: descriptor for the traceback."""
     with open(os.devnull, "w") as devnull:
         faulthandler.dump_traceback_later(seconds, exit=True, file=devnull if file is None else file)
         try:
@@ -168,7 +168,7 @@ def job() -> MpiJob:
 def _start() -> MpiJob:
     """Start MPI. If that fails, kill this process when its program ends.
 
-    mpiexec does not notice if a rank exits before it has started MPI, and the other ranks would wait for it.
+    mpiexec does not notice that a rank exits before it has started MPI, and the other ranks would wait for it.
     """
     process = started()
     try:

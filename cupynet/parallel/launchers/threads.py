@@ -83,7 +83,7 @@ class ThreadLauncher(Launcher):
         return results[0]
 
     def _stop(self, threads: list[threading.Thread]) -> None:
-        """Abort NCCL (see nccl.py), each rank in a thread because one may wait for another, and await the workers."""
+        """Abort NCCL (see nccl.py), each rank in a thread as one may wait for another, then wait for the workers."""
         aborts = [
             threading.Thread(target=_abandon, args=[communicator], daemon=True) for communicator in self._communicators
         ]

@@ -1,8 +1,8 @@
 """Base class of synchronizers.
 
 The constructor takes only settings; `start` binds the synchronizer to a replica. State such as residuals and momentum
-persists between fits. All workers call the methods in every iteration, even without a batch, because they may contain
-collectives.
+persists between fits. All workers call the methods in every iteration, even without a batch, because the methods may
+contain collectives.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Average:
     drift_by_layer: Mapping[str, float] = field(default_factory=dict)
 
     def over(self, stages: Communicator) -> Average:
-        """Combine the averages of all stages. The drift is the maximum over the stages, an upper bound of the total."""
+        """Combine the averages of all stages. The drift is the maximum over the stages, an upper bound on the total."""
         if stages.size == 1 or math.isnan(self.drift):
             return self
         content = json.dumps([self.drift, {name: float(drift) for name, drift in self.drift_by_layer.items()}])
@@ -47,7 +47,7 @@ class Average:
 
 
 class Synchronizer:
-    """Base class of synchronization methods. The base class itself does nothing, and supports only a single replica.
+    """Base class of synchronization methods. By itself it does nothing, and supports only a single replica.
 
     A subclass overrides `before_update`, `after_update` or `finish`, and `state` and `restore` if it has state. This
     example averages the gradients in every iteration:
@@ -92,8 +92,8 @@ class Synchronizer:
     def check(self, workers: int, stages: int = 1) -> None:
         """Validate the number of replicas and stages before any worker starts. Overrides must call `super().check`.
 
-        Raises ConfigError for the base class with several workers, and for stages with an adaptive schedule, on which
-        they could disagree and deadlock.
+        Raises ConfigError for the base class with several workers, and for an adaptive schedule with several stages,
+        which could decide differently and deadlock.
         """
         if type(self) is Synchronizer and workers > 1:
             raise ConfigError(

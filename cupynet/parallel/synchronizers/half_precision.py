@@ -8,13 +8,13 @@ from cupynet.parallel.communicators.base import Communicator
 TRANSFER_DTYPES = ("full", "half")
 RESOLUTION = 2.0**-10  # relative error of a float16 mean, which is rounded twice
 LARGEST = 15  # values are scaled below 2^15, so that float16 does not overflow
-SHIFTS = 120  # largest exponent of a scale factor, which single precision must represent
+SHIFTS = 120  # largest exponent of a scale factor, within the range of single precision
 
 
 def half_mean(communicator: Communicator, deltas: list[Array], weight: float) -> None:
     """Overwrite each vector with the weighted mean over the workers, sent in 16 bits. Bit-identical on all workers.
 
-    Intended for gradients, and for differences from common weights; for weights themselves, 11 bits are too few. Each
+    Intended for gradients, and for differences from common weights; 11 bits are too few for weights themselves. Each
     vector is scaled by a power of two so that the largest magnitude on any worker just fits. Values below 2^-39 times
     this magnitude are lost. Sums are computed in double precision.
 

@@ -1,4 +1,4 @@
-"""Outer optimizers: a step after each averaging, with delta = mean - common weights as the negative gradient."""
+"""Outer optimizers, which step after each averaging, with delta = mean - common weights as the negative gradient."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class SlowMo(OuterOptimizer):
     """Slow momentum (Wang et al. 2019, 1910.00643): u = momentum · u + (mean - common); common += learning_rate · u.
 
     In the paper, u is divided by the learning rate of the replicas. Here u includes it, as in `Momentum`. For a
-    constant learning rate, both are equivalent. Learning rate 1 and momentum 0 give the mean.
+    constant learning rate, the two are equivalent. Learning rate 1 and momentum 0 give the mean.
     """
 
     def __init__(self, learning_rate: float = 1.0, momentum: float = 0.5) -> None:

@@ -102,7 +102,7 @@ class Tally:
     Attributes:
         scored: number of samples with losses on this worker.
         losses: sum of these losses, a number or a 0-d array on the device.
-        hits: number of these samples that are classified correctly, of the same type as `losses`; not part of `state`.
+        hits: number of these samples classified correctly, of the same type as `losses`; not part of `state`.
     """
 
     def __init__(self, complete: Callable[[], None] = lambda: None, *, losses: bool = True) -> None:
@@ -121,7 +121,7 @@ class Tally:
     def gather(self, replica: ReplicaView, communicator: Communicator, iteration: int | None) -> float:
         """Return the mean loss over the samples of all replicas since the last `clear`; NaN if there are none.
 
-        Raises DivergedError like `check_finite_replicas`.
+        Raises DivergedError as `check_finite_replicas` does.
         """
         loss = float(self.losses)
         finite = math.isfinite(loss) and is_finite(*replica.params.vectors)

@@ -1,7 +1,7 @@
 """Averaging schedules: every k iterations, at the end of each epoch, once at the end, or adaptive.
 
-Each worker has its own schedule. They make the same decisions without communication, because they depend only on the
-iteration and on measurements that all workers share.
+Each worker has its own schedule. All schedules make the same decisions without communication, because these depend only
+on the iteration and on measurements that all workers share.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class PostLocal(AveragingSchedule):
             self.later.averaged(drift)
 
     def ended(self, moment: Moment) -> None:
-        if self._iterations:  # the last epoch and the fit end together, which counts once
+        if self._iterations:  # the last epoch and the fit end together and count once
             self._complete, self._iterations = self._complete + 1, 0
         self.later.ended(moment)
 
@@ -144,8 +144,8 @@ class PostLocal(AveragingSchedule):
 class Adaptive(AveragingSchedule):
     """Adapts the averaging period to a target drift of the replicas (Jiang & Agrawal 2020).
 
-    If the drift (`Average.drift`) at an averaging step is below the target, the next period is longer; if it is above,
-    shorter; by at most a factor of two. An averaging step before the end of a period can only shorten the next one.
+    If the drift (`Average.drift`) at an averaging step is below the target, the next period is up to twice as long; if
+    above, down to half as long. An averaging step before the end of a period can only shorten the next one.
 
     Args:
         target: the target drift.
@@ -167,7 +167,7 @@ class Adaptive(AveragingSchedule):
         self._iterations = 0  # iterations since the last averaging step
 
     def __str__(self) -> str:
-        return f"every {self.initial_period} to {self.max_period} iterations, to be about {100 * self.target:g} % apart"
+        return f"every {self.initial_period} to {self.max_period} iterations, for a drift of {100 * self.target:g} %"
 
     def after(self, iteration: int) -> bool:
         self._iterations += 1

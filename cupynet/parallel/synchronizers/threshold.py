@@ -69,7 +69,7 @@ class Threshold:
 
 
 class FixedThreshold(Threshold):
-    """A constant threshold. Choose about the size of several iterations' updates, much smaller than the weights."""
+    """A constant threshold. Choose about the size of several updates, much smaller than the weights."""
 
     def __init__(self, threshold: float) -> None:
         super().__init__(threshold, "threshold")
@@ -128,7 +128,7 @@ class ThresholdEncoding:
         algorithm: rule for the threshold; `AdaptiveThreshold()` by default.
         clip_residual_every: iterations between clippings of the residual, so that stale updates do not persist; 0 to
             disable clipping.
-        clip_residual: magnitude to clip residuals to, as a multiple of the threshold.
+        clip_residual: maximum magnitude of residuals after clipping, as a multiple of the threshold.
 
     Attributes:
         residual: unsent updates, (P,), on the host; exists after `start`.
@@ -178,7 +178,7 @@ class ThresholdEncoding:
 
 
 def _take(residual: NDArray[Any], step: Any) -> NDArray[np.int32]:
-    """Subtract a step from every residual whose magnitude is at least a step. Return the body of the message."""
+    """Move each residual of at least one step toward zero by one step. Return the body of the message."""
     indices = np.flatnonzero(abs(residual) >= step)
     values = residual[indices]
     positive = values > 0
