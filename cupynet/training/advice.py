@@ -17,7 +17,7 @@ SURELY = 3.0  # standard deviations above chance; an untrained network reaches t
 
 
 def advise(spent: Spent, *, iterations: int | None = None, stages: int = 1, cores: int | None = None) -> str:
-    """Name the largest overhead and its remedy, or say that nothing stands out.
+    """Return advice on the largest overhead, or say that nothing stands out.
 
     stages: ranks per replica. cores: CPU cores shared by the workers; None on GPUs.
     """

@@ -63,7 +63,7 @@ def found(path: str | Path, *, warn: bool = True) -> Stored:
         return read(path)
     newest = Checkpoints(path).newest(warn=warn)
     if newest is None:
-        raise ConfigError(f"{path}: there is no checkpoint")
+        raise ConfigError(f"{path}: no checkpoint found")
     return newest
 
 
@@ -124,7 +124,7 @@ def _states(stored: Stored) -> list[Tree]:
             for each in stored.state["workers"]
         ]
         if not states:
-            raise ValueError("there are none")
+            raise ValueError("the list is empty")
         for state in states:
             state["callbacks"] = {RENAMED.get(name, name): each for name, each in state["callbacks"].items()}
         return states

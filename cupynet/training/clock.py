@@ -116,7 +116,7 @@ class _Span(AbstractContextManager[None]):
 
 @dataclass
 class Interval:
-    """Measurements since the clock was `start`; NaN or empty if there were none."""
+    """Measurements since the clock read `start`; NaN or empty if there were none."""
 
     start: Clock
     samples: int = 0

@@ -67,7 +67,7 @@ class SkipNonFinite(StepCheck):
 
 
 def diagnose(replica: Replica, batch: Batch) -> str:
-    """Locate the first non-finite value of the last batch: return worker, batch, samples and layer or weight."""
+    """Describe the first non-finite value of the last batch: worker, batch, samples, and layer or weight."""
     at = f"of worker {replica.groups.world.rank} at batch {batch.index} of epoch {batch.epoch + 1}"
     for name, values in replica.params.views(replica.params.master):
         if not _finite(replica, values).all():

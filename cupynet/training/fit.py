@@ -125,7 +125,7 @@ def evaluation_loader(data: Examples, batch_size: int | None, model: Model, pixe
 
     data: as for `fit`, or (x, y, sample_weight). pixels: the scale of the training images, by default the model's.
     """
-    if pixels is None and model.pixels != FRACTIONS:  # FRACTIONS before training too, when any scale is allowed
+    if pixels is None and model.pixels != FRACTIONS:  # an untrained model has FRACTIONS too, and allows any scale
         pixels = model.pixels
     weights = None
     if isinstance(data, tuple) and len(data) == 3 and not isinstance(data[0], tuple):

@@ -45,7 +45,7 @@ class Graphs:
         self.refused, self.singly = "", False  # why steps are not captured; launch operations one by one
 
     def begin(self, *, classifies: bool, memory: object) -> None:
-        """Drop graphs for another thread's workspace, another kind of labels, or an earlier `CudaTransfer.memory`."""
+        """Drop graphs captured for another workspace, another kind of labels, or an earlier `CudaTransfer.memory`."""
         origin = self._backend.workspace, classifies, memory
         if self._origin != origin:
             self._origin, self._launchers = origin, {}

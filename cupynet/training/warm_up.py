@@ -11,7 +11,7 @@ from cupynet.training.replica import Replica
 
 
 def warm_up(replica: Replica, batch_size: int, synchronizer: Synchronizer | None = None) -> float:
-    """Compile or load all kernels by a step on a copy of the replica. Return the seconds, also added to its clock.
+    """Compile or load all kernels with a step on a copy of the replica. Return the seconds, also added to its clock.
 
     With a `synchronizer`, averaging is warmed up too, and all workers must call this.
     """

@@ -45,7 +45,7 @@ class Callback:
                 one_of(f"{cls.__name__} event", name, EVENTS)
 
     def __repr__(self) -> str:
-        """Return the class name and the plain arguments that are not the default, if they are attributes."""
+        """Return the class name and the non-default arguments, if they are attributes with plain values."""
         arguments = []
         for name, parameter in inspect.signature(type(self)).parameters.items():
             value = vars(self).get(name, parameter.default)
@@ -80,7 +80,7 @@ class Callback:
     def after_finish(self, trainer: Trainer) -> bool | None:
         """Called after the last averaging step of a fit, even if it is stopped early. Return False if nothing changed.
 
-        May change the weights, identically on every worker. They are evaluated again unless all callbacks return False.
+        Callbacks may change the weights, identically on every worker. They are reevaluated unless all return False.
         """
         return False
 
@@ -90,7 +90,7 @@ class Callback:
     def on_diverged(self, trainer: Trainer, text: str) -> None:
         """Called after a fit that ended with a DivergedError on any worker. `text` is its message.
 
-        It may change the weights. All workers have left the fit, so they can no longer communicate.
+        The callback may change the weights. All workers have left the fit, so they can no longer communicate.
         """
 
     def close(self) -> None:

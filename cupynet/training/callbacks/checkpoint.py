@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 class Checkpoint(Callback):
     """Writes checkpoints after epochs, at intervals, and when a fit is stopped early.
 
-    Training resumes from them bit for bit. A folder belongs to one run, because old checkpoints are removed: it is
+    Resumed training continues bit for bit. Because old checkpoints are removed, a folder belongs to one run: it is
     locked during the run and, outside the run folder, marked with the run's identity.
 
     Args:
@@ -76,7 +76,7 @@ class Checkpoint(Callback):
         self._alone = own is None
         self._elsewhere = own is None or self._store.folder.resolve() != own.resolve()
         self._identity = uuid.uuid4().hex
-        self._written, self._counted = 0, -1  # number of checkpoints, and iteration of the last one
+        self._written, self._counted = 0, -1  # number of checkpoints written, and iteration of the last one
         self._saved: tuple[int, int] | None = None  # position of the last checkpoint in this fit
         self._permanent: list[int] = []  # iterations of the checkpoints to keep permanently
         self._best_step, self._best_score = -1, math.nan

@@ -75,7 +75,7 @@ class EarlyStopping(Callback):
     """Ends a fit on all workers when a condition is met, and restores the best weights.
 
     Each `fit` resets the scores, unless it continues a restored one. The best weights, but not the optimizer state, are
-    restored, also after a DivergedError except in a pipeline. With `restore_best_weights`, no other callback, such as
+    restored, even after a DivergedError (except in a pipeline). With `restore_best_weights`, no other callback, such as
     WeightAverage, may decide the final weights.
 
     Args:

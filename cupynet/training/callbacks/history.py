@@ -80,7 +80,7 @@ class HistoryWriter(Callback):
 
 def _open(path: Path) -> TextIO:
     if os.path.exists(path) and not os.path.isfile(path):  # both are False for invalid names
-        raise OutputError(f"{path}: must be a plain file")
+        raise OutputError(f"{path}: must be a regular file")
     try:
         return path.open("a", encoding="utf-8")
     except OSError as error:

@@ -37,8 +37,8 @@ class Profile(Callback):
     ui.perfetto.dev or chrome://tracing; and `profile.json`, with the time of each call excluding nested calls. If the
     fit fails, nothing is written.
 
-    Timed iterations are slower, on a GPU much slower, because each call is synchronized and the operations of captured
-    graphs are launched one by one. Results do not change.
+    Timed iterations are slower (on a GPU, much slower), because each call is synchronized and the operations of
+    captured graphs are launched one by one. Results do not change.
 
     Args:
         iterations: number of timed iterations. Each recorded call takes 100 bytes of memory.

@@ -137,7 +137,7 @@ def say(logger: logging.Logger, text: str, *, printed: bool) -> None:
 
 
 def describe(record: EpochRecord, epochs: int) -> str:
-    """Describe an epoch in a line that fits the terminal, if it has 80 columns or more. epochs: the last epoch."""
+    """Describe an epoch in a line that fits a terminal of at least 80 columns. epochs: the last epoch."""
     took, speed = f"{record.train_s:.1f} s", f"{record.images_per_s:,.0f}"
     trained, evaluated = _trained(record), _evaluated(record)
     scores = [figure.removeprefix("accuracy ") for figure in trained]

@@ -1,4 +1,4 @@
-"""Learning-rate range test (Smith 2017, "Cyclical learning rates"), which increases the rate at each iteration."""
+"""Learning-rate range test (Smith 2017, "Cyclical learning rates"), which increases the rate in each iteration."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class RateTest(Callback):
         return optimizer
 
     def on_log(self, trainer: Trainer, record: IterationRecord) -> None:
-        if self.ended or record.iteration > self.planned:  # until the workers have agreed to stop
+        if self.ended or record.iteration > self.planned:  # iterations continue until all workers stop
             return
         samples, self._counted = trainer.statistics.clock.samples - self._counted, trainer.statistics.clock.samples
         known = math.isfinite(record.loss)  # NaN without a batch, and in all pipeline stages but the last

@@ -72,7 +72,7 @@ class MLflow(Logger):
         tags = {} if self.folder is None else {"run_folder": str(self.folder)}
         try:
             experiment = self._client.create_experiment(self.experiment)
-        except MlflowException:  # it exists already
+        except MlflowException:  # the experiment already exists
             experiment = self._client.get_experiment_by_name(self.experiment).experiment_id
         self.identity = self._client.create_run(experiment, run_name=name, tags=tags).info.run_id
         params = [Param(key, str(value)[:MAX_TEXT]) for key, value in hyperparameters.items()]

@@ -16,8 +16,8 @@ from cupynet.training.callbacks.loggers.base import Logger
 class TensorBoard(Logger):
     """Logs scalars and hyperparameters for TensorBoard. To view all runs: `tensorboard --logdir outputs`.
 
-    A resumed run continues in the same folder. TensorBoard ignores the events written after the checkpoint by the
-    earlier run.
+    A resumed run continues in the same folder. TensorBoard ignores the events that the
+    earlier run wrote after the checkpoint.
 
     Args:
         path: the folder for event files; by default `tensorboard` in the run folder or, without a run, the current
