@@ -1,7 +1,7 @@
 """A stand-in for CuPy and a GPU.
 
-CUDA's keywords for a C++ compiler (include/, host.py), and a CuPy that computes on the CPU and tolerates no mistake.
-`with installed(devices=2) as machine:` puts it into `sys.modules`. It has only the parts of CuPy that cupynet uses.
+CUDA's keywords for a C++ compiler (include/, host.py), and a CuPy that computes on the CPU and detects misuse.
+`with installed(devices=2) as machine:` puts it into `sys.modules`. It has only those parts of CuPy that cupynet uses.
 `python -m tests.standin -m pytest -m gpu` runs the tests marked `gpu` on it.
 
     modules.py      installs and removes the modules          errors.py       the misuses

@@ -121,7 +121,7 @@ class ndarray:
         for each in inputs:
             operand(each, ufunc.__name__)
         if method != "__call__" or named:
-            raise Foreign(f"numpy.{ufunc.__name__} on an array of CuPy: use cupy.{ufunc.__name__}")
+            raise Foreign(f"numpy.{ufunc.__name__} on a CuPy array: use cupy.{ufunc.__name__}")
         return elementwise(ufunc, *inputs)
 
     def set(self, host: NDArray[Any]) -> None:
@@ -147,7 +147,7 @@ class ndarray:
     def __getitem__(self, key: Any) -> ndarray:
         keys, arrays = _indices(key)
         if arrays:
-            raise Foreign("the stand-in reads no elements by arrays of indices: add it to tests/standin/arrays.py")
+            raise Foreign("the stand-in cannot read by arrays of indices: add it to tests/standin/arrays.py")
         return self._of(self.host_view[keys])
 
     def __setitem__(self, key: Any, value: Any) -> None:
@@ -223,7 +223,7 @@ for _name, _ufunc in COMPARISONS.items():
 
 
 def do(name: str, work: Callable[[], Any], reads: Sequence[ndarray], made: ndarray) -> ndarray:
-    """Run an operation. `work` refers to views, not arrays, so a captured operation keeps no memory in use."""
+    """Run an operation. `work` refers to views, not arrays, so a captured operation keeps no memory alive."""
     if made.size:
         active().run(Operation(name, [span for each in reads for span in each.span], made.span, work))
     return made
@@ -240,7 +240,7 @@ def allocate(nbytes: int, dtype: Any) -> MemoryPointer:
 
 
 def operand(value: Any, name: str) -> Any:
-    """Return `value` if it is an array of CuPy or a number; otherwise raise Foreign."""
+    """Return `value` if it is a CuPy array or a number; otherwise raise Foreign."""
     if isinstance(value, (ndarray, *Scalar)):
         return value
     raise Foreign(f"{name}: Unsupported type {type(value)}: bring it to the device with cupy.asarray")
@@ -289,7 +289,7 @@ def matmul(a: Any, b: Any, out: ndarray | None = None) -> ndarray:
     """Return the product of two matrices. With more axes, products in half are slow on a GPU."""
     for each in (a, b):
         if not isinstance(each, ndarray) or each.ndim != 2:
-            raise Foreign(f"matmul of {type(each)}: the stand-in multiplies matrices only")
+            raise Foreign(f"matmul of {type(each)}: the stand-in multiplies only matrices")
     active().uses_cublas("matmul")
     dtype, shape = np.promote_types(a.dtype, b.dtype), (len(a), b.shape[1])
     made = ndarray(shape, dtype) if out is None else out
@@ -306,7 +306,7 @@ def matmul(a: Any, b: Any, out: ndarray | None = None) -> ndarray:
 
 
 def product(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
-    """Return a b as BLAS computes it; with fused arithmetic, sum from last to first term and round each once."""
+    """Return a b as BLAS computes it; with fused arithmetic, sum from last to first term, rounding each once."""
     total: NDArray[Any] = np.zeros((len(a), b.shape[1]), a.dtype)
     if "fused" not in active().arithmetic:
         return np.matmul(a, b, out=total)
@@ -317,7 +317,7 @@ def product(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
 
 
 def upload(target: ndarray, host: NDArray[Any]) -> ndarray:
-    """Return a copy from the host through CuPy's pinned memory, so `host` may be changed right afterwards."""
+    """Return a copy made through CuPy's pinned memory, so `host` may be changed right afterwards."""
     machine, name = active(), "a copy from the host"
     machine.must_not_capture(name)
     if machine.pinned.holds(host):
@@ -352,6 +352,6 @@ def _indices(key: Any) -> tuple[tuple[Any, ...], list[ndarray]]:
     for each in keys:
         known = each is None or each is Ellipsis or isinstance(each, (slice, int, np.integer, ndarray))
         if not known or isinstance(each, bool):
-            raise Foreign(f"an index must be a number, a slice or an array of CuPy, is {type(each)}")
+            raise Foreign(f"an index must be a number, a slice or a CuPy array, not {type(each)}")
     arrays = [each for each in keys if isinstance(each, ndarray)]
     return (keys if any(each is Ellipsis for each in keys) else (*keys, Ellipsis)), arrays

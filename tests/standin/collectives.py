@@ -1,4 +1,4 @@
-"""`cupy.cuda.nccl`: ranks are threads of one process that really wait for each other and really compute.
+"""`cupy.cuda.nccl`: ranks are threads of one process that wait for each other and compute, as GPUs do.
 
 It has the names of CuPy 14.2 (cupy_backends/cuda/libs/nccl.pyx). One rank's third call is matched with the third
 call of each other rank. A call returns before the others are made; its stream's next operation waits for them. If a
@@ -7,7 +7,7 @@ stuck until its own rank aborts too.
 
 Two things that CuPy allows are misuses here. A communicator's first operation connects the ranks and loads kernels,
 which allocates memory, so it must be a small one. And a communicator must be destroyed or aborted explicitly: its
-destructor would end it in whatever thread the garbage collector runs.
+destructor would end it in whichever thread runs the garbage collector.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DTYPES = {6: "float16", 7: "float32", 8: "float64", 9: "bfloat16"}
 SUM = 0
 CONSTANTS = {f"NCCL_{name.upper()}": number for number, name in DTYPES.items()} | {"NCCL_SUM": SUM}
 VERSION = 23203
-FEW = 16  # the most numbers in an operation that connects
+FEW = 16  # maximum number of values in the operation that connects the ranks
 SEVERAL_ON_ONE = "NCCL_MULTI_RANK_GPU_ENABLE"
 STATUS = {
     1: "NCCL_ERROR_UNHANDLED_CUDA_ERROR: unhandled cuda error (run with NCCL_DEBUG=INFO for details)",
@@ -49,7 +49,7 @@ class Ring:
 
     Attributes:
         devices: the devices of the connected ranks.
-        open: rank -> where it made its communicator, until it destroys or aborts it.
+        open: rank -> where its communicator was created, until it is destroyed or aborted.
         calls: number -> the calls with that number, until all ranks have made theirs.
         aborted: ranks that make no more calls.
     """
@@ -147,7 +147,7 @@ class NcclCommunicator:
             machine.changed.notify_all()
             machine.wait(
                 lambda: len(ring.devices) == ring.size or ring.broken is not None,
-                lambda: f"rank {rank} waits in NcclCommunicator, and of {ndev} only {sorted(ring.devices)} have come",
+                lambda: f"rank {rank} waits in NcclCommunicator, and of {ndev} only {sorted(ring.devices)} are there",
             )
             if ring.broken is not None:
                 raise ring.broken
@@ -175,7 +175,7 @@ class NcclCommunicator:
     def allReduce(self, sendbuf: int, recvbuf: int, count: int, datatype: int, op: int, stream: int) -> None:
         machine, where, ring = active(), label("nccl.allReduce"), self.ring
         if ring is None or datatype not in DTYPES or op != SUM:
-            raise NcclError(4, f"datatype {datatype}, operation {op}: here only a live communicator adds floats up")
+            raise NcclError(4, f"datatype {datatype}, operation {op}: here a live communicator can only sum floats")
         dtype = stored_dtype(DTYPES[datatype])
         with machine.lock:
             try:
@@ -198,7 +198,7 @@ class NcclCommunicator:
         if line.device != self._device:
             raise NcclError(4, f"{line}, the communicator of device {self._device}")
         if line.capture is not None:
-            raise InCapture(f"{where} while {line} captures: NCCL's manual advises against it")
+            raise InCapture(f"{where} while {line} captures, which NCCL's manual advises against")
         return line
 
     def _span(self, machine: Machine, address: int, count: int, dtype: np.dtype[Any], where: Label) -> Span:

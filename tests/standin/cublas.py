@@ -43,7 +43,7 @@ COMPUTES: dict[int, tuple[Any, set[tuple[int, int]]]] = {
 }
 MODES = {0, 1, 2, 3, 16, 17, 18, 19}  # cublasMath_t
 SUMS_IN_COMPUTE_TYPE = 16
-ALIGNED, LEAST = 256, 16 << 10  # bytes: the alignment and the least size of a workspace
+ALIGNED, LEAST = 256, 16 << 10  # bytes: alignment and minimum size of a workspace
 
 
 @dataclass(eq=False)
@@ -69,7 +69,7 @@ class Function:
         takes = TAKES[self._name]
         try:
             if list(self.argtypes or ()) != takes or self.restype != GIVES.get(self._name, ctypes.c_int):
-                raise Misuse(f"{self._name} is called with parameters of other types than it has: {self.argtypes}")
+                raise Misuse(f"{self._name} is declared with the wrong parameter types: {self.argtypes}")
             return self._work(*(self._passed(kind, each) for kind, each in zip(takes, given, strict=True)))
         except Misuse as misuse:
             self._machine.refuse(misuse)
@@ -81,7 +81,7 @@ class Function:
         if kind is _P:
             return given or 0
         if type(given) is not int or kind(given).value != given:
-            raise BadLaunch(f"{self._name}: {given!r} is no {kind.__name__}")
+            raise BadLaunch(f"{self._name}: {given!r} is not a {kind.__name__}")
         return given
 
 
@@ -168,7 +168,7 @@ class Cublas:
             if type(alpha) is not scalar or type(beta) is not scalar:
                 raise BadLaunch(f"{label(name)}: alpha and beta must be {scalar.__name__}, on the host")
             if handle.workspace is None:
-                raise Misuse(f"{label(name)}: no workspace was set since the stream: cuBLAS's own is shared by streams")
+                raise Misuse(f"{label(name)}: no workspace was set after the stream: streams share the default one")
             left = self._matrix(handle, a, type_a, stored_a, lda)
             right = self._matrix(handle, b, type_b, stored_b, ldb)
             target = self._matrix(handle, c, type_c, (m, n), ldc)
@@ -201,7 +201,7 @@ class Cublas:
 class Product:
     """into = alpha · a b + beta · into.
 
-    rounds_sums: add partial sums in the result's precision, as cuBLAS may do by default.
+    rounds_sums: add partial sums in the precision of the result, as cuBLAS may do by default.
     """
 
     into: NDArray[Any]

@@ -1,4 +1,4 @@
-"""Mistakes that make a GPU hang or give wrong numbers, or that go unnoticed. Here each raises an exception.
+"""Mistakes that make a GPU hang or return wrong numbers, or that go unnoticed. Here each raises an exception.
 
 If CuPy itself raises an exception for a mistake, its type is a base class, so that programs can handle it.
 """
@@ -9,11 +9,11 @@ class CUDARuntimeError(RuntimeError):
 
 
 class Misuse(Exception):
-    """A mistake in the use of CuPy. `Machine.misuses` keeps it, so it cannot be swallowed."""
+    """A mistake in the use of CuPy. It is recorded in `Machine.misuses`, so it cannot be swallowed."""
 
 
 class Unordered(Misuse):
-    """Two streams use the same memory without being ordered."""
+    """Two streams use the same memory without synchronization."""
 
 
 class WrongDevice(Misuse, ValueError):
@@ -49,4 +49,4 @@ class Disagreement(Misuse):
 
 
 class BadLaunch(Misuse):
-    """A kernel or a function called by address gets arguments that it does not take."""
+    """A kernel or a function called by address gets invalid arguments."""

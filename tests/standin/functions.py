@@ -29,12 +29,12 @@ def arange(*limits: int, dtype: Any = None) -> ndarray:
 
 
 def asarray(value: Any, dtype: Any = None) -> ndarray:
-    """Return a copy of a host array, or a device array itself, or its copy in another precision."""
+    """Return a device copy of a host array, or a device array itself, converted if its dtype differs."""
     if isinstance(value, ndarray):
         return value if dtype is None else value.astype(dtype, copy=False)
     host = np.asarray(value, dtype)
     if host.dtype == object:
-        raise Foreign(f"asarray: {value!r:.80} is no array of numbers")
+        raise Foreign(f"asarray: {value!r:.80} is not an array of numbers")
     made = empty(host.shape, host.dtype)
     return assign(made, host[()]) if host.ndim == 0 else upload(made, host)
 

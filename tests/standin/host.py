@@ -25,7 +25,7 @@ SANITIZED = "CUPYNET_TEST_SANITIZED" in os.environ
 INCLUDE = Path(__file__).parent / "include"
 FLAGS = ["-std=c++20", "-fPIC", "-shared", "-pthread", "-fno-strict-aliasing", "-ffp-contract=off", "-Wall", "-Wextra"]
 FLAGS += ["-Wno-unused-parameter", "-Wno-unknown-pragmas", "-Wno-clobbered", "-Werror"]
-# compiling takes most of the time, since kernels are small and rarely run
+# compilation takes most of the time, because kernels are small and rarely run
 OPTIMIZED, INSTRUMENTED = ["-O1"], ["-O0", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 # differences of a GPU's arithmetic, see `installed`
 ARITHMETIC = {
@@ -35,19 +35,19 @@ ARITHMETIC = {
 BOUNDS = r"(?:__launch_bounds__\s*\([^)]*\)\s*)?"  # before or after `void`
 EXPORTED = re.compile(rf'extern\s+"C"\s+__global__\s+{BOUNDS}void\s+{BOUNDS}(\w+)\s*\(')
 STATUS = {
-    1: "some threads of a block came to the end while others waited for them in __syncthreads()",
-    2: "a __syncthreads() was met that the text of the file did not show",
+    1: "some threads of a block ended while others waited for them in __syncthreads()",
+    2: "a __syncthreads() was called that does not appear in the source",
 }
 
 
-@functools.cache  # NumPy builds it anew at each access
+@functools.cache  # NumPy creates it again at each access
 def named(dtype: np.dtype[Any]) -> str:
     name: str = dtype.name
     return name
 
 
 class LaunchError(Exception):
-    """A kernel was given wrong arguments, or did something that no kernel may do."""
+    """A kernel got wrong arguments, or did something invalid."""
 
 
 class HostKernel:
@@ -66,7 +66,7 @@ class HostKernel:
         self._launch.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
 
     def __call__(self, grid: Sequence[int], block: Sequence[int], arguments: Sequence[Any]) -> None:
-        """Run the kernel to its end.
+        """Run the kernel to completion.
 
         arguments: NumPy scalars for numbers; for pointers, NumPy arrays, addresses (int), or None for null.
         """
@@ -84,11 +84,11 @@ class HostKernel:
         way, _, kind = takes.rpartition(":")
         if not way:
             if not isinstance(argument, np.generic) or named(argument.dtype) != kind:
-                raise LaunchError(f"{self.name}: a parameter must be a NumPy {kind}, is {argument!r:.80}")
+                raise LaunchError(f"{self.name}: a parameter must be a NumPy {kind}, not {argument!r:.80}")
             return np.array([argument])
         if isinstance(argument, np.ndarray):
             if named(argument.dtype) != kind or not argument.flags.c_contiguous:
-                raise LaunchError(f"{self.name}: a parameter must be a contiguous {kind}, is {argument.dtype.name}")
+                raise LaunchError(f"{self.name}: a parameter must be a contiguous {kind}, not {argument.dtype.name}")
             argument = argument.ctypes.data
         return np.array([argument or 0], np.uint64)
 
@@ -97,7 +97,7 @@ class HostKernel:
 def host_library(
     source: Path | str, options: tuple[str, ...] = (), arithmetic: tuple[str, ...] = ()
 ) -> dict[str, HostKernel]:
-    """Return the kernels of a .cu file or a text by name. They are compiled once for each content, headers included.
+    """Return the kernels of a .cu file or a text by name. They are compiled once for each content, including headers.
 
     Args:
         source: the file or the text.

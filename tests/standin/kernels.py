@@ -54,11 +54,11 @@ class Kernel:
     def __call__(self, grid: tuple[int, ...], block: tuple[int, ...], args: Sequence[Any]) -> None:
         for sizes, limits in ((grid, MOST_BLOCKS), (block, MOST_THREADS)):
             if any(not 1 <= size <= limit for size, limit in zip(sizes, limits, strict=False)):
-                raise BadLaunch(f"{self.name}: a size of {sizes} is outside of {limits}: the launch would fail")
+                raise BadLaunch(f"{self.name}: a size in {sizes} exceeds {limits}: the launch would fail")
         host: HostKernel = compiled(self.module.code, self.module.options)[self.name]
         self.module.load(self.name)
         if len(args) != len(host.takes):
-            raise BadLaunch(f"{self.name}: takes {len(host.takes)} arguments, was given {len(args)}")
+            raise BadLaunch(f"{self.name}: takes {len(host.takes)} arguments, but {len(args)} were given")
         given, reads, writes = [], list[Span](), list[Span]()
         for takes, arg in zip(host.takes, args, strict=True):
             way, _, kind = takes.rpartition(":")
@@ -88,14 +88,14 @@ class Kernel:
 
     def _number(self, kind: str, arg: Any) -> Any:
         if not isinstance(arg, np.generic) or named(arg.dtype) != kind:
-            raise BadLaunch(f"{self.name}: a parameter {kind} is given {arg!r:.60}, which CuPy passes as it is")
+            raise BadLaunch(f"{self.name}: a parameter {kind} is given {arg!r:.60}, which CuPy does not convert")
         return arg
 
     def _pointer(self, kind: str, arg: Any) -> int | None:
         if arg is None or (isinstance(arg, np.uint64) and not arg):  # a null pointer has eight bytes
             return None
         if not isinstance(arg, ndarray) or named(arg.dtype) != kind or not arg.flags.c_contiguous:
-            raise BadLaunch(f"{self.name}: a parameter must be a contiguous array of {kind}, is a {type(arg)}")
+            raise BadLaunch(f"{self.name}: a parameter must be a contiguous array of {kind}, not a {type(arg)}")
         return arg.data.ptr or None
 
 

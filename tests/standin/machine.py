@@ -1,6 +1,6 @@
 """The simulated machine: devices, streams, each thread's current device and streams, and how operations run.
 
-Everything runs at once and under one lock, so two threads that use one stream run one after the other. A misuse is
+Every operation runs immediately and under one lock, so threads that share a stream take turns. A misuse is
 raised where it is found, and recorded. If it was swallowed, or could not be raised there, it is raised when the machine
 is switched off.
 """
@@ -76,7 +76,7 @@ class Machine:
         misuses: the misuses found so far.
         launches: name of a kernel -> number of launches.
         waiting: collective calls that wait for a rank.
-        stuck: why those calls will wait forever.
+        stuck: the error of calls that would wait forever; None if there are none.
         loaded: pairs of a device and a module that is loaded there.
         rings: communicators by their unique ids.
     """
@@ -133,15 +133,15 @@ class Machine:
         for line in self.lines:
             if line.number == number and (number or line.device == device):
                 return line
-        raise Misuse(f"{number!r} is the address of no stream")
+        raise Misuse(f"no stream has the address {number!r}")
 
     def known(self, access: Access, line: Line) -> bool:
-        """Return True if the next operation on `line` comes after that access."""
+        """Return True if the next operation on `line` is ordered after that access."""
         key = access.line.key
         return access.line is line or access.number <= max(line.clock.get(key, 0), self.done.get(key, 0))
 
     def synchronize(self, clock: dict[int, int]) -> None:
-        """Note that the host has waited for everything that `clock` knows."""
+        """Record that the host has waited for all operations in `clock`."""
         merge(self.done, clock)
         self.pinned.settle()
 
@@ -177,7 +177,7 @@ class Machine:
     # a device that fails --------------------------------------------------------------------------------------------
 
     def lose(self, device: int, after: int = 0, error: str = LAUNCH_FAILURE) -> None:
-        """Let a device fail after `after` more operations: all later calls raise `error`."""
+        """Make a device fail after `after` more operations. All later calls raise `error`."""
         with self.lock:
             self._failing[device] = after, error
             self.changed.notify_all()
@@ -281,7 +281,7 @@ class Machine:
             if chunk.pool.device != device:
                 raise WrongDevice(f"{where} on device {device} is given {chunk}")
             if offset + nbytes > chunk.nbytes:
-                raise Overrun(f"{where} reaches {offset + nbytes - chunk.nbytes} bytes behind {chunk}")
+                raise Overrun(f"{where} reaches {offset + nbytes - chunk.nbytes} bytes beyond {chunk}")
             return Span(chunk, chunk.memory[offset : offset + nbytes].view(dtype or chunk.dtype or np.uint8))
         raise Misuse(f"{where}: no memory in use at {address:#x}")
 
@@ -332,7 +332,7 @@ class Machine:
             if self.stuck is not None:
                 raise self.stuck
             if left <= 0:
-                raise Deadlock(f"{missing()}: not in {self.patience_s:g} s")
+                raise Deadlock(f"{missing()}, for more than {self.patience_s:g} s")
             self.changed.wait(left)
 
 

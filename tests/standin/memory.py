@@ -27,7 +27,7 @@ UNIT = 512  # bytes
 UNWRITTEN, CANARY = 0xFF, 0xC5
 GUARD = 256  # bytes of canaries before a block; at least as many follow it
 LARGE = 1 << 20  # bytes
-CANARIES = bytes([CANARY]) * (GUARD + UNIT)  # the most that one side can have
+CANARIES = bytes([CANARY]) * (GUARD + UNIT)  # the longest canary of one side
 
 
 class OutOfMemoryError(MemoryError):
@@ -110,7 +110,7 @@ class Chunk:
         if self.written is None:
             return
         if not self._marks(view).all():
-            raise Unwritten(f"{by} reads {self}, of which nothing or not all was written")
+            raise Unwritten(f"{by} reads {self}, of which some or all was never written")
         if view.nbytes == self.nbytes and 0 not in view.strides:
             self.written = None
 
@@ -138,7 +138,7 @@ class Chunk:
 
 @contextmanager
 def collecting_later() -> Iterator[None]:
-    """Keep Python's garbage collector from freeing arrays while a pool changes."""
+    """Prevent Python's garbage collector from freeing arrays while a pool changes."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -24,7 +24,7 @@ TYPES += ["float16", "float32", "float64", "dtype"]
 
 
 class Module(ModuleType):
-    """A module that names missing attributes in errors."""
+    """A module with helpful errors for missing attributes."""
 
     def __init__(self, name: str, **names: Any) -> None:
         super().__init__(name, "Stands in for CuPy in tests.")
@@ -47,7 +47,7 @@ def installed(
         memory: each device's memory in bytes.
         patience_s: seconds that a collective operation waits for the other ranks.
         arithmetic: operations to compute as on a GPU. "fused": a multiplication and an addition are rounded once, and
-            products and sums are added up in a different order. "flushed": subnormal floats become zero.
+            products and sums are accumulated in a different order. "flushed": subnormal floats become zero.
 
     Raises:
         Misuse: at the end, the first one left in `Machine.misuses`, even if it was swallowed.
@@ -141,7 +141,7 @@ def _modules() -> dict[str, ModuleType]:
 
 @contextmanager
 def using_allocator(allocator: Any = None) -> Iterator[None]:
-    """Let arrays of this thread take their memory from `allocator`."""
+    """Allocate this thread's arrays with `allocator`."""
     seat = active().seat
     seat.allocators.append(allocator)
     try:

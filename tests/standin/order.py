@@ -1,6 +1,6 @@
 """The order of operations: streams as lines of operations with vector clocks (Lamport 1978, Mattern 1989).
 
-The host runs everything at once, in the order of the calls. Clocks tell which operations a device could have reordered:
+The host runs everything at once, in the order of the calls. Clocks show which operations a device could have reordered:
 each line counts its operations, and knows how many operations of every other line precede its own next one.
 """
 
@@ -47,7 +47,7 @@ class Line:
     Attributes:
         key: unique on the machine, even among null streams.
         number: its address; 0 for a null stream.
-        blocking: whether it and the null stream of its device wait for each other.
+        blocking: True if it and the null stream of its device wait for each other.
         clock: line key -> number of that line's operations that precede the next operation here.
         capture: the operations since `begin_capture`; None while nothing is captured.
         pending: collective calls on the stream that some ranks have not made yet.
@@ -79,7 +79,7 @@ class Line:
 
 
 class Access(NamedTuple):
-    """One operation on a line, as memory remembers it."""
+    """One operation on a line, as recorded in memory blocks."""
 
     line: Line
     number: int

@@ -16,7 +16,7 @@ HOST_TO_DEVICE = 1
 
 
 def memcpy_peer_async(dst: int, dst_device: int, src: int, src_device: int, size: int, stream: int) -> None:
-    """Copy like CuPy's function of this name, which takes its arguments by position."""
+    """Copy as CuPy's function of this name does, which takes its arguments by position."""
     machine, name = active(), "memcpyPeerAsync"
     with machine.lock:
         line = machine.line_at(stream, machine.seat.device)
@@ -29,7 +29,7 @@ def memcpy_peer_async(dst: int, dst_device: int, src: int, src_device: int, size
 
 
 def memcpy_async(dst: int, src: int, size: int, kind: int, stream: int) -> None:
-    """Copy like CuPy's function of this name, from pinned memory to the current device."""
+    """Copy as CuPy's function of this name does, from pinned memory to the current device."""
     machine, name = active(), "memcpyAsync"
     with machine.lock:
         line = machine.line_at(stream, machine.seat.device)

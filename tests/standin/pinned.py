@@ -68,7 +68,7 @@ class PinnedPool:
             if flight.host.tobytes() != flight.content:
                 self.machine.refuse(
                     Unordered(
-                        f"pinned memory has changed while {flight.since.label} was under way from there: synchronize, "
+                        f"pinned memory was changed during {flight.since.label}, which reads it: synchronize, "
                         "or wait for an event, before it is written again"
                     )
                 )
@@ -82,7 +82,7 @@ class PinnedPool:
         for flight in ended:
             self.machine.keep(
                 Unordered(
-                    f"pinned memory is given back while {flight.since.label} was under way: synchronize, or wait for "
+                    f"pinned memory was freed during {flight.since.label}, which reads it: synchronize, or wait for "
                     "an event, before its last array is dropped"
                 )
             )

@@ -179,7 +179,7 @@ def test_the_first_operation_of_a_communicator_is_a_small_one(warm: bool, machin
 
 
 def test_every_communicator_is_ended() -> None:
-    """The communicator's destructor would end it at some later time, in any thread."""
+    """Otherwise its destructor would end it at some later time, in any thread."""
     with pytest.raises(Misuse), installed():
         from cupy.cuda import nccl
 
@@ -187,7 +187,7 @@ def test_every_communicator_is_ended() -> None:
 
 
 def test_the_host_of_a_rank_continues_when_another_device_is_lost(machine: Machine) -> None:
-    """NCCL does this, too. Waiting for the device would never end."""
+    """NCCL does this too. Waiting for the device would never end."""
 
     def work(rank: Rank) -> None:
         x = rank.vector(rank.number)

@@ -40,7 +40,7 @@ every_narrow_dtype = pytest.mark.parametrize("dtype", ["half", pytest.param("bfl
 
 
 def on_devices(*cases: Any, count: int = 1) -> list[Any]:
-    """Return parameters for each case on the stand-in, and on GPUs if there are any; count: the devices it needs."""
+    """Return parameters for each case on the stand-in, and on GPUs if there are any. count: devices needed."""
     marks = [pytest.mark.gpu, *([pytest.mark.multi_gpu] if count > 1 else [])]
     found = []
     for case in cases:

@@ -80,14 +80,14 @@ def shapes() -> list[Shape]:
 
 
 SHAPES = shapes()
-# A subset where all shapes would take too long: batches of four, most with several channels and with enough values that
-# a small grid loops over them; with and without each flag.
+# A subset for tests in which all shapes would take too long: batches of four, with and without each flag. Most have
+# several channels, and enough values that a small grid loops over them.
 CHOSEN = SHAPES[3::4]
 HALVING = Window((2, 2), (2, 2))  # a pool that numba fuses with its convolution: windows are small and disjoint
 
 
 class Call:
-    """Arguments for one call: the same numbers, drawn in the precision `policy`, for every backend, even if wider."""
+    """Arguments for one call. All backends, even wider ones, get the same numbers, drawn in the precision `policy`."""
 
     def __init__(self, seed: int, policy: DtypePolicy, backend: Backend) -> None:
         self.rng = np.random.default_rng(seed)
@@ -99,7 +99,7 @@ class Call:
         return self._put(self.rng.normal(size=shape).astype(self.drawn.storage), self.policy.storage, changes)
 
     def few(self, *shape: int) -> Array:
-        """Draw numbers of which many are equal and many are zero."""
+        """Draw numbers, many of them equal and many zero."""
         numbers = self.rng.integers(-1, 2, shape) * self.rng.integers(0, 2, shape[:1] + (1,) * (len(shape) - 1))
         return self._put(numbers.astype(self.drawn.storage), self.policy.storage, False)
 
@@ -111,11 +111,11 @@ class Call:
         return self._put(self.rng.integers(low, high, shape), np.dtype(np.int64), False)
 
     def integers_on_host(self, below: int) -> int:
-        """Draw a parameter of the geometry from 0, 1 ... below - 1."""
+        """Draw a geometry parameter from 0, 1 ... below - 1."""
         return int(self.rng.integers(0, below))
 
     def spoil(self, array: Array) -> None:
-        """Make some of an array's numbers NaN, and do not check any more that it stays unchanged."""
+        """Make some of an array's numbers NaN, and no longer check that the array stays unchanged."""
         self._kept = [(kept, before) for kept, before in self._kept if kept is not array]
         array[self.backend.asarray(self.rng.integers(0, 4, array.shape) == 0)] = np.nan
 
@@ -127,13 +127,13 @@ class Call:
         return array
 
     def check_arguments(self) -> None:
-        """Check that only arguments of in-place operations have changed."""
+        """Check that no arguments have changed except for those of in-place operations."""
         for array, before in self._kept:
             assert bool((array == before).all()), "an argument that is not the operation's was changed"
 
 
 def in_place(backend: Backend, found: Array, given: Array) -> Array:
-    """Return an operation's result after checking that it is in its argument's memory."""
+    """Return an operation's result after checking that it uses its argument's memory."""
     assert backend.data_ptr(found) == backend.data_ptr(given), "not in place"
     return found
 
@@ -252,7 +252,7 @@ def avg_pool2d_backward(backend: Backend, call: Call, shape: Shape) -> Results:
 
 
 def fused_pair(backend: Backend, call: Call, shape: Shape) -> Results:
-    """Run all pairs forwards, then backwards, each as one operation if the backend has it, and otherwise as two."""
+    """Run all pairs forward, then backward, each as one operation if the backend supports that, otherwise as two."""
     found: Results = {}
     for activation in ("identity", "relu"):
         for pool in pools_of(call, shape):
@@ -262,7 +262,7 @@ def fused_pair(backend: Backend, call: Call, shape: Shape) -> Results:
 
 
 def pools_of(call: Call, shape: Shape) -> list[Window]:
-    """Return a random pool, which few backends fuse, and the usual one if there is room for it."""
+    """Return a random pool, which few backends fuse, and the usual one if it fits."""
     convolved = shape.window.output(*shape.image[1:3])
     kernel = [min(1 + call.integers_on_host(3), side) for side in convolved]
     drawn = Window((kernel[0], kernel[1]), (1 + call.integers_on_host(3), 1 + call.integers_on_host(3)))
@@ -272,9 +272,9 @@ def pools_of(call: Call, shape: Shape) -> list[Window]:
 
 
 def convolution_and_max_pool(backend: Backend, call: Call, shape: Shape, activation: str, pool: Window) -> Results:
-    """Run a pair on small integers: every precision is exact, so all agree on the maxima, including ties.
+    """Run a pair on small integers. Every precision is then exact, so all backends agree on the maxima, including ties.
 
-    With many channels, numbers are normal, without ties, because Winograd's algorithm rounds.
+    With many channels, draw normal numbers without ties, because Winograd's algorithm rounds.
     """
     draw = call.few if shape.channels < 16 else call.stored
     x, weight = draw(*shape.image), draw(*shape.window.kernel, shape.channels, shape.outputs)
@@ -344,7 +344,7 @@ def pointwise(backend: Backend, call: Call, shape: Shape) -> Results:
             x = x * (1 + 50 * far)  # within the range of half, but beyond that of exp
         out = x if shape.flag else backend.borrow(x.shape)
         found[name] = backend.pointwise(name, x, out, 0.25)
-        assert backend.data_ptr(out) == backend.data_ptr(found[name]), "not where it was asked for"
+        assert backend.data_ptr(out) == backend.data_ptr(found[name]), "not written to `out`"
     return found
 
 
@@ -438,7 +438,7 @@ def normalize_rows_backward(backend: Backend, call: Call, shape: Shape) -> Resul
 
 
 def dropout(backend: Backend, call: Call, shape: Shape) -> Results:
-    """Drop values. For equal bits, scale by a power of two, or compare only which values are kept."""
+    """Drop values. For identical bits, scale by a power of two, or compare only which values are kept."""
     x, samples = call.stored(*shape.image, changes=True), call.integers(0, 1 << 40, shape.batch)
     if not shape.need_dx:
         call.spoil(x)
@@ -479,7 +479,7 @@ def stored_copy(backend: Backend, shape: Shape) -> Array | None:
 
 
 def move_weights(backend: Backend, call: Call, shape: Shape) -> Results:
-    """Apply every rule, with nonnegative vectors where it takes their roots."""
+    """Apply every rule. Vectors are nonnegative if the rule takes their roots."""
     found: Results = {}
     for rule in RULES.values():
         weight, grad = call.wide(shape.height * 16), call.wide(shape.height * 16)
@@ -558,7 +558,7 @@ def total(backend: Backend, call: Call, shape: Shape) -> Results:
 
 
 def hits(backend: Backend, call: Call, shape: Shape) -> Results:
-    """Count hits. Of equal scores, the first counts as the highest."""
+    """Count hits. The first of equal scores counts as the highest."""
     scores, labels = call.stored(shape.batch, shape.outputs), call.integers(0, shape.outputs, shape.batch)
     scores = scores * 0 if shape.flag else scores
     found = [backend.asarray(backend.hits(scores, labels)).reshape(1).copy()]
@@ -583,7 +583,7 @@ COMPARISONS: dict[str, Callable[[Backend, Call, Shape], Results]] = {
     name: function for name, function in list(globals().items()) if callable(function) and hasattr(Backend, name)
 }
 
-# Operations that only move numbers: equal to the reference in every precision.
+# Operations that only move numbers, so their results equal the reference in every precision.
 EXACT = {"hits", "binary_hits", "im2col", "max_pool2d", "relu", "relu_backward", "dropout"}
 
 # Methods that are not operations on numbers. They are tested in tests/backend/test_backends.py and test_workspace.py,
@@ -604,7 +604,7 @@ def compare(operation: str, tested: Backend, shape: Shape, seed: int) -> None:
     tolerance = 0.0 if operation in EXACT else TOLERANCES[policy.name]
     for name, found in results.items():
         same, exact = same_precision[name], in_double[name]
-        assert (found is None) == (same is None), f"{name} is missing, or too many"
+        assert (found is None) == (same is None), f"{name} is missing, or unexpected"
         if found is None:
             continue
         assert (found.shape, found.dtype) == (same.shape, same.dtype), name
@@ -625,7 +625,7 @@ def computed(operation: str, backend: Backend, policy: DtypePolicy, shape: Shape
     call.check_arguments()
     results = {name: None if a is None else np.array(backend.to_host(a)) for name, a in found.items()}
     del found
-    assert backend.workspace.on_loan == 0, "borrowed, and kept"
+    assert backend.workspace.on_loan == 0, "a borrowed array is kept"
     return results
 
 

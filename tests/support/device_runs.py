@@ -60,7 +60,7 @@ def train_on_device(
     epochs: int = 3,
     accumulation_steps: int = 1,
 ) -> Run:
-    """Train on CuPy for some epochs, and return everything that two runs can be compared by."""
+    """Train on CuPy for some epochs, and return everything needed to compare two runs."""
     model = small_model(dtype, "cupy") if network is None else network
     if scale is not None:
         model.backend.loss_scale = scale
@@ -111,7 +111,7 @@ def assert_same(found: Run, expected: Run, *, scores: bool = True) -> None:
 
 @contextmanager
 def single_launches() -> Iterator[None]:
-    """Train with replicas that launch each operation by itself instead of capturing steps as graphs."""
+    """Train with replicas that launch each operation separately instead of capturing steps as graphs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parallel_wrapper, "replica_of", Replica)
         yield

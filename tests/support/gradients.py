@@ -31,7 +31,7 @@ def directions(size: int, rng: np.random.Generator) -> list[Array]:
 
 
 def check_derivative(function: Callable[[], float], backend: Backend, point: Array, gradient: Array, what: str) -> None:
-    """Assert that `gradient` is the derivative of `function()` with respect to `point`, an array that is restored.
+    """Assert that `gradient` is the derivative of `function()` with respect to `point`, which is restored.
 
     Raises:
         OnAKink: at a kink; choose another point.
@@ -76,7 +76,7 @@ def check_layer(
     output = layer.build(input, params.scope("it"), backend)
     params.allocate(backend, seed=3)
     for _, p in params.named():
-        p.master += backend.asarray(rng.normal(0, 0.5, p.shape))  # biases start at zero, where mistakes hide
+        p.master += backend.asarray(rng.normal(0, 0.5, p.shape))  # biases start at zero, which would hide mistakes
     params.publish()
     point = backend.asarray(rng.normal(size=(batch, *input.shape)) if x is None else np.array(x, np.float64))
     towards = rng.normal(size=(len(point), *output.shape))
@@ -91,18 +91,18 @@ def check_layer(
         return total
 
     y, backward = layer.forward(point, Context(train=True))
-    assert y.shape == (len(point), *output.shape), f"the output is {y.shape}, announced {output}"
+    assert y.shape == (len(point), *output.shape), f"the output is {y.shape}, but `build` returned {output}"
     dy = backend.borrow(y.shape)
     dy[...] = backend.asarray(towards)
     dx = backward(dy)
     assert dx is not None
     gradient = dx.copy()
     del y, backward, dy, dx
-    assert backend.workspace.on_loan == 0, "something borrowed is kept"
+    assert backend.workspace.on_loan == 0, "a borrowed array is kept"
     check_derivative(value, backend, point, gradient, "input")
     for name, p in params.named():
         check_derivative(value, backend, p.data, p.grad, name)
-    assert backend.workspace.on_loan == 0, "an inference kept something"
+    assert backend.workspace.on_loan == 0, "inference kept a borrowed array"
 
 
 def distinct(shape: tuple[int, ...]) -> Array:

@@ -63,7 +63,7 @@ def wandb_records(path: Path) -> list[Any]:
         if any(record.HasField("exit") for record in found):
             return found
         time.sleep(0.1)
-    raise AssertionError(f"{path} has no end: {len(found)} records")
+    raise AssertionError(f"{path} is incomplete: {len(found)} records")
 
 
 def _complete_records(content: bytes) -> list[Any]:

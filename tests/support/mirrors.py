@@ -21,7 +21,7 @@ Reply = Callable[[BaseHTTPRequestHandler], None]
 
 
 class TinyMNIST:
-    """Four files like MNIST's with few images: their contents, raw and compressed, and their folder."""
+    """Four files like MNIST's, but with few images: their contents, raw and compressed, and their folder."""
 
     def __init__(self, root: Path) -> None:
         rng = np.random.default_rng(5)

@@ -39,7 +39,7 @@ class Around(Layer):
     def build(self, input: InputType, params: Scope, backend: Backend) -> InputType:
         output = self.branch.build(input, params.scope("branch"), backend)
         if output != input:
-            raise ConfigError(f"Around '{params.layer}': the branch makes {output} of {input}")
+            raise ConfigError(f"Around '{params.layer}': the branch returns {output} for {input}")
         return input
 
     def forward(self, x: Any, context: Context) -> tuple[Any, Backward]:

@@ -37,7 +37,7 @@ def passed(layer: Layer, x: Any, dy: Any = 1.0, **context: Any) -> tuple[Any, An
     gradient[...] = backend.asarray(np.broadcast_to(dy, y.shape).astype(storage))
     dx = np.array(backend.to_host(backward(gradient)), np.float64)
     del y, backward, gradient
-    assert backend.workspace.on_loan == 0, "something borrowed is kept"
+    assert backend.workspace.on_loan == 0, "a borrowed array is kept"
     return found, dx
 
 

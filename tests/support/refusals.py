@@ -1,4 +1,4 @@
-"""Checks of errors: their type, and the setting or file that they name, never the wording."""
+"""Check errors: their type and the setting or file that they name, but not the wording."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ def refused(setting: str, value: str | None = None) -> Iterator[None]:
     """Return a context manager whose code must raise a ConfigError about a setting.
 
     Args:
-        setting: the argument without its class, or the dotted key; "" for an error about no single setting.
+        setting: the argument without its class, or the dotted key; "" if the error is not about a single setting.
         value: the rejected value as text; None for any.
     """
     with pytest.raises(ConfigError) as caught:

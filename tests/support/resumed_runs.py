@@ -1,4 +1,4 @@
-"""Runs that a signal ends after some iteration, and comparisons of resumed runs with undisturbed ones."""
+"""Runs ended by a signal after some iteration, and comparisons of resumed runs with uninterrupted ones."""
 
 import json
 import os
@@ -47,7 +47,7 @@ def faulty(folder: Path, kind: str, iteration: int, rank: int = 0) -> list[str]:
 
 
 class EndAfter(Callback):
-    """Ends a run after the given iteration, by SIGTERM or by an error that simulates a kill."""
+    """Ends a run after the given iteration, with SIGTERM or with an error that simulates a kill."""
 
     def __init__(self, iteration: int, *, killed: bool = False) -> None:
         self.iteration, self.killed = iteration, killed

@@ -130,5 +130,5 @@ def workspaces(wrapper: ParallelWrapper) -> list[Workspace]:
 
 
 def on_loan(wrapper: ParallelWrapper) -> list[int]:
-    """Return how many buffers each worker has on loan, in rank order: zeros between tasks."""
+    """Return the number of buffers that each worker has on loan, in rank order: zeros between tasks."""
     return [workspace.on_loan for workspace in workspaces(wrapper)]

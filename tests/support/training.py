@@ -77,7 +77,7 @@ def assert_close(found: Mapping[str, Any], expected: Mapping[str, Any], toleranc
 
 
 def stripes(count: int) -> Dataset:
-    """Return images of 8x8 pixels, in which a bright stripe encodes the class."""
+    """Return images of 8 x 8 pixels in which a bright stripe encodes the class."""
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 3, count)
     pixels = rng.integers(0, 100, (count, 8, 8, 1)) + 70 * (np.arange(8) // 3 == labels[:, None])[:, :, None, None]
@@ -101,7 +101,7 @@ class Identity(Layer):
 
 
 class Poisoned(Identity):
-    """The identity, except that the outputs for some samples are NaN, or their gradients infinite."""
+    """The identity, except that the outputs of some samples are NaN, or their gradients infinite."""
 
     capturable = False
 
@@ -153,7 +153,7 @@ class Recorder(Callback):
 def reported_rows(recorder: Recorder, after: int) -> list[str]:
     """Return the reports and epochs after an iteration as exact text, in which NaN equals NaN.
 
-    Times are left out, and so is traffic: a resumed fit sends its weights once more.
+    Times are omitted, and so is traffic, because a resumed fit sends its weights once more.
     """
     timed = ("images_per_s", "compute_s", "data_s", "averaging_s", "waiting_s", "train_s", "spent", "bytes_sent")
     rows: list[Any] = [*recorder.reports, *recorder.epochs]

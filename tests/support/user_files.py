@@ -31,7 +31,7 @@ COLOURS = Parts(
 
 
 def checked(source: Source) -> Any:
-    """Load the data like a run."""
+    """Load the data as a run does."""
     data = source.load()
     data.check(source.image_shape, source.classes)
     return data

@@ -1,8 +1,8 @@
-"""Run commands in forked processes without imports, which would take most of a command's time.
+"""Run commands in forked processes, to avoid the imports that take most of a command's time.
 
 A server process has imported everything and loaded the compiled kernels. It forks for each command, and the fork does
 the same as `python -m`. It is not a new interpreter: tests of settings that an interpreter reads when it starts
-(variables such as PYTHON..., the kernel cache folder, the number of BLAS threads) must start their own.
+(variables such as PYTHON..., the kernel cache folder, the number of BLAS threads) must start a new one.
 
     python -m tests.support.warm      # reads one JSON line per command and answers with its exit code
 """
