@@ -26,7 +26,7 @@ def threads_now() -> int:
 
 
 class Limit(AbstractContextManager["Limit"]):
-    """Context manager that limits BLAS to `threads` threads in the whole process. The last entered limit applies."""
+    """Limits BLAS to `threads` threads in the whole process. The most recently entered context applies."""
 
     _lock = threading.Lock()
     _entered = 0

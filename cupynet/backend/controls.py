@@ -27,7 +27,7 @@ class Control(IntEnum):
 
 @dataclass(frozen=True)
 class Scaling:
-    """Dynamic loss scaling between `least` and `most`, doubled after `grow_after` steps without overflow (0: fixed)."""
+    """Dynamic loss scale from `least` to `most`, doubled after `grow_after` steps without overflow (fixed if 0)."""
 
     grow_after: int = 0
     least: float = 1.0

@@ -79,7 +79,7 @@ class Device:
         return nullcontext()
 
     def activate(self) -> None:
-        """Make this device current in the calling thread, which becomes its worker."""
+        """Make this device current in the calling thread, which becomes the backend's worker."""
 
     def deactivate(self) -> None:
         """Restore the device and stream that the calling thread had before `activate`."""
@@ -103,7 +103,7 @@ class Device:
         return self._workspaces.current.borrow(shape, self.policy.storage if dtype is None else dtype)
 
     def lend(self, buffer: Buffer, shape: tuple[int, ...], loan: Loan) -> Array:
-        """Return an array that uses a buffer. The array and all of its views reference the loan."""
+        """Return an array backed by a buffer. The array and all its views reference the loan."""
         array, dtype = np.asarray(loan), buffer.key[1]
         if array.dtype != dtype:  # NumPy's array interface cannot describe bfloat16
             array = array.view(dtype)

@@ -17,7 +17,7 @@ class Context:
         iteration: number of updates this replica has made.
         samples: (N,) indices into the data set; None outside training.
         seed: the seed of the model.
-        replicas: communicator for layers with `syncs_replicas = True`; None for a single replica. All replicas must
+        replicas: communicator for layers with `syncs_replicas = True`, or None to exchange nothing. All replicas must
             call its methods in the same order.
         counts: False for dummy samples, with which a replica without a batch takes part in exchanges.
     """

@@ -426,7 +426,7 @@ class Model:
         rows: list[tuple[str, ...]] = [header, ("input", "", "", str(self.input), _bytes(self, self.input), "", "")]
         for layer in self.network.walk():
             if not layer.path and isinstance(layer, Sequential):
-                continue  # its layers have rows
+                continue  # its layers have their own rows
             above, _, name = layer.path.rpartition(".")
             indent = "  " * (above.count(".") + bool(above))
             count, work = layer.declared, sum(each.multiply_adds() for each in layer.walk())

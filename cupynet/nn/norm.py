@@ -95,7 +95,7 @@ class BatchNorm(Layer):
         return y, backward
 
     def _moments(self, x: Array, count: int, context: Context, group: Any) -> Array:
-        """Return mean and variance of x, (2, C), and update the running statistics. `count` is per channel."""
+        """Return the mean and variance of x, (2, C), and update the running statistics. `count` is per channel."""
         moments = self.backend.channel_moments(x)
         total = count if group is None else self._merge(moments, count if context.counts else 0, group)
         if total > 1:  # a single value has no variance; the total is 0 if no replica has a batch

@@ -132,7 +132,7 @@ def _states(stored: Stored) -> list[Tree]:
 
 @contextmanager
 def _malformed(place: str) -> Iterator[None]:
-    """Convert errors caused by a state of unexpected structure to DataError."""
+    """Convert errors caused by a malformed state to DataError."""
     try:
         yield
     except CupynetError:

@@ -37,7 +37,7 @@ class DataWarnings:
             idle = workers - train.batches
             log.warning("%d of %d workers have no batches. Lower workers or batch_size", idle, workers)
         if restored is not None and restored != train.identity and self._speaks:
-            log.warning("data set %r: its labels differ from the ones in the checkpoint", train.dataset.name)
+            log.warning("data set %r: its labels differ from those of the resumed fit", train.dataset.name)
         if self._metrics and fit.evaluate_on is None and self._speaks:
             self._metrics = False
             log.warning("metrics are not computed, because there are no validation data. Pass validation_split=0.1")
@@ -109,7 +109,7 @@ def warn_of_classes(dataset: LabeledData) -> None:
     if isinstance(dataset, Dataset) and dataset.labels.ndim == 2:
         return
     shards = dataset.labels if isinstance(dataset, Shards) else [dataset.labels]
-    valid = [labels[(labels >= 0) & (labels < dataset.classes)] for labels in shards]  # invalid labels raise later
+    valid = [labels[(labels >= 0) & (labels < dataset.classes)] for labels in shards]  # invalid labels fail later
     counts = np.array([np.bincount(labels, minlength=dataset.classes) for labels in valid])  # (shards, classes)
     missing = np.flatnonzero(counts.sum(axis=0) == 0)
     if len(missing) and len(dataset) >= AMPLE * dataset.classes:

@@ -65,7 +65,7 @@ def loader_of(
     sample_weight: Any = None,
     class_weight: ClassWeight = None,
 ) -> Loader:
-    """Return a loader of training data after checking them. pixels: the pixel scale, if `data` is a pair of arrays."""
+    """Check training data and return a loader for them. pixels: the pixel scale, if `data` is a pair of arrays."""
     data, outputs = examples(data), model.output.features
     if isinstance(data, Loader) and batch_size not in (None, data.batch_size):
         raise ConfigError(

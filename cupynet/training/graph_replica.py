@@ -42,7 +42,7 @@ class Graphs:
         self._backend, self._recorder = backend, recorder
         self._launchers: dict[tuple[str, Shape], Callable[[], None]] = {}  # by name and label shape
         self._origin: tuple[Workspace, bool, object] | None = None  # workspace, kind of labels and memory that they use
-        self.refused, self.singly = "", False  # why steps are not captured; launch operations one by one
+        self.refused, self.singly = "", False  # why steps cannot be captured; True to launch operations one by one
 
     def begin(self, *, classifies: bool, memory: object) -> None:
         """Drop graphs captured for another workspace, another kind of labels, or an earlier `CudaTransfer.memory`."""

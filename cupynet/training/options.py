@@ -127,7 +127,7 @@ class TrainingOptions:
             instance("synchronizer", self.synchronizer, Synchronizer, "ParameterAveraging(3)")
         if self.pipeline is not None:
             instance("pipeline", self.pipeline, Pipeline, "Pipeline(stages=2)")
-        for name, what in (("callbacks", "callbacks"), ("devices", "the numbers of GPUs")):
+        for name, what in (("callbacks", "callbacks"), ("devices", "GPU indices")):
             value = getattr(self, name)
             if not isinstance(value, list | tuple) and not (name == "devices" and value is None):
                 raise ConfigError(f"must be a list of {what}", name, shown(value))
@@ -186,7 +186,7 @@ class TrainingOptions:
             return
         if self.pipeline is not None:
             reason = (
-                "a pipeline splits batches into micro-batches already. Use accumulation_steps=1, and set micro_batches"
+                "a pipeline already splits batches into micro-batches. Use accumulation_steps=1, and set micro_batches"
             )
             raise ConfigError(reason, "accumulation_steps", str(self.accumulation_steps))
         syncing = next((layer for layer in network.walk() if layer.syncs_replicas), None)

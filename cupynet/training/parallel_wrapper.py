@@ -154,8 +154,8 @@ class ParallelWrapper:
         self._warnings = DataWarnings(speaks=self._launcher.first == 0, metrics=bool(options.metrics))
         self._stop: Stop | None = None  # for workers that have no trainer yet
         self._closed, self._releasing = False, threading.RLock()
-        self._learning_rate: Schedule | None = None  # of the workers
-        self._progress = "0 epochs complete"  # after closing
+        self._learning_rate: Schedule | None = None  # the one that workers have
+        self._progress = "0 epochs complete"  # shown after closing
         self._rates = model.params.rates
         self._dropped = weakref.finalize(self, end, self._launcher, self._trainers, backend)
 
@@ -299,7 +299,7 @@ class ParallelWrapper:
 
     @contextmanager
     def _ending(self) -> Iterator[None]:
-        """Context of a fit that notifies callbacks of divergence and cleans up."""
+        """Context manager for a fit that notifies callbacks of divergence and cleans up."""
         try:
             yield
         except CupynetError as error:

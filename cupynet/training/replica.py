@@ -63,7 +63,7 @@ class Replica:
         whole: the whole network in this process; the same as `model`, except in a `Stage`.
         place: backend and device, for messages.
         needs_images: True if batches must have images in addition to labels.
-        replicas: the communicator with which layers exchange values between replicas; None for a single replica.
+        replicas: the communicator with which layers exchange values between replicas; None before `join`.
         scaler: the loss scaler; None before `join`, and for dtypes that need no loss scaling.
         losses: sum of the losses of the last batch, 0-d on the device; 0.0 without a batch; None in pipeline stages
             without a loss. If iterations run ahead, `complete` sets it to the sum over several batches.

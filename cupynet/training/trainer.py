@@ -38,7 +38,7 @@ from cupynet.training.replica import Replica
 class Plan:
     """The range of the current or last fit."""
 
-    start: int | None = None  # where the learning-rate schedule of an unfinished fit began; None between fits
+    start: int | None = None  # first iteration of the learning-rate schedule of an unfinished fit; None between fits
     iterations_per_epoch: int = 0
     iterations: int = 0  # `Trainer.iteration` at the planned end of the fit
     epochs: int = 0  # `Trainer.epoch` at the planned end of the fit

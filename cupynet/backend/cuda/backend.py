@@ -17,7 +17,7 @@ from cupynet.backend.reference.loss import has_weights
 
 
 class CupyBackend(CudaBatches, CudaConvPool, CudaNorm, CudaUpdate, Backend):
-    """Operations on one GPU (see `CudaDevice`). An out-of-range label gives a NaN loss."""
+    """Operations on one GPU (see `CudaDevice`). An out-of-range label makes the loss NaN."""
 
     def recorder(self) -> Recorder:
         return Recorder(self)

@@ -106,7 +106,7 @@ def library(cuda: int) -> Library:
 
 
 def workspace_bytes(device: Any) -> int:
-    """Return the workspace size that NVIDIA recommends for the architecture of a device."""
+    """Return the workspace size that NVIDIA recommends for a device's architecture."""
     return (32 if int(device.compute_capability) >= 90 else 4) * MIB
 
 

@@ -9,7 +9,7 @@ from cupynet.backend.cuda.launch import first_use, power_of_two
 from cupynet.backend.reference.dense import DenseOps
 
 ACROSS = 32  # columns that a block sums in parallel
-FEW_ACROSS = 8  # the same if there are few rows, so that more threads share a column
+FEW_ACROSS = 8  # the same for few rows, so that more threads share a column
 MOST_PARTS = 256  # maximum number of partial sums
 FEW_ROWS = 128  # minimum number of rows in a partial sum
 

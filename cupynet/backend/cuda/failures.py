@@ -10,7 +10,7 @@ from cupynet.core.exits import out_of_gpu_memory
 from cupynet.core.wording import amount, one_line, setting
 
 ALLOCATING = re.compile(r"allocating ([\d,]+) bytes")  # in CuPy's OutOfMemoryError
-# sticky errors, raised by every later call until the process ends; NCCL reports all CUDA errors as one
+# sticky errors, raised by every later call until the process ends; NCCL does not distinguish CUDA errors
 LOST = re.compile(
     "cudaError(LaunchFailure|LaunchTimeout|ECCUncorrectable|NvlinkUncorrectable|HardwareStackError|DevicesUnavailable"
     "|NoDevice|Unknown|SystemNotReady|Contained|MpsConnectionFailed|MpsRpcFailure)"

@@ -1,7 +1,7 @@
 """Reference implementation of losses.
 
-Elementwise losses map (xp, outputs, targets, parameter) to (values, slopes), all (N, O). Labels are class indices (N,)
-int64, or targets (N, O) float32, or (N, O + 1) with sample weights in the last column.
+Elementwise losses map (xp, outputs, targets, parameter) to (values, slopes), for arrays (N, O). Labels are class
+indices (N,) int64, or targets (N, O) float32, or (N, O + 1) with sample weights in the last column.
 """
 
 from __future__ import annotations
@@ -50,9 +50,7 @@ TARGET_LOSSES: dict[str, Callable[[ModuleType, Array, Array, float], tuple[Array
 def has_weights(labels: Array, outputs: int) -> bool:
     """Return True if labels are (N, O + 1). Raises ConfigError if their shape does not match the outputs."""
     if labels.shape[1] not in (outputs, outputs + 1):
-        raise ConfigError(
-            f"targets {labels.shape}: must be (N, {outputs}), or one column wider with sample weights"
-        )
+        raise ConfigError(f"targets {labels.shape}: must be (N, {outputs}), or one column wider with sample weights")
     return bool(labels.shape[1] > outputs)
 
 

@@ -86,7 +86,7 @@ class UpdateOps(Device):
             self.convert(weight, stored)
 
     def squared_norms(self, vector: Array, layers: Layers) -> Array:
-        """Return the sum of squares of a vector (P,) by layer: (L,), borrowed, with the dtype of the vector."""
+        """Return each layer's sum of squares of a vector (P,): (L,), borrowed, with the dtype of the vector."""
         result = self.borrow((layers.count,), vector.dtype)
         result[...] = 0
         for (start, stop), layer in zip(layers.bounds, layers.group, strict=True):
@@ -94,7 +94,7 @@ class UpdateOps(Device):
         return result
 
     def clip_norms(self, grad: Array, squared_norms: Array, layers: Layers, largest: float) -> None:
-        """Clip the norm of the gradient (P,) of each layer to `largest`, in place."""
+        """Clip the gradient (P,) in place, so that each layer's norm is at most `largest`."""
         for (start, stop), layer in zip(layers.bounds, layers.group, strict=True):
             self.clip_norm(grad[start:stop], squared_norms[layer], largest)
 

@@ -108,7 +108,7 @@ class MpiJob:
         return first == self.rank and not isinstance(error, PeerFailed)
 
     def _uncaught(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-        """Replacement for sys.excepthook: one rank prints the exception, and all exit with its exit code."""
+        """Replacement for sys.excepthook: one rank prints the exception, and all exit with that rank's exit code."""
         if self.speaks(error):
             self._excepthook(kind, error, traceback)
         raise SystemExit(self.exit_code)

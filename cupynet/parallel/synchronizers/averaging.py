@@ -25,7 +25,7 @@ UNMEASURED: Spread = (math.nan, {})
 
 
 class ParameterAveraging(Synchronizer):
-    """Replaces the weights of all replicas by their weighted mean every k iterations (local SGD).
+    """Replaces the weights of all replicas with their weighted mean every k iterations (local SGD).
 
     This is Deeplearning4j's AVERAGING. A single replica is never averaged and takes no outer steps. Buffers (running
     statistics) are averaged in full precision and are not changed by outer steps.

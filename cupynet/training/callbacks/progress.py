@@ -26,7 +26,7 @@ REFRESH_S = 0.25  # minimum interval between updates of the bar
 WIDE, WIDE_BAR, NARROW_BAR = 100, 16, 5  # columns of a wide terminal, and of the bar on wide and narrow terminals
 OTHER_COLUMNS = "  100 % 00:00 "
 NARROWEST, PIPED = 80, (200, 24)  # columns of the narrowest terminal; columns and lines without a terminal
-TIMESTAMP = len("[12:30:05] ")  # columns of the beginning of a line
+TIMESTAMP = len("[12:30:05] ")  # columns of a log line before the message
 
 
 class Progress(Callback):

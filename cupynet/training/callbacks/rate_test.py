@@ -95,9 +95,9 @@ class RateTest(Callback):
 
     @property
     def suggestion(self) -> float | None:
-        """The suggested learning rate or peak: a tenth of the rate at the lowest loss, as in fastai.
+        """The suggested (peak) learning rate: a tenth of the rate at the lowest loss, as in fastai.
 
-        None if the loss never decreased, or if too few rates were tested.
+        None if the loss decreased by less than 1 %, or if too few rates were tested.
         """
         first, smoothed = self.planned // LEAST, self.smoothed  # the beginning is noisy
         if len(smoothed) < max(LEAST, first + 2):
