@@ -133,7 +133,7 @@ class Concat(Layer):
             if type(output) is not type(first) or output.shape[:-1] != first.shape[:-1]:
                 raise ConfigError(
                     f"Concat '{params.layer}': branch '{name}' returns {output}, '{next(iter(made))}' {first}. Give "
-                    "all the same height and width, using strides and padding 'same', or end all in Flatten"
+                    "all the same height and width, using strides and padding 'same', or end all with Flatten"
                 )
         self.widths = [output.shape[-1] for output in made.values()]
         return (

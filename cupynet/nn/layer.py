@@ -23,7 +23,7 @@ Backward: TypeAlias = Callable[[Array], "Array | None"]
 
 
 class KerasAttribute:
-    """A Keras attribute that does not exist here. Accessing it raises AttributeError with the replacement."""
+    """A Keras attribute that does not exist here. Accessing it raises an AttributeError that names the replacement."""
 
     def __init__(self, replacement: str) -> None:
         self._replacement = replacement

@@ -114,7 +114,7 @@ class Model:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Names in the order of the outputs; empty if unknown. Can be set to one name per output, or to None."""
+        """Class names in the order of the outputs; empty if unknown. Can be set to one name per output, or to None."""
         return self._class_names
 
     @class_names.setter
@@ -201,7 +201,7 @@ class Model:
         if self.trained_on == "floats":
             if images.dtype == np.uint8:
                 self._warned = True
-                log.warning("predict: the network was trained on floating-point images. Scale images in the same way")
+                log.warning("predict: the network was trained on floating-point images. Scale images the same way")
             return
         least, most, raw = float(images.min()), float(images.max()), images.dtype == np.uint8
         low, high = (each + 0.0 for each in self.pixels.range)  # removes the sign of -0.0
@@ -263,7 +263,7 @@ class Model:
     def replace(self, **layers: Layer) -> Model:
         """Return a copy with some layers replaced, for instance to fine-tune: `model.replace(dense2=Dense(3))`.
 
-        The remaining layers keep their weights. All layers are trainable, even if they are frozen in this model.
+        The remaining layers keep their weights. All layers are trainable, even those frozen in this model.
 
         Raises:
             ConfigError: the network is not a `Sequential`, has no layer with a given name, or another layer's weights
@@ -452,7 +452,7 @@ def _backend_of(backend: Backend | str, dtype: str | None) -> Backend:
         return create_backend(name, dtype or "float")
     checks.instance("backend", backend, Backend, "create_backend('numba'), or its name")
     if dtype is not None and dtype != backend.policy.name:
-        raise ConfigError(f"the backend uses dtype {backend.policy.name}. Remove one of the two", "dtype", dtype)
+        raise ConfigError(f"the backend already has dtype {backend.policy.name}. Remove this argument", "dtype", dtype)
     return backend
 
 
@@ -477,5 +477,5 @@ def check_output(network: Layer, classes: int) -> None:
         more = f", or use Dataset(..., classes={outputs})" * (isinstance(network.output, Flat) and outputs > classes)
         raise ConfigError(
             f"the network returns {network.output}, but the data have {wording.counted(classes, 'class')} or targets. "
-            f"End it in Dense(units={classes}){more}"
+            f"End it with Dense(units={classes}){more}"
         )

@@ -208,7 +208,7 @@ class Params:
         return [name for name, rate in self.rates.items() if not rate]
 
     def set_rates(self, rates: Mapping[str, float]) -> None:
-        """Set the learning-rate factors of all weights, by default to 1. Frozen weights are in no segment."""
+        """Set the learning-rate factor of each weight, 1 if not in `rates`. Frozen weights are in no segment."""
         if not self._entries:
             return
         self.rates = {name: rates[name] for name in self._entries if rates.get(name, 1.0) != 1.0}
@@ -225,7 +225,7 @@ class Params:
                 self.segments.append(Segment(self._offsets[members[0].name], stops[members[-1].name], decay, rate))
 
     def matching(self, patterns: Collection[str]) -> set[str]:
-        """Return the names of weights that match, or whose layer does. Raise ConfigError for unmatched patterns."""
+        """Return names of weights that match or are in a matching layer. Raise ConfigError for unmatched patterns."""
         found: set[str] = set()
         for pattern in patterns:
             names = [

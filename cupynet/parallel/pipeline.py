@@ -146,7 +146,7 @@ def training_work(layer: Layer) -> int:
 
 
 def balance_stages(work: Sequence[float], sent: Sequence[float], stages: int) -> list[int]:
-    """Partition consecutive pieces of `work` into stages, and return each stage's end. The largest stage is minimized.
+    """Partition consecutive pieces of `work`, minimizing the largest stage. Return the end index of each stage.
 
     Ties are broken by the amount of data sent between stages: `sent` is the amount after each piece.
     """

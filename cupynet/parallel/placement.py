@@ -18,7 +18,7 @@ class Placement:
     Attributes:
         devices: GPU indices; empty on a CPU. The worker with local rank r uses devices[r % len(devices)].
         stages: pipeline stages per replica; 1 without a pipeline.
-        seats: the local rank of each rank; empty if all ranks run on this machine.
+        seats: the local rank of each MPI rank; empty if workers are threads.
     """
 
     workers: int
@@ -45,7 +45,7 @@ class Placement:
             devices: GPU indices; by default all, starting with `first`.
             stages: stages per replica. None for the number of devices or cores per replica, at most `most_stages`; if
                 `workers` is also None, there is one replica.
-            seats: the local rank of each started rank; None if no ranks were started.
+            seats: the local rank of each MPI rank; None if workers are threads.
 
         Raises:
             ConfigError: a count is below 1; a device is missing, repeated, or given for a CPU backend; or the number of

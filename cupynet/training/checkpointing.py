@@ -106,7 +106,7 @@ def _for_workers(trainer: Trainer, stored: Stored) -> list[Tree]:
         return states
     again, epoch = trained_again(states, size, stages), states[0]["trainer"]["epoch"] + 1
     log.info(
-        "%d workers resume from %d: all start from the mean weights; batches of epoch %d repeated: %d",
+        "resuming with %d workers instead of %d: all start from the mean weights; batches of epoch %d repeated: %d",
         *(size, len(states), epoch, again),
     )
     callbacks = by_class_name(trainer.callbacks)
@@ -114,7 +114,7 @@ def _for_workers(trainer: Trainer, stored: Stored) -> list[Tree]:
 
 
 def _states(stored: Stored) -> list[Tree]:
-    """Return each worker's state as saved, with statistics that earlier versions did not save."""
+    """Return each worker's saved state, completed with statistics that earlier versions did not save."""
     arrays = {WEIGHTS + name: each for name, each in stored.arrays.get("weights", {}).items()}
     arrays |= stored.arrays.get("state", {})
     defaults = Statistics().state()
@@ -215,5 +215,5 @@ def trained(stored: Stored, synchronizer: Synchronizer) -> Arrays:
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Describe the environment differences that prevent bit-identical results, or return ""."""
-    other = [f"{name} {now[name]}, then {then.get(name, 'unknown')}" for name in now if now[name] != then.get(name)]
+    other = [f"{name} {now[name]} (was {then.get(name, 'unknown')})" for name in now if now[name] != then.get(name)]
     return f"continues, but not bit for bit: {'; '.join(other)}" if other else ""

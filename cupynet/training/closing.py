@@ -1,4 +1,4 @@
-"""Release of the resources of a `ParallelWrapper`."""
+"""Releases the resources of a `ParallelWrapper`."""
 
 from __future__ import annotations
 

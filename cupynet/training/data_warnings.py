@@ -1,4 +1,4 @@
-"""Warnings about data that are valid, but probably a mistake."""
+"""Warnings about data that are valid but probably wrong."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def _remedy(replica: Replica, batch: Batch) -> str:
 
 
 def _first_output(replica: Replica, batch: Batch) -> tuple[str, Any]:
-    """Repeat the forward pass. Return the first layer with non-finite output, and the samples."""
+    """Repeat the forward pass. Return the first layer with non-finite output, and the affected samples."""
     model = replica.model
     layers = list(model.network) if isinstance(model.network, Sequential) else [("network", model.network)]
     for part in parts(len(batch), replica.accumulation_steps):

@@ -207,6 +207,6 @@ def check_same_data(loader: Loader, world: Communicator) -> None:
     others = np.flatnonzero(found != found[0]).tolist()
     if others:
         raise DataError(
-            f"ranks {others} have other data than rank 0, or another order. Copy the same data to all machines and use "
-            "the same settings"
+            f"ranks {others} have different data than rank 0, or a different order. Copy the data to all machines, and "
+            "use the same settings"
         )

@@ -44,8 +44,8 @@ class TrainingOptions:
             root), or a number.
         accumulation_steps: number of parts into which a batch is split to save memory. Their gradients are accumulated
             for one update. For a pipeline use `micro_batches` instead.
-        devices: GPU indices; worker r uses devices[r % len(devices)]. By default all GPUs, or under mpiexec the model's
-            GPU. The first worker of this process must be on the model's device.
+        devices: GPU indices; the worker with local rank r uses devices[r % len(devices)]. By default all GPUs, or under
+            mpiexec the model's GPU. The first worker of this process must be on the model's device.
         callbacks: a list of `Callback`.
         log_every: iterations between `on_log` events and, without a `synchronizer`, between measurements of the drift;
             0 disables the events.
@@ -221,7 +221,7 @@ class FitData:
 
 @dataclass(frozen=True, eq=False)
 class CheckedOptions:
-    """Validated options with defaults filled in. layers: of each pipeline stage, by name; empty without a pipeline."""
+    """Validated options with defaults filled in. layers: names for each pipeline stage; empty without a pipeline."""
 
     options: TrainingOptions
     placement: Placement

@@ -58,7 +58,7 @@ class Trainer:
         groups: the communicators of this worker; by default a single worker.
         synchronizer: the synchronization method; optional for a single worker.
         prefetch_buffer: number of batches to prepare in advance in a thread; 0 disables prefetching.
-        data_on_device, shared: see `Device.transfer`.
+        data_on_device, shared: see `BatchOps.transfer`.
         log_every: iterations between `on_log` events, the same on every worker; 0 disables them.
         metrics: see `TrainingOptions`.
 
@@ -376,7 +376,7 @@ class Trainer:
     def state(self) -> dict[str, Any]:
         """Return everything needed to resume bit for bit: nested dictionaries of numbers and host arrays.
 
-        It can be called after any iteration and does not average. There is no RNG state: the order of samples depends
+        Can be called after any iteration, and does not average. There is no RNG state: the order of samples depends
         on seed and epoch, and random numbers in layers depend on seed, epoch, sample, layer and position.
         """
         self.replica.complete()

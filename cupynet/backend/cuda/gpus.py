@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 LINE = "\n"
-OLDEST = 14  # minimum version of CuPy, as in pyproject.toml; version 13 lacks NCCL and graph functions
+OLDEST = 14  # minimum version of CuPy, as in pyproject.toml; version 13 lacks some NCCL and graph functions
 NOT_INSTALLED = "CuPy is not installed"
 _before: dict[int, int] = {}  # original limit by device, before `limit_pools`
 

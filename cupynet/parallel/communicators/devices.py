@@ -1,8 +1,8 @@
 """Averages vectors on GPUs, first within each device and then between devices.
 
 The first worker of each device is its leader. It computes the weighted sum of the arrays on this device, in rank order
-and in double precision. The leaders then add their sums, over NCCL or in rank order on the first one's device. The host
-never waits for a device: streams wait for each other's events.
+and in double precision. The leaders then add their sums over NCCL, or on the first leader's device in rank order. The
+host never waits for a device: streams wait for each other's events.
 
 With one device, results are bit-identical to averages on the host, except for subnormal float32 and bfloat16 numbers
 (below 1.2e-38), which GPUs flush to zero. With several devices, results are reproducible only on the same devices.
@@ -43,8 +43,8 @@ Connect: TypeAlias = (
 def check_reduce(reduce: str, backend: str, *, processes: bool, stages: int = 1) -> str:
     """Validate the setting `reduce`, and return the method to use. Raises ConfigError.
 
-    Pipeline stages in threads are averaged at different times, so NCCL could deadlock (see nccl.py). `auto` is then
-    `device`.
+    Pipeline stages in threads are averaged at different times, so NCCL could deadlock (see nccl.py). `auto` then
+    selects `device`.
     """
     one_of("reduce", reduce, REDUCES)
     if reduce in ("nccl", "device") and backend != "cupy":

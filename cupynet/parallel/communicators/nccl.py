@@ -41,14 +41,14 @@ def unavailable_reason() -> str | None:
 def connect(
     broadcast: BroadcastBytes, place: int | None, leaders: int, backend: CupyBackend, opened: Callable[[NcclSum], None]
 ) -> NcclSum | None:
-    """Create the NCCL communicator of the leaders, the first worker on each device. All workers must call this.
+    """Create the NCCL communicator of the leaders (the first worker on each device). All workers must call this.
 
     Args:
         place: NCCL rank of this worker; None if it is not a leader.
         opened: called with the communicator before the warm-up. If another leader fails during the warm-up, only
             `abandon` can end it.
     """
-    # connect all devices now, not in the first large all-reduce (NCCL 2.22 and later)
+    # connect all devices now instead of in the first large all-reduce (NCCL 2.22 and later)
     os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
     from cupy.cuda import nccl
 

@@ -47,7 +47,7 @@ class Launcher:
             RuntimeError: called during another task.
         """
         if not self._running.acquire(blocking=False):
-            raise RuntimeError("these workers are busy. Wait for the running task before starting another one")
+            raise RuntimeError("these workers are busy. Wait for the running task to end before starting another one")
         try:
             if self._ended:
                 raise ClosedError(f"the workers {self._ended}. Create a new ParallelWrapper; `predict` still works")

@@ -35,7 +35,7 @@ class ParameterAveraging(Synchronizer):
             or a schedule such as `PostLocal` or `Adaptive`. Replicas are always averaged at the end of a fit and,
             except with `end`, before an evaluation. With `end`, evaluation is possible only at the end of the fit.
         average_updaters: True to average the optimizer state together with the weights.
-        report_score: True to compute `Average.score`. This reads the losses from the device at each averaging step.
+        report_score: True to compute `Average.score`, reading the losses from the device at each averaging step.
         measure_every: measure the drift at the first averaging step in each epoch and in each period of this many
             iterations, and at additional averaging steps (before an evaluation, at the end of a fit). The step after an
             additional one does not measure it, because it ends a shorter interval. 0 to measure the drift only if the

@@ -50,7 +50,7 @@ class GradientSharing(Synchronizer):
             the number of workers.
         transfer_dtype: `full` sends exact gradients in full precision, `half` in 16 bits (see `half_mean`), which
             cannot be combined with an encoding.
-        report_score: True to compute `Average.score`. This reads the losses from the device.
+        report_score: True to compute `Average.score`, reading the losses from the device.
         score_every: iterations between scores.
     """
 

@@ -42,7 +42,7 @@ class Profile(Callback):
 
     Args:
         iterations: number of timed iterations. Each recorded call takes 100 bytes of memory.
-        after: number of iterations before them, at most a quarter of the fit.
+        after: number of iterations to skip before them, at most a quarter of the fit.
         path: folder for both files; by default the run folder. Without a folder only the table is printed.
 
     Attributes:
