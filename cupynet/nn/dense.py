@@ -78,7 +78,7 @@ class Flatten(Layer):
         return Flat(input.features)
 
     def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
-        shape = x.shape  # `backward` must not keep x, whose buffer can be reused
+        shape = x.shape  # `backward` must not keep x, so that its buffer can be reused
         return x.reshape(len(x), -1), lambda dy: dy.reshape(shape)
 
 

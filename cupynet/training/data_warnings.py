@@ -37,7 +37,7 @@ class DataWarnings:
             idle = workers - train.batches
             log.warning("%d of %d workers have no batches. Lower workers or batch_size", idle, workers)
         if restored is not None and restored != train.identity and self._speaks:
-            log.warning("data set %r: its labels differ from those of the resumed fit", train.dataset.name)
+            log.warning("data set %r: its labels have changed since the checkpoint", train.dataset.name)
         if self._metrics and fit.evaluate_on is None and self._speaks:
             self._metrics = False
             log.warning("metrics are not computed, because there are no validation data. Pass validation_split=0.1")

@@ -66,7 +66,7 @@ from cupynet.training.warm_up import warm_up
 T = TypeVar("T")
 CTRL_C = "Ctrl-C"  # text of a `Stop`
 log = logging.getLogger(__name__)
-_compiled: set[tuple[str, str]] = set()  # backend and dtype pairs whose compilation this process has announced
+_compiled: set[tuple[str, str]] = set()  # (backend, dtype) for which this process has announced compilation
 
 
 class ParallelWrapper:

@@ -102,7 +102,7 @@ class Chunk:
             if start < high and low < stop and not self.pool.machine.known(old, access.line):
                 raise Unordered(
                     f"{access.label} on {access.line} and {old.label} on {old.line} are not ordered, and use {self}: "
-                    "record an event on one stream and let the other wait for it, or synchronize"
+                    "record an event on one stream and make the other wait for it, or synchronize"
                 )
 
     def must_be_written(self, view: NDArray[Any], by: Label) -> None:
@@ -178,13 +178,13 @@ class DevicePool:
         """Keep a block for its line. Raise Unordered if another line may still use it."""
         where = label("the end of its last array")
         try:
-            chunk.intact("something before the end of its last array")
+            chunk.intact("an operation before its last array was dropped")
             accesses = [] if self.machine.is_lost(self.device) else [*chunk.writes.values(), *chunk.reads.values()]
             for access in accesses:
                 if not self.machine.known(access, chunk.line):
                     raise Unordered(
                         f"{chunk} is freed by {where} for {chunk.line} while {access.label} on {access.line} may still "
-                        "use it: let the one wait for the other, or synchronize, before the array is dropped"
+                        "use it: make one stream wait for the other, or synchronize, before the array is dropped"
                     )
         finally:
             del self.used[chunk.address]
@@ -195,7 +195,7 @@ class DevicePool:
     def free_all_blocks(self) -> None:
         if self.n_free_blocks():
             self.machine.check_device(self.device)
-            self.machine.must_not_wait("the end of device memory (cudaFree)")
+            self.machine.must_not_wait("freeing device memory (cudaFree)")
         self.total = self.in_use
         self.kept.clear()
 

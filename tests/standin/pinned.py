@@ -115,7 +115,7 @@ class PinnedPool:
     def free_all_blocks(self) -> None:
         with self.machine.lock:
             if self.n_free_blocks():
-                self.machine.must_not_wait("the end of pinned memory (cudaFreeHost)")
+                self.machine.must_not_wait("freeing pinned memory (cudaFreeHost)")
             self.free.clear()
 
 

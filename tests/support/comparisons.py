@@ -127,7 +127,7 @@ class Call:
         return array
 
     def check_arguments(self) -> None:
-        """Check that no arguments have changed except for those of in-place operations."""
+        """Check that only in-place operations have changed their arguments."""
         for array, before in self._kept:
             assert bool((array == before).all()), "an argument that is not the operation's was changed"
 
@@ -341,7 +341,7 @@ def pointwise(backend: Backend, call: Call, shape: Shape) -> Results:
     for name in NAMES:
         x, far = call.stored(*shape.image, changes=shape.flag), call.few(*shape.image)
         if not shape.flag:
-            x = x * (1 + 50 * far)  # within the range of half, but beyond that of exp
+            x = x * (1 + 50 * far)  # within the range of half, but exp overflows
         out = x if shape.flag else backend.borrow(x.shape)
         found[name] = backend.pointwise(name, x, out, 0.25)
         assert backend.data_ptr(out) == backend.data_ptr(found[name]), "not written to `out`"

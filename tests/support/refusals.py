@@ -10,7 +10,7 @@ from cupynet.core.errors import ConfigError, DataError
 
 @contextmanager
 def refused(setting: str, value: str | None = None) -> Iterator[None]:
-    """Return a context manager whose code must raise a ConfigError about a setting.
+    """Expect the code in a `with` block to raise a ConfigError about a setting.
 
     Args:
         setting: the argument without its class, or the dotted key; "" if the error is not about a single setting.
@@ -24,7 +24,7 @@ def refused(setting: str, value: str | None = None) -> Iterator[None]:
 
 @contextmanager
 def data_error(*named: object) -> Iterator[None]:
-    """Return a context manager whose code must raise a DataError with a one-line message.
+    """Expect the code in a `with` block to raise a DataError with a one-line message.
 
     Args:
         named: text that the line must contain, such as a file's path, a weight's name, or a number.

@@ -33,7 +33,7 @@ def settings_of(*overrides: str) -> Settings:
 
 
 def settings_of_command(command: str, schema: type[S], *overrides: str) -> S:
-    """Return the settings of the command whose file in conf/ has this name."""
+    """Return the settings of a command, named after its file in conf/."""
     composing.register(schema)
     try:
         with pytest.MonkeyPatch.context() as patch, initialize_config_dir(str(CONF), version_base="1.3"):

@@ -98,7 +98,7 @@ class Ranks:
             raise error
 
     def wait(self, requests: Sequence[Any], whom: str, pause_s: float = LONGEST_PAUSE_S) -> None:
-        """Wait until all requests are complete. Raises PeerFailed or WorkerTimeout, whose message contains `whom`."""
+        """Wait until all requests are complete. Raises PeerFailed, or a WorkerTimeout that names `whom`."""
         started, timeout = time.perf_counter(), Timeout(self.timeout_s)
         self._waiting = requests  # also kept after an error, because MPI may still write to their buffers
         while True:

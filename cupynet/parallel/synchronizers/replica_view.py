@@ -63,7 +63,7 @@ def overwrite(backend: Backend, views: Iterable[tuple[str, Array]], saved: Mappi
 
 
 def is_finite(*vectors: Array) -> bool:
-    """Return True if the sum of each vector is finite. This takes one pass without a temporary array."""
+    """Return True if the sum of each vector is finite, in one pass without a temporary array."""
     return all(math.isfinite(float(vector.sum())) for vector in vectors)
 
 
