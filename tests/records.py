@@ -152,7 +152,7 @@ def pipeline(maker: Maker) -> None:
     """Compare two stages on two cores with one worker and with the bound."""
     record: dict[str, Any] = {
         "what": "two stages on two cores, one epoch: times one worker, and the bound (total work / slowest stage) x "
-        "m / (m + s - 1), the work of each stage as measured before training"
+        "m / (m + s - 1), the work of each stage as measured during training"
     }
     for name, (times, settings) in PIPELINES.items():
         found = [maker.train(settings)[0] for _ in range(times)]

@@ -348,7 +348,7 @@ class ParallelWrapper:
         """Restore a checkpoint, or the newest undamaged one in a folder, so that the next `fit` continues bit for bit.
 
         With a different number of workers, all start from the mean of the replicas. With a different backend or dtype,
-        results are equal up to rounding. The log says which case applies. The learning-rate schedule continues too; to
+        results are equal up to rounding. The log lists the differences. The learning-rate schedule continues too; to
         replace it, set `optimizer.learning_rate` afterwards.
 
         Raises:

@@ -338,7 +338,7 @@ class Machine:
 
 def active() -> Machine:
     if _active is None:
-        raise Misuse("the stand-in of CuPy is not installed: `with installed():`")
+        raise Misuse("the stand-in for CuPy is not installed: `with installed():`")
     return _active
 
 
