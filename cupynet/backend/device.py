@@ -110,7 +110,7 @@ class Device:
         return array if len(array) == shape[0] else array[: shape[0]]
 
     def convert(self, source: Array, target: Array) -> None:
-        """target = source, converted to the dtype of target. Shapes are equal."""
+        """Copy source to target, converting it to the dtype of target. Shapes are equal."""
         target[...] = source
 
     def _constants(self, values: tuple[float, ...]) -> Array:

@@ -14,7 +14,7 @@ from cupynet.nn.types import Image, InputType
 
 
 class Conv2D(Layer):
-    """activation(cross-correlation + bias): (N, H, W, C) -> (N, H', W', O).
+    """2-D convolution, activation(cross-correlation + bias): (N, H, W, C) -> (N, H', W', O).
 
     H' = (H + 2 padding - dilation (K_h - 1) - 1) // stride + 1, as in Deeplearning4j's Truncate mode.
 

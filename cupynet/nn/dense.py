@@ -12,7 +12,7 @@ from cupynet.nn.types import Flat, InputType
 
 
 class Dense(Layer):
-    """activation(x W + b): (N, F) -> (N, O). Images are flattened in H, W, C order.
+    """Fully connected layer, activation(x W + b): (N, F) -> (N, O). Images are flattened in H, W, C order.
 
     Args:
         units: number of outputs, O.
@@ -70,7 +70,7 @@ class Dense(Layer):
 
 
 class Flatten(Layer):
-    """(N, H, W, C) -> (N, H·W·C), without a copy. Not needed before Dense."""
+    """Flattens images without a copy: (N, H, W, C) -> (N, H·W·C). Not needed before Dense."""
 
     capturable = True
 

@@ -44,7 +44,7 @@ def grouped(init: Initializer, groups: int) -> Initializer:
 
 
 class Constant(Described):
-    """A constant `value`."""
+    """The constant `value`."""
 
     def __init__(self, value: float) -> None:
         self.value = number("Constant value", value)
@@ -54,7 +54,7 @@ class Constant(Described):
 
 
 class Normal(Described):
-    """N(mean, std²)."""
+    """Normal distribution N(mean, std²)."""
 
     def __init__(self, std: float = 0.05, mean: float = 0.0) -> None:
         self.std = number(f"{type(self).__name__} std", std, above=0)
@@ -65,7 +65,7 @@ class Normal(Described):
 
 
 class TruncatedNormal(Normal):
-    """N(mean, std²) truncated at two standard deviations, which leaves a standard deviation of 0.88 std."""
+    """N(mean, std²) truncated at two standard deviations, which reduces its standard deviation to 0.88 std."""
 
     def __call__(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
         values = rng.standard_normal(shape)
@@ -75,7 +75,7 @@ class TruncatedNormal(Normal):
 
 
 class Uniform(Described):
-    """U(-limit, limit)."""
+    """Uniform distribution U(-limit, limit)."""
 
     def __init__(self, limit: float = 0.05) -> None:
         self.limit = number("Uniform limit", limit, above=0)

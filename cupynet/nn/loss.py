@@ -111,7 +111,7 @@ class ElementwiseLoss(Loss):
 
 
 class MeanSquaredError(ElementwiseLoss):
-    """The mean of (z - t)² over outputs."""
+    """Mean squared error: the mean of (z - t)² over outputs."""
 
     capturable = True
     kind = "squared"
@@ -134,7 +134,7 @@ class BinaryCrossEntropy(ElementwiseLoss):
 
 
 class Hinge(ElementwiseLoss):
-    """The mean of max(0, 1 - y · z) over outputs, where y is 1 for the sample's class and -1 for the others."""
+    """Hinge loss: the mean of max(0, 1 - y · z) over outputs, where y is 1 for the sample's class, otherwise -1."""
 
     capturable = True
     kind = "hinge"

@@ -37,7 +37,7 @@ class ConvPool(FusedPair):
         self.saves_windows = not self.direct
 
     def forward(self, x: Array, weights: Weights) -> tuple[Array, tuple[Array, ...]]:
-        """(N, H, W, C) -> (N, H', W', O). Saves the indices of the maxima, and the im2col rows unless `direct`."""
+        """Map (N, H, W, C) to (N, H', W', O). Saves the indices of the maxima, and the im2col rows unless `direct`."""
         backend, (weight, bias) = self.backend, weights
         if self.direct:
             y = backend.borrow((len(x), *self.pool.output(*self.convolved), self.conv.filters))

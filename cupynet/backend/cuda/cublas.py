@@ -131,7 +131,7 @@ class Cublas:
         self._tf32 = tf32
 
     def gemm(self, left: Array, right: Array, out: Array, *, beta: float = 0.0) -> None:
-        """out = left @ right + beta · out. If beta is 0, the previous content of `out` is ignored.
+        """Compute out = left @ right + beta · out. If beta is 0, the previous content of `out` is ignored.
 
         left (M, K) and right (K, N) have the same dtype; `out` (M, N) has that dtype too, or float for 16-bit factors.
         Arrays are contiguous and do not overlap. Sums are accumulated in float, or in double for double inputs.

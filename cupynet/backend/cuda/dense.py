@@ -18,7 +18,7 @@ class CudaDense(CudaDevice, DenseOps):
     """See `DenseOps`. Sums over rows have a fixed order: first within parts, then over the parts."""
 
     def _gemm(self, left: Array, right: Array, out: Array, beta: float = 0.0) -> None:
-        """out = left @ right + beta · out. The first product on a stream allocates memory."""
+        """Compute out = left @ right + beta · out. The first product on a stream allocates memory."""
         with self.activated():
             if self._cublas is None or self._cublas.stream != self.xp.cuda.get_current_stream().ptr:
                 self._cublas = None  # releases the handle, which the next object reuses

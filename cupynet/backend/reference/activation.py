@@ -117,20 +117,20 @@ OF_INPUT = ("gelu", "silu")  # y does not determine x, so the derivative needs x
 
 class ActivationOps(Device):
     def add(self, a: Array, b: Array, out: Array) -> Array:
-        """out = a + b. `out` may be a, and is returned."""
+        """Compute out = a + b, and return `out`, which may be a."""
         return self.xp.add(a, b, out=out)
 
     def relu(self, x: Array) -> Array:
-        """max(x, 0), in place."""
+        """Compute max(x, 0) in place."""
         return self.xp.maximum(x, 0, out=x)
 
     def relu_backward(self, dy: Array, y: Array) -> Array:
-        """dy where the output y is positive, and 0 elsewhere, in place."""
+        """Set dy to 0 in place wherever the output y is not positive."""
         self.xp.copyto(dy, dy.dtype.type(0), where=~(y > 0))  # not a product, because 0 times NaN is NaN
         return dy
 
     def softmax(self, x: Array) -> Array:
-        """exp(x) / sum(exp(x)) over the last axis of (..., O), in place, without overflow."""
+        """Compute exp(x) / sum(exp(x)) over the last axis of (..., O), in place, without overflow."""
         wide = x.astype(self.policy.accumulate)
         wide -= wide.max(axis=-1, keepdims=True)
         self.xp.exp(wide, out=wide)
@@ -139,7 +139,7 @@ class ActivationOps(Device):
         return x
 
     def softmax_backward(self, dy: Array, y: Array) -> Array:
-        """y · (dy - sum(dy · y)) over the last axis of (..., O), in place in dy."""
+        """Compute y · (dy - sum(dy · y)) over the last axis of (..., O), in place in dy."""
         wide = dy.astype(self.policy.accumulate)
         wide -= (wide * y).sum(axis=-1, keepdims=True)
         wide *= y
@@ -147,7 +147,7 @@ class ActivationOps(Device):
         return dy
 
     def pointwise(self, name: str, x: Array, out: Array, slope: float = 0.0) -> Array:
-        """out = activation(x) for a name in `POINTWISE`. `out` may be x, and is returned."""
+        """Compute out = activation(x) for a name in `POINTWISE`, and return `out`, which may be x."""
         out[...] = POINTWISE[name].forward(self.xp, x.astype(self.policy.accumulate), slope)
         return out
 

@@ -35,7 +35,7 @@ class ConvOps(DenseOps):
     def conv2d(
         self, x: Array, weight: Array, bias: Array | None, window: Window, *, groups: int = 1, relu: bool = False
     ) -> tuple[Array, Array]:
-        """Cross-correlation: (N, H, W, C), (K_h, K_w, C, O), (O,) -> (N, H', W', O), and saved im2col rows or None.
+        """Cross-correlate: (N, H, W, C), (K_h, K_w, C, O), (O,) -> (N, H', W', O), and saved im2col rows or None.
 
         With `relu`, a ReLU follows. With `groups`, a filter uses only the channels of its group, and the weight is
         (K_h, K_w, C / groups, O).

@@ -6,11 +6,11 @@ from cupynet.backend.reference.activation import ActivationOps
 
 class DenseOps(ActivationOps):
     def matmul(self, a: Array, b: Array, *, transpose_b: bool = False) -> Array:
-        """a @ b, or a @ bᵀ if `transpose_b`, in storage precision: (I, J), (J, K) -> (I, K)."""
+        """Compute a @ b, or a @ bᵀ if `transpose_b`, in storage precision: (I, J), (J, K) -> (I, K)."""
         return self._stored_copy(self._product(a, b, transpose_b=transpose_b))
 
     def dense(self, x: Array, weight: Array, bias: Array | None, *, relu: bool = False) -> Array:
-        """x W + b, then ReLU if `relu`: (N, F), (F, O), (O,) -> (N, O)."""
+        """Compute x W + b, then ReLU if `relu`: (N, F), (F, O), (O,) -> (N, O)."""
         y = self.matmul(x, weight)
         self._add_bias(y, bias, relu=relu)
         return y
@@ -48,7 +48,7 @@ class DenseOps(ActivationOps):
         return out
 
     def _gemm(self, left: Array, right: Array, out: Array) -> None:
-        """out = left @ right for 2-D arrays of one dtype. All products call this."""
+        """Compute out = left @ right for 2-D arrays of one dtype. All products call this."""
         self.xp.matmul(left, right, out=out)
 
     def _add_product(self, grad: Array, a: Array, dy: Array) -> None:

@@ -21,7 +21,7 @@ def _squared(xp: ModuleType, z: Array, t: Array, parameter: float) -> tuple[Arra
 
 
 def _logistic(xp: ModuleType, z: Array, t: Array, parameter: float) -> tuple[Array, Array]:
-    """-t · log s - (1 - t) · log(1 - s) with s = 1 / (1 + exp(-z)), without overflow."""
+    """Compute -t · log s - (1 - t) · log(1 - s) with s = 1 / (1 + exp(-z)), without overflow."""
     e = xp.exp(-abs(z))
     return xp.maximum(z, 0) - z * t + xp.log1p(e), xp.where(z >= 0, 1 / (1 + e), e / (1 + e)) - t
 

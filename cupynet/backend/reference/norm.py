@@ -16,7 +16,7 @@ class NormOps(ActivationOps):
         return moments
 
     def track_moments(self, mean: Array, variance: Array, moments: Array, momentum: float, unbiased: float) -> None:
-        """running = momentum · running + (1 - momentum) · moment, in place. unbiased: factor for the variance."""
+        """Set running = momentum · running + (1 - momentum) · moment in place. unbiased: factor for the variance."""
         for running, moment, factor in ((mean, moments[0], 1.0), (variance, moments[1], unbiased)):
             running *= momentum
             running += (1 - momentum) * factor * moment
@@ -25,7 +25,7 @@ class NormOps(ActivationOps):
         self, x: Array, mean: Array, variance: Array, scale: Array, shift: Array, epsilon: float, *, relu: bool,
         around: Array | None = None,
     ) -> Array:  # fmt: skip
-        """(x - mean) / sqrt(variance + epsilon) · scale + shift for each channel of (..., C), and max(., 0) if `relu`.
+        """Compute (x - mean) / sqrt(variance + epsilon) · scale + shift by channel of (..., C), then ReLU if `relu`.
 
         mean, variance: (C,) in accumulation precision. scale, shift: (C,) with the dtype of x. around: added before
         the ReLU; same shape and dtype as x.
@@ -73,7 +73,7 @@ class NormOps(ActivationOps):
         return out
 
     def normalize_rows(self, x: Array, scale: Array, shift: Array, epsilon: float) -> tuple[Array, Array]:
-        """(x - mean) · r · scale + shift with r = 1 / sqrt(variance + epsilon) for each row, and (mean, r).
+        """Return (x - mean) · r · scale + shift with r = 1 / sqrt(variance + epsilon) for each row, and (mean, r).
 
         (N, F), (F,), (F,) -> (N, F), (N, 2) in accumulation precision.
         """

@@ -22,7 +22,7 @@ class UpdateOps(Device):
             part[...] = total
 
     def weighted_sum(self, out: Array, parts: list[Array], shares: list[float]) -> None:
-        """out = sum_r shares[r] · parts[r], in order and in double, skipping zero shares. `out` may be in `parts`."""
+        """Set out = sum_r shares[r] · parts[r], in order and in double, skipping zero shares. `out` may be a part."""
         for start in range(0, len(out), BLOCK):
             block = slice(start, start + BLOCK)
             total = self.xp.zeros(out[block].shape, "float64")
@@ -102,7 +102,7 @@ class UpdateOps(Device):
         self, weight: Array, grad: Array, norms: tuple[Array, Array], layers: Layers, rate: float,
         stored: Array | None = None,
     ) -> None:  # fmt: skip
-        """w -= rate · |w| / |g| · g for each layer, in place, and g = 0 (LAMB, You et al. 2020).
+        """Apply w -= rate · |w| / |g| · g to each layer in place, and set g = 0 (LAMB, You et al. 2020).
 
         norms: |w|² and |g|² of each layer (L,). If either is zero, the ratio is 1. stored: see `move_weights`.
         """
