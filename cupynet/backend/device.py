@@ -25,7 +25,7 @@ class Failure:
 
 
 class Device:
-    """Arrays on one CPU or GPU.
+    """Creates and moves arrays on one CPU or GPU.
 
     Attributes:
         device: GPU index; 0 on a CPU.
@@ -110,7 +110,7 @@ class Device:
         return array if len(array) == shape[0] else array[: shape[0]]
 
     def convert(self, source: Array, target: Array) -> None:
-        """Copy source to target, converting it to the dtype of target. Shapes are equal."""
+        """Copy source to target, converting it to the dtype of target. Shapes must be equal."""
         target[...] = source
 
     def _constants(self, values: tuple[float, ...]) -> Array:

@@ -12,7 +12,7 @@ IntPair: TypeAlias = tuple[int, int]  # (height, width)
 
 @dataclass(frozen=True)
 class Window:
-    """Sliding window of a convolution or pool.
+    """Sliding window of a convolution or pooling layer.
 
     Attributes:
         kernel: (K_h, K_w), height and width in pixels.
@@ -63,7 +63,7 @@ class Window:
         return min(self.output(height, width)) > 0
 
     def check(self, shape: tuple[int, ...]) -> None:
-        """Raise ConfigError unless images are (N, H, W, C) and, padded, fit the window. Kernels do not check this."""
+        """Raise ConfigError unless images are (N, H, W, C) and large enough for the window. Kernels do not check."""
         if len(shape) != 4 or not self.fits(*shape[1:3]):
             raise ConfigError(f"images of shape {tuple(shape)}: must be (N, H, W, C) and large enough for {self}")
 
@@ -74,7 +74,7 @@ class Window:
         if not fits:
             raise ConfigError(
                 f"a weight of shape {tuple(weight)}: must be (K_h, K_w, C / {groups}, a multiple of {groups}) for "
-                f"{self} on images of {shape[3]} channels"
+                f"{self} on images with {shape[3]} channels"
             )
 
     def inside(self, height: int, width: int) -> tuple[slice, ...]:

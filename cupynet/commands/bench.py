@@ -40,7 +40,9 @@ def prepare(settings: BenchSettings) -> Bench:
         raise ConfigError("bench only supports threads. Remove this setting", "parallel.launcher", "mpi")
     if settings.accumulation_steps > 1:
         raise ConfigError(
-            "bench only supports whole batches. Use 1", "accumulation_steps", str(settings.accumulation_steps)
+            "bench does not support gradient accumulation. Use 1",
+            "accumulation_steps",
+            str(settings.accumulation_steps),
         )
     experiment = Experiment(settings)
     if settings.gpu and not experiment.placement.devices:

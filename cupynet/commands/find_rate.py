@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ROWS, BAR = 20, 50  # number of rows, and length of the longest bar
-TALL = 1.25  # the longest bar is this multiple of the first loss
+TALL = 1.25  # the longest bar represents this multiple of the first loss
 
 
 def main() -> None:
@@ -89,7 +89,7 @@ def setting(optimizer: Mapping[str, Any], rate: float) -> str:
 
 
 def bars(test: RateTest) -> list[str]:
-    """Return a bar chart of about 20 learning rates and their smoothed losses, as lines."""
+    """Return a bar chart of at most 20 learning rates and their smoothed losses, as lines."""
     rows = list(zip(test.rates, test.smoothed, strict=True))
     full = TALL * test.losses[0] or 1.0
     lines = [f"{'rate':>8}{'loss':>10}"]

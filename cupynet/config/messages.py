@@ -1,4 +1,4 @@
-"""Convert errors of Hydra and OmegaConf to ConfigError."""
+"""Convert errors from Hydra and OmegaConf to ConfigError."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cupynet.core.errors import ConfigError, causes
 from cupynet.core.wording import listed, nearest, one_line
 
 KEY = re.compile(r"[+~]*[\w.@/:-]+")
-SYNTAX = {*"[]{},'\"\\"}  # a value that contains one of these may be a mistyped list, mapping or quotation
+SYNTAX = {*"[]{},'\"\\"}  # a value that contains one of these may be a mistyped list, mapping or quoted string
 
 
 def refusal(error: BaseException, schema: type[Settings]) -> ConfigError:

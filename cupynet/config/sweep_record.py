@@ -1,7 +1,7 @@
-"""Records the jobs of a sweep in sweep.csv and in a table on the terminal.
+"""Records the jobs of a sweep in sweep.csv, and prints a table of them.
 
 Each job is recorded in a file in the sweep's folder, because it may run in another process. The files are removed when
-the sweep ends.
+the sweep ends, unless a job was killed.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Job:
 
     @property
     def accuracy(self) -> float | None:
-        """The validation accuracy if there are validation images, or the test accuracy; None for a fast dev run."""
+        """The validation accuracy if there are validation images, else the test accuracy; None for a fast dev run."""
         if self.summary is None or self.is_trial:
             return None
         scores = self.summary.scores
@@ -130,7 +130,7 @@ def _without(shared: Sequence[str], overrides: Sequence[str]) -> str:
 
 
 def ended(sweep: Path, job: Job) -> None:
-    """Record the end of a job, update sweep.csv, and print the result. Warn if writing fails."""
+    """Record the end of a job, update sweep.csv, and print the result if the job succeeded. Warn if writing fails."""
     _ended.append(job)
     try:
         _record(sweep, job)
@@ -192,7 +192,7 @@ def finish(sweep: Path, planned: Sequence[Sequence[str]] = (), shared: Sequence[
     if jobs:
         with contextlib.suppress(OutputError):  # `ended` already warned
             _write(sweep, jobs)
-            if jobs == begun:  # otherwise a job may still run without its launcher
+            if jobs == begun:  # otherwise a job may still be running without its launcher
                 shutil.rmtree(sweep / RECORDS, ignore_errors=True)
     scored = [job for job in jobs if job.accuracy is not None]
     with contextlib.suppress(OSError, ValueError):  # the terminal may be closed

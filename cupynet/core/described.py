@@ -95,7 +95,9 @@ def _given(part: Described) -> dict[str, Any]:
     for name, value in signature.bind(*positional, **named).arguments.items():
         parameter_kind = signature.parameters[name].kind
         if parameter_kind is Parameter.VAR_POSITIONAL:
-            raise ConfigError(f"{kind} cannot be saved, because its constructor takes unnamed arguments (*{name})")
+            raise ConfigError(
+                f"{kind} cannot be saved, because its constructor takes any number of arguments (*{name})"
+            )
         arguments |= value if parameter_kind is Parameter.VAR_KEYWORD else {name: value}
     return arguments
 

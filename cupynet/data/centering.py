@@ -2,8 +2,8 @@
 
 MNIST's digits were "size normalized to fit in a 20x20 pixel box while preserving their aspect ratio", with gray levels
 from anti-aliasing, and "centered in a 28x28 image by computing the center of mass of the pixels" (LeCun, Cortes,
-Burges, web page of the MNIST database; LeCun et al. 1998, section III.A). The center is pixel 14, counted from 0, like
-the mean of MNIST's test images.
+Burges, web page of the MNIST database; LeCun et al. 1998, section III.A). The center of mass is moved to pixel 14,
+counted from 0, its mean position in MNIST's test images.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cupynet.core.errors import DataError
 from cupynet.data.pictures import resized
 
 BOX = 20 / 28  # fraction of the image's side
-FAINT = 0.1  # pixels below this fraction of the strongest ink are paper
+FAINT = 0.1  # pixels below this fraction of the strongest ink count as background
 GRAIN = 6  # pixels within this many standard deviations of the paper's grain are paper
 COARSE = 10  # downsample pictures first if they exceed the box by this factor, which smooths the grain
 LEAST = 16  # minimum difference between paper and ink, out of 255
@@ -28,7 +28,10 @@ def is_dark_on_light(pixels: Array) -> bool:
 
 
 def centered_as_mnist(pixels: Array, side: int = 28) -> Array:
-    """Center a light-on-dark drawing (H, W, 1) uint8 in an image (side, side, 1). Raise DataError if it is blank."""
+    """Return a light-on-dark drawing (H, W, 1) uint8, scaled and centered like a digit of MNIST, as (side, side, 1).
+
+    Raises DataError if it is blank.
+    """
     box = round(side * BOX)
     most = max(pixels.shape) / (COARSE * box)
     if most > 1:

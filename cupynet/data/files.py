@@ -157,7 +157,7 @@ def read_bytes(path: Path, most: int | None = None, first: int = -1) -> bytes:
 
 
 def _inflate(path: Path, packed: bytes, most: int, *, whole: bool = True) -> bytes:
-    """Decompress at most `most` bytes of gzip data with a single member."""
+    """Decompress gzip data with a single member to at most `most` bytes."""
     member = zlib.decompressobj(wbits=31)  # verifies CRC and length
     try:
         raw = member.decompress(packed, most)

@@ -151,7 +151,7 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def _check_pixels(model: nn.Model, theirs: list[Step], path: PathLike) -> None:
-    """Remove an initial Rescaling from `theirs`. Raises DataError if it differs from the model's pixel scaling."""
+    """Remove an initial Rescaling from `theirs`. Raise DataError if it differs from the model's pixel scaling."""
     if theirs[0].kind != "Rescaling":
         return
     settings, pixels = theirs.pop(0).settings, model.pixels
@@ -208,7 +208,7 @@ def _settings_of(layer: nn.Layer) -> Settings:
 
 
 def _theirs(config: Any, prefix: str = "") -> Iterator[Step]:
-    """Yield the steps of the model in the file, including nested models, with the names of their weights."""
+    """Yield the steps of the model in the file, including nested models, named as in the weights file."""
     counts: Counter[str] = Counter()
     padding: Any = None  # a ZeroPadding2D to merge into the next convolution
     for layer in config.get("config", {}).get("layers", []):

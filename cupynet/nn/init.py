@@ -25,7 +25,7 @@ def fans(shape: tuple[int, ...]) -> tuple[int, int]:
     """Return the fan-in and fan-out of a weight (..., inputs, outputs). Raise ConfigError for a vector."""
     if len(shape) < 2:
         raise ConfigError(
-            f"a weight of shape {shape} has no fan-in and fan-out. Initialize it with zeros, ones or Constant"
+            f"a weight of shape {shape} has no fan-in or fan-out. Initialize it with zeros, ones or Constant"
         )
     window = math.prod(shape[:-2])
     return shape[-2] * window, shape[-1] * window
@@ -89,7 +89,7 @@ class VarianceScaling(Described):
 
     Args:
         mode: `fan_in`, `fan_out`, or `fan_avg` for their mean.
-        distribution: `normal`, `uniform` or `truncated_normal` (variance after truncation).
+        distribution: `normal`, `uniform`, or `truncated_normal`, which has this variance after truncation.
     """
 
     def __init__(self, scale: float = 1.0, mode: str = "fan_in", distribution: str = "normal") -> None:

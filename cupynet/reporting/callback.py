@@ -17,7 +17,7 @@ class ReportPage(Callback):
     """Writes `report.html` and `curves.png` to the run folder when the run ends, even after an error.
 
     The results are saved first. If writing fails, the callback logs a warning and the run ends as usual.
-    `cupynet report RUN` writes the report at any time.
+    `cupynet report RUN` can write the report at any later time.
 
     Args:
         enabled: False to disable the report.

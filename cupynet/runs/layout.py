@@ -1,4 +1,4 @@
-"""Files in the folders of runs, sweeps and searches. Does not import NumPy, so that --help is fast."""
+"""Files in the folders of runs, sweeps and searches. This module does not import NumPy, to keep --help fast."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 # settings, command-line overrides, and Hydra's own settings
 SETTINGS, OVERRIDES, HYDRA = ".hydra/config.yaml", ".hydra/overrides.yaml", ".hydra/hydra.yaml"
-MODEL = "model.safetensors"  # written by a `ParallelWrapper` with `run`, not by commands
+MODEL = "model.safetensors"  # only written by `ParallelWrapper(run=...)`, not by commands
 SUMMARY = "summary.json"  # written at the end of a run
 RESULTS = ("weights.safetensors", "history.jsonl", "examples.safetensors", "report.html", "curves.png")
 TRIAL = "FAST_DEV_RUN.txt"  # marks results of fast_dev_run
@@ -25,7 +25,8 @@ STEP = re.compile(r"step-(\d{8,})(?:\.(tmp|old)-\d+)?")  # a checkpoint; interru
 def is_outdated(folder: Path, summary: Mapping[str, Any], iteration: int) -> bool:
     """Return True if a run was resumed after its summary was written, and has not ended since.
 
-    iteration: the last one in its history or checkpoints, because earlier versions did not mark resumed runs.
+    iteration: the last one in its history or checkpoints, needed for runs of earlier versions, which did not mark
+        that they were resumed.
     """
     return (folder / REOPENED).is_file() or iteration > int(summary.get("iterations", sys.maxsize))
 

@@ -31,7 +31,7 @@ class Clock:
         data_s: seconds spent waiting for batches.
         averaging_s: seconds spent in the synchronizer.
         waiting_s: seconds spent waiting for other pipeline stages.
-        images: training images of all replicas.
+        images: number of training images of all replicas.
         samples, bytes_sent: samples and traffic of this worker, updated at reports and at the ends of epochs.
         warm_s, warm_images: `rounds_s` and `images` after the first 10 iterations.
         timer: also receives every span while a profile is recorded.
@@ -68,7 +68,7 @@ class Clock:
         return self.images / seconds if seconds else 0.0
 
     def measure(self, part: str, name: str) -> AbstractContextManager[None]:
-        """Return a context manager that adds its duration, excluding nested ones, to `part`, such as `compute`."""
+        """Return a context manager that adds its duration, without nested spans, to `part`, such as `compute`."""
         return _Span(self, part, name)
 
     def count(self, iteration: int, images: int) -> None:
@@ -163,7 +163,7 @@ class Statistics:
         self._epoch = Interval(replace(self.clock))
 
     def count(self) -> None:
-        """Update the clock's samples and bytes, but not losses: splitting their sum would change its last bits."""
+        """Update the clock's samples and bytes, but not losses: splitting their sum would change its rounding."""
         self._tally.complete()
         self.clock.samples, self._tally.samples = self.clock.samples + self._tally.samples, 0
         self.clock.bytes_sent = self._traffic.bytes_sent

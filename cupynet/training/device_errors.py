@@ -37,4 +37,4 @@ def _remedy(placement: Placement, rank: int, batch_size: int | None) -> str:
     # the devices of other processes are unknown here
     workers = 1 if placement.seats else sum(placement.device(each) == device for each in range(placement.ranks))
     size = "" if batch_size is None else f"batch_size={batch_size}, "
-    return f" ({size}workers on this device: {workers}). Lower batch_size, workers or dtype"
+    return f" ({size}workers on this device: {workers}). Lower batch_size or workers, or use a smaller dtype"

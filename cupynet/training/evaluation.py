@@ -1,4 +1,4 @@
-"""Evaluation of a classifier, with the metrics of Deeplearning4j's Evaluation.
+"""Evaluation of a classifier, with metrics similar to Deeplearning4j's Evaluation.
 
 Macro averages weight all classes equally and omit classes whose metric is 0/0. For two classes, Deeplearning4j reports
 only the second class. F1 is 2 tp / (2 tp + fp + fn), as in scikit-learn. Deeplearning4j omits classes without precision
@@ -72,7 +72,7 @@ class Evaluation:
         """Add a batch.
 
         Args:
-            scores: (N, classes), increasing with the probability.
+            scores: (N, classes); a higher score means a more probable class.
             targets: class indices (N,), or probabilities (N, classes), of which the largest marks the true class.
             losses: (N,).
             samples: sample indices in the data set, (N,). If omitted, no mistakes are recorded.
@@ -133,7 +133,7 @@ class Evaluation:
 
     @property
     def top_n_accuracy(self) -> float:
-        """The fraction of samples whose true class is among the `top_n` highest scores, 0..1."""
+        """The fraction of samples whose true class is among the `top_n` classes with the highest scores, 0..1."""
         return _ratio(self.top_n_hits, self.samples)
 
     @property
@@ -226,7 +226,7 @@ class Evaluation:
         return drawn
 
     def stats(self, names: Sequence[str] = ()) -> str:
-        """Return a text report: the figures, each class with its name, and the confusion matrix of up to 25 classes."""
+        """Return a text report: the figures, each class by name, and the confusion matrix if at most 25 classes."""
         named = [f"  {printable(one_line(name))}" for name in names[: self.classes]]
         named += [""] * (self.classes - len(named))
         parts = [self._summary(), self._class_table(named)]

@@ -86,7 +86,7 @@ class CupyBackend(CudaBatches, CudaConvPool, CudaNorm, CudaUpdate, Backend):
     def _loss(
         self, name: str, prediction: Array, given: tuple[Any, ...], parameter: float, count: int, more: Any = ()
     ) -> tuple[Array, Array]:
-        """Launch a loss kernel. Return losses (N,), and the gradient (N, O) of the mean of `count` values."""
+        """Launch a loss kernel. Return losses (N,), and the scaled gradient (N, O) of the mean of `count` values."""
         n, outputs = prediction.shape
         if n not in self._losses:  # never freed, because captured steps write to it
             self._losses[n] = self.allocate((n,), self.policy.accumulate)

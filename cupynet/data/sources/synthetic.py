@@ -24,7 +24,7 @@ SIDE = 28  # pixels
 
 # Variation of the digits, chosen so that LeNet learns them but a linear model does not.
 HEIGHT = 17.0  # pixels, height of a digit's box before scaling
-TREMBLE = 0.022  # standard deviation of control points, in heights
+TREMBLE = 0.022  # standard deviation of control points, in units of HEIGHT
 TURN = 0.30  # radians, maximum rotation
 SHEAR = 0.40
 SCALE = (0.78, 1.15)  # for each axis
@@ -33,7 +33,7 @@ BEND = 0.9  # pixels, maximum amplitude of a wave through the image
 SOFT = (0.75, 1.05)  # pixels, s in the formula above; small values give sharp edges
 THICK = (0.9, 1.9)  # pixels from the middle of a stroke to half intensity
 CONTRAST = (0.75, 1.0)
-NOISE = 0.06  # standard deviation of pixels
+NOISE = 0.06  # standard deviation of the pixel noise, as a fraction of 255
 
 
 @dataclass(eq=False)

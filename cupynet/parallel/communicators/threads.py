@@ -1,4 +1,4 @@
-"""Communicator of the threads of one process. All-reduces read other threads' arrays without copying them."""
+"""Communicator for the threads of one process. All-reduces read other threads' arrays without copying them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ThreadWorld:
             raise PeerFailed(f"worker {rank} stopped because worker {self.failed_rank} failed")
 
     def wait(self, rank: int, ready: Callable[[], bool], whom: str) -> None:
-        """Wait until `ready()` is true. The caller must hold the condition. Raises PeerFailed or WorkerTimeout."""
+        """Wait until `ready()` is true; the caller holds the condition's lock. Raises PeerFailed or WorkerTimeout."""
         timeout = Timeout(self.timeout_s)
         while not ready():
             self.check(rank)
@@ -48,7 +48,7 @@ class ThreadWorld:
 
 
 class ThreadGroup:
-    """A group of threads, `ranks` of the run: a barrier, slots for exchanged values, and messages."""
+    """A group of threads with a barrier, slots for exchanged values, and messages. ranks: their ranks in the run."""
 
     def __init__(self, ranks: list[int], world: ThreadWorld) -> None:
         self.ranks, self.size, self.world = ranks, len(ranks), world
@@ -122,7 +122,7 @@ class ThreadCommunicator(Communicator):
         total = sum(w for _, w in contributions)
         if total > 0:
             shares = [w / total for _, w in contributions]
-            # each worker averages one slice in place, in rank order
+            # each worker averages one slice in place, summing in rank order
             for i, host in enumerate(hosts):
                 start, stop = (len(host) * r // self.size for r in (self.rank, self.rank + 1))
                 self._backend.mean_in_place([vectors[i][start:stop] for vectors, _ in contributions], shares)

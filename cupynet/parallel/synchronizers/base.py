@@ -62,7 +62,7 @@ class Synchronizer:
         average_updaters: True if identical replicas have identical optimizer state.
         shares_gradients: True if `before_update` exchanges gradients. Then all replicas update in every iteration, even
             without a batch; they share one loss scale; and the gradient norm is recomputed before clipping. Defaults to
-            True in a class that defines `before_update`, unless a base class sets it.
+            True in a class that defines `before_update`, unless it or a base class (not Synchronizer) sets it.
         may_run_ahead: True if a GPU may run several iterations ahead of the host. The replica may then be read only
             when an average is due, after `replica.complete()`.
     """
@@ -93,7 +93,7 @@ class Synchronizer:
         """Validate the number of replicas and stages before any worker starts. Overrides must call `super().check`.
 
         Raises ConfigError for the base class with several workers, and for an adaptive schedule with several stages,
-        which could decide differently and deadlock.
+        because stages could decide differently and deadlock.
         """
         if type(self) is Synchronizer and workers > 1:
             raise ConfigError(
@@ -103,7 +103,7 @@ class Synchronizer:
         if stages > 1 and self.schedule is not None and self.schedule.measures:
             raise ConfigError(
                 f"{type(self).__name__} uses an adaptive schedule, which pipelines do not support because each stage "
-                "measures its own drift. Use a number of iterations"
+                "measures its own drift. Use a fixed number of iterations"
             )
 
     def start(self, replica: ReplicaView, communicator: Communicator) -> None:
@@ -113,7 +113,7 @@ class Synchronizer:
     def begin(self, replica: ReplicaView) -> None:
         """Called before a fit, and before an evaluation outside a fit.
 
-        If replicas should be identical, broadcasts the weights of rank 0, which the user may have changed.
+        If replicas are identical, broadcasts the weights and the state of rank 0, which the user may have changed.
         """
         if self.identical and self.communicator.size > 1:
             for vector in (*self.shared(replica), *replica.params.running):

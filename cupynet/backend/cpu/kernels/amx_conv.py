@@ -1,11 +1,11 @@
-"""Convolutions of bfloat16 with 3x3 filters and stride 1 in AMX units (`amx.py`), without im2col.
+"""Convolutions of bfloat16 images with 3x3 filters and stride 1 in AMX units (`amx.py`), without im2col.
 
 A group of images is copied to a flat array, the frame, with zeros around each image. Windows at consecutive pixels
 start C values apart, so tiles are loaded from the frame directly. Windows start at every pixel of the frame; the
 results for windows that extend beyond an image are dropped.
 
-The gradient of the filters is a sum over pixels. The frame is transposed to (C, pixels), where the values at a position
-of the window are the same rows, shifted.
+The gradient of the filters is a sum over pixels. The frame is transposed to (C, pixels), where the inputs of each of
+the nine positions of a filter are the same rows, at a different offset.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Layout(NamedTuple):
 
 @intrinsic  # type: ignore[untyped-decorator]
 def transpose_block(typing: Any, source: Any, start: Any, row: Any, target: Any, at: Any, pitch: Any) -> Any:
-    """Transpose 16 x 16 values of 16 bits: target[at + pitch c + r] = source[start + row r + c]."""
+    """Transpose a block of 16 x 16 16-bit values: target[at + pitch c + r] = source[start + row r + c]."""
 
     def generate(context: Any, b: Any, signature: Any, given: Any) -> Any:
         data = [context.make_array(signature.args[i])(context, b, given[i]).data for i in (0, 3)]
@@ -89,7 +89,8 @@ def convolve(
 ) -> None:  # fmt: skip
     """Write a convolution of images (N / M, M, H, W · C) to y (N / M, M, H', W' · O). `values` has room for M images.
 
-    steps: offsets of the values of a window that each step multiplies. weight: pairs of rows (16 · steps, O).
+    steps: for each step, the offset in a window of the values that it multiplies. weight: pairs of rows (16 · steps,
+    O).
     bias: (W' · O). sums: (pixels of a frame, O), a multiple of 64 pixels.
     """
     configure()
@@ -113,11 +114,11 @@ def weight_gradient(
     images: Array, layout: Layout, values: Array, columns: Array, starts: Array, dy: Array, gradients: Array,
     pairs: Array, sums: Array,
 ) -> None:  # fmt: skip
-    """Add the gradient of the filters to sums (9 C, O), with a multiple of 64 rows. See `convolve` for the images.
+    """Add the gradient of the filters to sums (9 C, O), padded to a multiple of 64 rows. See `convolve` for the images.
 
-    columns: room for the transposed frame, (C, pixels). starts: (groups, 4), offsets in `columns` of the tiles of each
-    16 rows of the sums. dy: (N / M, M, H', W' · O). gradients: (pixels, O), zeros, for dy at the pixels where windows
-    start. pairs: room for pairs of rows of `gradients`.
+    columns: room for the transposed frame, (C, pixels). starts: (groups, 4), offsets of the tiles in `columns`; each
+    tile yields 16 rows of `sums`. dy: (N / M, M, H', W' · O). gradients: (pixels, O), initially zero; receives dy at
+    the pixels where windows start. pairs: room for pairs of rows of `gradients`.
     """
     configure()
     channels, (pixels, filters) = columns.shape[0], gradients.shape

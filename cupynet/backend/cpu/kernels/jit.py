@@ -1,8 +1,9 @@
 """Compilation of kernels.
 
-Kernels release the GIL and are single-threaded, because `parallel=True` aborts the process if several workers call it.
-Arrays are C-contiguous, unless a kernel says otherwise. The fast-math flags allow contraction and reassociation, but
-preserve NaN and infinity.
+Kernels release the GIL and are single-threaded, because a kernel compiled with `parallel=True` aborts the process if
+several workers call it at the same time.
+Arrays are C-contiguous, unless a kernel says otherwise. The fast-math flags allow contraction, reassociation and
+reciprocals, and ignore the sign of zero, but preserve NaN and infinity.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ SOURCES = hashlib.sha256(b"".join(path.read_bytes() for path in FILES)).hexdiges
 def kernel(function: Kernel) -> Kernel:
     """Compile a function on first use, for the dtypes of its arguments.
 
-    The cache file is named after the constants that the kernel closes over, and a hash of `FILES`. Otherwise, numba
-    would confuse kernels with the same name across processes, and would only notice changes in one file.
+    The cache file is named after the constants in the kernel's closure and a hash of `FILES`. Otherwise, numba
+    would confuse kernels with the same name across processes, and would only notice changes in the kernel's own file.
     """
     cells = (cell.cell_contents for cell in function.__closure__ or ())
     constants = (getattr(constant, "__name__", str(constant)) for constant in cells)
@@ -49,6 +50,6 @@ def kernel(function: Kernel) -> Kernel:
 
 
 def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Inline a function into the kernels that call it. Constant arguments are compile-time constants."""
+    """Inline a function into the kernels that call it. Literal arguments become compile-time constants."""
     numba.extending.overload(function, strict=False, prefer_literal=True)(lambda *_: function)
     return function

@@ -1,4 +1,4 @@
-"""Gradients of a convolution with a max-pool. Only the maxima of the pool have nonzero gradients.
+"""Gradients of a convolution followed by max pooling. Only the maxima of the pool have nonzero gradients.
 
 Each maximum with gradient g adds g · patch to the gradient of its filter, and g · filter to the gradient of its patch.
 `weighted_rows` is generated as LLVM vector code, because numba does not keep the sums of an array loop in registers.

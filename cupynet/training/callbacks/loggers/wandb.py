@@ -17,7 +17,7 @@ class WandB(Logger):
     Args:
         name: the name of the W&B run; by default the name of the run folder.
         mode: `offline` to write files for `wandb sync`, or `online` to upload during training (requires `wandb login`).
-        path: the folder for its files; by default the run folder, or the current folder without a run.
+        path: the folder for W&B's files; by default the run folder, or the current folder without a run.
         artifacts: also upload weights, summary and history.
     """
 
