@@ -2,7 +2,8 @@
 
 exp and expm1 use polynomials, because calls to the C library would prevent vectorization: x = n ln 2 + r with
 |r| <= ln 2 / 2, and the Taylor series of exp(r) - 1 (Cody & Waite 1980). Both functions are used only for x <= 0, so
-they cannot overflow.
+they cannot overflow. erfc(x) is exp(-x²) times a polynomial in 1 / (1 + 0.35 x) for x >= 0, fitted to a relative error
+of 1e-8; in float the measured error is 4e-7.
 """
 
 from __future__ import annotations
@@ -82,6 +83,34 @@ def _expm1_of(x: Any) -> Any:
     return expm1
 
 
+ERFC = (
+    *(0.197480319, 0.19720184, 0.187402334, 0.153407815, 0.139898617, 0.098003696, -0.040428498, 0.190682406),
+    *(-0.162730148, 0.0390816275),
+)
+
+
+def _erfc(x: Any) -> Any:
+    raise NotImplementedError("compiled code alone")
+
+
+@overload(_erfc, jit_options=STRICT)  # type: ignore[untyped-decorator]
+def _erfc_of(x: Any) -> Any:
+    c0, c1, c2, c3, c4, c5, c6, c7, c8, c9 = (np.float32(c) for c in ERFC)
+    slope, one, two = np.float32(0.35), np.float32(1), np.float32(2)
+
+    def erfc(x: Any) -> Any:
+        t = one / (one + slope * abs(x))
+        p = c4 + t * (c5 + t * (c6 + t * (c7 + t * (c8 + t * c9))))
+        p = t * (c0 + t * (c1 + t * (c2 + t * (c3 + t * p))))
+        above = p * _exp(-x * x)
+        return above if x >= 0 else two - above
+
+    def erfc_of_double(x: Any) -> Any:
+        return math.erfc(x)
+
+    return erfc if x == types.float32 else erfc_of_double
+
+
 # forward: x = f(x) for a block of values ------------------------------------------------------------------------------
 
 
@@ -123,7 +152,7 @@ def gelu(x: Array, slope: Any) -> None:
     half, down = x.dtype.type(0.5), x.dtype.type(-math.sqrt(0.5))
     for i in range(x.size):
         v = x[i]
-        x[i] = half * v * math.erfc(v * down)
+        x[i] = half * v * _erfc(v * down)
 
 
 @inlined
@@ -177,7 +206,7 @@ def gelu_backward(dy: Array, x: Array, slope: Any) -> None:
     density = x.dtype.type(1 / math.sqrt(2 * math.pi))
     for i in range(dy.size):
         v = x[i]
-        dy[i] *= half * math.erfc(v * down) + v * density * _exp(-half * v * v)
+        dy[i] *= half * _erfc(v * down) + v * density * _exp(-half * v * v)
 
 
 @kernel
