@@ -46,7 +46,8 @@ def prepare(settings: BenchSettings) -> Bench:
         )
     experiment = Experiment(settings)
     if settings.gpu and not experiment.placement.devices:
-        raise ConfigError(f"no GPU is used: {experiment.backend_reason or 'backend=cupy'}", "gpu", "true")
+        reason = experiment.backend_reason or f"the backend is {experiment.backend_name}; use backend=cupy"
+        raise ConfigError(f"no GPU is used: {reason}", "gpu", "true")
     if settings.peers == "torch":
         if find_spec("torch") is None:
             raise ConfigError("PyTorch is not installed. Install torch, or use peers=null", "peers", "torch")

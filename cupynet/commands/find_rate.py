@@ -43,7 +43,10 @@ def prepare(settings: RateSettings) -> tuple[Experiment, RateTest]:
 
 
 def find(prepared: tuple[Experiment, RateTest], folder: Path) -> float | None:
-    """Run the test on all ranks, write find_rate.csv to `folder`, and print the result. Return the suggested rate."""
+    """Run the test on all ranks. On rank 0, write find_rate.csv to `folder`, print the result, and return the rate.
+
+    Returns None on other ranks, or if no rate is suggested.
+    """
     from cupynet.config.announcement import announce
     from cupynet.core.files import write_whole
     from cupynet.core.table import as_csv, column

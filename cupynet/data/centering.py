@@ -39,7 +39,7 @@ def centered_as_mnist(pixels: Array, side: int = 28) -> Array:
     gray = pixels[:, :, 0].astype(np.float64)
     ground, top = _ground(gray), float(gray.max())
     if top - ground < LEAST:
-        raise DataError(f"the picture is blank: all pixels have nearly the same level, {ground:.0f} of 255")
+        raise DataError(f"the picture is blank: no pixel is much lighter than its border, {ground:.0f} of 255")
     ink = ((gray - ground) / (top - ground)).clip(0, 1)
     grain = 1.4826 * float(np.median(abs(_around(gray) - ground)))  # estimated standard deviation
     ink[ink < min(max(FAINT, GRAIN * grain / (top - ground)), 0.5)] = 0
