@@ -2,8 +2,8 @@
 
 exp and expm1 use polynomials, because calls to the C library would prevent vectorization: x = n ln 2 + r with
 |r| <= ln 2 / 2, and the Taylor series of exp(r) - 1 (Cody & Waite 1980). Both functions are used only for x <= 0, so
-they cannot overflow. erfc(x) is exp(-x²) times a polynomial in 1 / (1 + 0.35 x) for x >= 0, fitted to a relative error
-of 1e-8; in float the measured error is 4e-7.
+they cannot overflow. In float, erfc(x) for x >= 0 is exp(-x²) · t · P(t) with t = 1 / (1 + 0.35 x). P is a minimax fit
+with a relative error of 1e-8. The measured absolute error of GELU is at most 4e-7 for |x| < 5.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _expm1_of(x: Any) -> Any:
     return expm1
 
 
-ERFC = (
+ERFC = (  # coefficients of P
     *(0.197480319, 0.19720184, 0.187402334, 0.153407815, 0.139898617, 0.098003696, -0.040428498, 0.190682406),
     *(-0.162730148, 0.0390816275),
 )
@@ -225,7 +225,7 @@ def silu_backward(dy: Array, x: Array, slope: Any) -> None:
 def _forward(activation: Callable[..., None]) -> Callable[..., None]:
     @kernel
     def apply(x: Array, out: Array, apart: bool, slope: Any) -> None:
-        """out = f(x). apart: out is not x. A loop over two arrays that may be the same would not be vectorized."""
+        """out = f(x). apart: out is not x. If they are the same, a loop that names both would not run vectorized."""
         x, out = reals(x), reals(out)
         for start in range(0, x.size, BLOCK):
             source, block = x[start : start + BLOCK], out[start : start + BLOCK]

@@ -89,9 +89,8 @@ def convolve(
 ) -> None:  # fmt: skip
     """Write a convolution of images (N / M, M, H, W · C) to y (N / M, M, H', W' · O). `values` has room for M images.
 
-    steps: for each step, the offset in a window of the values that it multiplies. weight: pairs of rows (16 · steps,
-    O).
-    bias: (W' · O). sums: (pixels of a frame, O), a multiple of 64 pixels.
+    steps: for each step, the offset in a window of the values that it multiplies. weight: (16 · steps, O), pairs of
+    rows. bias: (W' · O). sums: (pixels of a frame, O), a multiple of 64 pixels.
     """
     configure()
     flat, filters = sums.reshape(-1), weight.shape[1]

@@ -1,9 +1,8 @@
 """Compilation of kernels.
 
 Kernels release the GIL and are single-threaded, because a kernel compiled with `parallel=True` aborts the process if
-several workers call it at the same time.
-Arrays are C-contiguous, unless a kernel says otherwise. The fast-math flags allow contraction, reassociation and
-reciprocals, and ignore the sign of zero, but preserve NaN and infinity.
+several workers call it at the same time. Arrays are C-contiguous, unless a kernel says otherwise. The fast-math flags
+allow contraction, reassociation and reciprocals, and ignore the sign of zero, but preserve NaN and infinity.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ SOURCES = hashlib.sha256(b"".join(path.read_bytes() for path in FILES)).hexdiges
 def kernel(function: Kernel) -> Kernel:
     """Compile a function on first use, for the dtypes of its arguments.
 
-    The cache file is named after the constants in the kernel's closure and a hash of `FILES`. Otherwise, numba
-    would confuse kernels with the same name across processes, and would only notice changes in the kernel's own file.
+    The cache file is named after the constants in the kernel's closure and a hash of `FILES`. Otherwise, numba would
+    confuse kernels with the same name across processes, and would only notice changes in the kernel's own file.
     """
     cells = (cell.cell_contents for cell in function.__closure__ or ())
     constants = (getattr(constant, "__name__", str(constant)) for constant in cells)
