@@ -11,6 +11,7 @@ Requires `pip install 'cupynet[sklearn]'`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,7 +25,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 
 from cupynet.core.errors import ConfigError
 from cupynet.data import Dataset, Loader
-from cupynet.nn import Dense, Layer, Model, Sequential
+from cupynet.nn import Dense, Layer, Model, Sequential, input_type
 from cupynet.optim import Adam, Optimizer, optimizer_of
 from cupynet.training import Callback, ParallelWrapper
 from cupynet.training.parallel_wrapper import CTRL_C
@@ -114,15 +115,15 @@ class _Network(BaseEstimator):  # type: ignore[misc]
         """Convert samples to images (S, H, W, C), integers or float32."""
         images = X.ndim > 2 or self.input is not None
         if self.input is not None:
-            if int(np.prod(self.input)) != int(np.prod(X.shape[1:])):
+            shape = input_type(self.input).shape
+            if math.prod(shape) != math.prod(X.shape[1:]):
                 raise ConfigError(f"does not match samples of shape {X.shape[1:]}", "input", str(self.input))
-            X = X.reshape(len(X), *self.input)
+            X = X.reshape(len(X), *shape)
         if X.ndim == 2:
             X = X[:, None, :, None]  # each sample becomes a row of pixels
         elif X.ndim == 3:
             X = X[..., None]
-        pixels = X.dtype == np.uint8 or (X.dtype.kind in "iu" and images)
-        return X if pixels else X.astype(np.float32)
+        return X if images and X.dtype.kind in "iu" else X.astype(np.float32)
 
 
 class Classifier(ClassifierMixin, _Network):  # type: ignore[misc]

@@ -1,6 +1,7 @@
 """The estimators for scikit-learn, checked by scikit-learn itself."""
 
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
@@ -67,14 +68,23 @@ def test_targets_have_the_shape_of_those_of_fit() -> None:
     assert regressor.fit(x, y[:, 0]).predict(x[:3]).shape == (3,)
 
 
+def test_numbers_of_any_type_in_a_table_are_features() -> None:
+    table = DATA.images.reshape(len(DATA), -1) // 16
+    classifier = Classifier(backend="numpy", epochs=2).fit(table, LABELS)
+    expected = classifier.predict_proba(table.astype(float))
+    np.testing.assert_array_equal(classifier.predict_proba(table), expected)
+
+
 def test_a_second_output_layer_is_refused() -> None:
     with refused("layers"):
         Classifier([Dense(4), Dense(2)]).fit(np.zeros((4, 3)), [0, 1, 0, 1])
 
 
 def test_an_input_of_another_size_is_refused() -> None:
-    with refused("input"):
-        Classifier(input=(7, 7, 1), backend="numpy").fit(DATA.images.reshape(len(DATA), -1), LABELS)
+    shapes: list[Any] = [(7, 7, 1), 64]
+    for shape in shapes:
+        with refused("input"):
+            Classifier(input=shape, backend="numpy").fit(DATA.images.reshape(len(DATA), -1), LABELS)
 
 
 def test_a_convolution_of_flat_images_needs_their_shape() -> None:

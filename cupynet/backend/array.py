@@ -6,6 +6,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from cupynet.core import wording
+from cupynet.core.errors import ConfigError
+
 Array: TypeAlias = Any  # a NumPy or CuPy array; they have no common base class
 
 
@@ -42,3 +45,17 @@ def layout_hint(found: Sequence[int], expected: Sequence[int]) -> str:
     if len(expected) != 3 or len(found) not in (3, 4) or tuple(found[-3:]) != (expected[2], *expected[:2]):
         return ""
     return f". The images are channels-first: use x.transpose({'0, 2, 3, 1' if len(found) == 4 else '1, 2, 0'})"
+
+
+def on_host(value: Any) -> Array:
+    """Convert a list or an array of any library (CuPy, `__array__`, `__dlpack__`) to NumPy."""
+    if hasattr(value, "__cuda_array_interface__") and hasattr(value, "get"):
+        return value.get()
+    if getattr(value, "mode", "") == "P" and hasattr(value, "getpalette"):  # its array holds indices into the palette
+        raise ConfigError("a picture with a palette has no pixel values. Use picture.convert('RGB')")
+    try:
+        if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
+            return np.from_dlpack(value)
+        return np.asarray(value)
+    except (TypeError, ValueError, RuntimeError, BufferError) as error:  # rows of different lengths; tensors
+        raise ConfigError(f"{wording.one(type(value).__name__)} cannot be converted to an array ({error})") from error

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from cupynet.backend import FRACTIONS, PixelScale
-from cupynet.backend.array import Array, Subset, looks_channels_first
+from cupynet.backend.array import Array, Subset, looks_channels_first, on_host
 from cupynet.core import checks, wording
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.data.files import FilePath
@@ -153,6 +153,8 @@ def hold_out(labels: Array, part: float, seed: int, name: str) -> tuple[Array, A
         last = turn == size - 1
         order = order[by_class[np.lexsort((by_class, -(turn + 0.5) / size, ~last))]]  # equal fractions, in random order
         count = min(count, len(order) - int(last.sum()))
+        if not count:
+            raise ConfigError("leaves no validation images, because each class has one image", name, str(part))
     kept = len(order) - count
     return np.sort(order[:kept]), np.sort(order[kept:])
 
@@ -173,18 +175,6 @@ def turns(labels: Array) -> tuple[Array, Array, Array]:
     return order, np.arange(len(labels)) - first, end - first
 
 
-def on_host(value: Any) -> Array:
-    """Convert a list or an array of any library (CuPy, `__array__`, `__dlpack__`) to NumPy."""
-    if hasattr(value, "__cuda_array_interface__") and hasattr(value, "get"):
-        return value.get()
-    if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
-        return np.from_dlpack(value)
-    try:
-        return np.asarray(value)
-    except (TypeError, ValueError) as error:  # rows of different lengths
-        raise ConfigError(f"{wording.one(type(value).__name__)} cannot be converted to an array ({error})") from error
-
-
 def image_array(where: str, images: Any) -> Array:
     """Convert `images` to contiguous (S, H, W, C) uint8 or float32. `where` is the prefix of error messages."""
     if isinstance(images, Subset):  # its base has already been checked
@@ -196,13 +186,11 @@ def image_array(where: str, images: Any) -> Array:
             f"{where}: images must be (S, H, W, C) or (S, H, W), integers from 0 to 255 or floating-point numbers that "
             f"are already scaled, got {found}{OBJECTS * (array.dtype == object)}{VECTORS * (array.ndim == 2)}"
         )
-    if floating:
-        _check_finite(f"{where}: image", array)
     if not floating and array.dtype != np.uint8 and array.size and not 0 <= array.min() <= array.max() <= 255:
         found = f"got {array.min()} .. {array.max()}. Convert other numbers to floating point"
         raise ConfigError(f"{where}: integer images must be from 0 to 255, {found}")
     check_layout(where, array.shape)
-    pixels = np.ascontiguousarray(array, dtype=np.float32 if floating else np.uint8)
+    pixels = _as_float32(f"{where}: image", array) if floating else np.ascontiguousarray(array, np.uint8)
     return pixels if pixels.ndim == 4 else pixels[..., np.newaxis]
 
 
@@ -216,8 +204,7 @@ def label_array(where: str, labels: Any) -> Array:
     """Convert integers (S,), (S, 1) or one-hot (S, O) to class indices (S,) int64, and floats to (S, T) float32."""
     array = on_host(labels)
     if array.dtype.kind == "f" and array.ndim in (1, 2):
-        _check_finite(f"{where}: target", array)
-        return np.ascontiguousarray(array if array.ndim == 2 else array[:, np.newaxis], dtype=np.float32)
+        return _as_float32(f"{where}: target", array if array.ndim == 2 else array[:, np.newaxis])
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
     if array.ndim == 1 and array.dtype.kind in "biu":
@@ -231,10 +218,13 @@ def label_array(where: str, labels: Any) -> Array:
     )
 
 
-def _check_finite(what: str, array: Array) -> None:
+def _as_float32(what: str, array: Array) -> Array:
+    with np.errstate(over="ignore"):
+        array = np.ascontiguousarray(array, dtype=np.float32)
     finite = np.isfinite(array).all(axis=tuple(range(1, array.ndim)))  # (S,)
     if not finite.all():
-        raise ConfigError(f"{what} {finite.argmin()} is not finite ({(~finite).sum():,} in total)")
+        raise ConfigError(f"{what} {finite.argmin()} is not finite in float32 ({(~finite).sum():,} in total)")
+    return array
 
 
 def is_one_hot(array: Array) -> bool:

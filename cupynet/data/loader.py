@@ -12,11 +12,11 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 
 from cupynet.backend import FRACTIONS, Backend, HostData, PixelScale, Transfer
-from cupynet.backend.array import Array
+from cupynet.backend.array import Array, on_host
 from cupynet.core import checks, wording
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.data.augment import Augment, Mixing, SampleRNG, augmentations, augmented, check_augmentations
-from cupynet.data.dataset import Dataset, dense, label_array, on_host, philox
+from cupynet.data.dataset import Dataset, dense, label_array, philox
 from cupynet.data.shards import Shards
 
 LabeledData: TypeAlias = Dataset | Shards

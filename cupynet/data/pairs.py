@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from cupynet.backend.array import Array
+from cupynet.backend.array import Array, on_host
 from cupynet.core.errors import ConfigError
 from cupynet.core.wording import one, shown
-from cupynet.data.dataset import on_host
 
 IMAGES, LABELS = ("image", "img", "pixel_values", "x"), ("label", "labels", "target", "y")  # keys of samples
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from cupynet.backend import FRACTIONS, Backend, create_backend, select_backend
-from cupynet.backend.array import Array, layout_hint
+from cupynet.backend.array import Array, layout_hint, on_host
 from cupynet.core import checks, wording
 from cupynet.core.described import describe
 from cupynet.core.errors import ConfigError
@@ -123,7 +124,7 @@ class Model:
             found = () if names is None else tuple(map(str, names))
         except TypeError:  # not iterable
             found = None
-        if found is None or isinstance(names, str) or len(found) not in (0, self.output.features):
+        if found is None or isinstance(names, str | set) or len(found) not in (0, self.output.features):
             outputs = wording.counted(self.output.features, "output")
             raise ConfigError(f"must have one name for each of {outputs}", "class_names", wording.shown(names))
         self._class_names = found
@@ -171,9 +172,11 @@ class Model:
         shape = self.input.shape
         if not isinstance(images, self.backend.xp.ndarray):
             try:
-                images = np.asarray(images)
-            except ValueError:  # (images, labels), or images of several shapes
-                images = np.empty((), object)
+                images = on_host(images)
+            except ConfigError:
+                if not isinstance(images, tuple | list):
+                    raise
+                images = np.empty((), object)  # (images, labels), or images of several shapes
         if images.dtype == object:
             raise ConfigError("must be one array, without labels: predict(x), or predict(dataset.images)", "images")
         given = tuple(images.shape)
@@ -302,6 +305,9 @@ class Model:
         if isinstance(weights, Model):
             weights = weights.weights()
         elif not isinstance(weights, Mapping):
+            kinds = "a mapping of names to arrays, a Model, or the path of a safetensors file"
+            if not isinstance(weights, str | os.PathLike):
+                raise ConfigError(f"must be {kinds}, not {wording.one(type(weights).__name__)}", "weights")
             weights = read_weights(weights)
         unmatched = self.params.unmatched(weights)
         if strict and any(unmatched):

@@ -241,13 +241,13 @@ class Params:
     def unmatched(self, weights: Mapping[str, Any]) -> Unmatched:
         """Compare weights by name and shape. Raise ConfigError if none match or a matching value is not finite."""
         own = {name: each.shape for name, each in (*self._entries.items(), *self._buffers.items())}
-        given = {name: tuple(each.shape) for name, each in weights.items()}
+        given = {name: tuple(np.shape(each)) for name, each in weights.items()}
         differing = sorted(name for name in own.keys() | given.keys() if own.get(name) != given.get(name))
         if own and len(differing) == len(own.keys() | given.keys()):
             raise ConfigError(f"none of these weights match. They are {wording.shown(given)}, but the model has {own}")
         for name, each in weights.items():
-            if name not in differing and not np.isfinite(each).all():
-                raise ConfigError(f"weights '{name}' are not finite. Train with a lower learning_rate")
+            if name not in differing:
+                _check_finite(name, each, self.master.dtype)
         return Unmatched(*([name for name in differing if name in names] for names in (own, given)))
 
     def trained(self, vector: Array) -> list[Array]:
@@ -293,6 +293,16 @@ class Params:
     def stored(self, part: slice) -> Array | None:
         """Return the 16-bit copy of a part of `master` (P,), or None if layers read `master` itself."""
         return None if self.data is self.master else self.data[part]
+
+
+def _check_finite(name: str, weights: Any, dtype: Any) -> None:
+    array = weights if hasattr(weights, "__cuda_array_interface__") else np.asarray(weights)
+    if array.dtype.kind not in "fiub":
+        raise ConfigError(f"weights '{name}' must be real numbers, not {array.dtype}")
+    with np.errstate(over="ignore"):
+        finite = np.isfinite(array.astype(dtype, copy=False))
+    if not finite.all():
+        raise ConfigError(f"weights '{name}' are not finite in {dtype}. Train with a lower learning_rate")
 
 
 def _and_parents(name: str) -> list[str]:

@@ -7,12 +7,12 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from cupynet.backend import FRACTIONS, PixelScale
-from cupynet.backend.array import Array, layout_hint
+from cupynet.backend.array import Array, layout_hint, on_host
 from cupynet.core.checks import integer, number, one_of
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.core.wording import one, shown
 from cupynet.data import Data, Dataset, LabeledData, Loader, Shards, Source, as_loader, read_pairs
-from cupynet.data.dataset import balanced_weights, dense, is_one_hot, on_host, split_views, weight_array
+from cupynet.data.dataset import balanced_weights, dense, is_one_hot, split_views, weight_array
 from cupynet.nn import Loss, Model, check_output
 from cupynet.optim import Schedule
 from cupynet.parallel import Communicator
@@ -127,6 +127,8 @@ def evaluation_loader(data: Examples, batch_size: int | None, model: Model, pixe
     """
     if pixels is None and model.pixels != FRACTIONS:  # an untrained model has FRACTIONS too, and allows any scale
         pixels = model.pixels
+    if isinstance(data, Loader) and data.augment:
+        data = Loader(data.dataset, data.batch_size, data.seed, data.shuffle)
     weights = None
     if isinstance(data, tuple) and len(data) == 3 and not isinstance(data[0], tuple):
         *data, weights = data

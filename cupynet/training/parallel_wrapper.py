@@ -363,7 +363,6 @@ class ParallelWrapper:
             resume(trainer, path)
 
         self.on_workers(task)
-        self.model.trained_on = self.model.trained_on or "pixels"
 
     def warm_up(self, batch_size: int) -> float:
         """Compile or load all kernels and return the seconds it took. The first `fit` calls this before training."""

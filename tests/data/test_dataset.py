@@ -25,6 +25,7 @@ def rows(dataset: Any) -> list[bytes]:
         (pixels(3, 16), [0] * 3),
         (pixels(3, 2, 2, 2, 1), [0] * 3),
         (np.full((3, 4, 4, 1), np.nan), [0] * 3),
+        (np.full((3, 4, 4, 1), 1e300), [0] * 3),
         (pixels(3, 4, 4, 1), np.eye(3)),
         (np.zeros((3, 4, 4), bool), [0] * 3),
         ([[[256]]], [0]),
@@ -166,3 +167,8 @@ def test_a_number_is_held_out_regardless_of_the_classes() -> None:
     for part in (0, 10, 0.01):
         with refused("validation", str(part)):
             hold_out(np.zeros(10), part, 1, "validation")
+
+
+def test_single_images_of_all_classes_cannot_be_split() -> None:
+    with refused("validation", "0.5"):
+        hold_out(np.arange(4), 0.5, 1, "validation")

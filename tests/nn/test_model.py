@@ -81,8 +81,14 @@ def test_weights_of_another_network_are_refused_and_change_nothing() -> None:
     before = model.weights()
     changed = {name: value + 1 for name, value in before.items()}
     renamed = {("extra.bias" if name == "output.bias" else name): value for name, value in changed.items()}
-    spoilt = changed["output.weight"] * np.array(np.inf, np.float32)
-    for wrong in (renamed, {**changed, "output.weight": np.zeros((3, 6))}, {**changed, "output.weight": spoilt}):
+    weight = changed["output.weight"]
+    for wrong in (
+        renamed,
+        {**changed, "output.weight": np.zeros((3, 6))},
+        {**changed, "output.weight": weight * np.array(np.inf, np.float32)},
+        {**changed, "output.weight": weight.astype(float) + 1e300},
+        {**changed, "output.weight": weight + 1j},
+    ):
         with pytest.raises(ConfigError, match=r"output\."):
             model.load_weights(wrong)
         assert equal(model.weights(), before)
@@ -103,6 +109,8 @@ def test_weights_of_which_none_fits_and_damaged_files_are_refused(tmp_path: Path
     model = small()
     with refused(""):
         model.load_weights({"other": np.zeros(3)}, strict=False)
+    with refused("weights"):
+        model.load_weights([np.zeros(3)])  # type: ignore[arg-type]
     save_weights(tmp_path / "weights.safetensors", model.weights())
     content = bytearray((tmp_path / "weights.safetensors").read_bytes())
     content[-1] ^= 1

@@ -158,6 +158,15 @@ def test_validation_losses_are_weighted() -> None:
     assert losses(X, Y, np.arange(60) < 9)[0] == pytest.approx(losses(X[:9], Y[:9])[0] * 9 / 60)
 
 
+def test_evaluation_data_are_not_augmented() -> None:
+    augmented = Loader(DATA, 8, augment=["shift", "mixup"])
+    with ParallelWrapper(small_model(), 1) as wrapper:
+        history = wrapper.fit(X, Y, batch_size=8, validation_data=augmented)
+        expected = wrapper.evaluate(X, Y)
+        found = wrapper.evaluate(augmented)
+    assert found.loss == pytest.approx(expected.loss) == pytest.approx(history.epochs["validation_loss"][0])
+
+
 def test_the_first_image_that_is_not_finite_is_named() -> None:
     spoilt = X / 255
     spoilt[[7, 40]] = np.nan
@@ -229,6 +238,16 @@ def test_a_table_is_refused_with_a_remedy_that_works() -> None:
         with pytest.raises(ConfigError) as caught:
             use(x)
         use(eval(str(caught.value).rpartition(": ")[2], {"np": np, "x": x}))
+
+
+def test_pictures_with_a_palette_are_refused() -> None:
+    pillow = pytest.importorskip("PIL.Image")
+    pictures = [pillow.fromarray(image[..., 0]).convert("P") for image in X]
+    model = small_model()
+    with ParallelWrapper(model, 1) as wrapper, refused(""):
+        wrapper.fit(zip(pictures, Y, strict=True))
+    with refused(""):
+        model.predict(pictures[0])
 
 
 def test_images_of_floats_are_not_augmented() -> None:

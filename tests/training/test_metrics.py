@@ -217,6 +217,15 @@ def test_a_metric_of_another_shape_is_refused() -> None:
         wrapper.evaluate(np.ones((8, 4, 3)), np.zeros(8, int))
 
 
+def test_a_metric_cannot_change_what_is_evaluated() -> None:
+    def binary(labels: Any, scores: Any) -> float:
+        labels[labels > 0] = 1
+        return float((labels == scores.argmax(axis=1)).mean())
+
+    with wrapped(0, 3, "softmax", binary) as wrapper, pytest.raises(ValueError, match="read-only"):
+        wrapper.evaluate(np.ones((8, 4, 3)), np.arange(8) % 3)
+
+
 def figures(launcher: str) -> dict[str, Any]:
     """Train on binary targets, real targets and classes, and return the evaluations of each epoch."""
     rng = np.random.default_rng(0)
