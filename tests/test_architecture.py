@@ -76,6 +76,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "mlflow": ("training/callbacks/loggers/mlflow.py",),
     "wandb": ("training/callbacks/loggers/wandb.py",),
     "optuna": ("commands/tune/", "config/search_space.py"),
+    "sqlalchemy": ("commands/tune/",),
     "sklearn": ("sklearn.py",),
 }
 REQUIRED = {"numpy", "filelock", "hydra", "omegaconf", "yaml", "mnist", "platformdirs", "rich", "safetensors"}

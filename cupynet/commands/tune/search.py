@@ -22,6 +22,7 @@ from optuna.samplers import RandomSampler, TPESampler
 from optuna.storages import RDBStorage
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState
+from sqlalchemy.pool import NullPool
 
 from cupynet import config
 from cupynet.commands import train
@@ -137,7 +138,8 @@ def open_study(path: Path, space: Mapping[str, BaseDistribution], settings: Tune
 def storage(path: Path) -> RDBStorage:
     """Return the SQLite storage of a study, for any path, including characters that are reserved in URLs."""
     creator = partial(sqlite3.connect, path, check_same_thread=False)
-    return RDBStorage(f"sqlite:///{STUDY}", engine_kwargs={"creator": creator})
+    kwargs = {"creator": creator, "poolclass": NullPool}  # closes connections that are not in use
+    return RDBStorage(f"sqlite:///{STUDY}", engine_kwargs=kwargs)
 
 
 def run_trials(plan: Plan, folder: Path, study: Study) -> bool:
