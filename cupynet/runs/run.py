@@ -12,8 +12,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from cupynet.core import files
 from cupynet.core.checks import finite
-from cupynet.core.errors import DataError, OutputError
-from cupynet.core.wording import shown
+from cupynet.core.errors import ConfigError, DataError, OutputError
+from cupynet.core.wording import listed, shown
 from cupynet.runs import layout
 from cupynet.runs.checkpoints import Checkpoints
 from cupynet.runs.history import History, present
@@ -223,6 +223,15 @@ class Run:
 
     def __str__(self) -> str:
         return str(self.folder)
+
+    def check_untaken(self) -> None:
+        """Raise ConfigError if `ParallelWrapper(run=...)` would overwrite a model, a history or checkpoints."""
+        paths = [self.folder / layout.MODEL, self.history_path, self.summary_path]
+        found = [path.name for path in paths if path.is_file() and path.stat().st_size]
+        found += [layout.CHECKPOINTS] * bool(layout.checkpoints(self.checkpoints_path))
+        if found:
+            remedies = "choose another folder, delete it, or continue its training with wrapper.restore(checkpoint)"
+            raise ConfigError(f"already contains {listed(found, 'and')}. Either {remedies}", "run", str(self.folder))
 
     def begin(self) -> None:
         """Delete the results of an earlier run in this folder. Raises OutputError."""

@@ -52,7 +52,7 @@ class TrainingOptions:
         timeout_s: seconds that a worker waits for the others before it fails.
         blas_threads: BLAS threads per worker on a CPU. By default 1 with numba; otherwise the cores are divided among
             the workers.
-        run: the run folder, to which callbacks write on rank 0.
+        run: the run folder, to which callbacks write on rank 0. The folder of another run is refused.
         launcher: `thread` or `mpi`. With `mpi` this process is one worker, and all processes started by mpiexec must
             make the same calls.
         pipeline: splits each replica into stages, one per device or core. The model then holds the average after each

@@ -262,8 +262,10 @@ class ParallelWrapper:
         """
         if self.model.params.rates != self._rates:
             raise ConfigError("the learning-rate factors have changed. Create a new ParallelWrapper for this model")
-        if self._writes_model:
+        if self._run is not None and self._writes_model:
             self.model.description()  # fail early if the model cannot be saved
+            if all(each is None or not each.iteration for each in self._trainers):
+                self._run.check_untaken()
         weights = {"sample_weight": sample_weight, "class_weight": class_weight}
         loader = loader_of(examples(x, y), batch_size, self.model, self.model.pixels, **weights)
         loader, held_out, split = held_out_of(loader, self.model, validation_split, validation_data, evaluate_on)

@@ -98,8 +98,8 @@ def test_a_page_that_cannot_be_written_logs_one_warning(
 def test_no_page_without_a_folder_or_if_it_is_turned_off(tmp_path: Path) -> None:
     fit(None, ReportPage())
     fit(tmp_path, ReportPage())  # nothing to show
-    fit(tmp_path, HistoryWriter(), ReportPage(enabled=False))
-    assert not list(tmp_path.glob("*.html"))
+    fit(tmp_path / "run", HistoryWriter(), ReportPage(enabled=False))
+    assert not list(tmp_path.glob("**/*.html"))
 
 
 class Failing(Callback):

@@ -171,6 +171,24 @@ def test_the_checkpoints_of_another_run_are_never_removed(tmp_path: Path, defaul
     assert Checkpoints(ck).steps() == [20, 30]
 
 
+@pytest.mark.parametrize("callbacks", [[], [Checkpoint()], [HistoryWriter()]], ids=["model", "checkpoints", "history"])
+def test_the_folder_of_another_run_is_refused_unless_it_is_continued(
+    tmp_path: Path, callbacks: list[Callback]
+) -> None:
+    def wrapper() -> ParallelWrapper:
+        return ParallelWrapper(small_model(), 1, callbacks=callbacks, run=tmp_path)
+
+    with wrapper() as first:
+        first.fit(FORTY, batch_size=4)
+        first.fit(FORTY, batch_size=4)
+        first.checkpoint(tmp_path / "later")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with refused("run", str(tmp_path)):
+        train(wrapper())
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    train(wrapper(), restore=tmp_path / "later")
+
+
 def test_a_resumed_run_still_owns_a_folder_that_has_moved(tmp_path: Path) -> None:
     train(saving(tmp_path / "ck", run=tmp_path / "one"))
     (tmp_path / "ck").rename(tmp_path / "moved")
