@@ -13,7 +13,7 @@ from cupynet.data import Batch, Loader
 from cupynet.optim import LAMB, SGD, Momentum, Nesterov, Optimizer
 from cupynet.parallel import Communicator, ElasticAveraging, GradientSharing, ParameterAveraging, SlowMo, Synchronizer
 from cupynet.parallel.synchronizers.averaging import spread
-from cupynet.training import ParallelWrapper, Replica
+from cupynet.training import Callback, EpochRecord, ParallelWrapper, Replica, Trainer
 from cupynet.training.fit import Fit
 from tests.guides.extending.gradient_mean import GradientMean
 from tests.support.refusals import refused
@@ -259,6 +259,21 @@ def test_elastic_replicas_and_their_center_against_the_formula(transfer_dtype: s
             master += 0.2 * (center - master)
         center += 2 * 0.2 * (mean - center)
     assert np.abs(trained.master - center).max() <= bound
+
+
+def test_elastic_replicas_meet_only_when_they_are_evaluated() -> None:
+    different: dict[int, set[Any]] = {}
+
+    class Compare(Callback):
+        every_rank = True
+
+        def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:
+            different.setdefault(record.epoch, set()).add(fingerprint(trainer.model))
+
+    way = ElasticAveraging("epoch")
+    with ParallelWrapper(small_model(), 2, synchronizer=way, callbacks=[Compare()]) as wrapper:
+        wrapper.fit(small_dataset(60), epochs=5, batch_size=4, evaluate_on=small_dataset(9), evaluate_every=2)
+    assert [len(each) for _, each in sorted(different.items())] == [2, 1, 2, 1, 1]
 
 
 def test_a_pull_beyond_the_mean_is_refused() -> None:

@@ -71,7 +71,7 @@ class ElasticAveraging(ParameterAveraging):
 
     def finish(self, replica: ReplicaView, moment: Moment) -> Average | None:
         replica.complete()
-        gather = self._apart.iterations and self.schedule.at(moment)
+        gather = self._apart.iterations and moment != "epoch" and self.schedule.at(moment)
         average = super().finish(replica, moment)
         if gather:
             if self.communicator.size > 1:
@@ -104,7 +104,7 @@ class ElasticAveraging(ParameterAveraging):
 
     def _synchronize(self, replica: ReplicaView, *, measure: bool) -> Spread:
         weights, (center,) = replica.params.master, self._common
-        mean: Array = weights.copy()
+        mean: Array = (weights if self._tally.samples else center).copy()  # the center if no worker has samples
         self._mean([mean], self._tally.samples)
         drift = spread(self.communicator, replica, weights, mean, self._tally.samples) if measure else UNMEASURED
         weights += self._alpha * (center - weights)

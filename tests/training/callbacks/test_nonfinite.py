@@ -13,7 +13,7 @@ from cupynet.core.errors import DivergedError
 from cupynet.data import Batch, Dataset, Loader
 from cupynet.nn import BatchNorm, Concat, Conv2D, Dense, Dropout, Image, Layer, MaxPool2D, Model, Sequential
 from cupynet.optim import SGD, Nesterov
-from cupynet.parallel import Communicator, GradientSharing, ParameterAveraging, Pipeline, Synchronizer
+from cupynet.parallel import Communicator, ElasticAveraging, GradientSharing, ParameterAveraging, Pipeline, Synchronizer
 from cupynet.training import Callback, NonFinite, ParallelWrapper, Replica
 from cupynet.training.finite_check import diagnose
 from cupynet.training.fit import Fit
@@ -115,12 +115,20 @@ def test_skip_equals_a_run_without_that_batch(way: Synchronizer) -> None:
     np.testing.assert_equal(fitted(Replica, Poisoned(17), guards=[NonFinite("skip")]), fitted(Leaves))
 
 
-@pytest.mark.parametrize("reduce", ["mean", "sum"])
-def test_a_round_in_which_every_worker_leaves_its_batch_out_passes(reduce: str) -> None:
+@pytest.mark.parametrize(
+    "way",
+    [
+        GradientSharing("threshold", reduce="mean"),
+        GradientSharing("threshold", reduce="sum"),
+        ElasticAveraging(1),
+        ParameterAveraging(1, outer_optimizer="slowmo"),
+    ],
+    ids=str,
+)
+def test_a_round_in_which_every_worker_leaves_its_batch_out_passes(way: Synchronizer) -> None:
     """The only batch of the last round is skipped, so no worker sends an update."""
     last = [*SHUFFLED.epoch(0, small_model().backend)][-1]
     model, guard = network_with(Poisoned(int(last.samples[0]))), NonFinite("skip")
-    way = GradientSharing("threshold", reduce=reduce)
     with ParallelWrapper(model, 3, synchronizer=way, callbacks=[guard], timeout_s=20) as wrapper:
         wrapper.fit(SHUFFLED, epochs=1)
         assert guard.skipped_batches == 1 and len({fingerprint(each) for each in wrapper.replicas()}) == 1
