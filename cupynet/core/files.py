@@ -136,6 +136,7 @@ def digest(weights: dict[str, Any]) -> str:
     hasher = hashlib.sha256()
     for name in sorted(weights):
         tensor = np.ascontiguousarray(weights[name])
+        tensor = tensor.astype(tensor.dtype.newbyteorder("<"), copy=False)  # as in the file
         hasher.update(f"{name} {tensor.dtype.str} {tensor.shape}\n".encode())
         hasher.update(tensor.tobytes())
     return hasher.hexdigest()

@@ -73,7 +73,8 @@ def resume(trainer: Trainer, path: str | Path) -> None:
     If the number of workers is unchanged, the state is restored exactly; otherwise see resize.py.
 
     Raises:
-        ConfigError: there is no checkpoint, or its network, optimizer, schedule, synchronizer or stages differ.
+        ConfigError: there is no checkpoint, or its state does not fit this network, optimizer, schedule, synchronizer
+            or number of stages.
         DataError: the checkpoint is damaged, or does not belong to a training run.
     """
     world = trainer.world
@@ -174,7 +175,7 @@ def check_epochs(stored: Stored, epochs: int) -> None:
 
 
 def made_by(trainer: Trainer) -> dict[str, Any]:
-    """Return everything besides the settings that affects results bit for bit, for comparison on resume."""
+    """Return everything besides the network and the data that affects results bit for bit, to compare on resume."""
     machine, backend = environment(), trainer.backend
     blas = [f"{each['internal_api']} {each['version']} {each['architecture']}" for each in machine["blas"]]
     threads = sorted({each["num_threads"] for each in machine["blas"]})
@@ -183,6 +184,9 @@ def made_by(trainer: Trainer) -> dict[str, Any]:
         "workers": trainer.world.size,
         "backend": backend.name,
         "dtype": backend.policy.name,
+        "seed": trainer.model.seed,
+        "optimizer": repr(trainer.replica.optimizer),
+        "synchronizer": str(trainer.synchronizer),
         "processor": machine["cpu"],
         "vector instructions": " ".join(machine["cpu_flags"]),
         "BLAS": ", ".join(sorted(set(blas))),
@@ -214,6 +218,6 @@ def trained(stored: Stored, synchronizer: Synchronizer) -> Arrays:
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Describe the environment differences that prevent bit-identical results, or return ""."""
-    other = [f"{name} {now[name]} (was {then.get(name, 'unknown')})" for name in now if now[name] != then.get(name)]
+    """Describe the differences that prevent bit-identical results, or return "". Earlier versions stored fewer."""
+    other = [f"{name} {now[name]} (was {then[name]})" for name in now if now[name] != then.get(name, now[name])]
     return f"continues, but not bit for bit: {'; '.join(other)}" if other else ""

@@ -350,11 +350,12 @@ class ParallelWrapper:
         """Restore a checkpoint, or the newest undamaged one in a folder, so that the next `fit` continues bit for bit.
 
         With a different number of workers, all start from the mean of the replicas. With a different backend or dtype,
-        results are equal up to rounding. The log lists the differences. The learning-rate schedule continues too; to
-        replace it, set `optimizer.learning_rate` afterwards.
+        results are equal up to rounding. The log lists these and other differences, such as another learning rate. The
+        learning-rate schedule continues too; to replace it, set `optimizer.learning_rate` afterwards.
 
         Raises:
-            ConfigError: there is no checkpoint, or its network, optimizer, schedule, synchronizer or stages differ.
+            ConfigError: there is no checkpoint, or its state does not fit this network, optimizer, schedule,
+                synchronizer or number of stages.
             DataError: the checkpoint is damaged.
         """
         new_rate, self._learning_rate = self._new_learning_rate, self.optimizer.learning_rate

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from cupynet.core.errors import ConfigError
 from cupynet.parallel import Synchronizer
 from cupynet.training.callback_list import Listener
 from cupynet.training.clock import Statistics
@@ -44,7 +45,11 @@ def trained_again(states: Sequence[Tree], size: int, stages: int) -> int:
 
 def shares(states: Sequence[Tree], synchronizer: Synchronizer) -> list[float]:
     """Return the weight of each replica in the mean. The weights sum to 1."""
-    weights = [synchronizer.merge(state["synchronizer"])[0] for state in states]
+    try:
+        weights = [synchronizer.merge(state["synchronizer"])[0] for state in states]
+    except KeyError as missing:
+        reason = f"with another synchronizer, without {missing}, which {type(synchronizer).__name__} needs"
+        raise ConfigError(f"the checkpoint was saved {reason}") from None
     total = sum(weights)
     return [weight / total if total else 1 / len(states) for weight in weights]
 

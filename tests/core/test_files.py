@@ -48,6 +48,8 @@ def test_arrays_in_any_layout_are_saved(tmp_path: Path) -> None:
     given = {"a": np.arange(6.0).reshape(2, 3).T, "b": np.arange(10)[::2], "c": np.asfortranarray(np.eye(3)[:2])}
     save_weights(tmp_path / "w", given)
     assert_same(load_weights(tmp_path / "w"), given)
+    save_weights(tmp_path / "w", {"a": np.arange(3, dtype=">f4")})
+    assert_same(load_weights(tmp_path / "w"), {"a": np.arange(3, dtype="<f4")})
 
 
 def test_equal_weights_give_equal_bytes_in_every_process(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cupynet.core.errors import ConfigError
 from cupynet.data import Batch, Loader
 from cupynet.optim import Nesterov, OneCycle
 from cupynet.parallel import GradientSharing, ParameterAveraging, Pipeline, Synchronizer, ThresholdEncoding
@@ -206,6 +207,23 @@ def test_a_checkpoint_of_an_earlier_version_can_be_resumed(runs: Runs, workers: 
     with runs.wrapper(workers) as wrapper:
         wrapper.restore(Checkpoints(runs.new_folder()).save(7, stored.state, stored.arrays))
         finish(wrapper)
+
+
+def test_another_learning_rate_is_logged(runs: Runs, caplog: pytest.LogCaptureFixture) -> None:
+    path = runs.checkpoint(2, 7)
+    for peak in (0.1, 0.25):
+        optimizer = Nesterov(OneCycle(peak), max_grad_norm=1.0)
+        wrapper = ParallelWrapper(small_model("double"), 2, synchronizer=EVERY_5, optimizer=optimizer)
+        with wrapper, caplog.at_level(logging.INFO):
+            wrapper.restore(path)
+    assert ["0.25" in text for text in caplog.messages if str(path) in text] == [False, True]
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_a_checkpoint_of_another_synchronizer_is_refused(runs: Runs, workers: int) -> None:
+    path = runs.checkpoint(2, 7)
+    with runs.wrapper(workers, WAYS["elastic"]) as wrapper, pytest.raises(ConfigError):
+        wrapper.restore(path)
 
 
 @pytest.mark.parametrize("then", ["float", "half"])

@@ -172,9 +172,7 @@ def test_the_checkpoints_of_another_run_are_never_removed(tmp_path: Path, defaul
 
 
 @pytest.mark.parametrize("callbacks", [[], [Checkpoint()], [HistoryWriter()]], ids=["model", "checkpoints", "history"])
-def test_the_folder_of_another_run_is_refused_unless_it_is_continued(
-    tmp_path: Path, callbacks: list[Callback]
-) -> None:
+def test_the_folder_of_another_run_is_refused_unless_it_is_continued(tmp_path: Path, callbacks: list[Callback]) -> None:
     def wrapper() -> ParallelWrapper:
         return ParallelWrapper(small_model(), 1, callbacks=callbacks, run=tmp_path)
 
