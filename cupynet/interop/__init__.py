@@ -1,4 +1,4 @@
-"""Model conversion: import from PyTorch and Keras, export to PyTorch and ONNX."""
+"""Import of weights from PyTorch and Keras, and export of models to PyTorch and ONNX."""
 
 from cupynet.interop.keras import import_keras
 from cupynet.interop.onnx import export_onnx, onnx_graph

@@ -1,7 +1,7 @@
-"""Import of weights from Keras 3, which uses the same axis order.
+"""Import of weights from Keras 3, which uses the same order of axes.
 
 Keras stores weights as `layers/<layer>/vars/<number>` (keras/src/saving/saving_lib.py). Layers are named by class and
-count (conv2d, conv2d_1, dense). Trainable weights are numbered first, then running statistics.
+count (conv2d, conv2d_1, dense). The numbers of trainable weights come first, then those of running statistics.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from cupynet.interop.matching import Weight, check_all_taken, check_shape, take,
 from cupynet.nn import Concat, Conv2D, Layer, Model, Residual
 
 H5_IN_KERAS, CONFIG_IN_KERAS = "model.weights.h5", "config.json"
-MOST_CONFIG = 1 << 24  # maximum size of config.json in bytes
+MAX_CONFIG = 1 << 24  # maximum size of config.json in bytes
 DROPOUT_STATE = "/seed_generator/"
-CLASSES = {"BatchNorm": "BatchNormalization", "LayerNorm": "LayerNormalization"}  # cupynet -> Keras
+CLASSES = {"BatchNorm": "BatchNormalization", "LayerNorm": "LayerNormalization"}  # names in cupynet -> Keras
 
 
 def import_keras(model: Model, path: PathLike, names: Mapping[str, str] | None = None) -> None:
     """Load the weights of a `.weights.h5` or `.keras` file of Keras 3. Requires h5py (the extra `keras`).
 
-    The layer settings in a `.keras` archive are compared with the model. A `.weights.h5` file has none, so check them
-    yourself, for example epsilon, which is 1e-3 in Keras and 1e-5 in `BatchNorm`.
+    The layer settings in a `.keras` archive are compared with the model. A `.weights.h5` file contains no settings, so
+    check them yourself, for example epsilon, which is 1e-3 in Keras and 1e-5 in `BatchNorm`.
 
-    A `Conv2D` with one group per channel loads the weights of a `DepthwiseConv2D`, or of the `Conv2D` given in `names`.
+    A `Conv2D` with one group per channel loads the weights of a `DepthwiseConv2D`, or of a `Conv2D` given in `names`.
 
     Args:
         names: maps layers of the model to layers in the file ("conv1": "conv2d_1"). By default, the n-th layer of a
@@ -134,7 +134,7 @@ def _h5(path: PathLike) -> Any:
 
 
 def _config(path: PathLike) -> Any:
-    """Return the content of config.json in a .keras archive; {} for a .weights.h5 file."""
+    """Return the content of config.json in a .keras archive, or {} for a .weights.h5 file."""
     if not zipfile.is_zipfile(path):
         return {}
     try:
@@ -142,8 +142,8 @@ def _config(path: PathLike) -> Any:
             if CONFIG_IN_KERAS not in archive.namelist():
                 return {}
             with archive.open(CONFIG_IN_KERAS) as file:
-                text = file.read(MOST_CONFIG + 1)
-        if len(text) > MOST_CONFIG:
+                text = file.read(MAX_CONFIG + 1)
+        if len(text) > MAX_CONFIG:
             raise ValueError("it is too large")
         return json.loads(text)
     except (OSError, zipfile.BadZipFile, zlib.error, ValueError, RecursionError, RuntimeError) as error:
@@ -151,7 +151,7 @@ def _config(path: PathLike) -> Any:
 
 
 def _variables(file: Any, h5py: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    """Yield the arrays in a group, recursively. Raises DataError for links and for data in other files."""
+    """Yield the names and arrays in a group, recursively. Raise DataError for links and for data in other files."""
     group = file[prefix]
     for name in group:
         if not isinstance(group.get(name, getlink=True), h5py.HardLink):

@@ -1,4 +1,4 @@
-"""Comparison of the layer settings in a `.keras` archive with a model, as far as they affect inference."""
+"""Comparison of a model with the layer settings in a `.keras` archive that affect inference."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ KINDS: dict[type[nn.Layer], str] = {
     nn.Concat: "Concatenate",
 }
 WEIGHTED = ("Conv2D", "Dense", "BatchNormalization", "LayerNormalization")
-# classes without effect on inference, and Flatten, which `Dense` includes; classes named Random... are also ignored
-IDLE = (
+# classes without effect on inference, and Flatten, which `Dense` includes. Classes named Random... are ignored too
+IGNORED = (
     *("InputLayer", "Flatten", "Identity", "Dropout", "SpatialDropout2D", "GaussianDropout", "AlphaDropout"),
     *("GaussianNoise", "ActivityRegularization"),
 )
-ACTIVATIONS = {"linear": "identity", "swish": "silu"}  # Keras -> cupynet, where names differ
+ACTIVATIONS = {"linear": "identity", "swish": "silu"}  # Keras -> cupynet, if names differ
 
 
 @dataclass
 class Step:
-    """A layer without its activation, or an activation, in Keras terms. layer: None for a step from the file."""
+    """A layer without activation, or an activation, described as in Keras. `layer` is None for a step from the file."""
 
     kind: str
     name: str
@@ -59,28 +59,31 @@ def snake_case(kind: str) -> str:
     return re.sub(r"([a-z])([A-Z])", r"\1_\2", words).lower()
 
 
-def check_settings(model: nn.Model, config: Any, places: Mapping[str, str], path: PathLike) -> None:
-    """Raise DataError if layer settings differ. config: content of config.json. places: model layer -> file layer."""
+def check_settings(model: nn.Model, config: Any, file_names: Mapping[str, str], path: PathLike) -> None:
+    """Raise DataError if the layer settings in `config`, the content of config.json, differ from those of the model.
+
+    file_names: maps names of layers in the model to names in the file.
+    """
     try:
         theirs = [step for step in _theirs(config) if not _only_flattens(step, model.input.shape)]
         if theirs:
-            _check_steps(model, list(_ours(model.network)), theirs, places, path)
+            _check_steps(model, list(_ours(model.network)), theirs, file_names, path)
     except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
         raise DataError(f"{path}: its config.json does not describe a Keras 3 model ({one_line(error)})") from error
 
 
 def _check_steps(
-    model: nn.Model, ours: list[Step], theirs: list[Step], places: Mapping[str, str], path: PathLike
+    model: nn.Model, ours: list[Step], theirs: list[Step], file_names: Mapping[str, str], path: PathLike
 ) -> None:
     _check_pixels(model, theirs, path)
     if theirs and theirs[-1].settings.get("activation") == model.loss.applies is not None:
         theirs.pop()  # the loss applies this activation
     by_name = {step.name: step for step in theirs if step.kind != "Activation"}
     for step in ours:
-        if step.kind in WEIGHTED and places.get(step.name) in by_name:
-            _check_pair(step, by_name[places[step.name]], path)
+        if step.kind in WEIGHTED and file_names.get(step.name) in by_name:
+            _check_pair(step, by_name[file_names[step.name]], path)
         elif step.kind not in KINDS.values():  # a user-defined class
-            file_step = by_name.get(places.get(step.name, ""))
+            file_step = by_name.get(file_names.get(step.name, ""))
             step.kind = f"custom layer {step.kind}"
             if file_step is not None:
                 file_step.kind = step.kind
@@ -109,7 +112,7 @@ def _check_in_order(ours: Sequence[Step], theirs: Sequence[Step], path: PathLike
 
 
 def _check_together(ours: Sequence[Step], theirs: Sequence[Step], path: PathLike) -> None:
-    """Compare networks with branches regardless of the order of steps, because it is arbitrary in the file."""
+    """Compare networks with branches regardless of the order of steps, which is arbitrary in the file."""
     remaining = list(theirs)
     for step in ours:
         candidates = [file_step for file_step in remaining if file_step.kind == step.kind]
@@ -132,12 +135,13 @@ def _check_pair(step: Step, file_step: Step, path: PathLike) -> None:
             f"{name} is {shown(value)}, but {shown(file_value)} in the file" for name, value, file_value in differences
         ]
         raise DataError(
-            f"{path}: layer '{step.name}' ({file_step.name!r} in the file): {listed(texts, 'and')}. Change the model"
+            f"{path}: layer '{step.name}' ({file_step.name!r} in the file): {listed(texts, 'and')}. "
+            "Change the model to match the file"
         )
 
 
 def _differences(step: Step, file_step: Step) -> list[tuple[str, Any, Any]]:
-    """Return the settings that differ: name, value in the model, and value in the file."""
+    """Return the name, the value in the model and the value in the file of each setting that differs."""
     assert step.layer is not None
     expected = _resolved(file_step.settings, step.layer)
     return [(name, step.settings[name], value) for name, value in expected.items()
@@ -220,7 +224,7 @@ def _theirs(config: Any, prefix: str = "") -> Iterator[Step]:
             yield from _theirs(layer, f"{name}/layers/")
         elif kind == "ZeroPadding2D" and padding is None:
             padding = Step(kind, name, settings)
-        elif kind not in IDLE and not kind.startswith("Random"):
+        elif kind not in IGNORED and not kind.startswith("Random"):
             if padding is not None and kind in ("Conv2D", "DepthwiseConv2D") and settings.get("padding") == "valid":
                 settings["padding"] = padding.settings["padding"]
             elif padding is not None:
@@ -243,7 +247,7 @@ def _steps(kind: str, name: str, settings: Settings) -> Iterator[Step]:
 
 
 def _activation(value: Any) -> Settings:
-    """Return cupynet's name for an activation, and its slope. Keras stores a name, a function or a layer."""
+    """Return cupynet's name for an activation, and its slope if any. Keras stores a name, a function or a layer."""
     if isinstance(value, Mapping):
         kind, settings = str(value.get("class_name")), value.get("config")
         if not isinstance(settings, Mapping):
@@ -259,7 +263,7 @@ def _activation(value: Any) -> Settings:
 
 
 def _resolved(settings: Settings, layer: nn.Layer) -> Settings:
-    """Convert settings from the file to the form of `_settings_of`: sizes as pairs, padding in pixels."""
+    """Convert settings from the file to the form of `_settings_of`, with sizes as pairs and padding in pixels."""
     resolved = {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
     if "depth_multiplier" in resolved:  # DepthwiseConv2D
         channels = layer.input.shape[-1]

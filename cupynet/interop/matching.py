@@ -32,7 +32,7 @@ class Weight(NamedTuple):
 
 
 def weights_of(model: Model, names: Iterable[str] = ()) -> dict[str, Weight]:
-    """Return all weights and buffers by name. Raises ConfigError if an entry in `names` is not a weight or layer."""
+    """Return all weights and buffers by name. Raise ConfigError if an entry in `names` is not a weight or layer."""
     layers = {layer.path: layer for layer in model.network.walk()}
     arrays: dict[str, Any] = {**dict(model.params.named()), **dict(model.params.named_buffers())}
     weights = {}
@@ -47,11 +47,11 @@ def weights_of(model: Model, names: Iterable[str] = ()) -> dict[str, Weight]:
 
 
 def take(stored: dict[str, Any], entry: str, name: str, path: PathLike) -> Any:
-    """Remove the entry for weight `name` from `stored` and return it. Raises DataError if it is missing."""
+    """Remove the entry for weight `name` from `stored` and return it. Raise DataError if it is missing."""
     if entry not in stored:
         entries = ", ".join(sorted(stored)[:8]) or "no other weights"
         raise DataError(
-            f"{path}: lacks {entry!r} for weight '{name}'. It has {entries}. Set `names` if they belong to this model"
+            f"{path}: lacks {entry!r} for weight '{name}'. It has {entries}. If these belong to this model, set `names`"
         )
     return stored.pop(entry)
 
@@ -59,7 +59,7 @@ def take(stored: dict[str, Any], entry: str, name: str, path: PathLike) -> Any:
 def check_shape(
     read: Callable[[], Any], actual: tuple[int, ...], shape: tuple[int, ...], description: str, path: PathLike
 ) -> Any:
-    """Return `read()`. Raises DataError if the shape is wrong, without reading arrays of the wrong size."""
+    """Return `read()`. Raise DataError if its shape is wrong. Arrays of the wrong size are not read."""
     array = read() if math.prod(actual) == math.prod(shape) else None
     if array is None or tuple(array.shape) != shape:
         raise DataError(f"{path}: weight {description} has shape {tuple(actual)}, but the network needs {shape}")

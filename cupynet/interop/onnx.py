@@ -26,7 +26,7 @@ PROBABILITIES: dict[type[Any], tuple[str, dict[str, int]]] = {
 }
 SIMPLE: dict[str, tuple[str, dict[str, int]]] = {
     **{name: (name.capitalize(), {}) for name in ("relu", "elu", "gelu", "tanh", "sigmoid", "softplus")},
-    "softmax": ("Softmax", {"axis": 1}),  # over channels, or over the features of vectors
+    "softmax": ("Softmax", {"axis": 1}),  # over the channels of images, or the features of vectors
 }
 
 
@@ -101,7 +101,7 @@ class _Graph:
         return self.constant(name, self.weights[name].transpose(axes) if axes else self.weights[name])
 
     def images(self, model: nn.Model, input: str) -> str:
-        """Scale the pixels, and move channels first. Names such as images/Mul cannot be layer names."""
+        """Scale the pixels, and move channels first. Names such as images/Mul never clash with names of layers."""
         per_pixel = 255.0 if input == "float" else 1.0
         scale = self.constant("images/scale", np.array(model.pixels.scale) * per_pixel)
         x = "images"
@@ -188,7 +188,7 @@ def _layer_norm(graph: _Graph, layer: Any, x: str) -> str:
     by_channel = image and layer.axis == "channels"
     axes = (2, 0, 1) if image and not by_channel else None
     weights = [graph.weight(layer, weight_name, axes) for weight_name in ("scale", "shift")]
-    if by_channel:  # the operator normalizes over the last axes
+    if by_channel:  # the ONNX operator normalizes over the last axes
         x = graph.add("Transpose", x, perm=[0, 2, 3, 1], made=f"{name}/Last")
     settings = {"axis": -1 if by_channel else 1, "epsilon": layer.epsilon}
     y = graph.add("LayerNormalization", x, *weights, made=f"{name}/LayerNormalization", **settings)

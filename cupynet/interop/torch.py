@@ -1,4 +1,4 @@
-"""PyTorch equivalents of models: import and export of weights, and the source of an equivalent module.
+"""Import of weights from PyTorch, and export of weights and of the source of an equivalent module.
 
 Images are (H, W, C) in cupynet and (C, H, W) in PyTorch. In layers with a flattened input, the rows of dense weights
 and the values of normalization weights are therefore permuted (see `orders`).
@@ -20,7 +20,7 @@ from cupynet.core.errors import ConfigError, DataError
 from cupynet.core.files import PathLike, load_tensors, save_weights
 from cupynet.interop.matching import check_all_taken, check_known, check_shape, take, weights_of
 
-Order = NDArray[np.int64]  # (F,), for each value of PyTorch's vector its index in cupynet's vector
+Order = NDArray[np.int64]  # (F,), the index in cupynet's vector of each value in PyTorch's vector
 Modules = dict[str, str]  # name suffix -> Python expression
 
 
@@ -29,10 +29,10 @@ class Equivalent:
     """PyTorch equivalent of a layer.
 
     Attributes:
-        modules: returns the modules of a built layer in order. The module with suffix "" has the name and weights of
-            the layer; other modules (":pad", ":activation") have no weights.
+        modules: returns the modules of a built layer in order, by suffix. The module with the suffix "" has the name
+            and weights of the layer. Other modules (":pad", ":activation") have no weights.
         names: maps weight names to PyTorch's, if they differ.
-        axes: permutation from cupynet's axes to PyTorch's, for weights with this many axes.
+        axes: permutation from cupynet's axes to PyTorch's, which applies to weights with as many axes.
     """
 
     modules: Callable[[Any], Modules]
@@ -133,7 +133,7 @@ def import_torch(model: nn.Model, path: PathLike, names: Mapping[str, str] | Non
 
     Raises:
         DataError: the file cannot be read, or a weight is missing, unexpected, or has the wrong shape.
-        ConfigError: `names` contains an unknown layer or weight.
+        ConfigError: `names` contains an unknown layer or weight, or a `Residual` adds vectors in different orders.
     """
     try:
         tensors = load_tensors(path)
@@ -156,7 +156,7 @@ def import_torch(model: nn.Model, path: PathLike, names: Mapping[str, str] | Non
 
 
 def _renamed(name: str, names: Mapping[str, str], default: str) -> str:
-    """Return PyTorch's name of a weight, from the entry in `names` for the weight or its nearest enclosing layer."""
+    """Return PyTorch's name of a weight, using any entry in `names` for the weight or its nearest enclosing layer."""
     if name in names:
         return names[name]
     layer = name.rpartition(".")[0]
@@ -175,7 +175,7 @@ def export_torch(model: nn.Model, path: PathLike) -> None:
     `torch_source` creates the matching module.
 
     Raises:
-        ConfigError: a layer has no equivalent in PyTorch.
+        ConfigError: a layer has no equivalent in PyTorch, or a `Residual` adds vectors in different orders.
         OutputError: the file cannot be written.
     """
     check_known(model.network, KNOWN, "PyTorch")
@@ -191,14 +191,14 @@ def export_torch(model: nn.Model, path: PathLike) -> None:
 
 
 def to_torch(weight: Any, axes: tuple[int, ...], order: Order | None = None) -> Any:
-    """Convert a weight to PyTorch's axes. order: see `orders`."""
+    """Convert a weight to PyTorch's axes and, if given, to PyTorch's order of flattened inputs (see `orders`)."""
     if order is not None and weight.ndim in (1, 2):
         weight = weight[order]
     return weight.transpose(axes) if weight.ndim == len(axes) else weight
 
 
 def from_torch(tensor: Any, axes: tuple[int, ...], order: Order | None = None) -> Any:
-    """Convert a PyTorch tensor to cupynet's axes, the inverse of `to_torch`."""
+    """Convert a PyTorch tensor to cupynet's axes and order. This is the inverse of `to_torch`."""
     if tensor.ndim == len(axes):
         tensor = tensor.transpose(np.argsort(axes))
     if order is None or tensor.ndim not in (1, 2) or len(tensor) != len(order):
@@ -212,14 +212,14 @@ def from_torch(tensor: Any, axes: tuple[int, ...], order: Order | None = None) -
 
 
 def orders(network: nn.Layer) -> dict[int, Order]:
-    """Return PyTorch's order of flattened inputs by `id(layer)`. Raise ConfigError if a sum mixes two orders."""
+    """Return PyTorch's order of each flattened input, by `id(layer)`. Raise ConfigError if a sum mixes two orders."""
     result: dict[int, Order] = {}
     _output_order(network, None, result)
     return result
 
 
 def _output_order(layer: nn.Layer, order: Order | None, result: dict[int, Order]) -> Order | None:
-    """Return the order of a layer's output for an input in `order`. None: cupynet's order, or an image."""
+    """Return the order of a layer's output for an input in `order`. None means cupynet's order, or an image."""
     if isinstance(layer, nn.Sequential):
         for _, inner in layer.children():
             order = _output_order(inner, order, result)
@@ -335,10 +335,11 @@ def torch_source(model: nn.Model) -> str:
     Modules are named after the layers, so that `load_state_dict` accepts the weights written by `export_torch`.
 
     Raises:
-        ConfigError: a layer has no equivalent in PyTorch, or the network is a single layer.
+        ConfigError: a layer has no equivalent in PyTorch, a `Residual` adds vectors in different orders, or the network
+            is a single layer.
     """
     check_known(model.network, KNOWN, "PyTorch")
-    orders(model.network)  # raises ConfigError for sums that PyTorch cannot represent
+    orders(model.network)  # raises ConfigError if a sum mixes two orders
     if not isinstance(model.network, nn.Sequential):
         raise ConfigError("the network is a single layer. Wrap it in a Sequential")
     network = "".join(f"        {module},\n" for module in _inside(model.network))

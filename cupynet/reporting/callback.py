@@ -36,7 +36,7 @@ class ReportPage(Callback):
         run, self._run = self._run, None
         error = sys.exc_info()[1]
         if run is None or not self.enabled or not isinstance(error, Exception | None):
-            return  # exit immediately on KeyboardInterrupt and SystemExit
+            return  # a KeyboardInterrupt or SystemExit ends the process at once
         try:
             from cupynet.reporting.page import write_page  # imports Jinja and matplotlib
 

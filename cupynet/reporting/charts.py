@@ -20,16 +20,16 @@ from typing import Any
 from cupynet.core.checks import finite
 from cupynet.reporting.folder import RunData
 
-# Colors of the light page (templates/style.css), which are replaced with CSS variables in an SVG. Readers with color
+# Colors of the light page (templates/style.css). In an SVG, they are replaced with CSS variables. Readers with color
 # vision deficiencies can distinguish them (Okabe and Ito 2008, "Color universal design"). The last color is for
 # background lines.
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#b0518b", "#c98500", "#7d8793")
 BACKGROUND = len(PALETTE) - 1
 INK, MUTED, GRID = "#1c2128", "#5b6470", "#dde1e6"
 MAX_POINTS = 400  # per line; a chart is about 500 pixels wide
-LARGEST = 1e100  # values are clipped to this, because matplotlib fails near the largest float
+LARGEST = 1e100  # values are clipped to this magnitude, because matplotlib fails near the largest float
 MAX_WORKERS = 64  # maximum number of workers to plot
-MAX_LAYERS = 5  # number of layers to plot, those that drift the most
+MAX_LAYERS = 5  # maximum number of layers to plot; those that drift the most are chosen
 MAX_METRICS = 24  # maximum number of other metrics to plot
 SPLITS = (("test", 1), ("validation", 3))  # evaluated data and indices of their colors
 SIZE = (5.6, 2.9)  # inches (72 SVG units each)
@@ -44,7 +44,7 @@ STYLE: dict[str, Any] = {
     "xtick.color": MUTED,
     "ytick.color": MUTED,
     "text.color": INK,
-    "text.parse_math": False,  # a $ in a name is a dollar sign
+    "text.parse_math": False,  # so that names may contain $
     "text.usetex": False,
     "grid.color": GRID,
 }
@@ -94,7 +94,7 @@ class Chart:
 
 
 def figures(charts: Iterable[Chart]) -> tuple[list[tuple[Chart, str]], str]:
-    """Return the charts that have data, each with its SVG, and why charts cannot be drawn, or ""."""
+    """Return the charts that have data, each with its SVG, and "". Without matplotlib, return [] and the reason."""
     try:
         charts_with_data = enumerate(chart for chart in charts if chart.shown)
         return [(chart, svg(chart, f"chart{index}")) for index, chart in charts_with_data], ""
@@ -103,7 +103,7 @@ def figures(charts: Iterable[Chart]) -> tuple[list[tuple[Chart, str]], str]:
 
 
 def svg(chart: Chart, name: str) -> str:
-    """Draw a chart as an `<svg>` element. name: prefix for unique ids. Raises ImportError without matplotlib."""
+    """Draw a chart as an `<svg>` element whose ids begin with `name`. Raise ImportError without matplotlib."""
     with _style():
         text = io.StringIO()
         _figure([chart], 0.32).savefig(text, format="svg", transparent=True)
@@ -111,7 +111,7 @@ def svg(chart: Chart, name: str) -> str:
 
 
 def png(charts: Sequence[Chart]) -> bytes:
-    """Draw charts side by side as a PNG with a white background. Raises ImportError without matplotlib."""
+    """Draw charts side by side as a PNG with a white background. Raise ImportError without matplotlib."""
     with _style():
         figure, content = _figure(charts, 0.62), io.BytesIO()
         for chart, axes in zip(charts, figure.axes, strict=True):
@@ -124,8 +124,8 @@ def png(charts: Sequence[Chart]) -> bytes:
 def thinned(x: Sequence[float], y: Sequence[float | None]) -> tuple[list[float], list[float]]:
     """Reduce a line to at most `MAX_POINTS` points.
 
-    Each is the mean of the finite values of neighboring points, at their last x, or NaN if there are none. Values are
-    clipped to `LARGEST`.
+    Each point is the mean of the finite values of neighboring points, or NaN if there are none, at the x of the last of
+    them. Values are clipped to `LARGEST`.
     """
     step = max(math.ceil(len(x) / MAX_POINTS), 1)
     xs, ys = [], []
@@ -153,12 +153,12 @@ def _style() -> Iterator[None]:
 
 
 def _figure(charts: Sequence[Chart], top: float) -> Any:
-    """Draw charts side by side. top: upper margin in inches. Automatic margins would double the drawing time."""
+    """Draw charts side by side, with an upper margin of `top` inches."""
     from matplotlib.figure import Figure  # pyplot selects a GUI backend and keeps every figure alive
 
     (width, height), columns = SIZE, len(charts)
     figure = Figure(figsize=(width * columns, height))
-    inner = (1 - (LEFT + RIGHT) / width) / columns, 1 - (BOTTOM + top) / height
+    inner = (1 - (LEFT + RIGHT) / width) / columns, 1 - (BOTTOM + top) / height  # automatic margins would be slow
     for column, chart in enumerate(charts):
         _draw(chart, figure.add_axes(((column + LEFT / width) / columns, BOTTOM / height, *inner)))
     return figure
@@ -225,18 +225,18 @@ def run_charts(data: RunData) -> list[Chart]:
 
 
 def metrics_of(epochs: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the columns of evaluation metrics other than loss and accuracy."""
+    """Return up to `MAX_METRICS` columns of evaluation metrics other than loss and accuracy."""
     names = dict.fromkeys(name for row in epochs for name in row if name.startswith(("test_", "validation_")))
     return [name for name in names if name.partition("_")[2] not in ("loss", "accuracy")][:MAX_METRICS]
 
 
 def _values(rows: Sequence[dict[str, Any]], name: str) -> list[float]:
-    """Return a column; NaN for values that are not finite numbers."""
+    """Return a column, with NaN for values that are not finite numbers."""
     return [math.nan if (value := finite(row.get(name))) is None else value for row in rows]
 
 
-def _line(rows: Sequence[dict[str, Any]], key: str, name: str | None, color: int = 0, **look: Any) -> Line:
-    return Line(name, _values(rows, "iteration"), _values(rows, key), color, **look)
+def _line(rows: Sequence[dict[str, Any]], key: str, name: str | None, color: int = 0, **style: Any) -> Line:
+    return Line(name, _values(rows, "iteration"), _values(rows, key), color, **style)
 
 
 def _loss(data: RunData) -> Chart:
@@ -268,7 +268,7 @@ def _metrics(data: RunData) -> list[Chart]:
     for name in dict.fromkeys(column.partition("_")[2] for column in metrics_of(data.epochs)):
         splits = ((split, _values(data.epochs, f"{split}_{name}"), color) for split, color in SPLITS)
         lines = [Line(split, epochs, values, color, 2.0, points=True) for split, values, color in splits]
-        charts.append(Chart(name, "epoch", "value", lines))  # any name: matplotlib does not draw the title in an SVG
+        charts.append(Chart(name, "epoch", "value", lines))  # any name, because an SVG has no title
     return charts
 
 
@@ -277,7 +277,7 @@ def _learning_rate(data: RunData) -> Chart:
 
 
 def _drift(data: RunData) -> Chart:
-    """Return the chart of replica drift: all weights, and the layers with the largest drift."""
+    """Return the chart of replica drift, for all weights and for the layers with the largest drift."""
     rows = [row for row in data.rows if row.get("drift") is not None]
     layers = [row.get("drift_by_layer") or {} for row in rows]
     names = dict.fromkeys(name for row in layers for name in row)
@@ -300,7 +300,7 @@ def _throughput(data: RunData) -> Chart:
 
 
 def _epoch_times(data: RunData) -> Chart:
-    """Return the chart of epoch times by activity, as means over the workers."""
+    """Return the chart of the time of each epoch by activity, as means over the workers."""
     epochs = [row for row in data.epochs if row.get("train_s") and row.get("compute_s")]
     numbers, rest = _values(epochs, "epoch"), _values(epochs, "train_s")
     lines = []

@@ -1,6 +1,6 @@
-"""Reads run folders, even if they are incomplete.
+"""Read run folders, even if they are incomplete.
 
-Files are untrusted and may have been written by other versions. Values are not validated here; the page omits sections
+Files are untrusted and may have been written by other versions. Values are not validated here. The page omits sections
 with invalid values.
 """
 
@@ -22,9 +22,9 @@ from cupynet.core.wording import one_line
 from cupynet.runs.layout import is_outdated
 from cupynet.runs.run import Run
 
-MOST_CHARACTERS = 1 << 20  # maximum number of characters of stored settings to search
-OF_OTHERS = {name for kind in (BenchSettings, PlanSettings, RateSettings, TuneSettings) for name in own_names(kind)}
-OTHER_COMMANDS = re.compile(rf"^({'|'.join(OF_OTHERS - {*own_names(Settings)})}):", re.MULTILINE)
+MAX_CHARACTERS = 1 << 20  # maximum number of characters of stored settings to search
+NAMES = {name for kind in (BenchSettings, PlanSettings, RateSettings, TuneSettings) for name in own_names(kind)}
+OTHER_COMMANDS = re.compile(rf"^({'|'.join(NAMES - {*own_names(Settings)})}):", re.MULTILINE)  # their settings
 RECORD = re.compile(r"^\d{4}-\d\d-\d\d \S+ (\w+) [\w.]+: (?:job \d+: )?(.*)$", re.MULTILINE)  # a log line
 
 
@@ -37,22 +37,22 @@ class RunData:
     start: dict[str, Any] = field(default_factory=dict)  # started.json; empty if missing
     summary: dict[str, Any] = field(default_factory=dict)  # summary.json; empty if missing
     rows: list[dict[str, Any]] = field(default_factory=list)  # all rows of history.jsonl
-    reports: list[dict[str, Any]] = field(default_factory=list)  # the report rows
-    epochs: list[dict[str, Any]] = field(default_factory=list)  # the epoch rows
-    error: str = ""  # the error that ended the run
-    code: int | None = None  # exit code of this error; None if it was not stored, as in earlier versions
+    reports: list[dict[str, Any]] = field(default_factory=list)  # rows of the kind `report`
+    epochs: list[dict[str, Any]] = field(default_factory=list)  # rows of the kind `epoch`
+    error: str = ""  # the error that ended the run; "" if there was none
+    code: int | None = None  # exit code of this error; None if unknown, as in runs of earlier versions
     damaged: list[str] = field(default_factory=list)  # descriptions of unreadable files and sections
 
-    def read(self, path: Path, how: Callable[[Path], Any]) -> Any:
-        """Read a file. Return None if it is missing or unreadable; unreadable files are added to `damaged`."""
+    def read(self, path: Path, reader: Callable[[Path], Any]) -> Any:
+        """Return `reader(path)`, or None if the file is missing or unreadable. Add unreadable files to `damaged`."""
         try:
-            return how(path) if is_plain(path) else None
+            return reader(path) if is_plain(path) else None
         except (CupynetError, OSError) as error:
             self.damaged.append(one_line(error).replace(f"{self.run.folder}{os.sep}", ""))
             return None
 
     def section(self, build: Callable[[RunData], Any]) -> Any:
-        """Build a section of the page, or return None if its values are invalid."""
+        """Return a section of the page, or None if values are invalid. Add invalid sections to `damaged`."""
         try:
             return build(self)
         except (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError) as error:
@@ -67,7 +67,7 @@ class RunData:
 
     @property
     def outdated(self) -> bool:
-        """True if the summary was written before the run was resumed."""
+        """True if the run was resumed after the summary was written, and has not ended since."""
         return is_outdated(self.run.folder, self.summary, self.last_iteration)
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -77,7 +77,7 @@ class RunData:
 
 
 def read_run(folder: str | Path, *, over: bool = False, error: Exception | None = None) -> RunData:
-    """Read the folder of a run, except weights and images. Raises ConfigError if it is not the folder of a run.
+    """Read the folder of a run, except weights and images. Raise ConfigError if it is not the folder of a run.
 
     Args:
         over: True if the run has ended, even if its process still holds the lock.
@@ -102,10 +102,10 @@ def read_run(folder: str | Path, *, over: bool = False, error: Exception | None 
 
 
 def is_other_command(run: Run) -> bool:
-    """Return True for the folder of another command: tune, bench, plan or find_rate."""
+    """Return True for the folder of another command, which is tune, bench, plan or find_rate."""
     try:
         with run.settings_path.open(encoding="utf-8", errors="replace") as file:
-            return OTHER_COMMANDS.search(file.read(MOST_CHARACTERS)) is not None
+            return OTHER_COMMANDS.search(file.read(MAX_CHARACTERS)) is not None
     except OSError:
         return False
 
@@ -120,6 +120,6 @@ def read_text(path: Path) -> str:
 
 
 def _last_error(path: Path) -> str:
-    """Return the error in the last record of a log; "" if the last record is not an error."""
+    """Return the error in the last record of a log, or "" if this record is not an error."""
     *_, (level, text) = [("", ""), *RECORD.findall(read_text(path))]
     return text if level == "ERROR" else ""

@@ -21,15 +21,16 @@ from cupynet.reporting.render import render
 
 PICTURED = ("Loss", "Accuracy")  # charts in curves.png
 MAX_CELLS = 25  # maximum number of classes for which the confusion matrix is shown
-MAX_CLASSES = 200  # rows of the class table
-MAX_FILES = 60
+MAX_CLASSES = 200  # maximum number of rows in the class table
+MAX_FILES = 60  # maximum number of files to list
 NONE = "–"
 
 
 def write_page(folder: str | Path, *, over: bool = False, error: Exception | None = None) -> tuple[Path, str]:
-    """Write report.html and curves.png of a run. For the arguments, see `read_run`. Raises ConfigError or OutputError.
+    """Write report.html and curves.png to the folder of a run. For the arguments, see `read_run`.
 
-    Returns the path of the page, and why it has no charts, or "" if it has charts or there is nothing to draw.
+    Return the path of the page and, if charts cannot be drawn, the reason, otherwise "". Raise ConfigError if it is not
+    the folder of a run, or OutputError if a file cannot be written.
     """
     data = read_run(folder, over=over, error=error)
     drawn = charts.run_charts(data)
@@ -57,7 +58,7 @@ def page_values(data: RunData) -> dict[str, Any]:
 
 
 def state(data: RunData) -> tuple[str, str, str]:
-    """Return the state of a run: a word, the kind of its badge, and an explanatory sentence or ""."""
+    """Return the state of a run as a word, the kind of its badge, and an explanatory sentence or ""."""
     after = f"{_epochs(data)} of {data.start.get('epochs', NONE)} epochs"
     if data.running:
         return "running", "live", f"{after} complete."
@@ -77,12 +78,12 @@ def _epochs(data: RunData) -> int:
 
 
 def _results(data: RunData) -> dict[str, Any]:
-    """Return the summary, or {} during training and if the summary was written before the run was resumed."""
+    """Return the summary, or {} if the run is training or was resumed after the summary was written."""
     return {} if data.running or data.outdated else data.summary
 
 
 def _accuracy(data: RunData) -> tuple[str, float | None]:
-    """Return split and accuracy for the title, from the summary or the last evaluation."""
+    """Return the evaluated data and the accuracy for the title, from the summary or the last evaluation."""
     for row in (_results(data), *reversed(data.epochs)):
         for split in ("test", "validation"):
             accuracy = row.get(f"{split}_accuracy")
@@ -125,7 +126,7 @@ def clock(seconds: float) -> str:
 
 
 def _tiles(data: RunData) -> list[tuple[str, str, str]]:
-    """Return the tiles at the top of the page: name, value and remark."""
+    """Return the tiles at the top of the page, each with its name, value and remark."""
     summary, last = _results(data), (data.epochs or [{}])[-1]
     split, accuracy = _accuracy(data)
     loss = summary.get(f"{split}_loss") or last.get(f"{split}_loss")
@@ -157,7 +158,7 @@ def _shown(value: Any, form: Callable[[Any], str]) -> str:
 
 
 def _time(data: RunData) -> dict[str, Any] | None:
-    """Return times by worker and activity, and total times of the run."""
+    """Return the times by worker and activity, and the total times of the run, or None without results."""
     summary = _results(data)
     spent = summary.get("spent") or {}
     parts = [(spent[key], name, color) for key, name, color in charts.SECONDS if any(spent.get(key, ()))]
@@ -177,7 +178,7 @@ def _time(data: RunData) -> dict[str, Any] | None:
 
 
 def _evaluation(data: RunData) -> dict[str, Any] | None:
-    """Return the confusion matrix and the class table of the test set, or of the last evaluation if there is none."""
+    """Return the confusion matrix and class table of the test set, otherwise of the last evaluation, or None."""
     test = _results(data).get("test")
     row = test or next((row for row in reversed(data.epochs) if "confusion" in row), None)
     if row is None or not row.get("confusion"):
@@ -200,7 +201,7 @@ def _class_names(data: RunData, classes: int) -> list[str]:
 
 
 def _mistakes(data: RunData) -> list[dict[str, Any]]:
-    """Return the most confident mistakes with their images; empty if images are missing."""
+    """Return the most confident mistakes with their images, or [] if images are missing."""
     test = _results(data).get("test") or {}
     rows, names = test.get("mistakes") or (), _class_names(data, len(test.get("confusion") or ()))
     images, mistakes = (data.read(data.run.examples_path, load_weights) or {}).get("images", ()), []
@@ -225,7 +226,7 @@ def _layers(data: RunData) -> list[list[str]]:
 
 
 def _filters(data: RunData) -> dict[str, Any] | None:
-    """Return a picture of the first convolution's filters, and a description."""
+    """Return a picture of the first convolution's filters and a description, or None if there is no picture."""
     weights = data.read(data.run.weights_path, load_weights) or {}
     names = [f"{row['layer']}.weight" for row in data.start.get("layers") or ()]
     name = next((name for name in names if name in weights and weights[name].ndim == 4), "")

@@ -1,6 +1,6 @@
-"""Images in a report: samples, filters of a layer, and the confusion matrix.
+"""Images in a report: samples, the filters of a layer, and the confusion matrix.
 
-Color encodes the sign of a number, and opacity its magnitude, so that images work on light and dark pages.
+Filters use color for the sign of a weight and opacity for its magnitude, so that they work on light and dark pages.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ COLOR_TYPES = {1: 0, 2: 4, 3: 2, 4: 6}  # PNG color type by number of channels
 
 
 class Picture(NamedTuple):
-    """An image on a page: data URL, alternative text, and size in CSS pixels."""
+    """An image on a page, with its data URL, alternative text, and size in CSS pixels."""
 
     source: str
     alt: str
@@ -29,9 +29,9 @@ class Picture(NamedTuple):
 
 
 def png(pixels: NDArray[np.uint8]) -> bytes:
-    """Encode an image (H, W, C) as PNG (ISO/IEC 15948). C: 1 for gray, 2 for gray and alpha, 3 for RGB, 4 for RGBA."""
+    """Encode a gray, gray and alpha, RGB or RGBA image (H, W, C) as PNG (ISO/IEC 15948)."""
     height, width, channels = pixels.shape
-    rows = np.zeros((height, 1 + width * channels), np.uint8)  # the first byte of each row is 0, for no filter
+    rows = np.zeros((height, 1 + width * channels), np.uint8)  # the first byte of each row, 0, means no filter
     rows[:, 1:] = pixels.reshape(height, -1)
     size = struct.pack(">IIBBBBB", width, height, 8, COLOR_TYPES[channels], 0, 0, 0)
     parts = ((b"IHDR", size), (b"IDAT", zlib.compress(rows.tobytes(), 6)), (b"IEND", b""))
@@ -49,7 +49,7 @@ def picture(pixels: NDArray[np.uint8], alt: str, zoom: float) -> Picture:
 
 
 def example(image: NDArray[np.uint8], alt: str) -> Picture:
-    """Scale an image (H, W, C) to 96 CSS pixels on its longer side, or only its first channel if C is not 1, 3 or 4."""
+    """Show an image (H, W, C) with a longer side of 96 CSS pixels; if C is not 1, 3 or 4, only its first channel."""
     shown = image if image.shape[2] in (1, 3, 4) else image[:, :, :1]
     return picture(np.ascontiguousarray(shown), alt, 96 / max(image.shape[:2]))
 
@@ -58,7 +58,7 @@ def filters(weights: NDArray[Any], name: str) -> Picture | None:
     """Draw the filters (K_h, K_w, C, O) of a convolution side by side, each scaled by its largest absolute weight.
 
     Filters with three channels are drawn in RGB, others as the mean over channels. At most `MAX_FILTERS` are drawn.
-    Returns None if there are no weights, or if one is not finite.
+    Return None if there are no weights, or if one is not finite.
     """
     kernel_h, kernel_w, channels, count = weights.shape
     if 0 in weights.shape or not np.isfinite(weights).all():
@@ -78,20 +78,20 @@ def filters(weights: NDArray[Any], name: str) -> Picture | None:
 
 
 def by_sign(values: NDArray[np.float64]) -> NDArray[np.uint8]:
-    """Draw numbers from -1 to 1 as RGBA: color encodes the sign, opacity the magnitude."""
+    """Draw numbers from -1 to 1 as RGBA, with color for the sign and opacity for the magnitude."""
     color = np.where(values[..., None] > 0, np.array(POSITIVE), np.array(NEGATIVE))
     alpha = np.round(255 * np.clip(np.abs(values), 0.03, 1.0))[..., None]
     return np.concatenate([color, alpha], axis=-1).astype(np.uint8)
 
 
 def _in_color(values: NDArray[np.float64]) -> NDArray[np.uint8]:
-    """Draw three channels from -1 to 1 as opaque RGBA; 0 is gray."""
+    """Draw three channels with values from -1 to 1 as opaque RGBA. Pixels with three zeros are gray."""
     opaque = np.full((*values.shape[:-1], 1), 255.0)
     return np.concatenate([np.round(127.5 + 127.5 * values), opaque], axis=-1).astype(np.uint8)
 
 
 class Cell(NamedTuple):
-    """Cell of a matrix: text, color strength (0 to 1), color name in style.css, and tooltip."""
+    """Cell of a matrix, with its text, color strength (0 to 1), color name in style.css, and tooltip."""
 
     text: str = ""
     strength: float = 0.0
@@ -100,7 +100,7 @@ class Cell(NamedTuple):
 
 
 def confusion(counts: NDArray[np.int64], names: list[str]) -> list[tuple[str, list[Cell]]]:
-    """Build a confusion matrix: the name of each actual class, with one cell per predicted class.
+    """Build the rows of a confusion matrix, each with the name of an actual class and one cell per predicted class.
 
     Correct predictions are shaded by their fraction of the class, mistakes relative to the most frequent mistake.
     """

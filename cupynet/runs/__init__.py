@@ -1,1 +1,1 @@
-"""A run on disk: its folder, summary, history and checkpoints."""
+"""The files of a run, which are its summary, history and checkpoints."""

@@ -1,12 +1,12 @@
-"""Checkpoints on disk: one folder each, written atomically and verified before use.
+"""Checkpoints on disk. Each is a folder that is written atomically and verified before use.
 
     checkpoints/
         step-00001234/
             state.json              numbers, and the names of each worker's arrays
-            weights.safetensors     arrays; equal arrays of several workers are stored once
-            state.safetensors
+            weights.safetensors     weights; equal arrays of several workers are stored once
+            state.safetensors       all other arrays
             manifest.json           size and SHA-256 of the other files, and its own SHA-256
-        run.json                    the run that owns the folder, if it is outside the run folder
+        run.json                    the run that owns this folder; only in a folder outside the run folder
 
 A checkpoint is written to a temporary folder, flushed to disk and renamed. Before it is deleted, it is renamed again.
 Every folder named `step-<number>` is therefore complete, even after a machine crash. The next save deletes leftovers.
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Stored:
-    """A verified checkpoint: the content of state.json, and arrays by file (without suffix) and name."""
+    """A verified checkpoint, with the content of state.json and the arrays by file (without suffix) and name."""
 
     path: Path
     state: dict[str, Any]
@@ -48,7 +48,7 @@ class Stored:
 
 
 class Checkpoints:
-    """The checkpoints in a folder, which is created by the first save."""
+    """The checkpoints in a folder. The first save creates the folder."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -62,7 +62,7 @@ class Checkpoints:
         return sorted(checkpoints(self.folder))
 
     def save(self, step: int, state: Mapping[str, Any], arrays: Mapping[str, Mapping[str, Any]]) -> Path:
-        """Write or replace the checkpoint for iteration `step`, with the content of a `Stored`. Return its folder.
+        """Write or replace the checkpoint for iteration `step`, with the content of a `Stored`, and return its folder.
 
         Raises:
             OutputError: the checkpoint cannot be written. Earlier checkpoints are unchanged.
@@ -91,7 +91,7 @@ class Checkpoints:
         return path
 
     def keep(self, steps: Collection[int]) -> None:
-        """Delete the checkpoints of all iterations that are not in `steps`. Raises OutputError."""
+        """Delete the checkpoints of all iterations that are not in `steps`. Raise OutputError if this fails."""
         try:
             self.clean()
             for step in set(self.steps()).difference(steps):
@@ -103,9 +103,9 @@ class Checkpoints:
             raise OutputError(f"{self.folder}: cannot delete an old checkpoint ({error.strerror})") from error
 
     def newest(self, *, warn: bool = True) -> Stored | None:
-        """Return the newest undamaged checkpoint, or None if there is none. Raises DataError if all are damaged.
+        """Return the newest undamaged checkpoint, or None without checkpoints. Raise DataError if all are damaged.
 
-        warn: log a warning for each damaged checkpoint.
+        warn: True to log a warning for each damaged checkpoint.
         """
         first: DataError | None = None
         for _, path in sorted(checkpoints(self.folder).items(), reverse=True):
@@ -120,16 +120,16 @@ class Checkpoints:
         return None
 
     def owner(self) -> str:
-        """Return the identity of the run that has claimed this folder, or "". Raises DataError."""
+        """Return the identity of the run that has claimed this folder, or "". Raise DataError if it cannot be read."""
         path = self.folder / OWNER
         return str(read_object(path).get("run")) if os.path.lexists(path) else ""
 
     def claim(self, run: str) -> None:
-        """Store the identity of the run that owns this folder. Raises OutputError."""
+        """Store the identity of the run that owns this folder. Raise OutputError if this fails."""
         write_json(self.folder / OWNER, {"run": run})
 
     def clean(self) -> None:
-        """Delete leftovers of killed processes, and restore a checkpoint if replacing it failed. Raises OSError."""
+        """Delete leftovers of killed processes, and restore a checkpoint if replacing it failed. May raise OSError."""
         if self.folder.is_dir():
             for entry in self.folder.iterdir():
                 match = STEP.fullmatch(entry.name)
@@ -140,7 +140,7 @@ class Checkpoints:
 
 
 def read(path: str | Path) -> Stored:
-    """Read a checkpoint and verify its files against its manifest. Raises DataError if it is missing or damaged."""
+    """Read a checkpoint and verify its files against its manifest. Raise DataError if it is missing or damaged."""
     path = Path(path)
     manifest = path / MANIFEST
     try:
@@ -170,7 +170,7 @@ def _manifest(content: dict[str, Any]) -> bytes:
 
 
 def _digests(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return size and SHA-256 of every file except the manifest. Raises DataError for links and pipes, or OSError."""
+    """Return the size and SHA-256 of all files but the manifest. Raise DataError for links and pipes, or OSError."""
     digests = {}
     for path in sorted(folder.iterdir()):
         if not stat.S_ISREG(path.lstat().st_mode):
@@ -184,7 +184,7 @@ def _digests(folder: Path) -> dict[str, dict[str, Any]]:
 def _flush(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        with contextlib.suppress(OSError):  # some file systems do not support it
+        with contextlib.suppress(OSError):  # some file systems cannot flush folders
             os.fsync(descriptor)
     finally:
         os.close(descriptor)

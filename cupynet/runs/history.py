@@ -14,7 +14,7 @@ def _form(text: str) -> Callable[[Any], str]:
     return lambda value: "-" if value is None else format(value, text)
 
 
-# columns of `History.rows`, and their formats
+# columns of `History.rows` and their formats
 SHOWN: dict[str, Callable[[Any], str]] = {
     "epoch": _form("d"),
     **{name: _form(".4g") for name in ("loss", "validation_loss", "test_loss")},
@@ -34,7 +34,7 @@ def present(row: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class History(Mapping[str, list[Any]]):
-    """The history of training: lists of values, named as in history.jsonl. Missing values are None.
+    """The history of training, as lists of values that are named as in history.jsonl. Missing values are None.
 
     It is a read-only mapping of the columns of `epochs`. A name may begin with `val_` instead of `validation_`.
 
@@ -69,18 +69,18 @@ class History(Mapping[str, list[Any]]):
 
     @property
     def history(self) -> dict[str, list[Any]]:
-        """`epochs` with Keras's names, such as `val_loss`."""
+        """`epochs` with the names used by Keras, such as `val_loss`."""
         return {re.sub("^validation_", "val_", name): values for name, values in self.epochs.items()}
 
     @classmethod
     def of(cls, rows: Iterable[Mapping[str, Any]]) -> History:
-        """Build columns from history rows, whose `kind` is epoch or report."""
+        """Build columns from the history rows whose `kind` is `epoch` or `report`."""
         rows = list(rows)
         epochs, reports = ([row for row in rows if row.get("kind") == kind] for kind in ("epoch", "report"))
         return cls(_columns(epochs), _columns(reports))
 
     def rows(self) -> tuple[list[str], list[list[str]]]:
-        """Return the main values of each epoch as a table: header and rows."""
+        """Return a table of the main values of each epoch, as its header and its rows."""
         names = [name for name in SHOWN if name in self.epochs]
         names += [name for name in self.epochs if name.startswith(EVALUATED) and name not in SHOWN]
         forms = [SHOWN.get(name, _form(".4g")) for name in names]
@@ -97,7 +97,7 @@ class History(Mapping[str, list[Any]]):
         return notebook.html_table(*self.rows())
 
     def plot(self) -> Any:
-        """Plot loss, accuracy, drift and metrics by epoch, and return the matplotlib figure. Raises ImportError."""
+        """Plot loss, accuracy, drift and metrics by epoch, and return the matplotlib figure. May raise ImportError."""
         epochs = self.epochs
         panels = {
             "Loss": [name for name in epochs if name in ("loss", "validation_loss", "test_loss")],

@@ -1,4 +1,4 @@
-"""Files in the folders of runs, sweeps and searches. This module does not import NumPy, to keep --help fast."""
+"""Names of the files of runs, sweeps and searches. This module does not import NumPy, to keep --help fast."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ SETTINGS, OVERRIDES, HYDRA = ".hydra/config.yaml", ".hydra/overrides.yaml", ".hy
 MODEL = "model.safetensors"  # only written by `ParallelWrapper(run=...)`, not by commands
 SUMMARY = "summary.json"  # written at the end of a run
 RESULTS = ("weights.safetensors", "history.jsonl", "examples.safetensors", "report.html", "curves.png")
-TRIAL = "FAST_DEV_RUN.txt"  # marks results of fast_dev_run
+TRIAL = "FAST_DEV_RUN.txt"  # marks the results of a fast_dev_run
 REOPENED = "unfinished.txt"  # marks a resumed run that has not ended
 FAILED = "failed.json"  # exit code of a failed run
 CHECKPOINTS = "checkpoints"
 SWEEP = "multirun.yaml"  # in the folder of a sweep
 STUDY, TRIALS = "study.db", "trials"  # in the folder of a search
-STEP = re.compile(r"step-(\d{8,})(?:\.(tmp|old)-\d+)?")  # a checkpoint; interrupted saves leave a suffix
+# folder of a checkpoint; interrupted saves leave folders with a suffix
+STEP = re.compile(r"step-(\d{8,})(?:\.(tmp|old)-\d+)?")
 
 
 def is_outdated(folder: Path, summary: Mapping[str, Any], iteration: int) -> bool:
     """Return True if a run was resumed after its summary was written, and has not ended since.
 
-    iteration: the last one in its history or checkpoints, needed for runs of earlier versions, which did not mark
-        that they were resumed.
+    iteration: the last iteration in the history or checkpoints of the run. It is needed for earlier versions, which did
+        not mark resumed runs.
     """
     return (folder / REOPENED).is_file() or iteration > int(summary.get("iterations", sys.maxsize))
 
@@ -37,7 +38,7 @@ def step_name(step: int) -> str:
 
 
 def checkpoints(folder: Path) -> dict[int, Path]:
-    """Return the checkpoints in a folder by iteration, including `step-....old-...` left by an interrupted save."""
+    """Return the checkpoints in a folder by iteration, including any `step-....old-...` of an interrupted save."""
     result: dict[int, Path] = {}
     for entry in folder.iterdir() if folder.is_dir() else ():
         match = STEP.fullmatch(entry.name)

@@ -27,13 +27,13 @@ class Setup:
 
     Attributes:
         fallback: True if synthetic data replaced a data set that could not be loaded.
-        stages: pipeline stages per replica.
+        stages: number of pipeline stages of each replica.
         parameters: number of trainable parameters.
-        image_shape: (H, W, C).
+        image_shape: shape (H, W, C) of an image.
         normalize: mean and standard deviation of each channel on a 0-1 scale; None without normalization.
-        fast_dev_run: batches per worker in a smoke test; 0 otherwise.
-        commit: commit of the source, with `-dirty` if there are changes; None outside a repository.
-        environment: machine, BLAS libraries and versions.
+        fast_dev_run: number of batches per worker in a smoke test; 0 otherwise.
+        commit: commit of the source, with `-dirty` if there are uncommitted changes; None outside a repository.
+        environment: the machine, its BLAS libraries and the versions of packages.
     """
 
     dataset: str
@@ -92,13 +92,13 @@ class Cost:
     """Times and traffic of a run.
 
     Attributes:
-        images_per_s: training throughput, excluding the first 10 iterations.
+        images_per_s: training throughput, excluding the first 10 iterations if there were more.
         wall_s: wall time of the last process, plus compilation, training and evaluation in earlier processes.
         compile_s, train_s, evaluate_s, data_s, averaging_s: see `Clock`.
-        bytes_sent: total of all workers.
-        spent: times by worker (see `Spent`).
+        bytes_sent: bytes sent by all workers.
+        spent: times of each worker (see `Spent`).
         pipeline: see `Pipeline.speed`; None without a pipeline.
-        memory: memory pool of each device (see `Pools`); None on a CPU.
+        memory: size and use of the memory pool of each device (see `Pools`); None on a CPU.
     """
 
     images_per_s: float
@@ -116,7 +116,7 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """Scores of the trained model. test: the complete evaluation on the test set."""
+    """Scores of the trained model. `test` is the complete evaluation on the test set, or None without test images."""
 
     validation_accuracy: float | None = None
     validation_samples: int | None = None
@@ -130,7 +130,8 @@ class Scores:
 class Summary:
     """Content of summary.json, which stores the fields of all parts at the top level.
 
-    Times end in `_s`, rates in `_per_s`; accuracies are between 0 and 1. None means not measured or not finite.
+    Names of durations end in `_s`, and names of rates in `_per_s`. Accuracies are between 0 and 1. None means not
+    measured or not finite.
     """
 
     setup: Setup
@@ -145,7 +146,7 @@ class Summary:
 
     @classmethod
     def of(cls, flat: Mapping[str, Any]) -> Summary:
-        """Build a summary from its fields, ignoring other keys. Raises DataError if one is missing or mistyped."""
+        """Build a summary from its fields, ignoring other keys. Raise DataError if a field is missing or invalid."""
         parts, flat = {}, present(flat)
         for name, part in get_type_hints(cls).items():
             missing = [field.name for field in fields(part) if field.default is MISSING and field.name not in flat]
@@ -160,7 +161,7 @@ class Summary:
 
 
 def _is_a(value: Any, kind: Any) -> bool:
-    """Return True if a JSON value has the annotated type. Items of lists and dictionaries are not checked."""
+    """Return True if a JSON value has the annotated type and is not NaN or infinite. Nested items are not checked."""
     kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
     allowed = [get_origin(item) or item for item in kinds]
     fits = type(value) in allowed or (type(value) is int and float in allowed)
@@ -172,11 +173,11 @@ class Start:
     """Content of started.json, written at the beginning of a run.
 
     Attributes:
-        setup: fields stored at the top level.
+        setup: stored as fields at the top level.
         started: local time of the first start.
         overrides: command-line overrides; None if unknown.
         processes: number of processes started by mpiexec; None without mpiexec.
-        layers: rows of `Model.rows`, by column.
+        layers: rows of `Model.rows`, as mappings from columns to texts.
     """
 
     setup: Setup
@@ -192,7 +193,7 @@ class Run:
     """The folder of a run, and the paths of its files (see layout.py).
 
     Attributes:
-        folder: contains `.hydra/`, train.log, these files and, during the run, running.json (see lock.py).
+        folder: contains these files, `.hydra/`, train.log and, during the run, running.json (see lock.py).
         saved: True if this object has written results.
         settings: nested settings of the run; None if unknown.
     """
@@ -211,9 +212,9 @@ class Run:
 
     @classmethod
     def of(cls, run: Run | str | Path, *, create: bool = True) -> Run:
-        """Return a `Run`, or create one for a folder. Raises OutputError.
+        """Return `run` itself if it is a `Run`, otherwise a `Run` for this folder.
 
-        create: True to create a missing folder; False on ranks that do not write.
+        create: True to create a missing folder, or raise OutputError if this fails; False on ranks that do not write.
         """
         if isinstance(run, Run):
             return run
@@ -234,7 +235,7 @@ class Run:
             raise ConfigError(f"already contains {listed(found, 'and')}. Either {remedies}", "run", str(self.folder))
 
     def begin(self) -> None:
-        """Delete the results of an earlier run in this folder. Raises OutputError."""
+        """Delete the results and checkpoints of an earlier run in this folder. Raise OutputError if this fails."""
         self.tidy()
         names = (layout.SUMMARY, *layout.RESULTS, layout.TRIAL, layout.REOPENED, layout.FAILED)
         for path in (self.started_path, *(self.folder / name for name in names)):
@@ -243,12 +244,12 @@ class Run:
         Checkpoints(self.checkpoints_path).keep(())
 
     def mark_trial(self, batches: int) -> None:
-        """Mark this run as a smoke test (fast_dev_run). Raises OutputError."""
+        """Mark this run as a smoke test (fast_dev_run). Raise OutputError if this fails."""
         text = f"fast_dev_run={batches}: this run is only a smoke test. Its results are meaningless.\n"
         files.write_whole(self.trial_path, text.encode())
 
     def reopen(self, iteration: int) -> None:
-        """Mark results as outdated until `save`, and delete checkpoints after `iteration`. Raises OutputError."""
+        """Mark results as outdated until `save`, and delete checkpoints after `iteration`. May raise OutputError."""
         if self.summary_path.exists():
             text = "This run has been resumed. summary.json and the weights are outdated until it ends.\n"
             files.write_whole(self.reopened_path, text.encode())
@@ -257,7 +258,7 @@ class Run:
         store.keep([step for step in store.steps() if step <= iteration])
 
     def tidy(self) -> None:
-        """Delete incomplete files of a killed process. Raises OutputError."""
+        """Delete incomplete files of a killed process. Raise OutputError if this fails."""
         try:
             for part in [*self.folder.glob(".*.part"), *self.folder.glob(".hydra/.*.part")]:
                 part.unlink()
@@ -279,20 +280,20 @@ class Run:
         return None
 
     def describe(self, start: Start) -> None:
-        """Write started.json. Raises OutputError."""
+        """Write started.json. Raise OutputError if this fails."""
         content = asdict(start)
         files.write_json(self.started_path, {**content.pop("setup"), **content})
 
     def fail(self, code: int) -> None:
-        """Store the exit code of a failed run, if training has begun. Ignores an OutputError."""
+        """Store the exit code of a failed run if training has begun. Ignore failures to write it."""
         if self.started_path.exists():
             with contextlib.suppress(OutputError):
                 files.write_json(self.failed_path, {"exit_code": code})
 
     def save(self, summary: Summary, weights: dict[str, Any], examples: Any = None) -> None:
-        """Write the results, with the summary last. Raises OutputError.
+        """Write the weights, the examples and, last, the summary. Raise OutputError if this fails.
 
-        examples: images of the M most confident mistakes, in descending order, (M, H, W, C) uint8.
+        examples: images of the M most confident mistakes, in descending order of confidence, (M, H, W, C) uint8.
         """
         self.summary_path.unlink(missing_ok=True)  # the old summary belongs to the previous weights
         self.reopened_path.unlink(missing_ok=True)
@@ -304,7 +305,7 @@ class Run:
         self.saved = True
 
     def summary(self) -> Summary:
-        """Read the summary. Raises DataError if it is missing or damaged."""
+        """Read the summary. Raise DataError if it is missing or damaged."""
         content = files.read_object(self.summary_path)
         try:
             return Summary.of(content)
@@ -318,11 +319,11 @@ class Run:
         return None
 
     def weights(self) -> dict[str, Any]:
-        """Read the trained weights by name. Raises DataError if the file is missing or damaged."""
+        """Read the trained weights by name. Raise DataError if the file is missing or damaged."""
         return files.load_weights(self.weights_path)
 
     def history(self) -> list[dict[str, Any]]:
-        """Read the complete rows of history.jsonl. Raises DataError if the file is missing or damaged."""
+        """Read the complete rows of history.jsonl. Raise DataError if the file is missing or damaged."""
         files.require_plain(self.history_path)
         try:
             *lines, _ = self.history_path.read_text(encoding="utf-8").split("\n")  # the last line may be incomplete
@@ -332,5 +333,5 @@ class Run:
         return [present(row) for row in rows if isinstance(row, dict)]
 
     def columns(self) -> History:
-        """Read the history as columns. Raises DataError."""
+        """Read the history as columns. Raise DataError if the file is missing or damaged."""
         return History.of(self.history())

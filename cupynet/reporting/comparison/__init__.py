@@ -1,1 +1,1 @@
-"""Comparison of runs: differing settings, results, and a recommendation."""
+"""Comparison of runs, with the settings that differ, the results, and a recommendation."""

@@ -13,7 +13,7 @@ from cupynet.reporting.comparison.table import seconds
 
 CLOSE = 0.001  # accuracy that may be traded for speed
 NOISE = 0.05  # smaller relative differences of training time are considered noise
-MOST_EQUALS = 3  # number of equally good groups to name
+MAX_EQUALS = 3  # maximum number of equally good groups to name
 
 
 class Answer(NamedTuple):
@@ -25,7 +25,7 @@ class Answer(NamedTuple):
 
 
 def answer(comparison: Comparison) -> Answer:
-    """Recommend the fastest group close to the best accuracy; among equally fast groups, the most accurate."""
+    """Recommend the most accurate of the fastest groups whose accuracy is close to the best."""
     candidates = comparison.judged
     if not candidates:
         return Answer("No run has finished, so there is nothing to compare.", [])
@@ -39,16 +39,16 @@ def answer(comparison: Comparison) -> Answer:
     fastest = min(accurate, key=lambda group: group.figures["train_s"])
     equal = [group for group in accurate if group.figures["train_s"] <= (1 + NOISE) * fastest.figures["train_s"]]
     chosen = max(equal, key=lambda group: (group.figures["accuracy"], -group.figures["train_s"]))
-    fastest_close = f"the fastest within 0.1 points of the best accuracy ({_result(best)}: {best.name})"
-    reason = "the best accuracy" if chosen is best else fastest_close
+    compromise = f"among the fastest within 0.1 points of the best accuracy ({_result(best)}: {best.name})"
+    reason = "the best accuracy" if chosen is best else compromise
     text = f"Use {chosen.name}: {_result(chosen)} of training, {reason}."
     if len(candidates) == 1:
         text = f"There is only one result: {_result(chosen)} of training. Compare more runs to get a recommendation."
     notes = _notes(comparison, chosen)
     others = [group.name for group in equal if group is not chosen]
     if others:
-        ellipsis = ", ..." * (len(others) > MOST_EQUALS)
-        notes.insert(0, f"Equally good within measurement noise: {', '.join(others[:MOST_EQUALS])}{ellipsis}.")
+        ellipsis = ", ..." * (len(others) > MAX_EQUALS)
+        notes.insert(0, f"Equally good within measurement noise: {', '.join(others[:MAX_EQUALS])}{ellipsis}.")
     return Answer(text, notes, chosen)
 
 
@@ -79,7 +79,7 @@ def _notes(comparison: Comparison, chosen: Group) -> list[str]:
 
 
 def _images(run: ComparedRun, split: str) -> float:
-    """Return the number of images in a run's evaluation; 0 if unknown."""
+    """Return the number of images in the evaluation of a run, or 0 if it is unknown."""
     test: dict[str, Any] = run.summary["test"] or {}
     if split == "validation":  # earlier versions store only the setting
         return finite(run.summary.get("validation_samples") or run.settings.get("data.validation")) or 0

@@ -15,7 +15,7 @@ from cupynet.core.wording import one_line
 from cupynet.reporting.comparison.runs import ComparedRun
 
 # prefixes of settings that are not compared
-IDLE = (
+IGNORED = (
     "seed", "resume", "trusted_modules", "log_every", "metrics",
     *(f"callbacks.{name}" for name in ("history", "progress", "report", "checkpoint")),
 )  # fmt: skip
@@ -27,10 +27,10 @@ class Group:
     """Finished runs with equivalent settings except for the seed, or a single run without a result.
 
     Attributes:
-        settings: settings that differ between groups, as text; `ABSENT` if one has no effect in this group.
+        settings: values, as text, of the settings that differ between groups; `ABSENT` if a setting has no effect here.
         figures: known results. `accuracy`, `loss`, `images_per_s`, `train_s` and `time_to`, the seconds of training
             until the target accuracy, are means over the runs. `accuracy_range` (text) exists if there are several
-            runs. `speed_up` is the throughput relative to a group with one worker, `efficiency` the speed-up per
+            runs. `speed_up` is the throughput relative to groups with one worker, and `efficiency` is the speed-up per
             worker.
         front: True if the group is on the Pareto front of accuracy and training time.
     """
@@ -46,7 +46,7 @@ class Group:
 
     @property
     def name(self) -> str:
-        """The settings that differ and have an effect, or the name of the first run if there are none."""
+        """The differing settings that have an effect, or the name of the first run if there are none."""
         short, known = shortened(list(self.settings)), self.settings.items()
         return " ".join(f"{short[key]}={value}" for key, value in known if value != ABSENT) or self.runs[0].name
 
@@ -57,7 +57,7 @@ class Comparison:
     groups: list[Group]
     others: list[Group]  # runs without a result, one per group
     split: str  # evaluated data, `test` or `validation`
-    target: float | None  # target accuracy of `time_to`; None if too few runs reached any of `TARGETS`
+    target: float | None  # target accuracy of `time_to`; None if too few runs reached even the lowest of `TARGETS`
 
     @property
     def finished(self) -> list[ComparedRun]:
@@ -70,13 +70,13 @@ class Comparison:
 
 
 def compared(runs: Sequence[ComparedRun], target: float | None = None) -> Comparison:
-    """Compare runs. target: an accuracy, by default the highest of `TARGETS` that at least half of the runs reached."""
+    """Compare runs. The default target is the highest of `TARGETS` that at least half of the finished runs reached."""
     finished, varied = [run for run in runs if not run.trouble], differing(runs)
     validated = bool(finished) and all(run.summary["validation_accuracy"] is not None for run in finished)
     comparison = Comparison(varied, [], [], "validation" if validated else "test", target)
     if target is None:
         best = [max((epoch.accuracy[comparison.split] or 0.0 for epoch in run.epochs), default=0.0) for run in finished]
-        targets_reached = [epoch for epoch in TARGETS if 2 * sum(value >= epoch for value in best) >= len(best) > 0]
+        targets_reached = [each for each in TARGETS if 2 * sum(value >= each for value in best) >= len(best) > 0]
         comparison.target = max(targets_reached, default=None)
     gathered: dict[tuple[Any, ...], Group] = {}
     for run in runs:
@@ -98,15 +98,15 @@ def differing(runs: Sequence[ComparedRun]) -> list[str]:
     """Return the settings that differ between runs, excluding the seed.
 
     If runs use different files of a configuration group, the group is returned, but not the settings that follow from
-    this choice. Likewise, a class is returned, but not the arguments that only one of the classes has. If several
-    settings always vary together, only the first is returned.
+    this choice. Likewise, if classes differ, the setting that names the class is returned, but not arguments that only
+    one class has. If several settings always vary together, only the first is returned.
     """
     names = dict.fromkeys(name for run in runs for name in run.choices)
     groups = [name for name in names if _differs(runs, name) and _differ_below(runs, name)]
     same_files: dict[tuple[str, ...], list[ComparedRun]] = {}
     for run in runs:
         same_files.setdefault(tuple(run.choices.get(name, "") for name in groups), []).append(run)
-    keys = [key for key in dict.fromkeys(key for run in runs for key in run.settings) if not key.startswith(IDLE)]
+    keys = [key for key in dict.fromkeys(key for run in runs for key in run.settings) if not key.startswith(IGNORED)]
     varying = [key for key in keys if any(_differs(same_runs, key) for same_runs in same_files.values())]
     varying = [key for key in varying if not _follows(runs, key, varying)]
     if "workers" not in varying and _differs(runs, "workers"):
@@ -122,21 +122,21 @@ def _differs(runs: Sequence[ComparedRun], key: str) -> bool:
 
 
 def _follows(runs: Sequence[ComparedRun], key: str, varying: Sequence[str]) -> bool:
-    """Return True for an argument that only some classes have, if its value is the same in all runs that use them."""
+    """Return True for an argument that only some classes have, if all runs that have it agree on its value."""
     users, component = [run for run in runs if key in run.settings], key.rpartition(".")[0]
     return f"{component}._target_" in varying and len(users) < len(runs) and not _differs(users, key)
 
 
 def _differ_below(runs: Sequence[ComparedRun], group: str) -> bool:
-    """Return True if the settings of a group differ, not only the chosen files. `experiment` itself has no settings."""
+    """Return True if the settings of a group differ, not only its files, or if the group has no settings of its own."""
     if group == "experiment" or group not in GROUPS:
         return True
-    keys = {key for run in runs for key in run.settings if key.split(".")[0] == group and not key.startswith(IDLE)}
+    keys = {key for run in runs for key in run.settings if key.split(".")[0] == group and not key.startswith(IGNORED)}
     return any(_differs(runs, key) for key in keys)
 
 
 def _text(run: ComparedRun, key: str) -> str:
-    """Return the value of a setting, or the chosen file of a group, as on the command line."""
+    """Return the value of a setting, or the chosen file of a group, as text for the command line."""
     value: Any = run.choices[key] if key in run.choices else run.settings.get(key, ABSENT)
     if not isinstance(value, str):
         value = json.dumps(value, default=str, sort_keys=True, separators=(",", ":"))
@@ -156,7 +156,7 @@ def _figures(runs: Sequence[ComparedRun], comparison: Comparison) -> dict[str, A
 
 
 def _add_speed_up(groups: Sequence[Group]) -> None:
-    """Add the speed-up over one worker with the same settings, ignoring `parallel` settings."""
+    """Add the speed-up over one worker with the same settings, except those of `parallel`, which may differ."""
 
     def others(group: Group) -> dict[str, str]:
         return {key: value for key, value in group.settings.items() if not key.startswith(("workers", "parallel"))}

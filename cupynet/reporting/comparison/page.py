@@ -17,13 +17,13 @@ from cupynet.reporting.comparison.table import FIGURES, columns
 from cupynet.reporting.pictures import Cell
 from cupynet.reporting.render import render
 
-LEFT_OUT = ("run", "state", "folder", "front")  # columns that the page's table omits
+OMITTED = ("run", "state", "folder", "front")  # columns that are not in the table of the page
 FORMS = {name: form for name, _, form in FIGURES}
-MAX_LINES = 2 * len(PALETTE)  # per chart, each color solid and dashed
+MAX_LINES = 2 * len(PALETTE)  # per chart, in which each color is used for a solid and a dashed line
 
 
 def compare_page(comparison: Comparison, groups: Sequence[Group], at: Path) -> bytes:
-    """Render the page. groups: the groups in table order. at: the page's folder, for relative links."""
+    """Render the page, with the groups in the order of the table, and links relative to the folder `at` of the page."""
     all_charts = (
         _curves(comparison, groups, "time", "seconds of training", "train_s"),
         _curves(comparison, groups, "iterations", "iterations", "iteration"),
@@ -31,7 +31,7 @@ def compare_page(comparison: Comparison, groups: Sequence[Group], at: Path) -> b
         _speed_up(comparison),
     )
     figures, missing = charts.figures(all_charts)
-    table = [column for column in columns(comparison, groups) if column.key not in LEFT_OUT]
+    table = [column for column in columns(comparison, groups) if column.key not in OMITTED]
     rows = [
         {"group": group, "links": [(_link(run.folder, at), run.name) for run in group.runs], "cells": cells}
         for group, *cells in zip([*groups, *comparison.others], *(column.cells for column in table), strict=True)
@@ -61,7 +61,7 @@ def _marks(comparison: Comparison) -> list[tuple[str, str]]:
 
 
 def _tiles(comparison: Comparison) -> list[tuple[str, str, str]]:
-    """Return the best group for each metric: metric, value and group name."""
+    """Return the name of each metric, its best value, and the group that has this value."""
     wanted = (
         (f"best {comparison.split} accuracy", "accuracy", max),
         ("shortest training", "train_s", min),
@@ -88,7 +88,7 @@ def _link(folder: Path, at: Path) -> str:
 
 
 def _curves(comparison: Comparison, groups: Sequence[Group], over: str, label: str, value: str) -> Chart:
-    """Return a chart of accuracy, with a line for the first run of each group in the order of the table."""
+    """Return a chart of the accuracy of the first run of each group, in the order of the table."""
     lines = []
     for index, group in enumerate(groups[:MAX_LINES]):
         shares = [(getattr(epoch, value), epoch.accuracy[comparison.split]) for epoch in group.runs[0].epochs]
@@ -108,7 +108,7 @@ def _line(name: str, points: Sequence[tuple[float, float]], index: int, width: f
 
 
 def _pareto(comparison: Comparison) -> Chart:
-    """Return a chart of accuracy against training time, with a point per group and a line through the Pareto front."""
+    """Return a chart of accuracy over training time, with a point per group and a line through the Pareto front."""
     lines = []
     kinds = (("Pareto front", True, 2, 1.8), ("others", False, 0, 0.0))
     for name, front, index, width in kinds if len(comparison.judged) > 1 else ():
@@ -119,7 +119,7 @@ def _pareto(comparison: Comparison) -> Chart:
 
 
 def _speed_up(comparison: Comparison) -> Chart:
-    """Return a chart of speed-up against the number of workers, with one line per combination of other settings."""
+    """Return a chart of the speed-up over the number of workers, with one line per combination of other settings."""
     names = shortened([key for key in comparison.varied if key != "workers"])
     series: dict[str, dict[int, float]] = {}
     for group in comparison.groups:
@@ -129,8 +129,8 @@ def _speed_up(comparison: Comparison) -> Chart:
     shown = list(series.items())[:MAX_LINES]
     lines = [_line(name, sorted(points.items()), index) for index, (name, points) in enumerate(shown)]
     if lines:
-        most = max(max(points) for points in series.values())
-        lines.append(Line("ideal", [1, most], [1.0, float(most)], BACKGROUND, 1.0, dashed=True))
+        max_workers = max(max(points) for points in series.values())
+        lines.append(Line("ideal", [1, max_workers], [1.0, float(max_workers)], BACKGROUND, 1.0, dashed=True))
     return Chart("Speed-up over one worker", "workers", "images/s relative to one worker", lines, zero=True)
 
 
@@ -149,9 +149,9 @@ def _grid(comparison: Comparison) -> dict[str, Any] | None:
     kinds = ((f"{comparison.split} accuracy", "accuracy", 1), ("images/s", "images_per_s", 1))
     for title, name, sign in (*kinds, ("training time", "train_s", -1)):
         values = {tuple(group.settings.values()): sign * group.figures[name] for group in comparison.judged}
-        least, most = min(values.values()), max(values.values())
+        lowest, highest = min(values.values()), max(values.values())
         cells = {
-            settings: Cell(FORMS[name](sign * value), 0.08 + 0.84 * (value - least) / (most - least or 1))
+            settings: Cell(FORMS[name](sign * value), 0.08 + 0.84 * (value - lowest) / (highest - lowest or 1))
             for settings, value in values.items()
         }
         body = [(row, [_cell(cells, row, column) for column in head]) for row in rows]
@@ -160,5 +160,5 @@ def _grid(comparison: Comparison) -> dict[str, Any] | None:
 
 
 def _cell(cells: dict[tuple[str, ...], Cell], row: str, column: str) -> Cell:
-    """Return the cell for two settings, one of which may have no effect, or an empty cell."""
+    """Return the cell for the values of two settings, one of which may have no effect, or an empty cell."""
     return next((cells[key] for key in ((row, column), (row, ABSENT), (ABSENT, column)) if key in cells), Cell())

@@ -21,7 +21,7 @@ from cupynet.core.wording import one_line
 from cupynet.reporting.folder import RunData, is_other_command, is_plain, read_run
 from cupynet.runs.run import PRUNED, Run
 
-LEFT_OPEN = (("workers", None), ("backend.name", "auto"))
+UNRESOLVED = (("workers", None), ("backend.name", "auto"))  # settings whose values are chosen when the run begins
 
 
 class Epoch(NamedTuple):
@@ -35,9 +35,9 @@ class ComparedRun:
     """A run to compare."""
 
     folder: Path
-    name: str  # part of the path that differs from other runs
+    name: str  # path relative to the common parent of all runs
     settings: dict[str, Any]  # settings with an effect, by dotted key
-    choices: dict[str, str]  # chosen file by configuration group, for groups with an effect
+    choices: dict[str, str]  # chosen file of each configuration group with an effect
     unused: frozenset[str]  # keys of settings without effect
     summary: dict[str, Any]  # fields of `Summary`; empty if there are no results
     trouble: str  # why there is no valid result, or ""
@@ -57,7 +57,7 @@ class ComparedRun:
 def find(paths: Sequence[str]) -> list[ComparedRun]:
     """Read the runs in folders, each run once. Raise ConfigError if a path contains no run.
 
-    paths: folders of runs or sweeps, their parent folders, or glob patterns.
+    Paths may be folders of runs or sweeps, parent folders of these, or glob patterns.
     """
     folders: dict[Path, Path] = {}
     for path in paths:
@@ -116,11 +116,12 @@ def _in_effect(
 ) -> tuple[dict[str, Any], dict[str, str], frozenset[str]]:
     """Return the settings and chosen files that have an effect in a run, and the keys of all other settings.
 
-    setup: contains the actual `workers` and `backend`; empty before the run begins.
+    These depend on the actual `workers` and `backend` in `setup`. Before a run begins, it is empty, and all settings
+    except `UNRESOLVED` are returned.
     """
     workers, backend = setup.get("workers"), setup.get("backend")
     if not isinstance(workers, int) or not isinstance(backend, str):
-        set_here = {key: value for key, value in settings.items() if (key, value) not in LEFT_OPEN}
+        set_here = {key: value for key, value in settings.items() if (key, value) not in UNRESOLVED}
         return set_here, {name: choice for name, choice in choices.items() if name != "backend"}, frozenset()
     choices = {name: backend if name == "backend" else choice for name, choice in choices.items()}
     if config.is_alone(settings, workers):

@@ -1,4 +1,4 @@
-"""The table of a comparison: columns for the terminal, for files and for the page, and the order of rows."""
+"""The table of a comparison, with its columns for the terminal, files and the page, and the order of its rows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FIGURES: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
 
 
 def columns(comparison: Comparison, groups: Sequence[Group]) -> list[Column]:
-    """Return all columns, with rows for the groups followed by runs without a result."""
+    """Return all columns, with one row for each group, followed by rows for runs without a result."""
     rows = [*groups, *comparison.others]
     names = [row.runs[0].name + f"+{len(row.runs) - 1}" * (len(row.runs) > 1) for row in rows]
     result = [
@@ -53,9 +53,9 @@ def columns(comparison: Comparison, groups: Sequence[Group]) -> list[Column]:
 
 
 def in_order(comparison: Comparison, by: str | None) -> list[Group]:
-    """Sort the groups by a column, in descending order with the prefix `-`; by default, the most accurate first.
+    """Sort the groups by a column, in descending order if its name has the prefix `-`. The default is `-accuracy`.
 
-    Groups without a value come last. Raises ConfigError for an unknown column.
+    Groups without a value come last. Raise ConfigError if there is no such column.
     """
     name = "accuracy" if by is None else by.removeprefix("-")
     values = {column.key: column.values for column in columns(comparison, comparison.groups)}
