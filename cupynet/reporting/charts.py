@@ -287,7 +287,7 @@ def _drift(data: RunData) -> Chart:
         for color, name in enumerate(filter(largest.__contains__, names), 1)
     ]
     lines.append(_line(rows, "drift", "all weights", width=2.2))
-    note = "The largest distance of a replica from the mean, relative to the mean, before an averaging step."
+    note = "The largest distance of a replica from the mean, relative to the norm of the mean, before averaging."
     return Chart("Replica drift", "iteration", "relative distance", lines, log=True, note=note)
 
 

@@ -65,7 +65,7 @@ def state(data: RunData) -> tuple[str, str, str]:
     if not _results(data):
         if data.error:
             return "diverged" if data.code == DivergedError.exit_code else "failed", "bad", data.error
-        return "killed", "bad", f"The run was killed after {after}. To continue from a checkpoint: resume={data.run}"
+        return "killed", "bad", f"The run was killed after {after}. To continue it, use resume={data.run}"
     reason, stopped = data.get("stop_reason"), data.get("stopped_by")
     if not stopped:
         return "finished", "good", ""
