@@ -65,21 +65,21 @@ def check_settings(model: nn.Model, config: Any, file_names: Mapping[str, str], 
     file_names: maps names of layers in the model to names in the file.
     """
     try:
-        theirs = [step for step in _theirs(config) if not _only_flattens(step, model.input.shape)]
-        if theirs:
-            _check_steps(model, list(_ours(model.network)), theirs, file_names, path)
+        file_steps = [step for step in _file_steps(config) if not _only_flattens(step, model.input.shape)]
+        if file_steps:
+            _check_steps(model, list(_model_steps(model.network)), file_steps, file_names, path)
     except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
         raise DataError(f"{path}: its config.json does not describe a Keras 3 model ({one_line(error)})") from error
 
 
 def _check_steps(
-    model: nn.Model, ours: list[Step], theirs: list[Step], file_names: Mapping[str, str], path: PathLike
+    model: nn.Model, model_steps: list[Step], file_steps: list[Step], file_names: Mapping[str, str], path: PathLike
 ) -> None:
-    _check_pixels(model, theirs, path)
-    if theirs and theirs[-1].settings.get("activation") == model.loss.applies is not None:
-        theirs.pop()  # the loss applies this activation
-    by_name = {step.name: step for step in theirs if step.kind != "Activation"}
-    for step in ours:
+    _check_pixels(model, file_steps, path)
+    if file_steps and file_steps[-1].settings.get("activation") == model.loss.applies is not None:
+        file_steps.pop()  # the loss applies this activation
+    by_name = {step.name: step for step in file_steps if step.kind != "Activation"}
+    for step in model_steps:
         if step.kind in WEIGHTED and file_names.get(step.name) in by_name:
             _check_pair(step, by_name[file_names[step.name]], path)
         elif step.kind not in KINDS.values():  # a user-defined class
@@ -87,10 +87,10 @@ def _check_steps(
             step.kind = f"custom layer {step.kind}"
             if file_step is not None:
                 file_step.kind = step.kind
-    if any(step.kind in ("Add", "Concatenate") for step in (*ours, *theirs)):
-        _check_together(ours, theirs, path)
+    if any(step.kind in ("Add", "Concatenate") for step in (*model_steps, *file_steps)):
+        _check_together(model_steps, file_steps, path)
     else:
-        _check_in_order(ours, theirs, path)
+        _check_in_order(model_steps, file_steps, path)
 
 
 def _only_flattens(step: Step, shape: tuple[int, ...]) -> bool:
@@ -99,9 +99,9 @@ def _only_flattens(step: Step, shape: tuple[int, ...]) -> bool:
     return step.kind == "Reshape" and (len(target) == 1 or tuple(target) == shape)
 
 
-def _check_in_order(ours: Sequence[Step], theirs: Sequence[Step], path: PathLike) -> None:
-    for number in range(max(len(ours), len(theirs))):
-        step, file_step = (steps[number] if number < len(steps) else None for steps in (ours, theirs))
+def _check_in_order(model_steps: Sequence[Step], file_steps: Sequence[Step], path: PathLike) -> None:
+    for number in range(max(len(model_steps), len(file_steps))):
+        step, file_step = (steps[number] if number < len(steps) else None for steps in (model_steps, file_steps))
         if step is None or file_step is None or step.kind != file_step.kind:
             raise DataError(
                 f"{path}: the networks differ: the file has {file_step or 'no more layers'}, the model has "
@@ -111,10 +111,10 @@ def _check_in_order(ours: Sequence[Step], theirs: Sequence[Step], path: PathLike
             _check_pair(step, file_step, path)
 
 
-def _check_together(ours: Sequence[Step], theirs: Sequence[Step], path: PathLike) -> None:
+def _check_together(model_steps: Sequence[Step], file_steps: Sequence[Step], path: PathLike) -> None:
     """Compare networks with branches regardless of the order of steps, which is arbitrary in the file."""
-    remaining = list(theirs)
-    for step in ours:
+    remaining = list(file_steps)
+    for step in model_steps:
         candidates = [file_step for file_step in remaining if file_step.kind == step.kind]
         match = next(
             (file_step for file_step in candidates if step.kind in WEIGHTED or not _differences(step, file_step)), None
@@ -154,11 +154,11 @@ def _equal(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def _check_pixels(model: nn.Model, theirs: list[Step], path: PathLike) -> None:
-    """Remove an initial Rescaling from `theirs`. Raise DataError if it differs from the model's pixel scaling."""
-    if theirs[0].kind != "Rescaling":
+def _check_pixels(model: nn.Model, file_steps: list[Step], path: PathLike) -> None:
+    """Remove an initial Rescaling from `file_steps`. Raise DataError if it differs from the model's pixel scaling."""
+    if file_steps[0].kind != "Rescaling":
         return
-    settings, pixels = theirs.pop(0).settings, model.pixels
+    settings, pixels = file_steps.pop(0).settings, model.pixels
     scale, offset = (
         np.atleast_1d(np.array(settings.get(name, default), float)) for name, default in (("scale", 1), ("offset", 0))
     )
@@ -176,7 +176,7 @@ def _check_pixels(model: nn.Model, theirs: list[Step], path: PathLike) -> None:
 # the model ------------------------------------------------------------------------------------------------------------
 
 
-def _ours(network: nn.Layer) -> Iterator[Step]:
+def _model_steps(network: nn.Layer) -> Iterator[Step]:
     for layer in network.walk():
         if isinstance(layer, nn.Sequential | nn.Flatten | nn.Dropout):
             continue
@@ -211,7 +211,7 @@ def _settings_of(layer: nn.Layer) -> Settings:
 # the network in the file ----------------------------------------------------------------------------------------------
 
 
-def _theirs(config: Any, prefix: str = "") -> Iterator[Step]:
+def _file_steps(config: Any, prefix: str = "") -> Iterator[Step]:
     """Yield the steps of the model in the file, including nested models, named as in the weights file."""
     counts: Counter[str] = Counter()
     padding: Any = None  # a ZeroPadding2D to merge into the next convolution
@@ -221,7 +221,7 @@ def _theirs(config: Any, prefix: str = "") -> Iterator[Step]:
         counts[name] += 1
         name = f"{prefix}{name}_{counts[name] - 1}" if counts[name] > 1 else f"{prefix}{name}"
         if "layers" in settings:
-            yield from _theirs(layer, f"{name}/layers/")
+            yield from _file_steps(layer, f"{name}/layers/")
         elif kind == "ZeroPadding2D" and padding is None:
             padding = Step(kind, name, settings)
         elif kind not in IGNORED and not kind.startswith("Random"):
