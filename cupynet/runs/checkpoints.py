@@ -148,7 +148,9 @@ def read(path: str | Path) -> Stored:
             raise DataError(f"{path}: is a symbolic link, not a checkpoint")
         digests, files = _digests(path), read_object(manifest).get("files")
         if not isinstance(files, dict) or manifest.read_bytes() != _manifest({"format": FORMAT, "files": files}):
-            raise DataError(f"{manifest}: is damaged or from another version; expected format {FORMAT} and its SHA-256")
+            raise DataError(
+                f"{manifest}: is damaged or from another version; expected format {FORMAT} and a matching SHA-256"
+            )
     except OSError as error:
         raise DataError(f"{error.filename or path}: cannot read the checkpoint ({error.strerror})") from error
     for name in sorted(files.keys() | digests.keys()):
