@@ -23,8 +23,8 @@ class Subset:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, which: Any) -> Array:
-        return self.base[self.rows[which]]
+    def __getitem__(self, index: Any) -> Array:
+        return self.base[self.rows[index]]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         if copy is False:
@@ -41,7 +41,7 @@ def looks_channels_first(shape: Sequence[int]) -> bool:
 def layout_hint(found: Sequence[int], expected: Sequence[int]) -> str:
     """Return a hint on transposing or reshaping the images, to append to an error message, or ""."""
     if len(found) == 2 and found[1] == math.prod(expected):
-        return f". Reshape vectors: np.asarray(x).reshape{(-1, *expected)}"
+        return f". Reshape the flattened images: np.asarray(x).reshape{(-1, *expected)}"
     if len(expected) != 3 or len(found) not in (3, 4) or tuple(found[-3:]) != (expected[2], *expected[:2]):
         return ""
     return f". The images are channels-first: use x.transpose({'0, 2, 3, 1' if len(found) == 4 else '1, 2, 0'})"

@@ -4,7 +4,7 @@ Axes: N batch, H and W image, C input channels, O output channels, K kernel, F f
 
 Results are borrowed from `workspace`. Operations do not modify their arguments unless documented. Arrays are
 C-contiguous. Activations have dtype `policy.storage`. Weight gradients are accumulated in `policy.accumulate`. Kernels
-do not check shapes or layouts, so test a new layer on the numpy backend first.
+do not check shapes or layouts, so test a new layer on the `numpy` backend first.
 """
 
 from __future__ import annotations

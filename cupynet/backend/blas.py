@@ -14,10 +14,10 @@ THREADS_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS
 
 
 def threads_per_worker(backend_name: str, workers: int) -> int:
-    """Return the number of BLAS threads per replica, at most cores / workers and at most the current number."""
+    """Return the number of BLAS threads per worker: at most cores / workers, and at most the current number."""
     share = max(1, available_cores() // integer("workers", workers, 1))
     set_by_user = any(name in os.environ for name in THREADS_VARIABLES)
-    # with numba, one thread unless set by the user, because the remaining matrix products are small
+    # one thread by default with Numba, because the remaining matrix products are small
     return 1 if backend_name == "numba" and not set_by_user else min(share, threads_now())
 
 
@@ -26,7 +26,7 @@ def threads_now() -> int:
 
 
 class Limit(AbstractContextManager["Limit"]):
-    """Limits BLAS to `threads` threads in the whole process. The most recently entered context applies."""
+    """Limits BLAS to `threads` threads in the whole process. The last context entered applies until all have exited."""
 
     _lock = threading.Lock()
     _entered = 0
@@ -51,7 +51,7 @@ class Limit(AbstractContextManager["Limit"]):
 
 
 def description() -> str:
-    """Describe NumPy's BLAS, such as `openblas 0.3.31, SkylakeX kernels`."""
+    """Describe NumPy's BLAS, for example `openblas 0.3.31, SkylakeX kernels`."""
     info = next(iter(numpy_blas()), {})
     version = ".".join(str(info.get("version") or "").split(".")[:3])
     kernels = f", {info['architecture']} kernels" if info.get("architecture") else ""

@@ -16,8 +16,8 @@ class Control(IntEnum):
     SCALE = 4  # loss scale of the next gradient
     USED = 5  # loss scale of the last gradient
     GO = 6  # 1 if the last step was applied
-    HALTED = 7  # number of the step that halted, from 1; 0 if none did
-    STEPS = 8  # steps since the host read the controls
+    HALTED = 7  # number of the step that halted, counted from 1, or 0 if none did
+    STEPS = 8  # steps since `Recorder.begin`
     LOSSES = 9  # sum of the losses in applied steps
     SAMPLES = 10  # number of samples in applied steps
     HITS = 11  # number of correct predictions in applied steps
@@ -27,7 +27,10 @@ class Control(IntEnum):
 
 @dataclass(frozen=True)
 class Scaling:
-    """Dynamic loss scale from `least` to `most`, doubled after `grow_after` steps without overflow (fixed if 0)."""
+    """Dynamic loss scale between `least` and `most`: halved on overflow, and doubled after `grow_after` steps without.
+
+    With `grow_after=0`, the scale is fixed.
+    """
 
     grow_after: int = 0
     least: float = 1.0

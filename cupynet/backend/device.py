@@ -30,7 +30,7 @@ class Device:
     Attributes:
         device: GPU index; 0 on a CPU.
         loss_scale: factor of the loss gradient, initially `policy.loss_scale`.
-        options: other arguments of `create_backend`.
+        options: further arguments of `create_backend`.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Device:
         return self.xp.asarray(array, dtype)
 
     def compact(self, array: Any) -> Array:
-        """Return `array` as a contiguous array in storage precision on this device. It is copied only if necessary."""
+        """Return `array`, or a copy, as a writable, contiguous array in storage precision on this device."""
         matches = isinstance(array, self.xp.ndarray) and array.dtype == self.policy.storage
         result = array if matches else self.asarray(array, self.policy.storage)
         contiguous = result.flags.c_contiguous and getattr(result.flags, "writeable", True)

@@ -34,7 +34,7 @@ def usable_cores() -> set[int]:
 
 
 def memory() -> tuple[int, str] | None:
-    """Return the memory limit in bytes and a phrase naming its source (machine or cgroup), or None if unknown."""
+    """Return the memory limit in bytes and a phrase that names its source (machine or cgroup), or None if unknown."""
     bounds = []
     with contextlib.suppress(AttributeError, ValueError, OSError):  # not available on every system
         bounds.append((os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), "this machine has"))
@@ -67,9 +67,9 @@ def _cpuinfo(*keys: str) -> str:
 
 
 def commit(tree: Path = Path(__file__).parents[2]) -> str | None:
-    """Return the git commit of the source tree, with `-dirty` if cupynet/ or conf/ have changes.
+    """Return the git commit of the source tree, followed by `-dirty` if tracked files in cupynet/ or conf/ changed.
 
-    CUPYNET_COMMIT takes precedence if it is a valid commit. None without .git or if git fails.
+    CUPYNET_COMMIT takes precedence if it is a valid commit. Return None without .git or any commit, or if git fails.
     """
     if re.fullmatch("[0-9a-f]{7,64}", variable := os.environ.get("CUPYNET_COMMIT", "")):
         return variable
@@ -91,7 +91,7 @@ def commit(tree: Path = Path(__file__).parents[2]) -> str | None:
 
 
 def numpy_blas() -> list[dict[str, Any]]:
-    """Return threadpoolctl's description of NumPy's BLAS libraries, without SciPy's."""
+    """Return threadpoolctl's description of NumPy's BLAS libraries, or of all BLAS libraries if NumPy's are unknown."""
     libraries = [info for info in threadpool_info() if info.get("user_api") == "blas"]
     return [info for info in libraries if "numpy" in str(info.get("filepath"))] or libraries
 

@@ -6,7 +6,7 @@ from typing import TypeAlias
 from cupynet.backend.array import Array
 from cupynet.backend.window import Window
 
-Weights: TypeAlias = "tuple[Array, ...]"  # (weight, bias), with None for no bias
+Weights: TypeAlias = "tuple[Array, ...]"  # (weight, bias), where bias may be None
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Convolution:
 
 
 class FusedPair:
-    """A convolution and its max-pool, fused into one operation.
+    """A convolution and the max pooling that follows it, fused into one operation.
 
     activates: True if both passes include the activation. Otherwise the layer applies it to the output.
     saves_windows: True if `forward` saves im2col rows, like the reference `conv2d`.

@@ -15,7 +15,7 @@ class DtypePolicy:
 
     Attributes:
         storage: dtype of activations, their gradients, and the weights that layers read.
-        compute: dtype of matrix-product operands; on a CPU, float for half and bfloat16 (except in AMX units).
+        compute: dtype of matrix-product operands; on a CPU, float for half and bfloat16 (except on AMX units).
         accumulate: dtype of master weights, weight gradients, optimizer state, losses and averages; at least 32 bits.
         loss_scale: initial factor of the loss gradient, which prevents underflow in half; 1 for other dtypes.
     """
@@ -40,7 +40,7 @@ class DtypePolicy:
 
 
 def stored_dtype(name: str) -> np.dtype[Any]:
-    """Return the dtype with this name. Raises ConfigError for bfloat16 if ml_dtypes is not installed."""
+    """Return the dtype with this name. Raise ConfigError for bfloat16 if ml_dtypes is not installed."""
     if name != "bfloat16":
         return np.dtype(name)
     try:

@@ -17,8 +17,9 @@ def select_backend(
 ) -> tuple[str, str | None]:
     """Return the name of the backend to use, and the reason why it is not the preferred one, or None.
 
-    `auto` chooses between GPU (cupy) and CPU (numba, or else numpy) by availability and priority, like Deeplearning4j's
-    BACKEND_PRIORITY_GPU and _CPU. A backend chosen by name is never replaced. device: the GPU on which to test cupy.
+    `auto` chooses between GPU (cupy) and CPU (numba, or else numpy) by availability and priority, like
+    BACKEND_PRIORITY_GPU and BACKEND_PRIORITY_CPU in Deeplearning4j. A backend chosen by name is never replaced.
+    device: the GPU on which to test cupy.
 
     Raises:
         ConfigError: the name is unknown, or the backend with this name is not available.
@@ -35,7 +36,7 @@ def select_backend(
     missing = _missing(name, device)
     if missing is not None:
         remedy = f": {CUPY}" if missing.startswith(NOT_INSTALLED) else ""
-        raise ConfigError(f"{missing}{remedy}; backend=auto selects an available one", "backend", name)
+        raise ConfigError(f"{missing}{remedy}. backend=auto selects an available backend", "backend", name)
     return name, None
 
 
@@ -54,12 +55,12 @@ def create_backend(
         name: numpy, numba, cupy, or auto (see `select_backend`).
         dtype: half, bfloat16, float or double (see `DtypePolicy`).
         device: GPU index.
-        max_block_size, max_grid_size: maximum number of threads per block and blocks per grid of cupy's kernels.
+        max_block_size, max_grid_size: maximum number of threads per block, and of blocks per grid, of GPU kernels.
         tf32: True to multiply floats with cupy in TF32, which has a 10-bit mantissa.
 
     Raises:
         ConfigError: an argument is invalid, or tf32 is used on a CPU or with a dtype other than float.
-        ImportError: CuPy or numba is not installed.
+        ImportError: CuPy or Numba is not installed.
     """
     checks.one_of("backend", name, ("auto", *BACKENDS))
     if name == "auto":
@@ -70,7 +71,7 @@ def create_backend(
 
         return CupyBackend(dtype, device, max_block_size, max_grid_size, tf32=tf32)
     if name == "numba":
-        from cupynet.backend.cpu.numba_backend import NumbaBackend  # numba is imported only if used
+        from cupynet.backend.cpu.numba_backend import NumbaBackend  # Numba is imported only if used
 
         return NumbaBackend(dtype, device)
     return NumpyBackend(dtype, device)
@@ -93,7 +94,7 @@ def _missing(name: str, device: int) -> str | None:
     if name == "numba":
         try:
             importlib.import_module("cupynet.backend.cpu.kernels.jit")
-        except (ImportError, RuntimeError) as error:  # for example, numba is too old for this NumPy
+        except (ImportError, RuntimeError) as error:  # for example, Numba is too old for this NumPy
             reason = str(error).partition("\n")[0]
-            return f"numba cannot be used ({reason})"
+            return f"Numba cannot be used ({reason})"
     return None

@@ -17,9 +17,9 @@ Edit: TypeAlias = Callable[[Array], Array]  # augmentation: (N, H, W, C) uint8 -
 
 @dataclass(frozen=True)
 class PixelScale:
-    """Pixel normalization: (pixel / 255 - mean[c]) / std[c] for pixels from 0 to 255 in channel c; by default to 0..1.
+    """Pixel normalization: (pixel / 255 - mean[c]) / std[c] for pixels from 0 to 255 in channel c.
 
-    A single number applies to all channels. Computed as pixel · scale[c] + shift[c].
+    By default, pixels are scaled to 0..1. A single number applies to all channels.
     """
 
     mean: tuple[float, ...] = (0.0,)
@@ -57,6 +57,7 @@ class HostData(NamedTuple):
     Attributes:
         images: (S, H, W, C) uint8, or float32 if already scaled; None for batches without images.
         labels: (S,) integers, or (S, ...) float32.
+        pixels: normalization of uint8 images.
         edited: True if images are augmented (see `Transfer.make`).
     """
 
@@ -92,7 +93,7 @@ class BatchOps(Device):
     def transfer(self, data: HostData, batch_size: int, on_device: bool | str, shared: Shared) -> Transfer:
         """Create a `Transfer` to this device. Called in the worker's thread.
 
-        on_device: True to keep the images on the device (ConfigError if impossible); `auto` to do so if they fit.
+        on_device: True to keep the images on the device, or raise ConfigError; `auto` to keep them there if they fit.
         """
         return Transfer(self, data)
 

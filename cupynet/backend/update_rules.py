@@ -1,8 +1,8 @@
 """Update rules of elementwise optimizers, as array code.
 
-`UpdateOps.move_weights` applies gradient scale, clipping by value, penalties and decay. A rule maps the gradient g,
+`UpdateOps.move_weights` applies gradient scale, clipping, penalties and decay. A rule maps the gradient g,
 including penalties, to the step to subtract from the weight. Moving averages are computed as m + (1 - beta) · (g - m),
-with 1 - beta as a parameter, because beta in single precision would lose digits.
+with 1 - beta as a parameter, because computing it from beta in single precision would lose digits.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class UpdateScalars:
         decay: decoupled weight decay, which subtracts rate · decay · w (Loshchilov & Hutter 2019).
         numbers: result of `Optimizer.numbers` for this iteration, without the rate.
         factors: `Optimizer.factors`; a, b, c in the kernels.
-        norm: to clip the global norm: the squared norm (0-d) of the whole gradient and the largest norm, both before
-            `scale`. Otherwise None. Not in `in_order`.
+        norm: the squared norm (0-d) of the whole gradient and the maximum norm, both before `scale`; None not to clip
+            the global norm. Not part of `in_order`.
     """
 
     rate: float
@@ -55,8 +55,8 @@ class Rule:
     Attributes:
         formula: (numbers, g, *states) -> (step, *new states). numbers: rate, `UpdateScalars.numbers` and `.factors`.
         states: names of the optimizer vectors.
-        moves: True to update the weights directly. If False, the step and the decay, without the rate, replace the
-            gradient.
+        moves: True to update the weights directly. If False, the step plus the decay, without the rate,
+            replaces the gradient.
     """
 
     formula: Callable[..., tuple[Any, ...]]
@@ -136,8 +136,8 @@ def _lamb(numbers: Any, g: Any, m: Any, v: Any) -> tuple[Any, ...]:
     return first * m / (np.sqrt(v) * second + epsilon), m, v
 
 
-# numba compiles these formulas (cpu/kernels/update.py). cuda/kernels/update.cu repeats them, each as a struct and a
-# WITH_ line for the number of its vectors.
+# Numba compiles these formulas (cpu/kernels/update.py). cuda/kernels/update.cu repeats each as a struct, registered
+# with the macro for its number of optimizer vectors, such as WITH_ONE.
 RULES = {
     rule.name: rule
     for rule in (

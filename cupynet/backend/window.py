@@ -17,7 +17,7 @@ class Window:
     Attributes:
         kernel: (K_h, K_w), height and width in pixels.
         stride: step in pixels between neighboring windows, (vertical, horizontal).
-        padding: rows (top, bottom) and columns (left, right) of zeros around the image. Pools exclude padded pixels.
+        padding: rows (top, bottom) and columns (left, right) of zeros around the image. Pooling ignores them.
         dilation: distance in pixels between neighbors in the window, (vertical, horizontal).
     """
 
@@ -43,7 +43,7 @@ class Window:
 
     @property
     def index_dtype(self) -> np.dtype[Any]:
-        """Smallest integer dtype for pixel indices and one more value for "none" (cuda/kernels/pool.cu)."""
+        """Dtype of pixel indices plus a value for "none" (cuda/kernels/pool.cu): uint8 if possible, otherwise int32."""
         return np.dtype(np.uint8 if self.size <= 255 else np.int32)
 
     @property

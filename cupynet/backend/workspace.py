@@ -71,7 +71,7 @@ class Workspace:
         return self._count - free - len(self._returned) - len(self._returned_elsewhere)
 
     def borrow(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        """Return an uninitialized array in the smallest buffer that fits; on a tie, in the one returned last."""
+        """Return an uninitialized array in the smallest buffer that fits; of equal buffers, the one returned last."""
         self._collect()
         key = (shape[1:], dtype)
         free = self._free.setdefault(key, [])
@@ -94,7 +94,7 @@ class Workspace:
 
     @contextmanager
     def capturing(self) -> Iterator[None]:
-        """Context manager that lends only buffers returned by this thread; others may be in use on another stream."""
+        """Context manager that reuses no buffers that other threads return; they may be in use on another stream."""
         self._captures = True
         try:
             yield

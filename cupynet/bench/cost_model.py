@@ -96,12 +96,12 @@ def forecast(
     oversubscription = max(1.0, per_machine / cores)
     utilization = (min(per_machine, costs.cores) - 1) / (costs.cores - 1) if costs.cores > 1 else 0.0
     computing_s = (costs.alone_s + (costs.busy_s - costs.alone_s) * utilization) * oversubscription
-    average_s, agreement_s = (0.0 if workers == 1 else costs.average_s * oversubscription), 0.0
+    average_s, consensus_s = (0.0 if workers == 1 else costs.average_s * oversubscription), 0.0
     if machines > 1:
-        agreement_s = link.latency_s / AGREE_EVERY
+        consensus_s = link.latency_s / AGREE_EVERY
         share = per_machine * (workers - per_machine) / workers
         average_s += EXCHANGES * link.latency_s + 2 * share * costs.size / link.bandwidth
-    averaging_s = average_s / frequency + agreement_s
+    averaging_s = average_s / frequency + consensus_s
     iteration_s = computing_s + averaging_s
     return Forecast(
         workers=workers,

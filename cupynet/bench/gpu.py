@@ -1,6 +1,7 @@
 """Benchmark of one GPU (`cupynet bench gpu=true`), compared with PyTorch on the same network.
 
-backend.tf32 applies to both libraries. With half, both keep float weights and scale the loss (PyTorch: autocast).
+backend.tf32 applies to both libraries. With half, both keep float weights and scale the loss; PyTorch
+uses autocast and a GradScaler.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def attempted(measurement: Callable[[], Any]) -> Any:
 
 
 def steps(settings: BenchSettings, dtype: str) -> dict[str, list[float | str]]:
-    """Measure images per second of the training step on resident data, alternating between cupynet and PyTorch."""
+    """Measure images per second of the training step on one batch in memory, alternating cupynet and PyTorch."""
     experiment = on_one_device(settings, dtype=dtype)
     common = ["--dtype", dtype, "--device", f"cuda:{experiment.placement.devices[0]}", "--seconds", STEP_S]
     common += ["--tf32"] * experiment.settings.backend.tf32
@@ -90,7 +91,7 @@ def steps(settings: BenchSettings, dtype: str) -> dict[str, list[float | str]]:
 
 
 def training(settings: BenchSettings, data: Data, **changes: Any) -> Row:
-    """Train and evaluate. Return the results by epoch, and the seconds to `TARGET` (None if not reached)."""
+    """Train and evaluate. Return the results by epoch, the throughput, and the seconds to `TARGET`, or None."""
     experiment = on_one_device(settings, **changes)
     with experiment.wrapper(callbacks=[]) as wrapper:
         wrapper.warm_up(settings.batch_size)
@@ -113,7 +114,7 @@ def training(settings: BenchSettings, data: Data, **changes: Any) -> Row:
 
 def table(result: Row) -> list[str]:
     lines = [f"{result['device']['name']}, {result['dataset']}, batch of {result['batch_size']}, {result['optimizer']}"]
-    lines += ["", f"{'training step on resident data':<44}{'images/s':>12}{'cupynet/it':>12}"]
+    lines += ["", f"{'training step, one batch in memory':<44}{'images/s':>12}{'cupynet/it':>12}"]
     for dtype, rates in result["step_images_per_s"].items():
         cupynet_rate = middle(rates["cupynet"])
         for name, measured in rates.items():

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 Row: TypeAlias = dict[str, Any]
 Key = TypeVar("Key", bound=Hashable)
 LARGE = 2048  # size of the square matrices that measure peak throughput
-WARM_UP, PROFILED = 3, 50  # untimed and profiled steps
+WARM_UP, PROFILED = 3, 50  # numbers of untimed and of profiled steps
 PEER_S = 300  # timeout of a PyTorch measurement in seconds, including startup
 
 
@@ -44,7 +44,7 @@ def medians(measurements: Mapping[Key, Callable[[], float]], repeats: int) -> di
 
 
 def timed(work: Callable[[], object], backend: Backend, seconds: float) -> float:
-    """Return the median time of `work()` in seconds, excluding warm-up."""
+    """Return the median time of `work()` after a warm-up, in seconds. seconds: minimum total of the timed calls."""
     for _ in range(WARM_UP):
         work()
     backend.synchronize()
@@ -61,7 +61,7 @@ def timed(work: Callable[[], object], backend: Backend, seconds: float) -> float
 
 
 def peak_gflops(experiment: Experiment) -> float:
-    """Return the GFLOP/s of a large matrix product in the run's precision, on one core."""
+    """Return the GFLOP/s of a large matrix product in the run's precision, on one core or one GPU."""
     from cupynet.backend import blas
 
     with blas.Limit(1):
@@ -76,7 +76,7 @@ def peak_gflops(experiment: Experiment) -> float:
 
 
 def operations(experiment: Experiment, peak_gflops: float) -> list[Row]:
-    """Profile the training step on one core with resident data. Return its operations, slowest first."""
+    """Profile the training step of one worker on a batch in memory. Return its operations, slowest first."""
 
     def task(trainer: Trainer) -> list[Row]:
         replica, step = trainer.replica, training_step(experiment, trainer)
@@ -110,7 +110,7 @@ def operations(experiment: Experiment, peak_gflops: float) -> list[Row]:
 
 
 def step_images_per_s(experiment: Experiment, workers: int, seconds: float = 2.0) -> float:
-    """Return the total images per second of concurrent workers on resident data, without averaging (median steps)."""
+    """Return the images per second of all workers together: median steps on a batch in memory, without averaging."""
 
     def task(trainer: Trainer) -> float:
         replica = trainer.replica
@@ -127,7 +127,7 @@ def step_images_per_s(experiment: Experiment, workers: int, seconds: float = 2.0
 
 
 def training_step(experiment: Experiment, trainer: Trainer) -> Callable[[], None]:
-    """Return a function that runs one step of the training loop on resident random images."""
+    """Return a function that runs one step of the training loop on a batch of random images in memory."""
     replica, iterations = trainer.replica, itertools.count()
     backend, size, rng = replica.backend, experiment.settings.batch_size, np.random.default_rng(1)
     pixels = rng.integers(0, 256, (size, *experiment.source.image_shape)).astype(np.uint8)
@@ -164,7 +164,7 @@ def loop_images_per_s(experiment: Experiment, options: TrainingOptions, data: Da
 
 
 def torch_network(experiment: Experiment) -> str:
-    """Return the source code of the equivalent PyTorch module (`torch_source`). Raises ConfigError if there is none."""
+    """Return the source code of the equivalent PyTorch module (`torch_source`). Raise ConfigError if there is none."""
     model, optimizer = experiment.model(), type(experiment.optimizer).__name__
     if optimizer not in OPTIMIZERS or type(model.loss) is not SoftmaxNLL:
         raise ConfigError(
@@ -177,7 +177,7 @@ def torch_network(experiment: Experiment) -> str:
 
 
 def torch_images_per_s(experiment: Experiment, *options: object) -> float:
-    """Run `torch_peer` with these options, and return its images per second. Raises ConfigError if it fails."""
+    """Run `torch_peer` with these options, and return its images per second. Raise ConfigError if it fails."""
     with tempfile.TemporaryDirectory() as folder:
         network = Path(folder) / "network.py"
         write_whole(network, torch_network(experiment).encode())

@@ -1,4 +1,4 @@
-"""Records of GPU measurements (gpu-...) and GPU tests (gpu-tests-...) in `outputs/records/`."""
+"""Records of GPU measurements (`gpu-*.json`) and GPU tests (`gpu-tests-*.json`) in `outputs/records/`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RECORDS = Path("outputs/records")
 
 
 def where(device: int = 0) -> dict[str, Any]:
-    """Return device, CUDA versions, commit, machine and date. Requires that `gpus.probe` has returned None."""
+    """Return the device, CUDA versions, commit, machine and date. Requires that `gpus.probe` has returned None."""
     inventory = gpus.inventory()
     return {
         "device": inventory["devices"][device],

@@ -3,8 +3,8 @@
     cupynet export RUN --torch-module net.py
     python -m cupynet.bench.torch_peer --network net.py --optimizer Nesterov
 
-Runs forward pass, backward pass and update on a resident batch, and prints images per second. `--dtype half` and
-`bfloat16` use autocast with float weights; half also uses a GradScaler.
+Runs the forward pass, backward pass and update on one batch in memory, and prints images per second. `--dtype half`
+and `bfloat16` use autocast with float weights; half also uses a GradScaler.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from threading import BrokenBarrierError
 from typing import Any
 
 WARM_UP = 10  # untimed steps
-WAIT_S = 100  # seconds that a process waits for the others to be ready
+WAIT_S = 100  # seconds that a process waits until the others are ready
 OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {  # cupynet -> PyTorch, with learning rates that do not diverge
     "SGD": ("SGD", {"lr": 0.01}),
     "Momentum": ("SGD", {"lr": 0.01, "momentum": 0.9}),
@@ -55,15 +55,15 @@ def parse(arguments: Sequence[str] | None = None) -> Namespace:
 
 
 def images_per_s_of_all(setup: Namespace) -> float:
-    """Return the images per second of all processes together. All start measuring at the same time."""
+    """Return the images per second of all processes together. They start measuring at the same time."""
     context = multiprocessing.get_context("spawn")
     ready, rates = context.Barrier(setup.processes, timeout=WAIT_S), context.SimpleQueue()
     processes = [context.Process(target=_measure, args=(setup, ready, rates)) for _ in range(setup.processes)]
-    for each in processes:
-        each.start()
-    for each in processes:
-        each.join()
-    if any(each.exitcode for each in processes):
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    if any(process.exitcode for process in processes):
         sys.exit(1)  # the process has printed its error
     return sum(float(rates.get()) for _ in processes)
 
@@ -119,18 +119,18 @@ def load_module(path: str) -> Any:
 
 
 def create_optimizer(name: str, parameters: Any, *, on_gpu: bool) -> Any:
-    """Create PyTorch's equivalent of a cupynet optimizer, on a GPU in its fused form, which CUDA graphs can capture."""
+    """Create PyTorch's equivalent of a cupynet optimizer, on a GPU in the fused form that CUDA graphs can capture."""
     import torch
 
     kind, arguments = OPTIMIZERS[name]
-    how = {"fused": True} if on_gpu else {"foreach": True}
+    options = {"fused": True} if on_gpu else {"foreach": True}
     if on_gpu and kind != "SGD":
-        how["capturable"] = True
-    return getattr(torch.optim, kind)(parameters, **arguments, **how)
+        options["capturable"] = True
+    return getattr(torch.optim, kind)(parameters, **arguments, **options)
 
 
 def training_step(setup: Namespace) -> tuple[Any, Callable[[], None]]:
-    """Return the network and a function that runs one training step on a resident batch."""
+    """Return the network and a function that runs one training step on one batch in memory."""
     import torch
     from torch import nn
 
@@ -157,7 +157,7 @@ def training_step(setup: Namespace) -> tuple[Any, Callable[[], None]]:
 
 
 def captured(network: Any, step: Callable[[], None]) -> Callable[[], None]:
-    """Capture a step as a CUDA graph, after a warm-up on a side stream as PyTorch recommends."""
+    """Capture a step as a CUDA graph after a warm-up on a side stream, as PyTorch recommends. Return its replay."""
     import torch
 
     side = torch.cuda.Stream()

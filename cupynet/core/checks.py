@@ -25,7 +25,7 @@ def integer(
 ) -> int:
     """Return `value` as an int of at least `minimum` and at most `most`.
 
-    also: appended to the message, such as ", or null". why: reason for the maximum.
+    also: text appended to the message, such as ", or null". why: reason for the maximum.
     """
     try:
         number = None if is_bool(value) else operator.index(value)
@@ -55,7 +55,10 @@ def number(
     name: str, value: Any, *, above: float | None = None, minimum: float | None = None, below: float = math.inf,
     infinite: bool = False, unit: str = "", also: str = "",
 ) -> float:  # fmt: skip
-    """Return `value` as a float greater than `above`, at least `minimum` and less than `below`. NaN is rejected."""
+    """Return `value` as a float greater than `above`, at least `minimum` and less than `below`.
+
+    NaN is rejected, and so is infinity unless `infinite`. unit: follows "number of" in the message.
+    """
     try:
         result = math.nan if is_bool(value) or isinstance(value, str | bytes) else float(value)
     except (TypeError, ValueError, OverflowError):
@@ -81,7 +84,7 @@ def one_of(
 ) -> str:
     """Return `value` if it is one of `names`.
 
-    also: appended to the message, such as ", or a number". elsewhere: maps names in Keras or PyTorch to names here.
+    also: text appended to the message, such as ", or a number". elsewhere: names in Keras or PyTorch -> names here.
     """
     known, text = list(names), shown(value, str)
     if elsewhere and text in elsewhere:

@@ -38,7 +38,7 @@ class Described:
 
 
 def _keeping(init: Callable[..., None]) -> Callable[..., None]:
-    """Wrap a constructor to store its arguments. Of nested `super().__init__` calls, only the outermost is stored."""
+    """Wrap a constructor to store its arguments. Of nested `super().__init__` calls, only the outermost stores them."""
 
     @functools.wraps(init)
     def keeping(self: Described, *positional: Any, **named: Any) -> None:
@@ -69,7 +69,7 @@ def describe(part: Any) -> Any:
             imported.
     """
     if isinstance(part, Described):
-        return {"_target_": _target(type(part)), **{name: describe(value) for name, value in _given(part).items()}}
+        return {"_target_": _target(type(part)), **{name: describe(value) for name, value in _arguments(part).items()}}
     if hasattr(part, "tolist") and not isinstance(part, type):  # NumPy scalars and arrays
         part = part.tolist()
     if isinstance(part, Mapping):
@@ -78,11 +78,13 @@ def describe(part: Any) -> Any:
         return [describe(value) for value in part]
     if isinstance(part, PLAIN):
         return part
-    raise ConfigError(f"{shown(part)} cannot be saved. Use numbers, strings, lists and classes of cupynet")
+    raise ConfigError(
+        f"{shown(part)} cannot be saved. Use numbers, strings, lists, mappings and instances of cupynet classes"
+    )
 
 
-def _given(part: Described) -> dict[str, Any]:
-    """Return the constructor arguments by name."""
+def _arguments(part: Described) -> dict[str, Any]:
+    """Return the constructor arguments by name. Raise ConfigError if they no longer describe the object."""
     kind = type(part).__name__
     for name, value in part._made.items():
         if getattr(part, name, value) != value:
@@ -96,7 +98,7 @@ def _given(part: Described) -> dict[str, Any]:
         parameter_kind = signature.parameters[name].kind
         if parameter_kind is Parameter.VAR_POSITIONAL:
             raise ConfigError(
-                f"{kind} cannot be saved, because its constructor takes any number of arguments (*{name})"
+                f"{kind} cannot be saved, because its constructor takes any number of positional arguments (*{name})"
             )
         arguments |= value if parameter_kind is Parameter.VAR_KEYWORD else {name: value}
     return arguments

@@ -86,7 +86,7 @@ class ClosedError(CupynetError, RuntimeError):
 
 
 class DivergedError(CupynetError):
-    """A loss, gradient or weight is not finite. Raised before it is averaged into other replicas."""
+    """A loss, gradient or weight is not finite. Raised before the value is averaged into other replicas."""
 
     exit_code = 3
 
@@ -133,7 +133,7 @@ def signal_of(error: BaseException) -> int:
 def causes(error: BaseException | None) -> Iterator[BaseException]:
     """Yield an error, then its causes and contexts, outermost first. Ends even if the chain is a cycle."""
     found: list[BaseException] = []
-    while error is not None and not any(error is earlier for earlier in found):  # OmegaConf's can be cyclic
+    while error is not None and not any(error is earlier for earlier in found):  # OmegaConf's chains can be cyclic
         found.append(error)
         yield error
         error = error.__cause__ or error.__context__

@@ -3,8 +3,8 @@
 Files are written under a temporary name, flushed to disk and renamed, so they are never incomplete.
 
 Weights are stored as safetensors. The format has no checksum, so the metadata contains a SHA-256 of the tensors in
-order of their names. The digest is the only metadata key: safetensors writes keys in arbitrary order, and equal weights
-should produce identical files.
+order of their names. There is only one metadata key, because safetensors writes keys in arbitrary order, and equal
+weights should produce identical files.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ PathLike: TypeAlias = "str | os.PathLike[str]"
 
 
 def write_whole(path: PathLike, content: bytes | Iterable[bytes]) -> None:
-    """Write bytes, or an iterable of bytes, to a file atomically. Raises OutputError."""
+    """Write bytes, or an iterable of bytes, to a file atomically. Raise OutputError on failure."""
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -65,7 +65,7 @@ def write_whole(path: PathLike, content: bytes | Iterable[bytes]) -> None:
 
 
 def write_output(path: PathLike, content: bytes) -> None:
-    """Write `content` to a path given by the user. Raises OutputError.
+    """Write `content` to a path given by the user. Raise OutputError on failure.
 
     Regular files are replaced atomically, also through a symbolic link. Devices, pipes that have a reader, and the
     files behind stdout and stderr are written directly.
@@ -115,12 +115,12 @@ def for_json(value: Any) -> Any:
 
 
 def write_json(path: PathLike, value: Any) -> None:
-    """Write `value` as indented JSON, atomically. Raises OutputError."""
+    """Write `value` as indented JSON, atomically. Raise OutputError on failure."""
     write_whole(path, (json.dumps(value, indent=2) + "\n").encode())
 
 
 def read_object(path: PathLike) -> dict[str, Any]:
-    """Read the object in a JSON file. Raises DataError."""
+    """Read a JSON file that contains an object. Raise DataError on failure."""
     require_plain(path)
     try:
         content = json.loads(Path(path).read_bytes())
@@ -145,7 +145,7 @@ def digest(weights: dict[str, Any]) -> str:
 def save_weights(
     path: PathLike, weights: dict[str, Any], write: Callable[[PathLike, bytes], None] = write_output
 ) -> None:
-    """Write named host arrays and their digest to a safetensors file, atomically. Raises OutputError.
+    """Write named host arrays and their digest to a safetensors file, atomically. Raise OutputError on failure.
 
     write: the function that writes the file. `write_whole` replaces a link instead of following it.
     """
@@ -170,7 +170,7 @@ def load_weights(path: PathLike) -> dict[str, Any]:
 
 
 def save_described(path: PathLike, weights: dict[str, Any], description: Mapping[str, Any]) -> None:
-    """Write weights and a description (plain values) to a safetensors file, atomically. Raises OutputError."""
+    """Write weights and a description (plain values) to a safetensors file atomically. Raise OutputError on failure."""
     ordered = {name: np.asarray(weights[name], order="C") for name in sorted(weights)}
     text = json.dumps(description)
     metadata = {DESCRIPTION: json.dumps({"sha256": _digest_of(ordered, text), "description": text})}
@@ -178,7 +178,7 @@ def save_described(path: PathLike, weights: dict[str, Any], description: Mapping
 
 
 def load_described(path: PathLike) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read a file written by `save_described`. Return the arrays by name, and the description. Raises DataError."""
+    """Return the arrays by name, and the description, from a `save_described` file. Raise DataError on failure."""
     weights, metadata = _read(path)
     try:
         content = json.loads(metadata[DESCRIPTION])
@@ -196,12 +196,12 @@ def _digest_of(weights: dict[str, Any], text: str) -> str:
 
 
 def load_tensors(path: PathLike) -> dict[str, Any]:
-    """Read the arrays of any safetensors file, ignoring any digest. bfloat16 becomes float32. Raises DataError."""
+    """Read the arrays of any safetensors file, bfloat16 as float32. Ignore any digest. Raise DataError on failure."""
     return _read(path)[0]
 
 
 def read_weights(path: PathLike) -> dict[str, Any]:
-    """Read the arrays of any safetensors file, and verify its digest if there is one. Raises DataError."""
+    """Read the arrays of any safetensors file, and verify its digest if there is one. Raise DataError on failure."""
     weights, metadata = _read(path)
     if DESCRIPTION in metadata:
         return load_described(path)[0]
@@ -220,7 +220,7 @@ def require_plain(path: PathLike) -> None:
 
 
 def require_folder(path: PathLike) -> None:
-    """Create a folder if it does not exist. Raises OutputError if files cannot be written in it."""
+    """Create a folder if it does not exist. Raise OutputError if files cannot be written in it."""
     try:
         os.makedirs(path, exist_ok=True)
         with TemporaryFile(dir=path):
@@ -230,7 +230,7 @@ def require_folder(path: PathLike) -> None:
 
 
 def _read(path: PathLike) -> tuple[dict[str, Any], dict[str, str]]:
-    """Read the tensors and the metadata of a safetensors file. Raises DataError."""
+    """Read the tensors and the metadata of a safetensors file. Raise DataError on failure."""
     require_plain(path)
     try:
         with safe_open(os.fspath(path), framework="numpy") as file:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from filelock import FileLock
 
 NAME = "running.json"  # the lock file; describes the process that holds the lock
-TIMEOUT_S = 0.5  # long enough for `at_work`, which holds the lock briefly
+TIMEOUT_S = 0.5  # longer than `at_work` holds the lock
 
 
 class Hold:

@@ -1,4 +1,4 @@
-"""Locating mpiexec, and reading the rank of this process from the environment before MPI is started.
+"""Locates mpiexec, and reads the rank of this process from the environment before MPI is started.
 
 The environment may be wrong: variables are inherited, and the launcher may belong to a different MPI than the library.
 MPI itself is authoritative (see `disagreement`).
@@ -78,7 +78,7 @@ def _number(name: str) -> int | None:
 
 
 def find_mpiexec() -> str:
-    """Find mpiexec next to this Python or on the path. Raises ConfigError."""
+    """Find mpiexec next to this Python or on the PATH. Raise ConfigError if there is none."""
     sibling = Path(sys.executable).with_name("mpiexec")
     program = str(sibling) if sibling.is_file() else shutil.which("mpiexec")
     if program is None:

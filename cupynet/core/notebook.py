@@ -16,7 +16,7 @@ def html_table(heading: Sequence[str], rows: Sequence[Sequence[str]], caption: s
 
 
 def figure(columns: int) -> tuple[Any, list[Any]]:
-    """Create a matplotlib figure with axes side by side. Raises ImportError without matplotlib."""
+    """Create a matplotlib figure with axes side by side. Raise ImportError without matplotlib."""
     from matplotlib.figure import Figure  # pyplot keeps every figure alive and may open a window
 
     class Shown(Figure):

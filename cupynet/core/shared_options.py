@@ -1,6 +1,6 @@
 """Validators and names shared by settings and constructor arguments: dtypes, launch limits, worker counts.
 
-Unlike cupynet.backend, this module does not import NumPy, so that --help is fast.
+This module does not import NumPy, to keep --help fast.
 """
 
 from __future__ import annotations

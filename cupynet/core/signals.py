@@ -100,7 +100,7 @@ def command(main: Callable[[], None]) -> None:
 
 @contextmanager
 def lifeline() -> Iterator[int]:
-    """Yield a pipe to use as stdin of child processes, which stop when it closes, even if this process is killed."""
+    """Yield a pipe as stdin for child processes. They stop when it is closed, for example because this process ends."""
     theirs, ours = os.pipe()
     try:
         yield theirs

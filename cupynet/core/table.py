@@ -75,15 +75,15 @@ class Screen(Console):
         if not self.is_terminal:
             self.width = PIPED
 
-    def print(self, *objects: Any, **how: Any) -> None:
-        super().print(*(printable(item) if isinstance(item, str) else item for item in objects), **how)
+    def print(self, *objects: Any, **options: Any) -> None:
+        super().print(*(printable(item) if isinstance(item, str) else item for item in objects), **options)
 
     def on_broken_pipe(self) -> None:  # by default rich exits the process
         raise BrokenPipeError from sys.exc_info()[1]
 
 
 def show(columns: Sequence[Column], screen: Screen, remedy: str) -> None:
-    """Print a table. On a narrow terminal, omit the last columns, name them, and print `remedy`: where to find them."""
+    """Print a table. On a narrow terminal, omit the last columns, name them, and print `remedy` (where they are)."""
     ends = accumulate(item.width + GAP for item in columns)
     count = max(sum(end - GAP <= screen.width for end in ends), 1)
     table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="bold")

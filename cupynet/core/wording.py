@@ -54,7 +54,7 @@ def listed(names: Iterable[str], last: str = "or") -> str:
 
 
 def guess(value: object, names: Iterable[str]) -> str:
-    """Return a suggestion to append to a message: the name with these initials (lr), or the most similar one; or ""."""
+    """Return a suggestion to append to a message: a name with these initials (lr) or the most similar one, or ""."""
     known, text = list(names), shown(value, str)
     match = [each for each in known if "_" in each and _initials(each) == text]
     match = match or get_close_matches(text, known, n=1) or get_close_matches(text.lower(), known, n=1)
@@ -67,7 +67,7 @@ def _initials(name: str) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return a suggestion to append to a message, or if no name is similar, a list of up to 24 known names."""
+    """Return a suggestion to append to a message. If no name is similar, list the known names, if they are 2 to 24."""
     names = sorted(known)
     return guess(name, names) or (f"; the names are {listed(names, 'and')}" if 1 < len(names) <= 24 else "")
 

@@ -90,7 +90,7 @@ def test_a_numba_that_does_not_import_is_missing(monkeypatch: pytest.MonkeyPatch
         raise RuntimeError("no locator\nMore.")
 
     monkeypatch.setattr(importlib, "import_module", fail)
-    assert select_backend("auto", gpu_priority=-1) == ("numpy", "numba cannot be used (no locator)")
+    assert select_backend("auto", gpu_priority=-1) == ("numpy", "Numba cannot be used (no locator)")
 
 
 def test_a_numba_that_compiles_nothing_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,1 +1,1 @@
-"""CPU backends: NumPy, and kernels compiled by numba. Matrix products use BLAS."""
+"""CPU backends: NumPy, and kernels compiled by Numba. Matrix products use BLAS or, in bfloat16, AMX units."""

@@ -1,4 +1,4 @@
-"""Products of bfloat16 in AMX units, if the processor has them: dense layers, and convolutions with 3x3 filters."""
+"""Dense layers and convolutions with 3x3 filters in bfloat16 on AMX units, if the processor has them."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class AmxProducts(WinogradConv):
         amx_conv.convolve(_grouped(x, group), layout, *arrays, _grouped(y, group))
 
     def _steps(self, weight: Array) -> tuple[Array, Array]:
-        """Return the starts of steps in a window row of 3 C values, and their factors (9 · values, O)."""
+        """Return the starts of steps in a row of 3 C values, and the factors (96 · starts, O) of the three rows."""
         length, filters = 3 * weight.shape[2], weight.shape[3]
-        # the last step overlaps the one before, with zero factors: beyond the window, NaN would spoil the sum
+        # the last step overlaps the previous one with zero factors; beyond the window, it might multiply NaN by zero
         starts, rest = np.minimum(np.arange(0, length, amx.DEPTH), length - amx.DEPTH), length % amx.DEPTH
         factors = self.borrow((3, len(starts) * amx.DEPTH, filters))
         rows = weight.reshape(3, length, filters)
@@ -73,12 +73,12 @@ class AmxProducts(WinogradConv):
         weight_grad += sums[: 9 * channels].reshape(weight_grad.shape)
 
     def _frame(self, x: Array, window: Window, group: int) -> tuple[amx_conv.Layout, Array, int]:
-        """Return the layout of a frame, an empty frame, and the number of its pixels, a multiple of 64."""
+        """Return the layout of a frame, a frame of zeros, and its number of pixels, rounded up to a multiple of 64."""
         (height, width), channels = window.padded(*x.shape[1:3]), x.shape[3]
         (top, _), (left, _) = window.padding
         layout = amx_conv.Layout((top * width + left) * channels, width * channels, height * width * channels)
         pixels = _up(group * height * width, amx.ROWS)
-        beyond = 2 * width + 2 + amx.DEPTH  # pixels that the last tiles load
+        beyond = 2 * width + 2 + amx.DEPTH  # pixels after the frame that the last tiles load
         values = self.borrow(((pixels + beyond) * channels,))
         values[...] = 0
         return layout, bits(values), pixels

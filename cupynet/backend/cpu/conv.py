@@ -1,4 +1,4 @@
-"""Convolutions on the CPU: direct (`kernels/tiles.py`), by Winograd's algorithm, in AMX units, and depthwise."""
+"""Convolutions on the CPU: direct (`kernels/tiles.py`), with Winograd's algorithm, on AMX units, and depthwise."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class NumbaConv(AmxProducts):
         return dx
 
     def _convolve(self, frame: Frame, sums: Sums, x: Array, factors: Array, bias: Array | None, y: Array) -> None:
-        """Compute sums of products of x and `factors` (rows, columns), which has one row per entry of the table."""
+        """Compute sums of products of x and `factors` (rows, columns), which has one row per entry of `sums.table`."""
         columns = factors.shape[1]
         compute = self.policy.compute
         packed, start = self.borrow((factors.size,), compute), self.borrow((columns,), compute)
@@ -118,6 +118,6 @@ def _each_filters(x: Array, weight: Array) -> Array:
 
 
 def window_numbers(window: Window) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
-    """Return the arguments of compiled kernels: kernel size, stride, and padding (top, left)."""
+    """Return the arguments that describe a window to compiled kernels: kernel size, stride, padding (top, left)."""
     (above, _), (left, _) = window.padding
     return window.kernel, window.stride, (above, left)

@@ -1,6 +1,6 @@
-"""Fused convolution and max-pool on the CPU.
+"""Fused convolution and max pooling on the CPU.
 
-`kernels/rows.py` skips zero gradients, so it does not compute 0 · NaN or 0 · infinity, as separate operations would.
+`kernels/rows.py` skips zero gradients. Unlike separate operations, it therefore never computes 0 · NaN or 0 · infinity.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from cupynet.backend.window import Window
 
 CACHE_LINE = 64  # bytes
 SHORT_ROW = 16  # values in a row of a patch; shorter rows do not fill a vector
-MOST_PIXELS = 9  # maximum number of pixels in a pooling window; their sums are held in registers
+MAX_PIXELS = 9  # maximum number of pixels in a pooling window; their sums are held in registers
 
 
 def fuse(backend: Backend, first: Convolution, pool: Window) -> FusedPair | None:
     """Return the fused pair, or None if the kernels do not support it, for example if pooling windows overlap."""
     if first.window.dilates or first.groups > 1 or pool.pads:
-        return None  # kernels require rows of adjacent pixels, and pools without padding
+        return None  # kernels require rows of adjacent pixels, and pooling without padding
     disjoint = all(stride >= size for stride, size in zip(pool.stride, pool.kernel, strict=True))
-    return ConvPool(backend, first, pool) if disjoint and 1 < pool.size <= MOST_PIXELS else None
+    return ConvPool(backend, first, pool) if disjoint and 1 < pool.size <= MAX_PIXELS else None
 
 
 class ConvPool(FusedPair):
-    """Fused convolution and pool for one image size."""
+    """Fused convolution and pooling for one image size."""
 
     saves_windows = False
 
@@ -57,7 +57,7 @@ class ConvPool(FusedPair):
         return (start + np.arange(self.patches.row)).reshape(-1).astype(np.int32)
 
     def _corners(self, count: tuple[int, int], apart: tuple[int, int], step: int) -> Array:
-        """Return the offsets of a grid of `count` patches, `apart` pixels apart. step: values in an image row."""
+        """Return the offsets of a grid of `count` patches, `apart` pixels apart. step: values per image row."""
         row, col = np.arange(count[0])[:, None] * apart[0] * step, np.arange(count[1]) * apart[1] * self.channels
         return (row + col).reshape(-1).astype(np.int32)
 
@@ -111,7 +111,7 @@ class ConvPool(FusedPair):
         return self.backend._within(padded, x.shape, window)
 
     def _add_weight_gradient(self, images: Array, passed: Passed, weight_grad: Array) -> None:
-        """Add the gradient to weight_grad (K_h, K_w, C, O). images: padded, (N, F)."""
+        """Add the gradient to weight_grad (K_h, K_w, C, O). images: (N, F), padded and flattened."""
         patches = self.patches
         grad = self.backend.borrow((self.filters * patches.height, patches.row), self.dtype)
         grad[...] = 0
@@ -120,7 +120,7 @@ class ConvPool(FusedPair):
         weight_grad += grad.reshape(self.filters, -1).T.reshape(weight_grad.shape)
 
     def _short_rows(self, images: Array, passed: Passed, weight_grad: Array) -> None:
-        """Like `_add_weight_gradient`, for rows shorter than a vector: vectors extend along the filters."""
+        """Like `_add_weight_gradient`, but vectorized over the filters, for rows shorter than a vector."""
         grad = weight_grad.reshape(-1, self.filters)
         pixels, patch_height, row = self.pool.size, self.patches.height, self.patches.row
         for filter_at, filters, length, height in outer.blocks(self.filters, row, grad.itemsize):

@@ -17,6 +17,7 @@ class Passes(NamedTuple):
     """Sums of the three passes of a convolution, for one image size.
 
     Attributes:
+        frame: the padding of the images.
         forward: sums over the values of a patch, for each patch.
         weight_gradient: sums over patches, for each value in a patch.
         input_gradient: sums over filters, for each window position and each pixel it covers.

@@ -1,4 +1,4 @@
-"""The numba backend: compiled loops for operations that would take NumPy several passes over memory."""
+"""The `numba` backend: compiled loops for operations that would take NumPy several passes over memory."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from cupynet.backend.transfer import FRACTIONS, PixelScale
 from cupynet.backend.update_rules import Rule, UpdateScalars
 from cupynet.backend.window import Window
 
-ROW = 256  # target row size: several SIMD vectors
+ROW = 256  # target number of values in a row: several SIMD vectors
 
 
 class NumbaBackend(NumbaConv, NumpyBackend):
-    """NumPy arrays of any dtype. Kernels convert 16-bit types to float to compute (`kernels/narrow.py`)."""
+    """Backend with compiled kernels, which convert 16-bit types to float for computations (`kernels/narrow.py`)."""
 
     name = "numba"
 
@@ -83,7 +83,7 @@ class NumbaBackend(NumbaConv, NumpyBackend):
     def load_images(self, images: Any, samples: Any, pixels: PixelScale = FRACTIONS) -> Array:
         samples = np.asarray(samples)
         if samples.size and not -1 < samples.min() <= samples.max() < len(images):  # the kernel does not check bounds
-            raise IndexError(f"samples {samples.min()} to {samples.max()} of {len(images)} images")
+            raise IndexError(f"samples {samples.min()} to {samples.max()} are out of bounds for {len(images)} images")
         while isinstance(images, Subset):
             images, samples = images.base, images.rows[samples]
         as_expected = images.dtype == np.uint8 and images.flags.c_contiguous

@@ -1,4 +1,4 @@
-"""Convolutions with 3x3 filters and stride 1 on the CPU, by Winograd's algorithm (`kernels/winograd.py`)."""
+"""Convolutions with 3x3 filters and stride 1 on the CPU with Winograd's algorithm (`kernels/winograd.py`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cupynet.backend.window import Window
 
 class WinogradConv(ConvOps):
     def _has_tiles(self, x: Array, weight: Array, window: Window) -> bool:
-        """Return True if channels fill vectors, and tiles do not extend far beyond the images."""
+        """Return True for 3x3 filters with stride 1, if channels and filters fill vectors and tiles save products."""
         lanes = winograd.lanes(self.policy.compute.itemsize)
         simple = (window.kernel, window.stride, window.dilation) == ((3, 3), (1, 1), (1, 1))
         if not simple or max(map(max, window.padding)) > 2 or any(count % lanes for count in weight.shape[2:]):
@@ -28,7 +28,7 @@ class WinogradConv(ConvOps):
         filters_by_pixel.reshape(weight.shape)[...] = weight
         self._gemm(winograd.FILTER.astype(compute), filters_by_pixel, u)
         offset = np.array([] if bias is None else bias, compute)
-        convolution, buffers = winograd.convolution(winograd.lanes(compute.itemsize)), self._given(x, filters, window)
+        convolution, buffers = winograd.convolution(winograd.lanes(compute.itemsize)), self._memory(x, filters, window)
         convolution(_rows(x), u, offset, *buffers, _rows(y))
 
     def _tiles_gradient(self, dy: Array, x: Array, weight: Array, window: Window) -> Array:
@@ -43,11 +43,11 @@ class WinogradConv(ConvOps):
         compute, (channels, filters) = self.policy.compute, weight_grad.shape[2:]
         du = self.borrow((winograd.VALUES, channels * filters), compute)
         du[...] = 0
-        gradient, buffers = winograd.weight_gradient(winograd.lanes(compute.itemsize)), self._given(x, filters, window)
+        gradient, buffers = winograd.weight_gradient(winograd.lanes(compute.itemsize)), self._memory(x, filters, window)
         gradient(_rows(x), _rows(dy), *buffers, du)
         self._add_product(weight_grad.reshape(9, -1), winograd.FILTER.astype(compute), du)
 
-    def _given(self, x: Array, filters: int, window: Window) -> tuple[int, int, Array, Array, Array, Array]:
+    def _memory(self, x: Array, filters: int, window: Window) -> tuple[int, int, Array, Array, Array, Array]:
         columns, channels, compute = -(-window.output(*x.shape[1:3])[1] // 4) * 4, x.shape[3], self.policy.compute
         strip, out = self.borrow((6, columns + 2, channels), compute), self.borrow((6, columns, filters), compute)
         v, m = (self.borrow((winograd.VALUES * winograd.PITCH * count,), compute) for count in (channels, filters))
@@ -56,7 +56,7 @@ class WinogradConv(ConvOps):
 
 
 def saves_products(size: tuple[int, int], direct: tuple[int, int]) -> bool:
-    """Return True if tiles of `size` need at most two thirds of the products of a 3x3 window at `direct` positions."""
+    """Return True if tiles for `size` outputs need at most 2/3 of the products of 3x3 windows at `direct` positions."""
     tiles = -(-size[0] // 4) * -(-size[1] // 4)
     return 36 * tiles <= 6 * direct[0] * direct[1]
 

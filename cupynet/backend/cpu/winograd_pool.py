@@ -1,7 +1,7 @@
-"""Fused convolution and 2x2 max-pool by Winograd's minimal filtering (`kernels/winograd_pool.py`).
+"""Fused convolution and 2x2 max pooling with Winograd's minimal filtering (`kernels/winograd_pool.py`).
 
-`ConvPool` is used instead if values are NaN or could overflow, and in the backward pass if a ReLU has zeroed at least
-half of the gradients, because it skips zeros. Rounding may therefore differ between batches.
+`ConvPool` is used instead if values are NaN or could overflow. The backward pass also uses it if a ReLU has zeroed at
+least half of the gradients, because `ConvPool` skips zeros. Rounding may therefore differ between batches.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from cupynet.backend.cpu.kernels.vectors import registers
 from cupynet.backend.fusion import Convolution, FusedPair, Weights
 from cupynet.backend.window import Window
 
-FEWEST = 16  # minimum number of channels and of filters; fewer do not fill vectors
-TOGETHER = 16  # tiles whose products stay in the L2 cache
+MIN_CHANNELS = 16  # minimum number of channels and of filters; fewer do not fill vectors
+TILES = 16  # number of tiles computed together; their products stay in the L2 cache
 LARGEST = 1e32  # sums of |x| |w| below this do not overflow in float: transforms scale them by less than 1e5
 
 
 def fuse(backend: Backend, first: Convolution, pool: Window) -> FusedPair | None:
-    """Return the fastest fused pair for these layers, or None if they are not fused."""
+    """Return the fastest fused pair for these layers, or None if they cannot be fused."""
     pair, window, (height, width, channels) = conv_pool.fuse(backend, first, pool), first.window, first.image
     supported = window.kernel in ((3, 3), (5, 5)) and window.stride == (1, 1) and pool.kernel == pool.stride == (2, 2)
     divisible = not any(side % winograd.SIDE for side in window.output(height, width))
-    use_winograd = supported and divisible and min(channels, first.filters) >= FEWEST
+    use_winograd = supported and divisible and min(channels, first.filters) >= MIN_CHANNELS
     return WinogradPool(backend, first, pool) if pair is not None and use_winograd else pair
 
 
 class WinogradPool(conv_pool.ConvPool):
-    """See `ConvPool`. If pixels of a window are equal, rounding may decide which one is the maximum."""
+    """Like `ConvPool`. If pixels of a window are equal, rounding may decide which one is the maximum."""
 
     @cached_property
     def blocks(self) -> list[tuple[int, int]]:
@@ -42,7 +42,7 @@ class WinogradPool(conv_pool.ConvPool):
 
     @cached_property
     def padded(self) -> list[int]:
-        """C and O, padded to a multiple of the block width."""
+        """C and O, each rounded up to a multiple of its block width."""
         counts = self.channels, self.filters
         return [-(-count // width) * width for count, (_, width) in zip(counts, self.blocks, strict=True)]
 
@@ -54,7 +54,7 @@ class WinogradPool(conv_pool.ConvPool):
     def shapes(self) -> list[tuple[int, ...]]:
         size, lanes, (c, o) = self.conv.window.kernel[0], self.lanes, self.padded
         n, across = size + winograd.SIDE - 1, self.pooled[1] // 2
-        tall = -(-max(TOGETHER, across) // 8) * 8  # `block` has at most 8 rows
+        tall = -(-max(TILES, across) // 8) * 8  # `block` has at most 8 rows
         pixels, rows = n * self.size[1], -(-self.channels // 8) * 8
         images = [(pixels * self.channels + 2 * lanes,), (pixels, c), (winograd.SIDE**2, o)]
         weights = [(n * n, rows, o), (n * n, self.filters, c)]
@@ -63,7 +63,7 @@ class WinogradPool(conv_pool.ConvPool):
     def _tiles(self) -> winograd.Tiles:
         down, across = (side // 2 for side in self.pooled)
         memory = [self.backend.borrow(shape, self.dtype) for shape in self.shapes]
-        return winograd.Tiles(down, across, max(1, TOGETHER // across), self.lanes, *memory)
+        return winograd.Tiles(down, across, max(1, TILES // across), self.lanes, *memory)
 
     def _filters(self, weight: Array, columns: int) -> Array:
         """Pad and flatten filters: (K, K, A, B) -> (K · K, A · columns)."""
@@ -73,7 +73,7 @@ class WinogradPool(conv_pool.ConvPool):
         return padded.reshape(len(weight) ** 2, -1)
 
     def _large(self, weight: Array) -> Array:
-        """Return the bound for sums of |x| below which nothing overflows; NaN if a weight is NaN."""
+        """Return the bound for the sum of |x| below which nothing overflows, or NaN if a weight is NaN."""
         return self.dtype.type(LARGEST) / np.maximum(np.abs(weight).sum(), 1)
 
     def _pool(self, images: Array, weight: Array, bias: Array) -> tuple[Array, Array]:

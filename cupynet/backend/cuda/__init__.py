@@ -1,1 +1,1 @@
-"""The GPU backend, the only package that imports CuPy. `launch` runs the CUDA C++ kernels in `kernels/`."""
+"""The GPU backend. Only it and the NCCL communicator import CuPy. `launch.py` runs the CUDA kernels in `kernels/`."""

@@ -84,7 +84,7 @@ class CupyBackend(CudaBatches, CudaConvPool, CudaNorm, CudaUpdate, Backend):
         return (self.asarray(labels, np.int64), None) if labels.ndim == 1 else (None, self.asarray(labels, np.float32))
 
     def _loss(
-        self, name: str, prediction: Array, given: tuple[Any, ...], parameter: float, count: int, more: Any = ()
+        self, name: str, prediction: Array, labels: tuple[Any, ...], parameter: float, count: int, sizes: Any = ()
     ) -> tuple[Array, Array]:
         """Launch a loss kernel. Return losses (N,), and the scaled gradient (N, O) of the mean of `count` values."""
         n, outputs = prediction.shape
@@ -93,7 +93,7 @@ class CupyBackend(CudaBatches, CudaConvPool, CudaNorm, CudaUpdate, Backend):
         losses = self._losses[n]
         gradient = self.borrow(prediction.shape)
         scale = (self.loss_scale if self.controls is None else 1) / max(count, 1)
-        arguments = prediction, *given, losses, gradient, parameter, scale, self.controls, n, outputs, *more
+        arguments = prediction, *labels, losses, gradient, parameter, scale, self.controls, n, outputs, *sizes
         self.kernels.rows(f"{name}_{self._kind}", n, outputs, *arguments)
         return losses, gradient
 

@@ -1,4 +1,4 @@
-"""Fused convolution, bias, activation and max-pool on the GPU.
+"""Fused convolution, bias, activation and max pooling on the GPU.
 
 Small patches (few channels, as in the first layer) are convolved directly from the image (kernels/conv_pool.cu). Others
 use im2col and cuBLAS, followed by one kernel for bias, activation and pooling. If ReLU zeroes a maximum, its index
@@ -26,18 +26,18 @@ class CudaConvPool(CudaConv, CudaPool):
 
 
 class ConvPool(FusedPair):
-    """Fused convolution, bias, activation (identity or ReLU) and max-pool, for one image size."""
+    """Fused convolution, bias, activation (identity or ReLU) and max pooling, for one image size."""
 
     def __init__(self, backend: CudaConvPool, first: Convolution, pool: Window) -> None:
         self.backend, self.conv, self.pool = backend, first, pool
         self.relu = self.activates = first.activation == "relu"
-        self.convolved = first.window.output(*first.image[:2])  # (rows, cols) before the pool
+        self.convolved = first.window.output(*first.image[:2])  # (rows, cols) before pooling
         values, small = first.window.size * first.image[2], pool.size <= 255  # indices fit in 8 bits
         self.direct = values <= DIRECT_VALUES and small and not first.window.dilates
         self.saves_windows = not self.direct
 
     def forward(self, x: Array, weights: Weights) -> tuple[Array, tuple[Array, ...]]:
-        """Map (N, H, W, C) to (N, H', W', O). Saves the indices of the maxima, and the im2col rows unless `direct`."""
+        """Map (N, H, W, C) to (N, H', W', O). Save the indices of the maxima, and the im2col rows unless `direct`."""
         backend, (weight, bias) = self.backend, weights
         if self.direct:
             y = backend.borrow((len(x), *self.pool.output(*self.convolved), self.conv.filters))

@@ -35,10 +35,10 @@ PROTOTYPES: dict[str, tuple[Any, ...]] = {
         _ADDRESS, _INT, _INT, _INT, _INT, _INT, _ADDRESS, *_OPERAND, *_OPERAND, _ADDRESS, *_OPERAND, _INT, _INT,
     ),
 }  # fmt: skip
-AS_IT_IS, TRANSPOSED = 0, 1  # cublasOperation_t
+NOT_TRANSPOSED, TRANSPOSED = 0, 1  # cublasOperation_t
 TYPES = {"float16": 2, "bfloat16": 14, "float32": 0, "float64": 1}  # cudaDataType
 IN_FLOAT, IN_DOUBLE, IN_TF32 = 68, 70, 77  # cublasComputeType_t: accumulation precision
-BY_ITSELF = -1  # cublasGemmAlgo_t: chosen by cuBLAS
+DEFAULT_ALGORITHM = -1  # cublasGemmAlgo_t: cuBLAS chooses the algorithm
 SUMS_NEVER_IN_HALF = 16  # cublasMath_t: partial sums are added in float, even if the result is half
 
 # supported dtypes of the factors and of the result
@@ -62,28 +62,28 @@ class Library:
 
     def __init__(self, loaded: Any) -> None:
         self._loaded = loaded
-        self._left: dict[int, deque[int]] = {}  # unused handles by device
+        self._unused: dict[int, deque[int]] = {}  # unused handles by device
         loaded.cublasGetStatusName.argtypes, loaded.cublasGetStatusName.restype = (_INT,), ctypes.c_char_p
         for name, parameters in PROTOTYPES.items():
             function = getattr(loaded, name)
             function.argtypes, function.restype = parameters, _INT
 
     def call(self, name: str, *arguments: Any) -> None:
-        """Call a function in `PROTOTYPES`. Raises CublasError if it fails."""
+        """Call a function in `PROTOTYPES`. Raise CublasError if it fails."""
         status = getattr(self._loaded, name)(*arguments)
         if status:
             raise CublasError(f"{name}: {self._loaded.cublasGetStatusName(status).decode()}")
 
     def handle(self, device: int) -> int:
         try:
-            return self._left[device].pop()
+            return self._unused[device].pop()
         except (KeyError, IndexError):
             made = ctypes.c_void_p()
             self.call("cublasCreate_v2", ctypes.byref(made))
             return int(made.value or 0)
 
     def leave(self, device: int, handle: int) -> None:
-        self._left.setdefault(device, deque()).append(handle)
+        self._unused.setdefault(device, deque()).append(handle)
 
 
 @cache
@@ -146,7 +146,7 @@ class Cublas:
         self._library.call(
             "cublasGemmEx", self._handle, first[0], second[0], columns, rows, inner,
             ctypes.byref(scalar(1)), right.data.ptr, TYPES[factor], first[1], left.data.ptr, TYPES[factor], second[1],
-            ctypes.byref(scalar(beta)), out.data.ptr, TYPES[result], columns, compute, BY_ITSELF,
+            ctypes.byref(scalar(beta)), out.data.ptr, TYPES[result], columns, compute, DEFAULT_ALGORITHM,
         )  # fmt: skip
 
     def _check(self, left: Array, right: Array, out: Array, *, known: bool) -> None:
@@ -161,4 +161,4 @@ class Cublas:
 def _layout(array: Array) -> tuple[int, int]:
     """Return the cuBLAS operation and the leading dimension for a row-major matrix."""
     rows, columns = array.shape
-    return (AS_IT_IS, columns) if array.flags.c_contiguous else (TRANSPOSED, rows)
+    return (NOT_TRANSPOSED, columns) if array.flags.c_contiguous else (TRANSPOSED, rows)

@@ -25,7 +25,7 @@ _thread = threading.local()  # `mark` identifies the backend most recently activ
 
 
 class CudaDevice(Device):
-    """CuPy arrays on one device.
+    """Creates and moves CuPy arrays on one GPU.
 
     Each worker calls `activate` once, in its thread, and gets a separate non-blocking stream. Other threads that use
     the backend share this stream, so that freed memory is not reused too early, and wait while the worker captures a
@@ -173,7 +173,7 @@ class CudaDevice(Device):
         return math.gcd(channels, min(most, SIXTEEN // self.policy.storage.itemsize))
 
     def _geometry(self, shape: tuple[int, ...], window: Window) -> tuple[int, ...]:
-        """Return the sizes of images (N, H, W, C) and windows in the order of kernel parameters."""
+        """Return the kernel parameters for images and windows. Raise ConfigError if 32-bit indices do not suffice."""
         n, height, width, channels = shape
         output, (top, _), (left, _) = window.output(height, width), *window.padding
         if channels * max(math.prod(output) * window.size, math.prod(window.padded(height, width))) >= MOST_VALUES:

@@ -1,7 +1,7 @@
 """The GPUs of this machine and their memory pools.
 
-CuPy does not track peak memory. A pool only grows until it is emptied, so its peak is its size just before. CuPy
-empties a pool that has reached its limit.
+CuPy does not track peak memory. A pool only grows until it is emptied, so its peak size is its size just before that.
+CuPy empties a pool that has reached its limit.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def memory(devices: list[int]) -> int:
 
 @dataclass(frozen=True)
 class Pool:
-    """A device's memory pool, in bytes. used: by arrays; held: including free blocks; limit: None without a limit."""
+    """A device's memory pool: bytes `used` by arrays, bytes `held` with free blocks, and the limit or None."""
 
     used: int
     held: int

@@ -1,4 +1,4 @@
-"""Capture training steps as CUDA graphs with CuPy's stream capture."""
+"""Captures training steps as CUDA graphs with CuPy's stream capture."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cupynet.backend.cuda.update import CudaUpdate
 
 Scalars: TypeAlias = "tuple[float, float, float, float]"
-ROWS = 255  # iterations in a table of scalars
+ROWS = 255  # maximum number of iterations in a table of scalars
 
 
 def _refuse(nbytes: int) -> Any:
@@ -58,7 +58,7 @@ class Recorder:
             yield
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Capture `work` without running it, and return a function that launches it. Raises an error if capture fails.
+        """Capture `work` without running it, and return a function that launches it. Raise an error if capture fails.
 
         `work` must have run before, so that its memory and kernels exist.
         """

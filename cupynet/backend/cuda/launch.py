@@ -43,7 +43,7 @@ KINDS = {
 KIND_OF = {stored: kind for kind, (stored, _) in KINDS.items()}
 WIDE = ("float", "double")
 COMPILERS = 4  # threads that compile modules
-TERMS = 16  # terms that one pass of `weighted_sum` adds
+TERMS = 16  # maximum number of terms in one pass of `weighted_sum`
 IMAGE_THREADS = 256  # maximum block size of kernels for images, as in common.cuh
 INDEX_DTYPES = ("uint8", "int32")
 _IMAGES = "int32 " * 12  # N H W C, output rows and columns, kernel, stride, padding (top, left)
@@ -199,7 +199,7 @@ first_use = threading.RLock()
 
 
 class Kernels:
-    """The kernels of one backend. here: context for its device and stream. kind: their precision."""
+    """The kernels of one backend in precision `kind`. here: context manager that activates its device and stream."""
 
     def __init__(
         self,
@@ -246,7 +246,7 @@ class Kernels:
             self.launch(name, (min(-(-rows // down), self.blocks),), (across, down), *arguments)
 
     def launch(self, name: str, grid: tuple[int, ...], block: tuple[int, ...], *arguments: Any) -> None:
-        """Launch an instance, such as `relu_half`. Raises ConfigError for arrays that it would misread."""
+        """Launch an instance, such as `relu_half`. Raise ConfigError for arrays that it would misread."""
         function, parameters = self._functions.get(name) or self._function(name)
         arguments_by_position = enumerate(zip(parameters, arguments, strict=True))
         checked = tuple(

@@ -1,4 +1,4 @@
-"""Transfers batches to a GPU, and keeps images on it.
+"""Transfers batches to a GPU, or gathers them from images that stay in its memory.
 
 cudaMalloc and cudaHostAlloc wait for the device, which may be waiting for another thread in an NCCL collective, so
 memory is allocated only in the worker's thread, at creation or in `begin`. The prefetch thread never uses the device.
@@ -77,7 +77,7 @@ class Resident:
 
 
 def resident(backend: CudaDevice, images: Any, on_device: bool | str, shared: Shared) -> Resident | None:
-    """Return the images on the device, which the first worker uploads. None if `auto` finds too little memory."""
+    """Return the images on the device, which the first worker uploads, or None if `auto` finds too little memory."""
     xp, key = backend.xp, (backend.device, id(images))
     with shared.lock, backend.activated():
         images_on_device: Resident | None = shared.kept.get(key)
@@ -158,20 +158,20 @@ class CudaBatches(CudaDevice, BatchOps):
         """See `BatchOps.transfer`. Augmented images and float images are sent batch by batch."""
         resident_images = None
         if data.images is not None and on_device:
-            sent = data.edited or data.images.dtype != np.uint8
-            if sent and on_device is True:
+            by_batch = data.edited or data.images.dtype != np.uint8
+            if by_batch and on_device is True:
                 kind = "augmented on the host" if data.edited else "floating-point numbers"
                 reason = f"images are {kind}, so they cannot stay on the device. Use auto or false"
                 raise ConfigError(reason, "data_on_device", "true")
-            resident_images = None if sent else resident(self, data.images, on_device, shared)
+            resident_images = None if by_batch else resident(self, data.images, on_device, shared)
         return CudaTransfer(self, data, batch_size, resident_images)
 
 
 class CudaTransfer(Transfer):
     """A transfer in which `send` writes every batch to the same memory, on the worker's stream.
 
-    `begin` copies the sample indices and labels of the epoch. If images are resident, they are gathered on the device:
-    by `gather`, or in captured steps by `take`. Otherwise, the host gathers each batch and sends it from pinned memory.
+    `begin` copies the sample indices and labels of the epoch. Images that stay on the device are gathered there: by
+    `gather`, or in captured steps by `take`. Otherwise, the host gathers each batch and sends it from pinned memory.
 
     Attributes:
         order: (1 + S,): the number of samples that captured steps have taken in this epoch, followed by the epoch's
@@ -227,7 +227,7 @@ class CudaTransfer(Transfer):
         with self._backend.activated():
             self._numbers_sent.send(self.order[: 1 + len(order)], taken_and_order)
             self._numbers_sent.send(self._labels[: len(order)], epoch_labels)
-        self._at = self._taken = 0  # samples so far: assigned by the host; taken on the device (`order[0]`)
+        self._at = self._taken = 0  # samples assigned by the host, and taken on the device (`order[0]`)
 
     def make(self, rows: Array, edit: Edit | None = None) -> tuple[Array | None, Array]:
         if self._data.images is None or self._resident is not None:
@@ -252,7 +252,7 @@ class CudaTransfer(Transfer):
             raise ConfigError(f"a batch of {count} images exceeds batch_size={len(self._batch)}")
         return self._batch if count == len(self._batch) else self._batch[:count]
 
-    # resident images ------------------------------------------------------------------------------------------------
+    # images on the device -------------------------------------------------------------------------------------------
 
     def assign(self, count: int) -> slice:
         """Advance to the next batch, and return its slice of the epoch."""
@@ -278,10 +278,10 @@ class CudaTransfer(Transfer):
         assert self._resident is not None
         count, size, channels = len(images), math.prod(images.shape[1:]), len(self._tables[0])
         if labels.ndim == 1:
-            (given, found), columns = ((self._labels, None), (labels, None)), 0
+            (sources, targets), columns = ((self._labels, None), (labels, None)), 0
         else:
-            (given, found), columns = ((None, self._labels), (None, labels)), labels.shape[1]
-        vectors = self._resident.images, self.order, *given, *self._tables, images, *found, samples
+            (sources, targets), columns = ((None, self._labels), (None, labels)), labels.shape[1]
+        vectors = self._resident.images, self.order, *sources, *self._tables, images, *targets, samples
         name = f"next_batch_{self._backend._kind}"
         self._backend.kernels.images(name, count, size, *vectors, count, size, channels, columns)
 

@@ -79,8 +79,8 @@ def _sigmoid(xp: Any, x: Array) -> Array:
 
 
 def _gelu_slope(xp: Any, x: Array) -> Array:
-    least = xp.minimum(abs(x), LAST * 2)
-    return normal_cdf(xp, x) + x * xp.exp(least * least * -0.5) * (1 / math.sqrt(2 * math.pi))
+    bounded = xp.minimum(abs(x), LAST * 2)
+    return normal_cdf(xp, x) + x * xp.exp(bounded * bounded * -0.5) * (1 / math.sqrt(2 * math.pi))
 
 
 @dataclass(frozen=True)

@@ -60,14 +60,14 @@ class ConvOps(DenseOps):
         return rows * columns * conv.window.size * channels
 
     def fused_pair(self, first: Convolution, pool: Window) -> FusedPair | None:
-        """Return a convolution fused with its max-pool, or None if they are not fused."""
+        """Return a convolution fused with the max pooling that follows it, or None if they cannot be fused."""
         return None
 
     def conv2d_backward(
         self, dy: Array, columns: Array, x: Array, weight: Array, weight_grad: Array, bias_grad: Array | None,
         window: Window, *, need_dx: bool, groups: int = 1, relu_y: Array | None = None,
     ) -> Array | None:  # fmt: skip
-        """Add the gradients of weight and bias. Return dx (N, H, W, C) or None. columns: None to recompute them."""
+        """Add the gradients of weight and bias. Return dx or None. columns: or None; relu_y: see `dense_backward`."""
         outputs = weight.shape[3]
         self._relu_and_bias_backward(dy, relu_y, bias_grad)
         if groups > 1:

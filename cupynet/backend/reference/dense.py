@@ -48,7 +48,7 @@ class DenseOps(ActivationOps):
         return out
 
     def _gemm(self, left: Array, right: Array, out: Array) -> None:
-        """Compute out = left @ right for 2-D arrays of one dtype. All products call this."""
+        """Compute out = left @ right for 2-D arrays of the same dtype. All matrix products call this."""
         self.xp.matmul(left, right, out=out)
 
     def _add_product(self, grad: Array, a: Array, dy: Array) -> None:

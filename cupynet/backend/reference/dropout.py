@@ -9,7 +9,7 @@ from cupynet.backend.device import Device
 
 class DropoutOps(Device):
     def dropout(self, x: Array, samples: Array, epoch: Any, key: int, rate: float, out: Array | None = None) -> Array:
-        """Set each value of x (N, ...) to 0 with probability `rate`, otherwise to x / (1 - rate).
+        """Return x (N, ...) in `out`, with values set to 0 with probability `rate`, and otherwise divided by 1 - rate.
 
         The zeros depend only on the key, the epoch, the sample and the position within the sample (see philox.py).
         samples: (N,) int64. epoch: a number, or a device array of one element. key: 64 bits. out: may be x; borrowed by

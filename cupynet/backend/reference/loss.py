@@ -1,6 +1,6 @@
 """Reference implementation of losses.
 
-Elementwise losses map (xp, outputs, targets, parameter) to (values, slopes), for arrays (N, O). Labels are class
+Elementwise losses map (xp, outputs, targets, parameter) to values and derivatives, for arrays (N, O). Labels are class
 indices (N,) int64, or targets (N, O) float32, or (N, O + 1) with sample weights in the last column.
 """
 
@@ -48,7 +48,7 @@ TARGET_LOSSES: dict[str, Callable[[ModuleType, Array, Array, float], tuple[Array
 
 
 def has_weights(labels: Array, outputs: int) -> bool:
-    """Return True if labels are (N, O + 1). Raises ConfigError if their shape does not match the outputs."""
+    """Return True if labels are (N, O + 1). Raise ConfigError if their shape does not match the outputs."""
     if labels.shape[1] not in (outputs, outputs + 1):
         raise ConfigError(f"targets {labels.shape}: must be (N, {outputs}), or one column wider with sample weights")
     return bool(labels.shape[1] > outputs)

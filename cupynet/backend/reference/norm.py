@@ -6,7 +6,7 @@ from cupynet.backend.reference.activation import ActivationOps
 
 class NormOps(ActivationOps):
     def channel_moments(self, x: Array) -> Array:
-        """Return mean and biased variance of each channel: (..., C) -> (2, C), in accumulation precision."""
+        """Return the mean and biased variance of each channel: (..., C) -> (2, C), in accumulation precision."""
         rows = x.reshape(-1, x.shape[-1]).astype("float64")
         moments = self.borrow((2, x.shape[-1]), self.policy.accumulate)
         mean = rows.mean(axis=0)
@@ -25,7 +25,7 @@ class NormOps(ActivationOps):
         self, x: Array, mean: Array, variance: Array, scale: Array, shift: Array, epsilon: float, *, relu: bool,
         around: Array | None = None,
     ) -> Array:  # fmt: skip
-        """Compute (x - mean) / sqrt(variance + epsilon) · scale + shift by channel of (..., C), then ReLU if `relu`.
+        """Compute (x - mean) / sqrt(variance + epsilon) · scale + shift by channel of x (..., C), then ReLU if `relu`.
 
         mean, variance: (C,) in accumulation precision. scale, shift: (C,) with the dtype of x. around: added before
         the ReLU; same shape and dtype as x.
@@ -43,7 +43,7 @@ class NormOps(ActivationOps):
     def normalize_sums(
         self, dy: Array, x: Array, y: Array | None, mean: Array, variance: Array, epsilon: float
     ) -> Array:
-        """Return the sums of dy and dy · x̂ for each channel, (2, C). With y (ReLU), first set dy to 0 where y <= 0."""
+        """Return the sums of dy and dy · x̂ by channel, (2, C). With y (of a ReLU), first set dy to 0 where y <= 0."""
         if y is not None:
             dy = self.relu_backward(dy, y)
         wide = x.astype("float64")

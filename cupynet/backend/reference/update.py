@@ -12,7 +12,7 @@ BLOCK = 16384  # values processed at a time, so that temporary arrays stay in th
 
 class UpdateOps(Device):
     def mean_in_place(self, parts: list[Array], shares: list[float]) -> None:
-        """Overwrite all host vectors `parts` with sum_r shares[r] · parts[r], summed in order, skipping shares of 0."""
+        """Overwrite each host vector in `parts` with sum_r shares[r] · parts[r], added in order if not zero."""
         contributors = [(part, share) for part, share in zip(parts, shares, strict=True) if share > 0]
         # in double, because shares in single precision would not sum to 1
         total = contributors[0][0].astype("float64") * contributors[0][1]
@@ -40,7 +40,7 @@ class UpdateOps(Device):
         return vector.sum()
 
     def clip_norm(self, grad: Array, squared_norm: Array, largest: float) -> None:
-        """Scale a gradient, or part of one, so that the whole norm is at most `largest` (Pascanu et al. 2013)."""
+        """Scale a gradient or part of it, so that the whole has a norm of at most `largest` (Pascanu et al. 2013)."""
         length = self.xp.sqrt(self.xp.asarray(squared_norm, grad.dtype))
         grad *= largest / self.xp.maximum(length, largest)
 
@@ -58,8 +58,8 @@ class UpdateOps(Device):
             g = clip(scale · grad) + l2 · w + l1 · sign(w);    w -= step(g) + rate · decay · w;    grad = 0
 
         With `scalars.norm`, grad is first clipped, as in `clip_norm`. If the rule does not update the weights directly,
-        only grad changes, to step(g) + decay · w, for `trust_weights`. `stored`, the copy of the weights that layers
-        read, is updated too, unless it is None.
+        they do not change, and grad becomes step(g) + decay · w, for `trust_weights`. `stored`, the copy of the weights
+        that layers read, is updated too, unless it is None.
         """
         xp = self.xp
         if scalars.norm is not None:

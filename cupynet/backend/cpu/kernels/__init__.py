@@ -1,1 +1,1 @@
-"""Compiled CPU kernels (see guides/kernels.md). This is the only package that imports numba and LLVM."""
+"""Compiled CPU kernels (see guides/kernels.md). This is the only package that imports Numba and llvmlite."""

@@ -20,18 +20,18 @@ from cupynet.backend.array import Array
 from cupynet.backend.cpu.kernels.jit import inlined, kernel
 from cupynet.backend.cpu.kernels.narrow import reals
 
-BLOCK = 2048  # values that stay in the L1 cache
+BLOCK = 2048  # number of values processed at a time, which stay in the L1 cache
 
 # without reassociation, because n · ln 2 is computed in two parts
 STRICT = {"fastmath": {"contract"}}
 
-# float and integer type, smallest x, ln 2 in two parts (the first times n is exact), mantissa bits, exponent bias
+# float and integer type, smallest x, ln 2 in two parts (n times the first is exact), mantissa bits, exponent bias
 SINGLE = (np.float32, np.int32, -87.0, 0.693359375, -2.12194440e-4, 23, 127)
 DOUBLE = (np.float64, np.int64, -708.0, 6.93145751953125e-1, 1.42860682030941723212e-6, 52, 1023)
 
 
 def _two_parts(x: Any) -> Any:
-    raise NotImplementedError("compiled code alone")
+    raise NotImplementedError("only available in compiled code")
 
 
 @overload(_two_parts, jit_options=STRICT)  # type: ignore[untyped-decorator]
@@ -56,7 +56,7 @@ def _two_parts_of(x: Any) -> Any:
 
 
 def _exp(x: Any) -> Any:
-    raise NotImplementedError("compiled code alone")
+    raise NotImplementedError("only available in compiled code")
 
 
 @overload(_exp, jit_options=STRICT)  # type: ignore[untyped-decorator]
@@ -69,7 +69,7 @@ def _exp_of(x: Any) -> Any:
 
 
 def _expm1(x: Any) -> Any:
-    raise NotImplementedError("compiled code alone")
+    raise NotImplementedError("only available in compiled code")
 
 
 @overload(_expm1, jit_options=STRICT)  # type: ignore[untyped-decorator]
@@ -90,7 +90,7 @@ ERFC = (  # coefficients of P
 
 
 def _erfc(x: Any) -> Any:
-    raise NotImplementedError("compiled code alone")
+    raise NotImplementedError("only available in compiled code")
 
 
 @overload(_erfc, jit_options=STRICT)  # type: ignore[untyped-decorator]
@@ -164,7 +164,7 @@ def silu(x: Array, slope: Any) -> None:
         x[i] = v * ((small if v < 0 else one) / (one + small))
 
 
-# backward: dy *= dy/dx, as a function of y; of x for gelu and silu ----------------------------------------------------
+# backward: dy *= dy/dx, as a function of y, or of x for gelu and silu -------------------------------------------------
 
 
 @kernel
@@ -225,7 +225,7 @@ def silu_backward(dy: Array, x: Array, slope: Any) -> None:
 def _forward(activation: Callable[..., None]) -> Callable[..., None]:
     @kernel
     def apply(x: Array, out: Array, apart: bool, slope: Any) -> None:
-        """out = f(x). apart: out is not x. If they are the same, a loop that names both would not run vectorized."""
+        """out = f(x). apart: out is not x. If it is, a loop over both arrays would not be vectorized."""
         x, out = reals(x), reals(out)
         for start in range(0, x.size, BLOCK):
             source, block = x[start : start + BLOCK], out[start : start + BLOCK]

@@ -1,7 +1,7 @@
-"""Products of bfloat16 matrices in Intel's AMX units: a tile of 16 rows of 32 values times one of 32 rows of 16 values.
+"""Products of bfloat16 matrices on Intel's AMX units, which multiply a tile of 16 x 32 values by one of 32 x 16 values.
 
-Sums are float; denormal numbers count as zero. Source: Intel 64 and IA-32 Architectures Software Developer's Manual,
-volume 1, chapter "Programming with Intel AMX".
+Sums are float; denormal numbers are treated as zero. Source: Intel 64 and IA-32 Architectures Software Developer's
+Manual, volume 1, chapter "Programming with Intel AMX".
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cupynet.backend.cpu.kernels.vectors import I64, pointers, target_features
 SIDE, DEPTH = 16, 32  # a left tile has SIDE rows of DEPTH values
 TILES = 4  # tiles of sums that are computed at a time, one below the other
 ROWS = TILES * SIDE
-ROW = 64  # bytes of a tile's row
+ROW = 64  # bytes in a row of a tile
 ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA = 158, 0x1023, 18  # Linux on x86-64: arch_prctl(2)
 
 I8 = ir.IntType(8)
@@ -39,7 +39,7 @@ def available() -> bool:
 
 
 def _emit(b: Any, name: str, *arguments: Any) -> None:
-    """Emit an instruction. The numbers of tiles are constants of 8 bits."""
+    """Emit an instruction. Integer arguments are tile numbers, which become 8-bit constants."""
     values = [ir.Constant(I8, each) if isinstance(each, int) else each for each in arguments]
     kind = ir.FunctionType(ir.VoidType(), [value.type for value in values])
     b.call(cgutils.get_or_insert_function(b.module, kind, f"llvm.x86.{name}"), values)
@@ -75,7 +75,7 @@ def add_products(
     typing: Any, adds: Any, left: Any, starts: Any, row: Any, steps: Any, right: Any, first: Any, pitch: Any, sums: Any,
     at: Any, wide: Any,
 ) -> Any:  # fmt: skip
-    """Compute four tiles of sums, one below the other, and write them to sums[at], or add them if `adds`.
+    """Compute four tiles of sums, one below the other. Write them from sums[at] on, or add them there if `adds`.
 
     Left tile i of step t starts at left[starts[i] + steps[t]], with rows `row` values apart. The right tile of step t
     starts at right[first + 16 t pitch], with pairs of rows (`pair_rows`) `pitch` pairs apart. Rows of sums are `wide`
@@ -121,7 +121,7 @@ def add_products(
 
 @kernel
 def pair_rows(rows: Array, pairs: Array) -> None:
-    """Interleave rows 2 i and 2 i + 1 of (R, J) in row i of `pairs` (R / 2, J), two 16-bit values in each int32."""
+    """Interleave `rows` 2 i and 2 i + 1, (R, J), in row i of `pairs` (R / 2, J), two 16-bit values in each int32."""
     for i in range(pairs.shape[0]):
         low, high, target = rows[2 * i], rows[2 * i + 1], pairs[i]
         for j in range(target.size):
@@ -143,7 +143,7 @@ def pad_rows(matrix: Array, rows: Array) -> None:
 def product(left: Array, right: Array, sums: Array, out: Array) -> None:
     """out (I, J) = left @ right, in float.
 
-    left: (I', K), padded to multiples of 64 and 32; right: (K / 2, J'), pairs of rows; sums: (64, J').
+    left: (I', K), padded to multiples of 64 and 32; right: (K / 2, J'), pairs of rows; sums: (64, J'), a buffer.
     """
     configure()
     values, flat, depth, pitch = left.reshape(-1), sums.reshape(-1), left.shape[1], right.shape[1]

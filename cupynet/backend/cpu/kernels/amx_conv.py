@@ -1,11 +1,11 @@
-"""Convolutions of bfloat16 images with 3x3 filters and stride 1 in AMX units (`amx.py`), without im2col.
+"""Convolutions of bfloat16 images with 3x3 filters and stride 1 on AMX units (`amx.py`), without im2col.
 
 A group of images is copied to a flat array, the frame, with zeros around each image. Windows at consecutive pixels
 start C values apart, so tiles are loaded from the frame directly. Windows start at every pixel of the frame; the
 results for windows that extend beyond an image are dropped.
 
-The gradient of the filters is a sum over pixels. The frame is transposed to (C, pixels), where the inputs of each of
-the nine positions of a filter are the same rows, at a different offset.
+The gradient of the filters is a sum over pixels. The frame is transposed to (C, pixels). In this layout, the inputs for
+each of the nine filter positions are the same rows at a different offset.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def transpose_block(typing: Any, source: Any, start: Any, row: Any, target: Any,
         rows = [b.load(place(data[0], given[1], given[2], i), align=2) for i in range(SIDE)]
         low = ir.Constant(ir.VectorType(I32, SIDE), [i // 2 + SIDE * (i % 2) for i in range(SIDE)])
         high = ir.Constant(ir.VectorType(I32, SIDE), [8 + i // 2 + SIDE * (i % 2) for i in range(SIDE)])
-        for _ in range(4):  # each interleaves rows i and i + 8
+        for _ in range(4):  # each pass interleaves rows i and i + 8
             pairs = zip(rows[:8], rows[8:], strict=True)
             rows = [b.shuffle_vector(x, y, order) for x, y in pairs for order in (low, high)]
         for i, values in enumerate(rows):
@@ -90,7 +90,7 @@ def convolve(
     """Write a convolution of images (N / M, M, H, W · C) to y (N / M, M, H', W' · O). `values` has room for M images.
 
     steps: for each step, the offset in a window of the values that it multiplies. weight: (16 · steps, O), pairs of
-    rows. bias: (W' · O). sums: (pixels of a frame, O), a multiple of 64 pixels.
+    rows. bias: (W' · O). sums: (pixels, O), a buffer for the sums at all pixels of a frame.
     """
     configure()
     flat, filters = sums.reshape(-1), weight.shape[1]
@@ -115,9 +115,9 @@ def weight_gradient(
 ) -> None:  # fmt: skip
     """Add the gradient of the filters to sums (9 C, O), padded to a multiple of 64 rows. See `convolve` for the images.
 
-    columns: room for the transposed frame, (C, pixels). starts: (groups, 4), offsets of the tiles in `columns`; each
+    columns: buffer for the transposed frame, (C, pixels). starts: (groups, 4), offsets of the tiles in `columns`; each
     tile yields 16 rows of `sums`. dy: (N / M, M, H', W' · O). gradients: (pixels, O), initially zero; receives dy at
-    the pixels where windows start. pairs: room for pairs of rows of `gradients`.
+    the pixels where windows start. pairs: buffer for pairs of rows of `gradients`.
     """
     configure()
     channels, (pixels, filters) = columns.shape[0], gradients.shape

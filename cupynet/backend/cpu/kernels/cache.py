@@ -1,4 +1,4 @@
-"""numba's on-disk cache. Damaged or unwritable files do not end a run.
+"""Numba's on-disk cache. Damaged or unwritable files do not end a run.
 
 Files are stored in `__pycache__` next to the kernels, in the user's cache folder, or in NUMBA_CACHE_DIR. They are
 pickles, so they are never stored in a world-writable folder.
@@ -55,7 +55,7 @@ class KernelCache(FunctionCache):  # type: ignore[misc]
 
 
 def keep(compiled: Any, function: Callable[..., Any]) -> None:
-    """Cache the machine code of numba's dispatcher `compiled` for `function`, if there is a writable folder."""
+    """Cache the machine code of Numba's dispatcher `compiled` for `function`, if there is a writable folder."""
     try:
         compiled._cache = KernelCache(function)  # instead of cache=True, whose errors end the run
     except (RuntimeError, OSError) as error:

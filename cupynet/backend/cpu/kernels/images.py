@@ -7,7 +7,7 @@ from cupynet.backend.cpu.kernels.narrow import reals
 
 @kernel
 def gather_scale(images: Array, samples: Array, scale: Array, shift: Array, batch: Array) -> None:
-    """batch[i] = images[samples[i]] · scale + shift; (S, F) uint8, (N,), (F,), (F,), (N, F)."""
+    """batch[i] = images[samples[i]] · scale + shift. images: (S, F) uint8; scale, shift: (F,); batch: (N, F)."""
     batch = reals(batch)
     for i in range(samples.size):
         source = images[samples[i]]

@@ -29,7 +29,7 @@ SOURCES = hashlib.sha256(b"".join(path.read_bytes() for path in FILES)).hexdiges
 def kernel(function: Kernel) -> Kernel:
     """Compile a function on first use, for the dtypes of its arguments.
 
-    The cache file is named after the constants in the kernel's closure and a hash of `FILES`. Otherwise, numba would
+    The cache file is named after the constants in the kernel's closure and a hash of `FILES`. Otherwise, Numba would
     confuse kernels with the same name across processes, and would only notice changes in the kernel's own file.
     """
     cells = (cell.cell_contents for cell in function.__closure__ or ())

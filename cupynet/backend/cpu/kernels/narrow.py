@@ -1,6 +1,6 @@
-"""16-bit types in kernels: half and bfloat16 are stored in 16 bits, computed in float, and converted in registers.
+"""16-bit types in kernels: half and bfloat16 values are converted in registers to float for computations.
 
-numba does not support these types. Kernels receive the bits from `bits`, as uint16 (half) or int16 (bfloat16), and
+Numba does not support these types. Kernels receive the bits from `bits`, as uint16 (half) or int16 (bfloat16), and
 `reals` views them as an array of type `Narrow`. Stores round to nearest, ties to even. NaN stays NaN.
 """
 
@@ -23,7 +23,7 @@ F16, F32, I16, I32 = ir.HalfType(), ir.FloatType(), ir.IntType(16), ir.IntType(3
 
 
 class Narrow(types.Type):
-    """numba type of a number that is stored in 16 bits and computed in float."""
+    """Numba type of a number that is stored in 16 bits and converted to float for computations."""
 
     def can_convert_to(self, context: Any, other: Any) -> Any:
         return {types.float32: Conversion.promote, types.float64: Conversion.safe}.get(other)
@@ -68,7 +68,7 @@ def converts_half() -> bool:
 
 
 def half_to_float(b: Any, stored: Any) -> Any:
-    """Convert the bits of a half to float with integer operations, and an exact product for the exponent."""
+    """Convert the bits of a half to float with integer operations, and an exact product that adjusts the exponent."""
     whole = b.zext(stored, I32)
     size = b.shl(b.and_(whole, _whole(0x7FFF)), _whole(13))
     scaled = b.bitcast(b.fmul(b.bitcast(size, F32), ir.Constant(F32, 2.0**112)), I32)
@@ -123,7 +123,7 @@ def _is_narrow(array: Any) -> bool:
 
 
 def _copy(context: Any, b: Any, kinds: Any, arrays: Any, of: int) -> None:
-    """Copy the first of two contiguous arrays to the second. of: index of the array whose size is copied."""
+    """Copy the first of two contiguous arrays to the second. of: index of the array that has the size to copy."""
     source, target = (context.make_array(kind)(context, b, array) for kind, array in zip(kinds, arrays, strict=True))
     with cgutils.for_range(b, (source, target)[of].nitems) as loop:
         value = context.unpack_value(b, kinds[0].dtype, b.gep(source.data, [loop.index]))
@@ -132,7 +132,7 @@ def _copy(context: Any, b: Any, kinds: Any, arrays: Any, of: int) -> None:
 
 
 def bits(array: Array) -> Array:
-    """Return the array as kernels expect it: a view of its bits if its type has 16 bits."""
+    """Return the array as kernels expect it: half and bfloat16 are viewed as 16-bit integers."""
     kind = BITS.get(array.dtype.char)
     return array if kind is None else array.view(kind)
 
@@ -141,13 +141,13 @@ def is_bfloat16(array: Array) -> bool:
     return bool(array.dtype.char == "E")
 
 
-# These functions are for kernels that need floats in memory: a row, an image or a block at a time, which stays in the
-# L1 cache. They are intrinsics, because compiling ordinary functions would take a second longer per kernel.
+# The following functions are for kernels that need floats in memory, for a row, an image or a block at a time, which
+# stays in the L1 cache. They are intrinsics, because ordinary functions would take a second longer to compile.
 
 
 @intrinsic  # type: ignore[untyped-decorator]
 def room(typing: Any, part: Any) -> Any:
-    """Allocate floats with the shape of `part` for the functions below. Returns `part` itself if it is not `Narrow`."""
+    """Return new floats with the shape of `part` for the functions below, or `part` itself if it is not `Narrow`."""
     floats = types.Array(types.float32, part.ndim, "C") if _is_narrow(part) else part
 
     def generate(context: Any, b: Any, signature: Any, given: Any) -> Any:
@@ -160,7 +160,7 @@ def room(typing: Any, part: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def widened(typing: Any, part: Any, floats: Any) -> Any:
-    """Copy `part` to the beginning of `floats` and return `floats`. Returns `part` itself if it is not `Narrow`."""
+    """Copy `part` to the beginning of `floats` and return `floats`, or return `part` itself if it is not `Narrow`."""
 
     def generate(context: Any, b: Any, signature: Any, given: Any) -> Any:
         if _is_narrow(part):
@@ -182,7 +182,7 @@ def scratch(typing: Any, part: Any, floats: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def write_back(typing: Any, part: Any, floats: Any) -> Any:
-    """Copy the beginning of `floats` to `part` if it is `Narrow`."""
+    """Copy the beginning of `floats` to `part` if `part` is `Narrow`."""
 
     def generate(context: Any, b: Any, signature: Any, given: Any) -> Any:
         if _is_narrow(part):

@@ -1,6 +1,6 @@
-"""Normalization: the moments of channels, and normalization with them, each in one pass over memory.
+"""Normalization of channels and of rows. Each kernel makes one pass over memory.
 
-Sums over blocks of contiguous rows (R, C) stay in the L1 cache, and the sums of blocks are added in double. With few
+In the kernels for channels, sums over a block of rows (R, C) stay in the L1 cache and are added in double. With few
 channels, k pixels are processed as one row, (R, k · C), and parameters are repeated k times. The second pass over an
 array starts with its last block, which is still in the cache.
 """
@@ -22,10 +22,10 @@ LAST_FIRST = 64  # rows per block in kernels that start with the last block
 
 @kernel
 def channel_moments(x: Array, moments: Array) -> None:
-    """Write mean and biased variance of the channels of x (R, k · C) to moments (2, C).
+    """Write the mean and biased variance of the channels of x (R, k · C) to moments (2, C).
 
-    Two passes over each block; blocks are combined as in Chan et al. 1979. If the mean is s standard deviations from
-    zero, the measured relative error of the variance is at most (10 + 0.3 s) times the machine epsilon.
+    Makes two passes over each block and combines blocks as in Chan et al. 1979. If the mean is s standard deviations
+    from zero, the measured relative error of the variance is at most (10 + 0.3 s) times the machine epsilon.
     """
     x = reals(x)
     (rows, columns), channels = x.shape, moments.shape[1]
@@ -64,7 +64,7 @@ def channel_moments(x: Array, moments: Array) -> None:
 
 @kernel
 def normalize(x: Array, mean: Array, factor: Array, shift: Array, y: Array, relu: bool) -> None:
-    """y = (x - mean) · factor + shift for each column, then max(y, 0) if relu; (R, k · C), (k · C,)."""
+    """y = (x - mean) · factor + shift for each column, then max(y, 0) if relu. x, y: (R, k · C)."""
     x, y = reals(x), reals(y)
     channels, zero = x.shape[1], x.dtype.type(0)
     for stop in range(len(x), 0, -LAST_FIRST):
@@ -81,7 +81,7 @@ def normalize(x: Array, mean: Array, factor: Array, shift: Array, y: Array, relu
 
 @kernel
 def normalize_add(x: Array, mean: Array, factor: Array, shift: Array, y: Array, relu: bool, around: Array) -> None:
-    """y = (x - mean) · factor + shift + around for each column, then max(y, 0) if relu; (R, k · C), (k · C,)."""
+    """y = (x - mean) · factor + shift + around for each column, then max(y, 0) if relu. x, y: (R, k · C)."""
     x, y, around = reals(x), reals(y), reals(around)
     lowest = x.dtype.type(0 if relu else -np.inf)
     for stop in range(len(x), 0, -LAST_FIRST):
@@ -94,7 +94,7 @@ def normalize_add(x: Array, mean: Array, factor: Array, shift: Array, y: Array, 
 
 @kernel
 def normalize_sums(dy: Array, x: Array, y: Array, mean: Array, sums: Array, relu: bool) -> None:
-    """Write the sums of dy and dy · (x - mean), (2, C). If relu, set dy to 0 where y <= 0. (R, k · C), (k · C,)."""
+    """Write the sums of dy and dy · (x - mean) to sums (2, C). If relu, first set dy (R, k · C) to 0 where y <= 0."""
     dy, x, y = reals(dy), reals(x), reals(y)
     channels, wide = sums.shape[1], (2, mean.size)
     totals, parts = np.zeros(wide, np.float64), np.empty(wide, sums.dtype)
@@ -123,7 +123,7 @@ def normalize_sums(dy: Array, x: Array, y: Array, mean: Array, sums: Array, relu
 def normalize_backward(
     dy: Array, x: Array, dx: Array, apart: bool, mean: Array, factor: Array, slope: Array, offset: Array
 ) -> None:
-    """dx = dy · factor - (x - mean) · slope - offset for each column; (R, k · C), (k · C,). apart: dx is not dy."""
+    """dx = dy · factor - (x - mean) · slope - offset for each column. x: (R, k · C). apart: dx is not dy."""
     dy, x, dx = reals(dy), reals(x), reals(dx)
     channels = x.shape[1]
     for stop in range(len(x), 0, -LAST_FIRST):
@@ -168,7 +168,7 @@ def normalize_rows(x: Array, scale: Array, shift: Array, epsilon: Any, y: Array,
 def normalize_rows_backward(
     dy: Array, x: Array, moments: Array, scale: Array, scale_grad: Array, shift_grad: Array, need_dx: bool
 ) -> None:
-    """Add the gradients of scale and shift. If `need_dx`, overwrite dy with dx. (R, D), (R, 2), (D,)."""
+    """Add the gradients of scale and shift (D,). If `need_dx`, overwrite dy (R, D) with dx."""
     dy, x, scale = reals(dy), reals(x), reals(scale)
     rows, columns = x.shape
     part, part_product = np.empty(columns, moments.dtype), np.empty(columns, moments.dtype)

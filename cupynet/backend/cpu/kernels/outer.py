@@ -1,4 +1,4 @@
-"""Weight gradient for patches with rows shorter than a vector, as in the first layer: vectors run along the filters."""
+"""Weight gradient for patches with rows shorter than a vector, as in the first layer, vectorized over the filters."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def outer_sums(
     typing: Any, pixels: Any, height: Any, length: Any, filters: Any, x: Any, x_at: Any, row_step: Any, corners: Any,
     places: Any, windows: Any, dy: Any, indices: Any, dy_at: Any, pitch: Any, grad: Any, grad_at: Any, grad_step: Any,
 ) -> Any:  # fmt: skip
-    """Add each window's gradient, dy times the patch of its maximum, to a block of the gradient, for one image.
+    """Add dy times the patch of the maximum, for each window of one image, to a block of the weight gradient.
 
     grad[grad_at + h · grad_step + i · pitch + j] += sum over k < windows of
     x[x_at + corners[k] + places[won] + h · row_step + i] · dy[dy_at + k · pitch + j],
@@ -116,16 +116,16 @@ def _emit(b: Any, literals: list[int], inputs: Any, grad: Any, grad_step: Any) -
 
 
 def blocks(filters: int, row: int, itemsize: int) -> list[tuple[int, int, int, int]]:
-    """Split a gradient with rows of `row` values into blocks: (first filter, filters, values, patch rows)."""
-    width, most = registers()
+    """Split a gradient for patch rows of `row` values into blocks: (first filter, filters, values, patch rows)."""
+    width, max_sums = registers()
     lanes, result, at = width // itemsize, [], 0
-    per_row = most // row  # vectors of filters for which the sums of a whole row fit in registers
+    per_row = max_sums // row  # vectors of filters for which the sums of a whole row fit in registers
     vectors = min(per_row, 4) if per_row > 1 else 4
     while at < filters:
         count = min(filters - at, vectors * lanes)
         per_value = len(widths(count, lanes))
-        length = max(1, min(row, most // per_value))
-        result.append((at, count, length, max(1, most // (per_value * length)) if length == row else 1))
+        length = max(1, min(row, max_sums // per_value))
+        result.append((at, count, length, max(1, max_sums // (per_value * length)) if length == row else 1))
         at += count
     return result
 

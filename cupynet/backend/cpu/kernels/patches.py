@@ -1,4 +1,4 @@
-"""Arguments of the kernels of a convolution with a max-pool. P is the number of pooling windows.
+"""Arguments of the kernels for a convolution followed by max pooling. P is the number of pooling windows.
 
 A patch is the part of an image that one window of the convolution covers.
 """

@@ -1,7 +1,7 @@
 """Gradients of a convolution followed by max pooling. Only the maxima of the pool have nonzero gradients.
 
 Each maximum with gradient g adds g · patch to the gradient of its filter, and g · filter to the gradient of its patch.
-`weighted_rows` is generated as LLVM vector code, because numba does not keep the sums of an array loop in registers.
+`weighted_rows` is generated as LLVM vector code, because Numba does not keep the sums of an array loop in registers.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ def _emit(b: Any, length: int, out: Any, rows: Any, offsets: Any, factors: Any, 
 def blocks(length: int, itemsize: int) -> tuple[int, int, int]:
     """Split a row into blocks that fit in the registers: (number of full blocks, block length, remaining values)."""
     width, sums = registers()
-    most = min(sums, 8) * width // itemsize  # eight sums are enough to hide the latency of additions
-    return (0, 0, length) if length <= most else (length // most, most, length % most)
+    max_length = min(sums, 8) * width // itemsize  # eight sums are enough to hide the latency of additions
+    return (0, 0, length) if length <= max_length else (length // max_length, max_length, length % max_length)
 
 
 @functools.cache
@@ -95,15 +95,15 @@ def weight_gradient(full: int, block: int, rest: int) -> Callable[..., None]:
 
     @kernel
     def gradient(x: Array, patches: Patches, passed: Passed, grad: Array) -> None:
-        """grad (O · height, row) += dy · (row of the maximum's patch), for all images x (N, F) and windows."""
+        """grad (O · height, row) += dy · (row of the maximum's patch), for all windows of x (N, values of an image)."""
         dy, indices, corners, places = passed.dy, passed.indices, patches.corners, patches.places
         height, length, row_step = patches.height, patches.row, patches.step
         windows, filters, size = dy.shape[1], dy.shape[2], x.shape[1]
         x, dy = reals(x), reals(dy)
         group = max(1, L1_BYTES // (size * grad.itemsize))  # images for which sums are loaded and stored only once
-        most = windows * group
-        offsets = np.empty(filters * most, np.int32)
-        factors = np.empty(filters * most, grad.dtype)
+        capacity = windows * group
+        offsets = np.empty(filters * capacity, np.int32)
+        factors = np.empty(filters * capacity, grad.dtype)
         counts = np.empty(filters, np.int64)
         wide, out = room(x[:group]), grad.reshape(-1)
         for start in range(0, dy.shape[0], group):
@@ -113,13 +113,13 @@ def weight_gradient(full: int, block: int, rest: int) -> Callable[..., None]:
                 for k in range(windows):
                     won, gradients, corner = indices[n, k], dy[n, k], (n - start) * size + corners[k]
                     for o in range(filters):
-                        at = o * most + counts[o]
+                        at = o * capacity + counts[o]
                         offsets[at] = corner + places[won[o]]
                         factors[at] = gradients[o]
                         counts[o] += gradients[o] != 0
             for ky in range(height):
                 for o in range(filters):
-                    base, target, first = ky * row_step, (o * height + ky) * length, o * most
+                    base, target, first = ky * row_step, (o * height + ky) * length, o * capacity
                     for _ in range(full):
                         weighted_rows(block, out, target, images, base, offsets, factors, first, counts[o])
                         base, target = base + block, target + block
@@ -135,7 +135,7 @@ def input_gradient(full: int, block: int, rest: int) -> Callable[..., None]:
 
     @kernel
     def gradient(weight: Array, patches: Patches, passed: Passed, dx: Array) -> None:
-        """Write the sum of dy · filter to dx (N, F). weight: (height, O, row), with rows padded to a cache line."""
+        """Write the sum of dy · filter to dx (N, F). weight: (height, O, row), with rows padded to cache lines."""
         dy, indices, corners, places = passed.dy, passed.indices, patches.corners, patches.places
         height, row_step = patches.height, patches.step
         windows, filters, choices = dy.shape[1], dy.shape[2], places.size

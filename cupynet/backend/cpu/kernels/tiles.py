@@ -1,7 +1,7 @@
 """Direct convolution without im2col.
 
-`add_products` multiplies two matrices. The first is never stored: its rows may start anywhere in an image, and a table
-contains the offsets of their values (see `Passes`). The loop is generated as LLVM vector code, as in `rows`.
+`add_products` multiplies two matrices. The first is not stored: its rows may start anywhere in an image, and a table
+contains the offsets of their values (see `Sums`). The loop is generated as LLVM vector code, as in `rows.py`.
 
 Sums are computed `CHUNK` products at a time, so that factors shared by all tiles stay in the L1 cache (Goto & van de
 Geijn 2008).
@@ -34,7 +34,7 @@ from cupynet.backend.cpu.kernels.vectors import (
 )
 
 CHUNK = 256  # products added to a sum at a time
-MOST_ROWS = 10  # maximum number of rows in a tile, each of which needs a pointer
+MAX_ROWS = 10  # maximum number of rows in a tile, each of which needs a pointer
 
 
 class Frame(NamedTuple):
@@ -116,11 +116,11 @@ def _emit(b: Any, literals: list[int], inputs: Any, out: Any, outs: Any, rows: A
 
 
 def tile(columns: int, itemsize: int) -> tuple[int, int, int]:
-    """Return the rows and columns of a tile for sums with `columns` columns, and the number of columns left over."""
+    """Return the numbers of rows and columns of a tile for sums with `columns` columns, and of columns left over."""
     width, sums = registers()
     lanes = width // itemsize
     across = min(columns, 2 * lanes)
-    return min(sums // len(widths(across, lanes)), MOST_ROWS), across, columns % across
+    return min(sums // len(widths(across, lanes)), MAX_ROWS), across, columns % across
 
 
 @functools.cache

@@ -86,7 +86,7 @@ UPDATES = {name: BY_STATES[len(rule.states)](inlined(rule.formula), rule.moves) 
 
 @kernel
 def mean_in_place(parts: Any, shares: Array) -> None:
-    """Overwrite all vectors `parts` with sum_r shares[r] · parts[r]. Parts with share 0 are not read."""
+    """Overwrite each vector in `parts` with sum_r shares[r] · parts[r]. Parts with share 0 are not read."""
     tile = np.empty(2048, np.float64)  # in double, because shares in single precision would not sum to 1
     for start in range(0, parts[0].size, tile.size):
         stop = min(start + tile.size, parts[0].size)
@@ -112,7 +112,7 @@ def squared_norm(grad: Array) -> Any:
 
 @kernel
 def clip_norm(grad: Array, squared_norm: Any, largest: Any) -> None:
-    """Clip the norm of a vector to `largest`. NaN stays NaN."""
+    """Clip the norm of a vector to `largest`. If the norm is NaN, all values become NaN."""
     length = np.sqrt(squared_norm)
     if not length <= largest:
         for i in range(grad.size):

@@ -1,4 +1,4 @@
-"""Forward pass of a convolution and its max-pool. Sums stay in registers; only maxima and indices are written."""
+"""Forward pass of a convolution followed by max pooling. Sums stay in registers; only maxima and indices are stored."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ def _emit_largest(b: Any, parts: Any, sums: Any, nan: bool, bias: Any, y: Any, i
 def blocks(pixels: int, filters: int, itemsize: int) -> tuple[int, int, int]:
     """Split filters by the number of registers: (number of full blocks, block size, remaining filters)."""
     width, sums = registers()
-    most = max(sums // pixels, 1) * (width // itemsize)
-    return (0, 0, filters) if filters <= most else (filters // most, most, filters % most)
+    max_filters = max(sums // pixels, 1) * (width // itemsize)
+    return (0, 0, filters) if filters <= max_filters else (filters // max_filters, max_filters, filters % max_filters)
 
 
 @functools.cache
@@ -90,12 +90,12 @@ def conv_pool(pixels: int, full: int, block: int, rest: int, nan: int = 0) -> Ca
     """Return the kernel for pooling windows of `pixels` pixels, and filters split by `blocks`.
 
     If `nan` is 1, every sum is checked for NaN. Otherwise, the kernel only checks that inputs are too small for a sum
-    to overflow, because checking sums would need registers and cost a fifth of the speed.
+    to overflow, because checking sums would need registers and reduce the speed by a fifth.
     """
 
     @kernel
     def forward(x: Array, patches: Patches, table: Array, weight: Array, bias: Array, y: Array, indices: Array) -> bool:
-        """Write the pooled convolution and maxima's indices. Return False, with invalid results, if there may be NaN.
+        """Write pooled outputs and the indices of maxima. Return False, with invalid results, if NaN is possible.
 
         x: (N, F). table: see `ConvPool.table`. weight: (K_h·K_w·C, O). bias: (O,). y, indices: (N, P·O).
         """
@@ -103,7 +103,7 @@ def conv_pool(pixels: int, full: int, block: int, rest: int, nan: int = 0) -> Ca
         size, windows, filters, count = x.shape[1], corners.size, weight.shape[1], table.size
         x, y, factors = reals(x), reals(y), weight.reshape(-1)
         floats, sums, weights = room(x[0]), room(y[0]), weight.dtype.type(0)
-        for i in range(factors.size):  # np.sum takes numba longer to compile
+        for i in range(factors.size):  # np.sum takes Numba longer to compile
             weights += abs(factors[i])
         for n in range(x.shape[0]):
             image, out, won = widened(x[n], floats), scratch(y[n], sums), indices[n]
@@ -111,7 +111,7 @@ def conv_pool(pixels: int, full: int, block: int, rest: int, nan: int = 0) -> Ca
                 total = weight.dtype.type(0)
                 for i in range(size):
                     total += abs(image[i])
-                if not total * weights < FAR_FROM_OVERFLOW:  # an upper bound of any sum of products; False for NaN
+                if not total * weights < FAR_FROM_OVERFLOW:  # an upper bound of any sum of products; NaN is not below
                     return False
             for part in range(full):
                 at = part * block

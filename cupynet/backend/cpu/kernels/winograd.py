@@ -1,4 +1,4 @@
-"""Convolutions with 3x3 filters and stride 1, by Winograd's algorithm F(4x4, 3x3).
+"""Convolutions with 3x3 filters and stride 1 with Winograd's algorithm F(4x4, 3x3).
 
 Source: Lavin & Gray 2016, "Fast Algorithms for Convolutional Neural Networks", arXiv:1509.09308. A tile of 6x6 input
 pixels and a filter are transformed to 36 values each, so that a tile of 4x4 output pixels takes 36 multiplications per
@@ -34,7 +34,7 @@ from cupynet.backend.cpu.kernels.vectors import (
 
 VALUES = 36  # values of a transformed tile
 TILES = 32  # tiles per block
-PITCH = TILES + 1  # vectors between values; values a power of two apart would compete for the same lines of the cache
+PITCH = TILES + 1  # vectors between values; values a power of two apart would compete for the same cache lines
 STEPS = 4  # maximum number of products per iteration of the innermost loop
 _FILTER = np.array([[6, 0, 0], [-4, -4, -4], [-4, 4, -4], [1, 2, 4], [1, -2, 4], [0, 0, 24]]) / 24
 FILTER = np.kron(_FILTER, _FILTER)  # (36, 9), the transform of a filter's pixels
@@ -197,7 +197,7 @@ def lanes(itemsize: int) -> int:
 
 @inlined
 def next_tile(n: int, row: int, column: int, rows: int, columns: int) -> tuple[int, int, int]:
-    """Return the image, row and column of the next tile, without divisions, which would take a tenth of the time."""
+    """Return the image, row and column of the next tile, without divisions, which would take 10 % of the time."""
     column += 4
     if column == columns:
         row, column = row + 4, 0
@@ -217,8 +217,8 @@ def convolution(lanes: int) -> Callable[..., None]:
         """Compute y (N, H', W' · O) from x (N, H, W · C), transformed filters u (36, C · O), and bias (O,) or (0,).
 
         `top` and `left` are the padding. Buffers: strip (6, columns of all tiles, C) and out (6, columns, O), both
-        initially zero; v (C · 36 · PITCH,) and m (O · 36 · PITCH,), which contain for each vector of channels and each
-        of the 36 values all tiles of a block.
+        initially zero; v (C · 36 · PITCH,) and m (O · 36 · PITCH,), which contain all tiles of a block for each vector
+        of channels and each of the 36 values.
         """
         x, y, u = reals(x), reals(y), u.reshape(-1)
         (_, columns, channels), filters, height, width = strip.shape, out.shape[2], x.shape[1], x.shape[2]

@@ -1,4 +1,4 @@
-"""Convolution and 2x2 max-pool by Winograd's minimal filtering (Lavin & Gray 2016, see winograd.py).
+"""Convolution and 2x2 max pooling with Winograd's minimal filtering (Lavin & Gray 2016, see winograd.py).
 
 With K x K filters and n = K + 3, a tile of 4 x 4 outputs takes n² multiplications instead of 16·K²: a sixth for 5 x 5
 filters. With constant matrices A, B and G, y = Aᵀ ((G w Gᵀ) ⊙ (Bᵀ x B)) A. At each of the n² points, the sum over
@@ -55,13 +55,13 @@ class Tiles(NamedTuple):
 
     Attributes:
         down, across: number of tiles per image, vertically and horizontally.
-        group: rows of tiles that are computed together.
-        lanes: numbers in a vector.
+        group: number of rows of tiles that are computed together.
+        lanes: number of values in a vector.
         frame: (n · W · channels + padding,), the pixels that a row of tiles reads.
         gradient: (n · W, C), the gradient of these pixels.
         outputs: (4 · 4, O), the outputs of a tile.
         weights: (n², C, O), G w Gᵀ or its gradient.
-        turned: (n², O, C), the transpose for the input gradient.
+        turned: (n², O, C), the transposed weights for the input gradient.
         points, products: (tiles, n² · C) and (tiles, n² · O), padded by a vector per tile to avoid cache conflicts.
     """
 
@@ -81,9 +81,9 @@ class Tiles(NamedTuple):
 def block(columns: int, itemsize: int) -> tuple[int, int]:
     """Return the numbers of rows and columns in a block of sums in registers. Columns are padded to full blocks."""
     width, sums = registers()
-    vectors, most = -(-columns * itemsize // width), 4 if sums >= 16 else 3
+    vectors, max_across = -(-columns * itemsize // width), 4 if sums >= 16 else 3
     # the widest block with the least padding; a single vector would need a load for each product
-    across = min(range(min(vectors, 2), most + 1), key=lambda count: (-(-vectors // count) * count, -count))
+    across = min(range(min(vectors, 2), max_across + 1), key=lambda count: (-(-vectors // count) * count, -count))
     return 1 << (min(sums // across, 8).bit_length() - 1), across * width // itemsize
 
 
@@ -173,7 +173,7 @@ def multiply(
     height: int, width: int, adds: int, sizes: Any, x: Array, x_steps: Any, w: Array, w_steps: Any, y: Array,
     y_steps: Any,
 ) -> None:  # fmt: skip
-    """Compute x (rows, count) @ w (count, columns) at each point. steps: strides of points, rows and columns."""
+    """Compute x (rows, count) @ w (count, columns) at each point. sizes: (points, rows, columns, count)."""
     points, rows, columns, count = sizes
     places, table = np.empty(height, np.int32), np.empty(count, np.int32)
     for i in range(height):
@@ -191,7 +191,7 @@ def multiply(
 
 @inlined
 def transform_filters(size: int, which: int, lanes: int, x: Array, y: Array) -> None:
-    """Transform all filters (K · K, values) to points (n², values) if `which` is 4, and the transpose if it is 5."""
+    """Transform all filters (K · K, values) to points (n², values) if `which` is 4, or back if it is 5."""
     x_step, y_step, n = x.shape[1], y.shape[1], size + SIDE - 1
     before, after = (size, n) if which == 4 else (n, size)
     for c in range(0, x_step, lanes):
@@ -265,7 +265,7 @@ def forward(size: int, height: int, width: int) -> Callable[..., bool]:
 
     @kernel
     def pooled(x: Array, large: Any, weight: Array, bias: Array, tiles: Tiles, y: Array, indices: Array) -> bool:
-        """Write the pooled convolution and the maxima's indices. Return False if a sum of |x| is not below `large`.
+        """Write pooled outputs and the indices of maxima. Return False if a sum of |x| is not below `large`.
 
         x: (N, H, W, C) images; weight: (K · K, C · O padded); bias: (O,); y, indices: (N · down, 2, across, 2, O).
         """
@@ -295,7 +295,7 @@ def forward(size: int, height: int, width: int) -> Callable[..., bool]:
 
 @functools.cache
 def backward(size: int, height: int, width: int, dx_height: int, dx_width: int) -> Callable[..., bool]:
-    """Return the backward kernel for filters of `size`. height, width: `block` for filters; dx_...: for channels."""
+    """Return the backward kernel for filters of `size`. height, width: `block` of filters; dx_...: of channels."""
 
     @kernel
     def gradients(

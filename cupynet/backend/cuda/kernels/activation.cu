@@ -55,8 +55,8 @@ __device__ void relu_backward(S* dy, const S* y, long long n) {
   each<16 / sizeof(S)>(n, close, Change<S>{dy}, Read<S>{y});
 }
 
-// The others, in the order of backend/reference/activation.py: y from x, and dy/dx from y (Gelu and Silu: from x),
-// computed in Wide<S> without overflow of exp.
+// The other activations, in the order of backend/reference/activation.py. `forward` computes y from x, and `derivative`
+// dy/dx from y, or from x for Gelu and Silu, in Wide<S> and without overflow of exp.
 enum Activation { LEAKY_RELU, ELU, TANH, SIGMOID, SOFTPLUS, GELU, SILU };
 
 template <class A>
@@ -90,7 +90,7 @@ struct Softplus {
 };
 template <class A>
 struct Gelu {
-  static constexpr A DOWN = A(-0.70710678118654752440), DENSITY = A(0.39894228040143267794);  // -1/√2, 1/√2π
+  static constexpr A DOWN = A(-0.70710678118654752440), DENSITY = A(0.39894228040143267794);  // -1/√2, 1/√(2π)
   __device__ __forceinline__ A forward(A x) const { return x * A(0.5) * A(erfc(x * DOWN)); }
   __device__ __forceinline__ A derivative(A x) const {
     return A(0.5) * A(erfc(x * DOWN)) + x * DENSITY * A(exp(A(-0.5) * x * x));
@@ -104,7 +104,7 @@ struct Silu {
   }
 };
 
-// Calls `use` with the activation of this number.
+// Calls `use` with the activation whose number is `name`.
 template <class A, class F>
 __device__ __forceinline__ void chosen(int name, A slope, F use) {
   switch (name) {

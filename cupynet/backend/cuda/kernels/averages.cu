@@ -2,7 +2,7 @@
 
 #include "common.cuh"
 
-#define TERMS 16  // vectors in one pass
+#define TERMS 16  // maximum number of vectors in one pass
 
 template <class S>
 struct Terms {
@@ -20,7 +20,7 @@ __device__ __forceinline__ void settle(__nv_bfloat16& to, double x) { to = __dou
 __device__ __forceinline__ void settle(float& to, double x) { to = static_cast<float>(x); }
 __device__ __forceinline__ void settle(double& to, double x) { to = x; }
 
-// V values of out, from number V·i on.
+// Computes V values of out, from index V·i on.
 template <int V, class S>
 __device__ __forceinline__ void weighted_sums(S* out, const Terms<S>& terms, int count, long long i) {
   double totals[V] = {};
@@ -39,7 +39,7 @@ __device__ __forceinline__ void weighted_sums(S* out, const Terms<S>& terms, int
   keep<V>(Write<S>{out}, i, sums);
 }
 
-// out = sum over k < count of share[k] · part[k], in this order, with rounded products as on the host. `out` may be a part.
+// out = sum over k < count of share[k] · part[k], in this order. Products are rounded, as on the host. `out` may be a part.
 template <class S>
 __device__ void weighted_sum(S* out, const Terms<S>& terms, int count, long long n) {
   constexpr int V = 16 / sizeof(S);

@@ -197,7 +197,7 @@ struct Add {
   }
 };
 
-// Reduces the values of the threads along x; every thread gets the result.
+// Reduces the values of the threads along x. Every thread gets the result.
 template <class A, class F>
 __device__ __forceinline__ A across(A value, F function) {
   __shared__ A shared[MOST_THREADS];

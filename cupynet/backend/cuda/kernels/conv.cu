@@ -1,17 +1,17 @@
 // im2col and col2im, and depthwise convolutions, which need neither.
 //
 // The blocks along y share the images, and those along x the values of an image, so that all divisions are 32-bit. The
-// caller checks that neither an image nor its windows have 2^31 values.
+// caller checks that an image and its windows have less than 2^31 values each.
 
 #include "common.cuh"
 
 struct Window {
   int height, width, channels;          // of an image
-  int rows, cols;                       // windows, down and across
-  int kernel_height, kernel_width;      // pixels of a window
-  int stride_down, stride_across;       // pixels from one to the next
+  int rows, cols;                       // number of windows, down and across
+  int kernel_height, kernel_width;      // size of a window in pixels
+  int stride_down, stride_across;       // pixels from one window to the next
   int top, left;                        // zeros before the image
-  int gap_down, gap_across;             // pixels from one of a window's pixels to the next: dilation
+  int gap_down, gap_across;             // dilation: distance between neighboring pixels of a window
 };
 
 #define WINDOW_PARAMETERS                                                                                             \
@@ -21,11 +21,11 @@ struct Window {
   { height, width, channels, rows, cols, kernel_height, kernel_width, stride_down, stride_across, top, left, gap_down, gap_across }
 
 constexpr int LINES = 5;    // rows of a window that are loaded together
-constexpr int WINDOWS = 5;  // windows of a pixel that are loaded together
+constexpr int WINDOWS = 5;  // windows that contain a pixel and are loaded together
 
 // (count, H, W, C) -> (count · rows · cols, K_h · K_w · C): K_h segments of K_w · C values, with zeros outside the image.
-// T is one value, or several adjacent channels that are copied at once. A thread copies the values at one place of all
-// segments of a window, LINES at a time.
+// T is one value, or several adjacent channels that are copied at once. A thread copies the values at one position
+// in all segments of a window, LINES at a time.
 template <class T>
 __device__ void im2col_of(const T* x, T* columns, int count, const Window& w) {
   const unsigned segment = w.kernel_width * w.channels, total = w.rows * w.cols * segment;
@@ -69,9 +69,9 @@ __device__ void im2col(const S* x, S* columns, int count, const Window& w) {
   in_packs<16 / sizeof(S)>(w.channels, copy, x, columns);
 }
 
-// The transpose of im2col, as a gather: a pixel is the sum of its values in all windows, in the order of its indices in them.
+// The transpose of im2col, as a gather: a pixel is the sum of its values in all windows, in the order of its index in them.
 
-// For stride 1 without dilation, V channels at a time, and WINDOWS windows at a time.
+// For stride 1 without dilation. Processes V channels and WINDOWS windows at a time.
 template <int V, class S>
 __device__ void col2im_dense(const S* columns, S* x, int count, const Window& w) {
   const int groups = w.channels / V, segment = w.kernel_width * w.channels, window = w.kernel_height * segment;
@@ -83,7 +83,7 @@ __device__ void col2im_dense(const S* columns, S* x, int count, const Window& w)
       const int last_row = min(y, w.rows - 1), last_col = min(x_at, w.cols - 1);
       const int down = last_row - max(0, y - w.kernel_height + 1) + 1;
       const int across = last_col - max(0, x_at - w.kernel_width + 1) + 1;  // windows in a row that contain the pixel
-      // steps to its value in the window on the left, and from the last of a row to the first of the row above
+      // steps to the pixel's value in the next window: to the left, or from the end of a row of windows to the row above
       const int left = w.channels - window, up = segment - w.cols * window - (across - 1) * left;
       const S* first = rows + (static_cast<long long>(last_row * w.cols + last_col) * window + (y - last_row) * segment +
                                (x_at - last_col) * w.channels + static_cast<int>(i % groups) * V);
@@ -131,7 +131,7 @@ __device__ void col2im(const S* columns, S* x, int count, const Window& w) {
     S* image = x + static_cast<long long>(n) * total;
     for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < total; i += gridDim.x * blockDim.x) {
       const int c = i % w.channels, pixel = i / w.channels;
-      const int y = pixel / w.width + w.top, x_at = pixel % w.width + w.left;  // in the image with its zeros
+      const int y = pixel / w.width + w.top, x_at = pixel % w.width + w.left;  // in the padded image
       const int last_row = min(y / w.stride_down, w.rows - 1), last_col = min(x_at / w.stride_across, w.cols - 1);
       Wide<S> sum = 0;
       for (int row = last_row; row >= 0 && y - row * w.stride_down < (w.kernel_height - 1) * w.gap_down + 1; --row) {
@@ -202,7 +202,7 @@ __device__ void depthwise_input(const S* dy, const S* weight, S* dx, int count, 
   }
 }
 
-// sums (parts, K_h, K_w, O): part p is the weight gradient of lines p, p + parts, ... of windows.
+// sums (parts, K_h, K_w, O): part p is the weight gradient of rows p, p + parts, ... of windows.
 template <class S, class A>
 __device__ void depthwise_weight(
     const S* x, const S* dy, A* sums, int count, const Window& w, int repeat, int parts) {

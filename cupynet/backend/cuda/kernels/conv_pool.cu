@@ -1,5 +1,5 @@
-// Convolution with small patches (few channels, as in the first layer) and its max-pool, computed directly from the
-// images. Neither im2col rows nor the output of the convolution are stored.
+// Convolution with small patches (few channels, as in the first layer) followed by max pooling, computed directly from
+// the images. Neither im2col rows nor the output of the convolution are stored.
 //
 // In the forward pass, a thread computes the pooled output of V filters. In the backward pass, a thread sums the gradients
 // of TAPS weights of a filter over its part of the windows, reading only the patches of the maxima.
@@ -9,9 +9,9 @@
 
 #include "common.cuh"
 
-constexpr int TAPS = 5;    // adjacent values in a row of a patch that a thread computes
+constexpr int TAPS = 5;    // adjacent values in a row of a patch that a thread processes
 constexpr int AHEAD = 6;   // windows whose gradients, and then pixels, are loaded together
-constexpr int SIDE = 2;    // height and width of pools whose positions are computed together
+constexpr int SIDE = 2;    // size of pooling windows whose pixels are computed together
 constexpr int NONE = 255;  // index in a window that ReLU zeroed, which has no gradient
 
 struct Geometry {
@@ -20,9 +20,9 @@ struct Geometry {
   int kernel_height, kernel_width;      // of the convolution
   int stride_down, stride_across;
   int top, left;                        // padding before the image
-  int pooled_rows, pooled_cols;         // of the pool's output
-  int pool_height, pool_width;          // of the pool
-  int pool_down, pool_across;           // its stride
+  int pooled_rows, pooled_cols;         // of the pooled output
+  int pool_height, pool_width;          // of a pooling window
+  int pool_down, pool_across;           // stride of pooling
   int pool_top, pool_left;              // padding before the convolution's output
   int filters;
 };
@@ -35,14 +35,14 @@ struct Geometry {
   { height, width, channels, rows, cols, kernel_height, kernel_width, stride_down, stride_across, top, left,          \
     pooled_rows, pooled_cols, pool_height, pool_width, pool_down, pool_across, pool_top, pool_left, filters }
 
-// Range of indices of `length` values from `start` on that are inside a line of `size` values.
+// Range of indices into `length` values from `start` on that are inside a line of `size` values.
 struct Inside {
   int first, end;
   __device__ __forceinline__ Inside(int start, int length, int size)
       : first(max(0, -start)), end(min(length, size - start)) {}
 };
 
-// sums += COUNT values from `pixels` on times their weights, for V filters. Weights are `filters` apart.
+// Adds COUNT values from `pixels` on times their weights to sums, for V filters. Weights are `filters` apart.
 template <int COUNT, int V, class S>
 __device__ __forceinline__ void multiply(const S* pixels, const S* weights, int filters, Wide<S> (&sums)[V]) {
 #pragma unroll
@@ -75,8 +75,8 @@ __device__ __forceinline__ void convolve(
   }
 }
 
-// sums[p][v] += COUNT values of the patches at all positions p of a SIDE x SIDE pool times their weights, for V filters.
-// Positions are `below` and `beside` values apart.
+// Adds COUNT values times their weights to sums[p][v], for the patches at all positions p of a SIDE x SIDE pooling
+// window and for V filters. Positions are `below` and `beside` values apart.
 template <int COUNT, int V, class S>
 __device__ __forceinline__ void multiply_pool(
     const S* pixels, const S* weights, int below, int beside, int filters, Wide<S> (&sums)[SIDE * SIDE][V]) {
@@ -98,7 +98,8 @@ __device__ __forceinline__ void multiply_pool(
   }
 }
 
-// Like `convolve`, at all positions of a SIDE x SIDE pool whose patches are inside the image. The first begins at `pixels`.
+// Like `convolve`, at all positions of a SIDE x SIDE pooling window whose patches are inside the image. The first patch
+// begins at `pixels`.
 template <int V, class S>
 __device__ __forceinline__ void convolve_pool(
     const S* pixels, const S* weights, const Geometry& g, Wide<S> (&sums)[SIDE * SIDE][V]) {
@@ -121,7 +122,7 @@ __device__ __forceinline__ void convolve_pool(
   }
 }
 
-// Like max_pool in pool.cu, but of the convolution of x. y, indices: (count, pooled_rows, pooled_cols, O).
+// Like max_pool in pool.cu, but applied to the convolution of x. y, indices: (count, pooled_rows, pooled_cols, O).
 template <int V, class S>
 __device__ void conv_pool_of(
     const S* x, const S* weight, const S* bias, S* y, unsigned char* indices, int count, const Geometry& g, int relu) {
@@ -198,9 +199,10 @@ struct Taps {
   int filter, ky, from, count;
 };
 
-// sums += gradients of AHEAD pooling windows of a line, from (row, col) of the convolution on, times the pixels of their
-// maxima. WHOLE: a maximum's pixels are inside the image, and there are TAPS. Other pixels are replaced by the first of
-// the image, because branches would separate the loads. reciprocal: see `conv_pool_weight_of`.
+// Adds the gradients of AHEAD pooling windows of a line, from (row, col) of the convolution on, times the pixels of their
+// maxima to sums. WHOLE: all pixels of maxima are inside the image, and there are TAPS weights. Otherwise, the image's
+// first pixel is loaded in place of missing ones, because branches would separate the loads. reciprocal: see
+// `conv_pool_weight_of`.
 template <bool WHOLE, class S>
 __device__ __forceinline__ void add_windows(
     const S* image, const Wide<S> (&gradients)[AHEAD], const int (&won)[AHEAD], int row, int col, const Geometry& g,

@@ -1,4 +1,4 @@
-// Dropout with random numbers of Philox 4x32-10, bit-identical to backend/philox.py.
+// Dropout with random numbers from Philox 4x32-10, bit-identical to backend/philox.py.
 
 #include "common.cuh"
 
@@ -6,7 +6,7 @@ struct Four {
   unsigned lane[4];
 };
 
-// Four numbers for four counters and a key.
+// Returns four random numbers for four counters and a key.
 __device__ __forceinline__ Four philox(Four counters, unsigned first, unsigned second) {
   unsigned a = counters.lane[0], b = counters.lane[1], c = counters.lane[2], d = counters.lane[3];
 #pragma unroll
@@ -22,9 +22,9 @@ __device__ __forceinline__ Four philox(Four counters, unsigned first, unsigned s
   return Four{{a, b, c, d}};
 }
 
-// out = x · factor where the random number is at least `below`, else 0: (count, size), samples (count,), epoch (1,). Each
-// thread computes four values of a sample, a quarter of the sample apart. The blocks along y share the samples. x may be
-// out.
+// out = x · factor where the random number is at least `below`, else 0. x, out: (count, size); x may be out. samples:
+// (count,); epoch: (1,). Each thread computes four values of a sample, a quarter of the sample apart. The blocks along y
+// share the samples.
 template <class S>
 __device__ void dropout(
     const S* x, S* out, const long long* samples, const long long* epoch, unsigned first, unsigned second,

@@ -3,8 +3,8 @@
 #include "common.cuh"
 
 // batch[n] = images[samples[n]] · scale + shift, or images[n] · scale + shift without samples. images (., size) uint8;
-// batch (count, size); scale and shift (channels), repeated for each pixel. The blocks along y share the images. Samples
-// are not checked.
+// batch (count, size); scale and shift (channels), repeated for each pixel. The blocks along y share the images. Sample
+// indices are not checked.
 template <class S>
 __device__ void load_images(
     const unsigned char* images, const long long* samples, const Wide<S>* scale, const Wide<S>* shift, S* batch,
@@ -24,9 +24,9 @@ __device__ void load_images(
   }
 }
 
-// Loads the next batch of an epoch. order: the number of samples of the epoch that were taken, and the samples of the epoch;
-// classes (.) or targets (., columns) are the epoch's labels, in the same order. The other one is null. batch_samples may be
-// null. `judge` counts the samples, after all blocks have read the number.
+// Loads the next batch of an epoch. order: the number of samples taken in this epoch, followed by its sample indices.
+// Either classes (.) or targets (., columns) are the epoch's labels in the same order; the other is null. batch_samples
+// may be null. `judge` increases order[0] later, after all blocks have read it.
 template <class S>
 __device__ void next_batch(
     const unsigned char* images, const long long* order, const long long* classes, const float* targets,

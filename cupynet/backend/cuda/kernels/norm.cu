@@ -13,8 +13,8 @@ __device__ void track_moments(A* mean, A* variance, const A* moments, A momentum
   }
 }
 
-// Calls function(values, column) for each V adjacent values, which start at this column. I is the index type, because
-// 64-bit divisions take several times longer.
+// Calls function(i, column) for each pack i of V adjacent values, which starts at this column. I is the index type,
+// because 64-bit divisions take several times longer.
 template <int V, class I, class F>
 __device__ __forceinline__ void each_pack(I packs, I packs_of_row, F function) {
   const I step = static_cast<I>(gridDim.x) * blockDim.x;

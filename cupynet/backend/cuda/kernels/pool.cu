@@ -1,11 +1,11 @@
-// Max-pooling, optionally with the bias and ReLU of a preceding convolution, and average pooling.
+// Max pooling, optionally with the bias and ReLU of a preceding convolution, and average pooling.
 //
 // The blocks along y share the images, and those along x the values of an image, so that all divisions are 32-bit.
 
 #include "common.cuh"
 
-// Window `at` along an axis: its start in the image, and the first and the end index of its pixels inside the image (at
-// least one).
+// Window `at` along an axis: its start in the image, and the range [first, end) of its pixels that are inside the image
+// (at least one).
 struct Seen {
   int start, first, end;
   __device__ __forceinline__ Seen(int at, int size, int kernel, int stride, int zeros)
@@ -90,7 +90,7 @@ __device__ void max_pool(
   in_packs<sizeof(S) < 8 ? 4 : 2>(channels, find, x, bias, y, indices);
 }
 
-// dx = sum of the gradients of all windows that a pixel won, in the order of its indices in these windows.
+// dx = sum of the gradients of all windows whose maximum is the pixel, in the order of its index in these windows.
 // (count, rows, cols, C) -> (count, H, W, C). V channels at a time.
 template <int V, class S, class W>
 __device__ void max_pool_backward_of(

@@ -151,8 +151,8 @@ __device__ void softmax_cross_entropy(
   }
 }
 
-// The same for targets (rows, stride), probabilities p: t is ((1 - smoothing) · p + smoothing / columns) · weights[c]. If
-// stride > columns, column `columns` is a factor of the row's loss.
+// The same for targets (rows, stride) that are probabilities p: t is ((1 - smoothing) · p + smoothing / columns) ·
+// weights[c]. If stride > columns, column `columns` is a factor of the row's loss.
 template <class S>
 __device__ void soft_cross_entropy(
     const S* logits, const float* targets, const Wide<S>* weights, Wide<S>* losses, S* gradient, Wide<S> smoothing,
@@ -223,7 +223,7 @@ struct huber {
 };
 
 // losses (rows,) = mean of an elementwise loss over the columns. The target is one-hot, or in `targets` (rows, stride) as
-// above. gradient = slope · scale, with the scale as above. A label out of range gives NaN.
+// above. gradient = slope · scale, with the scale and the row's factor as above. A label out of range gives NaN.
 template <class Kind, class S>
 __device__ void target_loss(
     const S* prediction, const long long* labels, const float* targets, Wide<S>* losses, S* gradient,
@@ -253,7 +253,8 @@ __device__ void target_loss(
 
 constexpr int ROWS = 8;  // rows that are loaded together, to hide memory latency
 
-// sum + K values, at(0) to at(K - 1), in order. If y is not null, values are first set to 0 where y is not positive.
+// Returns sum + the K values at indices at(0) to at(K - 1), added in order. If y is not null, values are first set to 0
+// where y is not positive.
 template <int K, class S, class F>
 __device__ __forceinline__ Wide<S> add_values(Wide<S> sum, S* values, const S* y, F at) {
   Wide<S> part[K];
@@ -272,8 +273,8 @@ __device__ __forceinline__ Wide<S> add_values(Wide<S> sum, S* values, const S* y
   return sum;
 }
 
-// sums[chunk] = the sums of the columns of rows chunk · length to (chunk + 1) · length; added to what is there
-// if `add`. values (rows, columns) -> sums (chunks, columns). The blocks along y share the chunks, those along x the
+// sums[chunk] = the sums of the columns of rows chunk · length to (chunk + 1) · length, or += these sums if `add`.
+// values (rows, columns) -> sums (chunks, columns). The blocks along y share the chunks, those along x the
 // columns. If y is not null, values are first set to 0 where y is not positive: the derivative of ReLU.
 template <class S>
 __device__ void column_sums(
@@ -304,7 +305,7 @@ __device__ void column_sums(
 
 // moments -------------------------------------------------------------------------------------------------------------
 
-// `down`, for all threads of the column.
+// Like `down`, but all threads of the column get the sum.
 template <class A>
 __device__ __forceinline__ A down_for_all(A value) {
   __shared__ A shared[MOST_THREADS];

@@ -20,8 +20,8 @@ __device__ __forceinline__ bool left_out(A* grad, const double* controls, long l
   return true;
 }
 
-// The factor that clips the norm of a gradient to `largest`, given its full squared norm. NaN stays NaN. With `controls`, the
-// gradient contains the loss scale, so `largest` is multiplied by it.
+// The factor that clips the norm of a gradient to `largest`, given its squared norm. A NaN norm gives NaN. With
+// `controls`, the gradient contains the loss scale, so `largest` is multiplied by it.
 template <class A>
 __device__ __forceinline__ A norm_factor(A squared_norm, A largest, const double* controls) {
   largest = steered(largest, controls, USED);
@@ -29,14 +29,14 @@ __device__ __forceinline__ A norm_factor(A squared_norm, A largest, const double
   return length <= largest ? A(1) : largest / length;
 }
 
-// The parameters of an update, in the order of `UpdateScalars` (update_rules.py).
+// The parameters of an update, in the order of `UpdateScalars.in_order` (update_rules.py).
 template <class A>
 struct Numbers {
   A rate, first, second, third, scale, clip, l1, l2, decay, a, b, c, largest;
   const A* squared_norm;  // of the whole gradient; null if it is not clipped
   A factor = 1;
 
-  __device__ __forceinline__ Numbers told(const double* controls) const {
+  __device__ __forceinline__ Numbers resolved(const double* controls) const {
     Numbers k = *this;
     if (squared_norm) k.factor = norm_factor(*squared_norm, largest, controls);
     k.rate = steered(rate, controls, RATE);
@@ -172,7 +172,7 @@ __device__ __forceinline__ void move_weights(
     States*... states) {
   using A = Wide<S>;
   if (left_out(grad, controls, n)) return;
-  const Numbers<A> k = given.told(controls);
+  const Numbers<A> k = given.resolved(controls);
   const auto move = [=](A& w, A& g, auto&... own) {
     A step = Rule::template step<A>(k, k.slope(g, w), own...);
     if (Rule::MOVES) {
@@ -215,8 +215,8 @@ __device__ void clip_norm(A* grad, const A* squared_norm, A largest, const doubl
 __device__ __forceinline__ bool is_number(float x) { return x - x == 0; }
 __device__ __forceinline__ bool is_number(double x) { return x - x == 0; }
 
-// Takes the scalars of the next step from a table: the number of rows that were taken, the number of rows, the rows. If none is
-// left, the scalars stay.
+// Takes the scalars of the next step from a table, which contains the number of rows taken, the number of rows, and the
+// rows. If no row is left, the scalars do not change.
 __device__ __forceinline__ void take_row(double* controls, double* table) {
   const long long taken = static_cast<long long>(table[0]);
   if (taken >= table[1]) return;
@@ -224,10 +224,11 @@ __device__ __forceinline__ void take_row(double* controls, double* table) {
   table[0] = static_cast<double>(taken + 1);
 }
 
-// Decides if a step is applied, from the sum of its losses, and from the sum of `squares`, the squared norm of its gradient. If
-// the gradient overflows, the step is skipped and the loss scale is halved; `grow_after` steps without overflow double it
-// (0: never). After a loss that is not finite, or an overflow at the smallest scale, no step is applied. Takes the scalars of
-// the step, and counts its samples in `order` (see `next_batch`), if not null. Uses one block.
+// Decides if a step is applied, from the sum of its losses, and from the sum of `squares`, the squared norm of its
+// gradient. If the gradient overflows, the step is skipped and the loss scale is halved; `grow_after` steps without
+// overflow double it. If `grow_after` is 0, the scale is fixed. After a loss that is not finite, or an overflow when the
+// scale cannot be halved, no step is applied. Takes the scalars of the step, and adds its samples to order[0] (see
+// `next_batch`), if not null. Uses one block.
 template <class A>
 __device__ void judge(
     double* controls, const A* losses, const A* squares, A* squared_norm, const long long* hits, double* table,
@@ -270,13 +271,13 @@ __device__ void undo(A* vector, const A* kept, const double* controls, long long
   each<AT_ONCE<A>>(n, [](A& x, const A& before) { x = before; }, Write<A>{vector}, Read<A>{kept});
 }
 
-// Takes the scalars of the next update, which no `judge` precedes.
+// Takes the scalars of an update that does not call `judge`.
 KERNEL steer_double(double* controls, double* table) {
   if (blockIdx.x || threadIdx.x) return;
   take_row(controls, table);
 }
 
-// Starts a series of steps: results of earlier steps are reset, the scalars of the update stay.
+// Starts a series of steps: resets the results of earlier steps, but keeps the scalars of the update.
 KERNEL begin_double(double* controls, double scale, double used, double steady) {
   if (blockIdx.x || threadIdx.x) return;
   for (int place = SCALE; place <= SKIPPED; ++place) controls[place] = 0;
@@ -288,9 +289,10 @@ KERNEL begin_double(double* controls, double scale, double used, double steady) 
 
 // layer by layer ------------------------------------------------------------------------------------------------------
 
-// table (stretches, 3): start, stop and layer of each. The blocks along y share the stretches, those along x each of them.
+// table (stretches, 3): start, stop and layer of each stretch of a vector. The blocks along y share the stretches, those
+// along x the values of a stretch.
 
-// sums (stretches, gridDim.x) = sums of squares of what each block has of a stretch.
+// sums (stretches, gridDim.x) = the sum of squares of the part of a stretch that each block processes.
 template <class A>
 __device__ void stretch_squares(const A* vector, const long long* table, A* sums, int stretches) {
   for (int t = blockIdx.y; t < stretches; t += gridDim.y) {
