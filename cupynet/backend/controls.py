@@ -27,9 +27,9 @@ class Control(IntEnum):
 
 @dataclass(frozen=True)
 class Scaling:
-    """Dynamic loss scale between `least` and `most`: halved on overflow, and doubled after `grow_after` steps without.
+    """Dynamic loss scale between `least` and `most`.
 
-    With `grow_after=0`, the scale is fixed.
+    The scale is halved on overflow, and doubled after `grow_after` steps without overflow. It is fixed if that is 0.
     """
 
     grow_after: int = 0

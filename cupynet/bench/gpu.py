@@ -114,7 +114,7 @@ def training(settings: BenchSettings, data: Data, **changes: Any) -> Row:
 
 def table(result: Row) -> list[str]:
     lines = [f"{result['device']['name']}, {result['dataset']}, batch of {result['batch_size']}, {result['optimizer']}"]
-    lines += ["", f"{'training step, one batch in memory':<44}{'images/s':>12}{'cupynet/it':>12}"]
+    lines += ["", f"{'training step, one batch in memory':<44}{'images/s':>12}{'cupynet/row':>12}"]
     for dtype, rates in result["step_images_per_s"].items():
         cupynet_rate = middle(rates["cupynet"])
         for name, measured in rates.items():

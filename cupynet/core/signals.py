@@ -100,7 +100,7 @@ def command(main: Callable[[], None]) -> None:
 
 @contextmanager
 def lifeline() -> Iterator[int]:
-    """Yield a pipe as stdin for child processes. They stop when it is closed, for example because this process ends."""
+    """Yield a pipe for the stdin of child processes, which stop when this process closes the pipe or ends."""
     theirs, ours = os.pipe()
     try:
         yield theirs

@@ -42,7 +42,7 @@ class AmxProducts(WinogradConv):
         amx_conv.convolve(_grouped(x, group), layout, *arrays, _grouped(y, group))
 
     def _steps(self, weight: Array) -> tuple[Array, Array]:
-        """Return the starts of steps in a row of 3 C values, and the factors (96 · starts, O) of the three rows."""
+        """Return the starts of steps in a row of 3 C values, and the factors of the three rows, (96 · steps, O)."""
         length, filters = 3 * weight.shape[2], weight.shape[3]
         # the last step overlaps the previous one with zero factors; beyond the window, it might multiply NaN by zero
         starts, rest = np.minimum(np.arange(0, length, amx.DEPTH), length - amx.DEPTH), length % amx.DEPTH

@@ -1,4 +1,4 @@
-"""Convolutions with 3x3 filters and stride 1 on the CPU with Winograd's algorithm (`kernels/winograd.py`)."""
+"""Convolutions with 3x3 filters and stride 1 on the CPU, using Winograd's algorithm (`kernels/winograd.py`)."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def add_column_sums(dy: Array, grad: Array) -> None:
 
 @kernel
 def count_hits(scores: Array, labels: Array) -> Any:
-    """Return the number of rows of `scores` (N, C) with their argmax at the label. labels: (N,)."""
+    """Return the number of rows of `scores` (N, C) whose argmax is the label. labels: (N,)."""
     scores, hits = reals(scores), 0
     for r in range(scores.shape[0]):
         place = 0

@@ -11,7 +11,7 @@ from cupynet.backend.window import IntPair
 
 
 @kernel
-def forward(x: Array, weight: Array, y: Array, stride: IntPair, zeros: IntPair, gaps: IntPair) -> None:
+def forward(x: Array, weight: Array, y: Array, stride: IntPair, padding: IntPair, dilation: IntPair) -> None:
     x, weight, y = reals(x), reals(weight), reals(y)
     floats = room(y[0, 0, 0])
     for n in range(y.shape[0]):
@@ -20,11 +20,11 @@ def forward(x: Array, weight: Array, y: Array, stride: IntPair, zeros: IntPair, 
                 out = scratch(y[n, row, col], floats)
                 out[:] = 0
                 for ky in range(weight.shape[0]):
-                    down = row * stride[0] - zeros[0] + ky * gaps[0]
+                    down = row * stride[0] - padding[0] + ky * dilation[0]
                     if down < 0 or down >= x.shape[1]:
                         continue
                     for kx in range(weight.shape[1]):
-                        across = col * stride[1] - zeros[1] + kx * gaps[1]
+                        across = col * stride[1] - padding[1] + kx * dilation[1]
                         if across < 0 or across >= x.shape[2]:
                             continue
                         pixel, factors = x[n, down, across], weight[ky, kx]
@@ -34,7 +34,7 @@ def forward(x: Array, weight: Array, y: Array, stride: IntPair, zeros: IntPair, 
 
 
 @kernel
-def input_gradient(dy: Array, weight: Array, dx: Array, stride: IntPair, zeros: IntPair, gaps: IntPair) -> None:
+def input_gradient(dy: Array, weight: Array, dx: Array, stride: IntPair, padding: IntPair, dilation: IntPair) -> None:
     """dx = sum of window gradients times filters: (N, H', W', O) -> (N, H, W, O)."""
     dy, weight, dx = reals(dy), reals(weight), reals(dx)
     floats = room(dx[0])
@@ -45,11 +45,11 @@ def input_gradient(dy: Array, weight: Array, dx: Array, stride: IntPair, zeros: 
             for col in range(dy.shape[2]):
                 gradient = dy[n, row, col]
                 for ky in range(weight.shape[0]):
-                    down = row * stride[0] - zeros[0] + ky * gaps[0]
+                    down = row * stride[0] - padding[0] + ky * dilation[0]
                     if down < 0 or down >= dx.shape[1]:
                         continue
                     for kx in range(weight.shape[1]):
-                        across = col * stride[1] - zeros[1] + kx * gaps[1]
+                        across = col * stride[1] - padding[1] + kx * dilation[1]
                         if across < 0 or across >= dx.shape[2]:
                             continue
                         target, factors = image[down, across], weight[ky, kx]
@@ -59,7 +59,7 @@ def input_gradient(dy: Array, weight: Array, dx: Array, stride: IntPair, zeros: 
 
 
 @kernel
-def weight_gradient(x: Array, dy: Array, grad: Array, stride: IntPair, zeros: IntPair, gaps: IntPair) -> None:
+def weight_gradient(x: Array, dy: Array, grad: Array, stride: IntPair, padding: IntPair, dilation: IntPair) -> None:
     """grad (K_h, K_w, O) += sum of pixels times gradients, summed by image for precision."""
     x, dy = reals(x), reals(dy)
     part = np.empty_like(grad)
@@ -69,11 +69,11 @@ def weight_gradient(x: Array, dy: Array, grad: Array, stride: IntPair, zeros: In
             for col in range(dy.shape[2]):
                 gradient = dy[n, row, col]
                 for ky in range(grad.shape[0]):
-                    down = row * stride[0] - zeros[0] + ky * gaps[0]
+                    down = row * stride[0] - padding[0] + ky * dilation[0]
                     if down < 0 or down >= x.shape[1]:
                         continue
                     for kx in range(grad.shape[1]):
-                        across = col * stride[1] - zeros[1] + kx * gaps[1]
+                        across = col * stride[1] - padding[1] + kx * dilation[1]
                         if across < 0 or across >= x.shape[2]:
                             continue
                         pixel, sums = x[n, down, across], part[ky, kx]

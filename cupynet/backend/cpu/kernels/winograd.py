@@ -1,4 +1,4 @@
-"""Convolutions with 3x3 filters and stride 1 with Winograd's algorithm F(4x4, 3x3).
+"""Convolutions with 3x3 filters and stride 1, using Winograd's algorithm F(4x4, 3x3).
 
 Source: Lavin & Gray 2016, "Fast Algorithms for Convolutional Neural Networks", arXiv:1509.09308. A tile of 6x6 input
 pixels and a filter are transformed to 36 values each, so that a tile of 4x4 output pixels takes 36 multiplications per

@@ -191,7 +191,7 @@ def multiply(
 
 @inlined
 def transform_filters(size: int, which: int, lanes: int, x: Array, y: Array) -> None:
-    """Transform all filters (K · K, values) to points (n², values) if `which` is 4, or back if it is 5."""
+    """Transform filters (K · K, values) to points (n², values) if `which` is 4, or apply the transpose if it is 5."""
     x_step, y_step, n = x.shape[1], y.shape[1], size + SIDE - 1
     before, after = (size, n) if which == 4 else (n, size)
     for c in range(0, x_step, lanes):
@@ -295,7 +295,7 @@ def forward(size: int, height: int, width: int) -> Callable[..., bool]:
 
 @functools.cache
 def backward(size: int, height: int, width: int, dx_height: int, dx_width: int) -> Callable[..., bool]:
-    """Return the backward kernel for filters of `size`. height, width: `block` of filters; dx_...: of channels."""
+    """Return the backward kernel for K = `size`. height, width: `block` of filters; dx_height, dx_width: channels."""
 
     @kernel
     def gradients(
