@@ -29,7 +29,8 @@ class Control(IntEnum):
 class Scaling:
     """Dynamic loss scale between `least` and `most`.
 
-    The scale is halved on overflow, and doubled after `grow_after` steps without overflow. It is fixed if that is 0.
+    The scale is halved on overflow, and doubled after `grow_after` steps without overflow. It is fixed if `grow_after`
+    is 0.
     """
 
     grow_after: int = 0

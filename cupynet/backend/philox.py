@@ -1,6 +1,6 @@
 """Counter-based random numbers: Philox 4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3").
 
-Four 32-bit counters and a key of two 32-bit numbers determine four random numbers, in any order and on any backend.
+Four 32-bit counters and a key of two 32-bit numbers determine four random numbers, regardless of order and backend.
 `cpu/kernels/dropout.py` and `cuda/kernels/dropout.cu` implement the same generator.
 """
 

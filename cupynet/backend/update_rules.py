@@ -1,8 +1,8 @@
 """Update rules of elementwise optimizers, as array code.
 
-`UpdateOps.move_weights` applies gradient scale, clipping, penalties and decay. A rule maps the gradient g,
-including penalties, to the step to subtract from the weight. Moving averages are computed as m + (1 - beta) · (g - m),
-with 1 - beta as a parameter, because computing it from beta in single precision would lose digits.
+`UpdateOps.move_weights` applies gradient scale, clipping, penalties and decay. A rule maps the gradient g, including
+penalties, to the step to subtract from the weight. Moving averages are computed as m + (1 - beta) · (g - m), with
+1 - beta as a parameter, because computing it from beta in single precision would lose digits.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Rule:
     Attributes:
         formula: (numbers, g, *states) -> (step, *new states). numbers: rate, `UpdateScalars.numbers` and `.factors`.
         states: names of the optimizer vectors.
-        moves: True to update the weights directly. If False, the step plus the decay, without the rate,
-            replaces the gradient.
+        moves: True to update the weights directly. If False, the step plus the decay, without the rate, replaces the
+            gradient.
     """
 
     formula: Callable[..., tuple[Any, ...]]

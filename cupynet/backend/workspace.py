@@ -94,7 +94,7 @@ class Workspace:
 
     @contextmanager
     def capturing(self) -> Iterator[None]:
-        """Context manager that reuses no buffers that other threads return; they may be in use on another stream."""
+        """Context in which buffers returned by other threads, which may be in use on another stream, stay unused."""
         self._captures = True
         try:
             yield

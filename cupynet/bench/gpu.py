@@ -1,7 +1,7 @@
 """Benchmark of one GPU (`cupynet bench gpu=true`), compared with PyTorch on the same network.
 
-backend.tf32 applies to both libraries. With half, both keep float weights and scale the loss; PyTorch
-uses autocast and a GradScaler.
+backend.tf32 applies to both libraries. With half, both keep float weights and scale the loss; PyTorch uses autocast
+and a GradScaler.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ CupynetError                1   base class
 └── Interrupted       130/143   stopped by a signal
 
 After most other errors, commands print a traceback and exit with 1. Exhausted memory (exit code 1) and a full or
-unwritable disk (74) are reported on one line. A SystemExit raised during a job keeps its code unless it is 0.
+unwritable disk (74) are reported on one line. A SystemExit raised during a job keeps a nonzero integer code.
 """
 
 from __future__ import annotations

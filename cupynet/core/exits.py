@@ -36,8 +36,8 @@ def report_error(error: BaseException, log: logging.Logger | None = None, job: s
     """Report the error that ended a job, in its log or on stderr. Return the exit code.
 
     CupynetErrors, a full disk and exhausted memory are reported on one line. Other errors, including a SystemExit or
-    KeyboardInterrupt raised by a callback, are reported with a traceback. A SystemExit outside a job and a
-    closed stdout only end the command. job: prefix of the line.
+    KeyboardInterrupt raised by a callback, are reported with a traceback. A SystemExit outside a job and a closed
+    stdout only end the command. job: prefix of the line.
     """
     if isinstance(error, SystemExit) and log is None and not job:
         return 0 if error.code is None else error.code

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 
-SHOWN = 80  # maximum characters of a value in a message
+SHOWN = 80  # number of characters of a value in a message
 
 
 def one_line(text: object) -> str:
@@ -25,7 +25,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def shown(value: object, text_of: Callable[[object], str] = repr) -> str:
-    """Format a value on one line, with at most `SHOWN` characters."""
+    """Format a value on one line, truncated after `SHOWN` characters."""
     try:
         text = one_line(text_of(value))
     except ValueError:  # an int with too many digits for str()
@@ -34,7 +34,7 @@ def shown(value: object, text_of: Callable[[object], str] = repr) -> str:
 
 
 def amount(size: float) -> str:
-    """Format a number of bytes with decimal units: `5.2 TB`, `521.0 TB`."""
+    """Format a number of bytes with decimal units: `521 bytes`, `5.2 MB`."""
     for unit in ("bytes", "kB", "MB", "GB", "TB", "PB"):
         if size < 999.5:
             return f"{size:.0f} bytes" if unit == "bytes" else f"{size:.1f} {unit}"
@@ -67,7 +67,7 @@ def _initials(name: str) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return a suggestion to append to a message. If no name is similar, list the known names, if they are 2 to 24."""
+    """Return a suggestion to append to a message. If no name is similar, list the known names if there are 2 to 24."""
     names = sorted(known)
     return guess(name, names) or (f"; the names are {listed(names, 'and')}" if 1 < len(names) <= 24 else "")
 

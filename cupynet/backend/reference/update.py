@@ -12,7 +12,7 @@ BLOCK = 16384  # values processed at a time, so that temporary arrays stay in th
 
 class UpdateOps(Device):
     def mean_in_place(self, parts: list[Array], shares: list[float]) -> None:
-        """Overwrite each host vector in `parts` with sum_r shares[r] · parts[r], added in order if not zero."""
+        """Overwrite each host vector in `parts` with sum_r shares[r] · parts[r], in order, skipping zero shares."""
         contributors = [(part, share) for part, share in zip(parts, shares, strict=True) if share > 0]
         # in double, because shares in single precision would not sum to 1
         total = contributors[0][0].astype("float64") * contributors[0][1]

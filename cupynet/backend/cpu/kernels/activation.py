@@ -225,7 +225,7 @@ def silu_backward(dy: Array, x: Array, slope: Any) -> None:
 def _forward(activation: Callable[..., None]) -> Callable[..., None]:
     @kernel
     def apply(x: Array, out: Array, apart: bool, slope: Any) -> None:
-        """out = f(x). apart: out is not x. If it is, a loop over both arrays would not be vectorized."""
+        """out = f(x). apart: out is not x. If out is x, a loop that names both would not be vectorized."""
         x, out = reals(x), reals(out)
         for start in range(0, x.size, BLOCK):
             source, block = x[start : start + BLOCK], out[start : start + BLOCK]

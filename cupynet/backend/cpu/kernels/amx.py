@@ -121,7 +121,7 @@ def add_products(
 
 @kernel
 def pair_rows(rows: Array, pairs: Array) -> None:
-    """Interleave rows 2 i and 2 i + 1 of `rows` (R, J) in row i of `pairs` (R / 2, J), two 16-bit values in each int32."""
+    """Interleave rows 2 i and 2 i + 1 of `rows` (R, J) in row i of `pairs` (R / 2, J), two 16-bit values per int32."""
     for i in range(pairs.shape[0]):
         low, high, target = rows[2 * i], rows[2 * i + 1], pairs[i]
         for j in range(target.size):

@@ -35,7 +35,7 @@ class Passed(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Block of a weight gradient: `lines` rows of the patch, from row `line` on, starting at a value and a filter."""
+    """Block of a weight gradient: `lines` rows of the patch, from row `line` on, starting at `value` and `filter`."""
 
     line: int
     lines: int

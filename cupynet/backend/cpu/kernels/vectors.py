@@ -63,7 +63,7 @@ def size_of(real: Any) -> int:
 
 
 def split(length: int, real: Any) -> list[tuple[int, Any]]:
-    """Split `length` values into vectors: the start and type of each. A single value is a scalar."""
+    """Split `length` values into vectors. Return the start and type of each; a single value is a scalar."""
     vectors, at = [], 0
     for width in widths(length, registers()[0] // size_of(real)):
         vectors.append((at, ir.VectorType(real, width) if width > 1 else real))
@@ -79,7 +79,7 @@ def bytes_like(kind: Any, value: int) -> Any:
 
 
 def load(b: Any, base: Any, at: int, kind: Any) -> Any:
-    """Load a `kind` at offset `at` from `base`, with any alignment."""
+    """Load a value of type `kind` at offset `at` from `base`, with any alignment."""
     return b.load(_place(b, base, at, kind), align=_alignment(base))
 
 
