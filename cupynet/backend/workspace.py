@@ -94,7 +94,7 @@ class Workspace:
 
     @contextmanager
     def capturing(self) -> Iterator[None]:
-        """Context in which buffers returned by other threads, which may be in use on another stream, stay unused."""
+        """Context manager in which buffers returned by other threads (which another stream may use) stay unused."""
         self._captures = True
         try:
             yield

@@ -67,7 +67,10 @@ class ConvOps(DenseOps):
         self, dy: Array, columns: Array, x: Array, weight: Array, weight_grad: Array, bias_grad: Array | None,
         window: Window, *, need_dx: bool, groups: int = 1, relu_y: Array | None = None,
     ) -> Array | None:  # fmt: skip
-        """Add the weight and bias gradients. Return dx or None. columns: of `conv2d`. relu_y: as in `dense_backward`."""
+        """Add the gradients of weight and bias. Return dx (N, H, W, C) or None.
+
+        columns: from `conv2d`, or None to recompute them. relu_y: see `dense_backward`.
+        """
         outputs = weight.shape[3]
         self._relu_and_bias_backward(dy, relu_y, bias_grad)
         if groups > 1:
