@@ -157,7 +157,7 @@ def training_step(setup: Namespace) -> tuple[Any, Callable[[], None]]:
 
 
 def captured(network: Any, step: Callable[[], None]) -> Callable[[], None]:
-    """Capture a step as a CUDA graph after a warm-up on a side stream, as PyTorch recommends. Return its replay."""
+    """Capture a step as a CUDA graph, warmed up on a side stream as PyTorch recommends. Return the replay function."""
     import torch
 
     side = torch.cuda.Stream()

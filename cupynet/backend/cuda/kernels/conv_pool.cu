@@ -42,7 +42,7 @@ struct Inside {
       : first(max(0, -start)), end(min(length, size - start)) {}
 };
 
-// Adds COUNT values from `pixels` on times their weights to sums, for V filters. Weights are `filters` apart.
+// Adds to sums COUNT values from `pixels` on, times their weights, for V filters. Weights are `filters` apart.
 template <int COUNT, int V, class S>
 __device__ __forceinline__ void multiply(const S* pixels, const S* weights, int filters, Wide<S> (&sums)[V]) {
 #pragma unroll
@@ -75,7 +75,7 @@ __device__ __forceinline__ void convolve(
   }
 }
 
-// Adds COUNT values times their weights to sums[p][v], for the patches at all positions p of a SIDE x SIDE pooling
+// Adds to sums[p][v] COUNT values times their weights, for the patches at all positions p of a SIDE x SIDE pooling
 // window and for V filters. Positions are `below` and `beside` values apart.
 template <int COUNT, int V, class S>
 __device__ __forceinline__ void multiply_pool(
@@ -199,8 +199,8 @@ struct Taps {
   int filter, ky, from, count;
 };
 
-// Adds the gradients of AHEAD pooling windows of a line, from (row, col) of the convolution on, times the pixels of their
-// maxima to sums. WHOLE: all pixels of maxima are inside the image, and there are TAPS weights. Otherwise, the image's
+// Adds to sums the gradients of AHEAD pooling windows of a line, from (row, col) of the convolution on, times the pixels
+// of their maxima. WHOLE: all pixels of maxima are inside the image, and there are TAPS weights. Otherwise, the image's
 // first pixel is loaded in place of missing ones, because branches would separate the loads. reciprocal: see
 // `conv_pool_weight_of`.
 template <bool WHOLE, class S>
