@@ -161,5 +161,5 @@ class Layers:
 
     def __init__(self, backend: Device, bounds: Sequence[tuple[int, int]], group: Sequence[int]) -> None:
         self.bounds, self.group, self.count = tuple(bounds), tuple(group), max(group, default=-1) + 1
-        rows = [(*each, layer) for each, layer in zip(bounds, group, strict=True)]
+        rows = [(*segment, layer) for segment, layer in zip(bounds, group, strict=True)]
         self.table: Array = backend.asarray(np.array(rows, np.int64).reshape(-1, 3))

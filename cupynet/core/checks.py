@@ -67,7 +67,7 @@ def number(
     too_high = result >= below and not (infinite and result == math.inf)
     if math.isnan(result) or too_low or too_high:
         bounds = {"above": above, "of at least": minimum, "below": below if below < math.inf else None}
-        limits = " and ".join(f"{how} {bound:g}" for how, bound in bounds.items() if bound is not None)
+        limits = " and ".join(f"{relation} {bound:g}" for relation, bound in bounds.items() if bound is not None)
         description = f"number of {unit} {limits}" if unit else f"number {limits}"
         raise ConfigError(f"must be a {description.rstrip()}{also}", name, shown(value))
     return result

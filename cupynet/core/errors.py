@@ -132,9 +132,9 @@ def signal_of(error: BaseException) -> int:
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
     """Yield an error, then its causes and contexts, outermost first. Ends even if the chain is a cycle."""
-    found: list[BaseException] = []
-    while error is not None and not any(error is earlier for earlier in found):  # OmegaConf's chains can be cyclic
-        found.append(error)
+    visited: list[BaseException] = []
+    while error is not None and not any(error is earlier for earlier in visited):  # OmegaConf's chains can be cyclic
+        visited.append(error)
         yield error
         error = error.__cause__ or error.__context__
 

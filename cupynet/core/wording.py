@@ -56,7 +56,7 @@ def listed(names: Iterable[str], last: str = "or") -> str:
 def guess(value: object, names: Iterable[str]) -> str:
     """Return a suggestion to append to a message: a name with these initials (lr) or the most similar one, or ""."""
     known, text = list(names), shown(value, str)
-    match = [each for each in known if "_" in each and _initials(each) == text]
+    match = [name for name in known if "_" in name and _initials(name) == text]
     match = match or get_close_matches(text, known, n=1) or get_close_matches(text.lower(), known, n=1)
     return f"; did you mean '{match[0]}'?" if match else ""
 

@@ -78,9 +78,9 @@ class Library:
         try:
             return self._unused[device].pop()
         except (KeyError, IndexError):
-            made = ctypes.c_void_p()
-            self.call("cublasCreate_v2", ctypes.byref(made))
-            return int(made.value or 0)
+            created = ctypes.c_void_p()
+            self.call("cublasCreate_v2", ctypes.byref(created))
+            return int(created.value or 0)
 
     def leave(self, device: int, handle: int) -> None:
         self._unused.setdefault(device, deque()).append(handle)

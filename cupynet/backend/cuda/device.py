@@ -168,9 +168,9 @@ class CudaDevice(Device):
             widest = max(array.dtype.itemsize for array in arguments if getattr(array, "size", 0) == count)
             self.kernels.flat(name, count, *arguments, count, at_once=SIXTEEN // widest)
 
-    def _channels_at_once(self, channels: int, most: int = SIXTEEN) -> int:
+    def _channels_at_once(self, channels: int, limit: int = SIXTEEN) -> int:
         """Return the number of adjacent channels per access, like `in_packs` in common.cuh."""
-        return math.gcd(channels, min(most, SIXTEEN // self.policy.storage.itemsize))
+        return math.gcd(channels, min(limit, SIXTEEN // self.policy.storage.itemsize))
 
     def _geometry(self, shape: tuple[int, ...], window: Window) -> tuple[int, ...]:
         """Return the kernel parameters for images and windows. Raise ConfigError if 32-bit indices do not suffice."""

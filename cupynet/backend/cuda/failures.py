@@ -29,8 +29,8 @@ def failure(error: BaseException, device: int) -> Failure | None:
         )
     if not out_of_gpu_memory(error):
         return None
-    own_pool, wanted = pool(device), ALLOCATING.search(text)
-    needed = text.rstrip(".") if wanted is None else f"it needs {amount(int(wanted[1].replace(',', '')))} more"
+    own_pool, allocation = pool(device), ALLOCATING.search(text)
+    needed = text.rstrip(".") if allocation is None else f"it needs {amount(int(allocation[1].replace(',', '')))} more"
     limit = ""
     if own_pool.limit is not None:
         limit = f", limited by {setting('memory', 'device_pool_limit', amount(own_pool.limit))},"

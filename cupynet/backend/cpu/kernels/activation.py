@@ -38,14 +38,14 @@ def _two_parts(x: Any) -> Any:
 def _two_parts_of(x: Any) -> Any:
     """Return (2^n, exp(r) - 1) with exp(x) = 2^n exp(r), for x <= 0. Both are 0 on underflow. The second keeps NaN."""
     real, whole, least, high, low, bits, bias = SINGLE if x == types.float32 else DOUBLE
-    turns, half, zero, one = real(1 / math.log(2)), real(0.5), real(0), real(1)
+    inverse_ln2, half, zero, one = real(1 / math.log(2)), real(0.5), real(0), real(1)
     bottom, first, second = real(least), real(high), real(low)
     c2, c3, c4, c5, c6, c7, c8, c9, c10, c11, c12, c13 = (real(1 / math.factorial(k)) for k in range(2, 14))
 
     def parts(x: Any) -> Any:
         far = x < bottom
         inside = x if x >= bottom else zero  # NaN cannot be converted to an integer
-        n = np.floor(inside * turns + half)
+        n = np.floor(inside * inverse_ln2 + half)
         r = x - n * first - n * second
         q = c9 + r * (c10 + r * (c11 + r * (c12 + r * c13)))
         q = one + r * (c2 + r * (c3 + r * (c4 + r * (c5 + r * (c6 + r * (c7 + r * (c8 + r * q)))))))

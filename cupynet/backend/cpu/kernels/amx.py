@@ -51,7 +51,7 @@ def configure(typing: Any) -> Any:
     palette, start = 1, 0
     configuration = struct.pack("<BB14x16H16B", palette, start, *[ROW] * 8, *[0] * 8, *[SIDE] * 8, *[0] * 8)
 
-    def generate(context: Any, b: Any, signature: Any, given: Any) -> Any:
+    def generate(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
         constant = ir.Constant(ir.ArrayType(I8, len(configuration)), bytearray(configuration))
         _emit(b, "ldtilecfg", b.bitcast(cgutils.global_constant(b, "amx_tiles", constant), I8.as_pointer()))
         return context.get_dummy_value()
@@ -63,7 +63,7 @@ def configure(typing: Any) -> Any:
 def release(typing: Any) -> Any:
     """Release the tiles, so that the operating system need not save them."""
 
-    def generate(context: Any, b: Any, signature: Any, given: Any) -> Any:
+    def generate(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
         _emit(b, "tilerelease")
         return context.get_dummy_value()
 
@@ -82,10 +82,11 @@ def add_products(
     values apart.
     """
 
-    def generate(context: Any, b: Any, signature: Any, given: Any) -> Any:
-        pointer = pointers(context, b, signature, given)
-        count = context.make_array(signature.args[4])(context, b, given[4]).nitems
-        row, pitch, wide = (b.mul(given[i], ir.Constant(I64, size)) for i, size in ((3, 2), (7, 4), (10, 4)))  # bytes
+    def generate(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
+        pointer = pointers(context, b, signature, arguments)
+        count = context.make_array(signature.args[4])(context, b, arguments[4]).nitems
+        # in bytes
+        row, pitch, wide = (b.mul(arguments[i], ir.Constant(I64, size)) for i, size in ((3, 2), (7, 4), (10, 4)))
 
         def moved(address: Any, values: Any) -> Any:
             return b.bitcast(b.gep(address, [values]), I8.as_pointer())
@@ -96,9 +97,9 @@ def add_products(
         def rows_of_tiles(step: Any, count: int) -> Any:
             return b.mul(step, ir.Constant(I64, SIDE * count))
 
-        totals = [moved(pointer(8, 9), rows_of_tiles(given[10], i)) for i in range(TILES)]
+        totals = [moved(pointer(8, 9), rows_of_tiles(arguments[10], i)) for i in range(TILES)]
         lefts = [b.gep(pointer(1), [number(2, ir.Constant(I64, i))]) for i in range(TILES)]
-        with b.if_else(b.trunc(given[0], ir.IntType(1))) as (adds, writes):
+        with b.if_else(b.trunc(arguments[0], ir.IntType(1))) as (adds, writes):
             with adds:
                 for i in range(TILES):
                     _emit(b, "tileloadd64", i, totals[i], wide)
@@ -106,7 +107,7 @@ def add_products(
                 for i in range(TILES):
                     _emit(b, "tilezero", i)
         with cgutils.for_range(b, count) as loop:
-            place = moved(pointer(5, 6), b.mul(loop.index, rows_of_tiles(given[7], 1)))
+            place = moved(pointer(5, 6), b.mul(loop.index, rows_of_tiles(arguments[7], 1)))
             step = number(4, loop.index)
             _emit(b, "tileloadd64", 7, place, pitch)
             for i in range(TILES):

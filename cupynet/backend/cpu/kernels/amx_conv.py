@@ -38,22 +38,22 @@ class Layout(NamedTuple):
 def transpose_block(typing: Any, source: Any, start: Any, row: Any, target: Any, at: Any, pitch: Any) -> Any:
     """Transpose a block of 16 x 16 16-bit values: target[at + pitch c + r] = source[start + row r + c]."""
 
-    def generate(context: Any, b: Any, signature: Any, given: Any) -> Any:
-        data = [context.make_array(signature.args[i])(context, b, given[i]).data for i in (0, 3)]
+    def generate(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
+        data = [context.make_array(signature.args[i])(context, b, arguments[i]).data for i in (0, 3)]
         vector = ir.VectorType(I16, SIDE)
 
         def place(array: Any, start: Any, pitch: Any, i: int) -> Any:
             address = b.gep(array, [b.add(start, b.mul(pitch, ir.Constant(I64, i)))])
             return b.bitcast(address, vector.as_pointer())
 
-        rows = [b.load(place(data[0], given[1], given[2], i), align=2) for i in range(SIDE)]
+        rows = [b.load(place(data[0], arguments[1], arguments[2], i), align=2) for i in range(SIDE)]
         low = ir.Constant(ir.VectorType(I32, SIDE), [i // 2 + SIDE * (i % 2) for i in range(SIDE)])
         high = ir.Constant(ir.VectorType(I32, SIDE), [8 + i // 2 + SIDE * (i % 2) for i in range(SIDE)])
         for _ in range(4):  # each pass interleaves rows i and i + 8
             pairs = zip(rows[:8], rows[8:], strict=True)
             rows = [b.shuffle_vector(x, y, order) for x, y in pairs for order in (low, high)]
         for i, values in enumerate(rows):
-            b.store(values, place(data[1], given[4], given[5], i), align=2)
+            b.store(values, place(data[1], arguments[4], arguments[5], i), align=2)
         return context.get_dummy_value()
 
     return types.void(source, start, row, target, at, pitch), generate

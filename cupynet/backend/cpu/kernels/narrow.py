@@ -112,8 +112,8 @@ def _narrowed(context: Any, b: Any, kind: Any, narrow: Any, value: Any) -> Any:
 def reals(typing: Any, array: Any) -> Any:
     """Return the same array, viewed as `Narrow` if it contains the bits of half or bfloat16."""
 
-    def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        return impl_ret_borrowed(context, builder, signature.return_type, given[0])
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return impl_ret_borrowed(context, builder, signature.return_type, arguments[0])
 
     return array.copy(dtype=KINDS.get(array.dtype, array.dtype))(array), generate
 
@@ -127,8 +127,8 @@ def _copy(context: Any, b: Any, kinds: Any, arrays: Any, of: int) -> None:
     source, target = (context.make_array(kind)(context, b, array) for kind, array in zip(kinds, arrays, strict=True))
     with cgutils.for_range(b, (source, target)[of].nitems) as loop:
         value = context.unpack_value(b, kinds[0].dtype, b.gep(source.data, [loop.index]))
-        wanted = context.cast(b, value, kinds[0].dtype, kinds[1].dtype)
-        context.pack_value(b, kinds[1].dtype, wanted, b.gep(target.data, [loop.index]))
+        converted = context.cast(b, value, kinds[0].dtype, kinds[1].dtype)
+        context.pack_value(b, kinds[1].dtype, converted, b.gep(target.data, [loop.index]))
 
 
 def bits(array: Array) -> Array:
@@ -150,10 +150,10 @@ def room(typing: Any, part: Any) -> Any:
     """Return new floats with the shape of `part` for the functions below, or `part` itself if it is not `Narrow`."""
     floats = types.Array(types.float32, part.ndim, "C") if _is_narrow(part) else part
 
-    def generate(context: Any, b: Any, signature: Any, given: Any) -> Any:
+    def generate(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
         if not _is_narrow(part):
-            return impl_ret_borrowed(context, b, part, given[0])
-        return context.compile_internal(b, lambda part: np.empty(part.shape, np.float32), signature, given)
+            return impl_ret_borrowed(context, b, part, arguments[0])
+        return context.compile_internal(b, lambda part: np.empty(part.shape, np.float32), signature, arguments)
 
     return floats(part), generate
 
@@ -162,10 +162,10 @@ def room(typing: Any, part: Any) -> Any:
 def widened(typing: Any, part: Any, floats: Any) -> Any:
     """Copy `part` to the beginning of `floats` and return `floats`, or return `part` itself if it is not `Narrow`."""
 
-    def generate(context: Any, b: Any, signature: Any, given: Any) -> Any:
+    def generate(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
         if _is_narrow(part):
-            _copy(context, b, (part, floats), given, of=0)
-        return impl_ret_borrowed(context, b, signature.return_type, given[_is_narrow(part)])
+            _copy(context, b, (part, floats), arguments, of=0)
+        return impl_ret_borrowed(context, b, signature.return_type, arguments[_is_narrow(part)])
 
     return (floats if _is_narrow(part) else part)(part, floats), generate
 
@@ -174,8 +174,8 @@ def widened(typing: Any, part: Any, floats: Any) -> Any:
 def scratch(typing: Any, part: Any, floats: Any) -> Any:
     """Return the array for results before `write_back`: `floats`, or `part` itself if it is not `Narrow`."""
 
-    def generate(context: Any, b: Any, signature: Any, given: Any) -> Any:
-        return impl_ret_borrowed(context, b, signature.return_type, given[_is_narrow(part)])
+    def generate(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
+        return impl_ret_borrowed(context, b, signature.return_type, arguments[_is_narrow(part)])
 
     return (floats if _is_narrow(part) else part)(part, floats), generate
 
@@ -184,9 +184,9 @@ def scratch(typing: Any, part: Any, floats: Any) -> Any:
 def write_back(typing: Any, part: Any, floats: Any) -> Any:
     """Copy the beginning of `floats` to `part` if `part` is `Narrow`."""
 
-    def generate(context: Any, b: Any, signature: Any, given: Any) -> Any:
+    def generate(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
         if _is_narrow(part):
-            _copy(context, b, (floats, part), given[::-1], of=1)
+            _copy(context, b, (floats, part), arguments[::-1], of=1)
         return context.get_dummy_value()
 
     return types.void(part, floats), generate

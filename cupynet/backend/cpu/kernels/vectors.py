@@ -95,9 +95,9 @@ def multiply_add(b: Any, x: Any, factor: Any, total: Any) -> Any:
     """Emit x · factor + total with a scalar factor, fused if the CPU supports it. `llvm.fma` may call the C library."""
     kind, name = x.type, f"f{8 * size_of(factor.type)}"
     if isinstance(kind, ir.VectorType):
-        nothing = ir.Constant(kind, ir.Undefined)
-        one = b.insert_element(nothing, factor, ir.Constant(I32, 0))
-        factor = b.shuffle_vector(one, nothing, ir.Constant(ir.VectorType(I32, kind.count), [0] * kind.count))
+        undefined = ir.Constant(kind, ir.Undefined)
+        first_lane = b.insert_element(undefined, factor, ir.Constant(I32, 0))
+        factor = b.shuffle_vector(first_lane, undefined, ir.Constant(ir.VectorType(I32, kind.count), [0] * kind.count))
         name = f"v{kind.count}{name}"
     fma = cgutils.get_or_insert_function(b.module, ir.FunctionType(kind, [kind] * 3), f"llvm.fmuladd.{name}")
     return b.call(fma, [x, factor, total])
