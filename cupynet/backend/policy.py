@@ -46,7 +46,7 @@ def stored_dtype(name: str) -> np.dtype[Any]:
     try:
         from ml_dtypes import bfloat16
     except ImportError as error:
-        reason = f"ml_dtypes is not installed ({error}): pip install ml_dtypes"
+        reason = f"ml_dtypes is not installed ({error}). Run pip install ml_dtypes"
         raise ConfigError(reason, "dtype", "bfloat16") from error
     result: np.dtype[Any] = np.dtype(bfloat16)
     return result

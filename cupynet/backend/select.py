@@ -9,7 +9,7 @@ from cupynet.core import checks, shared_options
 from cupynet.core.errors import ConfigError
 from cupynet.core.shared_options import BACKENDS
 
-CUPY = "pip install 'cupynet[cuda12x]', or cuda13x, depending on the driver"
+CUPY = "Run pip install 'cupynet[cuda12x]', or cuda13x, depending on the driver"
 
 
 def select_backend(
@@ -35,7 +35,7 @@ def select_backend(
     checks.one_of("backend", name, ("auto", *BACKENDS))
     missing = _missing(name, device)
     if missing is not None:
-        remedy = f": {CUPY}" if missing.startswith(NOT_INSTALLED) else ""
+        remedy = f". {CUPY}" if missing.startswith(NOT_INSTALLED) else ""
         raise ConfigError(f"{missing}{remedy}. backend=auto selects an available backend", "backend", name)
     return name, None
 

@@ -33,7 +33,7 @@ def probe(device: int = 0) -> str | None:
     except Exception as error:  # for example, CuPy was built for another NumPy, or a library is missing
         return f"CuPy cannot be imported ({str(error).partition(LINE)[0]})"
     if int(str(cupy.__version__).partition(".")[0]) < OLDEST:
-        return f"CuPy {cupy.__version__} is too old: install CuPy {OLDEST} or later"
+        return f"CuPy {cupy.__version__} is too old. Install CuPy {OLDEST} or later"
     try:
         with cupy.cuda.Device(device % device_count()):
             x = cupy.ones((2, 2), np.float32)
