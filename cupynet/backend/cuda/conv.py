@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from cupynet.backend.array import Array
-from cupynet.backend.cuda.dense import MOST_PARTS, CudaDense
+from cupynet.backend.cuda.dense import MAX_PARTS, CudaDense
 from cupynet.backend.reference.conv import ConvOps
 from cupynet.backend.window import Window
 
@@ -45,7 +45,7 @@ class CudaConv(CudaDense, ConvOps):
             return super()._grouped_backward(dy, x, weight, weight_grad, window, groups, need_dx=need_dx)
         n, height, width, channels = x.shape
         sizes = (*self._geometry(x.shape, window), *window.dilation, weight.shape[3] // groups)
-        parts = max(1, min(n * window.output(height, width)[0], MOST_PARTS))
+        parts = max(1, min(n * window.output(height, width)[0], MAX_PARTS))
         sums = self.borrow((parts, weight.size), self.policy.accumulate)
         self.kernels.images(f"depthwise_weight_{self._kind}", parts, weight.size, x, dy, sums, *sizes, parts)
         self._column_sums(self._wide, sums, weight_grad.reshape(-1), parts, 1, add=True)

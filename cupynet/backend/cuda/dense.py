@@ -10,8 +10,8 @@ from cupynet.backend.reference.dense import DenseOps
 
 ACROSS = 32  # columns that a block sums in parallel
 FEW_ACROSS = 8  # the same for few rows, so that more threads share a column
-MOST_PARTS = 256  # maximum number of partial sums
-FEW_ROWS = 128  # minimum number of rows in a partial sum
+MAX_PARTS = 256  # maximum number of partial sums
+MIN_ROWS = 128  # minimum number of rows in a partial sum
 
 
 class CudaDense(CudaDevice, DenseOps):
@@ -66,7 +66,7 @@ class CudaDense(CudaDevice, DenseOps):
 
     def _chunks(self, rows: int) -> tuple[int, int]:
         """Return the number of rows in each partial sum, and the number of partial sums."""
-        length = max(FEW_ROWS, -(-rows // MOST_PARTS))
+        length = max(MIN_ROWS, -(-rows // MAX_PARTS))
         return length, -(-rows // length)
 
     def _by_chunks(self, name: str, rows: int, columns: int, *arguments: Any) -> None:

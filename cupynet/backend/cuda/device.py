@@ -18,7 +18,7 @@ from cupynet.backend.window import Window
 from cupynet.backend.workspace import Buffer, Loan, ThreadWorkspaces
 from cupynet.core.errors import ConfigError
 
-MOST_VALUES = 1 << 31  # limit on the number of values in an image or its windows: kernels use 32-bit indices
+MAX_VALUES = 1 << 31  # limit on the number of values in an image or its windows: kernels use 32-bit indices
 SIXTEEN = 16  # bytes per memory access
 
 _thread = threading.local()  # `mark` identifies the backend most recently activated in the thread
@@ -176,7 +176,7 @@ class CudaDevice(Device):
         """Return the kernel parameters for images and windows. Raise ConfigError if 32-bit indices do not suffice."""
         n, height, width, channels = shape
         output, (top, _), (left, _) = window.output(height, width), *window.padding
-        if channels * max(math.prod(output) * window.size, math.prod(window.padded(height, width))) >= MOST_VALUES:
+        if channels * max(math.prod(output) * window.size, math.prod(window.padded(height, width))) >= MAX_VALUES:
             raise ConfigError(
                 f"images of {height} x {width} x {channels} are too large for the kernels' 32-bit indices"
             )

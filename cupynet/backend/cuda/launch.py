@@ -31,7 +31,7 @@ from cupynet.core.shared_options import block_size, grid_size
 FOLDER = Path(__file__).parent / "kernels"
 HEADER = "common.cuh"
 OPTIONS = ("-std=c++17",)
-MOST_BLOCKS, MOST_BLOCKS_DOWN = (1 << 31) - 1, 65535  # maximum grid size along x and y
+MAX_BLOCKS, MAX_BLOCKS_DOWN = (1 << 31) - 1, 65535  # maximum grid size along x and y
 
 # precision -> dtypes of storage (S) and accumulation (A)
 KINDS = {
@@ -212,7 +212,7 @@ class Kernels:
     ) -> None:
         self._xp, self._device, self._here, self._kind = xp, device, here, kind
         self.threads = power_of_two(block_size("max_block_size", max_block_size) + 1) // 2
-        self.blocks = grid_size("max_grid_size", max_grid_size) or MOST_BLOCKS
+        self.blocks = grid_size("max_grid_size", max_grid_size) or MAX_BLOCKS
         self._modules: dict[tuple[str, str], Any] = {}  # by file and precision
         self._functions: dict[str, tuple[Any, list[tuple[Parameter, Any]]]] = {}
 
@@ -235,7 +235,7 @@ class Kernels:
         """Launch `threads` threads per image along x, and blocks for `count` images along y."""
         if count and threads:
             block = min(self.threads, IMAGE_THREADS, max(32, power_of_two(threads)))
-            down = min(count, MOST_BLOCKS_DOWN, self.blocks)
+            down = min(count, MAX_BLOCKS_DOWN, self.blocks)
             self.launch(name, (min(-(-threads // block), max(1, self.blocks // down)), down), (block,), *arguments)
 
     def rows(self, name: str, rows: int, columns: int, *arguments: Any) -> None:

@@ -3,13 +3,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cupynet.backend.array import Array
-from cupynet.backend.cuda.dense import MOST_PARTS
+from cupynet.backend.cuda.dense import MAX_PARTS
 from cupynet.backend.cuda.device import SIXTEEN, CudaDevice
-from cupynet.backend.cuda.launch import INSTANCES, KIND_OF, MOST_BLOCKS_DOWN, TERMS
+from cupynet.backend.cuda.launch import INSTANCES, KIND_OF, MAX_BLOCKS_DOWN, TERMS
 from cupynet.backend.reference.update import UpdateOps
 from cupynet.backend.update_rules import Layers, Rule, UpdateScalars
 
-MOST_ALONG = 32  # maximum number of blocks per segment of weights
+MAX_ALONG = 32  # maximum number of blocks per segment of weights
 
 
 class CudaUpdate(CudaDevice, UpdateOps):
@@ -37,7 +37,7 @@ class CudaUpdate(CudaDevice, UpdateOps):
         """
         vector = self.asarray(vector, self.policy.accumulate)  # user-defined losses may be in storage precision
         threads, at_once = self.kernels.threads, SIXTEEN // vector.dtype.itemsize
-        blocks = max(1, min(-(-vector.size // (threads * at_once)), 2 * MOST_PARTS, self.kernels.blocks))
+        blocks = max(1, min(-(-vector.size // (threads * at_once)), 2 * MAX_PARTS, self.kernels.blocks))
         if blocks == 1 and not squares:
             return vector
         sums = self.borrow((blocks,), self.policy.accumulate)
@@ -108,6 +108,6 @@ class CudaUpdate(CudaDevice, UpdateOps):
     def _stretches(self, layers: Layers) -> tuple[int, int]:
         """Return the grid size: blocks along each segment, and blocks across segments."""
         longest = max((stop - start for start, stop in layers.bounds), default=1)
-        down = max(1, min(len(layers.bounds), MOST_BLOCKS_DOWN, self.kernels.blocks))
-        across = min(-(-longest // (4 * self.kernels.threads)), MOST_ALONG, self.kernels.blocks // down)
+        down = max(1, min(len(layers.bounds), MAX_BLOCKS_DOWN, self.kernels.blocks))
+        across = min(-(-longest // (4 * self.kernels.threads)), MAX_ALONG, self.kernels.blocks // down)
         return max(1, across), down

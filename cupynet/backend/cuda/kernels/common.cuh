@@ -10,8 +10,8 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#define MOST_THREADS 1024  // per block; limits the registers that the compiler uses
-#define KERNEL extern "C" __global__ __launch_bounds__(MOST_THREADS) void
+#define MAX_THREADS 1024  // maximum per block, which limits the registers per thread
+#define KERNEL extern "C" __global__ __launch_bounds__(MAX_THREADS) void
 // For kernels that `Kernels.images` launches, with the number of blocks that a multiprocessor runs at the same time.
 #define IMAGE_THREADS 256  // per block, as in launch.py
 #define IMAGES_KERNEL(blocks) extern "C" __global__ __launch_bounds__(IMAGE_THREADS, blocks) void
@@ -200,7 +200,7 @@ struct Add {
 // Reduces the values of the threads along x. Every thread gets the result.
 template <class A, class F>
 __device__ __forceinline__ A across(A value, F function) {
-  __shared__ A shared[MOST_THREADS];
+  __shared__ A shared[MAX_THREADS];
   A* line = shared + threadIdx.y * blockDim.x;
   line[threadIdx.x] = value;
   __syncthreads();

@@ -17,7 +17,7 @@ struct Larger {
 // Sum over the threads along y; valid in the threads with y = 0.
 template <class A>
 __device__ __forceinline__ A down(A value) {
-  __shared__ A shared[MOST_THREADS];
+  __shared__ A shared[MAX_THREADS];
   A* mine = shared + threadIdx.y * blockDim.x + threadIdx.x;
   *mine = value;
   __syncthreads();
@@ -308,7 +308,7 @@ __device__ void column_sums(
 // Like `down`, but all threads of the column get the sum.
 template <class A>
 __device__ __forceinline__ A down_for_all(A value) {
-  __shared__ A shared[MOST_THREADS];
+  __shared__ A shared[MAX_THREADS];
   const A sum = down(value);
   if (threadIdx.y == 0) shared[threadIdx.x] = sum;
   __syncthreads();
