@@ -92,7 +92,7 @@ def element(b: Any, base: Any, index: Any) -> Any:
 
 
 def multiply_add(b: Any, x: Any, factor: Any, total: Any) -> Any:
-    """Emit x · factor + total with a scalar factor, fused if the CPU supports it. `llvm.fma` may call the C library."""
+    """Emit x · factor + total, fused if the CPU supports it. Unlike `llvm.fma`, this never calls the C library."""
     kind, name = x.type, f"f{8 * size_of(factor.type)}"
     if isinstance(kind, ir.VectorType):
         undefined = ir.Constant(kind, ir.Undefined)
