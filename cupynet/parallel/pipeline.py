@@ -9,9 +9,9 @@ pipeline-parallel DNN training"). With s = 3 stages, m = 4 micro-batches and pas
     stage 2   .  F1  F2   .  B1  F3  B2  F4  B3   .  B4   .     2
     stage 3   .   .  F1  B1  F2  B2  F3  B3  F4  B4   .   .     1
 
-Then every stage updates its weights. An iteration takes the time of m + s - 1 forward and backward passes of a stage,
-compared to m · s without a pipeline. Stage r (from 0) holds the activations of at most s - r micro-batches. See
-training/pipeline_stage.py for the execution.
+Afterwards, every stage updates its weights. An iteration takes the time of m + s - 1 forward and backward passes of a
+stage, compared to m · s without a pipeline. Stage r (from 0) holds the activations of at most s - r micro-batches.
+training/pipeline_stage.py implements the execution.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Pipeline:
         return len(self.stages) if isinstance(self.stages, list) else self.stages
 
     def max_stages(self, network: Layer) -> int:
-        """Return the maximum number of stages for this built network. Raises ConfigError if it cannot be split."""
+        """Return the maximum number of stages with `auto`. Raise ConfigError if the built network cannot be split."""
         chain = _chain(network)
         names, groups = [name for name, _ in chain], chain.together()
         for layer in network.walk():
@@ -71,7 +71,7 @@ class Pipeline:
         return max(1, sum(any(layers[name].declared for name in group) for group in groups))
 
     def partition(self, network: Layer, stages: int) -> list[list[str]]:
-        """Split a built network into stages, and return the layer names of each. Raises ConfigError if impossible.
+        """Split a built network into stages and return the layer names of each. Raise ConfigError if impossible.
 
         Fused layers stay together, unless stages are listed explicitly.
         """
@@ -102,8 +102,8 @@ class Pipeline:
         """Return the measured speed-up over sequential stages, and its upper bound, for JSON.
 
         `speed_up` is the compute time of a batch, summed over all stages, divided by the time of an iteration. `bound`
-        is (total work / work of the slowest stage) · m / (m + s - 1). Unequal stages can exceed it slightly, because
-        faster stages fill and drain the pipeline sooner.
+        is (total work / work of the slowest stage) · m / (m + s - 1). Unequal stages can exceed the bound slightly,
+        because faster stages fill and drain the pipeline sooner.
 
         Args:
             compute_s, samples: compute time in seconds and number of samples, by rank.
@@ -148,7 +148,7 @@ def training_work(layer: Layer) -> int:
 def balance_stages(work: Sequence[float], sent: Sequence[float], stages: int) -> list[int]:
     """Partition consecutive pieces of `work`, minimizing the largest stage. Return the end index of each stage.
 
-    Ties are broken by the amount of data sent between stages: `sent` is the amount after each piece.
+    Ties are broken by the amount of data sent between stages. `sent` is the amount if a stage ends after each piece.
     """
     cumulative = [0.0, *accumulate(work)]
 
@@ -183,7 +183,7 @@ def _stages(value: Stages) -> int | list[list[str]] | None:
 def _chain(network: Layer) -> Sequential:
     if not isinstance(network, Sequential):
         raise ConfigError(
-            f"a pipeline requires a Sequential network, but this one is {one(type(network).__name__)}. Put its parts "
-            "into a Sequential, or train without a pipeline"
+            f"a pipeline requires a Sequential network, but this network is {one(type(network).__name__)}. Put its "
+            "parts into a Sequential, or train without a pipeline"
         )
     return network

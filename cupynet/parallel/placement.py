@@ -8,7 +8,7 @@ from cupynet.core import shared_options
 from cupynet.core.checks import integer
 from cupynet.core.errors import ConfigError
 
-MOST_CPU_WORKERS = 4  # by default, because more replicas change the training dynamics
+MAX_CPU_WORKERS = 4  # by default, because more replicas change the training dynamics
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class Placement:
         """Create a placement, choosing values for arguments that are None.
 
         Args:
-            workers: number of replicas. By default, one per device, or one per CPU core (at most 4); with started
-                ranks, as many as the ranks allow.
+            workers: number of replicas. By default, the number of MPI ranks, devices or CPU cores, divided by `stages`,
+                but at most 4 with CPU cores.
             devices: GPU indices; by default all, starting with `first`.
             stages: stages per replica. None for the number of devices or cores per replica, at most `most_stages`; if
                 `workers` is also None, there is one replica.
@@ -55,8 +55,8 @@ class Placement:
         started = None if seats is None else len(seats)
         available = started or len(gpus) or available_cores()
         if workers is None:
-            most_workers = available if gpus or started else MOST_CPU_WORKERS
-            workers = 1 if stages is None else min(max(available // integer("stages", stages, 1), 1), most_workers)
+            max_workers = available if gpus or started else MAX_CPU_WORKERS
+            workers = 1 if stages is None else min(max(available // integer("stages", stages, 1), 1), max_workers)
         workers = shared_options.workers("workers", workers)
         if stages is None:
             stages = min(max(available // workers, 1), most_stages)
@@ -78,7 +78,7 @@ class Placement:
         return self.devices[seat % len(self.devices)] if self.devices else 0
 
     def of_process(self, rank: int | None) -> list[int]:
-        """Return the GPUs of a process, empty on a CPU. rank: None if all ranks are threads of this process."""
+        """Return the GPUs of a process, empty on a CPU. `rank` is None if all ranks are threads of this process."""
         return list(self.devices) if rank is None or not self.devices else [self.device(rank)]
 
     def names(self) -> list[str]:

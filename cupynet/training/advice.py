@@ -10,16 +10,17 @@ from cupynet.core.wording import counted, percent
 from cupynet.training.evaluation import Evaluation
 from cupynet.training.events import Spent
 
-STANDS_OUT = 0.10  # minimum fraction of the time for an overhead to be reported
+MIN_SHARE = 0.10  # minimum fraction of the time for an overhead to be reported
 FEW_ITERATIONS = 5  # with at most this many iterations per epoch, several workers make too few updates
-SLOWER = 1.25  # minimum ratio of seconds per sample for a straggler, above the noise of a shared machine
-SURELY = 3.0  # standard deviations above chance; an untrained network reaches this once in 700 runs
+SLOWDOWN = 1.25  # minimum ratio of seconds per sample for a straggler, above the noise of a shared machine
+Z_THRESHOLD = 3.0  # standard deviations above chance; an untrained network exceeds this once in 700 runs
 
 
 def advise(spent: Spent, *, iterations: int | None = None, stages: int = 1, cores: int | None = None) -> str:
     """Return advice on the largest overhead, or say that nothing stands out.
 
-    stages: ranks per replica. cores: CPU cores shared by the workers; None on GPUs.
+    stages: number of ranks per replica.
+    cores: number of CPU cores that the workers share; None on GPUs.
     """
     ranks = len(spent.rounds_s)
     if ranks > stages and iterations is not None and iterations <= FEW_ITERATIONS:
@@ -32,8 +33,9 @@ def advise(spent: Spent, *, iterations: int | None = None, stages: int = 1, core
         waiting = float(np.mean(spent.share("waiting_s")))
         found.append((waiting, f"stages wait {percent(waiting, 0)} of the time"))
     cost, sentence = max(found)
-    if cost < STANDS_OUT:
-        return f"nothing stands out: {percent(float(np.mean(spent.share('compute_s'))), 0)} of the time is computing"
+    if cost < MIN_SHARE:
+        computing = percent(float(np.mean(spent.share("compute_s"))), 0)
+        return f"nothing stands out: {computing} of the time is spent computing"
     return sentence
 
 
@@ -54,7 +56,7 @@ def _straggler(spent: Spent, stages: int) -> tuple[float, str]:
         if spent.samples[rank] and others and pace / np.median(others) > ratio:
             slowest, ratio = rank, pace / float(np.median(others))
     name = "worker" if stages == 1 else "rank"
-    return 1 - 1 / ratio if ratio >= SLOWER else 0.0, f"{name} {slowest} is {ratio:.1f} times slower than the others"
+    return 1 - 1 / ratio if ratio >= SLOWDOWN else 0.0, f"{name} {slowest} is {ratio:.1f} times slower than the others"
 
 
 def unlearned(evaluation: Evaluation) -> str | None:
@@ -62,7 +64,7 @@ def unlearned(evaluation: Evaluation) -> str | None:
     samples = evaluation.samples
     share = int((evaluation.confusion.sum(axis=1) + evaluation.undecided).max()) / max(samples, 1)
     deviation = math.sqrt(share * (1 - share) / max(samples, 1))
-    if not 0 < share < 1 or evaluation.accuracy > share + SURELY * deviation:
+    if not 0 < share < 1 or evaluation.accuracy > share + Z_THRESHOLD * deviation:
         return None
     return (
         f"the network has hardly learned: accuracy {percent(evaluation.accuracy)} on {samples:,} images, and "

@@ -16,9 +16,9 @@ def recompute_statistics(
 ) -> None:
     """Recompute the running mean and variance of every `BatchNorm` that is not frozen, from training images.
 
-    Use it after stochastic weight averaging, or after changing weights. Like PyTorch's `update_bn`, it makes one
+    Use this after stochastic weight averaging, or after changing weights. Like `update_bn` in PyTorch, it makes one
     forward pass over the data in training mode. The statistics are means over batches of at least two samples, weighted
-    by batch size, so apart from rounding they do not depend on the number of workers.
+    by batch size. Apart from rounding, they therefore do not depend on the number of workers.
 
     Args:
         wrapper: a wrapper with identical replicas, as after `fit`.

@@ -27,7 +27,7 @@ L = TypeVar("L", bound=Listener)
 
 
 class CallbackList(list[Listener]):
-    """The callbacks of one worker, in order. resuming: callbacks with a restored state for the current fit."""
+    """The callbacks of one worker, in order. `resuming` lists those with a restored state for the current fit."""
 
     def __init__(self, callbacks: Iterable[Listener] = ()) -> None:
         super().__init__(callbacks)

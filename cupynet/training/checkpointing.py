@@ -145,7 +145,7 @@ def _malformed(place: str) -> Iterator[None]:
 
 
 def stages_of(stored: Stored) -> int:
-    """Return the number of pipeline stages: the next rank with the same weight names as rank 0."""
+    """Return the number of pipeline stages, which is the next rank with the same weight names as rank 0."""
     states = _states(stored)
     with _malformed(f"{stored.path / STATE}, workers"):
         names = [sorted(state["replica"]["weights"]) for state in states]
@@ -160,15 +160,15 @@ def check_stages(stored: Stored, stages: int) -> None:
 
 
 def check_epochs(stored: Stored, epochs: int) -> None:
-    """Raise ConfigError if a checkpoint has already been trained for more than `epochs` epochs."""
+    """Raise ConfigError if the run of a checkpoint has already begun more than `epochs` epochs."""
     position = _states(stored)[0]["trainer"]
     with _malformed(f"{stored.path / STATE}, workers[0]"):
         check_position(position)
         begun = position["epoch"] + (position["round"] > 0)
     if begun > epochs:
         raise ConfigError(
-            f"{stored.path} has already been trained for {begun} epochs. Use epochs={begun} or more, or resume from an "
-            "earlier checkpoint",
+            f"{stored.path} has already reached epoch {begun}. Use epochs={begun} or more, or resume from an earlier "
+            "checkpoint",
             setting="epochs",
             value=str(epochs),
         )

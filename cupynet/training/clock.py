@@ -15,7 +15,7 @@ from cupynet.runs.history import present
 from cupynet.training.events import SPENT, EpochRecord, IterationRecord, Spent
 
 FORMER = ("rounds_s", "timed_s", "timed_images")  # fields of checkpoints from earlier versions
-UNTIMED_ROUNDS = 10  # excluded from rates: caches are cold, and kernels are still being loaded
+UNTIMED_ROUNDS = 10  # iterations excluded from rates, because caches are cold and kernels are still being loaded
 
 
 class Timer(Protocol):
@@ -29,12 +29,13 @@ class Clock:
     Attributes:
         compute_s: seconds spent on gradients and updates.
         data_s: seconds spent waiting for batches.
-        averaging_s: seconds spent in the synchronizer.
+        averaging_s: seconds spent averaging, including synchronization with other workers.
         waiting_s: seconds spent waiting for other pipeline stages.
-        images: number of training images of all replicas.
-        samples, bytes_sent: samples and traffic of this worker, updated at reports and at the ends of epochs.
+        evaluate_s, callbacks_s, compile_s: seconds spent on evaluations, callbacks and compilation.
+        images: number of images trained on by all replicas.
+        samples, bytes_sent: samples and traffic of this worker, updated at reports, checkpoints and ends of epochs.
         warm_s, warm_images: `rounds_s` and `images` after the first 10 iterations.
-        timer: also receives every span while a profile is recorded.
+        timer: a profiler that receives every span, or None.
     """
 
     compute_s: float = 0.0
@@ -68,11 +69,11 @@ class Clock:
         return self.images / seconds if seconds else 0.0
 
     def measure(self, part: str, name: str) -> AbstractContextManager[None]:
-        """Return a context manager that adds its duration, without nested spans, to `part`, such as `compute`."""
+        """Return a context manager that adds its time, excluding nested spans, to that of `part`, such as `compute`."""
         return _Span(self, part, name)
 
     def count(self, iteration: int, images: int) -> None:
-        """Count the images of all replicas after an iteration. Iterations are numbered from 1."""
+        """Count the images of all replicas after iteration `iteration` (from 1)."""
         self.images += images
         if iteration <= UNTIMED_ROUNDS:
             self.warm_s, self.warm_images = self.rounds_s, self.images
@@ -142,10 +143,10 @@ class Statistics:
     """Timing, losses and replica drift of one worker.
 
     Attributes:
-        measured: the last averaging step that measured the drift, over all pipeline stages, or None.
+        measured: the last averaging step that measured drift (over all pipeline stages), or None.
         loss: the training loss of the last complete epoch; NaN if there is none.
-        spent: the times of all workers at the end of the last fit; None before the first fit ends.
-        skipped_steps: steps skipped on any replica because a gradient overflowed, as of the end of the last fit.
+        spent: times and traffic of all workers up to the end of the last fit; None before the first fit ends.
+        skipped_steps: steps that replicas skipped because a gradient overflowed, up to the end of the last fit.
     """
 
     def __init__(self, tally: Tally | None = None, traffic: Traffic | None = None) -> None:
@@ -163,7 +164,7 @@ class Statistics:
         self._epoch = Interval(replace(self.clock))
 
     def count(self) -> None:
-        """Update the clock's samples and bytes, but not losses: splitting their sum would change its rounding."""
+        """Update the clock's samples and bytes. Do not read losses, as splitting their sum would change the result."""
         self._tally.complete()
         self.clock.samples, self._tally.samples = self.clock.samples + self._tally.samples, 0
         self.clock.bytes_sent = self._traffic.bytes_sent
@@ -176,7 +177,7 @@ class Statistics:
         self._tally.clear()
 
     def averaged(self, average: Average, *, additional: bool = False) -> None:
-        """Record an averaging step. The drift of an `additional` one counts only if the epoch has no other drift."""
+        """Record an averaging step. The drift of an `additional` step counts only if the epoch has no drift yet."""
         self._since.score = average.score
         counts = not additional or math.isnan(self._epoch.drift)  # an additional step may follow a short interval
         if counts and not math.isnan(average.drift):
@@ -185,7 +186,7 @@ class Statistics:
                 interval.drift, interval.drift_by_layer = average.drift, dict(average.drift_by_layer)
 
     def report(self, **known: Any) -> IterationRecord:
-        """Return the measurements since the last report and reset them. `known`: the other fields of the record."""
+        """Return the measurements since the last report and reset them. `known` has the other fields of the record."""
         self.read_losses()
         since, spent = self._since, self.clock.since(self._since.start)
         self._since = Interval(replace(self.clock))
@@ -210,7 +211,7 @@ class Statistics:
         return [*spent, epoch.samples, epoch.losses, epoch.hits, self.clock.bytes_sent]
 
     def epoch_record(self, table: NDArray[Any], stages: int, **known: Any) -> EpochRecord:
-        """Return the record of an epoch. table: the result of `epoch` from all workers, (W, figures + 4)."""
+        """Return the record of an epoch. `table` (W, len(SPENT) + 4) has the results of `epoch` from all workers."""
         last = np.arange(len(table)) % stages == stages - 1  # stages that compute the loss
         counts, sums, hits = (np.where(last, each, 0) for each in table.T[-4:-1])
         losses = [float(total / count) if count else math.nan for total, count in zip(sums, counts, strict=True)]

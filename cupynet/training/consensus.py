@@ -20,7 +20,7 @@ class StopConsensus:
     def __init__(self, world: Communicator) -> None:
         self._world = world
         self.request: Stop | None = None
-        self._every, self._iterations, self._since = AGREE_EVERY, 0, 0.0  # the last two count from the last exchange
+        self._every, self._iterations, self._since = AGREE_EVERY, 0, 0.0  # iterations since, and time of, last exchange
 
     def propose(self, stop: Stop) -> None:
         self.request = self.request or stop

@@ -17,13 +17,13 @@ from cupynet.training.fit import Fit
 
 BRIGHT = 1 / 4  # images are nearly black if all scaled pixels are smaller
 AMPLE = 10  # with this many images per class on average, an empty class is unlikely to be chance
-AT_ONCE = 1 << 22  # bytes per chunk of images
+CHUNK_BYTES = 1 << 22  # size of the chunks in which images are checked
 
 log = logging.getLogger(__name__)
 
 
 class DataWarnings:
-    """Logs warnings about data, if `speaks`. Pixels and classes are checked once per data set."""
+    """Logs warnings about data if `speaks` is True. Pixels and classes are checked once per data set."""
 
     def __init__(self, *, speaks: bool, metrics: bool = False) -> None:
         self._speaks, self._metrics = speaks, metrics
@@ -31,7 +31,7 @@ class DataWarnings:
         self._known: set[int] = set()  # signatures of loaders
 
     def of_fit(self, fit: Fit, workers: int, restored: tuple[int, int] | None) -> None:
-        """Warn about the data of a fit. restored: the `Loader.identity` of the resumed fit, if known."""
+        """Warn about the data of a fit. `restored` is the `Loader.identity` of the resumed fit, or None."""
         train = fit.train
         if train.batches < workers and self._speaks:
             idle = workers - train.batches
@@ -76,7 +76,7 @@ def warn_of_pixels(dataset: LabeledData) -> bool:
 
 
 def _warn_of_floats(dataset: Dataset) -> bool:
-    largest = max(float(abs(some).max()) for some in _chunks(dataset))
+    largest = max(float(abs(chunk).max()) for chunk in _chunks(dataset))
     if largest <= UNSCALED:
         return False
     log.warning(
@@ -87,10 +87,10 @@ def _warn_of_floats(dataset: Dataset) -> bool:
 
 
 def _brightest(dataset: LabeledData, enough: int) -> int:
-    """Return the largest pixel of the local data, or the first maximum found that is at least `enough`."""
+    """Return the largest pixel value of the local data, or the maximum so far when it reaches `enough`."""
     largest = 0
-    for some in _chunks(dataset):
-        largest = max(largest, int(some.max()))
+    for chunk in _chunks(dataset):
+        largest = max(largest, int(chunk.max()))
         if largest >= enough:
             break
     return largest
@@ -99,7 +99,7 @@ def _brightest(dataset: LabeledData, enough: int) -> int:
 def _chunks(dataset: LabeledData) -> Iterator[Array]:
     with read_of(dataset):
         for part in dataset.parts():
-            step = max(1, AT_ONCE // part.images[:1].nbytes)
+            step = max(1, CHUNK_BYTES // part.images[:1].nbytes)
             for start in range(0, len(part), step):
                 yield part.images[start : start + step]
 

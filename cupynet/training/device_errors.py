@@ -13,7 +13,7 @@ from cupynet.parallel import Placement
 def translate_device_errors(
     backend: Backend, placement: Placement, rank: int, batch_size: int | None
 ) -> Iterator[None]:
-    """Raise DeviceError if the device is out of memory or has failed. Clears the traceback's frames to free memory."""
+    """Convert an error of a device, such as too little memory, to DeviceError. Clear its frames to free memory."""
     try:
         yield
     except CupynetError:

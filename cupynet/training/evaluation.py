@@ -1,8 +1,8 @@
 """Evaluation of a classifier, with metrics similar to Deeplearning4j's Evaluation.
 
-Macro averages weight all classes equally and omit classes whose metric is 0/0. For two classes, Deeplearning4j reports
-only the second class. F1 is 2 tp / (2 tp + fp + fn), as in scikit-learn. Deeplearning4j omits classes without precision
-or recall, which favors a network that always predicts one class.
+Macro averages weight all classes equally and omit classes whose metric is 0/0. They include both of two classes, of
+which Deeplearning4j reports only the second. F1 is 2 tp / (2 tp + fp + fn), as in scikit-learn. Deeplearning4j's F1
+omits classes without precision or recall, which favors a network that always predicts one class.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from cupynet.core.wording import counted, one_line, percent
 from cupynet.training.metrics import CLASS_FIGURES, Metric, Metrics, metrics_of, ranks
 
 FEW_CLASSES = 25  # maximum number of classes for which the confusion matrix is printed and written to the history
-MOST_MISTAKES = 24
+MAX_MISTAKES = 24
 SHORT = {"mean_absolute_error": "MAE", "r2": "R2"}  # names in log lines
 
 
 class Mistake(NamedTuple):
-    """A misclassified sample. doubt: negated score of the predicted class, so that confident mistakes sort first."""
+    """A misclassified sample. `doubt` is the negated score of `guess`, so that confident mistakes sort first."""
 
     doubt: float
     sample: int
@@ -46,8 +46,10 @@ class Evaluation:
     but the last bits of the loss depend on how samples are split into batches.
 
     Args:
+        classes: number of classes.
+        top_n: the N of the top-N accuracy.
         metrics: see `TrainingOptions`.
-        columns: number of targets, for regression.
+        columns: number of targets per sample, for regression.
 
     Attributes:
         FIGURES: names of the built-in metrics.
@@ -104,15 +106,15 @@ class Evaluation:
             self._remember([Mistake(*row) for row in zip(*(column.tolist() for column in columns), strict=True)])
 
     def _remember(self, mistakes: list[Mistake]) -> None:
-        self.mistakes = heapq.nsmallest(MOST_MISTAKES, self.mistakes + mistakes)
+        self.mistakes = heapq.nsmallest(MAX_MISTAKES, self.mistakes + mistakes)
 
     def pack(self) -> NDArray[np.float64]:
-        """Return all counts and the sum of losses as one vector (V,), exact because counts are below 2**53."""
+        """Return all counts and the sum of losses as a float64 vector (V,), which is exact for counts below 2**53."""
         counts = [self.undecided, self.confusion.reshape(-1), np.array(self.mistakes, np.float64).reshape(-1)]
         return np.concatenate([self._extra.pack(), [self.top_n_hits, self.loss_sum], *counts])
 
     def merge(self, packed: NDArray[np.float64]) -> None:
-        """Add another evaluation with the same arguments, given as the result of its `pack`, (V,)."""
+        """Add another evaluation with the same arguments, given as the vector (V,) that its `pack` returned."""
         packed = self._extra.merge(packed)
         self.top_n_hits, self.loss_sum = self.top_n_hits + int(packed[0]), self.loss_sum + float(packed[1])
         undecided, confusion, mistakes = np.split(packed[2:], [self.classes, self.classes + self.classes**2])
@@ -171,7 +173,7 @@ class Evaluation:
         return {name: self.figure(name) for name in (self.FIGURES if names is None else names)} | self.metrics
 
     def brief(self) -> list[str]:
-        """Return each main figure and metric as text."""
+        """Return the figures in `SHOWN` and all `metrics` as texts."""
         figures = self.figures(self.SHOWN).items()
         return [
             percent(value) if name == "accuracy" else f"{SHORT.get(name, name)} {value:.4g}" for name, value in figures
@@ -182,7 +184,7 @@ class Evaluation:
         return _ratio(math.fsum(defined), len(defined))
 
     def per_class(self) -> list[dict[str, Any]]:
-        """Return a row for each class: class, precision, recall, f1 (NaN if 0/0), support and predicted samples."""
+        """Return a dictionary per class: `class`, `precision`, `recall`, `f1` (NaN if 0/0), `support`, `predicted`."""
         hits = self.confusion.diagonal().tolist()
         supports = (self.confusion.sum(axis=1) + self.undecided).tolist()
         predictions = self.confusion.sum(axis=0).tolist()
@@ -220,13 +222,13 @@ class Evaluation:
         return notebook.html_table(("samples", *figures), [cells])
 
     def plot(self, names: Sequence[str] = ()) -> Any:
-        """Plot the confusion matrix. `names` are the class names. Requires matplotlib."""
+        """Return a matplotlib figure of the confusion matrix. `names` are the class names."""
         drawn, (axes,) = notebook.figure(1)
         notebook.matrix(axes, self.confusion, list(names) or [str(each) for each in range(self.classes)])
         return drawn
 
     def stats(self, names: Sequence[str] = ()) -> str:
-        """Return a text report: the figures, each class by name, and the confusion matrix if at most 25 classes."""
+        """Return a text report: the figures, a row for each class, and for at most 25 classes the confusion matrix."""
         named = [f"  {printable(one_line(name))}" for name in names[: self.classes]]
         named += [""] * (self.classes - len(named))
         parts = [self._summary(), self._class_table(named)]
@@ -248,9 +250,9 @@ class Evaluation:
             "Precision, recall & F1: macro-averaged (equally weighted classes)",
         ]
         rows = self.per_class()
-        for figure, reason in (("precision", "never predicted"), ("recall", "without samples")):
-            if left_out := sum(math.isnan(row[figure]) for row in rows):
-                lines.append(f"{figure.capitalize()} leaves out {counted(left_out, 'class')} {reason}")
+        for figure, reason in (("precision", "predictions"), ("recall", "samples")):
+            if omitted := sum(math.isnan(row[figure]) for row in rows):
+                lines.append(f"{figure.capitalize()} omits {counted(omitted, 'class')} without {reason}")
         if self.undecided.any():
             lines.append(
                 f"Warning: {self.undecided.sum()} of {self.samples} samples have NaN scores and count as wrong"

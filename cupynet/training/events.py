@@ -61,9 +61,9 @@ class IterationRecord:
         images_per_s: training images per second over all replicas.
         compute_s, data_s, averaging_s, waiting_s: seconds of this worker (see `Clock`).
         drift: the largest relative distance of a replica from the mean, |w - mean| / |mean|, at the last measurement
-            since the previous report; NaN if not measured. In a pipeline, the maximum over stages, an upper bound for
-            the whole network.
-        drift_by_layer: the same for each layer's weights; empty if not measured.
+            since the previous report; NaN if not measured. In a pipeline, this is the maximum over the stages, which is
+            an upper bound for the whole network.
+        drift_by_layer: the same for the weights of each layer, by name; empty if not measured.
         bytes_sent: bytes sent between all workers so far in this run.
     """
 
@@ -89,11 +89,11 @@ class EpochRecord:
 
     Attributes:
         epoch, iteration: completed epochs and iterations.
-        samples: training samples of all replicas in this epoch.
-        train_s: seconds spent training, excluding the evaluation.
+        samples: number of samples on which all replicas trained in this epoch.
+        train_s: seconds that this worker spent training, excluding evaluations and callbacks.
         split: the data set of the evaluation, `test` or `validation`.
-        evaluation: result of the evaluation; None if this epoch was not evaluated.
-        spent: time and traffic of each worker in this epoch. Its `bytes_sent` includes the evaluation.
+        evaluation: the result of the evaluation; None if this epoch was not evaluated.
+        spent: time and traffic of each worker in this epoch. `spent.bytes_sent` includes the evaluation.
         bytes_sent: bytes sent between all workers so far in this run.
         loss: mean training loss during this epoch; NaN without samples.
         losses: training loss of each worker, in rank order; NaN for workers without samples and for all pipeline stages
@@ -102,8 +102,8 @@ class EpochRecord:
             targets of `binary_cross_entropy`, the fraction of outputs on the same side of 1/2 as their target. NaN for
             other targets.
         learning_rate: the rate of the last iteration.
-        drift, drift_by_layer: the last measurement in this epoch (see `IterationRecord`); NaN and empty if none. A
-            measurement after a full averaging interval takes precedence over one at the end of the epoch.
+        drift, drift_by_layer: the last measurement in this epoch (see `IterationRecord`); NaN and empty if there is
+            none. A measurement after a full averaging interval takes precedence over one at the end of the epoch.
     """
 
     epoch: int

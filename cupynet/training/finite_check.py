@@ -78,7 +78,7 @@ def diagnose(replica: Replica, batch: Batch) -> str:
         return f"the loss {at} is not finite, for {_named(samples)}, first in the output of layer '{layer}'"
     if replica.losses is not None and not _finite(replica, replica.losses).all():
         return f"the loss {at} is not finite, for {_named(batch.samples)}"
-    for name, gradient in reversed([*replica.params.views(replica.params.grad)]):  # as the backward pass computes them
+    for name, gradient in reversed([*replica.params.views(replica.params.grad)]):  # in the order of the backward pass
         if not _finite(replica, gradient).all():
             return f"the gradient {at} is not finite, for {_named(batch.samples)}, first in weight '{name}'"
     return f"the gradient {at} is too large, for {_named(batch.samples)}"

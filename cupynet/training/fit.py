@@ -51,7 +51,7 @@ def examples(x: Examples, y: Any = None) -> Loader | Dataset | Shards | tuple[Ar
         raise ConfigError("is missing. Pass the labels, as in fit(images, labels). Only predict needs none", "y")
     if isinstance(x, Data | Source):
         loaded = "" if isinstance(x, Data) else ".load()"
-        raise ConfigError(f"data: pass one part of it, such as data{loaded}.train, and others as validation_data")
+        raise ConfigError(f"pass one part of the data, such as data{loaded}.train, and another as validation_data")
     return read_pairs(x)
 
 
@@ -65,7 +65,7 @@ def loader_of(
     sample_weight: Any = None,
     class_weight: ClassWeight = None,
 ) -> Loader:
-    """Check training data and return a loader for them. pixels: the pixel scale, if `data` is a pair of arrays."""
+    """Check data and return a loader for them. `pixels` is the pixel scale to use if `data` is a pair of arrays."""
     data, outputs = examples(data), model.output.features
     if isinstance(data, Loader) and batch_size not in (None, data.batch_size):
         raise ConfigError(
@@ -123,7 +123,8 @@ def _class_factors(data: Dataset, class_weight: ClassWeight) -> Array:
 def evaluation_loader(data: Examples, batch_size: int | None, model: Model, pixels: PixelScale | None = None) -> Loader:
     """Check evaluation data and return a loader for them.
 
-    data: as for `fit`, or (x, y, sample_weight). pixels: the scale of the training images, by default the model's.
+    data: like `x` in `ParallelWrapper.fit`, or (x, y, sample_weight).
+    pixels: the pixel scale of the training images; by default the model's.
     """
     if pixels is None and model.pixels != FRACTIONS:  # an untrained model has FRACTIONS too, and allows any scale
         pixels = model.pixels
@@ -198,7 +199,7 @@ def check_data(loader: Loader, model: Model) -> None:
 def check_pixels(dataset: LabeledData, pixels: PixelScale) -> None:
     if dataset.pixels != pixels and not dataset.scaled:
         raise ConfigError(
-            f"data set {dataset.name!r}: pixels are not normalized like the training data. Use "
+            f"data set {dataset.name!r}: its pixels are not normalized like the training data. Use "
             "Dataset(..., pixels=model.pixels), or a pair (images, labels)"
         )
 

@@ -4,8 +4,8 @@ For each batch size, the gradient, the update, and both together are captured on
 kernels and allocates memory.
 
 The host enqueues steps without waiting for them, because the device decides whether to apply each update (`judge` in
-update.cu). The host reads the result at averaging steps, at reports, and at the end of each epoch. After a non-finite
-loss or gradient, the device applies no update until the host has read the result and located the batch.
+update.cu). The host reads the results at averaging steps, reports, checkpoints and the end of each epoch. After a
+non-finite loss or gradient, the device applies no update until the host has read the results and located the batch.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ class Graphs:
     def __init__(self, backend: Backend, recorder: Recorder) -> None:
         self._backend, self._recorder = backend, recorder
         self._launchers: dict[tuple[str, Shape], Callable[[], None]] = {}  # by name and label shape
-        self._origin: tuple[Workspace, bool, object] | None = None  # workspace, kind of labels and memory that they use
-        self.refused, self.singly = "", False  # why steps cannot be captured; True to launch operations one by one
+        self._origin: tuple[Workspace, bool, object] | None = None  # the arguments of `begin`, with the workspace
+        self.refused = ""  # why steps cannot be captured; empty if they can
+        self.singly = False  # True to launch operations one by one
 
     def begin(self, *, classifies: bool, memory: object) -> None:
         """Drop graphs captured for another workspace, another kind of labels, or an earlier `CudaTransfer.memory`."""
@@ -53,36 +54,36 @@ class Graphs:
     def run(self, name: str, shape: Shape, work: Callable[[Shape], None]) -> None:
         """Run `work(shape)`: eagerly the first time, with capture the second time, and later by launching the graph."""
 
-        def plainly() -> None:
+        def eagerly() -> None:
             with self._recorder.steered():
                 work(shape)
 
         key = name, shape
         if self.singly:
-            plainly()
+            eagerly()
         elif key in self._launchers:
             self._launchers[key]()
         else:
             with self._recorder.first():
-                plainly()
-            self._launchers[key] = lambda: self._capture(key, plainly)
+                eagerly()
+            self._launchers[key] = lambda: self._capture(key, eagerly)
 
-    def _capture(self, key: tuple[str, Shape], plainly: Callable[[], None]) -> None:
+    def _capture(self, key: tuple[str, Shape], eagerly: Callable[[], None]) -> None:
         """Capture and launch a graph. If capture fails, launch operations one by one from now on."""
         try:
-            self._launchers[key] = self._recorder.record(plainly)
+            self._launchers[key] = self._recorder.record(eagerly)
         except Exception as error:
             failure = self._backend.failure(error, self._backend.device)
             if failure is not None and failure.of_memory:
                 raise
             if not self.refused:
                 log.warning("operations are launched one by one: %s cannot be captured (%s)", key[0], error)
-            self._launchers[key], self.refused = plainly, f"{key[0]} cannot be captured ({error})"
+            self._launchers[key], self.refused = eagerly, f"{key[0]} cannot be captured ({error})"
         self._launchers[key]()
 
 
 class Inputs:
-    """Input arrays of captured steps, by label shape, (N,) or (N, T). draws: True if a layer uses random numbers."""
+    """Input arrays of captured steps, by label shape (N,) or (N, T). `draws` is True if a layer uses random numbers."""
 
     def __init__(self, backend: Backend, *, draws: bool) -> None:
         self._backend, self.draws = backend, draws

@@ -1,7 +1,7 @@
 """Dynamic loss scaling (Micikevicius et al. 2018, "Mixed precision training").
 
-When a gradient overflows, the step is skipped and the scale is halved. After 2,000 iterations without overflow it is
-doubled. A non-finite loss is an error, and so is an overflow at the smallest scale.
+When a gradient overflows, the step is skipped and the scale is halved. After 2,000 iterations without overflow, the
+scale is doubled. A non-finite loss is an error, and so is an overflow at the smallest scale.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from cupynet.backend import Backend, Scaling
 from cupynet.parallel import Communicator, Groups
 
 GROW_AFTER = 2000  # iterations without overflow
-LEAST, MOST = 1.0, 2.0**24
+MIN_SCALE, MAX_SCALE = 1.0, 2.0**24
 
 
 class LossScaler:
     """Adapts the `loss_scale` of a backend. Every worker must make the same calls.
 
     Args:
-        together: workers that skip steps together: the stages of a replica, or all workers if they share gradients.
+        together: the workers that skip steps together: the stages of a replica or, with shared gradients, all workers.
         shared: True if all workers share gradients.
     """
 
@@ -40,7 +40,7 @@ class LossScaler:
 
     @property
     def _grows(self) -> bool:
-        return self.steady >= GROW_AFTER and self._backend.loss_scale < MOST
+        return self.steady >= GROW_AFTER and self._backend.loss_scale < MAX_SCALE
 
     def grow(self) -> None:
         """Double the scale if due. Call this between iterations, because an update divides by the scale."""
@@ -48,8 +48,8 @@ class LossScaler:
             self._set(self.scale)
 
     def skips(self, *, overflow: bool, failed: bool) -> bool:
-        """Return True if this iteration's step is skipped. failed: True if this worker's loss is not finite."""
-        failed = failed or (overflow and self.scale <= LEAST)
+        """Adapt the scale. Return True to skip this step. `failed` is True if this worker's loss is not finite."""
+        failed = failed or (overflow and self.scale <= MIN_SCALE)
         if self._together.size > 1:
             table = self._together.gather_numbers(overflow, failed, self.scale)  # (W, 3)
             overflow, failed = bool(table[:, 0].any()), bool(table[:, 1].any())
@@ -57,13 +57,13 @@ class LossScaler:
         self.skipping = overflow and not failed
         self.steady += 1
         if self.skipping:
-            self._set(max(self._backend.loss_scale / 2, LEAST))
+            self._set(max(self._backend.loss_scale / 2, MIN_SCALE))
             self.skipped += 1
         return self.skipping
 
     @property
     def scaling(self) -> Scaling:
-        return Scaling(GROW_AFTER, LEAST, MOST)
+        return Scaling(GROW_AFTER, MIN_SCALE, MAX_SCALE)
 
     def count(self, steady: int, skipped: int) -> None:
         self.steady, self.skipped = steady, self.skipped + skipped

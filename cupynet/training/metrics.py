@@ -26,7 +26,7 @@ TOP_K = re.compile(r"top_([1-9]\d*)_accuracy")
 def metrics_of(metrics: Sequence[Metric], *, classifies: bool | None = None) -> dict[str, Metric]:
     """Return metrics by name. Raise ConfigError for unknown or duplicate names.
 
-    classifies: True for classification, False for regression, None to accept the metrics of both.
+    classifies: True for classification, False for regression, or None to accept the metrics of both.
     """
     if not isinstance(metrics, list | tuple):
         raise ConfigError("must be a list of names and functions, such as ['macro_f1']", "metrics", shown(metrics))
@@ -58,12 +58,12 @@ def ranks(scores: Floats, targets: NDArray[np.int64]) -> NDArray[np.int64]:
 def auc(targets: Any, scores: Floats) -> float:
     """Return the area under the ROC curve; for several classes or targets, the mean over one-versus-rest curves.
 
-    Computed from ranks (Mann and Whitney 1947); equal to scikit-learn's roc_auc_score(average="macro",
-    multi_class="ovr"). NaN if a class has all samples or none, or if a score is NaN.
+    It is computed from ranks (Mann and Whitney 1947), and equals roc_auc_score(average="macro", multi_class="ovr") in
+    scikit-learn. It is NaN if a class has all samples or none, or if a score is NaN.
 
     Args:
-        targets: class indices (N,), or (N, C), where values above 0.5 are positive.
-        scores: (N, C). With two classes only the second column is used.
+        targets: class indices (N,), or targets (N, C), of which those above 0.5 are positive.
+        scores: (N, C). With class indices and two classes, only the second column is used.
     """
     positive = targets > 0.5 if targets.ndim == 2 else targets[:, None] == np.arange(scores.shape[1])  # (N, C)
     if targets.ndim == 1 and scores.shape[1] == 2:
@@ -76,8 +76,8 @@ def _area(score: Floats, positive: NDArray[np.bool_]) -> float:
     pairs = count * (len(score) - count)
     if not pairs or np.isnan(score).any():
         return np.nan
-    _, place, equal = np.unique(score, return_inverse=True, return_counts=True)
-    rank = (np.cumsum(equal) - (equal - 1) / 2)[place]  # from 1
+    _, index, ties = np.unique(score, return_inverse=True, return_counts=True)
+    rank = (np.cumsum(ties) - (ties - 1) / 2)[index]  # from 1; tied scores have their mean rank
     return float((rank[positive].sum() - count * (count + 1) / 2) / pairs)
 
 
@@ -105,7 +105,7 @@ class Metrics:
         self._kept, self._known = [*self._kept, rows], {}
 
     def pack(self) -> Floats:
-        """Return all sums and kept scores as a vector that begins with its length."""
+        """Return all sums, and the kept scores and targets, as a vector that begins with its length."""
         kept = [rows.reshape(-1) for rows in self._kept]
         width = self._kept[0].shape[1] if kept else 0
         whole = np.concatenate([[0, width], [*self._sums.values()], *kept])

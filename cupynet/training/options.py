@@ -30,36 +30,38 @@ class TrainingOptions:
     """The options of parallel training: the arguments of `ParallelWrapper` except the model.
 
     Attributes:
-        workers: number of replicas. By default one per GPU; on a CPU one per core, up to 4; with `mpi` one per rank.
+        workers: number of replicas. By default, one per GPU; on a CPU, one per core, up to 4; with `mpi`, one per rank.
+            For the default with a pipeline, see `Placement.of`.
         averaging_frequency: iterations between averaging steps (3 by default), `epoch`, `end`, or a schedule such as
             `PostLocal`.
         prefetch_buffer: number of batches to prepare in advance, over all workers; 0 disables prefetching.
         report_score_after_averaging: compute the mean loss over all replicas at each averaging step; true by default.
         average_updaters: average the optimizer state with the weights; true by default.
-        optimizer: an `Optimizer`, or a name such as `adam` for default arguments; Nesterov(0.01, 0.9) by default. Each
-            worker gets a copy.
-        synchronizer: replaces parameter averaging; each worker gets a copy. `averaging_frequency`,
-            `report_score_after_averaging` and `average_updaters` must then be None.
-        learning_rate_scale: factor of the learning rate: `none`, `linear` (the number of workers), `sqrt` (its square
-            root), or a number.
+        optimizer: an `Optimizer`, or a name such as `adam` for the default arguments; Nesterov(0.01, 0.9) by default.
+            Each worker gets a copy.
+        synchronizer: a `Synchronizer` to use instead of parameter averaging; each worker gets a copy. Then
+            `averaging_frequency`, `report_score_after_averaging` and `average_updaters` must be None.
+        learning_rate_scale: factor by which the learning rate is multiplied: `none` (1), `linear` (the number of
+            workers), `sqrt` (the square root of this number), or a number.
         accumulation_steps: number of parts into which a batch is split to save memory. Their gradients are accumulated
-            for one update. For a pipeline use `micro_batches` instead.
+            for one update. With a pipeline, use `micro_batches` instead.
         devices: GPU indices; the worker with local rank r uses devices[r % len(devices)]. By default all GPUs, or under
             mpiexec the model's GPU. The first worker of this process must be on the model's device.
         callbacks: a list of `Callback`.
-        log_every: iterations between `on_log` events and, without a `synchronizer`, between measurements of the drift;
-            0 disables the events.
+        log_every: iterations between `on_log` events and, without a `synchronizer`, between measurements of the drift.
+            0 disables the events; the drift is then measured every 50 iterations.
         timeout_s: seconds that a worker waits for the others before it fails.
-        blas_threads: BLAS threads per worker on a CPU. By default 1 with numba; otherwise the cores are divided among
-            the workers.
+        blas_threads: BLAS threads per worker on a CPU. By default, 1 with the `numba` backend unless a variable such as
+            OMP_NUM_THREADS is set; otherwise the cores are divided among the workers.
         run: the run folder, to which callbacks write on rank 0. The folder of another run is refused.
-        launcher: `thread` or `mpi`. With `mpi` this process is one worker, and all processes started by mpiexec must
+        launcher: `thread` or `mpi`. With `mpi`, this process is one worker, and all processes started by mpiexec must
             make the same calls.
-        pipeline: splits each replica into stages, one per device or core. The model then holds the average after each
-            evaluation and after `fit`.
+        pipeline: a `Pipeline` that splits each replica into stages, one per device or core. The model then holds the
+            average only after each evaluation and after `fit`.
         reduce: how GPU replicas are averaged: `nccl`; `device`, on the first device (Deeplearning4j's legacy
-            averaging); `host`; or `auto`, which is `nccl` for several devices if it is installed, otherwise `device`.
-            On a CPU, only `auto` and the equivalent `host` are allowed.
+            averaging); `host`; or `auto`. `auto` uses NCCL between several devices if it is installed, except for
+            pipelines in threads; otherwise threads use `device` and processes use `host`. On a CPU, only `auto` and the
+            equivalent `host` are allowed.
         data_on_device: true to keep the images in GPU memory during a fit or evaluation; `auto` to do so if they take
             at most a quarter of the free memory. On a CPU, true is not allowed.
         progress: style of the default `Progress` callback: `auto`, `bar`, `lines` or `none`.
@@ -95,16 +97,17 @@ class TrainingOptions:
     def check(
         self, network: Layer, backend: str, device: int | None = None, data: FitData | None = None, names: Names = ()
     ) -> CheckedOptions:
-        """Validate the options and fill in defaults. Called once per run, before anything is written.
+        """Validate the options and fill in defaults. This is called once per run, before anything is written.
 
         Args:
             network: the built network; its weights need not be allocated.
             device: the device of the model; None if the model is built later, on the device of the first local worker.
-            data: the training data, if known; otherwise see `CheckedOptions.check_data`.
+            data: the training data, if known; otherwise call `CheckedOptions.check_data` later.
             names: names of the callbacks in messages; by default their class names.
 
         Raises:
-            ConfigError: an option is invalid. `setting` is the option, its argument (`pipeline.stages`) or a callback.
+            ConfigError: an option is invalid. The error's `setting` names the option, its argument (such as
+                `pipeline.stages`), or a callback.
         """
         options = self._check_values(backend)
         check_decisions(_named(options.callbacks, names))
@@ -167,14 +170,14 @@ class TrainingOptions:
     def _check_placement(self, network: Layer, backend: str, device: int | None) -> Placement:
         ranks = job() if self.launcher == "mpi" else None
         stages: int | None = 1
-        most, devices = 1, self.devices
+        max_stages, devices = 1, self.devices
         if self.pipeline is not None:
             with errors_of("pipeline"):
-                stages, most = self.pipeline.count, self.pipeline.max_stages(network)
+                stages, max_stages = self.pipeline.count, self.pipeline.max_stages(network)
         if ranks is not None and devices is None and device is not None and backend == "cupy":
             devices = [device]
         seats = None if ranks is None else ranks.seats
-        placement = Placement.of(backend, self.workers, devices, device or 0, stages, most, seats)
+        placement = Placement.of(backend, self.workers, devices, device or 0, stages, max_stages, seats)
         first = 0 if ranks is None else ranks.rank
         if device is not None and placement.devices and placement.device(first) != device:
             reason = f"replica {first} is the model itself, which is on device {device}. List that device first"
@@ -221,7 +224,7 @@ class FitData:
 
 @dataclass(frozen=True, eq=False)
 class CheckedOptions:
-    """Validated options with defaults filled in. layers: names for each pipeline stage; empty without a pipeline."""
+    """Validated options with defaults filled in. `layers` has the layer names of each pipeline stage, or is empty."""
 
     options: TrainingOptions
     placement: Placement
@@ -235,7 +238,7 @@ class CheckedOptions:
         return self.options.accumulation_steps if pipeline is None else pipeline.micro_batches
 
     def check_data(self, network: Layer, data: FitData, names: Names = ()) -> None:
-        """Raise ConfigError if the options do not fit the data. For `names`, see `TrainingOptions.check`."""
+        """Raise ConfigError if the options are invalid for the data. For `names`, see `TrainingOptions.check`."""
         options, workers = self.options, self.placement.workers
         if data.shards is not None:
             with errors_of("workers"):
@@ -266,7 +269,7 @@ class CheckedOptions:
             self._check_figures("learning_rate", self.optimizer.learning_rate, data)
 
     def _check_figures(self, name: str, part: Callback | Schedule, data: FitData) -> None:
-        """Raise ConfigError for an unknown figure to monitor, or if no validation data would be evaluated."""
+        """Raise ConfigError if a figure to monitor is unknown, or if required reports or evaluations are missing."""
         kind = {"classifies": data.classifies, "binary": data.binary}
         for argument in ("monitor", "best"):
             if isinstance(figure := getattr(part, argument, None), str):

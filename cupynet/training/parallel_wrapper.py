@@ -73,9 +73,9 @@ class ParallelWrapper:
     """Trains a model as `workers` replicas that are averaged every `averaging_frequency` iterations.
 
     The first replica of this process is the model itself, so the model holds the average after `fit`. Replicas,
-    optimizer and synchronizer states, and all counters live until the wrapper is closed, and another `fit` continues
-    from them. The wrapper is a context manager; without `with` it is closed when it is garbage collected, or when
-    Python exits. Callbacks should refer to it by `weakref.proxy(wrapper)`, or they keep it alive.
+    optimizer and synchronizer states, and all counters persist until the wrapper is closed, and another `fit` continues
+    from them. The wrapper is a context manager; without `with`, it is closed when it is garbage collected, or when
+    Python exits. Callbacks should refer to it through `weakref.proxy(wrapper)`; otherwise they keep it alive.
 
         with ParallelWrapper(model, workers=2, averaging_frequency=3) as wrapper:
             history = wrapper.fit(x, y, epochs=5, batch_size=64, validation_split=0.1)
@@ -86,12 +86,12 @@ class ParallelWrapper:
 
     Attributes:
         options: the validated `TrainingOptions`.
-        placement: numbers of workers and stages, and their devices.
-        layers: layer names of each pipeline stage; empty without a pipeline.
-        synchronizer: each worker has a copy, so changes have no effect: create another wrapper.
-        optimizer: each worker has a copy, and the learning rate is scaled. Between fits, its `learning_rate` can be set
-            to a number, a name or a schedule, which is not scaled. Other changes have no effect: create another
-            wrapper.
+        placement: the numbers of workers and stages, and their devices.
+        layers: the layer names of each pipeline stage; empty without a pipeline.
+        synchronizer: the synchronizer. Changes have no effect, because each worker has a copy.
+        optimizer: the optimizer, with the scaled learning rate. Between fits, `optimizer.learning_rate` can be set to a
+            number, a name or a schedule, which is not scaled. Other changes have no effect, because each worker has a
+            copy.
         callbacks: the callbacks in the order in which they receive events.
         blas_threads: BLAS threads per worker; 0 on a GPU.
     """
@@ -154,7 +154,7 @@ class ParallelWrapper:
         self._warnings = DataWarnings(speaks=self._launcher.first == 0, metrics=bool(options.metrics))
         self._stop: Stop | None = None  # for workers that have no trainer yet
         self._closed, self._releasing = False, threading.RLock()
-        self._learning_rate: Schedule | None = None  # the one that workers have
+        self._learning_rate: Schedule | None = None  # the schedule that the workers have
         self._progress = "0 epochs complete"  # shown after closing
         self._rates = model.params.rates
         self._dropped = weakref.finalize(self, end, self._launcher, self._trainers, backend)
@@ -168,9 +168,9 @@ class ParallelWrapper:
     def __repr__(self) -> str:
         backend, placement = self.model.backend, self.placement
         workers = f"{counted(placement.workers, 'worker')}, {backend.name} in {backend.policy.name}"
-        way = f", {self.synchronizer}" if placement.workers > 1 else ""
+        method = f", {self.synchronizer}" if placement.workers > 1 else ""
         trainer = next((each for each in self._trainers if each is not None), None)
-        return f"<ParallelWrapper: {workers}{way}, {self._progress if trainer is None else trainer.progress}>"
+        return f"<ParallelWrapper: {workers}{method}, {self._progress if trainer is None else trainer.progress}>"
 
     @property
     def warm(self) -> bool:
@@ -191,7 +191,7 @@ class ParallelWrapper:
     def close(self) -> None:
         """Stop the workers and close callbacks. The model remains usable. A second call does nothing.
 
-        A running task such as `fit` ends with a RuntimeError. `close` waits for it, unless a callback calls `close`.
+        A running task such as `fit` ends with a RuntimeError. `close` waits for its end, unless called by a callback.
         """
         self._closed = True
         self._dropped.detach()
@@ -228,15 +228,15 @@ class ParallelWrapper:
         exception is raised, and the wrapper must be closed. The model keeps its weights, or the best ones if early
         stopping restores them after a DivergedError.
 
-        Ctrl-C stops after the current iteration, or with several workers within ten, and averages the replicas. It
-        raises KeyboardInterrupt, except in IPython and notebooks, where the history is returned. The next `fit`
-        continues. A second Ctrl-C stops at once, and the wrapper must be closed.
+        Ctrl-C stops after the current iteration (with several workers, within ten iterations) and averages the
+        replicas. `fit` then raises KeyboardInterrupt, except in IPython and notebooks, where it returns the history.
+        The next `fit` continues. A second Ctrl-C stops at once, and the wrapper must be closed.
 
         Args:
             x: images (S, H, W, C), or (S, H, W) for one channel: integers from 0 to 255, scaled according to
                 `Model.pixels`, or floating-point numbers that are already scaled. Without `y`: a `Loader`, a `Dataset`,
                 `Shards`, or pairs (image, label) that are read into memory, such as a PyTorch or Hugging Face data set.
-                Samples are shuffled in each epoch.
+                Samples are shuffled in each epoch, unless the `Loader` has `shuffle=False`.
             y: class indices (S,) from 0, or one-hot labels (S, O). For regression, floating-point targets (S, T), or
                 (S,) for one output, which may be integers. Targets are in 0..1 for `binary_cross_entropy` and `hinge`,
                 and class probabilities for `softmax`.
@@ -244,8 +244,8 @@ class ParallelWrapper:
             batch_size: batch size per worker, 128 by default. A `Loader` has its own batch size.
             sample_weight: (S,) factors of the samples' losses. The loss of a batch is still divided by its number of
                 samples.
-            class_weight: {class: loss factor}, 1 by default, or `balanced` for equal total weights of all classes, as
-                in scikit-learn. Multiplied by `sample_weight`.
+            class_weight: {class: loss factor}, where missing classes have 1; or `balanced` for equal total weights of
+                all classes, as in scikit-learn. The factors are multiplied by `sample_weight`.
             validation_split: fraction of the samples to hold out for evaluation, chosen at random from each class, or
                 from all samples for floating-point targets. The choice depends only on the labels and the seed of the
                 `Loader`.
@@ -368,7 +368,7 @@ class ParallelWrapper:
         self.on_workers(task)
 
     def warm_up(self, batch_size: int) -> float:
-        """Compile or load all kernels and return the seconds it took. The first `fit` calls this before training."""
+        """Compile or load all kernels, and return the time in seconds. The first `fit` calls this before training."""
         style = next((each.style for each in self.callbacks if isinstance(each, Progress)), self.options.progress)
         printed = style != "none" and self._launcher.first == 0
         kernels = self.model.backend.name, self.model.backend.policy.name
@@ -393,7 +393,9 @@ class ParallelWrapper:
             trainer.consensus.propose(self._stop)
 
     def on_workers(self, task: Callable[[Trainer], T], *, batch_size: int | None = None) -> T | None:
-        """Run `task(trainer)` in the thread of each worker. Return rank 0's result. batch_size: for error messages.
+        """Run `task(trainer)` in the thread of each worker. Return rank 0's result, or None in other processes.
+
+        `batch_size` is only used in error messages.
 
         Raises:
             ClosedError: the wrapper was closed or interrupted, or a worker has failed.

@@ -30,7 +30,7 @@ class Stage(Replica):
 
     Attributes:
         model: the layers of this stage, with their names in the whole network.
-        losses, hits: see `Replica`. Set on the first and last stage; `losses` is None on the others.
+        losses, hits: see `Replica`. The first and the last stage set them; `losses` is None on the others.
     """
 
     def __init__(
@@ -59,13 +59,13 @@ class Stage(Replica):
         self.params.snapshot_buffers()
         if batch is None:
             return 0
-        waiting = iter(parts(len(batch), self.micro_batches))
-        flying: deque[Callable[[], None]] = deque()  # backward passes in flight
+        remaining = iter(parts(len(batch), self.micro_batches))
+        pending: deque[Callable[[], None]] = deque()  # backward passes
         for forward in one_forward_one_backward(self.number, self.count, min(len(batch), self.micro_batches)):
             if forward:
-                flying.append(self._forward(batch, next(waiting)))
+                pending.append(self._forward(batch, next(remaining)))
             else:
-                flying.popleft()()
+                pending.popleft()()
         self._share_losses()
         return len(batch)
 

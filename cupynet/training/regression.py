@@ -14,7 +14,7 @@ from cupynet.core.wording import counted
 from cupynet.training.evaluation import Evaluation
 from cupynet.training.metrics import NUMBER_FIGURES, Floats, Metric
 
-MOST_POINTS = 500  # points in the plot
+MAX_POINTS = 500  # points in the plot
 
 
 def evaluation_of(classes: int, metrics: Sequence[Metric], *, classifies: bool, binary: bool) -> Evaluation:
@@ -31,7 +31,7 @@ class RegressionEvaluation(Evaluation):
         targets: number of targets per sample, T.
         metrics: see `TrainingOptions`.
         binary: True to also compute the accuracy: the fraction of predictions on the same side of 1/2 as their targets,
-            like Keras's BinaryAccuracy.
+            like `BinaryAccuracy` in Keras.
     """
 
     FIGURES: tuple[str, ...] = NUMBER_FIGURES
@@ -77,7 +77,7 @@ class RegressionEvaluation(Evaluation):
 
     def _keep(self, points: Floats) -> None:
         whole = np.concatenate([self._points, points])
-        self._points = whole[np.argsort(whole[:, 0], kind="stable")[:MOST_POINTS]]
+        self._points = whole[np.argsort(whole[:, 0], kind="stable")[:MAX_POINTS]]
 
     def pack(self) -> Floats:
         sums = self._errors, self._squares, self._hits, self._means, self._deviations
@@ -131,10 +131,10 @@ class RegressionEvaluation(Evaluation):
         return "\n".join([f"{' Evaluation ':=^66}", f" {title}", *lines])
 
     def plot(self, names: Sequence[str] = ()) -> Any:
-        """Plot predictions against targets for at most 500 samples. `names` are target names. Requires matplotlib."""
+        """Return a matplotlib figure of predictions and targets of the first 500 samples. `names`: target names."""
         drawn, axes = notebook.figure(self.targets)
-        for target, place in enumerate(axes):
+        for target, ax in enumerate(axes):
             true, predicted = self._points[:, 1 + target], self._points[:, 1 + self.targets + target]
             name = names[target] if target < len(names) else f"target {target}" if self.targets > 1 else ""
-            notebook.against(place, true, predicted, name)
+            notebook.against(ax, true, predicted, name)
         return drawn

@@ -24,8 +24,8 @@ class Step(NamedTuple):
     """The gradient of one iteration of a replica.
 
     Attributes:
-        samples: number of samples; 0 with a zero gradient if there is no batch or it was skipped. If iterations run
-            ahead of the host, the batch size even if the device skips the step.
+        samples: number of samples; 0 if there is no batch or it was skipped, and the gradient is then zero. If
+            iterations run ahead of the host, this is the batch size even if the device skips the step.
         squared_norm: |gradient|² over this replica's weights times the squared loss scale; 0-d on the device.
         overflowed: True if the step is skipped because the gradient overflowed.
     """
@@ -48,7 +48,7 @@ class StepCheck:
     may_wait = True
 
     def __call__(self, replica: Replica, step: Step) -> Step:
-        """Return the step, or a step without samples to skip the batch. Called on all workers in every iteration."""
+        """Return the step, or one without samples to skip the batch. All workers call this, unless steps run ahead."""
         return step
 
 
@@ -69,7 +69,7 @@ class Replica:
             without a loss. If iterations run ahead, `complete` sets it to the sum over several batches.
         hits: the number of correct predictions for the same samples as `losses`.
         classifies: False for regression. With `binary_cross_entropy`, `hits` then counts outputs on the correct side of
-            1/2; with other losses it is NaN.
+            1/2. With other losses, `hits` is not meaningful, and tallies receive NaN.
         optimizer_state: the optimizer's dictionary of (P,) vectors.
     """
 
@@ -105,19 +105,19 @@ class Replica:
         return tally
 
     def complete(self) -> None:
-        """Wait for enqueued iterations and count them. Used by `GraphReplica`."""
+        """Wait for enqueued iterations and count them. Only `GraphReplica` enqueues iterations."""
 
     def begin(self, reload: Callable[[int], Batch] | None = None, stop: int = 0) -> None:
-        """Begin a fit until iteration `stop`, or an evaluation. reload: returns the batch of an earlier iteration."""
+        """Begin a fit that ends at iteration `stop`, or an evaluation. `reload(iteration)` returns an earlier batch."""
         self.params.grad[...] = 0
 
     def assemble(self) -> None:
-        """Copy the weights to the user's model on rank 0. Used by `Stage`."""
+        """Copy the weights of all stages to the user's model on rank 0. Only a `Stage` needs this."""
 
     # one iteration --------------------------------------------------------------------------------------------------
 
     def gradient(self, batch: Batch | None) -> Step:
-        """Compute and check the gradient of an iteration and count its samples. Called on all workers."""
+        """Compute and check the gradient of an iteration, and count its samples. All workers must call this."""
         if self.scaler is not None:
             self.scaler.grow()
         step, loss_is_finite = Step(None), True
@@ -168,7 +168,7 @@ class Replica:
         return 0
 
     def _passes(self, images: Array, labels: Array, context_of: Callable[[slice], Context]) -> tuple[Array, Array]:
-        """Run forward and backward on each part of a batch. Return losses, (N,) or their sum (1,), and hits."""
+        """Run the forward and backward passes of each part of a batch. Return losses, (N,) or summed (1,), and hits."""
         model, backend, whole = self.model, self.backend, len(labels)
         total: Array = 0.0
         hits: Array = 0
@@ -206,8 +206,8 @@ class Replica:
     def update(self, iteration: int, step: Step | None = None) -> None:
         """Update the weights with the learning rate of `iteration` (from 0), and clear the gradient.
 
-        A replica without samples is not updated, unless replicas share gradients. If `step`, the result of `gradient`,
-        is None, the gradient norm is recomputed.
+        A replica is not updated if it has no samples, unless replicas share gradients, or if loss scaling skips the
+        step. If `step`, the result of `gradient`, is None, the gradient norm is recomputed.
         """
         alone_without_samples = step is not None and not step.samples and not self._moves_with_others
         if alone_without_samples or (self.scaler is not None and self.scaler.skipping):
@@ -236,7 +236,7 @@ class Replica:
         return scores_of(self.model, batch.images, batch.labels, context)
 
     def rehearse(self, scratch: Replica, batch_size: int) -> None:
-        """Compile or load all kernels by running a step on `scratch`, a copy, without communication."""
+        """Compile or load all kernels by running a step on `scratch`, a copy of this replica, without communication."""
         scratch.backpropagate(blank_batch(self.model, batch_size))
         scratch.update(0)
 

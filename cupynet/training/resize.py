@@ -1,10 +1,10 @@
 """Resume with a different number of workers.
 
-All workers start from the mean of the replicas (in a pipeline, of the replicas of their stage), weighted by the number
-of samples since the last averaging step. Optimizer and synchronizer states are averaged too, and callbacks may merge
-their states. An interrupted epoch continues after the last iteration that the new number of workers, W, would have
-completed: no batch is skipped, and up to W - 1 batches are repeated. Additional workers start with empty statistics,
-and the statistics of removed workers are lost.
+All workers start from the mean of the replicas (in a pipeline, of the replicas of their stage). The synchronizer
+chooses the weights, such as the number of samples since the last averaging step. Optimizer and synchronizer states are
+averaged too, and callbacks may merge their states. An interrupted epoch continues after the last iteration that the new
+number of workers, W, would have completed: no batch is skipped, and up to W - 1 batches are repeated. Additional
+workers start with empty statistics, and the statistics of removed workers are lost.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cupynet.training.state_tree import Tree
 def resized(
     states: Sequence[Tree], size: int, stages: int, synchronizer: Synchronizer, callbacks: Mapping[str, Listener]
 ) -> list[Tree]:
-    """Convert the workers' saved states, in rank order, to states of `size` workers. callbacks: by their saved name."""
+    """Convert the workers' saved states, in rank order, to states of `size` workers. `callbacks` are by saved name."""
     before, after = len(states) // stages, size // stages
     means = [_of_stage(states[stage::stages], before, after, synchronizer) for stage in range(stages)]
     merged = [_of_callbacks(states[stage::stages], callbacks) for stage in range(stages)]
@@ -54,23 +54,23 @@ def shares(states: Sequence[Tree], synchronizer: Synchronizer) -> list[float]:
     return [weight / total if total else 1 / len(states) for weight in weights]
 
 
-def mean(trees: Sequence[Any], counted: Sequence[float]) -> Any:
+def mean(trees: Sequence[Any], weights: Sequence[float]) -> Any:
     """Average float arrays that have the same shape in all trees. Take everything else from the first tree."""
     first = trees[0]
     if isinstance(first, Mapping):
-        return {name: mean([tree.get(name, first[name]) for tree in trees], counted) for name in first}
+        return {name: mean([tree.get(name, first[name]) for tree in trees], weights) for name in first}
     same = all(isinstance(tree, np.ndarray) and tree.shape == first.shape for tree in trees[1:])
     if not isinstance(first, np.ndarray) or first.dtype.kind != "f" or not same:
         return first
     total = np.zeros(first.shape, np.float64)
-    for tree, share in zip(trees, counted, strict=True):
-        if share:  # 0 * NaN is NaN
-            total += share * tree.astype(np.float64)
+    for tree, weight in zip(trees, weights, strict=True):
+        if weight:  # 0 * NaN is NaN
+            total += weight * tree.astype(np.float64)
     return total.astype(first.dtype)
 
 
 def _of_stage(states: Sequence[Tree], before: int, after: int, synchronizer: Synchronizer) -> Tree:
-    counted = shares(states, synchronizer)
+    weights = shares(states, synchronizer)
     position = dict(states[0]["trainer"])
     passed = position["iteration"] - position["span_start"]  # iterations that the old workers completed
     position["span_start"] = position["iteration"] - round(passed * before / after)
@@ -80,8 +80,8 @@ def _of_stage(states: Sequence[Tree], before: int, after: int, synchronizer: Syn
     scaling = min((state["scaling"] for state in states), key=lambda scaling: scaling.get("scale", 0.0))
     return {
         "trainer": position,
-        "replica": {**mean(replicas, counted), "updates": max(each["updates"] for each in replicas)},
-        "synchronizer": synchronizer.merge(mean([state["synchronizer"] for state in states], counted))[1],
+        "replica": {**mean(replicas, weights), "updates": max(each["updates"] for each in replicas)},
+        "synchronizer": synchronizer.merge(mean([state["synchronizer"] for state in states], weights))[1],
         "schedule": states[0]["schedule"],
         "measured": states[0]["measured"],
         "scaling": {**scaling, "skipped": 0} if scaling else {},

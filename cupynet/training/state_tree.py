@@ -14,11 +14,11 @@ from cupynet.parallel import Communicator
 Tree: TypeAlias = "dict[str, Any]"  # nested dictionaries of numbers and arrays
 Arrays: TypeAlias = "dict[str, Any]"  # arrays by path, with "/" between names
 
-MOST_COUNTED = 2**53  # upper bound on all counters; smaller integers are exact in double precision
+MAX_COUNT = 2**53  # all counters must be smaller, and are then exact in double precision
 
 
 def gathered(world: Communicator, state: Tree) -> tuple[list[Tree], Arrays] | None:
-    """Gather all states on rank 0: return the numbers and array names of each worker, and the arrays.
+    """Gather all states on rank 0. Return the numbers and the array names of each worker, and all arrays by name.
 
     An array that is equal on all workers that have it is stored once under its name; otherwise each version is stored
     as `name@rank`, with the lowest rank that has it. Other ranks return None.
@@ -69,19 +69,19 @@ def received(world: Communicator, rank: int) -> tuple[Tree, Arrays]:
 def check_position(position: Tree) -> None:
     """Raise ValueError if the position is invalid, because training might then never end."""
     for name in ("iteration", "epoch", "round"):
-        if type(position[name]) is not int or not 0 <= position[name] < MOST_COUNTED:
+        if type(position[name]) is not int or not 0 <= position[name] < MAX_COUNT:
             raise ValueError(f"trainer.{name}: expected an integer from 0 to 2^53 - 1, found {position[name]!r:.80}")
 
 
 def check_numbers(own: Mapping[str, Any], state: Any) -> None:
-    """Raise ValueError if a number in `own`, the trainer's state, is not a valid number in `state`."""
+    """Raise ValueError if `state` has an invalid value where `own`, the trainer's state, has a number."""
     for name, value in own.items():
         found = state.get(name, value)
         if isinstance(value, Mapping):
             check_numbers(value, found)
         elif isinstance(value, int | float):
             any_float = isinstance(value, float) and isinstance(found, float)  # includes NaN and infinity
-            if type(found) not in (bool, int, float) or not (any_float or abs(found) < MOST_COUNTED):
+            if type(found) not in (bool, int, float) or not (any_float or abs(found) < MAX_COUNT):
                 raise ValueError(f"{name}: expected a number of magnitude below 2^53, found {found!r:.80}")
 
 

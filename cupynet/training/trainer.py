@@ -43,7 +43,7 @@ class Plan:
     iterations: int = 0  # `Trainer.iteration` at the planned end of the fit
     epochs: int = 0  # `Trainer.epoch` at the planned end of the fit
     deal: tuple[int, ...] = ()  # assignment of an epoch's batches to workers (see `Loader.deal`)
-    averaged: bool = True  # True after the last averaging step
+    averaged: bool = True  # True after the last averaging step of the fit
 
     @property
     def unfinished(self) -> bool:
@@ -55,7 +55,7 @@ class Trainer:
     """Trains one replica, alone or with others.
 
     Args:
-        groups: the communicators of this worker; by default a single worker.
+        groups: the communicators of this worker; by default those of a single worker.
         synchronizer: the synchronization method; optional for a single worker.
         prefetch_buffer: number of batches to prepare in advance in a thread; 0 disables prefetching.
         data_on_device, shared: see `BatchOps.transfer`.
@@ -64,15 +64,16 @@ class Trainer:
 
     Attributes:
         world: the communicator of all workers. Callbacks that run on every rank may use it if all make the same calls.
-        model: this worker's model; in a pipeline, the layers of its stage. `replica.whole` is the whole network, on
-            rank 0 the user's model. In a pipeline it has all weights only on rank 0, in `on_epoch_end` of an evaluated
-            epoch and after the fit.
+        model: this worker's model; in a pipeline, the layers of its stage. `replica.whole` is the whole network, which
+            on rank 0 is the user's model. In a pipeline, the whole network has the trained weights only on rank 0, in
+            `on_epoch_end` of an evaluated epoch and after the fit.
         params, backend: weights and backend of this worker. In `after_finish` and `on_diverged` a callback may change
             the weights, identically on every rank, and must then call `params.publish` to copy them to the layers.
-        iteration, epoch, epoch_iteration: completed iterations and epochs, and iterations of the current epoch.
-        data: the `Loader.identity` of the last or restored fit; None if unknown.
-        evaluation: the evaluation of the last complete epoch, or of weights that a callback set at the end, or None.
-        stopped: the reason why the last fit ended early, or None.
+        iteration, epoch: completed iterations and epochs.
+        epoch_iteration: completed iterations of the current epoch.
+        data: the `Loader.identity` of the training data of the last or restored fit; None if unknown.
+        evaluation: the evaluation of the last epoch or, if a callback replaced the final weights, of these; or None.
+        stopped: the request that ended the last fit early, or None.
     """
 
     def __init__(
@@ -301,7 +302,7 @@ class Trainer:
         self.emit("on_epoch_end", record)
 
     def _finish(self, fit: Fit) -> None:
-        """Average, let callbacks replace the weights, and gather statistics. Skip the evaluation after a signal."""
+        """Average, let callbacks replace the weights, evaluate these unless a signal arrived, and gather statistics."""
         if self.stopped and not self.plan.averaged:
             self.emit("on_stop")
         if not self.plan.averaged:
@@ -343,7 +344,7 @@ class Trainer:
     def evaluate(self, loader: Loader, interrupted: Sequence[int] = ()) -> Evaluation:
         """Evaluate a data set in parallel. The result is the same on all workers.
 
-        interrupted: ends the evaluation when it becomes non-empty, except in a pipeline.
+        interrupted: a sequence that ends the evaluation when it becomes non-empty, except in a pipeline.
         """
         classes, clock, where = loader.dataset.classes, self.statistics.clock, "loading a batch"
         loss = self.replica.whole.loss
@@ -376,8 +377,8 @@ class Trainer:
     def state(self) -> dict[str, Any]:
         """Return everything needed to resume bit for bit: nested dictionaries of numbers and host arrays.
 
-        Can be called after any iteration, and does not average. There is no RNG state: the order of samples depends
-        on seed and epoch, and random numbers in layers depend on seed, epoch, sample, layer and position.
+        This can be called after any iteration and does not average. There is no RNG state: the order of samples depends
+        only on seed and epoch, and random numbers in layers only on seed, epoch, sample, layer and position.
         """
         self.replica.complete()
         scaler = self.replica.scaler

@@ -11,9 +11,10 @@ from cupynet.training.replica import Replica
 
 
 def warm_up(replica: Replica, batch_size: int, synchronizer: Synchronizer | None = None) -> float:
-    """Compile or load all kernels with a step on a copy of the replica. Return the seconds, also added to its clock.
+    """Compile or load all kernels with a step on a copy of the replica. Return the time in seconds.
 
-    With a `synchronizer`, averaging is warmed up too, and all workers must call this.
+    The time is also added to the replica's clock. With a `synchronizer`, this also warms up averaging, and all workers
+    must call it.
     """
     began, backend = time.perf_counter(), replica.backend
     backend.prepare()

@@ -89,7 +89,7 @@ def test_stats_report() -> None:
 
 def test_the_report_says_which_averages_leave_out_classes() -> None:
     def notes(evaluation: Evaluation) -> list[str]:
-        return re.findall(r"leaves out.*", evaluation.stats())
+        return re.findall(r"omits.*", evaluation.stats())
 
     found = Evaluation(4)
     found.add(np.eye(4)[[0, 1, 1, 3]], [0, 0, 1, 2], np.zeros(4))  # class 2 has no prediction, class 3 no sample

@@ -58,7 +58,7 @@ def timed_out(rank: int, seconds: float, whom: str) -> WorkerTimeout:
 class Traffic:
     """Bytes sent by one worker, including small arrays (counts, flags).
 
-    Threads are counted as if they sent messages, and an all-reduce as if its algorithm were bandwidth-optimal.
+    Threads are counted as if they sent messages, and an all-reduce as if it were bandwidth-optimal.
     """
 
     bytes_sent: int = 0
@@ -86,7 +86,7 @@ class Traffic:
 class Communicator:
     """Connects one worker to the others. Subclasses implement `split`, `all_gather`, `send`, `recv` and `_mean`.
 
-    traffic: bytes sent through this communicator and communicators split from it.
+    traffic: bytes sent through this communicator and the communicators split from it.
     """
 
     def __init__(self, rank: int, size: int) -> None:
@@ -104,19 +104,19 @@ class Communicator:
         self._decided = False  # True if `_on_devices` is final
 
     def close(self) -> None:
-        """Release NCCL and device buffers. Must be called by all workers, each in its own thread, or by none."""
+        """Destroy the NCCL communicators. All workers must call this, each in its own thread, or none may."""
         for part in (*self._groups, self._on_devices):
             if part is not None:
                 part.close()
 
     def abandon(self) -> None:
-        """Abort NCCL after a failure. May be called from any thread, as the worker may be waiting for its device."""
+        """Abort NCCL after a failure. Any thread may call this, because the worker may be waiting for its device."""
         for part in (*self._groups, self._on_devices):
             if part is not None:
                 part.abandon()
 
     def split(self, color: int, key: int) -> Communicator:
-        """Return a communicator of the workers with the same color, ordered by key, then by rank. Collective."""
+        """Return a communicator for the workers with the same color, ordered by key, then by rank. Collective."""
         raise NotImplementedError
 
     def _adopt(self, group: Communicator) -> Communicator:
@@ -141,12 +141,12 @@ class Communicator:
     def send(self, array: Array, to: int) -> None:
         """Send `array`, on the host or on this worker's device, to worker `to`.
 
-        Returns immediately. The array may be reused, and two workers may send to each other before they receive.
+        This returns immediately. The array may be reused, and two workers may send to each other before they receive.
         """
         raise NotImplementedError
 
     def recv(self, array: Array, source: int) -> None:
-        """Receive the next message from worker `source` into `array`, which must have its shape and dtype."""
+        """Receive the next message from worker `source` into `array`, which must have the message's shape and dtype."""
         raise NotImplementedError
 
     def broadcast(self, array: Array, root: int = 0) -> None:
@@ -184,7 +184,7 @@ class Communicator:
                 self._put(array, host)
 
     def check(self) -> None:
-        """Raise `PeerFailed` if another worker has failed, or the error with which `Launcher.close` ended the task."""
+        """Raise `PeerFailed` if another worker has failed, and an error if `Launcher.close` has ended the task."""
 
     def _mean(self, hosts: list[NDArray[Any]], weight: float) -> None:
         raise NotImplementedError
@@ -222,7 +222,7 @@ class Groups:
     """The process groups of a worker.
 
     Attributes:
-        world: all workers of the run. They stop together if one fails.
+        world: all workers of the run. If one fails, all stop.
         replicas: data-parallel group: the workers that train and average the same layers.
         stages: pipeline group: the workers of one replica, in stage order.
     """
@@ -233,7 +233,7 @@ class Groups:
 
     @classmethod
     def of(cls, world: Communicator | None = None) -> Groups:
-        """Create groups in which every worker is a replica. world: None for a single worker."""
+        """Create groups in which every worker is a replica. `world` is None for a single worker."""
         world = SerialCommunicator() if world is None else world
         return cls(world, replicas=world, stages=SerialCommunicator())
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-ALIGNED = 16  # bytes: a kernel's widest load
+ALIGNED = 16  # alignment in bytes, equal to a kernel's widest load
 
 # gathers all workers' values by reference, in rank order
 Exchange: TypeAlias = Callable[[Any], list[Any]]
@@ -41,7 +41,7 @@ Connect: TypeAlias = (
 
 
 def check_reduce(reduce: str, backend: str, *, processes: bool, stages: int = 1) -> str:
-    """Validate the setting `reduce`, and return the method to use. Raises ConfigError.
+    """Validate the setting `reduce` and return the method to use. Raise ConfigError if it is not possible.
 
     Pipeline stages in threads are averaged at different times, so NCCL could deadlock (see nccl.py). `auto` then
     selects `device`.
@@ -69,7 +69,7 @@ def check_reduce(reduce: str, backend: str, *, processes: bool, stages: int = 1)
 
 
 class Buffers:
-    """Device buffers, allocated on first use, because nothing may be allocated during an NCCL call (see nccl.py)."""
+    """Device buffers, kept after their first use because nothing may be allocated during NCCL calls (see nccl.py)."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -86,18 +86,18 @@ class Buffers:
         return self._buffers[key]
 
     def like_all(self, arrays: Sequence[Array]) -> tuple[list[Array], list[Array]]:
-        """Return a buffer for each array, and the flat arrays that contain them, one per dtype, to save calls."""
+        """Return a buffer for each array, and the flat arrays that contain them, one per dtype, to save NCCL calls."""
         key = tuple((array.shape, array.dtype) for array in arrays)
         if key not in self._flat:
             self._flat[key] = self._laid_out(arrays)
         return self._flat[key]
 
     def _laid_out(self, arrays: Sequence[Array]) -> tuple[list[Array], list[Array]]:
-        places: list[tuple[Any, int]] = []  # dtype and offset
+        offsets: list[tuple[Any, int]] = []  # with the dtype
         sizes: dict[Any, int] = {}
         for array in arrays:
-            places.append((array.dtype, sizes.get(array.dtype, 0)))
-            sizes[array.dtype] = places[-1][1] + -(-array.nbytes // ALIGNED) * ALIGNED // array.dtype.itemsize
+            offsets.append((array.dtype, sizes.get(array.dtype, 0)))
+            sizes[array.dtype] = offsets[-1][1] + -(-array.nbytes // ALIGNED) * ALIGNED // array.dtype.itemsize
         flat = {dtype: self._backend.allocate((size,), dtype) for dtype, size in sizes.items() if size}
         for buffer in flat.values():
             buffer[...] = 0  # including the padding
@@ -105,13 +105,13 @@ class Buffers:
         empty = {dtype: self._backend.allocate((0,), dtype) for dtype in sizes.keys() - flat.keys()}
         buffers = [
             (flat | empty)[dtype][start : start + array.size].reshape(array.shape)
-            for array, (dtype, start) in zip(arrays, places, strict=True)
+            for array, (dtype, start) in zip(arrays, offsets, strict=True)
         ]
         return buffers, list(flat.values())
 
 
 class DeviceMeans:
-    """Averages arrays on GPUs, for one worker thread. nccl: None to add the leaders' sums on one device."""
+    """Averages arrays on GPUs, for one worker thread. Without `nccl`, one device adds the sums of the leaders."""
 
     def __init__(self, exchange: Exchange, rank: int, backend: CupyBackend, nccl: Connect | None = None) -> None:
         self._exchange, self.rank, self._backend, self._nccl = exchange, rank, backend, nccl
@@ -134,7 +134,7 @@ class DeviceMeans:
             self._between.sum(flat)
         elif len(self._leaders) > 1 and self._nccl is None:
             self._sum_on_first(flat)
-        # also a barrier: no worker may allocate memory before all leaders have called NCCL
+        # this is also a barrier, because no worker may allocate memory before all leaders have called NCCL
         result, event = self._exchange((buffers, self._backend.record_event()))[leader]
         self._backend.wait_event(event)
         for array, buffer in zip(arrays, result, strict=True):
@@ -202,7 +202,7 @@ class DeviceMeans:
 
 
 class RankMeans:
-    """Averages arrays over NCCL, with one process per GPU. Creation and `close` are collective."""
+    """Averages arrays with NCCL, with one process per GPU. The constructor and `close` are collective."""
 
     def __init__(self, communicator: Communicator, backend: CupyBackend, connect: Connect) -> None:
         self._communicator, self._backend = communicator, backend
@@ -236,7 +236,7 @@ class RankMeans:
 def means_of_ranks(communicator: Communicator, backend: Backend, reduce: str) -> RankMeans | None:
     """Return the object that averages over the GPUs of processes, or None to average on the host. Collective.
 
-    Raises ConfigError on all ranks if one of them does not support `reduce`.
+    Raise ConfigError on all ranks if one of them does not support `reduce`.
     """
     if backend.name != "cupy" or reduce == "host":
         return None
@@ -249,7 +249,9 @@ def means_of_ranks(communicator: Communicator, backend: Backend, reduce: str) ->
     if not missing and shared:
         missing = [f"several ranks share a GPU ({shared[0]})"]
     if missing and reduce == "nccl":
-        raise ConfigError(f"{missing[0]}. Start one rank per GPU, with NCCL, or use reduce=host", "reduce", "nccl")
+        raise ConfigError(
+            f"{missing[0]}. Install NCCL and start one rank per GPU, or use reduce=host", "reduce", "nccl"
+        )
     if missing:
         if communicator.rank == 0:
             log.info("averaging in host memory: %s", missing[0])

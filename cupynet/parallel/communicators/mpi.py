@@ -1,10 +1,10 @@
-"""Communicator of MPI processes. This is the only file that imports mpi4py.
+"""Communicator for MPI processes. This is the only file that imports mpi4py.
 
 A blocking MPI call delays Python's signal handlers and cannot be interrupted, so operations are non-blocking and
 completed by `Ranks.wait`; only the creation of a group blocks, briefly. Means are summed in rank order, chunk by chunk,
-with the same bits as in threads.py.
+so that they are bit-identical to those of threads.py.
 
-Arrays are exchanged with Isend and Irecv, because MPICH's non-blocking collectives took two to ten times as long.
+Arrays are exchanged with Isend and Irecv, because non-blocking collectives of MPICH took two to ten times as long.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from cupynet.parallel.communicators.base import Communicator, PeerFailed, Serial
 from cupynet.parallel.communicators.devices import RankMeans, means_of_ranks
 
 GRACE_S = 30.0  # time for the other ranks to notice a failure, save their work and exit
-SPIN_S = 0.0001  # a waiting rank yields for this long before it sleeps
+SPIN_S = 0.0001  # a waiting rank yields its core for this long before it sleeps
 LONGEST_PAUSE_S = 0.001  # longest sleep between two tests of the requests
 TRANSFER_PAUSE_S = 0.00005  # during transfers, shorter because MPI makes progress only inside MPI calls
 MESSAGE, EXCHANGE = 1, 2  # message tags
@@ -37,9 +37,9 @@ RUNNING, ENDED = -2, -1  # states of a rank that has not failed
 
 @cache
 def library() -> Any:
-    """Import mpi4py.MPI, which starts MPI and waits for all ranks. Raises ConfigError if mpi4py or MPI is missing."""
+    """Import mpi4py.MPI, which starts MPI and waits for all ranks. Raise ConfigError if mpi4py or MPI is missing."""
     try:
-        with warnings.catch_warnings():  # ignore the warning about another MPI's launcher, which `job` rejects
+        with warnings.catch_warnings():  # about the launcher of another MPI, for which `job` raises an error
             warnings.filterwarnings("ignore", "suspicious MPI", RuntimeWarning)
             from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
@@ -53,14 +53,14 @@ def library() -> Any:
 
 
 class Ranks:
-    """State of all ranks. Waits for MPI requests, and detects ranks that have failed or ended.
+    """Waits for MPI requests, and detects ranks that have failed or ended.
 
-    comm: a communicator of all ranks, used only by this object.
+    comm: a communicator for all ranks, used only by this object.
 
     Attributes:
-        codes: `RUNNING`, `ENDED` or, after a failure, the exit code of each rank.
-        groups: communicators by members, each created only once, because MPI supports only about 2,000.
-        failure: raised by `check`; set by another thread to end this rank's task.
+        codes: for each rank, `RUNNING`, `ENDED` or, after a failure, its exit code.
+        groups: communicators by members. Each is created only once, because MPI supports only about 2,000.
+        failure: an error that another thread sets to end this rank's task; `check` raises it.
     """
 
     def __init__(self, mpi: Any, comm: Any) -> None:
@@ -76,7 +76,7 @@ class Ranks:
         self._waiting: Sequence[Any] = ()
 
     def announce(self, code: int) -> None:
-        """Notify the other ranks, once, that this rank failed with exit code `code` or has `ENDED`."""
+        """Notify the other ranks, only once, that this rank failed with exit code `code` or has `ENDED`."""
         if self.codes[self.rank] == RUNNING:
             self.codes[self.rank] = code
             with suppress(self.mpi.Exception):  # there is no connection
@@ -98,7 +98,7 @@ class Ranks:
             raise error
 
     def wait(self, requests: Sequence[Any], whom: str, pause_s: float = LONGEST_PAUSE_S) -> None:
-        """Wait until all requests are complete. Raises PeerFailed, or a WorkerTimeout that names `whom`."""
+        """Wait until all requests are complete, or raise PeerFailed or a WorkerTimeout that names `whom`."""
         started, timeout = time.perf_counter(), Timeout(self.timeout_s)
         self._waiting = requests  # also kept after an error, because MPI may still write to their buffers
         while True:
@@ -130,7 +130,7 @@ class Ranks:
 
 
 class MpiCommunicator(Communicator):
-    """Communicator of an MPI process. members: ranks in the job; all by default. For GPUs, see devices.py."""
+    """Communicator for an MPI process. `members` are ranks in the job, by default all. For GPUs, see devices.py."""
 
     def __init__(self, comm: Any, ranks: Ranks, members: Sequence[int] | None = None) -> None:
         super().__init__(comm.Get_rank(), comm.Get_size())
@@ -209,7 +209,7 @@ class MpiCommunicator(Communicator):
         return [vector[len(vector) * r // self.size : len(vector) * (r + 1) // self.size] for r in range(self.size)]
 
     def _parts(self, index: int, own: NDArray[Any]) -> list[NDArray[Any]]:
-        """Return a buffer for each worker's part of this worker's chunk of vector `index`: `own`, or scratch memory."""
+        """Return a buffer for each worker's version of this worker's chunk of vector `index`. Its own is `own`."""
         key = index, len(own), own.dtype.str
         if key not in self._scratch:
             self._scratch[key] = np.empty((self.size, len(own)), own.dtype)

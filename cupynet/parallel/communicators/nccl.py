@@ -39,23 +39,24 @@ def unavailable_reason() -> str | None:
 
 
 def connect(
-    broadcast: BroadcastBytes, place: int | None, leaders: int, backend: CupyBackend, opened: Callable[[NcclSum], None]
+    broadcast: BroadcastBytes, rank: int | None, leaders: int, backend: CupyBackend, opened: Callable[[NcclSum], None]
 ) -> NcclSum | None:
     """Create the NCCL communicator of the leaders (the first worker on each device). All workers must call this.
 
     Args:
-        place: NCCL rank of this worker; None if it is not a leader.
+        rank: NCCL rank of this worker; None if it is not a leader.
+        leaders: number of leaders.
         opened: called with the communicator before the warm-up. If another leader fails during the warm-up, only
-            `abandon` can end it.
+            `abandon` can end the warm-up.
     """
     # connect all devices now instead of in the first large all-reduce (NCCL 2.22 and later)
     os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
     from cupy.cuda import nccl
 
-    scratch = None if place is None else backend.asarray(np.zeros(1, np.float32))
+    scratch = None if rank is None else backend.asarray(np.zeros(1, np.float32))
     # no device memory may be allocated after this
-    identifier = broadcast(bytes(nccl.get_unique_id()) if place == 0 else b"")
-    nccl_sum = None if place is None else NcclSum(identifier, place, leaders, backend)
+    identifier = broadcast(bytes(nccl.get_unique_id()) if rank == 0 else b"")
+    nccl_sum = None if rank is None else NcclSum(identifier, rank, leaders, backend)
     try:
         if nccl_sum is not None:
             opened(nccl_sum)
@@ -73,15 +74,15 @@ def connect(
 class NcclSum:
     """NCCL communicator of one device. All devices create theirs concurrently, with the `identifier` of rank 0."""
 
-    def __init__(self, identifier: bytes, place: int, size: int, backend: CupyBackend) -> None:
+    def __init__(self, identifier: bytes, rank: int, size: int, backend: CupyBackend) -> None:
         from cupy.cuda import nccl
 
         self._nccl, self._backend, self._calling = nccl, backend, threading.Lock()
         self._types = {name: getattr(nccl, f"NCCL_{name.upper()}") for name in TYPES}
-        self._connection: Any = nccl.NcclCommunicator(size, identifier, place)
+        self._connection: Any = nccl.NcclCommunicator(size, identifier, rank)
 
     def sum(self, arrays: Sequence[Array]) -> None:
-        """Overwrite each array with its sum over devices. Raises RuntimeError for an unsupported dtype or layout."""
+        """Overwrite each array with its sum over devices. Raise RuntimeError for an unsupported dtype or layout."""
         for array in arrays:
             kind = self._types.get(array.dtype.name)
             if kind is None or not array.flags.c_contiguous:
@@ -98,7 +99,7 @@ class NcclSum:
             self._connection.destroy()
 
     def abandon(self) -> None:
-        """Abort the communicator and pending calls. May be called from any thread. Later calls raise an error."""
+        """Abort the communicator and pending calls. Any thread may call this. Later calls raise an error."""
         acquired = self._calling.acquire(timeout=CALL_S)
         try:
             self._connection.abort()

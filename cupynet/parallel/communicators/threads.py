@@ -37,7 +37,7 @@ class ThreadWorld:
             raise PeerFailed(f"worker {rank} stopped because worker {self.failed_rank} failed")
 
     def wait(self, rank: int, ready: Callable[[], bool], whom: str) -> None:
-        """Wait until `ready()` is true; the caller holds the condition's lock. Raises PeerFailed or WorkerTimeout."""
+        """Wait until `ready()` is true, or raise PeerFailed or WorkerTimeout. The caller holds the condition's lock."""
         timeout = Timeout(self.timeout_s)
         while not ready():
             self.check(rank)
@@ -48,7 +48,7 @@ class ThreadWorld:
 
 
 class ThreadGroup:
-    """A group of threads with a barrier, slots for exchanged values, and messages. ranks: their ranks in the run."""
+    """A group of threads with a barrier, slots for exchanged values, and messages. `ranks` are ranks in the run."""
 
     def __init__(self, ranks: list[int], world: ThreadWorld) -> None:
         self.ranks, self.size, self.world = ranks, len(ranks), world
@@ -75,7 +75,7 @@ class ThreadGroup:
 
 
 class ThreadCommunicator(Communicator):
-    """Communicator of a worker thread. Each worker averages one slice of host arrays. For GPUs, see devices.py."""
+    """Communicator for a worker thread. Each worker averages one slice of host arrays. For GPUs, see devices.py."""
 
     _on_devices: DeviceMeans | None
 

@@ -43,8 +43,9 @@ class Launcher:
         An exception in a worker stops the others at their next collective or `check`, and is raised here.
 
         Raises:
-            ClosedError: called after a failure, an interruption or `close`.
-            RuntimeError: called during another task.
+            ClosedError: an earlier task failed or was interrupted, or the launcher was closed.
+            PeerFailed: a worker in another process has failed.
+            RuntimeError: another task is running.
         """
         if not self._running.acquire(blocking=False):
             raise RuntimeError("these workers are busy. Wait for the running task to end before starting another one")
@@ -68,10 +69,10 @@ class Launcher:
         return not self._running.locked()
 
     def close(self) -> None:
-        """Release the shared resources, unless a task has failed. A second call has no effect.
+        """Release the shared resources, unless a task has failed or is running. A second call has no effect.
 
-        A running task ends with a RuntimeError at a worker's next collective or `check`. Unless called by a thread of
-        the task, `close` waits up to `timeout_s` for its end.
+        A running task ends with a RuntimeError at a worker's next collective or `check`. Unless it is called by a
+        thread of the task, `close` waits up to `timeout_s` for the end of the task.
         """
         usable, self._ended = not self._ended, self._ended or "were closed"
         if self._running.acquire(blocking=False):
@@ -89,7 +90,7 @@ class Launcher:
         raise NotImplementedError
 
     def _interrupt(self, error: BaseException) -> None:
-        """End the running task with an error. May be called from any thread."""
+        """End the running task with an error. This may be called from any thread."""
         raise NotImplementedError
 
     def _release(self) -> None:
@@ -97,6 +98,6 @@ class Launcher:
 
 
 def note_worker(error: BaseException, rank: int) -> None:
-    """Add the worker's rank to the traceback, unless the error is a CupynetError."""
+    """Add the worker's rank as a note to an error, unless it has a note already or is a CupynetError."""
     if not isinstance(error, CupynetError) and not getattr(error, "__notes__", None):
         annotate(error, f"worker {rank}")

@@ -1,8 +1,8 @@
 """MPI launcher: each process is one worker of an MPI job.
 
-A rank that fails notifies the others, which raise `PeerFailed` while they wait. At the end of the program, all ranks
-wait for each other, so that one rank reports the failure and all exit with its exit code. If a rank does not arrive,
-the others abort the job.
+A rank that fails notifies the others, which raise `PeerFailed` at their next collective or `check`. At the end of the
+program, all ranks wait for each other, so that one rank reports the failure and all exit with its exit code. If a rank
+does not arrive, the others abort the job.
 """
 
 from __future__ import annotations
@@ -43,8 +43,10 @@ class MpiJob:
     """The MPI job of this process, created by `job`.
 
     Attributes:
+        library: name of the MPI implementation.
+        on_machine: number of ranks on this machine.
         seats: local rank of each rank.
-        sharing: number of ranks that share the cores of this rank, including itself.
+        sharing: number of ranks, including this one, that may run on a core of this rank.
     """
 
     def __init__(self) -> None:
@@ -64,7 +66,7 @@ class MpiJob:
             self._excepthook, sys.excepthook = sys.excepthook, self._uncaught
 
     def communicator(self) -> Communicator:
-        """Return a communicator of all ranks with a new traffic counter."""
+        """Return a communicator for all ranks, with a new traffic counter."""
         return SerialCommunicator() if self.size == 1 else MpiCommunicator(self._comm, self.ranks)
 
     def agree(self, settings: Mapping[str, object]) -> None:
@@ -99,7 +101,7 @@ class MpiJob:
             self.ranks.announce(exit_code(error))
 
     def speaks(self, error: BaseException) -> bool:
-        """Return True if this is the lowest failed rank, which reports its error. Waits for all; sets `exit_code`."""
+        """Wait for all ranks, set `exit_code`, and return True if this is the lowest failed rank, which reports it."""
         self.announce(error)
         if self._met is None:
             self._met = self.ranks.end()
@@ -108,7 +110,7 @@ class MpiJob:
         return first == self.rank and not isinstance(error, PeerFailed)
 
     def _uncaught(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-        """Replacement for sys.excepthook: one rank prints the exception, and all exit with that rank's exit code."""
+        """Replace sys.excepthook, so that one rank prints the exception and all exit with that rank's exit code."""
         if self.speaks(error):
             self._excepthook(kind, error, traceback)
         raise SystemExit(self.exit_code)
@@ -141,7 +143,7 @@ class MpiJob:
 
 @contextmanager
 def _limited(seconds: float, file: int | None = None) -> Iterator[None]:
-    """Kill this process if an MPI call, which may hold the GIL, takes too long. file: descriptor for the traceback."""
+    """Kill this process if an MPI call, which may hold the GIL, takes too long. Write tracebacks to `file`, if any."""
     with open(os.devnull, "w") as devnull:
         faulthandler.dump_traceback_later(seconds, exit=True, file=devnull if file is None else file)
         try:
@@ -153,7 +155,7 @@ def _limited(seconds: float, file: int | None = None) -> Iterator[None]:
 def job() -> MpiJob:
     """Return the job of this process, starting MPI if necessary.
 
-    Raises ConfigError if MPI is unavailable, or its rank differs from the launcher's.
+    Raise ConfigError if MPI is unavailable, or if its rank or size differs from that of the launcher.
     """
     mpi_job = _start()
     reason = disagreement(mpi_job.rank, mpi_job.size, mpi_job.library)

@@ -23,7 +23,7 @@ INTERRUPTED = -1  # recorded as the failed rank if the caller of `run` or `close
 class ThreadLauncher(Launcher):
     """Runs workers in threads, started for each task. A single worker runs in the calling thread.
 
-    A worker that hangs is abandoned; its thread ends when it wakes up. timeout_s: see `Launcher`.
+    A worker that hangs is abandoned; its thread ends when it wakes up. For `timeout_s`, see `Launcher`.
     """
 
     def __init__(self, workers: int, timeout_s: float = 300.0) -> None:
@@ -83,7 +83,7 @@ class ThreadLauncher(Launcher):
         return results[0]
 
     def _stop(self, threads: list[threading.Thread]) -> None:
-        """Abort NCCL (see nccl.py), each rank in a thread as one may wait for another, then wait for the workers."""
+        """Abort NCCL on each rank in a thread, because an abort may wait for another, then wait for the workers."""
         aborts = [
             threading.Thread(target=_abandon, args=[communicator], daemon=True) for communicator in self._communicators
         ]

@@ -38,11 +38,11 @@ class ParameterAveraging(Synchronizer):
         report_score: True to compute `Average.score`, reading the losses from the device at each averaging step.
         measure_every: measure the drift at the first averaging step in each epoch and in each period of this many
             iterations, and at additional averaging steps (before an evaluation, at the end of a fit). The step after an
-            additional one does not measure it, because it ends a shorter interval. 0 to measure the drift only if the
-            schedule requires it.
-        transfer_dtype: `full` sends weights in full precision, `half` their differences from the last average in 16
-            bits (see `half_mean`). Both keep replicas bit-identical, and nonnegative optimizer vectors, such as means
-            of squares, nonnegative.
+            additional step does not measure the drift, because it follows a shorter interval. 0 to measure the drift
+            only if the schedule requires it.
+        transfer_dtype: `full` sends weights in full precision, and `half` sends their differences from the last average
+            in 16 bits (see `half_mean`). Replicas stay bit-identical, and nonnegative optimizer vectors, such as means
+            of squares, stay nonnegative.
         outer_optimizer: optimizer applied after every averaging step: `slowmo`, `diloco`, or an `OuterOptimizer`.
     """
 
@@ -67,7 +67,7 @@ class ParameterAveraging(Synchronizer):
         self.outer_optimizer = outer_optimizer_of(outer_optimizer)
         self._tally = Tally()  # counts since the last averaging step
         self._measured = -1  # index of the last `measure_every` period with a measurement in this epoch
-        self._short = False  # True after an additional averaging step, because the next one ends a shorter interval
+        self._short = False  # True after an additional averaging step, because the next step follows a shorter interval
         self._common: list[Array] = []  # shared vectors after the last averaging step, if they are needed
 
     def start(self, replica: ReplicaView, communicator: Communicator) -> None:

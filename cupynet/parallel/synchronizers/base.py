@@ -37,7 +37,7 @@ class Average:
     drift_by_layer: Mapping[str, float] = field(default_factory=dict)
 
     def over(self, stages: Communicator) -> Average:
-        """Combine the averages of all stages. The drift is the maximum over the stages, an upper bound on the total."""
+        """Combine the averages of all stages. The drift is their maximum, an upper bound for the whole network."""
         if stages.size == 1 or math.isnan(self.drift):
             return self
         content = json.dumps([self.drift, {name: float(drift) for name, drift in self.drift_by_layer.items()}])
@@ -59,10 +59,10 @@ class Synchronizer:
     Attributes:
         communicator: connects this replica to the others; exists after `start`.
         schedule: decides when replicas are averaged; None if the synchronizer acts in every iteration.
-        average_updaters: True if identical replicas have identical optimizer state.
+        average_updaters: True if identical replicas have identical optimizer states.
         shares_gradients: True if `before_update` exchanges gradients. Then all replicas update in every iteration, even
-            without a batch; they share one loss scale; and the gradient norm is recomputed before clipping. Defaults to
-            True in a class that defines `before_update`, unless it or a base class (not Synchronizer) sets it.
+            without a batch; they share one loss scale; and the gradient norm is recomputed before clipping. True by
+            default in a class that defines `before_update`, unless the class or a base other than Synchronizer sets it.
         may_run_ahead: True if a GPU may run several iterations ahead of the host. The replica may then be read only
             when an average is due, after `replica.complete()`.
     """
@@ -92,7 +92,7 @@ class Synchronizer:
     def check(self, workers: int, stages: int = 1) -> None:
         """Validate the number of replicas and stages before any worker starts. Overrides must call `super().check`.
 
-        Raises ConfigError for the base class with several workers, and for an adaptive schedule with several stages,
+        Raise ConfigError for the base class with several workers, and for an adaptive schedule with several stages,
         because stages could decide differently and deadlock.
         """
         if type(self) is Synchronizer and workers > 1:
@@ -103,17 +103,18 @@ class Synchronizer:
         if stages > 1 and self.schedule is not None and self.schedule.measures:
             raise ConfigError(
                 f"{type(self).__name__} uses an adaptive schedule, which pipelines do not support because each stage "
-                "measures its own drift. Use a fixed number of iterations"
+                "measures its own drift. Use a fixed averaging_frequency instead"
             )
 
     def start(self, replica: ReplicaView, communicator: Communicator) -> None:
-        """Bind to a replica. Called once."""
+        """Bind to a replica. This is called once."""
         self.communicator = communicator
 
     def begin(self, replica: ReplicaView) -> None:
         """Called before a fit, and before an evaluation outside a fit.
 
-        If replicas are identical, broadcasts the weights and the state of rank 0, which the user may have changed.
+        If replicas are identical, this broadcasts the weights, running statistics and shared optimizer state of rank 0,
+        because the user may have changed them.
         """
         if self.identical and self.communicator.size > 1:
             for vector in (*self.shared(replica), *replica.params.running):
@@ -121,13 +122,13 @@ class Synchronizer:
             replica.params.publish()
 
     def shared(self, replica: ReplicaView) -> list[Array]:
-        """Return the flat vectors (P,), without buffers, that are equal on identical replicas."""
+        """Return the vectors (P,) of weights and optimizer state that are equal on identical replicas."""
         return [replica.params.master, *(replica.optimizer_state.values() if self.average_updaters else ())]
 
     def before_update(self, replica: ReplicaView, samples: int) -> None:
         """Called after the gradients of an iteration are computed.
 
-        samples: this worker's batch size; 0 without a batch, with zero gradients.
+        samples: this worker's batch size. It is 0 if there is no batch, and the gradients are then zero.
         """
 
     def after_update(self, replica: ReplicaView, iteration: int) -> Average | None:
@@ -135,9 +136,10 @@ class Synchronizer:
         return None
 
     def finish(self, replica: ReplicaView, moment: Moment) -> Average | None:
-        """Called at the end of an `epoch`, before an `evaluation` and at the end of a `fit`.
+        """Called at the end of an epoch or fit. Return the average, or None.
 
-        Returns the average, or None. At the end of a `fit`, it must make all replicas identical.
+        `moment` is `fit` at the end of a fit, when replicas must become identical; `evaluation` before an evaluation at
+        the end of another epoch; otherwise `epoch`.
         """
         return None
 
@@ -159,6 +161,6 @@ class Synchronizer:
     def merge(self, state: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:
         """Return this replica's averaging weight, and its state after averaging.
 
-        Called when a run is resumed with a different number of workers. state: the replica's saved state.
+        Called when a run is resumed with a different number of workers. `state` is the replica's saved state.
         """
         return 1.0, dict(state)

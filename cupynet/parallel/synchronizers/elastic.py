@@ -19,15 +19,15 @@ class ElasticAveraging(ParameterAveraging):
     """Synchronous EASGD: every k iterations, replicas and a center attract each other (Zhang et al. 2015, 1412.6651).
 
     Each replica moves toward the center by the fraction `pull` of their distance. The center moves toward the mean of
-    the replicas by the fraction `pull` · workers. The mean is weighted by samples since the last step.
+    the replicas by the fraction `pull` · workers. The mean is weighted by the samples since the last step.
 
     Replicas stay different until an evaluation or the end of a fit, when they adopt the center after a last step. Only
-    then are buffers averaged, weighted by samples.
+    then are buffers averaged, weighted by the samples since replicas last adopted the center.
 
     Args:
         averaging_frequency, report_score, measure_every, transfer_dtype: see `ParameterAveraging`. `half` sends
             differences from the center.
-        pull: alpha of the paper, at most 1 / workers; 0.9 / workers by default.
+        pull: alpha in the paper, at most 1 / workers; 0.9 / workers by default.
         average_updaters: True to average the optimizer state when replicas adopt the center.
     """
 

@@ -37,19 +37,20 @@ class GradientSharing(Synchronizer):
     optimizer. Workers without a batch take the same step.
 
     With an encoding (Deeplearning4j's SHARED_GRADIENTS), each optimizer computes an update from the local gradient, and
-    its large elements are sent to all workers (see `ThresholdEncoding`). Weights are bit-identical on all replicas, but
-    optimizer state (momentum) differs. Residuals persist across epochs and fits, and are not added to the weights at
-    the end of a fit. Encoding runs on the host, so a GPU copies its weights to the host and back in every iteration.
+    the large elements of the update are sent to all workers (see `ThresholdEncoding`). Weights are bit-identical on all
+    replicas, but optimizer states (momentum) differ. Residuals persist across epochs and fits, and are not added to the
+    weights at the end of a fit. Encoding runs on the host, so the weights of a GPU are copied to the host and back in
+    every iteration.
 
     Buffers (running statistics) are averaged in every iteration in full precision, weighted by samples. A single
     replica sends nothing.
 
     Args:
-        encoding: None for exact gradients; `threshold`, or a `ThresholdEncoding`.
-        reduce: `mean`, weighted by samples; or `sum`, as Deeplearning4j does for updates. With `sum`, steps grow with
-            the number of workers.
-        transfer_dtype: `full` sends exact gradients in full precision, `half` in 16 bits (see `half_mean`), which
-            cannot be combined with an encoding.
+        encoding: None for exact gradients; otherwise `threshold`, or a `ThresholdEncoding`.
+        reduce: `mean`, weighted by samples, or `sum`, which Deeplearning4j uses for updates. With `sum`, steps grow
+            with the number of workers.
+        transfer_dtype: `full` sends exact gradients in full precision, and `half` sends them in 16 bits (see
+            `half_mean`). An encoding requires `full`.
         report_score: True to compute `Average.score`, reading the losses from the device.
         score_every: iterations between scores.
     """
@@ -77,7 +78,7 @@ class GradientSharing(Synchronizer):
         self.score_every = integer("score_every", score_every, 1)
         self._tally = Tally()  # counts since the last score
         self._next = 0  # the next iteration
-        self._samples = 0  # in this worker's batch
+        self._samples = 0  # size of this worker's batch
 
     def start(self, replica: ReplicaView, communicator: Communicator) -> None:
         super().start(replica, communicator)

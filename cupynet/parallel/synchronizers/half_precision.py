@@ -12,13 +12,13 @@ SHIFTS = 120  # largest exponent of a scale factor, within the range of single p
 
 
 def half_mean(communicator: Communicator, deltas: list[Array], weight: float) -> None:
-    """Overwrite each vector with the weighted mean over the workers, sent in 16 bits. Bit-identical on all workers.
+    """Overwrite each vector with the weighted mean over the workers, sent in 16 bits.
 
-    Intended for gradients, and for differences from common weights; 11 bits are too few for weights themselves. Each
-    vector is scaled by a power of two so that the largest magnitude on any worker just fits. Values below 2^-39 times
-    this magnitude are lost. Sums are computed in double precision.
+    Results are bit-identical on all workers. This is intended for gradients, and for differences from common weights;
+    11 bits are too few for weights themselves. Each vector is scaled by a power of two so that the largest magnitude on
+    any worker just fits. Values below 2^-39 times this magnitude are lost. Sums are computed in double precision.
 
-    deltas: finite flat vectors (see `Communicator.allreduce_mean`); empty for a stage without weights.
+    deltas: finite flat vectors (see `Communicator.allreduce_mean`), which are empty for a stage without weights.
     """
     maxima = [float(abs(delta).max()) if len(delta) else 0.0 for delta in deltas]
     largest = communicator.gather_numbers(*maxima).max(axis=0)

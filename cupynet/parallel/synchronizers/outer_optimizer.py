@@ -1,4 +1,4 @@
-"""Outer optimizers, which step after each averaging, with delta = mean - common weights as the negative gradient."""
+"""Outer optimizers. At each averaging step, delta = mean - common weights serves as the negative gradient."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class OuterOptimizer:
     """Computes new common weights from the previous ones and the mean, identically on all workers."""
 
     def start(self, replica: ReplicaView) -> None:
-        """Allocate the state for the weights of `replica`. Called once."""
+        """Allocate the state for the weights of `replica`. This is called once."""
 
     def step(self, common: Array, mean: Array) -> None:
         """Overwrite `mean` (P,) with the new common weights. common: the previous common weights (P,)."""

@@ -32,7 +32,7 @@ class ReplicaView(Protocol):
         """Optimizer vectors (P,) by name."""
 
     def tally(self, *, losses: bool = True) -> Tally:
-        """Return a tally to which the replica adds its iterations. losses: True to also sum the losses."""
+        """Return a tally to which the replica adds its iterations, and their losses if `losses` is True."""
 
     def complete(self) -> None:
         """Wait for enqueued iterations, so that tallies are up to date."""
@@ -68,7 +68,7 @@ def is_finite(*vectors: Array) -> bool:
 
 
 def distance(backend: Backend, pairs: Iterable[tuple[Array, Array]]) -> float:
-    """Return |vector - mean| / |mean|. pairs: corresponding parts of the vector and the mean."""
+    """Return |vector - mean| / |mean|. `pairs` has corresponding parts of the vector and the mean."""
     difference = norm = 0.0
     for vector, mean in pairs:
         difference += float(backend.squared_norm(vector - mean))
@@ -113,7 +113,7 @@ class Tally:
         self.hits: Array = 0
 
     def add(self, iterations: int, samples: int, losses: Array | None, hits: Array = 0) -> None:
-        """Add iterations. losses, hits: sums over the samples; None for losses that another worker holds."""
+        """Add iterations. `losses` and `hits` are sums over the samples; `losses` is None if another worker has it."""
         self.iterations, self.samples = self.iterations + iterations, self.samples + samples
         if self._sums and samples and losses is not None:
             self.scored, self.losses, self.hits = self.scored + samples, self.losses + losses, self.hits + hits
@@ -121,7 +121,7 @@ class Tally:
     def gather(self, replica: ReplicaView, communicator: Communicator, iteration: int | None) -> float:
         """Return the mean loss over the samples of all replicas since the last `clear`; NaN if there are none.
 
-        Raises DivergedError as `check_finite_replicas` does.
+        Raise DivergedError as `check_finite_replicas` does.
         """
         loss = float(self.losses)
         finite = math.isfinite(loss) and is_finite(*replica.params.vectors)

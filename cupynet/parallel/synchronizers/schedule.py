@@ -1,7 +1,7 @@
 """Averaging schedules: every k iterations, at the end of each epoch, once at the end, or adaptive.
 
-Each worker has its own schedule. All schedules make the same decisions without communication, because these depend only
-on the iteration and on measurements that all workers share.
+Each worker has its own schedule. All schedules make the same decisions without communication, because the decisions
+depend only on the iteration and on measurements that all workers share.
 """
 
 from __future__ import annotations
@@ -144,8 +144,9 @@ class PostLocal(AveragingSchedule):
 class Adaptive(AveragingSchedule):
     """Adapts the averaging period to a target drift of the replicas (Jiang & Agrawal 2020).
 
-    If the drift (`Average.drift`) at an averaging step is below the target, the next period is up to twice as long; if
-    above, down to half as long. An averaging step before the end of a period can only shorten the next one.
+    If the drift (`Average.drift`) at an averaging step is below the target, the next period is longer, by a factor of
+    at most 2; if it is above the target, the period is shorter, by a factor of at most 2. An averaging step before the
+    end of a period can only shorten the next period.
 
     Args:
         target: the target drift.

@@ -5,7 +5,7 @@ computing"), each worker adds its updates to a residual. When the residual of a 
 worker sends +t or -t and subtracts it from the residual.
 
 A message is an int32 vector. Its header contains the threshold (the bits of a float32), the number of samples, and 1 if
-the update is finite. Its body lists weights: i + 1 to increase weight i by t, -(i + 1) to decrease it.
+the update is finite. Its body contains i + 1 to increase weight i by t, and -(i + 1) to decrease it by t.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from cupynet.core.errors import ConfigError
 from cupynet.parallel.synchronizers.replica_view import is_finite
 
 HEADER = 3  # int32 values
-DECAY = 0.5 ** (1 / 20)  # halves the threshold in twenty steps
+DECAY = 0.5 ** (1 / 20)  # halves the threshold in 20 steps
 INITIAL = 1e-3  # Deeplearning4j starts at 1e-4, which takes 66 iterations to grow to this value
 EPSILON = 1e-30  # smallest threshold, so that residuals of 0 are never sent
 
 
 class Message(NamedTuple):
-    """A worker's encoded update. body: the list of weights, in the format described above."""
+    """A worker's encoded update. The format of `body` is described above."""
 
     samples: int
     finite: bool
@@ -49,14 +49,14 @@ class Message(NamedTuple):
 
 
 class Threshold:
-    """Base class of threshold rules, one per worker. threshold: the threshold of the next message."""
+    """Base class of threshold rules, one per worker. `threshold` is the threshold of the next message."""
 
     def __init__(self, initial: float, argument: str = "initial") -> None:
         self.initial = number(f"{type(self).__name__} {argument}", initial, minimum=EPSILON, below=1e30)
         self.threshold = self.initial
 
     def sent(self, share: float) -> None:
-        """Choose the next threshold. share: fraction of the weights in the last message."""
+        """Choose the next threshold. `share` is the fraction of the weights in the last message."""
 
     def state(self) -> dict[str, Any]:
         return {"threshold": self.threshold}
@@ -69,7 +69,7 @@ class Threshold:
 
 
 class FixedThreshold(Threshold):
-    """A constant threshold: about the size of several accumulated updates, much smaller than the weights."""
+    """A constant threshold. It should be the size of several updates, which is much smaller than the weights."""
 
     def __init__(self, threshold: float) -> None:
         super().__init__(threshold, "threshold")
@@ -79,7 +79,7 @@ class FixedThreshold(Threshold):
 
 
 class TargetSparsity(Threshold):
-    """Multiplies the threshold by `decay` if less than a fraction `target` of the weights is sent, else divides it."""
+    """Multiplies the threshold by `decay` if a smaller fraction of weights than `target` was sent, else divides it."""
 
     def __init__(self, target: float = 1e-3, initial: float = INITIAL, decay: float = DECAY) -> None:
         super().__init__(initial)
@@ -147,12 +147,12 @@ class ThresholdEncoding:
         return str(self.algorithm)
 
     def start(self, length: int, weights: int, dtype: Any) -> None:
-        """Allocate the residual of `length` < 2^31 values: `weights` weights and padding."""
+        """Allocate the residual for `length` values (less than 2^31), which are `weights` weights and padding."""
         self.residual: NDArray[Any] = np.zeros(length, dtype)
         self._weights = weights
 
     def encode(self, update: NDArray[Any], samples: int) -> Message:
-        """Add an update (P,) to the residual, and return the message to send, which is empty if samples is 0."""
+        """Add an update (P,) to the residual and return a message. If `samples` is 0, only return an empty message."""
         if not samples:
             return Message(0, True, 0.0, np.empty(0, np.int32))
         residual, finite = self.residual, is_finite(update)
@@ -168,7 +168,7 @@ class ThresholdEncoding:
         return Message(samples, finite, threshold, body)
 
     def state(self) -> dict[str, Any]:
-        """Return the state for a checkpoint, without `residual`: numbers by name."""
+        """Return the state for a checkpoint, except `residual`: numbers by name."""
         return {"encoded": self._encoded, "algorithm": self.algorithm.state()}
 
     def restore(self, state: dict[str, Any]) -> None:

@@ -26,8 +26,8 @@ class Callback:
         last: True to receive each event after the other callbacks.
         needs_validation: True to require an evaluation of validation data in each epoch.
         decides: a decision that only one callback may make, such as `FINAL_WEIGHTS`; "" if there is none.
-        unless: the argument that disables this decision, for error messages.
-        outside: arguments with paths outside the run folder, which settings of a stored run must not set.
+        unless: the setting that disables this decision, for error messages.
+        outside: arguments with paths outside the run folder. The settings of a stored run must not set them.
     """
 
     every_rank = False
@@ -54,10 +54,10 @@ class Callback:
         return f"{type(self).__name__}({', '.join(arguments)})"
 
     def check_path(self) -> None:
-        """Raise OutputError if a path argument is not writable. Called before data are loaded."""
+        """Raise OutputError if a path argument is not writable. This is called before data are loaded."""
 
     def check_new(self) -> None:
-        """Raise ConfigError if a path argument points to results of another run. Called before a new run."""
+        """Raise ConfigError if a path argument points to results of another run. This is called before a new run."""
 
     def start(self, trainer: Trainer, run: Run | None) -> None:
         """Called once per trainer, when it is created. `run` is the run folder; None if no files are written."""
@@ -80,7 +80,8 @@ class Callback:
     def after_finish(self, trainer: Trainer) -> bool | None:
         """Called after the last averaging step of a fit, even if it is stopped early. Return False if nothing changed.
 
-        Callbacks may change the weights, identically on every worker. They are reevaluated unless all return False.
+        Callbacks may change the weights, identically on every worker. The weights are then evaluated again, unless all
+        callbacks return False.
         """
         return False
 
@@ -94,7 +95,7 @@ class Callback:
         """
 
     def close(self) -> None:
-        """Release resources. Also called after an error, including an error in `start`."""
+        """Release resources. This is also called after an error, including an error in `start`."""
 
     def state(self) -> dict[str, Any]:
         """Return everything needed to resume exactly, as nested dictionaries of numbers, strings and host arrays."""

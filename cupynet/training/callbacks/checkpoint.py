@@ -25,8 +25,8 @@ log = logging.getLogger(__name__)
 class Checkpoint(Callback):
     """Writes checkpoints after epochs, at intervals, and when a fit is stopped early.
 
-    Resumed training continues bit for bit. Because old checkpoints are removed, a folder belongs to one run: it is
-    locked during the run and, outside the run folder, marked with the run's identity.
+    Resumed training continues bit for bit. Because old checkpoints are removed, a folder belongs to one run. The folder
+    is locked during the run and, if it is outside the run folder, marked with the run's identity.
 
     Args:
         every_epochs: epochs between checkpoints.
@@ -34,8 +34,8 @@ class Checkpoint(Callback):
         keep_last: number of newest checkpoints to keep.
         keep_every: keep every n-th checkpoint permanently, or None.
         best: also keep the checkpoint of the epoch with the best value of this figure, such as `accuracy` or `loss`, or
-            of one of the `metrics`; None to disable.
-        path: the folder; by default `checkpoints` in the run folder, or in the current folder without a run. `resume=`
+            of one of the `metrics`; None to disable this.
+        path: the folder; by default `checkpoints` in the run folder or, without a run, in the current folder. `resume=`
             only finds checkpoints in the run folder.
 
     Raises:
@@ -154,7 +154,7 @@ class Checkpoint(Callback):
 
 
 def _taken(folder: Path, *, in_python: bool = False) -> ConfigError:
-    remedies = "choose another folder, or remove it"
+    remedies = "remove it, or choose another folder"
     if in_python:
         remedies = (
             f"resume it with wrapper.restore({str(folder)!r}), or choose another folder with Checkpoint(path=...) or "

@@ -29,7 +29,7 @@ class EarlyStoppingResult:
 
     Attributes:
         reason: the condition that ended the fit (see `EarlyStopping`), `epochs` if all epochs are complete, `stopped`
-            by a request or a signal, or `diverged`.
+            after a request or a signal, or `diverged`.
         details: an explanation for the user.
         scores: the monitored metric in each evaluated epoch. Epochs are numbered from 1 over all fits.
         best_epoch, best_score: epoch and score of the best weights; None if no epoch had a finite score.
@@ -80,22 +80,22 @@ class EarlyStopping(Callback):
 
     Args:
         monitor: the validation metric to monitor: `loss`, `accuracy`, `top_n_accuracy`, `precision`, `recall` or `f1`;
-            for regression `loss`, `mean_absolute_error` or `r2`; or one of the `metrics`. The prefixes `validation_`
-            and `val_` are ignored.
-        mode: `min` if lower scores are better, `max` if higher ones are; `auto` is `min` for names that contain "loss"
-            or "error", and `max` otherwise.
+            for regression `loss`, `mean_absolute_error`, `r2` or, for binary targets, `accuracy`; or one of the
+            `metrics`. The prefixes `validation_` and `val_` are ignored.
+        mode: `min` if lower scores are better, `max` if higher scores are better, or `auto`: `min` for names that
+            contain "loss" or "error", otherwise `max`.
         patience: stop after this many consecutive evaluations without improvement. Here and below, None disables a
             condition.
-        min_delta: minimum improvement, exclusive.
+        min_delta: a score is an improvement if it is better by more than this.
         best_score: stop when the score is at least this good.
         max_epochs: stop after this many epochs of the fit.
-        max_time_s: stop after this many seconds of the fit, including evaluations and earlier processes.
+        max_time_s: stop after this many seconds of the fit, including evaluations and time in earlier processes.
         max_score: stop when a reported training loss exceeds this value: the score of the last averaging step or, if
             there is none, the loss of any replica.
         invalid_score: stop when the score is NaN or infinite. Such a score is never the best.
         restore_best_weights: restore the best weights at the end of the fit.
-        restore_on_interrupt: also restore them after `stop` or a signal. Off by default, because an interrupted fit can
-            only continue from its last weights.
+        restore_on_interrupt: also restore the best weights after `stop` or a signal. This is off by default, because an
+            interrupted fit can only continue from its last weights.
 
     Attributes:
         result: the result of the last fit; None before it ends, and after an error other than DivergedError.
@@ -163,7 +163,7 @@ class EarlyStopping(Callback):
         if record.evaluation is not None:
             self._compare(trainer, record.epoch, record.evaluation.figure(self.monitor))
         if self.max_epochs is not None and self._now.epochs >= self.max_epochs:
-            self._end(trainer, f"max_epochs: complete epochs: {self._now.epochs}")
+            self._end(trainer, f"max_epochs: trained for {counted(self._now.epochs, 'epoch')}")
         self.on_iteration_end(trainer)
 
     def _compare(self, trainer: Trainer, epoch: int, score: float) -> None:
@@ -195,7 +195,7 @@ class EarlyStopping(Callback):
         text = self._now.met if stop is None else stop.text
         condition = text.partition(":")[0]
         if stop is not None and (stop.interrupts or condition not in CONDITIONS):  # another reason stopped the fit
-            return self._conclude(trainer, "stopped", f"stopped by {text}", restore=self.restore_on_interrupt)
+            return self._conclude(trainer, "stopped", f"stopped ({text})", restore=self.restore_on_interrupt)
         if text:
             return self._conclude(trainer, condition, text)
         return self._conclude(trainer, "epochs", f"all epochs are complete ({self._now.epochs})")

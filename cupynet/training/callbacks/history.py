@@ -25,7 +25,7 @@ EPOCH = (
 class HistoryWriter(Callback):
     """Appends a JSON object for each report and each epoch to a file.
 
-    path: by default `history.jsonl` in the run folder, or in the current folder without a run.
+    path: the file; by default `history.jsonl` in the run folder or, without a run, in the current folder.
     """
 
     def __init__(self, path: str | Path | None = None) -> None:
@@ -39,7 +39,7 @@ class HistoryWriter(Callback):
     def check_new(self) -> None:
         if self._path is not None and self._path.is_file() and self._path.stat().st_size:
             raise ConfigError(
-                "contains the history of another run. Choose another file, or remove it", "path", str(self._path)
+                "contains the history of another run. Remove it, or choose another file", "path", str(self._path)
             )
 
     def start(self, trainer: Trainer, run: Run | None) -> None:

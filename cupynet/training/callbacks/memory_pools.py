@@ -1,4 +1,4 @@
-"""GPU memory pools. Freeing memory waits for the device and its collectives, so there is a barrier before and after."""
+"""Measures and trims GPU memory pools. Because freeing memory waits for collectives, workers synchronize around it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cupynet.training.trainer import Trainer
 
 
 class Pools(Callback):
-    """Measures the memory pools after each epoch and fit, and trims them after each epoch.
+    """Measures the memory pools after each epoch and fit. Trims them after each epoch if there are limits.
 
     Args:
         devices: the device of each worker, in rank order. The first worker on a device manages its pool.
@@ -21,7 +21,7 @@ class Pools(Callback):
             `trim_pools`). None for no limit.
 
     Attributes:
-        found: after a fit, a dictionary for each pool: `device`, `rank`, the peaks `used_bytes`, `held_bytes` and
+        found: after a fit, a dictionary for each pool with `device`, `rank`, the peaks `used_bytes`, `held_bytes` and
             `pinned_blocks`, and `limit_bytes` (None for no limit).
     """
 

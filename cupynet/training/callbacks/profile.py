@@ -33,20 +33,20 @@ ROWS = 10  # maximum number of rows in the printed table
 class Profile(Callback):
     """Times the calls in some iterations of the first fit, and in evaluations between them, on every worker.
 
-    After the fit it prints the slowest calls and writes two files: `trace.json`, with a track for each worker, for
-    ui.perfetto.dev or chrome://tracing; and `profile.json`, with the time of each call excluding nested calls. If the
-    fit fails, nothing is written.
+    After the fit, it prints the slowest calls and writes two files. `trace.json` has a track for each worker and can be
+    opened in ui.perfetto.dev or chrome://tracing. `profile.json` has the time of each call, excluding nested calls. If
+    the fit fails, nothing is written.
 
     Timed iterations are slower (on a GPU, much slower), because each call is synchronized and the operations of
     captured graphs are launched one by one. Results do not change.
 
     Args:
         iterations: number of timed iterations. Each recorded call takes 100 bytes of memory.
-        after: number of iterations to skip before them, at most a quarter of the fit.
-        path: folder for both files; by default the run folder. Without a folder only the table is printed.
+        after: number of iterations to skip before them, reduced to a quarter of the fit if it is larger.
+        path: folder for both files; by default the run folder. Without a folder, only the table is printed.
 
     Attributes:
-        pieces: the content of `profile.json` (see `table`). Set on rank 0 after the fit.
+        pieces: the content of `profile.json` (see `table`), set on rank 0 after the fit.
     """
 
     every_rank = True
@@ -172,7 +172,7 @@ class Timer:
 
 
 def trace(workers: list[Any]) -> dict[str, Any]:
-    """Return the trace in Chrome's trace event format. workers: name and spans of each, in rank order."""
+    """Return the trace in Chrome's trace event format. `workers` has the name and the spans of each, in rank order."""
     events: list[dict[str, Any]] = [{"ph": "M", "name": "process_name", "pid": 0, "args": {"name": "cupynet"}}]
     for rank, (place, spans) in enumerate(workers):
         row = {"pid": 0, "tid": rank}
@@ -184,7 +184,7 @@ def trace(workers: list[Any]) -> dict[str, Any]:
 
 
 def table(workers: list[Any], first: int, iterations: int) -> dict[str, Any]:
-    """Return the content of `profile.json`. workers: see `trace`. first: the first timed iteration."""
+    """Return the content of `profile.json`. For `workers`, see `trace`. `first` is the first timed iteration."""
     sums: dict[tuple[str, str], list[int]] = {}
     for _, spans in workers:
         for name, kind, _, took, own in spans:

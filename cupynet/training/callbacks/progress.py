@@ -36,8 +36,8 @@ class Progress(Callback):
     warning is logged and only lines are shown.
 
     Args:
-        style: `bar`, `lines` (no bar), `none` (log only), or `auto`: `bar` on a terminal that can draw one (not if
-            TERM=dumb), otherwise `lines`.
+        style: `bar`; `lines`, without a bar; `none`, to only log lines; or `auto`, which is `bar` on a terminal that
+            can draw one (not if TERM=dumb), otherwise `lines`.
     """
 
     def __init__(self, style: str = "auto") -> None:
@@ -137,7 +137,7 @@ def say(logger: logging.Logger, text: str, *, printed: bool) -> None:
 
 
 def describe(record: EpochRecord, epochs: int) -> str:
-    """Describe an epoch in a line that fits a terminal of at least 80 columns. epochs: the last epoch."""
+    """Describe an epoch, out of `epochs`, in a line that fits a terminal of at least 80 columns."""
     took, speed = f"{record.train_s:.1f} s", f"{record.images_per_s:,.0f}"
     trained, evaluated = _trained(record), _evaluated(record)
     scores = [figure.removeprefix("accuracy ") for figure in trained]

@@ -1,4 +1,4 @@
-"""Learning-rate range test (Smith 2017, "Cyclical learning rates"), which increases the rate in each iteration."""
+"""Learning-rate range test (Smith 2017, "Cyclical learning rates for training neural networks")."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from cupynet.training.trainer import Trainer
 
 SMOOTHING = 0.95  # decay of the moving average for 200 iterations; adjusted for other lengths
 EXPLODED = 4.0  # stop at this multiple of the lowest smoothed loss, as in fastai
-BELOW = 10.0  # the rate at the lowest loss is divided by this, to get a rate at which the loss still decreases
-FALLEN = 0.01  # minimum relative decrease in loss
-LEAST = 10  # minimum number of iterations
+DIVISOR = 10.0  # the rate at the lowest loss is divided by this, to get a rate at which the loss still decreases
+MIN_DECREASE = 0.01  # minimum relative decrease in loss
+MIN_ITERATIONS = 10
 
 
 class RateTest(Callback):
-    """A learning-rate range test, as a callback for a wrapper with `log_every=1`.
+    """Increases the learning rate in each iteration. This callback requires a wrapper with `log_every=1`.
 
     Args:
         lowest, highest, iterations: the first rate, the last rate, and the number of rates.
@@ -41,7 +41,7 @@ class RateTest(Callback):
     def __init__(self, lowest: float, highest: float, iterations: int) -> None:
         lowest = number("lowest", lowest, above=0)
         highest = number("highest", highest, above=lowest)
-        self.planned = integer("iterations", iterations, LEAST)
+        self.planned = integer("iterations", iterations, MIN_ITERATIONS)
         self._schedule = ExponentialDecay(lowest, (highest / lowest) ** (1 / (iterations - 1)))
         self.losses: list[float] = []
         self.ended = ""
@@ -73,7 +73,7 @@ class RateTest(Callback):
             return
         self.losses.append(float(losses.sum() / counts.sum()))
         smoothed = self.smoothed
-        if len(smoothed) > LEAST and not smoothed[-1] <= EXPLODED * min(smoothed):
+        if len(smoothed) > MIN_ITERATIONS and not smoothed[-1] <= EXPLODED * min(smoothed):
             self.ended = "the loss has exploded"
         if self.ended or record.iteration >= self.planned:
             trainer.stop("the learning-rate test is complete", StopReason.EARLY)
@@ -95,17 +95,17 @@ class RateTest(Callback):
 
     @property
     def suggestion(self) -> float | None:
-        """The suggested (peak) learning rate: a tenth of the rate at the lowest loss, as in fastai.
+        """The suggested (peak) learning rate: a tenth of the rate at the lowest smoothed loss, as in fastai.
 
-        None if the loss decreased by less than 1 %, or if too few rates were tested.
+        It is at least the first rate. None if the loss decreased by less than 1 %, or if too few rates were tested.
         """
-        first, smoothed = self.planned // LEAST, self.smoothed  # the beginning is noisy
-        if len(smoothed) < max(LEAST, first + 2):
+        first, smoothed = self.planned // 10, self.smoothed  # the beginning is noisy
+        if len(smoothed) < max(MIN_ITERATIONS, first + 2):
             return None
         least = min(range(first, len(smoothed)), key=lambda i: smoothed[i])
-        if smoothed[first] - smoothed[least] <= FALLEN * abs(smoothed[first]):
+        if smoothed[first] - smoothed[least] <= MIN_DECREASE * abs(smoothed[first]):
             return None
-        return max(self.rates[least] / BELOW, self.rates[0])
+        return max(self.rates[least] / DIVISOR, self.rates[0])
 
 
 def find_rate(
@@ -119,7 +119,7 @@ def find_rate(
     optimizer: Optimizer | None = None,
     **wrapper: Any,
 ) -> RateTest:
-    """Run a learning-rate range test on a copy of a model, with the workers and averaging of training.
+    """Run a learning-rate range test on a copy of a model, with the given workers and averaging. Return the test.
 
         from cupynet.training import find_rate
 

@@ -22,8 +22,7 @@ class WeightAverage(Callback):
     Buffers such as running statistics are averaged too. `recompute_statistics` recomputes them for `BatchNorm`.
     Training itself does not change, and epochs are evaluated with the trained weights. The averaged weights are
     evaluated at the end and saved. Another fit starts from them with a new average, but with the optimizer state of the
-    trained weights. To combine this callback with EarlyStopping, create EarlyStopping with
-    `restore_best_weights=False`.
+    trained weights. To combine this callback with `EarlyStopping`, pass `restore_best_weights=False` to the latter.
 
     Args:
         decay: decay of the exponential moving average (Polyak & Juditsky 1992), at most (1 + n) / (10 + n) after n
@@ -32,8 +31,8 @@ class WeightAverage(Callback):
         unit: the unit of `interval` and `start_after`: `iteration` or `epoch`.
         interval: add the weights every n iterations or epochs.
         start_after: iterations or epochs of the fit before averaging begins.
-        on_interrupt: also use the average after `stop` or a signal. Off by default, because an interrupted fit can only
-            continue from its trained weights.
+        on_interrupt: also use the average after `stop` or a signal. This is off by default, because an interrupted fit
+            can only continue from its trained weights.
 
     Attributes:
         added: number of additions in this fit.

@@ -322,7 +322,7 @@ def test_steps_are_judged_as_on_the_host(kind: str, monkeypatch: pytest.MonkeyPa
         overflow, before = rng.random() < 0.3 and backend.loss_scale > 1, backend.loss_scale
         made += not scaler.skips(overflow=overflow, failed=False)
         scaler.grow()
-        found = steps(kind, [2.0], [np.inf if overflow else 1.0], controls, 4, scaling.MOST)
+        found = steps(kind, [2.0], [np.inf if overflow else 1.0], controls, 4, scaling.MAX_SCALE)
         assert (found["SCALE"], found["STEADY"]) == (backend.loss_scale, scaler.steady)
         assert (found["USED"], found["GO"], found["HALTED"]) == (before, float(not overflow), 0)
     assert (found["SKIPPED"], found["STEPS"]) == (300 - made, 300) and 0 < made < 300

@@ -35,15 +35,15 @@ RESULTS = (
 class Logger(Callback):
     """Logs metrics with a third-party package, on rank 0. Subclasses implement `_begin`, `_write` and `_end`.
 
-    If one of them fails, a warning is logged and the logger is disabled; training continues. The log is opened when the
-    first fit starts.
+    If one of these methods fails, a warning is logged and the logger is disabled; training continues. The log is opened
+    when the first fit starts.
 
     Attributes:
         package: the package that writes the log.
         extra: the extra of cupynet that installs it.
         folder: the run folder, or None.
-        identity: the log's id, to continue it when a run is resumed; "" for a new log. Set by `_begin` if the package
-            uses ids.
+        identity: the id of the log, with which a resumed run continues it; "" for a new log. `_begin` sets it if the
+            package uses ids.
 
     Raises:
         ConfigError: the package is not installed.

@@ -26,6 +26,7 @@ class MLflow(Logger):
     Args:
         uri: the tracking URI; by default the environment variable MLFLOW_TRACKING_URI or, if it is unset,
             `sqlite:///mlflow.db` in the current folder.
+        experiment: the name of the MLflow experiment, which is created if necessary.
         name: the name of the MLflow run; by default the name of the run folder.
         artifacts: also upload weights, summary and history.
     """
@@ -48,7 +49,7 @@ class MLflow(Logger):
         # SQLAlchemy 2.1 warns about MLflow's own tables
         warnings.filterwarnings("ignore", message="The ``noload`` loader strategy", category=DeprecationWarning)
         for noisy in ("alembic", "mlflow.store.db.utils"):
-            logging.getLogger(noisy).setLevel(logging.WARNING)  # they would log a line for every table
+            logging.getLogger(noisy).setLevel(logging.WARNING)  # by default these log a line for every table
         uri = self.uri or os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
         with ExitStack() as locked:
             if uri.startswith("sqlite:///"):

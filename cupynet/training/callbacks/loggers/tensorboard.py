@@ -16,11 +16,11 @@ from cupynet.training.callbacks.loggers.base import Logger
 class TensorBoard(Logger):
     """Logs scalars and hyperparameters for TensorBoard. To view all runs: `tensorboard --logdir outputs`.
 
-    A resumed run continues in the same folder. TensorBoard ignores the events that the
-    earlier run wrote after the checkpoint.
+    A resumed run continues in the same folder. TensorBoard ignores the events that the earlier run wrote after the
+    checkpoint.
 
     Args:
-        path: the folder for event files; by default `tensorboard` in the run folder or, without a run, the current
+        path: the folder for event files; by default `tensorboard` in the run folder or, without a run, in the current
             folder.
     """
 

@@ -15,9 +15,10 @@ class WandB(Logger):
     """Logs hyperparameters, metrics and results as a Weights & Biases run. A resumed run keeps its id.
 
     Args:
+        project: the name of the W&B project.
         name: the name of the W&B run; by default the name of the run folder.
         mode: `offline` to write files for `wandb sync`, or `online` to upload during training (requires `wandb login`).
-        path: the folder for W&B's files; by default the run folder, or the current folder without a run.
+        path: the folder for W&B's files; by default the run folder or, without a run, the current folder.
         artifacts: also upload weights, summary and history.
     """
 
@@ -60,7 +61,7 @@ class WandB(Logger):
             ),
         )
         self.identity = self._wandb.id
-        self._wandb.define_metric("*", step_metric="iteration")  # WandB's own steps must never decrease
+        self._wandb.define_metric("*", step_metric="iteration")  # W&B's own step must never decrease
 
     def _write(self, iteration: int, figures: dict[str, float]) -> None:
         self._wandb.log({"iteration": iteration, **figures})
