@@ -60,7 +60,7 @@ def _straggler(spent: Spent, stages: int) -> tuple[float, str]:
 
 
 def unlearned(evaluation: Evaluation) -> str | None:
-    """Return a warning if the accuracy is no better than predicting the most frequent class, or None."""
+    """Return a warning if predicting the most frequent class would be about as accurate, otherwise None."""
     samples = evaluation.samples
     share = int((evaluation.confusion.sum(axis=1) + evaluation.undecided).max()) / max(samples, 1)
     deviation = math.sqrt(share * (1 - share) / max(samples, 1))

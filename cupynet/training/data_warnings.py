@@ -70,7 +70,10 @@ def warn_of_pixels(dataset: LabeledData) -> bool:
     if largest:
         remedy = f": multiply images by {255 // largest}, or set {setting('data', 'normalize', 'auto')}"
     log.warning(
-        "data set %r: its largest pixel is %d, but a range of 0 to 255 is assumed%s", dataset.name, largest, remedy
+        "data set %r: its largest pixel value is %d, but a range of 0 to 255 is assumed%s",
+        dataset.name,
+        largest,
+        remedy,
     )
     return True
 

@@ -13,7 +13,7 @@ from cupynet.parallel import Placement
 def translate_device_errors(
     backend: Backend, placement: Placement, rank: int, batch_size: int | None
 ) -> Iterator[None]:
-    """Convert an error of a device, such as too little memory, to DeviceError. Clear its frames to free memory."""
+    """Convert errors from a device that failed or is out of memory to DeviceError. Clear frames to free memory."""
     try:
         yield
     except CupynetError:

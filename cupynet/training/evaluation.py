@@ -46,15 +46,14 @@ class Evaluation:
     but the last bits of the loss depend on how samples are split into batches.
 
     Args:
-        classes: number of classes.
-        top_n: the N of the top-N accuracy.
+        classes, top_n: the number of classes, and the N of the top-N accuracy.
         metrics: see `TrainingOptions`.
         columns: number of targets per sample, for regression.
 
     Attributes:
         FIGURES: names of the built-in metrics.
         SHOWN: names of the figures written to the history.
-        mistakes: the misclassified samples with the highest scores, at most 24.
+        mistakes: up to 24 misclassified samples, those with the highest scores.
     """
 
     FIGURES: tuple[str, ...] = CLASS_FIGURES

@@ -75,13 +75,13 @@ def diagnose(replica: Replica, batch: Batch) -> str:
     layer, samples = _first_output(replica, batch) if replica.model is replica.whole else ("", ())
     replica.params.restore_buffers()
     if layer:
-        return f"the loss {at} is not finite, for {_named(samples)}, first in the output of layer '{layer}'"
+        return f"the loss {at} is not finite for {_named(samples)}, because of the output of layer '{layer}'"
     if replica.losses is not None and not _finite(replica, replica.losses).all():
-        return f"the loss {at} is not finite, for {_named(batch.samples)}"
+        return f"the loss {at} is not finite for {_named(batch.samples)}"
     for name, gradient in reversed([*replica.params.views(replica.params.grad)]):  # in the order of the backward pass
         if not _finite(replica, gradient).all():
-            return f"the gradient {at} is not finite, for {_named(batch.samples)}, first in weight '{name}'"
-    return f"the gradient {at} is too large, for {_named(batch.samples)}"
+            return f"the gradient {at} is not finite for {_named(batch.samples)}, first for the weight '{name}'"
+    return f"the gradient {at} is too large for {_named(batch.samples)}"
 
 
 def _remedy(replica: Replica, batch: Batch) -> str:
@@ -92,7 +92,7 @@ def _remedy(replica: Replica, batch: Batch) -> str:
 
 
 def _first_output(replica: Replica, batch: Batch) -> tuple[str, Any]:
-    """Repeat the forward pass. Return the first layer with non-finite output, and the affected samples."""
+    """Repeat the forward pass. Return the first layer that causes a non-finite loss, and the affected samples."""
     model = replica.model
     layers = list(model.network) if isinstance(model.network, Sequential) else [("network", model.network)]
     for part in parts(len(batch), replica.accumulation_steps):

@@ -205,7 +205,7 @@ def check_pixels(dataset: LabeledData, pixels: PixelScale) -> None:
 
 
 def check_same_data(loader: Loader, world: Communicator) -> None:
-    """Raise DataError if the data or their order differ between workers. Every worker must call this."""
+    """Raise DataError if the data, their order or the batches differ between workers. Every worker must call this."""
     found = world.gather_numbers(loader.signature)[:, 0]  # (W,)
     others = np.flatnonzero(found != found[0]).tolist()
     if others:

@@ -41,7 +41,7 @@ class Graphs:
     def __init__(self, backend: Backend, recorder: Recorder) -> None:
         self._backend, self._recorder = backend, recorder
         self._launchers: dict[tuple[str, Shape], Callable[[], None]] = {}  # by name and label shape
-        self._origin: tuple[Workspace, bool, object] | None = None  # the arguments of `begin`, with the workspace
+        self._origin: tuple[Workspace, bool, object] | None = None  # workspace and arguments of `begin`
         self.refused = ""  # why steps cannot be captured; empty if they can
         self.singly = False  # True to launch operations one by one
 
@@ -211,7 +211,7 @@ class GraphReplica(Replica):
         self.updates += 1
 
     def complete(self) -> None:
-        """See `Replica.complete`. Raises DivergedError if a loss or gradient was not finite."""
+        """See `Replica.complete`. Raise DivergedError if a loss or gradient was not finite."""
         iterations, self._iterations = self._iterations, 0
         if iterations:
             with self.clock.measure("compute", "steps that ran ahead"):

@@ -63,7 +63,7 @@ class TrainingOptions:
             pipelines in threads; otherwise threads use `device` and processes use `host`. On a CPU, only `auto` and the
             equivalent `host` are allowed.
         data_on_device: true to keep the images in GPU memory during a fit or evaluation; `auto` to do so if they take
-            at most a quarter of the free memory. On a CPU, true is not allowed.
+            at most a quarter of the free memory. For augmented or floating-point images and on a CPU, true is an error.
         progress: style of the default `Progress` callback: `auto`, `bar`, `lines` or `none`.
         metrics: additional evaluation metrics: names, or functions (labels, scores) that return one number for the
             batch or one per sample. For classification: `top_3_accuracy` (any k), `macro_f1`, `precision`, `recall` and
@@ -106,8 +106,7 @@ class TrainingOptions:
             names: names of the callbacks in messages; by default their class names.
 
         Raises:
-            ConfigError: an option is invalid. The error's `setting` names the option, its argument (such as
-                `pipeline.stages`), or a callback.
+            ConfigError: an option is invalid. `setting` names it, its argument (`pipeline.stages`) or a callback.
         """
         options = self._check_values(backend)
         check_decisions(_named(options.callbacks, names))
@@ -206,7 +205,7 @@ class TrainingOptions:
 class FitData:
     """Properties of training data, which may not be loaded yet."""
 
-    examples: int  # over all workers
+    examples: int  # number of examples over all workers
     batch_size: int
     augmented: bool = False
     validates: bool = False  # True if validation data are evaluated during training

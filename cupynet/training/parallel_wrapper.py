@@ -191,7 +191,7 @@ class ParallelWrapper:
     def close(self) -> None:
         """Stop the workers and close callbacks. The model remains usable. A second call does nothing.
 
-        A running task such as `fit` ends with a RuntimeError. `close` waits for its end, unless called by a callback.
+        A running task such as `fit` ends with a RuntimeError. `close` waits for this, unless called by a callback.
         """
         self._closed = True
         self._dropped.detach()
@@ -258,7 +258,7 @@ class ParallelWrapper:
             The history of this fit. `ParallelWrapper.history` covers all fits.
 
         Raises:
-            ConfigError: an argument is invalid. Nothing has changed yet.
+            ConfigError: an argument is invalid. The model has not changed.
         """
         if self.model.params.rates != self._rates:
             raise ConfigError("the learning-rate factors have changed. Create a new ParallelWrapper for this model")
@@ -387,15 +387,13 @@ class ParallelWrapper:
         return seconds
 
     def stop(self, text: str = "stop() was called", reason: StopReason = StopReason.REQUEST) -> None:
-        """Stop the running or the next `fit` on all workers after the same iteration, as Ctrl-C does. Thread-safe."""
+        """Stop the running or next `fit` on all workers after the same iteration, like Ctrl-C. This is thread-safe."""
         self._stop = self._stop or Stop(StopReason(reason), text)
         for trainer in filter(None, self._trainers):
             trainer.consensus.propose(self._stop)
 
     def on_workers(self, task: Callable[[Trainer], T], *, batch_size: int | None = None) -> T | None:
         """Run `task(trainer)` in the thread of each worker. Return rank 0's result, or None in other processes.
-
-        `batch_size` is only used in error messages.
 
         Raises:
             ClosedError: the wrapper was closed or interrupted, or a worker has failed.
@@ -431,7 +429,7 @@ class ParallelWrapper:
         return found
 
     def replicas(self) -> list[Model]:
-        """Return the local replicas in rank order. In a pipeline each one holds the layers of one stage."""
+        """Return the local replicas in rank order. In a pipeline, each of them holds the layers of one stage."""
         return [trainer.model for trainer in self._trainers if trainer is not None]
 
     # in a worker ----------------------------------------------------------------------------------------------------
@@ -446,7 +444,7 @@ class ParallelWrapper:
         return trainer
 
     def _new_trainer(self, world: Communicator) -> Trainer:
-        """Build a worker's trainer. The first local worker trains the model itself, the others train copies."""
+        """Build a worker's trainer. The first local worker trains the model itself; the others train copies."""
         model, backend, options = self.model, self.model.backend, self.options
         optimizer, self._learning_rate = copy.deepcopy(self.optimizer), self.optimizer.learning_rate
         own = world.rank == self._launcher.first

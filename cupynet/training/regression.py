@@ -131,7 +131,7 @@ class RegressionEvaluation(Evaluation):
         return "\n".join([f"{' Evaluation ':=^66}", f" {title}", *lines])
 
     def plot(self, names: Sequence[str] = ()) -> Any:
-        """Return a matplotlib figure of predictions and targets of the first 500 samples. `names`: target names."""
+        """Return a matplotlib figure of predictions against targets, for 500 samples. `names` are target names."""
         drawn, axes = notebook.figure(self.targets)
         for target, ax in enumerate(axes):
             true, predicted = self._points[:, 1 + target], self._points[:, 1 + self.targets + target]

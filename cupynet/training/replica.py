@@ -27,6 +27,7 @@ class Step(NamedTuple):
         samples: number of samples; 0 if there is no batch or it was skipped, and the gradient is then zero. If
             iterations run ahead of the host, this is the batch size even if the device skips the step.
         squared_norm: |gradient|² over this replica's weights times the squared loss scale; 0-d on the device.
+        finite: True if the loss and the gradient are finite.
         overflowed: True if the step is skipped because the gradient overflowed.
     """
 
@@ -66,7 +67,7 @@ class Replica:
         replicas: the communicator with which layers exchange values between replicas; None before `join`.
         scaler: the loss scaler; None before `join`, and for dtypes that need no loss scaling.
         losses: sum of the losses of the last batch, 0-d on the device; 0.0 without a batch; None in pipeline stages
-            without a loss. If iterations run ahead, `complete` sets it to the sum over several batches.
+            without a loss. If iterations run ahead, `complete` sets `losses` to the sum over several batches.
         hits: the number of correct predictions for the same samples as `losses`.
         classifies: False for regression. With `binary_cross_entropy`, `hits` then counts outputs on the correct side of
             1/2. With other losses, `hits` is not meaningful, and tallies receive NaN.
@@ -99,7 +100,7 @@ class Replica:
         self.scaler = LossScaler.of(self.backend, groups, shared=synchronizer.shares_gradients)
 
     def tally(self, *, losses: bool = True) -> Tally:
-        """Return a new tally of this replica's iterations. losses: True to also sum the losses."""
+        """Return a new tally of this replica's iterations, and of their losses if `losses` is True."""
         tally = Tally(self.complete, losses=losses)
         self._tallies.append(tally)
         return tally
@@ -223,7 +224,7 @@ class Replica:
         self.optimizer.step(self.params, iteration, norm)
 
     def whole_squared_norm(self, part: Array) -> Array:
-        """Return |gradient|² over the whole network. part: |gradient|² over this replica's weights."""
+        """Return |gradient|² over the whole network. `part` is |gradient|² over this replica's weights."""
         return part
 
     def launch_singly(self, wanted: bool) -> None:

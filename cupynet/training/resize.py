@@ -24,7 +24,7 @@ from cupynet.training.state_tree import Tree
 def resized(
     states: Sequence[Tree], size: int, stages: int, synchronizer: Synchronizer, callbacks: Mapping[str, Listener]
 ) -> list[Tree]:
-    """Convert the workers' saved states, in rank order, to states of `size` workers. `callbacks` are by saved name."""
+    """Convert saved states, in rank order, to states of `size` workers. `callbacks` maps saved names to callbacks."""
     before, after = len(states) // stages, size // stages
     means = [_of_stage(states[stage::stages], before, after, synchronizer) for stage in range(stages)]
     merged = [_of_callbacks(states[stage::stages], callbacks) for stage in range(stages)]

@@ -69,8 +69,7 @@ class Trainer:
             `on_epoch_end` of an evaluated epoch and after the fit.
         params, backend: weights and backend of this worker. In `after_finish` and `on_diverged` a callback may change
             the weights, identically on every rank, and must then call `params.publish` to copy them to the layers.
-        iteration, epoch: completed iterations and epochs.
-        epoch_iteration: completed iterations of the current epoch.
+        iteration, epoch, epoch_iteration: completed iterations and epochs, and those iterations of the current epoch.
         data: the `Loader.identity` of the training data of the last or restored fit; None if unknown.
         evaluation: the evaluation of the last epoch or, if a callback replaced the final weights, of these; or None.
         stopped: the request that ended the last fit early, or None.
@@ -137,7 +136,7 @@ class Trainer:
             return self.callbacks.emit(event, self, *arguments)
 
     def stop(self, text: str = "stop() was called", reason: StopReason = StopReason.REQUEST) -> None:
-        """Stop all workers after the same iteration. Safe to call from any thread, callback or signal handler."""
+        """Stop all workers after the same iteration. Any thread, callback or signal handler may call this."""
         self.consensus.propose(Stop(StopReason(reason), text))
 
     # training -------------------------------------------------------------------------------------------------------
@@ -259,7 +258,7 @@ class Trainer:
     # averaging, and the ends of epochs and fits ----------------------------------------------------------------------
 
     def _average(self, moment: Moment) -> None:
-        """Run the synchronizer's averaging step. If it does not average, check that the weights are finite."""
+        """Run the synchronizer's averaging step. If that does not average, check that the weights are finite."""
         if moment == "fit":
             self.plan.averaged = True
         with self.statistics.clock.measure("averaging", "averaging of weights"):

@@ -209,7 +209,7 @@ class MpiCommunicator(Communicator):
         return [vector[len(vector) * r // self.size : len(vector) * (r + 1) // self.size] for r in range(self.size)]
 
     def _parts(self, index: int, own: NDArray[Any]) -> list[NDArray[Any]]:
-        """Return a buffer for each worker's version of this worker's chunk of vector `index`. Its own is `own`."""
+        """Return buffers for all workers' versions of this worker's chunk of vector `index`. Its own is `own`."""
         key = index, len(own), own.dtype.str
         if key not in self._scratch:
             self._scratch[key] = np.empty((self.size, len(own)), own.dtype)

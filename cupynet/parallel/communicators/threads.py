@@ -32,7 +32,7 @@ class ThreadWorld:
             self.condition.notify_all()
 
     def check(self, rank: int) -> None:
-        """Raise PeerFailed in worker `rank` if a worker has failed."""
+        """Raise PeerFailed in worker `rank` if a worker has failed or the task was interrupted."""
         if self.failure is not None:
             raise PeerFailed(f"worker {rank} stopped because worker {self.failed_rank} failed")
 

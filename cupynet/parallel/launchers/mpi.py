@@ -43,8 +43,6 @@ class MpiJob:
     """The MPI job of this process, created by `job`.
 
     Attributes:
-        library: name of the MPI implementation.
-        on_machine: number of ranks on this machine.
         seats: local rank of each rank.
         sharing: number of ranks, including this one, that may run on a core of this rank.
     """
@@ -101,7 +99,7 @@ class MpiJob:
             self.ranks.announce(exit_code(error))
 
     def speaks(self, error: BaseException) -> bool:
-        """Wait for all ranks, set `exit_code`, and return True if this is the lowest failed rank, which reports it."""
+        """Wait for all ranks and set `exit_code`. Return True if this is the lowest failed rank, which then reports."""
         self.announce(error)
         if self._met is None:
             self._met = self.ranks.end()

@@ -83,7 +83,7 @@ class ThreadLauncher(Launcher):
         return results[0]
 
     def _stop(self, threads: list[threading.Thread]) -> None:
-        """Abort NCCL on each rank in a thread, because an abort may wait for another, then wait for the workers."""
+        """Abort NCCL on all ranks in parallel, because aborts may wait for each other. Then wait for the workers."""
         aborts = [
             threading.Thread(target=_abandon, args=[communicator], daemon=True) for communicator in self._communicators
         ]

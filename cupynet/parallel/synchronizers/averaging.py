@@ -43,7 +43,7 @@ class ParameterAveraging(Synchronizer):
         transfer_dtype: `full` sends weights in full precision, and `half` sends their differences from the last average
             in 16 bits (see `half_mean`). Replicas stay bit-identical, and nonnegative optimizer vectors, such as means
             of squares, stay nonnegative.
-        outer_optimizer: optimizer applied after every averaging step: `slowmo`, `diloco`, or an `OuterOptimizer`.
+        outer_optimizer: optimizer applied at every averaging step: `slowmo`, `diloco`, an `OuterOptimizer`, or None.
     """
 
     schedule: AveragingSchedule
@@ -141,7 +141,7 @@ class ParameterAveraging(Synchronizer):
         return float(state["tally"]["samples"]), {**state, "tally": Tally().state()}
 
     def _average(self, replica: ReplicaView, iteration: int | None) -> Average:
-        """Average the replicas. iteration: the last iteration (from 0); None at the end of an epoch or fit."""
+        """Average the replicas after iteration `iteration` (from 0), or at the end of an epoch or fit if it is None."""
         score = self._tally.gather(replica, self.communicator, iteration)
         measure = self._measure(iteration)
         if self.communicator.size == 1:
@@ -175,7 +175,7 @@ class ParameterAveraging(Synchronizer):
         return drift
 
     def _mean(self, vectors: list[Array], weight: float, exact: Sequence[Array] = ()) -> None:
-        """Overwrite the vectors with their mean over the workers. exact: vectors to send in full precision."""
+        """Overwrite all vectors with their means over the workers. Those in `exact` are sent in full precision."""
         if self.transfer_dtype == "full":
             parts = [part for vector in vectors for part in self._replica.params.trained(vector)]
             self.communicator.allreduce_mean([*parts, *exact], weight)
@@ -203,8 +203,8 @@ class ParameterAveraging(Synchronizer):
 def spread(communicator: Communicator, replica: ReplicaView, own: Array, mean: Array, weight: float) -> Spread:
     """Return the largest relative distance of a replica from the mean, over all weights and by layer. Collective.
 
-    own, mean: (P,) weights of this replica, and their mean. weight: this replica's weight in the mean. Replicas with
-    weight 0 are ignored; if fewer than two remain, the result is `UNMEASURED`.
+    `own` and `mean` are the weights (P,) of this replica and the mean of all, and `weight` is this replica's weight in
+    the mean. Replicas with weight 0 are ignored; if fewer than two remain, the result is `UNMEASURED`.
     """
     layers: dict[str, list[tuple[Array, Array]]] = {}
     for (name, local), (_, common) in zip(replica.params.views(own), replica.params.views(mean), strict=True):

@@ -1,4 +1,4 @@
-"""Gradient sharing: replicas exchange gradients or encoded updates in every iteration. Their weights stay identical."""
+"""Gradient sharing: replicas exchange gradients or encoded updates in each iteration, and weights stay identical."""
 
 from __future__ import annotations
 
@@ -38,9 +38,8 @@ class GradientSharing(Synchronizer):
 
     With an encoding (Deeplearning4j's SHARED_GRADIENTS), each optimizer computes an update from the local gradient, and
     the large elements of the update are sent to all workers (see `ThresholdEncoding`). Weights are bit-identical on all
-    replicas, but optimizer states (momentum) differ. Residuals persist across epochs and fits, and are not added to the
-    weights at the end of a fit. Encoding runs on the host, so the weights of a GPU are copied to the host and back in
-    every iteration.
+    replicas, but optimizer states (momentum) differ. Residuals persist across fits, and are not added to the weights at
+    the end of a fit. Encoding runs on the host, so weights on a GPU are copied to the host and back in every iteration.
 
     Buffers (running statistics) are averaged in every iteration in full precision, weighted by samples. A single
     replica sends nothing.

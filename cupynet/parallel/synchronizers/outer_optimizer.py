@@ -16,7 +16,7 @@ class OuterOptimizer:
         """Allocate the state for the weights of `replica`. This is called once."""
 
     def step(self, common: Array, mean: Array) -> None:
-        """Overwrite `mean` (P,) with the new common weights. common: the previous common weights (P,)."""
+        """Overwrite `mean` (P,) with the new common weights. `common` (P,) are the previous common weights."""
         raise NotImplementedError
 
     def state(self) -> dict[str, Any]:

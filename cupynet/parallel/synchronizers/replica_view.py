@@ -17,7 +17,7 @@ from cupynet.parallel.communicators.base import Communicator
 
 
 class ReplicaView(Protocol):
-    """The weights and optimizer state of one worker, for a full model or one stage."""
+    """The weights and optimizer state of one worker, which are those of a whole network or a stage."""
 
     @property
     def backend(self) -> Backend:
@@ -79,7 +79,7 @@ def distance(backend: Backend, pairs: Iterable[tuple[Array, Array]]) -> float:
 def check_finite_replicas(finite: Sequence[float], iteration: int | None) -> None:
     """Raise DivergedError on every worker if a replica is not finite. Call this before averaging.
 
-    iteration: from 0; None at the end of an epoch.
+    iteration: the last iteration (from 0); None at the end of an epoch.
     """
     bad = [str(rank) for rank, ok in enumerate(finite) if not ok]
     if bad:

@@ -33,11 +33,11 @@ class AveragingSchedule:
     measures = False
 
     def after(self, iteration: int) -> bool:
-        """Return True to average after iteration `iteration` (from 0). Called once per iteration."""
+        """Return True to average after iteration `iteration` (from 0). This is called once per iteration."""
         raise NotImplementedError
 
     def at(self, moment: Moment) -> bool:
-        """Return True to average at this moment. Called only if replicas have trained since the last averaging step."""
+        """Return True to average at this moment. Not called if replicas have not trained since the last average."""
         return moment != "epoch"
 
     @property
@@ -46,7 +46,7 @@ class AveragingSchedule:
         return self.at("evaluation")
 
     def averaged(self, drift: float) -> None:
-        """Called after an averaging step. drift: NaN if it was not measured."""
+        """Called after an averaging step. `drift` is NaN if it was not measured."""
 
     def ended(self, moment: Moment) -> None:
         """Called at this moment, after the averaging step if there is one."""

@@ -69,7 +69,7 @@ class Threshold:
 
 
 class FixedThreshold(Threshold):
-    """A constant threshold. It should be the size of several updates, which is much smaller than the weights."""
+    """A constant threshold. Choose the size of several accumulated updates, which is much smaller than the weights."""
 
     def __init__(self, threshold: float) -> None:
         super().__init__(threshold, "threshold")
@@ -79,7 +79,7 @@ class FixedThreshold(Threshold):
 
 
 class TargetSparsity(Threshold):
-    """Multiplies the threshold by `decay` if a smaller fraction of weights than `target` was sent, else divides it."""
+    """Multiplies the threshold by `decay` if the fraction of weights sent is below `target`, otherwise divides it."""
 
     def __init__(self, target: float = 1e-3, initial: float = INITIAL, decay: float = DECAY) -> None:
         super().__init__(initial)

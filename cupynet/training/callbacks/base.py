@@ -60,7 +60,7 @@ class Callback:
         """Raise ConfigError if a path argument points to results of another run. This is called before a new run."""
 
     def start(self, trainer: Trainer, run: Run | None) -> None:
-        """Called once per trainer, when it is created. `run` is the run folder; None if no files are written."""
+        """Called once per trainer, when it is created. `run` is the run folder, or None if there is none."""
 
     def on_fit_start(self, trainer: Trainer) -> None:
         """Called before the first iteration of a fit, which continues a restored fit if `trainer.resumes(self)`."""

@@ -154,10 +154,10 @@ class Checkpoint(Callback):
 
 
 def _taken(folder: Path, *, in_python: bool = False) -> ConfigError:
-    remedies = "remove it, or choose another folder"
+    remedies = "remove this folder, or choose another one"
     if in_python:
         remedies = (
-            f"resume it with wrapper.restore({str(folder)!r}), or choose another folder with Checkpoint(path=...) or "
-            "the wrapper's run=..."
+            f"resume that run with wrapper.restore({str(folder)!r}), or choose another folder with "
+            "Checkpoint(path=...) or the wrapper's run=..."
         )
     return ConfigError(f"contains checkpoints of another run. To fix this, {remedies}", "path", str(folder))

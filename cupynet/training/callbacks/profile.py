@@ -41,7 +41,7 @@ class Profile(Callback):
     captured graphs are launched one by one. Results do not change.
 
     Args:
-        iterations: number of timed iterations. Each recorded call takes 100 bytes of memory.
+        iterations: number of timed iterations. Each recorded call takes about 100 bytes of memory.
         after: number of iterations to skip before them, reduced to a quarter of the fit if it is larger.
         path: folder for both files; by default the run folder. Without a folder, only the table is printed.
 
@@ -114,7 +114,7 @@ class Profile(Callback):
 
 
 class Span(NamedTuple):
-    """A timed call, in nanoseconds since the start of the profile."""
+    """A timed call. Times are in nanoseconds, and `began` counts from the start of the profile."""
 
     name: str
     kind: str

@@ -129,7 +129,7 @@ def find_rate(
     Args:
         data, batch_size: see `ParallelWrapper.fit`.
         lowest, highest, iterations: see `RateTest`.
-        optimizer: Nesterov(0.01, 0.9) by default. Its learning rate or schedule is ignored.
+        optimizer: the optimizer, whose learning rate or schedule is ignored; Nesterov(0.01, 0.9) by default.
         wrapper: other arguments of `ParallelWrapper`.
     """
     optimizer = Nesterov(0.01, 0.9) if optimizer is None else instance("optimizer", optimizer, Optimizer, "Adam(0.001)")

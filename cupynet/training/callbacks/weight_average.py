@@ -29,8 +29,8 @@ class WeightAverage(Callback):
             additions, as in TensorFlow, so that the initial weights do not dominate in a short fit. None for equal
             weights (stochastic weight averaging, Izmailov et al. 2018).
         unit: the unit of `interval` and `start_after`: `iteration` or `epoch`.
-        interval: add the weights every n iterations or epochs.
-        start_after: iterations or epochs of the fit before averaging begins.
+        interval: number of iterations or epochs between additions of the weights to the mean.
+        start_after: number of iterations or epochs of the fit before averaging begins.
         on_interrupt: also use the average after `stop` or a signal. This is off by default, because an interrupted fit
             can only continue from its trained weights.
 

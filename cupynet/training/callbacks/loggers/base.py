@@ -147,7 +147,7 @@ def of_iteration(record: IterationRecord) -> dict[str, float]:
 
 
 def of_epoch(record: EpochRecord) -> dict[str, float]:
-    """Return the metrics of an epoch by their logged names. Seconds are sums over all workers."""
+    """Return the metrics of an epoch by their logged names. Seconds, except `train_s`, are sums over all workers."""
     figures = {f"epoch/{name}": getattr(record, name) for name in PER_EPOCH}
     figures |= {f"epoch/{name}": math.fsum(getattr(record.spent, name)) for name in SECONDS}
     if record.evaluation is not None:
@@ -156,6 +156,6 @@ def of_epoch(record: EpochRecord) -> dict[str, float]:
 
 
 def hyperparameters(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Flatten nested settings to dotted keys. Values other than numbers, bools and strings become JSON."""
+    """Flatten nested settings to dotted keys. Convert values other than numbers, bools and strings to JSON."""
     plain = (bool, int, float, str)
     return {key: value if isinstance(value, plain) else json.dumps(value) for key, value in flat(settings).items()}

@@ -13,7 +13,7 @@ from cupynet.training.callbacks.loggers.base import Logger
 from cupynet.training.events import EpochRecord
 from cupynet.training.trainer import Trainer
 
-EVERY_S = 5.0  # minimum interval between writes
+EVERY_S = 5.0  # minimum interval between writes, except at the end of an epoch
 CREATED_S = 60.0  # how long to wait while another process creates the tables
 # by default MLflow retries for 15 minutes, longer than workers wait for rank 0
 PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
