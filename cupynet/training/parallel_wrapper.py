@@ -244,8 +244,8 @@ class ParallelWrapper:
             batch_size: batch size per worker, 128 by default. A `Loader` has its own batch size.
             sample_weight: (S,) factors of the samples' losses. The loss of a batch is still divided by its number of
                 samples.
-            class_weight: {class: loss factor}, where missing classes have 1; or `balanced` for equal total weights of
-                all classes, as in scikit-learn. The factors are multiplied by `sample_weight`.
+            class_weight: {class: loss factor}, with 1 for missing classes; or `balanced` for equal total weights of all
+                classes, as in scikit-learn. The factors are multiplied by `sample_weight`.
             validation_split: fraction of the samples to hold out for evaluation, chosen at random from each class, or
                 from all samples for floating-point targets. The choice depends only on the labels and the seed of the
                 `Loader`.
@@ -259,6 +259,7 @@ class ParallelWrapper:
 
         Raises:
             ConfigError: an argument is invalid. The model has not changed.
+            DivergedError: a loss, a gradient or a weight is not finite (see `Trainer.fit`).
         """
         if self.model.params.rates != self._rates:
             raise ConfigError("the learning-rate factors have changed. Create a new ParallelWrapper for this model")

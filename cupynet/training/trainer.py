@@ -69,7 +69,7 @@ class Trainer:
             `on_epoch_end` of an evaluated epoch and after the fit.
         params, backend: weights and backend of this worker. In `after_finish` and `on_diverged` a callback may change
             the weights, identically on every rank, and must then call `params.publish` to copy them to the layers.
-        iteration, epoch, epoch_iteration: completed iterations and epochs, and those iterations of the current epoch.
+        iteration, epoch, epoch_iteration: completed iterations, epochs, and iterations of the current epoch.
         data: the `Loader.identity` of the training data of the last or restored fit; None if unknown.
         evaluation: the evaluation of the last epoch or, if a callback replaced the final weights, of these; or None.
         stopped: the request that ended the last fit early, or None.

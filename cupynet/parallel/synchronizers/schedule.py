@@ -142,7 +142,7 @@ class PostLocal(AveragingSchedule):
 
 
 class Adaptive(AveragingSchedule):
-    """Adapts the averaging period to a target drift of the replicas (Jiang & Agrawal 2020).
+    """Adapts the averaging period to a target drift (Jiang & Agrawal 2020, "Adaptive periodic averaging").
 
     If the drift (`Average.drift`) at an averaging step is below the target, the next period is longer, by a factor of
     at most 2; if it is above the target, the period is shorter, by a factor of at most 2. An averaging step before the

@@ -1,4 +1,4 @@
-"""Measures and trims GPU memory pools. Because freeing memory waits for collectives, workers synchronize around it."""
+"""Measures and trims GPU memory pools. Freeing memory waits for collectives, so barriers precede and follow it."""
 
 from __future__ import annotations
 

@@ -17,9 +17,9 @@ class NonFinite(Callback):
     """Stops training or skips the batch if a loss or a gradient is NaN or infinite.
 
     Args:
-        action: `stop` ends the fit with a DivergedError that names the worker, batch, samples and layer. Without this
-            callback, this is the default. `skip` skips the batch on its worker and logs a warning, but ends the fit if
-            the weights themselves are not finite.
+        action: `stop` ends the fit with a DivergedError that names the worker, batch, samples and layer. This is also
+            done without this callback. `skip` skips the batch on its worker and logs a warning, but ends the fit if the
+            weights themselves are not finite.
         max_skipped: maximum number of batches that a worker may skip before the fit ends.
     """
 
