@@ -40,9 +40,9 @@ log = logging.getLogger(__name__)
 def save(store: Checkpoints, trainer: Trainer) -> None:
     """Save the state of all workers, which must all call this after the same iteration."""
     with trainer.world.traffic.uncounted():
-        found = gathered(trainer.world, trainer.state())
-    if found is not None:
-        workers, arrays = found
+        states = gathered(trainer.world, trainer.state())
+    if states is not None:
+        workers, arrays = states
         state = {
             "iteration": trainer.iteration,
             "epoch": trainer.epoch,
@@ -210,10 +210,11 @@ def trained(stored: Stored, synchronizer: Synchronizer) -> Arrays:
     weights: Arrays = {}
     with _malformed(f"{stored.path / STATE}, workers"):
         for stage in range(stages):
-            own = states[stage::stages]
-            found = [state["replica"]["weights"] for state in own]
-            equal = all(np.array_equal(each[name], found[0][name]) for each in found[1:] for name in found[0])
-            weights |= found[0] if equal else mean(found, shares(own, synchronizer))
+            of_stage = states[stage::stages]
+            replicas = [state["replica"]["weights"] for state in of_stage]
+            first = replicas[0]
+            equal = all(np.array_equal(replica[name], first[name]) for replica in replicas[1:] for name in first)
+            weights |= first if equal else mean(replicas, shares(of_stage, synchronizer))
     return weights
 
 

@@ -206,8 +206,8 @@ def check_pixels(dataset: LabeledData, pixels: PixelScale) -> None:
 
 def check_same_data(loader: Loader, world: Communicator) -> None:
     """Raise DataError if the data, their order or the batches differ between workers. Every worker must call this."""
-    found = world.gather_numbers(loader.signature)[:, 0]  # (W,)
-    others = np.flatnonzero(found != found[0]).tolist()
+    signatures = world.gather_numbers(loader.signature)[:, 0]  # (W,)
+    others = np.flatnonzero(signatures != signatures[0]).tolist()
     if others:
         raise DataError(
             f"ranks {others} have different data than rank 0, or a different order. Copy the data to all machines, and "

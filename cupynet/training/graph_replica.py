@@ -288,11 +288,11 @@ class GraphContext(Context):
     """Context for graph capture. Raises RuntimeError for attributes whose values would be frozen into the graph."""
 
     def __getattribute__(self, name: str) -> Any:
-        found = super().__getattribute__(name)
-        if name in ("iteration", "replicas") or (name == "samples" and found is None):
+        value = super().__getattribute__(name)
+        if name in ("iteration", "replicas") or (name == "samples" and value is None):
             remedy = "uses_rng = True" if name == "samples" else "capturable = False"
             raise RuntimeError(f"a layer uses context.{name} in a captured step. Set {remedy} in its class")
-        return found
+        return value
 
 
 def replica_of(model: Model, optimizer: Optimizer, accumulation_steps: int = 1) -> Replica:

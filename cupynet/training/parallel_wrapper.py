@@ -424,10 +424,10 @@ class ParallelWrapper:
     @property
     def trainer(self) -> Trainer:
         """The trainer of the first local worker. Raises RuntimeError before the first task, and after `close`."""
-        found = next((trainer for trainer in self._trainers if trainer is not None), None)
-        if found is None:
+        first = next((trainer for trainer in self._trainers if trainer is not None), None)
+        if first is None:
             raise RuntimeError("nothing has been trained yet, or the wrapper is closed")
-        return found
+        return first
 
     def replicas(self) -> list[Model]:
         """Return the local replicas in rank order. In a pipeline, each of them holds the layers of one stage."""
@@ -448,8 +448,8 @@ class ParallelWrapper:
         """Build a worker's trainer. The first local worker trains the model itself; the others train copies."""
         model, backend, options = self.model, self.model.backend, self.options
         optimizer, self._learning_rate = copy.deepcopy(self.optimizer), self.optimizer.learning_rate
-        own = world.rank == self._launcher.first
-        if not own:
+        first = world.rank == self._launcher.first
+        if not first:
             device = self.placement.device(world.rank)
             backend = create_backend(backend.name, backend.policy.name, device, **backend.options)
         backend.activate()
@@ -457,7 +457,7 @@ class ParallelWrapper:
         groups = Groups.grid(world, self.placement.stages)
         replica: Replica
         if options.pipeline is None:
-            replica = replica_of(model if own else model.replicate(backend), optimizer, options.accumulation_steps)
+            replica = replica_of(model if first else model.replicate(backend), optimizer, options.accumulation_steps)
         else:
             replica = Stage(model, optimizer, groups, backend, self.layers, options.pipeline.micro_batches)
         if world.rank == 0:

@@ -126,17 +126,17 @@ class Stage(Replica):
     def scores(self, batch: Batch, context: Context = INFERENCE) -> Scores | None:
         """See `Replica.scores`. Stages work on consecutive batches at the same time."""
         stages = self.groups.stages
-        taken = np.zeros(1, np.uint8)  # acknowledgment, so that batches do not pile up
+        received = np.zeros(1, np.uint8)  # an acknowledgment, so that batches do not pile up
         x = batch.images
         if not self.first:
             x = self.backend.borrow((len(batch), *self.model.input.shape))
             stages.recv(x, self.number - 1)
-            stages.send(taken, self.number - 1)
+            stages.send(received, self.number - 1)
         if self.last:
             return scores_of(self.model, x, batch.labels, context)
         y, _ = self.model.forward(x, context)
         stages.send(y, self.number + 1)
-        stages.recv(taken, self.number + 1)
+        stages.recv(received, self.number + 1)
         return None
 
     def rehearse(self, scratch: Replica, batch_size: int) -> None:

@@ -348,7 +348,7 @@ class Trainer:
         classes, clock, where = loader.dataset.classes, self.statistics.clock, "loading a batch"
         loss = self.replica.whole.loss
         kind, binary = classifies(loader.dataset, loss), loss.applies == "sigmoid"
-        own, whole = (evaluation_of(classes, self.metrics, classifies=kind, binary=binary) for _ in range(2))
+        local, merged = (evaluation_of(classes, self.metrics, classifies=kind, binary=binary) for _ in range(2))
         quiet = np.errstate(over="ignore", invalid="ignore", divide="ignore")  # the loss shows non-finite values
         with quiet, clock.measure("evaluate", "evaluation"), self.feeds.of_evaluation(loader) as feed:
             try:
@@ -358,18 +358,18 @@ class Trainer:
                     self.world.check()
                     where = f"at batch {batch.index}"
                     with clock.measure("evaluate", "evaluation of a batch"):
-                        found = self.replica.scores(batch)
-                    if found is not None:
-                        scores, losses = found
+                        result = self.replica.scores(batch)
+                    if result is not None:
+                        scores, losses = result
                         labels = self.backend.to_host(batch.labels)
-                        own.add(scores, labels[..., :classes] if labels.ndim == 2 else labels, losses, batch.samples)
+                        local.add(scores, labels[..., :classes] if labels.ndim == 2 else labels, losses, batch.samples)
                     where = "loading a batch"
             except Exception as error:
                 annotate(error, f"worker {self.rank} ({self.replica.place}), evaluating, {where}")
                 raise
-            for packed in self.world.all_gather(own.pack()):  # also a barrier, because workers on a device share images
-                whole.merge(packed)
-        return whole
+            for packed in self.world.all_gather(local.pack()):  # also a barrier, as workers on a device share images
+                merged.merge(packed)
+        return merged
 
     # checkpoints ------------------------------------------------------------------------------------------------------
 

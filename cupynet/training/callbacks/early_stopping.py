@@ -201,8 +201,8 @@ class EarlyStopping(Callback):
         return self._conclude(trainer, "epochs", f"all epochs are complete ({self._now.epochs})")
 
     def on_diverged(self, trainer: Trainer, text: str) -> None:
-        whole = trainer.replica.whole is trainer.model  # a stage has only some of the weights
-        self._conclude(trainer, "diverged", text, restore=whole)
+        has_all_weights = trainer.replica.whole is trainer.model  # a pipeline stage does not
+        self._conclude(trainer, "diverged", text, restore=has_all_weights)
 
     def _conclude(self, trainer: Trainer, reason: str, details: str, *, restore: bool = True) -> bool:
         """Restore the best weights if `restore`. Return True if the weights have changed."""

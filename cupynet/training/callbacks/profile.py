@@ -160,10 +160,10 @@ class Timer:
 
     def _forward(self, path: str, forward: Callable[..., Any], x: Any, context: Context) -> Any:
         with self.span(path, "forward" if context.train else "evaluation"):
-            found = forward(x, context)
+            result = forward(x, context)
         if not context.train:
-            return found
-        y, backward = found
+            return result
+        y, backward = result
         return y, functools.partial(self._backward, path, backward)
 
     def _backward(self, path: str, backward: Callable[..., Any], dy: Any) -> Any:
