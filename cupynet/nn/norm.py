@@ -98,7 +98,8 @@ class BatchNorm(Layer):
         """Return the mean and variance of x, (2, C), and update the running statistics. `count` is per channel."""
         moments = self.backend.channel_moments(x)
         total = count if group is None else self._merge(moments, count if context.counts else 0, group)
-        if total > 1:  # a single value has no variance; the total is 0 if no replica has a batch
+        counts = context.counts or group is not None
+        if counts and total > 1:  # a single value has no variance; the total is 0 if no replica has a batch
             unbiased = total / (total - 1)
             self.backend.track_moments(self.mean.data, self.variance.data, moments, self.momentum, unbiased)
         return moments

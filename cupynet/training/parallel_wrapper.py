@@ -282,6 +282,7 @@ class ParallelWrapper:
         self._learning_rate, before = self.optimizer.learning_rate, len(self._rows.kept)
         with stopping_at_interrupt(lambda: self.stop(CTRL_C, StopReason.REQUEST)) as interrupted, self._ending():
             if not self._warm:
+                self.on_workers(lambda trainer: trainer.expect(loader))
                 self.warm_up(min(loader.batch_size, len(loader.dataset)))
             self.on_workers(lambda trainer: trainer.fit(fit), batch_size=loader.batch_size)
         if self._run is not None and self._writes_model:

@@ -14,7 +14,7 @@ from cupynet.data import Batch
 from cupynet.nn import INFERENCE, Context, Model, Params
 from cupynet.optim import Optimizer
 from cupynet.parallel import Groups, one_forward_one_backward, parts
-from cupynet.training.replica import Replica, Scores, blank_batch, scores_of
+from cupynet.training.replica import Replica, Scores, blank_batch, blank_labels, scores_of
 
 
 class Stage(Replica):
@@ -145,8 +145,8 @@ class Stage(Replica):
         x = blank_batch(model, samples).images if self.first else backend.asarray(zeros, backend.policy.storage)
         y, derivative = model.forward(x, Context(train=True, samples=np.arange(samples)))
         if self.last:
-            labels = backend.asarray(np.zeros(samples, np.int64))
-            backend.hits(y, labels)
+            labels = blank_labels(backend, samples, self.label_columns)
+            self._hits(y, labels)
             _, dy = model.loss(backend, y, labels)
         else:
             dy = backend.borrow(y.shape)

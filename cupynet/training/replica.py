@@ -7,13 +7,14 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from cupynet.backend import Backend
 from cupynet.backend.array import Array
 from cupynet.core.errors import ConfigError
 from cupynet.data import Batch
 from cupynet.nn import INFERENCE, Context, Model
 from cupynet.optim import Optimizer
 from cupynet.parallel import Communicator, Groups, Synchronizer, Tally, parts
-from cupynet.parallel.synchronizers.replica_view import by_name, take_by_name
+from cupynet.parallel.synchronizers.replica_view import by_name, is_finite, take_by_name
 from cupynet.training.clock import Clock
 from cupynet.training.loss_scaling import LossScaler
 
@@ -88,6 +89,7 @@ class Replica:
         self.losses: Array | None = 0.0
         self.hits: Array = 0
         self.classifies = True
+        self.label_columns: int | None = None  # see `Loader.label_columns`
         self._tallies: list[Tally] = []
         self._shares_gradients = self._moves_with_others = False
         optimizer.init(model.params, model.backend)
@@ -162,9 +164,11 @@ class Replica:
             return len(batch)
         several = self.replicas is not None and self.replicas.size > 1
         if several and any(layer.syncs_replicas for layer in self.model.network.walk()):
-            blank = blank_batch(self.model, 1)
+            blank = blank_batch(self.model, 1, self.label_columns)
             self._passes(blank.images, blank.labels, lambda part: self._context(blank, part, counts=False))
             self.params.grad[...] = 0
+            if not is_finite(self.params.buffers):  # because of another replica's batch
+                self.params.restore_buffers()
         self.losses, self.hits = 0.0, 0
         return 0
 
@@ -238,7 +242,8 @@ class Replica:
 
     def rehearse(self, scratch: Replica, batch_size: int) -> None:
         """Compile or load all kernels by running a step on `scratch`, a copy of this replica, without communication."""
-        scratch.backpropagate(blank_batch(self.model, batch_size))
+        scratch.classifies = self.classifies
+        scratch.backpropagate(blank_batch(self.model, batch_size, self.label_columns))
         scratch.update(0)
 
     # resuming -------------------------------------------------------------------------------------------------------
@@ -260,10 +265,14 @@ class Replica:
         self.updates = state["updates"]
 
 
-def blank_batch(model: Model, size: int) -> Batch:
+def blank_batch(model: Model, size: int, label_columns: int | None = None) -> Batch:
     backend, samples = model.backend, np.zeros(size, np.int64)
     images = backend.load_images(np.zeros((1, *model.input.shape), np.uint8), samples)
-    return Batch(0, images, backend.asarray(samples), samples)
+    return Batch(0, images, blank_labels(backend, size, label_columns), samples)
+
+
+def blank_labels(backend: Backend, size: int, columns: int | None) -> Array:
+    return backend.asarray(np.zeros(size, np.int64) if columns is None else np.zeros((size, columns), np.float32))
 
 
 def scores_of(model: Model, x: Array, labels: Array, context: Context) -> Scores:

@@ -182,7 +182,7 @@ class Trainer:
         self.data = fit.train.identity
         if fit.learning_rate is not None:
             self.schedule = fit.learning_rate
-        self.replica.classifies = classifies(fit.train.dataset, self.replica.whole.loss)
+        self.expect(fit.train)
         self.epoch_iteration = min(self.epoch_iteration, per_epoch)  # with more workers an epoch has fewer iterations
         plan.averaged = plan.averaged and self.plan.unfinished and not fit.epochs  # only if restored after averaging
         if plan.start is None:
@@ -191,6 +191,11 @@ class Trainer:
         plan.iterations = self.iteration + fit.epochs * per_epoch - self.epoch_iteration
         self.schedule.begin_fit(plan.start, plan.iterations, per_epoch, plan.epochs)
         self.stopped = None
+
+    def expect(self, loader: Loader) -> None:
+        """Tell the replica what kind of labels the next batches have."""
+        self.replica.classifies = classifies(loader.dataset, self.replica.whole.loss)
+        self.replica.label_columns = loader.label_columns
 
     def _epoch(self, fit: Fit, feed: BatchFeed) -> None:
         clock, replicas, where = self.statistics.clock, self.groups.replicas.size, "before the first batch"

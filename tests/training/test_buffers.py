@@ -157,6 +157,19 @@ def test_estimates_are_weighted_by_their_samples(synchronizer: Synchronizer) -> 
     assert np.abs(notes[0].mine - expected).max() > 1e-3
 
 
+def test_a_worker_without_a_batch_keeps_the_statistics_of_layers_that_are_not_synchronized() -> None:
+    """The rate is so low that the first layer has the same input in both cases."""
+
+    def statistics(*, sync: bool) -> Any:
+        layers = {"first": BatchNorm(), "dense": Dense(4), "second": BatchNorm(sync=sync), "output": Dense(3)}
+        model = Model(layers, IMAGE, create_backend("numpy", "double"), seed=1)
+        loader = Loader(small_dataset(40), 8, seed=3)  # the third worker has no batch in the second iteration
+        found = fitted(model, loader, 3, synchronizer=ParameterAveraging(2), optimizer=SGD(1e-12)).weights()
+        return found["first.mean"], found["first.variance"]
+
+    np.testing.assert_allclose(statistics(sync=True), statistics(sync=False), rtol=1e-9)
+
+
 def test_replicas_begin_with_the_weights_and_estimates_of_rank_0() -> None:
     begun: list[Weights] = []
     replicas = [Replica(model_of(), SGD(RATE)) for _ in range(3)]

@@ -10,8 +10,9 @@ import pytest
 from cupynet import EarlyStopping, Loader, Model, ParallelWrapper, Pipeline
 from cupynet.backend import create_backend
 from cupynet.data import Dataset
-from cupynet.nn import Dense, Image, Loss, SoftmaxNLL
+from cupynet.nn import BatchNorm, Dense, Image, Loss, SoftmaxNLL
 from cupynet.optim import SGD
+from cupynet.parallel import GradientSharing
 from cupynet.training.graph_replica import GraphReplica
 from tests.support.backends import WORKING
 from tests.support.refusals import refused
@@ -69,6 +70,40 @@ def test_frequency_1_is_one_replica_on_the_concatenated_batch(kind: str, workers
     whole = fitted(model_for(loss), Loader(data, 8 * workers, seed=3), epochs=2, optimizer=SGD(0.05))
     found = trained(loss, data, workers, **options)
     assert_close(found, whole.weights(), 1e-5 if options.get("backend") == "cupy" else 1e-12)
+
+
+def test_a_worker_without_a_batch_exchanges_values_for_targets() -> None:
+    data = TARGETS["multi-label"][1]
+    layers = {"norm": BatchNorm(sync=True), "output": Dense(3)}
+
+    def train(workers: int, batch_size: int) -> Weights:
+        model = Model(layers, (8, 8, 1), create_backend("numpy", "double"), 1, "binary_cross_entropy")
+        loader = Loader(data, batch_size, seed=3)  # of 8 batches, the third worker has two
+        return fitted(model, loader, workers, synchronizer=GradientSharing(), optimizer=SGD(0.05)).weights()
+
+    assert_close(train(3, 8), train(1, 24), 1e-12)
+
+
+class Distance(Loss):
+    """A loss for targets (N, T) only."""
+
+    def __call__(self, backend: Any, prediction: Any, target: Any) -> tuple[Any, Any]:
+        difference = prediction - target.astype(prediction.dtype)
+        return (difference**2).mean(axis=1), difference * (2 * backend.loss_scale / difference.size)
+
+    def scores(self, backend: Any, prediction: Any) -> Any:
+        return prediction
+
+    def check_targets(self, targets: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize("pipeline", [None, Pipeline(2)])
+def test_a_loss_may_take_targets_only(pipeline: Pipeline | None) -> None:
+    data = TARGETS["regression"][1]
+    model = fitted(model_for(Distance(), "numba"), data, pipeline=pipeline, optimizer=SGD(0.05))
+    expected = fitted(model_for("mean_squared_error", "numba"), data, pipeline=pipeline, optimizer=SGD(0.05))
+    assert_close(model.weights(), expected.weights(), 1e-12)
 
 
 @pytest.mark.standin

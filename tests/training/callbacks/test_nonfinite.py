@@ -135,6 +135,16 @@ def test_a_round_in_which_every_worker_leaves_its_batch_out_passes(way: Synchron
     assert np.isfinite(model.params.master).all()
 
 
+def test_a_worker_without_a_batch_keeps_finite_statistics() -> None:
+    """The last round has one batch, which is skipped. Its values reach the other workers through the statistics."""
+    last = [*SHUFFLED.epoch(0, small_model().backend)][-1]
+    layers = {"poisoned": Poisoned(int(last.samples[0])), "norm": BatchNorm(sync=True), "dense": Dense(3)}
+    model, guard = Model(layers, (8, 8, 1), "numpy"), NonFinite("skip")
+    with ParallelWrapper(model, 3, synchronizer=ParameterAveraging(2), callbacks=[guard], timeout_s=20) as wrapper:
+        wrapper.fit(SHUFFLED, epochs=1)
+    assert guard.skipped_batches == 1 and np.isfinite(model.params.buffers).all()
+
+
 def test_skip_in_a_pipeline() -> None:
     guard = NonFinite("skip")
     options: dict[str, Any] = {"callbacks": [guard], "pipeline": Pipeline(2, 2), "timeout_s": 20}
