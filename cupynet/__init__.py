@@ -1,7 +1,7 @@
 """cupynet: convnets from scratch on NumPy and CuPy, trained as parallel replicas whose parameters are averaged.
 
 The public names are listed in `__init__.pyi`. Each is imported from its package on first use, so that `import cupynet`
-imports neither NumPy nor numba.
+imports neither NumPy nor Numba.
 """
 
 import ast
@@ -16,7 +16,7 @@ _MODULES = {name.name: line.module or "" for line in _IMPORTS for name in line.n
 
 __all__ = list(_MODULES)
 
-# Keras and PyTorch names for which `guess` finds nothing or the wrong class -> names here
+# Keras and PyTorch names for which `guess` finds nothing or the wrong class, and the names to suggest
 _ELSEWHERE = {
     "load_model": "load",
     "Input": "Image",

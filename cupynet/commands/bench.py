@@ -1,7 +1,7 @@
 """Benchmark training on this machine: `cupynet bench [peers=torch] [gpu=true] [key=value ...]`.
 
-Measures the training step on resident data, the whole loop, and the speed of each operation relative to a large matrix
-product. On a shared machine, compare only ratios within one run.
+Measures the bare training step (with the data already on the device), the complete training loop, and the speed of each
+operation relative to a large matrix product. On a shared machine, compare only ratios within one run.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def bench(prepared: Bench, folder: Path) -> None:
 
 
 def images_per_s(prepared: Bench) -> dict[str, float]:
-    """Measure the loop, the bare step and PyTorch in turn. Return the median images per second of each."""
+    """Return the median images per second of the loop, the bare step and PyTorch, from interleaved measurements."""
     from cupynet.bench import measure
 
     settings, experiment = prepared
@@ -108,7 +108,7 @@ def images_per_s(prepared: Bench) -> dict[str, float]:
 
 
 def torch_setups(settings: BenchSettings) -> dict[str, tuple[str, ...]]:
-    """Return options for `cupynet.bench.torch_peer` by name. For 16-bit dtypes, measure both autocast and float."""
+    """Return the options of `cupynet.bench.torch_peer` by measurement. 16-bit dtypes add measurements with autocast."""
     if settings.peers != "torch":
         return {}
     layouts: dict[str, tuple[str, ...]] = {
@@ -121,7 +121,7 @@ def torch_setups(settings: BenchSettings) -> dict[str, tuple[str, ...]]:
 
 
 def ratios(rates: dict[str, float]) -> dict[str, float]:
-    """Return the loop's speed relative to the other rates with the same number of workers, and to one worker."""
+    """Return the speed of the loop relative to the other rates for as many workers, and to the loop with one worker."""
     found = {}
     for name, rate in rates.items():
         loop = f"loop, {name.rpartition(', ')[2]}"
@@ -133,9 +133,9 @@ def ratios(rates: dict[str, float]) -> dict[str, float]:
 
 
 def table(result: dict[str, Any]) -> list[str]:
-    lines = [f"{'product of 2048 x 2048 matrices on one core':<48}{result['ceiling_gflop_per_s']:>10,.0f} GFLOP/s", ""]
+    lines = [f"{'peak: 2048 x 2048 matrix product on one core':<48}{result['ceiling_gflop_per_s']:>10,.0f} GFLOP/s", ""]
     batch = f"batch of {result['batch_size']} on one core"
-    lines.append(f"{batch:<48}{'ms':>10}{'GFLOP/s':>10}{'ceiling':>10}")
+    lines.append(f"{batch:<48}{'ms':>10}{'GFLOP/s':>10}{'of peak':>10}")
     for row in result["operations"]:
         arithmetic = f"{row['gflop_per_s']:>10.0f}{percent(row['share_of_ceiling'], 0):>10}" if "mflop" in row else ""
         lines.append(f"{row['operation']:<48}{row['ms']:>10.3f}{arithmetic}")

@@ -28,7 +28,7 @@ examples:
   cupynet compare 'outputs/sweeps/*/*' --sort train_s --csv runs.csv
   cupynet compare outputs/latest --to 0.99
 
-Runs that differ only in their seed, or in settings without effect, share one
+Runs that differ only in their seed, or in settings that had no effect, share a
 row with their mean, minimum and maximum. * marks the Pareto front: no other run is
 both more accurate and faster to train. Speed-up is images/s relative to one
 worker with the same settings; efficiency is the speed-up per worker.
@@ -43,9 +43,11 @@ def _parser() -> Arguments:
     parser = Arguments("cupynet compare", "Compare settings and results of runs, and recommend one.", EXAMPLES)
     parser.add_argument("folders", nargs="+", help="folders of runs or sweeps, their parent folders, or glob patterns")
     parser.add_argument("--sort", metavar="COLUMN", help="column to sort by; descending with a minus: --sort=-loss")
-    parser.add_argument("--to", type=float, metavar="ACCURACY", help="target accuracy of time_to, such as 0.99")
+    parser.add_argument(
+        "--to", type=float, metavar="ACCURACY", help="target accuracy for the column time_to, such as 0.99"
+    )
     parser.add_argument("--csv", metavar="FILE", help="write all columns to a file")
-    parser.add_argument("--html", metavar="FILE", help="write the page to a file instead of the sweep's folder")
+    parser.add_argument("--html", metavar="FILE", help="write the HTML page to a file instead of the sweep's folder")
     parser.add_argument("--json", action="store_true", help="print the comparison as JSON")
     return parser
 

@@ -1,7 +1,7 @@
 """Check that this machine can train: `cupynet doctor [key=value ...]`. Nothing is downloaded or left behind.
 
-Prints a line for each check: `ok`, `note` (training works without it) or `problem` (training fails),
-with a remedy if known. The exit code is 0 if training would work, otherwise the exit code of training.
+Each check prints lines marked `ok`, `note` (training works without it) or `problem` (training fails),
+with a remedy if one is known. The exit code is 0 if training would work, otherwise the exit code of training.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MPI_TIMEOUT_S = 60.0
 
 
 class Finding(NamedTuple):
-    """A line of the report. state: `ok`, `note` or `problem`. code: exit code if training would fail, or 0."""
+    """A line of the report. `state` is ok, note or problem; `code` is the exit code of a failing training run, or 0."""
 
     part: str
     state: str
@@ -57,7 +57,7 @@ def diagnose(settings: Sequence[str]) -> int:
 
 
 def examine(name: str, settings: Sequence[str]) -> list[Finding]:
-    """Return the findings of a check. An exception is a problem in the training check, and otherwise a note."""
+    """Run a check and return its findings. An exception becomes a problem in the training check, otherwise a note."""
     found: list[Finding] = []
     try:
         with redirect_stdout(sys.stderr):  # libraries may print
@@ -138,7 +138,7 @@ def check_disk(settings: Sequence[str]) -> Iterator[Finding]:
 
 
 def check_training(settings: Sequence[str]) -> Iterator[Finding]:
-    """Load the data, and train one batch on every worker."""
+    """Load the data unless it must be downloaded, and train a dummy batch on every worker."""
     from cupynet import config
     from cupynet.commands.train import prepare
     from cupynet.data.sources.downloaded import Downloaded, offline

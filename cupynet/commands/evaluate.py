@@ -77,7 +77,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
 
 
 def evaluated(path: Path, overrides: Sequence[str] = ()) -> Evaluated:
-    """Evaluate a run or a checkpoint on its test set."""
+    """Evaluate a run or a checkpoint on its test set, or else on its validation or training images."""
     from cupynet.config.experiment import Experiment
     from cupynet.config.load_model import LoadedRun
 
@@ -112,7 +112,7 @@ def evaluated(path: Path, overrides: Sequence[str] = ()) -> Evaluated:
 
 
 def _as_trained(data: dict[str, Any], trained: LoadedRun, names: Sequence[str]) -> dict[str, Any]:
-    """Add the run's image shape and classes to the settings of other data, and disable their validation split."""
+    """Take null sizes and classes of other data from the run. Disable the validation split unless `names` set it."""
     model = trained.model("numpy", "float")
     height, width, channels = model.input.shape
     own = {"size": [height, width], "channels": channels, "classes": model.output.features}
@@ -137,7 +137,7 @@ def _chooses_data(overrides: Sequence[str]) -> bool:
 
 
 def without_training(settings: Settings) -> Settings:
-    """Remove settings that only training needs, because they may refer to user classes."""
+    """Return the settings without those that only training needs, which may refer to user classes."""
     idle = {"_target_": "cupynet.optim.SGD", "learning_rate": 1.0}
     averaging = replace(
         settings.parallel, launcher="thread", synchronizer={"_target_": "cupynet.parallel.ParameterAveraging"}

@@ -26,14 +26,18 @@ EXAMPLES = """examples:
 def main() -> None:
     parser = Arguments("cupynet export", "Export a finished run for other programs.", EXAMPLES)
     parser.add_run()
-    parser.add_argument("--onnx", type=Path, metavar="FILE", help="an ONNX graph: images (N, H, W, C) to logits")
-    parser.add_argument("--input", choices=("uint8", "float"), default="uint8",
-                        help="input pixels: uint8 0 to 255, or float 0 to 1 (default: %(default)s)")  # fmt: skip
     parser.add_argument(
-        "--safetensors", type=Path, metavar="FILE", help="the weights, with cupynet's names and layouts"
+        "--onnx", type=Path, metavar="FILE", help="write an ONNX graph from images (N, H, W, C) to logits"
     )
-    parser.add_argument("--torch", type=Path, metavar="FILE", help="the weights, with PyTorch's names and layouts")
-    parser.add_argument("--torch-module", type=Path, metavar="FILE", help="Python source of a module for these weights")
+    parser.add_argument("--input", choices=("uint8", "float"), default="uint8",
+                        help="input pixels: uint8, 0 to 255, or float, 0 to 1 (default: %(default)s)")  # fmt: skip
+    parser.add_argument(
+        "--safetensors", type=Path, metavar="FILE", help="write the weights with cupynet's names and layouts"
+    )
+    parser.add_argument("--torch", type=Path, metavar="FILE", help="write the weights with PyTorch's names and layouts")
+    parser.add_argument(
+        "--torch-module", type=Path, metavar="FILE", help="write Python source of a module for these weights"
+    )
     parser.add_trusted_modules()
     run_and_exit(lambda: export(parser.parse_args()))
 
@@ -62,7 +66,7 @@ def export(arguments: argparse.Namespace) -> None:
         print(f"{arguments.torch}: {model.params.count:,} weights, for PyTorch's load_state_dict")
     if arguments.torch_module:
         write_output(arguments.torch_module, torch_source(model).encode())
-        print(f"{arguments.torch_module}: network() returns the PyTorch module, prepared() its input")
+        print(f"{arguments.torch_module}: network() returns the PyTorch module, and prepared() its input")
 
 
 def _export_onnx(trained: LoadedRun, model: Model, path: Path, input: str) -> None:
@@ -73,9 +77,9 @@ def _export_onnx(trained: LoadedRun, model: Model, path: Path, input: str) -> No
     found = difference(content, model, IMAGES, input)
     verdict = "unchecked: onnxruntime is not installed (pip install 'cupynet[onnx]')"
     if found is not None:
-        verdict = f"on {IMAGES:,} random images its logits in onnxruntime differ by at most {found:.1e} of their range"
+        verdict = f"on {IMAGES:,} random images, its logits in ONNX Runtime differ by up to {found:.1e} of their range"
         if not found <= BOUND:
-            raise CupynetError(f"{path}: not written: {verdict}, more than {BOUND:g}")
+            raise CupynetError(f"{path} was not written: {verdict}, but at most {BOUND:g} is allowed")
     write_output(path, content)
     shape = ", ".join(map(str, ("N", *model.input.shape)))
     print(f"{path}: images ({shape}) of {input} to logits (N, {model.output.features}); {verdict}")
@@ -87,8 +91,8 @@ def _about(trained: LoadedRun, model: Model, input: str) -> dict[str, str]:
     about = {
         "cupynet": __version__,
         "labels": json.dumps(list(model.class_names) or [str(number) for number in range(model.output.features)]),
-        "input": f"images (N, H, W, C) {input}, pixels of {'0 to 255' if input == 'uint8' else '0 to 1'}",
-        "preprocessing": f"in the graph: pixels of 0 to 255 are {scaled}",
+        "input": f"images (N, H, W, C) {input}, pixels from {'0 to 255' if input == 'uint8' else '0 to 1'}",
+        "preprocessing": f"in the graph: pixels from 0 to 255 are {scaled}",
     }
     if summary is not None and trained.checkpoint is None:
         about["dataset"] = summary.setup.dataset

@@ -43,7 +43,7 @@ def prepare(settings: RateSettings) -> tuple[Experiment, RateTest]:
 
 
 def find(prepared: tuple[Experiment, RateTest], folder: Path) -> float | None:
-    """Run the test on all ranks. On rank 0, write find_rate.csv to `folder`, print the result, and return the rate.
+    """Run the test on all ranks. On rank 0, write find_rate.csv to `folder`, and print and return the suggested rate.
 
     Returns None on other ranks, or if no rate is suggested.
     """
@@ -78,7 +78,7 @@ def find(prepared: tuple[Experiment, RateTest], folder: Path) -> float | None:
 
 
 def setting(optimizer: Mapping[str, Any], rate: float) -> str:
-    """Return the override for this learning rate, or for the highest rate of a schedule."""
+    """Return the override that sets this (highest) learning rate, or describe a schedule without such an argument."""
     from cupynet import optim
 
     key, node = "optimizer.learning_rate", optimizer.get("learning_rate")

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 Rate: TypeAlias = Callable[[int, "int | str"], float]  # workers, frequency -> images per second
-MOST_WORKERS = 16  # maximum number of workers to start, even with check=true
+MAX_WORKERS = 16  # maximum number of workers to start, even with check=true
 
 
 class Plan(NamedTuple):
-    """A validated plan: the run to measure, and how many of its workers run in parallel on this machine."""
+    """A validated plan: the run to measure, and the number of GPUs or cores that its workers can use."""
 
     settings: PlanSettings
     experiment: Experiment
@@ -46,8 +46,8 @@ def prepare(settings: PlanSettings) -> Plan:
     from cupynet.parallel import ParameterAveraging
 
     check_no_fast_dev_run(settings, "plan")
-    if settings.check and max(settings.asked) > MOST_WORKERS:
-        reason = f"check=true starts all workers. Use at most {MOST_WORKERS}"
+    if settings.check and max(settings.asked) > MAX_WORKERS:
+        reason = f"check=true starts all workers. Use at most {MAX_WORKERS}"
         raise ConfigError(reason, "workers", str(max(settings.asked)))
     if settings.parallel.launcher == "mpi":
         raise ConfigError("plan only supports threads. Remove this setting", "parallel.launcher", "mpi")
@@ -56,7 +56,7 @@ def prepare(settings: PlanSettings) -> Plan:
         reason = "plan supports only parameter averaging. Remove parallel=..., or train to measure another method"
         raise ConfigError(reason, "parallel")
     cores = len(experiment.placement.devices) or available_cores()
-    return Plan(settings, Experiment(settings.run(max(2, min(cores, MOST_WORKERS)))), cores)
+    return Plan(settings, Experiment(settings.run(max(2, min(cores, MAX_WORKERS)))), cores)
 
 
 def plan(prepared: Plan, folder: Path) -> None:
@@ -119,7 +119,7 @@ def measured(prepared: Plan, rate: Rate) -> Costs:
 
 
 def averaged_bytes(experiment: Experiment) -> int:
-    """Return the number of bytes per averaging step: weights, and the optimizer state if it is averaged."""
+    """Return the number of bytes averaged in each step: the weights, and the optimizer state if it is averaged."""
     model, optimizer = experiment.model(), copy.deepcopy(experiment.optimizer)
     optimizer.init(model.params, model.backend)
     states = optimizer.state.values() if experiment.settings.parallel.average_updaters else ()

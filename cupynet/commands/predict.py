@@ -1,7 +1,7 @@
 """Classify pictures with a finished run: `cupynet predict RUN digit.png [more.png | folder]`.
 
-If the run was trained on digits, pictures of a different size are centered as in MNIST, and dark digits on light paper
-are inverted. Otherwise, pictures are resized, as with `data=folder`.
+If the run was trained on digits, pictures of a different size are centered as in MNIST. Otherwise, they are resized, as
+with `data=folder`. By default, dark-on-light pictures are inverted if the training images are light on black.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main() -> None:
                         help="number of classes to print (default: %(default)s)")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one line of JSON per picture")
     parser.add_argument("--invert", choices=("auto", "yes", "no"), default="auto",
-                        help="invert the picture; auto: if it is dark on light, unlike the run's images")  # fmt: skip
+                        help="invert pictures; auto: if they are dark on light, unlike the run's images")  # fmt: skip
     parser.add_trusted_modules()
     run_and_exit(lambda: predict(parser.parse_args()))
 
@@ -88,7 +88,7 @@ class Preprocessing:
 
     Args:
         shape: (H, W, C) of the network's input, with 1 or 3 channels.
-        source: the data source of the run, which determines whether pictures are centered.
+        source: the data source of the run, which determines whether pictures are centered and inverted; or None.
         invert: `yes`, `no`, or `auto` to invert pictures that are dark on light if the training images are not.
     """
 
@@ -101,7 +101,7 @@ class Preprocessing:
         self.shape, self.invert = shape, invert
 
     def image(self, path: Path) -> Any:
-        """Read and preprocess a picture: (H, W, C) uint8."""
+        """Read a picture and return it preprocessed, as (H, W, C) uint8."""
         from cupynet.data.centering import centered_as_mnist, is_dark_on_light
         from cupynet.data.pictures import picture, resized
 

@@ -58,7 +58,7 @@ def prepare(settings: Settings) -> Experiment:
 def train(experiment: Experiment, folder: Path) -> float | None:
     """Train, and return the validation accuracy if there are validation images, or else the test accuracy.
 
-    All ranks call this. Only rank 0 writes to `folder` and prints.
+    Returns None if a resumed run is already complete. All ranks call this, but only rank 0 writes and prints.
     """
     from cupynet.commands.train_job import TrainJob, saved
     from cupynet.runs.run import Run

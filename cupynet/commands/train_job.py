@@ -44,7 +44,7 @@ from cupynet.training import (
 
 log = logging.getLogger(__name__)
 
-RATES = 100  # number of past learning rates to compare
+RATES = 100  # approximate number of past learning rates to compare
 
 
 class TrainJob:
@@ -137,7 +137,7 @@ class TrainJob:
     def _check_data(self, path: Path, trained: tuple[int, int] | None) -> None:
         """Raise DataError if the training data have changed.
 
-        trained: `Loader.identity` in the checkpoint `path`; None in a checkpoint of version 0.1.0.
+        trained: `Loader.identity` in the checkpoint `path`; None in a checkpoint from version 0.1.0.
         """
         if self.settings.fast_dev_run:
             return  # the amount of data depends on the number of workers
@@ -260,7 +260,7 @@ class TrainJob:
         return next((result.to_dict() for result in results if result is not None), None)
 
     def _pipeline_speed(self, spent: Spent, images_per_s: float) -> dict[str, Any] | None:
-        """Return the speed-up of the pipeline and its upper bound, or None without a pipeline."""
+        """Return the speed-up of the pipeline and its upper bound, or None without a pipeline or a measured speed."""
         wrapper, pipeline = self.wrapper, self.wrapper.options.pipeline
         if wrapper.placement.stages == 1 or pipeline is None or not images_per_s:
             return None
@@ -289,7 +289,7 @@ class _Beginning(Callback):
 
 
 class _Signals:
-    """Signal handler. The first signal stops training; a second one, or one during compilation, exits the process."""
+    """Signal handler. The first signal stops training; a second one, or one before the kernels are compiled, exits."""
 
     def __init__(self, wrapper: ParallelWrapper, *, speaks: bool) -> None:
         self.number, self._wrapper, self._speaks = 0, wrapper, speaks

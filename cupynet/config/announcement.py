@@ -34,9 +34,9 @@ def announce(experiment: Experiment) -> None:
     if sharing > available_cores():
         log.warning("%d workers or stages on %d cores: oversubscribed", sharing, available_cores())
     if settings.dtype == "bfloat16" and experiment.backend_name == "numba" and _has_amx():
-        log.info("bfloat16: AMX is used for dense layers, and for 3x3 convolutions without a pool")
+        log.info("bfloat16: AMX is used for dense layers, and for 3x3 convolutions without max pooling")
     elif settings.dtype in ("half", "bfloat16"):
-        log.warning("dtype=%s is slower than float on a CPU, which computes in 32 bits", settings.dtype)
+        log.warning("dtype=%s is slower than float here, because this CPU computes in 32 bits", settings.dtype)
 
 
 def _has_amx() -> bool:

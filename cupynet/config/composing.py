@@ -57,7 +57,7 @@ def own_folder() -> Path | None:
 
 
 def compose(overrides: Sequence[str] = (), folder: Path | None = None) -> Settings:
-    """Compose the settings of a run. folder: the argument of --config-dir."""
+    """Compose and validate the settings of a run. `folder` is the argument of --config-dir, or None."""
     try:
         config = composed(overrides, folder)
     except (HydraException, OmegaConfBaseException) as error:
@@ -107,7 +107,7 @@ def opened(overrides: Sequence[str]) -> list[str]:
 
 
 def name_schedule(plain: dict[str, Any], overrides: Sequence[str], rate: Any) -> None:
-    """Replace the name of a schedule in `plain`, as in `optimizer.learning_rate=cosine`, by its class.
+    """Replace the name of a schedule in `plain`, as in `optimizer.learning_rate=cosine`, with its class.
 
     rate: the learning rate of a stored run; by default the rate in the optimizer's file.
     """

@@ -30,5 +30,5 @@ def effective(settings: Mapping[str, Any], workers: int, backend: str) -> dict[s
 
 
 def is_alone(settings: Mapping[str, Any], workers: int) -> bool:
-    """Return True if a run has a single replica, for which the synchronizers of this package do nothing."""
+    """Return True if a run has a single replica and a synchronizer of this package, which then does nothing."""
     return workers == 1 and str(settings.get(SYNCHRONIZER, "")).startswith("cupynet.")

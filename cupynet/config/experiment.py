@@ -78,7 +78,7 @@ class Experiment:
         self._callbacks = {name: self._part(name, part, Callback) for name, part in chosen.items()}
         self.callbacks = list(self._callbacks.values())
         self.options = self._options(stages)
-        self._weights: dict[str, Any] = {}  # the initial weights
+        self._weights: dict[str, Any] = {}  # from the setting `weights`; empty for random initialization
         if settings.weights is not None and settings.resume is None:
             with errors_of("weights", arguments=()):
                 self._weights = weights_of(settings.weights, settings.trusted_modules)
@@ -97,7 +97,7 @@ class Experiment:
             if pipeline.count is None:
                 pipeline.stages = stages
                 if self.job is None:
-                    workers = workers or 1  # default for new and resumed runs
+                    workers = workers or 1  # one replica by default, also when resuming
         return TrainingOptions(
             workers=workers,
             prefetch_buffer=parallel.prefetch_buffer,
@@ -201,7 +201,7 @@ class Experiment:
         return [*copy.deepcopy(self.callbacks), *self.pools(), *profile]
 
     def pools(self) -> list[Callback]:
-        """Return the callback that measures and trims GPU memory pools; empty on a CPU."""
+        """Return a list with the callback that measures and trims GPU memory pools, or [] on a CPU."""
         placement, above = self.placement, self.settings.memory.device_pool_trim_above
         if not placement.devices:
             return []
@@ -257,7 +257,7 @@ class Experiment:
                 part.check_new()
 
     def load(self) -> Data:
-        """Load the data. Raise DataError if it cannot be read, or differs from the declared shapes."""
+        """Load the data, or a few batches in a fast dev run. Raise DataError if they cannot be read or used."""
         try:
             data = self.source.load()
         except OSError as error:  # raised by a user's source
@@ -299,7 +299,7 @@ class Experiment:
 
 
 def check_no_fast_dev_run(settings: Settings, command: str) -> None:
-    """Raise ConfigError if fast_dev_run is set for a benchmark."""
+    """Raise ConfigError if fast_dev_run is set for a command that measures."""
     if settings.fast_dev_run:
         reason = f"would make {command} measure only a few batches. Remove this setting"
         raise ConfigError(reason, "fast_dev_run", written(settings.fast_dev_run))

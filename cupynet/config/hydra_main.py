@@ -112,14 +112,14 @@ def in_sweep() -> bool:
 
 
 def training_begins() -> None:
-    """Store the changed settings of a resumed run, and link outputs/latest to it."""
+    """Store the changed settings of a resumed run, and link outputs/latest to the current run."""
     command = _command.get()
     if command is not None:
         command.training_begins()
 
 
 class Entry(Callback):
-    """Hydra callback of every command (see conf/config.yaml). Hydra turns an Exception into a warning."""
+    """Hydra callback of every command (see conf/config.yaml). Hydra turns any Exception raised here into a warning."""
 
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
         command = _command.get()
@@ -165,7 +165,7 @@ def _as_ours(error: BaseException, schema: type[Settings]) -> BaseException:
 
 @dataclass(eq=False)
 class _Command(Generic[S, T]):
-    """A call of `run`. Hydra calls `job` for each job."""
+    """The state of one call to `run`. Hydra calls `job` for each job."""
 
     task: Callable[[T, Path], float | None]
     prepare: Callable[[S], T]
@@ -223,7 +223,7 @@ class _Command(Generic[S, T]):
     # the command line -----------------------------------------------------------------------------------------------
 
     def read(self, arguments: Sequence[str]) -> list[str]:
-        """Return the command line for Hydra. Raise SystemExit if there is nothing left to resume."""
+        """Check the command line and return it for Hydra. Raise SystemExit if there is nothing left to resume."""
         given = sorted(arguments, key=lambda each: not is_override(each))  # Hydra's parser expects options last
         if last_value(given, "hydra.output_subdir") is not None:
             reason = (
@@ -272,7 +272,7 @@ class _Command(Generic[S, T]):
     # a job ----------------------------------------------------------------------------------------------------------
 
     def job(self, config: DictConfig) -> float | None:
-        """Run the job in this process, or in a process of Hydra's launcher, and report its errors."""
+        """Run a job and report its errors. Hydra's launcher may call this in another process."""
         elsewhere = _command.get() is not self
         _command.set(self)
         folder = Path(HydraConfig.get().runtime.output_dir)
@@ -352,7 +352,7 @@ class _Command(Generic[S, T]):
         if self.ranks is None or not as_ranks:
             remedy = "start this command without mpiexec" if self.join is None else f"add {AS_RANKS}"
             raise ConfigError(
-                f"several processes were started, but each would train a separate run. To fix this, {remedy}"
+                f"several processes were started, but they would not work together. To fix this, {remedy}"
             )
         ranks = self.ranks
         if not known:  # each rank has already created its own folder and log
@@ -365,7 +365,7 @@ class _Command(Generic[S, T]):
         return ranks
 
     def _begin(self, settings: S, folder: Path, ranks: MpiJob | None, locks: contextlib.ExitStack) -> None:
-        """On rank 0, lock the folder and store the settings."""
+        """On rank 0, lock the folder and store the settings. Raise ConfigError on all ranks if it is taken."""
         refused, shown = "", Path(near(folder))
         if not self.rank:
             try:

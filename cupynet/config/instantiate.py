@@ -70,8 +70,8 @@ def build(node: Any, key: str, trusted_modules: Iterable[str] = ()) -> Any:
 def for_chosen_classes(plain: dict[str, Any], asked: Sequence[str]) -> None:
     """If an override sets `_target_`, drop the file's arguments that the new class does not have.
 
-    For example, `optimizer._target_=cupynet.optim.SGD` keeps the file's learning_rate, but not its momentum. asked: the
-    keys of all overrides.
+    For example, `optimizer._target_=cupynet.optim.SGD` keeps the file's learning_rate, but not its momentum. `asked`
+    has the keys of all overrides.
     """
     for place in {key.removesuffix("._target_") for key in asked if key.endswith("._target_")}:
         part: Any = plain
@@ -96,12 +96,12 @@ def check_modules(names: Sequence[str]) -> None:
 
 
 def _search_current_folder() -> None:
-    """Search the current folder for trusted modules too, as `python -m` does, unlike console scripts."""
+    """Also search the current folder for trusted modules, as `python -m` does and console scripts do not."""
     if "" not in sys.path:
         sys.path.append("")
 
 
-def _lies_in(name: str, modules: Iterable[str]) -> bool:
+def _is_inside(name: str, modules: Iterable[str]) -> bool:
     """Return True if a dotted name is one of the modules or inside one of them."""
     return any(name == module or name.startswith(f"{module}.") for module in modules)
 
@@ -115,11 +115,11 @@ def class_of(target: Any, key: str, trusted_modules: Iterable[str]) -> type:
 
     if not isinstance(target, str) or not all(part.isidentifier() for part in target.split(".")) or "." not in target:
         raise refused("must be a class with its module, such as cupynet.nn.Conv2D")
-    if not _lies_in(target, trusted):  # other modules are not even imported
+    if not _is_inside(target, trusted):  # other modules are not even imported
         mine = f"list '{target.partition('.')[0]}' in trusted_modules if you trust it"
         raise refused(f"only classes of {listed(trusted, 'and')} can be used; {mine}")
     module_name, _, name = target.rpartition(".")
-    if not _lies_in(module_name, ("cupynet",)):
+    if not _is_inside(module_name, ("cupynet",)):
         _search_current_folder()
     try:
         module = import_module(module_name)
@@ -129,7 +129,7 @@ def class_of(target: Any, key: str, trusted_modules: Iterable[str]) -> type:
     if not isinstance(found, type):
         classes = [other for other in getattr(module, "__all__", dir(module)) if other[0].isupper()]
         raise refused(f"there is no class '{name}' in {module_name}{nearest(name, classes)}")
-    if not _lies_in(found.__module__, (*PACKAGES, *(name for name in trusted if name != "cupynet"))):
+    if not _is_inside(found.__module__, (*PACKAGES, *(name for name in trusted if name != "cupynet"))):
         raise refused(f"is defined in {found.__module__}, which is not trusted")
     return found
 

@@ -47,7 +47,7 @@ def load(
         trusted_modules: your modules with classes that the model uses. The list stored with a run is ignored.
 
     Raises:
-        ConfigError: there is no such file or finished run, or it uses a class that is not trusted.
+        ConfigError: an argument is invalid, the file or finished run does not exist, or a class is not trusted.
         DataError: files are damaged or do not match each other.
     """
     if not isinstance(path, Run | str | os.PathLike):

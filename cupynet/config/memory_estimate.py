@@ -44,7 +44,7 @@ def check_memory(
 def needed_bytes(
     settings: Settings, checked: CheckedOptions, network: Layer, weights: int, source: Source, job: MpiJob | None
 ) -> dict[str, int]:
-    """Estimate the bytes that a run needs by purpose: on each GPU, or on this machine if it uses no GPUs."""
+    """Estimate the bytes that a run needs for each purpose, per GPU or, if it uses no GPUs, on this machine."""
     placement, policy = checked.placement, DtypePolicy.of(settings.dtype)
     examples = settings.batch_size * min(placement.stages, checked.parts) / checked.parts
     ranks = placement.ranks if job is None else job.on_machine
@@ -63,7 +63,7 @@ def needed_bytes(
 def replica_bytes(
     network: Layer, weights: int, optimizer: Optimizer, policy: DtypePolicy, examples: float
 ) -> dict[str, int]:
-    """Estimate the bytes of one replica by purpose. examples: number of samples in memory at a time."""
+    """Estimate the bytes that one replica needs for each purpose. `examples` is the number of samples in memory."""
     wide, narrow = policy.accumulate.itemsize, policy.storage.itemsize
     states = len(optimizer.rule.states) if isinstance(optimizer, ElementwiseOptimizer) else 0
     copies = (2 + states) * wide + (narrow if narrow != wide else 0)  # weights, gradients, optimizer state

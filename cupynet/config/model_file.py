@@ -55,7 +55,7 @@ def set_image_metadata(model: Model, normalize: Any, class_names: Sequence[str])
 
 
 def _check_shapes(network: Layer, input: InputType, weights: dict[str, Any]) -> None:
-    """Raise ConfigError if the network does not match the weights in the file. Called before allocating memory."""
+    """Raise ConfigError if the network does not match the weights in the file. Call this before allocating memory."""
     params = Params()
     copy.deepcopy(network).build(input, params.scope(), create_backend("numpy"))
     shapes = {name: tuple(each.shape) for name, each in (*params.named(), *params.named_buffers())}

@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 
     from cupynet.config import sweep_record  # a slow import
 
-MOST_ON_CPU = 4  # default limit on parallel jobs
+MAX_ON_CPU = 4  # default limit on parallel jobs on a CPU
 WAKE_S = 0.2  # interval at which the waiting main thread lets Python run signal handlers
 WARNED = re.compile(rf"\[[\d:]+\] {WARNING}")  # beginning of a warning on the terminal
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 class ProcessLauncher(Launcher):
-    """Runs each job of a sweep in a process, `jobs` at a time: by default one per device, or per CPU core up to 4."""
+    """Runs each job in its own process, up to `jobs` in parallel; by default one per device, or per core up to 4."""
 
     def __init__(self, jobs: int | None = None) -> None:
         self._at_once = None if jobs is None else integer("hydra.launcher.jobs", jobs, 1)
@@ -60,7 +60,7 @@ class ProcessLauncher(Launcher):
 
         jobs = [self._job(number, [*each]) for number, each in enumerate(job_overrides, initial_job_idx)]
         devices = _devices(self._config)
-        at_once = min(self._at_once or len(devices) or min(available_cores(), MOST_ON_CPU), len(jobs))
+        at_once = min(self._at_once or len(devices) or min(available_cores(), MAX_ON_CPU), len(jobs))
         self._free: queue.SimpleQueue[str | None] = queue.SimpleQueue()  # unused devices
         for place in range(at_once):
             self._free.put(devices[place % len(devices)] if devices else None)
@@ -150,7 +150,7 @@ def _program() -> list[str]:
 
 
 def _devices(config: DictConfig) -> list[str]:
-    """Return the devices for the jobs; empty on a CPU, or if the settings specify devices."""
+    """Return the devices for the jobs, or [] on a CPU or if the settings specify devices."""
     from cupynet.backend import device_count, select_backend
 
     backend = config.get("backend")

@@ -56,7 +56,7 @@ VALUES: dict[str, dict[Any, Any]] = {"wire": {"exact": "full"}, "outer": {"mean"
 
 
 def translated(settings: Mapping[Any, Any], above: str = "") -> dict[Any, Any]:
-    """Return stored settings with current names of classes and arguments, without removed settings."""
+    """Return stored settings with current names and values, without removed settings that had their defaults."""
     target = str(settings.get("_target_"))
     package, _, name = target.rpartition(".")
     ours = target.startswith("cupynet.")

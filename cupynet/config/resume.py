@@ -37,7 +37,7 @@ MAY_BE_SET = ("data.channels",)  # only if it was null; the network must still m
 
 
 def asked(arguments: Sequence[str]) -> str | None:
-    """Return the value of `resume=` on a command line, a path or `latest`, or None."""
+    """Return the value of `resume=` on a command line, which is a path or `latest`, or None if there is none."""
     found = last_value(arguments, "resume")
     return None if found == "null" else found
 
@@ -46,7 +46,7 @@ def find(value: str, arguments: Sequence[str]) -> Path | None:
     """Return the folder of the run or checkpoint to resume; None if `latest` finds no run.
 
     `latest` is the newest unfinished run under outputs/ that has a checkpoint and is not running. If the command line
-    sets hydra.run.dir, it is the run in that folder.
+    sets hydra.run.dir, it is the run in that folder. Raise ConfigError if the path is not a run or checkpoint.
     """
     if value == "latest":
         own = last_value(arguments, "hydra.run.dir")
@@ -86,7 +86,7 @@ def _above(run: Path, *names: str) -> Path | None:
 
 
 def finished(folder: Path) -> bool:
-    """Return True if the run is complete: not killed, stopped or (outside a sweep) diverged in its last process."""
+    """Return True if a run is complete: not killed, interrupted, stopped on request, or (outside a sweep) diverged."""
     if not (folder / SUMMARY).is_file():
         return False
     try:
@@ -102,7 +102,7 @@ def finished(folder: Path) -> bool:
 def require_plain_files(folder: Path) -> None:
     """Raise DataError if a folder to resume contains special files or links that point outside it.
 
-    Resuming would write through links, modify files through their other hard links, and block on a pipe. Folder names
+    Resuming would write through links, change files that share a hard link, or block on a pipe. Folder names
     with `${` are rejected too: Hydra would interpolate them, even if escaped, and could reveal a secret.
     """
     if "${" in str(folder):
@@ -198,7 +198,7 @@ def check_untaken(folder: Path, results: Sequence[str] = ()) -> None:
 
 
 def _unfinished() -> Path | None:
-    """Return the newest unfinished run in outputs/ with a checkpoint that is neither running nor a trial, or None."""
+    """Return the newest unfinished run in outputs/ that has a checkpoint, except running ones and trials, or None."""
     folders = [path for path in LATEST.parent.glob(f"**/{CHECKPOINTS}") if not (path.parents[2] / STUDY).is_file()]
     runs = sorted((path.parent for path in folders if checkpoints(path)), key=_written, reverse=True)
     return next((run for run in runs if not finished(run) and not at_work(run)), None)

@@ -77,7 +77,7 @@ def count_or_flag(key: str, value: Any) -> bool | int:
 
 
 def integers(key: str, value: Any) -> list[int]:
-    """Validate integers of at least 1. Return them sorted, without duplicates."""
+    """Validate an integer, or a list of integers, of at least 1. Return them sorted, without duplicates."""
     found = value if value and isinstance(value, list) else [value]
     return sorted({checks.integer(key, each, 1, ", or a list of them such as [2,8,64]") for each in found})
 
@@ -89,7 +89,7 @@ def factors(key: str, value: Any) -> dict[str, float]:
 
 
 def link(key: str, value: Any) -> str | dict[str, float]:
-    """Validate a link, given by name, or by bandwidth and latency."""
+    """Validate a network link, given by its name or by its bandwidth and latency."""
     if not isinstance(value, Mapping) or set(value) != {"bandwidth_gbit_s", "latency_us"}:
         return checks.one_of(key, value, [*LINKS, "{bandwidth_gbit_s:10,latency_us:25}"])
     return {
@@ -101,7 +101,7 @@ def link(key: str, value: Any) -> str | dict[str, float]:
 def size(value: object, share: bool = False) -> int | float:
     """Parse an amount of memory, such as 2147483648, "2GB" or "2GiB", into bytes.
 
-    If `share` is True, a percentage such as "80%" is allowed and returned as a float in (0, 1]. Raises ValueError.
+    If `share` is True, a percentage such as "80%" is returned as a float in (0, 1]. Raises ValueError if invalid.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]i?b|b|%|)", str(value).strip(), re.IGNORECASE)
     number, unit = (float(match[1]), match[2].lower()) if match else (0.0, "")
@@ -216,12 +216,12 @@ class PlanSettings(Settings):
 
     @property
     def asked(self) -> list[int]:
-        """The numbers of workers to predict, sorted."""
+        """The numbers of workers for which to predict the throughput, sorted."""
         return list(self.workers or ([1, 2, 4] if self.check else [2, 8, 64, 1024]))
 
     @property
     def every(self) -> list[int]:
-        """The averaging frequencies to predict, sorted."""
+        """The averaging frequencies for which to predict the throughput, sorted."""
         return list(self.frequencies or ([3] if self.check else [1, 3, 10, 50]))
 
     def run(self, workers: int | None) -> Settings:

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
 DIGITS = 12  # decimal places to which float ranges are rounded
-LOG_RATIO = 100  # intervals with at least this ratio are searched on a logarithmic scale
+LOG_RATIO = 100  # intervals whose bounds have at least this ratio are searched on a logarithmic scale
 FORMS = "interval(0.001,0.1), int(interval(16,256)), tag(log,interval(1,50)), range(1,9) or choice(32,64)"
 
 
 def split(arguments: Sequence[str]) -> list[str]:
-    """Collect the searched settings into one argument, `search=[..]`, because Hydra rejects them."""
+    """Collect the searched settings into one argument, `search=[..]`, because Hydra rejects sweeps without -m."""
     kept: list[str] = []
     found: list[str] = []
     for argument in arguments:

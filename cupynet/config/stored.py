@@ -34,9 +34,9 @@ from cupynet.core.wording import one_line, shown, written
 from cupynet.runs.layout import HYDRA, OVERRIDES, SETTINGS
 
 STORED_OVERRIDE = re.compile(r"(~|\+\+?|)([\w./]+)(=.*|)", re.DOTALL)  # prefix, key, and value
-FILES = re.compile(r"[\w/-]*|\[[\w/,-]*\]|\{.*\}", re.DOTALL)  # files of a group, or its settings
+FILES = re.compile(r"[\w/-]*|\[[\w/,-]*\]|\{.*\}", re.DOTALL)  # the value of a group: files, or a mapping of settings
 OF_ENVIRONMENT = re.compile(r"\$\{cupynet\.env:\w+,(true|false|\d{1,9})\}")  # written by earlier versions
-MOST_BYTES = 1 << 20
+MAX_BYTES = 1 << 20
 
 
 def load(
@@ -151,16 +151,16 @@ def job_overrides() -> list[str]:
 
 
 def check_outputs(settings: Settings, run: Path, overrides: Sequence[str]) -> None:
-    """Raise ConfigError if callbacks would write outside the run or send data, unless `overrides` say so."""
+    """Raise ConfigError if callbacks would write outside the run or send data, unless `overrides` set this."""
     for key, value, _ in _places(settings, run):
         if not _is_typed(key, overrides):
             allowed = f"To allow this, set {key}=... or repeat its callbacks=..."
-            reason = f"the run in {run} would write outside its folder. {allowed}"
+            reason = f"the run in {run} would write or send data outside its folder. {allowed}"
             raise ConfigError(reason, key, shown(value, written))
 
 
 def not_stored(settings: Settings, run: Path) -> list[str]:
-    """Return, as overrides, the settings that must be given again to resume a run."""
+    """Return, as overrides, the settings that must be repeated to resume a run."""
     trusted = settings.trusted_modules
     found = [f"trusted_modules={written(trusted)}"] if trusted else []
     places = _places(settings, run)
@@ -195,7 +195,7 @@ def _is_typed(key: str, overrides: Sequence[str]) -> bool:
 
 
 def check_downloads(settings: Settings, run: Path, overrides: Sequence[str]) -> None:
-    """Raise ConfigError if stored settings would download data to another folder."""
+    """Raise ConfigError if data would be downloaded to a stored data.folder that `overrides` do not repeat."""
     from cupynet.data import Source  # a slow import
 
     source: Any = build_as(Source, settings.data, "data", settings.trusted_modules)  # type: ignore[type-abstract]
@@ -206,8 +206,8 @@ def check_downloads(settings: Settings, run: Path, overrides: Sequence[str]) -> 
 
 
 def _read(path: Path) -> Any:
-    if path.is_symlink() or not path.is_file() or path.stat().st_size > MOST_BYTES:
-        raise DataError(f"{path}: must be a plain file of at most {MOST_BYTES} bytes")
+    if path.is_symlink() or not path.is_file() or path.stat().st_size > MAX_BYTES:
+        raise DataError(f"{path}: must be a plain file of at most {MAX_BYTES} bytes")
     try:
         text = path.read_text(encoding="utf-8")
         yaml.safe_load(text)  # rejects tags, and nesting too deep for `parse`

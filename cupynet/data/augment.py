@@ -1,6 +1,6 @@
 """Data augmentation: random transformations of training images on the host.
 
-The result depends only on (seed, epoch, sample, position of the augmentation). Random numbers come from SplitMix64
+The result depends only on the seed, epoch, sample and position of the augmentation. Random numbers come from SplitMix64
 (Steele, Lea, Flood 2014), with a separate sequence for each image. Pixels outside an image are 0.
 """
 
@@ -30,7 +30,7 @@ def _mixed(z: Array) -> Array:
 
 
 class SampleRNG:
-    """Random number generator for the images `samples` (N,) of an epoch and the augmentation at position `place`."""
+    """Random number generator for samples with indices `samples` (N,) in an epoch and the augmentation at `place`."""
 
     def __init__(self, seed: int, epoch: int, samples: Array, place: int) -> None:
         key = np.zeros(len(samples), np.uint64)
@@ -43,7 +43,7 @@ class SampleRNG:
     def uniform(self, low: float, high: float, *shape: int) -> Array:
         """Draw (N, *shape) float32 from [low, high). Rounding may return `high`."""
         count = math.prod(shape)
-        words = -(-count // 2)  # each word has 64 bits, for two numbers
+        words = -(-count // 2)  # each 64-bit word yields two numbers
         counters = np.arange(self._drawn + 1, self._drawn + words + 1, dtype=np.uint64) * _GAMMA
         self._drawn += words
         bits = _mixed(self._keys[:, np.newaxis] + counters)  # (N, words)
@@ -63,7 +63,7 @@ class Augmentation(ABC):
 
     @abstractmethod
     def __call__(self, images: Array, draws: SampleRNG) -> Array:
-        """Return transformed images (N, H, W, C) uint8. Must not change `images`."""
+        """Return transformed images (N, H, W, C) uint8 without changing `images`."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in sorted(vars(self).items()))})"
@@ -73,7 +73,7 @@ Augment: TypeAlias = "str | Sequence[Augmentation | str] | None"  # see `augment
 
 
 def augmentations(given: Augment) -> tuple[Augmentation, ...]:
-    """Validate `augment`: a list of augmentations or names (`shift`, `flip` ...), or `light`, `standard` or None."""
+    """Convert `augment`, a list of augmentations or names (as in `NAMES`), `light`, `standard` or None, to a tuple."""
     named = PRESETS.get(given, [given]) if isinstance(given, str) else given
     found = []
     for each in named if isinstance(named, list | tuple) else [] if named is None else [named]:
@@ -103,7 +103,7 @@ def augmented(
     Args:
         samples: (N,) indices of the images in the data set.
         data: images (S, H, W, C) to mix with; by default `images`.
-        numbers: (S,) indices of `data` in the data set; by default 0 .. S - 1.
+        numbers: (S,) indices in the data set of the images in `data`; by default 0 .. S - 1.
     """
     data = images if data is None else data
     for place, part in enumerate(parts):
@@ -161,7 +161,7 @@ class HorizontalFlip(Augmentation):
 
 
 class Cutout(Augmentation):
-    """Set a square of `size` x `size` pixels to 0, centered anywhere in the image (DeVries and Taylor 2017)."""
+    """Set a square of `size` x `size` pixels to 0, centered at a random pixel (DeVries and Taylor 2017)."""
 
     def __init__(self, size: int = 8) -> None:
         self.size = checks.integer("Cutout size", size, 1)
@@ -314,7 +314,7 @@ class MixUp(Mixing):
 
 
 class CutMix(Mixing):
-    """Paste a rectangle of another image, centered anywhere (Yun et al. 2019). Labels are mixed by area."""
+    """Paste a rectangle of another image, centered at a random pixel (Yun et al. 2019). Labels are mixed by area."""
 
     def share(self, drawn: Array, draws: SampleRNG, height: int, width: int) -> Array:
         side, inside = np.sqrt(1 - drawn)[:, np.newaxis], []
@@ -326,8 +326,8 @@ class CutMix(Mixing):
 
 @lru_cache
 def _beta(alpha: float) -> tuple[Array, Array]:
-    """Tabulate the CDF of Beta(alpha, alpha): return its values and the points, in ascending order."""
-    power = min(alpha, 1.0)  # the density over x**power is finite
+    """Return values of the CDF of Beta(alpha, alpha), and the points at which they are taken, in ascending order."""
+    power = min(alpha, 1.0)  # the density with respect to x**power is finite
     points = np.linspace(0, 0.5**power, 4097) ** (1 / power)
     density = points ** (alpha - power) * (1 - points) ** (alpha - 1)
     below = np.append(0, np.cumsum(density[1:] + density[:-1]))

@@ -16,33 +16,33 @@ from cupynet.data.pictures import resized
 
 BOX = 20 / 28  # fraction of the image's side
 FAINT = 0.1  # pixels below this fraction of the strongest ink count as background
-GRAIN = 6  # pixels within this many standard deviations of the paper's grain are paper
-COARSE = 10  # downsample pictures first if they exceed the box by this factor, which smooths the grain
-LEAST = 16  # minimum difference between paper and ink, out of 255
+NOISE = 6  # pixels within this many standard deviations of the background noise count as background
+COARSE = 10  # downsample pictures first if they exceed the box by this factor, which smooths noise
+CONTRAST = 16  # minimum difference between background and ink, out of 255
 
 
 def is_dark_on_light(pixels: Array) -> bool:
     """Return True if the border of a picture (H, W, C) uint8 is lighter than the middle of its range."""
     gray = pixels[:, :, 0] if pixels.shape[2] == 1 else pixels.mean(axis=2, dtype=np.float32)
-    return _ground(gray) > (float(gray.min()) + float(gray.max())) / 2
+    return _background(gray) > (float(gray.min()) + float(gray.max())) / 2
 
 
 def centered_as_mnist(pixels: Array, side: int = 28) -> Array:
     """Return a light-on-dark drawing (H, W, 1) uint8, scaled and centered like a digit of MNIST, as (side, side, 1).
 
-    Raises DataError if it is blank.
+    Raises DataError if the drawing is blank.
     """
     box = round(side * BOX)
-    most = max(pixels.shape) / (COARSE * box)
-    if most > 1:
-        pixels = resized(pixels, *(max(1, round(each / most)) for each in pixels.shape[:2]))
+    factor = max(pixels.shape) / (COARSE * box)
+    if factor > 1:
+        pixels = resized(pixels, *(max(1, round(each / factor)) for each in pixels.shape[:2]))
     gray = pixels[:, :, 0].astype(np.float64)
-    ground, top = _ground(gray), float(gray.max())
-    if top - ground < LEAST:
-        raise DataError(f"the picture is blank: no pixel is much lighter than its border, {ground:.0f} of 255")
+    ground, top = _background(gray), float(gray.max())
+    if top - ground < CONTRAST:
+        raise DataError(f"the picture is blank: no pixel is much lighter than the border, {ground:.0f} of 255")
     ink = ((gray - ground) / (top - ground)).clip(0, 1)
-    grain = 1.4826 * float(np.median(abs(_around(gray) - ground)))  # estimated standard deviation
-    ink[ink < min(max(FAINT, GRAIN * grain / (top - ground)), 0.5)] = 0
+    noise = 1.4826 * float(np.median(abs(_border(gray) - ground)))  # estimated standard deviation
+    ink[ink < min(max(FAINT, NOISE * noise / (top - ground)), 0.5)] = 0
     rows, columns = np.flatnonzero(ink.any(axis=1)), np.flatnonzero(ink.any(axis=0))
     ink = ink[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
     height, width = (max(1, round(each * box / max(ink.shape))) for each in ink.shape)
@@ -54,16 +54,16 @@ def centered_as_mnist(pixels: Array, side: int = 28) -> Array:
     return image
 
 
-def _ground(gray: Array) -> float:
-    return float(np.median(_around(gray)))
+def _background(gray: Array) -> float:
+    return float(np.median(_border(gray)))
 
 
-def _around(gray: Array) -> Array:
+def _border(gray: Array) -> Array:
     return np.concatenate([gray[0], gray[-1], gray[:, 0], gray[:, -1]])
 
 
 def _offset(small: Array, axis: int, side: int) -> int:
-    """Return the offset that moves the center of mass to the middle, clipped to the image."""
+    """Return the offset that moves the center of mass to the middle, limited so that all pixels stay in the image."""
     mass = small.sum(axis=(1 - axis, 2), dtype=np.float64)
     middle = (mass * np.arange(len(mass))).sum() / mass.sum()
     return int(min(max(round(side / 2 - middle), 0), side - len(mass)))

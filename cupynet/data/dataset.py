@@ -15,8 +15,8 @@ from cupynet.core import checks, wording
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.data.files import FilePath
 
-# Second words of Philox keys; the first word is the seed. A Loader uses the epoch, which is far smaller, so that
-# different uses of a seed never share random numbers.
+# Second words of Philox keys. The first word is the seed. A Loader uses the epoch, a far smaller number, as the second
+# word, so that different uses of a seed never share random numbers.
 SPLIT_STREAM = (1 << 63) + 1
 TRAIN_STREAM = (1 << 63) + 2
 TEST_STREAM = (1 << 63) + 3
@@ -99,7 +99,7 @@ class Dataset:
 
     @property
     def targets(self) -> Array:
-        """The labels of batches: `labels`, or (S, T + 1) float32 with the sample weights in the last column."""
+        """The labels of batches: `labels`, or (S, T + 1) float32 with any sample weights in the last column."""
         if self.weights is None:
             return self.labels
         return np.column_stack((dense(self.labels, self.classes), self.weights))
@@ -143,7 +143,7 @@ def split_views(dataset: Dataset, fraction: float, seed: int) -> tuple[Dataset, 
 def hold_out(labels: Array, part: float, seed: int, name: str) -> tuple[Array, Array]:
     """Choose samples to hold out at random. Return the indices to keep and to hold out, each ascending.
 
-    part: number of samples to hold out; or, below 1, a fraction of each class, which keeps at least one sample.
+    part: number of samples to hold out, or, below 1, a fraction of each class (which keeps a sample) or of all targets.
     name: the name of `part` in error messages.
     """
     count = held_out_count(part, len(labels), name)
@@ -251,7 +251,7 @@ def weight_array(name: str, weights: Any, count: int) -> Array:
 
 
 def balanced_weights(name: str, labels: Array, classes: int) -> Array:
-    """Return class weights (O,) with equal totals for all classes: S / (O · count), as in scikit-learn."""
+    """Return class weights (O,) that give all classes the same total weight: S / (O · count), as in scikit-learn."""
     counts = np.bincount(labels, minlength=classes)
     if not counts.all():
         reason = f"class {counts.argmin()} has no samples. Set a weight for each class"
@@ -303,7 +303,7 @@ def read_from(place: FilePath) -> Iterator[None]:
 
 
 def count_classes(place: FilePath, labels: Sequence[Array], classes: int | None) -> int:
-    """Return `classes` or, if it is None, the largest label + 1. Raise DataError if the labels are not 0, 1, 2, ..."""
+    """Return `classes` or, if None, the largest label + 1. Raise DataError if labels are negative or too large."""
     if classes is not None:
         return checks.integer("classes", classes, 1, ", or null for the largest label + 1")
     with read_from(place):

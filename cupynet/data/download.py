@@ -1,4 +1,4 @@
-"""Downloads from mirrors, without redirects. Files are renamed once they are complete and verified."""
+"""Downloads files from mirrors without following redirects. Files are renamed once they are complete and verified."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 def fetch(files: Sequence[KnownFile], folder: Path, mirrors: Sequence[str], timeout_s: float) -> None:
-    """Download missing files, each from the first of `mirrors` that has it. Other processes wait. Raises Unavailable.
+    """Download missing files, each from the first of `mirrors` that has it, while other processes wait.
 
-    Fails if no mirror has a file, or if no process received data for `timeout_s`. Complete files are kept.
+    Raises Unavailable if a download fails, or if no process receives data for `timeout_s`. Complete files are kept.
     """
     download = _Download(files, folder, mirrors, min(MIRROR_S, timeout_s / (len(mirrors) + 1)))
     download.start()

@@ -68,10 +68,10 @@ class BatchFeed:
             size_of_batch = min(loader.batch_size, len(part))
             self._transfer = backend.transfer(data, size_of_batch, on_device, shared or Shared())
         self._ahead = min(prefetch, self._iterations) if self._transfer.ahead else 0
-        self._queues = self._transfer.queues and not isinstance(loader.dataset, Shards)  # rows are sample indices
+        self._queues = self._transfer.queues and not isinstance(loader.dataset, Shards)  # rows of shards are local
 
     def epoch(self, epoch: int, start: int = 0) -> Generator[Batch | None, None, None]:
-        """Yield this worker's batch, or None, for each iteration of an epoch, beginning with iteration `start`.
+        """Yield this worker's batch, or None if it has none, for each iteration of an epoch from iteration `start`.
 
         A batch is valid until the next one is requested. Only one epoch can be open.
         """

@@ -30,7 +30,7 @@ _PIECE = 1 << 20  # bytes per read
 
 @dataclass(frozen=True)
 class KnownFile:
-    """A published file. digest, most: see `read_unpacked`."""
+    """A published file. For `digest` and `most`, see `read_unpacked`."""
 
     name: str
     digest: str
@@ -61,7 +61,7 @@ def read_unpacked(path: Path, most: int, digest: str = "") -> bytes:
 
 
 def idx_path(folder: Path, name: str) -> Path:
-    """Return the path of an IDX file: `name`.gz, `name`, or a variant with a dot such as `train-images.idx3-ubyte`."""
+    """Return the first of `name`.gz, `name` and variants with `.idx` that exists; `name`.gz if none does."""
     names = [f"{each}{ending}" for each in (name, name.replace("-idx", ".idx")) for ending in (".gz", "")]
     return folder / next((each for each in names if os.path.lexists(folder / each)), names[0])
 
@@ -77,7 +77,7 @@ def idx_shape(path: Path) -> tuple[int, ...]:
 
 
 def check_idx_size(path: Path) -> None:
-    """Raise DataError if an IDX file is too small for the size in its header, without loading it.
+    """Check, without loading an IDX file, that it is as large as its header claims. Raise DataError if not.
 
     Gzip files whose size is plausible are only checked by `read_idx`.
     """
@@ -94,7 +94,7 @@ def check_idx_size(path: Path) -> None:
 
 
 def read_idx(path: Path, digest: str = "") -> Array:
-    """Read an IDX file of unsigned bytes, gzip or plain. digest: see `read_unpacked`."""
+    """Read an IDX file of unsigned bytes, gzip or plain. For `digest`, see `read_unpacked`."""
     shape = idx_shape(path)
     size = 4 + 4 * len(shape) + math.prod(shape)
     most = min(size + size // 500 + (1 << 16), sys.maxsize - 1)  # gzip may enlarge a file
@@ -107,7 +107,7 @@ def parse_idx(path: Path, raw: bytes) -> Array:
     try:
         array: Array = mnist.parse_idx(io.BytesIO(raw))
     except Exception as error:  # the parser raises exceptions of many types
-        raise DataError(f"{path}: expected an IDX file, found a damaged file ({error})") from error
+        raise DataError(f"{path}: the IDX file is damaged ({error})") from error
     return array
 
 
@@ -145,7 +145,7 @@ def check_regular(path: Path) -> int:
 
 
 def read_bytes(path: Path, most: int | None = None, first: int = -1) -> bytes:
-    """Read a file of at most `most` bytes, or only its `first` bytes."""
+    """Read a file of at most `most` bytes. If `first` is given, read only that many bytes."""
     try:
         size = check_regular(path)
         if most is not None and size > most:
@@ -166,7 +166,7 @@ def _inflate(path: Path, packed: bytes, most: int, *, whole: bool = True) -> byt
     if whole and len(raw) < most and not member.eof:
         raise DataError(f"{path}: expected complete gzip data, found truncated data (incomplete download?)")
     if member.unused_data.strip(b"\0"):
-        raise DataError(f"{path}: expected one gzip member, found more bytes after it")
+        raise DataError(f"{path}: expected one gzip member, found trailing data")
     return raw
 
 

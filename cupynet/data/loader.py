@@ -21,7 +21,7 @@ from cupynet.data.shards import Shards
 
 LabeledData: TypeAlias = Dataset | Shards
 
-_LOOKED_AT = 1 << 20  # bytes of images included in a signature
+_SAMPLED_BYTES = 1 << 20  # approximate size of the images included in a signature
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +110,7 @@ class Loader:
         return data.classes + weighted if dense or weighted else None
 
     def iterations(self, size: int) -> int:
-        """Return the number of iterations per epoch: the maximum number of batches of any worker."""
+        """Return the number of iterations per epoch: the maximum number of batches of any of the `size` workers."""
         if isinstance(self.dataset, Shards):
             self.dataset.check_workers(size)
             return -(-max(self.dataset.counts) // self.batch_size)
@@ -127,14 +127,14 @@ class Loader:
 
     @cached_property
     def signature(self) -> int:
-        """A checksum of the data set, the batches and their order."""
+        """A checksum of the labels, some images (none of shards), and the settings that determine the batches."""
         data = self.dataset
         about = (data.image_shape, data.classes, data.counts, data.pixels)
         found = zlib.crc32(repr((*about, self.batch_size, self.seed, self.shuffle, self.augment)).encode())
         if isinstance(data, Shards):
             arrays = [*data.labels, *data.samples]
         else:
-            arrays = [data.labels, data.images[:: max(1, data.images.nbytes // _LOOKED_AT)]]
+            arrays = [data.labels, data.images[:: max(1, data.images.nbytes // _SAMPLED_BYTES)]]
             arrays += [] if data.weights is None else [data.weights]
         for array in arrays:
             found = zlib.crc32(np.ascontiguousarray(array).data, found)

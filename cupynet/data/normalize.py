@@ -28,8 +28,8 @@ def checked(normalize: Normalize) -> str | dict[str, list[float]] | None:
         if not mean or len(mean) != len(std):
             raise ValueError
     except (TypeError, ValueError) as error:
-        ways = "null, auto or {mean: [...], std: [...]} with a number for each channel, on a 0-1 scale"
-        raise ConfigError(f"must be {ways}", "normalize", wording.shown(normalize, wording.written)) from error
+        forms = "null, auto or {mean: [...], std: [...]} with a number for each channel, on a 0-1 scale"
+        raise ConfigError(f"must be {forms}", "normalize", wording.shown(normalize, wording.written)) from error
     return {"mean": mean, "std": std}
 
 
@@ -44,14 +44,14 @@ def pixels_for(normalize: Normalize, images: Array) -> PixelScale:
 
 
 def statistics(images: Array) -> tuple[list[float], list[float]]:
-    """Return mean and std (1 for constants) of each channel of images (S, H, W, C) uint8, on a 0-1 scale."""
+    """Return the mean and std (1 if constant) of each channel of images (S, H, W, C) uint8, on a 0-1 scale."""
     channels = images.shape[3]
     counts = np.zeros((channels, 256), np.int64)
     step = max(1, _AT_ONCE // max(1, images[:1].nbytes))
     for start in range(0, len(images), step):
-        some = images[start : start + step].reshape(-1, channels)
+        chunk = images[start : start + step].reshape(-1, channels)
         for c in range(channels):
-            counts[c] += np.bincount(some[:, c], minlength=256)
+            counts[c] += np.bincount(chunk[:, c], minlength=256)
     means, deviations = [], []
     for row in counts.tolist():  # exact Python integers
         total = sum(row)

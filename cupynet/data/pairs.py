@@ -1,4 +1,4 @@
-"""Reading of other libraries' data sets as (image, label) pairs."""
+"""Reads data sets from other libraries as (image, label) pairs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ IMAGES, LABELS = ("image", "img", "pixel_values", "x"), ("label", "labels", "tar
 def read_pairs(data: Any) -> tuple[Array, Array]:
     """Read (image, label) pairs into memory. Return images (S, ...) and labels (S, ...).
 
-    data: an iterable or map-style data set, as in PyTorch or Hugging Face. Samples may be mappings (`image`, `label`).
+    data: an iterable or map-style data set, as in PyTorch or Hugging Face. Its samples are pairs, or mappings with the
+        keys `image` and `label` or similar ones.
     """
     if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, Mapping):
         found: Iterable[Any] = (data[index] for index in range(len(data)))

@@ -37,7 +37,7 @@ def picture(path: Path, channels: int) -> Array:
     EXIF orientation is applied, and transparent pixels become white.
 
     Raises:
-        DataError: the file is missing, damaged, too large or of another type, or white on a transparent background.
+        DataError: the file is missing, damaged, too large, of another type or depth, or white on transparent.
         ConfigError: Pillow is not installed.
     """
     images = pillow()

@@ -5,7 +5,8 @@
              samples.npy    (S,) integers, the indices of these samples in the whole training set, from 0
     FOLDER/1/...
 
-Shards may be larger than memory. Each machine needs all labels and samples, but only its workers' images.
+Shards may be larger than memory. Each machine needs labels.npy and samples.npy of all shards, but images.npy only
+of the shards of its workers.
 """
 
 from __future__ import annotations

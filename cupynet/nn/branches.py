@@ -63,19 +63,19 @@ class Residual(Layer):
         through, through_backward = self.body.forward(x, context)
         around, around_backward = (x, _itself) if self.shortcut is None else self.shortcut.forward(x, context)
         y = backend.add(through, around, backend.borrow(through.shape))
-        ways: list[Backward] = [around_backward, through_backward]
+        derivatives: list[Backward] = [around_backward, through_backward]
 
         def backward(dy: Array) -> Array | None:
             handed = [dy]  # see `Sequential`
             del dy
-            dx = ways.pop()(_copied(backend, handed[0]))  # each branch may overwrite its dy
-            return _sum(backend, [dx, ways.pop()(handed.pop())])
+            dx = derivatives.pop()(_copied(backend, handed[0]))  # each branch may overwrite its dy
+            return _sum(backend, [dx, derivatives.pop()(handed.pop())])
 
         return y, backward if context.train else no_backward
 
 
 class ResidualReLU(Layer):
-    """A residual block fused with the ReLU after it: the last norm, the sum and the ReLU in one pass."""
+    """A residual block fused with the ReLU after it. Computes the last norm, the sum and the ReLU in one pass."""
 
     capturable = True
 
@@ -89,15 +89,16 @@ class ResidualReLU(Layer):
         through, through_backward = self.before.forward(x, context)
         around, around_backward = (x, _itself) if shortcut is None else shortcut.forward(x, context)
         y, norm_backward = self.norm.normalized(through, context, relu=True, around=around)
-        ways: list[Backward] = [around_backward, through_backward, norm_backward]
+        derivatives: list[Backward] = [around_backward, through_backward, norm_backward]
 
         def backward(dy: Array) -> Array | None:
             handed = [dy]  # see `Sequential`
             del dy
-            inner, through_backward = [ways.pop()(handed[0])], ways.pop()  # handed[0] is now the gradient of the sum
+            # the norm's backward function overwrites handed[0] with the gradient of the sum
+            inner, through_backward = [derivatives.pop()(handed[0])], derivatives.pop()
             dx = None if inner[0] is None else through_backward(inner.pop())
             del through_backward
-            return _sum(backend, [dx, ways.pop()(handed.pop())])
+            return _sum(backend, [dx, derivatives.pop()(handed.pop())])
 
         return y, backward if context.train else no_backward
 
@@ -132,8 +133,8 @@ class Concat(Layer):
         for name, output in made.items():
             if type(output) is not type(first) or output.shape[:-1] != first.shape[:-1]:
                 raise ConfigError(
-                    f"Concat '{params.layer}': branch '{name}' returns {output}, '{next(iter(made))}' {first}. Give "
-                    "all the same height and width, using strides and padding 'same', or end all with Flatten"
+                    f"Concat '{params.layer}': branch '{name}' returns {output}, but '{next(iter(made))}' {first}. "
+                    "Give all the same height and width with strides and padding 'same', or end all with Flatten"
                 )
         self.widths = [output.shape[-1] for output in made.values()]
         return (
@@ -169,11 +170,11 @@ def _copied(backend: Backend, dy: Array) -> Array:
     return copy
 
 
-def _sum(backend: Backend, ways: list[Array | None]) -> Array | None:
-    """Add the dx of all branches in place in the first one. Return None if no dx is needed."""
-    total, *rest = ways
-    for way in rest:
-        if total is None or way is None:
+def _sum(backend: Backend, gradients: list[Array | None]) -> Array | None:
+    """Add the dx of all branches to the first one in place and return it, or None if a branch has no dx."""
+    total, *rest = gradients
+    for dx in rest:
+        if total is None or dx is None:
             return None
-        backend.add(total, way, total)
+        backend.add(total, dx, total)
     return total

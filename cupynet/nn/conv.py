@@ -26,7 +26,7 @@ class Conv2D(Layer):
         activation: identity, relu, leaky_relu, elu, gelu, silu, tanh, sigmoid, softplus or softmax.
         init: initializer of the weight (K_h, K_w, C / groups, O): a name or an object from cupynet/nn/init.py.
         dilation: an integer or (vertical, horizontal) (Yu & Koltun 2016).
-        groups: number of groups. A filter sees only the channels of its group. C groups: depthwise (Chollet 2017).
+        groups: number of groups. A filter sees only the channels of its group. C groups are depthwise (Chollet 2017).
         bias_init: initial bias (O,): a number, or an initializer that does not use the fan-in, such as `normal`.
     """
 
@@ -112,7 +112,7 @@ class Conv2D(Layer):
 
 
 class ConvMaxPool(Layer):
-    """A convolution fused with max-pooling. The activation is applied after pooling."""
+    """A convolution fused with max pooling. The activation is applied after pooling."""
 
     capturable = True
 

@@ -70,7 +70,7 @@ class Dense(Layer):
 
 
 class Flatten(Layer):
-    """Flattens images without a copy: (N, H, W, C) -> (N, H·W·C). Not needed before Dense."""
+    """Flattens images without a copy: (N, H, W, C) -> (N, H·W·C). `Dense` does not need it."""
 
     capturable = True
 

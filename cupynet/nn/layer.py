@@ -63,7 +63,7 @@ class Layer(Described):
         needs_dx: if False, `backward` may return None (see `Scope`).
         input, output: types of one sample before and after the layer.
         declared: number of weights, including children.
-        fused: empty, or the layer that fuses this layer with the previous one; not a child.
+        fused: a tuple with the layer that fuses this layer with the previous one, or (). Not a child.
     """
 
     trainable = TRAINABLE
@@ -145,13 +145,13 @@ def _noted(build: Callable[..., InputType]) -> Callable[..., InputType]:
     return noted
 
 
-def check_image(kind: str, name: str, input: InputType, window: Window, way_out: str) -> Image:
-    """Return `input`. Raise ConfigError if it is not an Image or is smaller than the window."""
+def check_image(kind: str, name: str, input: InputType, window: Window, remedy: str) -> Image:
+    """Return `input`. Raise ConfigError if it is not an Image, or if the window does not fit into the padded image."""
     if not isinstance(input, Image):
         raise ConfigError(f"{kind} '{name}' needs an Image, got {input}. Put it before the first Dense layer")
     if not window.fits(input.height, input.width):
         size = f"kernel_size={window.kernel}, dilation={window.dilation}"
-        raise ConfigError(f"{kind} '{name}' {size} is larger than its input {input}: {way_out}")
+        raise ConfigError(f"{kind} '{name}' {size} is larger than its input {input}: {remedy}")
     return input
 
 

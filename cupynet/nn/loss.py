@@ -49,7 +49,7 @@ class Loss(Described):
 class SoftmaxNLL(Loss):
     """Softmax cross-entropy from logits: -log softmax(z)[label].
 
-    The last layer must have no activation. Like Deeplearning4j's OutputLayer with softmax and NEGATIVELOGLIKELIHOOD.
+    Corresponds to OutputLayer with softmax and NEGATIVELOGLIKELIHOOD in Deeplearning4j. The last layer must be linear.
 
     Args:
         label_smoothing: fraction of the target that is spread evenly over all classes (Szegedy et al. 2016).
@@ -94,7 +94,7 @@ def _class_weights(given: Weights) -> tuple[float, ...]:
 
 
 class ElementwiseLoss(Loss):
-    """Base class of losses that are means over outputs (see `Backend.target_loss`). One-hot encodes class indices."""
+    """Base class of losses that are means over outputs (see `Backend.target_loss`). Encodes class indices one-hot."""
 
     kind: str
     parameter = 0.0

@@ -22,7 +22,7 @@ from cupynet.nn.loss import Loss, loss_of
 from cupynet.nn.params import Params, Unmatched
 from cupynet.nn.types import Flat, InputType, input_type
 
-PREDICTED_TOGETHER = 256  # default batch size of `predict`
+BATCH_SIZE = 256  # default batch size of `predict`, `classify` and `scores`
 FLAT = 1 / 15  # images with a smaller range of scaled pixels are nearly blank
 
 log = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ class Model:
 
         return y, backward
 
-    def scores(self, x: Array, batch_size: int = PREDICTED_TOGETHER) -> tuple[Array, Array]:
+    def scores(self, x: Array, batch_size: int = BATCH_SIZE) -> tuple[Array, Array]:
         """Return scores and raw outputs, each (N, O) on the host, for floating-point x (N, ...)."""
         size = checks.integer("batch_size", batch_size, 1)
         if not isinstance(x, self.backend.xp.ndarray):
@@ -129,29 +129,27 @@ class Model:
             raise ConfigError(f"must have one name for each of {outputs}", "class_names", wording.shown(names))
         self._class_names = found
 
-    def predict(self, images: Any, batch_size: int = PREDICTED_TOGETHER) -> Any:
+    def predict(self, images: Any, batch_size: int = BATCH_SIZE) -> Any:
         """Return scores (N, O) on the host; probabilities if the loss defines them.
 
         Args:
             images: (N, H, W, C), or (N, H, W) for one channel. The axis N may be omitted for a single image. Integers
                 from 0 to 255 are scaled by `pixels`; floating-point images must already be scaled. A warning is logged
-                if their range differs from the training images.
+                if their range differs greatly from that of the training images.
         """
         size, images = checks.integer("batch_size", batch_size, 1), self._images(images)
         self._warn_of_range(images)
         parts = []
         for start in range(0, len(images), size):
-            some = images[start : start + size]
+            batch = images[start : start + size]
             if images.dtype == np.uint8:
-                x = self.backend.load_images(some, np.arange(len(some)), self.pixels)
+                x = self.backend.load_images(batch, np.arange(len(batch)), self.pixels)
             else:
-                x = self.backend.asarray(some, self.backend.policy.storage)
+                x = self.backend.asarray(batch, self.backend.policy.storage)
             parts.append(self._scores(x))  # `forward` copies non-contiguous arrays
         return self._together(parts)[0]
 
-    def classify(
-        self, images: Any, top: int = 1, batch_size: int = PREDICTED_TOGETHER
-    ) -> list[list[tuple[int | str, float]]]:
+    def classify(self, images: Any, top: int = 1, batch_size: int = BATCH_SIZE) -> list[list[tuple[int | str, float]]]:
         """Return the `top` classes with the highest scores for each image, highest first, as (class, score).
 
         The class is a name, or an index if there are no names. The score is a probability if the loss defines one.
@@ -320,7 +318,7 @@ class Model:
         return unmatched
 
     def restore_weights(self, weights: Mapping[str, Any]) -> None:
-        """Load weights and buffers by name without checks."""
+        """Load weights and buffers by name without checking them."""
         arrays = {name: p.master for name, p in self.params.named()}
         arrays |= {name: buffer.data for name, buffer in self.params.named_buffers()}
         with self.backend.activated():

@@ -20,8 +20,8 @@ class BatchNorm(Layer):
     running statistics, which are buffers (`norm1.mean`, `norm1.variance`), averaged and saved with the weights. `scale`
     and `shift` have no weight decay.
 
-    Without `sync`, the result depends on the number of workers. With `sync`, and weights or gradients averaged in every
-    iteration, several workers compute the same result as one worker on all samples (for plain SGD or momentum).
+    Without `sync`, the result depends on the number of workers. With `sync`, if weights or gradients are averaged in
+    every iteration, several workers compute the same result as one worker on all samples (for plain SGD or momentum).
 
     As in PyTorch, batches are normalized with the biased variance (divided by n), and the running variance is unbiased
     (n - 1). If `scale` and `shift` are frozen (`Model.freeze`), training uses the running statistics unchanged, as in
@@ -32,7 +32,7 @@ class BatchNorm(Layer):
             1 minus this value.
         epsilon: added to the variance; 1e-5 in PyTorch and Deeplearning4j, 1e-3 in Keras.
         sync: True to compute statistics over the batches of all replicas, with three exchanges per forward pass and one
-            per backward pass. Disables graph capture. Not supported in pipelines.
+            per backward pass. This disables graph capture, and is not supported in pipelines.
     """
 
     capturable = True
@@ -65,7 +65,7 @@ class BatchNorm(Layer):
         With `around`, `backward` returns dx in a new array and overwrites dy with the gradient of `around`.
         """
         backend, epsilon, scale, shift = self.backend, self.epsilon, self.scale, self.shift
-        apart = around is not None
+        has_residual = around is not None
         affine, frozen = (scale.data, shift.data), scale.frozen and shift.frozen
         if not context.train:
             moments = self.mean.data, self.variance.data
@@ -87,15 +87,15 @@ class BatchNorm(Layer):
                 if frozen:
                     sums[...] = 0  # the statistics do not depend on x
                 elif group is not None:
-                    self._meet(sums, count if context.counts else 0, group)
-                out = backend.borrow(dy.shape) if apart else None
+                    self._average(sums, count if context.counts else 0, group)
+                out = backend.borrow(dy.shape) if has_residual else None
                 dx = backend.normalize_backward(dy, x, mean, variance, scale.data, sums, count, epsilon, out)
             return dx
 
         return y, backward
 
     def _moments(self, x: Array, count: int, context: Context, group: Any) -> Array:
-        """Return the mean and variance of x, (2, C), and update the running statistics. `count` is per channel."""
+        """Return the mean and variance, (2, C), of `count` values per channel, and update the running statistics."""
         moments = self.backend.channel_moments(x)
         total = count if group is None else self._merge(moments, count if context.counts else 0, group)
         counts = context.counts or group is not None
@@ -107,17 +107,17 @@ class BatchNorm(Layer):
     def _merge(self, moments: Array, count: int, group: Any) -> int:
         """Merge the moments over all replicas in place (Chan et al. 1979). Return the total count."""
         total = int(group.gather_numbers(count).sum())
-        apart = self.backend.borrow(moments[0].shape, moments.dtype)
-        apart[...] = moments[0]
+        difference = self.backend.borrow(moments[0].shape, moments.dtype)
+        difference[...] = moments[0]
         group.allreduce_mean([moments[0]], count)
-        apart -= moments[0]
-        apart *= apart
+        difference -= moments[0]
+        difference *= difference
         spread = moments[1]
-        spread += apart
+        spread += difference
         group.allreduce_mean([spread], count)
         return total
 
-    def _meet(self, sums: Array, count: int, group: Any) -> None:
+    def _average(self, sums: Array, count: int, group: Any) -> None:
         """Replace the sums with their mean over replicas, weighted by `count`."""
         scale = self.backend.loss_scale  # may differ between replicas
         sums /= scale

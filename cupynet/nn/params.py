@@ -59,7 +59,7 @@ class Parameter(Named):
 
 @dataclass
 class Buffer(Named):
-    """Values that forward passes update, such as running means. data: view into `Params.buffers`, initially `fill`."""
+    """Values that forward passes update (running means). `data` is a view of `Params.buffers`, initially `fill`."""
 
     fill: float = 0.0
     data: Array = field(default=None, repr=False)

@@ -68,7 +68,7 @@ class Pool(Layer):
 
 
 class MaxPool2D(Pool):
-    """Max-pooling: (N, H, W, C) -> (N, H', W', C). See `Pool` for the arguments.
+    """Max pooling: (N, H, W, C) -> (N, H', W', C). See `Pool` for the arguments.
 
     Of equal values, the first in row-major order gets the whole gradient. NaN counts as the largest value.
     """

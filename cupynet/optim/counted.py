@@ -59,12 +59,12 @@ class PiecewiseConstant(Counted, name="piecewise_constant"):
         super().__init__(by)
         if not isinstance(rates, Mapping) or 0 not in rates:
             raise ConfigError(
-                "must be a mapping that contains 0, such as {0: 0.1, 500: 0.01}",
+                "must be a mapping with the key 0, such as {0: 0.1, 500: 0.01}",
                 "PiecewiseConstant rates",
                 shown(rates),
             )
         found = {
-            integer("PiecewiseConstant rates from", n, 0): number("PiecewiseConstant rates", rate, above=0)
+            integer("PiecewiseConstant rates key", n, 0): number("PiecewiseConstant rates", rate, above=0)
             for n, rate in rates.items()
         }
         self.rates = dict(sorted(found.items()))

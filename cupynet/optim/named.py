@@ -9,5 +9,5 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {kind.__name__.lower(): kind for kind i
 
 
 def optimizer_of(optimizer: Optimizer | str) -> Optimizer:
-    """Return the given optimizer. Given a name such as `adam`, create the optimizer with default arguments."""
+    """Return `optimizer`, or create one with default arguments from its name, such as `adam`."""
     return object_named("optimizer", optimizer, OPTIMIZERS, Optimizer, "Nesterov(0.01), or the name of an optimizer")

@@ -167,7 +167,7 @@ class Optimizer(Described):
 
 
 class ElementwiseOptimizer(Optimizer):
-    """Base class of optimizers that update each weight independently. rule: see `cupynet.backend.update_rules`."""
+    """Base class of optimizers that update each weight independently by a `rule` (see backend/update_rules.py)."""
 
     clips_norm = True
     rule: ClassVar[Rule]
@@ -212,7 +212,8 @@ class Momentum(ElementwiseOptimizer):
 class Nesterov(Momentum):
     """SGD with Nesterov momentum (Sutskever et al. 2013): v = momentum · v - lr · g; w += momentum · v - lr · g.
 
-    Equivalent to Deeplearning4j's Nesterovs and PyTorch's nesterov=True. See `Optimizer` for the other arguments.
+    Equivalent to Nesterovs in Deeplearning4j and, at a constant learning rate, to nesterov=True in PyTorch. See
+    `Optimizer` for the other arguments.
     """
 
     capturable = True

@@ -19,7 +19,7 @@ NAMES: dict[str, type[Schedule]] = {}  # schedules that can be chosen by name
 class Schedule(Described):
     """Base class of schedules, which map an iteration to a learning rate.
 
-    On a GPU, a copy of the schedule is also called in advance for later iterations, and its exceptions are ignored.
+    On a GPU, a copy of the schedule is also called in advance for later iterations, ignoring exceptions.
     `begin_fit` and `on_evaluation` receive the same values on all workers.
 
     Attributes:
@@ -242,7 +242,7 @@ def scale_factor(scale: str | float, workers: int) -> float:
 
 
 def _cosine(start: float, end: float, progress: float) -> float:
-    """Interpolate along a half cosine from start to end. progress: 0..1."""
+    """Interpolate along a half cosine from `start` to `end`, for `progress` from 0 to 1."""
     return end + (start - end) * (1 + math.cos(math.pi * progress)) / 2
 
 
@@ -255,7 +255,7 @@ def required(kind: type[Schedule]) -> list[str]:
 def schedule(owner: str, learning_rate: Any, highest: float | None = None) -> Schedule:
     """Convert a number, a name, or a mapping such as {"name": "step", "every": 1000, "factor": 0.5} to a `Schedule`.
 
-    owner: class, for error messages. highest: the highest rate of a named schedule that does not set it.
+    `owner` is the class to name in error messages. `highest` is the highest rate for a named schedule without one.
     """
     name = f"{owner} learning_rate"
     if isinstance(learning_rate, Schedule):

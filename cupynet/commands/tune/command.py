@@ -53,9 +53,9 @@ def _search(plan: Plan, folder: Path) -> float:
 
 
 def for_hydra(typed: Sequence[str]) -> tuple[list[str], Path | None]:
-    """Return the arguments for Hydra, and the folder of the search to resume.
+    """Return the arguments for Hydra, and the folder of the search to resume, or None.
 
-    The searched settings are collected in `search=[..]`. A resumed search uses its stored arguments.
+    The searched settings are collected in `search=[..]`. For a resumed search, the stored arguments are added.
     """
     if {"-m", "--multirun"} & set(typed):
         raise ConfigError("cupynet tune does not support multirun. Remove it", "-m")
@@ -117,7 +117,7 @@ def prepare(arguments: Sequence[str], resumed: Path | None, typed: Sequence[str]
     if not source.validates:
         images = source.expected().get("train", 0)
         if "data.validation" in fixed or not images:
-            raise ConfigError("trials are compared on validation images. Set data.validation=1000")
+            raise ConfigError("trials are compared on validation images, but there are none. Set data.validation=1000")
         shared.append(f"data.validation={kept_out(images)}")
     return plan
 
@@ -135,5 +135,5 @@ def check_choices(plan: Plan) -> None:
 
 
 def kept_out(images: int) -> int:
-    """Return the number of training images to hold out: a tenth, at most 5000."""
+    """Return the number of training images to hold out: a tenth, but at least 1 and at most 5000."""
     return min(max(images // 10, 1), 5000)

@@ -51,7 +51,7 @@ SAMPLERS = {"tpe": TPESampler, "random": RandomSampler, "grid": RandomSampler}
 PRUNERS = {"median": MedianPruner, "hyperband": HyperbandPruner, "none": NopPruner}
 DONE = (TrialState.COMPLETE, TrialState.PRUNED)
 SETTINGS = "settings"  # user attribute of a trial: a digest of its settings
-MOST_SHOWN = 10  # rows of the table
+MAX_ROWS = 10  # maximum number of trials in the printed table
 SILENT = {"_target_": "cupynet.training.Progress", "style": "none"}
 
 
@@ -78,11 +78,11 @@ class Plan:
 
 
 def search(plan: Plan, folder: Path) -> float:
-    """Run all trials, evaluate the best trial on the test images, and print the results. Return its objective."""
+    """Run all trials, evaluate the best one on the test images, print the results, and return its objective."""
     settings = plan.settings
     study = open_study(folder / STUDY, plan.space, settings, resumed=plan.resumed is not None)
-    quiet()  # the records of trials are in train.log
-    _say(f"searched: {' '.join(settings.search)}; the same for all trials: {' '.join(plan.shared)}")
+    quiet()  # log records of trials go only to train.log
+    _say(f"searched settings: {' '.join(settings.search)}; shared by all trials: {' '.join(plan.shared)}")
     try:
         with signals.handled(signals.leave):
             say_end(study, settings.trials, exhausted=run_trials(plan, folder, study))
@@ -98,13 +98,13 @@ def search(plan: Plan, folder: Path) -> float:
     text = summary(plan, folder, best, found.evaluation if found.split == "test" else None)
     log.info("%s", text)
     print()
-    show(columns([best, *others][:MOST_SHOWN], plan), Screen(), "see tune.csv")
+    show(columns([best, *others][:MAX_ROWS], plan), Screen(), "see tune.csv")
     print(f"\n{printable(text)}")
     return float(best.value)
 
 
 def open_study(path: Path, space: Mapping[str, BaseDistribution], settings: TuneSettings, *, resumed: bool) -> Study:
-    """Open the study of a resumed search, or create a new one. Raise DataError if it does not match."""
+    """Open or create the study of a search. Raise DataError if it is damaged or belongs to another search."""
     optuna.logging.set_verbosity(optuna.logging.CRITICAL)
     warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
     name, pruner = "cupynet", PRUNERS[settings.pruner]()
@@ -121,14 +121,16 @@ def open_study(path: Path, space: Mapping[str, BaseDistribution], settings: Tune
         if not study.directions or any(not isinstance(each.value, float) for each in complete):
             raise ValueError("a trial has no value")
     except Exception as error:  # from Optuna, Alembic, SQLAlchemy or sqlite3
-        raise DataError(f"{path}: not a study of this version of Optuna ({one_line(error):.200})") from error
+        raise DataError(f"{path}: this version of Optuna cannot read the study ({one_line(error):.200})") from error
     foreign = any(not each.distributions.items() <= space.items() for each in trials)
     if foreign or any(each.params.keys() != space.keys() for each in complete):
         raise DataError(f"{path}: this study belongs to another search")
     folders = {each.name for each in path.parent.glob("trials/*") if each.name.isdecimal()}
     lost = sorted(folders - {_name(each) for each in trials})
     if lost:
-        raise DataError(f"{path}: lacks trial {lost[0]}, which has a folder. Restore the file, or start a new search")
+        raise DataError(
+            f"{path}: trial {lost[0]} has a folder, but is missing in this file. Restore it, or start a new search"
+        )
     # a resumed search would draw the same settings again with the same seed
     seed = (settings.sampler_seed + len(trials)) % 2**32
     study.sampler = UntriedSampler(study, space, SAMPLERS[settings.sampler](seed=seed), seed)
@@ -136,7 +138,7 @@ def open_study(path: Path, space: Mapping[str, BaseDistribution], settings: Tune
 
 
 def storage(path: Path) -> RDBStorage:
-    """Return the SQLite storage of a study, for any path, including characters that are reserved in URLs."""
+    """Return the SQLite storage of a study, for any path, even with characters that are reserved in URLs."""
     creator = partial(sqlite3.connect, path, check_same_thread=False)
     kwargs = {"creator": creator, "poolclass": NullPool}  # closes connections that are not in use
     return RDBStorage(f"sqlite:///{STUDY}", engine_kwargs=kwargs)
@@ -185,7 +187,7 @@ def ranked(study: Study) -> list[FrozenTrial]:
 
 
 def run_trial(plan: Plan, folder: Path, study: Study, trial: Trial) -> float:
-    """Train a trial; return its objective, or NaN if it failed, which does not end the search.
+    """Train a trial and return its objective, or NaN if it failed, in which case the search continues.
 
     Raises:
         TrialPruned: training was pruned, or diverged.
@@ -201,7 +203,7 @@ def run_trial(plan: Plan, folder: Path, study: Study, trial: Trial) -> float:
     except (KeyboardInterrupt, Interrupted, DataError, OutputError) as error:
         trial.set_user_attr(INTERRUPTED, True)
         trial.set_user_attr("reason", one_line(error))
-        if isinstance(error, Interrupted):  # `optimize` would treat it as an error of the trial
+        if isinstance(error, Interrupted):  # `optimize` would treat it as a failure of the trial
             raise KeyboardInterrupt(error.signal_number) from None
         raise
     except (DivergedError, optuna.TrialPruned) as error:
@@ -224,14 +226,14 @@ def _suggest(plan: Plan, trial: Trial) -> None:
 
 
 def train_trial(plan: Plan, folder: Path, study: Study, trial: Trial) -> float:
-    """Train a trial in its own run folder; return the objective. Raises TrialPruned or DivergedError.
+    """Train a trial in its own run folder and return its objective. Raise TrialPruned or DivergedError if it has none.
 
-    Reuses the result of an earlier trial with equivalent settings, such as 0.10 and 0.1.
+    If an earlier trial had equivalent settings, such as 0.1 for 0.10, its result is reused.
     """
     experiment = plan.experiment(trial.params)
     earlier = same_settings(experiment, study, trial)
     if earlier is not None:
-        reason = f"equivalent to trial {earlier.number}: its result is reused"
+        reason = f"equivalent to trial {earlier.number}, whose result is reused"
         if earlier.state == TrialState.PRUNED:
             raise optuna.TrialPruned(reason)
         trial.set_user_attr("reason", reason)
@@ -246,7 +248,7 @@ def train_trial(plan: Plan, folder: Path, study: Study, trial: Trial) -> float:
     if callback.pruned:
         raise optuna.TrialPruned
     if not math.isfinite(callback.figure):
-        raise DivergedError("the last evaluation is not a number")
+        raise DivergedError("the objective in the last evaluation is not finite")
     return callback.figure
 
 
@@ -267,7 +269,7 @@ class PruningCallback(Callback):
 
     def __init__(self, trial: Trial, objective: str) -> None:
         self._trial, self._objective = trial, objective
-        self.figure, self.pruned = math.nan, False  # figure: the metric in the last evaluation of the fit
+        self.figure, self.pruned = math.nan, False  # figure: the objective at the end of the fit
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PruningCallback:
         return self  # only rank 0 calls it
@@ -281,7 +283,7 @@ class PruningCallback(Callback):
         self._trial.report(figure, record.epoch)
         if trainer.iteration < trainer.plan.iterations and self._trial.should_prune():
             self.pruned = True
-            trainer.stop(f"{PRUNED}: other trials were better after as many epochs", StopReason.EARLY)
+            trainer.stop(f"{PRUNED}: other trials were better after the same number of epochs", StopReason.EARLY)
 
     def on_fit_end(self, trainer: Trainer) -> None:
         if trainer.evaluation is not None:
@@ -306,7 +308,7 @@ def reason_of(trial: FrozenTrial) -> str:
 
 
 def record(plan: Plan, folder: Path, study: Study, trial: FrozenTrial) -> None:
-    """Print a line about a trial that has ended, and write all trials to tune.csv. Raise OutputError."""
+    """Print a line about a trial that has ended, and write all trials to tune.csv. Raise OutputError if that fails."""
     result = _form(plan)(trial.value) if trial.value is not None else ""
     outcome = "" if trial.state == TrialState.COMPLETE else trial.state.name.lower()
     result = ", ".join(filter(None, [result, outcome, reason_of(trial)]))

@@ -61,7 +61,7 @@ class Downloaded(Source):
 
     @property
     def named(self) -> FilePath | None:
-        """The folder chosen by the user, in `folder` or CUPYNET_DATA."""
+        """The folder chosen by the user, in `folder` or CUPYNET_DATA, or None."""
         return self.folder or os.environ.get("CUPYNET_DATA")
 
     @property
@@ -114,15 +114,15 @@ class Downloaded(Source):
 
     def _substitute(self, reason: str) -> Data:
         title = self.name.upper()
-        way_out = f"put its files into {self.place}, or set CUPYNET_DATA to the folder that contains {self.name}/"
+        remedy = f"put its files into {self.place}, or set CUPYNET_DATA to the folder that contains {self.name}/"
         if not self.may_stand_in:
-            raise DataError(f"{title} not found: {reason}. To fix this, {way_out}")
+            raise DataError(f"{title} not found: {reason}. To fix this, {remedy}")
         logger.warning(
             "%s not found: %s. Using synthetic digits instead; results do not apply to %s. To fix this, %s.",
             title,
             reason,
             title,
-            way_out,
+            remedy,
         )
         digits = Synthetic(seed=self.seed, validation=self.validation, limit=self.limit, normalize=self.normalize)
         return replace(digits.load(), fallback=True)

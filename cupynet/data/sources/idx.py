@@ -43,7 +43,7 @@ class IdxFiles(UserArrays):
         for name in ("folder", *IDX_NAMES):
             checked_path(name, getattr(self, name))
         if not isinstance(self.sha256, Mapping | None) or not {*(self.sha256 or ())} <= {*IDX_NAMES}:
-            must = f"must map some of {', '.join(IDX_NAMES)} to digests, or be null"
+            must = f"must be a mapping from some of {', '.join(IDX_NAMES)} to SHA-256 digests, or null"
             raise ConfigError(must, "sha256", wording.shown(self.sha256, wording.written))
         self._digests = {part: checked_sha256(f"sha256.{part}", each) for part, each in (self.sha256 or {}).items()}
         self.place = expanded(self.folder or self.train_images or self.test_images or "idx")

@@ -124,10 +124,10 @@ class ImageFolder(UserFiles):
 
     def _check_kind(self, path: Path) -> None:
         with opened_picture(path) as opened:
-            kind, others = ("gray", "in color") if is_gray(opened) else ("in color", "gray")
-        if (kind == "gray") != (self.image_shape[2] == 1):
-            ways = " or ".join(wording.setting("data", "channels", channels) for channels in (1, 3))
-            raise DataError(f"{path}: is {kind}, but the first image, {self._first}, is {others}. Set {ways}")
+            kind, others = ("grayscale", "in color") if is_gray(opened) else ("in color", "grayscale")
+        if (kind == "grayscale") != (self.image_shape[2] == 1):
+            remedy = " or ".join(wording.setting("data", "channels", channels) for channels in (1, 3))
+            raise DataError(f"{path}: is {kind}, but the first image, {self._first}, is {others}. Set {remedy}")
 
     def changed(self) -> str:
         changed = any(is_rotated_or_transparent(path) for part in self._listed for path, _ in self._kept(part))

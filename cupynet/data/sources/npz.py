@@ -74,12 +74,14 @@ class NpzFile(UserArrays):
             with PARSING, zipfile.ZipFile(path) as archive:
                 if f"{key}.npy" not in archive.namelist():
                     there = ", ".join(each.removesuffix(".npy") for each in archive.namelist()[:8])
-                    way_out = f"Set the key with {wording.setting('data', name)}"
-                    raise DataError(f"{path}: expected an array {key!r}, found {there or 'nothing'}. {way_out}")
+                    remedy = f"Set the key with {wording.setting('data', name)}"
+                    raise DataError(f"{path}: expected an array {key!r}, found {there or 'nothing'}. {remedy}")
                 member = archive.getinfo(f"{key}.npy")
                 most = _MOST_RATIO.get(member.compress_type, member.file_size)
                 if member.file_size > most * min(member.compress_size, path.stat().st_size):
-                    raise ValueError(f"{key}: its directory states {member.file_size} bytes, more than possible")
+                    raise ValueError(
+                        f"{key}: its directory states {member.file_size} bytes, more than its compressed size allows"
+                    )
                 with archive.open(member) as file:
                     yield file, member.file_size
         except (DataError, MemoryError):

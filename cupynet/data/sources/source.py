@@ -45,7 +45,7 @@ class Data:
             if dataset is not None and (dataset.image_shape, dataset.classes) != (tuple(image_shape), classes):
                 raise DataError(
                     f"data {self.name!r}: its source declared images of {tuple(image_shape)} in {classes} classes, but "
-                    f"{dataset.name!r} has images of {dataset.image_shape} in {dataset.classes}"
+                    f"{dataset.name!r} has images of {dataset.image_shape} in {dataset.classes} classes"
                 )
 
 
@@ -119,7 +119,7 @@ class Source(ABC):
             held_out_count(self.validation, found["train"], "validation")
 
     def expected(self) -> dict[str, int]:
-        """Return the number of images that `load` keeps in memory for each part; empty if unknown."""
+        """Return the number of images that `load` keeps in memory for each part, or {} if unknown."""
         return dict(zip(("train", "test", "validation"), self.samples, strict=False))
 
     def _divided(self, name: str, train: Dataset, test: Dataset, validation: Dataset | None = None) -> Data:
@@ -142,5 +142,5 @@ class Source(ABC):
         return kept[slice(self.limit) if first else in_turns(labels[kept], self.limit)], held_out, limited
 
     def changed(self) -> str:
-        """Describe how images differ from version 0.1.0, whose checkpoints do not identify their data, or return ""."""
+        """Describe how images differ from version 0.1.0, whose checkpoints do not identify the data, or return ""."""
         return ""

@@ -24,7 +24,7 @@ SIDE = 28  # pixels
 
 # Variation of the digits, chosen so that LeNet learns them but a linear model does not.
 HEIGHT = 17.0  # pixels, height of a digit's box before scaling
-TREMBLE = 0.022  # standard deviation of control points, in units of HEIGHT
+TREMBLE = 0.022  # standard deviation of the noise on control points, in units of HEIGHT
 TURN = 0.30  # radians, maximum rotation
 SHEAR = 0.40
 SCALE = (0.78, 1.15)  # for each axis
@@ -103,12 +103,12 @@ def _dots(digits: Array, rng: np.random.Generator) -> tuple[Array, Array]:
     wave = _uniform(rng, 0.5, 1.0, 2) * np.float32(2 * np.pi / SIDE)  # half a wave to a whole wave over the image
     phase, height = _uniform(rng, 0, 2 * np.pi, 2), _uniform(rng, 0, BEND, 2)
     bend = dots[..., ::-1] * wave[:, np.newaxis] + phase[:, np.newaxis]
-    dots += height[:, np.newaxis] * np.sin(bend)  # x moves with y, y with x
+    dots += height[:, np.newaxis] * np.sin(bend)  # x is displaced by a function of y, and y by one of x
     return dots, glyphs.ink[choice] * np.float32(HEIGHT)
 
 
 def _affine(rng: np.random.Generator) -> Array:
-    """Draw matrices (BLOCK, 2, 2) that map row vectors from heights to pixels: scale, shear, rotate."""
+    """Draw matrices (BLOCK, 2, 2) that map row vectors from units of the box height to pixels: scale, shear, rotate."""
     turn, shear, scale = _uniform(rng, -TURN, TURN), _uniform(rng, -SHEAR, SHEAR), _uniform(rng, *SCALE, 2)
     cos, sin = np.cos(turn), np.sin(turn)
     rotation = np.stack([cos, sin, -sin, cos], axis=-1).reshape(-1, 2, 2)

@@ -26,7 +26,7 @@ class UserFiles(Source):
         """Read images (S, H, W, C) or (S, H, W), and labels (S,), of `train`, `test` or `validation`."""
 
     def _describe(self, image_shape: tuple[int, int, int], classes: int, samples: Mapping[str, int]) -> None:
-        """Set the attributes that are known before `load`. samples: number of images by existing part."""
+        """Set the attributes that are known before `load`. `samples` has the number of images of each existing part."""
         if 0 in (*image_shape, *samples.values()):
             found = ", ".join(f"{count} {part} images" for part, count in samples.items())
             raise DataError(f"{self.place}: expected images, found {found} of {image_shape}")
@@ -87,7 +87,7 @@ class UserArrays(UserFiles):
             self._check_size(f"{part}_images")
 
     def _check_size(self, name: str) -> None:
-        """Raise DataError if a file is smaller than its header states. Called before memory is estimated."""
+        """Raise DataError if a file is smaller than its header states. Memory is estimated after this check."""
 
     def _labels(self, name: str) -> Array:
         labels = self._array(name)
