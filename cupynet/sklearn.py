@@ -140,7 +140,7 @@ class Classifier(ClassifierMixin, _Network):  # type: ignore[misc]
         optimizer: an `Optimizer` or its name; Adam(0.003) by default.
         learning_rate: replaces the optimizer's learning rate, such as 0.01 or "cosine".
         backend, dtype: see `Model`.
-        random_state: seed of the weights and the order of samples, as in scikit-learn.
+        random_state: as in scikit-learn; seeds the weights and the order of samples.
 
     Attributes:
         classes_: labels in the order of the outputs, (O,).

@@ -110,7 +110,7 @@ def check_mpi(settings: Sequence[str]) -> Iterator[Finding]:
     """Check that mpiexec starts two processes that can communicate."""
     remedy = "pip install 'cupynet[mpi]'"
     if find_spec("mpi4py") is None:
-        yield Finding("mpi", "note", f"mpi4py is not installed, so workers can only be threads: {remedy}")
+        yield Finding("mpi", "note", f"mpi4py is not installed, so workers can only be threads. For MPI, {remedy}")
         return
     command = [find_mpiexec(), "-n", "2", sys.executable, "-m", "mpi4py.bench", "helloworld"]
     done = subprocess.run(
@@ -122,7 +122,7 @@ def check_mpi(settings: Sequence[str]) -> Iterator[Finding]:
         output = (done.stderr or done.stdout).strip()
         lines = [line for line in output.splitlines() if line.strip("- ")] or ["no output"]
         reason = one_line(lines[0 if output.startswith("--") else -1])  # Open MPI encloses messages in dashes
-        yield Finding("mpi", "note", f"{command[0]} -n 2 does not start two ranks ({reason}): {remedy}")
+        yield Finding("mpi", "note", f"{command[0]} -n 2 does not start two ranks ({reason}). Try {remedy}")
 
 
 def check_disk(settings: Sequence[str]) -> Iterator[Finding]:

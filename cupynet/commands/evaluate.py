@@ -123,12 +123,12 @@ def _as_trained(data: dict[str, Any], trained: LoadedRun, names: Sequence[str]) 
 
 
 def changed(trained: LoadedRun) -> str:
-    """Describe why a run of an earlier version may have used different test images, or return ""."""
+    """Describe why a run from an earlier version may have used different test images, or return ""."""
     from cupynet.training.checkpointing import found
 
     with suppress(CupynetError):  # there is no checkpoint, or it is damaged
         if found(trained.run.checkpoints_path, warn=False).state.get("data"):
-            return ""  # a run of the current version
+            return ""  # a run from the current version
     return trained.source.changed()
 
 

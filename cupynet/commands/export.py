@@ -30,7 +30,7 @@ def main() -> None:
         "--onnx", type=Path, metavar="FILE", help="write an ONNX graph from images (N, H, W, C) to logits"
     )
     parser.add_argument("--input", choices=("uint8", "float"), default="uint8",
-                        help="input pixels: uint8, 0 to 255, or float, 0 to 1 (default: %(default)s)")  # fmt: skip
+                        help="pixels: uint8 from 0 to 255 or float from 0 to 1 (default: %(default)s)")  # fmt: skip
     parser.add_argument(
         "--safetensors", type=Path, metavar="FILE", help="write the weights with cupynet's names and layouts"
     )

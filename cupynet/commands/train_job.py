@@ -84,7 +84,7 @@ class TrainJob:
             pipeline = self.wrapper.options.pipeline
             if self.wrapper.placement.stages > 1 and pipeline is not None:
                 log.info("stages: %s", pipeline.describe(self.wrapper.layers))
-            received = _Signals(self.wrapper, speaks=self.first)
+            received = _Signals(self.wrapper, prints=self.first)
             gc.freeze()
             gc.unfreeze()  # moves all objects to the oldest generation without scanning them
             gc.enable()
@@ -131,7 +131,7 @@ class TrainJob:
             log.info("the run is complete (epoch %d). Set epochs=... to train it further", trainer.epoch)
             return False
         clock = trainer.statistics.clock
-        self.began -= clock.compile_s + clock.rounds_s + clock.evaluate_s  # `wall_s` includes earlier processes
+        self.began -= clock.compile_s + clock.rounds_s + clock.evaluate_s  # `wall_s` covers all processes
         return True
 
     def _check_data(self, path: Path, trained: tuple[int, int] | None) -> None:
@@ -291,8 +291,8 @@ class _Beginning(Callback):
 class _Signals:
     """Signal handler. The first signal stops training; a second one, or one before the kernels are compiled, exits."""
 
-    def __init__(self, wrapper: ParallelWrapper, *, speaks: bool) -> None:
-        self.number, self._wrapper, self._speaks = 0, wrapper, speaks
+    def __init__(self, wrapper: ParallelWrapper, *, prints: bool) -> None:
+        self.number, self._wrapper, self._prints = 0, wrapper, prints
 
     def __call__(self, number: int) -> None:
         if self.number or not self._wrapper.warm:
@@ -300,7 +300,7 @@ class _Signals:
             return
         self.number, name = number, signal.Signals(number).name
         self._wrapper.stop(name, StopReason.SIGNAL)
-        if self._speaks:
+        if self._prints:
             signals.say(f"cupynet: {name}: stopping and saving. A second signal exits immediately, without saving\n")
 
 

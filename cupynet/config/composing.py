@@ -68,7 +68,7 @@ def compose(overrides: Sequence[str] = (), folder: Path | None = None) -> Settin
 def composed(overrides: Sequence[str], folder: Path | None) -> DictConfig:
     more = [] if folder is None else [f"hydra.searchpath=[{quoted(folder.absolute())}]"]
     repository, running = ConfigStore.instance().repo, GlobalHydra.instance().hydra
-    spine = repository["spine.yaml"]  # registered by the running command
+    spine = repository["spine.yaml"]  # the schema registered by the running command
     register(Settings)
     GlobalHydra.instance().clear()
     try:
@@ -165,10 +165,10 @@ def check_contradictions(config: DictConfig, plain: Mapping[str, Any], overrides
         below = {each: value for each, value in given.items() if each == other or each.startswith(f"{other}.")}
         if key not in given or not below or f"${{{key}}}" in references:
             continue
-        mine = plain["parallel"][name]
-        if mine not in below.values():
-            its = " ".join(f"{each}={written(value)}" for each, value in below.items())
-            raise ConfigError(f"contradicts {its}. Remove one of them", key, written(mine))
+        setting = plain["parallel"][name]
+        if setting not in below.values():
+            typed = " ".join(f"{each}={written(value)}" for each, value in below.items())
+            raise ConfigError(f"contradicts {typed}. Remove one of them", key, written(setting))
 
 
 def as_typed(error: ConfigError, config: DictConfig, overrides: Sequence[str]) -> ConfigError:

@@ -91,7 +91,7 @@ def run(
         join: returns the ranks started by mpiexec; None for a command that runs in a single process.
 
     Raises:
-        SystemExit: the exit code is not 0. In a sweep, it is the exit code of the first failed job.
+        SystemExit: the exit code is not 0. In a completed sweep, it is the exit code of the first failed job.
     """
     steady_streams()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise errors instead of printing them and exiting
@@ -365,7 +365,7 @@ class _Command(Generic[S, T]):
         return ranks
 
     def _begin(self, settings: S, folder: Path, ranks: MpiJob | None, locks: contextlib.ExitStack) -> None:
-        """On rank 0, lock the folder and store the settings. Raise ConfigError on all ranks if it is taken."""
+        """On rank 0, lock the folder and store the settings. If it is taken, raise ConfigError on all ranks."""
         refused, shown = "", Path(near(folder))
         if not self.rank:
             try:

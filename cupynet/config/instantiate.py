@@ -87,7 +87,7 @@ def for_chosen_classes(plain: dict[str, Any], asked: Sequence[str]) -> None:
 
 
 def check_modules(names: Sequence[str]) -> None:
-    """Raise ConfigError if a trusted module does not exist, without importing it."""
+    """Raise ConfigError if the top-level package of a trusted module is not found, without importing it."""
     if names:
         _search_current_folder()
     for package in (name.partition(".")[0] for name in names):
@@ -116,8 +116,8 @@ def class_of(target: Any, key: str, trusted_modules: Iterable[str]) -> type:
     if not isinstance(target, str) or not all(part.isidentifier() for part in target.split(".")) or "." not in target:
         raise refused("must be a class with its module, such as cupynet.nn.Conv2D")
     if not _is_inside(target, trusted):  # other modules are not even imported
-        mine = f"list '{target.partition('.')[0]}' in trusted_modules if you trust it"
-        raise refused(f"only classes of {listed(trusted, 'and')} can be used; {mine}")
+        remedy = f"List '{target.partition('.')[0]}' in trusted_modules if you trust it"
+        raise refused(f"only classes of {listed(trusted, 'and')} can be used. {remedy}")
     module_name, _, name = target.rpartition(".")
     if not _is_inside(module_name, ("cupynet",)):
         _search_current_folder()

@@ -100,7 +100,7 @@ def finished(folder: Path) -> bool:
 
 
 def require_plain_files(folder: Path) -> None:
-    """Raise DataError if a folder to resume contains special files or links that point outside it.
+    """Raise DataError if resuming a folder could write outside it, or if it contains special files.
 
     Resuming would write through links, change files that share a hard link, or block on a pipe. Folder names
     with `${` are rejected too: Hydra would interpolate them, even if escaped, and could reveal a secret.

@@ -135,7 +135,7 @@ class BackendSettings(Group):
 
 @dataclass(kw_only=True)
 class MemorySettings(Group):
-    """Limits of CuPy's memory pools, and placement of the data set."""
+    """Limits for CuPy's memory pools, and placement of the data set."""
 
     device_pool_limit: Any = setting(None, memory, share=True)
     device_pool_trim_above: Any = setting(None, memory)
@@ -145,7 +145,7 @@ class MemorySettings(Group):
 
 @dataclass(kw_only=True)
 class ParallelSettings(Group):
-    """Synchronization of replicas and pipelines. The arguments of the synchronizer refer to these settings."""
+    """Settings for replicas and pipelines. The arguments of the synchronizer refer to them."""
 
     averaging_frequency: Any = setting(3)
     prefetch_buffer: int = setting(24, shared_options.prefetch_buffer)

@@ -30,7 +30,7 @@ def _mixed(z: Array) -> Array:
 
 
 class SampleRNG:
-    """Random number generator for samples with indices `samples` (N,) in an epoch and the augmentation at `place`."""
+    """Random numbers for samples with indices `samples` (N,) in an epoch, and the augmentation at index `place`."""
 
     def __init__(self, seed: int, epoch: int, samples: Array, place: int) -> None:
         key = np.zeros(len(samples), np.uint64)
@@ -80,9 +80,9 @@ def augmentations(given: Augment) -> tuple[Augmentation, ...]:
         part = NAMES[each]() if isinstance(each, str) and each in NAMES else each
         if not isinstance(part, Augmentation):
             names = [*(PRESETS if isinstance(given, str) else ()), *NAMES]
-            must = f"must be light, standard, or a list of augmentations or their names: {', '.join(NAMES)}"
+            must = f"must be light, standard, [], or a list of augmentations or their names: {', '.join(NAMES)}"
             hint = wording.guess(each, names)
-            raise ConfigError(f"{must}; [] for none{hint}", "augment", wording.shown(given, wording.written))
+            raise ConfigError(f"{must}{hint}", "augment", wording.shown(given, wording.written))
         found.append(part)
     if sum(isinstance(part, Mixing) for part in found) > 1:
         raise ConfigError("can contain only one of mixup and cutmix", "augment", wording.shown(given, wording.written))
@@ -135,13 +135,13 @@ class Shift(Augmentation):
 
     def __call__(self, images: Array, draws: SampleRNG) -> Array:
         _, height, width, _ = images.shape
-        most = self.pixels
-        if most >= min(height, width):
+        pixels = self.pixels
+        if pixels >= min(height, width):
             reason = f"must be less than {min(height, width)}, the smaller side of the images"
-            raise ConfigError(reason, "Shift pixels", str(most))
-        padded = np.pad(images, ((0, 0), (most, most), (most, most), (0, 0)))
+            raise ConfigError(reason, "Shift pixels", str(pixels))
+        padded = np.pad(images, ((0, 0), (pixels, pixels), (pixels, pixels), (0, 0)))
         windows = np.lib.stride_tricks.sliding_window_view(padded, (height, width), axis=(1, 2))  # (N, y, x, C, H, W)
-        down, across = draws.integers(0, 2 * most), draws.integers(0, 2 * most)
+        down, across = draws.integers(0, 2 * pixels), draws.integers(0, 2 * pixels)
         return np.ascontiguousarray(windows[np.arange(len(images)), down, across].transpose(0, 2, 3, 1))
 
 

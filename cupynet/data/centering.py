@@ -22,7 +22,7 @@ CONTRAST = 16  # minimum difference between background and ink, out of 255
 
 
 def is_dark_on_light(pixels: Array) -> bool:
-    """Return True if the border of a picture (H, W, C) uint8 is lighter than the middle of its range."""
+    """Return True if the border of a picture (H, W, C) uint8 is lighter than the middle of its gray range."""
     gray = pixels[:, :, 0] if pixels.shape[2] == 1 else pixels.mean(axis=2, dtype=np.float32)
     return _background(gray) > (float(gray.min()) + float(gray.max())) / 2
 
@@ -37,12 +37,12 @@ def centered_as_mnist(pixels: Array, side: int = 28) -> Array:
     if factor > 1:
         pixels = resized(pixels, *(max(1, round(each / factor)) for each in pixels.shape[:2]))
     gray = pixels[:, :, 0].astype(np.float64)
-    ground, top = _background(gray), float(gray.max())
-    if top - ground < CONTRAST:
-        raise DataError(f"the picture is blank: no pixel is much lighter than the border, {ground:.0f} of 255")
-    ink = ((gray - ground) / (top - ground)).clip(0, 1)
-    noise = 1.4826 * float(np.median(abs(_border(gray) - ground)))  # estimated standard deviation
-    ink[ink < min(max(FAINT, NOISE * noise / (top - ground)), 0.5)] = 0
+    background, top = _background(gray), float(gray.max())
+    if top - background < CONTRAST:
+        raise DataError(f"the picture is blank: no pixel is much lighter than the border, {background:.0f} of 255")
+    ink = ((gray - background) / (top - background)).clip(0, 1)
+    noise = 1.4826 * float(np.median(abs(_border(gray) - background)))  # estimated standard deviation
+    ink[ink < min(max(FAINT, NOISE * noise / (top - background)), 0.5)] = 0
     rows, columns = np.flatnonzero(ink.any(axis=1)), np.flatnonzero(ink.any(axis=0))
     ink = ink[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
     height, width = (max(1, round(each * box / max(ink.shape))) for each in ink.shape)

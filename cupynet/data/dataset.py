@@ -36,7 +36,7 @@ class Dataset:
         name: name for messages and reports.
         images: (S, H, W, C), or (S, H, W) for one channel: integers from 0 to 255, stored as uint8, or floating-point
             numbers that are already scaled, stored as float32. Copied only if converted.
-        labels: class indices (S,) in 0 .. classes - 1, or one-hot labels (S, O), stored as (S,) int64. Or
+        labels: class indices (S,) in 0 .. classes - 1, or one-hot labels (S, O), both stored as (S,) int64; or
             floating-point targets (S, T) or (S,), for regression or as class probabilities, stored as (S, T) float32.
         classes: number of classes, or of targets T.
         pixels: scaling of integer images; fractions of 255 by default.
@@ -135,7 +135,7 @@ OBJECTS = ". Convert columns of numbers: x.astype('float32')"
 
 
 def split_views(dataset: Dataset, fraction: float, seed: int) -> tuple[Dataset, Dataset]:
-    """Hold out a random fraction of each class. Return the rest, and the held-out samples without weights, as views."""
+    """Hold out a random fraction as in `hold_out`. Return views of both parts, the held-out one without weights."""
     kept, held_out = hold_out(dataset.labels, fraction, seed, "validation_split")
     return dataset.subset(kept), replace(dataset.subset(held_out), name=f"{dataset.name}-validation", weights=None)
 
@@ -143,7 +143,8 @@ def split_views(dataset: Dataset, fraction: float, seed: int) -> tuple[Dataset, 
 def hold_out(labels: Array, part: float, seed: int, name: str) -> tuple[Array, Array]:
     """Choose samples to hold out at random. Return the indices to keep and to hold out, each ascending.
 
-    part: number of samples to hold out, or, below 1, a fraction of each class (which keeps a sample) or of all targets.
+    part: number of samples to hold out; or, below 1, a fraction of each class, which keeps at least one sample. For
+        targets, the fraction is taken over all samples.
     name: the name of `part` in error messages.
     """
     count = held_out_count(part, len(labels), name)
@@ -262,7 +263,7 @@ def balanced_weights(name: str, labels: Array, classes: int) -> Array:
 def check_layout(where: str, shape: Sequence[int]) -> None:
     if len(shape) == 4 and looks_channels_first(shape[1:]):
         raise ConfigError(
-            f"{where}: images must be (S, H, W, C), but {tuple(shape)} is channels first: use x.transpose(0, 2, 3, 1). "
+            f"{where}: images must be (S, H, W, C), but {tuple(shape)} is channels first. Use x.transpose(0, 2, 3, 1). "
             f"If the images do have {wording.counted(shape[1], 'row')}, swap rows and columns: x.transpose(0, 2, 1, 3)"
         )
 
@@ -288,8 +289,8 @@ def read_dataset(
 ) -> Dataset:
     with read_from(place):
         if np.asarray(images).dtype.kind not in "iu":
-            reason = "multiply by 255 if they are in 0 to 1, then .round().astype('uint8')"
-            raise ConfigError(f"images must be integers from 0 to 255: {reason}")
+            remedy = "If they are from 0 to 1, multiply by 255, then .round().astype('uint8')"
+            raise ConfigError(f"images must be integers from 0 to 255. {remedy}")
         return Dataset(name, images, labels, classes, pixels)
 
 

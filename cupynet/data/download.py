@@ -110,8 +110,8 @@ class _Download(threading.Thread):
             with opener.open(request, timeout=self.silence_s) as response, part.open("wb", buffering=0) as target:
                 while chunk := response.read1(1 << 16):
                     target.write(chunk)
-                    if target.tell() > file.most:
-                        raise Unavailable(f"the file is larger than the limit of {file.most} bytes")
+                    if target.tell() > file.limit:
+                        raise Unavailable(f"the file is larger than the limit of {file.limit} bytes")
                     if self.given_up.is_set():
                         raise Unavailable("the download was canceled")
                 os.fsync(target.fileno())

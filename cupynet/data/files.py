@@ -30,27 +30,27 @@ _PIECE = 1 << 20  # bytes per read
 
 @dataclass(frozen=True)
 class KnownFile:
-    """A published file. For `digest` and `most`, see `read_unpacked`."""
+    """A published file. For `digest` and `limit`, see `read_unpacked`."""
 
     name: str
     digest: str
-    most: int
+    limit: int
 
     def read(self, path: Path) -> bytes:
-        return read_unpacked(path, self.most, self.digest)
+        return read_unpacked(path, self.limit, self.digest)
 
 
-def read_unpacked(path: Path, most: int, digest: str = "") -> bytes:
+def read_unpacked(path: Path, limit: int, digest: str = "") -> bytes:
     """Read a gzip or plain file.
 
     Args:
-        most: maximum size in bytes, both as stored and decompressed.
+        limit: maximum size in bytes, both as stored and decompressed.
         digest: MD5 or SHA-256 of the stored or decompressed file; "" to accept any.
     """
-    stored = read_bytes(path, most)
-    raw = _inflate(path, stored, most + 1) if stored[:2] == _GZIP else stored
-    if len(raw) > most:
-        raise DataError(f"{path}: expected at most {most} bytes after decompression, found more")
+    stored = read_bytes(path, limit)
+    raw = _inflate(path, stored, limit + 1) if stored[:2] == _GZIP else stored
+    if len(raw) > limit:
+        raise DataError(f"{path}: expected at most {limit} bytes after decompression, found more")
     algorithm = "md5" if len(digest) == 32 else "sha256"
     if digest and digest not in (hashlib.new(algorithm, each).hexdigest() for each in (stored, raw)):
         raise DataError(
@@ -97,8 +97,8 @@ def read_idx(path: Path, digest: str = "") -> Array:
     """Read an IDX file of unsigned bytes, gzip or plain. For `digest`, see `read_unpacked`."""
     shape = idx_shape(path)
     size = 4 + 4 * len(shape) + math.prod(shape)
-    most = min(size + size // 500 + (1 << 16), sys.maxsize - 1)  # gzip may enlarge a file
-    return parse_idx(path, read_unpacked(path, most, digest))
+    limit = min(size + size // 500 + (1 << 16), sys.maxsize - 1)  # gzip may enlarge a file
+    return parse_idx(path, read_unpacked(path, limit, digest))
 
 
 def parse_idx(path: Path, raw: bytes) -> Array:
@@ -144,42 +144,42 @@ def check_regular(path: Path) -> int:
     return found.st_size
 
 
-def read_bytes(path: Path, most: int | None = None, first: int = -1) -> bytes:
-    """Read a file of at most `most` bytes. If `first` is given, read only that many bytes."""
+def read_bytes(path: Path, limit: int | None = None, first: int = -1) -> bytes:
+    """Read a file of at most `limit` bytes. If `first` is given, read only that many bytes."""
     try:
         size = check_regular(path)
-        if most is not None and size > most:
-            raise DataError(f"{path}: expected at most {most} bytes, found {size}")
+        if limit is not None and size > limit:
+            raise DataError(f"{path}: expected at most {limit} bytes, found {size}")
         with path.open("rb") as file:
             return file.read(first)
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
 
 
-def _inflate(path: Path, packed: bytes, most: int, *, whole: bool = True) -> bytes:
-    """Decompress gzip data with a single member to at most `most` bytes."""
+def _inflate(path: Path, packed: bytes, limit: int, *, whole: bool = True) -> bytes:
+    """Decompress gzip data with a single member to at most `limit` bytes."""
     member = zlib.decompressobj(wbits=31)  # verifies CRC and length
     try:
-        raw = member.decompress(packed, most)
+        raw = member.decompress(packed, limit)
     except zlib.error as error:
         raise DataError(f"{path}: expected gzip data, found damaged data ({error})") from error
-    if whole and len(raw) < most and not member.eof:
+    if whole and len(raw) < limit and not member.eof:
         raise DataError(f"{path}: expected complete gzip data, found truncated data (incomplete download?)")
     if member.unused_data.strip(b"\0"):
         raise DataError(f"{path}: expected one gzip member, found trailing data")
     return raw
 
 
-def _unpacked_size(path: Path, most: int) -> int:
-    """Return the decompressed size of a gzip file, at most `most`, without loading it."""
+def _unpacked_size(path: Path, limit: int) -> int:
+    """Return the decompressed size of a gzip file, at most `limit`, without loading it."""
     member, size = zlib.decompressobj(wbits=31), 0
     try:
         with path.open("rb") as file:
-            while size < most and not member.eof:
+            while size < limit and not member.eof:
                 packed = member.unconsumed_tail or file.read(_PIECE)
                 if not packed:
                     break
                 size += len(member.decompress(packed, 16 * _PIECE))
     except zlib.error as error:
         raise DataError(f"{path}: expected gzip data, found damaged data ({error})") from error
-    return min(size, most)
+    return min(size, limit)

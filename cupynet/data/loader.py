@@ -68,8 +68,8 @@ class Loader:
 
     Args:
         dataset: a `Dataset`, `Shards`, or a pair of arrays (images, labels). The number of classes of a pair is the
-        largest label + 1, or the number of columns of two-dimensional labels; to set it, use `Dataset("mine", images,
-        labels, classes=10)`.
+            largest label + 1, or the number of columns of two-dimensional labels; to set it, use `Dataset("mine",
+            images, labels, classes=10)`.
         seed: seed of the order and of augmentation, combined with the epoch.
         shuffle: False to keep the order of the data set, as in evaluation.
         augment: augmentations in order (see `augmentations`); only for training.
@@ -166,17 +166,17 @@ class Loader:
         """Return the batches of worker `rank` of `size`, beginning with iteration `start`."""
         if not 0 <= rank < size:
             raise ConfigError(f"must be at least 0 and below size={size}, the number of workers", "rank", str(rank))
-        many, samples = self.batch_size, None
+        batch_size, samples = self.batch_size, None
         if isinstance(self.dataset, Shards):
             self.dataset.check_workers(size)
             order, samples = self.order(epoch, rank), self.dataset.samples[rank]
-            numbers = range(start, -(-len(order) // many))
+            numbers = range(start, -(-len(order) // batch_size))
         else:
             order = self.order(epoch)
             numbers = range(start * size + rank, self.batches, size)
         found = []
         for number in numbers:
-            rows = order[number * many : (number + 1) * many]
+            rows = order[number * batch_size : (number + 1) * batch_size]
             index = number if samples is None else number * size + rank
             found.append((index, rows, rows if samples is None else samples[rows]))
         return found

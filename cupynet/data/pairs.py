@@ -17,8 +17,8 @@ IMAGES, LABELS = ("image", "img", "pixel_values", "x"), ("label", "labels", "tar
 def read_pairs(data: Any) -> tuple[Array, Array]:
     """Read (image, label) pairs into memory. Return images (S, ...) and labels (S, ...).
 
-    data: an iterable or map-style data set, as in PyTorch or Hugging Face. Its samples are pairs, or mappings with the
-        keys `image` and `label` or similar ones.
+    data: an iterable or map-style data set, as in PyTorch or Hugging Face. Its samples are pairs, or mappings with
+        keys such as `image` and `label`.
     """
     if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, Mapping):
         found: Iterable[Any] = (data[index] for index in range(len(data)))

@@ -20,7 +20,7 @@ FORMATS = ("PNG", "JPEG", "BMP", "WEBP")
 ORIENTATION = 0x0112  # EXIF tag; 1 is upright, 5 to 8 swap height and width
 GRAY = ("1", "L", "LA")  # Pillow modes
 DEEP = ("I", "I;16", "I;16B", "I;16L", "I;16N")  # 16-bit grayscale
-MOST_PIXELS = 1 << 26  # limits the memory for compressed files
+MAX_PIXELS = 1 << 26  # limits the memory for compressed files
 
 
 def pillow() -> Any:
@@ -37,7 +37,7 @@ def picture(path: Path, channels: int) -> Array:
     EXIF orientation is applied, and transparent pixels become white.
 
     Raises:
-        DataError: the file is missing, damaged, too large, of another type or depth, or white on transparent.
+        DataError: the file is missing, damaged, too large or of another type, or white on a transparent background.
         ConfigError: Pillow is not installed.
     """
     images = pillow()
@@ -98,9 +98,9 @@ def opened_picture(path: Path) -> Iterator[Any]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about sizes, which are checked below, and metadata
             with images.open(path, formats=FORMATS) as opened:
-                if opened.width * opened.height > MOST_PIXELS:
+                if opened.width * opened.height > MAX_PIXELS:
                     raise DataError(
-                        f"{name}: expected at most {MOST_PIXELS:,} pixels, found {opened.width} x "
+                        f"{name}: expected at most {MAX_PIXELS:,} pixels, found {opened.width} x "
                         f"{opened.height}. Resize it"
                     )
                 if opened.mode in DEEP:

@@ -31,6 +31,7 @@ class Shards:
     Args:
         folder: a folder that contains the folders 0, 1, 2, ...
         classes: number of classes; by default the largest label + 1.
+        pixels: scaling of the images; fractions of 255 by default.
         most: maximum number of samples to use from each shard; None for all.
 
     Attributes:

@@ -49,7 +49,7 @@ class ActivationFunction:
         return backend.relu(out) if self.name == "relu" else backend.softmax(out)
 
     def forward(self, backend: Backend, x: Array, *, train: bool) -> tuple[Array, Array]:
-        """Return the activation of x, borrowed and possibly overwritten, and the array for `kept` in `backward`."""
+        """Return the activation of the borrowed array x, which may be overwritten, and `kept` for `backward`."""
         out = backend.borrow(x.shape) if train and self.of_input else x
         return self.into(backend, x, out), x
 

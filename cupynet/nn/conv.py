@@ -26,8 +26,8 @@ class Conv2D(Layer):
         activation: identity, relu, leaky_relu, elu, gelu, silu, tanh, sigmoid, softplus or softmax.
         init: initializer of the weight (K_h, K_w, C / groups, O): a name or an object from cupynet/nn/init.py.
         dilation: an integer or (vertical, horizontal) (Yu & Koltun 2016).
-        groups: number of groups. A filter sees only the channels of its group. C groups are depthwise (Chollet 2017).
-        bias_init: initial bias (O,): a number, or an initializer that does not use the fan-in, such as `normal`.
+        groups: number of groups, C for a depthwise convolution (Chollet 2017). A filter sees only its group's channels.
+        bias_init: initial bias (O,), if `bias`: a number, or an initializer that ignores the fan-in, such as `normal`.
     """
 
     capturable = True
@@ -62,7 +62,7 @@ class Conv2D(Layer):
 
     def build(self, input: InputType, params: Scope, backend: Backend) -> InputType:
         self.window = window_on(input, self.kernel_size, self.stride, self.padding, self.dilation)
-        image = check_image("Conv2D", params.layer, input, self.window, "use a smaller kernel_size or more padding")
+        image = check_image("Conv2D", params.layer, input, self.window, "Use a smaller kernel_size or more padding")
         if image.channels % self.groups or self.filters % self.groups:
             reason = f"must divide its {image.channels} input channels and its {self.filters} filters"
             raise ConfigError(reason, f"Conv2D '{params.layer}' groups", str(self.groups))

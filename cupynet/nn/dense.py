@@ -18,7 +18,7 @@ class Dense(Layer):
         units: number of outputs, O.
         activation: identity, relu, leaky_relu, elu, gelu, silu, tanh, sigmoid, softplus or softmax.
         init: initializer of the weight (F, O): a name or an object from cupynet/nn/init.py.
-        bias_init: initial bias (O,): a number, or an initializer that does not use the fan-in, such as `normal`.
+        bias_init: initial bias (O,), if `bias`: a number, or an initializer that ignores the fan-in, such as `normal`.
     """
 
     capturable = True

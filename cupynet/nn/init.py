@@ -148,7 +148,7 @@ INITIALIZERS: dict[str, Initializer] = {
     "zeros": zeros,
     "ones": ones,
 }
-ELSEWHERE = {f"{name}_normal": name for name in ("xavier", "glorot", "he", "kaiming", "lecun")}  # Keras and PyTorch
+ELSEWHERE = {f"{name}_normal": name for name in ("xavier", "glorot", "he", "kaiming", "lecun")}  # other libraries
 
 
 def initializer(init: str | Initializer, argument: str = "init") -> Initializer:

@@ -40,7 +40,7 @@ TRAINABLE = KerasAttribute("there is no attribute `trainable`. Freeze layers by 
 
 def no_backward(dy: Array) -> Array:
     """Backward function of an inference pass; always raises RuntimeError."""
-    raise RuntimeError("this forward pass was not for training: call forward with Context(train=True)")
+    raise RuntimeError("this forward pass was not for training. Call forward with Context(train=True)")
 
 
 class Layer(Described):
@@ -151,7 +151,7 @@ def check_image(kind: str, name: str, input: InputType, window: Window, remedy: 
         raise ConfigError(f"{kind} '{name}' needs an Image, got {input}. Put it before the first Dense layer")
     if not window.fits(input.height, input.width):
         size = f"kernel_size={window.kernel}, dilation={window.dilation}"
-        raise ConfigError(f"{kind} '{name}' {size} is larger than its input {input}: {remedy}")
+        raise ConfigError(f"{kind} '{name}' {size} is larger than its input {input}. {remedy}")
     return input
 
 

@@ -157,13 +157,13 @@ class Model:
         Raises:
             ConfigError: the model has a single output, which has no classes, or `top` is above the number of classes.
         """
-        most = self.output.features
-        if most == 1:
+        outputs = self.output.features
+        if outputs == 1:
             raise ConfigError("classify needs one output per class, but this model has a single output. Use predict")
-        top = checks.integer("top", top, 1, most=most, why=f"there are {most} classes")
+        top = checks.integer("top", top, 1, most=outputs, why=f"there are {outputs} classes")
         scores = self.predict(images, batch_size)  # (N, O)
         order = np.argsort(-scores, axis=1, kind="stable")[:, :top]  # (N, top)
-        names = self.class_names or range(most)
+        names = self.class_names or range(outputs)
         return [[(names[i], float(row[i])) for i in best.tolist()] for best, row in zip(order, scores, strict=True)]
 
     def _images(self, images: Any) -> Any:

@@ -136,7 +136,7 @@ class BatchNormReLU(Layer):
 
 
 class LayerNorm(Layer):
-    """Layer normalization (Ba et al. 2016): (x - mean) / sqrt(variance + epsilon) · scale + shift per sample.
+    """Layer normalization (Ba et al. 2016): (x - mean) / sqrt(variance + epsilon) · scale + shift.
 
     axis: `features` to normalize over all values of a sample, `channels` over the channels of each pixel. `scale` and
     `shift` have one element per value or channel, respectively, and no weight decay.

@@ -60,7 +60,7 @@ class Pool(Layer):
 
     def build(self, input: InputType, params: Scope, backend: Backend) -> InputType:
         self.window = window_on(input, self.kernel_size, self.stride, self.padding)
-        image = check_image(type(self).__name__, params.layer, input, self.window, "use a smaller kernel_size")
+        image = check_image(type(self).__name__, params.layer, input, self.window, "Use a smaller kernel_size")
         return Image(*self.window.output(image.height, image.width), image.channels)
 
     def describe(self) -> str:

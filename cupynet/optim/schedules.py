@@ -196,7 +196,7 @@ class Scaled(ScheduleWrapper):
 class Warmup(ScheduleWrapper, name="warmup"):
     """Linear warm-up at the beginning of training, followed by another schedule (Goyal et al. 2017).
 
-    The other schedule counts iterations and epochs from the end of the warm-up.
+    The other schedule, `then`, counts iterations and epochs from the end of the warm-up.
 
     Args:
         steps: iterations of the warm-up.

@@ -95,7 +95,7 @@ class UntriedSampler(BaseSampler):  # type: ignore[misc]
             if hasattr(each, "choices"):
                 found[key] = each.choices[index]
             else:
-                found[key] = min(each.low + index * (each.step or 0), each.high)  # rounding may exceed the limit
+                found[key] = min(each.low + index * (each.step or 0), each.high)  # rounding may exceed `high`
         return found
 
     def _key(self, params: Params) -> Sequence[str]:

@@ -45,7 +45,7 @@ class Downloaded(Source):
 
     files: ClassVar[Sequence[KnownFile]]
     mirrors: ClassVar[tuple[str, ...]]
-    samples = (60_000, 10_000)  # always read completely
+    samples = (60_000, 10_000)  # numbers of images, which are all read regardless of `limit`
 
     folder: FilePath | None = None
     timeout_s: float = field(default=30.0, kw_only=True)

@@ -48,7 +48,7 @@ class IdxFiles(UserArrays):
         self._digests = {part: checked_sha256(f"sha256.{part}", each) for part, each in (self.sha256 or {}).items()}
         self.place = expanded(self.folder or self.train_images or self.test_images or "idx")
         self.name = self.place.resolve().name.partition(".")[0]
-        self._look()
+        self._inspect()
 
     def _path(self, name: str) -> Path:
         given = getattr(self, name)

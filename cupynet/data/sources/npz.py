@@ -16,7 +16,7 @@ from cupynet.core.errors import DataError
 from cupynet.data.files import PARSING, FilePath, check_regular, read_bytes
 from cupynet.data.sources.user_files import UserArrays, checked_sha256, required_path
 
-_MOST_RATIO = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: 1032}  # highest compression ratios
+_MAX_RATIO = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: 1032}  # highest compression ratios
 
 
 @dataclass(eq=False)
@@ -24,7 +24,7 @@ class NpzFile(UserArrays):
     """A .npz file with images (S, H, W) or (S, H, W, C) and integer labels (S,) or (S, 1).
 
     Args:
-        train_images, train_labels, test_images, test_labels: keys in the file.
+        train_images, train_labels, test_images, test_labels: the keys of the arrays in `file`.
         classes: number of classes; by default the largest training label + 1.
         sha256: SHA-256 of the file; None to skip the check.
         seed and others: see `Source`.
@@ -44,7 +44,7 @@ class NpzFile(UserArrays):
         self.name = self.place.name.partition(".")[0]
         if self.sha256 and hashlib.sha256(read_bytes(self.place)).hexdigest() != self.sha256:
             raise DataError(f"{self.place}: expected contents with SHA-256 {self.sha256}, found other contents")
-        self._look()
+        self._inspect()
 
     def _has(self, name: str) -> bool:
         with suppress(DataError), self._opened(name):
@@ -77,8 +77,8 @@ class NpzFile(UserArrays):
                     remedy = f"Set the key with {wording.setting('data', name)}"
                     raise DataError(f"{path}: expected an array {key!r}, found {there or 'nothing'}. {remedy}")
                 member = archive.getinfo(f"{key}.npy")
-                most = _MOST_RATIO.get(member.compress_type, member.file_size)
-                if member.file_size > most * min(member.compress_size, path.stat().st_size):
+                ratio = _MAX_RATIO.get(member.compress_type, member.file_size)
+                if member.file_size > ratio * min(member.compress_size, path.stat().st_size):
                     raise ValueError(
                         f"{key}: its directory states {member.file_size} bytes, more than its compressed size allows"
                     )

@@ -113,9 +113,7 @@ GLYPHS: dict[int, list[list[Stroke]]] = {
 class Alphabet:
     """All G glyphs in the order of digits, each with at most K control points and exactly M dots."""
 
-    controls: (
-        Array  # (G, K, 2) float32, relative to the center of the box, in units of its height; unused ones are zero
-    )
+    controls: Array  # (G, K, 2) float32, relative to the center of the box, in units of its height; unused points are 0
     weights: Array  # (G, M, K) float32
     ink: Array  # (G,) float32: distance between neighboring dots, in units of the height
     first: Array  # (10,) the first glyph of each digit

@@ -69,7 +69,7 @@ class UserArrays(UserFiles):
     def _array(self, name: str) -> Array:
         """Read an array."""
 
-    def _look(self) -> None:
+    def _inspect(self) -> None:
         parts = [part for part in ("train", "test") if self._has(f"{part}_images") or self._has(f"{part}_labels")]
         parts = parts or ["train"]
         shapes = {part: self._shape(f"{part}_images") for part in parts}
