@@ -132,14 +132,14 @@ class ProcessLauncher(Launcher):
                         with suppress(*UNWRITABLE):
                             print(folded(printable(text).strip()), flush=True)
             errors.seek(0)
-            said = errors.read().decode(errors="replace")
-        labelled = said.replace("cupynet: ", f"cupynet: job {job.number}: ")
+            output = errors.read().decode(errors="replace")
+        labelled = output.replace("cupynet: ", f"cupynet: job {job.number}: ")
         with suppress(*UNWRITABLE):
             print(printable(labelled), end="", file=sys.stderr, flush=True)
         code = process.returncode
         if code < 0:
             return 128 - code, f"killed by signal {-code}"
-        return code, said.strip().rpartition("\n")[2].removeprefix("cupynet: ") if code else ""
+        return code, output.strip().rpartition("\n")[2].removeprefix("cupynet: ") if code else ""
 
 
 def _program() -> list[str]:

@@ -66,10 +66,10 @@ class Residual(Layer):
         derivatives: list[Backward] = [around_backward, through_backward]
 
         def backward(dy: Array) -> Array | None:
-            handed = [dy]  # see `Sequential`
+            gradients = [dy]  # see `Sequential`
             del dy
-            dx = derivatives.pop()(_copied(backend, handed[0]))  # each branch may overwrite its dy
-            return _sum(backend, [dx, derivatives.pop()(handed.pop())])
+            dx = derivatives.pop()(_copied(backend, gradients[0]))  # each branch may overwrite its dy
+            return _sum(backend, [dx, derivatives.pop()(gradients.pop())])
 
         return y, backward if context.train else no_backward
 
@@ -92,13 +92,13 @@ class ResidualReLU(Layer):
         derivatives: list[Backward] = [around_backward, through_backward, norm_backward]
 
         def backward(dy: Array) -> Array | None:
-            handed = [dy]  # see `Sequential`
+            gradients = [dy]  # see `Sequential`
             del dy
-            # the norm's backward function overwrites handed[0] with the gradient of the sum
-            inner, through_backward = [derivatives.pop()(handed[0])], derivatives.pop()
+            # the norm's backward function overwrites gradients[0] with the gradient of the sum
+            inner, through_backward = [derivatives.pop()(gradients[0])], derivatives.pop()
             dx = None if inner[0] is None else through_backward(inner.pop())
             del through_backward
-            return _sum(backend, [dx, derivatives.pop()(handed.pop())])
+            return _sum(backend, [dx, derivatives.pop()(gradients.pop())])
 
         return y, backward if context.train else no_backward
 

@@ -235,11 +235,11 @@ class Sequential(Layer):
         def backward(dy: Array) -> Array | None:
             if not derivatives and self._first < len(self.steps):
                 raise RuntimeError("backward was already called and its arrays were released")
-            handed = [dy]  # a list, so that this frame holds no reference to dy
+            gradients = [dy]  # a list, so that this frame holds no reference to dy
             del dy
             while derivatives:
                 layer, derivative, shape = derivatives.pop()  # this also frees the arrays of the following layer
-                dx = derivative(handed.pop())
+                dx = derivative(gradients.pop())
                 if dx is None and not layer.needs_dx:  # no earlier layer has weights
                     derivatives.clear()
                     return None
@@ -248,9 +248,9 @@ class Sequential(Layer):
                     raise ConfigError(
                         f"layer '{layer.path}': backward returned {found}, not a contiguous array of {shape}"
                     )
-                handed.append(dx)
+                gradients.append(dx)
                 del dx
-            return None if self._first else handed.pop()
+            return None if self._first else gradients.pop()
 
         return x, backward
 

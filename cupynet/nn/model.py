@@ -95,10 +95,10 @@ class Model:
             y, derivative = self.network.forward(x, context)
 
         def backward(dy: Array) -> Array | None:
-            handed = [dy]  # see `Sequential`
+            gradients = [dy]  # see `Sequential`
             del dy
             with self.backend.activated():
-                dx = derivative(handed.pop())
+                dx = derivative(gradients.pop())
                 self.params.clear_frozen()
                 return dx
 

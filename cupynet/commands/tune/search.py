@@ -92,8 +92,8 @@ def search(plan: Plan, folder: Path) -> float:
     except optuna.exceptions.StorageInternalError as error:
         raise OutputError(f"{folder / STUDY}: cannot be written ({one_line(error)})") from error
     except KeyboardInterrupt as stopped:
-        done, again = len(study.get_trials(states=DONE)), config.not_stored(settings, folder)
-        command = shlex.join(["cupynet", "tune", f"resume={near(folder)}", *again])
+        done, repeated = len(study.get_trials(states=DONE)), config.not_stored(settings, folder)
+        command = shlex.join(["cupynet", "tune", f"resume={near(folder)}", *repeated])
         raise Interrupted.by(stopped, f"{done} of {settings.trials} trials are done. Resume with: {command}") from None
     text = summary(plan, folder, best, found.evaluation if found.split == "test" else None)
     log.info("%s", text)
