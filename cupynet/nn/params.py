@@ -247,7 +247,7 @@ class Params:
             raise ConfigError(f"none of these weights match. They are {wording.shown(given)}, but the model has {own}")
         for name, each in weights.items():
             if name not in differing:
-                _check_finite(name, each, self.master.dtype)
+                _check_finite(name, each, np.float64 if self.master is None else self.master.dtype)
         return Unmatched(*([name for name in differing if name in names] for names in (own, given)))
 
     def trained(self, vector: Array) -> list[Array]:
