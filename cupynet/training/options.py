@@ -16,8 +16,11 @@ from cupynet.optim import Nesterov, Optimizer, Scaled, Schedule, optimizer_of, s
 from cupynet.parallel import AveragingSchedule, ParameterAveraging, Pipeline, Placement, Synchronizer, check_reduce, job
 from cupynet.runs.run import Run
 from cupynet.training.callback_list import by_class_name
-from cupynet.training.callbacks.base import Callback, check_decisions
+from cupynet.training.callbacks.base import Callback
+from cupynet.training.callbacks.early_stopping import EarlyStopping
+from cupynet.training.callbacks.nonfinite import NonFinite
 from cupynet.training.callbacks.progress import STYLES
+from cupynet.training.callbacks.weight_average import WeightAverage
 from cupynet.training.fit import Fit, classifies
 from cupynet.training.metrics import Metric, metrics_of
 from cupynet.training.regression import evaluation_of
@@ -109,7 +112,7 @@ class TrainingOptions:
             ConfigError: an option is invalid. `setting` names it, its argument (`pipeline.stages`) or a callback.
         """
         options = self._check_values(backend)
-        check_decisions(_named(options.callbacks, names))
+        _check_conflicts(_named(options.callbacks, names))
         options._check_accumulation(network)
         placement = options._check_placement(network, backend, device)
         reduce = check_reduce(self.reduce, backend, processes=self.launcher == "mpi", stages=placement.stages)
@@ -290,6 +293,21 @@ class CheckedOptions:
 
 def _named(callbacks: Sequence[Callback], names: Names) -> Mapping[str, Callback]:
     return dict(zip(names, callbacks, strict=True)) if names else by_class_name(callbacks)
+
+
+def _check_conflicts(callbacks: Mapping[str, Callback]) -> None:
+    """Raise ConfigError if two callbacks set the final weights, or handle non-finite values."""
+    weights, values = [], []
+    for name, callback in callbacks.items():
+        if isinstance(callback, WeightAverage) or isinstance(callback, EarlyStopping) and callback.restore_best_weights:
+            weights.append(name)
+        elif isinstance(callback, NonFinite):
+            values.append(name)
+    if len(weights) > 1:
+        remedy = "Set restore_best_weights=false in EarlyStopping, or remove one of them"
+        raise ConfigError(f"{weights[0]} and {weights[1]} both set the final weights. {remedy}.")
+    if len(values) > 1:
+        raise ConfigError(f"{values[0]} and {values[1]} both handle non-finite values. Remove one of them.")
 
 
 def _scaled(optimizer: Optimizer, scale: str | float, workers: int) -> Optimizer:

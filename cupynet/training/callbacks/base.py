@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from itertools import combinations
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from cupynet.core.checks import one_of
@@ -12,8 +11,6 @@ from cupynet.core.wording import shown
 from cupynet.runs.run import Run
 from cupynet.training.events import EpochRecord, IterationRecord
 from cupynet.training.trainer import Trainer
-
-FINAL_WEIGHTS = "the final weights"  # a value of `Callback.decides`
 
 
 class Callback:
@@ -25,16 +22,12 @@ class Callback:
         every_rank: True to run a copy on every worker.
         last: True to receive each event after the other callbacks.
         needs_validation: True to require an evaluation of validation data in each epoch.
-        decides: a decision that only one callback may make, such as `FINAL_WEIGHTS`; "" if there is none.
-        unless: the setting that disables this decision, for error messages.
         outside: arguments with paths outside the run folder. The settings of a stored run must not set them.
     """
 
     every_rank = False
     last = False
     needs_validation = False
-    decides = ""
-    unless = ""
     outside: tuple[str, ...] = ()
 
     def __init_subclass__(cls, **arguments: Any) -> None:
@@ -125,11 +118,3 @@ class LambdaCallback(Callback):
             if not callable(function):
                 raise ConfigError("must be a function", f"LambdaCallback {event}", shown(function))
             setattr(self, one_of("LambdaCallback event", event, EVENTS), function)
-
-
-def check_decisions(callbacks: Mapping[str, Callback]) -> None:
-    for (first, one), (second, other) in combinations(callbacks.items(), 2):
-        if one.decides and one.decides == other.decides:
-            remedies = [f"set {name}.{each.unless}" for name, each in ((first, one), (second, other)) if each.unless]
-            remedies.append("remove one of them")
-            raise ConfigError(f"{first} and {second} both decide {one.decides}. To fix this, {' or '.join(remedies)}.")

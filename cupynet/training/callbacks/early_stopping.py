@@ -14,7 +14,7 @@ from cupynet.core.checks import flag, instance, integer, mode_of, number, one_of
 from cupynet.core.files import for_json
 from cupynet.core.wording import counted
 from cupynet.runs.run import Run
-from cupynet.training.callbacks.base import FINAL_WEIGHTS, Callback
+from cupynet.training.callbacks.base import Callback
 from cupynet.training.events import EpochRecord, IterationRecord, StopReason
 from cupynet.training.trainer import Trainer
 
@@ -103,7 +103,6 @@ class EarlyStopping(Callback):
 
     every_rank = True
     needs_validation = True
-    unless = "restore_best_weights=false"
 
     def __init__(
         self,
@@ -131,7 +130,6 @@ class EarlyStopping(Callback):
         self.max_score = None if max_score is None else number("max_score", max_score, above=0, also=none)
         self.invalid_score = flag("invalid_score", invalid_score)
         self.restore_best_weights = flag("restore_best_weights", restore_best_weights)
-        self.decides = FINAL_WEIGHTS if restore_best_weights else ""
         self.restore_on_interrupt = flag("restore_on_interrupt", restore_on_interrupt)
         self.result: EarlyStoppingResult | None = None
         self._now, self._began = _State(), time.monotonic()

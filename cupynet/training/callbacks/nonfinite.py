@@ -25,7 +25,6 @@ class NonFinite(Callback):
 
     every_rank = True
     last = True
-    decides = "the handling of non-finite values"
 
     def __init__(self, action: str = "stop", max_skipped: int = 100) -> None:
         self.action = one_of("action", action, ACTIONS)

@@ -8,7 +8,7 @@ from cupynet.backend.array import Array
 from cupynet.core.checks import flag, integer, number, one_of
 from cupynet.parallel.synchronizers.replica_view import copies, overwrite
 from cupynet.runs.run import Run
-from cupynet.training.callbacks.base import FINAL_WEIGHTS, Callback
+from cupynet.training.callbacks.base import Callback
 from cupynet.training.events import EpochRecord
 from cupynet.training.resize import mean as mean_of
 from cupynet.training.trainer import Trainer
@@ -39,7 +39,6 @@ class WeightAverage(Callback):
     """
 
     every_rank = True
-    decides = FINAL_WEIGHTS
 
     def __init__(
         self,
