@@ -55,7 +55,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "ml_dtypes": ("backend/",),
     "numba": ("backend/cpu/kernels/",),
     "llvmlite": ("backend/cpu/kernels/",),
-    "filelock": ("core/lock.py", "data/download.py"),
+    "filelock": ("core/lock.py", "data/download.py", "training/callbacks/loggers/mlflow.py"),
     "hydra": ("config/",),
     "omegaconf": ("config/",),
     "yaml": ("config/",),

@@ -11,7 +11,6 @@ import json
 import os
 import platform
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,22 +54,10 @@ class Hold:
 
     def release(self) -> None:
         """Release the lock. Does nothing if it is not held, for example in a forked process."""
-        _release(self._lock, self._path)
-
-
-@contextlib.contextmanager
-def exclusive(path: Path, timeout_s: float) -> Iterator[None]:
-    """Context manager that admits one process at a time. The lock file is removed afterwards.
-
-    Continues without the lock after `timeout_s`, or if the file system does not support locks.
-    """
-    lock = _file_lock(path)
-    with contextlib.suppress(TimeoutError, OSError):
-        lock.acquire(timeout=timeout_s)
-    try:
-        yield
-    finally:
-        _release(lock, path)
+        if self._lock.is_locked:
+            with contextlib.suppress(OSError):
+                self._path.unlink()  # before the release, so that a waiting process notices the missing file
+            self._lock.release()
 
 
 def at_work(folder: Path) -> bool:
@@ -92,13 +79,6 @@ def _file_lock(path: Path) -> FileLock:
     from filelock import FileLock  # imported here because --help does not need it
 
     return FileLock(path, thread_local=False, fallback_to_soft=False, poll_interval=0.05)
-
-
-def _release(lock: FileLock, path: Path) -> None:
-    if lock.is_locked:
-        with contextlib.suppress(OSError):
-            path.unlink()  # before the release, so that a waiting process notices the missing file
-        lock.release()
 
 
 def _holder(path: Path) -> str:

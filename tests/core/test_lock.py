@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +17,7 @@ import pytest
 
 from cupynet.core import lock
 from cupynet.core.errors import ConfigError
-from cupynet.core.lock import NAME, Hold, at_work, exclusive
+from cupynet.core.lock import NAME, Hold, at_work
 
 
 def on_threads(count: int, work: Callable[[], None]) -> None:
@@ -147,31 +146,6 @@ def test_a_link_is_not_written_through_and_a_pipe_not_waited_for(tmp_path: Path)
         Hold(tmp_path)
 
 
-# contexts -------------------------------------------------------------------------------------------------------------
-
-
-def test_one_thread_at_a_time_is_in_an_exclusive_context(tmp_path: Path) -> None:
-    inside: list[int] = []
-    most: list[int] = []
-
-    def work() -> None:
-        with exclusive(tmp_path / "x.lock", 30):
-            inside.append(1)
-            most.append(len(inside))
-            time.sleep(0.02)
-            inside.pop()
-
-    on_threads(4, work)
-    assert most == [1] * 4 and list(tmp_path.iterdir()) == []
-
-
-def test_an_exclusive_context_is_entered_after_the_timeout(tmp_path: Path) -> None:
-    with exclusive(tmp_path / "x.lock", 30), exclusive(tmp_path / "x.lock", 0.01):
-        assert (tmp_path / "x.lock").exists()
-    with exclusive(tmp_path / "no" / "such" / "folder", 0.01):
-        pass
-
-
 def test_a_lock_file_is_removed_while_the_lock_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If it were removed later, it could already be the next process's file."""
     there, release = [], filelock.FileLock.release
@@ -181,7 +155,5 @@ def test_a_lock_file_is_removed_while_the_lock_is_held(tmp_path: Path, monkeypat
         release(lock, force)
 
     monkeypatch.setattr(filelock.FileLock, "release", look)
-    with exclusive(tmp_path / "x.lock", 30):
-        pass
     Hold(tmp_path).release()
-    assert there[0] is False and not any(there)
+    assert there and not any(there)

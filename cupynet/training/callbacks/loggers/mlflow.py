@@ -4,11 +4,12 @@ import logging
 import os
 import time
 import warnings
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from cupynet.core.lock import exclusive
+from filelock import FileLock
+
 from cupynet.training.callbacks.loggers.base import Logger
 from cupynet.training.events import EpochRecord
 from cupynet.training.trainer import Trainer
@@ -57,7 +58,9 @@ class MLflow(Logger):
                 with path.open("ab"):  # fail at once, because MLflow would retry for minutes
                     pass
                 # MLflow fails if several processes create the tables concurrently
-                locked.enter_context(exclusive(path.with_name(f".{path.name}.lock"), CREATED_S))
+                lock = FileLock(path.with_name(f".{path.name}.lock"), timeout=CREATED_S, fallback_to_soft=False)
+                with suppress(OSError):  # after CREATED_S, or if the file system does not support locks
+                    locked.enter_context(lock)
             self._create(uri, hyperparameters)
 
     def _create(self, uri: str, hyperparameters: dict[str, Any]) -> None:
