@@ -8,14 +8,13 @@ from typing import Any
 from threadpoolctl import threadpool_limits
 
 from cupynet.backend.environment import available_cores, numpy_blas
-from cupynet.core.checks import integer
 
 THREADS_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def threads_per_worker(backend_name: str, workers: int) -> int:
     """Return the number of BLAS threads per worker: at most cores / workers, and at most the current number."""
-    share = max(1, available_cores() // integer("workers", workers, 1))
+    share = max(1, available_cores() // workers)
     set_by_user = any(name in os.environ for name in THREADS_VARIABLES)
     # one thread by default with Numba, because the remaining matrix products are small
     return 1 if backend_name == "numba" and not set_by_user else min(share, threads_now())
@@ -33,7 +32,7 @@ class Limit(AbstractContextManager["Limit"]):
     _before: Any = None
 
     def __init__(self, threads: int) -> None:
-        self._threads = integer("threads", threads, 1)
+        self._threads = threads
 
     def __enter__(self) -> Limit:
         with Limit._lock:

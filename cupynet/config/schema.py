@@ -153,8 +153,8 @@ class ParallelSettings(Group):
     average_updaters: Any = setting(True, checks.flag)
     learning_rate_scale: Any = setting("none", shared_options.learning_rate_scale)
     timeout_s: float = setting(300.0, shared_options.timeout_s)
-    launcher: str = setting("thread", checks.one_of, names=shared_options.LAUNCHERS)
-    reduce: str = setting("auto", checks.one_of, names=shared_options.REDUCES)
+    launcher: str = setting("thread", shared_options.launcher)
+    reduce: str = setting("auto", shared_options.reduce)
     synchronizer: Any = part()
     pipeline: Any = part(default=None)
 

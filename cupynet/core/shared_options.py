@@ -27,6 +27,8 @@ prefetch_buffer = partial(integer, minimum=0)
 accumulation_steps = partial(integer, minimum=1)
 log_every = partial(integer, minimum=0)
 timeout_s = partial(number, above=0, below=TIMEOUT_MAX, unit="seconds")
+launcher = partial(one_of, names=LAUNCHERS)
+reduce = partial(one_of, names=REDUCES)
 
 
 def on_device(name: str, value: Any, backend: str = "cupy") -> bool | str:

@@ -52,15 +52,15 @@ class Placement:
                 started ranks is not replicas times stages.
         """
         gpus = _devices(backend_name, devices, first)
+        stages = None if stages is None else integer("stages", stages, 1)
         started = None if seats is None else len(seats)
         available = started or len(gpus) or available_cores()
         if workers is None:
             max_workers = available if gpus or started else MAX_CPU_WORKERS
-            workers = 1 if stages is None else min(max(available // integer("stages", stages, 1), 1), max_workers)
+            workers = 1 if stages is None else min(max(available // stages, 1), max_workers)
         workers = shared_options.workers("workers", workers)
         if stages is None:
             stages = min(max(available // workers, 1), most_stages)
-        stages = integer("stages", stages, 1)
         if started is not None and workers * stages != started:
             per_replica = f" of {stages} stages" if stages > 1 else ""
             reason = f"{workers} replicas{per_replica} need {workers * stages} ranks, but {started} were started"

@@ -8,7 +8,7 @@ import numpy as np
 
 from cupynet.backend import FRACTIONS, PixelScale
 from cupynet.backend.array import Array, layout_hint, on_host
-from cupynet.core.checks import integer, number, one_of
+from cupynet.core.checks import number
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.core.wording import one, shown
 from cupynet.data import Data, Dataset, LabeledData, Loader, Shards, Source, as_loader, read_pairs
@@ -30,12 +30,8 @@ class Fit:
     epochs: int  # additional epochs; 0 only to finish a restored, unfinished fit
     evaluate_on: Loader | None = None  # evaluated every `evaluate_every` epochs and after the last epoch
     evaluate_every: int = 1
-    split: str = "test"
+    split: str = "test"  # or "validation"
     learning_rate: Schedule | None = None  # replaces the optimizers' learning rate; None to keep it
-
-    def __post_init__(self) -> None:
-        self.evaluate_every = integer("evaluate_every", self.evaluate_every, 1)
-        self.split = one_of("split", self.split, ("test", "validation"))
 
 
 def examples(x: Examples, y: Any = None) -> Loader | Dataset | Shards | tuple[Array, Array]:

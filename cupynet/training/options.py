@@ -150,7 +150,7 @@ class TrainingOptions:
             ],
             log_every=shared_options.log_every("log_every", self.log_every),
             blas_threads=None if self.blas_threads is None else integer("blas_threads", self.blas_threads, 1),
-            launcher=one_of("launcher", self.launcher, shared_options.LAUNCHERS),
+            launcher=shared_options.launcher("launcher", self.launcher),
             data_on_device=shared_options.on_device("data_on_device", self.data_on_device, backend),
             progress=one_of("progress", self.progress, STYLES),
         )

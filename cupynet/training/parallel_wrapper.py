@@ -273,6 +273,7 @@ class ParallelWrapper:
         check_metrics(self.options.metrics, held_out, self.model.loss)
         unfinished = [each for each in self._trainers if each is not None and each.plan.unfinished]
         epochs = integer("epochs", epochs, 0 if unfinished else 1)
+        evaluate_every = integer("evaluate_every", evaluate_every, 1)
         fit = Fit(loader, epochs, held_out, evaluate_every, split, self._new_learning_rate)
         self._checked.check_data(self.model.network, FitData.of(fit, self.model.loss))
         self._warnings.of_fit(fit, self.placement.workers, unfinished[0].data if unfinished else None)

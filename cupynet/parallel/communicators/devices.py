@@ -18,9 +18,8 @@ import numpy as np
 
 from cupynet.backend import Backend
 from cupynet.backend.array import Array
-from cupynet.core.checks import one_of
+from cupynet.core import shared_options
 from cupynet.core.errors import ConfigError
-from cupynet.core.shared_options import REDUCES
 from cupynet.parallel.communicators import nccl
 from cupynet.parallel.communicators.base import Communicator
 from cupynet.parallel.communicators.nccl import NcclSum
@@ -46,7 +45,7 @@ def check_reduce(reduce: str, backend: str, *, processes: bool, stages: int = 1)
     Pipeline stages in threads are averaged at different times, so NCCL could deadlock (see nccl.py). `auto` then
     selects `device`.
     """
-    one_of("reduce", reduce, REDUCES)
+    shared_options.reduce("reduce", reduce)
     if reduce in ("nccl", "device") and backend != "cupy":
         raise ConfigError(
             f"requires a GPU, but backend {backend} runs on the CPU. Remove this setting", "reduce", reduce

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from cupynet.core.checks import number
+from cupynet.core import shared_options
 from cupynet.core.errors import ClosedError, CupynetError, annotate
 from cupynet.parallel.communicators.base import Communicator
 
@@ -27,7 +27,7 @@ class Launcher:
     sharing: int
 
     def __init__(self, timeout_s: float) -> None:
-        self.timeout_s = number("timeout_s", timeout_s, above=0, unit="seconds")
+        self.timeout_s = shared_options.timeout_s("timeout_s", timeout_s)
         self._ended, self._running = "", threading.Lock()  # `_ended`: why no further task can run
         self._inside: set[int] = set()  # identifiers of the threads of the running task
 
