@@ -1,4 +1,4 @@
-"""Downloads files from mirrors without following redirects. Files are renamed once they are complete and verified."""
+"""Downloads files from mirrors. Files are renamed once they are complete and verified."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import urllib.request
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock
 
@@ -26,11 +25,6 @@ MIRROR_S = 10.0  # seconds without data before the next mirror is tried
 
 class Unavailable(Exception):
     """The files cannot be downloaded. The message is the reason."""
-
-
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_: Any) -> None:
-        """Reject all redirects: urllib then raises the response as an HTTPError."""
 
 
 def fetch(files: Sequence[KnownFile], folder: Path, mirrors: Sequence[str], timeout_s: float) -> None:
@@ -105,9 +99,8 @@ class _Download(threading.Thread):
     def _download(self, url: str, file: KnownFile) -> None:
         part = self.folder / f".{file.name}.{os.getpid()}.part"
         request = urllib.request.Request(url, headers={"User-Agent": "cupynet"})
-        opener = urllib.request.build_opener(_NoRedirects)
         try:
-            with opener.open(request, timeout=self.silence_s) as response, part.open("wb", buffering=0) as target:
+            with urllib.request.urlopen(request, timeout=self.silence_s) as response, part.open("wb", 0) as target:
                 while chunk := response.read1(1 << 16):
                     target.write(chunk)
                     if target.tell() > file.limit:

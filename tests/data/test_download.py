@@ -68,20 +68,6 @@ def test_a_failing_download_names_its_address(mirror: Mirror, tmp_path: Path, im
     assert len(mirror.requests) == 1
 
 
-@pytest.mark.parametrize("code", [302, 308])
-def test_redirects_are_not_followed(mirror: Mirror, tmp_path: Path, code: int) -> None:
-    mirror.offer({"elsewhere": GOOD})
-
-    def redirect(handler: BaseHTTPRequestHandler) -> None:
-        handler.send_response(code)
-        handler.send_header("Location", f"{mirror.url}elsewhere")
-        handler.end_headers()
-
-    mirror.replies["/" + NAME] = redirect
-    assert str(code) in failure(tmp_path, mirror.url)
-    assert mirror.requests == ["/" + NAME]
-
-
 def test_mirrors_are_tried_in_order(mirror: Mirror, tmp_path: Path, impatient: None) -> None:
     mirror.replies |= {
         "/b/" + NAME: mirror.body(b"wrong"),
