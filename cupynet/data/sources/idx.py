@@ -8,7 +8,7 @@ from pathlib import Path
 from cupynet.backend.array import Array
 from cupynet.core import wording
 from cupynet.core.errors import ConfigError
-from cupynet.data.files import FilePath, check_idx_size, checked_path, expanded, idx_path, idx_shape, read_idx
+from cupynet.data.files import FilePath, checked_path, expanded, idx_path, idx_shape, read_idx
 from cupynet.data.sources.user_files import UserArrays, checked_sha256
 
 IDX_NAMES = {
@@ -62,9 +62,6 @@ class IdxFiles(UserArrays):
 
     def _shape(self, name: str) -> tuple[int, ...]:
         return idx_shape(self._path(name))
-
-    def _check_size(self, name: str) -> None:
-        check_idx_size(self._path(name))
 
     def _array(self, name: str) -> Array:
         return read_idx(self._path(name), self._digests.get(name, ""))

@@ -83,11 +83,6 @@ class UserArrays(UserFiles):
             check_layout(f"{first}_images", images)
         classes = count_classes(self.place, [self._labels(f"{first}_labels")], self.classes)
         self._describe((height, width, channels), classes, {part: shape[0] for part, shape in shapes.items()})
-        for part in parts:
-            self._check_size(f"{part}_images")
-
-    def _check_size(self, name: str) -> None:
-        """Raise DataError if a file is smaller than its header states. Memory is estimated after this check."""
 
     def _labels(self, name: str) -> Array:
         labels = self._array(name)
