@@ -33,9 +33,8 @@ def main() -> None:
 
 def prepare(settings: BenchSettings) -> Bench:
     from cupynet.bench.measure import torch_network
-    from cupynet.config.experiment import Experiment, check_no_fast_dev_run
+    from cupynet.config.experiment import Experiment
 
-    check_no_fast_dev_run(settings, "bench")
     if settings.parallel.launcher == "mpi":
         raise ConfigError("bench only supports threads. Remove this setting", "parallel.launcher", "mpi")
     if settings.accumulation_steps > 1:

@@ -34,10 +34,9 @@ def _command() -> None:
 
 
 def prepare(settings: RateSettings) -> tuple[Experiment, RateTest]:
-    from cupynet.config.experiment import Experiment, check_no_fast_dev_run
+    from cupynet.config.experiment import Experiment
     from cupynet.training import RateTest
 
-    check_no_fast_dev_run(settings, "find_rate")
     test = RateTest(settings.lowest, settings.highest, settings.iterations)
     return Experiment(settings), test
 

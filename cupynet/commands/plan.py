@@ -42,10 +42,9 @@ def main() -> None:
 
 def prepare(settings: PlanSettings) -> Plan:
     from cupynet.backend import available_cores
-    from cupynet.config.experiment import Experiment, check_no_fast_dev_run
+    from cupynet.config.experiment import Experiment
     from cupynet.parallel import ParameterAveraging
 
-    check_no_fast_dev_run(settings, "plan")
     if settings.check and max(settings.asked) > MAX_WORKERS:
         reason = f"check=true starts all workers. Use at most {MAX_WORKERS}"
         raise ConfigError(reason, "workers", str(max(settings.asked)))

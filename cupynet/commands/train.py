@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,8 +42,6 @@ def prepare(settings: Settings) -> Experiment:
     from cupynet.config.experiment import Experiment
     from cupynet.training.checkpointing import check_epochs, check_stages, found, stages_of
 
-    if settings.fast_dev_run:
-        settings = replace(settings, epochs=1, evaluate_every_epochs=1, log_every=1)
     if settings.resume is None:
         experiment = Experiment(settings)
         experiment.check_new()

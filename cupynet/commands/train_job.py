@@ -74,8 +74,6 @@ class TrainJob:
                 run.begin()
             else:
                 run.tidy()
-            if settings.fast_dev_run:
-                run.mark_trial(int(settings.fast_dev_run))
         with experiment.wrapper([*experiment.own_callbacks(), _Beginning(self)], run) as self.wrapper:
             if settings.resume is not None and not self._resume(Path(settings.resume)):
                 return None
@@ -93,7 +91,7 @@ class TrainJob:
                 number = self._signal(received.number)
         # after closing the wrapper, because its callbacks write the report
         if self.first:
-            if test is not None and not settings.fast_dev_run and (warning := unlearned(test)) is not None:
+            if test is not None and (warning := unlearned(test)) is not None:
                 log.warning("%s", warning)
             quiet = settings.callbacks.get("progress") or {}
             silent = config.in_sweep() or quiet.get("style") == "none"  # a sweep prints a table of all jobs
@@ -139,8 +137,6 @@ class TrainJob:
 
         trained: `Loader.identity` in the checkpoint `path`; None in a checkpoint from version 0.1.0.
         """
-        if self.settings.fast_dev_run:
-            return  # the amount of data depends on the number of workers
         reason = self.experiment.source.changed() if trained is None else ""
         if trained is not None and trained != self.experiment.train_loader(self.data).identity:
             reason = "the labels or the order of the training images differ"
@@ -209,7 +205,6 @@ class TrainJob:
             image_shape=list(model.input.shape),
             normalize=data.train.pixels.normalization(),
             class_names=list(model.class_names) or None,
-            fast_dev_run=int(settings.fast_dev_run),
             commit=commit(),
             environment=environment(),
         )
@@ -230,7 +225,7 @@ class TrainJob:
             drift_by_layer=None if measured is None else dict(measured.drift_by_layer),
             left_out=sum(each.skipped_batches for each in callbacks if isinstance(each, NonFinite)),
             skipped_steps=trainer.statistics.skipped_steps,
-            advice=None if spent is None or self.settings.fast_dev_run else self._advice(spent),
+            advice=None if spent is None else self._advice(spent),
         )
         cost = Cost(
             images_per_s=clock.images_per_s,

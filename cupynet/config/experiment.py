@@ -18,9 +18,8 @@ from cupynet.config.load_model import weights_of
 from cupynet.config.memory_estimate import check_memory
 from cupynet.config.schema import ParallelSettings, Settings, size
 from cupynet.core.errors import ConfigError, DataError, errors_of
-from cupynet.core.wording import counted, written
-from cupynet.data import Data, Dataset, LabeledData, Loader, ShardedFiles, Shards, Source, as_loader
-from cupynet.data.dataset import balanced_weights, in_turns
+from cupynet.data import Data, LabeledData, Loader, ShardedFiles, Shards, Source, as_loader
+from cupynet.data.dataset import balanced_weights
 from cupynet.nn import Image, Layer, Loss, Model, Params, check_loss, check_output
 from cupynet.optim import Optimizer
 from cupynet.parallel import Pipeline, Placement, Synchronizer, job
@@ -265,7 +264,7 @@ class Experiment:
         data.check(self.source.image_shape, self.source.classes)
         if len(data.train) and with_class_weights(self.settings.loss) != self.settings.loss:
             self._balance(data.train)
-        return self._few(data) if self.settings.fast_dev_run else data
+        return data
 
     def _balance(self, train: LabeledData) -> None:
         """Compute the loss's balanced class weights from the training labels."""
@@ -274,32 +273,8 @@ class Experiment:
             weights = balanced_weights("class_weights", labels, train.classes).tolist()
         self.loss = self._part("loss", with_class_weights(self.settings.loss, weights), Loss)
 
-    def _few(self, data: Data) -> Data:
-        """Reduce the data to a few batches of each split per worker, for a fast dev run."""
-        batches = int(self.settings.fast_dev_run)
-        each = batches * self.settings.batch_size
-
-        def few(dataset: Dataset) -> Dataset:
-            count = each * self.placement.workers
-            return dataset.take(in_turns(dataset.labels, count))
-
-        return replace(
-            data,
-            name=f"{data.name}, {counted(batches, 'batch')}: a fast dev run",
-            train=few(data.train) if isinstance(data.train, Dataset) else data.train.head(each),
-            validation=None if data.validation is None else few(data.validation),
-            test=few(data.test),
-        )
-
     def train_loader(self, data: Data) -> Loader:
         return as_loader(data.train, self.settings.batch_size, seed=self.source.seed, augment=self.source.augment)
 
     def evaluation_loader(self, dataset: LabeledData) -> Loader:
         return Loader(dataset, self.settings.batch_size, shuffle=False)
-
-
-def check_no_fast_dev_run(settings: Settings, command: str) -> None:
-    """Raise ConfigError if fast_dev_run is set for a command that measures."""
-    if settings.fast_dev_run:
-        reason = f"would make {command} measure only a few batches. Remove this setting"
-        raise ConfigError(reason, "fast_dev_run", written(settings.fast_dev_run))

@@ -10,6 +10,7 @@ DEFAULTS: dict[str, Any] = {
     "callbacks.nonfinite.every_iterations": 100,
     "callbacks.report.niceness": 19,
     "callbacks.report.wait_s": 10.0,
+    "fast_dev_run": False,  # other values mark a smoke test
     "data.storage": "shared",
     "data.shards": None,
 }

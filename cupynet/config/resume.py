@@ -24,7 +24,6 @@ from cupynet.runs.layout import (
     STUDY,
     SUMMARY,
     SWEEP,
-    TRIAL,
     checkpoints,
     is_outdated,
 )
@@ -182,19 +181,16 @@ def _differences(
 def check_untaken(folder: Path, results: Sequence[str] = ()) -> None:
     """Raise ConfigError if the folder contains a run, a sweep, or files of another program with names in `results`.
 
-    Only a fast dev run, or a run that failed before its first checkpoint, may be replaced.
+    A run that failed before its first checkpoint may be replaced.
     """
     own = [] if (folder / SETTINGS).is_file() else [name for name in results if os.path.lexists(folder / name)]
     if own:
         raise ConfigError(f"{folder}: the run would overwrite {listed(own, 'and')}. Choose another folder")
     if (folder / SWEEP).is_file():
         raise ConfigError(f"{folder}: already contains a sweep. Choose another folder; only its jobs can be resumed")
-    run = (folder / SUMMARY).is_file() or bool(checkpoints(folder / CHECKPOINTS))
-    if run and not (folder / TRIAL).is_file():
+    if (folder / SUMMARY).is_file() or checkpoints(folder / CHECKPOINTS):
         hint = f"cupynet train {shlex.quote(f'resume={folder}')}"
         raise ConfigError(f"{folder}: already contains a run. Choose another folder, or resume it: {hint}")
-    if run:
-        require_plain_files(folder)
 
 
 def _unfinished() -> Path | None:

@@ -174,7 +174,6 @@ class Settings(Group):
     log_every: int = setting(50, shared_options.log_every)
     metrics: list[str] = setting([])
     trusted_modules: list[str] = setting([])
-    fast_dev_run: Any = setting(False, count_or_flag)
     profile: Any = setting(False, count_or_flag)
     resume: str | None = setting(None)
     weights: str | None = setting(None)

@@ -60,6 +60,7 @@ def load(
     if not path.is_file():
         raise ConfigError(f"{run_folder}: not a run folder, because {path} is missing")
     stored = translated(_plain(_read(path), path))
+    stored.pop("fast_dev_run", None)  # of a smoke test of an earlier version
     stored["trusted_modules"] = list(trusted_modules)
     config: DictConfig = OmegaConf.structured(Settings)
     try:
@@ -112,7 +113,7 @@ def overrides_of(folder: str | Path, schema: type[Settings] = Settings) -> list[
         match = STORED_OVERRIDE.fullmatch(str(each))
         prefix, former, value = match.groups() if match else ("", "", "")
         key = KEYS.get(former, former)
-        if key.startswith("hydra"):
+        if key.startswith("hydra") or key == "fast_dev_run":
             continue
         if key.partition(".")[0] not in known or (key in GROUPS and not FILES.fullmatch(value[1:])):
             raise DataError(f"{path}: {one_line(each)}: not a setting of a run")

@@ -66,14 +66,9 @@ class Job:
         return f"{setup.dataset} (fallback)" if setup.fallback else setup.dataset
 
     @property
-    def is_trial(self) -> bool:
-        """True for a fast dev run."""
-        return self.summary is not None and self.summary.setup.fast_dev_run > 0
-
-    @property
     def accuracy(self) -> float | None:
-        """The validation accuracy if there are validation images, else the test accuracy; None for a fast dev run."""
-        if self.summary is None or self.is_trial:
+        """The validation accuracy if there are validation images, else the test accuracy."""
+        if self.summary is None:
             return None
         scores = self.summary.scores
         return scores.test_accuracy if scores.validation_accuracy is None else scores.validation_accuracy
@@ -210,8 +205,6 @@ def finish(sweep: Path, planned: Sequence[Sequence[str]] = (), shared: Sequence[
         ]
         if jobs and missed:
             screen.print(f"not started: {', '.join(missed)}", soft_wrap=True)
-        if any(job.is_trial for job in jobs):
-            screen.print("fast dev run: the results are meaningless", soft_wrap=True)
         if scored:
             best = max(scored, key=lambda job: job.accuracy or 0.0)
             command = shlex.join(["cupynet", "compare", near(sweep)])

@@ -100,9 +100,6 @@ class Shards:
                 f"workers={count}, or write {workers} shards"
             )
 
-    def head(self, most: int) -> Shards:
-        return Shards(self.folder, self.classes, self.pixels, most)
-
     def open(self, number: int) -> Dataset:
         dataset = self.dataset(str(number)).take(slice(self._most))
         if dataset.image_shape != self.image_shape:

@@ -13,7 +13,6 @@ SETTINGS, OVERRIDES, HYDRA = ".hydra/config.yaml", ".hydra/overrides.yaml", ".hy
 MODEL = "model.safetensors"  # only written by `ParallelWrapper(run=...)`, not by commands
 SUMMARY = "summary.json"  # written at the end of a run
 RESULTS = ("weights.safetensors", "history.jsonl", "examples.safetensors", "report.html", "curves.png")
-TRIAL = "FAST_DEV_RUN.txt"  # marks the results of a fast_dev_run
 REOPENED = "unfinished.txt"  # marks a resumed run that has not ended
 FAILED = "failed.json"  # exit code of a failed run
 CHECKPOINTS = "checkpoints"

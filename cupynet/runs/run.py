@@ -31,7 +31,6 @@ class Setup:
         parameters: number of trainable parameters.
         image_shape: shape (H, W, C) of an image.
         normalize: mean and standard deviation of each channel on a 0-1 scale; None without normalization.
-        fast_dev_run: number of batches per worker in a smoke test; 0 otherwise.
         commit: commit of the source, with `-dirty` if there are uncommitted changes; None outside a repository.
         environment: the machine, its BLAS libraries and the versions of packages.
     """
@@ -51,7 +50,6 @@ class Setup:
     image_shape: list[int] | None = None
     normalize: dict[str, list[float]] | None = None
     class_names: list[str] | None = None
-    fast_dev_run: int = 0
     commit: str | None = None
     environment: dict[str, Any]
 
@@ -206,7 +204,6 @@ class Run:
         results = [self.folder / name for name in layout.RESULTS]
         self.weights_path, self.history_path, self.examples_path, self.report_path, self.curves_path = results
         self.checkpoints_path = self.folder / layout.CHECKPOINTS
-        self.trial_path = self.folder / layout.TRIAL
         self.reopened_path = self.folder / layout.REOPENED
         self.failed_path = self.folder / layout.FAILED
 
@@ -237,16 +234,11 @@ class Run:
     def begin(self) -> None:
         """Delete the results and checkpoints of an earlier run in this folder. Raise OutputError if this fails."""
         self.tidy()
-        names = (layout.SUMMARY, *layout.RESULTS, layout.TRIAL, layout.REOPENED, layout.FAILED)
+        names = (layout.SUMMARY, *layout.RESULTS, layout.REOPENED, layout.FAILED)
         for path in (self.started_path, *(self.folder / name for name in names)):
             with contextlib.suppress(IsADirectoryError):
                 path.unlink(missing_ok=True)
         Checkpoints(self.checkpoints_path).keep(())
-
-    def mark_trial(self, batches: int) -> None:
-        """Mark this run as a smoke test (fast_dev_run). Raise OutputError if this fails."""
-        text = f"fast_dev_run={batches}: this run is only a smoke test. Its results are meaningless.\n"
-        files.write_whole(self.trial_path, text.encode())
 
     def reopen(self, iteration: int) -> None:
         """Mark results as outdated until `save`, and delete checkpoints after `iteration`. May raise OutputError."""

@@ -82,6 +82,14 @@ def test_a_removed_setting_of_a_stored_run_is_dropped_if_default(
         config.check_downloads(config.load(tmp_path), tmp_path, ())
 
 
+def test_a_smoke_test_of_an_earlier_version_can_be_read(tmp_path: Path) -> None:
+    keep(tmp_path, settings_of(), ["fast_dev_run=3", "epochs=2"])
+    with (tmp_path / ".hydra/config.yaml").open("a") as file:
+        file.write("fast_dev_run: 3\n")
+    assert config.load(tmp_path).epochs == settings_of().epochs
+    assert config.overrides_of(tmp_path) == ["epochs=2"]
+
+
 @pytest.mark.parametrize("name", ["cupynet.parallel.ElasticAveraging", "cupynet.parallel.ParameterAveraging"])
 def test_a_renamed_argument_is_found_at_any_depth(name: str) -> None:
     schedule = {"_target_": "cupynet.parallel.PostLocal", "epochs": 2, "frequency": 10}

@@ -343,12 +343,6 @@ def test_links_that_stay_in_the_folder_of_a_run_are_followed(run: Path, victim: 
         resume.find("run", [])
 
 
-def test_a_fast_dev_run_with_links_is_not_overwritten(run: Path, victim: Path, refuses: Refuses) -> None:
-    (run / "FAST_DEV_RUN.txt").touch()
-    (run / "checkpoints").symlink_to(victim / "checkpoints")  # a new run would remove the old checkpoints there
-    refuses("run/checkpoints", "hydra.run.dir=run", code=65, check=lambda settings: None)
-
-
 # names of folders -----------------------------------------------------------------------------------------------------
 
 NAMES = ("it's a\\b=c,é{x}[1]#~$x", "a b", "a\\b", "a\\'b", "a\\", "a=b,c", "{x}", "[1]", "#~+@", "$x", "é")

@@ -35,6 +35,14 @@ def test_shards_load_the_images_labels_and_classes_that_were_written(folder: Pat
     assert sorted(np.concatenate(shards.samples)) == list(range(20))
 
 
+def test_the_first_samples_of_each_shard_can_be_chosen(folder: Path) -> None:
+    whole, few = Shards(folder), Shards(folder, most=4)
+    assert (len(few), few.counts) == (12, (4, 4, 4)) and Shards(folder, most=100).counts == whole.counts
+    for number in range(3):
+        np.testing.assert_array_equal(few.open(number).images, whole.open(number).images[:4])
+        np.testing.assert_array_equal(few.samples[number], whole.samples[number][:4])
+
+
 def test_data_larger_than_memory_are_trained_on(tmp_path: Path) -> None:
     """A sparse file has a hundred gigabytes of zeros, of which batches read a few pages."""
     count, shape = 32_000, (1024, 1024, 3)

@@ -137,7 +137,7 @@ KEYS = """
     parameters stopped_by images images_per_s wall_s train_s compile_s evaluate_s data_s averaging_s validation_accuracy
     validation_samples test_accuracy test_loss test_f1 test stages pipeline commit environment stop_reason
     early_stopping bytes_sent spent
-    drift drift_by_layer left_out skipped_steps memory advice normalize class_names image_shape fast_dev_run
+    drift drift_by_layer left_out skipped_steps memory advice normalize class_names image_shape
     train_loss
 """
 

@@ -41,7 +41,7 @@ from cupynet.core.settings import flat
 from cupynet.core.table import Column, Screen, as_csv, column, setting_columns, show
 from cupynet.core.terminal import near, printable
 from cupynet.core.wording import one_line, percent
-from cupynet.runs.layout import STUDY, TRIAL, TRIALS
+from cupynet.runs.layout import STUDY, TRIALS
 from cupynet.runs.run import PRUNED
 from cupynet.training import Callback, EpochRecord, Evaluation, StopReason, Trainer
 
@@ -339,8 +339,6 @@ def _form(plan: Plan) -> Any:
 
 
 def summary(plan: Plan, folder: Path, best: FrozenTrial, test: Evaluation | None) -> str:
-    if (folder_of(folder, best) / TRIAL).is_file():
-        return f"fast dev run: the results are meaningless\nall trials      {near(folder / 'tune.csv')}"
     config_dir = [] if plan.config_dir is None else [f"--config-dir={plan.config_dir}"]
     lines = [f"best trial      {best.number}, validation {plan.settings.objective} {_form(plan)(best.value)}"]
     if test is not None:

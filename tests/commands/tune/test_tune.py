@@ -4,10 +4,7 @@ import csv
 import json
 import shlex
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
-import numpy as np
 import pytest
 
 pytest.importorskip("optuna")
@@ -16,13 +13,12 @@ from cupynet import config
 from cupynet.commands.train import train
 from cupynet.commands.tune import command
 from cupynet.commands.tune.command import for_hydra, kept_out, prepare
-from cupynet.commands.tune.search import Plan, PruningCallback, summary
+from cupynet.commands.tune.search import Plan, PruningCallback
 from cupynet.config.experiment import Experiment
 from cupynet.config.schema import TuneSettings
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.core.wording import percent
 from cupynet.runs.run import Run
-from cupynet.training import Evaluation
 from tests.support.commands import run
 from tests.support.refusals import refused
 from tests.support.resumed_runs import trained
@@ -221,17 +217,6 @@ def test_a_pruned_trial_stops_all_workers_after_the_same_round(
     assert summary.outcome.stop_reason == ("early" if pruned else None)
     assert [step for step, _ in trial.reported] == [*range(1, epochs + 1)]
     assert callback.figure == summary.scores.validation_accuracy == trial.reported[-1][1]
-
-
-def test_a_fast_dev_run_has_no_best_trial(tmp_path: Path) -> None:
-    trial: Any = SimpleNamespace(number=0, value=0.9, params={})
-    plan, test = prepared(*TINY, RATE), Evaluation(10)
-    trial.params = {"optimizer.learning_rate": 0.1}
-    test.add(np.eye(10), np.arange(10), np.zeros(10), np.arange(10))
-    assert "best trial" in summary(plan, tmp_path, trial, test)
-    (tmp_path / "trials" / "0000").mkdir(parents=True)
-    (tmp_path / "trials" / "0000" / "FAST_DEV_RUN.txt").touch()
-    assert "best trial" not in summary(plan, tmp_path, trial, test)
 
 
 def test_a_holdout_leaves_samples_to_train_on() -> None:
