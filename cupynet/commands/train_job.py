@@ -8,7 +8,6 @@ import logging
 import shlex
 import signal
 import time
-from contextvars import copy_context
 from dataclasses import asdict
 from pathlib import Path
 from threading import Thread
@@ -29,9 +28,9 @@ from cupynet.data import Data
 from cupynet.runs.layout import checkpoints
 from cupynet.runs.run import Cost, Outcome, Run, Scores, Setup, Start, Summary
 from cupynet.training import (
-    Callback,
     EarlyStopping,
     Evaluation,
+    LambdaCallback,
     NonFinite,
     ParallelWrapper,
     Pools,
@@ -56,7 +55,7 @@ class TrainJob:
     def __init__(self, experiment: Experiment, run: Run) -> None:
         self.experiment, self.run, self.settings = experiment, run, experiment.settings
         self.first, self.began = experiment.rank == 0, time.perf_counter()
-        self._context = copy_context()  # worker threads do not inherit the command's context
+        self._deferred = config.deferred()
         self._rehearsal = Thread(target=experiment.rehearse, name="cupynet-rehearsal")
 
     def train(self) -> float | None:
@@ -74,7 +73,9 @@ class TrainJob:
                 run.begin()
             else:
                 run.tidy()
-        with experiment.wrapper([*experiment.own_callbacks(), _Beginning(self)], run) as self.wrapper:
+        beginning = LambdaCallback(on_fit_start=self.begin)
+        beginning.last = True  # the other callbacks may fail
+        with experiment.wrapper([*experiment.own_callbacks(), beginning], run) as self.wrapper:
             if settings.resume is not None and not self._resume(Path(settings.resume)):
                 return None
             if self.first and settings.resume is None:
@@ -107,7 +108,7 @@ class TrainJob:
             self._rehearsal.join()
         if self.settings.resume is not None:
             self.run.reopen(trainer.iteration)
-        self._context.run(config.training_begins)
+        self._deferred()
         if self.settings.resume is not None:
             warn_of_other_rates(trainer, self.run.planned_epochs())
             self.run.describe(self._start())
@@ -271,16 +272,6 @@ class TrainJob:
             stages=placement.stages,
             cores=None if placement.devices else available_cores(),
         )
-
-
-class _Beginning(Callback):
-    last = True
-
-    def __init__(self, job: TrainJob) -> None:
-        self._job = job
-
-    def on_fit_start(self, trainer: Trainer) -> None:
-        self._job.begin(trainer)
 
 
 class _Signals:

@@ -2,7 +2,7 @@
 
 from cupynet.config.composing import GROUPS, compose, conf_folder, own_folder
 from cupynet.config.equal_settings import effective, is_alone
-from cupynet.config.hydra_main import Entry, in_sweep, run, training_begins
+from cupynet.config.hydra_main import Entry, deferred, in_sweep, run
 from cupynet.config.search_space import search_space, split
 from cupynet.config.stored import check_downloads, check_outputs, keep, load, not_stored, overrides_of, stored_settings
 
@@ -13,6 +13,7 @@ __all__ = [
     "check_outputs",
     "compose",
     "conf_folder",
+    "deferred",
     "effective",
     "in_sweep",
     "is_alone",
@@ -25,5 +26,4 @@ __all__ = [
     "search_space",
     "split",
     "stored_settings",
-    "training_begins",
 ]

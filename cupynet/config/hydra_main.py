@@ -111,11 +111,13 @@ def in_sweep() -> bool:
     return HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
 
 
-def training_begins() -> None:
-    """Store the changed settings of a resumed run, and link outputs/latest to the current run."""
+def deferred() -> Callable[[], None]:
+    """Return a function to call when training begins, from any thread.
+
+    It stores the changed settings of a resumed run, and links outputs/latest to the current run.
+    """
     command = _command.get()
-    if command is not None:
-        command.training_begins()
+    return (lambda: None) if command is None else command.training_begins
 
 
 class Entry(Callback):

@@ -84,7 +84,7 @@ def test_latest_leads_to_the_whole_sweep_or_search(run: str, file: str, target: 
 def test_the_link_is_made_when_training_begins(command: Command) -> None:
     def begins(settings: Settings, folder: Path) -> None:
         assert not LATEST.is_symlink()
-        config.training_begins()
+        config.deferred()()
         assert LATEST.resolve() == folder.resolve()
 
     def fails(settings: Settings, folder: Path) -> None:
