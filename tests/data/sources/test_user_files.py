@@ -147,6 +147,15 @@ def test_damaged_idx_files_are_named_and_left_alone(tmp_path: Path, name: str) -
     assert path.read_bytes() == content
 
 
+@pytest.mark.parametrize("name", ["a byte too few", "a forged number", "packed, forged"])
+def test_a_forged_idx_header_is_refused_before_memory_for_it_is_counted(tmp_path: Path, name: str) -> None:
+    part, content = WRONG_IDX[name]
+    path = write_idx(tmp_path / "mine", SMALL) / f"{IDX_NAMES[part]}.gz"
+    path.write_bytes(content)
+    with data_error(path):
+        IdxFiles(tmp_path / "mine")
+
+
 def test_the_number_of_classes_can_be_given(tmp_path: Path) -> None:
     folder = write_idx(tmp_path / "mine", SMALL)
     assert IdxFiles(folder, classes=40).load().train.classes == 40
