@@ -69,7 +69,7 @@ def train(experiment: Experiment, folder: Path) -> float | None:
         except KeyboardInterrupt as stopped:
             if not signal_of(stopped):  # a callback raised it
                 raise
-            raise Interrupted.by(stopped, saved(run, experiment.settings)) from None
+            raise Interrupted.by(stopped, saved(run, experiment)) from None
         except Exception as error:
             if experiment.rank == 0 and not isinstance(error, Interrupted):
                 run.fail(exit_code(error))

@@ -20,7 +20,6 @@ from cupynet.commands.result_table import result_table
 from cupynet.config import resume
 from cupynet.config.announcement import announce
 from cupynet.config.experiment import Experiment
-from cupynet.config.schema import Settings
 from cupynet.core import signals
 from cupynet.core.checks import finite
 from cupynet.core.errors import NOTHING_SAVED, CupynetError, DataError, Interrupted
@@ -47,7 +46,7 @@ RATES = 100  # approximate number of past learning rates to compare
 
 
 class TrainJob:
-    """Trains an experiment and writes to the run folder. All ranks train, but only rank 0 writes and prints."""
+    """Runs an experiment and writes its results to the run folder. All ranks train; only rank 0 writes and prints."""
 
     data: Data
     wrapper: ParallelWrapper
@@ -74,7 +73,7 @@ class TrainJob:
             else:
                 run.tidy()
         beginning = LambdaCallback(on_fit_start=self.begin)
-        beginning.last = True  # the other callbacks may fail
+        beginning.last = True  # nothing is replaced if another callback fails
         with experiment.wrapper([*experiment.own_callbacks(), beginning], run) as self.wrapper:
             if settings.resume is not None and not self._resume(Path(settings.resume)):
                 return None
@@ -99,7 +98,7 @@ class TrainJob:
             if not silent and (test is not None or not number):
                 result_table(summary, run)
         if number:  # even if training was already complete, to end a sweep
-            raise Interrupted(number, saved(run, settings))
+            raise Interrupted(number, saved(run, experiment))
         return summary.scores.test_accuracy if self.data.validation is None else summary.scores.validation_accuracy
 
     def begin(self, trainer: Trainer) -> None:
@@ -308,10 +307,12 @@ def warn_of_other_rates(trainer: Trainer, planned: int | None) -> None:
         )
 
 
-def saved(run: Run, settings: Settings) -> str:
+def saved(run: Run, experiment: Experiment) -> str:
     """Describe what an interrupted run saved, and how to resume it."""
     steps = bool(checkpoints(run.checkpoints_path))
     if not run.saved and not steps:
         return NOTHING_SAVED
-    command = shlex.join(["cupynet", "train", f"resume={run}", *config.not_stored(settings, run.folder)])
+    launcher = [] if experiment.job is None else ["mpiexec", "-n", str(experiment.job.size)]
+    settings = config.not_stored(experiment.settings, run.folder)
+    command = shlex.join([*launcher, "cupynet", "train", f"resume={run}", *settings])
     return f"the results so far are in {run}{f'; to resume: {command}' if steps else ''}"

@@ -200,7 +200,7 @@ class _Command(Generic[S, T]):
         try:
             register(self.schema)
             sys.argv[1:] = self.arguments = self.read(sys.argv[1:])
-            # the handlers of `signals.command` would leave a sweep's folder behind before its first job
+            # before the first job, the handlers of `signals.command` would leave the sweep's folder behind
             with signals.handled(signals.leave) if SWEEP & {*self.arguments} else contextlib.nullcontext():
                 hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name=config_name)(job)()
         except BaseException as error:
@@ -352,7 +352,8 @@ class _Command(Generic[S, T]):
         if self.alone:
             return None
         if self.ranks is None or not as_ranks:
-            remedy = "start this command without mpiexec" if self.join is None else f"add {AS_RANKS}"
+            alone = self.join is None or self.resumed is not None  # a resumed run keeps its launcher
+            remedy = "start this command without mpiexec" if alone else f"add {AS_RANKS}"
             raise ConfigError(
                 f"several processes were started, but they would not work together. To fix this, {remedy}"
             )

@@ -55,6 +55,9 @@ class Placement:
         stages = None if stages is None else integer("stages", stages, 1)
         started = None if seats is None else len(seats)
         available = started or len(gpus) or available_cores()
+        if workers is None and started and stages and started % stages:
+            reason = f"does not divide the number of ranks, {started}. Start a multiple of {stages} with mpiexec -n"
+            raise ConfigError(reason, "pipeline.stages", str(stages))
         if workers is None:
             max_workers = available if gpus or started else MAX_CPU_WORKERS
             workers = 1 if stages is None else min(max(available // stages, 1), max_workers)

@@ -57,8 +57,9 @@ class SkipNonFinite(StepCheck):
         if not stages.gather_numbers(is_finite(*replica.params.vectors)).all():
             raise DivergedError(reason + REMEDY)
         if len(self.skipped) >= self.max_skipped:
-            before = f"{counted(self.max_skipped, 'batch')} already skipped by this worker"
-            raise DivergedError(f"{reason}; {before}{REMEDY}")
+            limit = setting("callbacks", "nonfinite.max_skipped", self.max_skipped, python="NonFinite(max_skipped=...)")
+            before = f"this worker has already skipped {counted(self.max_skipped, 'batch')}"
+            raise DivergedError(f"{reason}; {before}, the limit set by {limit}. Lower learning_rate, or check the data")
         if text:
             log.warning("%s. The batch is skipped", text)
         self.skipped.append((batch.epoch, batch.index))

@@ -9,6 +9,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from cupynet.core.errors import ConfigError
+from cupynet.core.wording import shown
 from cupynet.parallel import Communicator
 
 Tree: TypeAlias = "dict[str, Any]"  # nested dictionaries of numbers and arrays
@@ -105,14 +107,21 @@ def apart(tree: Mapping[str, Any], above: str = "") -> tuple[Tree, Arrays]:
     numbers: Tree = {}
     arrays: Arrays = {}
     for name, value in tree.items():
-        here = above + name.replace("%", "%25").replace("/", "%2F")
+        here = above + str(name).replace("%", "%25").replace("/", "%2F")
         if isinstance(value, Mapping):
             numbers[name], below = apart(value, f"{here}/")
             arrays |= below
         elif isinstance(value, np.ndarray):
             arrays[here] = value
+        elif isinstance(value, np.generic):
+            numbers[name] = value.item()
         else:
             numbers[name] = value
+            try:
+                json.dumps(value)
+            except (TypeError, ValueError) as error:
+                reason = f"must be a number, text or an array on the host, got {shown(value)}"
+                raise ConfigError(f"state {here!r} {reason}") from error
     return numbers, arrays
 
 

@@ -124,6 +124,10 @@ def test_the_schedule_of_three_stages() -> None:
     ]
 
 
+def test_a_stage_of_one_layer_may_be_its_name() -> None:
+    assert Pipeline(["a", ["b", "c"]]).stages == [["a"], ["b", "c"]]
+
+
 @pytest.mark.parametrize(("stages", "micro_batches"), [(1, 4), (2, 1), (5, 2), (5, 9)])
 def test_a_stage_holds_no_more_micro_batches_than_its_schedule_promises(stages: int, micro_batches: int) -> None:
     assert max(len(line) for line in played(stages, micro_batches)) == 3 * 2 * (micro_batches + stages - 1)

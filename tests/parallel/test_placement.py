@@ -61,7 +61,7 @@ def test_the_number_of_ranks_decides_the_number_of_replicas() -> None:
     assert Placement.of("numpy", stages=2, seats=(0, 1, 0, 1)).workers == 2
     with refused("workers", "3"):
         Placement.of("numpy", 3, seats=(0, 1, 0, 1))
-    with refused("workers", "1"):
+    with refused("pipeline.stages", "2"):
         Placement.of("numpy", stages=2, seats=(0, 1, 2))
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cupynet.backend.array import Array
+from cupynet.core.errors import ConfigError
 from cupynet.parallel.communicators.base import POLL_S, Communicator, PeerFailed, Timeout, timed_out
 from cupynet.parallel.communicators.devices import DeviceMeans, means_on_devices
 
@@ -100,7 +101,7 @@ class ThreadCommunicator(Communicator):
 
     def all_gather(self, vector: NDArray[Any]) -> list[NDArray[Any]]:
         self.traffic.all_gather(vector.nbytes, self.size)
-        return [value.copy() for value in self._exchange(vector.copy())]
+        return [value.copy() for value in self._exchange(vector.copy(), "all_gather")]
 
     def send(self, array: Array, to: int) -> None:
         message, condition = np.array(self._backend.to_host(array)), self.group.world.condition  # a copy
@@ -118,7 +119,7 @@ class ThreadCommunicator(Communicator):
         self._put(array, message)
 
     def _mean(self, hosts: list[NDArray[Any]], weight: float) -> None:
-        contributions = self._exchange((hosts, weight))
+        contributions = self._exchange((hosts, weight), f"allreduce_mean of sizes {[len(host) for host in hosts]}")
         total = sum(w for _, w in contributions)
         if total > 0:
             shares = [w / total for _, w in contributions]
@@ -131,11 +132,15 @@ class ThreadCommunicator(Communicator):
     def _means_on_devices(self) -> DeviceMeans | None:
         return means_on_devices(self._exchange, self.rank, self._backend, self._reduce)
 
-    def _exchange(self, value: Any) -> list[Any]:
-        """Gather every worker's value by reference, in rank order."""
+    def _exchange(self, value: Any, operation: str = "split") -> list[Any]:
+        """Gather every worker's value by reference, in rank order. Raise ConfigError if their operations differ."""
         # double buffering: a slot is reused only after all workers have read it
         slots = self.group.slots[self._turn]
         self._turn = 1 - self._turn
-        slots[self.rank] = value
+        slots[self.rank] = operation, value
         self.barrier()
-        return list(slots)
+        operations, values = zip(*slots, strict=True)
+        if len(set(operations)) > 1:
+            calls = "; ".join(f"rank {rank}: {each}" for rank, each in enumerate(operations))
+            raise ConfigError(f"workers must make the same calls of their communicators, but made others ({calls})")
+        return list(values)

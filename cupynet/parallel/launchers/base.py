@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from cupynet.core import shared_options
@@ -63,6 +63,9 @@ class Launcher:
         finally:
             self._inside = set()
             self._running.release()
+
+    def agree(self, settings: Mapping[str, object]) -> None:
+        """Raise ConfigError if another process has other settings. Every process must call this."""
 
     @property
     def idle(self) -> bool:

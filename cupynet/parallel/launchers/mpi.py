@@ -210,6 +210,9 @@ class MpiLauncher(Launcher):
         self._job.ranks.timeout_s = self.timeout_s
         self._communicator = self._job.communicator()
 
+    def agree(self, settings: Mapping[str, object]) -> None:
+        self._job.agree(settings)
+
     def _run(self, task: Callable[[Communicator], T]) -> T | None:
         try:
             result = task(self._communicator)

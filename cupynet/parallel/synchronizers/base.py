@@ -54,7 +54,7 @@ class Synchronizer:
 
         class GradientMean(Synchronizer):
             def before_update(self, replica, samples):
-                self.communicator.allreduce_mean([replica.params.grad], samples)
+                self.communicator.allreduce_mean([replica.params.grad, *replica.params.running], samples)
 
     Attributes:
         communicator: connects this replica to the others; exists after `start`.

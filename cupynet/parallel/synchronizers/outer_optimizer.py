@@ -12,6 +12,9 @@ from cupynet.parallel.synchronizers.replica_view import ReplicaView, by_name, ta
 class OuterOptimizer:
     """Computes new common weights from the previous ones and the mean, identically on all workers."""
 
+    def __str__(self) -> str:
+        return type(self).__name__
+
     def start(self, replica: ReplicaView) -> None:
         """Allocate the state for the weights of `replica`. This is called once."""
 

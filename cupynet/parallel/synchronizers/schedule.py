@@ -32,6 +32,9 @@ class AveragingSchedule:
     averaging_frequency: int | str | None = None
     measures = False
 
+    def __str__(self) -> str:
+        return f"by {type(self).__name__}"
+
     def after(self, iteration: int) -> bool:
         """Return True to average after iteration `iteration` (from 0). This is called once per iteration."""
         raise NotImplementedError

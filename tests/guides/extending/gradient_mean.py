@@ -4,7 +4,7 @@ from cupynet import Synchronizer
 
 
 class GradientMean(Synchronizer):
-    """Applies the mean gradient of all replicas, weighted by samples."""
+    """Averages gradients and running statistics over all replicas, weighted by samples."""
 
     def before_update(self, replica, samples):
-        self.communicator.allreduce_mean([replica.params.grad], samples)
+        self.communicator.allreduce_mean([replica.params.grad, *replica.params.running], samples)

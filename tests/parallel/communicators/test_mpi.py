@@ -162,6 +162,37 @@ def test_all_ranks_refuse_a_bad_checkpoint(tmp_path: Path) -> None:
     assert code == 2 and stderr.count("Error: missing: ") == 1
 
 
+DIFFERENT = """
+import sys
+from cupynet import SGD, Model, ParallelWrapper
+from cupynet.core.mpiexec import rank
+from cupynet.nn import Dense
+from tests.support.training import small_dataset
+
+other = [sys.argv[1] if rank() else ""]
+model = Model([Dense(3)], (8, 8, 1), "numpy", dtype="double" if "dtype" in other else "float")
+optimizer = SGD(0.2) if "rate" in other else SGD(0.1)
+frequency = 2 if "frequency" in other else 3
+options = {"launcher": "mpi", "timeout_s": 20, "progress": "none"}
+with ParallelWrapper(model, 2, frequency, optimizer=optimizer, **options) as wrapper:
+    wrapper.fit(small_dataset(40), epochs=1 + ("epochs" in other), batch_size=4)
+"""
+
+
+@pytest.mark.parametrize(
+    ("argument", "named"),
+    [
+        ("rate", "optimizer"),
+        pytest.param("frequency", "synchronizer", marks=pytest.mark.slow),
+        pytest.param("epochs", "epochs", marks=pytest.mark.slow),
+        pytest.param("dtype", "dtype", marks=pytest.mark.slow),
+    ],
+)
+def test_ranks_with_other_arguments_are_refused(tmp_path: Path, argument: str, named: str) -> None:
+    code, _, stderr = ended(tmp_path, DIFFERENT, argument)
+    assert code == 2 and stderr.count(f"Error: {named}") == 1
+
+
 STARTING = """
 import sys, time
 from cupynet.core.mpiexec import started

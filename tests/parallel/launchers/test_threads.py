@@ -7,9 +7,10 @@ import time
 import traceback
 from typing import Any, NoReturn
 
+import numpy as np
 import pytest
 
-from cupynet.core.errors import ClosedError
+from cupynet.core.errors import ClosedError, ConfigError
 from cupynet.parallel import Communicator, PeerFailed, ThreadLauncher
 from tests.support.refusals import refused
 
@@ -30,6 +31,19 @@ def test_rank_0_returns_the_result() -> None:
 def test_one_worker_runs_in_the_calling_thread() -> None:
     with ThreadLauncher(1) as launcher:
         assert launcher.run(lambda c: threading.current_thread()) is threading.current_thread()
+
+
+@pytest.mark.parametrize("call", ["allreduce_mean", "all_gather"])
+def test_workers_that_make_different_calls_are_told(call: str) -> None:
+    def task(communicator: Communicator) -> None:
+        vector = np.zeros(3 + communicator.rank)
+        if communicator.rank == 0 or call == "allreduce_mean":
+            communicator.allreduce_mean([vector], 1.0)
+        else:
+            communicator.all_gather(vector)
+
+    with ThreadLauncher(2, timeout_s=20) as launcher, pytest.raises(ConfigError, match=call):
+        launcher.run(task)
 
 
 @pytest.mark.parametrize("workers", [0, True])

@@ -4,6 +4,7 @@ import itertools
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cupynet.core import lock
@@ -112,10 +113,40 @@ def test_state_shared_by_replicas_is_stored_once(tmp_path: Path, monkeypatch: py
     assert set(apart) == {f"{name}@{rank}" for name in names for rank in range(3)}
 
 
-# which checkpoints are kept, and how often ----------------------------------------------------------------------------
-
-
 FORTY = small_dataset(40)  # ten iterations per epoch
+
+
+class Remembers(Callback):
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def state(self) -> dict[str, Any]:
+        return {"value": self.value}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.value = state["value"]
+
+
+@pytest.mark.parametrize("value", [np.float32(1.5), np.int64(3), np.bool_(True), [1, None], "text"])
+def test_plain_values_in_the_state_of_a_callback_are_stored(tmp_path: Path, value: Any) -> None:
+    with ParallelWrapper(small_model(), 1, callbacks=[Remembers(value)]) as wrapper:
+        wrapper.fit(FORTY, batch_size=4)
+        wrapper.checkpoint(tmp_path)
+    other = Remembers(None)
+    with ParallelWrapper(small_model(), 1, callbacks=[other]) as wrapper:
+        wrapper.restore(tmp_path)
+    assert other.value == value
+
+
+def test_other_values_in_the_state_of_a_callback_are_refused(tmp_path: Path) -> None:
+    with ParallelWrapper(small_model(), 1, callbacks=[Remembers(object())]) as wrapper:
+        wrapper.fit(FORTY, batch_size=4)
+        with pytest.raises(ConfigError, match="Remembers/value"):
+            wrapper.checkpoint(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+# which checkpoints are kept, and how often ----------------------------------------------------------------------------
 
 
 def saving(path: Path | str | None, *, run: Path | None = None, **options: Any) -> ParallelWrapper:
