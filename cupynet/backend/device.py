@@ -29,7 +29,7 @@ class Device:
 
     Attributes:
         device: GPU index; 0 on a CPU.
-        loss_scale: factor of the loss gradient, initially `policy.loss_scale`.
+        loss_scale: the factor by which the loss gradient is multiplied, initially `policy.loss_scale`.
         options: further arguments of `create_backend`.
     """
 

@@ -28,7 +28,7 @@ def result_table(summary: Summary, run: Run) -> None:
 
 def rows(summary: Summary) -> dict[str, str]:
     setup, outcome, cost, scores = summary.setup, summary.outcome, summary.cost, summary.scores
-    stages = f" of {setup.stages} stages" if setup.stages > 1 else ""
+    stages = f", with {setup.stages} stages each," if setup.stages > 1 else ""
     epochs = f"{outcome.epochs} epoch{'s' * (outcome.epochs > 1)}"
     trained = epochs if outcome.epochs else counted(outcome.iterations, "iteration")
     found = {

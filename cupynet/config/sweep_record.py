@@ -177,7 +177,7 @@ def columns(jobs: Sequence[Job]) -> list[Column]:
 
 
 def finish(sweep: Path, planned: Sequence[Sequence[str]] = (), shared: Sequence[str] = ()) -> int:
-    """Print a table of the jobs, the planned jobs that did not start and the best job, and unlock the folder.
+    """Print a table of the jobs, list planned jobs that did not start, name the best job, and unlock the folder.
 
     Return the exit code of the first failed job, or 0. A killed job counts as failed.
     """

@@ -1,6 +1,6 @@
-"""Locates mpiexec, and reads the rank of this process from the environment before MPI is started.
+"""Locates mpiexec, and reads the rank of this process from the environment before MPI is initialized.
 
-The environment may be wrong: variables are inherited, and the launcher may belong to a different MPI than the library.
+The environment may be wrong: variables are inherited, and the launcher may come from a different MPI than the library.
 MPI itself is authoritative (see `disagreement`).
 """
 
@@ -26,7 +26,7 @@ TERMINAL = "SLURM_PTY_PORT"  # set by srun --pty, which connects its terminal to
 
 
 class Claim(NamedTuple):
-    """Rank of this process according to the environment variable `variable`. size: None if unknown."""
+    """Rank of this process according to the environment variable `variable`. `size` is None if unknown."""
 
     rank: int
     size: int | None

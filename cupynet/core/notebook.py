@@ -16,7 +16,7 @@ def html_table(heading: Sequence[str], rows: Sequence[Sequence[str]], caption: s
 
 
 def figure(columns: int) -> tuple[Any, list[Any]]:
-    """Create a matplotlib figure with axes side by side. Raise ImportError without matplotlib."""
+    """Create a matplotlib figure with axes side by side. Raise ImportError if there is no matplotlib."""
     from matplotlib.figure import Figure  # pyplot keeps every figure alive and may open a window
 
     class Shown(Figure):
@@ -43,7 +43,7 @@ def lines(axes: Any, title: str, x: Sequence[Any], values: Mapping[str, Sequence
 
 
 def matrix(axes: Any, values: Any, names: Sequence[str]) -> None:
-    """Draw a confusion matrix (O, O) normalized by row, with counts if there are at most 15 classes."""
+    """Draw a confusion matrix (classes, classes) normalized by row, with counts if there are at most 15 classes."""
     totals = values.sum(axis=1, keepdims=True)
     axes.imshow(values / totals.clip(1), cmap="Blues", vmin=0, vmax=1)
     axes.set(xlabel="predicted", ylabel="actual", title="Confusion matrix")

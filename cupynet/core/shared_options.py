@@ -49,7 +49,7 @@ def dtype(name: str, value: Any) -> str:
 
 def block_size(name: str, value: Any) -> int:
     """Validate the maximum number of threads per GPU block, which is at least one warp."""
-    return integer(name, value, 32, most=1024, why="the limit of GPUs")
+    return integer(name, value, 32, most=1024, why="the limit of the hardware")
 
 
 def grid_size(name: str, value: Any) -> int | None:

@@ -5,8 +5,8 @@
              samples.npy    (S,) integers, the indices of these samples in the whole training set, from 0
     FOLDER/1/...
 
-Shards may be larger than memory. Each machine needs labels.npy and samples.npy of all shards, but images.npy only
-of the shards of its workers.
+Shards may be larger than memory. Each machine needs labels.npy and samples.npy for all shards, but images.npy only
+for the shards of its workers.
 """
 
 from __future__ import annotations
@@ -119,7 +119,8 @@ class Shards:
         images, labels = map_npy(place / "images.npy"), _map_integers(place / "labels.npy")
         if images.dtype != np.uint8 or not images.flags.c_contiguous:  # otherwise they would be copied to memory
             raise DataError(
-                f"{place / 'images.npy'}: expected uint8 in C order, found {images.shape} of {images.dtype}"
+                f"{place / 'images.npy'}: expected a contiguous array of uint8, found {images.dtype}. Store it with "
+                "np.save(path, np.ascontiguousarray(images))"
             )
         return read_dataset(place, f"{self.name}-{part}", images, labels, self.classes, self.pixels)
 
@@ -128,5 +129,5 @@ def _map_integers(path: Path) -> Array:
     """Memory-map integers (S,) int64 from a .npy file. Other integer types are copied."""
     array = map_npy(path)
     if array.dtype.kind not in "iu" or array.ndim != 1:
-        raise DataError(f"{path}: expected integers (S,), found {array.shape} of {array.dtype}")
+        raise DataError(f"{path}: expected a one-dimensional array of integers, found {array.shape} of {array.dtype}")
     return np.ascontiguousarray(array, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Import of weights from PyTorch, and export of weights and of the source of an equivalent module.
+"""Import weights from PyTorch, and export weights or the source code of an equivalent module.
 
 Images are (H, W, C) in cupynet and (C, H, W) in PyTorch. In layers with a flattened input, the rows of dense weights
 and the values of normalization weights are therefore permuted (see `orders`).
@@ -32,7 +32,7 @@ class Equivalent:
         modules: returns the modules of a built layer in order, by suffix. The module with the suffix "" has the name
             and weights of the layer. Other modules (":pad", ":activation") have no weights.
         names: maps weight names to PyTorch's, if they differ.
-        axes: permutation from cupynet's axes to PyTorch's, which applies to weights with as many axes.
+        axes: permutation from cupynet's axes to PyTorch's, applied to weights with this number of axes.
     """
 
     modules: Callable[[Any], Modules]
@@ -156,7 +156,7 @@ def import_torch(model: nn.Model, path: PathLike, names: Mapping[str, str] | Non
 
 
 def _renamed(name: str, names: Mapping[str, str], default: str) -> str:
-    """Return PyTorch's name of a weight, using any entry in `names` for the weight or its nearest enclosing layer."""
+    """Return PyTorch's name for a weight, using any entry in `names` for the weight or its nearest enclosing layer."""
     if name in names:
         return names[name]
     layer = name.rpartition(".")[0]
@@ -219,7 +219,7 @@ def orders(network: nn.Layer) -> dict[int, Order]:
 
 
 def _output_order(layer: nn.Layer, order: Order | None, result: dict[int, Order]) -> Order | None:
-    """Return the order of a layer's output for an input in `order`. None means cupynet's order, or an image."""
+    """Return the order of a layer's output for an input in `order`. None: an image, or values in cupynet's order."""
     if isinstance(layer, nn.Sequential):
         for _, inner in layer.children():
             order = _output_order(inner, order, result)

@@ -10,8 +10,8 @@ pipeline-parallel DNN training"). With s = 3 stages, m = 4 micro-batches and pas
     stage 3   .   .  F1  B1  F2  B2  F3  B3  F4  B4   .   .     1
 
 Afterwards, every stage updates its weights. An iteration takes the time of m + s - 1 forward and backward passes of a
-stage, compared to m · s without a pipeline. Stage r (from 0) holds the activations of at most s - r micro-batches.
-training/pipeline_stage.py implements the execution.
+stage, compared to m · s without a pipeline. Stage r, counted from 0, holds the activations of at most s - r
+micro-batches. training/pipeline_stage.py implements the execution.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Pipeline:
                 raise ConfigError(reason, "stages", shown(self.stages))
         elif self.stages is not None and self.stages > len(groups):
             text = " | ".join(" ".join(group) for group in groups)
-            reason = f"this network has at most {len(groups)} stages: {text}. Use fewer, or auto"
+            reason = f"this network can be split into at most {len(groups)} stages: {text}. Use fewer, or auto"
             raise ConfigError(reason, "stages", str(self.stages))
         layers = dict(chain)
         return max(1, sum(any(layers[name].declared for name in group) for group in groups))
@@ -99,7 +99,7 @@ class Pipeline:
         samples: Sequence[int],
         iteration_s: float,
     ) -> dict[str, Any]:
-        """Return the measured speed-up over sequential stages, and its upper bound, for JSON.
+        """Return the measured speed-up over sequential stages, and its upper bound, as plain numbers.
 
         `speed_up` is the compute time of a batch, summed over all stages, divided by the time of an iteration. `bound`
         is (total work / work of the slowest stage) · m / (m + s - 1). Unequal stages can exceed the bound slightly,
@@ -148,7 +148,7 @@ def training_work(layer: Layer) -> int:
 def balance_stages(work: Sequence[float], sent: Sequence[float], stages: int) -> list[int]:
     """Partition consecutive pieces of `work`, minimizing the largest stage. Return the end index of each stage.
 
-    Ties are broken by the amount of data sent between stages. `sent` is the amount if a stage ends after each piece.
+    Ties are broken by the amount of data sent between stages. `sent[i]` is the amount if a stage ends after piece i.
     """
     cumulative = [0.0, *accumulate(work)]
 
@@ -177,7 +177,7 @@ def _stages(value: Stages) -> int | list[list[str]] | None:
         return None
     if isinstance(value, str) or not isinstance(value, Sequence):
         return integer("stages", value, 1, ", auto, or a list of layer names for each stage")
-    return [list(names) if isinstance(names, Sequence) else [names] for names in value]
+    return [[names] if isinstance(names, str) else list(names) for names in value]
 
 
 def _chain(network: Layer) -> Sequential:

@@ -10,7 +10,7 @@ from typing import Any
 
 # settings, command-line overrides, and Hydra's own settings
 SETTINGS, OVERRIDES, HYDRA = ".hydra/config.yaml", ".hydra/overrides.yaml", ".hydra/hydra.yaml"
-MODEL = "model.safetensors"  # only written by `ParallelWrapper(run=...)`, not by commands
+MODEL = "model.safetensors"  # written only by `ParallelWrapper(run=...)`, not by commands
 SUMMARY = "summary.json"  # written at the end of a run
 RESULTS = ("weights.safetensors", "history.jsonl", "examples.safetensors", "report.html", "curves.png")
 REOPENED = "unfinished.txt"  # marks a resumed run that has not ended
@@ -25,8 +25,8 @@ STEP = re.compile(r"step-(\d{8,})(?:\.(tmp|old)-\d+)?")
 def is_outdated(folder: Path, summary: Mapping[str, Any], iteration: int) -> bool:
     """Return True if a run was resumed after its summary was written, and has not ended since.
 
-    iteration: the last iteration in the history or checkpoints of the run. It is needed for earlier versions, which did
-        not mark resumed runs.
+    iteration: the last iteration in the history or checkpoints of the run. Needed for runs of earlier
+        versions, which did not mark resumed runs.
     """
     return (folder / REOPENED).is_file() or iteration > int(summary.get("iterations", sys.maxsize))
 
@@ -37,7 +37,7 @@ def step_name(step: int) -> str:
 
 
 def checkpoints(folder: Path) -> dict[int, Path]:
-    """Return the checkpoints in a folder by iteration, including any `step-....old-...` of an interrupted save."""
+    """Return the checkpoints in a folder by iteration, including `step-....old-...` if it is the only one left."""
     result: dict[int, Path] = {}
     for entry in folder.iterdir() if folder.is_dir() else ():
         match = STEP.fullmatch(entry.name)

@@ -44,7 +44,7 @@ def examples(x: Examples, y: Any = None) -> Loader | Dataset | Shards | tuple[Ar
     if isinstance(x, tuple | list) and len(x) == 2 and not isinstance(x[0], tuple):
         return x  # type: ignore[return-value]
     if hasattr(x, "shape"):
-        raise ConfigError("is missing. Pass the labels, as in fit(images, labels). Only predict needs none", "y")
+        raise ConfigError("is missing. Pass the labels, as in fit(images, labels). Only predict works without", "y")
     if isinstance(x, Data | Source):
         loaded = "" if isinstance(x, Data) else ".load()"
         raise ConfigError(f"pass one part of the data, such as data{loaded}.train, and another as validation_data")
@@ -70,7 +70,7 @@ def loader_of(
     if isinstance(data, tuple | list):
         images, labels = data[0], on_host(data[1])
         if model.loss.applies != "softmax" and outputs == 1 and labels.dtype.kind in "biu":
-            labels = labels.astype(np.float32)  # regression, because one output has no classes
+            labels = labels.astype(np.float32)  # regression, because a single output cannot represent classes
         elif model.loss.applies == "softmax" and is_one_hot(labels) and labels.shape[1] == outputs:
             labels = labels.argmax(axis=1)
         data = images, labels
@@ -107,7 +107,7 @@ def _class_factors(data: Dataset, class_weight: ClassWeight) -> Array:
     if class_weight == "balanced":
         return balanced_weights("class_weight", data.labels, data.classes)
     if not isinstance(class_weight, Mapping):
-        raise ConfigError("must be a dictionary {class: weight}, or balanced", "class_weight", shown(class_weight))
+        raise ConfigError("must be a dictionary {class: weight}, or 'balanced'", "class_weight", shown(class_weight))
     factors = np.ones(data.classes)
     for each, weight in class_weight.items():
         if isinstance(each, float) or each not in range(data.classes):
@@ -195,7 +195,7 @@ def check_data(loader: Loader, model: Model) -> None:
 def check_pixels(dataset: LabeledData, pixels: PixelScale) -> None:
     if dataset.pixels != pixels and not dataset.scaled:
         raise ConfigError(
-            f"data set {dataset.name!r}: its pixels are not normalized like the training data. Use "
+            f"data set {dataset.name!r}: its pixels are not normalized like those of the training data. Use "
             "Dataset(..., pixels=model.pixels), or a pair (images, labels)"
         )
 
@@ -206,6 +206,6 @@ def check_same_data(loader: Loader, world: Communicator) -> None:
     others = np.flatnonzero(signatures != signatures[0]).tolist()
     if others:
         raise DataError(
-            f"ranks {others} have different data than rank 0, or a different order. Copy the data to all machines, and "
+            f"ranks {others} do not have the same data in the same order as rank 0. Copy the data to all machines, and "
             "use the same settings"
         )

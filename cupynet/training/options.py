@@ -56,7 +56,7 @@ class TrainingOptions:
         timeout_s: seconds that a worker waits for the others before it fails.
         blas_threads: BLAS threads per worker on a CPU. By default, 1 with the `numba` backend unless a variable such as
             OMP_NUM_THREADS is set; otherwise the cores are divided among the workers.
-        run: the run folder, to which callbacks write on rank 0. The folder of another run is refused.
+        run: the run folder, to which callbacks write on rank 0. It must not contain another run.
         launcher: `thread` or `mpi`. With `mpi`, this process is one worker, and all processes started by mpiexec must
             make the same calls.
         pipeline: a `Pipeline` that splits each replica into stages, one per device or core. The model then holds the
@@ -109,7 +109,7 @@ class TrainingOptions:
             names: names of the callbacks in messages; by default their class names.
 
         Raises:
-            ConfigError: an option is invalid. `setting` names it, its argument (`pipeline.stages`) or a callback.
+            ConfigError: an option is invalid. Its `setting` names the option, argument (`pipeline.stages`) or callback.
         """
         options = self._check_values(backend)
         _check_conflicts(_named(options.callbacks, names))
@@ -226,7 +226,7 @@ class FitData:
 
 @dataclass(frozen=True, eq=False)
 class CheckedOptions:
-    """Validated options with defaults filled in. `layers` has the layer names of each pipeline stage, or is empty."""
+    """Validated options with defaults filled in. `layers` lists the layer names of each pipeline stage."""
 
     options: TrainingOptions
     placement: Placement
@@ -271,7 +271,7 @@ class CheckedOptions:
             self._check_figures("learning_rate", self.optimizer.learning_rate, data)
 
     def _check_figures(self, name: str, part: Callback | Schedule, data: FitData) -> None:
-        """Raise ConfigError if a figure to monitor is unknown, or if required reports or evaluations are missing."""
+        """Raise ConfigError if a monitored metric is unknown, or if required reports or evaluations are missing."""
         kind = {"classifies": data.classifies, "binary": data.binary}
         for argument in ("monitor", "best"):
             if isinstance(figure := getattr(part, argument, None), str):

@@ -178,6 +178,6 @@ class CudaDevice(Device):
         output, (top, _), (left, _) = window.output(height, width), *window.padding
         if channels * max(math.prod(output) * window.size, math.prod(window.padded(height, width))) >= MAX_VALUES:
             raise ConfigError(
-                f"images of {height} x {width} x {channels} are too large for the kernels' 32-bit indices"
+                f"images of {height} x {width} x {channels} exceed the kernels' 32-bit indices. Use smaller images"
             )
         return n, height, width, channels, *output, *window.kernel, *window.stride, top, left

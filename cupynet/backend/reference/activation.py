@@ -17,8 +17,8 @@ from cupynet.backend.device import Device
 Function: TypeAlias = Callable[[Any, Array, float], Array]
 
 # W. J. Cody 1969, "Rational Chebyshev approximations for the error function". NEAR: erf(z) / z in z², up to 0.46875.
-# MIDDLE: exp(z²) erfc(z) in z, up to 4. FAR: the difference of exp(z²) erfc(z) from 1 / (z sqrt(pi)), in 1 / z². The
-# highest power comes first.
+# MIDDLE: exp(z²) erfc(z) in z, up to 4. FAR: (1 / (z sqrt(pi)) - exp(z²) erfc(z)) · z³, in 1 / z². The highest power
+# comes first.
 NEAR = (
     (1.85777706184603153e-1, 3.16112374387056560, 1.13864154151050156e2, 3.77485237685302021e2, 3.20937758913846947e3),
     (1.0, 2.36012909523441209e1, 2.44024637934444173e2, 1.28261652607737228e3, 2.84423683343917062e3),

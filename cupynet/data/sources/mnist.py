@@ -40,12 +40,12 @@ class IdxSet(Downloaded):
 
 @dataclass(eq=False)
 class MNIST(IdxSet):
-    """MNIST: handwritten digits, in `<folder>/mnist`. The files may be decompressed (see `idx_path`).
+    """MNIST: handwritten digits, in `<folder>/mnist`. Uncompressed files are accepted too (see `idx_path`).
 
     Args:
         fallback: if the files are missing and cannot be downloaded, "synthetic" loads `Synthetic` digits with a
             warning, and None raises DataError. "auto" means "synthetic", or None if `folder` or CUPYNET_DATA is set.
-        folder and others: see `Downloaded`.
+        other arguments: see `Downloaded`.
     """
 
     name = "mnist"

@@ -69,7 +69,7 @@ class Threshold:
 
 
 class FixedThreshold(Threshold):
-    """A constant threshold. Choose the size of several accumulated updates, which is much smaller than the weights."""
+    """A constant threshold: about the size of several accumulated updates, much smaller than the weights."""
 
     def __init__(self, threshold: float) -> None:
         super().__init__(threshold, "threshold")
@@ -147,7 +147,7 @@ class ThresholdEncoding:
         return str(self.algorithm)
 
     def start(self, length: int, weights: int, dtype: Any) -> None:
-        """Allocate the residual for `length` values (less than 2^31), which are `weights` weights and padding."""
+        """Allocate the residual for `length` values (less than 2^31), `weights` weights followed by padding."""
         self.residual: NDArray[Any] = np.zeros(length, dtype)
         self._weights = weights
 

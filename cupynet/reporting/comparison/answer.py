@@ -39,7 +39,7 @@ def answer(comparison: Comparison) -> Answer:
     fastest = min(accurate, key=lambda group: group.figures["train_s"])
     equal = [group for group in accurate if group.figures["train_s"] <= (1 + NOISE) * fastest.figures["train_s"]]
     chosen = max(equal, key=lambda group: (group.figures["accuracy"], -group.figures["train_s"]))
-    compromise = f"among the fastest within 0.1 points of the best accuracy ({_result(best)}: {best.name})"
+    compromise = f"among the fastest within 0.1 percentage points of the best accuracy ({_result(best)}: {best.name})"
     reason = "the best accuracy" if chosen is best else compromise
     text = f"Use {chosen.name}: {_result(chosen)} of training, {reason}."
     if len(candidates) == 1:

@@ -29,7 +29,7 @@ class Group:
     Attributes:
         settings: values, as text, of the settings that differ between groups; `ABSENT` if a setting has no effect here.
         figures: known results. `accuracy`, `loss`, `images_per_s`, `train_s` and `time_to`, the seconds of training
-            until the target accuracy, are means over the runs. `accuracy_range` (text) exists if there are several
+            needed for the target accuracy, are means over the runs. `accuracy_range` (text) exists if there are several
             runs. `speed_up` is the throughput relative to groups with one worker, and `efficiency` is the speed-up per
             worker.
         front: True if the group is on the Pareto front of accuracy and training time.

@@ -1,4 +1,4 @@
-"""Depthwise convolution: each filter uses one channel, so it is not a matrix product. Inner loops run over filters."""
+"""Depthwise convolution: each filter uses one channel. The innermost loops run over the filters."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def forward(x: Array, weight: Array, y: Array, stride: IntPair, padding: IntPair
 
 @kernel
 def input_gradient(dy: Array, weight: Array, dx: Array, stride: IntPair, padding: IntPair, dilation: IntPair) -> None:
-    """dx = sum of window gradients times filters: (N, H', W', O) -> (N, H, W, O)."""
+    """dx = gradients times filters, summed over the windows that contain each pixel: (N, H', W', O) -> (N, H, W, O)."""
     dy, weight, dx = reals(dy), reals(weight), reals(dx)
     floats = room(dx[0])
     for n in range(dy.shape[0]):
@@ -60,7 +60,7 @@ def input_gradient(dy: Array, weight: Array, dx: Array, stride: IntPair, padding
 
 @kernel
 def weight_gradient(x: Array, dy: Array, grad: Array, stride: IntPair, padding: IntPair, dilation: IntPair) -> None:
-    """grad (K_h, K_w, O) += sum of pixels times gradients, summed by image for precision."""
+    """grad (K_h, K_w, O) += sum of pixels times gradients, summed separately for each image for precision."""
     x, dy = reals(x), reals(dy)
     part = np.empty_like(grad)
     for n in range(dy.shape[0]):

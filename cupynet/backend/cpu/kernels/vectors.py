@@ -1,4 +1,4 @@
-"""Generation of LLVM vector code. Functions with an LLVM builder `b` emit instructions and return their results."""
+"""Generates LLVM vector code. Functions that take an LLVM builder `b` emit instructions and return their results."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def split(length: int, real: Any) -> list[tuple[int, Any]]:
 
 
 def bytes_like(kind: Any, value: int) -> Any:
-    """Return the constant `value` as a vector of bytes with the length of `kind`."""
+    """Return the constant `value` as a vector of bytes with as many elements as `kind`."""
     if isinstance(kind, ir.VectorType):
         return ir.Constant(ir.VectorType(ir.IntType(8), kind.count), [value] * kind.count)
     return ir.Constant(ir.IntType(8), value)
@@ -142,5 +142,5 @@ def _place(b: Any, base: Any, at: int, kind: Any) -> Any:
 
 
 def _alignment(base: Any) -> int:
-    """Return the alignment of a single value, because a vector may start at any value."""
+    """Return the alignment of a single value, because a vector may start at any element."""
     return 1 if isinstance(base.type.pointee, ir.IntType) else size_of(base.type.pointee)
