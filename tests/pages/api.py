@@ -6,6 +6,7 @@ import inspect
 import re
 from collections.abc import Iterator
 from functools import cache
+from types import GenericAlias
 from typing import Any
 
 import cupynet
@@ -64,7 +65,11 @@ def public() -> dict[str, Any]:
         found |= {name: thing for name, thing in exported.items() if not any(thing is each for each in found.values())}
     estimators = importlib.import_module("cupynet.sklearn")
     found |= {f"sklearn.{name}": getattr(estimators, name) for name in ("Classifier", "Regressor")}
-    return {name: thing for name, thing in found.items() if inspect.isclass(thing) or inspect.isfunction(thing)}
+    return {name: thing for name, thing in found.items() if _is_class(thing) or inspect.isfunction(thing)}
+
+
+def _is_class(thing: object) -> bool:
+    return inspect.isclass(thing) and not isinstance(thing, GenericAlias)  # which is a class on Python 3.10
 
 
 def anchor(heading: str) -> str:

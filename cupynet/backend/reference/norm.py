@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import numpy as np
+
 from cupynet.backend.array import Array
 from cupynet.backend.reference.activation import ActivationOps
 
@@ -80,7 +82,7 @@ class NormOps(ActivationOps):
         accumulate = self.policy.accumulate
         wide = x.astype(accumulate)
         moments = self.borrow((len(x), 2), accumulate)
-        moments[:, 0] = wide.mean(axis=1)
+        moments[:, 0] = wide.mean(axis=1, dtype=np.float64)  # sums of long rows are inexact in float32
         wide -= moments[:, :1]
         moments[:, 1] = 1 / self.xp.sqrt((wide * wide).mean(axis=1) + epsilon)
         wide *= moments[:, 1:]
