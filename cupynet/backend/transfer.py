@@ -11,6 +11,9 @@ import numpy as np
 
 from cupynet.backend.array import Array
 from cupynet.backend.device import Device
+from cupynet.core.checks import number
+from cupynet.core.errors import ConfigError
+from cupynet.core.wording import shown
 
 Edit: TypeAlias = Callable[[Array], Array]  # augmentation: (N, H, W, C) uint8 -> the same number of images
 
@@ -25,10 +28,18 @@ class PixelScale:
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
 
+    def __post_init__(self) -> None:
+        for name, least in (("mean", -1e6), ("std", 1e-6)):
+            values = getattr(self, name)
+            numbers = tuple(number(f"PixelScale {name}", each, minimum=least, below=1e6) for each in values)
+            object.__setattr__(self, name, numbers)
+        if not self.mean or len(self.mean) != len(self.std):
+            raise ConfigError("must have as many numbers as mean, at least one", "PixelScale std", shown(self.std))
+
     @classmethod
     def of(cls, mean: Sequence[float], std: Sequence[float]) -> PixelScale:
         """Create the scaling from each channel's mean and std, for pixels scaled to 0..1."""
-        return cls(tuple(map(float, mean)), tuple(map(float, std)))
+        return cls(tuple(mean), tuple(std))
 
     @cached_property
     def scale(self) -> tuple[float, ...]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from cupynet.backend import FRACTIONS, PixelScale
 from cupynet.backend.array import Array
-from cupynet.core import checks, wording
+from cupynet.core import wording
 from cupynet.core.errors import ConfigError
 
 # see `Source`
@@ -23,14 +23,11 @@ def checked(normalize: Normalize) -> str | dict[str, list[float]] | None:
     try:
         if not isinstance(normalize, Mapping) or set(normalize) != {"mean", "std"}:
             raise ValueError
-        mean = [checks.number("mean", each, minimum=-1e6, below=1e6) for each in normalize["mean"]]
-        std = [checks.number("std", each, minimum=1e-6, below=1e6) for each in normalize["std"]]
-        if not mean or len(mean) != len(std):
-            raise ValueError
+        pixels = PixelScale.of(normalize["mean"], normalize["std"])
     except (TypeError, ValueError) as error:
         forms = "null, auto or {mean: [...], std: [...]} with a number for each channel, on a 0-1 scale"
         raise ConfigError(f"must be {forms}", "normalize", wording.shown(normalize, wording.written)) from error
-    return {"mean": mean, "std": std}
+    return {"mean": list(pixels.mean), "std": list(pixels.std)}
 
 
 def pixels_for(normalize: Normalize, images: Array) -> PixelScale:
@@ -59,5 +56,5 @@ def statistics(images: Array) -> tuple[list[float], list[float]]:
         second = sum(value * value * count for value, count in enumerate(row))
         spread = total * second - first * first  # total^2 times the variance
         means.append(first / total / 255 if total else 0.0)
-        deviations.append(math.sqrt(spread) / total / 255 if spread else 1.0)
+        deviations.append(max(math.sqrt(spread) / total / 255, 1e-6) if spread else 1.0)
     return means, deviations

@@ -62,7 +62,13 @@ def warn_of_pixels(dataset: LabeledData) -> bool:
     """Warn and return True if all images are nearly black, or floating-point images are probably unscaled."""
     if isinstance(dataset, Dataset) and dataset.scaled:
         return _warn_of_floats(dataset)
-    enough = min(math.ceil(BRIGHT / max(dataset.pixels.scale)), 255)
+    if 255 * max(dataset.pixels.scale) < BRIGHT:
+        log.warning(
+            "data set %r: its pixels are divided by a std of %g. Give mean and std for pixels scaled to 0..1",
+            *(dataset.name, min(dataset.pixels.std)),
+        )
+        return True
+    enough = math.ceil(BRIGHT / max(dataset.pixels.scale))
     largest = _brightest(dataset, enough)
     if largest >= enough:
         return False

@@ -79,6 +79,21 @@ def test_bad_values_are_refused(wrong: Any) -> None:
         small(normalize=wrong)
 
 
+@pytest.mark.parametrize(
+    ("setting", "mean", "std"),
+    [
+        ("std", [0.1], [0]),
+        ("std", [0.1], [-0.3]),
+        ("std", [0.1, 0.1], [0.3]),
+        ("std", [], []),
+        ("mean", [math.nan], [1]),
+    ],
+)
+def test_a_pixel_scale_is_checked(setting: str, mean: list[float], std: list[float]) -> None:
+    with refused(setting):
+        PixelScale.of(mean, std)
+
+
 def test_normalization_needs_a_value_per_channel() -> None:
     with refused(""):
         small(normalize={"mean": [0, 0], "std": [1, 1]}).load()

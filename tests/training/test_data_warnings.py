@@ -45,6 +45,7 @@ def model(backend: str = "numpy") -> Model:
         (100, FRACTIONS, False),
         (16, NORMALIZED, False),
         (16, PixelScale.of([0.1307], [0.3081]), True),
+        (255, PixelScale.of([33], [79]), True),
     ],
 )
 def test_dark_images(
@@ -53,7 +54,7 @@ def test_dark_images(
     dataset = up_to(largest, pixels)
     for each in (dataset, write_shards(dataset, tmp_path, 2)):
         assert warn_of_pixels(each) == warned
-        assert [str(largest) in text for text in warnings_of(caplog)] == [True] * warned
+        assert len(warnings_of(caplog)) == warned
 
 
 def test_a_fit_and_an_evaluation_warn_once(caplog: pytest.LogCaptureFixture) -> None:
