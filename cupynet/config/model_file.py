@@ -14,7 +14,7 @@ from cupynet.core import checks, shared_options
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.core.files import load_described
 from cupynet.data.normalize import checked
-from cupynet.nn import InputType, Layer, Loss, Model, Params, input_type
+from cupynet.nn import Flat, InputType, Layer, Loss, Model, Params, input_type
 
 
 def read_model(
@@ -30,7 +30,8 @@ def read_model(
         if type(loss) is Loss:
             raise ConfigError("must be a subclass of Loss", "loss")
         own = shared_options.dtype("dtype", description["dtype"] if dtype is None else dtype)
-        input, seed = input_type(description["input"]), checks.seed("seed", description["seed"])
+        shape, seed = description["input"], checks.seed("seed", description["seed"])
+        input = Flat(*shape) if isinstance(shape, list) and len(shape) == 1 else input_type(shape)
         _check_shapes(network, input, weights)
         model = Model(network, input, create_backend(name, own), seed, loss)
         model.load_weights(weights)

@@ -174,8 +174,8 @@ class Sequential(Layer):
             raise ConfigError(reason, "Sequential layers", wording.shown(layers))
         named = dict(layers) if isinstance(layers, Mapping) else _named(layers)
         for name, layer in named.items():
-            if not isinstance(name, str) or "." in name or not name or not name.isprintable():
-                raise ConfigError(f"layer name {name!r} is invalid: it must be non-empty printable text without a dot")
+            if not isinstance(name, str) or "." in name or not name.isprintable() or name in ("", "_target_"):
+                raise ConfigError(f"layer name {name!r} is invalid: use printable text without a dot, and not _target_")
             checks.instance(f"Sequential layers.{name}", layer, Layer, EXAMPLE)
         self.layers: dict[str, Layer] = named
 

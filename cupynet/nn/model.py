@@ -124,7 +124,7 @@ class Model:
             found = () if names is None else tuple(map(str, names))
         except TypeError:  # not iterable
             found = None
-        if found is None or isinstance(names, str | set) or len(found) not in (0, self.output.features):
+        if found is None or isinstance(names, str | set | frozenset) or len(found) not in (0, self.output.features):
             outputs = wording.counted(self.output.features, "output")
             raise ConfigError(f"must have one name for each of {outputs}", "class_names", wording.shown(names))
         self._class_names = found
@@ -208,7 +208,7 @@ class Model:
         low, high = (each + 0.0 for each in self.pixels.range)  # removes the sign of -0.0
         scale = max(self.pixels.scale) if raw else 1.0
         outside = not raw and (most > 2 * high - low or least < 2 * low - high)
-        if outside or 0 < scale * (most - least) < FLAT:
+        if outside or 0 < scale * (most - least) < FLAT * min(1.0, 255 * scale):
             self._warned = True
             trained = "0 to 255" if raw else f"{low:.3g} to {high:.3g}"
             log.warning(
@@ -333,13 +333,15 @@ class Model:
             model = cupynet.load("digits.safetensors")
 
         Raises:
-            ConfigError: the name does not end in .safetensors; a layer has an argument that is not a plain value, or is
-                defined in a function or in __main__.
+            ConfigError: the name does not end in .safetensors; a weight is not finite; a layer has an argument that is
+                not a plain value, or is defined in a function or in __main__.
             OutputError: the file cannot be written.
         """
         if Path(path).suffix.lower() != ".safetensors":
             raise ConfigError("must end in .safetensors, the format of this file", "path", wording.shown(path, str))
-        save_described(path, self.weights(), self.description())
+        weights = self.weights()
+        self.params.unmatched(weights)  # raises for values that `load` refuses
+        save_described(path, weights, self.description())
 
     def description(self) -> dict[str, Any]:
         """Return everything that `save` writes except the weights, as plain values."""

@@ -121,6 +121,22 @@ def test_what_a_file_cannot_hold_is_refused(layer: Layer, tmp_path: Path) -> Non
     assert not [*tmp_path.rglob("*.safetensors")]
 
 
+def test_a_model_with_values_that_are_not_finite_is_not_saved(model: Model, file: Path) -> None:
+    before = file.read_bytes()
+    model.params.master[0] = np.nan
+    with refused(""):
+        model.save(file)
+    assert file.read_bytes() == before
+
+
+def test_a_model_of_vectors_is_saved(tmp_path: Path) -> None:
+    model = Model([Dense(3)], cupynet.Flat(5), "numpy")
+    model.save(tmp_path / "model.safetensors")
+    loaded = cupynet.load(tmp_path / "model.safetensors", "numpy")
+    assert loaded.input == model.input
+    np.testing.assert_array_equal(loaded.weights()["dense1.weight"], model.weights()["dense1.weight"])
+
+
 @pytest.mark.parametrize("name", ["model.keras", "model.h5", "model"])
 def test_a_file_of_another_format_is_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -201,7 +201,7 @@ def test_a_list_of_layers_is_named_by_kind_and_count() -> None:
     assert "around1.branch.conv2d1.weight" in Model(network, SMALL, create_backend("numpy")).weights()
 
 
-@pytest.mark.parametrize("name", ["a.b", "", 3, "a\x1b[2J"])
+@pytest.mark.parametrize("name", ["a.b", "", 3, "a\x1b[2J", "_target_"])
 def test_invalid_names_are_refused(name: Any) -> None:
     with pytest.raises(ConfigError):
         Sequential({name: Flatten()})
