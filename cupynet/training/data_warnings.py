@@ -45,12 +45,19 @@ class DataWarnings:
             warn_of_classes(train.dataset)
             self._dark = warn_of_pixels(train.dataset)
         if fit.evaluate_on is not None:
-            self.of_evaluation(fit.evaluate_on)
+            self.of_evaluation(fit.evaluate_on, floats=train.dataset.scaled)
 
-    def of_evaluation(self, loader: Loader) -> None:
-        """Warn about dark images, unless the training images are dark too."""
-        if not self._dark and self._is_new(loader):
-            warn_of_pixels(loader.dataset)
+    def of_evaluation(self, loader: Loader, *, floats: bool) -> None:
+        """Warn about dark images, unless the training images are dark too, and about integers after floats."""
+        if self._dark or not self._is_new(loader):
+            return
+        warn_of_pixels(loader.dataset)
+        if floats and not loader.dataset.scaled:
+            log.warning(
+                "data set %r: the network was trained on floating-point images, but these are integers, which are only "
+                "divided by 255. Scale them as in training",
+                loader.dataset.name,
+            )
 
     def _is_new(self, loader: Loader) -> bool:
         known = loader.signature in self._known

@@ -349,7 +349,7 @@ class ParallelWrapper:
         """
         loader = evaluation_loader(examples(x, y), batch_size, self.model)
         check_metrics(self.options.metrics, loader, self.model.loss)
-        self._warnings.of_evaluation(loader)
+        self._warnings.of_evaluation(loader, floats=self.model.trained_on == "floats")
         with stopping_at_interrupt(lambda: None) as interrupted:
             evaluation = on_identical_replicas(self, loader, lambda trainer: trainer.evaluate(loader, interrupted))
         if interrupted:

@@ -69,6 +69,17 @@ def test_a_fit_and_an_evaluation_warn_once(caplog: pytest.LogCaptureFixture) -> 
         assert len(warnings_of(caplog)) == 1
 
 
+@pytest.mark.parametrize("validates", [False, True])
+def test_integers_are_evaluated_after_floats(validates: bool, caplog: pytest.LogCaptureFixture) -> None:
+    data = up_to(255)
+    with ParallelWrapper(model(), 1) as wrapper:
+        floats = data.images / np.float32(100), data.labels
+        wrapper.fit(floats, evaluate_on=data if validates else floats)
+        assert len(warnings_of(caplog)) == validates
+        wrapper.evaluate(data)
+        assert len(warnings_of(caplog)) == (not validates)
+
+
 def test_metrics_without_validation_data_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
     bright = up_to(255)
     with ParallelWrapper(model(), 1, metrics=["auc"]) as wrapper:
