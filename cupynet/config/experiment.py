@@ -133,6 +133,9 @@ class Experiment:
         for key in ("learning_rate_factors", "freeze"):
             with errors_of(key, arguments=()):
                 params.matching(getattr(self.settings, key) or ())
+        frozen = params.matching(self.settings.freeze or ())
+        for name, parameter in params.named():
+            parameter.frozen = name in frozen
         return network, params.count
 
     def _fit_data(self) -> FitData:

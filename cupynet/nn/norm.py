@@ -50,6 +50,11 @@ class BatchNorm(Layer):
         self.variance = params.add_buffer("variance", channels, 1.0)
         return input
 
+    @property
+    def frozen(self) -> bool:
+        """True if `scale` and `shift` are frozen. Training then uses the running statistics."""
+        return self.scale.frozen and self.shift.frozen
+
     def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
         return self.normalized(x, context, relu=False)
 
@@ -66,7 +71,7 @@ class BatchNorm(Layer):
         """
         backend, epsilon, scale, shift = self.backend, self.epsilon, self.scale, self.shift
         has_residual = around is not None
-        affine, frozen = (scale.data, shift.data), scale.frozen and shift.frozen
+        affine, frozen = (scale.data, shift.data), self.frozen
         if not context.train:
             moments = self.mean.data, self.variance.data
             return backend.normalize(x, *moments, *affine, epsilon, relu=relu, around=around), no_backward

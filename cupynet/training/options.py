@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from cupynet.core import shared_options
 from cupynet.core.checks import flag, instance, integer, one_of, without_prefix
@@ -40,8 +40,8 @@ class TrainingOptions:
         prefetch_buffer: number of batches to prepare in advance, over all workers; 0 disables prefetching.
         report_score_after_averaging: compute the mean loss over all replicas at each averaging step; true by default.
         average_updaters: average the optimizer state with the weights; true by default.
-        optimizer: an `Optimizer`, or a name such as `adam` for the default arguments; Nesterov(0.01, 0.9) by default.
-            Each worker gets a copy.
+        optimizer: an `Optimizer`, which is copied, or a name such as `adam` for the default arguments;
+            Nesterov(0.01, 0.9) by default.
         synchronizer: a `Synchronizer` to use instead of parameter averaging; each worker gets a copy. Then
             `averaging_frequency`, `report_score_after_averaging` and `average_updaters` must be None.
         learning_rate_scale: factor by which the learning rate is multiplied: `none` (1), `linear` (the number of
@@ -212,16 +212,19 @@ class FitData:
     batch_size: int
     augmented: bool = False
     validates: bool = False  # True if validation data are evaluated during training
+    evaluates: bool = True  # True if any data are evaluated during training
     shards: Shards | None = None
     classifies: bool = True
     binary: bool = False  # True if the targets are 0 or 1
 
     @classmethod
     def of(cls, fit: Fit, loss: Loss) -> FitData:
-        train, validates = fit.train, fit.evaluate_on is not None and fit.split == "validation"
+        train, evaluates = fit.train, fit.evaluate_on is not None
+        validates = evaluates and fit.split == "validation"
         shards = train.dataset if isinstance(train.dataset, Shards) else None
         kind, binary = classifies(train.dataset, loss), loss.applies == "sigmoid"
-        return cls(len(train.dataset), train.batch_size, bool(train.augment), validates, shards, kind, binary)
+        augmented = bool(train.augment)
+        return cls(len(train.dataset), train.batch_size, augmented, validates, evaluates, shards, kind, binary)
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,6 +236,10 @@ class CheckedOptions:
     layers: list[list[str]]
     synchronizer: Synchronizer
     optimizer: Optimizer
+    _optimizer_made: dict[str, Any] = field(init=False)  # the optimizer's attributes
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_optimizer_made", dict(vars(self.optimizer)))
 
     @property
     def parts(self) -> int:
@@ -242,6 +249,10 @@ class CheckedOptions:
     def check_data(self, network: Layer, data: FitData, names: Names = ()) -> None:
         """Raise ConfigError if the options are invalid for the data. For `names`, see `TrainingOptions.check`."""
         options, workers = self.options, self.placement.workers
+        for argument, value in vars(self.optimizer).items():
+            if argument != "learning_rate" and [value] != [self._optimizer_made.get(argument, ...)]:
+                reason = "cannot be changed in a wrapper. Create a new ParallelWrapper with another optimizer"
+                raise ConfigError(reason, f"optimizer.{argument}", shown(value))
         if data.shards is not None:
             with errors_of("workers"):
                 data.shards.check_workers(workers)
@@ -256,7 +267,9 @@ class CheckedOptions:
             )
         batch = -(-min(data.batch_size, data.examples) // self.parts)
         for layer in network.walk():
-            vectors = isinstance(layer, BatchNorm) and layer.input.features == layer.input.shape[-1]
+            if not isinstance(layer, BatchNorm) or layer.frozen:
+                continue
+            vectors = layer.input.features == layer.input.shape[-1]
             if vectors and batch * (workers if layer.syncs_replicas else 1) == 1:
                 raise ConfigError(
                     f"layer '{layer.path}': BatchNorm needs at least two samples at a time. Use larger batches, or "
@@ -278,6 +291,9 @@ class CheckedOptions:
                 figures = evaluation_of(1, self.options.metrics, **kind).figures()
                 figure = without_prefix(figure, figures)
                 one_of(f"{name}.{argument}", figure, figures, ", or a metric that is listed in `metrics`")
+                if argument == "best" and not data.evaluates:
+                    reason = "needs an evaluation. Pass validation_split=0.1 to fit"
+                    raise ConfigError(reason, f"{name}.best", figure)
         if getattr(part, "max_score", None) is not None and not self.options.log_every:
             raise ConfigError("must be at least 1, because `max_score` is checked at each report", "log_every", "0")
         if not part.needs_validation:
@@ -311,9 +327,8 @@ def _check_conflicts(callbacks: Mapping[str, Callback]) -> None:
 
 
 def _scaled(optimizer: Optimizer, scale: str | float, workers: int) -> Optimizer:
-    factor = scale_factor(scale, workers)
+    optimizer, factor = copy.copy(optimizer), scale_factor(scale, workers)
     if factor == 1:
         return optimizer
-    optimizer = copy.copy(optimizer)
     optimizer.learning_rate = Scaled(optimizer.learning_rate, factor)
     return optimizer

@@ -90,8 +90,7 @@ class ParallelWrapper:
         layers: the layer names of each pipeline stage; empty without a pipeline.
         synchronizer: the synchronizer. Changes have no effect, because each worker has a copy.
         optimizer: the optimizer, with the scaled learning rate. Between fits, `optimizer.learning_rate` can be set to a
-            number, a name or a schedule, which is not scaled. Other changes have no effect, because each worker has a
-            copy.
+            number, a name or a schedule, which is not scaled. The next `fit` refuses other changes.
         callbacks: the callbacks in the order in which they receive events.
         blas_threads: BLAS threads per worker; 0 on a GPU.
     """

@@ -8,9 +8,18 @@ import pytest
 
 from cupynet.core import shared_options
 from cupynet.data import Loader, Shift
+from cupynet.nn import BatchNorm, Dense, Flat, Model
 from cupynet.optim import SGD, Adam, AMSGrad, ReduceOnPlateau
 from cupynet.parallel import Adaptive, ElasticAveraging, ParameterAveraging, Pipeline, Synchronizer
-from cupynet.training import EarlyStopping, HistoryWriter, NonFinite, ParallelWrapper, TrainingOptions, WeightAverage
+from cupynet.training import (
+    Checkpoint,
+    EarlyStopping,
+    HistoryWriter,
+    NonFinite,
+    ParallelWrapper,
+    TrainingOptions,
+    WeightAverage,
+)
 from cupynet.training.fit import Fit
 from cupynet.training.options import CheckedOptions, FitData
 from tests.support.refusals import refused
@@ -107,6 +116,7 @@ IMAGES = FitData(examples=64, batch_size=8)
         ({"callbacks": [HistoryWriter]}, None, "callbacks"),
         ({"callbacks": [EarlyStopping()]}, IMAGES, "EarlyStopping"),
         ({"log_every": 0, "callbacks": [EarlyStopping(max_score=5.0)]}, IMAGES, "log_every"),
+        ({"callbacks": [Checkpoint(best="loss")]}, replace(IMAGES, evaluates=False), "Checkpoint.best"),
         ({"optimizer": Adam(ReduceOnPlateau(0.1))}, IMAGES, "optimizer.learning_rate"),
         (
             {"workers": 2, "averaging_frequency": "end", "callbacks": [EarlyStopping()]},
@@ -125,6 +135,14 @@ def test_images_that_are_augmented_are_not_kept_on_a_device(monkeypatch: pytest.
     checked(IMAGES, data_on_device=True)
     with refused("data_on_device"):
         checked(replace(IMAGES, augmented=True), data_on_device=True)
+
+
+def test_a_batch_of_one_suits_a_frozen_batch_norm() -> None:
+    model, data = Model([BatchNorm(), Dense(3)], Flat(5), "numpy"), replace(IMAGES, batch_size=1)
+    with refused("batch_size"):
+        TrainingOptions(workers=1).check(model.network, "numpy", data=data)
+    model.freeze("batchnorm1")
+    TrainingOptions(workers=1).check(model.network, "numpy", data=data)
 
 
 @pytest.mark.parametrize(("split", "validates"), [("test", False), ("validation", True)])

@@ -310,6 +310,23 @@ def test_the_learning_rate_may_be_changed_between_fits(rate: Any) -> None:
     assert len({id(schedule) for schedule in schedules}) == 2
 
 
+@pytest.mark.parametrize(("name", "value"), [("l2", 0.5), ("max_grad_norm", 1.0), ("learningrate", 0.1)])
+def test_other_arguments_of_the_optimizer_cannot_be_changed(name: str, value: float) -> None:
+    with ParallelWrapper(small_model(), 1, progress="none") as wrapper:
+        wrapper.fit(loader(), epochs=1)
+        setattr(wrapper.optimizer, name, value)
+        with refused(f"optimizer.{name}"):
+            wrapper.fit(loader(), epochs=1)
+        assert len(wrapper.history["epoch"]) == 1
+
+
+def test_wrappers_share_no_optimizer() -> None:
+    given = Nesterov(0.01)
+    wrappers = [ParallelWrapper(small_model(), 1, optimizer=given) for _ in range(2)]
+    wrappers[0].optimizer.learning_rate = 0.5
+    assert [each.learning_rate(0) for each in (given, wrappers[1].optimizer)] == [0.01, 0.01]
+
+
 def test_a_schedule_set_before_restore_continues_as_restored(tmp_path: Path) -> None:
     def plateau() -> ReduceOnPlateau:
         return ReduceOnPlateau(0.1, patience=0, min_delta=1e9)  # reduces the rate in each epoch after the first
