@@ -31,7 +31,7 @@ ROWS = 10  # maximum number of rows in the printed table
 
 
 class Profile(Callback):
-    """Times the calls in some iterations of the first fit, and in evaluations between them, on every worker.
+    """Times the calls in some iterations of a wrapper's first fit and evaluations between them, on every worker.
 
     After the fit, it prints the slowest calls and writes two files. `trace.json` has a track for each worker and can be
     opened in ui.perfetto.dev or chrome://tracing. `profile.json` has the time of each call, excluding nested calls. If
@@ -54,15 +54,19 @@ class Profile(Callback):
 
     def __init__(self, iterations: int = 50, after: int = 10, path: str | Path | None = None) -> None:
         self.iterations, self.after = integer("iterations", iterations, 1), integer("after", after, 0)
-        self._folder = None if path is None else Path(path)
+        self._path = None if path is None else Path(path)
         self.pieces: dict[str, Any] = {}
         self._timer: Timer | None = None
-        self._first = self._timed = 0
-        self._written = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the attributes to copy, without the timer, which belongs to the trainer."""
+        return vars(self) | {"_timer": None}
 
     def start(self, trainer: Trainer, run: Run | None) -> None:
-        if self._folder is None and run is not None:
-            self._folder = run.folder
+        self._folder = run.folder if self._path is None and run is not None else self._path
+        self._timer = None
+        self._first = self._timed = 0
+        self._written = False
 
     def on_fit_start(self, trainer: Trainer) -> None:
         if self._timer is None:

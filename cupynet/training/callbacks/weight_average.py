@@ -58,6 +58,11 @@ class WeightAverage(Callback):
         self._passed = 0  # iterations or epochs in this fit
         self._means: list[Array] = []  # means of the weights, and of the buffers if there are any
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the attributes to copy, without those of the trainer."""
+        own = {name: value for name, value in vars(self).items() if name not in ("_params", "_backend")}
+        return own | {"_means": []}
+
     def start(self, trainer: Trainer, run: Run | None) -> None:
         self.added = self._passed = 0
         self._params, self._backend = trainer.params, trainer.backend

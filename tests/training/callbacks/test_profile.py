@@ -176,6 +176,12 @@ def test_profiling_does_not_change_training_and_is_removed_afterwards(tmp_path: 
     assert not any("forward" in vars(layer) for layer in wrapper.model.network.walk())
 
 
+def test_a_profile_may_be_used_again(tmp_path: Path) -> None:
+    profile, _ = profiled(tmp_path / "a")
+    profiled(tmp_path / "b", profile)
+    assert len(trace(tmp_path / "a")) == len(trace(tmp_path / "b"))
+
+
 def test_a_failed_fit_removes_the_timers(tmp_path: Path) -> None:
     callbacks = [Profile(after=0), NonFinite()]
     with ParallelWrapper(small_model(), 2, run=tmp_path, optimizer=Nesterov(1e200), callbacks=callbacks) as wrapper:
