@@ -265,11 +265,15 @@ def schedule(owner: str, learning_rate: Any, highest: float | None = None) -> Sc
         label = one_of(name, named.get("name", learning_rate), NAMES)
         kind = NAMES[label]
         given = {} if kind.highest is None or highest is None else {kind.highest: highest}
+        arguments = given | {str(key): value for key, value in named.items() if key != "name"}
+        if kind is Warmup and isinstance(arguments.get("then"), str | Mapping):
+            arguments["then"] = schedule("Warmup then", arguments["then"], highest)
         try:
-            return kind(**given | {str(key): value for key, value in named.items() if key != "name"})
+            return kind(**arguments)
         except TypeError as error:  # missing or unknown argument
             problem = str(error).partition("() ")[2] or str(error)
-            form = {"name": label, **dict.fromkeys(required(kind), ...)}
+            peak = [kind.highest] if kind.highest is not None and highest is None else []
+            form = {"name": label, **dict.fromkeys([*peak, *required(kind)], ...)}
             reason = f"'{label}' {problem}. Write {str(form).replace('Ellipsis', '...')}"
             raise ConfigError(reason, name, shown(learning_rate)) from error
     example = "such as 'cosine' or OneCycle(0.2)"

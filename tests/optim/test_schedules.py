@@ -261,6 +261,7 @@ def test_a_learning_rate_is_a_constant_or_a_schedule() -> None:
         ({"name": "step", "factor": 0.5, "every": 10}, StepDecay(0.001, 0.5, 10)),
         ({"name": "warmup", "steps": 5}, Warmup(5, 0.001)),
         ({"name": "warmup", "steps": 5, "then": {"name": "cosine", "initial": 0.1}}, Warmup(5, Cosine(0.1))),
+        ({"name": "warmup", "steps": 5, "then": "cosine"}, Warmup(5, Cosine(0.001))),
         ({"name": "piecewise_constant", "rates": {0: 0.1, 10: 0.01}}, PiecewiseConstant({0: 0.1, 10: 0.01})),
     ],
     ids=str,
