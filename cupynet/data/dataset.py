@@ -122,8 +122,9 @@ class Dataset:
         return self._chosen(indices, self.images[indices])
 
     def subset(self, indices: Array) -> Dataset:
-        """Return the samples at `indices` (S,). Their images are a `Subset` of this data set's images."""
-        return self._chosen(indices, Subset(self.images, indices))
+        """Return the samples at `indices` (S,), which may be a mask or a slice, as a `Subset` of these images."""
+        rows = np.arange(len(self))[indices]
+        return self._chosen(rows, Subset(self.images, rows))
 
     def _chosen(self, indices: Array, images: Any) -> Dataset:
         weights = None if self.weights is None else self.weights[indices]

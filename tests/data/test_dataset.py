@@ -153,6 +153,15 @@ def test_a_fraction_is_held_out_of_each_class() -> None:
     assert np.array_equal(same, held_out) and not np.array_equal(other, held_out)
 
 
+@pytest.mark.parametrize("indices", [np.arange(6) % 3 == 1, [1, 4], slice(1, 5, 3), np.array([1, -2])], ids=repr)
+def test_a_subset_is_chosen_like_elements_of_an_array(indices: Any) -> None:
+    images = np.arange(24, dtype=np.uint8).reshape(6, 2, 2, 1)
+    whole = Dataset("six", images, np.arange(6), 6, weights=np.arange(6))
+    chosen = whole.subset(indices)
+    np.testing.assert_array_equal(np.asarray(chosen.images), images[[1, 4]])
+    assert chosen.labels.tolist() == [1, 4] and np.asarray(chosen.weights).tolist() == [1, 4]
+
+
 @pytest.mark.parametrize("fraction", [0.1, 0.5, 0.9, 0.99])
 def test_every_class_keeps_a_sample(fraction: float) -> None:
     labels = np.concatenate([np.arange(40) % 20, np.zeros(60, int)])  # most classes have two samples
