@@ -161,7 +161,8 @@ class Classifier(ClassifierMixin, _Network):  # type: ignore[misc]
     def predict_proba(self, X: Any) -> NDArray[Any]:
         """Return class probabilities, (N, O), in the order of `classes_`."""
         scores = self._scores(X)[:, : len(self.classes_)]
-        return scores / scores.sum(axis=1, keepdims=True) if len(self.classes_) == 1 else scores
+        scores /= scores.sum(axis=1, keepdims=True)  # in half precision, they do not sum to 1 exactly
+        return scores
 
     def predict(self, X: Any) -> NDArray[Any]:
         """Return the most probable label of each sample, (N,)."""

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 pytest.importorskip("sklearn")
+from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV
 from sklearn.utils.estimator_checks import check_estimator
 
-from cupynet import Conv2D, Dense, MaxPool2D, Nesterov
+from cupynet import Conv2D, Dense, MaxPool2D, Nesterov, WeightAverage
 from cupynet.sklearn import Classifier, Regressor
 from tests.support.refusals import refused
 from tests.support.training import small_dataset
@@ -36,6 +37,19 @@ def test_images_are_classified_by_their_labels() -> None:
     assert set(classifier.predict(DATA.images)) <= set(LABELS)
     again = pickle.loads(pickle.dumps(classifier))
     np.testing.assert_array_equal(again.predict_proba(DATA.images), classifier.predict_proba(DATA.images))
+
+
+def test_probabilities_in_half_precision_sum_to_one() -> None:
+    classifier = Classifier(epochs=1, dtype="half", backend="numpy").fit(DATA.images, LABELS)
+    np.testing.assert_allclose(classifier.predict_proba(DATA.images).sum(axis=1), 1, rtol=1e-6)
+
+
+def test_a_fitted_estimator_with_an_average_is_stored() -> None:
+    classifier = Classifier(epochs=1, backend="numpy", workers=2, callbacks=[WeightAverage(0.9)])
+    classifier.fit(DATA.images, LABELS)
+    again = pickle.loads(pickle.dumps(classifier))
+    np.testing.assert_array_equal(again.predict(DATA.images), classifier.predict(DATA.images))
+    assert again.fit(DATA.images, LABELS).callbacks[0].added and clone(classifier).callbacks[0].decay == 0.9
 
 
 def test_a_grid_is_searched() -> None:
