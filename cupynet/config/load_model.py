@@ -52,6 +52,8 @@ def load(
     """
     if not isinstance(path, Run | str | os.PathLike):
         raise ConfigError("must be a file from Model.save, or the folder of a run or checkpoint", "path", shown(path))
+    if isinstance(trusted_modules, str):
+        raise ConfigError("must be a list of modules", "trusted_modules", shown(trusted_modules))
     file = _model_file(path)
     if file is not None:
         return read_model(file, backend, dtype, trusted_modules)
