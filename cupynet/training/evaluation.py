@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cupynet.core import notebook
-from cupynet.core.checks import integer, without_prefix
+from cupynet.core.checks import integer, one_of, without_prefix
 from cupynet.core.errors import ConfigError
 from cupynet.core.files import for_json
 from cupynet.core.terminal import printable
@@ -164,7 +164,8 @@ class Evaluation:
 
     def figure(self, name: str) -> float:
         """Return a figure such as `accuracy`, or one of `metrics`. The name may begin with `validation_` or `val_`."""
-        name = without_prefix(name, (*self.FIGURES, *self._extra.names))
+        figures = (*self.FIGURES, *self._extra.names)
+        name = one_of("figure", without_prefix(name, figures), figures)
         return float(getattr(self, name)) if name in self.FIGURES else self.metrics[name]
 
     def figures(self, names: Sequence[str] | None = None) -> dict[str, float]:

@@ -103,6 +103,8 @@ def test_bad_arguments_are_refused() -> None:
         Evaluation(3, 1.5)  # type: ignore[arg-type]
     with refused(""):
         Evaluation(3).add(np.zeros((2, 3)), [0], [0.0, 0.0])
+    with refused("figure", "acuracy"):
+        Evaluation(3).figure("acuracy")
 
 
 # for any scores -------------------------------------------------------------------------------------------------------
