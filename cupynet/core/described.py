@@ -11,7 +11,7 @@ from inspect import Parameter
 from typing import Any
 
 from cupynet.core.errors import ConfigError
-from cupynet.core.wording import shown
+from cupynet.core.wording import nearest, shown
 
 PLAIN = bool | int | float | str | None
 
@@ -39,11 +39,17 @@ class Described:
 
 def _keeping(init: Callable[..., None]) -> Callable[..., None]:
     """Wrap a constructor to store its arguments. Of nested `super().__init__` calls, only the outermost stores them."""
+    parameters = inspect.signature(init).parameters
+    known = [*parameters][1:]
+    takes_any = any(each.kind is Parameter.VAR_KEYWORD for each in parameters.values())
 
     @functools.wraps(init)
     def keeping(self: Described, *positional: Any, **named: Any) -> None:
         outermost = "_call" not in vars(self)
         if outermost:
+            if not takes_any and (unknown := next((name for name in named if name not in known), None)):
+                reason = f"got an unexpected keyword argument '{unknown}'{nearest(unknown, known)}"
+                raise TypeError(f"{type(self).__name__}() {reason}")
             self._call = _copied(positional), _copied(named)
         init(self, *positional, **named)
         if outermost:

@@ -84,6 +84,12 @@ def test_invalid_arguments_and_inputs_are_refused(setting: str, make: Callable[[
         make()
 
 
+@pytest.mark.parametrize(("wrong", "right"), [({"pool_size": 2}, "kernel_size"), ({"strides": 2}, "stride")], ids=str)
+def test_an_unknown_argument_is_refused_with_the_right_name(wrong: dict[str, int], right: str) -> None:
+    with pytest.raises(TypeError, match=f"MaxPool2D.*'{[*wrong][0]}'.*'{right}'"):
+        MaxPool2D(**{"kernel_size": 2} | wrong if right == "stride" else wrong)
+
+
 # with a convolution before --------------------------------------------------------------------------------------------
 
 
