@@ -148,6 +148,10 @@ def test_settings_that_cannot_work_are_refused_before_data_are_loaded(
         experiment(*overrides)
 
 
+def test_a_frozen_batch_norm_takes_batches_of_one() -> None:
+    experiment("batch_size=1", "model=mlp", "model.layers.drop1._target_=cupynet.nn.BatchNorm", "freeze=[drop1]")
+
+
 def test_a_new_run_does_not_write_into_the_results_of_another(tmp_path: Path) -> None:
     Checkpoints(tmp_path / "ck").save(3, {}, {})
     (tmp_path / "history.jsonl").write_text("{}\n")

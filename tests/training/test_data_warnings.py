@@ -129,6 +129,7 @@ def test_predictions_of_images_of_another_range(name: str, caplog: pytest.LogCap
         assert not warned(near)
     assert not warned(pixels.astype(np.float32), trained=False), "of imported weights nothing is known"
     assert not warned((fractions - np.float32(0.02)) / np.float32(0.015), scale=NORMALIZED)
+    assert not warned(pixels, scale=PixelScale.of([33], [79])), "already warned of in fit"
 
 
 @pytest.mark.parametrize("shift", [0, 1])
