@@ -11,7 +11,7 @@ from cupynet.core.checks import flag, instance, integer, one_of, without_prefix
 from cupynet.core.errors import ConfigError, errors_of
 from cupynet.core.wording import setting, shown
 from cupynet.data import Shards
-from cupynet.nn import BatchNorm, Layer, Loss
+from cupynet.nn import BatchNorm, Layer, Loss, Model
 from cupynet.optim import Nesterov, Optimizer, Scaled, Schedule, optimizer_of, scale_factor
 from cupynet.parallel import AveragingSchedule, ParameterAveraging, Pipeline, Placement, Synchronizer, check_reduce, job
 from cupynet.runs.run import Run
@@ -245,6 +245,21 @@ class CheckedOptions:
     def parts(self) -> int:
         pipeline = self.options.pipeline
         return self.options.accumulation_steps if pipeline is None else pipeline.micro_batches
+
+    def shared(self, model: Model, fit: Fit) -> dict[str, object]:
+        """Return the arguments that must be equal in all processes."""
+        return {
+            "dtype": model.backend.policy.name,
+            "seed": model.seed,
+            "optimizer": repr(self.optimizer),
+            "synchronizer": str(self.synchronizer),
+            "accumulation_steps": self.options.accumulation_steps,
+            "log_every": self.options.log_every,
+            "epochs": fit.epochs,
+            "batch_size": fit.train.batch_size,
+            "evaluate_every": fit.evaluate_every,
+            fit.split: fit.evaluate_on is not None,
+        }
 
     def check_data(self, network: Layer, data: FitData, names: Names = ()) -> None:
         """Raise ConfigError if the options are invalid for the data. For `names`, see `TrainingOptions.check`."""

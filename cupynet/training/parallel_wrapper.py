@@ -274,7 +274,7 @@ class ParallelWrapper:
         epochs = integer("epochs", epochs, 0 if unfinished else 1)
         evaluate_every = integer("evaluate_every", evaluate_every, 1)
         fit = Fit(loader, epochs, held_out, evaluate_every, split, self._new_learning_rate)
-        self._launcher.agree(self._arguments(fit))
+        self._launcher.agree(self._checked.shared(self.model, fit))
         self._checked.check_data(self.model.network, FitData.of(fit, self.model.loss))
         self._warnings.of_fit(fit, self.placement.workers, unfinished[0].data if unfinished else None)
         self.model.pixels = loader.dataset.pixels
@@ -291,22 +291,6 @@ class ParallelWrapper:
         if interrupted and not hasattr(builtins, "__IPYTHON__"):
             raise KeyboardInterrupt
         return History.of(self._rows.kept[before:])
-
-    def _arguments(self, fit: Fit) -> dict[str, object]:
-        """Return the arguments that must be equal in all processes."""
-        model, options = self.model, self.options
-        return {
-            "dtype": model.backend.policy.name,
-            "seed": model.seed,
-            "optimizer": repr(self.optimizer),
-            "synchronizer": str(self.synchronizer),
-            "accumulation_steps": options.accumulation_steps,
-            "log_every": options.log_every,
-            "epochs": fit.epochs,
-            "batch_size": fit.train.batch_size,
-            "evaluate_every": fit.evaluate_every,
-            fit.split: fit.evaluate_on is not None,
-        }
 
     @property
     def _new_learning_rate(self) -> Schedule | None:
