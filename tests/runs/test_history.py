@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from cupynet import History, HistoryWriter, ParallelWrapper, Run
+from tests.support.refusals import refused
 from tests.support.training import small_dataset, small_model
 
 
@@ -43,6 +44,21 @@ def test_a_restored_wrapper_has_the_history_of_the_whole_training(tmp_path: Path
         assert wrapper.history.epochs["epoch"] == [1, 2, 3]
         assert wrapper.history.epochs["loss"][:2] == saved.epochs["loss"]
         assert wrapper.history.reports["iteration"][:3] == [2, 4, 6]
+
+
+@pytest.mark.parametrize("restores", [False, True], ids=["first fit", "restored"])
+@pytest.mark.parametrize("content", ["my own line\n" * 9, '{"kind": "epoch", "epoch": 1}\n' * 99], ids=["text", "rows"])
+def test_a_file_of_another_run_is_refused_and_not_changed(tmp_path: Path, content: str, restores: bool) -> None:
+    data, path = small_dataset(60), tmp_path / "rows.jsonl"
+    with ParallelWrapper(small_model(), 1, callbacks=[HistoryWriter(tmp_path / "one.jsonl")]) as wrapper:
+        wrapper.fit(data, epochs=1, batch_size=10)
+        checkpoint = wrapper.checkpoint(tmp_path)
+    path.write_text(content)
+    with ParallelWrapper(small_model(), 1, callbacks=[HistoryWriter(path)]) as wrapper, refused("path", str(path)):
+        if restores:
+            wrapper.restore(checkpoint)
+        wrapper.fit(data, epochs=1, batch_size=10)
+    assert path.read_text() == content
 
 
 def test_rows_of_several_kinds() -> None:

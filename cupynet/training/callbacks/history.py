@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import zlib
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
@@ -25,6 +26,9 @@ EPOCH = (
 class HistoryWriter(Callback):
     """Appends a JSON object for each report and each epoch to a file.
 
+    A file belongs to one run. A file with other content is refused when training starts, or when a checkpoint of
+    another run is restored.
+
     path: the file; by default `history.jsonl` in the run folder or, without a run, in the current folder.
     """
 
@@ -38,12 +42,14 @@ class HistoryWriter(Callback):
 
     def check_new(self) -> None:
         if self._path is not None and self._path.is_file() and self._path.stat().st_size:
-            raise ConfigError(
-                "contains the history of another run. Remove it, or choose another file", "path", str(self._path)
-            )
+            raise _taken(self._path)
 
     def start(self, trainer: Trainer, run: Run | None) -> None:
         self._file = _open(self._path or (Path("history.jsonl") if run is None else run.history_path))
+
+    def on_fit_start(self, trainer: Trainer) -> None:
+        if self._file is not None and not trainer.iteration and os.fstat(self._file.fileno()).st_size:
+            raise _taken(self._file.name)
 
     def on_log(self, trainer: Trainer, record: IterationRecord) -> None:
         self._write(iteration_row(record))
@@ -57,7 +63,8 @@ class HistoryWriter(Callback):
             self._file = None
 
     def state(self) -> dict[str, Any]:
-        return {"bytes": 0 if self._file is None else os.fstat(self._file.fileno()).st_size}
+        content = self._content()
+        return {"bytes": len(content), "crc": zlib.crc32(content)}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Remove the rows written after the state was saved. The resumed run writes them again."""
@@ -65,8 +72,16 @@ class HistoryWriter(Callback):
         if size < 0:
             raise ValueError(f"bytes={size}")
         if self._file is not None:
-            self._file.truncate(min(size, os.fstat(self._file.fileno()).st_size))
+            content, crc = self._content(), state.get("crc")  # earlier versions saved no checksum
+            other = crc is not None and len(content) >= size and zlib.crc32(content[:size]) != int(crc)
+            if other or (content and not content.startswith(b'{"kind"')):
+                raise _taken(self._file.name)
+            self._file.truncate(min(size, len(content)))
             self._file.seek(0, os.SEEK_END)
+
+    def _content(self) -> bytes:
+        file = self._file
+        return b"" if file is None else os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0)
 
     def _write(self, row: dict[str, Any]) -> None:
         if self._file is None:
@@ -78,11 +93,15 @@ class HistoryWriter(Callback):
             raise OutputError(f"{self._file.name}: cannot be written ({error.strerror})") from error
 
 
+def _taken(path: str | Path) -> ConfigError:
+    return ConfigError("contains the history of another run. Remove it, or choose another file", "path", str(path))
+
+
 def _open(path: Path) -> TextIO:
     if os.path.exists(path) and not os.path.isfile(path):  # both are False for invalid names
         raise OutputError(f"{path}: must be a regular file")
     try:
-        return path.open("a", encoding="utf-8")
+        return path.open("a+", encoding="utf-8")
     except OSError as error:
         raise OutputError(f"{path}: cannot be written ({error.strerror})") from error
 
