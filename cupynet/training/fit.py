@@ -69,8 +69,9 @@ def loader_of(
         )
     if isinstance(data, tuple | list):
         images, labels = data[0], on_host(data[1])
-        if model.loss.applies != "softmax" and outputs == 1 and labels.dtype.kind in "biu":
-            labels = labels.astype(np.float32)  # regression, because a single output cannot represent classes
+        several = model.loss.applies == "sigmoid" and labels.ndim == 2  # targets, even if each row has a single 1
+        if labels.dtype.kind in "biu" and (several or (model.loss.applies != "softmax" and outputs == 1)):
+            labels = labels.astype(np.float32)  # regression; a single output cannot represent classes
         elif model.loss.applies == "softmax" and is_one_hot(labels) and labels.shape[1] == outputs:
             labels = labels.argmax(axis=1)
         data = images, labels

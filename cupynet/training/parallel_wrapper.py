@@ -238,7 +238,7 @@ class ParallelWrapper:
                 Samples are shuffled in each epoch, unless the `Loader` has `shuffle=False`.
             y: class indices (S,) from 0, or one-hot labels (S, O). For regression, floating-point targets (S, T), or
                 (S,) for one output, which may be integers. Targets are in 0..1 for `binary_cross_entropy` and `hinge`,
-                and class probabilities for `softmax`.
+                and class probabilities for `softmax`. With `binary_cross_entropy`, integers (S, T) are targets too.
             epochs: additional epochs; 0 only after `restore`, to finish a fit whose epochs are all complete.
             batch_size: batch size per worker, 128 by default. A `Loader` has its own batch size.
             sample_weight: (S,) factors of the samples' losses. The loss of a batch is still divided by its number of

@@ -156,6 +156,16 @@ def test_targets_of_one_output_may_be_a_vector_or_integers(loss: str, targets: t
     assert len({*found}) == 1
 
 
+@pytest.mark.parametrize("rows", [[0, 1, 3], [2, 5]], ids=["multi-hot", "one-hot"])
+def test_integer_targets_are_evaluated_like_floats(rows: list[int]) -> None:
+    y = np.array([[0, 1, 1], [1, 0, 0], [0, 0, 1], [0, 0, 0], [1, 1, 1], [0, 1, 0]])[np.resize(rows, 61)]
+    model = Model([Dense(3)], (8, 8, 1), "numpy", 1, "binary_cross_entropy")
+    with ParallelWrapper(model, 2) as wrapper:
+        wrapper.fit(X, y, batch_size=8)
+        found, expected = (wrapper.evaluate(X, each) for each in (y, y.astype(np.float32)))
+    assert type(found) is type(expected) and found.figures() == expected.figures()
+
+
 @pytest.mark.parametrize(
     ("loss", "weights", "equal"),
     [
