@@ -32,7 +32,14 @@ def read_pairs(data: Any) -> tuple[Array, Array]:
         image, label = _pair(number, example)
         images.append(on_host(image))
         labels.append(on_host(label))
+    if not images:
+        raise ConfigError("data: there are no examples. If this is a generator, it can be read only once")
     for number, image in enumerate(images):
+        if (image.dtype.kind == "f") != (images[0].dtype.kind == "f"):
+            raise ConfigError(
+                f"data: image {number} is {image.dtype}, but image 0 is {images[0].dtype}. Integers are scaled and "
+                "floating-point images are not, so all must be of one kind"
+            )
         if image.shape != images[0].shape:
             raise ConfigError(
                 f"data: image {number} has shape {image.shape}, but image 0 has {images[0].shape}. "

@@ -9,7 +9,7 @@ import numpy as np
 from cupynet.backend import FRACTIONS, PixelScale
 from cupynet.backend.array import Array, layout_hint, on_host
 from cupynet.core.checks import number
-from cupynet.core.errors import ConfigError, DataError
+from cupynet.core.errors import ConfigError, DataError, errors_of
 from cupynet.core.wording import one, shown
 from cupynet.data import Data, Dataset, LabeledData, Loader, Shards, Source, as_loader, read_pairs
 from cupynet.data.dataset import balanced_weights, dense, is_one_hot, split_views, weight_array
@@ -41,13 +41,17 @@ def examples(x: Examples, y: Any = None) -> Loader | Dataset | Shards | tuple[Ar
         return x
     if y is not None:
         return x, y
-    if isinstance(x, tuple | list) and len(x) == 2 and not isinstance(x[0], tuple):
-        return x  # type: ignore[return-value]
-    if hasattr(x, "shape"):
+    parts = x if isinstance(x, tuple | list) else ()
+    pair = len(parts) == 2 and not isinstance(parts[0], tuple)
+    if pair and parts[1] is not None:
+        return parts  # type: ignore[return-value]
+    if pair or hasattr(x, "shape"):
         raise ConfigError("is missing. Pass the labels, as in fit(images, labels). Only predict works without", "y")
     if isinstance(x, Data | Source):
         loaded = "" if isinstance(x, Data) else ".load()"
         raise ConfigError(f"pass one part of the data, such as data{loaded}.train, and another as validation_data")
+    if len(parts) == 3 and hasattr(parts[0], "shape"):
+        raise ConfigError("must be (images, labels). Pass weights as sample_weight=", "x", "<3 arrays>")
     return read_pairs(x)
 
 
@@ -151,7 +155,8 @@ def held_out_of(
         raise ConfigError("pass only one of validation_split, validation_data and evaluate_on", named[1])
     for data in (each for each in (validation_data, evaluate_on) if each is not None):
         size = None if isinstance(data, Loader) else loader.batch_size
-        held_out = evaluation_loader(data, size, model, loader.dataset.pixels)
+        with errors_of(named[0], ()):
+            held_out = evaluation_loader(data, size, model, loader.dataset.pixels)
         return loader, held_out, "validation" if evaluate_on is None else "test"
     if not fraction:
         return loader, None, "validation"

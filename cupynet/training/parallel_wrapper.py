@@ -321,7 +321,9 @@ class ParallelWrapper:
                         callback.close()
 
     def evaluate(self, x: Examples, y: Array = None, *, batch_size: int | None = None) -> Evaluation:
-        """Evaluate in parallel on all replicas. For the arguments, see `fit`. The wrapper remains usable after Ctrl-C.
+        """Evaluate in parallel on all replicas. The wrapper remains usable after Ctrl-C.
+
+        For the arguments, see `fit`. Like `validation_data`, x may also be (x, y, sample_weight).
 
         Returns:
             An `Evaluation` with the wrapper's `metrics`, or a `RegressionEvaluation`.
@@ -330,7 +332,7 @@ class ParallelWrapper:
             ConfigError: the pixel scale differs from training, or the replicas differ because the restored checkpoint
                 was written between two averaging steps.
         """
-        loader = evaluation_loader(examples(x, y), batch_size, self.model)
+        loader = evaluation_loader(x if y is None else examples(x, y), batch_size, self.model)
         check_metrics(self.options.metrics, loader, self.model.loss)
         self._warnings.of_evaluation(loader, floats=self.model.trained_on == "floats")
         with stopping_at_interrupt(lambda: None) as interrupted:

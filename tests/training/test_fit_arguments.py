@@ -158,6 +158,14 @@ def test_validation_losses_are_weighted() -> None:
     assert losses(X, Y, np.arange(60) < 9)[0] == pytest.approx(losses(X[:9], Y[:9])[0] * 9 / 60)
 
 
+def test_evaluation_accepts_weights_like_validation_data() -> None:
+    weights = np.arange(60) / 30
+    with ParallelWrapper(small_model(), 2) as wrapper:
+        history = wrapper.fit(X, Y, validation_data=(X, Y, weights))
+        assert wrapper.evaluate((X, Y, weights)).loss == pytest.approx(history["val_loss"][0])
+        assert wrapper.evaluate(X, Y).loss != pytest.approx(history["val_loss"][0])
+
+
 def test_evaluation_data_are_not_augmented() -> None:
     augmented = Loader(DATA, 8, augment=["shift", "mixup"])
     with ParallelWrapper(small_model(), 1) as wrapper:
@@ -196,7 +204,13 @@ def test_the_first_image_that_is_not_finite_is_named() -> None:
         ((X, np.eye(4)[Y]), {}, ""),
         ((Loader(DATA, 8),), {"batch_size": 9}, "batch_size"),
         ((DATA, Y), {}, "y"),
-        ((X, Y), {"validation_data": (X, Y, np.ones(3))}, "sample_weight"),
+        ((X, Y), {"validation_data": (X, Y, np.ones(3))}, "validation_data"),
+        ((X, Y), {"validation_data": X}, "validation_data"),
+        ((X, Y), {"evaluate_on": (X, None)}, "evaluate_on"),
+        (((X, None),), {}, "y"),
+        (((X, Y, np.ones(60)),), {}, "x"),
+        ((iter(()),), {}, ""),
+        (([(X[0], 0), (X[1] / 255, 1)],), {}, ""),
         (({"image": X, "label": Y},), {}, ""),
         (([[1, 2], [3]], [0, 1]), {}, ""),
         ((X.reshape(60, -1) / 255, Y), {}, ""),

@@ -137,7 +137,7 @@ def test_arrays_are_normalised_like_the_training_data() -> None:
         assert found.accuracy == (model.predict(dataset.images).argmax(1) == dataset.labels).mean()
         with refused(""):
             wrapper.evaluate(dataset)
-        with refused(""):
+        with refused("evaluate_on"):
             wrapper.fit(normalised, epochs=1, evaluate_on=Loader(dataset, 8, shuffle=False))
         wrapper.fit(pair, epochs=1)
         assert model.pixels == pixels
