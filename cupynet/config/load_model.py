@@ -22,7 +22,7 @@ from cupynet.core.wording import shown
 from cupynet.data import Source
 from cupynet.nn import Image, Layer, Loss, Model
 from cupynet.parallel import Synchronizer
-from cupynet.runs.layout import MODEL
+from cupynet.runs.layout import MODEL, checkpoints
 from cupynet.runs.run import Run, Summary
 from cupynet.training.checkpointing import found, trained
 
@@ -41,7 +41,7 @@ def load(
     Nothing in the file or folder is executed.
 
     Args:
-        path: a file written by `Model.save`, the folder of a finished run, a `Run`, or a checkpoint.
+        path: a file written by `Model.save`, the folder of a finished run, a `Run`, or a checkpoint of `cupynet train`.
         backend: numpy, numba, cupy, or auto for the best available.
         dtype: half, bfloat16, float or double; by default the dtype of the model, with TF32 if the run used it.
         trusted_modules: your modules with classes that the model uses. The list stored with a run is ignored.
@@ -97,6 +97,11 @@ class LoadedRun:
             )
         named = self.run.folder != self.path
         self.checkpoint = found(checkpoint_of(self.path)) if named else None
+        if not self.run.settings_path.is_file() and (self.checkpoint is not None or checkpoints(self.path)):
+            raise ConfigError(
+                f"{self.path}: a checkpoint written in Python does not contain the network. Create the model and its "
+                f"ParallelWrapper, and call wrapper.restore({str(self.path)!r})"
+            )
         if self.checkpoint is None and not os.path.isfile(self.run.summary_path):
             raise ConfigError(
                 f"{self.path}: not a finished run, because {self.run.summary_path.name} is missing. Use a run's "

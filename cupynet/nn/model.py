@@ -155,11 +155,12 @@ class Model:
         The class is a name, or an index if there are no names. The score is a probability if the loss defines one.
 
         Raises:
-            ConfigError: the model has a single output, which has no classes, or `top` is above the number of classes.
+            ConfigError: the model has no output for each class, or `top` is above the number of classes.
         """
         outputs = self.output.features
-        if outputs == 1:
-            raise ConfigError("classify needs one output per class, but this model has a single output. Use predict")
+        if self.output != Flat(outputs) or outputs == 1:
+            found = "a single output" if outputs == 1 else f"the output {self.output}"
+            raise ConfigError(f"classify needs one output per class, but this model has {found}. Use predict")
         top = checks.integer("top", top, 1, most=outputs, why=f"there are {outputs} classes")
         scores = self.predict(images, batch_size)  # (N, O)
         order = np.argsort(-scores, axis=1, kind="stable")[:, :top]  # (N, top)
@@ -478,6 +479,10 @@ def check_loss(network: Layer, loss: Loss) -> None:
 
 def check_output(network: Layer, classes: int) -> None:
     """Raise ConfigError unless the built network has as many outputs as there are classes or targets."""
+    if not isinstance(network.output, Flat):
+        raise ConfigError(
+            f"the network returns {network.output}, not one number per class or target. End it with a Dense layer"
+        )
     if network.output != Flat(classes):
         outputs = network.output.features
         more = f", or use Dataset(..., classes={outputs})" * (isinstance(network.output, Flat) and outputs > classes)

@@ -496,5 +496,5 @@ def on_identical_replicas(wrapper: ParallelWrapper, loader: Loader, task: Callab
 
     wrapper.on_workers(begin, batch_size=loader.batch_size)
     if not results:
-        raise ConfigError("the replicas are not synchronized. Call fit first, or use cupynet.load(checkpoint)")
+        raise ConfigError("the replicas are not synchronized. Call fit first")
     return results[0]

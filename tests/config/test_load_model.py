@@ -140,6 +140,17 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
             load(folder)
 
 
+@pytest.mark.parametrize("name", ["checkpoints", "step-00000001"])
+def test_a_checkpoint_written_in_python_is_refused_with_a_remedy_that_works(name: str, tmp_path: Path) -> None:
+    images, labels = np.zeros((4, 2, 2, 1), np.float32), np.zeros(4, int)
+    with cupynet.ParallelWrapper(Model([cupynet.Dense(2)], (2, 2), "numpy"), 1) as wrapper:
+        wrapper.fit(images, labels)
+        path = wrapper.checkpoint(tmp_path / "checkpoints")
+        with pytest.raises(ConfigError) as caught:
+            load(path if name == path.name else path.parent)
+        eval(str(caught.value).rpartition("call ")[2], {"wrapper": wrapper})
+
+
 # classes --------------------------------------------------------------------------------------------------------------
 
 
@@ -207,7 +218,8 @@ def test_a_run_with_too_few_class_names_is_refused(copied: Path) -> None:
         load(copied)
 
 
-def test_a_model_with_a_single_output_has_no_classes() -> None:
-    model = Model([cupynet.Dense(1)], (4, 5, 1), "numpy", loss="mean_squared_error")
+@pytest.mark.parametrize("layer", [cupynet.Dense(1), cupynet.Conv2D(3, 3)], ids=["one output", "image"])
+def test_a_model_without_an_output_for_each_class_has_no_classes(layer: cupynet.Layer) -> None:
+    model = Model([layer], (4, 5, 1), "numpy", loss="mean_squared_error")
     with refused(""):
         model.classify(SOME)

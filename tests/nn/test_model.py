@@ -320,6 +320,10 @@ def test_one_logit_for_each_class() -> None:
     check_output(dense, 10)
     with pytest.raises(ConfigError):
         check_output(dense, 3)
+    image = Model([Conv2D(3, 3)], Image(8, 8, 1), create_backend("numpy")).network
+    with pytest.raises(ConfigError) as caught:
+        check_output(image, image.output.features)
+    assert str(image.output.features) not in str(caught.value)
 
 
 # parts ---------------------------------------------------------------------------------------------------------------
