@@ -7,11 +7,11 @@ import math
 from typing import Any
 
 from cupynet.backend import create_backend
-from cupynet.core.checks import instance, integer, number
-from cupynet.core.errors import CupynetError, DivergedError
+from cupynet.core.checks import integer, number
+from cupynet.core.errors import ConfigError, CupynetError, DivergedError
 from cupynet.data import Loader
 from cupynet.nn import Model
-from cupynet.optim import ExponentialDecay, Nesterov, Optimizer
+from cupynet.optim import ExponentialDecay, Nesterov, Optimizer, optimizer_of
 from cupynet.training.callbacks.base import Callback
 from cupynet.training.events import IterationRecord, StopReason
 from cupynet.training.fit import Examples, loader_of
@@ -116,7 +116,7 @@ def find_rate(
     highest: float = 10.0,
     iterations: int = 200,
     batch_size: int | None = None,
-    optimizer: Optimizer | None = None,
+    optimizer: Optimizer | str | None = None,
     **wrapper: Any,
 ) -> RateTest:
     """Run a learning-rate range test on a copy of a model, with the given workers and averaging. Return the test.
@@ -129,10 +129,13 @@ def find_rate(
     Args:
         data, batch_size: see `ParallelWrapper.fit`.
         lowest, highest, iterations: see `RateTest`.
-        optimizer: the optimizer, whose learning rate or schedule is ignored; Nesterov(0.01, 0.9) by default.
-        wrapper: other arguments of `ParallelWrapper`.
+        optimizer: the optimizer or its name, whose learning rate or schedule is ignored; Nesterov(0.01, 0.9) by
+            default.
+        wrapper: other arguments of `ParallelWrapper`, except `callbacks` and `log_every`.
     """
-    optimizer = Nesterov(0.01, 0.9) if optimizer is None else instance("optimizer", optimizer, Optimizer, "Adam(0.001)")
+    for name in {"callbacks", "log_every"} & wrapper.keys():
+        raise ConfigError("is set by find_rate. Remove this argument", name)
+    optimizer = Nesterov(0.01, 0.9) if optimizer is None else optimizer_of(optimizer)
     loader = loader_of(data, batch_size, model, model.pixels)
     own, test = model.backend, RateTest(lowest, highest, iterations)
     own.synchronize()

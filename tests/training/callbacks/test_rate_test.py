@@ -75,7 +75,15 @@ def test_a_gpu_that_runs_ahead_is_given_every_rate() -> None:
     assert device.losses == pytest.approx(host.losses, rel=1e-3) and device.rates == host.rates
 
 
-@pytest.mark.parametrize("arguments", [{"iterations": 9}, {"highest": 0.1, "lowest": 1.0}, {"optimizer": Adam}])
+def test_the_optimizer_may_be_a_name() -> None:
+    named, made = (find_rate(model(), LOADER, iterations=12, optimizer=each) for each in ("adam", Adam(0.001)))
+    assert named.losses == made.losses
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"iterations": 9}, {"highest": 0.1, "lowest": 1.0}, {"optimizer": Adam}, {"callbacks": []}, {"log_every": 2}],
+)
 def test_bad_arguments_are_refused(arguments: dict[str, Any]) -> None:
     with refused(next(iter(arguments))):
         find_rate(model(), LOADER, **arguments)
