@@ -139,6 +139,9 @@ def _noted(build: Callable[..., InputType]) -> Callable[..., InputType]:
         self.backend, self.path, self.needs_dx, self.input = backend, params.layer, params.needs_dx, input
         before = params.params.count
         self.output = build(self, input, params, backend)
+        if not isinstance(self.output, InputType):
+            found = wording.shown(self.output)
+            raise ConfigError(f"layer '{self.path}': build must return its output type, an Image or Flat, not {found}")
         self.declared = params.params.count - before
         return self.output
 
@@ -223,9 +226,13 @@ class Sequential(Layer):
 
     def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
         derivatives: list[tuple[Layer, Backward, tuple[int, ...]]] = []
-        for i, (_, layer) in enumerate(self.steps):
+        for i, (names, layer) in enumerate(self.steps):
             shape = x.shape
+            expected = (len(x), *self.layers[names[-1]].output.shape)
             x, derivative = layer.forward(x, context)
+            if getattr(x, "shape", None) != expected:
+                found = f"an array of shape {x.shape}" if hasattr(x, "shape") else wording.one(type(x).__name__)
+                raise ConfigError(f"layer '{layer.path}': forward returned {found}, but must return {expected}")
             if context.train and i >= self._first:
                 derivatives.append((layer, derivative, shape))
             del derivative

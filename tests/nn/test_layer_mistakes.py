@@ -17,7 +17,7 @@ class Scaled(Layer):
 
     def build(self, input: Any, params: Any, backend: Any) -> Any:
         self.factor = params.add("factor", input.shape, "ones")
-        return input
+        return {"no type": None, "a shape": input.shape}.get(self.slip, input)
 
     def forward(self, x: Any, context: Context) -> tuple[Any, Backward]:
         def backward(dy: Any) -> Any:
@@ -26,7 +26,8 @@ class Scaled(Layer):
             self.factor.grad += (dy * x).sum(axis=0)
             return None if self.slip == "no derivative" else dy * self.factor.data
 
-        return x * self.factor.data, backward
+        y = x * self.factor.data
+        return {"another shape": y[:, :1], "a list": y.tolist()}.get(self.slip, y), backward
 
 
 def step(slip: str, *before: Layer) -> None:
@@ -46,3 +47,9 @@ def test_a_derivative_that_is_needed_is_not_left_out() -> None:
     step("no derivative")  # no layer before it has weights
     with pytest.raises(ConfigError):
         step("no derivative", Dense(3))
+
+
+@pytest.mark.parametrize("slip", ["no type", "a shape", "another shape", "a list"])
+def test_an_output_that_does_not_fit_is_refused_with_the_name_of_the_layer(slip: str) -> None:
+    with pytest.raises(ConfigError, match="'scaled1'"):
+        step(slip)
