@@ -26,7 +26,7 @@ from safetensors import SafetensorError, deserialize, safe_open
 from safetensors.numpy import save
 
 from cupynet.core.checks import finite
-from cupynet.core.errors import DataError, OutputError
+from cupynet.core.errors import ConfigError, DataError, OutputError
 
 DESCRIPTION = "cupynet"  # metadata key in files with a description
 
@@ -70,6 +70,8 @@ def write_output(path: PathLike, content: bytes) -> None:
     Regular files are replaced atomically, also through a symbolic link. Devices, pipes that have a reader, and the
     files behind stdout and stderr are written directly.
     """
+    if not os.fspath(path):
+        raise ConfigError("must be the name of a file", "path", "''")
     try:
         status = os.stat(path)
     except FileNotFoundError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cupynet.core.errors import ConfigError, DataError
@@ -57,12 +57,21 @@ def take(stored: dict[str, Any], entry: str, name: str, path: PathLike) -> Any:
 
 
 def check_shape(
-    read: Callable[[], Any], actual: tuple[int, ...], shape: tuple[int, ...], description: str, path: PathLike
+    read: Callable[[], Any],
+    actual: tuple[int, ...],
+    shape: tuple[int, ...],
+    description: str,
+    path: PathLike,
+    axes: Sequence[int] = (),
 ) -> Any:
-    """Return `read()`. Raise DataError if its shape is wrong. Arrays of the wrong size are not read."""
+    """Return `read()`. Raise DataError if its shape is wrong. Arrays of the wrong size are not read.
+
+    axes: permutation from `shape` to the shape that the file needs, which applies to weights with as many axes.
+    """
     array = read() if math.prod(actual) == math.prod(shape) else None
     if array is None or tuple(array.shape) != shape:
-        raise DataError(f"{path}: weight {description} has shape {tuple(actual)}, but the network needs {shape}")
+        needed = tuple(shape[axis] for axis in axes) if len(axes) == len(shape) else shape
+        raise DataError(f"{path}: weight {description} has shape {tuple(actual)}, but must have shape {needed}")
     return array
 
 

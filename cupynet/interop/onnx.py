@@ -7,6 +7,7 @@ do not change.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from cupynet.backend import Window
 from cupynet.core import checks
 from cupynet.core.errors import ConfigError
 from cupynet.core.files import PathLike, write_output
+from cupynet.core.wording import shown
 from cupynet.interop.matching import check_known
 
 OPSET, IR_VERSION = 20, 9  # as in onnx 1.15
@@ -43,7 +45,7 @@ def export_onnx(
         metadata: strings to store in the file, by name.
 
     Raises:
-        ConfigError: onnx is not installed, or a layer has no equivalent in ONNX.
+        ConfigError: onnx is not installed, a layer has no equivalent in ONNX, or a value of `metadata` is not a string.
         OutputError: the file cannot be written.
     """
     write_output(path, onnx_graph(model, input=input, metadata=metadata))
@@ -52,9 +54,12 @@ def export_onnx(
 def onnx_graph(model: nn.Model, *, input: str = "uint8", metadata: Mapping[str, str] | None = None) -> bytes:
     """Return the model as the content of an ONNX file (see `export_onnx`)."""
     checks.one_of("input", input, INPUTS)
+    metadata = {} if metadata is None else metadata
+    if not isinstance(metadata, Mapping) or not all(isinstance(each, str) for each in chain(*metadata.items())):
+        raise ConfigError("must be a dictionary of strings", "metadata", shown(metadata))
     check_known(model.network, LAYERS, "ONNX")
     weights = {name: np.asarray(weight, np.float32) for name, weight in model.weights().items()}
-    return _Graph(weights).of(model, input, metadata or {})
+    return _Graph(weights).of(model, input, metadata)
 
 
 class _Graph:

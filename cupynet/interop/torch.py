@@ -6,6 +6,7 @@ and the values of normalization weights are therefore permuted (see `orders`).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,7 +18,8 @@ from numpy.typing import NDArray
 from cupynet import nn
 from cupynet.backend import Window
 from cupynet.core.errors import ConfigError, DataError
-from cupynet.core.files import PathLike, load_tensors, save_weights
+from cupynet.core.files import FOREIGN, PathLike, load_tensors, save_weights
+from cupynet.core.wording import one
 from cupynet.interop.matching import check_all_taken, check_known, check_shape, take, weights_of
 
 Order = NDArray[np.int64]  # (F,), the index in cupynet's vector of each value in PyTorch's vector
@@ -135,9 +137,14 @@ def import_torch(model: nn.Model, path: PathLike, names: Mapping[str, str] | Non
         DataError: the file cannot be read, or a weight is missing, unexpected, or has the wrong shape.
         ConfigError: `names` contains an unknown layer or weight, or a `Residual` adds vectors in different orders.
     """
+    if not isinstance(path, str | os.PathLike):
+        reason = "must be the path of a file. Write it with safetensors.torch.save_file(net.state_dict(), path)"
+        raise ConfigError(reason, "path", f"<{one(type(path).__name__)}>")
     try:
         tensors = load_tensors(path)
     except DataError as error:
+        if os.path.splitext(path)[1].lower() in FOREIGN:  # the message names a remedy
+            raise
         raise DataError(
             f"{error}. Write it with safetensors.torch.save_file(net.float().state_dict(), path)"
         ) from error
@@ -149,7 +156,7 @@ def import_torch(model: nn.Model, path: PathLike, names: Mapping[str, str] | Non
         entry = _renamed(name, names, equivalent.names.get(weight_name, weight_name))
         tensor = take(tensors, entry, name, path)
         convert = partial(from_torch, tensor, equivalent.axes, None if weight_name == "bias" else order.get(id(layer)))
-        arrays[name] = check_shape(convert, tensor.shape, shape, f"{name} of {entry!r}", path)
+        arrays[name] = check_shape(convert, tensor.shape, shape, f"{name} of {entry!r}", path, equivalent.axes)
     check_all_taken(tensors, path)
     model.load_weights(arrays)
     model.trained_on = ""

@@ -19,7 +19,7 @@ from cupynet.core.notebook import html_table
 from cupynet.nn.context import INFERENCE, Context
 from cupynet.nn.layer import TRAINABLE, Backward, KerasAttribute, Layer, Sequential
 from cupynet.nn.loss import Loss, loss_of
-from cupynet.nn.params import Params, Unmatched
+from cupynet.nn.params import Params, Unmatched, weight_array
 from cupynet.nn.types import Flat, InputType, input_type
 
 BATCH_SIZE = 256  # default batch size of `predict`, `classify` and `scores`
@@ -297,8 +297,8 @@ class Model:
             The names that do not match; none if `strict`.
 
         Raises:
-            ConfigError: a name or shape differs (if `strict`), nothing matches, or a value is not finite. Nothing is
-                loaded.
+            ConfigError: a name or shape differs (if `strict`), nothing matches, or a value is not a finite array.
+                Nothing is loaded.
             DataError: the file cannot be read.
         """
         if isinstance(weights, Model):
@@ -308,6 +308,7 @@ class Model:
             if not isinstance(weights, str | os.PathLike):
                 raise ConfigError(f"must be {kinds}, not {wording.one(type(weights).__name__)}", "weights")
             weights = read_weights(weights)
+        weights = {name: weight_array(name, each) for name, each in weights.items()}
         unmatched = self.params.unmatched(weights)
         if strict and any(unmatched):
             raise ConfigError(

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from cupynet.backend import Backend
-from cupynet.backend.array import Array
+from cupynet.backend.array import Array, on_host
 from cupynet.core import wording
-from cupynet.core.errors import ConfigError
+from cupynet.core.errors import ConfigError, errors_of
 from cupynet.nn.init import Initializer, initializer
 
 ALIGNMENT = 64  # bytes
@@ -293,6 +293,14 @@ class Params:
     def stored(self, part: slice) -> Array | None:
         """Return the 16-bit copy of a part of `master` (P,), or None if layers read `master` itself."""
         return None if self.data is self.master else self.data[part]
+
+
+def weight_array(name: str, weight: Any) -> Array:
+    """Convert a weight given by the user to a host array, unless it is on a device."""
+    if hasattr(weight, "__cuda_array_interface__"):
+        return weight
+    with errors_of(f"weights[{name!r}]"):
+        return on_host(weight)
 
 
 def _check_finite(name: str, weights: Any, dtype: Any) -> None:

@@ -136,7 +136,7 @@ class TrainingOptions:
             value = getattr(self, name)
             if not isinstance(value, list | tuple) and not (name == "devices" and value is None):
                 raise ConfigError(f"must be a list of {what}", name, shown(value))
-        if self.run is not None and not isinstance(self.run, Run | str | Path):
+        if self.run is not None and (not isinstance(self.run, Run | str | Path) or self.run == ""):
             raise ConfigError("must be a Run, or the path of a folder", "run", shown(self.run))
         metrics_of(self.metrics)
         return replace(

@@ -18,7 +18,7 @@ from cupynet.core.errors import DataError, OutputError
 from cupynet.core.files import digest, load_tensors, load_weights, read_object, save_weights, write_output, write_whole
 from cupynet.interop import import_torch
 from tests.support.commands import ROOT
-from tests.support.refusals import data_error
+from tests.support.refusals import data_error, refused
 
 RNG = np.random.default_rng(3)
 WEIGHTS: dict[str, Any] = {
@@ -202,6 +202,11 @@ def test_an_impossible_output_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(OutputError):
         write_output(tmp_path / name, b"new")
     assert {path.name for path in tmp_path.iterdir()} == {"folder", "circle"}
+
+
+def test_an_empty_name_is_refused() -> None:
+    with refused("path"):
+        write_output("", b"new")
 
 
 def test_what_goes_to_the_own_stdout_is_between_what_is_printed(tmp_path: Path) -> None:

@@ -126,6 +126,13 @@ def test_the_file_describes_its_input(tmp_path: Path) -> None:
     assert images.type.tensor_type.elem_type == onnx.TensorProto.UINT8
 
 
+@pytest.mark.parametrize("metadata", [{"epochs": 5}, {5: "epochs"}, ["epochs"]], ids=["value", "name", "list"])
+def test_metadata_are_strings(metadata: Any, tmp_path: Path) -> None:
+    with refused("metadata"):
+        export_onnx(everything_as_model(), tmp_path / "a.onnx", metadata=metadata)
+    assert not list(tmp_path.iterdir())
+
+
 class Subclass(Dense):
     """A user's subclass may compute anything."""
 

@@ -26,7 +26,7 @@ from tests.support.imported_networks import (
     torch_logits,
 )
 from tests.support.networks import Around
-from tests.support.refusals import data_error
+from tests.support.refusals import data_error, refused
 
 
 def test_exports_equal_those_that_pytorch_loaded(tmp_path: Path) -> None:
@@ -161,6 +161,19 @@ def test_bfloat16_is_widened_and_narrower_types_are_refused_with_a_remedy(tmp_pa
 def test_unknown_names_are_refused() -> None:
     with pytest.raises(ConfigError, match="'conv9'"):
         import_torch(small_model(), SMALL, {"conv9": "0"})
+
+
+def test_a_state_dict_is_refused_with_the_name_of_the_argument() -> None:
+    with refused("path"):
+        import_torch(small_model(), load_file(SMALL))  # type: ignore[arg-type]
+
+
+def test_a_shape_is_given_with_the_axes_of_the_file(tmp_path: Path) -> None:
+    tensors = load_file(SMALL)
+    tensors["7.weight"] = np.ascontiguousarray(tensors["7.weight"].T)
+    save_file(tensors, tmp_path / "a.safetensors")
+    with data_error(tensors["7.weight"].shape, tensors["7.weight"].shape[::-1]):
+        import_torch(small_model(), tmp_path / "a.safetensors", SMALL_NAMES)
 
 
 @pytest.mark.parametrize("content", [b"text", b"PK\x03\x04" + bytes(100)], ids=["text", "zip"])

@@ -76,6 +76,16 @@ def test_weights_are_exported_and_loaded(name: str, dtype: str) -> None:
     np.testing.assert_array_equal(model.scores(x)[0], other.scores(x)[0])
 
 
+class Unconverted:
+    """A tensor like PyTorch's with requires_grad, which refuses to be converted to NumPy."""
+
+    def __init__(self, array: Any) -> None:
+        self.shape, self.dtype = array.shape, array.dtype
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        raise RuntimeError("use tensor.detach()")
+
+
 def test_weights_of_another_network_are_refused_and_change_nothing() -> None:
     model = small()
     before = model.weights()
@@ -88,6 +98,8 @@ def test_weights_of_another_network_are_refused_and_change_nothing() -> None:
         {**changed, "output.weight": weight * np.array(np.inf, np.float32)},
         {**changed, "output.weight": weight.astype(float) + 1e300},
         {**changed, "output.weight": weight + 1j},
+        {**changed, "output.weight": Unconverted(weight)},
+        {**changed, "output.weight": [[1.0], [2.0, 3.0]]},
     ):
         with pytest.raises(ConfigError, match=r"output\."):
             model.load_weights(wrong)

@@ -114,6 +114,7 @@ IMAGES = FitData(examples=64, batch_size=8)
         ({"progress": "line"}, None, "progress"),
         ({"launcher": "processes"}, None, "launcher"),
         ({"callbacks": [HistoryWriter]}, None, "callbacks"),
+        ({"run": ""}, None, "run"),
         ({"callbacks": [EarlyStopping()]}, IMAGES, "EarlyStopping"),
         ({"log_every": 0, "callbacks": [EarlyStopping(max_score=5.0)]}, IMAGES, "log_every"),
         ({"callbacks": [Checkpoint(best="loss")]}, replace(IMAGES, evaluates=False), "Checkpoint.best"),
