@@ -20,6 +20,7 @@ from cupynet.reporting.comparison.groups import Comparison, Group, compared
 from cupynet.reporting.comparison.page import compare_page
 from cupynet.reporting.comparison.runs import find, is_run
 from cupynet.reporting.comparison.table import FIGURES, FRONT, columns, in_order
+from cupynet.runs.layout import check_output
 
 EXAMPLES = """\
 examples:
@@ -55,6 +56,8 @@ def _parser() -> Arguments:
 def _compare(arguments: argparse.Namespace) -> None:
     if arguments.to is not None and not 0 < arguments.to <= 1:
         raise ConfigError(f"--to {arguments.to:g}: must be an accuracy above 0 and at most 1, such as 0.99")
+    for file in filter(None, (arguments.csv, arguments.html)):
+        check_output(Path(file))
     comparison = compared(find(arguments.folders), arguments.to)
     groups = in_order(comparison, arguments.sort)
     table, found = columns(comparison, groups), answer(comparison)

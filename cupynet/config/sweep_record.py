@@ -23,9 +23,10 @@ from cupynet.core.logs import Console
 from cupynet.core.table import ABSENT, Column, Screen, as_csv, column, setting_columns, show
 from cupynet.core.terminal import near, say_error
 from cupynet.core.wording import one_line, percent
+from cupynet.runs.layout import SWEEP_TABLE as NAME
 from cupynet.runs.run import Run, Summary
 
-NAME, RECORDS = "sweep.csv", ".jobs"
+RECORDS = ".jobs"
 FIGURES = (  # name, title, format
     ("test_accuracy", "test\naccuracy", percent),
     ("validation_accuracy", "validation\naccuracy", percent),

@@ -52,13 +52,16 @@ def setting_columns(values: Mapping[str, Sequence[Any]], form: Callable[[Any], s
 
 
 def shortened(keys: Sequence[str]) -> dict[str, str]:
-    """Map dotted keys to their shortest unambiguous suffixes, with at least two parts if a key has more than two."""
-    result = {}
+    """Map dotted keys to their shortest unambiguous suffixes, with at least two parts if a key has more than two.
+
+    `data.seed` stays, because `seed` is another setting, which a comparison does not list.
+    """
+    result, known = {}, {*keys, "seed"}
     for key in keys:
         parts = key.split(".")
         for count in range(1 if len(parts) <= 2 else 2, len(parts) + 1):
             short = ".".join(parts[-count:])
-            if sum(other == short or other.endswith(f".{short}") for other in keys) == 1:
+            if sum(other == short or other.endswith(f".{short}") for other in known) == 1:
                 break
         result[key] = short
     return result

@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from cupynet.core.errors import ConfigError
+
 # settings, command-line overrides, and Hydra's own settings
 SETTINGS, OVERRIDES, HYDRA = ".hydra/config.yaml", ".hydra/overrides.yaml", ".hydra/hydra.yaml"
 MODEL = "model.safetensors"  # written only by `ParallelWrapper(run=...)`, not by commands
+START = "started.json"  # written at the beginning of a run
 SUMMARY = "summary.json"  # written at the end of a run
 RESULTS = ("weights.safetensors", "history.jsonl", "examples.safetensors", "report.html", "curves.png")
 REOPENED = "unfinished.txt"  # marks a resumed run that has not ended
 FAILED = "failed.json"  # exit code of a failed run
 CHECKPOINTS = "checkpoints"
-SWEEP = "multirun.yaml"  # in the folder of a sweep
+SWEEP, SWEEP_TABLE = "multirun.yaml", "sweep.csv"  # in the folder of a sweep
 STUDY, TRIALS = "study.db", "trials"  # in the folder of a search
 # folder of a checkpoint; interrupted saves leave folders with a suffix
 STEP = re.compile(r"step-(\d{8,})(?:\.(tmp|old)-\d+)?")
+
+
+def check_output(file: Path) -> None:
+    """Raise ConfigError if a command would overwrite a file of a run, a checkpoint, a sweep or a search."""
+    file = Path(os.path.realpath(file))
+    if not os.path.isfile(file):  # isfile returns False for invalid names
+        return
+    folder, own = file.parent, (START, SUMMARY, *RESULTS, MODEL, "train.log", SWEEP, SWEEP_TABLE, STUDY)
+    marked = file.name in own and any((folder / name).is_file() for name in (SETTINGS, START, SUMMARY, SWEEP, STUDY))
+    if marked or folder.name == Path(SETTINGS).parent.name or STEP.fullmatch(folder.name):
+        raise ConfigError(f"{file}: is a file of the run or sweep in this folder. Choose another file name")
 
 
 def is_outdated(folder: Path, summary: Mapping[str, Any], iteration: int) -> bool:

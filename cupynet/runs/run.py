@@ -199,7 +199,7 @@ class Run:
     def __init__(self, folder: str | Path, settings: Mapping[str, Any] | None = None) -> None:
         self.folder, self.saved, self.settings = Path(folder), False, settings
         self.settings_path = self.folder / layout.SETTINGS
-        self.started_path = self.folder / "started.json"
+        self.started_path = self.folder / layout.START
         self.summary_path = self.folder / layout.SUMMARY
         results = [self.folder / name for name in layout.RESULTS]
         self.weights_path, self.history_path, self.examples_path, self.report_path, self.curves_path = results

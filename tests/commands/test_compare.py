@@ -93,6 +93,16 @@ def test_the_grid_shows_a_result_for_all_values_of_a_setting_without_effect(tmp_
     assert first.count("90.00 %") == 2 and first.count("91.00 %") == first.count("92.00 %") == 1
 
 
+@pytest.mark.parametrize("option", ["--csv", "--html"])
+@pytest.mark.parametrize("name", ["0/summary.json", "sweep.csv"])
+def test_no_file_of_a_run_or_sweep_is_overwritten(option: str, name: str, sweep: Path, call: Call) -> None:
+    for own in ("multirun.yaml", "sweep.csv"):
+        (sweep / own).write_text("")
+    before = (sweep / name).read_bytes()
+    found = call(main, sweep, option, sweep / name)
+    assert found.code == 2 and str(sweep / name) in found.error and (sweep / name).read_bytes() == before
+
+
 @pytest.mark.parametrize("form", [[], ["--json"]], ids=["table", "json"])
 def test_control_characters_reach_neither_the_terminal_nor_the_page(
     form: list[str], tmp_path: Path, call: Call

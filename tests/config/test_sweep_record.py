@@ -91,13 +91,14 @@ def test_the_best_job_is_chosen_by_validation_images(tmp_path: Path, capsys: pyt
 
 def test_names_are_shortened_while_they_stay_distinct() -> None:
     names = ["workers", "parallel.averaging_frequency", "a.x.units", "a.y.units", "units", "model.layers.drop.rate"]
-    assert [*shortened(names).values()] == [
+    assert [*shortened([*names, "data.seed"]).values()] == [
         "workers",
         "averaging_frequency",
         "x.units",
         "y.units",
         "units",
         "drop.rate",
+        "data.seed",
     ]
     titles = [column.title for column in setting_columns({"parallel.averaging_frequency": [], "batch_size": []})]
     assert titles == ["averaging_\nfrequency", "batch_size"]

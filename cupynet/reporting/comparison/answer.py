@@ -6,13 +6,14 @@ import math
 from typing import Any, NamedTuple
 
 from cupynet.core.checks import finite
-from cupynet.core.wording import percent
+from cupynet.core.wording import listed, percent
 from cupynet.reporting.comparison.groups import Comparison, Group
 from cupynet.reporting.comparison.runs import ComparedRun
 from cupynet.reporting.comparison.table import seconds
 
 CLOSE = 0.001  # accuracy that may be traded for speed
 NOISE = 0.05  # smaller relative differences of training time are considered noise
+FILES = ("data.file", "data.folder", "data.test_images", "data.test_labels")  # settings that name test images
 MAX_EQUALS = 3  # maximum number of equally good groups to name
 
 
@@ -30,7 +31,7 @@ def answer(comparison: Comparison) -> Answer:
     if not candidates:
         return Answer("No run has finished, so there is nothing to compare.", [])
     runs = [run for group in candidates for run in group.runs]
-    data = sorted({f"{run.summary['dataset']} ({_images(run, comparison.split):,.0f} images)" for run in runs})
+    data = sorted({_data(run, comparison.split) for run in runs})
     if len(data) > 1:
         return Answer("These runs cannot be compared.", [f"They were evaluated on different data: {', '.join(data)}."])
     best = max(candidates, key=lambda group: group.figures["accuracy"])
@@ -71,11 +72,21 @@ def _notes(comparison: Comparison, chosen: Group) -> list[str]:
             notes.append(
                 "These are test accuracies. To choose settings, hold out validation images with data.validation."
             )
+    own = [run.settings for run in runs if "data.timeout_s" not in run.settings]  # downloads are verified
+    if read := [key for key in FILES if len({str(settings.get(key)) for settings in own}) > 1]:
+        notes.insert(0, f"The runs differ in {listed(read, 'and')}. Compare them only if their test images are equal.")
     if any(run.summary["fallback"] for run in runs):
         notes.append("Some runs used fallback data, because the requested data were missing.")
     if len({_origin(run) for run in runs}) > 1:
         notes.append("The runs used different machines or versions of cupynet.")
     return notes
+
+
+def _data(run: ComparedRun, split: str) -> str:
+    """Describe the evaluated images of a run. The seed selects validation images, and generates synthetic ones."""
+    data = f"{run.summary['dataset']} ({_images(run, split):,.0f} images)"
+    seeded = run.summary["dataset"] == "synthetic" or (split == "validation" and run.settings.get("data.validation"))
+    return f"{data} with data.seed={run.settings.get('data.seed')}" if seeded else data
 
 
 def _images(run: ComparedRun, split: str) -> float:

@@ -34,7 +34,7 @@ FIGURES: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
 def columns(comparison: Comparison, groups: Sequence[Group]) -> list[Column]:
     """Return all columns, with one row for each group, followed by rows for runs without a result."""
     rows = [*groups, *comparison.others]
-    names = [row.runs[0].name + f"+{len(row.runs) - 1}" * (len(row.runs) > 1) for row in rows]
+    names = [row.runs[0].name + f" ({len(row.runs)} runs)" * (len(row.runs) > 1) for row in rows]
     result = [
         column("run", names, right=False),
         column("front", [FRONT if row.front else "" for row in rows], title=""),

@@ -103,7 +103,7 @@ def test_seeds_are_repetitions(tmp_path: Path) -> None:
     assert [len(group.runs) for group in comparison.groups] == [3, 1]
     assert comparison.groups[0].figures["accuracy"] == pytest.approx(0.93)
     assert cells(comparison, "seeds") == ["3", "1"] and cells(comparison, "accuracy_range")[0] == "90.00-97.00"
-    assert cells(comparison, "run") == ["a0+2", "b"]
+    assert cells(comparison, "run") == ["a0 (3 runs)", "b"]
 
 
 def test_speed_up_is_over_one_worker_with_the_same_settings(tmp_path: Path) -> None:
@@ -285,6 +285,27 @@ def test_runs_on_different_data_are_not_ranked(other: dict[str, Any], data: str,
     runs(tmp_path, {}, other)
     _, notes, chosen = answer(of(tmp_path))
     assert chosen is None and len(notes) == 1 and data in notes[0]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "figures", "ranked"),
+    [("synthetic", {}, False), ("mnist", {}, True), ("mnist", {"validation_accuracy": 0.9}, False)],
+)
+def test_runs_are_not_ranked_if_the_data_seed_gave_them_other_images(
+    dataset: str, figures: dict[str, Any], ranked: bool, tmp_path: Path
+) -> None:
+    for seed in (1, 2):
+        extra = f"data: {{seed: {seed}, validation: 100}}\n"
+        made(tmp_path / str(seed), dataset=dataset, extra=extra, **figures)
+    text, notes, chosen = answer(of(tmp_path))
+    assert (chosen is not None) == ranked and ("data.seed=1" in text if ranked else "data.seed=2" in notes[0])
+
+
+@pytest.mark.parametrize(("downloaded", "noted"), [("", True), ("timeout_s: 30, ", False)])
+def test_runs_on_other_files_of_the_user_have_a_note(downloaded: str, noted: bool, tmp_path: Path) -> None:
+    for number in (1, 2):
+        made(tmp_path / str(number), dataset="d", extra=f"data: {{{downloaded}folder: v{number}}}\n")
+    assert ("data.folder" in " ".join(answer(of(tmp_path)).notes)) == noted
 
 
 def test_a_trial_run_is_no_result(tmp_path: Path) -> None:
