@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -79,14 +80,19 @@ def find(prepared: tuple[Experiment, RateTest], folder: Path) -> float | None:
 def setting(optimizer: Mapping[str, Any], rate: float) -> str:
     """Return the override that sets this (highest) learning rate, or describe a schedule without such an argument."""
     from cupynet import optim
+    from cupynet.config.overrides import parseable
+    from cupynet.optim.schedules import NAMES
 
     key, node = "optimizer.learning_rate", optimizer.get("learning_rate")
-    while isinstance(node, Mapping):
-        name = str(node.get("_target_", "")).rpartition(".")[2]
-        highest = getattr(getattr(optim, name, None), "highest", None)
+    while isinstance(node, Mapping | str):
+        node = {"name": node} if isinstance(node, str) else node
+        name = str(node.get("name") or node.get("_target_", "")).rpartition(".")[2]
+        highest = getattr(NAMES.get(name) or getattr(optim, name, None), "highest", None)
         if highest is None:
             return f"a {name} whose highest rate is {rate:.2g}"
-        key, node = f"{key}.{highest}", node.get(highest)
+        if highest not in node:  # an override cannot add a key
+            return shlex.quote(f"{key}={parseable({**node, highest: float(f'{rate:.2g}')})}")
+        key, node = f"{key}.{highest}", node[highest]
     return f"{key}={rate:.2g}"
 
 

@@ -53,8 +53,16 @@ def test_unsuitable_settings_are_refused(tmp_path: Path) -> None:
         ),
         ({"_target_": "cupynet.optim.PiecewiseConstant", "rates": {}}, None),
         ({"_target_": "mine.Own"}, None),
+        ("cosine", "'optimizer.learning_rate={name:cosine,initial:0.031}'"),
+        (
+            {"name": "warmup", "steps": 100, "then": {"name": "cosine", "initial": 0.1}},
+            "optimizer.learning_rate.then.initial=0.031",
+        ),
+        ({"name": "warmup", "steps": 9}, "'optimizer.learning_rate={name:warmup,steps:9,then:0.031}'"),
+        ({"name": "map", "rates": {}}, None),
     ],
-    ids=["number", "one_cycle", "cosine", "warmup", "scaled", "map", "own"],
+    ids=["number", "one_cycle", "cosine", "warmup", "scaled", "map", "own"]
+    + ["named", "named warmup", "named warmup without a rate", "named map"],
 )
 def test_the_setting_that_gives_a_run_this_rate(node: object, written: str | None) -> None:
     """A schedule without an argument for its highest rate has no such setting."""
