@@ -92,9 +92,9 @@ class LoadedRun:
         self.path = run.folder if isinstance(run, Run) else Path(run)
         self.run, self._trusted = Run(run_of(self.path)), list(trusted_modules)
         if not os.path.isdir(self.path):  # isdir returns False for invalid names
-            raise ConfigError(
-                f"{wording.one_line(self.path)}: there is no such file or folder. Run folders are in outputs/"
-            )
+            missing = "there is no such file or folder. Run folders are in outputs/"
+            reason = "is a file. Use the folder of the run" if os.path.isfile(self.path) else missing
+            raise ConfigError(f"{wording.one_line(self.path)}: {reason}")
         named = self.run.folder != self.path
         self.checkpoint = found(checkpoint_of(self.path)) if named else None
         if not self.run.settings_path.is_file() and (self.checkpoint is not None or checkpoints(self.path)):

@@ -56,6 +56,9 @@ def find(value: str, arguments: Sequence[str]) -> Path | None:
         path = Path(value)
         if not value or not os.path.isfile(run_of(path) / SETTINGS):  # isfile returns False for invalid names
             raise ConfigError("is neither a run folder nor a checkpoint", "resume", repr(value))
+        if (path / STUDY).is_file():
+            hint = f"cupynet tune {shlex.quote(f'resume={value}')}"
+            raise ConfigError(f"is a search. Continue it with: {hint}", "resume", repr(value))
         if run_of(path).is_symlink():  # the link may change later
             path = Path(near(path.resolve()))
     require_plain_files(run_of(path))

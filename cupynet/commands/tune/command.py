@@ -23,6 +23,7 @@ from cupynet.core import signals
 from cupynet.core.checks import one_of, without_prefix
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.core.exits import run_and_exit
+from cupynet.core.terminal import near
 from cupynet.core.wording import one_line
 from cupynet.runs.layout import STUDY, TRIALS
 
@@ -63,9 +64,11 @@ def for_hydra(typed: Sequence[str]) -> tuple[list[str], Path | None]:
     now = without(typed, "resume")
     if value is None:
         return config.split(now), None
-    folder = Path(value)
+    folder = resume.LATEST if value == "latest" else Path(value)
     if not os.path.isfile(folder / STUDY):  # isfile returns False for invalid names
         raise ConfigError("is not the folder of a search. Use a folder under outputs/tune/", "resume", value)
+    if folder.is_symlink():  # the link may change during the search
+        folder = Path(near(folder.resolve()))
     resume.require_plain_files(folder)
     if not (folder / STUDY).stat().st_size:
         raise DataError(f"{folder / STUDY}: the file is empty, so its trials are lost. Start a new search")

@@ -15,6 +15,7 @@ from cupynet.commands.tune import command
 from cupynet.commands.tune.command import for_hydra, kept_out, prepare
 from cupynet.commands.tune.search import Plan, PruningCallback
 from cupynet.config.experiment import Experiment
+from cupynet.config.resume import find
 from cupynet.config.schema import TuneSettings
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.core.wording import percent
@@ -143,6 +144,18 @@ def test_a_resumed_search_uses_its_stored_command_line(tmp_path: Path) -> None:
     assert tune_settings_of(again).search == [RATE]
     with pytest.raises(ConfigError, match="epochs=3"):
         for_hydra([f"resume={tmp_path}", "epochs=3"])
+
+
+def test_the_latest_search_is_resumed_in_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "outputs" / "tune").mkdir(parents=True)
+    stored_search(tmp_path / "outputs" / "tune", *TINY, RATE)
+    (tmp_path / "outputs" / "latest").symlink_to("tune")
+    (tmp_path / "outputs" / "tune" / ".hydra" / "config.yaml").touch()
+    monkeypatch.chdir(tmp_path)
+    again, resumed = for_hydra(["resume=latest"])
+    assert resumed == Path("outputs/tune") and again[-1] == "hydra.run.dir='outputs/tune'"
+    with refused("resume"):  # train resumes its runs, and names the other command
+        find("outputs/latest", [])
 
 
 @pytest.mark.parametrize("file", ["study.db", "trials"])
