@@ -18,6 +18,7 @@ from cupynet.config.load_model import weights_of
 from cupynet.config.memory_estimate import check_memory
 from cupynet.config.schema import ParallelSettings, Settings, size
 from cupynet.core.errors import ConfigError, DataError, errors_of
+from cupynet.core.wording import written
 from cupynet.data import Data, LabeledData, Loader, ShardedFiles, Shards, Source, as_loader
 from cupynet.data.dataset import balanced_weights
 from cupynet.nn import Image, Layer, Loss, Model, Params, check_loss, check_output
@@ -132,10 +133,11 @@ class Experiment:
                 params.unmatched(self._weights)
         for key in ("learning_rate_factors", "freeze"):
             with errors_of(key, arguments=()):
-                params.matching(getattr(self.settings, key) or ())
-        frozen = params.matching(self.settings.freeze or ())
+                matching = params.matching(getattr(self.settings, key) or ())
         for name, parameter in params.named():
-            parameter.frozen = name in frozen
+            parameter.frozen = name in matching
+        if trains and matching and len(matching) == len([*params.named()]):
+            raise ConfigError("freezes all weights. Leave some to train", "freeze", written(self.settings.freeze))
         return network, params.count
 
     def _fit_data(self) -> FitData:

@@ -123,6 +123,7 @@ REFUSED = {
     ("data.augment=[{_target_:cupynet.data.Shift,pixels:28}]",): "data",
     ("weights=nothing",): "weights",
     ("freeze=[conv9]",): "freeze",
+    ("freeze=['*']",): "freeze",
     ("learning_rate_factors={conv9:0.1}",): "learning_rate_factors",
     ("learning_rate_factors={0:0.1}",): "learning_rate_factors",  # YAML reads the key as a number
     ("learning_rate_factors={conv1:-0.1}",): "learning_rate_factors.conv1",
