@@ -18,7 +18,7 @@ from cupynet.config.load_model import weights_of
 from cupynet.config.memory_estimate import check_memory
 from cupynet.config.schema import ParallelSettings, Settings, size
 from cupynet.core.errors import ConfigError, DataError, errors_of
-from cupynet.core.wording import written
+from cupynet.core.wording import counted, written
 from cupynet.data import Data, LabeledData, Loader, ShardedFiles, Shards, Source, as_loader
 from cupynet.data.dataset import balanced_weights
 from cupynet.nn import Image, Layer, Loss, Model, Params, check_loss, check_output
@@ -127,7 +127,11 @@ class Experiment:
         with errors_of("model", arguments=()):
             network.build(self.input, params.scope(), described_on)
             check_loss(network, self.loss)
-            check_output(network, self.source.classes)
+            if trains:
+                check_output(network, self.source.classes)
+        if self.source.classes != network.output.features:  # a trained network cannot be changed
+            reason = f"has {counted(self.source.classes, 'class')}, but the run has {network.output.features}"
+            raise ConfigError(f"{reason}. Use data with the classes of the run", "data")
         if self._weights:
             with errors_of("weights", arguments=()):
                 params.unmatched(self._weights)

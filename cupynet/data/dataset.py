@@ -189,7 +189,7 @@ def image_array(where: str, images: Any) -> Array:
             f"are already scaled, got {found}{OBJECTS * (array.dtype == object)}{VECTORS * (array.ndim == 2)}"
         )
     if not floating and array.dtype != np.uint8 and array.size and not 0 <= array.min() <= array.max() <= 255:
-        found = f"got {array.min()} .. {array.max()}. Convert other numbers to floating point"
+        found = f"got {array.min()} .. {array.max()}. Rescale them, or in Python pass floating-point numbers"
         raise ConfigError(f"{where}: integer images must be from 0 to 255, {found}")
     check_layout(where, array.shape)
     pixels = _as_float32(f"{where}: image", array) if floating else np.ascontiguousarray(array, np.uint8)
@@ -312,6 +312,8 @@ def count_classes(place: FilePath, labels: Sequence[Array], classes: int | None)
         labels = [integers("labels", each) for each in labels]
     least, most = min(int(each.min(initial=0)) for each in labels), max(int(each.max(initial=0)) for each in labels)
     count = sum(map(len, labels))
+    if not count:
+        raise DataError(f"{place}: expected images, found none")
     if least < 0 or most >= count:
         raise DataError(
             f"{place}: expected labels 0, 1, 2, ..., found {least} .. {most} in {count} images. Renumber them, or set "

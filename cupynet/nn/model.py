@@ -486,8 +486,8 @@ def check_output(network: Layer, classes: int) -> None:
         )
     if network.output != Flat(classes):
         outputs = network.output.features
-        more = f", or use Dataset(..., classes={outputs})" * (isinstance(network.output, Flat) and outputs > classes)
+        more = f", or the data classes={outputs}" * (isinstance(network.output, Flat) and outputs > classes)
         raise ConfigError(
             f"the network returns {network.output}, but the data have {wording.counted(classes, 'class')} or targets. "
-            f"End it with Dense(units={classes}){more}"
+            f"Give its last layer units={classes}{more}"
         )

@@ -105,6 +105,15 @@ def test_images_to_test_on_alone_have_the_shape_and_the_classes_of_the_run(tmp_p
     assert few["samples"] == int((parts.test_labels != 9).sum()) and few["confusion"][9] == [0] * 10
 
 
+def test_data_with_another_class_are_an_error_of_the_data(tmp_path: Path, call: Call) -> None:
+    folder = write_pictures(tmp_path / "pictures", digits(100, 90))
+    own = ["data=folder", f"data.folder={folder}", "model=mlp", "backend=numpy"]
+    trained(tmp_path / "run", *own, "workers=1", "epochs=1")
+    shutil.copytree(folder / "train" / "class-9", folder / "train" / "class-a")
+    found = call(main, tmp_path / "run")  # a trained network cannot get another output
+    assert found.code == 2 and found.error.startswith("cupynet: data: ")
+
+
 def test_parts_that_only_training_needs_are_not_built(tmp_path: Path, call: Call) -> None:
     """The run has a user-defined callback, which the evaluation does not trust."""
     own = ["trusted_modules=[tests]", "+callbacks.own._target_=tests.support.training.Recorder"]
