@@ -70,7 +70,8 @@ def evaluate(arguments: argparse.Namespace) -> None:
         if before is None:  # a trial of a search, or a stopped run
             print(f"summary.json has no accuracy on {split} images")
         else:
-            print("the same as in summary.json" if same else f"summary.json has {before}")
+            stored = f"accuracy {before}" + f", loss {scores.test_loss!r}" * (split == "test")
+            print("the same as in summary.json" if same else f"summary.json has {stored}")
             reason = "" if same else changed(trained)
             if reason:
                 print(f"the run may have used different test images: {reason}")

@@ -52,7 +52,7 @@ from cupynet.core.terminal import near, stdout_is_gone, steady_streams
 from cupynet.core.version import __version__
 from cupynet.core.wording import nearest, one_line
 from cupynet.runs import layout
-from cupynet.runs.layout import HYDRA, RESULTS, STUDY
+from cupynet.runs.layout import FAILED, HYDRA, RESULTS, START, STUDY
 
 if TYPE_CHECKING:
     from cupynet.parallel import MpiJob
@@ -375,7 +375,7 @@ class _Command(Generic[S, T]):
                 hold = Hold(shown)
                 locks.callback(hold.release)
                 if self.resumed is None:
-                    resume.check_untaken(shown, RESULTS if self.schema is Settings else ())
+                    resume.check_untaken(shown, (START, FAILED, *RESULTS) if self.schema is Settings else ())
             except ConfigError as error:
                 refused = str(error)
         if ranks is not None:

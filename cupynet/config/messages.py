@@ -7,7 +7,7 @@ import shlex
 
 from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import DictConfig
-from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
 from cupynet.config.schema import Settings, rules
 from cupynet.core.errors import ConfigError, causes
@@ -40,6 +40,8 @@ def refusal(error: BaseException, schema: type[Settings]) -> ConfigError:
     key = str(found.full_key)
     if isinstance(found, ConfigKeyError | ConfigAttributeError):
         reason = f"there is no setting '{key}'{_hint(found, key, schema)}"
+    elif isinstance(found, MissingMandatoryValue):
+        reason = "must not be empty. Choose a file of this group, or remove the setting"
     elif "is not a ListConfig" in str(found.msg):
         return ConfigError(f"must be a list: {key}=[{found.value}]", f"{_file(error)}{key}", str(found.value))
     else:

@@ -31,7 +31,7 @@ from cupynet.runs.layout import (
 LATEST = Path("outputs", "latest")  # link to the newest run or sweep
 # links that W&B creates and never opens again
 OF_WANDB = re.compile(r"(^|/)wandb/(offline-)?run-[^/]+/(files|logs)/")
-MAY_DIFFER = ("epochs", "workers", "devices", "backend", "dtype", "callbacks", "resume", "trusted_modules", "profile")
+MAY_DIFFER = ("epochs", "workers", "devices", "backend", "dtype", "callbacks", "profile", "resume", "trusted_modules")
 MAY_BE_SET = ("data.channels",)  # only if it was null; the network must still match the images
 
 
@@ -165,7 +165,7 @@ def check_same_settings(given: Mapping[str, Any], stored: Mapping[str, Any], pat
     for key, now, then in _differences(given, stored):
         if key.partition(".")[0] not in MAY_DIFFER and (key not in MAY_BE_SET or then is not None):
             started = "without it" if then is None else f"with {written(then)}"
-            few = ", ".join(MAY_DIFFER[:6])
+            few = ", ".join(MAY_DIFFER[:7])
             reason = f"the run in {run_of(path)} was started {started}, and resuming can only change {few}"
             raise ConfigError(f"{reason}. Remove this setting, or start a new run", key, written(now))
 
@@ -182,11 +182,13 @@ def _differences(
 
 
 def check_untaken(folder: Path, results: Sequence[str] = ()) -> None:
-    """Raise ConfigError if the folder contains a run, a sweep, or files of another program with names in `results`.
+    """Raise ConfigError if the folder contains a run, a sweep, or Hydra settings or `results` of another program.
 
     A run that failed before its first checkpoint may be replaced.
     """
-    own = [] if (folder / SETTINGS).is_file() else [name for name in results if os.path.lexists(folder / name)]
+    stored = folder / SETTINGS
+    is_run = stored.is_file() and b"trusted_modules" in stored.read_bytes()  # not another program that uses Hydra
+    own = [] if is_run else [name for name in (SETTINGS, *results) if os.path.lexists(folder / name)]
     if own:
         raise ConfigError(f"{folder}: the run would overwrite {listed(own, 'and')}. Choose another folder")
     if (folder / SWEEP).is_file():

@@ -99,7 +99,9 @@ def instance(name: str, value: Any, kind: type[T], example: str) -> T:
     if isinstance(value, kind):
         return value
     actual = f"the class {value.__name__}" if isinstance(value, type) else one(type(value).__name__)
-    raise ConfigError(f"must be {one(kind.__name__)}, such as {example}", name, f"<{actual}>")
+    raise ConfigError(
+        f"must be {one(kind.__name__)}, such as {example}", name, "None" if value is None else f"<{actual}>"
+    )
 
 
 def object_named(

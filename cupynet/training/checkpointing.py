@@ -63,7 +63,7 @@ def found(path: str | Path, *, warn: bool = True) -> Stored:
         return read(path)
     newest = Checkpoints(path).newest(warn=warn)
     if newest is None:
-        raise ConfigError(f"{path}: no checkpoint found")
+        raise ConfigError(f"{path}: no checkpoint found. If the run wrote them to another folder, copy it here")
     return newest
 
 

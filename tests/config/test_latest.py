@@ -12,6 +12,7 @@ from cupynet.config.schema import Settings
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.runs.layout import RESULTS
 from tests.support.commands import Command
+from tests.support.refusals import refused
 
 LATEST = Path("outputs/latest")
 DONE = '{"stop_reason": null, "iterations": 4}'
@@ -31,7 +32,7 @@ def made(name: str, *, checkpoint: bool = True, age_s: float = 0.0, summary: str
     """Make a run that was killed or has this summary. Its newest checkpoint is `age_s` old."""
     run = Path(name)
     (run / ".hydra").mkdir(parents=True)
-    (run / ".hydra" / "config.yaml").write_text("{}\n")
+    (run / ".hydra" / "config.yaml").write_text("trusted_modules: []\n")
     if checkpoint:
         step = run / "checkpoints" / "step-00000004"
         step.mkdir(parents=True)
@@ -136,6 +137,9 @@ def test_files_that_no_run_has_written_are_not_replaced() -> None:
     resume.check_untaken(Path())  # for a command that does not write the file
     with pytest.raises(ConfigError):
         resume.check_untaken(Path(), RESULTS)
+    (run / ".hydra" / "config.yaml").write_text("of: another program\n")
+    with refused(""):
+        resume.check_untaken(run)
 
 
 def test_a_folder_with_a_sweep_is_refused() -> None:
