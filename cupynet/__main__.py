@@ -52,7 +52,7 @@ def _answer(name: str) -> None:
         from cupynet.core.errors import ConfigError
         from cupynet.core.wording import nearest
 
-        raise ConfigError(f"there is no command '{name}'{nearest(name, COMMANDS)} (cupynet --help lists all)")
+        raise ConfigError(f"there is no command '{name}'{nearest(name, COMMANDS)} (cupynet --help lists the commands)")
 
 
 def _completed() -> str:

@@ -138,7 +138,7 @@ class Classifier(ClassifierMixin, _Network):  # type: ignore[misc]
         epochs, batch_size, validation_split: see `ParallelWrapper.fit`.
         workers, averaging_frequency, callbacks, progress: see `ParallelWrapper`.
         optimizer: an `Optimizer` or its name; Adam(0.003) by default.
-        learning_rate: replaces the optimizer's learning rate, such as 0.01 or "cosine".
+        learning_rate: a rate or schedule, such as 0.01 or "cosine", that replaces the optimizer's.
         backend, dtype: see `Model`.
         random_state: as in scikit-learn; seeds the weights and the order of samples.
 

@@ -32,7 +32,7 @@ def announce(experiment: Experiment) -> None:
     log.info("BLAS %s", blas.description())
     sharing = placement.ranks if job is None else job.sharing
     if sharing > available_cores():
-        log.warning("%d workers or stages share %d cores, which makes them slower", sharing, available_cores())
+        log.warning("%d workers or stages share %d cores. Fewer would be faster", sharing, available_cores())
     if settings.dtype == "bfloat16" and experiment.backend_name == "numba" and _has_amx():
         log.info("bfloat16: AMX is used for dense layers, and for 3x3 convolutions without max pooling")
     elif settings.dtype in ("half", "bfloat16"):
@@ -55,7 +55,7 @@ def _warn(experiment: Experiment) -> None:
         )
     if pipeline is not None and pipeline.micro_batches > settings.batch_size:
         counts = pipeline.micro_batches, settings.batch_size
-        log.warning("parallel.pipeline.micro_batches=%d, but each batch has only %d samples to divide", *counts)
+        log.warning("parallel.pipeline.micro_batches=%d exceeds the batch size, %d. Use fewer", *counts)
     every = settings.parallel.averaging_frequency
     if every is not None and isinstance(experiment.synchronizer, GradientSharing):
         log.warning(

@@ -125,7 +125,7 @@ def name_schedule(plain: dict[str, Any], overrides: Sequence[str], rate: Any) ->
     given = {key: value for key, value in node.items() if key not in merged or key in asked - {"name"}}
     if missing := [each for each in required(kind) if each not in given]:
         form = written({"name": node["name"], **dict.fromkeys(required(kind), "...")})
-        raise ConfigError(f"requires {listed(missing, 'and')}: {RATE}={form}", RATE, node["name"])
+        raise ConfigError(f"requires {listed(missing, 'and')}. Set {RATE}={form}", RATE, node["name"])
     if kind.highest is not None and kind.highest not in given:
         kept = [each for each in overrides if re.match(r"\W*(optimizer|experiment)\b", each) and RATE not in each]
         if kept or rate is None:
@@ -134,7 +134,7 @@ def name_schedule(plain: dict[str, Any], overrides: Sequence[str], rate: Any) ->
             own = by_class.get(str(rate.get("_target_")).rpartition(".")[2])
             rate = None if own is None or own.highest is None else rate.get(own.highest)
         if not isinstance(rate, int | float):
-            raise ConfigError("is missing, and the optimizer's file has no number to use", f"{RATE}.{kind.highest}")
+            raise ConfigError("is missing, and the optimizer's file has none. Set it", f"{RATE}.{kind.highest}")
         given[kind.highest] = rate
     optimizer["learning_rate"] = {"_target_": f"cupynet.optim.{kind.__name__}", **given}
 
@@ -152,7 +152,7 @@ def overrides_of_jobs(sweep: DictConfig) -> list[list[str]]:
             else [str(each.input_line)]
             for each in PARSER.parse_overrides([*fixed, *hydra.overrides.task])
         ]
-    except HydraException:  # such as glob(...), which depends on the configuration files
+    except HydraException:  # for example glob(...), which only Hydra can expand
         return []
     return [[*job] for job in product(*choices)]
 

@@ -53,7 +53,7 @@ def search_space(texts: Sequence[str]) -> dict[str, BaseDistribution]:
             override = PARSER.parse_override(text)
             key = override.get_key_element()
             if key.lstrip("+") in [each.lstrip("+") for each in space]:
-                raise ValueError("is searched twice. Combine the values in one choice")
+                raise ValueError("this setting is searched twice. Combine the values in one choice")
             space[key] = _distribution(override)
         except (HydraException, ValueError, TypeError) as error:
             setting, _, value = one_line(text).partition("=")

@@ -9,7 +9,7 @@ CupynetError                1   base class
 ├── OutputError            74   a result cannot be written
 └── Interrupted       130/143   stopped by a signal
 
-After most other errors, commands print a traceback and exit with 1. Exhausted memory (exit code 1) and a full or
+After most other errors, commands print a traceback and exit with 1. Running out of memory (exit code 1) and a full or
 unwritable disk (74) are reported on one line. A SystemExit raised during a job keeps a nonzero integer code.
 """
 
@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from cupynet.core.terminal import printable
 from cupynet.core.wording import one_line
 
-NOTHING_SAVED = "nothing of this run was saved"
+NOTHING_SAVED = "no results of this run were saved"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)  # errors of a full or unwritable disk
 
 

@@ -12,7 +12,7 @@ from cupynet.data.shards import Shards
 
 
 class QueuedBatch(Batch):
-    """A batch that is gathered when `images` or `labels` is first read, unless a captured step takes it."""
+    """A batch that is gathered when `images` or `labels` is first read, unless a captured step gathers it."""
 
     def __init__(self, index: int, source: Any, part: slice, samples: Array, epoch: int) -> None:
         vars(self).update(index=index, source=source, part=part, samples=samples, epoch=epoch, steady=True)
@@ -68,7 +68,7 @@ class BatchFeed:
             size_of_batch = min(loader.batch_size, len(part))
             self._transfer = backend.transfer(data, size_of_batch, on_device, shared or Shared())
         self._ahead = min(prefetch, self._iterations) if self._transfer.ahead else 0
-        self._queues = self._transfer.queues and not isinstance(loader.dataset, Shards)  # rows of shards are local
+        self._queues = self._transfer.queues and not isinstance(loader.dataset, Shards)  # rows count per shard
 
     def epoch(self, epoch: int, start: int = 0) -> Generator[Batch | None, None, None]:
         """Yield this worker's batch, or None if it has none, for each iteration of an epoch from iteration `start`.

@@ -77,7 +77,7 @@ def idx_shape(path: Path) -> tuple[int, ...]:
     shape = tuple(np.frombuffer(start, ">u4", axes, offset=4).tolist())
     size, stored = 4 + 4 * axes + math.prod(shape), path.stat().st_size
     if size > ratio * stored:
-        raise DataError(f"{path}: expected {size} bytes for the shape in the IDX header, found a file of {stored}")
+        raise DataError(f"{path}: expected {size} bytes for the shape in the IDX header, found {stored} bytes")
     return shape
 
 

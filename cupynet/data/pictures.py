@@ -110,7 +110,7 @@ def opened_picture(path: Path) -> Iterator[Any]:
         raise
     except Exception as error:  # decoders may raise anything
         reason = getattr(error, "strerror", None) or wording.one_line(error).partition(" '")[0]  # without the path
-        raise DataError(f"{name}: cannot be read as a PNG, JPEG, BMP or WebP ({reason})") from error
+        raise DataError(f"{name}: cannot be read as a PNG, JPEG, BMP or WebP file ({reason})") from error
 
 
 def resized(pixels: Array, height: int, width: int) -> Array:

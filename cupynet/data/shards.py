@@ -31,7 +31,7 @@ class Shards:
     Args:
         folder: a folder that contains the folders 0, 1, 2, ...
         classes: number of classes; by default the largest label + 1.
-        pixels: scaling of the images; fractions of 255 by default.
+        pixels: scaling of the pixels, which by default are divided by 255.
         most: maximum number of samples to use from each shard; None for all.
 
     Attributes:
@@ -104,7 +104,7 @@ class Shards:
         dataset = self.dataset(str(number)).take(slice(self._most))
         if dataset.image_shape != self.image_shape:
             found = f"found {dataset.image_shape}"
-            raise DataError(f"{self.folder / str(number)}: expected images of {self.image_shape}, {found}")
+            raise DataError(f"{self.folder / str(number)}: expected images of shape {self.image_shape}, {found}")
         return dataset
 
     def parts(self) -> Iterator[Dataset]:
@@ -126,7 +126,7 @@ class Shards:
 
 
 def _map_integers(path: Path) -> Array:
-    """Memory-map integers (S,) int64 from a .npy file. Other integer types are copied."""
+    """Memory-map an array (S,) of int64 from a .npy file. Other integer types are converted."""
     array = map_npy(path)
     if array.dtype.kind not in "iu" or array.ndim != 1:
         raise DataError(f"{path}: expected a one-dimensional array of integers, found {array.shape} of {array.dtype}")

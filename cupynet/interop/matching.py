@@ -51,7 +51,7 @@ def take(stored: dict[str, Any], entry: str, name: str, path: PathLike) -> Any:
     if entry not in stored:
         entries = ", ".join(sorted(stored)[:8]) or "no other weights"
         raise DataError(
-            f"{path}: lacks {entry!r} for weight '{name}'. It has {entries}. If these belong to this model, set `names`"
+            f"{path}: lacks {entry!r} for weight '{name}'. It has {entries}. If it has them, map them with `names`"
         )
     return stored.pop(entry)
 

@@ -42,7 +42,7 @@ def export_onnx(
 
     Args:
         input: dtype of `images`: `uint8` (0 to 255) or `float` (0 to 1).
-        metadata: strings to store in the file, by name.
+        metadata: names and strings to store in the file's metadata.
 
     Raises:
         ConfigError: onnx is not installed, a layer has no equivalent in ONNX, or a value of `metadata` is not a string.

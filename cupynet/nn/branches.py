@@ -134,7 +134,7 @@ class Concat(Layer):
             if type(output) is not type(first) or output.shape[:-1] != first.shape[:-1]:
                 raise ConfigError(
                     f"Concat '{params.layer}': branch '{name}' returns {output}, but '{next(iter(made))}' {first}. "
-                    "Give all the same height and width with strides and padding 'same', or end all with Flatten"
+                    "Use equal strides and padding='same' in all branches, or end each branch with Flatten"
                 )
         self.widths = [output.shape[-1] for output in made.values()]
         return (

@@ -53,9 +53,9 @@ class SoftmaxNLL(Loss):
 
     Args:
         label_smoothing: fraction of the target that is spread evenly over all classes (Szegedy et al. 2016).
-        class_weights: loss factor of each class; None for 1. With label smoothing, they weight each class's term, as in
-            PyTorch. Unlike in PyTorch, the loss of a batch is divided by the number of samples, not by the sum of the
-            weights.
+        class_weights: loss factor of each class; 1 by default. With label smoothing, they weight each class's term, as
+            in PyTorch. Unlike in PyTorch, the loss of a batch is divided by the number of samples, not by the sum of
+            the weights.
     """
 
     capturable = True

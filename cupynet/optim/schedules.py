@@ -125,7 +125,7 @@ class Cosine(FitSchedule, name="cosine"):
     Args:
         end: the learning rate in the last iteration of the fit. With `cycle`, each cycle ends slightly above it.
         cycle: iterations of the first cycle; None for a single cycle over the whole fit.
-        growth: factor of the cycle length after each restart.
+        growth: factor by which the cycle length grows at each restart.
     """
 
     highest = "initial"

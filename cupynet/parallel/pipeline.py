@@ -33,8 +33,8 @@ class Pipeline:
     """Pipeline settings.
 
     Args:
-        stages: number of stages, balanced by multiply-adds; or `auto` for one stage per device or CPU core of a
-            replica, at most the number of layers with weights; or the layer names of each stage, such as
+        stages: number of stages, balanced by multiply-adds; or `auto`, one for each device or CPU core of a replica,
+            but at most one for each layer with weights; or the layer names of each stage, such as
             `[["conv1", "pool1"], ["dense1"]]`.
         micro_batches: micro-batches per batch, at most the batch size. More micro-batches keep the stages busier, but
             add overhead.

@@ -41,10 +41,10 @@ class Placement:
 
         Args:
             workers: number of replicas. By default, the number of MPI ranks, devices or CPU cores, divided by `stages`,
-                but at most 4 with CPU cores.
-            devices: GPU indices; by default all, starting with `first`.
-            stages: stages per replica. None for the number of devices or cores per replica, at most `most_stages`; if
-                `workers` is also None, there is one replica.
+                but at most 4 on a CPU.
+            devices: GPU indices; by default all, with `first` in front.
+            stages: stages per replica. With None, one for each device or core of a replica, but at most `most_stages`;
+                if `workers` is also None, there is one replica.
             seats: the local rank of each MPI rank; None if workers are threads.
 
         Raises:
@@ -72,7 +72,7 @@ class Placement:
 
     @property
     def ranks(self) -> int:
-        """Number of workers: replicas times stages."""
+        """Number of ranks: replicas times stages."""
         return self.workers * self.stages
 
     def device(self, rank: int) -> int:

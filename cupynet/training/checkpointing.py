@@ -32,7 +32,7 @@ from cupynet.training.state_tree import (
 from cupynet.training.trainer import Trainer
 
 WEIGHTS = "replica/weights/"
-RENAMED = {"History": "HistoryWriter"}  # callbacks of earlier versions -> present names
+RENAMED = {"History": "HistoryWriter"}  # callback names of earlier versions -> current names
 
 log = logging.getLogger(__name__)
 
@@ -145,7 +145,7 @@ def _malformed(place: str) -> Iterator[None]:
 
 
 def stages_of(stored: Stored) -> int:
-    """Return the number of pipeline stages, which is the next rank with the same weight names as rank 0."""
+    """Return the number of pipeline stages: the lowest rank above 0 with the same weight names as rank 0."""
     states = _states(stored)
     with _malformed(f"{stored.path / STATE}, workers"):
         names = [sorted(state["replica"]["weights"]) for state in states]
@@ -175,7 +175,7 @@ def check_epochs(stored: Stored, epochs: int) -> None:
 
 
 def made_by(trainer: Trainer) -> dict[str, Any]:
-    """Return everything besides the network and the data that affects results bit for bit, to compare on resume."""
+    """Return what affects the results bit for bit, other than the network and the data, to compare on resume."""
     machine, backend = environment(), trainer.backend
     blas = [f"{each['internal_api']} {each['version']} {each['architecture']}" for each in machine["blas"]]
     threads = sorted({each["num_threads"] for each in machine["blas"]})
@@ -219,6 +219,6 @@ def trained(stored: Stored, synchronizer: Synchronizer) -> Arrays:
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Describe the differences that prevent bit-identical results, or return "". Earlier versions stored fewer."""
+    """Describe the differences that prevent bit-identical results, or return "". Ignore names that `then` lacks."""
     other = [f"{name} {now[name]} (was {then[name]})" for name in now if now[name] != then.get(name, now[name])]
     return f"continues, but not bit for bit: {'; '.join(other)}" if other else ""

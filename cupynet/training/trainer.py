@@ -71,7 +71,7 @@ class Trainer:
             the weights, identically on every rank, and must then call `params.publish` to copy them to the layers.
         iteration, epoch, epoch_iteration: completed iterations, epochs, and iterations of the current epoch.
         data: the `Loader.identity` of the training data of the last or restored fit; None if unknown.
-        evaluation: the evaluation of the last epoch or, if a callback replaced the final weights, of these; or None.
+        evaluation: the evaluation of the last epoch, or of the final weights if a callback replaced them, or None.
         stopped: the request that ended the last fit early, or None.
     """
 

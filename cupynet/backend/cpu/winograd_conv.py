@@ -13,7 +13,7 @@ from cupynet.backend.window import Window
 
 class WinogradConv(ConvOps):
     def _has_tiles(self, x: Array, weight: Array, window: Window) -> bool:
-        """Return True for 3x3 filters with stride 1, if channels and filters fill vectors and tiles save products."""
+        """Return True for 3x3 filters with stride 1, if channels and filters fill vectors and tiles pay off."""
         lanes = winograd.lanes(self.policy.compute.itemsize)
         simple = (window.kernel, window.stride, window.dilation) == ((3, 3), (1, 1), (1, 1))
         if not simple or max(map(max, window.padding)) > 2 or any(count % lanes for count in weight.shape[2:]):

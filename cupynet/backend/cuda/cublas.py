@@ -155,7 +155,7 @@ class Cublas:
         contiguous = out.flags.c_contiguous and all(a.flags.c_contiguous or a.flags.f_contiguous for a in (left, right))
         if not (known and shapes_match and contiguous):
             shapes = ", ".join(f"{array.shape} {array.dtype}" for array in (left, right, out))
-            raise ConfigError(f"cannot multiply {shapes}: must be contiguous (M, K), (K, N), (M, N) of one precision")
+            raise ConfigError(f"cannot multiply {shapes}: expected contiguous (M, K), (K, N), (M, N) of one dtype")
 
 
 def _layout(array: Array) -> tuple[int, int]:

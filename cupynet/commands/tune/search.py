@@ -124,12 +124,12 @@ def open_study(path: Path, space: Mapping[str, BaseDistribution], settings: Tune
         raise DataError(f"{path}: this version of Optuna cannot read the study ({one_line(error):.200})") from error
     foreign = any(not each.distributions.items() <= space.items() for each in trials)
     if foreign or any(each.params.keys() != space.keys() for each in complete):
-        raise DataError(f"{path}: this study belongs to another search")
+        raise DataError(f"{path}: this study belongs to another search. Resume that one, or start a new search")
     folders = {each.name for each in path.parent.glob("trials/*") if each.name.isdecimal()}
     lost = sorted(folders - {_name(each) for each in trials})
     if lost:
         raise DataError(
-            f"{path}: trial {lost[0]} has a folder, but is missing in this file. Restore it, or start a new search"
+            f"{path}: trial {lost[0]} has a folder, but is missing from this file. Restore it, or start a new search"
         )
     # a resumed search would draw the same settings again with the same seed
     seed = (settings.sampler_seed + len(trials)) % 2**32
@@ -145,7 +145,7 @@ def storage(path: Path) -> RDBStorage:
 
 
 def run_trials(plan: Plan, folder: Path, study: Study) -> bool:
-    """Run trials until their number or the time limit is reached. Return True if all combinations have been tried."""
+    """Run trials up to their number or the time limit. Return True if all combinations were tried."""
     sampler = study.sampler
     assert isinstance(sampler, UntriedSampler)
 

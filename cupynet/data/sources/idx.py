@@ -27,7 +27,7 @@ class IdxFiles(UserArrays):
         folder: a folder with files named as in MNIST (see `idx_path`).
         train_images, train_labels, test_images, test_labels: other paths, relative to `folder` if it is given.
         classes: number of classes; by default the largest training label + 1.
-        sha256: a mapping from the names of the four file arguments to SHA-256 digests, compressed or not.
+        sha256: a mapping from the names of the four file arguments to SHA-256 digests of the files, compressed or not.
         seed and others: see `Source`.
     """
 

@@ -38,7 +38,7 @@ NOISE = 0.06  # standard deviation of the pixel noise, as a fraction of 255
 
 @dataclass(eq=False)
 class Synthetic(Source):
-    """Synthetic digits of 28 x 28 pixels in balanced classes, which depend only on the seed. See `Source`."""
+    """Synthetic digits of 28 x 28 pixels in balanced classes. They depend only on the seed. See `Source`."""
 
     image_shape = (SIDE, SIDE, 1)
     classes = 10

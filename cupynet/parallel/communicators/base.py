@@ -104,7 +104,7 @@ class Communicator:
         self._decided = False  # True if `_on_devices` is final
 
     def close(self) -> None:
-        """Destroy the NCCL communicators. All workers must call this, each in its own thread, or none may."""
+        """Destroy the NCCL communicators. Collective: all workers must call this, each in its own thread."""
         for part in (*self._groups, self._on_devices):
             if part is not None:
                 part.close()
@@ -116,7 +116,7 @@ class Communicator:
                 part.abandon()
 
     def split(self, color: int, key: int) -> Communicator:
-        """Return a communicator for the workers with the same color, ordered by key, then by rank. Collective."""
+        """Return a communicator for workers of one color, ordered by key, then by rank. All workers must call this."""
         raise NotImplementedError
 
     def _adopt(self, group: Communicator) -> Communicator:

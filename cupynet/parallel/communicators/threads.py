@@ -142,5 +142,5 @@ class ThreadCommunicator(Communicator):
         operations, values = zip(*slots, strict=True)
         if len(set(operations)) > 1:
             calls = "; ".join(f"rank {rank}: {each}" for rank, each in enumerate(operations))
-            raise ConfigError(f"workers must make the same calls of their communicators, but made others ({calls})")
+            raise ConfigError(f"workers must make the same calls in the same order, but their calls differ ({calls})")
         return list(values)

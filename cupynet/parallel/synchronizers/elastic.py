@@ -21,8 +21,8 @@ class ElasticAveraging(ParameterAveraging):
     Each replica moves toward the center by the fraction `pull` of their distance. The center moves toward the mean of
     the replicas by the fraction `pull` · workers. The mean is weighted by the samples since the last step.
 
-    Replicas stay different until an evaluation, the end of a fit or, with `epoch`, the end of an epoch. Then they adopt
-    the center after a last step. Only then are buffers averaged, weighted by the samples since the previous adoption.
+    Replicas differ until an evaluation or the end of a fit. They then take a last step and adopt the center. Only then
+    are buffers averaged, weighted by the samples since the previous adoption.
 
     Args:
         averaging_frequency, report_score, measure_every, transfer_dtype: see `ParameterAveraging`. `half` sends

@@ -85,8 +85,8 @@ def check_finite_replicas(finite: Sequence[float], iteration: int | None) -> Non
     if bad:
         when = "at the end of an epoch" if iteration is None else f"after iteration {iteration + 1}"
         raise DivergedError(
-            f"replica {', '.join(bad)} is not finite {when} and was not averaged into the others. Lower learning_rate, "
-            "or train in a wider dtype"
+            f"weights or losses of replica {', '.join(bad)} are not finite {when}, and were not averaged. "
+            "Lower learning_rate, or train in a wider dtype"
         )
 
 
@@ -113,7 +113,7 @@ class Tally:
         self.hits: Array = 0
 
     def add(self, iterations: int, samples: int, losses: Array | None, hits: Array = 0) -> None:
-        """Add iterations. `losses` and `hits` are sums over the samples; `losses` is None if another worker has it."""
+        """Add iterations. `losses` and `hits` are sums over samples; `losses` is None if another worker adds them."""
         self.iterations, self.samples = self.iterations + iterations, self.samples + samples
         if self._sums and samples and losses is not None:
             self.scored, self.losses, self.hits = self.scored + samples, self.losses + losses, self.hits + hits

@@ -116,8 +116,8 @@ def _in_effect(
 ) -> tuple[dict[str, Any], dict[str, str], frozenset[str]]:
     """Return the settings and chosen files that have an effect in a run, and the keys of all other settings.
 
-    These depend on the actual `workers` and `backend` in `setup`. Before a run begins, it is empty, and all settings
-    except `UNRESOLVED` are returned.
+    These depend on the actual `workers` and `backend` in `setup`. Before a run begins, `setup` is empty, and all
+    settings except `UNRESOLVED` are returned.
     """
     workers, backend = setup.get("workers"), setup.get("backend")
     if not isinstance(workers, int) or not isinstance(backend, str):

@@ -33,7 +33,7 @@ class Checkpoint(Callback):
         every_iterations: iterations between additional checkpoints, or None.
         keep_last: number of newest checkpoints to keep.
         keep_every: keep every n-th checkpoint permanently, or None.
-        best: also keep the checkpoint of the epoch with the best value of this figure, such as `accuracy` or `loss`, or
+        best: also keep the checkpoint of the epoch with the best value of this metric, such as `accuracy` or `loss`, or
             of one of the `metrics`; None to disable this.
         path: the folder; by default `checkpoints` in the run folder or, without a run, in the current folder. `resume=`
             only finds checkpoints in the run folder.

@@ -6,6 +6,7 @@ from typing import Any
 
 from cupynet.backend.array import Array
 from cupynet.core.checks import flag, integer, number, one_of
+from cupynet.core.wording import counted
 from cupynet.parallel.synchronizers.replica_view import copies, overwrite
 from cupynet.runs.run import Run
 from cupynet.training.callbacks.base import Callback
@@ -117,7 +118,7 @@ class WeightAverage(Callback):
                 vector[...] = mean
         self._params.publish()
         if trainer.rank == 0:
-            log.info("the final weights are the mean over %d %ss", self.added, self.unit)
+            log.info("the final weights are the mean over %s", counted(self.added, self.unit))
         return True
 
     def state(self) -> dict[str, Any]:

@@ -36,7 +36,7 @@ def _two_parts(x: Any) -> Any:
 
 @overload(_two_parts, jit_options=STRICT)  # type: ignore[untyped-decorator]
 def _two_parts_of(x: Any) -> Any:
-    """Return (2^n, exp(r) - 1) with exp(x) = 2^n exp(r), for x <= 0. Both are 0 on underflow. The second keeps NaN."""
+    """Return (2^n, exp(r) - 1) with exp(x) = 2^n exp(r), for x <= 0. Both are 0 on underflow. NaN is kept."""
     real, whole, least, high, low, bits, bias = SINGLE if x == types.float32 else DOUBLE
     inverse_ln2, half, zero, one = real(1 / math.log(2)), real(0.5), real(0), real(1)
     bottom, first, second = real(least), real(high), real(low)

@@ -75,7 +75,7 @@ def add_products(
     typing: Any, adds: Any, left: Any, starts: Any, row: Any, steps: Any, right: Any, first: Any, pitch: Any, sums: Any,
     at: Any, wide: Any,
 ) -> Any:  # fmt: skip
-    """Compute four tiles of sums, one below the other. Write them from sums[at] on, or add them there if `adds`.
+    """Compute four tiles of sums, one below the other. Write them to `sums` at index `at`, or add them if `adds`.
 
     Left tile i of step t starts at left[starts[i] + steps[t]], with rows `row` values apart. The right tile of step t
     starts at right[first + 16 t pitch], with pairs of rows (`pair_rows`) `pitch` pairs apart. Rows of sums are `wide`

@@ -10,7 +10,7 @@ from cupynet.backend.window import IntPair
 
 @kernel
 def seen(at: int, size: int, kernel_size: int, stride: int, padding: int) -> Any:
-    """Return the start of window `at` along an axis, and its range [first, end) that is in the image."""
+    """Return the start of window `at` along an axis, and the part [first, end) of it that is in the image."""
     start = at * stride - padding
     return start, max(0, -start), min(kernel_size, size - start)
 

@@ -1,4 +1,4 @@
-"""Software prefetching for images that do not fit in the L2 cache. The hardware prefetches little of what is written.
+"""Software prefetching for images that do not fit in the L2 cache. Hardware prefetching rarely covers stores.
 
 `write` is 1 to prefetch values that will be written, else 0. Positions may be out of bounds.
 """

@@ -103,7 +103,7 @@ def conv_pool(pixels: int, full: int, block: int, rest: int, nan: int = 0) -> Ca
         size, windows, filters, count = x.shape[1], corners.size, weight.shape[1], table.size
         x, y, factors = reals(x), reals(y), weight.reshape(-1)
         floats, sums, weights = room(x[0]), room(y[0]), weight.dtype.type(0)
-        for i in range(factors.size):  # np.sum takes Numba longer to compile
+        for i in range(factors.size):  # np.sum would take Numba longer to compile
             weights += abs(factors[i])
         for n in range(x.shape[0]):
             image, out, won = widened(x[n], floats), scratch(y[n], sums), indices[n]
@@ -111,7 +111,7 @@ def conv_pool(pixels: int, full: int, block: int, rest: int, nan: int = 0) -> Ca
                 total = weight.dtype.type(0)
                 for i in range(size):
                     total += abs(image[i])
-                if not total * weights < FAR_FROM_OVERFLOW:  # an upper bound of any sum of products; NaN is not below
+                if not total * weights < FAR_FROM_OVERFLOW:  # bounds all sums of products; False for NaN
                     return False
             for part in range(full):
                 at = part * block

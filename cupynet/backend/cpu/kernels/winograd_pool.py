@@ -261,7 +261,7 @@ def unpool(dy: Array, indices: Array, outputs: Array, at: int) -> None:
 
 @functools.cache
 def forward(size: int, height: int, width: int) -> Callable[..., bool]:
-    """Return the forward kernel for filters of `size`. height, width: see `block`."""
+    """Return the forward kernel for filters of size `size`. height, width: see `block`."""
 
     @kernel
     def pooled(x: Array, large: Any, weight: Array, bias: Array, tiles: Tiles, y: Array, indices: Array) -> bool:
