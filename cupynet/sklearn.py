@@ -129,8 +129,8 @@ class _Network(BaseEstimator):  # type: ignore[misc]
 class Classifier(ClassifierMixin, _Network):  # type: ignore[misc]
     """A classifier, trained with data parallelism.
 
-    Integer images (S, H, W) or (S, H, W, C) and uint8 samples are pixels from 0 to 255. Other data must be scaled, for
-    example with `StandardScaler`.
+    Integer images (S, H, W) or (S, H, W, C) are pixels from 0 to 255. Other data must be scaled, for example with
+    `StandardScaler`.
 
     Args:
         layers: hidden layers, by default `Dense(100, "relu")`. An output layer is added.

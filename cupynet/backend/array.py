@@ -51,8 +51,9 @@ def on_host(value: Any) -> Array:
     """Convert a list or an array of any library (CuPy, `__array__`, `__dlpack__`) to NumPy."""
     if hasattr(value, "__cuda_array_interface__") and hasattr(value, "get"):
         return value.get()
-    if getattr(value, "mode", "") == "P" and hasattr(value, "getpalette"):  # its array holds indices into the palette
-        raise ConfigError("a picture with a palette has no pixel values. Use picture.convert('RGB')")
+    pictures = value if isinstance(value, list | tuple) else [value]
+    if any(getattr(each, "mode", "") == "P" and hasattr(each, "getpalette") for each in pictures):
+        raise ConfigError("a picture with a palette holds indices, not pixel values. Use picture.convert('RGB')")
     try:
         if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
             return np.from_dlpack(value)

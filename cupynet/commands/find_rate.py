@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cupynet import config
 from cupynet.config.schema import RateSettings
+from cupynet.config.stored import job_overrides
 from cupynet.core import signals
 from cupynet.core.terminal import near
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+RATE = "optimizer.learning_rate"
 ROWS, BAR = 20, 50  # number of rows, and length of the longest bar
 TALL = 1.25  # the longest bar represents this multiple of the first loss
 
@@ -72,28 +74,52 @@ def find(prepared: tuple[Experiment, RateTest], folder: Path) -> float | None:
         print("suggested     none, because the loss never decreased. Change lowest=..., highest=... or iterations=...")
     else:
         print(f"suggested     {test.suggestion:.2g}: a tenth of the rate at the lowest loss")
-        print(f"set           {setting(experiment.settings.optimizer, test.suggestion)}")
+        print(f"set           {setting(experiment.settings.optimizer, test.suggestion, job_overrides())}")
     print(f"written       {near(path)}")
     return test.suggestion
 
 
-def setting(optimizer: Mapping[str, Any], rate: float) -> str:
-    """Return the override that sets this (highest) learning rate, or describe a schedule without such an argument."""
-    from cupynet import optim
-    from cupynet.config.overrides import parseable
+def setting(optimizer: Mapping[str, Any], rate: float, overrides: Sequence[str] = ()) -> str:
+    """Return the override that sets this (highest) learning rate, or describe a schedule without such an argument.
+
+    A schedule that `overrides` chose is written as a whole, because the configuration files have another one.
+    """
+    from cupynet.config.overrides import name_of, parseable
+
+    schedule, path = optimizer.get("learning_rate"), [RATE]
+    whole, node = any(name_of(each) == RATE for each in overrides), schedule
+    while isinstance(node, Mapping | str):
+        label, kind, arguments = _parts(node)
+        highest = getattr(kind, "highest", None)
+        if highest is None:
+            return f"a {label.rpartition('.')[2]} whose highest rate is {rate:.2g}"
+        whole, node = whole or highest not in arguments, arguments.get(highest)
+        path.append(highest)
+    if whole and len(path) > 1:
+        return shlex.quote(f"{RATE}={parseable(_with_rate(schedule, float(f'{rate:.2g}')))}")
+    return f"{'.'.join(path)}={rate:.2g}"
+
+
+def _with_rate(node: Any, rate: float) -> Any:
+    """Return a schedule with this highest rate, and names instead of classes."""
     from cupynet.optim.schedules import NAMES
 
-    key, node = "optimizer.learning_rate", optimizer.get("learning_rate")
-    while isinstance(node, Mapping | str):
-        node = {"name": node} if isinstance(node, str) else node
-        name = str(node.get("name") or node.get("_target_", "")).rpartition(".")[2]
-        highest = getattr(NAMES.get(name) or getattr(optim, name, None), "highest", None)
-        if highest is None:
-            return f"a {name} whose highest rate is {rate:.2g}"
-        if highest not in node:  # an override cannot add a key
-            return shlex.quote(f"{key}={parseable({**node, highest: float(f'{rate:.2g}')})}")
-        key, node = f"{key}.{highest}", node[highest]
-    return f"{key}={rate:.2g}"
+    if not isinstance(node, Mapping | str):
+        return rate
+    label, kind, arguments = _parts(node)
+    names = {each: {"name": name} for name, each in NAMES.items()}
+    below = _with_rate(arguments.get(kind.highest), rate)
+    return {**names.get(kind, {"_target_": label}), **arguments, kind.highest: below}
+
+
+def _parts(node: Mapping[str, Any] | str) -> tuple[str, Any, dict[str, Any]]:
+    """Return the name or `_target_` of a schedule, its class, or None, and its arguments."""
+    from cupynet import optim
+    from cupynet.optim.schedules import NAMES
+
+    arguments = {"name": node} if isinstance(node, str) else dict(node)
+    label = str(arguments.pop("name", None) or arguments.pop("_target_", ""))
+    return label, NAMES.get(label) or getattr(optim, label.rpartition(".")[2], None), arguments
 
 
 def bars(test: RateTest) -> list[str]:

@@ -265,7 +265,7 @@ class Experiment:
                 part.check_new()
 
     def load(self) -> Data:
-        """Load the data (a few batches in a fast dev run). Raise DataError if they are damaged or have other shapes."""
+        """Load the data. Raise DataError if they are damaged or have other shapes."""
         try:
             data = self.source.load()
         except OSError as error:  # raised by a user's source

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
@@ -35,6 +36,11 @@ class Described:
             named = {name: getattr(self, name) for name in defaults if getattr(self, name) != defaults[name]}
         cells = [*map(repr, positional), *(f"{name}={value!r}" for name, value in named.items())]
         return f"{type(self).__name__}({', '.join(cells)})"
+
+
+def stable(value: object) -> str:
+    """Return `repr(value)` without memory addresses, which differ between processes."""
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 
 def _keeping(init: Callable[..., None]) -> Callable[..., None]:

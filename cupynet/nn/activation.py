@@ -8,8 +8,6 @@ from cupynet.backend import Backend
 from cupynet.backend.array import Array
 from cupynet.backend.reference.activation import NAMES, OF_INPUT
 from cupynet.core import checks
-from cupynet.core.errors import ConfigError
-from cupynet.core.wording import shown
 
 ACTIVATIONS = ("identity", "relu", "softmax", *NAMES)
 LEAKY_SLOPE = 0.01  # Maas et al. 2013
@@ -72,6 +70,4 @@ def split_relu(name: str) -> tuple[bool, ActivationFunction]:
 
 def activation_function(name: str, slope: float | None = None) -> ActivationFunction:
     checks.one_of("activation", name, ACTIVATIONS, elsewhere=ELSEWHERE)
-    if slope is not None and name != "leaky_relu":
-        raise ConfigError(f"applies to leaky_relu, not to {name}", "slope", shown(slope))
     return ActivationFunction(name, LEAKY_SLOPE if slope is None else checks.number("slope", slope, above=0, below=1))

@@ -305,7 +305,7 @@ def weight_array(name: str, weight: Any) -> Array:
 
 def _check_finite(name: str, weights: Any, dtype: Any) -> None:
     array = weights if hasattr(weights, "__cuda_array_interface__") else np.asarray(weights)
-    if array.dtype.kind not in "fiub":
+    if array.dtype.kind in "cOSU":
         raise ConfigError(f"weights '{name}' must be real numbers, not {array.dtype}")
     with np.errstate(over="ignore"):
         finite = np.isfinite(array.astype(dtype, copy=False))

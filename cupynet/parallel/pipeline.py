@@ -177,7 +177,7 @@ def _stages(value: Stages) -> int | list[list[str]] | None:
         return None
     if isinstance(value, str) or not isinstance(value, Sequence):
         return integer("stages", value, 1, ", auto, or a list of layer names for each stage")
-    return [[names] if isinstance(names, str) else list(names) for names in value]
+    return [[*names] if isinstance(names, Sequence) and not isinstance(names, str) else [names] for names in value]
 
 
 def _chain(network: Layer) -> Sequential:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
@@ -223,13 +224,19 @@ class Run:
         return str(self.folder)
 
     def check_untaken(self) -> None:
-        """Raise ConfigError if `ParallelWrapper(run=...)` would overwrite a model, a history or checkpoints."""
-        paths = [self.folder / layout.MODEL, self.history_path, self.summary_path]
-        found = [path.name for path in paths if path.is_file() and path.stat().st_size]
-        found += [layout.CHECKPOINTS] * bool(layout.checkpoints(self.checkpoints_path))
-        if found:
-            remedies = "choose another folder, delete it, or continue its training with wrapper.restore(checkpoint)"
-            raise ConfigError(f"already contains {listed(found, 'and')}. Either {remedies}", "run", str(self.folder))
+        """Raise ConfigError if `ParallelWrapper(run=...)` would overwrite a model or checkpoints.
+
+        Otherwise, the history of a run that failed before its first checkpoint is emptied.
+        """
+        found = [path.name for path in (self.folder / layout.MODEL, self.summary_path) if path.is_file()]
+        checkpoints = bool(layout.checkpoints(self.checkpoints_path))
+        if found or checkpoints:
+            found += [layout.CHECKPOINTS] * checkpoints
+            remedy = ", or continue its training with wrapper.restore(checkpoint)" * checkpoints
+            reason = f"already contains {listed(found, 'and')}. Choose another folder{remedy}"
+            raise ConfigError(reason, "run", str(self.folder))
+        if self.history_path.is_file():
+            os.truncate(self.history_path, 0)
 
     def begin(self) -> None:
         """Delete the results and checkpoints of an earlier run in this folder. Raise OutputError if this fails."""

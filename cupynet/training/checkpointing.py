@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from cupynet.backend.environment import environment
+from cupynet.core.described import stable
 from cupynet.core.errors import ConfigError, CupynetError, DataError
 from cupynet.core.wording import setting
 from cupynet.nn import Model
@@ -83,6 +84,7 @@ def resume(trainer: Trainer, path: str | Path) -> None:
         if stored is None:
             state = together(*received(world, 0))
         else:
+            trainer.replica.whole.trained_on = str(stored.state.get("model", {}).get("trained_on", "pixels"))
             state, *others = _for_workers(trainer, stored)
             for rank, other in enumerate(others, 1):
                 send(world, other, rank)
@@ -185,7 +187,7 @@ def made_by(trainer: Trainer) -> dict[str, Any]:
         "backend": backend.name,
         "dtype": backend.policy.name,
         "seed": trainer.model.seed,
-        "optimizer": repr(trainer.replica.optimizer),
+        "optimizer": stable(trainer.replica.optimizer),
         "synchronizer": str(trainer.synchronizer),
         "processor": machine["cpu"],
         "vector instructions": " ".join(machine["cpu_flags"]),
@@ -201,6 +203,7 @@ def seen_by(model: Model) -> dict[str, Any]:
         "image_shape": list(model.input.shape),
         "normalize": model.pixels.normalization(),
         "class_names": list(model.class_names) or None,
+        "trained_on": model.trained_on,
     }
 
 

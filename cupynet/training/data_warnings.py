@@ -96,7 +96,7 @@ def _warn_of_floats(dataset: Dataset) -> bool:
     if largest <= UNSCALED:
         return False
     log.warning(
-        "data set %r: floating-point images must be scaled, but values reach %g. Divide them by 255, or pass uint8",
+        "data set %r: floating-point images must be scaled, but reach %g. Divide them by 255, or pass uint8 images",
         *(dataset.name, largest),
     )
     return True

@@ -73,7 +73,9 @@ def loader_of(
         )
     if isinstance(data, tuple | list):
         images, labels = data[0], on_host(data[1])
-        several = model.loss.applies == "sigmoid" and labels.ndim == 2  # targets, even if each row has a single 1
+        several = (
+            model.loss.applies == "sigmoid" and labels.ndim == 2 and labels.shape[1] > 1
+        )  # targets, even if one-hot
         if labels.dtype.kind in "biu" and (several or (model.loss.applies != "softmax" and outputs == 1)):
             labels = labels.astype(np.float32)  # regression; a single output cannot represent classes
         elif model.loss.applies == "softmax" and is_one_hot(labels) and labels.shape[1] == outputs:

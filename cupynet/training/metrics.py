@@ -140,16 +140,10 @@ def _is_a_mean(name: str, metric: Metric) -> bool:
     return not isinstance(metric, str) or TOP_K.fullmatch(name) is not None
 
 
-def _protected(array: Any) -> Any:
-    array = array.copy()  # tensors that share its memory are writable
-    array.flags.writeable = False
-    return array
-
-
 def _sum(name: str, metric: Metric, scores: Floats, targets: Any) -> float:
     if isinstance(metric, str):  # top_k_accuracy
         return float((ranks(scores, targets) < int(name.split("_")[1])).sum())
-    value = np.asarray(metric(_protected(targets), _protected(scores)), np.float64)
+    value = np.asarray(metric(targets.copy(), scores.copy()), np.float64)
     if value.shape not in ((), (len(scores),)):
         reason = f"'{name}' must return a number, or one for each of {len(scores)} examples, not {value.shape}"
         raise ConfigError(reason, "metrics")

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 from cupynet.core import shared_options
 from cupynet.core.checks import flag, instance, integer, one_of, without_prefix
+from cupynet.core.described import stable
 from cupynet.core.errors import ConfigError, errors_of
 from cupynet.core.wording import setting, shown
 from cupynet.data import Shards
@@ -40,8 +41,8 @@ class TrainingOptions:
         prefetch_buffer: number of batches to prepare in advance, over all workers; 0 disables prefetching.
         report_score_after_averaging: compute the mean loss over all replicas at each averaging step; true by default.
         average_updaters: average the optimizer state with the weights; true by default.
-        optimizer: an `Optimizer`, which is copied, or a name such as `adam` for the default arguments;
-            Nesterov(0.01, 0.9) by default.
+        optimizer: an `Optimizer`, or a name such as `adam` for the default arguments; Nesterov(0.01, 0.9) by default.
+            Each worker gets a copy.
         synchronizer: a `Synchronizer` to use instead of parameter averaging; each worker gets a copy. Then
             `averaging_frequency`, `report_score_after_averaging` and `average_updaters` must be None.
         learning_rate_scale: factor by which the learning rate is multiplied: `none` (1), `linear` (the number of
@@ -251,7 +252,7 @@ class CheckedOptions:
         return {
             "dtype": model.backend.policy.name,
             "seed": model.seed,
-            "optimizer": repr(self.optimizer),
+            "optimizer": stable(self.optimizer),
             "synchronizer": str(self.synchronizer),
             "accumulation_steps": self.options.accumulation_steps,
             "log_every": self.options.log_every,
@@ -265,7 +266,7 @@ class CheckedOptions:
         """Raise ConfigError if the options are invalid for the data. For `names`, see `TrainingOptions.check`."""
         options, workers = self.options, self.placement.workers
         for argument, value in vars(self.optimizer).items():
-            if argument != "learning_rate" and [value] != [self._optimizer_made.get(argument, ...)]:
+            if argument != "learning_rate" and repr(value) != repr(self._optimizer_made.get(argument, ...)):
                 reason = "cannot be changed in a wrapper. Create a new ParallelWrapper with another optimizer"
                 raise ConfigError(reason, f"optimizer.{argument}", shown(value))
         if data.shards is not None:
@@ -342,8 +343,9 @@ def _check_conflicts(callbacks: Mapping[str, Callback]) -> None:
 
 
 def _scaled(optimizer: Optimizer, scale: str | float, workers: int) -> Optimizer:
-    optimizer, factor = copy.copy(optimizer), scale_factor(scale, workers)
+    factor = scale_factor(scale, workers)
     if factor == 1:
-        return optimizer
+        return optimizer  # not a copy, so that the user may also set the learning rate of the original
+    optimizer = copy.copy(optimizer)
     optimizer.learning_rate = Scaled(optimizer.learning_rate, factor)
     return optimizer

@@ -152,7 +152,7 @@ class ParallelWrapper:
         self._warm = backend.name == "numpy"
         self._warnings = DataWarnings(speaks=self._launcher.first == 0, metrics=bool(options.metrics))
         self._stop: Stop | None = None  # for workers that have no trainer yet
-        self._closed, self._releasing = False, threading.RLock()
+        self._closed, self._releasing, self._owns_run = False, threading.RLock(), False
         self._learning_rate: Schedule | None = None  # the schedule that the workers have
         self._progress = "0 epochs complete"  # shown after closing
         self._rates = model.params.rates
@@ -264,8 +264,9 @@ class ParallelWrapper:
             raise ConfigError("the learning-rate factors have changed. Create a new ParallelWrapper for this model")
         if self._run is not None and self._writes_model:
             self.model.description()  # fail early if the model cannot be saved
-            if all(each is None or not each.iteration for each in self._trainers):
+            if not self._owns_run and all(each is None or not each.iteration for each in self._trainers):
                 self._run.check_untaken()
+            self._owns_run = True
         weights = {"sample_weight": sample_weight, "class_weight": class_weight}
         loader = loader_of(examples(x, y), batch_size, self.model, self.model.pixels, **weights)
         loader, held_out, split = held_out_of(loader, self.model, validation_split, validation_data, evaluate_on)

@@ -70,6 +70,18 @@ def test_the_setting_that_gives_a_run_this_rate(node: object, written: str | Non
     assert found == written if written else "=" not in found and "0.031" in found
 
 
+def test_a_schedule_chosen_by_name_is_written_as_a_whole() -> None:
+    warmup = {
+        "_target_": "cupynet.optim.Warmup",
+        "steps": 9,
+        "then": {"_target_": "cupynet.optim.Cosine", "initial": 1},
+    }
+    found = find_rate.setting({"learning_rate": warmup}, 0.0314, ["optimizer=adam", "optimizer.learning_rate=warmup"])
+    assert found == "'optimizer.learning_rate={name:warmup,steps:9,then:{name:cosine,initial:0.031}}'"
+    found = find_rate.setting({"learning_rate": warmup}, 0.0314, ["optimizer.learning_rate.steps=9"])
+    assert found == "optimizer.learning_rate.then.initial=0.031"
+
+
 def test_the_loss_is_printed_over_the_rates() -> None:
     head, *rows = find_rate.bars(made(valley(60)))
     assert head.split() == ["rate", "loss"] and 10 < len(rows) <= 20 and max(map(len, rows)) <= 80

@@ -64,7 +64,6 @@ def test_the_slope_of_leaky_relu(name: str, slope: float | None, used: float) ->
         ("init", lambda: Dense(3, init="gauss")),
         ("activation", lambda: Activation("selu")),
         ("slope", lambda: Activation("leaky_relu", slope=1)),
-        ("slope", lambda: Activation("relu", slope=0.1)),
     ],
 )
 def test_invalid_arguments_are_refused(setting: str, make: Callable[[], Layer]) -> None:

@@ -262,6 +262,8 @@ def test_pictures_with_a_palette_are_refused() -> None:
         wrapper.fit(zip(pictures, Y, strict=True))
     with refused(""):
         model.predict(pictures[0])
+    with refused("images"):
+        model.predict(pictures)
 
 
 def test_images_of_floats_are_not_augmented() -> None:

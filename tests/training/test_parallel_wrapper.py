@@ -320,13 +320,6 @@ def test_other_arguments_of_the_optimizer_cannot_be_changed(name: str, value: fl
         assert len(wrapper.history["epoch"]) == 1
 
 
-def test_wrappers_share_no_optimizer() -> None:
-    given = Nesterov(0.01)
-    wrappers = [ParallelWrapper(small_model(), 1, optimizer=given) for _ in range(2)]
-    wrappers[0].optimizer.learning_rate = 0.5
-    assert [each.learning_rate(0) for each in (given, wrappers[1].optimizer)] == [0.01, 0.01]
-
-
 def test_a_schedule_set_before_restore_continues_as_restored(tmp_path: Path) -> None:
     def plateau() -> ReduceOnPlateau:
         return ReduceOnPlateau(0.1, patience=0, min_delta=1e9)  # reduces the rate in each epoch after the first

@@ -218,6 +218,16 @@ def test_the_folder_of_another_run_is_refused_unless_it_is_continued(tmp_path: P
     train(wrapper(), restore=tmp_path / "later")
 
 
+def test_the_history_of_a_run_that_failed_early_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "history.jsonl").write_text('{"kind": "report"}\n')
+    with ParallelWrapper(small_model(), 1, callbacks=[HistoryWriter()], run=tmp_path) as wrapper:
+        wrapper.evaluate(FORTY)
+        wrapper.stop()
+        wrapper.fit(FORTY, batch_size=4)  # stops before its first iteration
+        wrapper.fit(FORTY, batch_size=4)
+    assert len((tmp_path / "history.jsonl").read_text().splitlines()) == 1
+
+
 def test_a_resumed_run_still_owns_a_folder_that_has_moved(tmp_path: Path) -> None:
     train(saving(tmp_path / "ck", run=tmp_path / "one"))
     (tmp_path / "ck").rename(tmp_path / "moved")
