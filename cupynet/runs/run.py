@@ -223,11 +223,13 @@ class Run:
     def __str__(self) -> str:
         return str(self.folder)
 
-    def check_untaken(self) -> None:
+    def check_new(self) -> None:
         """Raise ConfigError if `ParallelWrapper(run=...)` would overwrite a model or checkpoints.
 
-        Otherwise, the history of a run that failed before its first checkpoint is emptied.
+        Otherwise, the history of a run that failed before its first checkpoint is emptied. Commands check folders.
         """
+        if self.settings_path.exists():
+            return
         found = [path.name for path in (self.folder / layout.MODEL, self.summary_path) if path.is_file()]
         checkpoints = bool(layout.checkpoints(self.checkpoints_path))
         if found or checkpoints:

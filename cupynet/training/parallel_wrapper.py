@@ -139,11 +139,8 @@ class ParallelWrapper:
         self.synchronizer, self.optimizer = checked.synchronizer, checked.optimizer
         options, placement, backend = checked.options, checked.placement, model.backend
         self.callbacks = tuple(sorted(options.callbacks, key=lambda each: each.last))
-        self._launcher = (
-            MpiLauncher(options.timeout_s)
-            if options.launcher == "mpi"
-            else ThreadLauncher(placement.ranks, options.timeout_s)
-        )
+        by_mpi, timeout_s = options.launcher == "mpi", options.timeout_s
+        self._launcher = MpiLauncher(timeout_s) if by_mpi else ThreadLauncher(placement.ranks, timeout_s)
         self._run = None if options.run is None else Run.of(options.run, create=self._launcher.first == 0)
         threads = options.blas_threads or blas.threads_per_worker(backend.name, self._launcher.sharing)
         self.blas_threads = 0 if placement.devices else threads
@@ -152,7 +149,7 @@ class ParallelWrapper:
         self._warm = backend.name == "numpy"
         self._warnings = DataWarnings(speaks=self._launcher.first == 0, metrics=bool(options.metrics))
         self._stop: Stop | None = None  # for workers that have no trainer yet
-        self._closed, self._releasing, self._owns_run = False, threading.RLock(), False
+        self._closed, self._begun, self._releasing = False, False, threading.RLock()
         self._learning_rate: Schedule | None = None  # the schedule that the workers have
         self._progress = "0 epochs complete"  # shown after closing
         self._rates = model.params.rates
@@ -262,11 +259,15 @@ class ParallelWrapper:
         """
         if self.model.params.rates != self._rates:
             raise ConfigError("the learning-rate factors have changed. Create a new ParallelWrapper for this model")
-        if self._run is not None and self._writes_model:
+        if self._writes_model:
             self.model.description()  # fail early if the model cannot be saved
-            if not self._owns_run and all(each is None or not each.iteration for each in self._trainers):
-                self._run.check_untaken()
-            self._owns_run = True
+        new = not self._begun and not any(each and each.iteration for each in self._trainers)
+        if new and self._launcher.first == 0:
+            for callback in self.callbacks:
+                callback.check_new()
+            if self._run is not None:
+                self._run.check_new()
+        self._begun = True
         weights = {"sample_weight": sample_weight, "class_weight": class_weight}
         loader = loader_of(examples(x, y), batch_size, self.model, self.model.pixels, **weights)
         loader, held_out, split = held_out_of(loader, self.model, validation_split, validation_data, evaluate_on)
