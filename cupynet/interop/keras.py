@@ -1,7 +1,7 @@
 """Import of weights from Keras 3, which uses the same order of axes.
 
 Keras stores weights as `layers/<layer>/vars/<number>` (keras/src/saving/saving_lib.py). Layers are named by class and
-count (conv2d, conv2d_1, dense). The numbers of trainable weights come first, then those of running statistics.
+count (conv2d, conv2d_1, dense). Trainable weights are numbered first, then running statistics.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def snake_case(kind: str) -> str:
 
 
 def check_settings(model: nn.Model, config: Any, file_names: Mapping[str, str], path: PathLike) -> None:
-    """Raise DataError if the layer settings in `config`, the content of config.json, differ from those of the model.
+    """Raise DataError if the layer settings in `config`, the content of config.json, differ from the model's.
 
     file_names: maps names of layers in the model to names in the file.
     """

@@ -135,7 +135,7 @@ class Model:
         Args:
             images: (N, H, W, C), or (N, H, W) for one channel. The axis N may be omitted for a single image. Integers
                 from 0 to 255 are scaled by `pixels`; floating-point images must already be scaled. A warning is logged
-                if their range differs greatly from that of the training images.
+                if their range differs greatly from the training images'.
         """
         size, images = checks.integer("batch_size", batch_size, 1), self._images(images)
         self._warn_of_range(images)

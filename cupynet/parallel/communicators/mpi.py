@@ -2,7 +2,7 @@
 
 A blocking MPI call delays Python's signal handlers and cannot be interrupted, so operations are non-blocking and
 completed by `Ranks.wait`; only the creation of a group blocks, briefly. Means are summed in rank order, chunk by chunk,
-so that they are bit-identical to those of threads.py.
+so that they are bit-identical to the results in threads.py.
 
 Arrays are exchanged with Isend and Irecv, because non-blocking collectives of MPICH took two to ten times as long.
 """

@@ -153,7 +153,7 @@ def _limited(seconds: float, file: int | None = None) -> Iterator[None]:
 def job() -> MpiJob:
     """Return the job of this process, starting MPI if necessary.
 
-    Raise ConfigError if MPI is unavailable, or if its rank or size differs from that of the launcher.
+    Raise ConfigError if MPI is unavailable, or if its rank or size contradicts the launcher.
     """
     mpi_job = _start()
     reason = disagreement(mpi_job.rank, mpi_job.size, mpi_job.library)

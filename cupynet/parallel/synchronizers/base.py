@@ -37,7 +37,7 @@ class Average:
     drift_by_layer: Mapping[str, float] = field(default_factory=dict)
 
     def over(self, stages: Communicator) -> Average:
-        """Combine the averages of all stages. Their largest drift is an upper bound for that of the whole network."""
+        """Combine the averages of all stages. The largest drift bounds the drift of the whole network."""
         if stages.size == 1 or math.isnan(self.drift):
             return self
         content = json.dumps([self.drift, {name: float(drift) for name, drift in self.drift_by_layer.items()}])

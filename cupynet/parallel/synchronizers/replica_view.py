@@ -17,7 +17,7 @@ from cupynet.parallel.communicators.base import Communicator
 
 
 class ReplicaView(Protocol):
-    """The weights and optimizer state of one worker, which are those of a whole network or a stage."""
+    """The weights and optimizer state of one worker, which has a whole network or a stage."""
 
     @property
     def backend(self) -> Backend:

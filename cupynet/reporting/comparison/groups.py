@@ -128,7 +128,7 @@ def _follows(runs: Sequence[ComparedRun], key: str, varying: Sequence[str]) -> b
 
 
 def _differ_below(runs: Sequence[ComparedRun], group: str) -> bool:
-    """Return True if the settings of a group differ, not only its files, or if the group has no settings of its own."""
+    """Return True if the settings of a group differ, not only its files, or if there are none."""
     if group == "experiment" or group not in GROUPS:
         return True
     keys = {key for run in runs for key in run.settings if key.split(".")[0] == group and not key.startswith(IGNORED)}
@@ -156,7 +156,7 @@ def _figures(runs: Sequence[ComparedRun], comparison: Comparison) -> dict[str, A
 
 
 def _add_speed_up(groups: Sequence[Group]) -> None:
-    """Add the speed-up over one worker with the same settings, except those of `parallel`, which may differ."""
+    """Add the speed-up over one worker with the same settings; only settings in `parallel` may differ."""
 
     def others(group: Group) -> dict[str, str]:
         return {key: value for key, value in group.settings.items() if not key.startswith(("workers", "parallel"))}

@@ -60,7 +60,7 @@ class WeightAverage(Callback):
         self._means: list[Array] = []  # means of the weights, and of the buffers if there are any
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the attributes to copy, without those of the trainer."""
+        """Return the attributes to copy, without references to the trainer."""
         own = {name: value for name, value in vars(self).items() if name not in ("_params", "_backend")}
         return own | {"_means": []}
 
