@@ -75,7 +75,7 @@ class Device:
         """Wait for all device work enqueued by this backend and by the calling thread."""
 
     def activated(self) -> AbstractContextManager[Any]:
-        """Context manager that makes this device and its stream current, for threads other than the worker."""
+        """Context manager for work on this device: its stream is current, and subnormal numbers may count as zero."""
         return nullcontext()
 
     def activate(self) -> None:

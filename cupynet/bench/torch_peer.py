@@ -82,6 +82,7 @@ def images_per_s(setup: Namespace, ready: Callable[[], object] = lambda: None) -
     """Return the images per second of the median step. ready: called before the first timed step."""
     import torch
 
+    torch.set_flush_denormal(True)  # as cupynet does; before PyTorch starts threads, which inherit it
     torch.set_num_threads(setup.threads)
     torch.manual_seed(0)
     on_gpu = setup.device != "cpu"

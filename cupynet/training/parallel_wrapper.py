@@ -410,8 +410,9 @@ class ParallelWrapper:
         def done(world: Communicator) -> T:
             with translate_device_errors(self.model.backend, self.placement, world.rank, batch_size):
                 trainer = self._trainer(world)
-                result = task(trainer)
-                trainer.backend.synchronize()
+                with trainer.backend.activated():
+                    result = task(trainer)
+                    trainer.backend.synchronize()
                 return result
 
         self.model.backend.synchronize()  # the caller's and the workers' streams do not wait for each other

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from cupynet.backend.cpu.kernels import dropout as dropout_kernels
 from cupynet.backend.cpu.kernels import images as images_kernels
 from cupynet.backend.cpu.kernels import norm as norm_kernels
 from cupynet.backend.cpu.kernels import pool as pool_kernels
+from cupynet.backend.cpu.kernels import subnormals
 from cupynet.backend.cpu.kernels import update as update_kernels
 from cupynet.backend.cpu.kernels.narrow import bits
 from cupynet.backend.cpu.numpy_backend import NumpyBackend
@@ -32,6 +34,9 @@ class NumbaBackend(NumbaConv, NumpyBackend):
     """Backend with compiled kernels, which convert 16-bit types to float for computations (`kernels/narrow.py`)."""
 
     name = "numba"
+
+    def activated(self) -> AbstractContextManager[Any]:
+        return subnormals.flushed()
 
     def fused_pair(self, first: Convolution, pool: Window) -> FusedPair | None:
         return winograd_pool.fuse(self, first, pool)
