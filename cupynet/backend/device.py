@@ -75,7 +75,11 @@ class Device:
         """Wait for all device work enqueued by this backend and by the calling thread."""
 
     def activated(self) -> AbstractContextManager[Any]:
-        """Context manager for work on this device: its stream is current, and subnormal numbers may count as zero."""
+        """Context manager that makes this device and its stream current, for threads other than the worker."""
+        return nullcontext()
+
+    def subnormals_as_zero(self) -> AbstractContextManager[Any]:
+        """Context manager that treats subnormal numbers as zero in this thread, if this is faster."""
         return nullcontext()
 
     def activate(self) -> None:

@@ -220,7 +220,7 @@ class Model:
 
     def _scores(self, x: Array) -> tuple[Array, Array]:
         backend, accumulate = self.backend, self.backend.policy.accumulate
-        with backend.activated():
+        with backend.activated(), backend.subnormals_as_zero():
             raw, _ = self.forward(x, INFERENCE)
             logits = np.array(backend.to_host(raw), accumulate)
             scores = np.array(backend.to_host(self.loss.scores(backend, raw)), accumulate)

@@ -410,7 +410,7 @@ class ParallelWrapper:
         def done(world: Communicator) -> T:
             with translate_device_errors(self.model.backend, self.placement, world.rank, batch_size):
                 trainer = self._trainer(world)
-                with trainer.backend.activated():
+                with trainer.backend.subnormals_as_zero():
                     result = task(trainer)
                     trainer.backend.synchronize()
                 return result

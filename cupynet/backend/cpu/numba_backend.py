@@ -35,8 +35,8 @@ class NumbaBackend(NumbaConv, NumpyBackend):
 
     name = "numba"
 
-    def activated(self) -> AbstractContextManager[Any]:
-        return subnormals.flushed()
+    def subnormals_as_zero(self) -> AbstractContextManager[Any]:
+        return subnormals.as_zero()
 
     def fused_pair(self, first: Convolution, pool: Window) -> FusedPair | None:
         return winograd_pool.fuse(self, first, pool)

@@ -30,8 +30,8 @@ def test_subnormal_numbers_are_zero_inside_and_only_in_this_thread() -> None:
     backend = create_backend("numba", "float")
     with ThreadPoolExecutor(1) as other:
         assert not other.submit(are_zero).result()  # its thread exists now: threads inherit this from their creator
-        with suppress(ZeroDivisionError), backend.activated():
-            with backend.activated():
+        with suppress(ZeroDivisionError), backend.subnormals_as_zero():
+            with backend.subnormals_as_zero():
                 assert are_zero()
             assert are_zero()
             assert not other.submit(are_zero).result()
@@ -58,6 +58,6 @@ def test_predictions_treat_subnormal_numbers_as_zero_too() -> None:
 
 
 def test_numpy_reports_no_unusual_arithmetic() -> None:
-    with warnings.catch_warnings(), create_backend("numba", "float").activated():
+    with warnings.catch_warnings(), create_backend("numba", "float").subnormals_as_zero():
         warnings.simplefilter("error")
         assert np.finfo(np.float32).smallest_subnormal is not None

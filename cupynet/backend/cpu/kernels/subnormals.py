@@ -24,7 +24,7 @@ IS_X86 = platform.machine().lower() in ("x86_64", "amd64", "i386", "i686", "x86"
 
 
 @contextmanager
-def flushed() -> Iterator[None]:
+def as_zero() -> Iterator[None]:
     """Context manager that treats subnormal numbers as zero in this thread. Does nothing on CPUs other than x86."""
     if not IS_X86:
         yield
