@@ -46,7 +46,7 @@ LENET = {
     # several blocks of values and of filters, and a remainder
     "blocks": Shape(1, 11, 10, 33, 161, Window((3, 3), (1, 1), ((1, 1), (1, 1))), True, True),
     "flat window": Shape(2, 12, 14, 20, 50, Window((3, 5), (1, 2), ((1, 1), (0, 2))), True, True),
-    "same": Shape(3, 12, 16, 17, 70, Window((3, 3), padding=((1, 1), (1, 1))), True, True),
+    "same": Shape(3, 12, 16, 23, 71, Window((3, 3), padding=((1, 1), (1, 1))), True, True),
     "tall window": Shape(2, 28, 20, 1, 20, Window((7, 2), (2, 1)), True, True),
 }
 

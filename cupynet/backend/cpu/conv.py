@@ -1,11 +1,11 @@
-"""Convolutions on the CPU: direct (`kernels/tiles.py`), with Winograd's algorithm, on AMX units, and depthwise."""
+"""Convolutions on the CPU: direct (`kernels/tiles.py`), with Winograd's algorithm, and on AMX units."""
 
 from __future__ import annotations
 
 from cupynet.backend.array import Array
 from cupynet.backend.cpu.amx_products import AmxProducts
 from cupynet.backend.cpu.direct_conv import Passes, passes
-from cupynet.backend.cpu.kernels import depthwise, tiles
+from cupynet.backend.cpu.kernels import tiles
 from cupynet.backend.cpu.kernels.narrow import bits
 from cupynet.backend.cpu.kernels.tiles import Frame, Sums
 from cupynet.backend.cpu.winograd_conv import saves_products
@@ -18,14 +18,17 @@ class NumbaConv(AmxProducts):
         self, x: Array, weight: Array, bias: Array | None, window: Window, *, groups: int = 1, relu: bool = False
     ) -> tuple[Array, Array]:
         window.check_weight(x.shape, weight.shape, groups)
-        sums = passes(x.shape[1:], weight.shape[3], window, self.policy.compute.itemsize) if groups == 1 else None
+        if _repeats(x, weight, groups):
+            x, groups = self._repeated(x, weight), weight.shape[3]
+        sums = passes(x.shape[1:], weight.shape[3], window, self.policy.compute.itemsize, groups)
         if sums is None:
             return super().conv2d(x, weight, bias, window, groups=groups, relu=relu)
         y = self.borrow((len(x), *window.output(*x.shape[1:3]), weight.shape[3]))
-        if self._has_tiles(x, weight, window):
+        if groups == 1 and self._has_tiles(x, weight, window):
             self._multiply_tiles(x, weight, bias, window, y)
         else:
-            self._convolve(sums.frame, sums.forward, x, weight.reshape(-1, weight.shape[3]), bias, y)
+            factors = weight if sums.forward.by_column else _by_group(weight, groups)
+            self._convolve(sums.frame, sums.forward, x, factors, bias, y)
         return self.relu(y) if relu else y, None
 
     def saved_values(self, conv: Convolution) -> int:
@@ -35,12 +38,16 @@ class NumbaConv(AmxProducts):
         self, dy: Array, columns: Array, x: Array, weight: Array, weight_grad: Array, bias_grad: Array | None,
         window: Window, *, need_dx: bool, groups: int = 1, relu_y: Array | None = None,
     ) -> Array | None:  # fmt: skip
-        sums = passes(x.shape[1:], weight.shape[3], window, self.policy.compute.itemsize) if groups == 1 else None
+        arguments = weight, weight_grad, bias_grad, window
+        if _repeats(x, weight, groups):
+            options = {"need_dx": need_dx, "groups": weight.shape[3], "relu_y": relu_y}
+            dx = self.conv2d_backward(dy, columns, self._repeated(x, weight), *arguments, **options)
+            return None if dx is None else self._summed(dx, x.shape)
+        sums = passes(x.shape[1:], weight.shape[3], window, self.policy.compute.itemsize, groups)
         if sums is None or columns is not None:
-            arguments = dy, columns, x, weight, weight_grad, bias_grad, window
-            return super().conv2d_backward(*arguments, need_dx=need_dx, groups=groups, relu_y=relu_y)
+            return super().conv2d_backward(dy, columns, x, *arguments, need_dx=need_dx, groups=groups, relu_y=relu_y)
         self._relu_and_bias_backward(dy, relu_y, bias_grad)
-        tiled = self._has_tiles(x, weight, window)
+        tiled = groups == 1 and self._has_tiles(x, weight, window)
         if tiled:
             self._add_tiles_gradient(dy, x, weight_grad, window)
         else:
@@ -50,71 +57,58 @@ class NumbaConv(AmxProducts):
         size = x.shape[1:3]
         if tiled and saves_products(size, tuple(map(min, size, dy.shape[1:3]))):  # without padding dx is larger than dy
             return self._tiles_gradient(dy, x, weight, window)
-        return self._input_gradient(sums, dy, x, weight)
+        return self._input_gradient(sums, dy, x, weight, groups)
 
-    def _input_gradient(self, sums: Passes, dy: Array, x: Array, weight: Array) -> Array:
-        places, (channels, filters) = sums.places, weight.shape[2:]
-        transposed = self.borrow((len(places), filters, channels))
-        for i, place in enumerate(places):
-            transposed[i] = weight.reshape(-1, channels, filters)[place].T
-        dx = self.borrow(x.shape)
-        frame = sums.frame._replace(size=0)
-        self._convolve(frame, sums.input_gradient, dy, transposed.reshape(-1, channels), None, dx)
+    def _input_gradient(self, sums: Passes, dy: Array, x: Array, weight: Array, groups: int) -> Array:
+        dx, frame = self.borrow(x.shape), sums.frame._replace(size=0)
+        if sums.forward.by_column:
+            factors = weight.reshape(-1, weight.shape[3])[sums.places]
+        else:
+            by_group = _by_group(weight, groups)
+            factors = self.borrow((len(sums.places), groups, by_group.shape[3], by_group.shape[2]))
+            for i, place in enumerate(sums.places):
+                factors[i] = by_group[:, place].transpose(0, 2, 1)
+        self._convolve(frame, sums.input_gradient, dy, factors, None, dx)
         return dx
 
     def _convolve(self, frame: Frame, sums: Sums, x: Array, factors: Array, bias: Array | None, y: Array) -> None:
-        """Compute sums of products of x and `factors` (rows, columns), which has one row per entry of `sums.table`."""
-        columns = factors.shape[1]
+        """Compute sums of products of x and `factors`: for each part of `sums`, a row per entry of `sums.table`."""
         compute = self.policy.compute
-        packed, start = self.borrow((factors.size,), compute), self.borrow((columns,), compute)
-        _, width, _ = tiles.tile(columns, compute.itemsize)
-        tiles.pack(bits(factors), sums.parts, width, packed)
+        packed, start = self.borrow((factors.size,), compute), self.borrow(y.shape[-1:], compute)
+        _, width, _ = tiles.tile(sums.columns, compute.itemsize)
+        tiles.pack(bits(factors.reshape(-1, sums.columns)), len(sums.parts), width, packed)
         start[...] = 0 if bias is None else bias
         self._add_products(frame, sums, x, packed.reshape(1, 1, -1), start, y)
 
     def _add_products(self, frame: Frame, sums: Sums, x: Array, factors: Array, start: Array, y: Array) -> None:
-        columns = y.shape[-1]
         compute = self.policy.compute
         zeros = self.borrow((frame.size,), compute) if frame.size else start[:0]
         zeros[...] = 0
-        products = tiles.products(*tiles.tile(columns, compute.itemsize))
-        factors = factors.reshape(len(factors), -1, factors.shape[-1])
-        y = y.reshape(len(y), -1, columns)
+        products = tiles.products(*tiles.tile(sums.columns, compute.itemsize), int(sums.by_column))
+        factors, y = (each.reshape(len(each), -1, each.shape[-1]) for each in (factors, y))
         products(bits(x.reshape(len(x), -1)), zeros, frame, sums, bits(factors), start, bits(y))
 
-    def _grouped(self, x: Array, weight: Array, window: Window, groups: int) -> Array:
-        if weight.shape[2] > 1:
-            return super()._grouped(x, weight, window, groups)
-        filters, images = bits(weight.reshape(*window.kernel, -1)), bits(_each_filters(x, weight))
-        y = self.borrow((x.shape[0], *window.output(*x.shape[1:3]), filters.shape[2]))
-        depthwise.forward(images, filters, bits(y), *window_numbers(window)[1:], window.dilation)
-        return y
+    def _repeated(self, x: Array, weight: Array) -> Array:
+        """Repeat each channel once per filter: (N, H, W, C) -> (N, H, W, O)."""
+        images = self.borrow((*x.shape[:3], weight.shape[3]))
+        images.reshape(*x.shape, -1)[...] = x[..., None]
+        return images
 
-    def _grouped_backward(
-        self, dy: Array, x: Array, weight: Array, weight_grad: Array, window: Window, groups: int, *, need_dx: bool
-    ) -> Array | None:
-        if weight.shape[2] > 1:
-            return super()._grouped_backward(dy, x, weight, weight_grad, window, groups, need_dx=need_dx)
-        filters, grad = (bits(a.reshape(*window.kernel, -1)) for a in (weight, weight_grad))
-        gradients = bits(dy)
-        geometry = (*window_numbers(window)[1:], window.dilation)
-        depthwise.weight_gradient(bits(_each_filters(x, weight)), gradients, grad, *geometry)
-        if not need_dx:
-            return None
-        multiplied = weight.shape[3] > x.shape[3]
-        dx = self.borrow((*x.shape[:3], weight.shape[3]), self.policy.compute if multiplied else None)
-        depthwise.input_gradient(gradients, filters, bits(dx), *geometry)
-        if not multiplied:
-            return dx
-        summed = self.borrow(x.shape, self.policy.compute)
-        dx.reshape(*x.shape, -1).sum(axis=4, out=summed)
-        return self._stored_copy(summed)
+    def _summed(self, dx: Array, shape: tuple[int, ...]) -> Array:
+        total = self.borrow(shape, self.policy.compute)
+        dx.reshape(*shape, -1).sum(axis=4, dtype=total.dtype, out=total)
+        return self._stored_copy(total)
 
 
-def _each_filters(x: Array, weight: Array) -> Array:
-    """Repeat each channel once per filter in a depthwise convolution: (N, H, W, C) -> (N, H, W, O)."""
-    repeats = weight.shape[3] // x.shape[3]
-    return x if repeats == 1 else x.repeat(repeats, axis=3)
+def _by_group(weight: Array, groups: int) -> Array:
+    """Return the filters of each group, a view of shape (groups, K_h·K_w, C / groups, O / groups)."""
+    filters = weight.shape[3] // groups
+    return weight.reshape(-1, weight.shape[2], groups, filters).transpose(2, 0, 1, 3)
+
+
+def _repeats(x: Array, weight: Array, groups: int) -> bool:
+    """Return True for a depthwise convolution with several filters per channel, which repeats the channels."""
+    return bool(1 < groups == x.shape[3] < weight.shape[3])
 
 
 def window_numbers(window: Window) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:

@@ -30,6 +30,27 @@ SINGLE = (np.float32, np.int32, -87.0, 0.693359375, -2.12194440e-4, 23, 127)
 DOUBLE = (np.float64, np.int64, -708.0, 6.93145751953125e-1, 1.42860682030941723212e-6, 52, 1023)
 
 
+def _series(r: Any) -> Any:
+    raise NotImplementedError("only available in compiled code")
+
+
+@overload(_series, jit_options=STRICT)  # type: ignore[untyped-decorator]
+def _series_of(r: Any) -> Any:
+    """Return (exp(r) - 1) / r, in float with a relative error of 4e-10."""
+    one, c2, c3, c4, c5, c6, c7, c8, c9, c10, c11, c12, c13 = (
+        (np.float32 if r == types.float32 else np.float64)(1 / math.factorial(k)) for k in range(1, 14)
+    )
+
+    def series(r: Any) -> Any:
+        return one + r * (c2 + r * (c3 + r * (c4 + r * (c5 + r * (c6 + r * (c7 + r * c8))))))
+
+    def longer_series(r: Any) -> Any:
+        q = c8 + r * (c9 + r * (c10 + r * (c11 + r * (c12 + r * c13))))
+        return one + r * (c2 + r * (c3 + r * (c4 + r * (c5 + r * (c6 + r * (c7 + r * q))))))
+
+    return series if r == types.float32 else longer_series
+
+
 def _two_parts(x: Any) -> Any:
     raise NotImplementedError("only available in compiled code")
 
@@ -38,19 +59,16 @@ def _two_parts(x: Any) -> Any:
 def _two_parts_of(x: Any) -> Any:
     """Return (2^n, exp(r) - 1) with exp(x) = 2^n exp(r), for x <= 0. Both are 0 on underflow. NaN is kept."""
     real, whole, least, high, low, bits, bias = SINGLE if x == types.float32 else DOUBLE
-    inverse_ln2, half, zero, one = real(1 / math.log(2)), real(0.5), real(0), real(1)
+    inverse_ln2, half, zero = real(1 / math.log(2)), real(0.5), real(0)
     bottom, first, second = real(least), real(high), real(low)
-    c2, c3, c4, c5, c6, c7, c8, c9, c10, c11, c12, c13 = (real(1 / math.factorial(k)) for k in range(2, 14))
 
     def parts(x: Any) -> Any:
         far = x < bottom
         inside = x if x >= bottom else zero  # NaN cannot be converted to an integer
         n = np.floor(inside * inverse_ln2 + half)
         r = x - n * first - n * second
-        q = c9 + r * (c10 + r * (c11 + r * (c12 + r * c13)))
-        q = one + r * (c2 + r * (c3 + r * (c4 + r * (c5 + r * (c6 + r * (c7 + r * (c8 + r * q)))))))
         scale = whole((whole(np.int32(n)) + bias) << bits).view(real)
-        return (zero if far else scale), (zero if far else r * q)
+        return (zero if far else scale), (zero if far else r * _series(r))
 
     return parts
 
@@ -89,23 +107,24 @@ ERFC = (  # coefficients of P
 )
 
 
-def _erfc(x: Any) -> Any:
+def _erfc(x: Any, exp: Any) -> Any:
     raise NotImplementedError("only available in compiled code")
 
 
 @overload(_erfc, jit_options=STRICT)  # type: ignore[untyped-decorator]
-def _erfc_of(x: Any) -> Any:
+def _erfc_of(x: Any, exp: Any) -> Any:
+    """Return erfc(x), given exp(-x²)."""
     c0, c1, c2, c3, c4, c5, c6, c7, c8, c9 = (np.float32(c) for c in ERFC)
     slope, one, two = np.float32(0.35), np.float32(1), np.float32(2)
 
-    def erfc(x: Any) -> Any:
+    def erfc(x: Any, exp: Any) -> Any:
         t = one / (one + slope * abs(x))
         p = c4 + t * (c5 + t * (c6 + t * (c7 + t * (c8 + t * c9))))
         p = t * (c0 + t * (c1 + t * (c2 + t * (c3 + t * p))))
-        above = p * _exp(-x * x)
+        above = p * exp
         return above if x >= 0 else two - above
 
-    def erfc_of_double(x: Any) -> Any:
+    def erfc_of_double(x: Any, exp: Any) -> Any:
         return math.erfc(x)
 
     return erfc if x == types.float32 else erfc_of_double
@@ -152,7 +171,7 @@ def gelu(x: Array, slope: Any) -> None:
     half, down = x.dtype.type(0.5), x.dtype.type(-math.sqrt(0.5))
     for i in range(x.size):
         v = x[i]
-        x[i] = half * v * _erfc(v * down)
+        x[i] = half * v * _erfc(v * down, _exp(-half * v * v))
 
 
 @inlined
@@ -206,7 +225,8 @@ def gelu_backward(dy: Array, x: Array, slope: Any) -> None:
     density = x.dtype.type(1 / math.sqrt(2 * math.pi))
     for i in range(dy.size):
         v = x[i]
-        dy[i] *= half * _erfc(v * down) + v * density * _exp(-half * v * v)
+        exp = _exp(-half * v * v)
+        dy[i] *= half * _erfc(v * down, exp) + v * density * exp
 
 
 @kernel

@@ -58,50 +58,54 @@ class Sums(NamedTuple):
     """Sums over one image: sum_t image[starts[r] + table[t]] · factors[t] is added to the output at outs[r].
 
     Attributes:
-        parts: (parts, 5) int64, groups of sums with separate tables: first r, last r + 1, first t, number of
-            values of t, and offset of the packed factors.
+        parts: (parts, 3) int64, sets of sums with separate factors: first r, last r + 1, and offset of the factors.
         starts, outs: int32, padded to full tiles.
         table: int32.
+        columns: number of outputs of each sum, next to each other.
+        by_column: True if each column has its own values, next to each other: image[starts[r] + table[t] + j].
     """
 
     parts: Array
     starts: Array
     outs: Array
     table: Array
+    columns: int
+    by_column: bool
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
 def add_products(
-    typing: Any, height: Any, width: Any, rows: Any, x: Any, x_at: Any, starts: Any, outs: Any, first: Any, table: Any,
-    t_at: Any, count: Any, w: Any, w_at: Any, pitch: Any, out: Any, out_at: Any,
+    typing: Any, height: Any, width: Any, by_column: Any, rows: Any, x: Any, x_at: Any, starts: Any, outs: Any,
+    first: Any, table: Any, t_at: Any, count: Any, w: Any, w_at: Any, pitch: Any, out: Any, out_at: Any,
 ) -> Any:  # fmt: skip
     """Add a tile of sums of products to `out`, for i < min(height, rows) and j < width.
 
     out[out_at + outs[first + i] + j] += sum over t < count of
     x[x_at + starts[first + i] + table[t_at + t]] · w[w_at + t · pitch + j].
 
-    `height` and `width` are constants. Arrays are flat; starts, outs and table are int32. Arguments are not checked.
+    If `by_column` is 1, column j has its own values x[x_at + starts[first + i] + table[t_at + t] + j]. `height`,
+    `width` and `by_column` are constants. Arrays are flat; starts, outs and table are int32. Arguments are not checked.
     """
-    literals = constants(height, width)
+    literals = constants(height, width, by_column)
     if literals is None:
         return None
     signature = types.void(
-        height, width, rows, x, x_at, starts, outs, first, table, t_at, count, w, w_at, pitch, out, out_at
+        height, width, by_column, rows, x, x_at, starts, outs, first, table, t_at, count, w, w_at, pitch, out, out_at
     )  # fmt: skip
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         pointer = pointers(context, builder, signature, arguments)
-        inputs = pointer(3, 4), pointer(5, 7), pointer(8, 9), arguments[10], pointer(11, 12), arguments[13]
-        _emit(builder, literals, inputs, pointer(14, 15), pointer(6, 7), arguments[2])
+        inputs = pointer(4, 5), pointer(6, 8), pointer(9, 10), arguments[11], pointer(12, 13), arguments[14]
+        _emit(builder, literals, inputs, pointer(15, 16), pointer(7, 8), arguments[3])
         return context.get_dummy_value()
 
     return signature, generate
 
 
 def _emit(b: Any, literals: list[int], inputs: Any, out: Any, outs: Any, rows: Any) -> None:
-    height, width = literals
+    height, width, by_column = literals
     x, starts, table, count, w, pitch = inputs
-    sums, parts = sums_of_products(b, x, starts, height, table, w, pitch, count, width)
+    sums, parts = sums_of_products(b, x, starts, height, table, w, pitch, count, width, by_column)
     end = b.append_basic_block("tile.end")
     for i, row_sums in enumerate(sums):
         if i:  # rows that only pad the tile are not stored
@@ -124,7 +128,7 @@ def tile(columns: int, itemsize: int) -> tuple[int, int, int]:
 
 
 @functools.cache
-def products(height: int, width: int, rest: int) -> Callable[..., None]:
+def products(height: int, width: int, rest: int, by_column: int = 0) -> Callable[..., None]:
     """Return the kernel for tiles of `height` rows and `width` columns. rest: columns left over (see `tile`)."""
 
     @kernel
@@ -135,12 +139,12 @@ def products(height: int, width: int, rest: int) -> Callable[..., None]:
         with `start` (O,). With gradients as factors (N, P, O), all images add to the same sums y (1, K, O), and `start`
         is empty. `zeros` has the size of the frame.
         """
-        pixels, columns, own = y.shape[1], y.shape[2], start.size > 0
-        full = columns // width
+        own, count, pitch_of_factors = start.size > 0, sums.table.size, factors.shape[2]
+        full = sums.columns // width
         x, factors, y = reals(x), reals(factors), reals(y)
         wide, wide_factors, wide_sums = room(x[0]), room(factors[0]), room(y[0])
         all_x, all_y, all_w, rows = x.reshape(-1), y.reshape(-1), factors.reshape(-1), sums.starts.size
-        x_size, y_size, w_size = x.shape[1], pixels * columns, factors.shape[1] * factors.shape[2]
+        x_size, y_size, w_size = x.shape[1], y.shape[1] * y.shape[2], factors.shape[1] * factors.shape[2]
         for n in range(x.shape[0]):
             image = zeros if frame.size else widened(x[n], wide)
             w = widened(factors[0 if own else n], wide_factors).reshape(-1)
@@ -151,18 +155,18 @@ def products(height: int, width: int, rest: int) -> Callable[..., None]:
                 target = zeros[frame.first + r * frame.step :]
                 for i in range(source.size):
                     target[i] = source[i]
-            for r in range(pixels if own else 0):
+            for r in range(y.shape[1] if own else 0):
                 target = sums_of_image[r]
-                for i in range(columns):
+                for i in range(start.size):
                     target[i] = start[i]
             for p in range(sums.parts.shape[0]):
-                first, stop, t_first, count, w_of_part = sums.parts[p]
+                first, stop, w_of_part = sums.parts[p]
                 for t in range(0, count, CHUNK):
                     length = min(count - t, CHUNK)
                     for block in range(full):
                         pitch, w_at = width, w_of_part + (block * count + t) * width
                         if not own:
-                            pitch, w_at = columns, t * columns + block * width
+                            pitch, w_at = pitch_of_factors, w_of_part + t * pitch_of_factors + block * width
                         for r in range(first, stop, height):
                             if t == 0 and block == 0:
                                 prefetch_share(0, all_x, x_size, n + 1, r, height, rows)
@@ -171,17 +175,17 @@ def products(height: int, width: int, rest: int) -> Callable[..., None]:
                                 else:
                                     prefetch_share(0, all_w, w_size, n + 1, r, height, rows)
                             add_products(
-                                height, width, stop - r, image, 0, sums.starts, sums.outs, r, sums.table,
-                                t_first + t, length, w, w_at, pitch, out, block * width,
+                                height, width, by_column, stop - r, image, by_column * block * width, sums.starts,
+                                sums.outs, r, sums.table, t, length, w, w_at, pitch, out, block * width,
                             )  # fmt: skip
                     if rest:
                         pitch, w_at = rest, w_of_part + full * count * width + t * rest
                         if not own:
-                            pitch, w_at = columns, t * columns + full * width
+                            pitch, w_at = pitch_of_factors, w_of_part + t * pitch_of_factors + full * width
                         for r in range(first, stop, height):
                             add_products(
-                                height, rest, stop - r, image, 0, sums.starts, sums.outs, r, sums.table,
-                                t_first + t, length, w, w_at, pitch, out, full * width,
+                                height, rest, by_column, stop - r, image, by_column * full * width, sums.starts,
+                                sums.outs, r, sums.table, t, length, w, w_at, pitch, out, full * width,
                             )  # fmt: skip
             write_back(y[n if own else 0], wide_sums)
 
@@ -189,14 +193,14 @@ def products(height: int, width: int, rest: int) -> Callable[..., None]:
 
 
 @kernel
-def pack(factors: Array, parts: Array, width: int, packed: Array) -> None:
+def pack(factors: Array, parts: int, width: int, packed: Array) -> None:
     """Reorder the rows of each part of `factors` (rows, columns) into blocks of at most `width` columns."""
-    factors, columns = reals(factors), factors.shape[1]
-    for p in range(parts.shape[0]):
-        first, count, at = parts[p, 2], parts[p, 3], parts[p, 4]
+    factors, count, columns = reals(factors), factors.shape[0] // parts, factors.shape[1]
+    for p in range(parts):
+        at = p * count * columns
         for begin in range(0, columns, width):
             across = min(width, columns - begin)
             for t in range(count):
                 for i in range(across):
-                    packed[at + t * across + i] = factors[first + t, begin + i]
+                    packed[at + t * across + i] = factors[p * count + t, begin + i]
             at += count * across

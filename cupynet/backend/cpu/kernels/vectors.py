@@ -92,24 +92,34 @@ def element(b: Any, base: Any, index: Any) -> Any:
 
 
 def multiply_add(b: Any, x: Any, factor: Any, total: Any) -> Any:
-    """Emit x · factor + total, fused if the CPU supports it. Unlike `llvm.fma`, this never calls the C library."""
-    kind, name = x.type, f"f{8 * size_of(factor.type)}"
+    """Emit x · factor + total, fused if the CPU supports it. `factor` may be a single value for all elements of x.
+
+    Unlike `llvm.fma`, this never calls the C library.
+    """
+    kind = x.type
     if isinstance(kind, ir.VectorType):
-        undefined = ir.Constant(kind, ir.Undefined)
-        first_lane = b.insert_element(undefined, factor, ir.Constant(I32, 0))
-        factor = b.shuffle_vector(first_lane, undefined, ir.Constant(ir.VectorType(I32, kind.count), [0] * kind.count))
-        name = f"v{kind.count}{name}"
+        if factor.type != kind:
+            undefined, first = ir.Constant(kind, ir.Undefined), ir.Constant(ir.VectorType(I32, kind.count), None)
+            factor = b.shuffle_vector(b.insert_element(undefined, factor, ir.Constant(I32, 0)), undefined, first)
+        name = f"v{kind.count}f{8 * size_of(kind.element)}"
+    else:
+        name = f"f{8 * size_of(kind)}"
     fma = cgutils.get_or_insert_function(b.module, ir.FunctionType(kind, [kind] * 3), f"llvm.fmuladd.{name}")
     return b.call(fma, [x, factor, total])
 
 
 def sums_of_products(
-    b: Any, x: Any, places: Any, rows: int, table: Any, w: Any, pitch: Any, count: Any, width: int
+    b: Any, x: Any, places: Any, rows: int, table: Any, w: Any, pitch: Any, count: Any, width: int, by_column: int = 0
 ) -> Any:
     """Emit rows x width sums of x[places[i] + table[t]] · w[t · pitch + j] over t < count, in registers. count >= 1.
 
-    Returns the vectors of sums by row, and their starts and types (see `split`).
+    With `by_column`, column j has its own values x[places[i] + table[t] + j]. Returns the vectors of sums by row, and
+    their starts and types (see `split`).
     """
+
+    def values(place: Any) -> list[Any]:
+        return [load(b, place, *part) for part in parts] if by_column else [b.load(place)] * len(parts)
+
     parts = split(width, x.type.pointee)
     patches = [b.gep(x, [element(b, places, ir.Constant(I64, i))]) for i in range(rows)]
     entry, loop, done = b.block, b.append_basic_block("sums"), b.append_basic_block("sums.done")
@@ -120,10 +130,9 @@ def sums_of_products(
     sums = [[b.phi(kind) for _, kind in parts] for _ in range(rows)]
     offset, row = element(b, table, t), b.gep(w, [b.mul(t, pitch)])
     factors = [load(b, row, *part) for part in parts]
-    values = [b.load(b.gep(patch, [offset])) for patch in patches]
     updated = [
-        [multiply_add(b, factor, value, total) for factor, total in zip(factors, row_sums, strict=True)]
-        for value, row_sums in zip(values, sums, strict=True)
+        list(map(functools.partial(multiply_add, b), factors, values(b.gep(patch, [offset])), row_sums))
+        for patch, row_sums in zip(patches, sums, strict=True)
     ]
     next_t = b.add(t, ir.Constant(I64, 1))
     t.add_incoming(ir.Constant(I64, 0), entry)
