@@ -8,10 +8,11 @@ import pytest
 
 from cupynet.backend import create_backend
 from cupynet.nn import Activation, Conv2D, Dense, Flatten, Image, Layer, MaxPool2D, Model, Sequential
-from cupynet.parallel import Pipeline, one_forward_one_backward, parts
+from cupynet.parallel import Communicator, Groups, Pipeline, SerialCommunicator, one_forward_one_backward, parts
 from cupynet.parallel.pipeline import balance_stages, training_work
 from tests.support.networks import lenet
 from tests.support.refusals import refused
+from tests.support.training import on_threads
 
 
 def built(network: Layer, backend: str = "numba") -> Any:
@@ -68,74 +69,40 @@ def test_auto_is_at_most_as_many_as_there_are_layers_with_weights() -> None:
     assert Pipeline().max_stages(built(Sequential({"f": Flatten()}))) == 1
 
 
-@pytest.mark.parametrize(
-    "stages",
-    [
-        [["d0", "d1"], ["d2", "d3"]],
-        [["d0", "d1"], ["d1", "d2"]],
-        [["d0", "d2"], ["d1"]],
-        [["d0", "d1", "d2"], []],
-        [["d0"], "d1"],
-    ],
-)
-def test_lists_must_name_all_layers_in_order(stages: list[list[str]]) -> None:
-    network = Sequential({"d0": Dense(4), "d1": Dense(5), "d2": Dense(6)})
-    with refused("stages"):
-        Pipeline(stages).partition(built(network), 2)
-
-
-def test_invalid_pipelines_are_refused() -> None:
-    wrong: list[Any] = [0, 1.5, "many"]
-    for stages in wrong:
+def test_pipelines_that_do_not_fit_the_network_are_refused() -> None:
+    """Lists must name all layers in order."""
+    network = built(Sequential({"d0": Dense(4), "d1": Dense(5), "d2": Dense(6)}))
+    texts = "d0 d1|d2 d3", "d0 d1|d1 d2", "d0 d2|d1", "d0 d1 d2|"
+    lists: list[Any] = [[stage.split() for stage in text.split("|")] for text in texts]
+    for stages in (*lists, [["d0"], "d1"], 0, 1.5, "many"):
         with refused("stages"):
-            Pipeline(stages)
+            Pipeline(stages).partition(network, 2)
     with refused("micro_batches"):
         Pipeline(2, 0)
     with refused(""):
         Pipeline(2).partition(built(Dense(3)), 2)
 
 
-def played(stages: int, micro_batches: int) -> list[str]:
-    """Return each stage's passes, one time unit each, as in the module's table."""
-    orders = [list(one_forward_one_backward(stage, stages, micro_batches)) for stage in range(stages)]
-    done: list[set[str]] = [set() for _ in range(stages)]
-    lines = [""] * stages
-    while any(orders):
-        passes = []
-        for stage, order in enumerate(orders):
-            kind = "F" if order and order[0] else "B"
-            name = f"{kind}{sum(each[0] == kind for each in done[stage]) + 1}"
-            needed = stage - 1 if kind == "F" else stage + 1  # the stage that must have done the same pass first
-            ready = order and (not 0 <= needed < stages or name in done[needed])
-            passes.append(name if ready else " .")
-        for stage, name in enumerate(passes):
-            lines[stage] += f" {name}"
-            if name != " .":
-                done[stage].add(name)
-                orders[stage].pop(0)
-    return lines
-
-
-def test_the_schedule_of_three_stages() -> None:
-    assert played(3, 4) == [
-        " F1 F2 F3  .  . B1 F4 B2  . B3  . B4",
-        "  . F1 F2  . B1 F3 B2 F4 B3  . B4  .",
-        "  .  . F1 B1 F2 B2 F3 B3 F4 B4  .  .",
-    ]
-
-
 def test_a_stage_of_one_layer_may_be_its_name() -> None:
     assert Pipeline(["a", ["b", "c"]]).stages == [["a"], ["b", "c"]]
 
 
+def passes(stage: int, stages: int, micro_batches: int) -> str:
+    """Return a stage's forward and backward passes in order, as F and B."""
+    return "".join("BF"[forward] for forward in one_forward_one_backward(stage, stages, micro_batches))
+
+
+def test_the_schedule_of_three_stages() -> None:
+    assert [passes(stage, 3, 4) for stage in range(3)] == ["FFFBFBBB", "FFBFBFBB", "FBFBFBFB"]
+
+
 @pytest.mark.parametrize(("stages", "micro_batches"), [(1, 4), (2, 1), (5, 2), (5, 9)])
 def test_a_stage_holds_no_more_micro_batches_than_its_schedule_promises(stages: int, micro_batches: int) -> None:
-    assert max(len(line) for line in played(stages, micro_batches)) == 3 * 2 * (micro_batches + stages - 1)
     for stage in range(stages):
-        order = list(one_forward_one_backward(stage, stages, micro_batches))
-        assert order.count(True) == order.count(False) == micro_batches
-        held = np.cumsum([1 if forward else -1 for forward in order])
-        assert held.min() >= 0 and held.max() == min(stages - stage, micro_batches)
+        order = passes(stage, stages, micro_batches)
+        held = [order[:end].count("F") - order[:end].count("B") for end in range(len(order) + 1)]
+        assert min(held) == held[-1] == 0 and max(held) == min(stages - stage, micro_batches)
+        assert order.count("F") == micro_batches
 
 
 @pytest.mark.parametrize(("samples", "micro_batches", "sizes"), [(7, 4, [1, 2, 2, 2]), (3, 8, [1, 1, 1]), (6, 1, [6])])
@@ -153,3 +120,18 @@ def test_the_speed_of_a_pipeline_has_a_bound() -> None:
     assert uneven["bound"] == pytest.approx(2 * 0.8) and uneven["speed_up"] == pytest.approx(1.6)
     assert even["work_s"] == [0.5, 0.5]
     assert Pipeline(2, 8).speed([["a"], ["b"]], 5, [1.0, 1.0], [5, 5], 2.0)["micro_batches"] == 5
+
+
+def test_workers_are_grouped_by_stage_and_by_replica() -> None:
+    def task(world: Communicator) -> tuple[list[float], list[float]]:
+        groups = Groups.grid(world, stages=2)
+        same_stage = groups.replicas.gather_numbers(world.rank)[:, 0].tolist()
+        one_replica = groups.stages.gather_numbers(world.rank)[:, 0].tolist()
+        return same_stage, one_replica
+
+    found = on_threads(6, task)
+    assert found[0] == ([0, 2, 4], [0, 1])
+    assert found[1] == ([1, 3, 5], [0, 1])
+    assert found[5] == ([1, 3, 5], [4, 5])
+    alone = SerialCommunicator()
+    assert Groups.grid(alone, stages=1).replicas is alone

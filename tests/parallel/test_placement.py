@@ -1,6 +1,7 @@
 """The placement of workers and stages on the devices of made-up machines."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,30 +22,24 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 @pytest.mark.parametrize(
-    ("gpus", "workers", "devices", "found"),
+    ("gpus", "cores", "arguments", "found"),
     [
-        (2, None, None, [0, 1]),
-        (4, None, [0, 2], [0, 2]),
-        (2, 4, None, [0, 1, 0, 1]),
-        (4, np.int64(3), np.array([3, 1]), [3, 1, 3]),
+        (2, 8, {}, [0, 1]),  # one replica on each GPU
+        (3, 8, {"first": 2}, [2, 0, 1]),
+        (4, 8, {"devices": [0, 2]}, [0, 2]),
+        (2, 8, {"workers": 4}, [0, 1, 0, 1]),
+        (4, 8, {"workers": np.int64(3), "devices": np.array([3, 1])}, [3, 1, 3]),
+        (3, 8, {"workers": 2, "stages": 2}, [0, 1, 2, 0]),
+        (0, 8, {}, ["cpu"] * 4),  # at most four share the cores
+        (0, 2, {}, ["cpu"] * 2),
     ],
 )
-def test_every_gpu_gets_one_replica_by_default_and_more_workers_take_turns(
-    machine: Machine, gpus: int, workers: int | None, devices: list[int] | None, found: list[int]
+def test_workers_take_turns_on_the_devices(
+    machine: Machine, gpus: int, cores: int, arguments: dict[str, Any], found: list[Any]
 ) -> None:
-    machine(gpus)
-    assert Placement.of("cupy", workers, devices).names() == [f"cuda:{device}" for device in found]
-
-
-@pytest.mark.parametrize(("cores", "workers"), [(8, 4), (2, 2), (1, 1)])
-def test_at_most_four_workers_share_the_cores_by_default(machine: Machine, cores: int, workers: int) -> None:
-    machine(0, cores)
-    assert Placement.of("numpy").names() == ["cpu"] * workers
-
-
-def test_the_models_own_device_is_the_first(machine: Machine) -> None:
-    machine(3)
-    assert Placement.of("cupy", first=2).devices == (2, 0, 1)
+    machine(gpus, cores)
+    expected = [f"cuda:{device}" if gpus else device for device in found]
+    assert Placement.of("cupy" if gpus else "numpy", **arguments).names() == expected
 
 
 @pytest.mark.parametrize(
@@ -89,8 +84,3 @@ def test_replicas_of_stages(
     placed = Placement.of("cupy" if gpus else "numpy", workers, stages=stages, most_stages=4)
     assert (placed.workers, placed.stages) == found
     assert placed.ranks == len(placed.names()) == found[0] * found[1]
-
-
-def test_stages_take_devices_in_turn(machine: Machine) -> None:
-    machine(3)
-    assert Placement.of("cupy", 2, stages=2).names() == ["cuda:0", "cuda:1", "cuda:2", "cuda:0"]

@@ -1,8 +1,6 @@
 """Captured steps read their batches and learning rates on the device, and train like single launches."""
 
 import copy
-import gc
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -108,17 +106,6 @@ def test_several_fits_and_evaluations_train_as_single_launches() -> None:
     found = train()
     with single_launches():
         np.testing.assert_equal(found, train())
-
-
-@on_devices
-def test_a_fit_releases_its_images() -> None:
-    with ParallelWrapper(small_model("half", "cupy"), 1, 3, optimizer=Nesterov(0.05)) as training:
-        data = small_dataset(24)
-        images = weakref.ref(data.images)
-        training.fit(data, batch_size=8)
-        del data
-        gc.collect()
-        assert images() is None
 
 
 @on_devices

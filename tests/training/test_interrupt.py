@@ -12,6 +12,8 @@ from cupynet import Callback, ParallelWrapper, Pipeline
 from cupynet.core.errors import ClosedError
 from cupynet.data import Batch
 from cupynet.training import Replica, consensus
+from tests.support.calls import watch
+from tests.support.trainers import fitted
 from tests.support.training import At, fingerprint, small_dataset, small_model
 
 DATA = small_dataset(60)
@@ -50,22 +52,18 @@ def test_the_first_stops_after_the_round_and_training_goes_on_later(
 def test_an_interrupted_evaluation_leaves_a_usable_wrapper(options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     evaluated: list[int] = []
 
-    def scores(replica: Replica, batch: Batch) -> Any:
+    def press(_: object, replica: Replica, batch: Batch) -> None:
         evaluated.append(batch.index)
         if batch.index == 2 and evaluated.count(2) == 1:  # only the first of several stages
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(0.5)
-        return plain(replica, batch)
 
     with ParallelWrapper(small_model(), **options) as wrapper:
         wrapper.fit(DATA, batch_size=4)
-        kind = type(wrapper.trainer.replica)
-        plain = kind.scores
-        monkeypatch.setattr(kind, "scores", scores)
-        with pytest.raises(KeyboardInterrupt):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            watch(patch, type(wrapper.trainer.replica), "scores", press)
             wrapper.evaluate(DATA, batch_size=1)
         assert len(evaluated) < 60 or "pipeline" in options
-        monkeypatch.undo()
         assert wrapper.evaluate(DATA).samples == 60
         wrapper.fit(DATA, batch_size=4)
 
@@ -89,9 +87,7 @@ def test_a_handler_of_the_program_is_left_alone() -> None:
     heard: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
     try:
-        with ParallelWrapper(small_model(), 1, callbacks=[interrupts()]) as wrapper:
-            wrapper.fit(DATA, epochs=2, batch_size=4)
-            assert wrapper.trainer.epoch == 2
+        fitted(small_model(), DATA, 1, epochs=2, batch_size=4, callbacks=[interrupts()])
     finally:
         signal.signal(signal.SIGINT, before)
     assert heard == [signal.SIGINT]

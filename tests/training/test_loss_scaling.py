@@ -36,10 +36,6 @@ def scaler_of(trainer: Trainer) -> LossScaler:
     return trainer.replica.scaler
 
 
-def new_scaler() -> LossScaler:
-    return LossScaler(create_backend("numpy", "half"), SerialCommunicator())
-
-
 def scales_seen() -> Seen:
     return Seen(lambda trainer: scaler_of(trainer).scale)
 
@@ -97,7 +93,7 @@ def test_stages_leave_a_step_out_together() -> None:
 
 def test_the_loss_scale_resumes_from_its_state(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scaling, "GROW_AFTER", 5)
-    before, after = new_scaler(), new_scaler()
+    before, after = (LossScaler(create_backend("numpy", "half"), SerialCommunicator()) for _ in range(2))
     for _ in range(3):
         before.skips(overflow=False, failed=False)
     after.restore(before.state())

@@ -1,7 +1,7 @@
 """Training options: a single list, checked once before anything is written."""
 
 import inspect
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -32,65 +32,26 @@ def test_the_wrapper_takes_the_options() -> None:
     assert others == list(inspect.signature(TrainingOptions).parameters.values())
 
 
-def test_every_argument_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: dict[str, Any] = {each.name: object() for each in fields(TrainingOptions)}
-    seen: list[TrainingOptions] = []
-
-    def check(found: TrainingOptions, *arguments: Any) -> CheckedOptions:
-        seen.append(found)
-        raise InterruptedError
-
-    monkeypatch.setattr(TrainingOptions, "check", check)
-    with pytest.raises(InterruptedError):
-        ParallelWrapper(small_model(), **given)
-    assert vars(seen[0]) == given
-
-
 def checked(data: FitData | None = None, **arguments: Any) -> CheckedOptions:
     model = small_model()
     return TrainingOptions(**arguments).check(model.network, model.backend.name, data=data)
 
 
-def averaging(**arguments: Any) -> tuple[Any, bool, bool]:
-    found = checked(workers=2, **arguments).synchronizer
-    assert isinstance(found, ParameterAveraging)
-    return found.averaging_frequency, found.average_updaters, found.report_score
-
-
 def test_averaging_has_defaults() -> None:
-    assert averaging() == (3, True, True)
     given = {"averaging_frequency": "end", "average_updaters": False, "report_score_after_averaging": False}
-    assert averaging(**given) == ("end", False, False)
+    for arguments, expected in (({}, (3, True, True)), (given, ("end", False, False))):
+        found = checked(workers=2, **arguments).synchronizer
+        assert isinstance(found, ParameterAveraging)
+        assert (found.averaging_frequency, found.average_updaters, found.report_score) == expected
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"averaging_frequency": 3},  # the default, but given explicitly
-        {"average_updaters": True},
-        {"report_score_after_averaging": False},
-    ],
-)
-def test_a_synchronizer_and_what_describes_another_contradict_each_other(arguments: dict[str, Any]) -> None:
-    with refused(*arguments):
-        checked(workers=2, synchronizer=ParameterAveraging(5), **arguments)
+def test_what_one_worker_or_a_cpu_does_not_need_is_accepted() -> None:
+    checked(workers=1, averaging_frequency=10, average_updaters=False)
+    checked(workers=1, synchronizer=ElasticAveraging(3), learning_rate_scale="linear")
+    checked(workers=2, reduce="host", data_on_device=False)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"workers": 1, "averaging_frequency": 10, "average_updaters": False},
-        {"workers": 1, "synchronizer": ElasticAveraging(3), "learning_rate_scale": "linear"},
-        {"workers": 2, "reduce": "host", "data_on_device": False},
-    ],
-)
-def test_what_one_worker_or_a_cpu_does_not_need_is_accepted(arguments: dict[str, Any]) -> None:
-    with ParallelWrapper(small_model(), **arguments) as wrapper:
-        wrapper.fit(Loader(small_dataset(20), 4), epochs=1)
-        assert wrapper.trainer.epoch == 1
-
-
-IMAGES = FitData(examples=64, batch_size=8)
+IMAGES, AVERAGING = FitData(examples=64, batch_size=8), ParameterAveraging(5)
 
 
 @pytest.mark.parametrize(
@@ -109,6 +70,13 @@ IMAGES = FitData(examples=64, batch_size=8)
         ({"data_on_device": True}, None, "data_on_device"),
         ({"pipeline": Pipeline(9)}, None, "pipeline.stages"),
         ({"workers": 2, "synchronizer": Synchronizer()}, None, "synchronizer"),
+        ({"workers": 2, "synchronizer": AVERAGING, "averaging_frequency": 3}, None, "averaging_frequency"),
+        ({"workers": 2, "synchronizer": AVERAGING, "average_updaters": True}, None, "average_updaters"),
+        (
+            {"workers": 2, "synchronizer": AVERAGING, "report_score_after_averaging": False},
+            None,
+            "report_score_after_averaging",
+        ),
         ({"workers": 2, "pipeline": Pipeline(2), "averaging_frequency": Adaptive(0.1)}, None, "synchronizer"),
         ({"learning_rate_scale": "cubic"}, None, "learning_rate_scale"),
         ({"progress": "line"}, None, "progress"),
@@ -138,12 +106,20 @@ def test_images_that_are_augmented_are_not_kept_on_a_device(monkeypatch: pytest.
         checked(replace(IMAGES, augmented=True), data_on_device=True)
 
 
-def test_a_batch_of_one_suits_a_frozen_batch_norm() -> None:
-    model, data = Model([BatchNorm(), Dense(3)], Flat(5), "numpy"), replace(IMAGES, batch_size=1)
-    with refused("batch_size"):
-        TrainingOptions(workers=1).check(model.network, "numpy", data=data)
-    model.freeze("batchnorm1")
-    TrainingOptions(workers=1).check(model.network, "numpy", data=data)
+def test_a_batch_norm_that_is_not_frozen_needs_two_samples_at_a_time() -> None:
+    def check(batch_size: int, parts: int = 1, workers: int = 1, *, sync: bool = False, frozen: bool = False) -> None:
+        model = Model([BatchNorm(sync=sync), Dense(3)], Flat(5), "numpy")
+        if frozen:
+            model.freeze("batchnorm1")
+        options = TrainingOptions(workers=workers, accumulation_steps=parts)
+        options.check(model.network, "numpy", data=replace(IMAGES, examples=5, batch_size=batch_size))
+
+    for batch_size, parts in ((1, 1), (2, 2), (9, 5)):
+        with refused("batch_size"):
+            check(batch_size, parts)
+    check(3, parts=2)
+    check(1, workers=2, sync=True)
+    check(1, frozen=True)
 
 
 @pytest.mark.parametrize(("split", "validates"), [("test", False), ("validation", True)])

@@ -3,23 +3,21 @@
 import copy
 import json
 import time
-from collections.abc import Callable, Sequence
-from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
 
 from cupynet.backend import create_backend
+from cupynet.backend.cpu.numpy_backend import NumpyBackend
 from cupynet.commands import train as train_command
 from cupynet.data import Dataset, Loader
 from cupynet.nn import Backward, Context, Conv2D, Dense, Model, Sequential, SoftmaxNLL
-from cupynet.optim import SGD, Momentum, Nesterov, OneCycle, Optimizer
-from cupynet.parallel import Groups, ParameterAveraging, Pipeline, Synchronizer
+from cupynet.optim import SGD, Nesterov, OneCycle
+from cupynet.parallel import ParameterAveraging, Pipeline, Synchronizer
 from cupynet.parallel.communicators.threads import ThreadCommunicator
 from cupynet.training import Callback, EpochRecord, ParallelWrapper, Trainer
-from cupynet.training.pipeline_stage import Stage
 from tests.guides.extending.gradient_mean import GradientMean
 from tests.support.calls import watch
 from tests.support.commands import SMALL as SMALL_LENET
@@ -36,29 +34,6 @@ def clipped() -> Nesterov:
     return Nesterov(0.05, 0.9, l2=1e-3, max_grad_norm=0.5)
 
 
-def trained(
-    model: Model,
-    pipeline: Pipeline | None,
-    workers: int = 1,
-    *,
-    synchronizer: Synchronizer | None = None,
-    samples: int = 61,
-    optimizer: Callable[[], Optimizer] = clipped,
-    callbacks: Sequence[Callback] = (),
-) -> Any:
-    options: dict[str, Any] = {"pipeline": pipeline, "callbacks": callbacks, "log_every": 2, "timeout_s": 60}
-    options |= {"optimizer": optimizer(), "synchronizer": synchronizer or ParameterAveraging(1)}
-    with ParallelWrapper(model, workers, **options) as wrapper:
-        wrapper.fit(Loader(small_dataset(samples), 6, seed=3), epochs=1)
-        assert on_loan(wrapper) == [0] * wrapper.placement.ranks
-    return model.params.master
-
-
-@cache
-def trained_whole(backend: str = "numpy") -> Any:
-    return trained(small_model(backend=backend), None)
-
-
 def close(found: Any, expected: Any, bound: float = 1e-12) -> bool:
     return bool(np.abs(found - expected).max() <= bound * np.abs(expected).max())
 
@@ -67,15 +42,28 @@ def close(found: Any, expected: Any, bound: float = 1e-12) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("stages", "micro_batches", "backend"),
-    [(2, 8, "numba"), (3, 4, "numpy"), ([["conv1"], ["pool1"], ["dense1"], ["output"]], 3, "numba")],
-    ids=["small micro-batches", "three stages", "named"],
+    ("stages", "micro_batches", "workers", "backend", "synchronizer"),
+    [
+        (2, 8, 1, "numba", ParameterAveraging(1)),
+        ([["conv1"], ["pool1"], ["dense1"], ["output"]], 3, 1, "numba", ParameterAveraging(1)),
+        (3, 4, 2, "numpy", ParameterAveraging(1)),
+        (2, 4, 3, "numpy", GradientMean()),
+    ],
+    ids=["small micro-batches", "named", "averaged replicas", "replicas that share gradients"],
 )
-def test_a_pipeline_is_the_unsplit_network(stages: Any, micro_batches: int, backend: str) -> None:
-    """Eleven iterations in double use momentum, l2 and clipping. The last batch has only one sample."""
-    whole = trained_whole(backend)
-    assert close(trained(small_model(backend=backend), Pipeline(stages, micro_batches)), whole)
-    assert not close(small_model(backend=backend).params.master, whole, 1e-3)
+def test_stages_are_the_unsplit_network(
+    stages: Any, micro_batches: int, workers: int, backend: str, synchronizer: Synchronizer
+) -> None:
+    """Training uses momentum, l2 and clipping. In the last round, one replica has one sample, the others have none."""
+    found, whole = small_model(backend=backend), small_model(backend=backend)
+    start = whole.params.master.copy()
+    for model, pipeline in ((found, Pipeline(stages, micro_batches)), (whole, None)):
+        options: dict[str, Any] = {"optimizer": clipped(), "synchronizer": synchronizer, "pipeline": pipeline}
+        with ParallelWrapper(model, workers, **options, timeout_s=60) as wrapper:
+            wrapper.fit(Loader(small_dataset(60 * workers + 1), 6, seed=3))
+            assert on_loan(wrapper) == [0] * wrapper.placement.ranks
+    assert close(found.params.master, whole.params.master)
+    assert not close(whole.params.master, start, 1e-3)
 
 
 @pytest.mark.parametrize("name", small_networks())
@@ -92,27 +80,10 @@ def test_every_layer_can_end_a_stage(name: str) -> None:
     assert close(found[1], found[0])
 
 
-@pytest.mark.parametrize(
-    ("stages", "workers", "synchronizer", "optimizer"),
-    [
-        (2, 3, GradientMean(), clipped),
-        (3, 2, ParameterAveraging(1), lambda: Momentum(0.05, 0.9, l2=1e-3)),
-    ],
-    ids=["clipped mean of gradients", "averaging every iteration"],
-)
-def test_hybrid_is_data_parallel_with_the_same_replicas(
-    stages: int, workers: int, synchronizer: Synchronizer, optimizer: Callable[[], Optimizer]
-) -> None:
-    """Training takes ten iterations in double. In the last, some replicas have no batch and one has a short batch."""
-    options: Any = {"synchronizer": synchronizer, "optimizer": optimizer, "samples": 6 * 9 * workers + 4}
-    whole = trained(small_model(), None, workers, **options)
-    assert close(trained(small_model(), Pipeline(stages, 4), workers, **options), whole)
-
-
 # weights --------------------------------------------------------------------------------------------------------------
 
 
-def test_the_model_has_all_stages_weights_after_each_epoch() -> None:
+def test_the_model_has_all_stages_weights_after_each_epoch_and_stages_those_that_the_user_loads() -> None:
     model = small_model()
 
     def look(trainer: Trainer, record: EpochRecord) -> None:
@@ -124,13 +95,7 @@ def test_the_model_has_all_stages_weights_after_each_epoch() -> None:
     with ParallelWrapper(model, 2, optimizer=clipped(), pipeline=Pipeline(2), callbacks=callbacks) as wrapper:
         wrapper.fit(LOADER, epochs=3, evaluate_on=DATA)
         first, second = (stage.weights() for stage in wrapper.replicas()[:2])
-    np.testing.assert_equal(model.weights(), first | second)
-
-
-def test_stages_are_evaluated_with_the_weights_that_the_user_loads() -> None:
-    model = small_model()
-    with ParallelWrapper(model, 2, optimizer=clipped(), pipeline=Pipeline(2)) as wrapper:
-        wrapper.fit(LOADER, epochs=3)
+        np.testing.assert_equal(model.weights(), first | second)
         model.load_weights({name: 0 * weight for name, weight in model.weights().items()})
         assert wrapper.evaluate(DATA).loss == pytest.approx(np.log(3))
 
@@ -207,26 +172,21 @@ def test_the_memory_of_a_stage_does_not_grow_with_the_number_of_micro_batches() 
 
 
 def test_images_are_loaded_by_the_first_stage_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = small_model()
-    ranks: dict[Any, int] = {}
+    ranks: list[int] = []
     loaded: set[Any] = set()
-
-    def note(_: None, stage: Stage, whole: Model, optimizer: Optimizer, groups: Groups, *others: Any) -> None:
-        ranks[stage.backend] = groups.world.rank
-
-    watch(monkeypatch, Stage, "__init__", note)
-    watch(monkeypatch, type(model.backend), "load_images", lambda _, backend, *given: loaded.add(backend))
-    trained(model, Pipeline(3), 2)
-    assert {ranks[backend] for backend in loaded} == {0, 3}
-
-
-class Slow(Identity):
-    def forward(self, x: Any, context: Context) -> tuple[Any, Backward]:
-        time.sleep(0.003)
-        return super().forward(x, context)
+    watch(monkeypatch, NumpyBackend, "load_images", lambda _, backend, *given: loaded.add(backend))
+    with ParallelWrapper(small_model(), 2, pipeline=Pipeline(3)) as wrapper:
+        wrapper.fit(LOADER)
+        wrapper.on_workers(lambda trainer: ranks.extend([trainer.rank] * (trainer.backend in loaded)))
+    assert sorted(ranks) == [0, 3]
 
 
 def test_evaluated_batches_do_not_pile_up_before_a_slow_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(Identity):
+        def forward(self, x: Any, context: Context) -> tuple[Any, Backward]:
+            time.sleep(0.003)
+            return super().forward(x, context)
+
     outputs = (4, 6, 6, 3)
     waiting: list[int] = []
 
@@ -273,38 +233,24 @@ def test_waiting_for_another_stage_is_not_counted_as_computing() -> None:
 
 
 class Fuse(Identity):
-    """Raises in its fifth pass, forward or backward."""
-
-    def __init__(self, *, backward: bool) -> None:
-        self.fails_backward, self.passes = backward, 0
+    """Fails in a backward pass. Meanwhile, the stage before continues, and the next one waits."""
 
     def forward(self, x: Any, context: Context) -> tuple[Any, Backward]:
-        self._pass(backward=False)
-
-        def backward(dy: Any) -> Any:
-            self._pass(backward=True)
-            return dy
-
-        return x, backward
-
-    def _pass(self, *, backward: bool) -> None:
-        self.passes += backward == self.fails_backward
-        if self.passes == 5:
+        def fail(dy: Any) -> NoReturn:
             raise ZeroDivisionError
 
+        return x, fail
 
-@pytest.mark.parametrize(("place", "backward"), [(1, False), (2, True), (3, False)])
-def test_a_stage_that_fails_ends_all_with_its_own_error(place: int, backward: bool) -> None:
-    stages = [["first"], ["second"], ["third"]]
-    stages[place - 1].append("fuse")
-    layers = {"first": Dense(6), "second": Dense(5), "third": Dense(3), "fuse": Fuse(backward=backward)}
-    network = Sequential({name: layers[name] for names in stages for name in names})
+
+def test_a_stage_that_fails_ends_all_with_its_own_error() -> None:
+    network = Sequential({"first": Dense(6), "second": Dense(5), "fuse": Fuse(), "third": Dense(3)})
     model = Model(network, small_model().input, create_backend("numpy"), 1)
+    pipeline = Pipeline([["first"], ["second", "fuse"], ["third"]], 4)
     with (
         pytest.raises(ZeroDivisionError) as caught,
-        ParallelWrapper(model, 2, pipeline=Pipeline(stages, 4), timeout_s=20) as wrapper,
+        ParallelWrapper(model, 2, pipeline=pipeline, timeout_s=20) as wrapper,
     ):
-        wrapper.fit(Loader(small_dataset(200), 8), epochs=2)
+        wrapper.fit(small_dataset(200), batch_size=8)
     (note,) = getattr(caught.value, "__notes__", [])
-    assert f"(stage {place} of 3, " in note and "fuse; numpy, device 0), epoch 1, at batch " in note
-    assert any("_pass" in frame.name for frame in caught.traceback)
+    assert "(stage 2 of 3, " in note and "fuse; numpy, device 0), epoch 1, at batch " in note
+    assert any(frame.name == "fail" for frame in caught.traceback)

@@ -1,22 +1,41 @@
-"""A trainer's state: another trainer that restores it continues bit for bit."""
+"""Training resumes bit for bit, or with a different number of workers: replicas are averaged, no sample is left out."""
 
-from functools import partial
+import logging
+from collections.abc import Callable
+from functools import cache, partial
+from operator import itemgetter
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from cupynet.data import Loader
+from cupynet.core.errors import ConfigError
+from cupynet.data import Batch, Loader
 from cupynet.optim import SGD, Momentum, Nesterov, OneCycle, Optimizer
-from cupynet.parallel import Communicator, GradientSharing, ParameterAveraging, Synchronizer
-from cupynet.training import Callback, Replica, Trainer
+from cupynet.parallel import (
+    Communicator,
+    GradientSharing,
+    ParameterAveraging,
+    Pipeline,
+    Synchronizer,
+    ThresholdEncoding,
+)
+from cupynet.runs.checkpoints import Checkpoints, read
+from cupynet.training import Callback, Checkpoint, NonFinite, ParallelWrapper, Replica, Trainer
+from cupynet.training.checkpointing import _states as stored_states
 from cupynet.training.fit import Fit
+from cupynet.training.resize import mean, resized
 from tests.guides.extending.gradient_mean import GradientMean
-from tests.support import trainers
+from tests.support.calls import watch
 from tests.support.refusals import refused
+from tests.support.trainers import callback_of, trainer_of
 from tests.support.training import (
+    KINDS_OF_WAYS,
     WAYS,
     KeepState,
     Recorder,
+    StopAfter,
     fingerprint,
     on_threads,
     reported_rows,
@@ -24,19 +43,10 @@ from tests.support.training import (
     small_model,
 )
 
-EPOCHS = 2  # of five rounds each
-
-
-def trainer_of(communicator: Communicator, synchronizer: Synchronizer, *callbacks: Callback) -> Trainer:
-    optimizer = Nesterov(OneCycle(0.1), max_grad_norm=1.0)
-    replica = Replica(small_model("float", seed=1), optimizer)
-    return trainers.trainer_of(communicator, replica, synchronizer, *callbacks, log_every=2)
-
-
-def state_of(communicator: Communicator, synchronizer: Synchronizer) -> dict[str, Any]:
-    trainer = trainer_of(communicator, synchronizer)
-    trainer.fit(Fit(Loader(small_dataset(20), 4), 1))
-    return trainer.state()
+DATA = small_dataset(57)  # 15 batches of 4, the last of one sample
+LOADER = Loader(DATA, 4, seed=3)
+Saved = Callable[..., Path]
+EVERY_5, EVERY_ROUND, STAGES = ParameterAveraging(5), ParameterAveraging(1), Pipeline(2, 2)
 
 
 @pytest.mark.parametrize("synchronizer", [*WAYS.values(), GradientMean()], ids=[*WAYS, "gradient mean"])
@@ -45,28 +55,27 @@ def test_training_with_every_parallel_method_resumes_bit_for_bit(synchronizer: S
 
     At iteration 7, synchronizers with period 2, 3 or 4 are between averages. "every 3" also resumes from iteration 2.
     """
-    data = small_dataset(57)  # 15 batches for 3 workers, the last of one sample
-    loader, held_out = Loader(data, 4, seed=3), Loader(data, 20, shuffle=False)
     iterations = (2, 5, 7) if synchronizer is WAYS["every 3"] else (5, 7)
 
-    def fit(communicator: Communicator, states: list[Any] | None = None) -> tuple[Any, Recorder, dict[int, KeepState]]:
-        """Return a worker's weights, last drift and reports, and its states after `iterations`."""
-        recorder, keeps = Recorder(), {} if states else {at: KeepState(at) for at in iterations}
-        trainer = trainer_of(communicator, synchronizer, recorder, *keeps.values())
+    def fit(communicator: Communicator, states: Any = None) -> Trainer:
+        replica = Replica(small_model("float"), Nesterov(OneCycle(0.1), max_grad_norm=1.0))
+        keep = [KeepState(iteration) for iteration in iterations if states is None]
+        trainer = trainer_of(communicator, replica, synchronizer, Recorder(), *keep, log_every=2)
         if states is not None:
             trainer.restore(states[communicator.rank])
-        trainer.fit(Fit(loader, EPOCHS - trainer.epoch, evaluate_on=held_out))
-        measured = trainer.statistics.measured
-        found = fingerprint(trainer.model), measured and (measured.drift, measured.drift_by_layer)
-        return found, recorder, keeps
+        trainer.fit(Fit(LOADER, 2 - trainer.epoch, evaluate_on=Loader(DATA, 20, shuffle=False)))
+        return trainer
 
-    whole = on_threads(3, fit)
-    for iteration in iterations:
-        states = [keeps[iteration].kept for *_, keeps in whole]
+    def result(trainer: Trainer) -> tuple[Any, ...]:
+        measured = trainer.statistics.measured
+        drift = measured and (measured.drift, measured.drift_by_layer)
+        return fingerprint(trainer.model), drift, reported_rows(callback_of(trainer, Recorder), iteration)
+
+    whole: list[Any] = on_threads(3, fit)
+    for number, iteration in enumerate(iterations, 1):
+        states = [trainer.callbacks[number].kept for trainer in whole]
         again = on_threads(3, partial(fit, states=states))
-        for (found, reported, _), (expected, wanted, _) in zip(again, whole, strict=True):
-            assert found == expected, f"resumed after iteration {iteration}"
-            assert reported_rows(reported, iteration) == reported_rows(wanted, iteration)
+        assert list(map(result, again)) == list(map(result, whole)), f"resumed after iteration {iteration}"
 
 
 @pytest.mark.parametrize(("saved", "taken"), [(SGD, Momentum), (Momentum, SGD)])
@@ -76,19 +85,202 @@ def test_a_state_of_another_optimizer_is_refused(saved: type[Optimizer], taken: 
         Replica(small_model(), taken(0.1)).restore(state)
 
 
+# another number of workers --------------------------------------------------------------------------------------------
+
+
+def wrapper_of(
+    workers: int, way: Synchronizer = EVERY_5, *callbacks: Callback, dtype: str = "double", **options: Any
+) -> ParallelWrapper:
+    optimizer = Nesterov(OneCycle(0.1), max_grad_norm=1.0)
+    options = {"synchronizer": way, "optimizer": optimizer, "log_every": 1, **options}
+    return ParallelWrapper(small_model(dtype), workers, callbacks=[NonFinite("skip"), *callbacks], **options)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Saved:
+    @cache
+    def save(workers: int, iteration: int, way: Synchronizer = EVERY_5, *, stops: bool = True, **options: Any) -> Path:
+        """Train up to an iteration, or to the end, and return that iteration's checkpoint."""
+        folder = tmp_path_factory.mktemp("run")
+        saving = Checkpoint(every_iterations=iteration, every_epochs=100, keep_last=100, path=folder)
+        with wrapper_of(workers, way, saving, StopAfter(iteration if stops else -1), **options) as wrapper:
+            wrapper.fit(LOADER, epochs=2)
+        return Checkpoints(folder).path(iteration)
+
+    return save
+
+
+def finish(wrapper: ParallelWrapper) -> None:
+    wrapper.fit(LOADER, epochs=2 - wrapper.trainer.epoch, evaluate_on=DATA)
+    assert wrapper.trainer.epoch == 2
+    assert wrapper.trainer.evaluation is not None and np.isfinite(wrapper.trainer.evaluation.loss)
+
+
+def states(wrapper: ParallelWrapper, path: Path) -> list[dict[str, Any]]:
+    found: dict[int, dict[str, Any]] = {}
+    wrapper.restore(path)
+    wrapper.on_workers(lambda trainer: found.update({trainer.rank: trainer.state()}))
+    return [found[rank] for rank in sorted(found)]
+
+
 @pytest.mark.parametrize(
-    ("saved", "workers", "taken"),
+    ("way", "before", "after"),
     [
-        (ParameterAveraging(3), 2, ParameterAveraging(3, outer_optimizer="slowmo")),
-        (ParameterAveraging(3, transfer_dtype="half"), 1, ParameterAveraging(3, transfer_dtype="half")),
-        (GradientSharing(), 2, GradientSharing("threshold")),
+        *((way, 3, 2) for way in (*KINDS_OF_WAYS, "adaptive", "slowmo")),
+        *(("every 3", 3, 4), ("adaptive", 1, 3), ("threshold", 1, 2)),
     ],
 )
-def test_a_state_of_another_synchronizer_is_refused(saved: Synchronizer, workers: int, taken: Synchronizer) -> None:
-    state = on_threads(workers, lambda communicator: state_of(communicator, saved))[0]
+def test_workers_become_another_number(checkpoint: Saved, way: str, before: int, after: int) -> None:
+    path = checkpoint(before, 7, WAYS[way])
+    with wrapper_of(after, WAYS[way]) as wrapper:
+        wrapper.restore(path)
+        assert wrapper.trainer.iteration == 7
+        assert len({fingerprint(each) for each in wrapper.replicas()}) == 1
+        finish(wrapper)
+        assert len({fingerprint(each) for each in wrapper.replicas()}) == 1
 
-    def task(communicator: Communicator) -> None:
-        with refused(""):
-            trainer_of(communicator, taken).restore(state)
 
-    on_threads(2, task)
+def test_the_mean_is_weighted_like_the_next_average(checkpoint: Saved) -> None:
+    """The checkpoint follows 4 of 5 rounds between averages. In the fourth, batches had 4, 4, 1 and 0 samples."""
+    path = checkpoint(4, 4)
+    with wrapper_of(4) as same, wrapper_of(2) as two:
+        parts, found = states(same, path), states(two, path)
+    counts = [part["synchronizer"]["tally"]["samples"] for part in parts]
+    assert counts == [16, 16, 13, 12]
+    for state in found:
+        assert state["synchronizer"]["tally"]["rounds"] == 0
+        for take in (itemgetter("weights"), lambda replica: replica["optimizer"]["velocity"]):
+            vectors = [take(part["replica"]) for part in parts]
+            for name, array in take(state["replica"]).items():
+                expected = np.average([vector[name] for vector in vectors], axis=0, weights=counts)
+                np.testing.assert_allclose(array, expected, rtol=0, atol=1e-15)
+
+
+@pytest.mark.parametrize(("workers", "again"), [(3, 2), (1, 0), (5, 3)])
+def test_no_batch_is_left_out_and_few_are_trained_twice(
+    checkpoint: Saved, workers: int, again: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four workers stop after 2 rounds with 8 of 15 batches. Three workers continue after 6, so 2 are repeated."""
+    seen: list[int] = []
+
+    def note(_: Any, replica: Replica, batch: Batch | None) -> None:
+        if batch is not None and batch.epoch == 0:
+            seen.append(batch.index)
+
+    with wrapper_of(workers, EVERY_ROUND) as wrapper:
+        wrapper.restore(checkpoint(4, 2, EVERY_ROUND))
+        watch(monkeypatch, Replica, "gradient", note)
+        wrapper.fit(LOADER, epochs=1)
+    assert sorted(seen) == list(range(8 - again, 15))
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_an_epoch_whose_last_round_was_done_is_complete(checkpoint: Saved, workers: int) -> None:
+    """Four workers need 4 rounds for 15 batches. With fewer workers, 4 rounds are not a whole epoch."""
+    path = checkpoint(4, 4, stops=False)
+    assert read(path).state["epoch"] == 0
+    with wrapper_of(workers) as wrapper:
+        wrapper.restore(path)
+        finish(wrapper)
+        assert wrapper.trainer.iteration == 4 + LOADER.iterations(workers)
+
+
+@pytest.mark.parametrize("workers", [2, 6])
+def test_time_spent_is_counted_once(checkpoint: Saved, workers: int) -> None:
+    path = checkpoint(4, 4)
+    with wrapper_of(4) as same, wrapper_of(workers) as other:
+        before = [state["clock"] for state in states(same, path)]
+        clocks = [state["clock"] for state in states(other, path)]
+    assert [clock["samples"] for clock in clocks] == [16, 16, 13, 12, 0, 0][:workers]
+    assert [clock["images"] for clock in clocks] == [57, 57, 57, 57, 0, 0][:workers]
+    for name in ("compute_s", "data_s", "averaging_s", "bytes_sent"):
+        assert sum(clock[name] for clock in clocks) == pytest.approx(sum(clock[name] for clock in before[:workers]))
+
+
+def test_the_learning_rate_continues_at_the_same_fraction_of_training(checkpoint: Saved) -> None:
+    """Four workers stop after one epoch of 4 rounds. It counts as 16 rounds for one worker, whose epochs have 15."""
+    recorder, schedule = Recorder(), OneCycle(0.1)
+    with wrapper_of(1, EVERY_5, recorder) as wrapper:
+        wrapper.restore(checkpoint(4, 4))
+        wrapper.fit(LOADER, epochs=1)
+    schedule.begin_fit(4 - 16, 4 + 15)
+    rates = [report.learning_rate for report in recorder.reports]
+    assert rates == pytest.approx([schedule(4 + i) for i in range(15)])
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_stages_resume_as_the_same_stages(checkpoint: Saved, workers: int) -> None:
+    with wrapper_of(workers, pipeline=STAGES) as wrapper:
+        wrapper.restore(checkpoint(2, 4, pipeline=STAGES))
+        for stage in (0, 1):
+            assert len({fingerprint(each) for each in wrapper.replicas()[stage::2]}) == 1
+        finish(wrapper)
+
+
+def test_residuals_are_averaged() -> None:
+    trees = [{"residual": {"a": np.array([1.0, 3.0])}, "n": 5}, {"residual": {"a": np.array([3.0, 5.0])}, "n": 7}]
+    assert mean(trees, [0.5, 0.5])["residual"]["a"].tolist() == [2.0, 4.0]
+    assert mean([{"a": np.array([1.0])}, {"a": np.array([np.nan])}], [1.0, 0.0])["a"].tolist() == [1.0]
+    assert GradientSharing(ThresholdEncoding()).merge({"tally": {}})[0] == 1
+
+
+def test_other_workers_begin_with_the_least_loss_scale(checkpoint: Saved) -> None:
+    scales = [{"scale": 512.0, "rounds": 3, "skipped": 2}, {"scale": 256.0, "rounds": 7, "skipped": 1}]
+    stored = stored_states(read(checkpoint(2, 7)))
+    states = [{**state, "scaling": scale} for state, scale in zip(stored, scales, strict=True)]
+    for state in resized(states, 3, 1, EVERY_5, {}):
+        assert (state["scaling"]["scale"], state["scaling"]["skipped"]) == (256.0, 0)
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_a_checkpoint_of_an_earlier_version_can_be_resumed(checkpoint: Saved, workers: int, tmp_path: Path) -> None:
+    stored = read(checkpoint(2, 7))
+    for worker in stored.state["workers"]:
+        numbers = worker["numbers"]
+        del numbers["losses"]
+        for clock in (numbers["clock"], numbers["epoch_start"], numbers["since"]["start"]):
+            del clock["compile_s"]
+    with wrapper_of(workers) as wrapper:
+        wrapper.restore(Checkpoints(tmp_path).save(7, stored.state, stored.arrays))
+        finish(wrapper)
+
+
+def test_another_learning_rate_is_logged(checkpoint: Saved, caplog: pytest.LogCaptureFixture) -> None:
+    for peak in (0.1, 0.25):
+        optimizer = Nesterov(OneCycle(peak), max_grad_norm=1.0)
+        wrapper = ParallelWrapper(small_model("double"), 2, synchronizer=EVERY_5, optimizer=optimizer)
+        with wrapper, caplog.at_level(logging.INFO):
+            wrapper.restore(checkpoint(2, 7))
+    assert ["0.25" in text for text in caplog.messages if str(checkpoint(2, 7)) in text] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("way", "taken", "workers", "pipeline"),
+    [
+        (EVERY_5, WAYS["elastic"], 2, None),
+        (EVERY_5, WAYS["elastic"], 3, None),
+        (EVERY_5, WAYS["slowmo"], 2, None),
+        (WAYS["gradients"], WAYS["threshold"], 2, None),
+        (EVERY_5, EVERY_5, 1, STAGES),
+    ],
+    ids=["elastic", "elastic with more workers", "outer optimizer", "encoding", "stages"],
+)
+def test_a_checkpoint_of_another_method_is_refused(
+    checkpoint: Saved, way: Synchronizer, taken: Synchronizer, workers: int, pipeline: Pipeline | None
+) -> None:
+    """Two whole replicas could be mistaken for one replica of two stages."""
+    path = checkpoint(2, 7, way)
+    with wrapper_of(workers, taken, pipeline=pipeline) as wrapper, pytest.raises(ConfigError):
+        wrapper.restore(path)
+
+
+@pytest.mark.parametrize("then", ["float", "half"])
+def test_a_checkpoint_of_another_dtype_can_be_resumed(
+    checkpoint: Saved, caplog: pytest.LogCaptureFixture, then: str
+) -> None:
+    """If training does not continue bit for bit, the log names the difference."""
+    path = checkpoint(2, 7, dtype=then)
+    with wrapper_of(2, dtype="float") as wrapper, caplog.at_level(logging.INFO):
+        wrapper.restore(path)
+        finish(wrapper)
+    assert ("half" in caplog.text) == (then == "half")

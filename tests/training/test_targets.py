@@ -42,34 +42,30 @@ def model_for(loss: str | Loss, backend: str = "numpy", dtype: str = "double") -
     return Model(small_network(), Image(8, 8, 1), create_backend(backend, dtype), 1, loss)
 
 
-def trained(loss: str | Loss, data: Any, workers: int = 2, *, backend: str = "numpy", **options: Any) -> Weights:
-    """Return the weights after two epochs of batches of 8, the last of which is short."""
-    model = model_for(loss, backend, "float" if backend == "cupy" else "double")
-    with ParallelWrapper(model, workers, 1, optimizer=SGD(0.05), log_every=0, **options) as wrapper:
-        wrapper.fit(Loader(data, 8, seed=3), epochs=2)
-        for replica in (trainer.replica for trainer in wrapper._trainers if trainer is not None):
-            assert not isinstance(replica, GraphReplica) or replica.graphs.refused == ""
-    return model.weights()
-
-
 # every way to train ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", TARGETS)
 @pytest.mark.parametrize(
-    ("workers", "options"),
+    ("backend", "workers", "options"),
     [
-        *(pytest.param(2, {"backend": each.values[0]}, id=each.id, marks=each.marks) for each in WORKING),
-        pytest.param(3, {}, id="three workers"),
-        pytest.param(2, {"accumulation_steps": 3}, id="parts"),
-        pytest.param(2, {"pipeline": Pipeline(2, micro_batches=3)}, id="pipeline"),
+        *(pytest.param(each.values[0], 2, {}, id=each.id, marks=each.marks) for each in WORKING),
+        pytest.param("numpy", 3, {}, id="three workers"),
+        pytest.param("numpy", 2, {"accumulation_steps": 3}, id="parts"),
+        pytest.param("numpy", 2, {"pipeline": Pipeline(2, micro_batches=3)}, id="pipeline"),
     ],
 )
-def test_frequency_1_is_one_replica_on_the_concatenated_batch(kind: str, workers: int, options: dict[str, Any]) -> None:
+def test_frequency_1_is_one_replica_on_the_concatenated_batch(
+    kind: str, backend: str, workers: int, options: dict[str, Any]
+) -> None:
     loss, data = TARGETS[kind]
     whole = fitted(model_for(loss), Loader(data, 8 * workers, seed=3), epochs=2, optimizer=SGD(0.05))
-    found = trained(loss, data, workers, **options)
-    assert_close(found, whole.weights(), 1e-5 if options.get("backend") == "cupy" else 1e-12)
+    model = model_for(loss, backend, "float" if backend == "cupy" else "double")
+    with ParallelWrapper(model, workers, 1, optimizer=SGD(0.05), log_every=0, **options) as wrapper:
+        wrapper.fit(Loader(data, 8, seed=3), epochs=2)
+        for replica in (trainer.replica for trainer in wrapper._trainers if trainer is not None):
+            assert not isinstance(replica, GraphReplica) or replica.graphs.refused == ""
+    assert_close(model.weights(), whole.weights(), 1e-5 if backend == "cupy" else 1e-12)
 
 
 def test_a_worker_without_a_batch_exchanges_values_for_targets() -> None:
@@ -146,14 +142,13 @@ def test_the_accuracy_of_targets_0_and_1_is_the_share_of_right_outputs(
     ],
 )
 def test_targets_of_one_output_may_be_a_vector_or_integers(loss: str, targets: tuple[Any, ...]) -> None:
-    found = []
+    found = set()
     for y in targets:
-        model = Model([Dense(1)], (8, 8, 1), "numpy", 1, loss)
-        with ParallelWrapper(model, 2) as wrapper:
+        with ParallelWrapper(Model([Dense(1)], (8, 8, 1), "numpy", 1, loss), 2) as wrapper:
             wrapper.fit(X, y, batch_size=8, validation_data=(X, y))
             assert wrapper.evaluate(X, y).samples == 61
-        found.append(fingerprint(model))
-    assert len({*found}) == 1
+            found.add(fingerprint(wrapper.model))
+    assert len(found) == 1
 
 
 @pytest.mark.parametrize("rows", [[0, 1, 3], [2, 5]], ids=["multi-hot", "one-hot"])
@@ -180,10 +175,9 @@ def test_weights_are_factors_of_losses(loss: str | Loss, weights: dict[str, Any]
     """Class weights and sample weights are multiplied."""
 
     def trained(loss: str | Loss, rate: float = 0.01, **weights: Any) -> Weights:
-        model = model_for(loss)
-        with ParallelWrapper(model, 2, 1, optimizer=SGD(rate)) as wrapper:
+        with ParallelWrapper(model_for(loss), 2, 1, optimizer=SGD(rate)) as wrapper:
             wrapper.fit(X, Y, epochs=2, batch_size=8, **weights)
-        return model.weights()
+        return wrapper.model.weights()
 
     assert_close(trained(loss, **weights), trained("softmax", **equal), 1e-7)
 

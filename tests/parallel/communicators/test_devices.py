@@ -114,19 +114,14 @@ def created_means(devices: list[int], reduce: str) -> Any:
 
 
 @standin
-def test_ranks_that_share_a_gpu_average_on_the_host() -> None:
-    assert created_means([0, 0, 1], "auto") == [None] * 3
-    assert created_means([0, 0, 1], "host") == [None] * 3
+@pytest.mark.parametrize("devices", [[0, 0, 1], [0, 1]], ids=["share a GPU", "no NCCL"])
+def test_ranks_that_cannot_use_nccl_average_on_the_host(monkeypatch: pytest.MonkeyPatch, devices: list[int]) -> None:
+    if devices == [0, 1]:
+        monkeypatch.setattr(nccl, "unavailable_reason", lambda: "NCCL is not installed")
+    for reduce in ("auto", "host"):
+        assert created_means(devices, reduce) == [None] * len(devices)
     with refused("reduce", "nccl"):
-        created_means([0, 0, 1], "nccl")
-
-
-@standin
-def test_all_ranks_need_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nccl, "unavailable_reason", lambda: "NCCL is not installed")
-    assert created_means([0, 1], "auto") == [None] * 2
-    with refused("reduce", "nccl"):
-        created_means([0, 1], "nccl")
+        created_means(devices, "nccl")
 
 
 @pytest.mark.parametrize(

@@ -115,36 +115,6 @@ def test_fifty_failures_at_random_moments_never_hang(tmp_path: Path, kind: str) 
         assert stderr.count("Traceback") == (kind != "kill")
 
 
-SIGNALLED = """
-import os, signal, time
-from pathlib import Path
-from cupynet.parallel import MpiLauncher
-
-NUMBERS = signal.SIGTERM, signal.SIGINT, signal.SIGUSR1
-for number in NUMBERS:
-    signal.signal(number, lambda number, frame: Path(f"heard-{number}").touch())
-
-def task(c):
-    processes = c.gather_numbers(os.getpid())[:, 0]
-    if c.rank == 1:
-        time.sleep(0.5)  # the other one waits already
-        for number in NUMBERS:
-            os.kill(int(processes[0]), number)
-            while not os.path.exists(f"heard-{number}"):
-                time.sleep(0.01)
-    c.barrier()
-    return f"done {c.rank}"
-
-print(MpiLauncher(timeout_s=20).run(task) or "", end="")
-"""
-
-
-def test_a_waiting_rank_handles_signals(tmp_path: Path) -> None:
-    """The awaited rank arrives after all signals have been handled. Only rank 0 returns the result."""
-    code, stdout, _ = ended(tmp_path, SIGNALLED)
-    assert (code, stdout) == (0, "done 0")
-
-
 REFUSED = """
 from cupynet import ParallelWrapper, create_backend
 from cupynet.core.mpiexec import started

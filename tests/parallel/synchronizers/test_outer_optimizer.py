@@ -1,6 +1,7 @@
 """The outer step, compared with its formulas."""
 
 import numpy as np
+import pytest
 
 from cupynet.optim import SGD
 from cupynet.parallel import DiLoCo, OuterOptimizer, SlowMo
@@ -24,17 +25,20 @@ def weights_after(outer_optimizer: OuterOptimizer, differences: list[float]) -> 
     return found
 
 
-def test_slow_momentum() -> None:
-    """The momentum u is 1, 2.5, 0.25, and x += 0.8 u (1910.00643, algorithm 1)."""
-    found = weights_after(SlowMo(0.8, 0.5), [1.0, 2.0, -1.0])
-    np.testing.assert_allclose(found, np.cumsum([0.8 * 1, 0.8 * 2.5, 0.8 * 0.25]), rtol=1e-12)
+@pytest.mark.parametrize(
+    ("outer_optimizer", "steps"),
+    [
+        (SlowMo(0.8, 0.5), [0.8 * 1, 0.8 * 2.5, 0.8 * 0.25]),
+        (DiLoCo(), [0.7 * (1 + 0.9 * 1), 0.7 * (2 + 0.9 * 2.9), 0.7 * (-1 + 0.9 * 1.61)]),
+    ],
+    ids=["slow momentum", "Nesterov's momentum"],
+)
+def test_the_common_weights_move_with_momentum(outer_optimizer: OuterOptimizer, steps: list[float]) -> None:
+    """With SlowMo (1910.00643, algorithm 1), the momentum u is 1, 2.5, 0.25, and x += 0.8 u.
 
-
-def test_nesterovs_momentum() -> None:
-    """The momentum u is 1, 2.9, 1.61, and x += 0.7 (delta + 0.9 u) (2311.08105, with torch's Nesterov)."""
-    found = weights_after(DiLoCo(), [1.0, 2.0, -1.0])
-    steps = [0.7 * (1 + 0.9 * 1), 0.7 * (2 + 0.9 * 2.9), 0.7 * (-1 + 0.9 * 1.61)]
-    np.testing.assert_allclose(found, np.cumsum(steps), rtol=1e-12)
+    With DiLoCo (2311.08105, with torch's Nesterov), it is 1, 2.9, 1.61, and x += 0.7 (delta + 0.9 u).
+    """
+    np.testing.assert_allclose(weights_after(outer_optimizer, [1.0, 2.0, -1.0]), np.cumsum(steps), rtol=1e-12)
 
 
 def test_momentum_is_kept_by_name() -> None:

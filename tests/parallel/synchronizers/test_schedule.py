@@ -65,19 +65,16 @@ def test_post_local_hands_over_to_any_schedule() -> None:
 
 
 @pytest.mark.parametrize(
-    ("drift", "iterations"),
+    ("schedule", "drift", "iterations"),
     [
-        (0.001, [2, 6, 14, 30, 50, 70]),  # far below the target: periods double up to the longest
-        (0.08, [2, 4, 7, 10, 14, 20, 27]),  # a little below: periods grow in proportion
-        (math.nan, [2, 4, 6, 8, 10]),  # unknown: the period stays the same
+        (Adaptive(0.10, 2, 20), 0.001, [2, 6, 14, 30, 50, 70]),  # far below the target: doubled up to the longest
+        (Adaptive(0.10, 2, 20), 0.08, [2, 4, 7, 10, 14, 20, 27]),  # a little below: longer in proportion
+        (Adaptive(0.10, 2, 20), math.nan, [2, 4, 6, 8, 10]),  # unknown: the same
+        (Adaptive(0.10, 16, 64), 5.0, [16, 24, 28, 30, 31, 32]),  # far above: halved, but at least 1
     ],
 )
-def test_adaptive_periods_grow_towards_the_target(drift: float, iterations: list[int]) -> None:
-    assert averages(Adaptive(0.10, 2, 20), 80, drift=drift)[: len(iterations)] == iterations
-
-
-def test_adaptive_periods_shrink_by_half_at_most_and_never_to_nothing() -> None:
-    assert averages(Adaptive(0.10, 16, 64), 32, drift=5.0) == [16, 24, 28, 30, 31, 32]
+def test_adaptive_periods_follow_the_drift(schedule: Adaptive, drift: float, iterations: list[int]) -> None:
+    assert averages(schedule, 80, drift=drift)[: len(iterations)] == iterations
 
 
 def test_an_early_average_does_not_lengthen_the_period() -> None:

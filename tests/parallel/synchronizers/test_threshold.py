@@ -12,7 +12,7 @@ from cupynet.data import Loader
 from cupynet.nn import Dense, Image, Model, Sequential
 from cupynet.optim import SGD, Nesterov
 from cupynet.parallel import AdaptiveThreshold, FixedThreshold, GradientSharing, TargetSparsity, ThresholdEncoding
-from cupynet.parallel.synchronizers.threshold import Message, Threshold, encoding
+from cupynet.parallel.synchronizers.threshold import Message, Threshold
 from cupynet.training import ParallelWrapper
 from tests.support.refusals import refused
 from tests.support.training import small_dataset, small_model
@@ -58,14 +58,6 @@ def test_a_worker_without_a_batch_sends_nothing_and_keeps_its_residual() -> None
     message = encoder.encode(np.zeros(100, np.float32), 0)
     assert (len(message.body), message.samples, encoder.algorithm.threshold) == (0, 0, 0.5)
     assert (encoder.residual == 9.0).all()
-
-
-@pytest.mark.parametrize("poison", [np.nan, -np.inf])
-def test_a_message_says_that_its_sender_is_not_finite(poison: float) -> None:
-    update = np.zeros(100, np.float32)
-    update[7] = poison
-    with np.errstate(invalid="ignore"):
-        assert not Message.of(started(FixedThreshold(0.5), 100).encode(update, 1).vector()).finite
 
 
 def test_residuals_are_cut_now_and_then() -> None:
@@ -136,4 +128,8 @@ def test_invalid_arguments_are_refused() -> None:
     with refused("clip_residual"):
         ThresholdEncoding(clip_residual=0.5)
     with refused("encoding"):
-        encoding("treshold")
+        GradientSharing("treshold")
+    with refused("reduce"):
+        GradientSharing(reduce="max")
+    with refused("transfer_dtype"):
+        GradientSharing("threshold", transfer_dtype="half")
