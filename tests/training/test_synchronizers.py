@@ -2,7 +2,6 @@
 
 import copy
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,19 +42,13 @@ from tests.support.training import (
 every_kind = pytest.mark.parametrize("way", KINDS_OF_WAYS.values(), ids=KINDS_OF_WAYS)
 
 
-def nesterov() -> Nesterov:
-    return Nesterov(0.05, 0.9, l2=1e-3, max_grad_norm=0.5)
+NESTEROV = Nesterov(0.05, 0.9, l2=1e-3, max_grad_norm=0.5)
 
 
 def run(
-    way: Synchronizer,
-    workers: int,
-    samples: int = 60,
-    epochs: int = 2,
-    optimizer: Callable[[], Optimizer] = nesterov,
-    **options: Any,
+    way: Synchronizer, workers: int, samples: int = 60, epochs: int = 2, optimizer: Optimizer = NESTEROV, **options: Any
 ) -> Trained:
-    return train(workers, optimizer, way, samples=samples, epochs=epochs, **options)
+    return train(workers, lambda: copy.deepcopy(optimizer), way, samples=samples, epochs=epochs, **options)
 
 
 class Case(NamedTuple):
@@ -99,9 +92,8 @@ ON_A_DEVICE = Case(EVERY_ROUND, 3, PLAIN, backend="cupy")
 )
 def test_workers_equal_one_replica_on_the_concatenated_batch(case: Case) -> None:
     samples, size, backend = case.samples or 4 * (9 * case.workers + 1) - 1, 4 * case.workers, case.backend
-    optimizer, whole = case.optimizer, case.whole or case.optimizer
-    several = run(case.way, case.workers, samples, 1, lambda: copy.deepcopy(optimizer), backend=backend)
-    one = run(case.way, 1, samples, 1, lambda: copy.deepcopy(whole), batch_size=size, backend=backend)
+    several = run(case.way, case.workers, samples, 1, case.optimizer, backend=backend)
+    one = run(case.way, 1, samples, 1, case.whole or case.optimizer, batch_size=size, backend=backend)
     assert np.abs(several.master - one.master).max() <= 1e-12 * np.abs(one.master).max()
     scores = [[report.score_after_averaging for report in each.recorders[0].reports] for each in (several, one)]
     assert scores[0] == pytest.approx(scores[1], rel=1e-10, nan_ok=True)
@@ -118,7 +110,7 @@ def test_replicas_are_equal_after_a_fit_and_whenever_their_synchronizer_says_so(
     """In the last round, three workers have a single batch of one sample."""
     seen = Seen(lambda trainer: (trainer.synchronizer.identical, fingerprint(trainer.model)))
     loader = Loader(small_dataset(37), 4, seed=3)
-    trainers = fit_on_threads(3, lambda c: Replica(small_model(), nesterov()), way, loader, seen, epochs=2)
+    trainers = fit_on_threads(3, lambda c: Replica(small_model(), copy.deepcopy(NESTEROV)), way, loader, seen, epochs=2)
     found = [callback_of(trainer, Seen) for trainer in trainers]
     for claims in zip(*(each.iterations + each.epochs for each in found), strict=True):
         (identical,) = {identical for identical, _ in claims}
@@ -130,7 +122,7 @@ def test_replicas_are_equal_after_a_fit_and_whenever_their_synchronizer_says_so(
 @every_kind
 def test_one_worker_alone_runs_no_parallel_code(way: Synchronizer) -> None:
     model = small_model("float")
-    plain = alone(model, nesterov(), prefetch_buffer=0, log_every=0)
+    plain = alone(model, copy.deepcopy(NESTEROV), prefetch_buffer=0, log_every=0)
     plain.fit(Fit(Loader(small_dataset(60), 4, seed=3), 2))
     trained = run(way, 1, dtype="float")
     assert fingerprint(trained.trainers[0].model) == fingerprint(model)
@@ -162,7 +154,7 @@ def test_a_replica_that_is_not_finite_spoils_no_other(where: str, way: Synchroni
 @every_kind
 def test_fits_follow_one_another_and_weights_may_be_changed_in_between(way: Synchronizer) -> None:
     data, other = small_dataset(33), small_model(seed=9)
-    with ParallelWrapper(small_model(), 3, synchronizer=way, optimizer=nesterov()) as wrapper:
+    with ParallelWrapper(small_model(), 3, synchronizer=way, optimizer=NESTEROV) as wrapper:
         wrapper.fit(data, epochs=1, batch_size=4)
         wrapper.fit(data, epochs=1, batch_size=4, evaluate_on=data)
         wrapper.model.load_weights(other.weights())
@@ -227,7 +219,7 @@ def test_half_leaves_squares_positive() -> None:
             ends.append(replica.optimizer_state["squares"].copy())
             return average
 
-    run(Noting(4, transfer_dtype="half"), 3, 97, optimizer=lambda: Squares(0.05), dtype="float", backend="numba")
+    run(Noting(4, transfer_dtype="half"), 3, 97, optimizer=Squares(0.05), dtype="float", backend="numba")
     assert len(ends) == 6 and all((squares[1:] > 0).all() and squares[0] >= 0 for squares in ends)
 
 
@@ -237,7 +229,7 @@ def test_half_leaves_squares_positive() -> None:
 @pytest.mark.parametrize(("transfer_dtype", "bound"), [("full", 1e-12), ("half", 1e-4)])
 def test_elastic_replicas_and_their_center_against_the_formula(transfer_dtype: str, bound: float) -> None:
     """Replay two replicas by hand: x -= a (x - c), c += 2 a (mean - c) after each of five rounds."""
-    trained = run(ElasticAveraging(1, 0.2, transfer_dtype=transfer_dtype), 2, 40, optimizer=lambda: SGD(0.05), epochs=1)
+    trained = run(ElasticAveraging(1, 0.2, transfer_dtype=transfer_dtype), 2, 40, optimizer=SGD(0.05), epochs=1)
     replicas = [Replica(small_model(), SGD(0.05)) for _ in range(2)]
     center = replicas[0].params.master.copy()
     dealt = [Loader(small_dataset(40), 4, seed=3).epoch(0, r.backend, i, 2) for i, r in enumerate(replicas)]
