@@ -142,19 +142,6 @@ def test_a_checkpoint_includes_steps_that_ran_ahead(tmp_path: Path, monkeypatch:
 
 
 @on_standin
-def test_from_the_third_time_a_step_is_one_graph_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.standin.machine import active
-    from tests.standin.streams import Graph
-
-    launches: list[Graph] = []
-    watch(monkeypatch, Graph, "launch", lambda _, graph, *stream: launches.append(graph))
-    found, machine = train_on_device(workers=1, data=small_dataset(40), epochs=4), active()
-    assert len(launches) == 20 - 1 and found["updates"] == 20
-    assert machine.launches["judge_float"] == 2  # in the first step and in the capture
-    assert machine.launches["nesterov_update_float"] == 3 * 2  # weights and biases, also in the warm-up
-
-
-@on_standin
 @pytest.mark.parametrize("on_device", [True, False])
 def test_a_step_copies_no_images(on_device: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """This includes steps after evaluations with batches of the same size, and later fits."""

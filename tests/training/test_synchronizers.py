@@ -296,6 +296,13 @@ def test_weights_move_by_what_was_sent(reduce: str, workers: int, samples: int, 
         assert moved.any()
 
 
+def test_scores_of_shared_gradients_come_every_so_often() -> None:
+    """Reports follow the second and the fourth round."""
+    way = GradientSharing(score_every=4)
+    first, second = train(2, lambda: SGD(0.05), way, samples=32).recorders[0].reports
+    assert math.isnan(first.score_after_averaging) and second.score_after_averaging > 0
+
+
 def test_encoding_saves_traffic() -> None:
     """With one batch for each of two workers, 1 % of exact gradients' bytes are sent, without headers and scores."""
 

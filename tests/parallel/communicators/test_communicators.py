@@ -66,6 +66,7 @@ UNDER_MPIEXEC = [on("ranks", RANKS, 0, "host"), on("standin", RANKS, 1, "host", 
 TEAMS = [
     *[on("threads", workers, 0, "host") for workers in (1, 2, 3)],
     *[on("standin", workers, workers, "host", pytest.mark.standin, pytest.mark.smoke) for workers in (1, 2)],
+    *[on("standin", 3, devices, "device", pytest.mark.standin, pytest.mark.smoke) for devices in (1, 2)],
     *[on("standin", *team, "nccl", pytest.mark.standin) for team in ((1, 1), (2, 2), (3, 2))],
     *[on("gpu", *team, "nccl", pytest.mark.gpu) for team in ((1, 1), (2, 1)) if works("cupy")],
     *[on("gpu", *team, "nccl", pytest.mark.gpu, pytest.mark.multi_gpu) for team in ((2, 2), (4, 2)) if works("cupy")],

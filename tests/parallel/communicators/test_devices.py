@@ -1,9 +1,13 @@
-"""Means of vectors on GPUs equal those on the host, between threads and between processes.
+"""Means of vectors on GPUs: over NCCL between ranks, and sums over NCCL on a single GPU.
 
-On CuPy's stand-in, threads act as processes, and NCCL runs between them.
+On CuPy's stand-in, threads act as processes, and NCCL runs between them. test_communicators.py covers means of threads.
 """
 
+import os
+import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -11,28 +15,29 @@ import pytest
 
 from cupynet.backend import create_backend
 from cupynet.backend.cuda.backend import CupyBackend
+from cupynet.backend.policy import stored_dtype
 from cupynet.parallel import Communicator
 from cupynet.parallel.communicators import nccl
 from cupynet.parallel.communicators.devices import RankMeans, check_reduce, means_of_ranks
-from tests.support.backends import on_devices
+from cupynet.parallel.communicators.nccl import NcclSum
+from tests.standin import installed, machine
+from tests.support.backends import needs_bfloat16, on_devices
+from tests.support.mpi import ROOT
 from tests.support.refusals import refused
 from tests.support.training import on_threads
 
-pytestmark = pytest.mark.smoke
 Vectors = list[np.ndarray[Any, Any]]
-standin = pytest.mark.standin
+SHARES_A_GPU = 23003  # NCCL 2.30.3, the first version in which ranks can share a GPU
 
 
-def gpu(device: int) -> CupyBackend:
-    backend = create_backend("cupy", "double", device)
+def gpu(device: int = 0, dtype: str = "float") -> CupyBackend:
+    backend = create_backend("cupy", dtype, device)
     assert isinstance(backend, CupyBackend)
     backend.activate()
     return backend
 
 
-def vectors_of(workers: int, dtype: str) -> list[Vectors]:
-    rng = np.random.default_rng(1)
-    return [[rng.normal(size=n).astype(dtype) for n in (37, 0, 5)] for _ in range(workers)]
+# means of ranks -------------------------------------------------------------------------------------------------------
 
 
 def mean_on_host(vectors: list[Vectors], weights: list[float]) -> Vectors:
@@ -43,49 +48,16 @@ def mean_on_host(vectors: list[Vectors], weights: list[float]) -> Vectors:
     return found
 
 
-def means_of_threads(devices: list[int], vectors: list[Vectors], weights: list[float], reduce: str) -> list[Vectors]:
-    """Return each worker's result of averaging copies of its vectors."""
-
-    def task(c: Communicator) -> Vectors:
-        backend = gpu(devices[c.rank])
-        c.attach(backend, reduce)
-        own = [backend.asarray(vector) for vector in vectors[c.rank]]
-        c.allreduce_mean(own, weights[c.rank])
-        found = [backend.to_host(array) for array in own]
-        c.close()
-        return found
-
-    return on_threads(len(devices), task)
-
-
-@pytest.mark.parametrize("dtype", on_devices("float16", "float64"))
-def test_the_mean_on_one_device_equals_the_host_bit_for_bit(dtype: str) -> None:
-    vectors, weights = vectors_of(3, dtype), [128.0, 0.0, 57.0]
-    expected = mean_on_host(vectors, weights)
-    for found in means_of_threads([0, 0, 0], vectors, weights, "auto"):
-        for vector, right in zip(found, expected, strict=True):
-            assert (vector.dtype, vector.tobytes()) == (right.dtype, right.tobytes())
-
-
-@standin
-@pytest.mark.parametrize("reduce", ["device", "nccl"])
-@pytest.mark.parametrize("devices", [[0, 1, 0, 1, 0], [1, 0, 1]])
-def test_on_several_devices_all_have_the_same_mean(devices: list[int], reduce: str) -> None:
-    vectors, weights = vectors_of(len(devices), "float64"), [3.0, 4.0, 5.0, 6.0, 7.0][: len(devices)]
-    results = means_of_threads(devices, vectors, weights, reduce)
-    for i, expected in enumerate(mean_on_host(vectors, weights)):
-        np.testing.assert_allclose(results[0][i], expected, rtol=0, atol=1e-14)
-        assert {found[i].tobytes() for found in results} == {results[0][i].tobytes()}
-
-
+@pytest.mark.smoke
 @pytest.mark.parametrize("weights", [(128.0, 57.0), (0.0, 3.0), (2.0, 0.0), (0.0, 0.0)], ids=str)
 @pytest.mark.parametrize("dtype", on_devices("float16", "float64", count=2))
 def test_the_mean_of_ranks_over_nccl_is_that_of_the_host(dtype: str, weights: tuple[float, float]) -> None:
     """Vectors of weight 0 are not read. If all weights are 0, nothing happens."""
-    vectors = vectors_of(2, dtype)
+    rng = np.random.default_rng(1)
+    vectors = [[rng.normal(size=size).astype(dtype) for size in (37, 0, 5)] for _ in range(2)]
 
     def task(c: Communicator) -> Vectors:
-        backend = gpu(c.rank)
+        backend = gpu(c.rank, "double")
         means = means_of_ranks(c, backend, "auto")
         assert isinstance(means, RankMeans)
         spoilt = any(weights) and not weights[c.rank]
@@ -105,7 +77,7 @@ def test_the_mean_of_ranks_over_nccl_is_that_of_the_host(dtype: str, weights: tu
 
 def created_means(devices: list[int], reduce: str) -> Any:
     def task(c: Communicator) -> Any:
-        means = means_of_ranks(c, gpu(devices[c.rank]), reduce)
+        means = means_of_ranks(c, gpu(devices[c.rank], "double"), reduce)
         if means is not None:
             means.close()
         return means
@@ -113,7 +85,8 @@ def created_means(devices: list[int], reduce: str) -> Any:
     return on_threads(len(devices), task)
 
 
-@standin
+@pytest.mark.standin
+@pytest.mark.smoke
 @pytest.mark.parametrize("devices", [[0, 0, 1], [0, 1]], ids=["share a GPU", "no NCCL"])
 def test_ranks_that_cannot_use_nccl_average_on_the_host(monkeypatch: pytest.MonkeyPatch, devices: list[int]) -> None:
     if devices == [0, 1]:
@@ -135,3 +108,82 @@ def test_impossible_reductions_are_refused(
         monkeypatch.setitem(sys.modules, module, None)
     with refused("reduce", reduce):
         check_reduce(reduce, backend, processes=processes)
+
+
+# sums on one GPU ------------------------------------------------------------------------------------------------------
+
+
+def integers(dtype: str, seed: int) -> Vectors:
+    """Return numbers with exact sums of two."""
+    rng = np.random.default_rng(seed)
+    return [rng.integers(-512, 512, size).astype(stored_dtype(dtype)) for size in (1, 1000, 431_080)]
+
+
+def connected(
+    backend: CupyBackend, hand: nccl.BroadcastBytes = lambda own: own, rank: int = 0, size: int = 1
+) -> NcclSum:
+    made = nccl.connect(hand, rank, size, backend, lambda opened: None)
+    assert made is not None
+    return made
+
+
+@pytest.fixture
+def backend(devices: str) -> Iterator[CupyBackend]:
+    if why := nccl.unavailable_reason():
+        pytest.skip(why)
+    made = gpu()
+    yield made
+    made.deactivate()
+
+
+@pytest.mark.parametrize("dtype", ["float16", pytest.param("bfloat16", marks=needs_bfloat16), "float32", "float64"])
+def test_a_rank_that_is_alone_has_its_own_sum(backend: CupyBackend, dtype: str) -> None:
+    from cupy.cuda.nccl import NcclError
+
+    for turn in range(2):  # it can connect again
+        own, numbers = connected(backend), integers(dtype, turn)
+        arrays = [backend.asarray(each) for each in numbers]
+        own.sum(arrays)
+        with pytest.raises(RuntimeError):
+            own.sum([backend.asarray(np.zeros(3, np.int32))])
+        own.close()
+        assert [backend.to_host(each).tobytes() for each in arrays] == [each.tobytes() for each in numbers]
+        with pytest.raises(NcclError):
+            own.sum(arrays)
+
+
+def test_two_ranks_that_share_a_gpu_have_one_sum(backend: CupyBackend) -> None:
+    """It runs in a separate process because NCCL reads its variables only once."""
+    from cupy.cuda.nccl import get_version
+
+    if get_version() < SHARES_A_GPU:
+        pytest.skip(f"NCCL {get_version()} lets no two ranks share a GPU: that takes {SHARES_A_GPU}")
+    standin = machine.switched_on() is not None
+    code = f"from tests.parallel.communicators.test_devices import sum_of_two; sum_of_two(standin={standin})"
+    path = os.pathsep.join([str(ROOT), *sys.path])  # sys.path: packages may be on an inherited PYTHONPATH
+    environment = {**os.environ, "NCCL_MULTI_RANK_GPU_ENABLE": "1", "PYTHONPATH": path}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def sum_of_two(*, standin: bool) -> None:
+    def task(c: Communicator) -> list[bytes]:
+        backend = gpu()
+        arrays = [backend.asarray(each) for each in integers("float32", c.rank)]
+
+        def hand(own: bytes) -> bytes:
+            texts = c.all_gather(np.frombuffer(own, np.uint8))
+            return next(each.tobytes() for each in texts if len(each))
+
+        own = connected(backend, hand, c.rank, 2)
+        own.sum(arrays)
+        backend.synchronize()
+        c.barrier()  # both sums are complete, so memory may be allocated
+        found = [backend.to_host(array).tobytes() for array in arrays]
+        own.close()
+        return found
+
+    with installed(devices=1) if standin else nullcontext():
+        both = zip(integers("float32", 0), integers("float32", 1), strict=True)
+        expected = [(one + other).tobytes() for one, other in both]
+        assert on_threads(2, task) == [expected, expected]

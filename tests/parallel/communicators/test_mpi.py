@@ -16,22 +16,19 @@ from cupynet.parallel import MpiLauncher
 
 kind, victim, turn = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 
-def deliberate_failure():
-    raise ZeroDivisionError("on purpose")
+SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+ERRORS = {
+    "raise": ZeroDivisionError("on purpose"),
+    "diverge": DivergedError("one alone"),
+    "exit": SystemExit(7),
+    "interrupt": KeyboardInterrupt(signal.SIGTERM),
+}
 
 def fail():
-    if kind == "raise":
-        deliberate_failure()
-    elif kind == "kill":
-        os.kill(os.getpid(), signal.SIGKILL)
-    elif kind == "stop":
-        os.kill(os.getpid(), signal.SIGSTOP)
-    elif kind == "diverge":
-        raise DivergedError("one alone")
-    elif kind == "exit":
-        sys.exit(7)
-    elif kind == "interrupt":
-        raise KeyboardInterrupt(signal.SIGTERM)
+    if kind in SIGNALS:
+        os.kill(os.getpid(), SIGNALS[kind])
+    elif kind in ERRORS:
+        raise ERRORS[kind]
 
 def task(c):
     for now in range(100):
@@ -66,7 +63,7 @@ def test_the_rank_that_raises_shows_its_traceback_and_ends_all(tmp_path: Path, v
     code, _, stderr = ended(tmp_path, FAILING, "raise", victim, turn, ranks=3)
     assert code == 1
     assert stderr.count("Traceback") == stderr.count("ZeroDivisionError: on purpose") == 1
-    assert "in deliberate_failure" in stderr
+    assert "in fail" in stderr
 
 
 @pytest.mark.parametrize(
