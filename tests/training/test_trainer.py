@@ -142,20 +142,15 @@ def test_replicas_of_a_stopped_fit_are_averaged_before_callbacks_replace_the_wei
     assert len(found) == 2 and found[0] == found[1]
 
 
-def test_a_stop_after_the_last_round_is_no_event() -> None:
-    log: list[str] = []
-    fitted(small_model(), loader(8), callbacks=[*noted(log), StopAfter(2)])
-    assert "stop" not in log and log[-1] == "last"
-
-
 def test_callbacks_run_on_rank_0_unless_they_ask_for_every_rank() -> None:
-    ranks: dict[bool, list[int]] = {False: [], True: []}
+    one: list[int] = []
+    every: list[int] = []
     callbacks = [
-        On("on_fit_end", lambda trainer: ranks[False].append(trainer.rank)),
-        On("on_fit_end", lambda trainer: ranks[True].append(trainer.rank), every_rank=True),
+        On("on_fit_end", lambda trainer: one.append(trainer.rank)),
+        On("on_fit_end", lambda trainer: every.append(trainer.rank), every_rank=True),
     ]
     fitted(small_model(), loader(30), 3, callbacks=callbacks)
-    assert (ranks[False], sorted(ranks[True])) == ([0], [0, 1, 2])
+    assert one == [0] and sorted(every) == [0, 1, 2]
 
 
 # stops ----------------------------------------------------------------------------------------------------------------
@@ -189,12 +184,15 @@ def test_a_stop_in_slow_rounds_does_not_wait_for_the_tenth(monkeypatch: pytest.M
     assert sent[0] == sent[1]  # requests for a stop are not counted as traffic
 
 
-def test_a_stop_at_the_end_of_the_last_epoch_has_no_effect() -> None:
-    late = On("on_epoch_end", lambda trainer, record: trainer.stop() if record.epoch == 2 else None)
-    with ParallelWrapper(small_model(), 2, callbacks=[late]) as wrapper:
-        wrapper.fit(loader(), epochs=2)
+@pytest.mark.parametrize("event", ["on_iteration_end", "on_epoch_end"])
+def test_a_stop_in_or_after_the_last_round_has_no_effect(event: str) -> None:
+    log: list[str] = []
+    late = On(event, lambda trainer, *record: trainer.stop() if trainer.iteration == 4 else None)
+    with ParallelWrapper(small_model(), 2, callbacks=[*noted(log), late]) as wrapper:
+        wrapper.fit(loader(16), epochs=2)
         assert (wrapper.trainer.epoch, wrapper.trainer.epoch_iteration, wrapper.trainer.stopped) == (2, 0, None)
-        wrapper.fit(loader(), epochs=1)
+        assert "stop" not in log and log[-1] == "last"
+        wrapper.fit(loader(16), epochs=1)
         assert wrapper.trainer.epoch == 3
 
 
