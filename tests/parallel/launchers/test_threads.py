@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from cupynet.core.errors import ClosedError, ConfigError
-from cupynet.parallel import Communicator, PeerFailed, ThreadLauncher
+from cupynet.parallel import Communicator, PeerFailed, ThreadLauncher, WorkerTimeout
 from cupynet.parallel.communicators.base import POLL_S, Timeout
+from cupynet.parallel.launchers import threads as launch
 from tests.support.refusals import refused
 
 
@@ -122,3 +123,21 @@ def test_time_in_which_the_process_was_suspended_counts_little(monkeypatch: pyte
         now += pause
         expired.append(timeout.expired())
     assert expired == [False] * 10 + [True]
+
+
+def test_a_thread_that_hung_stops_when_it_wakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "GRACE_S", 0.1)
+    release, hanging, came_back = threading.Event(), [], []
+
+    def task(c: Communicator) -> None:
+        if c.rank == 0:
+            hanging.append(threading.current_thread())
+            release.wait(30)
+        c.barrier()
+        came_back.append(c.rank)
+
+    with ThreadLauncher(3, timeout_s=0.3) as launcher, pytest.raises(WorkerTimeout):
+        launcher.run(task)
+    release.set()
+    hanging[0].join(10)
+    assert not hanging[0].is_alive() and came_back == []
