@@ -17,7 +17,7 @@ import pytest
 from cupynet.backend import create_backend
 from cupynet.backend.cuda import launch
 from cupynet.core.errors import DivergedError
-from cupynet.data import Dataset, Loader
+from cupynet.data import Loader
 from cupynet.nn import (
     INFERENCE,
     Backward,
@@ -195,15 +195,12 @@ def test_a_fit_in_another_thread_does_not_write_to_borrowed_buffers() -> None:
 # values that are not finite -------------------------------------------------------------------------------------------
 
 
-def marked(sample: int) -> Dataset:
-    """Return a data set in which only `sample` has a first pixel of 255."""
-    images = np.array(DATA.images)
-    images[sample, 0, 0, 0] = 255
-    return Dataset("marked", images, DATA.labels, 3)
+MARKED = small_dataset(97)
+MARKED.images[17, 0, 0, 0] = 255
 
 
 class Breaks(Identity):
-    """Divides by 1 minus the first pixel, which is 0 for a marked image."""
+    """Divides by 1 minus the first pixel, which is 0 for the marked image."""
 
     capturable = True
 
@@ -231,7 +228,7 @@ def test_a_loss_that_is_not_finite_is_reported_as_in_single_launches(
             pytest.raises(DivergedError, match="sample 17, .*'breaks'") as caught,
             ParallelWrapper(model, workers, frequency, optimizer=Nesterov(0.05), timeout_s=60) as training,
         ):
-            training.fit(Loader(marked(17), 8, seed=3), epochs=2)
+            training.fit(Loader(MARKED, 8, seed=3), epochs=2)
         return str(caught.value), model.weights()
 
     found, weights = failed()
@@ -268,7 +265,7 @@ class Own(Dense):
 
 NOT_CAPTURED: dict[str, Callable[[], Run]] = {
     "parts of a batch": lambda: train_on_device("half", accumulation_steps=8),
-    "batches to skip": lambda: train_on_device(network=breaking(), data=marked(17), callbacks=[NonFinite("skip")]),
+    "batches to skip": lambda: train_on_device(network=breaking(), data=MARKED, callbacks=[NonFinite("skip")]),
     "a user's layer": lambda: train_on_device(network=on_cupy({"own": Own(8), "output": Dense(3)})),
 }
 

@@ -124,20 +124,26 @@ def states(wrapper: ParallelWrapper, path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("way", "before", "after"),
+    ("way", "before", "after", "stages"),
     [
-        *((way, 3, 2) for way in (*KINDS_OF_WAYS, "adaptive", "slowmo")),
-        *(("every 3", 3, 4), ("adaptive", 1, 3), ("threshold", 1, 2)),
+        *((way, 3, 2, 1) for way in (*KINDS_OF_WAYS, "adaptive", "slowmo")),
+        *(("every 3", 3, 4, 1), ("adaptive", 1, 3, 1), ("threshold", 1, 2, 1)),
+        *(("every 3", 2, 1, 2), ("every 3", 2, 3, 2)),
     ],
 )
-def test_workers_become_another_number(checkpoint: Saved, way: str, before: int, after: int) -> None:
-    path = checkpoint(before, 7, WAYS[way])
-    with wrapper_of(after, WAYS[way]) as wrapper:
+def test_workers_become_another_number(checkpoint: Saved, way: str, before: int, after: int, stages: int) -> None:
+    options = {"pipeline": STAGES} if stages == 2 else {}
+
+    def replicas_are_equal() -> bool:
+        models = wrapper.replicas()
+        return all(len({fingerprint(model) for model in models[stage::stages]}) == 1 for stage in range(stages))
+
+    path = checkpoint(before, 7, WAYS[way], **options)
+    with wrapper_of(after, WAYS[way], **options) as wrapper:
         wrapper.restore(path)
-        assert wrapper.trainer.iteration == 7
-        assert len({fingerprint(each) for each in wrapper.replicas()}) == 1
+        assert wrapper.trainer.iteration == 7 and replicas_are_equal()
         finish(wrapper)
-        assert len({fingerprint(each) for each in wrapper.replicas()}) == 1
+        assert replicas_are_equal()
 
 
 def test_the_mean_is_weighted_like_the_next_average(checkpoint: Saved) -> None:
@@ -206,15 +212,6 @@ def test_the_learning_rate_continues_at_the_same_fraction_of_training(checkpoint
     schedule.begin_fit(4 - 16, 4 + 15)
     rates = [report.learning_rate for report in recorder.reports]
     assert rates == pytest.approx([schedule(4 + i) for i in range(15)])
-
-
-@pytest.mark.parametrize("workers", [1, 3])
-def test_stages_resume_as_the_same_stages(checkpoint: Saved, workers: int) -> None:
-    with wrapper_of(workers, pipeline=STAGES) as wrapper:
-        wrapper.restore(checkpoint(2, 4, pipeline=STAGES))
-        for stage in (0, 1):
-            assert len({fingerprint(each) for each in wrapper.replicas()[stage::2]}) == 1
-        finish(wrapper)
 
 
 def test_residuals_are_averaged() -> None:
