@@ -39,7 +39,8 @@ def checked(data: FitData | None = None, **arguments: Any) -> CheckedOptions:
 
 def test_averaging_has_defaults() -> None:
     given = {"averaging_frequency": "end", "average_updaters": False, "report_score_after_averaging": False}
-    for arguments, expected in (({}, (3, True, True)), (given, ("end", False, False))):
+    cases: list[tuple[dict[str, Any], Any]] = [({}, (3, True, True)), (given, ("end", False, False))]
+    for arguments, expected in cases:
         found = checked(workers=2, **arguments).synchronizer
         assert isinstance(found, ParameterAveraging)
         assert (found.averaging_frequency, found.average_updaters, found.report_score) == expected

@@ -191,10 +191,12 @@ def test_callbacks_that_started_are_closed_once_whatever_fails(fails: str) -> No
 @pytest.mark.parametrize("closer", ["a callback", "another thread"])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_closing_ends_a_fit_before_callbacks(workers: int, closer: str) -> None:
-    log: list[str] = []
-    thread = threading.Thread(target=lambda: wrapper.close())
-    close = thread.start if closer == "another thread" else lambda: wrapper.close()
-    callbacks = [Closing("a", log), At(1, close), On("on_iteration_end", lambda trainer: log.append("iteration"))]
+    def close() -> None:
+        wrapper.close()
+
+    log, thread = list[str](), threading.Thread(target=close)
+    work = thread.start if closer == "another thread" else close
+    callbacks = [Closing("a", log), At(1, work), On("on_iteration_end", lambda trainer: log.append("iteration"))]
     wrapper = ParallelWrapper(small_model(), workers, callbacks=callbacks, progress="none")
     with pytest.raises(RuntimeError):
         wrapper.fit(loader(), epochs=1000)

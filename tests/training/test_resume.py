@@ -132,7 +132,7 @@ def states(wrapper: ParallelWrapper, path: Path) -> list[dict[str, Any]]:
     ],
 )
 def test_workers_become_another_number(checkpoint: Saved, way: str, before: int, after: int, stages: int) -> None:
-    options = {"pipeline": STAGES} if stages == 2 else {}
+    options: dict[str, Any] = {"pipeline": STAGES} if stages == 2 else {}
 
     def replicas_are_equal() -> bool:
         models = wrapper.replicas()

@@ -87,7 +87,8 @@ def test_a_loss_may_take_targets_only(pipeline: Pipeline | None) -> None:
             assert target.ndim == 2
             return super().__call__(backend, prediction, target)
 
-    data, options = TARGETS["regression"][1], {"pipeline": pipeline, "optimizer": SGD(0.05)}
+    data = TARGETS["regression"][1]
+    options: dict[str, Any] = {"pipeline": pipeline, "optimizer": SGD(0.05)}
     found = fitted(model_for(OfTargets(), "numba"), data, **options)
     expected = fitted(model_for("mean_squared_error", "numba"), data, **options)
     assert fingerprint(found) == fingerprint(expected)
