@@ -25,7 +25,6 @@ from tests.support.settings import settings_of
 GOLDEN = Path(__file__).parents[1] / "golden"
 NODES: dict[str, Any] = json.loads((GOLDEN / "targets_52b31d6.json").read_text())
 USERS_FILES = ("data/folder", "data/idx", "data/npz")  # found, and rejected without a path
-STORED = GOLDEN / "run_52b31d6"
 
 
 @pytest.mark.parametrize("file", NODES)
@@ -42,15 +41,12 @@ def test_every_part_of_the_former_conf_is_built(file: str) -> None:
         assert part is None or part["_target_"].rpartition(".")[2] == type(each).__name__
 
 
-def test_a_stored_run_is_evaluated(tmp_path: Path) -> None:
-    out, _ = run(tmp_path, str(STORED), "--json", command="evaluate")
-    found, stored = json.loads(out), summary_of(STORED)
+def test_a_stored_run_is_evaluated_reported_and_compared(tmp_path: Path) -> None:
+    folder = shutil.copytree(GOLDEN / "run_52b31d6", tmp_path / "run")
+    out, _ = run(tmp_path, str(folder), "--json", command="evaluate")
+    found, stored = json.loads(out), summary_of(folder)
     assert found["accuracy"] == stored["test_accuracy"] > 0.97
     assert found["loss"] == pytest.approx(stored["test_loss"], rel=1e-6)
-
-
-def test_a_stored_run_is_reported_and_compared(tmp_path: Path) -> None:
-    folder = shutil.copytree(STORED, tmp_path / "run")
     run(tmp_path, str(folder), command="report")
     assert (folder / "report.html").stat().st_size > 10_000
     out, _ = run(tmp_path, str(folder), command="compare")
@@ -82,31 +78,27 @@ def test_a_removed_setting_of_a_stored_run_is_dropped_if_default(
         config.check_downloads(config.load(tmp_path), tmp_path, ())
 
 
-def test_a_smoke_test_of_an_earlier_version_can_be_read(tmp_path: Path) -> None:
-    keep(tmp_path, settings_of(), ["fast_dev_run=3", "epochs=2"])
+def test_stored_overrides_get_their_present_keys(tmp_path: Path) -> None:
+    smoke_test = ["fast_dev_run=3", "accumulate=2", "+data.normalize.deviation=[0.4]", "~callbacks.progress"]
+    keep(tmp_path, settings_of(), smoke_test)
     with (tmp_path / ".hydra/config.yaml").open("a") as file:
         file.write("fast_dev_run: 3\n")
     assert config.load(tmp_path).epochs == settings_of().epochs
-    assert config.overrides_of(tmp_path) == ["epochs=2"]
+    assert config.overrides_of(tmp_path) == [
+        "accumulation_steps=2",
+        "+data.normalize.std=[0.4]",
+        "~callbacks.progress",
+    ]
 
 
-@pytest.mark.parametrize("name", ["cupynet.parallel.ElasticAveraging", "cupynet.parallel.ParameterAveraging"])
-def test_a_renamed_argument_is_found_at_any_depth(name: str) -> None:
-    schedule = {"_target_": "cupynet.parallel.PostLocal", "epochs": 2, "frequency": 10}
-    stored: dict[str, Any] = {"parallel": {"synchronizer": {"_target_": name, "frequency": schedule}}}
-    assert translated(stored)["parallel"]["synchronizer"] == {
-        "_target_": name,
-        "averaging_frequency": {"_target_": "cupynet.parallel.PostLocal", "epochs": 2, "averaging_frequency": 10},
-    }
+def test_a_renamed_argument_is_found_at_any_depth() -> None:
+    name, schedule = "cupynet.parallel.ElasticAveraging", {"_target_": "cupynet.parallel.PostLocal", "epochs": 2}
+    stored = {"synchronizer": {"_target_": name, "frequency": {**schedule, "frequency": 10}}}
+    present = {"_target_": name, "averaging_frequency": {**schedule, "averaging_frequency": 10}}
+    assert translated({"parallel": stored})["parallel"]["synchronizer"] == present
 
 
 def test_a_moved_class_is_found_and_an_argument_of_a_class_of_the_user_keeps_its_name() -> None:
     assert translated({"_target_": "cupynet.loggers.WandB"}) == {"_target_": "cupynet.training.WandB"}
     stored = {"_target_": "mine.ParameterAveraging", "frequency": 3}
     assert translated(stored) == stored
-
-
-def test_overrides_are_stored_under_their_present_keys(in_folder: Path) -> None:
-    keep(in_folder / "run", settings_of(), ["accumulate=2", "+data.normalize.deviation=[0.4]", "~callbacks.progress"])
-    expected = ["accumulation_steps=2", "+data.normalize.std=[0.4]", "~callbacks.progress"]
-    assert config.overrides_of(in_folder / "run") == expected

@@ -7,11 +7,11 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -23,7 +23,7 @@ from cupynet.config.schema import BenchSettings, PlanSettings, RateSettings, Set
 from cupynet.core.errors import ConfigError, DataError, Interrupted, annotate
 from tests.support.commands import ROOT, Command, Line, environment
 from tests.support.refusals import refused
-from tests.support.settings import GROUPS, settings_of
+from tests.support.settings import CHOICES, GROUPS, settings_of
 
 # what is refused ------------------------------------------------------------------------------------------------------
 
@@ -56,7 +56,8 @@ def test_a_wrong_setting_is_refused_in_one_line_with_code_2_before_a_folder_is_w
 # an override, the setting named in the error, and the closest name if there is one
 WRONG = {
     "++workrs=4": ("workrs", "'workers'"),
-    "workers=four": ("workers", ""),
+    "metrics=auc": ("metrics", ""),  # one name instead of a list
+    "freeze=conv*": ("freeze", ""),
     "parallel.averaging_freqency=3": ("parallel.averaging_freqency", "'parallel.averaging_frequency'"),
     "model.layers.conv2.kernal=5": ("model.layers.conv2.kernal", "'model.layers.conv2.kernel_size'"),
     "experiment=dl4j_gpu_guid": ("experiment", "'dl4j_gpu_guide'"),
@@ -100,21 +101,19 @@ def test_a_refused_run_removes_only_the_folders_that_were_made_for_it(
 
 
 @pytest.mark.parametrize(
-    ("overrides", "setting"),
+    "typed",
     [
-        (("parallel.averaging_frequency=0",), "parallel.averaging_frequency"),
-        (("parallel.synchronizer.averaging_frequency=0",), "parallel.synchronizer.averaging_frequency"),
-        (("parallel.report_score_after_averaging=true", "parallel.average_updaters=3"), "parallel.average_updaters"),
+        ["parallel.averaging_frequency=0"],
+        ["parallel.synchronizer.averaging_frequency=0"],
+        ["parallel.report_score_after_averaging=true", "parallel.average_updaters=3"],
     ],
 )
-def test_an_error_names_the_setting_that_was_typed(
-    overrides: tuple[str, ...], setting: str, command: Command, error_line: Line
-) -> None:
+def test_an_error_names_the_setting_that_was_typed(typed: list[str], command: Command, error_line: Line) -> None:
     def check(settings: Settings) -> None:
         build(settings.parallel.synchronizer, "parallel.synchronizer")
 
-    assert command(*overrides, check=check) == (2, [])
-    assert error_line().startswith(f"cupynet: {setting}=")
+    assert command(*typed, check=check) == (2, [])
+    assert error_line().startswith(f"cupynet: {typed[-1]}: ")
 
 
 FREQUENCY = "parallel.averaging_frequency"
@@ -122,28 +121,20 @@ OTHER = "parallel.synchronizer.averaging_frequency"
 
 
 @pytest.mark.parametrize(
-    ("overrides", "setting"),
+    "overrides",
     [
-        ((f"{OTHER}=3", f"{FREQUENCY}=7", "workers=1"), FREQUENCY),
-        ((f"{FREQUENCY}=7", "parallel.synchronizer={averaging_frequency:3}"), FREQUENCY),
-        ((f"{FREQUENCY}=7", f"{OTHER}={{_target_:cupynet.parallel.Adaptive,target:0.1}}"), FREQUENCY),
-        (
-            ("parallel.report_score_after_averaging=true", "parallel.synchronizer.report_score=false"),
-            "parallel.report_score_after_averaging",
-        ),
+        (f"{FREQUENCY}=7", f"{OTHER}=3", "workers=1"),
+        (f"{FREQUENCY}=7", "parallel.synchronizer={averaging_frequency:3}"),
+        (f"{FREQUENCY}=7", f"{OTHER}={{_target_:cupynet.parallel.Adaptive,target:0.1}}"),
+        ("parallel.report_score_after_averaging=true", "parallel.synchronizer.report_score=false"),
     ],
 )
-def test_two_settings_that_contradict_each_other_are_refused(overrides: tuple[str, ...], setting: str) -> None:
-    with refused(setting):
+def test_two_settings_that_contradict_each_other_are_refused(overrides: tuple[str, ...]) -> None:
+    with refused(overrides[0].partition("=")[0]):
         settings_of(*overrides)
 
 
 # what comes in --------------------------------------------------------------------------------------------------------
-
-
-def test_only_an_explicit_data_set_has_no_fallback() -> None:
-    assert settings_of("data.limit=9").data["fallback"] == "auto"
-    assert settings_of("data=mnist").data["fallback"] is None
 
 
 def test_settings_arrive_as_plain_values(command: Command, in_folder: Path) -> None:
@@ -183,26 +174,21 @@ def test_a_resumed_run_accepts_overrides_of_every_form_and_needs_no_user_files(
     assert settings.trusted_modules == ["mine"]
 
 
-@pytest.fixture
-def own_files(in_folder: Path) -> Path:
-    files = {
-        "model/own": "_target_: mine.Stack\nlayers: {}\n",
-        "parallel/own": "averaging_frequency: 7\nsynchronizer:\n  _target_: mine.Anything\n"
-        "  every: ${parallel.averaging_frequency}\n",
-        "experiment/wrong": "# @package _global_\nworkrs: 4\n",
-        "experiment/typed": "# @package _global_\nworkers: four\n",
-        "experiment/group": "# @package _global_\ndefaults:\n  - override /data: nothing\n",
-        "experiment/broken": "# @package _global_\nworkers: [\n",
-    }
-    for name, content in files.items():
-        path = in_folder / "mine" / f"{name}.yaml"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content)
-    return in_folder / "mine"
+def write_own_file(folder: Path, name: str, content: str) -> Path:
+    """Write a file below the folder `mine`, which is returned."""
+    path = folder / "mine" / f"{name}.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content)
+    return folder / "mine"
 
 
-@pytest.mark.usefixtures("own_files")
-def test_own_files_are_found_by_config_dir_between_overrides(command: Command, error_line: Line) -> None:
+def test_own_files_are_found_by_config_dir_between_overrides(
+    command: Command, in_folder: Path, error_line: Line
+) -> None:
+    synchronizer = "  _target_: mine.Anything\n  every: ${parallel.averaging_frequency}\n"
+    write_own_file(in_folder, "model/own", "_target_: mine.Stack\nlayers: {}\n")
+    write_own_file(in_folder, "parallel/own", f"averaging_frequency: 7\nsynchronizer:\n{synchronizer}")
+    write_own_file(in_folder, "experiment/broken", "# @package _global_\nworkers: [\n")
     code, (settings,) = command("epochs=3", "-cd", "mine", "model=own", "-r", "parallel=own")
     assert code == 0 and settings.epochs == 3 and settings.model == {"_target_": "mine.Stack", "layers": {}}
     assert settings.parallel.synchronizer == {"_target_": "mine.Anything", "every": 7}
@@ -212,23 +198,21 @@ def test_own_files_are_found_by_config_dir_between_overrides(command: Command, e
 
 
 @pytest.mark.parametrize(
-    ("name", "named"),
-    [("wrong", ("experiment/wrong", "workrs", "'workers'")), ("typed", ("workers",)), ("group", ("data=nothing",))],
+    ("content", "named"),
+    [
+        ("workrs: 4\n", ("experiment/own", "workrs", "'workers'")),
+        ("workers: four\n", ("workers",)),
+        ("defaults:\n  - override /data: nothing\n", ("data=nothing",)),
+    ],
 )
-def test_a_wrong_setting_in_a_file_is_named_with_the_file(name: str, named: tuple[str, ...], own_files: Path) -> None:
+def test_a_wrong_setting_in_a_file_is_named(content: str, named: tuple[str, ...], tmp_path: Path) -> None:
+    own_files = write_own_file(tmp_path, "experiment/own", f"# @package _global_\n{content}")
     with pytest.raises(ConfigError) as caught:
-        config.compose([f"experiment={name}"], own_files)
+        config.compose(["experiment=own"], own_files)
     assert all(each in str(caught.value) for each in named), caught.value
 
 
-# jobs that fail -------------------------------------------------------------------------------------------------------
-
-
-def raising(error: BaseException) -> Callable[[Settings, Path], float | None]:
-    def task(settings: Settings, folder: Path) -> float | None:
-        raise error
-
-    return task
+# jobs and sweeps ------------------------------------------------------------------------------------------------------
 
 
 def test_a_cupynet_error_is_one_line_on_the_terminal_and_in_the_log(
@@ -236,7 +220,7 @@ def test_a_cupynet_error_is_one_line_on_the_terminal_and_in_the_log(
 ) -> None:
     error = DataError("train-images: is\n damaged")
     annotate(error, "worker 1, epoch 2, batch 7")
-    assert command(task=raising(error))[0] == 65
+    assert command(task=Mock(side_effect=error))[0] == 65
     line = "train-images: is damaged; worker 1, epoch 2, batch 7"
     assert error_line() == f"cupynet: {line}\n"
     (log,) = in_folder.glob("outputs/*/*/train.log")
@@ -252,9 +236,6 @@ def test_a_run_folder_that_cannot_be_made(
     assert "outputs" in error_line()
 
 
-# sweeps ---------------------------------------------------------------------------------------------------------------
-
-
 def test_one_bad_job_does_not_stop_a_sweep(
     command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -268,14 +249,9 @@ def test_one_bad_job_does_not_stop_a_sweep(
     assert "ERROR cupynet: job 0: ZeroDivisionError" in (sweep / "0" / "train.log").read_text()
 
 
-def test_a_setting_may_ask_for_a_sweep(command: Command) -> None:
-    code, ran = command("hydra.mode=MULTIRUN", "workers=1,2")
-    assert (code, [settings.workers for settings in ran]) == (0, [1, 2])
-
-
 @pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt(), 130), (Interrupted(15), 143)])
 def test_an_interrupt_ends_the_sweep(error: BaseException, code: int, command: Command) -> None:
-    exit_code, ran = command("-m", "workers=1,2", task=raising(error))
+    exit_code, ran = command("-m", "workers=1,2", task=Mock(side_effect=error))
     assert (exit_code, [settings.workers for settings in ran]) == (code, [1])
 
 
@@ -300,7 +276,7 @@ RECORDS = ["INFO cupynet.training: epoch 1", "WARNING cupynet: careful", "WARNIN
 def test_a_sweep_shows_warnings_only_and_each_job_has_its_log(
     command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert command("-m", "seed=1,2", task=logging_task)[0] == 0
+    assert command("hydra.mode=MULTIRUN", "seed=1,2", task=logging_task)[0] == 0  # as with -m
     out = capsys.readouterr().out
     assert (out.count("warning: careful"), out.count("epoch 1")) == (2, 0)
     assert [logged(log) for log in in_folder.glob("outputs/sweeps/*/*/[01]/train.log")] == [RECORDS] * 2
@@ -317,47 +293,29 @@ def test_a_record_appears_once_on_the_terminal_and_once_in_the_log(
     assert [logged(log) for log in in_folder.glob("outputs/20*/*/train.log")] == [RECORDS]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "answer"), [(["--info", "defaults"], "spine"), (["-c", "job", "-p", "optimizer"], "momentum: 0.9")]
-)
-def test_questions_are_answered_and_start_nothing(
-    arguments: list[str], answer: str, command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert command(*arguments) == (0, [])
-    out, err = capsys.readouterr()
-    assert answer in out and err == "" and list(in_folder.iterdir()) == []
+SCHEMAS = {
+    "config": Settings, "bench": BenchSettings, "plan": PlanSettings, "find_rate": RateSettings, "tune": TuneSettings,
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("name", "schema"),
-    [
-        *(("config", Settings), ("bench", BenchSettings), ("plan", PlanSettings)),
-        *(("find_rate", RateSettings), ("tune", TuneSettings)),
-    ],
-)
+@pytest.mark.usefixtures("in_folder")
+@pytest.mark.parametrize("name", SCHEMAS)
 def test_help_lists_the_settings_that_exist(
-    name: str,
-    schema: type[Settings],
-    in_folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The page lists each group's files (or some and `...`), the command's own settings, and the exit codes."""
     monkeypatch.setattr(sys, "argv", [f"{name}.py", "--help"])
-    config.run(lambda settings, folder: None, lambda settings: settings, name, schema)
+    config.run(lambda settings, folder: None, lambda settings: settings, name, SCHEMAS[name])
     page = capsys.readouterr().out
     assert max(map(len, page.splitlines())) <= 80
     groups = {words[0]: words for words in map(str.split, page.splitlines()) if words and words[0] in GROUPS}
     assert list(groups) == list(GROUPS)
     for group, words in groups.items():
-        there = {path.stem for path in (config.conf_folder() / group).glob("*.yaml")}
+        there = {file for its, file in CHOICES if its == group}
         assert there <= {*words} or (there & {*words} and words[-1] == "...")
-    assert name == "config" or all(setting in page for setting in own_names(schema))
+    assert name == "config" or all(setting in page for setting in own_names(SCHEMAS[name]))
     (codes,) = [line for line in page.splitlines() if line.startswith("Exit codes")]
     assert re.findall(r"\d+", codes) == ["0", "1", "2", "3", "65", "74", "130", "143"]
-
-
-# ranks ----------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("in_folder")
@@ -372,9 +330,6 @@ def test_ranks_compare_all_but_machine_specific_settings(monkeypatch: pytest.Mon
     config.run(lambda settings, folder: None, lambda settings: settings, "config", Settings, lambda: ranks)
     assert compared["batch_size"] == 7 and "the version of cupynet" in compared
     assert not {key for key in compared if key.startswith(("data.folder", "devices"))}
-
-
-# broken pipe ----------------------------------------------------------------------------------------------------------
 
 
 SCRIPT = """
@@ -397,9 +352,6 @@ def test_help_imports_no_numpy_and_ends_quietly_on_a_broken_pipe(tmp_path: Path)
     with open(writer, "w") as stdout:
         done = subprocess.run(line, cwd=tmp_path, env=variables, stdout=stdout, stderr=subprocess.PIPE)
     assert (done.returncode, done.stderr) == (141, b"")
-
-
-# completion in a shell ------------------------------------------------------------------------------------------------
 
 
 ASKED = """

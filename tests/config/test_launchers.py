@@ -1,9 +1,7 @@
 """Sweeps with jobs in other processes, as with Hydra's launchers for joblib and Slurm; two sweeps in one folder."""
 
 import logging
-import os
 import pickle
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextvars import Context
@@ -20,8 +18,9 @@ from cupynet import config
 from cupynet.config import sweep_record
 from cupynet.config.process_launcher import ProcessLauncher
 from cupynet.config.schema import Settings
-from cupynet.core import lock, signals
+from cupynet.core import lock
 from cupynet.core.errors import ConfigError, DataError
+from tests.support.calls import watch
 from tests.support.compared_runs import made
 from tests.support.run_folders import sweep_rows
 
@@ -47,7 +46,6 @@ class Elsewhere(ProcessLauncher):
     """Runs each job as another process would: with a copy of the task and without this process's state."""
 
     lost: tuple[int, ...] = ()  # jobs with a killed process
-    stopped: int | None = None  # the job before which Ctrl-C is pressed
 
     def setup(self, **how: Any) -> None:
         super().setup(**how)
@@ -58,8 +56,6 @@ class Elsewhere(ProcessLauncher):
             job = self._loader.load_sweep_config(self._config, [*overrides])
             with open_dict(job):
                 job.hydra.job.num, job.hydra.job.id = number, str(number)
-            if number == self.stopped:
-                os.kill(os.getpid(), signal.SIGINT)
             here = sys.argv, [*sweep_record._ended], HydraConfig.instance().cfg
             sys.argv, sweep_record._ended[:] = ["worker"], []
             if number in self.lost:
@@ -128,27 +124,9 @@ def test_a_refused_job_leaves_no_folder_at_any_depth(sweep: Callable[..., int]) 
     assert {path.name for path in SWEEP.iterdir()} == {"a1", "multirun.yaml", "sweep.csv"}
 
 
-@pytest.mark.parametrize("stopped", [0, 1])
-def test_jobs_that_did_not_begin_are_listed_unless_none_did(
-    stopped: int, sweep: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(Elsewhere, "stopped", stopped)
-    with signals.handled(lambda number: pytest.fail("ends the process at once")):
-        assert sweep("seed=1,2", "epochs=5", "batch_size=16,32") == 130
-    stdout = capsys.readouterr().out
-    for job in ("seed=1 batch_size=32", "seed=2 batch_size=16", "seed=2 batch_size=32"):
-        assert (job in stdout) == (stopped > 0)
-    assert SWEEP.exists() == (stopped > 0)
-
-
 def test_a_sweep_locks_its_folder_while_it_runs(sweep: Callable[..., int], monkeypatch: pytest.MonkeyPatch) -> None:
-    def noted(*given: Any) -> None:
-        locked.append(lock.at_work(SWEEP))
-        began(*given)
-
     locked: list[bool] = []
-    began = sweep_record.began
-    monkeypatch.setattr(sweep_record, "began", noted)
+    watch(monkeypatch, sweep_record, "began", lambda *_: locked.append(lock.at_work(SWEEP)))
     assert sweep("seed=1,2") == 0 and locked == [True, True]
     assert not lock.at_work(SWEEP) and not (SWEEP / "running.json").exists()
     before = {path: path.stat().st_mtime_ns for path in SWEEP.rglob("*")}

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from cupynet import ConfigError, DataError, Model, Run, load, load_weights, save
 from cupynet.data import Synthetic
 from cupynet.runs.checkpoints import read
 from tests.support.commands import summary_of
-from tests.support.refusals import data_error, refused
+from tests.support.refusals import refused
 from tests.support.resumed_runs import trained
 
 SMALL = ["data=synthetic", "data.train=300", "data.test=100", "batch_size=32", "callbacks.progress.style=lines"]
@@ -43,9 +44,6 @@ def copied(finished: Path, tmp_path: Path) -> Path:
 @cache
 def images() -> Any:
     return Synthetic(300, 100).load().test
-
-
-# runs and checkpoints -------------------------------------------------------------------------------------------------
 
 
 def test_a_loaded_model_predicts_as_the_run_did(finished: Path, model: Model) -> None:
@@ -95,9 +93,6 @@ def test_stages_are_joined(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found.predict(images().images), expected.predict(images().images))
 
 
-# what is refused ------------------------------------------------------------------------------------------------------
-
-
 def changed(folder: Path, old: str, new: str) -> None:
     path = folder / ".hydra" / "config.yaml"
     text = path.read_text()
@@ -119,6 +114,7 @@ SPOILT: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
     "not finite": (lambda run: spoilt(run, missing=False), DataError, "conv1.weight"),
     "no settings": (lambda run: shutil.rmtree(run / ".hydra"), ConfigError, "config.yaml"),
     "no image": (lambda run: summary_of(run, image_shape=["a"]), DataError, ""),
+    "a class name": (lambda run: summary_of(run, class_names=["cat"]), DataError, "class_names"),
     "trust": (lambda run: changed(run, "cupynet.nn.Dense", "mine.Dense"), ConfigError, "trusted_modules"),
 }
 
@@ -149,9 +145,6 @@ def test_a_checkpoint_written_in_python_is_refused_with_a_remedy_that_works(name
         with pytest.raises(ConfigError) as caught:
             load(path if name == path.name else path.parent)
         eval(str(caught.value).rpartition("call ")[2], {"wrapper": wrapper})
-
-
-# classes --------------------------------------------------------------------------------------------------------------
 
 
 def test_a_loaded_model_has_the_names_of_its_classes(copied: Path) -> None:
@@ -185,18 +178,12 @@ def test_classify_returns_equal_classes_in_their_order_by_name(small: Model) -> 
     assert [name for name, _ in other.classify(SOME[0], 3)[0]] == ["cat", "dog", "eel"]
 
 
-def test_class_names_may_be_numbers(small: Model, tmp_path: Path) -> None:
-    small.class_names = np.arange(3)
-    small.save(tmp_path / "small.safetensors")
-    assert load(tmp_path / "small.safetensors").class_names == ("0", "1", "2")
-
-
 @pytest.mark.parametrize("names", [["cat"], ["cat", "dog", "eel", "fox"], "cat", 5, np.array(3)])
 def test_a_model_needs_one_class_name_for_each_output(names: Any, small: Model) -> None:
-    small.class_names = ["cat", "dog", "eel"]
+    small.class_names = np.arange(3)
     with refused("class_names", repr(names)):
         small.class_names = names
-    assert small.class_names == ("cat", "dog", "eel")
+    assert small.class_names == ("0", "1", "2")
     small.class_names = None
     assert small.class_names == ()
 
@@ -204,17 +191,8 @@ def test_a_model_needs_one_class_name_for_each_output(names: Any, small: Model) 
 def test_an_error_while_weights_are_loaded_does_not_blame_the_image_metadata(
     copied: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def load_weights(self: Model, weights: Any) -> None:
-        raise ValueError("unexpected")
-
-    monkeypatch.setattr(Model, "load_weights", load_weights)
+    monkeypatch.setattr(Model, "load_weights", Mock(side_effect=ValueError("unexpected")))
     with pytest.raises(ValueError, match="^unexpected$"):
-        load(copied)
-
-
-def test_a_run_with_too_few_class_names_is_refused(copied: Path) -> None:
-    summary_of(copied, class_names=["cat"])
-    with data_error(copied, "class_names"):
         load(copied)
 
 

@@ -1,6 +1,7 @@
 """Settings that need more memory than the machine has are rejected before anything is allocated."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,16 +18,6 @@ from tests.support.networks import lenet
 from tests.support.refusals import refused
 from tests.support.settings import settings_of
 from tests.support.training import small_model
-
-
-class Job:
-    """An MPI job with `on_machine` ranks on this machine. `word` is the error message broadcast by rank 0."""
-
-    def __init__(self, on_machine: int, word: str = "") -> None:
-        self.on_machine, self.word = on_machine, word
-
-    def first_word(self, text: str) -> str:
-        return text or self.word
 
 
 def experiment(*overrides: str) -> Experiment:
@@ -94,11 +85,12 @@ def test_devices_share_the_replicas_and_have_memory_of_their_own(monkeypatch: py
 
 def test_each_rank_of_a_machine_loads_its_own_images() -> None:
     one = experiment("data.train=1000", "data.test=500", "workers=3")
-    for job, copies in ((None, 1), (Job(2), 2)):
+    for job, copies in ((None, 1), (SimpleNamespace(on_machine=2), 2)):
         assert needed_bytes(*placed(one, one.placement, job))["images"] == copies * 1500 * 28 * 28
 
 
 def test_a_refusal_of_one_rank_reaches_all() -> None:
     one = experiment("workers=2", "batch_size=5")
+    job = SimpleNamespace(on_machine=1, first_word=lambda text: text or "refused by another")
     with refused("batch_size", "5"):
-        check_memory(*placed(one, one.placement, Job(1, "refused by another")))
+        check_memory(*placed(one, one.placement, job))

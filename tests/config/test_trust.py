@@ -4,11 +4,9 @@ The tables are a corpus of attacks. Each is rejected and leaves the folder uncha
 there.
 """
 
-import io
 import json
 import os
 import pickle
-import re
 import shutil
 import struct
 from collections.abc import Callable
@@ -16,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -33,6 +30,7 @@ from cupynet.core.errors import ConfigError, CupynetError, DataError
 from cupynet.core.files import load_weights
 from cupynet.data import Loader
 from cupynet.runs.checkpoints import Checkpoints, _write_manifest, read
+from cupynet.runs.layout import SETTINGS
 from cupynet.training import ParallelWrapper
 from tests.support.commands import Command, Line
 from tests.support.refusals import refused
@@ -68,11 +66,6 @@ def run(in_folder: Path) -> Path:
     return in_folder / "run"
 
 
-@pytest.fixture
-def settings_file(run: Path) -> Path:
-    return run / ".hydra" / "config.yaml"
-
-
 def changed(path: Path, old: str, new: str) -> None:
     text = path.read_text()
     assert old in text
@@ -80,28 +73,6 @@ def changed(path: Path, old: str, new: str) -> None:
 
 
 # files of settings ----------------------------------------------------------------------------------------------------
-
-PARTS = {
-    "a borrowed name": ("optimizer._target_", "{_target_: cupynet.commands.train.signal.Signals}"),
-    "in a list in a part": (
-        "callbacks.a.path[0].x._target_",
-        "{a: {_target_: cupynet.training.HistoryWriter, path: [{x: {_target_: os.mkdir, path: CANARY}}]}}",
-    ),
-    "eval": ("loss._target_", "{_target_: builtins.eval}"),
-    "half built": ("optimizer._partial_", "{_partial_: true}"),
-    "arguments by place": ("optimizer._args_", "{_args_: [1]}"),
-}
-
-
-@pytest.mark.parametrize("name", PARTS)
-def test_settings_build_nothing_untrusted(name: str, in_folder: Path) -> None:
-    setting, part = PARTS[name]
-    settings, group = settings_of(), setting.partition(".")[0]
-    changes: dict[str, Any] = {group: {**getattr(settings, group), **yaml.safe_load(part)}}
-    with refused(setting):
-        Experiment(replace(settings, **changes))
-    assert list(in_folder.iterdir()) == []
-
 
 FILES = {
     "a part": "loss: {_target_: os.mkdir, path: CANARY}\n",
@@ -145,30 +116,20 @@ STORED = {
 
 
 @pytest.mark.parametrize("name", STORED)
-def test_the_stored_settings_of_a_run_are_plain_values(name: str, run: Path, settings_file: Path) -> None:
-    settings_file.write_text(STORED[name])
+def test_the_stored_settings_of_a_run_are_plain_values(name: str, run: Path) -> None:
+    (run / SETTINGS).write_text(STORED[name])
     with pytest.raises((DataError, ConfigError)) as caught:
         config.load(run)
-    assert str(caught.value).startswith(f"{settings_file}: ") and "\n" not in str(caught.value)
+    assert str(caught.value).startswith(f"{run / SETTINGS}: ") and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "part",
-    [
-        "loss:\n  _target_: os.mkdir\n  path: CANARY\n",
-        'loss: "${oc.create:{_target_: os.mkdir, path: CANARY}}"\n',
-        "loss:\n  _target_: subprocess.Popen\n  args: [mkdir, CANARY]\n",
-    ],
-)
-def test_an_evaluated_run_builds_no_untrusted_class(part: str, run: Path, settings_file: Path) -> None:
-    before = tree(run.parent)
-    changed(settings_file, "trusted_modules: []", "trusted_modules: [os, subprocess, posix]")
-    text, count = re.subn(r"^loss:\n(  .*\n)+", lambda _: part, settings_file.read_text(), flags=re.MULTILINE)
-    assert count == 1
-    settings_file.write_text(text)
-    with pytest.raises((ConfigError, DataError)):
+def test_an_evaluated_run_builds_no_untrusted_class(run: Path) -> None:
+    found = yaml.safe_load((run / SETTINGS).read_text())
+    found |= {"loss": {"_target_": "os.mkdir", "path": CANARY}, "trusted_modules": ["os", "posix"]}
+    (run / SETTINGS).write_text(yaml.safe_dump(found))
+    with refused("loss._target_"):
         Experiment(config.load(run))
-    assert tree(run.parent).keys() == before.keys()
+    assert not (run.parent / CANARY).exists()
 
 
 @pytest.mark.parametrize(
@@ -187,14 +148,12 @@ def test_the_stored_command_line_of_a_run_has_settings_only(overrides: Any, run:
     assert "overrides.yaml" in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_resumed_run_does_not_follow_its_stored_command_line(
-    run: Path, settings_file: Path, command: Command
-) -> None:
+def test_a_resumed_run_does_not_follow_its_stored_command_line(run: Path, command: Command) -> None:
     evil = ["trusted_modules=[os]", "++trusted_modules=[os]", "hydra.run.dir=CANARY", "hydra/launcher=evil"]
     evil += ["hydra.callbacks.evil._target_=os.mkdir", "hydra.callbacks.evil.path=CANARY"]
     (run / ".hydra" / "overrides.yaml").write_text(json.dumps(["workers=2", *evil]))
     (run / ".hydra" / "hydra.yaml").write_text("hydra:\n  run: {dir: CANARY}\n  callbacks: {a: {_target_: os.mkdir}}\n")
-    changed(settings_file, "trusted_modules: []", "trusted_modules: [os]")
+    changed(run / SETTINGS, "trusted_modules: []", "trusted_modules: [os]")
     code, (settings,) = command("resume=run")
     assert (code, settings.trusted_modules, settings.workers) == (0, [], 2)
     assert not (run.parent / CANARY).exists()
@@ -232,9 +191,9 @@ def test_a_stored_run_does_not_decide_where_data_are_downloaded(
     assert not (in_folder / "elsewhere").exists()
 
 
-def test_a_resumed_run_writes_nowhere_else(run: Path, settings_file: Path, refuses: Refuses) -> None:
+def test_a_resumed_run_writes_nowhere_else(run: Path, refuses: Refuses) -> None:
     part = "cupynet.training.HistoryWriter\n    path: "
-    changed(settings_file, f"{part}null", f"{part}/CANARY")
+    changed(run / SETTINGS, f"{part}null", f"{part}/CANARY")
     refuses("callbacks.history.path=/CANARY", "resume=run")
 
 
@@ -254,15 +213,18 @@ def test_a_stored_callback_writes_nowhere_but_into_the_folder_of_its_run(target:
     check_outputs(target, f"callbacks.a.path='{path}'", path=path)  # allowed if the user types it
 
 
-@pytest.mark.parametrize("path", ["run/x", "run/a/../x", "run/../run/x", "./run/x/y", "ABSOLUTE"])
-def test_a_stored_path_inside_the_folder_is_kept(path: str, run: Path) -> None:
-    path = path.replace("ABSOLUTE", str(run / "x"))
-    check_outputs("HistoryWriter", path=path)
-    check_outputs("HistoryWriter", path=path, folder=run)
+def test_a_stored_path_inside_the_folder_is_kept(run: Path) -> None:
+    for path in ("run/x", "run/a/../x", "run/../run/x", "./run/x/y", str(run / "x")):
+        check_outputs("HistoryWriter", path=path)
+        check_outputs("HistoryWriter", path=path, folder=run)
 
 
-@pytest.mark.parametrize("uri", [{}, {"uri": None}, {"uri": "sqlite:///run/mlflow.db"}])
-@pytest.mark.parametrize("target", ["MLflow", "callbacks.loggers.mlflow.MLflow"])
+MLFLOW = "callbacks.loggers.mlflow.MLflow"
+
+
+@pytest.mark.parametrize(
+    ("target", "uri"), [("MLflow", {}), (MLFLOW, {"uri": None}), ("MLflow", {"uri": "sqlite:///run/mlflow.db"})]
+)
 def test_a_stored_run_does_not_decide_where_mlflow_writes(target: str, uri: dict[str, Any]) -> None:
     for typed in ("epochs=2", "callbacks.a={artifacts: true}", "callbacks={a: {name: a}}", "callbacks.a2.uri=x"):
         with refused("callbacks.a.uri"):
@@ -290,10 +252,6 @@ def over_another_link(link: Path, victim: Path) -> None:
 
 LEADING_OUT: dict[str, tuple[str, Callable[[Path, Path], object]]] = {
     "to a folder": ("sub", lambda link, victim: link.symlink_to(victim)),
-    "to a folder, relative": (
-        "sub/deep",
-        lambda link, victim: link.symlink_to(os.path.relpath(victim, link.parent)),
-    ),
     "to a file": ("checkpoints", lambda link, victim: link.symlink_to(victim / "notes.jsonl")),
     "to nothing yet": ("checkpoints/step-00000001", lambda link, victim: link.symlink_to(victim / "new")),
     "over another link": ("tensorboard", over_another_link),
@@ -318,8 +276,13 @@ def test_a_link_below_the_folder_of_a_run_leads_nowhere(kind: str, run: Path, vi
     assert tree(victim) == before
 
 
-@pytest.mark.parametrize("name", ["history.jsonl", "train.log", ".hydra/overrides.yaml", "running.json", "tensorboard"])
-@pytest.mark.parametrize("kind", ["to a file", "a pipe"])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *(("history.jsonl", "to a file"), ("train.log", "a pipe"), (".hydra/overrides.yaml", "to a file")),
+        *(("running.json", "a pipe"), ("tensorboard", "to a file")),
+    ],
+)
 def test_links_and_pipes_in_the_folder_of_a_run(
     name: str, kind: str, run: Path, victim: Path, refuses: Refuses
 ) -> None:
@@ -392,33 +355,17 @@ class Evil:
         return os.mkdir, (CANARY,)
 
 
-def npz_with_objects() -> bytes:
-    buffer = io.BytesIO()
-    np.savez(buffer, a=np.array([Evil()], dtype=object))
-    return buffer.getvalue()
-
-
-def weights(text: bytes, size: int | None = None) -> bytes:
+def weights(header: bytes, size: int | None = None) -> bytes:
     """Return a safetensors file with any header, eight bytes of data, and any stated header length."""
-    return struct.pack("<Q", len(text) if size is None else size) + text + bytes(8)
+    return struct.pack("<Q", len(header) if size is None else size) + header + bytes(8)
 
 
-def tensors(names: str = "a", **changes: object) -> bytes:
-    described = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8], **changes}
-    header = {"__metadata__": {"sha256": "0" * 64}, **dict.fromkeys(names, described)}
-    return weights(json.dumps(header).encode())
-
-
+HUGE = {"a": {"dtype": "F32", "shape": [1 << 40, 1 << 40], "data_offsets": [0, 8]}}
 WEIGHTS = {
     "a header of 2^60 bytes": weights(b"{}", 1 << 60),
-    "overlapping": tensors("ab"),
-    "a huge shape": tensors(shape=[1 << 40, 1 << 40]),
-    "offsets beyond the file": tensors(data_offsets=[0, 1 << 50]),
-    "an unknown dtype": tensors(dtype="O", shape=[1]),
+    "a huge shape": weights(json.dumps(HUGE).encode()),
     "deep": weights(b"[" * 100_000),
     "a pickle": pickle.dumps(Evil()),
-    "npz with objects": npz_with_objects(),
-    "nothing": b"",
 }
 
 
