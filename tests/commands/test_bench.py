@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
-from unittest.mock import MagicMock
+from unittest.mock import MagicMock, Mock
 
 import pytest
 
@@ -18,31 +18,13 @@ from cupynet.bench import measure
 from cupynet.commands import bench
 from cupynet.config.experiment import Experiment
 from cupynet.config.schema import BenchSettings
-from cupynet.core.errors import ConfigError
-from tests.support.commands import run
+from tests.support.commands import ROOT, run
 from tests.support.settings import settings_of_command
-
-ROOT = Path(__file__).resolve().parents[2]
-RESULT = {
-    "batch_size": 100,
-    "ceiling_gflop_per_s": 50.0,
-    "operations": [
-        {"operation": "conv forward", "ms": 2.0, "mflop": 60.0, "gflop_per_s": 30.0, "share_of_ceiling": 0.6},
-        {"operation": "update", "ms": 0.5},
-    ],
-    "images_per_s": {
-        "loop, workers=1": 40000.0,
-        "bare step, workers=1": 44000.0,
-        "torch channels_last, workers=1": 20000.0,
-        "loop, workers=2": 76000.0,
-        "bare step, workers=2": 80000.0,
-        "torch channels_last, workers=2": 38000.0,
-    },
-}
 
 
 def test_ratios() -> None:
-    rates = cast(Any, RESULT["images_per_s"])
+    rates = {"loop, workers=1": 40_000.0, "bare step, workers=1": 44_000.0, "torch channels_last, workers=1": 20_000.0}
+    rates |= {"loop, workers=2": 76_000.0, "bare step, workers=2": 80_000.0, "torch channels_last, workers=2": 38_000.0}
     assert bench.ratios(rates) == {
         "loop, workers=1 / bare step, workers=1": pytest.approx(0.909, abs=1e-3),
         "loop, workers=1 / torch channels_last, workers=1": pytest.approx(2.0),
@@ -134,51 +116,17 @@ def test_every_figure_of_a_gpu_is_measured(tmp_path: Path) -> None:
             assert len(figures["epoch_s"]) == len(figures["accuracy"]) == 1 and figures["images_per_s"] > 0
 
 
-class Device(str):
-    """Settings for one device. Measurements read only its dtype."""
-
-    placement = SimpleNamespace(devices=[3])
-
-    @property
-    def settings(self) -> Any:
-        return SimpleNamespace(backend=SimpleNamespace(tf32=self == "float"))
-
-
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """Return the options of all measurements of PyTorch, which are replaced. Capturing a graph in half fails."""
-
-    def of_torch(one: Any, *options: Any) -> float:
-        made.append(options)
-        if "--graph" in options and "half" in options:
-            raise ConfigError("no graph")
-        return 500.0 * len(made)
-
-    made: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(measure, "torch_images_per_s", of_torch)
+def test_peers_are_measured_in_turn_with_the_same_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch, one = Mock(return_value=500.0), MagicMock()
+    one.placement.devices, one.settings.backend.tf32 = [3], True
+    monkeypatch.setattr(measure, "torch_images_per_s", torch)
     monkeypatch.setattr(measure, "step_images_per_s", lambda *_: 2000.0)
-    monkeypatch.setattr(bench_gpu, "on_one_device", lambda settings, dtype: Device(dtype))
-    return made
-
-
-def test_peers_are_measured_in_turn_on_the_gpu(asked: list[tuple[Any, ...]]) -> None:
-    """The layouts alternate: plain, as graphs, and compiled."""
+    monkeypatch.setattr(bench_gpu, "on_one_device", lambda settings, dtype: one)
     found = bench_gpu.steps(cast(Any, SimpleNamespace(repeats=2)), "float")
-    assert found["cupynet"] == [2000.0] * 2 and found["torch"] == [500.0, 3500.0]
+    assert found["cupynet"] == [2000.0] * 2 and found["torch"] == [500.0] * 2
     common = ("--dtype", "float", "--device", "cuda:3", "--seconds", bench_gpu.STEP_S, "--tf32")
-    contiguous, channels_last = ("--layout", "contiguous"), ("--layout", "channels_last")
-    variants = [
-        (*layout, *more)
-        for more in ((), ("--graph",), ("--compile", "--graph"))
-        for layout in (contiguous, channels_last)
-    ]
-    assert asked == [(*variant, *common) for variant in variants] * 2
-
-
-def test_the_reason_is_recorded_for_a_peer_that_fails(asked: list[tuple[Any, ...]]) -> None:
-    found = bench_gpu.steps(cast(Any, SimpleNamespace(repeats=2)), "half")
-    assert found["torch, CUDA graph"] == ["ConfigError: no graph"] * 2 and found["torch"][0] == 500.0
-    assert not any("--tf32" in options for options in asked)
+    asked = [call.args[1:] for call in torch.call_args_list]
+    assert asked == [(*options, *common) for options in bench_gpu.PEERS.values()] * 2
 
 
 def test_the_seconds_to_the_target_are_those_of_all_epochs_before(monkeypatch: pytest.MonkeyPatch) -> None:

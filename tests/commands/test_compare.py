@@ -47,14 +47,11 @@ def test_csv_has_all_runs_and_columns(sweep: Path, tmp_path: Path, call: Call) -
     assert rows[0]["parallel.averaging_frequency"] == "1" and rows[0]["folder"] == str(sweep / "0")
 
 
-def test_json_has_the_groups_in_order_and_the_other_runs(sweep: Path, call: Call) -> None:
+def test_json_has_the_groups_in_order_and_the_other_runs_and_only_a_sweep_gets_a_page(sweep: Path, call: Call) -> None:
     found = json.loads(call(main, sweep, "--json", "--sort=-workers", "--to", "0.9").out)
     assert [group["settings"]["workers"] for group in found["groups"]] == ["2", "2", "1", "1"]
     assert found["target"] == 0.9 and [each["run"] for each in found["others"]] == [str(sweep / "4")]
     assert (sweep / "compare.html").is_file()  # the JSON does not mention it
-
-
-def test_a_run_alone_gets_no_page(sweep: Path, call: Call) -> None:
     assert call(main, sweep / "0").code == 0 and not (sweep / "0" / "compare.html").exists()
 
 
@@ -93,8 +90,7 @@ def test_the_grid_shows_a_result_for_all_values_of_a_setting_without_effect(tmp_
     assert first.count("90.00 %") == 2 and first.count("91.00 %") == first.count("92.00 %") == 1
 
 
-@pytest.mark.parametrize("option", ["--csv", "--html"])
-@pytest.mark.parametrize("name", ["0/summary.json", "sweep.csv"])
+@pytest.mark.parametrize(("option", "name"), [("--csv", "0/summary.json"), ("--html", "sweep.csv")])
 def test_no_file_of_a_run_or_sweep_is_overwritten(option: str, name: str, sweep: Path, call: Call) -> None:
     for own in ("multirun.yaml", "sweep.csv"):
         (sweep / own).write_text("")

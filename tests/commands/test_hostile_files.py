@@ -55,19 +55,14 @@ def name(rng: random.Random) -> str:
 
 def changed(content: Any, rng: random.Random) -> None:
     """Change one value, at any depth, or add a key."""
-    while True:
-        keys: list[Any] = list(content) if isinstance(content, dict) else list(range(len(content)))
-        key = rng.choice(keys) if keys else None
-        if key is not None and isinstance(content[key], dict | list) and content[key] and rng.random() < 0.7:
-            content = content[key]
-        elif isinstance(content, dict) and rng.random() < 0.2:
-            content[rng.choice(TEXTS)] = value(rng)
-            return
-        elif key is not None:
-            content[key] = value(rng)
-            return
-        else:
-            return
+    parts = content.values() if isinstance(content, dict) else content
+    inside = [each for each in parts if isinstance(each, dict | list) and each]
+    if inside and rng.random() < 0.7:
+        changed(rng.choice(inside), rng)
+    elif isinstance(content, dict):
+        content[rng.choice([*content, rng.choice(TEXTS)])] = value(rng)
+    elif content:
+        content[rng.randrange(len(content))] = value(rng)
 
 
 STRUCTURED = ("summary.json", "started.json", ".hydra/config.yaml", ".hydra/overrides.yaml", ".hydra/hydra.yaml")

@@ -4,17 +4,10 @@ from pathlib import Path
 
 from cupynet.commands.report import main
 from tests.support.commands import Call
-from tests.support.run_folders import finished, unfinished
+from tests.support.run_folders import finished
 
 
 def test_report_writes_the_page_and_prints_its_path(tmp_path: Path, call: Call) -> None:
     folder = finished(tmp_path)
     assert call(main, folder) == (0, f"{folder}/report.html\n", "")
     assert "<svg" in (folder / "report.html").read_text() and (folder / "curves.png").is_file()
-
-
-def test_a_page_that_cannot_be_written_is_an_error(tmp_path: Path, call: Call) -> None:
-    folder = unfinished(tmp_path)
-    (folder / "report.html" / "x").mkdir(parents=True)
-    found = call(main, folder)
-    assert found.code == 74 and f"{folder}/report.html" in found.error

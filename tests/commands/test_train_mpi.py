@@ -34,30 +34,23 @@ def train(folder: Path, ranks: int, *arguments: str, code: int = 0) -> tuple[str
 @pytest.mark.slow
 def test_ranks_on_stand_in_devices_learn_what_ranks_on_the_cpu_learn(tmp_path: Path) -> None:
     """Each process uses CuPy's stand-in. Averages of weights go through the host."""
-    small = ["data.train=104", "data.test=32", "dtype=double", "parallel.launcher=mpi", "parallel.reduce=host"]
-    found = {}
+    small = ["data.train=104", "data.test=32", "dtype=double", "parallel.reduce=host"]
     for backend, through in (("cupy", ["-m", "tests.standin"]), ("numpy", [])):
-        (tmp_path / backend).mkdir()
-        command = [*through, "-m", "cupynet", "train", *QUICK, *small, f"backend={backend}"]
-        done = under_mpiexec(2, *command, cwd=tmp_path / backend, timeout=200)
+        own = [f"backend={backend}", f"hydra.run.dir={backend}"]
+        done = under_mpiexec(2, *through, "-m", "cupynet", "train", *MPI, *small, *own, cwd=tmp_path, timeout=200)
         assert done.returncode == 0, done.stdout + done.stderr
-        found[backend] = run_folder(tmp_path / backend)
-    assert summary_of(found["cupy"])["devices"] == ["cuda:0", "cuda:1"]
-    weights = load_file(found["cupy"] / "weights.safetensors")
-    for name, weight in load_file(found["numpy"] / "weights.safetensors").items():
+    assert summary_of(tmp_path / "cupy")["devices"] == ["cuda:0", "cuda:1"]
+    weights = load_file(tmp_path / "cupy" / "weights.safetensors")
+    for name, weight in load_file(tmp_path / "numpy" / "weights.safetensors").items():
         np.testing.assert_allclose(weights[name], weight, rtol=0, atol=1e-9, err_msg=name)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("parallel", [p.stem for p in sorted((ROOT / "conf/parallel").glob("*.yaml"))])
 def test_every_mode_gives_the_same_weights_and_sends_as_much(tmp_path: Path, parallel: str) -> None:
-    settings = [*QUICK, f"parallel={parallel}", "batch_size=16"]
-    for name in ("ranks", "threads"):
-        (tmp_path / name).mkdir()
-    train(tmp_path / "ranks", 2, *settings, "parallel.launcher=mpi")
-    ranks = run_folder(tmp_path / "ranks")
-    run(tmp_path / "threads", *settings, f"workers={summary_of(ranks)['workers']}")
-    threads = run_folder(tmp_path / "threads")
+    settings, ranks, threads = (f"parallel={parallel}", "batch_size=16"), tmp_path / "ranks", tmp_path / "threads"
+    train(tmp_path, 2, *MPI, *settings, "hydra.run.dir=ranks")
+    trained(threads, *QUICK, *settings, f"workers={summary_of(ranks)['workers']}")
     assert (ranks / "weights.safetensors").read_bytes() == (threads / "weights.safetensors").read_bytes()
     assert summary_of(ranks)["bytes_sent"] == summary_of(threads)["bytes_sent"] > 0
 

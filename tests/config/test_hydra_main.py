@@ -20,7 +20,7 @@ from cupynet import config
 from cupynet.config import composing, stored
 from cupynet.config.instantiate import build
 from cupynet.config.schema import BenchSettings, PlanSettings, RateSettings, Settings, TuneSettings, own_names
-from cupynet.core.errors import ConfigError, DataError, Interrupted, annotate
+from cupynet.core.errors import ConfigError, Interrupted
 from tests.support.commands import ROOT, Command, Line, environment
 from tests.support.refusals import refused
 from tests.support.settings import CHOICES, GROUPS, settings_of
@@ -215,18 +215,6 @@ def test_a_wrong_setting_in_a_file_is_named(content: str, named: tuple[str, ...]
 # jobs and sweeps ------------------------------------------------------------------------------------------------------
 
 
-def test_a_cupynet_error_is_one_line_on_the_terminal_and_in_the_log(
-    command: Command, in_folder: Path, error_line: Line
-) -> None:
-    error = DataError("train-images: is\n damaged")
-    annotate(error, "worker 1, epoch 2, batch 7")
-    assert command(task=Mock(side_effect=error))[0] == 65
-    line = "train-images: is damaged; worker 1, epoch 2, batch 7"
-    assert error_line() == f"cupynet: {line}\n"
-    (log,) = in_folder.glob("outputs/*/*/train.log")
-    assert log.read_text().endswith(f" ERROR cupynet: {line}\n")
-
-
 @pytest.mark.parametrize("sweep", [(), ("-m", "seed=1,2")], ids=["run", "sweep"])
 def test_a_run_folder_that_cannot_be_made(
     sweep: tuple[str, ...], command: Command, in_folder: Path, error_line: Line
@@ -291,6 +279,15 @@ def test_a_record_appears_once_on_the_terminal_and_once_in_the_log(
     assert re.findall(r"^\[\d\d:\d\d:\d\d\] (epoch 1|warning)", out, re.MULTILINE) == printed
     assert out.count("\n") == len(printed) and err == ""
     assert [logged(log) for log in in_folder.glob("outputs/20*/*/train.log")] == [RECORDS]
+
+
+def test_questions_are_answered_and_start_nothing(
+    command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for arguments, answer in (("--info defaults", "spine"), ("-c job -p optimizer", "momentum: 0.9")):
+        assert command(*arguments.split()) == (0, [])
+        out, err = capsys.readouterr()
+        assert answer in out and err == "" and list(in_folder.iterdir()) == []
 
 
 SCHEMAS = {

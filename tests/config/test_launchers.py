@@ -62,14 +62,11 @@ class Elsewhere(ProcessLauncher):
                 sweep = Path(job.hydra.sweep.dir)
                 sweep_record.began(sweep, sweep_record.Job(number, [*overrides], sweep / str(number), None), ())
             else:
-                self._elsewhere(job)
+                folders: Any = {"job_dir_key": "hydra.sweep.dir", "job_subdir_key": "hydra.sweep.subdir"}
+                work: Any = {"task_function": pickle.loads(self._task), "hydra_context": self._context, "config": job}
+                Context().run(run_job, **work, **folders)  # an empty context, without the running command
             sys.argv, sweep_record._ended[:], HydraConfig.instance().cfg = here
         return []
-
-    def _elsewhere(self, job: Any) -> None:
-        folders: Any = {"job_dir_key": "hydra.sweep.dir", "job_subdir_key": "hydra.sweep.subdir"}
-        work: Any = {"task_function": pickle.loads(self._task), "config": job, "hydra_context": self._context}
-        Context().run(run_job, **work, **folders)  # an empty context, without the running command
 
 
 @pytest.fixture

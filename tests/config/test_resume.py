@@ -55,9 +55,6 @@ def contents(*folders: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for folder in folders for path in folder.rglob("*") if path.is_file()}
 
 
-# bit for bit ----------------------------------------------------------------------------------------------------------
-
-
 @contextlib.contextmanager
 def resumes_bit_for_bit(run_folder: Path, settings: list[str]) -> Iterator[None]:
     """Check that the run resumed in the `with` block equals an uninterrupted one, and that its times add up."""
@@ -128,9 +125,6 @@ def test_a_schedule_may_be_named_again(in_folder: Path) -> None:
         assert config.load(in_folder / "run", again).optimizer == before
     other = config.load(in_folder / "run", ["optimizer=sgd", *settings[1:]])
     assert other.optimizer["learning_rate"]["initial"] == 0.1
-
-
-# what is refused, and changes nothing ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -227,9 +221,6 @@ def test_a_resume_that_fails_before_training_changes_no_settings(
     assert (contents(*kept), (stopped / "started.json").read_bytes()) == before
     assert command(f"resume={stopped}", task=train_job)[0] == 0
     assert config.load(stopped).epochs == 2 == Run(stopped).summary().outcome.epochs
-
-
-# results and settings of a resumed run --------------------------------------------------------------------------------
 
 
 def test_the_changes_of_a_resume_are_stored(stopped: Path, command: Command) -> None:

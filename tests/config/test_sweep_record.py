@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cupynet.config import sweep_record
-from cupynet.core.table import Column, as_csv, setting_columns, shortened
+from cupynet.core.table import Column, Screen, as_csv, setting_columns, shortened, show
 from tests.support.compared_runs import made
 from tests.support.run_folders import sweep_rows
 
@@ -98,3 +98,11 @@ def test_no_cell_is_a_formula_to_a_spreadsheet() -> None:
     (_, *rows) = csv.reader(as_csv([Column("x", "x", [], values), Column("y", "y", [], values)]).splitlines())
     assert [cell for cell, _ in rows[:6]] == [f"'{value}" for value in values[:6]]
     assert [cell for cell, _ in rows[6:]] == ["-1e-3", "+5", "-", "-2", "-0.5", "", "a=b"]
+
+
+def test_text_from_files_cannot_control_the_terminal_that_shows_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    evil, screen = "a\x1b[2J\u202eb", Screen()
+    show([Column(evil, evil, [evil], [evil])], screen, "")
+    screen.print(evil)
+    text = capsys.readouterr().out
+    assert text.count("\ufffd") == 6 and not {"\x1b", "\u202e"} & set(text)

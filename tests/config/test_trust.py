@@ -33,7 +33,7 @@ from cupynet.runs.checkpoints import Checkpoints, _write_manifest, read
 from cupynet.runs.layout import SETTINGS
 from cupynet.training import ParallelWrapper
 from tests.support.commands import Command, Line
-from tests.support.refusals import refused
+from tests.support.refusals import data_error, refused
 from tests.support.settings import settings_of
 from tests.support.training import small_dataset, small_model
 
@@ -77,16 +77,12 @@ def changed(path: Path, old: str, new: str) -> None:
 FILES = {
     "a part": "loss: {_target_: os.mkdir, path: CANARY}\n",
     "by a reference": 'loss: "${oc.create:{_target_: os.mkdir, path: CANARY}}"\n',
-    "by the environment": "loss:\n  _target_: ${oc.env:EVIL}\n",
     "a tag": "loss: !!python/object/apply:os.mkdir [CANARY]\n",
 }
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_config_file_runs_no_code(
-    name: str, in_folder: Path, refuses: Refuses, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("EVIL", "os.mkdir")
+def test_a_config_file_runs_no_code(name: str, in_folder: Path, refuses: Refuses) -> None:
     path = in_folder / "theirs" / "experiment" / "evil.yaml"
     path.parent.mkdir(parents=True)
     path.write_text(f"# @package _global_\n{FILES[name]}")
@@ -336,18 +332,15 @@ def test_a_run_may_have_the_name_of_a_checkpoint(name: str, run: Path) -> None:
         assert resume.checkpoint_of(path) == (step if path == step else folder / "checkpoints")
 
 
-@pytest.mark.parametrize(
-    "name", ["run.zip", "a\0b", "a" * 5000, "../nothing", "/nothing", "run/checkpoints/step-1/../.."]
-)
-def test_a_folder_without_a_run_is_refused(name: str, in_folder: Path) -> None:
+def test_a_folder_without_a_run_is_refused(in_folder: Path) -> None:
     (in_folder / "run.zip").write_bytes(b"PK")
-    before = tree(in_folder.parent)
-    with refused("resume", repr(name)):
-        resume.find(name, [])
-    assert tree(in_folder.parent) == before
+    for name in ("run.zip", "a\0b", "a" * 5000, "../nothing", "/nothing", "run/checkpoints/step-1/../.."):
+        with refused("resume", repr(name)):
+            resume.find(name, [])
+    assert os.listdir(in_folder) == ["run.zip"]
 
 
-# files of numbers -----------------------------------------------------------------------------------------------------
+# weights, and the state of a checkpoint -------------------------------------------------------------------------------
 
 
 class Evil:
@@ -369,29 +362,13 @@ WEIGHTS = {
 }
 
 
-def forge(checkpoint: Path, name: str, content: bytes) -> None:
-    """Replace a checkpoint's file, and write a manifest with the right digests."""
-    (checkpoint / "manifest.json").unlink()
-    (checkpoint / name).write_bytes(content)
-    _write_manifest(checkpoint)
-
-
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_damaged_weight_files_are_refused(name: str, in_folder: Path) -> None:
-    """They are rejected alone and in a checkpoint with the right digests."""
     path = in_folder / "w.safetensors"
     path.write_bytes(WEIGHTS[name])
-    with pytest.raises(DataError) as caught:
+    with data_error(path):
         load_weights(path)
-    assert path.name in str(caught.value) and "\n" not in str(caught.value)
-    checkpoint = Checkpoints(in_folder / "c").save(1, {"workers": []}, {"weights": {}})
-    forge(checkpoint, "weights.safetensors", WEIGHTS[name])
-    with pytest.raises(DataError):
-        read(checkpoint)
-    assert not (in_folder / CANARY).exists() and not (in_folder.parent / CANARY).exists()
-
-
-# the state of a checkpoint, with the right digests --------------------------------------------------------------------
+    assert not (in_folder / CANARY).exists()
 
 
 @pytest.fixture(scope="module")
@@ -437,10 +414,12 @@ def test_a_forged_state_is_refused(keys: str, value: Any, good: Path, tmp_path: 
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, '{"workers": ' + "9" * 5000 + "}", "[]"], ids=["deep", "long", "list"])
-def test_a_malformed_state_file_is_refused(text: str, good: Path, tmp_path: Path) -> None:
-    path = Path(shutil.copytree(good, tmp_path / good.name))
-    forge(path, "state.json", text.encode())
-    with pytest.raises(DataError) as caught:
-        read(path)
-    assert str(path) in str(caught.value)
+def test_malformed_files_of_a_checkpoint_are_refused(good: Path, tmp_path: Path) -> None:
+    """Their digests in the manifest are right."""
+    for name in ("state.json", "weights.safetensors"):
+        path = Path(shutil.copytree(good, tmp_path / name / good.name))
+        (path / "manifest.json").unlink()
+        (path / name).write_text("[" * 100_000)
+        _write_manifest(path)
+        with data_error(path / name):
+            read(path)

@@ -3,9 +3,7 @@
 Each example in tests/guides/extending trains with command-line settings and behaves as described.
 """
 
-import json
 import re
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,35 +12,42 @@ import numpy as np
 import pytest
 
 from cupynet import Conv2D, Dense, Image, Loader, Model, Nesterov, ParallelWrapper, Sequential, create_backend
-from cupynet.commands.train import prepare
-from cupynet.core.errors import ConfigError
-from cupynet.runs.run import Run
 from tests.guides.extending.gradient_mean import GradientMean
 from tests.guides.extending.lion import Lion
 from tests.guides.extending.residual import Residual
 from tests.guides.extending.scale import Scale
-from tests.support import warm
 from tests.support.backends import every_backend
-from tests.support.commands import SMALL, environment
+from tests.support.commands import SMALL, summary_of
 from tests.support.gradients import check_layer
 from tests.support.resumed_runs import trained
-from tests.support.settings import settings_of
 from tests.support.trainers import on_loan
 from tests.support.training import small_dataset, small_model
 
 EXAMPLES = Path(__file__).parent / "extending"
-QUICK = ("data=synthetic", "data.train=200", "data.test=50", "epochs=1", "workers=3", "batch_size=16", "backend=numpy")
-COMMANDS = {
-    "absolute_error": (*QUICK, "loss._target_=absolute_error.AbsoluteError"),
-    "gradient_mean": (*QUICK, "parallel.synchronizer._target_=gradient_mean.GradientMean"),
-    "lion": (*QUICK[:-1], "optimizer._target_=lion.Lion", "optimizer.learning_rate=0.001", "++optimizer.beta2=0.98"),
-    "print_score": (*QUICK, "+callbacks.score._target_=print_score.PrintScore", "log_every=1"),
-    "residual": (*QUICK, "model.layers.pool2._target_=residual.Residual", "model.layers.pool2.kernel_size=5"),
-    "scale": (*QUICK, "model.layers.pool2._target_=scale.Scale"),
-    "stop_at": (*QUICK, "+callbacks.stop._target_=stop_at.StopAt", "+callbacks.stop.loss=100"),
-    "stripes": ("data._target_=stripes.Stripes", "+data.images=300", "data.validation=60", "backend=numpy", "epochs=3",
-                "batch_size=16", "model.layers.output.units=3", "model.layers.conv2.kernel_size=3"),
-}  # fmt: skip
+QUICK = ("epochs=1", "workers=3", "batch_size=16")
+DIGITS = ("data=synthetic", "data.train=200", "data.test=50")
+WITHOUT_POOL2 = 2_432 - 96 * 16 + 8 * 8 * 6 * 16  # parameters of LeNet in `SMALL`
+# an example's settings, and an entry of its summary.json
+COMMANDS: dict[str, tuple[str, str, object]] = {
+    "absolute_error": ("loss._target_=absolute_error.AbsoluteError", "epochs", 1),
+    "gradient_mean": (
+        "parallel.synchronizer._target_=gradient_mean.GradientMean",
+        *("synchronizer", "synchronized by GradientMean"),
+    ),
+    # a rule without a kernel runs as array operations
+    "lion": ("optimizer._target_=lion.Lion optimizer.learning_rate=0.001 ++optimizer.beta2=0.98", "backend", "numba"),
+    "print_score": ("+callbacks.score._target_=print_score.PrintScore log_every=1", "epochs", 1),
+    "residual": (
+        "model.layers.pool2._target_=residual.Residual model.layers.pool2.kernel_size=5",
+        *("parameters", WITHOUT_POOL2 + 5 * 5 * 6 * 6 + 6),
+    ),
+    "scale": ("model.layers.pool2._target_=scale.Scale", "parameters", WITHOUT_POOL2 + 8 * 8 * 6),
+    "stop_at": ("+callbacks.stop._target_=stop_at.StopAt +callbacks.stop.loss=100 log_every=1", "iterations", 1),
+    "stripes": (
+        "data._target_=stripes.Stripes +data.images=300 model.layers.output.units=3 model.layers.conv2.kernel_size=3",
+        *("dataset", "stripes"),
+    ),
+}
 
 
 @pytest.fixture
@@ -57,39 +62,10 @@ def modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("modules")
 @pytest.mark.parametrize("name", COMMANDS)
 def test_an_example_trains_by_its_settings(name: str, tmp_path: Path) -> None:
-    trained(tmp_path / "run", *COMMANDS[name], *SMALL, f"trusted_modules=[{name}]")
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    expected = {
-        "absolute_error": ("epochs", 1),
-        "gradient_mean": ("synchronizer", "synchronized by GradientMean"),
-        "lion": ("backend", "numba"),  # a rule without a kernel runs as array operations
-        "print_score": ("epochs", 1),
-        "residual": ("parameters", 2_432 - 96 * 16 + 8 * 8 * 6 * 16 + 5 * 5 * 6 * 6 + 6),
-        "scale": ("parameters", 2_432 - 96 * 16 + 8 * 8 * 6 * 16 + 8 * 8 * 6),
-        "stop_at": ("epochs", 1),  # without a report, it does not stop training
-        "stripes": ("dataset", "stripes"),
-    }
-    key, value = expected[name]
-    assert summary[key] == value
-
-
-def test_the_callback_of_the_guide_stops_at_its_loss_by_the_command_line(tmp_path: Path) -> None:
-    shutil.copy(EXAMPLES / "stop_at.py", tmp_path)
-    arguments = [*COMMANDS["stop_at"], *SMALL, "trusted_modules=[stop_at]", f"hydra.run.dir={tmp_path / 'run'}"]
-    arguments += ["log_every=5", "data.train=1200"]
-    done = warm.command("cupynet", ("train", *arguments), tmp_path, environment(), 300)
-    assert done.returncode == 0, done.stderr
-    summary = Run(tmp_path / "run").summary()
-    assert summary.outcome.epochs == 0 and summary.outcome.stopped_by
-    assert 5 <= summary.outcome.iterations <= 10
-
-
-@pytest.mark.usefixtures("modules")
-@pytest.mark.parametrize("name", ["scale", "stripes"])
-def test_a_class_that_is_not_trusted_is_not_even_imported(name: str) -> None:
-    with pytest.raises(ConfigError, match="trusted_modules"):
-        prepare(settings_of(*COMMANDS[name]))
-    assert name not in sys.modules
+    settings, key, value = COMMANDS[name]
+    data = () if name == "stripes" else DIGITS
+    trained(tmp_path, *data, *QUICK, *SMALL, *settings.split(), f"trusted_modules=[{name}]")
+    assert summary_of(tmp_path)[key] == value
 
 
 def test_the_synchronizer_equals_one_replica_over_two_fits() -> None:

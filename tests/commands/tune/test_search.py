@@ -5,7 +5,7 @@ import math
 import signal
 import sqlite3
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,6 +38,17 @@ Train = Callable[[Any], float]  # an Optuna trial -> its objective value
 def good(trial: Any) -> float:
     """Return an accuracy that is best at a learning rate of 0.01."""
     return 0.9 - 0.1 * abs(math.log10(trial.params.get("optimizer.learning_rate", 0.01)) + 2)
+
+
+def failing(failures: Mapping[int, BaseException]) -> Train:
+    """Return a training function that raises these errors in the trials of these numbers."""
+
+    def train(trial: Any) -> float:
+        if trial.number in failures:
+            raise failures[trial.number]
+        return good(trial)
+
+    return train
 
 
 @cache
@@ -128,15 +139,10 @@ def test_the_lowest_loss_is_the_best(search: Search) -> None:
     assert figures == sorted(figures) and len(set(figures)) == 3
 
 
-def test_an_interrupted_trial_is_repeated_when_the_search_is_resumed(search: Search, tmp_path: Path) -> None:
-    def interrupted(trial: Any) -> float:
-        if trial.number == 1:
-            raise errors.Interrupted(signal.SIGTERM)
-        return good(trial)
-
+def test_an_interrupted_trial_is_repeated_when_the_search_is_resumed(search: Search) -> None:
     plan = plan_of(trials=3)
     with pytest.raises(KeyboardInterrupt):
-        search(plan, interrupted)
+        search(plan, failing({1: errors.Interrupted(signal.SIGTERM)}))
     opened = search(plan)
     assert states(opened) == [COMPLETE, FAIL, COMPLETE, COMPLETE]
     assert opened.trials[1].params == opened.trials[2].params
@@ -151,34 +157,26 @@ def test_a_trial_that_was_killed_is_repeated(search: Search) -> None:
     assert [each.params for each in opened.trials].index(killed, 3) == 3
 
 
-FAILURES: dict[int, tuple[Exception, str]] = {
-    0: (errors.DivergedError("the loss is not finite"), "pruned"),
-    1: (errors.DeviceError("GPU 0 has no memory left"), "fail"),
-    2: (MemoryError(), "fail"),
-    3: (errors.ConfigError("dtype=half: too narrow"), "fail"),
-    4: (ValueError("a bug"), "fail"),
-}
+FAILURES = [
+    (errors.DivergedError("the loss is not finite"), "pruned"),
+    (errors.DeviceError("GPU 0 has no memory left"), "fail"),
+    (MemoryError(), "fail"),
+    (errors.ConfigError("dtype=half: too narrow"), "fail"),
+    (ValueError("a bug"), "fail"),
+]
 
 
 def test_trials_that_fail_are_recorded_and_the_search_continues(tmp_path: Path, search: Search) -> None:
-    def fails(trial: Any) -> float:
-        if trial.number in FAILURES:
-            raise FAILURES[trial.number][0]
-        return good(trial)
-
-    opened = search(plan_of(trials=6), fails)
+    opened = search(plan_of(trials=6), failing(dict(enumerate(error for error, _ in FAILURES))))
     assert [each.number for each in ranked(opened)] == [5]
     rows = (tmp_path / "tune.csv").read_text().splitlines()[1:]
-    for row, (error, outcome) in zip(rows, FAILURES.values(), strict=False):
+    for row, (error, outcome) in zip(rows, FAILURES, strict=False):
         assert f",{outcome}," in row and (str(error) or type(error).__name__) in row
 
 
 def test_an_error_independent_of_the_settings_ends_the_search(search: Search) -> None:
-    def fails(trial: Any) -> float:
-        raise errors.OutputError("the disk is full")
-
     with pytest.raises(errors.OutputError):
-        search(plan_of(), fails)
+        search(plan_of(), failing({0: errors.OutputError("the disk is full")}))
     opened = search(plan_of(trials=1))
     assert states(opened) == [FAIL, COMPLETE]
     assert opened.trials[0].params == opened.trials[1].params
@@ -190,10 +188,7 @@ def test_an_error_independent_of_the_settings_ends_the_search(search: Search) ->
 def test_without_a_complete_trial_the_search_fails_as_its_trials_did(
     error: errors.CupynetError, code: int, search: Search
 ) -> None:
-    def fails(trial: Any) -> float:
-        raise error
-
-    opened = search(plan_of(), fails)
+    opened = search(plan_of(), failing(dict.fromkeys(range(3), error)))
     with pytest.raises(errors.CupynetError) as caught:
         ranked(opened)
     assert caught.value.exit_code == code
@@ -226,28 +221,20 @@ def test_a_trial_worse_than_the_median_is_pruned_but_not_in_its_last_epoch(tmp_p
 
 
 def test_a_grid_is_tried_once(search: Search) -> None:
-    def interrupted(trial: Any) -> float:
-        if trial.number == 2:
-            raise KeyboardInterrupt(signal.SIGINT)
-        return good(trial)
-
     plan = plan_of("batch_size=32,64", "model.layers.conv1.channels=range(1,4)", sampler="grid", trials=20)
     with pytest.raises(KeyboardInterrupt):
-        search(plan, interrupted)
+        search(plan, failing({2: KeyboardInterrupt(signal.SIGINT)}))
     search(plan_of(*plan.settings.search, sampler="grid", trials=3)).ask(plan.space)  # the next trial is killed
     tried = [tuple(each.values()) for each in settings_tried(search(plan))]
     assert sorted(tried) == [("32", 1), ("32", 2), ("32", 3), ("64", 1), ("64", 2), ("64", 3)]
 
 
-@pytest.fixture
-def few_at_random(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw only two trials at random instead of ten. Later trials depend on earlier ones."""
-    monkeypatch.setitem(command.SAMPLERS, "tpe", partial(TPESampler, n_startup_trials=2))
-
-
-@pytest.mark.usefixtures("few_at_random")
 @pytest.mark.parametrize("sampler", ["tpe", "random"])
-def test_a_search_ends_when_all_combinations_are_tried(search: Search, sampler: str) -> None:
+def test_a_search_ends_when_all_combinations_are_tried(
+    sampler: str, search: Search, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few_at_random = partial(TPESampler, n_startup_trials=2)  # later trials depend on earlier ones
+    monkeypatch.setitem(command.SAMPLERS, "tpe", few_at_random)
     plan = plan_of("batch_size=32,64", "data.rate=range(0.1,0.35,0.1)", sampler=sampler, trials=9)
     opened = search(plan)
     tried = [(each["batch_size"], round(each["data.rate"], 6)) for each in settings_tried(opened)]
@@ -279,14 +266,11 @@ def test_the_folder_may_have_any_name(search: Search, tmp_path: Path) -> None:
     assert [each.name for each in folder.iterdir()] == ["study.db"] and list(tmp_path.iterdir()) == [folder]
 
 
-@pytest.mark.parametrize("content", [b"a text\n" * 100, b"\0" * 4096], ids=["text", "zeros"])
-def test_files_of_another_kind_are_refused(content: bytes, tmp_path: Path) -> None:
-    (tmp_path / "study.db").write_bytes(content)
-    with pytest.raises(errors.DataError):
-        study(tmp_path, plan_of())
-
-
-def test_a_study_of_another_search_is_refused(tmp_path: Path, search: Search) -> None:
+def test_a_study_of_another_search_and_other_files_are_refused(tmp_path: Path, search: Search) -> None:
     search(plan_of(trials=1))
     with pytest.raises(errors.DataError):
         study(tmp_path, plan_of("batch_size=1,2"))
+    for content in (b"a text\n" * 100, b"\0" * 4096):
+        (tmp_path / "study.db").write_bytes(content)
+        with pytest.raises(errors.DataError):
+            study(tmp_path, plan_of())

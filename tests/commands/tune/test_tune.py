@@ -82,9 +82,6 @@ def test_the_best_settings_can_be_pasted(searched: tuple[Path, Path, str], tmp_p
     assert again.test_accuracy is not None and f"accuracy {percent(again.test_accuracy)}" in stdout
 
 
-# refused --------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("arguments", "setting"),
     [
@@ -96,6 +93,9 @@ def test_the_best_settings_can_be_pasted(searched: tuple[Path, Path, str], tmp_p
         ([RATE, "sampler=grid"], "sampler"),
         ([RATE, "objective=auc"], "objective"),
         (["-m", RATE], "-m"),
+        (["batch_sise=32,64"], "batch_sise"),
+        (["optimizer=adam,adum"], "optimizer"),
+        (["workers=1,0"], "workers"),
         (["resume=nowhere"], "resume"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -104,15 +104,6 @@ def test_bad_settings_are_refused_before_the_first_trial(arguments: list[str], s
     typed = {each.partition("=")[0] for each in arguments}
     with refused(setting):
         prepared(*(each for each in TINY if each.partition("=")[0] not in typed), *arguments)
-
-
-@pytest.mark.parametrize(
-    ("searched", "setting"),
-    [("batch_sise=32,64", "batch_sise"), ("optimizer=adam,adum", "optimizer"), ("workers=1,0", "workers")],
-)
-def test_trials_that_cannot_be_composed_are_refused_before_the_first(searched: str, setting: str) -> None:
-    with refused(setting):
-        prepared(*TINY, searched)
 
 
 def test_without_optuna_a_search_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,22 +156,19 @@ def test_a_folder_with_a_search_is_refused(file: str, tmp_path: Path) -> None:
         prepared(*TINY, RATE, f"hydra.run.dir={tmp_path}")
 
 
-@pytest.mark.parametrize("name", ["study.db-journal", "trials/0001"])
-def test_a_search_with_links_is_not_resumed(name: str, tmp_path: Path) -> None:
+def test_a_resumed_search_follows_neither_links_nor_references(tmp_path: Path) -> None:
     """SQLite would write to the journal, and trials would write to their folders."""
     stored_search(tmp_path, *TINY, RATE)
     (tmp_path / "trials").mkdir()
-    (tmp_path / name).symlink_to("/tmp")
-    with pytest.raises(DataError):
-        for_hydra([f"resume={tmp_path}"])
-
-
-@pytest.mark.parametrize("stored", ["seed=${oc.env:HOME}", "search=['seed=choice(\\${x},1)']"])
-def test_a_resumed_search_follows_no_reference(stored: str, tmp_path: Path) -> None:
-    stored_search(tmp_path, *TINY)
-    (tmp_path / ".hydra" / "overrides.yaml").write_text(json.dumps([*TINY, stored]))
-    with pytest.raises(DataError):
-        for_hydra([f"resume={tmp_path}"])
+    for link in (tmp_path / "study.db-journal", tmp_path / "trials/0001"):
+        link.symlink_to("/tmp")
+        with pytest.raises(DataError):
+            for_hydra([f"resume={tmp_path}"])
+        link.unlink()
+    for reference in ("seed=${oc.env:HOME}", "search=['seed=choice(\\${x},1)']"):
+        (tmp_path / ".hydra" / "overrides.yaml").write_text(json.dumps([*TINY, reference]))
+        with pytest.raises(DataError):
+            for_hydra([f"resume={tmp_path}"])
 
 
 @pytest.mark.parametrize(
@@ -209,27 +197,17 @@ class Trial:
         return len(self.reported) >= self.epochs
 
 
-@pytest.mark.parametrize(
-    ("prune_after", "epochs", "pruned", "objective"), [(2, 2, True, "accuracy"), (9, 4, False, "top_1_accuracy")]
-)
-def test_a_pruned_trial_stops_all_workers_after_the_same_round(
-    prune_after: int, epochs: int, pruned: bool, objective: str, tmp_path: Path
-) -> None:
-    trial = Trial(prune_after)
-    experiment = Experiment(
-        settings_of(
-            *TINY[:5], "backend=numpy", "workers=2", "epochs=4", "data.validation=50", "metrics=[top_1_accuracy]"
-        )
-    )
-    experiment.tests = False
-    callback = PruningCallback(trial, objective)
+def test_a_pruned_trial_stops_all_workers_after_the_same_round(tmp_path: Path) -> None:
+    settings = ("backend=numpy", "workers=2", "epochs=4", "data.validation=50", "metrics=[top_1_accuracy]")
+    experiment, trial = Experiment(settings_of(*TINY[:5], *settings)), Trial(2)
+    experiment.tests, callback = False, PruningCallback(trial, "top_1_accuracy")
     experiment.callbacks.append(callback)
     train(experiment, tmp_path)
     summary = Run(tmp_path).summary()
-    assert (summary.outcome.epochs, summary.scores.test_accuracy, callback.pruned) == (epochs, None, pruned)
-    assert summary.outcome.stop_reason == ("early" if pruned else None)
-    assert [step for step, _ in trial.reported] == [*range(1, epochs + 1)]
+    assert (summary.outcome.epochs, summary.outcome.stop_reason, callback.pruned) == (2, "early", True)
+    assert [step for step, _ in trial.reported] == [1, 2]
     assert callback.figure == summary.scores.validation_accuracy == trial.reported[-1][1]
+    assert summary.scores.test_accuracy is None
 
 
 def test_a_holdout_leaves_samples_to_train_on() -> None:
