@@ -36,28 +36,24 @@ def test_unsuitable_settings_are_refused() -> None:
             find_rate.prepare(settings_of_command("find_rate", RateSettings, *TINY, *wrong))
 
 
+def schedule(name: str, **arguments: object) -> dict[str, object]:
+    return {"_target_": f"cupynet.optim.{name}", **arguments}
+
+
+RATE = "optimizer.learning_rate"
+
+
 @pytest.mark.parametrize(
-    "node, written",
+    ("node", "written"),
     [
-        (0.1, "optimizer.learning_rate=0.031"),
-        ({"_target_": "cupynet.optim.OneCycle", "peak": 1}, "optimizer.learning_rate.peak=0.031"),
-        ({"_target_": "cupynet.optim.Cosine", "initial": 1}, "optimizer.learning_rate.initial=0.031"),
-        (
-            {"_target_": "cupynet.optim.Warmup", "then": {"_target_": "cupynet.optim.StepDecay", "initial": 1}},
-            "optimizer.learning_rate.then.initial=0.031",
-        ),
-        (
-            {"_target_": "cupynet.optim.Scaled", "factor": 2, "schedule": {"_target_": "cupynet.optim.Constant"}},
-            None,
-        ),
-        ({"_target_": "cupynet.optim.PiecewiseConstant", "rates": {}}, None),
+        (0.1, f"{RATE}=0.031"),
+        (schedule("OneCycle", peak=1), f"{RATE}.peak=0.031"),
+        (schedule("Warmup", then=schedule("StepDecay", initial=1)), f"{RATE}.then.initial=0.031"),
+        (schedule("Scaled", factor=2, schedule=schedule("Constant")), None),
         ({"_target_": "mine.Own"}, None),
-        ("cosine", "'optimizer.learning_rate={name:cosine,initial:0.031}'"),
-        (
-            {"name": "warmup", "steps": 100, "then": {"name": "cosine", "initial": 0.1}},
-            "optimizer.learning_rate.then.initial=0.031",
-        ),
-        ({"name": "warmup", "steps": 9}, "'optimizer.learning_rate={name:warmup,steps:9,then:0.031}'"),
+        ("cosine", f"'{RATE}={{name:cosine,initial:0.031}}'"),
+        ({"name": "warmup", "then": {"name": "cosine", "initial": 0.1}}, f"{RATE}.then.initial=0.031"),
+        ({"name": "warmup", "steps": 9}, f"'{RATE}={{name:warmup,steps:9,then:0.031}}'"),
         ({"name": "map", "rates": {}}, None),
     ],
     ids=str,
@@ -69,15 +65,10 @@ def test_the_setting_that_gives_a_run_this_rate(node: object, written: str | Non
 
 
 def test_a_schedule_chosen_by_name_is_written_as_a_whole() -> None:
-    warmup = {
-        "_target_": "cupynet.optim.Warmup",
-        "steps": 9,
-        "then": {"_target_": "cupynet.optim.Cosine", "initial": 1},
-    }
-    found = find_rate.setting({"learning_rate": warmup}, 0.0314, ["optimizer=adam", "optimizer.learning_rate=warmup"])
-    assert found == "'optimizer.learning_rate={name:warmup,steps:9,then:{name:cosine,initial:0.031}}'"
-    found = find_rate.setting({"learning_rate": warmup}, 0.0314, ["optimizer.learning_rate.steps=9"])
-    assert found == "optimizer.learning_rate.then.initial=0.031"
+    optimizer = {"learning_rate": schedule("Warmup", steps=9, then=schedule("Cosine", initial=1))}
+    found = find_rate.setting(optimizer, 0.0314, ["optimizer=adam", f"{RATE}=warmup"])
+    assert found == f"'{RATE}={{name:warmup,steps:9,then:{{name:cosine,initial:0.031}}}}'"
+    assert find_rate.setting(optimizer, 0.0314, [f"{RATE}.steps=9"]) == f"{RATE}.then.initial=0.031"
 
 
 def test_the_loss_is_printed_over_the_rates() -> None:

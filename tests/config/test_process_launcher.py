@@ -203,19 +203,17 @@ def test_a_job_is_started_as_its_sweep_was(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("visible", "asked", "expected"),
     [
-        (None, None, ["0", "1", "2"]),
+        ("", None, ["0", "1", "2"]),
         ("4,GPU-5,6", None, ["4", "GPU-5", "6"]),
         ("4,GPU-5,6,-1,7", None, ["4", "GPU-5", "6"]),  # devices after one that does not exist are hidden
-        (None, [1], []),
+        ("", [1], []),
     ],
 )
 def test_devices_are_named_as_this_process_sees_them(
-    visible: str | None, asked: list[int] | None, expected: list[str], monkeypatch: pytest.MonkeyPatch
+    visible: str, asked: list[int] | None, expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = OmegaConf.create({"devices": asked, "backend": {"name": "cupy", "priority": {"gpu": 1, "cpu": 0}}})
     monkeypatch.setattr(backend, "select_backend", lambda *_, **__: ("cupy", None))
     monkeypatch.setattr(backend, "device_count", lambda name: 3)
-    monkeypatch.delenv(VISIBLE, raising=False)
-    if visible is not None:
-        monkeypatch.setenv(VISIBLE, visible)
+    monkeypatch.setenv(VISIBLE, visible)
     assert process_launcher._devices(settings) == expected
