@@ -36,12 +36,12 @@ def test_ranks_on_stand_in_devices_learn_what_ranks_on_the_cpu_learn(tmp_path: P
     """Each process uses CuPy's stand-in. Averages of weights go through the host."""
     small = ["data.train=104", "data.test=32", "dtype=double", "parallel.reduce=host"]
     for backend, through in (("cupy", ["-m", "tests.standin"]), ("numpy", [])):
-        own = [f"backend={backend}", f"hydra.run.dir={backend}"]
+        own = [f"backend={backend}", f"hydra.run.dir=on-{backend}"]
         done = under_mpiexec(2, *through, "-m", "cupynet", "train", *MPI, *small, *own, cwd=tmp_path, timeout=200)
         assert done.returncode == 0, done.stdout + done.stderr
-    assert summary_of(tmp_path / "cupy")["devices"] == ["cuda:0", "cuda:1"]
-    weights = load_file(tmp_path / "cupy" / "weights.safetensors")
-    for name, weight in load_file(tmp_path / "numpy" / "weights.safetensors").items():
+    assert summary_of(tmp_path / "on-cupy")["devices"] == ["cuda:0", "cuda:1"]
+    weights = load_file(tmp_path / "on-cupy" / "weights.safetensors")
+    for name, weight in load_file(tmp_path / "on-numpy" / "weights.safetensors").items():
         np.testing.assert_allclose(weights[name], weight, rtol=0, atol=1e-9, err_msg=name)
 
 

@@ -91,13 +91,6 @@ def test_classes_of_others_need_trust(tmp_path: Path) -> None:
     np.testing.assert_array_equal(trusted.predict(IMAGES), model.predict(IMAGES))
 
 
-class Renamed(Dense):
-    """Takes any keyword arguments, like classes of Keras users."""
-
-    def __init__(self, units: int, **others: Any) -> None:
-        super().__init__(units, **others)
-
-
 def test_what_a_file_cannot_hold_is_refused(tmp_path: Path) -> None:
     class Local(Dense):
         pass
@@ -137,6 +130,13 @@ def test_a_file_of_another_format_is_refused(model: Model, tmp_path: Path, monke
             model.save(name)
     model.save(Path("MODEL.SAFETENSORS"))
     assert [*map(str, Path().iterdir())] == ["MODEL.SAFETENSORS"]
+
+
+class Renamed(Dense):
+    """Takes any keyword arguments, like classes of Keras users."""
+
+    def __init__(self, units: int, **others: Any) -> None:
+        super().__init__(units, **others)
 
 
 def test_a_model_is_saved_as_it_was_made(tmp_path: Path) -> None:
