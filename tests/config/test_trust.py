@@ -121,7 +121,8 @@ def test_the_stored_settings_of_a_run_are_plain_values(name: str, run: Path) -> 
 
 def test_an_evaluated_run_builds_no_untrusted_class(run: Path) -> None:
     found = yaml.safe_load((run / SETTINGS).read_text())
-    found |= {"loss": {"_target_": "os.mkdir", "path": CANARY}, "trusted_modules": ["os", "posix"]}
+    evil = {"_target_": "subprocess.Popen", "args": ["mkdir", CANARY]}
+    found |= {"loss": evil, "trusted_modules": ["os", "subprocess"]}
     (run / SETTINGS).write_text(yaml.safe_dump(found))
     with refused("loss._target_"):
         Experiment(config.load(run))
