@@ -8,10 +8,11 @@ import logging
 import shlex
 import signal
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, NamedTuple
 
 from cupynet import config
 from cupynet.backend import available_cores
@@ -23,7 +24,7 @@ from cupynet.config.experiment import Experiment
 from cupynet.core import signals
 from cupynet.core.checks import finite
 from cupynet.core.errors import NOTHING_SAVED, CupynetError, DataError, Interrupted
-from cupynet.data import Data
+from cupynet.data import Data, Loader
 from cupynet.runs.layout import checkpoints
 from cupynet.runs.run import Cost, Outcome, Run, Scores, Setup, Start, Summary
 from cupynet.training import (
@@ -45,6 +46,20 @@ log = logging.getLogger(__name__)
 RATES = 100  # approximate number of past learning rates to compare
 
 
+class HeldOut(NamedTuple):
+    """The images that are evaluated after an epoch: the validation images if there are any, or else the test images."""
+
+    split: str
+    loader: Loader
+    argument: str  # of `ParallelWrapper.fit`
+
+    @classmethod
+    def of(cls, data: Data, experiment: Experiment) -> HeldOut:
+        if data.validation is None:
+            return cls("test", experiment.evaluation_loader(data.test), "evaluate_on")
+        return cls("validation", experiment.evaluation_loader(data.validation), "validation_data")
+
+
 class TrainJob:
     """Runs an experiment and writes its results to the run folder. All ranks train; only rank 0 writes and prints."""
 
@@ -54,71 +69,58 @@ class TrainJob:
     def __init__(self, experiment: Experiment, run: Run) -> None:
         self.experiment, self.run, self.settings = experiment, run, experiment.settings
         self.first, self.began = experiment.rank == 0, time.perf_counter()
+        self.resumed = None if self.settings.resume is None else Path(self.settings.resume)
+        self._epochs_left = self.settings.epochs
         self._deferred = config.deferred()
         self._rehearsal = Thread(target=experiment.rehearse, name="cupynet-rehearsal")
 
     def train(self) -> float | None:
         """See `cupynet.commands.train.train`. A second signal raises KeyboardInterrupt."""
-        experiment, run, settings = self.experiment, self.run, self.settings
         if self.first:
-            announce(experiment)
-            for callback in experiment.callbacks:
+            announce(self.experiment)
+            for callback in self.experiment.callbacks:
                 callback.check_path()
-        if experiment.backend_name == "numba":
+        if self.experiment.backend_name == "numba":
             self._rehearsal.start()  # compile kernels while loading the data
-        self.data = experiment.load()
+        self.data = self.experiment.load()
         if self.first:  # after loading, so that the folder is unchanged if loading fails
-            if settings.resume is None:
-                run.begin()
+            if self.resumed is None:
+                self.run.begin()
             else:
-                run.tidy()
+                self.run.tidy()
+        held_out = HeldOut.of(self.data, self.experiment)
         beginning = LambdaCallback(on_fit_start=self.begin)
         beginning.last = True  # nothing is replaced if another callback fails
-        with experiment.wrapper([*experiment.own_callbacks(), beginning], run) as self.wrapper:
-            if settings.resume is not None and not self._resume(Path(settings.resume)):
+        with self.experiment.wrapper([*self.experiment.own_callbacks(), beginning], self.run) as self.wrapper:
+            if self.resumed is not None and not self._restore(self.resumed):
                 return None
-            if self.first and settings.resume is None:
-                run.describe(self._start())
-            pipeline = self.wrapper.options.pipeline
-            if self.wrapper.placement.stages > 1 and pipeline is not None:
-                log.info("stages: %s", pipeline.describe(self.wrapper.layers))
+            if self.resumed is None and self.first:
+                self.run.describe(self._start())
             received = _Signals(self.wrapper, prints=self.first)
-            gc.freeze()
-            gc.unfreeze()  # moves all objects to the oldest generation without scanning them
-            gc.enable()
             with signals.handled(received):
-                summary, test = self._train_and_evaluate()
+                self._fit(held_out)
+                evaluations = self._evaluate(held_out)
+                summary = self._save(evaluations)
                 number = self._signal(received.number)
-        # after closing the wrapper, because its callbacks write the report
         if self.first:
-            if test is not None and (warning := unlearned(test)) is not None:
-                log.warning("%s", warning)
-            quiet = settings.callbacks.get("progress") or {}
-            silent = config.in_sweep() or quiet.get("style") == "none"  # a sweep prints a table of all jobs
-            if not silent and (test is not None or not number):
-                result_table(summary, run)
+            self._show(summary, evaluations.get("test"), interrupted=number != 0)
         if number:  # even if training was already complete, to end a sweep
-            raise Interrupted(number, saved(run, experiment))
-        return summary.scores.test_accuracy if self.data.validation is None else summary.scores.validation_accuracy
+            raise Interrupted(number, saved(self.run, self.experiment))
+        chosen = evaluations.get(held_out.split)
+        return None if chosen is None else finite(chosen.accuracy)
 
     def begin(self, trainer: Trainer) -> None:
         """Called on rank 0 when training begins. From then on, a resumed run replaces its earlier results."""
         if self._rehearsal.ident is not None:
             self._rehearsal.join()
-        if self.settings.resume is not None:
+        if self.resumed is not None:
             self.run.reopen(trainer.iteration)
         self._deferred()
-        if self.settings.resume is not None:
+        if self.resumed is not None:
             warn_of_other_rates(trainer, self.run.planned_epochs())
             self.run.describe(self._start())
 
-    def _signal(self, received: int) -> int:
-        """Return the signal that any of the processes received, or 0."""
-        found: list[float] = []
-        self.wrapper.on_workers(lambda trainer: found.append(trainer.world.gather_numbers(received).max()))
-        return int(found[0])
-
-    def _resume(self, path: Path) -> bool:
+    def _restore(self, path: Path) -> bool:
         """Restore a checkpoint. Return False if there is nothing left to train."""
         self.wrapper.restore(resume.checkpoint_of(path))
         trainer = self.wrapper.trainer
@@ -128,6 +130,7 @@ class TrainJob:
         if complete and not self.run.reopened_path.exists():
             log.info("the run is complete (epoch %d). Set epochs=... to train it further", trainer.epoch)
             return False
+        self._epochs_left = max(self.settings.epochs - trainer.epoch, 0)  # 0 if it was killed after its last epoch
         clock = trainer.statistics.clock
         self.began -= clock.compile_s + clock.rounds_s + clock.evaluate_s  # `wall_s` covers all processes
         return True
@@ -143,34 +146,58 @@ class TrainJob:
         if reason:
             raise DataError(f"{path}: cannot resume, because the data have changed ({reason}). Start a new run")
 
-    def _train_and_evaluate(self) -> tuple[Summary, Evaluation | None]:
-        wrapper, data, run, settings = self.wrapper, self.data, self.run, self.settings
-        split, held_out = ("test", data.test) if data.validation is None else ("validation", data.validation)
-        loader = self.experiment.evaluation_loader(held_out)
-        # no epochs are left if the run was killed after its last one
-        left = settings.epochs if settings.resume is None else max(settings.epochs - wrapper.trainer.epoch, 0)
-        train, every = self.experiment.train_loader(data), settings.evaluate_every_epochs
-        on_test, on_validation = (loader, None) if split == "test" else (None, loader)
+    def _fit(self, held_out: HeldOut) -> None:
+        """Train. If training diverges and the best weights were restored, save them."""
+        wrapper, pipeline = self.wrapper, self.wrapper.options.pipeline
+        if wrapper.placement.stages > 1 and pipeline is not None:
+            log.info("stages: %s", pipeline.describe(wrapper.layers))
+        gc.freeze()
+        gc.unfreeze()  # moves all objects to the oldest generation without scanning them
+        gc.enable()
+        train, every = self.experiment.train_loader(self.data), self.settings.evaluate_every_epochs
+        evaluated: dict[str, Any] = {held_out.argument: held_out.loader}
         try:
-            wrapper.fit(train, epochs=left, evaluate_on=on_test, validation_data=on_validation, evaluate_every=every)
+            wrapper.fit(train, epochs=self._epochs_left, evaluate_every=every, **evaluated)
         except CupynetError:
             found = self._early_stopping()
             if found is not None and found["reason"] == "diverged" and found["restored"]:
-                run.save(self._summary(None, None), wrapper.model.weights())
-                log.info("the best weights (epoch %d) are in %s", found["best_epoch"], run)
+                self.run.save(self._summary({}), wrapper.model.weights())
+                log.info("the best weights (epoch %d) are in %s", found["best_epoch"], self.run)
             raise
-        complete = wrapper.trainer.stopped is None or not wrapper.trainer.stopped.urgent
+
+    def _evaluate(self, held_out: HeldOut) -> dict[str, Evaluation]:
+        """Return the evaluations of the held-out images and the test images by split; empty if interrupted."""
+        wrapper, data, stop = self.wrapper, self.data, self.wrapper.trainer.stopped
+        complete = stop is None or not stop.urgent
         chosen = wrapper.trainer.evaluation  # evaluation of the last epoch or the best weights; None if interrupted
         if chosen is None and complete:
-            chosen = wrapper.evaluate(loader)
-        test, validation = (chosen, None) if split == "test" else (None, chosen)
-        if split != "test" and complete and self.experiment.tests and len(data.test):
-            test = wrapper.evaluate(self.experiment.evaluation_loader(data.test))
-        summary = self._summary(test, validation)
+            chosen = wrapper.evaluate(held_out.loader)
+        found = {} if chosen is None else {held_out.split: chosen}
+        if complete and "test" not in found and self.experiment.tests and len(data.test):
+            found["test"] = wrapper.evaluate(self.experiment.evaluation_loader(data.test))
+        return found
+
+    def _save(self, evaluations: Mapping[str, Evaluation]) -> Summary:
+        summary, test = self._summary(evaluations), evaluations.get("test")
         if self.first:
             wrong = [] if test is None else [mistake.sample for mistake in test.mistakes]
-            run.save(summary, wrapper.model.weights(), data.test.images[wrong])
-        return summary, test
+            self.run.save(summary, self.wrapper.model.weights(), self.data.test.images[wrong])
+        return summary
+
+    def _signal(self, received: int) -> int:
+        """Return the signal that any of the processes received, or 0."""
+        found: list[float] = []
+        self.wrapper.on_workers(lambda trainer: found.append(trainer.world.gather_numbers(received).max()))
+        return int(found[0])
+
+    def _show(self, summary: Summary, test: Evaluation | None, *, interrupted: bool) -> None:
+        """Print the results. The wrapper is closed, because its callbacks write the report."""
+        if test is not None and (warning := unlearned(test)) is not None:
+            log.warning("%s", warning)
+        progress = self.settings.callbacks.get("progress") or {}
+        silent = config.in_sweep() or progress.get("style") == "none"  # a sweep prints a table of all jobs
+        if not silent and (test is not None or not interrupted):
+            result_table(summary, self.run)
 
     # results --------------------------------------------------------------------------------------------------------
 
@@ -209,7 +236,7 @@ class TrainJob:
             environment=environment(),
         )
 
-    def _summary(self, test: Evaluation | None, validation: Evaluation | None) -> Summary:
+    def _summary(self, evaluations: Mapping[str, Evaluation]) -> Summary:
         trainer, callbacks = self.wrapper.trainer, self.wrapper.callbacks
         clock, measured, spent = trainer.statistics.clock, trainer.statistics.measured, trainer.statistics.spent
         stop = trainer.stopped
@@ -240,6 +267,7 @@ class TrainJob:
             pipeline=None if spent is None else self._pipeline_speed(spent, clock.images_per_s),
             memory=next((each.found for each in callbacks if isinstance(each, Pools) and each.found), None),
         )
+        test, validation = evaluations.get("test"), evaluations.get("validation")
         scores = Scores(
             validation_accuracy=None if validation is None else finite(validation.accuracy),
             validation_samples=None if validation is None else validation.samples,
