@@ -252,16 +252,16 @@ class _Command(Generic[S, T]):
         created: the folders created for this job, innermost first. They are removed if the task does not begin.
         """
         begun = False
-        with contextlib.ExitStack() as exits:
+        with contextlib.ExitStack() as closing:
             try:
                 settings = self._settings(config)
                 self.ranks.agree(settings, resumed=self.request.resumed is not None)
                 prepared = self._prepared(settings, config)
                 folder = Path(self.ranks.share(str(folder)))  # the settings are now known to be valid on all ranks
-                warning = self._lock(folder, exits)
+                warning = self._lock(folder, closing)
                 if not self.ranks.rank:
                     token = _postponed.set(self._store(settings, folder))
-                    exits.callback(_postponed.reset, token)
+                    closing.callback(_postponed.reset, token)
                     if flat(settings.callbacks).get("progress.style") == "none":
                         quiet()
                     if warning:
@@ -292,13 +292,13 @@ class _Command(Generic[S, T]):
         except ConfigError as error:
             raise as_typed(error, config, job_overrides()) from error
 
-    def _lock(self, folder: Path, exits: contextlib.ExitStack) -> str:
+    def _lock(self, folder: Path, closing: contextlib.ExitStack) -> str:
         """Lock the folder on rank 0, and return a warning or "". If it is taken, raise ConfigError on all ranks."""
         refused, warning, shown = "", "", Path(near(folder))
         if not self.ranks.rank:
             try:
                 hold = Hold(shown)
-                exits.callback(hold.release)
+                closing.callback(hold.release)
                 warning = hold.warning
                 if self.request.resumed is None:
                     resume.check_untaken(shown, (START, FAILED, *RESULTS) if self.schema is Settings else ())
