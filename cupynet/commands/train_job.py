@@ -94,7 +94,7 @@ class TrainJob:
         with self.experiment.wrapper([*self.experiment.own_callbacks(), beginning], self.run) as self.wrapper:
             if self.resumed is not None and not self._restore(self.resumed):
                 return None
-            if self.resumed is None and self.first:
+            if self.first and self.resumed is None:
                 self.run.describe(self._start())
             received = _Signals(self.wrapper, prints=self.first)
             with signals.handled(received):
@@ -102,7 +102,7 @@ class TrainJob:
                 evaluations = self._evaluate(held_out)
                 summary = self._save(evaluations)
                 number = self._signal(received.number)
-        if self.first:
+        if self.first:  # after closing the wrapper, because its callbacks write the report
             self._show(summary, evaluations.get("test"), interrupted=number != 0)
         if number:  # even if training was already complete, to end a sweep
             raise Interrupted(number, saved(self.run, self.experiment))
@@ -147,7 +147,7 @@ class TrainJob:
             raise DataError(f"{path}: cannot resume, because the data have changed ({reason}). Start a new run")
 
     def _fit(self, held_out: HeldOut) -> None:
-        """Train. If training diverges and the best weights were restored, save them."""
+        """Train. If training diverges, save the best weights if there are any."""
         wrapper, pipeline = self.wrapper, self.wrapper.options.pipeline
         if wrapper.placement.stages > 1 and pipeline is not None:
             log.info("stages: %s", pipeline.describe(wrapper.layers))
@@ -191,7 +191,7 @@ class TrainJob:
         return int(found[0])
 
     def _show(self, summary: Summary, test: Evaluation | None, *, interrupted: bool) -> None:
-        """Print the results. The wrapper is closed, because its callbacks write the report."""
+        """Warn if the model has learned nothing, and print a table of the results."""
         if test is not None and (warning := unlearned(test)) is not None:
             log.warning("%s", warning)
         progress = self.settings.callbacks.get("progress") or {}

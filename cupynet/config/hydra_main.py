@@ -66,7 +66,7 @@ class _Trace:
 
 
 _trace: ContextVar[_Trace] = ContextVar("trace")  # global, because Hydra creates `Entry` without arguments
-_postponed: ContextVar[list[Callable[[], None]]] = ContextVar("postponed")  # by the running job; see `deferred`
+_postponed: ContextVar[list[Callable[[], None]]] = ContextVar("postponed")  # what the job does when training begins
 
 
 def run(
