@@ -115,7 +115,7 @@ def run(
 
 
 def _finish(trace: _Trace, code: int | str, arguments: Sequence[str]) -> int | str:
-    """End a sweep, and remove the folders of a command without jobs. Return the exit code, `code` if it is not 0."""
+    """Print the table of a sweep, and remove new folders if no job ran. Return `code`, or the jobs' code if it is 0."""
     of_jobs = trace.code or 0
     if trace.sweep is not None:
         from cupynet.config import sweep_record
