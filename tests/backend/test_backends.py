@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -40,12 +41,6 @@ def test_a_dtype_is_a_policy(name: str, storage: str, compute: str, accumulate: 
         assert DtypePolicy.of(name, half_arithmetic=True).compute.name == storage
 
 
-@pytest.mark.parametrize("wrong", ["floaty", None, 32])
-def test_an_unknown_dtype_is_refused(wrong: Any) -> None:
-    with refused("dtype"):
-        DtypePolicy.of(wrong)
-
-
 def test_bfloat16_without_ml_dtypes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
     with refused("dtype", "bfloat16"):
@@ -53,10 +48,19 @@ def test_bfloat16_without_ml_dtypes_is_refused(monkeypatch: pytest.MonkeyPatch) 
     assert create_backend("numpy", "half").policy.storage == np.float16
 
 
-def test_an_unknown_backend_is_refused() -> None:
-    for function in (create_backend, select_backend):
-        with refused("backend", "torch"):
-            function("torch")
+@pytest.mark.parametrize(
+    ("function", "setting", "value"),
+    [
+        (DtypePolicy.of, "dtype", "floaty"),
+        (DtypePolicy.of, "dtype", None),
+        (DtypePolicy.of, "dtype", 32),
+        (create_backend, "backend", "torch"),
+        (select_backend, "backend", "torch"),
+    ],
+)
+def test_an_unknown_name_is_refused(function: Callable[[Any], Any], setting: str, value: Any) -> None:
+    with refused(setting):
+        function(value)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ PAIRED = [SHAPES[i] for i in (0, 3, 8, 9, 12, 21)]
 PAIRED_CHOSEN = [
     Shape(2, 7, 6, 3, 6, Window((3, 3), padding=((1, 1), (1, 1))), True, True),
     Shape(4, 5, 9, 5, 2, Window((2, 5), (1, 2)), False, True),
+    Shape(3, 7, 8, 2, 8, Window((2, 4)), True, True),  # rows longer than a GPU's thread takes
 ]
 OTHER_PRECISIONS = ("half", "double") if NO_BFLOAT16 else ("half", "bfloat16", "double")
 
@@ -48,6 +49,9 @@ LENET = {
     "flat window": Shape(2, 12, 14, 20, 50, Window((3, 5), (1, 2), ((1, 1), (0, 2))), True, True),
     "same": Shape(3, 12, 16, 23, 71, Window((3, 3), padding=((1, 1), (1, 1))), True, True),
     "tall window": Shape(2, 28, 20, 1, 20, Window((7, 2), (2, 1)), True, True),
+    # more pixels than a GPU's thread loads together
+    "large window": Shape(2, 9, 8, 8, 6, Window((7, 6)), False, True),
+    "large padded window": Shape(2, 9, 8, 4, 6, Window((6, 7), (1, 1), ((3, 2), (2, 4))), True, True),
 }
 
 
@@ -74,6 +78,18 @@ def test_every_operation_is_compared_or_tested_elsewhere() -> None:
     public = {name for name, _ in inspect.getmembers(Backend, inspect.isfunction) if not name.startswith("_")}
     assert COMPARISONS.keys() | ELSEWHERE == public
     assert not COMPARISONS.keys() & ELSEWHERE and COMPARISONS.keys() >= EXACT
+
+
+@every_backend
+@pytest.mark.parametrize(("kernel", "itemsize"), [(15, 1), (16, 4)])
+def test_indices_of_windows_with_more_than_255_pixels(name: str, kernel: int, itemsize: int) -> None:
+    backend, window = create_backend(name, "float"), Window((kernel, kernel))
+    x = np.zeros((1, kernel, kernel, 1), np.float32)
+    x[0, -1, -1, 0] = 1
+    y, indices = backend.max_pool2d(backend.asarray(x), window)
+    assert (int(backend.to_host(indices).item()), indices.itemsize) == (kernel * kernel - 1, itemsize)
+    dx = backend.max_pool2d_backward(y, indices, x.shape, window)
+    np.testing.assert_array_equal(backend.to_host(dx), x)
 
 
 @every_backend

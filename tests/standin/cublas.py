@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cupynet.backend.policy import stored_dtype
-from tests.standin.arrays import product as multiplied
+from tests.standin.arrays import product
 from tests.standin.errors import BadLaunch, InCapture, Misuse, Overrun, WrongDevice
 from tests.standin.machine import Machine, Operation, Span
 from tests.standin.order import Line, label
@@ -41,8 +41,7 @@ COMPUTES: dict[int, tuple[Any, set[tuple[int, int]]]] = {
     TF32: (ctypes.c_float, {(0, 0)}),
     DOUBLE: (ctypes.c_double, {(1, 1)}),
 }
-MODES = {0, 1, 2, 3, 16, 17, 18, 19}  # cublasMath_t
-SUMS_IN_COMPUTE_TYPE = 16
+MODES = DEFAULT, SUMS_IN_COMPUTE_TYPE = 0, 16  # cublasMath_t: those that cupynet uses
 ALIGNED, LEAST = 256, 16 << 10  # bytes: alignment and minimum size of a workspace
 
 
@@ -53,7 +52,7 @@ class Handle:
     device: int
     line: Line
     workspace: Span | None = None
-    mode: int = 0
+    mode: int = DEFAULT
     turn: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -174,17 +173,18 @@ class Cublas:
             target = self._matrix(handle, c, type_c, (m, n), ldc)
             if any(np.shares_memory(each.view, target.view) for each in (left, right)):
                 raise Overrun(f"{label(name)}: the output overlaps an input")
-            product = Product(
-                target.view,
-                left.view.T if turn_a else left.view,
-                right.view.T if turn_b else right.view,
-                alpha.value,
-                beta.value,
-                tf32=compute == TF32,
-                rounds_sums=TYPES[type_c] in ("float16", "bfloat16") and not handle.mode & SUMS_IN_COMPUTE_TYPE,
-            )
+            into, rounds_sums = target.view, TYPES[type_c] in ("float16", "bfloat16") and handle.mode == DEFAULT
+            x, y = (left.view.T if turn_a else left.view), (right.view.T if turn_b else right.view)
+
+            def work() -> None:
+                total = multiplied(x, y, tf32=compute == TF32, rounds_sums=rounds_sums, result=into.dtype)
+                total *= total.dtype.type(alpha.value)
+                if beta.value:
+                    total += total.dtype.type(beta.value) * into.astype(total.dtype)
+                into[...] = total
+
             reads = [left, right, *([target] if beta.value else [])]
-            self.machine.run(Operation(name, reads, [target, handle.workspace], product.compute), handle.line)
+            self.machine.run(Operation(name, reads, [target, handle.workspace], work), handle.line)
             return SUCCESS
 
     def _matrix(self, handle: Handle, address: int, kind: int, shape: tuple[int, int], ld: int) -> Span:
@@ -197,33 +197,15 @@ class Cublas:
         return Span(chunk, np.ndarray(shape, dtype, chunk.memory, offset, (dtype.itemsize, ld * dtype.itemsize)))
 
 
-@dataclass
-class Product:
-    """into = alpha · a b + beta · into.
-
-    rounds_sums: add partial sums in the precision of the result, as cuBLAS may do by default.
-    """
-
-    into: NDArray[Any]
-    a: NDArray[Any]
-    b: NDArray[Any]
-    alpha: float
-    beta: float
-    tf32: bool
-    rounds_sums: bool
-
-    def compute(self) -> None:
-        narrow = self.into.dtype
-        wide: Any = np.float64 if narrow == np.float64 else np.float32
-        a, b = (to_tf32(each) if self.tf32 else each.astype(wide) for each in (self.a, self.b))
-        half = a.shape[1] // 2 if self.rounds_sums else 0
-        total = multiplied(a[:, half:], b[half:])
-        if half:
-            total = (multiplied(a[:, :half], b[:half]).astype(narrow) + total.astype(narrow)).astype(wide)
-        total *= wide(self.alpha)
-        if self.beta:
-            total += wide(self.beta) * self.into.astype(wide)
-        self.into[...] = total
+def multiplied(a: NDArray[Any], b: NDArray[Any], *, tf32: bool, rounds_sums: bool, result: Any) -> NDArray[Any]:
+    """Return a product in float, or double for doubles. rounds_sums: add two parts in the precision of the result."""
+    wide: Any = np.float64 if result == np.float64 else np.float32
+    a, b = (to_tf32(each) if tf32 else each.astype(wide) for each in (a, b))
+    half = a.shape[1] // 2
+    if not rounds_sums or not half:
+        return product(a, b)
+    first, second = product(a[:, :half], b[:half]), product(a[:, half:], b[half:])
+    return (first.astype(result) + second.astype(result)).astype(wide)
 
 
 def to_tf32(numbers: NDArray[Any]) -> NDArray[Any]:

@@ -1,13 +1,12 @@
 """The kernels of a .cu file, compiled for the CPU and launched as on a GPU.
 
-`host_library(path)["relu"](grid, block, arguments)`. g++ compiles the file unchanged, after include/cuda_host.h. The
-kernel's C++ type gives its parameters, so arguments that CUDA would misread are rejected.
+`host_library(text)["relu"](grid, block, arguments)`. g++ compiles the text unchanged, after include/cuda_host.h. The
+kernel's C++ type gives its parameters.
 """
 
 import ctypes
 import functools
 import hashlib
-import math
 import os
 import re
 import shutil
@@ -19,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from tests.standin.errors import BadLaunch
 
 # Under AddressSanitizer and UndefinedBehaviorSanitizer; the process must have loaded the former first (LD_PRELOAD).
 SANITIZED = "CUPYNET_TEST_SANITIZED" in os.environ
@@ -46,10 +47,6 @@ def named(dtype: np.dtype[Any]) -> str:
     return name
 
 
-class LaunchError(Exception):
-    """A kernel got wrong arguments, or did something invalid."""
-
-
 class HostKernel:
     """One kernel of a library.
 
@@ -65,81 +62,53 @@ class HostKernel:
         self._launch = getattr(library, f"launch_{name}")
         self._launch.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
 
-    def __call__(self, grid: Sequence[int], block: Sequence[int], arguments: Sequence[Any]) -> None:
-        """Run the kernel to completion.
-
-        arguments: NumPy scalars for numbers; for pointers, NumPy arrays, addresses (int), or None for null.
-        """
-        if len(arguments) != len(self.takes) or min(*grid, *block) < 1 or math.prod(block) > 1024:
-            raise LaunchError(f"{self.name}: {len(arguments)} arguments, a grid of {grid}, blocks of {block}")
-        boxes = [self._box(takes, argument) for takes, argument in zip(self.takes, arguments, strict=True)]
+    def __call__(self, grid: Sequence[int], block: Sequence[int], arguments: Sequence[np.generic]) -> None:
+        """Run the kernel to completion. arguments: of the types that it takes; addresses for pointers."""
+        boxes = [np.array([argument]) for argument in arguments]
         addresses = (ctypes.c_void_p * len(boxes))(*(box.__array_interface__["data"][0] for box in boxes))
         sizes = [(ctypes.c_uint32 * 3)(*of, *(1,) * (3 - len(of))) for of in (grid, block)]
         status = self._launch(*sizes, self._with_barriers, addresses)
         if status:
-            raise LaunchError(f"{self.name}: {STATUS[status]}")
-
-    def _box(self, takes: str, argument: Any) -> Any:
-        """Return a separate array with the argument's bytes."""
-        way, _, kind = takes.rpartition(":")
-        if not way:
-            if not isinstance(argument, np.generic) or named(argument.dtype) != kind:
-                raise LaunchError(f"{self.name}: a parameter must be a NumPy {kind}, not {argument!r:.80}")
-            return np.array([argument])
-        if isinstance(argument, np.ndarray):
-            if named(argument.dtype) != kind or not argument.flags.c_contiguous:
-                raise LaunchError(f"{self.name}: a parameter must be a contiguous {kind}, not {argument.dtype.name}")
-            argument = argument.ctypes.data
-        return np.array([argument or 0], np.uint64)
+            raise BadLaunch(f"{self.name}: {STATUS[status]}")
 
 
 @functools.cache
-def host_library(
-    source: Path | str, options: tuple[str, ...] = (), arithmetic: tuple[str, ...] = ()
-) -> dict[str, HostKernel]:
-    """Return the kernels of a .cu file or a text by name. They are compiled once for each content, including headers.
+def host_library(text: str, options: tuple[str, ...] = (), arithmetic: tuple[str, ...] = ()) -> dict[str, HostKernel]:
+    """Return the kernels of a .cu file's text by name. They are compiled once for each content.
 
     Args:
-        source: the file or the text.
-        options: compiler options for kernels; only those for macros and folders (-D, -I) have an effect.
+        text: the file's content, with its headers.
+        options: compiler options for kernels; only macros (-D) have an effect.
         arithmetic: names from `ARITHMETIC`.
     """
-    text = source.read_text() if isinstance(source, Path) else source
-    given = [option for option in options if option[:2] in ("-D", "-I")]
+    macros = tuple(option for option in options if option.startswith("-D"))
     flags = [*FLAGS, *(INSTRUMENTED if SANITIZED else OPTIMIZED)]
     flags += [flag for name in arithmetic for flag in ARITHMETIC[name]]
-    folders = [Path(option[2:]) for option in given if option.startswith("-I")]
-    folders += [source.parent] if isinstance(source, Path) else []
-    headers = [*sorted(INCLUDE.glob("*.h")), *(each for folder in folders for each in sorted(folder.glob("*.cuh")))]
-    key = _key(text, *(each.read_text() for each in headers), *flags, *given)
-    stem = source.stem if isinstance(source, Path) else "text"
 
     def compile(made: Path) -> None:
-        path = source if isinstance(source, Path) else _written(text, key)
-        names = exported(path, given)
+        names = exported_by(text, macros)
         exports = "\n".join(f"STANDIN_EXPORT({name})" for name in names)
         unit = made.with_suffix(".cpp")
-        unit.write_text(f'#include "cuda_host.h"\n#include "{path}"\n{exports}\nSTANDIN_NAMES("{" ".join(names)}")\n')
-        _compile([*flags, f"-I{INCLUDE}", *given, str(unit), "-o", str(made)])
+        unit.write_text(f'#include "cuda_host.h"\n{text}\n{exports}\nSTANDIN_NAMES("{" ".join(names)}")\n')
+        _compile([*flags, f"-I{INCLUDE}", *macros, str(unit), "-o", str(made)])
 
-    library = ctypes.CDLL(str(once(f"{stem}-{key}.so", compile)))
+    library = ctypes.CDLL(str(once(f"text-{_key(text, *flags, *macros)}.so", compile)))
     library.exported_names.restype = ctypes.c_char_p
     names = library.exported_names().decode().split()
     return {name: HostKernel(library, name, "__syncthreads" in text) for name in names}
 
 
-def exported(path: Path, options: Sequence[str] = ()) -> list[str]:
-    """Return the names of the kernels that a .cu file exports, including those that macros define."""
-    arguments = ["-E", "-P", "-x", "c++", f"-I{INCLUDE}", "-DSTANDIN_NAMES_ONLY", *options, str(path)]
-    return EXPORTED.findall(_compile(arguments))
-
-
 @functools.cache
 def exported_by(text: str, options: tuple[str, ...]) -> list[str]:
-    """Return the names that a text exports, cached between test runs."""
-    key = _key(text, *(header.read_text() for header in sorted(INCLUDE.glob("*.h"))), *options)
-    names = once(f"names-{key}.txt", lambda made: made.write_text(" ".join(exported(_written(text, key), options))))
-    return names.read_text().split()
+    """Return the names of the kernels that a text exports, including those that macros define."""
+
+    def find(made: Path) -> None:
+        unit = made.with_suffix(".cu")
+        unit.write_text(text)
+        arguments = ["-E", "-P", "-x", "c++", f"-I{INCLUDE}", "-DSTANDIN_NAMES_ONLY", *options, str(unit)]
+        made.write_text(" ".join(EXPORTED.findall(_compile(arguments))))
+
+    return once(f"names-{_key(text, *options)}.txt", find).read_text().split()
 
 
 def compiler() -> str | None:
@@ -149,20 +118,18 @@ def compiler() -> str | None:
 def _compile(arguments: list[str]) -> str:
     found = compiler()
     if found is None:
-        raise LaunchError("there is no C++ compiler: install g++, or name one in CXX")
+        raise RuntimeError("there is no C++ compiler: install g++, or name one in CXX")
     environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     done = subprocess.run([found, *arguments], env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise LaunchError(f"{' '.join(arguments[-3:])}: {done.stderr}")
+        raise RuntimeError(f"{' '.join(arguments[-3:])}: {done.stderr}")
     return done.stdout
 
 
-def _key(*parts: str) -> str:
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
-
-
-def _written(text: str, key: str) -> Path:
-    return once(f"text-{key}.cu", lambda made: made.write_text(text))
+def _key(text: str, *options: str) -> str:
+    """Return a name for what is made of a text and the headers."""
+    headers = [header.read_text() for header in sorted(INCLUDE.glob("*.h"))]
+    return hashlib.sha256("\0".join([text, *headers, *options]).encode()).hexdigest()[:20]
 
 
 def once(name: str, make: Callable[[Path], object]) -> Path:

@@ -7,6 +7,7 @@ only the arrays that the kernel writes, neither canaries nor the rest of a block
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,8 +15,8 @@ import numpy as np
 
 from tests.standin.arrays import ndarray
 from tests.standin.errors import BadLaunch, InCapture, Overrun
-from tests.standin.host import HostKernel, LaunchError, exported_by, host_library, named
-from tests.standin.machine import Operation, Span, active
+from tests.standin.host import HostKernel, exported_by, host_library, named
+from tests.standin.machine import Operation, active
 from tests.standin.order import label
 
 MOST_BLOCKS, MOST_THREADS = (2**31 - 1, 65535, 65535), (1024, 1024, 64)
@@ -52,51 +53,46 @@ class Kernel:
         self.module, self.name = module, name
 
     def __call__(self, grid: tuple[int, ...], block: tuple[int, ...], args: Sequence[Any]) -> None:
-        for sizes, limits in ((grid, MOST_BLOCKS), (block, MOST_THREADS)):
+        for sizes, limits in ((grid, MOST_BLOCKS), (block, MOST_THREADS), ((math.prod(block),), MOST_THREADS)):
             if any(not 1 <= size <= limit for size, limit in zip(sizes, limits, strict=False)):
                 raise BadLaunch(f"{self.name}: a size in {sizes} exceeds {limits}: the launch would fail")
-        host: HostKernel = compiled(self.module.code, self.module.options)[self.name]
+        host = compiled(self.module.code, self.module.options)[self.name]
         self.module.load(self.name)
         if len(args) != len(host.takes):
             raise BadLaunch(f"{self.name}: takes {len(host.takes)} arguments, but {len(args)} were given")
-        given, reads, writes = [], list[Span](), list[Span]()
-        for takes, arg in zip(host.takes, args, strict=True):
-            way, _, kind = takes.rpartition(":")
-            given.append(self._pointer(kind, arg) if way else self._number(kind, arg))
-            if way and isinstance(arg, ndarray):
-                (reads if way == "in" else writes).extend(arg.span)
+        given = [self._given(takes, arg) for takes, arg in zip(host.takes, args, strict=True)]
+        arrays = [(takes, arg) for takes, arg in zip(host.takes, args, strict=True) if isinstance(arg, ndarray)]
+        reads = [span for takes, array in arrays if takes.startswith("in:") for span in array.span]
+        writes = [span for takes, array in arrays if takes.startswith("out:") for span in array.span]
 
         def work() -> None:
             before = {id(span.chunk): (span.chunk, span.chunk.memory.copy()) for span in (*reads, *writes)}
-            try:
-                host(grid, block, given)
-            except LaunchError as error:
-                raise BadLaunch(str(error)) from error
+            host(grid, block, given)
             for chunk, bytes_before in before.values():
                 changed = chunk.memory != bytes_before
                 for span in writes:
                     if span.chunk is chunk:
                         changed[slice(*span.bytes)] = False
                 if changed.any():
-                    raise Overrun(
-                        f"{self.name} has written byte {int(changed.argmax())} of {chunk}, outside its arrays"
-                    )
+                    place = f"byte {int(changed.argmax())} of {chunk}"
+                    raise Overrun(f"{self.name} has written {place}, outside its arrays")
 
         machine = active()
         machine.launches[self.name] = machine.launches.get(self.name, 0) + 1
         machine.run(Operation(self.name, reads, writes, work, checked=True))
 
-    def _number(self, kind: str, arg: Any) -> Any:
-        if not isinstance(arg, np.generic) or named(arg.dtype) != kind:
-            raise BadLaunch(f"{self.name}: a parameter {kind} is given {arg!r:.60}, which CuPy does not convert")
-        return arg
-
-    def _pointer(self, kind: str, arg: Any) -> int | None:
-        if arg is None or (isinstance(arg, np.uint64) and not arg):  # a null pointer has eight bytes
-            return None
-        if not isinstance(arg, ndarray) or named(arg.dtype) != kind or not arg.flags.c_contiguous:
-            raise BadLaunch(f"{self.name}: a parameter must be a contiguous array of {kind}, not a {type(arg)}")
-        return arg.data.ptr or None
+    def _given(self, takes: str, arg: Any) -> np.generic:
+        """Return a number, or an array's address; reject what the kernel would misread."""
+        way, _, kind = takes.rpartition(":")
+        if way and (arg is None or (isinstance(arg, np.uint64) and not arg)):  # a null pointer has eight bytes
+            return np.uint64(0)
+        if not isinstance(arg, ndarray if way else np.generic) or named(arg.dtype) != kind:
+            raise BadLaunch(f"{self.name}: a parameter {takes} is given {arg!r:.60}, which CuPy does not convert")
+        if not way:
+            return arg
+        if not arg.flags.c_contiguous:
+            raise BadLaunch(f"{self.name}: a parameter {takes} must be contiguous")
+        return np.uint64(arg.data.ptr)
 
 
 def compiled(code: str, options: tuple[str, ...]) -> dict[str, HostKernel]:

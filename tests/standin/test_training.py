@@ -39,11 +39,10 @@ from tests.standin.machine import active
 from tests.support import warm
 from tests.support.backends import on_devices
 from tests.support.calls import watch
-from tests.support.commands import environment
+from tests.support.commands import ROOT, SMALL, environment
 from tests.support.comparisons import CHOSEN, COMPARISONS, compare
 from tests.support.training import assert_close, on_threads, stripes, stripes_network
 
-ROOT = Path(__file__).resolve().parents[2]
 TRAINED_ON, HELD_OUT = 134, 20  # images: nine batches, the last one short, and two batches
 Weights = dict[str, Any]
 
@@ -78,7 +77,6 @@ def test_operations_with_the_arithmetic_of_a_gpu_equal_the_reference(operation: 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float", 1e-4), ("half", 2e-2)])
 def test_workers_with_the_arithmetic_of_a_gpu_learn_the_same(dtype: str, tolerance: float) -> None:
-    """Products and sums have a different order and round once per term, and subnormal numbers are flushed to zero."""
     found = []
     for arithmetic in ((), ("fused", "flushed")):
         with installed(arithmetic=arithmetic):
@@ -157,8 +155,7 @@ def test_a_model_predicts_on_a_device_that_is_not_the_first(device: int, loss: L
 
 
 @pytest.mark.standin
-@pytest.mark.parametrize("synchronizes", [False, True])
-def test_other_threads_wait_during_graph_capture(synchronizes: bool) -> None:
+def test_other_threads_wait_during_graph_capture() -> None:
     """Operations and synchronizations of another thread are not captured, and do not end the capture."""
     backend = create_backend("cupy", "double")
     backend.activate()
@@ -166,17 +163,15 @@ def test_other_threads_wait_during_graph_capture(synchronizes: bool) -> None:
     assert recorder is not None
 
     def look() -> None:
-        if synchronizes:
-            backend.synchronize()
+        backend.synchronize()
         seen.append(backend.to_host(vector).tolist())
-
-    other = threading.Thread(target=look)
 
     def step() -> None:
         other.start()
         time.sleep(0.05)
         backend.weighted_sum(vector, [vector], [2.0])
 
+    other = threading.Thread(target=look)
     backend.weighted_sum(vector, [vector], [1.0])
     launch = recorder.record(step)
     other.join()
@@ -185,51 +180,35 @@ def test_other_threads_wait_during_graph_capture(synchronizes: bool) -> None:
     backend.deactivate()
 
 
-@pytest.fixture
-def uploads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return the numbers of images that were uploaded to stay on a device."""
-    found: list[int] = []
-    watch(monkeypatch, Resident, "__init__", lambda _, resident, *given: found.append(len(given[2])))
-    return found
-
-
-WAYS: list[dict[str, Any]] = [{"data_on_device": True}, {"data_on_device": False}]
-WAYS += [{"data_on_device": False, "prefetch_buffer": 0}]
+WAYS = ({"data_on_device": True}, {"data_on_device": False}, {"data_on_device": False, "prefetch_buffer": 0})
 
 
 @pytest.mark.standin
 @pytest.mark.parametrize(("workers", "devices"), [(2, [0]), (4, [0, 1])])
 def test_neither_prefetching_nor_where_the_images_are_changes_the_weights(
-    workers: int, devices: list[int], uploads: list[int]
+    workers: int, devices: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The uploaded images are shared by a device's workers, and nothing is left on the device."""
-    weights = []
+    uploads, weights = list[int](), list[Weights]()
+    watch(monkeypatch, Resident, "__init__", lambda _, resident, *given: uploads.append(len(given[2])))
     for way in WAYS:
         weights.append(trained("cupy", "float", workers, devices, "device", **way))
         gc.collect()
         assert [pool(device).used for device in (0, 1)] == [0, 0] and active().pinned.used == {}
+        assert_close(weights[-1], weights[0], tolerance=0)
     # evaluated in both epochs and afterwards
     assert sorted(uploads) == sorted([TRAINED_ON] * len(devices) + [HELD_OUT] * 2 * len(devices))
-    for other in weights[1:]:
-        assert_close(other, weights[0], tolerance=0)
 
 
 # commands -------------------------------------------------------------------------------------------------------------
 
 
-SMALL = [f"model.layers.{each}" for each in ("conv1.filters=4", "conv2.filters=6", "dense1.units=20")]
-
-
-def train(tmp_path: Path, *arguments: str) -> warm.Done:
-    line = ["train", "data=synthetic", "data.train=96", "data.test=32", "batch_size=32", "epochs=1", "backend=cupy"]
-    line += [*arguments, f"hydra.run.dir={tmp_path / 'run'}"]
-    return warm.command("tests.standin", ["-m", "cupynet", *line], ROOT, environment(), 300)
-
-
 @pytest.mark.parametrize("arguments", [[], ["parallel=gradients", "dtype=half", "memory.data_on_device=false"]])
 def test_a_whole_command_runs_on_made_up_devices(arguments: list[str], tmp_path: Path) -> None:
-    limits = "memory.device_pool_limit=800MiB", "memory.device_pool_trim_above=1"
-    done = train(tmp_path, *SMALL, "workers=2", *arguments, *limits)
+    line = ["-m", "cupynet", "train", "data=synthetic", "data.train=96", "data.test=32", "batch_size=32", "epochs=1"]
+    line += ["backend=cupy", "workers=2", "memory.device_pool_limit=800MiB", "memory.device_pool_trim_above=1"]
+    line += [*SMALL, *arguments, f"hydra.run.dir={tmp_path / 'run'}"]
+    done = warm.command("tests.standin", line, ROOT, environment(), 300)
     assert done.returncode == 0, done.stdout + done.stderr
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["devices"] == [each["device"] for each in summary["memory"]] == ["cuda:0", "cuda:1"]

@@ -68,18 +68,17 @@ GEOMETRIES: dict[str, Sequence[Any]] = {
 }
 
 
-def shapes() -> list[Shape]:
-    found = []
-    for case in cover([len(values) for values in GEOMETRIES.values()]):
-        batch, (height, width), channels, outputs, kernel, stride, padding, dilation, flag, need_dx = (
-            values[i] for values, i in zip(GEOMETRIES.values(), case, strict=True)
-        )
-        window = Window(kernel, stride, padding, dilation)
-        found.append(Shape(batch, height, width, channels, outputs, window, flag, need_dx))
-    return found
+def shape_of(
+    batch: int, size: tuple[int, int], channels: int, outputs: int, kernel: Any, stride: Any, padding: Any,
+    dilation: Any, flag: bool, need_dx: bool,
+) -> Shape:  # fmt: skip
+    return Shape(batch, *size, channels, outputs, Window(kernel, stride, padding, dilation), flag, need_dx)
 
 
-SHAPES = shapes()
+SHAPES = [
+    shape_of(*(values[i] for values, i in zip(GEOMETRIES.values(), case, strict=True)))
+    for case in cover([len(values) for values in GEOMETRIES.values()])
+]
 # A subset for tests in which all shapes would take too long: batches of four, with and without each flag. Most have
 # several channels, and enough values that a small grid loops over them.
 CHOSEN = SHAPES[3::4]
@@ -178,8 +177,7 @@ def im2col(backend: Backend, call: Call, shape: Shape) -> Results:
 
 
 def col2im(backend: Backend, call: Call, shape: Shape) -> Results:
-    probe = backend.im2col(call.stored(*shape.image), shape.window)
-    size = probe.shape
+    size = backend.im2col(call.stored(*shape.image), shape.window).shape
     columns = backend.asarray(call.rng.normal(size=size).astype(call.drawn.storage).astype(backend.policy.compute))
     return {"dx": backend.col2im(columns, shape.image, shape.window)}
 
@@ -189,8 +187,7 @@ def conv2d(backend: Backend, call: Call, shape: Shape) -> Results:
     for way, groups, image, sizes in grouped(shape):
         x, weight = call.stored(*image), call.stored(*sizes)
         bias = call.stored(sizes[3]) if shape.flag else None
-        y, kept = backend.conv2d(x, weight, bias, shape.window, groups=groups, relu=shape.need_dx)
-        found[f"{way}: y"] = y
+        found[way], _ = backend.conv2d(x, weight, bias, shape.window, groups=groups, relu=shape.need_dx)
     return found
 
 
@@ -204,8 +201,7 @@ def conv2d_backward(backend: Backend, call: Call, shape: Shape) -> Results:
         weight_grad, bias_grad = call.wide(*sizes), call.wide(sizes[3]) if shape.flag else None
         options: dict[str, Any] = {"need_dx": shape.need_dx, "groups": groups, "relu_y": relu_y}
         dx = backend.conv2d_backward(dy, kept, x, weight, weight_grad, bias_grad, shape.window, **options)
-        results = {"dx": dx, "weight_grad": weight_grad, "bias_grad": bias_grad}
-        found |= {f"{way}: {name}": array for name, array in results.items()}
+        found |= {f"{way}: dx": dx, f"{way}: weight_grad": weight_grad, f"{way}: bias_grad": bias_grad}
     return found
 
 
@@ -236,8 +232,7 @@ def max_pool2d_backward(backend: Backend, call: Call, shape: Shape) -> Results:
     dy = call.stored(*y.shape)
     if shape.need_dx:
         call.spoil(dy)
-    dx = backend.max_pool2d_backward(dy, indices, size, window)
-    return {"dx": dx}
+    return {"dx": backend.max_pool2d_backward(dy, indices, size, window)}
 
 
 def avg_pool2d(backend: Backend, call: Call, shape: Shape) -> Results:
@@ -473,11 +468,6 @@ def convert(backend: Backend, call: Call, shape: Shape) -> Results:
     return {"widened": widened, "narrowed": narrowed, "copy": copy}
 
 
-def stored_copy(backend: Backend, shape: Shape) -> Array | None:
-    """Return an array for the copy of the weights that layers read, or None."""
-    return None if shape.outputs % 3 == 0 else backend.borrow((shape.height * 16,))
-
-
 def move_weights(backend: Backend, call: Call, shape: Shape) -> Results:
     """Apply every rule. Vectors are nonnegative if the rule takes their roots."""
     found: Results = {}
@@ -492,7 +482,7 @@ def move_weights(backend: Backend, call: Call, shape: Shape) -> Results:
             how["norm"] = backend.squared_norm(grad) + 4.0, 0.5 if shape.flag else 1000.0
         move = UpdateScalars(0.1, 0.25 if shape.need_dx else 1.0, l2=0.01 if shape.flag else 0.0, **how)
         numbers, factors = (0.5, 0.25, 2.0), (0.9, 0.8, 0.01)
-        stored = stored_copy(backend, shape) if rule.moves else None
+        stored = backend.borrow(weight.shape) if rule.moves and shape.outputs % 3 else None
         backend.move_weights(rule, weight, grad, states, replace(move, numbers=numbers, factors=factors), stored)
         vectors = {"weight": weight, "grad": grad, "stored": stored, **dict(zip(rule.states, states, strict=True))}
         found |= {f"{rule.name} {name}": vector for name, vector in vectors.items()}
@@ -530,20 +520,24 @@ def trust_weights(backend: Backend, call: Call, shape: Shape) -> Results:
     return {"weight": weight, "grad": grad, "stored": stored}
 
 
+def terms_of(call: Call, shape: Shape) -> tuple[list[Array], list[float]]:
+    """Return vectors and their shares. A vector without a share is NaN."""
+    parts = [call.wide(shape.height * 500) for _ in range(shape.batch + 1)]
+    shares = [0.1 * r + 0.2 for r in range(len(parts))]
+    if shape.flag:
+        parts[0][...], shares[0] = math.nan, 0.0
+    return parts, shares
+
+
 def mean_in_place(backend: Backend, call: Call, shape: Shape) -> Results:
-    parts = [np.array(backend.to_host(call.wide(shape.height * 500))) for _ in range(shape.batch + 1)]
-    shares = [(0.0 if shape.flag and r == 0 else 0.1 * r + 0.2) for r in range(len(parts))]
-    if shares[0] == 0.0:
-        parts[0][:] = np.nan
-    backend.mean_in_place(parts, shares)
-    return {f"part {r}": part for r, part in enumerate(parts)}
+    parts, shares = terms_of(call, shape)
+    on_host = [np.array(backend.to_host(part)) for part in parts]
+    backend.mean_in_place(on_host, shares)
+    return {f"part {r}": part for r, part in enumerate(on_host)}
 
 
 def weighted_sum(backend: Backend, call: Call, shape: Shape) -> Results:
-    parts = [call.wide(shape.height * 500) for _ in range(shape.batch + 1)]
-    shares = [(0.0 if shape.flag and r == 0 else 0.1 * r + 0.2) for r in range(len(parts))]
-    if shares[0] == 0.0:
-        parts[0][...] = math.nan
+    parts, shares = terms_of(call, shape)
     out = call.wide(shape.height * 500)
     backend.weighted_sum(out, parts, shares)
     return {"sum": out}
@@ -561,9 +555,9 @@ def hits(backend: Backend, call: Call, shape: Shape) -> Results:
     """Count hits. The first of equal scores counts as the highest."""
     scores, labels = call.stored(shape.batch, shape.outputs), call.integers(0, shape.outputs, shape.batch)
     scores = scores * 0 if shape.flag else scores
-    found = [backend.asarray(backend.hits(scores, labels)).reshape(1).copy()]
-    found.append(backend.asarray(backend.hits(scores, targets(backend, call, shape))).reshape(1))
-    return {"hits": found[0], "hits of targets": found[1]}
+    hits = backend.asarray(backend.hits(scores, labels)).reshape(1).copy()
+    of_targets = backend.asarray(backend.hits(scores, targets(backend, call, shape))).reshape(1)
+    return {"hits": hits, "hits of targets": of_targets}
 
 
 def binary_hits(backend: Backend, call: Call, shape: Shape) -> Results:
@@ -608,14 +602,11 @@ def compare(operation: str, tested: Backend, shape: Shape, seed: int) -> None:
         if found is None:
             continue
         assert (found.shape, found.dtype) == (same.shape, same.dtype), name
-        unscaled = found / policy.loss_scale if name.startswith("scaled") else found
-        close(unscaled, exact, tolerance)
-
-
-def close(found: Array, expected: Array, tolerance: float) -> None:
-    expected = np.asarray(expected, np.float64)
-    scale = max(1.0, float(np.nanmax(np.abs(expected), initial=0.0)))
-    np.testing.assert_allclose(np.asarray(found, np.float64), expected, rtol=0, atol=tolerance * scale)
+        values, wanted = (np.asarray(each, np.float64) for each in (found, exact))
+        if name.startswith("scaled"):
+            values = values / policy.loss_scale
+        scale = max(1.0, float(np.nanmax(np.abs(wanted), initial=0.0)))
+        np.testing.assert_allclose(values, wanted, rtol=0, atol=tolerance * scale, err_msg=name)
 
 
 def computed(operation: str, backend: Backend, policy: DtypePolicy, shape: Shape, seed: int) -> Results:

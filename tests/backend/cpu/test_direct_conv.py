@@ -1,7 +1,7 @@
 """The CPU's direct convolution compared with the reference, at the ends of tiles, chunks and vectors."""
 
 import itertools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -63,16 +63,6 @@ def test_padding_around_an_image_keeps_nothing_of_the_previous_image() -> None:
     backend.borrow((6 * 6 * 2,))[...] = np.nan
     y, _ = backend.conv2d(np.ones((2, 4, 4, 2), np.float32), weight, None, window)
     assert y[0, 0].tolist() == [[8] * 4, [12] * 4, [12] * 4, [8] * 4] and np.array_equal(y[0], y[1])
-
-
-def test_a_window_on_the_padding_alone_gives_the_bias() -> None:
-    window, weight, bias = Window((1, 1), (2, 2), ROOM), np.ones((1, 1, 2, 3), np.float32), np.arange(3, dtype="f")
-    x, grads = np.ones((4, 1, 1, 2), np.float32), (np.zeros_like(weight), np.zeros_like(bias))
-    backend = create_backend("numba")
-    y, kept = backend.conv2d(x, weight, bias, window)
-    assert y.shape == (4, 2, 2, 3) and (y == bias).all()
-    dx: Any = backend.conv2d_backward(np.ones_like(y), kept, x, weight, *grads, window, need_dx=True)
-    assert not dx.any() and not grads[0].any() and (grads[1] == 16).all()
 
 
 def test_tiles_fill_the_registers_and_no_more() -> None:

@@ -21,14 +21,13 @@ from tests.support.backends import NO_BFLOAT16
 from tests.support.pairwise import pairwise
 from tests.support.refusals import refused
 
-standin = pytest.mark.standin
+pytestmark = pytest.mark.standin
 KINDS = [("float16", "float16"), ("float16", "float32"), ("float32", "float32"), ("float64", "float64")]
 KINDS += [] if NO_BFLOAT16 else [("bfloat16", "bfloat16"), ("bfloat16", "float32")]
 real_library = cublas.library  # the stand-in replaces it
 TOLERANCE = {"float16": 1e-3, "bfloat16": 8e-3, "float32": 1e-5, "float64": 1e-12}
 
 
-@standin
 @pairwise(
     kind=KINDS,
     shape=((4, 6, 8), (1, 1, 1), (7, 3, 5), (1, 9, 2), (5, 1, 3), (65, 33, 1)),
@@ -50,7 +49,6 @@ def test_products_are_those_of_numpy(
     np.testing.assert_allclose(out.get().astype(np.float64), -product, rtol=3 * near, atol=3 * near)
 
 
-@standin
 def test_sums_of_halves_accumulate_in_float(cupy: Any) -> None:
     """In half, 1 + 2049 is 2050 too, but 2049 itself would be 2048."""
     a, b = cupy.asarray(np.array([[1, 3]], np.float16)), cupy.asarray(np.array([[1], [683]], np.float16))
@@ -71,7 +69,6 @@ INVALID: dict[str, Callable[[Any, Any, Any], tuple[Any, Any, Any]]] = {
 }
 
 
-@standin
 @pytest.mark.parametrize("invalid", INVALID.values(), ids=INVALID)
 def test_invalid_operands_are_refused(invalid: Any, cupy: Any) -> None:
     a, b, c = (cupy.zeros(shape, np.float32) for shape in ((2, 3), (3, 4), (2, 4)))
@@ -79,7 +76,6 @@ def test_invalid_operands_are_refused(invalid: Any, cupy: Any) -> None:
         Cublas(cupy).gemm(*invalid(a, b, c))
 
 
-@standin
 def test_an_error_names_its_status(cupy: Any) -> None:
     library = cublas.library(12)
     with pytest.raises(CublasError, match="CUBLAS_STATUS_INVALID_VALUE"):
@@ -89,7 +85,6 @@ def test_an_error_names_its_status(cupy: Any) -> None:
 # graphs, streams, threads ---------------------------------------------------------------------------------------------
 
 
-@standin
 def test_a_worker_takes_over_the_handle_with_its_stream(cupy: Any) -> None:
     """Until a worker activates its backend, products run on the null stream."""
     backend = CupyBackend("float", 1)
@@ -109,14 +104,13 @@ def test_a_worker_takes_over_the_handle_with_its_stream(cupy: Any) -> None:
     assert backend._cublas.stream == backend.stream() != before
 
 
-@standin
 def test_handles_are_used_again_after_their_backend_has_ended(cupy: Any) -> None:
-    made = active().cublas.handles
+    x = cupy.ones((2, 2), np.float32)
     for _ in range(2):
         backends = [CupyBackend("float") for _ in range(2)]
         for backend in backends:
-            backend.matmul(cupy.ones((2, 2), np.float32), cupy.ones((2, 2), np.float32))
-        assert len(made) == 2
+            backend.matmul(x, x)
+        assert len(active().cublas.handles) == 2
         for backend in backends:
             backend._cublas = None
 
@@ -124,7 +118,6 @@ def test_handles_are_used_again_after_their_backend_has_ended(cupy: Any) -> None
 # the backend ----------------------------------------------------------------------------------------------------------
 
 
-@standin
 @pytest.mark.parametrize("dtype", ["half", "float"])
 def test_strided_operands_are_copied(dtype: str) -> None:
     backend, host = CupyBackend(dtype), np.arange(12.0).reshape(3, 4)
@@ -134,7 +127,6 @@ def test_strided_operands_are_copied(dtype: str) -> None:
     assert backend.workspace.on_loan == 0
 
 
-@standin
 def test_a_gradient_is_added_without_a_copy_of_the_activations() -> None:
     backend = CupyBackend("half")
     x, dy = (backend.asarray(np.ones((300, size)), np.float16) for size in (20, 30))
@@ -144,7 +136,6 @@ def test_a_gradient_is_added_without_a_copy_of_the_activations() -> None:
     assert backend.workspace.allocated_bytes == 0
 
 
-@standin
 @pytest.mark.parametrize(("tf32", "factor"), [(False, 1 + 2.0**-11), (True, 1.0)])
 def test_tf32_is_a_choice(tf32: bool, factor: float) -> None:
     """1 + 2**-11 has 11 bits of mantissa, one more than TF32. Replicas keep the choice."""
@@ -155,70 +146,50 @@ def test_tf32_is_a_choice(tf32: bool, factor: float) -> None:
     np.testing.assert_array_equal(found, np.full((2, 2), 2 * factor**2, np.float32))
 
 
-@standin
-def test_tf32_is_for_floats() -> None:
+@pytest.mark.parametrize(("name", "dtype"), [("cupy", "half"), ("numpy", "float")])
+def test_tf32_is_for_floats_on_gpus(name: str, dtype: str) -> None:
     with refused("tf32"):
-        create_backend("cupy", "half", tf32=True)
-    assert create_backend("cupy", "half", tf32=False).options["tf32"] is False
-
-
-def test_tf32_is_for_gpus() -> None:
-    with refused("tf32"):
-        create_backend("numpy", tf32=True)
-    assert create_backend("numpy", tf32=False).name == "numpy"
+        create_backend(name, dtype, tf32=True)
+    assert not create_backend(name, dtype, tf32=False).options.get("tf32")
 
 
 # the library ----------------------------------------------------------------------------------------------------------
 
 
-class Loaded:
-    def __getattr__(self, name: str) -> Any:
-        setattr(self, name, SimpleNamespace())
-        return self.__dict__[name]
+def load(monkeypatch: pytest.MonkeyPatch, wheel: str | Exception, loadable: str) -> None:
+    """Load cuBLAS for CUDA 13 if NVIDIA's wheels have, or fail to find, `wheel`, and one path can be loaded."""
 
+    def find(name: str) -> SimpleNamespace:
+        if isinstance(wheel, Exception):
+            raise wheel
+        return SimpleNamespace(abs_path=wheel)
 
-@pytest.fixture
-def load(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, str], list[str]]:
-    """Load cuBLAS for CUDA 13 if NVIDIA's wheels report `found` and only one path can be loaded. Return paths tried."""
-    tried = []
-
-    def dlopen(path: str, loadable: str) -> Loaded:
-        tried.append(path)
+    def open_library(path: str) -> None:
         if path != loadable:
             raise OSError(f"{path}: cannot open shared object file")
-        return Loaded()
 
-    def search(found: Any) -> Any:
-        if isinstance(found, Exception):
-            raise found
-        return SimpleNamespace(abs_path=found)
-
-    def load(found: Any, loadable: str) -> list[str]:
-        pathfinder: Any = ModuleType("cuda.pathfinder")
-        pathfinder.load_nvidia_dynamic_lib = lambda name: search(found)
-        with monkeypatch.context() as patch:
-            patch.setitem(sys.modules, "cuda", ModuleType("cuda"))
-            patch.setitem(sys.modules, "cuda.pathfinder", None if found is None else pathfinder)
-            patch.setattr(ctypes, "CDLL", lambda path: dlopen(path, loadable))
-            real_library.__wrapped__(13)
-        return tried
-
-    return load
+    monkeypatch.setitem(sys.modules, "cuda", ModuleType("cuda"))
+    monkeypatch.setitem(sys.modules, "cuda.pathfinder", SimpleNamespace(load_nvidia_dynamic_lib=find))
+    monkeypatch.setattr(ctypes, "CDLL", open_library)
+    monkeypatch.setattr(cublas, "Library", lambda opened: opened)
+    real_library.__wrapped__(13)
 
 
 @pytest.mark.parametrize(
-    ("found", "path"),
+    ("wheel", "path"),
     [
         ("/wheel/libcublas.so", "/wheel/libcublas.so"),
-        (None, "libcublas.so.13"),
-        (RuntimeError("not found"), "libcublas.so.13"),
+        (ImportError("no pathfinder"), "libcublas.so.13"),
+        (RuntimeError("no wheel"), "libcublas.so.13"),
     ],
     ids=["wheel", "no pathfinder", "no wheel"],
 )
-def test_the_library_is_that_of_cupy_or_of_the_system(found: Any, path: str, load: Any) -> None:
-    assert load(found, path) == [path]
+def test_the_library_is_that_of_cupy_or_of_the_system(
+    wheel: str | Exception, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load(monkeypatch, wheel, path)
 
 
-def test_a_missing_library_is_refused(load: Any) -> None:
+def test_a_missing_library_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="libcublas.so.13"):
-        load(RuntimeError("not found"), "")
+        load(monkeypatch, RuntimeError("no wheel"), "")
