@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import NDArray
 
 from tests.standin.errors import Foreign, Overrun
@@ -27,8 +28,8 @@ from tests.standin.streams import Device
 Scalar = (bool, int, float, np.generic)
 
 
-class ndarray:
-    """An array on a device.
+class ndarray(NDArrayOperatorsMixin):
+    """An array on a device. Its operators call NumPy's ufuncs, and so `__array_ufunc__`.
 
     Args:
         shape, dtype: of a new array, which is uninitialized.
@@ -37,9 +38,6 @@ class ndarray:
     Attributes:
         host_view: the elements, for the stand-in's own operations.
     """
-
-    __array_priority__ = 100
-    __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, shape: int | Sequence[int], dtype: Any = float, memptr: MemoryPointer | None = None) -> None:
         shape = (int(shape),) if isinstance(shape, (int, np.integer)) else tuple(int(size) for size in shape)
@@ -117,12 +115,10 @@ class ndarray:
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
         raise Foreign("Implicit conversion to a NumPy array is not allowed. Use `.get()` to do it explicitly.")
 
-    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **named: Any) -> Any:
-        for each in inputs:
-            operand(each, ufunc.__name__)
-        if method != "__call__" or named:
-            raise Foreign(f"numpy.{ufunc.__name__} on a CuPy array: use cupy.{ufunc.__name__}")
-        return elementwise(ufunc, *inputs)
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = (None,)) -> Any:
+        if method != "__call__":
+            raise Foreign(f"numpy.{ufunc.__name__}.{method} on a CuPy array")
+        return matmul(*inputs, *out) if ufunc is np.matmul else elementwise(ufunc, *inputs, out=out[0])
 
     def set(self, host: NDArray[Any]) -> None:
         if (host.shape, host.dtype) != (self.shape, self.dtype):
@@ -170,7 +166,7 @@ class ndarray:
         # the other elements are kept, so they must have been written
         do("[indices] =", work, [self, *arrays, *([value] if isinstance(value, ndarray) else [])], self)
 
-    # reductions and operators ---------------------------------------------------------------------------------------
+    # reductions -----------------------------------------------------------------------------------------------------
 
     def sum(self, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> ndarray:
         return reduce(np.add, self, axis, keepdims, dtype)
@@ -190,36 +186,6 @@ class ndarray:
 
     def any(self, axis: Any = None, keepdims: bool = False) -> ndarray:
         return reduce(np.logical_or, self, axis, keepdims)
-
-    def __matmul__(self, other: Any) -> ndarray:
-        return matmul(self, other)
-
-    def __neg__(self) -> ndarray:
-        return elementwise(np.negative, self)
-
-    def __abs__(self) -> ndarray:
-        return elementwise(np.absolute, self)
-
-    def __invert__(self) -> ndarray:
-        return elementwise(np.invert, self)
-
-
-ARITHMETIC: dict[str, Any] = {
-    "add": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-    "truediv": np.true_divide,
-    "pow": np.power,
-}
-ARITHMETIC |= {"floordiv": np.floor_divide, "mod": np.remainder, "and": np.bitwise_and, "or": np.bitwise_or}
-COMPARISONS: dict[str, Any] = {"lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal}
-COMPARISONS |= {"eq": np.equal, "ne": np.not_equal}
-for _name, _ufunc in ARITHMETIC.items():
-    setattr(ndarray, f"__{_name}__", lambda self, other, f=_ufunc: elementwise(f, self, other))
-    setattr(ndarray, f"__r{_name}__", lambda self, other, f=_ufunc: elementwise(f, other, self))
-    setattr(ndarray, f"__i{_name}__", lambda self, other, f=_ufunc: elementwise(f, self, other, out=self))
-for _name, _ufunc in COMPARISONS.items():
-    setattr(ndarray, f"__{_name}__", lambda self, other, f=_ufunc: elementwise(f, self, other))
 
 
 def do(name: str, work: Callable[[], Any], reads: Sequence[ndarray], made: ndarray) -> ndarray:

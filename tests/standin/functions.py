@@ -1,6 +1,6 @@
 """The functions of `cupy` that cupynet uses. See the head of arrays.py."""
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -53,30 +53,6 @@ def where(condition: ndarray, x: Any, y: Any) -> ndarray:
     return do("where", lambda: np.copyto(into, np.where(*views), casting="same_kind"), arrays, made)
 
 
-def _of_elements(ufunc: np.ufunc) -> Callable[..., ndarray]:
-    def function(*inputs: Any, out: ndarray | None = None) -> ndarray:
-        return elementwise(ufunc, *inputs, out=out)
-
-    return function
-
-
-OF_ELEMENTS = [
-    "abs",
-    "add",
-    "divide",
-    "exp",
-    "expm1",
-    "isfinite",
-    "isnan",
-    "log",
-    "log1p",
-    "maximum",
-    "minimum",
-    "multiply",
-    "sign",
-    "sqrt",
-    "subtract",
-    "tanh",
-]
-FUNCTIONS: dict[str, Any] = {name: _of_elements(getattr(np, name)) for name in OF_ELEMENTS}
+OF_ELEMENTS = "abs add divide exp expm1 isfinite isnan log log1p maximum minimum multiply sign sqrt subtract tanh"
+FUNCTIONS: dict[str, Any] = {name: partial(elementwise, getattr(np, name)) for name in OF_ELEMENTS.split()}
 FUNCTIONS |= {f.__name__: f for f in (empty, zeros, ones, arange, asarray, asnumpy, where, matmul)}

@@ -59,15 +59,6 @@ def trained(name: str, dtype: str, workers: int, devices: Any = None, reduce: st
     return model.weights()
 
 
-@pytest.mark.usefixtures("devices")
-@pytest.mark.parametrize(
-    ("dtype", "workers", "tolerance"), [("double", 3, 1e-10), ("float", 2, 1e-4), ("half", 1, 2e-2)]
-)
-def test_workers_on_devices_learn_what_workers_on_the_cpu_learn(dtype: str, workers: int, tolerance: float) -> None:
-    """Each worker has its own stream, even if three workers share two devices."""
-    assert_close(trained("cupy", dtype, workers), trained("numpy", dtype, workers), tolerance)
-
-
 @pytest.mark.parametrize("operation", COMPARISONS)
 def test_operations_with_the_arithmetic_of_a_gpu_equal_the_reference(operation: str) -> None:
     with installed(arithmetic=("fused", "flushed")):

@@ -1,4 +1,7 @@
-"""Products by cuBLAS on the stand-in: comparisons with NumPy, rejected arguments, capture in graphs."""
+"""Products by cuBLAS on the stand-in: precision, rejected arguments, handles, TF32, and the library that is loaded.
+
+tests/backend/test_operations.py compares products with NumPy.
+"""
 
 import ctypes
 import sys
@@ -13,40 +16,13 @@ from cupynet.backend import create_backend
 from cupynet.backend.cuda import cublas
 from cupynet.backend.cuda.backend import CupyBackend
 from cupynet.backend.cuda.cublas import Cublas, CublasError
-from cupynet.backend.policy import stored_dtype
 from cupynet.core.errors import ConfigError
 from tests.standin.machine import active
 from tests.standin.planted import together
-from tests.support.backends import NO_BFLOAT16
-from tests.support.pairwise import pairwise
 from tests.support.refusals import refused
 
 pytestmark = pytest.mark.standin
-KINDS = [("float16", "float16"), ("float16", "float32"), ("float32", "float32"), ("float64", "float64")]
-KINDS += [] if NO_BFLOAT16 else [("bfloat16", "bfloat16"), ("bfloat16", "float32")]
 real_library = cublas.library  # the stand-in replaces it
-TOLERANCE = {"float16": 1e-3, "bfloat16": 8e-3, "float32": 1e-5, "float64": 1e-12}
-
-
-@pairwise(
-    kind=KINDS,
-    shape=((4, 6, 8), (1, 1, 1), (7, 3, 5), (1, 9, 2), (5, 1, 3), (65, 33, 1)),
-    left=("as it is", "transposed"),
-    right=("as it is", "transposed"),
-)
-def test_products_are_those_of_numpy(
-    kind: tuple[str, str], shape: tuple[int, int, int], left: str, right: str, cupy: Any
-) -> None:
-    (factor, result), (m, k, n), rng, own = kind, shape, np.random.default_rng(1), Cublas(cupy)
-    a, b = (rng.normal(size=size).astype(stored_dtype(factor)) for size in ((m, k), (k, n)))
-    product, near = a.astype(np.float64) @ b.astype(np.float64), TOLERANCE[result]
-    x = cupy.asarray(np.ascontiguousarray(a.T)).T if left == "transposed" else cupy.asarray(a)
-    y = cupy.asarray(np.ascontiguousarray(b.T)).T if right == "transposed" else cupy.asarray(b)
-    out = cupy.empty((m, n), stored_dtype(result))  # filled with NaN
-    own.gemm(x, y, out)
-    np.testing.assert_allclose(out.get().astype(np.float64), product, rtol=near, atol=near)
-    own.gemm(x, y, out, beta=-2.0)
-    np.testing.assert_allclose(out.get().astype(np.float64), -product, rtol=3 * near, atol=3 * near)
 
 
 def test_sums_of_halves_accumulate_in_float(cupy: Any) -> None:
@@ -82,7 +58,7 @@ def test_an_error_names_its_status(cupy: Any) -> None:
         library.call("cublasSetMathMode", library.handle(0), 1000)
 
 
-# graphs, streams, threads ---------------------------------------------------------------------------------------------
+# streams and threads --------------------------------------------------------------------------------------------------
 
 
 def test_a_worker_takes_over_the_handle_with_its_stream(cupy: Any) -> None:

@@ -144,10 +144,8 @@ class Update:
         self.copy = case.stored(np.ones(size), start)
 
     def run(self, move: UpdateScalars, controls: Any = NULL) -> None:
-        norm, largest = move.norm or (None, 0)
-        numbers = [self.case.number(number) for number in (*move.in_order(), largest)]
-        numbers.append(NULL if norm is None else self.case.wide([norm]))
-        vectors = *self.vectors.values(), self.copy
+        vectors, without_norm = (*self.vectors.values(), self.copy), (self.case.number(0), NULL)
+        numbers = *map(self.case.number, move.in_order()), *without_norm
         self.case.run("update", f"{self.rule.name}_update", *vectors, *numbers, controls, np.int64(self.size))
 
 
@@ -166,16 +164,6 @@ def test_updates_take_their_numbers_from_the_device(kind: str, launch: Any, star
     equal(found.copy, expected.copy)
 
 
-@pairwise(kind=EVERY_KIND, launch=LAUNCHES, rule=RULES)
-def test_a_skipped_step_moves_nothing(kind: str, launch: Any, rule: Rule) -> None:
-    update = Update(Case(kind, launch), rule, 17)
-    before = {name: np.array(vector) for name, vector in update.vectors.items()}
-    update.run(UpdateScalars(0.5, 0.5, factors=FACTORS), controls_of(**ON_DEVICE, GO=0))
-    for name, vector in update.vectors.items():
-        equal(vector, 0 * vector if name == "grad" else before[name])
-    assert (update.copy == 1).all()
-
-
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_an_infinite_weight_without_decay_stays_infinite(rule: Rule) -> None:
     update = Update(Case("float"), rule, 1)
@@ -191,18 +179,6 @@ def test_a_skipped_step_is_undone(kind: str, launch: Any, start: int, go: int, s
     expected = np.array(vector if go else kept)
     case.run("update", "undo", vector, kept, controls_of(GO=go), np.int64(size))
     equal(vector, expected)
-
-
-@pytest.mark.parametrize("kind", WIDE)
-def test_the_clipping_norm_follows_the_loss_scale(kind: str) -> None:
-    """Updates and separate clipping both use it."""
-    case, controls = Case(kind), controls_of(USED=4, SCALE=8, RATE=1, GO=1)
-    grad, update = case.wide([3.0, 4.0]), Update(case, RULES["sgd"], 2)
-    case.run("update", "clip_norm", grad, case.wide([25.0]), case.number(0.5), controls, np.int64(2))
-    np.testing.assert_allclose(grad, [1.2, 1.6], rtol=1e-6)
-    update.vectors["weight"][:], update.vectors["grad"][:] = 0, [3, 4]
-    update.run(UpdateScalars(1.0, norm=(25.0, 0.5)), controls)
-    np.testing.assert_allclose(update.vectors["weight"], [-0.3, -0.4], rtol=1e-6)
 
 
 def steps(kind: str, losses: list[float], squares: list[float], controls: Any, grow_after: int, most: float) -> Any:
