@@ -205,7 +205,8 @@ def multiplied(a: NDArray[Any], b: NDArray[Any], *, tf32: bool, rounds_sums: boo
     if not rounds_sums or not half:
         return product(a, b)
     first, second = product(a[:, :half], b[:half]), product(a[:, half:], b[half:])
-    return (first.astype(result) + second.astype(result)).astype(wide)
+    total: NDArray[Any] = (first.astype(result) + second.astype(result)).astype(wide)
+    return total
 
 
 def to_tf32(numbers: NDArray[Any]) -> NDArray[Any]:

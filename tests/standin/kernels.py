@@ -81,17 +81,17 @@ class Kernel:
         machine.launches[self.name] = machine.launches.get(self.name, 0) + 1
         machine.run(Operation(self.name, reads, writes, work, checked=True))
 
-    def _given(self, takes: str, arg: Any) -> np.generic:
+    def _given(self, takes: str, arg: Any) -> Any:
         """Return a number, or an array's address; reject what the kernel would misread."""
         way, _, kind = takes.rpartition(":")
-        if way and (arg is None or (isinstance(arg, np.uint64) and not arg)):  # a null pointer has eight bytes
-            return np.uint64(0)
-        if not isinstance(arg, ndarray if way else np.generic) or named(arg.dtype) != kind:
-            raise BadLaunch(f"{self.name}: a parameter {takes} is given {arg!r:.60}, which CuPy does not convert")
         if not way:
+            if not isinstance(arg, np.generic) or named(arg.dtype) != kind:
+                raise BadLaunch(f"{self.name}: a parameter {kind} is given {arg!r:.60}, which CuPy does not convert")
             return arg
-        if not arg.flags.c_contiguous:
-            raise BadLaunch(f"{self.name}: a parameter {takes} must be contiguous")
+        if arg is None or (isinstance(arg, np.uint64) and not arg):  # a null pointer has eight bytes
+            return np.uint64(0)
+        if not isinstance(arg, ndarray) or named(arg.dtype) != kind or not arg.flags.c_contiguous:
+            raise BadLaunch(f"{self.name}: a parameter must be a contiguous array of {kind}, not a {type(arg)}")
         return np.uint64(arg.data.ptr)
 
 

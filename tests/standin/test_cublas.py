@@ -72,8 +72,9 @@ def test_half_sums_accumulate_in_half_by_default(mode: int, expected: float, cup
     assert float(product.c[0, 0]) == expected
 
 
-def set_stream(product: Product) -> None:
+def after_another_stream(product: Product) -> None:
     product.library.cublasSetStream_v2(product.handle, 0)
+    product()
 
 
 def set_workspace(product: Product, size: int) -> None:
@@ -89,7 +90,7 @@ WRONG: dict[str, tuple[type[Misuse], Callable[[Product], Any]]] = {
     "no memory": (Misuse, lambda product: product(a=0)),
     "scalars in double": (BadLaunch, lambda product: product(alpha=ctypes.byref(ctypes.c_double(1)))),
     "a size of 33 bits": (BadLaunch, lambda product: product(m=1 << 32)),
-    "no workspace after the stream": (Misuse, lambda product: (set_stream(product), product())),
+    "no workspace after the stream": (Misuse, after_another_stream),
     "a workspace beyond its memory": (Overrun, lambda product: set_workspace(product, SIZE + 1)),
 }
 

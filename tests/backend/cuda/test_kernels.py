@@ -20,6 +20,7 @@ from tests.support.backends import NO_BFLOAT16
 from tests.support.pairwise import pairwise
 
 pytestmark = pytest.mark.usefixtures("devices")
+TOLERANCE = {"half": 1e-3, "bfloat16": 8e-3, "float": 1e-6, "double": 1e-14}
 SIZES = [0, 1, 7, 8, 17, 101]
 NULL = np.uint64(0)
 EVERY_KIND = [kind for kind in KINDS if kind != "bfloat16" or not NO_BFLOAT16]
@@ -87,6 +88,11 @@ def equal(found: Any, expected: Any) -> None:
     np.testing.assert_array_equal(exact(found), exact(expected))
 
 
+def close(found: Any, expected: Any, kind: str) -> None:
+    scale = np.maximum(1, np.abs(expected))
+    np.testing.assert_allclose(exact(found) / scale, expected / scale, rtol=0, atol=TOLERANCE[kind])
+
+
 # flat vectors --------------------------------------------------------------------------------------------------------
 
 
@@ -119,7 +125,7 @@ def test_sums_of_vectors_are_those_of_the_host(kind: str, launch: Any, start: in
     given = *parts, *[NULL] * padding, *shares, *[np.float64(0)] * padding
     case.run("averages", "weighted_sum", parts[-1], *given, np.int32(count), np.int64(size))
     if kind == "bfloat16":
-        np.testing.assert_allclose(exact(parts[-1]), expected, rtol=8e-3, atol=8e-3)
+        close(parts[-1], expected, kind)
     else:
         equal(parts[-1], expected.astype(case.storage))
 
@@ -267,3 +273,24 @@ def test_nan_and_invalid_labels_stay_in_their_rows(kind: str, loss: str | None) 
         case.run("reductions", f"{loss}_loss", *arguments)
     assert np.isnan(losses).tolist() == [True, True, True, False]
     assert np.isnan(exact(gradient)).all(axis=1).tolist()[1:] == [True, True, False]
+
+
+# batches -------------------------------------------------------------------------------------------------------------
+
+
+@pairwise(kind=EVERY_KIND, threads=(1, 16), columns=(0, 3, 40), channels=(1, 2), samples=(0, 1))
+def test_the_next_batch_of_an_epoch(kind: str, threads: int, columns: int, channels: int, samples: int) -> None:
+    """Two of five samples have been taken, so the batch has the other three. Labels are class indices or targets."""
+    case, taken = Case(kind, ((3, 2), (threads,))), [4, 3, 1]
+    pixels, order = array(case.rng.integers(0, 256, (5, 34)), np.uint8), array([2, 0, 2, *taken], np.int64)
+    labels = array(case.rng.integers(0, 9, (5, columns) if columns else 5), np.float32 if columns else np.int64)
+    scale, shift = case.wide([0.5, 0.25][:channels]), case.wide([1, 2][:channels])
+    batch, found = case.stored(np.zeros((3, 34))), array(np.zeros((3, *labels.shape[1:])), labels.dtype)
+    numbers = array(np.zeros(3), np.int64) if samples else NULL
+    given, got = ((NULL, labels), (NULL, found)) if columns else ((labels, NULL), (found, NULL))
+    sizes = (np.int32(size) for size in (3, 34, channels, columns))
+    case.run("images", "next_batch", pixels, order, *given, scale, shift, batch, *got, numbers, *sizes)
+    expected = exact(pixels[taken]) * np.tile(exact(scale), 34 // channels) + np.tile(shift, 34 // channels)
+    close(batch, expected, kind)
+    equal(found, labels[2:])
+    equal(numbers, taken if samples else 0)
