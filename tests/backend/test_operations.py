@@ -48,9 +48,6 @@ LENET = {
     "flat window": Shape(2, 12, 14, 20, 50, Window((3, 5), (1, 2), ((1, 1), (0, 2))), True, True),
     "same": Shape(3, 12, 16, 23, 71, Window((3, 3), padding=((1, 1), (1, 1))), True, True),
     "tall window": Shape(2, 28, 20, 1, 20, Window((7, 2), (2, 1)), True, True),
-    # more pixels than a GPU's thread loads together
-    "large window": Shape(2, 9, 8, 8, 6, Window((7, 6)), False, True),
-    "large padded window": Shape(2, 9, 8, 4, 6, Window((6, 7), (1, 1), ((3, 2), (2, 4))), True, True),
 }
 
 

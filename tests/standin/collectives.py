@@ -30,17 +30,10 @@ CONSTANTS = {f"NCCL_{name.upper()}": number for number, name in DTYPES.items()} 
 VERSION = 23203
 FEW = 16  # maximum number of values in the operation that connects the ranks
 SEVERAL_ON_ONE = "NCCL_MULTI_RANK_GPU_ENABLE"
-STATUS = {
-    1: "NCCL_ERROR_UNHANDLED_CUDA_ERROR: unhandled cuda error (run with NCCL_DEBUG=INFO for details)",
-    4: "NCCL_ERROR_INVALID_ARGUMENT: invalid argument (run with NCCL_DEBUG=WARN for details)",
-    5: "NCCL_ERROR_INVALID_USAGE: invalid usage (run with NCCL_DEBUG=WARN for details)",
-}
 
 
 class NcclError(RuntimeError):
-    def __init__(self, status: int, details: str = "") -> None:
-        self.status = status
-        super().__init__(STATUS[status] + (f": {details}" if details else ""))
+    """An error of NCCL, with its status at the beginning of the message."""
 
 
 @dataclass(eq=False)
@@ -123,14 +116,6 @@ class Call:
         return f"{self.where} of rank {self.rank} with {self.form}"
 
 
-def get_unique_id() -> bytes:
-    return os.urandom(128)
-
-
-def get_version() -> int:
-    return VERSION
-
-
 class NcclCommunicator:
     """One rank's communicator, on the current device. Its constructor waits for all ranks."""
 
@@ -142,7 +127,7 @@ class NcclCommunicator:
         with machine.lock:
             ring = machine.rings.setdefault(commId, Ring(ndev))
             if self._device in ring.devices.values() and os.environ.get(SEVERAL_ON_ONE) != "1":
-                ring.broken = NcclError(5, f"Duplicate GPU detected : rank {rank} on device {self._device}")
+                ring.broken = NcclError(f"NCCL_ERROR_INVALID_USAGE: Duplicate GPU detected : rank {rank}")
             ring.devices[rank] = self._device
             machine.changed.notify_all()
             machine.wait(
@@ -175,7 +160,8 @@ class NcclCommunicator:
     def allReduce(self, sendbuf: int, recvbuf: int, count: int, datatype: int, op: int, stream: int) -> None:
         machine, where, ring = active(), label("nccl.allReduce"), self.ring
         if ring is None or datatype not in DTYPES or op != SUM:
-            raise NcclError(4, f"datatype {datatype}, operation {op}: here a live communicator can only sum floats")
+            what = f"datatype {datatype}, operation {op}"
+            raise NcclError(f"NCCL_ERROR_INVALID_ARGUMENT: {what}: here a live communicator can only sum floats")
         dtype = stored_dtype(DTYPES[datatype])
         with machine.lock:
             try:
@@ -193,10 +179,10 @@ class NcclCommunicator:
         try:
             machine.check_device(self._device)
         except CUDARuntimeError as error:
-            raise NcclError(1) from error
+            raise NcclError("NCCL_ERROR_UNHANDLED_CUDA_ERROR: unhandled cuda error") from error
         line = machine.line_at(stream, self._device)
         if line.device != self._device:
-            raise NcclError(4, f"{line}, the communicator of device {self._device}")
+            raise NcclError(f"NCCL_ERROR_INVALID_ARGUMENT: {line}, the communicator of device {self._device}")
         if line.capture is not None:
             raise InCapture(f"{where} while {line} captures, which NCCL's manual advises against")
         return line

@@ -31,9 +31,8 @@ CANARIES = bytes([CANARY]) * (GUARD + UNIT)  # the longest canary of one side
 
 
 class OutOfMemoryError(MemoryError):
-    def __init__(self, size: int, total: int, limit: int = 0) -> None:
-        limited = f", limit set to: {limit:,} bytes" if limit else ""
-        super().__init__(f"Out of memory allocating {size:,} bytes (allocated so far: {total:,} bytes{limited}).")
+    def __init__(self, size: int, total: int) -> None:
+        super().__init__(f"Out of memory allocating {size:,} bytes (allocated so far: {total:,} bytes).")
 
 
 class Chunk:
@@ -208,7 +207,7 @@ class DevicePool:
             if not self._has_room(size):
                 make_room()
         if not self._has_room(size):
-            raise OutOfMemoryError(size, self.total, self.limit)
+            raise OutOfMemoryError(size, self.total)
         self.machine.must_not_wait("an allocation of device memory (cudaMalloc)")
         self.total += size
 

@@ -1,5 +1,6 @@
 """The modules `cupy`, `cupy.cuda` and its submodules, installed temporarily in `sys.modules`."""
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -100,8 +101,8 @@ def _modules() -> dict[str, ModuleType]:
     nccl = Module(
         "cupy.cuda.nccl",
         available=True,
-        get_version=collectives.get_version,
-        get_unique_id=collectives.get_unique_id,
+        get_version=lambda: collectives.VERSION,
+        get_unique_id=lambda: os.urandom(128),
         NcclCommunicator=collectives.NcclCommunicator,
         NcclError=collectives.NcclError,
         **collectives.CONSTANTS,

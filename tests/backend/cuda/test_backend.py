@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from cupynet.backend import create_backend, select_backend
+from cupynet.backend.cuda.backend import CupyBackend
 from cupynet.backend.cuda.gpus import Pool, limit_pools, pool, probe, trim_pools
 from cupynet.core.errors import ConfigError
 from tests.standin.planted import together
@@ -40,7 +41,7 @@ def test_calls_from_any_thread_use_the_workers_device_and_stream(cupy: Any) -> N
 
 def test_a_worker_stays_on_its_stream(cupy: Any) -> None:
     """The end of `with stream` restores the stream entered before it, not one that `use` made current."""
-    backend = create_backend("cupy", device=1)
+    backend = CupyBackend(device=1)
 
     def work() -> list[Any]:
         backend.activate()

@@ -266,11 +266,11 @@ def test_nan_and_invalid_labels_stay_in_their_rows(kind: str, loss: str | None) 
     sizes = case.number(1), NULL, np.int32(4), np.int32(3)
     if loss is None:
         outputs[3, 1] = -np.inf
-        arguments = outputs, labels, case.wide(np.ones(3)), losses, gradient, case.number(0), *sizes
-        case.run("reductions", "softmax_cross_entropy", *arguments)
+        weights, results = case.wide(np.ones(3)), (losses, gradient, case.number(0))
+        case.run("reductions", "softmax_cross_entropy", outputs, labels, weights, *results, *sizes)
     else:
-        arguments = outputs, labels, NULL, losses, gradient, case.number(1), *sizes, np.int32(0)
-        case.run("reductions", f"{loss}_loss", *arguments)
+        results = losses, gradient, case.number(1)
+        case.run("reductions", f"{loss}_loss", outputs, labels, NULL, *results, *sizes, np.int32(0))
     assert np.isnan(losses).tolist() == [True, True, True, False]
     assert np.isnan(exact(gradient)).all(axis=1).tolist()[1:] == [True, True, False]
 

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet.backend import Backend, create_backend
+from cupynet.backend import Backend, Window, create_backend
 from cupynet.backend.cuda.backend import CupyBackend
 from cupynet.nn import Conv2D, Dense, Image, MaxPool2D, Model, Sequential
 from cupynet.optim import Nesterov
-from tests.support.comparisons import CHOSEN, COMPARISONS, compare
+from tests.support.comparisons import CHOSEN, COMPARISONS, Shape, compare
 from tests.support.networks import train_step
+from tests.support.pairwise import pairwise
 
 pytestmark = pytest.mark.usefixtures("devices")
 TINY = (48, 1)  # threads per block, and blocks
@@ -24,6 +25,17 @@ TINY = (48, 1)  # threads per block, and blocks
 def test_small_launches_equal_the_reference(operation: str, dtype: str) -> None:
     for seed, shape in enumerate(CHOSEN):
         compare(operation, CupyBackend(dtype, 0, *TINY), shape, seed)
+
+
+LARGE = {
+    "inside": Shape(2, 9, 8, 8, 1, Window((7, 6)), True, True),
+    "padded": Shape(2, 9, 8, 4, 1, Window((6, 7), (1, 1), ((3, 2), (2, 4))), True, True),
+}
+
+
+@pairwise(operation=("im2col", "col2im"), shape=LARGE, dtype=("half", "float", "double"))
+def test_windows_of_more_pixels_than_are_loaded_together(operation: str, shape: Shape, dtype: str) -> None:
+    compare(operation, CupyBackend(dtype), shape, seed=1)
 
 
 def test_a_product_is_not_rounded_before_it_is_added() -> None:
