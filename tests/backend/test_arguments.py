@@ -88,9 +88,3 @@ def test_activations_of_half_an_array(name: str) -> None:
     np.testing.assert_allclose(y, np.hstack([x[:, :4], np.tanh(x[:, 4:])]), rtol=1e-6)
     backend.pointwise_backward("tanh", dy[:, 4:], y[:, 4:])
     np.testing.assert_allclose(dy[:, 4:], 1 - y[:, 4:] ** 2, rtol=1e-6)
-
-
-@every_backend
-def test_no_images_can_be_loaded(name: str) -> None:
-    images = np.zeros((3, 2, 2, 1), np.uint8)
-    assert create_backend(name).load_images(images, np.zeros(0, np.int64)).shape == (0, 2, 2, 1)

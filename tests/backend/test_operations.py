@@ -13,8 +13,9 @@ import pytest
 
 from cupynet.backend import Backend, Convolution, UpdateScalars, Window, create_backend
 from cupynet.backend.update_rules import RULES
+from tests.support.arguments import CHOSEN, HALVING, SHAPES, Shape
 from tests.support.backends import NO_BFLOAT16, every_backend, every_compiled_backend
-from tests.support.comparisons import CHOSEN, COMPARISONS, ELSEWHERE, EXACT, HALVING, SHAPES, Shape, compare
+from tests.support.comparisons import COMPARISONS, ELSEWHERE, EXACT, compare
 from tests.support.pairwise import pairwise
 
 # A fused pair is compiled for each shape, so only a few are tested, all large enough to pool; one is dilated.

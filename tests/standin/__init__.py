@@ -6,10 +6,11 @@ CUDA's keywords for a C++ compiler (include/, host.py), and a CuPy that computes
 
     modules.py      installs and removes the modules          errors.py       the misuses
     machine.py      how every operation runs                  order.py        streams as lines, vector clocks
-    memory.py       pools, blocks, canaries; pinned.py        streams.py      devices, streams, events, graphs
+    memory.py       pools, blocks, canaries                   streams.py      devices, streams, events, graphs
     arrays.py       arrays and their operators; functions.py  kernels.py      .cu text, launched on the CPU
-    collectives.py  NCCL; peers.py: copies by address         cublas.py       libcublas, for ctypes
-    __main__.py     whole commands                            gpu_only.py     selects tests marked gpu
+    collectives.py  NCCL                                      cublas.py       libcublas, for ctypes
+    pinned.py       pinned memory, copies by address          gpu_only.py     selects tests marked gpu
+    __main__.py     whole commands
 """
 
 from tests.standin.errors import Misuse

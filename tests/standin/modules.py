@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 
 from cupynet.backend.cuda import cublas as binding
-from tests.standin import collectives, cublas, kernels, memory, peers, streams
+from tests.standin import collectives, cublas, kernels, memory, pinned, streams
 from tests.standin.arrays import ndarray
 from tests.standin.errors import CUDARuntimeError
 from tests.standin.functions import FUNCTIONS
 from tests.standin.machine import Machine, activate, active
-from tests.standin.pinned import PinnedPool
 
 VERSION, CUDA = "14.2.0", 12090
 PROPERTIES = {"name": b"made-up device", "major": 9, "minor": 0}
@@ -61,7 +60,7 @@ def installed(
     try:
         binding.library = lambda cuda: library  # type: ignore[assignment]
         machine.null_streams = [streams.Stream.null] * devices
-        machine.pinned = PinnedPool(machine)
+        machine.pinned = pinned.PinnedPool(machine)
         sys.modules.update(_modules())
         yield machine
         with machine.lock:
@@ -83,7 +82,7 @@ def _taken_out() -> dict[str, ModuleType]:
 
 
 def _modules() -> dict[str, ModuleType]:
-    default, pinned = memory.MemoryPool(), active().pinned
+    default, pinned_pool = memory.MemoryPool(), active().pinned
     runtime = Module(
         "cupy.cuda.runtime",
         getDeviceCount=lambda: active().devices,
@@ -92,9 +91,9 @@ def _modules() -> dict[str, ModuleType]:
         getDeviceProperties=lambda device: PROPERTIES | {"totalGlobalMem": active().memory},
         driverGetVersion=lambda: CUDA,
         runtimeGetVersion=lambda: CUDA,
-        memcpyPeerAsync=peers.memcpy_peer_async,
-        memcpyAsync=peers.memcpy_async,
-        memcpyHostToDevice=peers.HOST_TO_DEVICE,
+        memcpyPeerAsync=pinned.memcpy_peer_async,
+        memcpyAsync=pinned.memcpy_async,
+        memcpyHostToDevice=pinned.HOST_TO_DEVICE,
         deviceGetPCIBusId=lambda device: f"0000:{device:02X}:00.0",
         CUDARuntimeError=CUDARuntimeError,
     )
@@ -122,7 +121,7 @@ def _modules() -> dict[str, ModuleType]:
         UnownedMemory=memory.UnownedMemory,
         using_allocator=using_allocator,
         alloc=default.malloc,
-        alloc_pinned_memory=pinned.malloc,
+        alloc_pinned_memory=pinned_pool.malloc,
         is_available=lambda: True,
     )
     cupy = Module(
@@ -133,7 +132,7 @@ def _modules() -> dict[str, ModuleType]:
         RawModule=kernels.RawModule,
         is_available=lambda: True,
         get_default_memory_pool=lambda: default,
-        get_default_pinned_memory_pool=lambda: pinned,
+        get_default_pinned_memory_pool=lambda: pinned_pool,
         **FUNCTIONS,
         **{name: getattr(np, name) for name in TYPES},
     )

@@ -1,7 +1,11 @@
-"""Pinned host memory, modeled on CuPy's pool (cupy/cuda/pinned_memory.pyx, 14.2).
+"""Pinned host memory, modeled on CuPy's pool (cupy/cuda/pinned_memory.pyx, 14.2), and copies by address.
 
 Sizes are powers of two, at least 512 bytes. Freed blocks are kept until `free_all_blocks`. A copy to a device is
 asynchronous: the memory must not change before the host has waited for the stream.
+
+Copies (cupy_backends/cuda/api/runtime.pyx, 14.2): `cudaMemcpyPeerAsync` takes a stream of either device, and needs no
+peer access. `cudaMemcpyAsync` would wait if the host memory were not pinned. Callers that copy by address expect pinned
+memory, so anything else is a misuse here.
 """
 
 from __future__ import annotations
@@ -9,18 +13,17 @@ from __future__ import annotations
 import ctypes
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.standin.errors import Unordered
-from tests.standin.order import Access
-
-if TYPE_CHECKING:
-    from tests.standin.machine import Machine
+from tests.standin.errors import BadLaunch, Unordered
+from tests.standin.machine import Machine, Operation, active
+from tests.standin.order import Access, label
 
 UNIT = 512  # bytes
+HOST_TO_DEVICE = 1  # cudaMemcpyKind
 
 
 class Flight(NamedTuple):
@@ -135,3 +138,34 @@ class _Pinned:
 
 def rounded(nbytes: int) -> int:
     return 1 << (max(-(-nbytes // UNIT), 1) * UNIT - 1).bit_length()
+
+
+def memcpy_peer_async(dst: int, dst_device: int, src: int, src_device: int, size: int, stream: int) -> None:
+    """Copy as CuPy's function of this name does, which takes its arguments by position."""
+    machine, name = active(), "memcpyPeerAsync"
+    with machine.lock:
+        line = machine.line_at(stream, machine.seat.device)
+        if line.device not in (dst_device, src_device):
+            raise BadLaunch(f"a copy from device {src_device} to {dst_device} on {line}")
+        source = machine.span(src, size, src_device, name)
+        target = machine.span(dst, size, dst_device, name)
+        into, content = target.view, source.view
+        machine.run(Operation(name, [source], [target], lambda: np.copyto(into, content), between=True), line)
+
+
+def memcpy_async(dst: int, src: int, size: int, kind: int, stream: int) -> None:
+    """Copy as CuPy's function of this name does, from pinned memory to the current device."""
+    machine, name = active(), "memcpyAsync"
+    with machine.lock:
+        line = machine.line_at(stream, machine.seat.device)
+        machine.must_not_capture(name)
+        host = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(src))
+        if kind != HOST_TO_DEVICE or not machine.pinned.holds(host):
+            machine.refuse(BadLaunch(f"{label(name)} of kind {kind}, not from pinned memory: the copy would wait"))
+        target, content, where = machine.span(dst, size, line.device, name), host.tobytes(), label(name)
+
+        def work() -> None:
+            target.view[...] = np.frombuffer(content, target.view.dtype)
+            machine.pinned.sends(src, content, Access(line, line.count, where))
+
+        machine.run(Operation(name, [], [target], work), line)

@@ -37,10 +37,11 @@ from cupynet.training import ParallelWrapper
 from tests.standin import installed
 from tests.standin.machine import active
 from tests.support import warm
+from tests.support.arguments import CHOSEN
 from tests.support.backends import on_devices
 from tests.support.calls import watch
 from tests.support.commands import ROOT, SMALL, environment
-from tests.support.comparisons import CHOSEN, COMPARISONS, compare
+from tests.support.comparisons import COMPARISONS, compare
 from tests.support.training import assert_close, on_threads, stripes, stripes_network
 
 TRAINED_ON, HELD_OUT = 134, 20  # images: nine batches, the last one short, and two batches

@@ -8,8 +8,9 @@ pytest.importorskip("numba")
 from cupynet.backend import create_backend
 from cupynet.backend.cpu.kernels import amx
 from cupynet.backend.window import Window
+from tests.support.arguments import Shape
 from tests.support.backends import NO_BFLOAT16
-from tests.support.comparisons import Shape, compare
+from tests.support.comparisons import compare
 from tests.support.pairwise import pairwise
 
 

@@ -12,7 +12,8 @@ from cupynet.backend import Backend, Window, create_backend
 from cupynet.backend.cuda.backend import CupyBackend
 from cupynet.nn import Conv2D, Dense, Image, MaxPool2D, Model, Sequential
 from cupynet.optim import Nesterov
-from tests.support.comparisons import CHOSEN, COMPARISONS, Shape, compare
+from tests.support.arguments import CHOSEN, Shape
+from tests.support.comparisons import COMPARISONS, compare
 from tests.support.networks import train_step
 from tests.support.pairwise import pairwise
 

@@ -7,7 +7,7 @@ import pytest
 
 from cupynet.backend import Window
 from cupynet.backend.cpu.numpy_backend import NumpyBackend
-from tests.support.comparisons import SHAPES, Shape
+from tests.support.arguments import SHAPES, Shape
 
 Array = Any
 every_shape = pytest.mark.parametrize("shape", SHAPES, ids=range(len(SHAPES)))
