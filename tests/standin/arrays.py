@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from tests.standin.errors import Foreign, Overrun
 from tests.standin.machine import Operation, Span, active
-from tests.standin.memory import MemoryPointer, MemoryPool
+from tests.standin.memory import MemoryPointer
 from tests.standin.streams import Device
 
 Scalar = (bool, int, float, np.generic)
@@ -201,8 +201,7 @@ def allocate(nbytes: int, dtype: Any) -> MemoryPointer:
     if machine.seat.allocators:
         return machine.seat.allocators[-1](nbytes)  # type: ignore[no-any-return]
     machine.must_not_capture("an allocation from the default pool")
-    pool: MemoryPool = machine.pools[0]
-    return pool.malloc(nbytes, dtype)
+    return machine.pool.malloc(nbytes, dtype)
 
 
 def operand(value: Any, name: str) -> Any:

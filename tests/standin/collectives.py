@@ -228,8 +228,6 @@ def _execute(machine: Machine, ring: Ring, calls: list[Call]) -> None:
     try:
         if len({call.form for call in calls}) > 1:
             raise Disagreement(f"the ranks do not make the same call: {'; '.join(map(str, calls))}")
-        for call in calls:
-            machine.reach(call.line)
         accesses = [machine.tick(call.line, call.where) for call in calls]
         for call, access in zip(calls, accesses, strict=True):
             machine.reads(call.send, access)

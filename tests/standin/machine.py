@@ -89,11 +89,11 @@ class Machine:
         self.on = True
         self.done: dict[int, int] = {}  # line key -> count of the operations that the host has waited for
         self.lines: list[Line] = []
-        self.nulls = [self.new_line(device, blocking=False, null=True) for device in range(devices)]
+        self.nulls = [self.new_line(device, null=True) for device in range(devices)]
         self.null_streams: list[Any] = []
         self.misuses: list[Misuse] = []
         self.launches: dict[str, int] = {}
-        self.pools: list[MemoryPool] = []
+        self.pool: MemoryPool = MemoryPool(self)
         self.waiting: list[Any] = []
         self.stuck: Misuse | None = None
         self.loaded: set[tuple[int, object]] = set()
@@ -123,9 +123,9 @@ class Machine:
         line: Line = (seat.streams[seat.device] if stream is None else stream).line_on(seat.device)
         return line
 
-    def new_line(self, device: int, *, blocking: bool, null: bool = False) -> Line:
+    def new_line(self, device: int, *, null: bool = False) -> Line:
         key = len(self.lines)
-        self.lines.append(Line(key, device, 0 if null else 0x5000_0000 + 16 * key, blocking))
+        self.lines.append(Line(key, device, 0 if null else 0x5000_0000 + 16 * key))
         return self.lines[-1]
 
     def line_at(self, number: int, device: int) -> Line:
@@ -144,18 +144,6 @@ class Machine:
         """Record that the host has waited for all operations in `clock`."""
         merge(self.done, clock)
         self.pinned.settle()
-
-    def reach(self, line: Line) -> None:
-        """Let a blocking stream wait for the null stream, and the null stream for all blocking streams, as in CUDA."""
-        if line.number and line.blocking:
-            line.join(self.nulls[line.device].clock)
-        if line.number:
-            return
-        for other in self.lines:
-            if other.device == line.device and other.blocking:
-                if other.capture is not None:
-                    raise InCapture(f"the null stream of device {line.device} is used while {other} captures")
-                line.join(other.clock)
 
     def settle(self, line: Line) -> None:
         """Wait until the collective calls on `line` have ended, or can never end.
@@ -220,7 +208,6 @@ class Machine:
 
     def _perform(self, operation: Operation, line: Line) -> None:
         self.settle(line)
-        self.reach(line)
         access = self.tick(line, label(operation.name))
         for span in operation.reads:
             self.reads(span, access)
@@ -266,10 +253,10 @@ class Machine:
     # memory ---------------------------------------------------------------------------------------------------------
 
     def taken(self, device: int) -> int:
-        return sum(pool.on(device).total for pool in self.pools)
+        return self.pool.devices[device].total
 
     def live(self) -> list[Chunk]:
-        return [chunk for pool in self.pools for each in pool for chunk in list(each.used.values())]
+        return [chunk for pool in self.pool.devices for chunk in list(pool.used.values())]
 
     def span(self, address: int, nbytes: int, device: int, by: str, dtype: Any = None) -> Span:
         """Return the span of these bytes in a block in use. dtype: of its elements, by default the block's."""

@@ -258,24 +258,15 @@ class MemoryPointer:
 
 
 class MemoryPool:
-    """A pool for all devices. Each method acts on the current device."""
+    """The default pool. Each method acts on the current device."""
 
-    def __init__(self) -> None:
-        from tests.standin.machine import active
-
-        self._machine = active()
-        self._pools = [DevicePool(self._machine, device) for device in range(self._machine.devices)]
-        self._machine.pools.append(self)
-
-    def __iter__(self) -> Iterator[DevicePool]:
-        return iter(self._pools)
-
-    def on(self, device: int) -> DevicePool:
-        return self._pools[device]
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self.devices = [DevicePool(machine, device) for device in range(machine.devices)]
 
     @property
     def _here(self) -> DevicePool:
-        return self._pools[self._machine.seat.device]
+        return self.devices[self._machine.seat.device]
 
     def malloc(self, size: int, dtype: Any = None) -> MemoryPointer:
         if size == 0:

@@ -82,7 +82,7 @@ def _taken_out() -> dict[str, ModuleType]:
 
 
 def _modules() -> dict[str, ModuleType]:
-    default, pinned_pool = memory.MemoryPool(), active().pinned
+    default, pinned_pool = active().pool, active().pinned
     runtime = Module(
         "cupy.cuda.runtime",
         getDeviceCount=lambda: active().devices,
@@ -116,13 +116,11 @@ def _modules() -> dict[str, ModuleType]:
         Stream=streams.Stream,
         Event=streams.Event,
         get_current_stream=streams.get_current_stream,
-        MemoryPool=memory.MemoryPool,
         MemoryPointer=memory.MemoryPointer,
         UnownedMemory=memory.UnownedMemory,
         using_allocator=using_allocator,
         alloc=default.malloc,
         alloc_pinned_memory=pinned_pool.malloc,
-        is_available=lambda: True,
     )
     cupy = Module(
         "cupy",
@@ -130,7 +128,6 @@ def _modules() -> dict[str, ModuleType]:
         cuda=cuda,
         ndarray=ndarray,
         RawModule=kernels.RawModule,
-        is_available=lambda: True,
         get_default_memory_pool=lambda: default,
         get_default_pinned_memory_pool=lambda: pinned_pool,
         **FUNCTIONS,

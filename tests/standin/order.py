@@ -49,7 +49,6 @@ class Line:
     Attributes:
         key: unique on the machine, even among null streams.
         number: its address; 0 for a null stream.
-        blocking: True if it and the null stream of its device wait for each other.
         clock: line key -> number of that line's operations that precede the next operation here.
         capture: the operations since `begin_capture`; None while nothing is captured.
         pending: collective calls on the stream that some ranks have not made yet.
@@ -60,7 +59,6 @@ class Line:
     key: int
     device: int
     number: int
-    blocking: bool
     clock: dict[int, int] = field(default_factory=dict)
     count: int = 0
     capture: list[Any] | None = None

@@ -59,10 +59,12 @@ class Stream:
         self._machine: Machine | None = None if null else active()
         self.device_id = -1
         if self._machine is not None:
+            if not non_blocking:
+                raise Misuse("a stream that would wait for the null stream: use non_blocking=True")
             with self._machine.lock:
                 self.device_id = self._machine.seat.device
                 self._machine.check_device(self.device_id)
-                self._line = self._machine.new_line(self.device_id, blocking=not non_blocking)
+                self._line = self._machine.new_line(self.device_id)
 
     def line_on(self, device: int) -> Line:
         if self._machine is None:
@@ -119,7 +121,7 @@ class Stream:
             line.join(event.clock)
             line.behind = [*line.holding, *event.behind]
 
-    def begin_capture(self, mode: int | None = None) -> None:
+    def begin_capture(self) -> None:
         machine, line = active(), self._here
         with machine.lock:
             if not line.number or line.capture is not None:
@@ -156,7 +158,6 @@ class Event:
                 return
             machine.check_device(line.device)
             machine.settle(line)
-            machine.reach(line)
             self.clock, self.behind = dict(line.clock), line.holding
 
     def synchronize(self) -> None:

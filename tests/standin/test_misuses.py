@@ -51,7 +51,7 @@ OF_ARRAYS: dict[str, tuple[type[Misuse], Call]] = {
     "output overlaps an input": (Overrun, lambda cupy, x: x.__iadd__(x.T)),
     "product overlaps a factor": (Overrun, lambda cupy, x: cupy.matmul(x, x, out=x)),
     "index out of bounds": (Overrun, lambda cupy, x: operator.setitem(x, cupy.asarray(np.array([2])), 1)),
-    "longer than its memory": (Overrun, lambda cupy, x: cupy.ndarray(5, memptr=cupy.cuda.MemoryPool().malloc(16))),
+    "longer than its memory": (Overrun, lambda cupy, x: cupy.ndarray(5, memptr=cupy.cuda.alloc(16))),
     "operand on another device": (WrongDevice, lambda cupy, x: x + on_device_1(cupy)),
     "sent from ordinary memory": (BadLaunch, lambda cupy, x: send(cupy, x, HOST)),
 }
