@@ -192,14 +192,11 @@ class DevicePool:
             self.kept[chunk.line.key, chunk.size] += 1
 
     def free_all_blocks(self) -> None:
-        if self.n_free_blocks():
+        if self.kept.total():
             self.machine.check_device(self.device)
             self.machine.must_not_wait("freeing device memory (cudaFree)")
         self.total = self.in_use
         self.kept.clear()
-
-    def n_free_blocks(self) -> int:
-        return self.kept.total()
 
     def _grow(self, size: int) -> None:
         self.machine.check_device(self.device)
@@ -277,9 +274,6 @@ class MemoryPool:
     def free_all_blocks(self) -> None:
         with self._machine.lock, collecting_later():
             self._here.free_all_blocks()
-
-    def n_free_blocks(self) -> int:
-        return self._here.n_free_blocks()
 
     def used_bytes(self) -> int:
         return self._here.in_use
