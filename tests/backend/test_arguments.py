@@ -80,7 +80,7 @@ def test_a_derivative_of_another_shape_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["numpy", "numba"])
 def test_activations_of_half_an_array(name: str) -> None:
-    """Gated layers call them this way."""
+    """A user's layer may apply different activations to parts of an array."""
     backend = create_backend(name, "float")
     x = np.arange(16, dtype=np.float32).reshape(2, 8) / 16
     y, dy = x.copy(), np.ones((2, 8), np.float32)
