@@ -63,7 +63,7 @@ MODES = {
     "gradients, 4 workers": "workers=4 parallel=gradients",
 }
 # times, traffic (a resumed run sends more), the history file's size, and a run's random identity
-VARIES = re.compile(r"_s$|^bytes|^identity$")
+VARIES = re.compile(r"_s$|^bytes|^identity$|^crc$")
 STRAY = re.compile(r"\.tmp-\d|\.old-\d|\.part$")
 
 
