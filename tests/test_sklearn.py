@@ -89,18 +89,16 @@ def test_numbers_of_any_type_in_a_table_are_features() -> None:
     np.testing.assert_array_equal(classifier.predict_proba(table), expected)
 
 
-def test_a_second_output_layer_is_refused() -> None:
-    with refused("layers"):
-        Classifier([Dense(4), Dense(2)]).fit(np.zeros((4, 3)), [0, 1, 0, 1])
-
-
-def test_an_input_of_another_size_is_refused() -> None:
-    shapes: list[Any] = [(7, 7, 1), 64]
-    for shape in shapes:
-        with refused("input"):
-            Classifier(input=shape, backend="numpy").fit(DATA.images.reshape(len(DATA), -1), LABELS)
-
-
-def test_a_convolution_of_flat_images_needs_their_shape() -> None:
-    with refused("input"):
-        Classifier([Conv2D(4, 3)], backend="numpy").fit(DATA.images.reshape(len(DATA), -1), LABELS)
+@pytest.mark.parametrize(
+    ("arguments", "setting"),
+    [
+        ({"layers": [Dense(4), Dense(2)]}, "layers"),  # a second output layer
+        ({"input": (7, 7, 1)}, "input"),
+        ({"input": 64}, "input"),
+        ({"layers": [Conv2D(4, 3)]}, "input"),
+    ],
+    ids=["two outputs", "another size", "a number", "no shape"],
+)
+def test_a_network_that_does_not_fit_flat_images_is_refused(arguments: Any, setting: str) -> None:
+    with refused(setting):
+        Classifier(**arguments, backend="numpy").fit(DATA.images.reshape(len(DATA), -1), LABELS)

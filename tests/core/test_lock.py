@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import filelock
@@ -20,12 +21,23 @@ from cupynet.core.errors import ConfigError
 from cupynet.core.lock import NAME, Hold, at_work
 
 
-def on_threads(count: int, work: Callable[[], None]) -> None:
-    threads = [threading.Thread(target=work) for _ in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+def test_one_of_many_simultaneous_threads_gets_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "TIMEOUT_S", 0.0)
+    inside, most = list[int](), list[int]()
+
+    def come(_: int) -> None:
+        for _ in range(60):
+            with suppress(ConfigError):
+                hold = Hold(tmp_path)
+                inside.append(1)
+                most.append(len(inside))
+                inside.pop()
+                hold.release()
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(come, range(6)))
+    assert max(most) == 1 and len(most) > 6
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_is_locked_until_its_process_leaves(tmp_path: Path) -> None:
@@ -95,27 +107,6 @@ def test_a_lock_file_may_hold_anything(text: str, tmp_path: Path) -> None:
         Hold(tmp_path)
 
 
-def test_one_of_many_simultaneous_threads_gets_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock, "TIMEOUT_S", 0.0)
-    inside: list[int] = []
-    most: list[int] = []
-
-    def come() -> None:
-        for _ in range(60):
-            try:
-                hold = Hold(tmp_path)
-            except ConfigError:
-                continue
-            inside.append(1)
-            most.append(len(inside))
-            inside.pop()
-            hold.release()
-
-    on_threads(6, come)
-    assert max(most) == 1 and len(most) > 6
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_probing_a_lock_does_not_take_it(tmp_path: Path) -> None:
     ended = threading.Event()
 
@@ -123,15 +114,15 @@ def test_probing_a_lock_does_not_take_it(tmp_path: Path) -> None:
         while not ended.is_set():
             at_work(tmp_path)
 
-    thread = threading.Thread(target=ask)
-    thread.start()
-    try:
-        for _ in range(20):
-            (tmp_path / NAME).touch()
-            Hold(tmp_path).release()
-    finally:
-        ended.set()
-        thread.join()
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(ask)
+        try:
+            for _ in range(20):
+                (tmp_path / NAME).touch()
+                Hold(tmp_path).release()
+        finally:
+            ended.set()
+        asking.result()
 
 
 def test_a_link_is_not_written_through_and_a_pipe_not_waited_for(tmp_path: Path) -> None:

@@ -80,20 +80,15 @@ def test_the_environment_and_mpi_must_agree(
 
 @pytest.mark.parametrize(
     "variables",
-    [
-        "PMI_RANK=1 PMI_SIZE=2",
-        "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2",
-        "SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=3 SLURM_STEP_ID=0",
-    ],
-    ids=["MPICH", "Open MPI", "srun without PMI"],
+    ["PMI_RANK=1 PMI_SIZE=2", "SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=3 SLURM_STEP_ID=0"],
+    ids=["MPICH", "srun without PMI"],
 )
 def test_a_wrapper_refuses_ranks_of_another_mpi(variables: str, alone: pytest.MonkeyPatch, tmp_path: Path) -> None:
     one = SimpleNamespace(rank=0, size=1, library="MPICH", announce=lambda error: None)
     alone.setattr(mpi, "_start", lambda: one)
     set_all(alone, variables)
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=f"^{variables.partition('=')[0]}"):
         ParallelWrapper(small_model(), launcher="mpi", run=tmp_path / "run")
-    assert str(caught.value).startswith(variables.partition("=")[0])
     assert not (tmp_path / "run").exists()
 
 

@@ -1,17 +1,14 @@
 """Augmentations: their effect on images depends only on seed, epoch and sample."""
 
-from collections.abc import Iterable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cupynet.backend import Backend, create_backend
+from cupynet.backend import create_backend
 from cupynet.data import (
     Augmentation,
-    Batch,
     BatchFeed,
     ColorJitter,
     Cutout,
@@ -115,20 +112,15 @@ def test_elastic_moves_as_far_as_the_paper_says() -> None:
     assert np.diff(distance, axis=2).std() < 0.5  # neighbors move by similar distances
 
 
-def by_sample(backend: Backend, batches: Iterable[Batch | None]) -> dict[int, bytes]:
-    found: dict[int, bytes] = {}
-    for batch in filter(None, batches):
-        images = np.array(backend.to_host(batch.images))
-        found |= {int(s): image.tobytes() for s, image in zip(batch.samples, images, strict=True)}
-    return found
-
-
 def of(loader: Loader, epoch: int, size: int = 1, start: int = 0) -> dict[int, bytes]:
+    """Return the images of all workers by sample."""
     backend = create_backend("numpy")
-    found: dict[int, bytes] = {}
-    for rank in range(size):
-        found |= by_sample(backend, loader.epoch(epoch, backend, rank, size, start=start))
-    return found
+    return {
+        int(sample): image.tobytes()
+        for rank in range(size)
+        for batch in loader.epoch(epoch, backend, rank, size, start=start)
+        for sample, image in zip(batch.samples, batch.images, strict=True)
+    }
 
 
 def test_any_number_of_workers_and_any_beginning() -> None:
@@ -152,55 +144,21 @@ def test_shards_are_augmented_by_the_number_of_the_sample(tmp_path: Path) -> Non
     assert of(sharded, 1, 2) == of(Loader(DATA, 7, seed=9, augment=[Shift(3)]), 1)
 
 
-@pytest.mark.parametrize(
-    ("name", "ahead", "on_device"),
-    [
-        ("numpy", 0, "auto"),
-        ("numba", 3, "auto"),
-        pytest.param("cupy", 3, "auto", marks=pytest.mark.standin),
-        pytest.param("cupy", 0, False, marks=pytest.mark.standin),
-    ],
-)
-def test_feeds_yield_the_same_augmented_images(name: str, ahead: int, on_device: bool | str) -> None:
-    loader, backend = Loader(DATA, 8, seed=3, augment=PARTS), create_backend(name)
-    with BatchFeed(loader, backend, prefetch=ahead, on_device=on_device) as feed, closing(feed.epoch(1)) as batches:
-        assert by_sample(backend, batches) == of(loader, 1)
-
-
 @pytest.mark.standin
 def test_images_that_must_stay_on_a_gpu_are_not_augmented() -> None:
     with refused("data_on_device"):
         BatchFeed(Loader(DATA, 8, augment=PARTS), create_backend("cupy"), on_device=True)
 
 
-@pytest.mark.parametrize(
-    ("kind", "arguments", "name"),
-    [
-        (Shift, (0,), "pixels"),
-        (Cutout, (0,), "size"),
-        (HorizontalFlip, (1.5,), "probability"),
-        (Rotate, (0,), "degrees"),
-        (Elastic, (0, 1), "alpha"),
-    ],
-)
-def test_wrong_arguments_are_refused(kind: Any, arguments: tuple[float, ...], name: str) -> None:
+class Crop(Augmentation):
+    def __call__(self, images: Any, draws: SampleRNG) -> Any:
+        return images[:, 1:]
+
+
+@pytest.mark.parametrize(("part", "name"), [(Shift(9), "pixels"), (Elastic(20, 12), "sigma"), (Crop(), "")], ids=str)
+def test_an_augmentation_that_loses_the_image_or_changes_its_size_is_refused(part: Augmentation, name: str) -> None:
     with refused(name):
-        kind(*arguments)
-
-
-def test_an_augmentation_that_changes_the_size_is_refused() -> None:
-    class Crop(Augmentation):
-        def __call__(self, images: Any, draws: SampleRNG) -> Any:
-            return images[:, 1:]
-
-    with refused(""):
-        of(Loader(DATA, 8, augment=[Crop()]), 0)
-
-
-@pytest.mark.parametrize(("part", "name"), [(Shift(9), "pixels"), (Elastic(20, 12), "sigma")], ids=repr)
-def test_an_augmentation_that_would_lose_the_image_is_refused(part: Augmentation, name: str) -> None:
-    with refused(name):
-        through(part)
+        of(Loader(DATA, 8, augment=[part]), 0)
 
 
 # names, sizes and colours ---------------------------------------------------------------------------------------------
@@ -221,12 +179,6 @@ def test_augmentations_have_names(given: Any, kinds: list[str]) -> None:
     assert [type(each).__name__ for each in augmentations(given)] == kinds
     assert [type(each).__name__ for each in Synthetic(10, 10, augment=given).augment or ()] == kinds
     assert len(Loader(small_dataset(4), 2, augment=given).augment) == len(kinds)
-
-
-@pytest.mark.parametrize("given", ["lihgt", ["light"], 5, [5], {"shift": 2}])
-def test_other_names_are_refused(given: Any) -> None:
-    with refused("augment"):
-        augmentations(given)
 
 
 @pytest.mark.parametrize("part", [Scale(1, 1), ColorJitter(0, 0, 0)])

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet.data import MNIST, Data, Dataset, Synthetic
+from cupynet.data import Data, Dataset, Synthetic
 from cupynet.data.dataset import hold_out, in_turns
 from tests.support.refusals import data_error, refused
 from tests.support.training import numbered_dataset
@@ -125,23 +125,6 @@ def test_limit_applies_after_validation() -> None:
     assert rows(quick.train) == rows(full.train)[:10]
     assert rows(quick.validation) == rows(full.validation)
     assert rows(quick.test) == rows(full.test)[:10]
-
-
-@pytest.mark.parametrize(
-    ("source", "name", "value"),
-    [
-        (MNIST, "limit", 0),
-        (Synthetic, "limit", "5"),
-        (Synthetic, "validation", -1),
-        (MNIST, "validation", 60_000),
-        (Synthetic, "seed", 2**64),
-        (Synthetic, "train", 0),
-        (Synthetic, "test", 1.5),
-    ],
-)
-def test_arguments_are_refused_by_name(source: Any, name: str, value: Any) -> None:
-    with refused(name, repr(value)):
-        source(**{name: value}).check()
 
 
 def test_a_fraction_is_held_out_of_each_class() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cupynet.backend import FRACTIONS, PixelScale
 from cupynet.backend.cpu.numpy_backend import NumpyBackend
-from cupynet.data import Batch, BatchFeed, Dataset, HorizontalFlip, Loader, Synthetic, as_loader
+from cupynet.data import Batch, BatchFeed, Dataset, HorizontalFlip, Loader, as_loader
 from tests.support.refusals import data_error, refused
 from tests.support.shards import write_shards
 from tests.support.training import numbered_dataset
@@ -60,22 +60,14 @@ def test_all_workers_together_see_every_sample_once(root: Path, way: Division) -
     for rank, batches in enumerate(of_workers):
         assert [batch.index for batch in batches] == [rank + len(of_workers) * number for number in range(len(batches))]
         for batch in batches:
-            assert 0 < len(batch) <= way.batch_size and batch.epoch == 2
+            assert batch.epoch == 2
             np.testing.assert_array_equal(batch.labels, data.labels[batch.samples])
             np.testing.assert_allclose(batch.images * 255, data.images[batch.samples], rtol=1e-6)
             seen += batch.samples.tolist()
     assert sorted(seen) == list(range(way.samples))
-
-
-@few_examples
-@any_division
-def test_all_batches_but_the_last_are_full(root: Path, way: Division) -> None:
-    loader, of_workers = way.loaded(root)
-    assert loader.batches == sum(map(len, of_workers))
-    parts = of_workers if way.sharded else [[batch for batches in of_workers for batch in batches]]
-    for part in parts:
-        part.sort(key=lambda batch: batch.index)
-        assert all(len(batch) == way.batch_size for batch in part[:-1])
+    for part in of_workers if way.sharded else [sum(of_workers, [])]:
+        *full, last = [len(batch) for batch in sorted(part, key=lambda batch: batch.index)]
+        assert full == [way.batch_size] * len(full) and 0 < last <= way.batch_size
 
 
 @few_examples
@@ -94,7 +86,7 @@ def test_an_epoch_can_start_in_its_middle(root: Path, way: Division) -> None:
 def test_rounds_and_their_images_match_the_batches(root: Path, way: Division) -> None:
     loader, of_workers = way.loaded(root)
     size = len(of_workers)
-    assert loader.iterations(size) == max(map(len, of_workers))
+    assert loader.batches == sum(map(len, of_workers)) and loader.iterations(size) == max(map(len, of_workers))
     for number in range(loader.iterations(size) + 1):
         in_round = [len(batches[number]) for batches in of_workers if number < len(batches)]
         assert loader.images_of_iteration(number, size) == sum(in_round)
@@ -149,41 +141,19 @@ def test_labels_without_images() -> None:
         np.testing.assert_array_equal(blind.samples, whole.samples)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("batch_size", 0), ("batch_size", 12.0), ("batch_size", True), ("seed", None), ("shuffle", "yes")],
-)
-def test_arguments_are_refused_by_name(name: str, value: Any) -> None:
-    with refused(name):
-        Loader(numbered_dataset(3), **{"batch_size": 4, name: value})
-
-
-def test_a_data_set_becomes_a_loader() -> None:
-    dataset = numbered_dataset(10)
-    loader = as_loader(dataset, 4, 7, False)
-    assert loader.dataset is dataset
-    assert (loader.batch_size, loader.seed, loader.shuffle) == (4, 7, False)
-    assert as_loader(loader, batch_size=7, shuffle=False) is loader
-
-
-def test_arrays_become_a_loader() -> None:
+def test_arrays_and_data_sets_become_a_loader() -> None:
     images, labels = np.zeros((4, 3, 3), np.uint8), np.array([0, 6, 2, 2], np.uint8)
     for pair in ((images, labels), (images.tolist(), labels.tolist())):
         dataset = as_loader(pair).dataset
         assert isinstance(dataset, Dataset)
         assert (dataset.images.shape, dataset.classes, dataset.labels.tolist()) == ((4, 3, 3, 1), 7, [0, 6, 2, 2])
+    loader = as_loader(dataset, 4, 7, False)
+    assert (loader.dataset, loader.batch_size, loader.seed, loader.shuffle) == (dataset, 4, 7, False)
+    assert as_loader(loader, batch_size=7, shuffle=True) is loader
     assert as_loader((images, labels), classes=10).dataset.classes == 10
     assert Loader((images, labels), 2).signature == as_loader((images, labels), 2, 0).signature
     with refused(""):
         as_loader((images, labels), classes=6)
-
-
-@pytest.mark.parametrize("data", [np.zeros((4, 3, 3)), (np.zeros((4, 3, 3)), [*"abcd"]), Synthetic(10, 10)], ids=type)
-def test_objects_of_another_type_are_refused(data: Any) -> None:
-    with refused(""):
-        as_loader(data)
-    with refused(""):
-        Loader(data, 4)
 
 
 def test_signatures_differ_with_all_that_batches_depend_on(tmp_path: Path) -> None:

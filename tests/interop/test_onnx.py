@@ -10,28 +10,11 @@ import onnx
 import onnxruntime
 import pytest
 
-from cupynet import ConfigError, export_onnx
+from cupynet import ConfigError, export_onnx, nn
 from cupynet.backend import create_backend
 from cupynet.config.instantiate import build_as
 from cupynet.data import Synthetic
 from cupynet.interop import BOUND, difference, onnx_graph
-from cupynet.nn import (
-    Activation,
-    BatchNorm,
-    BinaryCrossEntropy,
-    Conv2D,
-    Dense,
-    Flat,
-    Flatten,
-    Hinge,
-    Image,
-    Layer,
-    LayerNorm,
-    Loss,
-    Model,
-    Residual,
-    Sequential,
-)
 from tests.support.exported_networks import everything_as_model, images_for, logits, model_of
 from tests.support.networks import Around
 from tests.support.refusals import refused
@@ -45,7 +28,7 @@ def answers(content: bytes, images: Any) -> dict[str, Any]:
     return dict(zip([each.name for each in session.get_outputs()], session.run(None, {"images": images}), strict=True))
 
 
-def check_graph(model: Model) -> None:
+def check_graph(model: nn.Model) -> None:
     found = difference(onnx_graph(model), model, 5)
     assert found is not None and found <= BOUND
 
@@ -53,7 +36,7 @@ def check_graph(model: Model) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_every_model_of_the_configuration(name: str) -> None:
     settings = settings_of("data=synthetic", f"model={name}")
-    check_graph(model_of(build_as(Layer, settings.model, "model"), Image(*Synthetic.image_shape), "float"))
+    check_graph(model_of(build_as(nn.Layer, settings.model, "model"), nn.Image(*Synthetic.image_shape), "float"))
 
 
 @pytest.mark.parametrize("input", ["uint8", "float"])
@@ -70,9 +53,11 @@ def test_every_layer_gives_the_logits_and_probabilities_of_the_model(input: str)
         assert answers(onnx_graph(model, input=input), given[:few])["logits"].shape == (few, 5)
 
 
-@pytest.mark.parametrize(("loss", "known"), [(BinaryCrossEntropy(), True), (Hinge(), False)], ids=["logistic", "hinge"])
-def test_the_graph_ends_in_probabilities_if_the_loss_makes_them(loss: Loss, known: bool) -> None:
-    model = model_of(Sequential([Dense(3)]), Image(4, 5, 2), loss=loss)
+@pytest.mark.parametrize(
+    ("loss", "known"), [(nn.BinaryCrossEntropy(), True), (nn.Hinge(), False)], ids=["logistic", "hinge"]
+)
+def test_the_graph_ends_in_probabilities_if_the_loss_makes_them(loss: nn.Loss, known: bool) -> None:
+    model = model_of(nn.Sequential([nn.Dense(3)]), nn.Image(4, 5, 2), loss=loss)
     images = images_for(model)
     found = answers(onnx_graph(model), images)
     assert ("probabilities" in found) == known
@@ -81,23 +66,25 @@ def test_the_graph_ends_in_probabilities_if_the_loss_makes_them(loss: Loss, know
 
 @pytest.mark.parametrize(("channels", "side"), [(1, 4), (3, 1), (3, 4)])
 def test_a_flattened_image_of_any_size(channels: int, side: int) -> None:
-    for layers in ([Dense(3)], [Flatten(), Dense(3)]):
-        check_graph(model_of(Sequential(layers), Image(side, side, channels)))
+    for layers in ([nn.Dense(3)], [nn.Flatten(), nn.Dense(3)]):
+        check_graph(model_of(nn.Sequential(layers), nn.Image(side, side, channels)))
 
 
 @pytest.mark.parametrize("name", ["pixels", "images", "logits", "network"])
 def test_a_layer_may_have_the_name_of_a_graph_node(name: str) -> None:
-    inner = Residual({name: Conv2D(2, 1, activation="silu")})
-    layers = {name: BatchNorm(), "swish": Activation("silu"), "inner": inner, "output": Dense(3)}
-    check_graph(model_of(Sequential(layers), Image(4, 4, 2)))
+    inner = nn.Residual({name: nn.Conv2D(2, 1, activation="silu")})
+    layers = {name: nn.BatchNorm(), "swish": nn.Activation("silu"), "inner": inner, "output": nn.Dense(3)}
+    check_graph(model_of(nn.Sequential(layers), nn.Image(4, 4, 2)))
 
 
 def test_the_epsilon_of_a_normalization_is_exported() -> None:
-    check_graph(model_of(Sequential([BatchNorm(epsilon=0.5), LayerNorm(epsilon=0.5), Dense(3)]), Image(4, 4, 2)))
+    check_graph(
+        model_of(nn.Sequential([nn.BatchNorm(epsilon=0.5), nn.LayerNorm(epsilon=0.5), nn.Dense(3)]), nn.Image(4, 4, 2))
+    )
 
 
 def test_vectors_and_a_network_of_one_layer() -> None:
-    model = Model(Dense(3), Flat(6), create_backend("numpy"), 1)
+    model = nn.Model(nn.Dense(3), nn.Flat(6), create_backend("numpy"), 1)
     x = np.random.default_rng(0).random((4, 6), np.float32)
     found = answers(onnx_graph(model, input="float"), x)["logits"]
     np.testing.assert_allclose(found, model.scores(x)[1], atol=1e-6)
@@ -133,13 +120,13 @@ def test_metadata_are_strings(metadata: Any, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-class Subclass(Dense):
+class Subclass(nn.Dense):
     """A user's subclass may compute anything."""
 
 
-@pytest.mark.parametrize("mine", [Around(Dense(6)), Subclass(6)], ids=["another layer", "a subclass"])
-def test_unknown_layers_are_refused(mine: Layer, tmp_path: Path) -> None:
-    model = model_of(Sequential({"flat": Flatten(), "mine": mine, "output": Dense(3)}), Image(3, 2, 1))
+@pytest.mark.parametrize("mine", [Around(nn.Dense(6)), Subclass(6)], ids=["another layer", "a subclass"])
+def test_unknown_layers_are_refused(mine: nn.Layer, tmp_path: Path) -> None:
+    model = model_of(nn.Sequential({"flat": nn.Flatten(), "mine": mine, "output": nn.Dense(3)}), nn.Image(3, 2, 1))
     with pytest.raises(ConfigError, match="'mine'"):
         export_onnx(model, tmp_path / "a.onnx")
     assert not list(tmp_path.iterdir())

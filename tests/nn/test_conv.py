@@ -6,14 +6,12 @@ import numpy as np
 import pytest
 
 from cupynet.backend import create_backend
-from cupynet.core.errors import ConfigError
-from cupynet.nn import Conv2D, Flat, Image, InputType, Params
+from cupynet.nn import Conv2D, Image, InputType, Params
 from cupynet.nn.pool import same_padding
 from tests.support.backends import every_backend
 from tests.support.gradients import check_layer
 from tests.support.pairwise import pairwise
 from tests.support.passes import built, inferred
-from tests.support.refusals import refused
 
 
 def output_of(layer: Conv2D, input: InputType) -> InputType:
@@ -80,45 +78,3 @@ def test_same_puts_the_odd_zero_after_the_image(name: str) -> None:
     layer, weight = Conv2D(1, (1, 2), padding="same"), np.array([1.0, 10.0]).reshape(1, 2, 1, 1)
     built(layer, (1, 3, 1), create_backend(name, "double"), weight=weight)
     assert inferred(layer, np.array([1.0, 2.0, 3.0]).reshape(1, 1, 3, 1)).ravel().tolist() == [21, 32, 3]
-
-
-@pytest.mark.parametrize(
-    ("setting", "value"),
-    [
-        ("filters", True),
-        ("kernel_size", 2.0),
-        ("kernel_size", (3, 0)),
-        ("kernel_size", (3, 3, 3)),
-        ("stride", 0),
-        ("dilation", 0),
-        ("groups", 0),
-        ("padding", -1),
-        ("padding", "full"),
-        ("activation", "swish"),
-        ("init", "one"),
-        ("bias", "no"),
-    ],
-)
-def test_arguments_are_checked(setting: str, value: Any) -> None:
-    arguments: dict[str, Any] = {"filters": 4, "kernel_size": 3, setting: value}
-    with refused(setting):
-        Conv2D(**arguments)
-
-
-@pytest.mark.parametrize(("filters", "channels"), [(5, 4), (4, 3)])
-def test_groups_that_do_not_divide_are_refused(filters: int, channels: int) -> None:
-    with refused("groups", "2"):
-        output_of(Conv2D(filters, 3, groups=2), Image(8, 8, channels))
-
-
-@pytest.mark.parametrize(
-    ("layer", "input"),
-    [
-        (Conv2D(4, 3), Flat(500)),
-        (Conv2D(4, 9), Image(8, 12, 1)),
-        (Conv2D(4, 3, dilation=(4, 1)), Image(8, 12, 1)),
-    ],
-)
-def test_inputs_that_cannot_be_convolved_are_refused(layer: Conv2D, input: InputType) -> None:
-    with pytest.raises(ConfigError):
-        output_of(layer, input)

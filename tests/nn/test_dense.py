@@ -1,25 +1,16 @@
 """Dense and Activation: gradients, extreme values, rejected arguments."""
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 
 from cupynet.backend import create_backend
-from cupynet.nn import INFERENCE, Activation, Dense, Flat, Image, InputType, Layer
+from cupynet.nn import Activation, Flat, Image, InputType
 from cupynet.nn.activation import ACTIVATIONS
 from tests.support.backends import every_backend
 from tests.support.gradients import check_layer
 from tests.support.passes import built, passed
-from tests.support.refusals import refused
 
 every_activation = pytest.mark.parametrize("kind", ACTIVATIONS)
-
-
-@every_activation
-@pytest.mark.parametrize(("input", "bias"), [(Flat(7), False), (Flat(1), True), (Image(3, 4, 2), True)], ids=str)
-def test_gradients_of_dense(kind: str, input: InputType, bias: bool) -> None:
-    check_layer(Dense(5, kind, bias=bias), input, batch=3)
 
 
 @every_activation
@@ -53,27 +44,3 @@ def test_the_slope_of_leaky_relu(name: str, slope: float | None, used: float) ->
     y, dx = passed(activation("leaky_relu", 2, name, slope), [[-2.0, 3.0]], 2.0)
     np.testing.assert_allclose(y, [[-2 * used, 3.0]], rtol=1e-15)
     np.testing.assert_allclose(dx, [[2 * used, 2.0]], rtol=1e-15)
-
-
-@pytest.mark.parametrize(
-    ("setting", "make"),
-    [
-        ("units", lambda: Dense(0)),
-        ("activation", lambda: Dense(3, "swish")),
-        ("activation", lambda: Dense(3, None)),  # type: ignore[arg-type]
-        ("init", lambda: Dense(3, init="gauss")),
-        ("activation", lambda: Activation("selu")),
-        ("slope", lambda: Activation("leaky_relu", slope=1)),
-    ],
-)
-def test_invalid_arguments_are_refused(setting: str, make: Callable[[], Layer]) -> None:
-    with refused(setting):
-        make()
-
-
-def test_a_backward_of_an_inference_is_refused() -> None:
-    layer = Dense(2)
-    built(layer, (3,), create_backend("numpy"))
-    y, backward = layer.forward(np.ones((1, 3), np.float32), INFERENCE)
-    with pytest.raises(RuntimeError):
-        backward(y)

@@ -5,11 +5,9 @@ import pytest
 
 from cupynet.backend import create_backend
 from cupynet.backend.philox import dropped_below, key_of, of_examples
-from cupynet.nn import INFERENCE, Context, Dense, Dropout, Flat, Sequential
+from cupynet.nn import INFERENCE, Context, Dropout, Sequential
 from tests.support.backends import every_backend, every_dtype
-from tests.support.gradients import check_layer
 from tests.support.passes import built, passed
-from tests.support.refusals import refused
 
 SAMPLES = np.array([5, 0, 1 << 33, 7, 8])
 
@@ -61,13 +59,3 @@ def test_an_evaluation_drops_nothing(name: str, rate: float, context: Context) -
     layer = dropout((5,), name, rate=rate)
     x = layer.backend.asarray(np.ones((2, 5), np.float32))
     assert layer.forward(x, context)[0] is x
-
-
-def test_gradients_of_dropout() -> None:
-    check_layer(Sequential([Dense(7), Dropout(0.3), Dense(4), Dropout(0.5)]), Flat(5), batch=3, training=True)
-
-
-@pytest.mark.parametrize("rate", [1.0, -0.1])
-def test_an_impossible_rate_is_refused(rate: float) -> None:
-    with refused("rate"):
-        Dropout(rate)

@@ -8,65 +8,45 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
+from cupynet import nn
 from cupynet.backend import Backend, create_backend
-from cupynet.nn import (
-    Activation,
-    AvgPool2D,
-    Backward,
-    BatchNorm,
-    Concat,
-    Context,
-    Conv2D,
-    Dense,
-    Dropout,
-    Flatten,
-    GlobalAvgPool2D,
-    Image,
-    InputType,
-    Layer,
-    LayerNorm,
-    MaxPool2D,
-    Model,
-    Residual,
-    Sequential,
-)
 from cupynet.optim import LAMB
 from tests.support.backends import every_backend, every_dtype
 from tests.support.networks import examples, train_step
 
-INPUT = Image(6, 6, 4)
+INPUT = nn.Image(6, 6, 4)
 
 pytestmark = pytest.mark.usefixtures("no_garbage_collector")
 
 
-def every_layer() -> Layer:
+def every_layer() -> nn.Layer:
     """Return a network with a layer of each kind, alone or fused with the next."""
-    layers: list[Layer] = [
-        Conv2D(8, 3, padding="same", activation="silu"),
-        Conv2D(8, 3, padding="same", groups=2),
-        Conv2D(8, 3, padding="same", groups=8),
-        BatchNorm(),
-        Activation("relu"),
-        Conv2D(4, 3, padding="same", activation="relu"),
-        MaxPool2D(2, 1, 1),
-        Residual([Conv2D(4, 1), BatchNorm(), Activation("gelu")]),
-        Residual([Conv2D(4, 1), BatchNorm()]),
-        Activation("relu"),
-        Residual([Conv2D(6, 1)], shortcut=Conv2D(6, 1)),
-        Concat([Conv2D(2, 1), AvgPool2D(3, 1, 1), Dropout(0.2), MaxPool2D(3, 1, 1)]),
-        LayerNorm("channels"),
-        Dropout(0.3),
-        Concat([GlobalAvgPool2D(), Flatten()]),
-        LayerNorm(),
-        Dense(5, activation="softmax"),
-        Dense(5, activation="tanh"),
-        Dense(3),
+    layers: list[nn.Layer] = [
+        nn.Conv2D(8, 3, padding="same", activation="silu"),
+        nn.Conv2D(8, 3, padding="same", groups=2),
+        nn.Conv2D(8, 3, padding="same", groups=8),
+        nn.BatchNorm(),
+        nn.Activation("relu"),
+        nn.Conv2D(4, 3, padding="same", activation="relu"),
+        nn.MaxPool2D(2, 1, 1),
+        nn.Residual([nn.Conv2D(4, 1), nn.BatchNorm(), nn.Activation("gelu")]),
+        nn.Residual([nn.Conv2D(4, 1), nn.BatchNorm()]),
+        nn.Activation("relu"),
+        nn.Residual([nn.Conv2D(6, 1)], shortcut=nn.Conv2D(6, 1)),
+        nn.Concat([nn.Conv2D(2, 1), nn.AvgPool2D(3, 1, 1), nn.Dropout(0.2), nn.MaxPool2D(3, 1, 1)]),
+        nn.LayerNorm("channels"),
+        nn.Dropout(0.3),
+        nn.Concat([nn.GlobalAvgPool2D(), nn.Flatten()]),
+        nn.LayerNorm(),
+        nn.Dense(5, activation="softmax"),
+        nn.Dense(5, activation="tanh"),
+        nn.Dense(3),
     ]
-    return Sequential(layers)
+    return nn.Sequential(layers)
 
 
-def trained(name: str, *layers: Layer) -> None:
-    model = Model(Sequential([Dense(3), *layers]), INPUT, create_backend(name))
+def trained(name: str, *layers: nn.Layer) -> None:
+    model = nn.Model(nn.Sequential([nn.Dense(3), *layers]), INPUT, create_backend(name))
     train_step(model, *examples(model.backend, 2, INPUT))
 
 
@@ -76,7 +56,7 @@ def test_steps_after_the_first_allocate_no_memory(name: str, dtype: str, monkeyp
     backend, optimizer = create_backend(name, dtype), LAMB(0.001, clip_layer_norm=1.0)
     allocate = Mock(wraps=backend.workspace._allocate)
     monkeypatch.setattr(backend.workspace, "_allocate", allocate)
-    model = Model(every_layer(), INPUT, backend)
+    model = nn.Model(every_layer(), INPUT, backend)
     optimizer.init(model.params, backend)
     train_step(model, *examples(backend, 3, INPUT), optimizer, 0)
     first = allocate.call_count
@@ -86,17 +66,17 @@ def test_steps_after_the_first_allocate_no_memory(name: str, dtype: str, monkeyp
     assert allocate.call_count == first > 0
 
 
-class Watched(Layer):
+class Watched(nn.Layer):
     """The identity. Its backward pass records which outputs of such layers are alive, and whether dy is freed."""
 
     outputs: list[Any]
     alive: list[list[bool]]
     gone: list[bool]
 
-    def build(self, input: InputType, params: Any, backend: Backend) -> InputType:
+    def build(self, input: nn.InputType, params: Any, backend: Backend) -> nn.InputType:
         return input
 
-    def forward(self, x: Any, context: Context) -> tuple[Any, Backward]:
+    def forward(self, x: Any, context: nn.Context) -> tuple[Any, nn.Backward]:
         y = self.backend.borrow(x.shape)
         y[...] = x
         self.outputs.append(weakref.ref(y))
@@ -122,33 +102,34 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> type[Watched]:
 
 @every_backend
 def test_activations_go_in_the_order_of_the_backward_pass(name: str, watched: type[Watched]) -> None:
-    trained(name, Watched(), Watched(), Watched(), Dense(3))
+    trained(name, Watched(), Watched(), Watched(), nn.Dense(3))
     assert watched.alive == [[True, True, True], [True, True, False], [True, False, False]]
 
 
 @every_backend
 def test_a_gradient_is_handed_over(name: str, watched: type[Watched]) -> None:
     """A backward pass's caller keeps no reference to the gradient, so it can be freed once it has been read."""
-    trained(name, Watched(), Sequential([Watched(), Residual(Watched()), Watched()]), Dense(3))
-    trained(name, Residual([Watched(), BatchNorm()], Watched()), Activation("relu"), Dense(3))
+    trained(name, Watched(), nn.Sequential([Watched(), nn.Residual(Watched()), Watched()]), nn.Dense(3))
+    trained(name, nn.Residual([Watched(), nn.BatchNorm()], Watched()), nn.Activation("relu"), nn.Dense(3))
     assert len(watched.gone) == 6
     if sys.version_info >= (3, 11):  # before, the caller's frame held the arguments
         assert all(watched.gone)
 
 
 @every_backend
-def test_a_derivative_is_called_once(name: str) -> None:
-    model = Model(Sequential([Dense(3)]), INPUT, create_backend(name))
+def test_a_derivative_is_called_once_and_only_in_training(name: str) -> None:
+    model = nn.Model(nn.Sequential([nn.Dense(3)]), INPUT, create_backend(name))
     x, _ = examples(model.backend, 2, INPUT)
-    logits, backward = model.forward(x, Context(train=True))
+    logits, backward = model.forward(x, nn.Context(train=True))
     backward(logits)
-    with pytest.raises(RuntimeError):
-        backward(logits)
+    for spent in (backward, model.forward(x, nn.INFERENCE)[1]):
+        with pytest.raises(RuntimeError):
+            spent(logits)
 
 
 @every_backend
 def test_what_a_user_gets_is_not_of_the_pool(name: str) -> None:
-    model = Model(every_layer(), INPUT, create_backend(name))
+    model = nn.Model(every_layer(), INPUT, create_backend(name))
     x, labels = examples(model.backend, 3, INPUT)
     scores, logits = model.scores(x)
     kept = scores.copy(), logits.copy()

@@ -1,37 +1,19 @@
 """Normalization compared with PyTorch and with finite differences, and its running estimates."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from cupynet import nn
 from cupynet.backend import create_backend
 from cupynet.core.errors import ConfigError
-from cupynet.nn import (
-    INFERENCE,
-    Activation,
-    BatchNorm,
-    Context,
-    Conv2D,
-    Dense,
-    Flat,
-    Image,
-    InputType,
-    Layer,
-    LayerNorm,
-    Model,
-    Sequential,
-)
-from cupynet.nn.norm import BatchNormReLU
 from tests.support.backends import every_backend, every_dtype
-from tests.support.gradients import check_layer
 from tests.support.passes import built, inferred, passed
-from tests.support.refusals import refused
 
 GOLDEN = np.load(Path(__file__).parents[1] / "golden" / "norms.npz")
-TRAINING = Context(train=True)
+TRAINING = nn.Context(train=True)
 TOLERANCES = {"half": 2e-2, "float": 1e-5, "double": 1e-10}
 
 
@@ -39,10 +21,10 @@ def golden(kind: str) -> dict[str, Any]:
     return {name.partition(".")[2]: GOLDEN[name] for name in GOLDEN.files if name.startswith(f"{kind}.")}
 
 
-def results_of(layer: BatchNorm | LayerNorm, x: Any, dy: Any) -> dict[str, Any]:
+def results_of(layer: nn.BatchNorm | nn.LayerNorm, x: Any, dy: Any) -> dict[str, Any]:
     y, dx = passed(layer, x, dy)
     gradients = {"scale_grad": layer.scale.grad, "shift_grad": layer.shift.grad}
-    estimates = {"mean": layer.mean.data, "variance": layer.variance.data} if isinstance(layer, BatchNorm) else {}
+    estimates = {"mean": layer.mean.data, "variance": layer.variance.data} if isinstance(layer, nn.BatchNorm) else {}
     return {"y": y, "dx": dx} | {name: layer.backend.to_host(a) for name, a in (gradients | estimates).items()}
 
 
@@ -55,7 +37,7 @@ def compare(found: Any, expected: Any, dtype: str, name: str) -> None:
 @every_dtype
 @pytest.mark.parametrize("kind", ["images", "vectors"])
 def test_batch_norm_and_its_derivative_are_those_of_pytorch(name: str, dtype: str, kind: str) -> None:
-    known, layer = golden(kind), BatchNorm(momentum=0.8, epsilon=1e-3)
+    known, layer = golden(kind), nn.BatchNorm(momentum=0.8, epsilon=1e-3)
     shape = known["x0"].shape[1:]
     built(layer, shape, create_backend(name, dtype), scale=known["scale"], shift=known["shift"])
     for step in range(3):
@@ -68,33 +50,12 @@ def test_batch_norm_and_its_derivative_are_those_of_pytorch(name: str, dtype: st
 @every_backend
 @pytest.mark.parametrize(("dtype", "kind"), [("half", "features"), ("float", "flat features"), ("double", "channels")])
 def test_layer_norm_and_its_derivative_are_those_of_pytorch(name: str, dtype: str, kind: str) -> None:
-    known, layer = golden(kind), LayerNorm("channels" if kind == "channels" else "features", epsilon=1e-3)
+    known, layer = golden(kind), nn.LayerNorm("channels" if kind == "channels" else "features", epsilon=1e-3)
     shape = known["x"].shape[1:]
     built(layer, shape, create_backend(name, dtype), scale=known["scale"], shift=known["shift"])
     for result, found in results_of(layer, known["x"], known["dy"]).items():
         compare(found, known[result], dtype, result)
     compare(inferred(layer, known["x"]), known["y"], dtype, "inferred")
-
-
-@every_backend
-@every_dtype
-def test_a_relu_after_it_is_computed_in_the_same_pass(name: str, dtype: str) -> None:
-    known, results = golden("images"), []
-    for together in (True, False):
-        pair = Sequential({"norm": BatchNorm(), "relu": Activation("relu")})
-        built(pair, known["x0"].shape[1:], create_backend(name, dtype))
-        assert [type(step) for _, step in pair.steps] == [BatchNormReLU]
-        if not together:
-            pair.steps = [([name], layer) for name, layer in pair]
-        results.append([*passed(pair, known["x0"], known["dy0"]), inferred(pair, known["x0"])])
-    for fused, separate in zip(*results, strict=True):
-        compare(fused, np.asarray(separate, np.float64), dtype, "fused")
-
-
-@pytest.mark.parametrize("following", [[], [Activation("relu")]], ids=["alone", "before a ReLU"])
-@pytest.mark.parametrize("input", [Image(3, 4, 2), Flat(5)], ids=["images", "vectors"])
-def test_derivatives_of_batch_norm_in_training_are_those_by_differences(input: InputType, following: Any) -> None:
-    check_layer(Sequential([BatchNorm(), *following]), input, batch=4, training=True)
 
 
 # accuracy -------------------------------------------------------------------------------------------------------------
@@ -134,7 +95,7 @@ def test_long_rows_keep_their_mean(name: str, rows: Any, tolerance: float) -> No
 @every_dtype
 def test_one_value_of_a_channel_has_no_variance(name: str, dtype: str) -> None:
     """The output is the shift and does not depend on the input. The running estimates do not change."""
-    layer = BatchNorm()
+    layer = nn.BatchNorm()
     built(layer, (3,), create_backend(name, dtype), scale=[2.0, -1.0, 3.0], shift=[0.5, 0.25, -1.0])
     found = results_of(layer, [[1000.1, -3.3, 7.0]], [[1.0, 2.0, 4.0]])
     np.testing.assert_array_equal(found["y"], [[0.5, 0.25, -1.0]])
@@ -147,22 +108,11 @@ def test_one_value_of_a_channel_has_no_variance(name: str, dtype: str) -> None:
 # running estimates ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("setting", "make"),
-    [
-        ("momentum", lambda: BatchNorm(momentum=1.0)),
-        ("epsilon", lambda: BatchNorm(epsilon=0)),
-        ("axis", lambda: LayerNorm("rows")),
-    ],
-)
-def test_invalid_arguments_are_refused(setting: str, make: Callable[[], Layer]) -> None:
-    with refused(setting):
-        make()
-
-
-def model_with_norm(name: str, dtype: str = "float", seed: int = 1) -> tuple[Model, Any]:
-    network = Sequential({"conv": Conv2D(3, 2), "norm": BatchNorm(), "dense": Dense(3), "ln": LayerNorm()})
-    model = Model(network, Image(4, 4, 1), create_backend(name, dtype), seed)
+def model_with_norm(name: str, dtype: str = "float", seed: int = 1) -> tuple[nn.Model, Any]:
+    network = nn.Sequential(
+        {"conv": nn.Conv2D(3, 2), "norm": nn.BatchNorm(), "dense": nn.Dense(3), "ln": nn.LayerNorm()}
+    )
+    model = nn.Model(network, nn.Image(4, 4, 1), create_backend(name, dtype), seed)
     x = np.random.default_rng(0).normal(size=(5, 4, 4, 1))
     return model, model.backend.asarray(x.astype(model.backend.policy.storage))
 
@@ -171,7 +121,7 @@ def model_with_norm(name: str, dtype: str = "float", seed: int = 1) -> tuple[Mod
 def test_only_passes_that_train_move_running_estimates(name: str) -> None:
     model, x = model_with_norm(name)
     before = model.weights()
-    model.forward(x, INFERENCE)
+    model.forward(x, nn.INFERENCE)
     np.testing.assert_array_equal(model.weights()["norm.mean"], before["norm.mean"])
     model.forward(x, TRAINING)
     moved = {key for key, value in model.weights().items() if (value != before[key]).any()}

@@ -3,10 +3,8 @@
 from typing import Any
 
 import numpy as np
-import pytest
 
 from cupynet.backend import Backend, create_backend
-from cupynet.core.errors import ConfigError
 from cupynet.nn import Image, Model, Params
 from cupynet.nn.init import xavier, zeros
 from cupynet.optim import Nesterov
@@ -50,19 +48,6 @@ def test_every_weight_is_an_aligned_view_of_the_same_place_in_every_vector(name:
     assert (params.master.dtype, params.grad.dtype, params.data.dtype) == (wide, wide, backend.policy.storage)
 
 
-@every_dtype
-def test_segments_cover_the_vector_and_part_it_by_treatment(dtype: str) -> None:
-    backend = create_backend("numpy", dtype)
-    params = declared(backend)
-    decaying, others = params.segments
-    assert (decaying.decay, others.decay) == (True, False)
-    assert (decaying.start, decaying.stop, others.stop) == (0, others.start, params.master.size)
-    for _, p in params.named():
-        own = places(backend, p.master, params.master)
-        segment = decaying if p.decay else others
-        assert segment.start <= own.start and own.stop <= segment.stop
-
-
 def test_a_network_has_its_weights_decayed_and_its_biases_not() -> None:
     model = Model(lenet(), Image(28, 28, 1), create_backend("numpy"))
     assert {name: p.decay for name, p in model.params.named()} == {
@@ -100,10 +85,3 @@ def test_the_numbers_follow_from_seed_and_name_alone() -> None:
         np.testing.assert_array_equal(among[name], value)
     assert (alone["a.weight"] != weights(declared(backend, 2))["a.weight"]).all()
     assert (among["x.weight"] != among["y.weight"]).all()
-
-
-def test_a_name_is_declared_once() -> None:
-    params = Params()
-    params.scope("a").add("weight", (1, 1), zeros)
-    with pytest.raises(ConfigError):
-        params.scope("a").add("weight", (2, 2), zeros)

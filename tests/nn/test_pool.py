@@ -1,7 +1,6 @@
 """Pooling: gradients for every geometry and batch size, ties, padding, fusion with convolutions, NaN, errors."""
 
 import copy
-from collections.abc import Callable
 from typing import Any
 from unittest.mock import Mock
 
@@ -10,13 +9,12 @@ import pytest
 
 from cupynet.backend import Convolution, Window, create_backend
 from cupynet.backend.cpu.numpy_backend import NumpyBackend
-from cupynet.nn import AvgPool2D, Conv2D, Dense, Flat, GlobalAvgPool2D, Image, Layer, MaxPool2D, Params, Sequential
+from cupynet.nn import AvgPool2D, Conv2D, Image, Layer, MaxPool2D, Sequential
 from tests.support.backends import every_backend, every_compiled_backend, every_dtype
 from tests.support.comparisons import HALVING
 from tests.support.gradients import check_layer, distinct
 from tests.support.pairwise import pairwise
 from tests.support.passes import built, inferred, passed
-from tests.support.refusals import refused
 
 
 @pairwise(
@@ -34,11 +32,6 @@ def test_gradients_for_every_geometry_and_batch_size(
     check_layer(pool(kernel, stride, padding), image, x=distinct((batch, *image.shape)) - 100)
 
 
-@pytest.mark.parametrize("image", [Image(6, 7, 2), Image(1, 1, 3)], ids=str)
-def test_gradients_of_the_mean_of_an_image(image: Image) -> None:
-    check_layer(Sequential([Conv2D(4, 1, activation="tanh"), GlobalAvgPool2D(), Dense(3)]), image)
-
-
 @every_backend
 @every_dtype
 @pytest.mark.parametrize("layer", [MaxPool2D(3, 1, "same"), AvgPool2D(2, 1, 1)], ids=["max", "mean"])
@@ -47,47 +40,6 @@ def test_padding_never_wins_a_max_pool_and_does_not_count_in_a_mean(name: str, d
     built(layer, (3, 3, 1), backend)
     y, _ = passed(layer, np.full((1, 3, 3, 1), -2))
     np.testing.assert_array_equal(y, np.full(y.shape, -2.0))
-
-
-@every_backend
-@every_dtype
-@pytest.mark.parametrize(
-    ("x", "dx"),
-    [
-        ([[0, 0, 0], [0, 0, 0], [0, 0, 0]], [[1, 1, 0], [1, 1, 0], [0, 0, 0]]),  # as after a ReLU
-        ([[-1, 2, 2], [2, 2, 1], [2, 0, 1]], [[0, 2, 0], [1, 1, 0], [0, 0, 0]]),
-    ],
-    ids=["all equal", "some"],
-)
-def test_ties_send_the_gradient_to_the_first(name: str, dtype: str, x: Any, dx: Any) -> None:
-    """The first of equal values, row by row, gets the whole gradient."""
-    layer = MaxPool2D(2, 1)
-    built(layer, (3, 3, 1), create_backend(name, dtype))
-    _, found = passed(layer, np.array(x).reshape(1, 3, 3, 1))
-    np.testing.assert_array_equal(found[0, ..., 0], dx)
-
-
-@pytest.mark.parametrize(
-    ("setting", "make"),
-    [
-        ("padding", lambda: MaxPool2D((3, 1), padding=(0, 1))),
-        ("padding", lambda: MaxPool2D(2, padding="full")),
-        ("kernel_size", lambda: MaxPool2D(0, 1)),
-        ("stride", lambda: MaxPool2D(2, 0)),
-        ("", lambda: MaxPool2D(2).build(Flat(9), Params().scope(), create_backend("numpy"))),
-        ("", lambda: GlobalAvgPool2D().build(Flat(3), Params().scope(), create_backend("numpy"))),
-        ("", lambda: MaxPool2D(5).build(Image(4, 6, 1), Params().scope(), create_backend("numpy"))),
-    ],
-)
-def test_invalid_arguments_and_inputs_are_refused(setting: str, make: Callable[[], Any]) -> None:
-    with refused(setting):
-        make()
-
-
-@pytest.mark.parametrize(("wrong", "right"), [({"pool_size": 2}, "kernel_size"), ({"strides": 2}, "stride")], ids=str)
-def test_an_unknown_argument_is_refused_with_the_right_name(wrong: dict[str, int], right: str) -> None:
-    with pytest.raises(TypeError, match=f"MaxPool2D.*'{[*wrong][0]}'.*'{right}'"):
-        MaxPool2D(**{"kernel_size": 2} | wrong if right == "stride" else wrong)
 
 
 # with a convolution before --------------------------------------------------------------------------------------------

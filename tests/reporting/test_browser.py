@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 from html import unescape
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -23,7 +23,16 @@ REASON = "" if CHROMIUM else "there is no Chromium: apt-get install chromium"
 # .ci/run reports if it could not install Chromium
 pytestmark = pytest.mark.skipif(bool(REASON) and "CUPYNET_TEST_BROWSER" not in os.environ, reason=REASON)
 WIDTHS = (320, 390, 1280)
-Found = tuple[list[dict[str, Any]], list[str]]  # measurements, and console messages
+
+
+class Found(NamedTuple):
+    """Measurements at each width, and messages of the console."""
+
+    light: list[dict[str, Any]]
+    dark: list[dict[str, Any]]
+    console: list[str]
+
+
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars",
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-extensions",
@@ -66,77 +75,61 @@ window.addEventListener("load", () => {
 """
 
 
-def measured(*pages: tuple[Path, str]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the browser's measurements of each page and color scheme at each width, and its console messages.
-
-    The `color-scheme` of an iframe sets `prefers-color-scheme` for its page.
-    """
+def measured(page: Path) -> Found:
+    """Measure a page in both color schemes. An iframe's `color-scheme` sets `prefers-color-scheme` for its page."""
     assert CHROMIUM is not None, REASON
     frames = "".join(
         f'<iframe src="{page.as_uri()}" width="{width}" height="900" style="border:0; color-scheme:{scheme}"></iframe>'
-        for page, scheme in pages
+        for scheme in ("light", "dark")
         for width in WIDTHS
     )
-    outer = pages[0][0].with_name("outer.html")
+    outer = page.with_name("outer.html")
     outer.write_text(MEASURE % frames)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         done = subprocess.run(
             [CHROMIUM, *FLAGS, f"--user-data-dir={profile}", "--dump-dom", outer.as_uri()],
             capture_output=True, text=True, timeout=300, check=False,
         )  # fmt: skip
-    console = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
     text = done.stdout.partition('<pre id="found">')[2].partition("</pre>")[0]
     assert text, done.stderr[-2000:]
-    found: list[dict[str, Any]] = json.loads(unescape(text))
-    return found, console
+    frame = json.loads(unescape(text))
+    return Found(
+        frame[: len(WIDTHS)], frame[len(WIDTHS) :], [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+    )
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """Return measurements and console messages for a page with long names and many classes, light and dark."""
+    """Return the measurements of a page with long names and many classes."""
     names = ["a class with a very long name that goes on and on" + str(index) for index in range(20)]
     counts = [[900 if row == column else (row * column) % 7 for column in range(20)] for row in range(20)]
     test = summary()["test"] | {"confusion": counts}
     folder = finished(
         tmp_path_factory.mktemp("browser"), class_names=names, test=test, synchronizer="word" * 40, advice="x" * 300
     )
-    page, _ = write_page(folder)
-    return measured((page, "light"), (page, "dark"))
+    return measured(write_page(folder)[0])
 
 
-@pytest.fixture(scope="module")
-def light(found: Found) -> list[dict[str, Any]]:
-    return found[0][: len(WIDTHS)]
+def test_the_browser_reports_no_errors_and_no_page_scrolls_sideways(found: Found) -> None:
+    assert found.console == []
+    for name in ("width", "needs"):
+        assert [each[name] for each in found.light] == list(WIDTHS)
 
 
-@pytest.fixture(scope="module")
-def dark(found: Found) -> list[dict[str, Any]]:
-    return found[0][len(WIDTHS) :]
+def test_charts_and_pictures_are_not_blank(found: Found) -> None:
+    for at in found.light:
+        assert len(at["charts"]) == 6
+        for chart in at["charts"]:
+            assert chart["width"] > 0.7 * min(at["width"], 560) and chart["paths"] > 8
+            assert chart["text"] >= (9.5 if at["width"] >= 390 else 7.5)
+        assert len(at["pictures"]) == 4 and all(at["pictures"])
 
 
-def test_the_browser_reports_no_errors(found: Found) -> None:
-    assert found[1] == []
-
-
-def test_no_page_scrolls_sideways_at_any_width(light: list[dict[str, Any]]) -> None:
-    assert [found["width"] for found in light] == list(WIDTHS)
-    assert [found["needs"] for found in light] == list(WIDTHS)
-
-
-def test_charts_and_pictures_are_not_blank(light: list[dict[str, Any]]) -> None:
-    for found in light:
-        assert len(found["charts"]) == 6
-        for chart in found["charts"]:
-            assert chart["width"] > 0.7 * min(found["width"], 560) and chart["paths"] > 8
-            assert chart["text"] >= (9.5 if found["width"] >= 390 else 7.5)
-        assert len(found["pictures"]) == 4 and all(found["pictures"])
-
-
-def test_dark_mode_has_its_own_colours(light: list[dict[str, Any]], dark: list[dict[str, Any]]) -> None:
+def test_dark_mode_has_its_own_colours(found: Found) -> None:
     def brightness(colour: str) -> float:
         return sum(float(part) for part in colour.partition("(")[2].rstrip(")").split(",")[:3]) / 3
 
-    for night, day in zip(dark, light, strict=True):
+    for night, day in zip(found.dark, found.light, strict=True):
         assert brightness(day["paper"]) > 200 > 100 > brightness(day["ink"])
         assert brightness(night["paper"]) < 60 and brightness(night["ink"]) > 180
         assert night["line"] != day["line"]

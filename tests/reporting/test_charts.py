@@ -69,11 +69,6 @@ def test_the_palette_is_that_of_the_page() -> None:
     assert [f"--c{index}: {colour};" in light for index, colour in enumerate(PALETTE)] == [True] * len(PALETTE)
 
 
-def test_without_matplotlib_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert charts.figures([LOSS]) == ([], charts.MISSING) and "cupynet[plots]" in charts.MISSING
-
-
 def shown(folder: Path) -> dict[str, Chart]:
     return {chart.title: chart for chart in run_charts(read_run(folder)) if chart.shown}
 

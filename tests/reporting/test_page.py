@@ -5,6 +5,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +32,6 @@ def made(folder: Path) -> Page:
     return Page(page(folder))
 
 
-def write(folder: Path) -> str:
-    path, missing = write_page(folder)
-    assert not missing
-    return path.read_text()
-
-
 def write_rows(folder: Path, rows: list[dict[str, Any]]) -> None:
     (folder / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
@@ -49,7 +44,9 @@ def test_the_page_of_a_finished_run_shows_the_numbers_of_its_summary_json(tmp_pa
         "a processor", "history.jsonl", "1.5 MB", "2026-05-01 12:30:00", "cupynet train workers=2",
     ):  # fmt: skip
         assert text in parsed.text, text
-    assert not [meta for meta in parsed.all("meta") if meta.get("http-equiv") == "refresh"]
+    (policy,) = [meta for meta in parsed.all("meta") if meta.get("http-equiv")]  # and none that loads the page again
+    assert policy["http-equiv"] == "Content-Security-Policy"
+    assert policy["content"] == "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
 def test_the_times_of_a_run_are_told_apart(tmp_path: Path) -> None:
@@ -92,7 +89,9 @@ def test_no_text_of_a_run_becomes_part_of_its_page_which_needs_no_network(tmp_pa
     (folder / ".hydra" / "config.yaml").write_text(f"a: {text}")
     (folder / "<img src=x onerror=alert(1)>").write_text("")
     write_rows(folder, [row | {"drift_by_layer": {text: 1.0}} for row in history()])
-    written = write(folder)
+    path, missing = write_page(folder)
+    written = path.read_text()
+    assert not missing
     check_alone(written)
     assert not re.search("[\x00-\x08\x0b-\x1f\u202a-\u202e\u2066-\u2069]", written)
     parsed = Page(written)
@@ -120,11 +119,6 @@ def test_the_status_of_a_run_is_shown(tmp_path: Path, name: str) -> None:
 ERROR = "2026-05-01 12:00:00,000 ERROR cupynet.config.hydra_main: iteration 7: the loss is not finite\n"
 
 
-def test_a_run_without_results_was_killed(tmp_path: Path) -> None:
-    word, kind, sentence = state(read_run(unfinished(tmp_path, rows=history(2))))
-    assert (word, kind) == ("killed", "bad") and "2 of 3 epochs" in sentence and "resume=" in sentence
-
-
 def test_a_run_that_was_killed_right_after_it_was_resumed_is_not_finished(tmp_path: Path) -> None:
     folder = finished(tmp_path, test_accuracy=0.5, images_per_s=54321.0)
     Run(folder).reopen(300)
@@ -133,16 +127,28 @@ def test_a_run_that_was_killed_right_after_it_was_resumed_is_not_finished(tmp_pa
     assert page_values(read_run(folder))["time"] is None
 
 
-def test_a_run_that_logged_an_error_at_its_end_has_failed(tmp_path: Path) -> None:
-    folder = unfinished(tmp_path, log=ERROR + "Traceback\n  more\n")
-    assert state(read_run(folder)) == ("failed", "bad", "iteration 7: the loss is not finite")  # an earlier version's
-    Run(folder).fail(DivergedError.exit_code)
-    assert state(read_run(folder)) == ("diverged", "bad", "iteration 7: the loss is not finite")
-
-
-def test_an_error_before_a_resume_does_not_count(tmp_path: Path) -> None:
-    log = ERROR + "2026-05-01 12:00:00,000 INFO __main__: a second process began\n"
-    assert state(read_run(unfinished(tmp_path, log=log)))[0] == "killed"
+@pytest.mark.parametrize(
+    ("log", "code", "expected"),
+    [
+        ("", None, "killed"),
+        (ERROR + "Traceback\n  more\n", None, "failed"),  # a run of an earlier version
+        (ERROR, DivergedError.exit_code, "diverged"),
+        (ERROR.replace("iteration 7", "infinite_mnist"), OutputError.exit_code, "failed"),
+        (ERROR + "2026-05-01 12:00:00,000 INFO __main__: a second process began\n", None, "killed"),
+        (ERROR.replace("ERROR", "INFO") * 30_000 + ERROR, None, "failed"),
+    ],
+    ids=["nothing", "error", "diverged", "no divergence", "resumed", "a long log"],
+)
+def test_the_log_and_the_exit_code_tell_how_a_run_ended(
+    log: str, code: int | None, expected: str, tmp_path: Path
+) -> None:
+    folder = unfinished(tmp_path, rows=history(2), log=log)
+    if code is not None:
+        Run(folder).fail(code)
+    word, kind, sentence = state(read_run(folder))
+    assert (word, kind) == (expected, "bad")
+    for part in ("2 of 3 epochs", "resume=") if expected == "killed" else (": the loss is not finite",):
+        assert part in sentence
 
 
 def test_the_error_that_ends_a_run_counts_before_it_is_stored(tmp_path: Path) -> None:
@@ -150,17 +156,6 @@ def test_the_error_that_ends_a_run_counts_before_it_is_stored(tmp_path: Path) ->
     resumed = finished(tmp_path, iterations=200)  # out of 300 in its history
     assert state(read_run(resumed, error=full)) == ("failed", "bad", str(full))
     assert state(read_run(resumed, error=DivergedError("the loss is odd")))[0] == "diverged"
-
-
-def test_the_stored_exit_code_decides_whether_a_run_diverged(tmp_path: Path) -> None:
-    folder = unfinished(tmp_path, log=ERROR.replace("iteration 7", "infinite_mnist"))
-    Run(folder).fail(OutputError.exit_code)
-    assert state(read_run(folder))[0] == "failed"
-
-
-def test_the_end_of_a_long_log_is_read(tmp_path: Path) -> None:
-    text = ERROR.replace("ERROR", "INFO") * 30_000 + ERROR
-    assert state(read_run(unfinished(tmp_path, log=text)))[0] == "failed"
 
 
 def test_the_first_convolution_is_the_networks(tmp_path: Path) -> None:
@@ -174,17 +169,17 @@ def test_the_first_convolution_is_the_networks(tmp_path: Path) -> None:
     assert "conv1.weight: 4 filters of 3 x 3" in made(folder).text
 
 
-@pytest.fixture
-def training(tmp_path: Path) -> Iterator[Path]:
-    """Yield the folder of a run that is still training, in the second of three epochs."""
-    folder = unfinished(tmp_path, name="training", rows=history(2)[:-1])
+@contextmanager
+def held(folder: Path) -> Iterator[Path]:
+    """Lock a folder, as a process that is training in it does."""
     hold = Hold(folder)
     yield folder
     hold.release()
 
 
-def test_the_page_of_a_run_that_is_still_training(training: Path) -> None:
-    parsed = made(training)
+def test_the_page_of_a_run_that_is_still_training(tmp_path: Path) -> None:
+    with held(unfinished(tmp_path, rows=history(2)[:-1])) as folder:  # in the second of three epochs
+        parsed = made(folder)
     assert "mnist: epoch 2/3" in parsed.text and "running" in parsed.text and "1 of 3 epochs" in parsed.text
     (bar,) = parsed.all("progress")
     assert (float(bar["max"] or 0), float(bar["value"] or 0)) == (3, 1)
@@ -192,13 +187,8 @@ def test_the_page_of_a_run_that_is_still_training(training: Path) -> None:
 
 
 def test_a_resumed_run_does_not_show_old_results(tmp_path: Path) -> None:
-    folder = finished(tmp_path, test_accuracy=0.5)
-    hold = Hold(folder)
-    try:
-        values = page_values(read_run(folder))
-        parsed = made(folder)
-    finally:
-        hold.release()
+    with held(finished(tmp_path, test_accuracy=0.5)) as folder:
+        values, parsed = page_values(read_run(folder)), made(folder)
     assert "running" in parsed.text and not values["mistakes"]
     assert "93.33 %" in parsed.text and "50.00 %" not in parsed.text
 
@@ -281,32 +271,19 @@ def test_links_in_a_folder_are_not_followed(tmp_path: Path) -> None:
     assert "<code>gone</code>" in page(folder)
 
 
-def repeated(folder: Path, **changed: Any) -> str:
-    (folder / "started.json").write_text(json.dumps(start(**changed)))
-    data = read_run(folder)
-    return repeat(data, data.start["overrides"])
-
-
-def test_the_command_that_repeats_a_run_is_quoted_for_a_shell(tmp_path: Path) -> None:
+def test_the_command_that_repeats_a_run_is_quoted_for_a_shell_and_starts_its_ranks(tmp_path: Path) -> None:
     settings = ["data.name='two words'", "a=$(rm -rf /)", "model={x: 1}"]
-    line = repeated(unfinished(tmp_path), overrides=[*settings, "resume=old"], config_dir="my conf")
-    assert shlex.split(line) == ["cupynet", "train", "--config-dir=my conf", *settings]
-
-
-def test_the_content_security_policy_allows_only_inline_styles_and_images(tmp_path: Path) -> None:
-    metas = [meta for meta in made(unfinished(tmp_path)).all("meta") if meta.get("http-equiv")]
-    assert [meta["http-equiv"] for meta in metas] == ["Content-Security-Policy"]
-    assert metas[0]["content"] == "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+    changed = start(overrides=[*settings, "resume=old", "parallel.launcher=mpi"], config_dir="my conf", processes=6)
+    folder = unfinished(tmp_path)
+    (folder / "started.json").write_text(json.dumps(changed))
+    data = read_run(folder)
+    words = ["mpiexec", "-n", "6", "cupynet", "train", "--config-dir=my conf", *settings, "parallel.launcher=mpi"]
+    assert shlex.split(repeat(data, data.start["overrides"])) == words
 
 
 def test_shares_of_time_are_also_text(tmp_path: Path) -> None:
     shares = [each["aria-label"] for each in made(finished(tmp_path)).all("div") if each.get("role") == "img"]
     assert shares == ["computing 75 %, averaging 10 %, other 15 %", "computing 80 %, averaging 5 %, other 15 %"]
-
-
-def test_the_command_that_repeats_a_run_of_several_ranks_starts_them(tmp_path: Path) -> None:
-    line = repeated(unfinished(tmp_path), overrides=["parallel.launcher=mpi"], processes=6)
-    assert line.startswith("mpiexec -n 6 cupynet train ")
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,7 @@ import os
 import random
 import resource
 import shutil
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +39,8 @@ def leftovers(folder: Path) -> list[str]:
     return [entry.name for entry in folder.iterdir() if not entry.name.startswith("step-") or "." in entry.name]
 
 
-def test_a_checkpoint_round_trips(tmp_path: Path) -> None:
-    store = saved(tmp_path / "a" / "checkpoints", 7, 12, 123456789)
+def test_a_checkpoint_round_trips_and_equal_states_make_equal_files(tmp_path: Path) -> None:
+    store, other = (saved(tmp_path / name / "checkpoints", 7, 12, 123456789) for name in ("one", "other"))
     assert store.steps() == [7, 12, 123456789] and leftovers(store.folder) == []
     newest = store.newest()
     assert newest is not None and newest.state == {"step": 123456789, "loss": 123456789.1}
@@ -50,18 +49,13 @@ def test_a_checkpoint_round_trips(tmp_path: Path) -> None:
         for name, tensor in tensors.items():
             np.testing.assert_array_equal(newest.arrays[file][name], tensor)
             assert newest.arrays[file][name].dtype == tensor.dtype
+    for name in FILES:
+        assert (store.path(7) / name).read_bytes() == (other.path(7) / name).read_bytes()
 
 
-def test_equal_states_make_equal_files(tmp_path: Path) -> None:
-    one, other = (saved(tmp_path / each, 5).path(5) for each in ("one", "other"))
-    assert [(one / name).read_bytes() for name in FILES] == [(other / name).read_bytes() for name in FILES]
-
-
-def test_a_folder_without_checkpoints_has_none(tmp_path: Path) -> None:
-    assert Checkpoints(tmp_path / "nothing").newest() is None and Checkpoints(tmp_path / "nothing").steps() == []
-
-
-def test_keep_last_and_keep_every(tmp_path: Path) -> None:
+def test_checkpoints_are_kept_by_step(tmp_path: Path) -> None:
+    store = Checkpoints(tmp_path / "none yet")
+    assert store.newest() is None and store.steps() == []
     store = saved(tmp_path, 1, 2, 3, 4)
     store.keep({2, 4, 99})
     assert store.steps() == [2, 4] and leftovers(tmp_path) == []
@@ -275,28 +269,6 @@ def test_a_file_size_limit_keeps_the_previous_checkpoints(limit: int, tmp_path: 
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 74
     assert newest_step(store) == 1 and leftovers(tmp_path) == []
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Mount a file system of one megabyte, and yield its folder."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
-    if os.geteuid() or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("mounting a file system needs root")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
-
-
-def test_a_disk_without_space_keeps_the_previous_checkpoints(small_disk: Path) -> None:
-    store, big = saved(small_disk, 1, 2), {"weights": {"a": np.zeros(100_000)}, "state": {"b": np.zeros(100_000)}}
-    for _ in range(3):
-        with pytest.raises(OutputError, match="step-00000003"):
-            store.save(3, {"step": 3}, big)
-        assert newest_step(store) == 2 and store.steps() == [1, 2] and leftovers(small_disk) == []
-    store.save(3, {"step": 3}, {"weights": {"a": np.zeros(50_000)}})
-    assert newest_step(store) == 3
 
 
 def test_a_checkpoint_that_cannot_be_removed_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

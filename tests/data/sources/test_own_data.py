@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from cupynet.runs.checkpoints import Checkpoints, read
-from tests.support.commands import SMALL, run, run_folder, summary_of
+from tests.support.commands import SMALL, run, summary_of
 from tests.support.refusals import data_error
 from tests.support.resumed_runs import resumed, same, trained
 from tests.support.user_files import Parts, digits, write_idx, write_npz, write_pictures
@@ -76,45 +76,3 @@ def test_a_run_on_other_limited_images_is_not_resumed(tmp_path: Path) -> None:
     of_version_0_1_0(tmp_path / "run")
     with data_error("limit=100"):
         resumed(tmp_path / "run", "epochs=2")
-
-
-FAILING = """
-import errno, os, threading
-from dataclasses import replace
-import numpy as np
-from cupynet.data import Dataset, Synthetic
-
-class Labels(np.ndarray):
-    '''Their disk fails in the second epoch, where batches are made ahead.'''
-    read = 0
-
-    def __getitem__(self, rows):
-        if threading.current_thread().name == "cupynet-prefetch":
-            Labels.read += 1
-            if Labels.read > 30:
-                raise OSError(errno.EIO, os.strerror(errno.EIO), "digits.npy")
-        return super().__getitem__(rows)
-
-class Failing(Dataset):
-    def __getattribute__(self, name):
-        found = super().__getattribute__(name)
-        return found.view(Labels) if name == "labels" else found
-
-class Source(Synthetic):
-    def load(self):
-        data = super().load()
-        train = data.train
-        return replace(data, train=Failing("digits", train.images, train.labels, train.classes))
-"""
-
-
-def test_a_disk_that_fails_during_prefetching_ends_a_run(tmp_path: Path) -> None:
-    """The run does not hang, the error is not about output, and the earlier checkpoint is kept."""
-    (tmp_path / "own.py").write_text(FAILING)
-    arguments = ["trusted_modules=[own]", "data._target_=own.Source", "++data.train=640", "++data.test=40"]
-    _, stderr = run(tmp_path, *arguments, "batch_size=32", "workers=2", "epochs=3", code=65)
-    assert "'digits.npy'" in stderr and "epoch 2" in stderr and stderr.count("\n") == 1
-    folder = run_folder(tmp_path)
-    assert not (folder / "weights.safetensors").exists() and not (folder / "summary.json").exists()
-    assert len(list((folder / "checkpoints").glob("step-*"))) == 1
-    assert '"epoch": 1' in (folder / "history.jsonl").read_text()

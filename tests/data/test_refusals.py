@@ -1,0 +1,113 @@
+"""Wrong arguments of sources, loaders and augmentations are refused by name."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupynet.data import (
+    MNIST,
+    CutMix,
+    Cutout,
+    Elastic,
+    HorizontalFlip,
+    IdxFiles,
+    ImageFolder,
+    Loader,
+    NpzFile,
+    Prefetcher,
+    Rotate,
+    ShardedFiles,
+    Shift,
+    Source,
+    Synthetic,
+)
+from tests.support.refusals import refused
+from tests.support.training import numbered_dataset
+
+RIGHT: dict[Any, dict[str, Any]] = {
+    Loader: {"dataset": numbered_dataset(3), "batch_size": 4},
+    Prefetcher: {"iterable": []},
+    ShardedFiles: {"folder": "shards"},
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "setting", "value"),
+    [
+        (MNIST, "fallback", "cifar"),
+        (MNIST, "folder", "a\0b"),
+        (MNIST, "folder", 3),
+        (MNIST, "timeout_s", 0),
+        (MNIST, "timeout_s", math.nan),
+        (MNIST, "limit", 0),
+        (MNIST, "validation", 60_000),
+        (Synthetic, "limit", "5"),
+        (Synthetic, "validation", -1),
+        (Synthetic, "seed", 2**64),
+        (Synthetic, "train", 0),
+        (Synthetic, "test", 1.5),
+        (ImageFolder, "channels", 2),
+        (ImageFolder, "size", [0, 3]),
+        (ImageFolder, "folder", 3),
+        (ImageFolder, "class_names", "a"),
+        (ImageFolder, "class_names", 3),
+        (NpzFile, "sha256", 5),
+        (NpzFile, "sha256", "g" * 64),
+        (NpzFile, "sha256", "a" * 65),
+        (IdxFiles, "sha256", {"images": "a" * 64}),
+        (ShardedFiles, "normalize", "auto"),  # would have to read all shards
+        (Loader, "batch_size", 0),
+        (Loader, "batch_size", 12.0),
+        (Loader, "seed", None),
+        (Loader, "shuffle", "yes"),
+        (Prefetcher, "capacity", -1),
+        (Prefetcher, "capacity", True),
+        (Shift, "pixels", 0),
+        (Cutout, "size", 0),
+        (HorizontalFlip, "probability", 1.5),
+        (Rotate, "degrees", 0),
+        (Elastic, "alpha", 0),
+        (CutMix, "alpha", 0),
+        (CutMix, "alpha", 1e6),
+    ],
+)
+def test_wrong_arguments_are_refused_by_name(kind: Any, setting: str, value: Any) -> None:
+    with refused(setting):
+        made = kind(**RIGHT.get(kind, {}) | {setting: value})
+        assert isinstance(made, Source)
+        made.check()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "Auto",
+        {"mean": [0.5]},
+        {"mean": 0.5, "std": 0.5},
+        {"mean": [0.5], "std": [0]},
+        {"mean": [math.nan], "std": [1]},
+        {"mean": [0.5, 0.5], "std": [1]},
+        {"mean": [0.5], "std": [1], "deviation": [1]},
+        {"mean": [1e300], "std": [1e-300]},
+        {"mean": [0.1], "std": [1e-40]},
+        {"mean": [0.1], "std": [1e300]},
+    ],
+    ids=str,
+)
+def test_a_wrong_normalization_is_refused(wrong: Any) -> None:
+    with refused("normalize"):
+        Synthetic(train=60, test=20, normalize=wrong)
+
+
+@pytest.mark.parametrize("given", ["lihgt", ["light"], 5, [5], {"shift": 2}, ["mixup", "cutmix"]], ids=str)
+def test_unknown_augmentations_and_two_ways_of_mixing_are_refused(given: Any) -> None:
+    with refused("augment"):
+        Synthetic(10, 10, augment=given)
+
+
+@pytest.mark.parametrize("data", [np.zeros((4, 3, 3)), (np.zeros((4, 3, 3)), [*"abcd"]), Synthetic(10, 10)], ids=type)
+def test_a_loader_of_other_objects_is_refused(data: Any) -> None:
+    with refused(""):
+        Loader(data, 4)
