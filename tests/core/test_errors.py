@@ -3,8 +3,6 @@
 import copy
 import pickle
 
-import pytest
-
 from cupynet.core.errors import ConfigError, causes
 
 
@@ -16,17 +14,10 @@ def test_causes_are_yielded_once_and_from_the_outermost_error_inwards() -> None:
     assert list(causes(first)) == [first, second, third]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text", "fields"),
-    [
-        (("is odd",), "is odd", ("", "", None)),
-        (("is missing", "data.folder"), "data.folder: is missing", ("", "data.folder", None)),
-        (("is odd", "Conv2D kernel_size", "0"), "Conv2D kernel_size=0: is odd", ("Conv2D", "kernel_size", "0")),
-    ],
-)
-def test_the_fields_of_a_config_error_survive_pickling(
-    arguments: tuple[str, ...], text: str, fields: tuple[str, str, str | None]
-) -> None:
-    error = ConfigError(*arguments)
+def test_the_fields_of_a_config_error_survive_pickling() -> None:
+    for text, *arguments in (("odd", "odd"), ("data.folder: odd", "odd", "data.folder")):
+        assert str(ConfigError(*arguments)) == text
+    error = ConfigError("is odd", "Conv2D kernel_size", "0")
     for each in (error, pickle.loads(pickle.dumps(error)), copy.deepcopy(error)):
-        assert (str(each), each.owner, each.setting, each.value, each.reason) == (text, *fields, arguments[0])
+        assert str(each) == "Conv2D kernel_size=0: is odd"
+        assert (each.owner, each.setting, each.value, each.reason) == ("Conv2D", "kernel_size", "0", "is odd")

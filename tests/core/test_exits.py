@@ -33,8 +33,6 @@ def record(level: int, text: str) -> logging.LogRecord:
     return logging.LogRecord("cupynet", level, "", 0, "%s", (text,), None)
 
 
-# streams --------------------------------------------------------------------------------------------------------------
-
 CLOSED = """
 import os, sys
 from cupynet.core.terminal import steady_streams
@@ -114,9 +112,6 @@ def test_text_from_files_cannot_control_the_terminal(capsys: pytest.CaptureFixtu
         Console().emit(record(level, evil))
     for text in capsys.readouterr():
         assert "\ufffd" in text and not {"\x1b", "\x07", "\u202e"} & set(text)
-
-
-# errors ---------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -24,9 +24,6 @@ TINY = [*QUICK, *SMALL]
 ALL = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143), (signal.SIGUSR1, 143)]
 
 
-# handlers -------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("number", "code"), ALL)
 def test_each_signal_has_its_exit_code(number: int, code: int) -> None:
     assert Interrupted(number).exit_code == code
@@ -49,9 +46,6 @@ def test_handlers_are_restored_and_ignored_signals_stay_ignored() -> None:
         assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
     finally:
         signal.signal(signal.SIGHUP, before)
-
-
-# processes ------------------------------------------------------------------------------------------------------------
 
 
 def python(code: str, *before: str) -> subprocess.CompletedProcess[str]:
@@ -150,8 +144,6 @@ def test_a_signal_in_the_last_round_leaves_a_complete_run_evaluated(tmp_path: Pa
     assert "SIGHUP" in stderr.splitlines()[-1]
     assert summary["stop_reason"] is None and summary["test_accuracy"] is not None
 
-
-# fifty random sequences -----------------------------------------------------------------------------------------------
 
 LONG = [*TINY, "data.train=1200", "epochs=40", "log_every=10", "data.validation=40"]
 FREQUENCIES = ["parallel.averaging_frequency=5", "parallel.averaging_frequency=end", "parallel=gradients"]

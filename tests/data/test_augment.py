@@ -161,9 +161,6 @@ def test_an_augmentation_that_loses_the_image_or_changes_its_size_is_refused(par
         of(Loader(DATA, 8, augment=[part]), 0)
 
 
-# names, sizes and colours ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("given", "kinds"),
     [

@@ -17,11 +17,8 @@ from cupynet.backend import PixelScale, create_backend
 from tests.support.exported_networks import logits
 from tests.support.imported_networks import (
     GOLDEN,
-    NORMS,
-    NORMS_NAMES,
     SMALL,
     SMALL_NAMES,
-    normalized_model,
     small_model,
     torch_logits,
 )
@@ -70,17 +67,6 @@ def test_imported_weights_give_the_same_logits(archive: bool, tmp_path: Path) ->
     np.testing.assert_allclose(logits(found, golden["images"]), golden["logits"], atol=1e-12)
 
 
-def test_normalization_and_its_running_statistics_are_imported(tmp_path: Path) -> None:
-    """Keras's order is gamma, beta, moving_mean, moving_variance. Dropout's random state is ignored."""
-    golden, source, found = torch_logits(), normalized_model(), normalized_model()
-    import_torch(source, NORMS, NORMS_NAMES)
-    names = {"conv": "conv2d", "norm1": "batch_normalization", "norm2": "layer_normalization", "dense": "dense"}
-    names |= {"norm3": "batch_normalization_1", "norm4": "batch_normalization_2", "output": "dense_1"}
-    arrays = variables(source, names) | {"layers/dropout/seed_generator/vars/0": np.array([1337, 0], np.uint32)}
-    import_keras(found, write(tmp_path / "a.weights.h5", arrays))
-    np.testing.assert_allclose(logits(found, golden["images"]), golden["of_norms"], atol=1e-5)
-
-
 def test_bfloat16_is_widened(tmp_path: Path) -> None:
     """Keras writes bfloat16 as opaque pairs of bytes, with an attribute."""
     source, found = small_model(), small_model()
@@ -92,23 +78,6 @@ def test_bfloat16_is_widened(tmp_path: Path) -> None:
     import_keras(found, path)
     for name, weight in source.weights().items():
         np.testing.assert_allclose(found.weights()[name], weight, rtol=1 / 128)
-
-
-def test_depthwise_convolutions_are_imported(tmp_path: Path) -> None:
-    """Keras's kernels are (K_h, K_w, C, multiplier)."""
-    layers = {
-        "deep": nn.Conv2D(6, kernel_size=(3, 2), groups=3),
-        "conv": nn.Conv2D(4, kernel_size=2),
-        "output": nn.Dense(3),
-    }
-    source, found = (
-        nn.Model(nn.Sequential(layers), nn.Image(9, 8, 3), create_backend("numpy", "double"), seed) for seed in (1, 2)
-    )
-    arrays = variables(source, {"deep": "depthwise_conv2d", "conv": "conv2d", "output": "dense"})
-    kernel = "layers/depthwise_conv2d/vars/0"
-    arrays[kernel] = arrays[kernel].reshape(3, 2, 3, 2)
-    import_keras(found, write(tmp_path / "a.weights.h5", arrays))
-    check_same_weights(found, source)
 
 
 HOSTILE: dict[str, Callable[[Any], object]] = {
@@ -152,8 +121,6 @@ def test_files_of_keras_2_and_other_files_are_refused(tmp_path: Path) -> None:
     with data_error(path):
         import_keras(small_model(), path)
 
-
-# settings of layers ---------------------------------------------------------------------------------------------------
 
 KERAS = GOLDEN / "keras.keras"
 
@@ -293,9 +260,6 @@ def test_a_rescaling_must_equal_the_scale_of_pixels(tmp_path: Path) -> None:
     import_keras(found, edited(tmp_path / "a.keras", setting(RESCALING, scale=1 / 127.5, offset=-1.0)))
     with data_error("Rescaling"):
         import_keras(found, KERAS)
-
-
-# branches -------------------------------------------------------------------------------------------------------------
 
 
 def residual(kernel: int, seed: int = 1) -> nn.Model:

@@ -10,7 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 
-from cupynet import ConfigError, export_onnx, nn
+from cupynet import ConfigError, export_onnx, export_torch, nn
 from cupynet.backend import create_backend
 from cupynet.config.instantiate import build_as
 from cupynet.data import Synthetic
@@ -19,6 +19,11 @@ from tests.support.exported_networks import everything_as_model, images_for, log
 from tests.support.networks import Around
 from tests.support.refusals import refused
 from tests.support.settings import CHOICES, settings_of
+
+
+class Subclass(nn.Dense):
+    """A user's subclass may compute anything."""
+
 
 MODELS = [name for group, name in CHOICES if group == "model"]
 
@@ -120,15 +125,12 @@ def test_metadata_are_strings(metadata: Any, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-class Subclass(nn.Dense):
-    """A user's subclass may compute anything."""
-
-
+@pytest.mark.parametrize("export", [export_onnx, export_torch])
 @pytest.mark.parametrize("mine", [Around(nn.Dense(6)), Subclass(6)], ids=["another layer", "a subclass"])
-def test_unknown_layers_are_refused(mine: nn.Layer, tmp_path: Path) -> None:
+def test_unknown_layers_are_refused(mine: nn.Layer, export: Any, tmp_path: Path) -> None:
     model = model_of(nn.Sequential({"flat": nn.Flatten(), "mine": mine, "output": nn.Dense(3)}), nn.Image(3, 2, 1))
     with pytest.raises(ConfigError, match="'mine'"):
-        export_onnx(model, tmp_path / "a.onnx")
+        export(model, tmp_path / "a")
     assert not list(tmp_path.iterdir())
 
 

@@ -24,7 +24,6 @@ from tests.support.imported_networks import (
     small_model,
     torch_logits,
 )
-from tests.support.networks import Around
 from tests.support.refusals import data_error, refused
 
 
@@ -65,16 +64,6 @@ def test_a_sum_with_a_flattened_image_is_refused(tmp_path: Path) -> None:
         torch_source(model)
     plain = model_of(Sequential(layers), Image(12, 1, 1))  # with one channel, there is only one order
     export_torch(plain, tmp_path / "a")
-
-
-def test_unknown_layers_are_refused(tmp_path: Path) -> None:
-    model = model_of(Sequential({"flat": Flatten(), "mine": Around(Dense(6)), "output": Dense(3)}), Image(3, 2, 1))
-    with pytest.raises(ConfigError, match="'mine'"):
-        export_torch(model, tmp_path / "a")
-    assert not list(tmp_path.iterdir())
-
-
-# import ---------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

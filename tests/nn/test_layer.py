@@ -9,7 +9,6 @@ import pytest
 
 from cupynet.backend import create_backend
 from cupynet.nn import (
-    INFERENCE,
     Activation,
     Backward,
     BatchNorm,
@@ -42,23 +41,6 @@ def test_gradients_of_a_network_on_every_backend(name: str, kind: str) -> None:
     check_layer(small_networks()[kind], SMALL, create_backend(name, "double"))
 
 
-# buffers and passes ---------------------------------------------------------------------------------------------------
-
-
-@every_backend
-@every_network
-def test_inference_returns_all_buffers_but_its_output(name: str, kind: str) -> None:
-    backend = create_backend(name, "float")
-    model = Model(small_networks()[kind], SMALL, backend)
-    x, _ = examples(backend, 4)
-    before = x.copy()
-    logits, _ = model.forward(x, INFERENCE)
-    assert backend.workspace.on_loan == 1
-    del logits
-    assert backend.workspace.on_loan == 0
-    assert bool((x == before).all()), "the input was overwritten"
-
-
 def in_flight(model: Model, seed: int) -> Callable[[], object]:
     """Run a forward pass, and return its backward pass."""
     x, labels = examples(model.backend, 4, seed=seed)
@@ -82,9 +64,6 @@ def test_micro_batches_in_flight_add_up_in_any_order(name: str, kind: str) -> No
             np.testing.assert_allclose(gradient, expected[parameter], rtol=1e-12, atol=1e-13, err_msg=parameter)
         del flights
         assert model.backend.workspace.on_loan == 0
-
-
-# errors --------------------------------------------------------------------------------------------------------------
 
 
 class Fails(Identity):
@@ -114,16 +93,10 @@ def test_nothing_stays_on_loan_after_an_error(name: str, where: str) -> None:
     assert allocated == [allocated[0]] * 3, "something was neither lent nor free"
 
 
-# names and places -----------------------------------------------------------------------------------------------------
-
-
 def test_a_list_of_layers_is_named_by_kind_and_count() -> None:
     network = Sequential([Conv2D(2, 3), MaxPool2D(2), Conv2D(2, 1), Around(Sequential((Conv2D(2, 1),))), Dense(3)])
     assert [name for name, _ in network] == ["conv2d1", "maxpool2d1", "conv2d2", "around1", "dense1"]
     assert "around1.branch.conv2d1.weight" in Model(network, SMALL, create_backend("numpy")).weights()
-
-
-# fusion --------------------------------------------------------------------------------------------------------------
 
 
 class Doubled(Layer):

@@ -41,9 +41,6 @@ def equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return one.keys() == other.keys() and all((value == other[name]).all() for name, value in one.items())
 
 
-# copies and weights by name -------------------------------------------------------------------------------------------
-
-
 @every_backend
 @every_dtype
 def test_a_replica_is_equal_and_independent(name: str, dtype: str) -> None:
@@ -165,9 +162,6 @@ def test_training_methods_of_keras_are_missing_with_a_remedy() -> None:
             owner.trainable = False
 
 
-# predictions ----------------------------------------------------------------------------------------------------------
-
-
 @every_backend
 @every_dtype
 def test_predictions_of_pixels_and_of_fractions_are_probabilities(name: str, dtype: str) -> None:
@@ -263,9 +257,6 @@ def test_a_batch_of_another_size_is_refused(name: str, shape: tuple[int, ...]) -
     assert model.backend.workspace.on_loan == 0
 
 
-# summary --------------------------------------------------------------------------------------------------------------
-
-
 def test_the_summary_of_lenet() -> None:
     rows = [line.split() for line in Model(lenet(), Image(28, 28, 1), create_backend("numpy")).summary().splitlines()]
     figures = {row[0]: row[-3:] for row in rows if len(row) > 3}  # bytes, parameters, multiply-adds
@@ -277,9 +268,6 @@ def test_the_summary_of_lenet() -> None:
     assert {"431,080", "2,293,000"} <= set(rows[-1])
 
 
-# one logit for each class ---------------------------------------------------------------------------------------------
-
-
 def test_one_logit_for_each_class() -> None:
     dense = Model(Sequential({"fc": Dense(10)}), Flat(3), create_backend("numpy")).network
     check_output(dense, 10)
@@ -289,20 +277,3 @@ def test_one_logit_for_each_class() -> None:
     with pytest.raises(ConfigError) as caught:
         check_output(image, image.output.features)
     assert str(image.output.features) not in str(caught.value)
-
-
-# parts ---------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", small_networks())
-def test_parts_one_after_the_other_are_the_whole_network(kind: str) -> None:
-    whole = Model(small_networks()[kind], SMALL, create_backend("numpy", "double"), 5)
-    whole.load_weights({key: weight + 0.5 for key, weight in whole.weights().items()})
-    parts = [whole.part([layer], create_backend("numpy", "double")) for layer, _ in whole.network.children()]
-    assert [key for part in parts for key in part.weights()] == list(whole.weights())
-    assert [part.network.needs_dx for part in parts] == [False] + [True] * (len(parts) - 1)
-    x, _ = examples(whole.backend, 4)
-    expected, _ = whole.forward(x, INFERENCE)
-    for part in parts:
-        x, _ = part.forward(x, INFERENCE)
-    np.testing.assert_allclose(x, expected, rtol=1e-12)

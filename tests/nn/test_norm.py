@@ -8,7 +8,6 @@ import pytest
 
 from cupynet import nn
 from cupynet.backend import create_backend
-from cupynet.core.errors import ConfigError
 from tests.support.backends import every_backend, every_dtype
 from tests.support.passes import built, inferred, passed
 
@@ -58,9 +57,6 @@ def test_layer_norm_and_its_derivative_are_those_of_pytorch(name: str, dtype: st
     compare(inferred(layer, known["x"]), known["y"], dtype, "inferred")
 
 
-# accuracy -------------------------------------------------------------------------------------------------------------
-
-
 @every_backend
 @every_dtype
 def test_the_variance_is_accurate_if_the_mean_is_large(name: str, dtype: str) -> None:
@@ -105,9 +101,6 @@ def test_one_value_of_a_channel_has_no_variance(name: str, dtype: str) -> None:
         np.testing.assert_array_equal(found[result], [expected] * 3)
 
 
-# running estimates ----------------------------------------------------------------------------------------------------
-
-
 def model_with_norm(name: str, dtype: str = "float", seed: int = 1) -> tuple[nn.Model, Any]:
     network = nn.Sequential(
         {"conv": nn.Conv2D(3, 2), "norm": nn.BatchNorm(), "dense": nn.Dense(3), "ln": nn.LayerNorm()}
@@ -127,22 +120,6 @@ def test_only_passes_that_train_move_running_estimates(name: str) -> None:
     moved = {key for key, value in model.weights().items() if (value != before[key]).any()}
     assert moved == {"norm.mean", "norm.variance"}
     assert not moved & {key for key, _ in model.params.named()}
-
-
-@every_backend
-@every_dtype
-def test_running_estimates_are_loaded_replicated_and_cut_with_a_model(name: str, dtype: str) -> None:
-    model, x = model_with_norm(name, dtype)
-    model.forward(x, TRAINING)
-    weights, logits = model.weights(), model.scores(x)[1]
-    other, _ = model_with_norm(name, dtype, seed=9)
-    other.load_weights(weights)
-    for same in (other, model.replicate(create_backend(name, dtype))):
-        np.testing.assert_array_equal(same.scores(x)[1], logits)
-    part = model.part(["norm"], create_backend(name, dtype))
-    np.testing.assert_array_equal(part.weights()["norm.mean"], weights.pop("norm.mean"))
-    with pytest.raises(ConfigError):
-        other.load_weights(weights)
 
 
 @every_backend

@@ -42,9 +42,6 @@ def test_padding_never_wins_a_max_pool_and_does_not_count_in_a_mean(name: str, d
     np.testing.assert_array_equal(y, np.full(y.shape, -2.0))
 
 
-# with a convolution before --------------------------------------------------------------------------------------------
-
-
 @every_compiled_backend
 @pytest.mark.parametrize(
     ("conv", "pool"),
@@ -82,9 +79,6 @@ def test_a_fused_pair_sees_every_image_of_a_large_batch() -> None:
     through = reference.max_pool2d_backward(dy, indices, convolved.shape, pool)
     reference.conv2d_backward(through, columns, x, weight, expected, None, window, need_dx=False)
     np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-10)
-
-
-# NaN ------------------------------------------------------------------------------------------------------------------
 
 
 @every_backend

@@ -57,9 +57,6 @@ def test_schedules_that_pytorch_lacks_follow_their_formulas() -> None:
     assert 0 <= SigmoidDecay(0.4, -1.0, 10)(10**6) < 1e-300
 
 
-# One cycle ------------------------------------------------------------------------------------------------------------
-
-
 def test_a_cycle_begins_peaks_and_ends_at_the_given_rates() -> None:
     schedule = OneCycle(0.5, warmup=0.3, start_divisor=10, end_divisor=100)
     schedule.begin_fit(0, 11)
@@ -77,9 +74,6 @@ def test_short_cycles(iterations: int, warmup: float, rates: list[float]) -> Non
     schedule = OneCycle(0.5, warmup)
     schedule.begin_fit(0, iterations)
     assert [schedule(i) for i in range(len(rates))] == pytest.approx(rates)
-
-
-# Plateaus -------------------------------------------------------------------------------------------------------------
 
 
 def test_a_plateau_is_found_as_in_pytorch() -> None:
@@ -112,9 +106,6 @@ def test_a_plateau_is_seen_in_training_and_needs_validation_images() -> None:
         for images in (data, None):  # given as test images, or not at all
             with refused("optimizer.learning_rate"):
                 wrapper.fit(data, epochs=1, batch_size=4, evaluate_on=images)
-
-
-# Epochs and warm-up ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -183,9 +174,6 @@ def test_invalid_arguments_are_refused(make: Callable[[], object], setting: str)
         make()
 
 
-# The learning rate as workers grow -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("scale", "factor"), [("none", 1.0), ("linear", 9.0), ("sqrt", 3.0), (1.2, 1.2)])
 def test_rules_for_the_learning_rate_as_workers_grow(scale: str | float, factor: float) -> None:
     assert scale_factor(scale, 9) == factor
@@ -236,9 +224,6 @@ def test_which_rates_do_not_depend_on_the_length_of_training(make: Callable[[], 
     short.begin_fit(0, 20, 10, 2)
     long.begin_fit(0, 40, 10, 4)
     assert ([short(i) for i in range(20)] == [long(i) for i in range(20)]) == same
-
-
-# names ----------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

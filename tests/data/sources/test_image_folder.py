@@ -180,9 +180,6 @@ def test_a_gray_picture_among_others_is_refused_unless_channels_are_given(first:
         assert checked(ImageFolder(folder, channels=channels)).train.image_shape == (5, 7, channels)
 
 
-# transparent pictures -------------------------------------------------------------------------------------------------
-
-
 def save_drawing(path: Path, mode: str, ink: int = 0) -> None:
     """Save two bars of ink on a transparent background."""
     alpha = np.zeros((8, 8), np.uint8)

@@ -33,30 +33,39 @@ def cells(comparison: Comparison, name: str, sort: str | None = "run") -> list[s
     return list(next(column for column in table if column.key == name).cells)
 
 
-def test_only_differing_settings_are_listed(tmp_path: Path) -> None:
-    made(tmp_path / "0", workers=1, averaging_frequency=1, seed=1)
-    idle = "  progress: {style: bar}\n  report: {enabled: false}\n  checkpoint: {keep_last: 9}\n"
-    made(tmp_path / "1", workers=2, averaging_frequency=1, seed=2, extra=f"resume: x\ncallbacks:\n{idle}")
-    assert of(tmp_path).varied == ["workers"]
-    made(tmp_path / "2", workers=2, averaging_frequency=3)
+OURS = "cupynet.parallel.ParameterAveraging"
+IDLE = "resume: x\ncallbacks:\n  progress: {style: bar}\n  report: {enabled: false}\n  checkpoint: {keep_last: 9}\n"
+MODELS = [
+    {"extra": f"model: {part}\n"}
+    for part in ("{_target_: A}", "{_target_: B, a: 1, b: 2}", "{_target_: B, a: 1, b: 3}")
+]
+OF_GPUS = [
+    {"extra": f"backend: {{max_block_size: {size}, name: {name}}}\nmemory: {{data_on_device: {size > 128}}}\n"}
+    for size, name in ((128, "auto"), (256, "numba"))
+]
+DIFFERENCES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {  # the runs, and the settings that are listed
+    "seeds and callbacks": ([{"seed": 1}, {"seed": 2, "extra": IDLE}], []),
+    "references": ([{"averaging_frequency": 1}, {"averaging_frequency": 3}], ["parallel.averaging_frequency"]),
+    "no effect": ([{"averaging_frequency": every, "synchronizer": OURS} for every in (1, 3)], []),
+    "files": ([{"optimizer": "sgd", "rate": 0.1}, {"optimizer": "adam", "rate": 0.01}], ["optimizer"]),
+    "a setting of a file": (
+        [{"optimizer": "sgd", "rate": 0.1}, {"optimizer": "adam", "rate": 0.01}, {"optimizer": "adam", "rate": 0.1}],
+        ["optimizer", "optimizer.learning_rate"],
+    ),
+    "classes": (MODELS[:2], ["model._target_"]),
+    "arguments of a class": (MODELS, ["model._target_", "model.b"]),
+    "of GPUs, on a CPU": (OF_GPUS, []),
+    "of GPUs": ([{**each, "backend": "cupy"} for each in OF_GPUS], ["backend.max_block_size", "memory.data_on_device"]),
+}
+
+
+@pytest.mark.parametrize("kind", DIFFERENCES)
+def test_only_differing_settings_are_listed(kind: str, tmp_path: Path) -> None:
+    made_of, listed = DIFFERENCES[kind]
+    for number, settings in enumerate(made_of):
+        made(tmp_path / str(number), **settings)
     comparison = of(tmp_path)
-    assert comparison.varied == ["workers", "parallel.averaging_frequency"]  # references to it are not listed again
-    assert comparison.groups[2].name == "workers=2 averaging_frequency=3"
-
-
-def test_a_file_of_a_group_stands_for_what_is_in_it(tmp_path: Path) -> None:
-    made(tmp_path / "0", optimizer="sgd", rate=0.1)
-    made(tmp_path / "1", optimizer="adam", rate=0.001)
-    assert of(tmp_path).varied == ["optimizer"]
-    made(tmp_path / "2", optimizer="adam", rate=0.01)
-    assert of(tmp_path).varied == ["optimizer", "optimizer.learning_rate"]
-
-
-def test_the_arguments_of_another_class_are_not_listed(tmp_path: Path) -> None:
-    for number, part in enumerate(("{_target_: One}", "{_target_: Two, a: 1, b: 2}", "{_target_: Two, a: 1, b: 3}")):
-        made(tmp_path / str(number), extra=f"model: {part}\n")
-    assert of(tmp_path).varied == ["model._target_", "model.b"]
-    assert of(tmp_path / "0", tmp_path / "1").varied == ["model._target_"]
+    assert comparison.varied == listed and (len(comparison.groups) == 1) == (listed == [])
 
 
 def test_the_number_of_workers_that_was_decided_counts(tmp_path: Path) -> None:
@@ -68,28 +77,16 @@ def test_the_number_of_workers_that_was_decided_counts(tmp_path: Path) -> None:
 
 
 def test_settings_without_effect_make_no_row(tmp_path: Path) -> None:
-    ours = "cupynet.parallel.ParameterAveraging"
     for workers, every in ((1, 1), (1, 3), (2, 1), (2, 3)):
-        made(tmp_path / f"{workers}-{every}", workers=workers, averaging_frequency=every, synchronizer=ours)
+        made(tmp_path / f"{workers}-{every}", workers=workers, averaging_frequency=every, synchronizer=OURS)
     groups = of(tmp_path).groups
     assert [group.name for group in groups] == [
         "workers=1", "workers=2 averaging_frequency=1", "workers=2 averaging_frequency=3",
     ]  # fmt: skip
     assert [len(group.runs) for group in groups] == [2, 1, 1]
-    assert of(tmp_path / "1-1", tmp_path / "1-3").varied == []
     for every in (1, 3):  # a user's synchronizer may have an effect on one worker
         made(tmp_path / "mine" / str(every), workers=1, averaging_frequency=every)
     assert len(of(tmp_path / "mine").groups) == 2
-
-
-def test_settings_of_gpus_and_open_settings_make_no_row_on_a_cpu(tmp_path: Path) -> None:
-    settings = ("  max_block_size: 128\n  name: auto\n", "  max_block_size: 256\n  name: numba\n")
-    for kind in ("numba", "cupy"):
-        for number, setting in enumerate(settings):
-            extra = f"backend:\n{setting}memory:\n  data_on_device: {number}\n"
-            made(tmp_path / kind / str(number), extra=extra, backend=kind)
-    assert len(of(tmp_path / "numba").groups) == 1
-    assert of(tmp_path / "cupy").varied == ["backend.max_block_size", "memory.data_on_device"]
 
 
 def test_seeds_are_repetitions(tmp_path: Path) -> None:
