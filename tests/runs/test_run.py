@@ -13,6 +13,7 @@ from cupynet.core.errors import DataError
 from cupynet.runs.checkpoints import Checkpoints
 from cupynet.runs.run import Run
 from tests.support.compared_runs import FIGURES, summary
+from tests.support.refusals import data_error
 
 SUMMARY = summary()
 
@@ -98,13 +99,27 @@ def test_keys_of_a_later_version_are_ignored(run: Run) -> None:
     assert run.summary() == SUMMARY
 
 
-@pytest.mark.parametrize("content", [None, "{", "[1]", '{"dataset": "mnist"}'])
-def test_a_missing_or_damaged_summary_is_named(content: str | None, tmp_path: Path) -> None:
-    run = Run(tmp_path)
-    if content is not None:
-        run.summary_path.write_text(content)
-    with pytest.raises(DataError, match=r"summary\.json"):
-        run.summary()
+DAMAGED = {
+    "no summary": ("summary.json", None),
+    "half a summary": ("summary.json", "{"),
+    "a list": ("summary.json", "[1]"),
+    "a summary without results": ("summary.json", '{"dataset": "mnist"}'),
+    "no history": ("history.jsonl", None),
+    "half a history": ("history.jsonl", "{\n"),
+    "a deep history": ("history.jsonl", "[" * 100_000 + "\n"),
+    "a pipe": ("history.jsonl", "a pipe"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_a_missing_or_damaged_file_is_named(kind: str, tmp_path: Path) -> None:
+    run, (name, content) = Run(tmp_path), DAMAGED[kind]
+    if content == "a pipe":
+        os.mkfifo(tmp_path / name)
+    elif content is not None:
+        (tmp_path / name).write_text(content)
+    with data_error(name):
+        run.summary() if name == "summary.json" else run.history()
 
 
 @pytest.mark.parametrize(
@@ -119,17 +134,6 @@ def test_a_summary_with_values_of_other_types_is_refused(name: str, value: Any, 
     run.summary_path.write_text(json.dumps({**FIGURES, name: value}))
     with pytest.raises(DataError, match=name):
         run.summary()
-
-
-@pytest.mark.parametrize("content", [None, "{\n", "[" * 100_000 + "\n", "a pipe"], ids=["none", "half", "deep", "pipe"])
-def test_a_missing_or_damaged_history_is_named(content: str | None, tmp_path: Path) -> None:
-    run = Run(tmp_path)
-    if content == "a pipe":
-        os.mkfifo(run.history_path)
-    elif content is not None:
-        run.history_path.write_text(content)
-    with pytest.raises(DataError, match=r"history\.jsonl"):
-        run.history()
 
 
 def test_the_summary_file_is_flat(run: Run) -> None:

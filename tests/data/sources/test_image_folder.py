@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -24,35 +25,19 @@ def folder(tmp_path: Path) -> Path:
     return write_pictures(tmp_path / "mine", SMALL)
 
 
-@pytest.fixture
-def decoded(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    paths = list[Path]()
-
-    def watched(path: Path, *arguments: Any, **options: Any) -> Any:
-        paths.append(path)
-        return picture(path, *arguments, **options)
-
-    monkeypatch.setattr("cupynet.data.sources.image_folder.picture", watched)
-    return paths
-
-
-def test_sizes_are_known_before_pictures_are_decoded(folder: Path, decoded: list[Path]) -> None:
-    source = ImageFolder(folder)
-    assert (source.image_shape, source.classes) == ((8, 8, 1), 10)
-    assert source.class_names == tuple(f"class-{digit}" for digit in range(10))
-    assert decoded == []
-
-
 @pytest.mark.parametrize(("validation", "train"), [(0, 20), (7, 60)])
-def test_a_limited_image_folder_has_images_of_each_class_and_reads_no_others(
-    folder: Path, decoded: list[Path], validation: int, train: int
+def test_pictures_are_decoded_as_late_as_possible_and_no_more_than_the_limit(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, validation: int, train: int
 ) -> None:
+    decoded = Mock(wraps=picture)
+    monkeypatch.setattr("cupynet.data.sources.image_folder.picture", decoded)
     source = ImageFolder(folder, limit=20, validation=validation)
+    assert (source.image_shape, source.classes) == ((8, 8, 1), 10)
+    assert source.class_names == tuple(f"class-{digit}" for digit in range(10)) and not decoded.called
     data: Any = source.load()
     assert data.train.class_names == data.test.class_names == source.class_names
-    assert len(data.train) == len(data.test) == 20
+    assert len(data.train) == len(data.test) == 20 and decoded.call_count == train + 20
     assert set(data.test.labels.tolist()) == set(range(10)) and len(set(data.train.labels.tolist())) >= 8
-    assert len(decoded) == train + 20
 
 
 def test_a_class_without_test_images_does_not_shift_the_others(folder: Path) -> None:
