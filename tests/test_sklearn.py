@@ -92,7 +92,7 @@ def test_numbers_of_any_type_in_a_table_are_features() -> None:
 @pytest.mark.parametrize(
     ("arguments", "setting"),
     [
-        ({"layers": [Dense(4), Dense(2)]}, "layers"),  # a second output layer
+        ({"layers": [Dense(4), Dense(3)]}, "layers"),  # a second output layer
         ({"input": (7, 7, 1)}, "input"),
         ({"input": 64}, "input"),
         ({"layers": [Conv2D(4, 3)]}, "input"),

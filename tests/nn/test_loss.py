@@ -90,9 +90,9 @@ def test_scores_of_binary_cross_entropy_are_probabilities_and_others_are_outputs
 
 
 def test_a_loss_must_fit_its_network() -> None:
-    network = nn.Sequential({"output": nn.Dense(3, activation="sigmoid")})
+    network, weighted = nn.Dense(3, activation="sigmoid"), nn.SoftmaxNLL(0, [1, 2])
     nn.Model(network, nn.Flat(4), create_backend("numpy"), loss=nn.MeanSquaredError())
     with pytest.raises(ConfigError):  # it applies the sigmoid itself
         nn.Model(network, nn.Flat(4), create_backend("numpy"), loss=nn.BinaryCrossEntropy())
     with refused("class_weights"):
-        nn.Model(network, nn.Flat(4), create_backend("numpy"), loss=nn.SoftmaxNLL(0, [1, 2]))
+        nn.Model(nn.Dense(3), nn.Flat(4), create_backend("numpy"), loss=weighted)
