@@ -6,16 +6,11 @@ import numpy as np
 import pytest
 
 from cupynet.backend import create_backend
-from cupynet.nn import Conv2D, Image, InputType, Params
-from cupynet.nn.pool import same_padding
+from cupynet.nn import Conv2D, Image
 from tests.support.backends import every_backend
 from tests.support.gradients import check_layer
 from tests.support.pairwise import pairwise
 from tests.support.passes import built, inferred
-
-
-def output_of(layer: Conv2D, input: InputType) -> InputType:
-    return layer.build(input, Params().scope("conv"), create_backend("numpy"))
 
 
 @pairwise(
@@ -48,29 +43,6 @@ def test_weights_of_groups_are_drawn_like_those_of_separate_convolutions() -> No
     assert layer.weight.shape == (3, 3, 1, 2000)
     assert float(layer.weight.data.var()) == pytest.approx(2 / (9 + 18), rel=0.05)
     assert layer.multiply_adds() == 9 * 2000 * 9
-
-
-@pytest.mark.parametrize(
-    ("layer", "output"),
-    [
-        (Conv2D(4, 3, stride=2), Image(3, 4, 4)),
-        (Conv2D(4, 3, stride=2, padding=1), Image(4, 5, 4)),
-        (Conv2D(4, 1, stride=3), Image(3, 3, 4)),
-        (Conv2D(np.int64(4), (3, 5), (2, 1), (1, 0)), Image(4, 5, 4)),  # height, width
-        (Conv2D(4, 9, padding=1), Image(2, 3, 4)),
-    ],
-)
-def test_windows_that_do_not_fit_are_left_out(layer: Conv2D, output: Image) -> None:
-    assert output_of(layer, Image(8, 9, 1)) == output
-
-
-@pairwise(size=range(1, 9), kernel=(1, 2, 3, 5), stride=(1, 2, 3))
-def test_same_keeps_a_window_for_every_stride(size: int, kernel: int, stride: int) -> None:
-    assert output_of(Conv2D(1, kernel, stride, "same"), Image(size, 5, 1)) == Image(
-        -(-size // stride), -(-5 // stride), 1
-    )
-    before, after = same_padding(size, kernel, stride)
-    assert 0 <= after - before <= 1
 
 
 @every_backend

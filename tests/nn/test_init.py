@@ -18,11 +18,10 @@ from cupynet.nn.init import (
     TruncatedNormal,
     Uniform,
     VarianceScaling,
-    fans,
     initializer,
 )
 
-DENSE, CONV = (300, 200), (5, 5, 20, 50)
+FANS = {(300, 200): (300, 200), (5, 5, 20, 50): (5 * 5 * 20, 5 * 5 * 50)}  # inputs and outputs of a unit
 NORMAL, UNIFORM, TRUNCATED = 3.0, 1.8, 2.3657  # kurtosis; truncated: cut at two standard deviations
 Variance = Callable[[int, int], float]  # a function of the numbers of inputs and outputs
 
@@ -56,11 +55,11 @@ def test_every_initializer_is_tested() -> None:
     assert INITIALIZERS.keys() - DISTRIBUTIONS.keys() == {"zeros", "ones", "orthogonal"}
 
 
-@pytest.mark.parametrize("shape", [DENSE, CONV], ids=["dense", "convolution"])
+@pytest.mark.parametrize("shape", FANS, ids=["dense", "convolution"])
 @pytest.mark.parametrize("kind", DISTRIBUTIONS)
 def test_moments(kind: str, shape: tuple[int, ...]) -> None:
     init, variance_of, kurtosis = DISTRIBUTIONS[kind]
-    values, variance = initializer(init)(np.random.default_rng(0), shape), variance_of(*fans(shape))
+    values, variance = initializer(init)(np.random.default_rng(0), shape), variance_of(*FANS[shape])
     assert values.shape == shape
     assert abs(values.mean()) < 5 * math.sqrt(variance / values.size)
     assert abs(values.var() / variance - 1) < 5 * math.sqrt((kurtosis - 1) / values.size)

@@ -151,13 +151,6 @@ def test_the_log_and_the_exit_code_tell_how_a_run_ended(
         assert part in sentence
 
 
-def test_the_error_that_ends_a_run_counts_before_it_is_stored(tmp_path: Path) -> None:
-    full = OutputError("outputs/infinite_mnist: the disk is full, and diverged")
-    resumed = finished(tmp_path, iterations=200)  # out of 300 in its history
-    assert state(read_run(resumed, error=full)) == ("failed", "bad", str(full))
-    assert state(read_run(resumed, error=DivergedError("the loss is odd")))[0] == "diverged"
-
-
 def test_the_first_convolution_is_the_networks(tmp_path: Path) -> None:
     """A convolution of the same name in a later block is not shown."""
     folder = finished(tmp_path)
