@@ -33,51 +33,37 @@ RIGHT: dict[Any, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("kind", "setting", "value"),
-    [
-        (MNIST, "fallback", "cifar"),
-        (MNIST, "folder", "a\0b"),
-        (MNIST, "folder", 3),
-        (MNIST, "timeout_s", 0),
-        (MNIST, "timeout_s", math.nan),
-        (MNIST, "limit", 0),
-        (MNIST, "validation", 60_000),
-        (Synthetic, "limit", "5"),
-        (Synthetic, "validation", -1),
-        (Synthetic, "seed", 2**64),
-        (Synthetic, "train", 0),
-        (Synthetic, "test", 1.5),
-        (ImageFolder, "channels", 2),
-        (ImageFolder, "size", [0, 3]),
-        (ImageFolder, "folder", 3),
-        (ImageFolder, "class_names", "a"),
-        (ImageFolder, "class_names", 3),
-        (NpzFile, "sha256", 5),
-        (NpzFile, "sha256", "g" * 64),
-        (NpzFile, "sha256", "a" * 65),
-        (IdxFiles, "sha256", {"images": "a" * 64}),
-        (ShardedFiles, "normalize", "auto"),  # would have to read all shards
-        (Loader, "batch_size", 0),
-        (Loader, "batch_size", 12.0),
-        (Loader, "seed", None),
-        (Loader, "shuffle", "yes"),
-        (Prefetcher, "capacity", -1),
-        (Prefetcher, "capacity", True),
-        (Shift, "pixels", 0),
-        (Cutout, "size", 0),
-        (HorizontalFlip, "probability", 1.5),
-        (Rotate, "degrees", 0),
-        (Elastic, "alpha", 0),
-        (CutMix, "alpha", 0),
-        (CutMix, "alpha", 1e6),
-    ],
-)
-def test_wrong_arguments_are_refused_by_name(kind: Any, setting: str, value: Any) -> None:
-    with refused(setting):
-        made = kind(**RIGHT.get(kind, {}) | {setting: value})
-        assert isinstance(made, Source)
-        made.check()
+WRONG: dict[Any, dict[str, list[Any]]] = {
+    MNIST: {
+        "fallback": ["cifar"],
+        "folder": ["a\0b", 3],
+        "timeout_s": [0, math.nan],
+        "limit": [0],
+        "validation": [60_000],
+    },
+    Synthetic: {"limit": ["5", 0], "validation": [-1], "seed": [2**64], "train": [0], "test": [1.5]},
+    ImageFolder: {"channels": [2], "size": [[0, 3]], "folder": [3], "class_names": ["a", 3]},
+    NpzFile: {"sha256": [5, "g" * 64, "a" * 65]},
+    IdxFiles: {"sha256": [{"images": "a" * 64}]},
+    ShardedFiles: {"normalize": ["auto"]},  # would have to read all shards
+    Loader: {"batch_size": [0, 12.0], "seed": [None], "shuffle": ["yes"]},
+    Prefetcher: {"capacity": [-1, True]},
+    Shift: {"pixels": [0]},
+    Cutout: {"size": [0]},
+    HorizontalFlip: {"probability": [1.5]},
+    Rotate: {"degrees": [0]},
+    Elastic: {"alpha": [0]},
+    CutMix: {"alpha": [0, 1e6]},
+}
+
+
+@pytest.mark.parametrize(("kind", "setting"), [(kind, setting) for kind in WRONG for setting in WRONG[kind]])
+def test_wrong_arguments_are_refused_by_name(kind: Any, setting: str) -> None:
+    for value in WRONG[kind][setting]:
+        with refused(setting):
+            made = kind(**RIGHT.get(kind, {}) | {setting: value})
+            assert isinstance(made, Source)
+            made.check()
 
 
 @pytest.mark.parametrize(

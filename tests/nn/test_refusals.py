@@ -23,59 +23,49 @@ RIGHT: dict[Any, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("kind", "setting", "value"),
-    [
-        (nn.Conv2D, "filters", True),
-        (nn.Conv2D, "kernel_size", (3, 0)),
-        (nn.Conv2D, "kernel_size", (3, 3, 3)),
-        (nn.Conv2D, "stride", 0),
-        (nn.Conv2D, "dilation", 0),
-        (nn.Conv2D, "groups", 0),
-        (nn.Conv2D, "padding", -1),
-        (nn.Conv2D, "padding", "full"),
-        (nn.Conv2D, "activation", "swish"),
-        (nn.Conv2D, "init", "one"),
-        (nn.Conv2D, "bias", "no"),
-        (nn.Conv2D, "bias_init", math.nan),
-        (nn.MaxPool2D, "kernel_size", 0),
-        (nn.MaxPool2D, "stride", 0),
-        (nn.MaxPool2D, "padding", (0, 2)),  # as wide as the window
-        (nn.Dense, "units", 0),
-        (nn.Dense, "activation", None),
-        (nn.Dense, "init", "he_normal"),
-        (nn.Dense, "init", Orthogonal),
-        (nn.Dense, "bias_init", "zeroes"),
-        (nn.Activation, "slope", 1),
-        (nn.Dropout, "rate", 1.0),
-        (nn.Dropout, "rate", -0.1),
-        (nn.BatchNorm, "momentum", 1.0),
-        (nn.BatchNorm, "epsilon", 0),
-        (nn.LayerNorm, "axis", "rows"),
-        (Normal, "std", 0),
-        (Uniform, "limit", 0),
-        (VarianceScaling, "mode", "fan"),
-        (VarianceScaling, "distribution", "even"),
-        (Orthogonal, "gain", 0),
-        (Constant, "value", math.inf),
-        (nn.SoftmaxNLL, "label_smoothing", 1.0),
-        (nn.SoftmaxNLL, "class_weights", []),
-        (nn.SoftmaxNLL, "class_weights", np.ones((2, 2))),
-        (nn.SoftmaxNLL, "class_weights", [1, -1]),
-        (nn.Huber, "delta", 0),
-        (nn.Model, "seed", 2**64),
-        (nn.Model, "loss", nn.SoftmaxNLL),
-        (nn.Model, "loss", "categorical_crossentropy"),
-        (nn.Model, "input", (28,)),
-        (nn.Model, "backend", "nunba"),
-        (nn.Model, "dtype", "half"),
-        (nn.Image, "width", 28.0),
-        (nn.Flat, "features", 0),
-    ],
-)
-def test_wrong_arguments_are_refused_by_name(kind: Any, setting: str, value: Any) -> None:
-    with refused(setting):
-        kind(**RIGHT.get(kind, {}) | {setting: value})
+WRONG: dict[Any, dict[str, list[Any]]] = {
+    nn.Conv2D: {
+        "filters": [True],
+        "kernel_size": [(3, 0), (3, 3, 3)],
+        "stride": [0],
+        "dilation": [0],
+        "groups": [0],
+        "padding": [-1, "full"],
+        "activation": ["swish"],
+        "init": ["one"],
+        "bias": ["no"],
+        "bias_init": [math.nan],
+    },
+    nn.MaxPool2D: {"kernel_size": [0], "stride": [0], "padding": [(0, 2)]},
+    nn.Dense: {"units": [0], "activation": [None], "init": ["he_normal", Orthogonal], "bias_init": ["zeroes"]},
+    nn.Activation: {"slope": [1]},
+    nn.Dropout: {"rate": [1.0, -0.1]},
+    nn.BatchNorm: {"momentum": [1.0], "epsilon": [0]},
+    nn.LayerNorm: {"axis": ["rows"]},
+    Normal: {"std": [0]},
+    Uniform: {"limit": [0]},
+    VarianceScaling: {"mode": ["fan"], "distribution": ["even"]},
+    Orthogonal: {"gain": [0]},
+    Constant: {"value": [math.inf]},
+    nn.SoftmaxNLL: {"label_smoothing": [1.0], "class_weights": [[], np.ones((2, 2)), [1, -1]]},
+    nn.Huber: {"delta": [0]},
+    nn.Model: {
+        "seed": [2**64],
+        "loss": [nn.SoftmaxNLL, "categorical_crossentropy"],
+        "input": [(28,)],
+        "backend": ["nunba"],
+        "dtype": ["half"],
+    },
+    nn.Image: {"width": [28.0]},
+    nn.Flat: {"features": [0]},
+}
+
+
+@pytest.mark.parametrize(("kind", "setting"), [(kind, setting) for kind in WRONG for setting in WRONG[kind]])
+def test_wrong_arguments_are_refused_by_name(kind: Any, setting: str) -> None:
+    for value in WRONG[kind][setting]:
+        with refused(setting):
+            kind(**RIGHT.get(kind, {}) | {setting: value})
 
 
 class Declares(nn.Layer):
