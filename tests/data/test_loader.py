@@ -112,14 +112,6 @@ def test_each_shard_has_an_order_of_its_own(tmp_path: Path) -> None:
     assert len(orders) == 3
 
 
-def test_there_are_as_many_workers_as_shards(tmp_path: Path) -> None:
-    loader = Loader(write_shards(numbered_dataset(30), tmp_path, 3), 4)
-    with refused(""):
-        loader.iterations(2)
-    with refused(""):
-        batches_of(loader, 0, 0, 4)
-
-
 @pytest.mark.parametrize("ahead", [0, 3])
 def test_a_feed_continues_an_epoch_from_a_round_with_and_without_prefetching(ahead: int) -> None:
     loader = Loader(numbered_dataset(50), 4, seed=1)
@@ -127,18 +119,6 @@ def test_a_feed_continues_an_epoch_from_a_round_with_and_without_prefetching(ahe
         found = [None if batch is None else batch.samples.tolist() for batch in feed.epoch(2, start=3)]
     rest = samples_of(batches_of(loader, 2, 1, 2, start=3))
     assert found == [*rest, None]  # 13 batches: the second worker has none in the last round
-
-
-def test_labels_without_images() -> None:
-    class Blind(NumpyBackend):
-        load_images = None  # type: ignore[assignment]
-
-    loader = Loader(numbered_dataset(10), 4, seed=1)
-    feed = BatchFeed(loader, Blind(), images=False)
-    for whole, blind in zip(batches_of(loader, 2), feed.epoch(2), strict=True):
-        assert blind is not None and blind.images is None and blind.index == whole.index
-        np.testing.assert_array_equal(blind.labels, whole.labels)
-        np.testing.assert_array_equal(blind.samples, whole.samples)
 
 
 def test_arrays_and_data_sets_become_a_loader() -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 from cupynet.runs.checkpoints import Checkpoints, read
 from tests.support.commands import SMALL, run, summary_of
 from tests.support.refusals import data_error
-from tests.support.resumed_runs import resumed, same, trained
-from tests.support.user_files import Parts, digits, write_idx, write_npz, write_pictures
+from tests.support.resumed_runs import resumed, trained
+from tests.support.user_files import Parts, digits, write_npz, write_pictures
 
 LENET = ["model.layers.conv1.kernel_size=3", "model.layers.conv2.kernel_size=2", "callbacks.progress.style=lines"]
 SHORT = [*LENET, *SMALL, "workers=2", "epochs=1", "batch_size=32"]
@@ -35,16 +35,6 @@ def test_evaluation_refuses_classes_of_other_names(tmp_path: Path) -> None:
     assert summary_of(tmp_path / "run")["class_names"] == [f"class-{digit}" for digit in range(10)]
     _, stderr = run(tmp_path, "run", "data.folder=now", command="evaluate", code=65)
     assert "another" in stderr and stderr.count("\n") == 1
-
-
-def test_an_augmented_run_repeats_bit_for_bit_also_when_it_is_resumed(tmp_path: Path) -> None:
-    folder = write_idx(tmp_path / "digits", digits(320, 80))
-    augment = "data.augment=[{_target_: cupynet.data.Elastic}, {_target_: cupynet.data.Cutout, size: 3}]"
-    arguments = ["data=idx", f"data.folder={folder}", *SHORT, augment, "optimizer=sgd"]
-    trained(tmp_path / "whole", *arguments, "epochs=2")
-    trained(tmp_path / "broken", *arguments)
-    resumed(tmp_path / "broken", "epochs=2")
-    assert same(tmp_path / "broken", tmp_path / "whole")
 
 
 def of_version_0_1_0(run: Path) -> None:
