@@ -102,10 +102,8 @@ def test_weights_of_another_network_are_refused_and_change_nothing() -> None:
 
 
 def test_weights_that_fit_are_loaded_and_the_others_are_named(tmp_path: Path) -> None:
-    old, model = (
-        Model([Dense(4), BatchNorm(), Dense(3)], (2, 2), seed=1),
-        Model([Dense(4), Dense(2), Dense(3)], (2, 2)),
-    )
+    old = Model([Dense(4), BatchNorm(), Dense(3)], (2, 2), seed=1)
+    model = Model([Dense(4), Dense(2), Dense(3)], (2, 2))
     old.save(tmp_path / "model.safetensors")
     before, known = model.weights(), old.weights()
     unmatched = model.load_weights(tmp_path / "model.safetensors", strict=False)

@@ -73,7 +73,8 @@ def shown(folder: Path) -> dict[str, Chart]:
     return {chart.title: chart for chart in run_charts(read_run(folder)) if chart.shown}
 
 
-def test_the_curves_of_each_loss_are_those_of_history_jsonl(tmp_path: Path) -> None:
+def test_the_curves_of_a_run_are_those_of_history_jsonl(tmp_path: Path) -> None:
+    """Accuracy is in percent, and times are means over the workers."""
     drawn = shown(finished(tmp_path))
     assert list(drawn) == [
         "Loss", "Accuracy", "Learning rate", "Replica drift", "Throughput", "Epoch time by activity",
@@ -84,16 +85,10 @@ def test_the_curves_of_each_loss_are_those_of_history_jsonl(tmp_path: Path) -> N
     assert lines["test"] == pytest.approx([0.6, 0.3, 0.2])
     assert lines["each worker, by epoch"] == pytest.approx([0.4, 0.2, 0.4 / 3])
     assert lines[None] == pytest.approx([0.6, 0.3, 0.2])  # for the other worker
-
-
-def test_accuracy_is_in_percent(tmp_path: Path) -> None:
-    training, accuracy = shown(finished(tmp_path))["Accuracy"].shown
+    training, accuracy = drawn["Accuracy"].shown
     assert training.name == "training" and list(training.y) == pytest.approx([60, 80, 100 - 40 / 3])
     assert list(accuracy.x) == [1, 2, 3] and list(accuracy.y) == pytest.approx([80, 90, 100 - 20 / 3])
-
-
-def test_times_are_means_over_the_workers(tmp_path: Path) -> None:
-    spent = {line.name: line.y[0] for line in shown(finished(tmp_path))["Epoch time by activity"].shown}
+    spent = {line.name: line.y[0] for line in drawn["Epoch time by activity"].shown}
     assert spent == pytest.approx({"computing": 1.5, "averaging": 0.2, "data": 0.01, "other": 0.29})
 
 

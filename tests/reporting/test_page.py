@@ -49,9 +49,12 @@ def test_the_page_of_a_finished_run_shows_the_numbers_of_its_summary_json(tmp_pa
     assert policy["content"] == "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
-def test_the_times_of_a_run_are_told_apart(tmp_path: Path) -> None:
-    time = page_values(read_run(finished(tmp_path)))["time"]
+def test_the_times_of_a_run_are_told_apart_and_shares_are_also_text(tmp_path: Path) -> None:
+    folder = finished(tmp_path)
+    time = page_values(read_run(folder))["time"]
     assert [figure for _, figure in time["facts"]] == ["2.0 s", "1:00 min", "3.0 s", "1:15 min", "1.5 MB"]
+    shares = [each["aria-label"] for each in made(folder).all("div") if each.get("role") == "img"]
+    assert shares == ["computing 75 %, averaging 10 %, other 15 %", "computing 80 %, averaging 5 %, other 15 %"]
 
 
 def test_the_confusion_matrix_has_a_row_for_each_actual_class(tmp_path: Path) -> None:
@@ -272,11 +275,6 @@ def test_the_command_that_repeats_a_run_is_quoted_for_a_shell_and_starts_its_ran
     data = read_run(folder)
     words = ["mpiexec", "-n", "6", "cupynet", "train", "--config-dir=my conf", *settings, "parallel.launcher=mpi"]
     assert shlex.split(repeat(data, data.start["overrides"])) == words
-
-
-def test_shares_of_time_are_also_text(tmp_path: Path) -> None:
-    shares = [each["aria-label"] for each in made(finished(tmp_path)).all("div") if each.get("role") == "img"]
-    assert shares == ["computing 75 %, averaging 10 %, other 15 %", "computing 80 %, averaging 5 %, other 15 %"]
 
 
 @pytest.mark.parametrize(

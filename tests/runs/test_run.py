@@ -32,6 +32,14 @@ def test_a_summary_round_trips(run: Run) -> None:
     assert [row["kind"] for row in run.history()] == ["epoch", "report"]
 
 
+def test_the_summary_file_is_flat_and_keys_of_a_later_version_are_ignored(run: Run) -> None:
+    found = json.loads(run.summary_path.read_text())
+    given = FIGURES | {"workers": 2, "iterations": 30, "averaging_frequency": "epoch"}
+    assert {name: found[name] for name in given} == given
+    run.summary_path.write_text(json.dumps({**found, "colour": "red"}))
+    assert run.summary() == SUMMARY
+
+
 def test_partial_files_of_a_killed_process_are_removed(run: Run, tmp_path: Path) -> None:
     store = Checkpoints(tmp_path / "checkpoints")
     store.save(3, {"step": 3}, {})
@@ -94,11 +102,6 @@ def test_a_new_run_in_an_old_folder_starts_empty(run: Run, tmp_path: Path) -> No
     assert os.listdir(tmp_path) == ["notes.txt"]
 
 
-def test_keys_of_a_later_version_are_ignored(run: Run) -> None:
-    run.summary_path.write_text(json.dumps({**json.loads(run.summary_path.read_text()), "colour": "red"}))
-    assert run.summary() == SUMMARY
-
-
 DAMAGED = {
     "no summary": ("summary.json", None),
     "half a summary": ("summary.json", "{"),
@@ -134,9 +137,3 @@ def test_a_summary_with_values_of_other_types_is_refused(name: str, value: Any, 
     run.summary_path.write_text(json.dumps({**FIGURES, name: value}))
     with pytest.raises(DataError, match=name):
         run.summary()
-
-
-def test_the_summary_file_is_flat(run: Run) -> None:
-    found = json.loads(run.summary_path.read_text())
-    given = FIGURES | {"workers": 2, "iterations": 30, "averaging_frequency": "epoch"}
-    assert {name: found[name] for name in given} == given

@@ -37,10 +37,15 @@ def test_the_digits_do_not_change(digits: Parts) -> None:
     np.testing.assert_allclose(coarse, GOLDEN_IMAGE, atol=0.6)
 
 
-def test_each_class_has_as_many_images_as_the_others(digits: Parts) -> None:
+def test_classes_are_equally_large_and_seeds_parts_and_blocks_differ(digits: Parts) -> None:
     for dataset, samples in zip(digits, (10_000, 2_000), strict=True):
         assert dataset.images.shape == (samples, 28, 28, 1)
         assert np.bincount(dataset.labels).tolist() == [samples // 10] * 10
+    other: Any = Synthetic(train=100, test=1, seed=2).load().train
+    train, test = digits
+    labels = [train.labels[:100], train.labels[100:200], test.labels[:100], other.labels]
+    assert len({each.tobytes() for each in labels}) == 4
+    assert len({image.tobytes() for dataset in digits for image in dataset.images}) == 12_000
 
 
 @pytest.mark.parametrize("samples", [1, 101])
@@ -49,11 +54,3 @@ def test_an_image_does_not_depend_on_their_number(digits: Parts, samples: int) -
     for few, many in zip((data.train, data.test), digits, strict=True):
         np.testing.assert_array_equal(few.images, many.images[:samples])
         np.testing.assert_array_equal(few.labels, many.labels[:samples])
-
-
-def test_seeds_parts_and_blocks_differ(digits: Parts) -> None:
-    other: Any = Synthetic(train=100, test=1, seed=2).load().train
-    train, test = digits
-    labels = [train.labels[:100], train.labels[100:200], test.labels[:100], other.labels]
-    assert len({each.tobytes() for each in labels}) == 4
-    assert len({image.tobytes() for dataset in digits for image in dataset.images}) == 12_000
