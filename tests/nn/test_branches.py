@@ -1,4 +1,4 @@
-"""Residual and Concat: gradients, ownership of arrays, names, rejected arguments."""
+"""Residual and Concat: gradients, ownership of arrays, names."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Conv2D: gradients for every geometry and batch size, groups, output sizes, rejected arguments."""
+"""Conv2D: gradients for every geometry and batch size, groups, padding."""
 
 from typing import Any
 

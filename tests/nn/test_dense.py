@@ -1,4 +1,4 @@
-"""Dense and Activation: gradients, extreme values, rejected arguments."""
+"""Activations: gradients and extreme values."""
 
 import numpy as np
 import pytest

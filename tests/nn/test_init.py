@@ -1,4 +1,4 @@
-"""Initializers: mean, variance and shape of every distribution; biases; rejected arguments."""
+"""Initializers: mean, variance and shape of every distribution; biases."""
 
 import math
 from collections.abc import Callable

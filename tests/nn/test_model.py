@@ -1,4 +1,4 @@
-"""A network with weights: copies, weights by name, predictions, summary, parts, rejected arguments."""
+"""A network with weights: copies, weights by name, predictions, summary."""
 
 from pathlib import Path
 from typing import Any

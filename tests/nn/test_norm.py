@@ -1,4 +1,4 @@
-"""Normalization compared with PyTorch and with finite differences, and its running estimates."""
+"""Normalization compared with PyTorch, and its running estimates."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Pooling: gradients for every geometry and batch size, ties, padding, fusion with convolutions, NaN, errors."""
+"""Pooling: gradients for every geometry and batch size, padding, fusion with convolutions, NaN."""
 
 import copy
 from typing import Any

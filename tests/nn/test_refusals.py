@@ -1,4 +1,4 @@
-"""Wrong arguments and impossible networks: refused with the name of the argument or of the layer."""
+"""Wrong arguments, impossible networks and mistakes in a user's layer: refused by name."""
 
 import math
 from typing import Any
@@ -134,3 +134,49 @@ def test_invalid_layers_are_refused(layers: Any, setting: str) -> None:
 def test_an_unknown_argument_is_refused_with_the_right_name(wrong: dict[str, int], right: str) -> None:
     with pytest.raises(TypeError, match=f"MaxPool2D.*'{[*wrong][0]}'.*'{right}'"):
         nn.MaxPool2D(**{"kernel_size": 2} | wrong if right == "stride" else wrong)
+
+
+class Scaled(nn.Layer):
+    """A factor for each feature. `slip` names the mistake."""
+
+    def __init__(self, slip: str) -> None:
+        self.slip = slip
+
+    def build(self, input: Any, params: Any, backend: Any) -> Any:
+        self.factor = params.add("factor", input.shape, "ones")
+        return {"no type": None, "a shape": input.shape}.get(self.slip, input)
+
+    def forward(self, x: Any, context: nn.Context) -> tuple[Any, nn.Backward]:
+        def backward(dy: Any) -> Any:
+            if self.slip == "gradient replaced":
+                self.factor.grad = (dy * x).sum(axis=0)
+            self.factor.grad += (dy * x).sum(axis=0)
+            return None if self.slip == "no derivative" else dy * self.factor.data
+
+        y = x * self.factor.data
+        return {"another shape": y[:, :1], "a list": y.tolist()}.get(self.slip, y), backward
+
+
+def step(slip: str, *before: nn.Layer) -> None:
+    backend = create_backend("numpy", "double")
+    model = nn.Model(nn.Sequential([*before, Scaled(slip)]), nn.Image(2, 2, 1), backend, 1)
+    y, backward = model.forward(backend.asarray([[[[1.0], [2.0]], [[3.0], [4.0]]]]), nn.Context(train=True))
+    backward(y)
+
+
+def test_a_gradient_is_added_to_and_not_replaced() -> None:
+    step("none")
+    with pytest.raises(AttributeError):
+        step("gradient replaced")
+
+
+def test_a_derivative_that_is_needed_is_not_left_out() -> None:
+    step("no derivative")  # no layer before it has weights
+    with pytest.raises(ConfigError):
+        step("no derivative", nn.Dense(3))
+
+
+@pytest.mark.parametrize("slip", ["no type", "a shape", "another shape", "a list"])
+def test_an_output_that_does_not_fit_is_refused_with_the_name_of_the_layer(slip: str) -> None:
+    with pytest.raises(ConfigError, match="'scaled1'"):
+        step(slip)

@@ -1,4 +1,4 @@
-"""The train command on the user's data: learning, resuming, and errors of one line."""
+"""Training on the user's data: learning, evaluating and resuming."""
 
 from pathlib import Path
 

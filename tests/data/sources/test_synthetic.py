@@ -1,4 +1,4 @@
-"""Synthetic digits: reproducible, too hard for a linear model, easy for one that recognizes shapes."""
+"""Synthetic digits: reproducible, and others for each seed and part."""
 
 from typing import Any
 
