@@ -40,9 +40,13 @@ def params_of(backend: Backend, values: dict[str, Any]) -> Params:
     for name, value in values.items():
         layer, _, kind = name.rpartition(".")
         start = np.array(value, float)
-        params.scope(layer).add(kind, start.shape, lambda rng, shape, start=start: start, decay=kind == "weight")
+        params.scope(layer).add(kind, start.shape, given(start), decay=kind == "weight")
     params.allocate(backend, seed=1)
     return params
+
+
+def given(start: Any) -> Any:
+    return lambda rng, shape: start
 
 
 def stepped(optimizer: optim.Optimizer, params: Params, backend: Backend) -> dict[str, Any]:

@@ -72,7 +72,7 @@ WRONG: dict[str, tuple[str, Callable[[Path], object]]] = {  # a path in the fold
     "an unknown class": ("test/two", lambda path: path.with_name("class-2").rename(path)),
     "a loose file": ("train/readme.md", Path.touch),
     "no folder": ("", shutil.rmtree),
-    "no classes": ("", lambda path: [shutil.rmtree(path / part) for part in ("train", "test")]),
+    "no classes": ("", lambda path: [part.rename(path.with_name(part.name)) for part in path.iterdir()]),
 }
 
 
