@@ -42,7 +42,9 @@ def kind(value: Any) -> str:
     ],
     ids=kind,
 )
-def test_values_of_any_kind_become_pythons(check: Callable[[str, Any], Any], value: Any, expected: Any) -> None:
+def test_values_of_any_kind_become_values_of_python(
+    check: Callable[[str, Any], Any], value: Any, expected: Any
+) -> None:
     found = check("x", value)
     assert (type(found), found) == (type(expected), expected)
 

@@ -66,13 +66,18 @@ def used(device: int = 0) -> int:
 
 
 @pytest.mark.parametrize(
-    ("on_device", "ahead", "dtype"),
-    [(True, 0, "half"), (True, 3, "float"), (False, 0, "double"), (False, 1, "float"), (False, 3, "half")],
+    ("on_device", "ahead", "dtype", "upload"),
+    [(True, 0, "half", 1), (True, 3, "float", 100), (True, 0, "double", 1 << 20)]
+    + [(False, 0, "double", 0), (False, 1, "float", 0), (False, 3, "half", 0)],
 )
-def test_batches_on_a_device_equal_those_of_the_cpu_however_many_are_prefetched(
-    loader: Loader, on_device: bool, ahead: int, dtype: str
+def test_batches_on_a_device_equal_those_of_the_cpu_however_many_are_prefetched_or_copied_at_once(
+    loader: Loader, on_device: bool, ahead: int, dtype: str, upload: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This includes short batches, an epoch that starts in the middle, and one worker of several."""
+    """This includes short batches, an epoch that starts in the middle, and one worker of several.
+
+    An image has 30 bytes, so it is copied to the device alone, with two others, or with all.
+    """
+    monkeypatch.setattr(transfer, "UPLOAD", upload)
     backend = worker(dtype)
     for rank, size in ((0, 1), (1, 3)):
         with BatchFeed(loader, backend, rank, size, prefetch=ahead, on_device=on_device) as feed:
@@ -96,15 +101,6 @@ def test_a_batch_stays_valid_while_the_worker_computes_on_it(loader: Loader, on_
                     total += batch.images.sum() + batch.labels.sum()
                 sums.append(data.images[batch.samples].sum() / 255 + data.labels[batch.samples].sum())
     assert float(total) == pytest.approx(float(np.sum(sums)), rel=1e-12)
-
-
-@pytest.mark.parametrize("upload", [1, 100])
-def test_images_are_copied_to_a_device_in_parts(loader: Loader, upload: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An image has 30 bytes, so parts hold one or three images."""
-    monkeypatch.setattr(transfer, "UPLOAD", upload)
-    backend = worker()
-    with BatchFeed(loader, backend, on_device=True) as feed:
-        assert fed(feed, backend) == expected(loader)
 
 
 @every_way

@@ -92,10 +92,9 @@ def measured(page: Path) -> Found:
         )  # fmt: skip
     text = done.stdout.partition('<pre id="found">')[2].partition("</pre>")[0]
     assert text, done.stderr[-2000:]
-    frame = json.loads(unescape(text))
-    return Found(
-        frame[: len(WIDTHS)], frame[len(WIDTHS) :], [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-    )
+    console = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+    found = json.loads(unescape(text))
+    return Found(found[: len(WIDTHS)], found[len(WIDTHS) :], console)
 
 
 @pytest.fixture(scope="module")

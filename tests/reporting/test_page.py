@@ -169,8 +169,10 @@ def test_the_first_convolution_is_the_networks(tmp_path: Path) -> None:
 def held(folder: Path) -> Iterator[Path]:
     """Lock a folder, as a process that is training in it does."""
     hold = Hold(folder)
-    yield folder
-    hold.release()
+    try:
+        yield folder
+    finally:
+        hold.release()
 
 
 def test_the_page_of_a_run_that_is_still_training(tmp_path: Path) -> None:
