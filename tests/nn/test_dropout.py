@@ -20,10 +20,11 @@ def dropout(shape: tuple[int, ...], name: str, dtype: str = "float", rate: float
 
 @every_backend
 @every_dtype
-def test_dropout_follows_from_seed_epoch_and_sample(name: str, dtype: str) -> None:
-    layer, ones = dropout((3, 5, 3), name, dtype), np.ones((5, 3, 5, 3))
+@pytest.mark.parametrize("shape", [(3, 5, 3), (5000,)], ids=["small", "large"])
+def test_dropout_follows_from_seed_epoch_and_sample(name: str, dtype: str, shape: tuple[int, ...]) -> None:
+    layer, ones = dropout(shape, name, dtype), np.ones((5, *shape))
     y, dx = passed(layer, ones, epoch=2, seed=17, samples=SAMPLES)
-    drawn = of_examples(np, SAMPLES, 2, key_of(17, "it"), 45).reshape(ones.shape)
+    drawn = of_examples(np, SAMPLES, 2, key_of(17, "it"), ones[0].size).reshape(ones.shape)
     np.testing.assert_array_equal(y == 0, drawn < dropped_below(0.4))
     np.testing.assert_allclose(y[y != 0], 1 / 0.6, rtol=1e-3)  # keeps the mean
     np.testing.assert_array_equal(dx, y)  # dropout is linear
