@@ -78,7 +78,7 @@ def _compare(arguments: argparse.Namespace) -> None:
 def _record(comparison: Comparison, groups: Sequence[Group], found: Answer) -> dict[str, Any]:
     rows = [
         {
-            "settings": group.settings,
+            "settings": group.effective,
             "runs": [str(run.folder) for run in group.runs],
             "seeds": [run.summary["seed"] for run in group.runs],
             **{name: group.figures.get(name) for name, *_ in FIGURES},

@@ -29,9 +29,9 @@ class Group:
     Attributes:
         settings: values, as text, of the settings that differ between groups; `ABSENT` if a setting has no effect here.
         figures: known results. `accuracy`, `loss`, `images_per_s`, `train_s` and `time_to`, the seconds of training
-            needed for the target accuracy, are means over the runs. `accuracy_range` (text) exists if there are several
-            runs. `speed_up` is the throughput relative to groups with one worker, and `efficiency` is the speed-up per
-            worker.
+            needed for the target accuracy, are means over the runs. `accuracy_min` and `accuracy_max` exist if there
+            are several runs. `speed_up` is the throughput relative to groups with one worker, and `efficiency` is the
+            speed-up per worker.
         front: True if the group is on the Pareto front of accuracy and training time.
     """
 
@@ -45,10 +45,15 @@ class Group:
         return int(self.runs[0].summary["workers"])
 
     @property
+    def effective(self) -> dict[str, str | None]:
+        """`settings` with None for settings without effect."""
+        return {key: None if value == ABSENT else value for key, value in self.settings.items()}
+
+    @property
     def name(self) -> str:
         """The differing settings that have an effect, or the name of the first run if there are none."""
-        short, known = shortened(list(self.settings)), self.settings.items()
-        return " ".join(f"{short[key]}={value}" for key, value in known if value != ABSENT) or self.runs[0].name
+        short, known = shortened(list(self.settings)), self.effective.items()
+        return " ".join(f"{short[key]}={value}" for key, value in known if value is not None) or self.runs[0].name
 
 
 @dataclass
@@ -151,7 +156,7 @@ def _figures(runs: Sequence[ComparedRun], comparison: Comparison) -> dict[str, A
         values["time_to"] = [run.time_to(target, split) for run in runs]
     figures: dict[str, Any] = {name: sum(column) / len(column) for name, column in values.items() if None not in column}
     if len(runs) > 1 and "accuracy" in figures:
-        figures["accuracy_range"] = f"{100 * min(values['accuracy']):.2f}-{100 * max(values['accuracy']):.2f}"
+        figures |= {"accuracy_min": min(values["accuracy"]), "accuracy_max": max(values["accuracy"])}
     return figures
 
 

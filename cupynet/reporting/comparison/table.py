@@ -21,7 +21,8 @@ def seconds(value: float) -> str:
 # name, title and format of each metric, most important first
 FIGURES: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("accuracy", "{split}\naccuracy", percent),
-    ("accuracy_range", "over\nruns", str),
+    ("accuracy_min", "min", percent),
+    ("accuracy_max", "max", percent),
     ("train_s", "train\ntime", seconds),
     ("images_per_s", "images/s", "{:,.0f}".format),
     ("speed_up", "speed-\nup", "{:.2f}".format),
@@ -39,7 +40,7 @@ def columns(comparison: Comparison, groups: Sequence[Group]) -> list[Column]:
         column("run", names, right=False),
         column("front", [FRONT if row.front else "" for row in rows], title=""),
     ]
-    result += setting_columns({key: [row.settings[key] for row in rows] for key in comparison.varied})
+    result += setting_columns({key: [row.effective[key] for row in rows] for key in comparison.varied})
     if any(len(row.runs) > 1 for row in rows):
         result.append(column("seeds", [len(row.runs) for row in rows], title="runs"))
     for name, title, form in FIGURES:
