@@ -1,6 +1,7 @@
 """Histories by column: a wrapper's, and a run folder's."""
 
 import json
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -59,6 +60,17 @@ def test_a_file_of_another_run_is_refused_and_not_changed(tmp_path: Path, conten
             wrapper.restore(checkpoint)
         wrapper.fit(data, epochs=1, batch_size=10)
     assert path.read_text() == content
+
+
+def test_a_checkpoint_does_not_read_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading it at each checkpoint would slow down long runs."""
+    path = tmp_path / "rows.jsonl"
+    writer = HistoryWriter(path)
+    with ParallelWrapper(small_model(), 1, log_every=2, callbacks=[writer]) as wrapper:
+        wrapper.fit(small_dataset(60), batch_size=10)
+        monkeypatch.setattr("os.pread", lambda *arguments: pytest.fail("the file was read"))
+        state = writer.state()
+    assert state == {"bytes": path.stat().st_size, "crc": zlib.crc32(path.read_bytes())}
 
 
 def test_rows_of_several_kinds() -> None:

@@ -35,6 +35,7 @@ class HistoryWriter(Callback):
     def __init__(self, path: str | Path | None = None) -> None:
         self._path = None if path is None else Path(path)
         self._file: TextIO | None = None
+        self._size = self._crc = 0  # of the whole file
 
     def check_path(self) -> None:
         if self._path is not None:
@@ -46,6 +47,7 @@ class HistoryWriter(Callback):
 
     def start(self, trainer: Trainer, run: Run | None) -> None:
         self._file = _open(self._path or (Path("history.jsonl") if run is None else run.history_path))
+        self._begin(self._content())
 
     def on_fit_start(self, trainer: Trainer) -> None:
         if self._file is not None and not trainer.iteration and os.fstat(self._file.fileno()).st_size:
@@ -63,8 +65,7 @@ class HistoryWriter(Callback):
             self._file = None
 
     def state(self) -> dict[str, Any]:
-        content = self._content()
-        return {"bytes": len(content), "crc": zlib.crc32(content)}
+        return {"bytes": self._size, "crc": self._crc}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Remove the rows written after the state was saved. The resumed run writes them again."""
@@ -78,19 +79,25 @@ class HistoryWriter(Callback):
                 raise _taken(self._file.name)
             self._file.truncate(min(size, len(content)))
             self._file.seek(0, os.SEEK_END)
+            self._begin(content[:size])
 
     def _content(self) -> bytes:
         file = self._file
         return b"" if file is None else os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0)
 
+    def _begin(self, content: bytes) -> None:
+        self._size, self._crc = len(content), zlib.crc32(content)
+
     def _write(self, row: dict[str, Any]) -> None:
         if self._file is None:
             return
+        line = json.dumps(row) + "\n"
         try:
-            self._file.write(json.dumps(row) + "\n")
+            self._file.write(line)
             self._file.flush()
         except OSError as error:
             raise OutputError(f"{self._file.name}: cannot be written ({error.strerror})") from error
+        self._size, self._crc = self._size + len(line), zlib.crc32(line.encode(), self._crc)
 
 
 def _taken(path: str | Path) -> ConfigError:
