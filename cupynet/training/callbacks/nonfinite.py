@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ class NonFinite(Callback):
         self.max_skipped = integer("max_skipped", max_skipped, 1)
         self._skipped: list[tuple[int, int]] = []  # (epoch, batch) on this worker
         self._others = 0  # batches skipped by other workers up to the end of the last fit
+        self._removed = 0  # those of workers that were removed by a resume
 
     @property
     def skipped_batches(self) -> int:
@@ -38,7 +40,7 @@ class NonFinite(Callback):
         return self._others + len(self._skipped)
 
     def start(self, trainer: Trainer, run: Run | None) -> None:
-        self._skipped, self._others = [], 0
+        self._skipped, self._others, self._removed = [], 0, 0
         if self.action == "skip":
             trainer.replica.check = SkipNonFinite(self.max_skipped, self._skipped)
 
@@ -47,11 +49,20 @@ class NonFinite(Callback):
             own = np.array(self._skipped, np.int64).reshape(-1)
             every = np.concatenate(trainer.world.all_gather(own)).reshape(-1, 2)
             # a batch skipped by several stages is one batch
-            self._others = len(np.unique(every, axis=0)) - len(self._skipped)
+            self._others = self._removed + len(np.unique(every, axis=0)) - len(self._skipped)
 
     def state(self) -> dict[str, Any]:
-        return {"skipped": np.array(self._skipped, np.int64).reshape(-1, 2), "others": self._others}
+        skipped = np.array(self._skipped, np.int64).reshape(-1, 2)
+        return {"skipped": skipped, "others": self._others, "removed": self._removed}
 
     def restore(self, state: dict[str, Any]) -> None:
         self._skipped[:] = [(int(epoch), int(batch)) for epoch, batch in state["skipped"]]
-        self._others = int(state.get("others", 0))  # not saved by earlier versions
+        # not saved by earlier versions
+        self._others, self._removed = int(state.get("others", 0)), int(state.get("removed", 0))
+
+    def merge(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Keep the batches of the worker that skipped most, and the number of the others."""
+        lists = [np.reshape(each["skipped"], (-1, 2)) for each in states]
+        most = max(lists, key=len)
+        removed = int(states[0].get("removed", 0)) + len(np.unique(np.concatenate(lists), axis=0)) - len(most)
+        return {"skipped": most, "others": removed, "removed": removed}

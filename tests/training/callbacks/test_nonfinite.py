@@ -192,6 +192,24 @@ def test_skipped_batches_count_across_a_resume(tmp_path: Path) -> None:
         second.fit(IN_ORDER, epochs=1)
 
 
+@pytest.mark.parametrize("workers", [1, 3])
+def test_batches_skipped_by_removed_workers_count(workers: int, tmp_path: Path) -> None:
+    def guarded(workers: int) -> tuple[NonFinite, ParallelWrapper]:
+        guard = NonFinite("skip")
+        return guard, ParallelWrapper(network_with(Poisoned(5, 9, 41)), workers, callbacks=[guard])
+
+    _, first = guarded(2)
+    with first:
+        first.fit(IN_ORDER, epochs=1)  # worker 0 skips two batches, and worker 1 one
+        first.checkpoint(tmp_path)
+    guard, second = guarded(workers)
+    with second:
+        second.restore(tmp_path)
+        assert guard.skipped_batches == 3
+        second.fit(IN_ORDER, epochs=1)
+        assert guard.skipped_batches == 6
+
+
 # the layer and the samples are found ---------------------------------------------------------------------------------
 
 
