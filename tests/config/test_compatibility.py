@@ -41,10 +41,13 @@ def test_every_part_of_the_former_conf_is_built(file: str) -> None:
         assert part is None or part["_target_"].rpartition(".")[2] == type(each).__name__
 
 
-def test_a_stored_run_is_evaluated_reported_and_compared(tmp_path: Path) -> None:
+@pytest.mark.parametrize("smoke", ["", ", 1 batch: a fast dev run", ", 3 batches: a fast dev run"])
+def test_a_stored_run_is_evaluated_reported_and_compared(tmp_path: Path, smoke: str) -> None:
     folder = shutil.copytree(GOLDEN / "run_52b31d6", tmp_path / "run")
+    stored = summary_of(folder)
+    summary_of(folder, dataset=stored["dataset"] + smoke)
     out, _ = run(tmp_path, str(folder), "--json", command="evaluate")
-    found, stored = json.loads(out), summary_of(folder)
+    found = json.loads(out)
     assert found["accuracy"] == stored["test_accuracy"] > 0.97
     assert found["loss"] == pytest.approx(stored["test_loss"], rel=1e-6)
     run(tmp_path, str(folder), command="report")
@@ -89,6 +92,15 @@ def test_stored_overrides_get_their_present_keys(tmp_path: Path) -> None:
         "+data.normalize.std=[0.4]",
         "~callbacks.progress",
     ]
+
+
+@pytest.mark.parametrize("former", removed.REPLACED)
+@pytest.mark.parametrize("prefix", ["", "+"])
+def test_a_removed_setting_names_what_replaces_it(prefix: str, former: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config.compose([f"{prefix}{former}=1"])
+    assert removed.REPLACED[former] in str(caught.value)
+    settings_of(*removed.REPLACED[former].split())
 
 
 def test_a_renamed_argument_is_found_at_any_depth() -> None:
