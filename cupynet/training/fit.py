@@ -45,8 +45,8 @@ def examples(x: Examples, y: Any = None) -> Loader | Dataset | Shards | tuple[Ar
     pair = len(parts) == 2 and not isinstance(parts[0], tuple)
     if pair and parts[1] is not None:
         return parts  # type: ignore[return-value]
-    if pair or hasattr(x, "shape"):
-        raise ConfigError("is missing. Pass the labels, as in fit(images, labels). Only predict needs no labels", "y")
+    if pair or hasattr(x, "shape") or (len(parts) == 1 and hasattr(parts[0], "shape")):
+        raise ConfigError("the labels are missing. Pass (images, labels). Only predict needs no labels")
     if isinstance(x, Data | Source):
         loaded = "" if isinstance(x, Data) else ".load()"
         raise ConfigError(f"pass one part of the data, such as data{loaded}.train, and another as validation_data")
