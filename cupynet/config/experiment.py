@@ -18,7 +18,7 @@ from cupynet.config.load_model import weights_of
 from cupynet.config.memory_estimate import check_memory
 from cupynet.config.schema import ParallelSettings, Settings, size
 from cupynet.core.errors import ConfigError, DataError, errors_of
-from cupynet.core.wording import counted, written
+from cupynet.core.wording import counted
 from cupynet.data import Data, LabeledData, Loader, ShardedFiles, Shards, Source, as_loader
 from cupynet.data.dataset import balanced_weights
 from cupynet.nn import Image, Layer, Loss, Model, Params, check_loss, check_output
@@ -135,13 +135,15 @@ class Experiment:
         if self._weights:
             with errors_of("weights", arguments=()):
                 params.unmatched(self._weights)
-        for key in ("learning_rate_factors", "freeze"):
+        weights, frozen = dict(params.named()), dict.fromkeys(self.settings.freeze, 0.0)
+        given = {"learning_rate_factors": self.settings.learning_rate_factors or {}, "freeze": frozen}
+        for key, factors in given.items():
             with errors_of(key, arguments=()):
-                matching = params.matching(getattr(self.settings, key) or ())
-        for name, parameter in params.named():
-            parameter.frozen = name in matching
-        if trains and matching and len(matching) == len([*params.named()]):
-            raise ConfigError("freezes all weights. Leave some to train", "freeze", written(self.settings.freeze))
+                rates = {name: rate for pattern, rate in factors.items() for name in params.matching([pattern])}
+                for name, rate in rates.items():
+                    weights[name].frozen = not rate
+                if trains:
+                    params.check_trainable()
         return network, params.count
 
     def _fit_data(self) -> FitData:

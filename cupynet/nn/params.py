@@ -224,6 +224,11 @@ class Params:
             if rate:
                 self.segments.append(Segment(self._offsets[members[0].name], stops[members[-1].name], decay, rate))
 
+    def check_trainable(self) -> None:
+        """Raise ConfigError if all weights are frozen."""
+        if self._entries and all(p.frozen for p in self._entries.values()):
+            raise ConfigError("all weights are frozen. Leave some to train")
+
     def matching(self, patterns: Collection[str]) -> set[str]:
         """Return names of weights that match or are in a matching layer. Raise ConfigError for unmatched patterns."""
         found: set[str] = set()

@@ -59,7 +59,6 @@ from cupynet.training.graph_replica import replica_of
 from cupynet.training.metrics import Metric
 from cupynet.training.options import CheckedOptions, FitData, TrainingOptions
 from cupynet.training.pipeline_stage import Stage
-from cupynet.training.replica import Replica
 from cupynet.training.trainer import Trainer
 from cupynet.training.warm_up import warm_up
 
@@ -197,12 +196,11 @@ class ParallelWrapper:
 
     def _release(self) -> None:
         """Close callbacks, unless a task is running. The task then calls this when it ends."""
-        if not self._launcher.idle:
-            return
-        with self._releasing:
-            self._progress = next((each.progress for each in self._trainers if each is not None), self._progress)
-            trainers, self._trainers = self._trainers, [None] * self.placement.ranks
-            release(trainers, self.model.backend)
+        if self._launcher.idle:
+            with self._releasing:
+                self._progress = next((each.progress for each in filter(None, self._trainers)), self._progress)
+                trainers, self._trainers = self._trainers, [None] * self.placement.ranks
+                release(trainers, self.model.backend)
 
     def fit(
         self,
@@ -259,6 +257,7 @@ class ParallelWrapper:
         """
         if self.model.params.rates != self._rates:
             raise ConfigError("the learning-rate factors have changed. Create a new ParallelWrapper for this model")
+        self.model.params.check_trainable()
         if self._writes_model:
             self.model.description()  # fail early if the model cannot be saved
         new = not self._begun and not any(each and each.iteration for each in self._trainers)
@@ -462,7 +461,6 @@ class ParallelWrapper:
         backend.activate()
         world.attach(backend, options.reduce)
         groups = Groups.grid(world, self.placement.stages)
-        replica: Replica
         if options.pipeline is None:
             replica = replica_of(model if first else model.replicate(backend), optimizer, options.accumulation_steps)
         else:
@@ -473,12 +471,11 @@ class ParallelWrapper:
                 callbacks.append(Progress(options.progress))
         else:
             callbacks = [copy.deepcopy(each) for each in self.callbacks if each.every_rank]
-        synchronizer = copy.deepcopy(self.synchronizer)
         world.barrier()  # no worker may train before all have copied the model
         return Trainer(
             replica,
             groups=groups,
-            synchronizer=synchronizer,
+            synchronizer=copy.deepcopy(self.synchronizer),
             callbacks=callbacks,
             prefetch_buffer=-(-options.prefetch_buffer // self.placement.workers),
             data_on_device=options.data_on_device,

@@ -94,6 +94,7 @@ REFUSED = {
     ("weights=nothing",): "weights",
     ("freeze=[conv9]",): "freeze",
     ("freeze=['*']",): "freeze",
+    ("learning_rate_factors={conv*:0.5,*:0}",): "learning_rate_factors",
     ("learning_rate_factors={conv9:0.1}",): "learning_rate_factors",
     ("learning_rate_factors={0:0.1}",): "learning_rate_factors",  # YAML reads the key as a number
     ("learning_rate_factors={conv1:-0.1}",): "learning_rate_factors.conv1",

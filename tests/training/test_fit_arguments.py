@@ -187,7 +187,7 @@ def test_the_first_image_that_is_not_finite_is_named() -> None:
 @pytest.mark.parametrize(
     ("data", "options", "setting"),
     [
-        ((X,), {}, "y"),
+        ((X,), {}, ""),
         ((DATA.take(slice(0)),), {}, ""),
         ((X, Y), {"epochs": 1.5}, "epochs"),
         ((X, Y), {"evaluate_every": 0}, "evaluate_every"),
@@ -206,8 +206,9 @@ def test_the_first_image_that_is_not_finite_is_named() -> None:
         ((DATA, Y), {}, "y"),
         ((X, Y), {"validation_data": (X, Y, np.ones(3))}, "validation_data"),
         ((X, Y), {"validation_data": X}, "validation_data"),
+        ((X, Y), {"validation_data": (X,)}, "validation_data"),
         ((X, Y), {"evaluate_on": (X, None)}, "evaluate_on"),
-        (((X, None),), {}, "y"),
+        (((X, None),), {}, ""),
         (((X, Y, np.ones(60)),), {}, "x"),
         ((iter(()),), {}, ""),
         (([(X[0], 0), (X[1] / 255, 1)],), {}, ""),

@@ -100,6 +100,17 @@ def test_bad_patterns_and_factors_are_refused() -> None:
         small_model().set_learning_rate_factors(["conv1"])  # type: ignore[arg-type]
 
 
+def test_a_network_without_trainable_weights_is_not_trained() -> None:
+    model, data = small_model(), small_dataset(8)
+    model.freeze("*")
+    with ParallelWrapper(model, 1) as wrapper:
+        assert wrapper.evaluate(data).samples == 8
+        with refused(""):
+            wrapper.fit(data)
+    model.unfreeze("output")
+    fitted(model, data)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_factor_scales_the_steps_of_its_layers(kind: type[Optimizer]) -> None:
     def moved(factors: dict[str, float]) -> dict[str, Any]:
