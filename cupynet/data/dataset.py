@@ -247,9 +247,11 @@ def weight_array(name: str, weights: Any, count: int) -> Array:
     if array.shape != (count,) or array.dtype.kind not in "biuf":
         reason = f"must be ({count},) numbers, one per image, got {array.shape} of {array.dtype}"
         raise ConfigError(reason, name)
+    with np.errstate(over="ignore"):
+        array = np.ascontiguousarray(array, dtype=np.float32)
     if not (np.isfinite(array) & (array >= 0)).all():
         raise ConfigError(f"must be finite and at least 0, got {array.min()} .. {array.max()}", name)
-    return np.ascontiguousarray(array, dtype=np.float32)
+    return array
 
 
 def balanced_weights(name: str, labels: Array, classes: int) -> Array:

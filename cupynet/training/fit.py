@@ -111,7 +111,7 @@ def with_dataset(loader: Loader, data: Dataset) -> Loader:
 def _class_factors(data: Dataset, class_weight: ClassWeight) -> Array:
     if data.labels.ndim == 2:
         raise ConfigError("needs class indices as labels. For targets, use sample_weight", "class_weight")
-    if class_weight == "balanced":
+    if isinstance(class_weight, str) and class_weight == "balanced":
         return balanced_weights("class_weight", data.labels, data.classes)
     if not isinstance(class_weight, Mapping):
         raise ConfigError("must be a dictionary {class: weight}, or 'balanced'", "class_weight", shown(class_weight))
