@@ -54,9 +54,13 @@ def listed(names: Iterable[str], last: str = "or") -> str:
 
 
 def guess(value: object, names: Iterable[str]) -> str:
-    """Return a suggestion to append to a message: a name with these initials (lr) or the most similar one, or ""."""
+    """Return a suggestion to append to a message, or "" if there is none.
+
+    It is a name with these initials (lr), a name that begins like this (acc), or the most similar name.
+    """
     known, text = list(names), shown(value, str)
     match = [name for name in known if "_" in name and _initials(name) == text]
+    match = match or [name for name in known if len(text) > 2 and name.startswith(text)]
     match = match or get_close_matches(text, known, n=1) or get_close_matches(text.lower(), known, n=1)
     return f"; did you mean '{match[0]}'?" if match else ""
 

@@ -62,6 +62,7 @@ WRONG = {
     "model.layers.conv2.kernal=5": ("model.layers.conv2.kernal", "'model.layers.conv2.kernel_size'"),
     "experiment=dl4j_gpu_guid": ("experiment", "'dl4j_gpu_guide'"),
     "averaging_frequency=3": ("averaging_frequency", "'parallel.averaging_frequency'"),
+    "learning_rate=0.1": ("learning_rate", "'optimizer.learning_rate'"),
     "parallel={timeout:1}": ("parallel.timeout", "'parallel.timeout_s'"),
     "parallel.synchronizer.averaging_frequency=${parallel.every}": ("parallel", "parallel.every"),
     "~optimizer": ("optimizer", ""),

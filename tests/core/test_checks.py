@@ -11,6 +11,7 @@ import pytest
 
 from cupynet.core import checks
 from cupynet.core.errors import ConfigError
+from cupynet.core.wording import guess
 from tests.support.refusals import refused
 
 HUGE = 10**400  # beyond the range of floats
@@ -105,3 +106,10 @@ def test_a_message_is_one_short_line(wrong: object) -> None:
     with pytest.raises(ConfigError) as caught:
         checks.integer("n", wrong)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize(
+    ("text", "name"), [("lr", "learning_rate"), ("acc", "accuracy"), ("Auc", "auc"), ("ac", "auc")]
+)
+def test_a_name_is_suggested_by_its_initials_its_beginning_or_its_likeness(text: str, name: str) -> None:
+    assert repr(name) in guess(text, ["accuracy", "auc", "learning_rate"])
