@@ -60,9 +60,9 @@ def _hint(error: OmegaConfBaseException, key: str, schema: type[Settings]) -> st
     if replaced := instead_of(key):
         return replaced
     above, parent = key.rpartition(".")[0], error.parent_node
-    groups = parent.items() if isinstance(parent, DictConfig) else ()
+    groups = parent.items_ex(resolve=False) if isinstance(parent, DictConfig) else ()
     inside = {known for known, _ in rules(schema) if known.endswith(f".{key}")}  # as in averaging_frequency=3
-    inside |= {f"{name}.{key}" for name, group in groups if isinstance(group, DictConfig) and key in group}
+    inside |= {f"{name!s}.{key}" for name, group in groups if isinstance(group, DictConfig) and group and key in group}
     if inside:
         return f"; did you mean {listed(map(repr, sorted(inside)))}?"
     known = [str(name) for name in parent if name != "hydra"] if isinstance(parent, DictConfig) else []
