@@ -25,10 +25,7 @@ class OnDevice:
     __cuda_array_interface__: dict[str, Any] = {}
 
     def __init__(self, array: Any) -> None:
-        self._array = array
-
-    def get(self) -> Any:
-        return self._array
+        self.get = lambda: array
 
 
 class Exchanged:
@@ -44,27 +41,10 @@ class Exchanged:
         return self._array.__dlpack_device__()
 
 
-class Table:
-    """A table like a DataFrame of pandas, which cannot be indexed with a tuple of slices."""
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        return np.asarray(X.reshape(len(X), -1), dtype)
-
-
-class MapStyle:
-    """A data set like PyTorch's, with indices and a length."""
-
-    def __len__(self) -> int:
-        return len(Y)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"image": X[index], "label": int(Y[index])}
-
-
-def trained(*data: Any, **options: Any) -> Model:
+def trained(*data: Any) -> Model:
     model = small_model()
     with ParallelWrapper(model, 2) as wrapper:
-        wrapper.fit(*data, epochs=2, batch_size=8, **options)
+        wrapper.fit(*data, epochs=2, batch_size=8)
     return model
 
 
@@ -80,7 +60,7 @@ def trained(*data: Any, **options: Any) -> Model:
         ((X, Y),),
         (DATA,),
         (Loader(DATA, 8, seed=12345),),
-        (MapStyle(),),
+        ([{"image": image, "label": label} for image, label in zip(X, Y, strict=True)],),
         (zip(X, Y, strict=True),),
     ],
     ids=["gray", "column", "one-hot", "lists", "CuPy", "DLPack", "pair", "Dataset", "Loader", "map-style", "iterable"],
@@ -94,15 +74,6 @@ def test_floating_point_images_are_taken_as_scaled_on_every_backend(backend: str
     model = fitted(small_model("float", backend), (X / 255, Y), batch_size=8)
     other = fitted(small_model("float"), (X, Y), batch_size=8)
     assert_close(model.weights(), other.weights(), 1e-5)
-
-
-def test_a_part_is_split_off_for_validation() -> None:
-    with ParallelWrapper(small_model(), 2) as wrapper:
-        history = wrapper.fit(X, Y, epochs=2, batch_size=8, validation_split=0.25)
-        assert wrapper.trainer.evaluation is not None
-        assert wrapper.trainer.evaluation.samples == 15
-    assert history.epochs["samples"] == [45, 45]
-    assert all(value is not None for value in history.epochs["validation_accuracy"])
 
 
 @on_backends("numpy", "numba", "cupy")
@@ -128,10 +99,9 @@ def test_functions_receive_events_and_columns_have_names() -> None:
     with ParallelWrapper(small_model(), 2, callbacks=[printing]) as wrapper:
         history = wrapper.fit(X, Y, epochs=2, batch_size=8)
     assert history["loss"] == history.epochs["loss"] == seen and len(seen) == 2
-    with refused("event", "on_epoch_begin"):
-        LambdaCallback(on_epoch_begin=print)
-    with refused("event", "on_epoch_begin"):
-        type("Mine", (Callback,), {"on_epoch_begin": print})
+    for define in (LambdaCallback, lambda **events: type("Mine", (Callback,), events)):
+        with refused("event", "on_epoch_begin"):
+            define(on_epoch_begin=print)
     type("Mine", (Callback,), {"on_gpu": True, "on_cpu": property(str)})  # these are not methods
     with refused("on_epoch_end", "None"):
         LambdaCallback(on_epoch_end=None)  # type: ignore[arg-type]
@@ -139,31 +109,23 @@ def test_functions_receive_events_and_columns_have_names() -> None:
 
 def test_rows_say_what_was_evaluated() -> None:
     with ParallelWrapper(small_model(), 1) as wrapper:
-        first = wrapper.fit(X, Y, validation_data=(X[:9], Y[:9]))
-        second = wrapper.fit(X, Y, evaluate_on=(X[:9], Y[:9]))
-        whole = wrapper.history
-    assert "validation_loss" in first.epochs and "test_loss" not in first.epochs
-    assert "test_loss" in second.epochs and second.epochs["epoch"] == [2]
-    assert whole.epochs["epoch"] == [1, 2]
+        first = wrapper.fit(X, Y, validation_data=(X[:9], Y[:9])).epochs
+        second = wrapper.fit(X, Y, evaluate_on=(X[:9], Y[:9])).epochs
+        third = wrapper.fit(X, Y, validation_split=0.25).epochs
+        assert wrapper.history.epochs["epoch"] == [1, 2, 3]
+        assert wrapper.trainer.evaluation is not None and wrapper.trainer.evaluation.samples == 15
+    assert "validation_loss" in first and "test_loss" not in first
+    assert "test_loss" in second and second["epoch"] == [2]
+    assert "validation_loss" in third and third["samples"] == [45]
 
 
-def test_validation_losses_are_weighted() -> None:
-    def losses(*validation: Any) -> list[float]:
-        with ParallelWrapper(small_model(), 1) as wrapper:
-            history = wrapper.fit(Loader(DATA, 8), validation_data=validation)
-        return history.epochs["validation_loss"] + history.epochs["validation_accuracy"]
-
-    (first, accuracy), (half, same) = losses(X, Y), losses(X, Y, np.full(60, 0.5))
-    assert half == pytest.approx(first / 2) and same == accuracy
-    assert losses(X, Y, np.arange(60) < 9)[0] == pytest.approx(losses(X[:9], Y[:9])[0] * 9 / 60)
-
-
-def test_evaluation_accepts_weights_like_validation_data() -> None:
-    weights = np.arange(60) / 30
+def test_losses_of_an_evaluation_are_weighted() -> None:
+    weighted = X, Y, np.arange(60) < 9
     with ParallelWrapper(small_model(), 2) as wrapper:
-        history = wrapper.fit(X, Y, validation_data=(X, Y, weights))
-        assert wrapper.evaluate((X, Y, weights)).loss == pytest.approx(history["val_loss"][0])
-        assert wrapper.evaluate(X, Y).loss != pytest.approx(history["val_loss"][0])
+        history = wrapper.fit(X, Y, validation_data=weighted)
+        expected = wrapper.evaluate(X[:9], Y[:9]).loss * 9 / 60
+        assert wrapper.evaluate(weighted).loss == pytest.approx(expected) == pytest.approx(history["val_loss"][0])
+        assert history["val_accuracy"] == [wrapper.evaluate(X, Y).accuracy]
 
 
 def test_evaluation_data_are_not_augmented() -> None:
@@ -228,31 +190,31 @@ def test_other_data_are_refused_before_anything_changes(
 
 
 def test_the_model_learns_the_names_of_the_classes() -> None:
-    model = small_model()
-    with ParallelWrapper(model, 2) as wrapper:
-        wrapper.fit(replace(DATA, class_names=["ant", "bee", "cat"]), epochs=1)
-        assert model.classify(X[:1], top=1)[0][0][0] in ("ant", "bee", "cat")
-        wrapper.fit(X, Y, epochs=1)
+    model = trained(replace(DATA, class_names=["ant", "bee", "cat"]))
+    assert model.classify(X[:1], top=1)[0][0][0] in ("ant", "bee", "cat")
+    fitted(model, (X, Y))
     assert model.class_names == ("ant", "bee", "cat")
     with refused(""):
         replace(DATA, class_names=["ant", "bee"])
 
 
-@pytest.mark.parametrize(
-    "source", [Synthetic(train=20, test=10), Synthetic(train=20, test=10).load()], ids=["source", "data"]
-)
-def test_a_whole_source_is_refused_with_its_parts(source: Any) -> None:
-    with ParallelWrapper(small_model()) as wrapper, pytest.raises(ConfigError, match=r"\.train"):
-        wrapper.fit(source)
+def test_a_whole_source_is_refused_with_its_parts() -> None:
+    source = Synthetic(train=20, test=10)
+    for given in (source, source.load()):
+        with ParallelWrapper(small_model()) as wrapper, pytest.raises(ConfigError, match=r"\.train"):
+            wrapper.fit(given)
 
 
 def test_a_table_is_refused_with_a_remedy_that_works() -> None:
-    model, x = Model([Dense(3)], (1, X[0].size, 1), "numpy"), Table()
+    """A table, like a DataFrame of pandas, cannot be indexed with a tuple of slices."""
+    rows = X.reshape(60, -1)
+    table = type("Table", (), {"__array__": lambda self, dtype=None, copy=None: np.asarray(rows, dtype)})()
+    model = Model([Dense(3)], (1, rows.shape[1], 1), "numpy")
     uses: list[Callable[[Any], Any]] = [model.predict, lambda images: Dataset("x", images, Y, 3)]
     for use in uses:
         with pytest.raises(ConfigError) as caught:
-            use(x)
-        use(eval(str(caught.value).rpartition(": ")[2], {"np": np, "x": x}))
+            use(table)
+        use(eval(str(caught.value).rpartition(": ")[2], {"np": np, "x": table}))
 
 
 def test_pictures_with_a_palette_are_refused() -> None:
@@ -272,15 +234,9 @@ def test_images_of_floats_are_not_augmented() -> None:
         Loader(Dataset("floats", X / 255, Y, 3), 8, augment=[Shift(1)])
 
 
-def test_unscaled_floats_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    trained(X.astype(np.float32), Y)
-    assert [record.levelname for record in caplog.records].count("WARNING") == 1
-
-
 def test_floats_go_with_a_model_of_normalized_pixels() -> None:
-    model = small_model()
-    with ParallelWrapper(model, 1) as wrapper:
-        normalized = replace(DATA, pixels=PixelScale.of([0.2], [0.4]))
+    normalized = replace(DATA, pixels=PixelScale.of([0.2], [0.4]))
+    with ParallelWrapper(small_model(), 1) as wrapper:
         wrapper.fit(normalized)
         loss = wrapper.evaluate((X / 255 - 0.2) / 0.4, Y).loss
         assert loss == pytest.approx(wrapper.evaluate(normalized).loss, rel=1e-5)
