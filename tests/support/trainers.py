@@ -81,7 +81,6 @@ def train(
     frequency: int | str = 1,
     dtype: str = "double",
     backend: str = "numpy",
-    order_seed: int = 3,
     **options: Any,
 ) -> Trained:
     """Train the small network with `workers` threads; options: arguments of `ParameterAveraging`, the default."""
@@ -92,7 +91,7 @@ def train(
     way = synchronizer or ParameterAveraging(frequency, measure_every=2, **options)
     data = small_dataset(samples)
     options = {"evaluate_on": Loader(data, 20, shuffle=False), "prefetch_buffer": 2, "log_every": 2}
-    loader = Loader(data, batch_size, seed=order_seed)
+    loader = Loader(data, batch_size, seed=3)
     return Trained(fit_on_threads(workers, replica, way, loader, Recorder(), epochs=epochs, **options))
 
 

@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet.backend import Backend, Workspace, create_backend
+from cupynet.backend import Backend, Workspace
 from cupynet.backend.array import Array
 from cupynet.data import Dataset, Loader
-from cupynet.nn import BatchNorm, Dense, Image, Loss, MeanSquaredError, Model, Sequential, SoftmaxNLL
+from cupynet.nn import BatchNorm, Dense, Loss, MeanSquaredError, Model, SoftmaxNLL
 from cupynet.optim import Nesterov, Optimizer
 from cupynet.parallel import GradientSharing, ParameterAveraging
 from cupynet.training import ParallelWrapper
@@ -23,10 +23,11 @@ def trained(
     *,
     workers: int = 1,
     backend: str = "numpy",
+    dtype: str = "double",
     loss: Loss | None = None,
     **options: Any,
 ) -> tuple[Any, list[float]]:
-    model, recorder = small_model("double", backend), Recorder()
+    model, recorder = small_model(dtype, backend), Recorder()
     model.loss = loss or model.loss
     options |= {"callbacks": [recorder], "optimizer": optimizer, "log_every": 2, "timeout_s": 60}
     with ParallelWrapper(model, workers, accumulation_steps=accumulation_steps, **options) as wrapper:
@@ -56,8 +57,7 @@ def test_parts_add_up_to_the_whole_batch(accumulation_steps: int, options: dict[
 def test_batch_norm_normalises_each_part(accumulation_steps: int) -> None:
     """Each part updates the running mean, which therefore differs from the whole batch's."""
     images = np.random.default_rng(0).integers(0, 256, (8, 2, 2, 1), np.uint8)
-    network = Sequential({"norm": BatchNorm(momentum=0.75), "output": Dense(2)})
-    model = Model(network, Image(2, 2, 1), create_backend("numpy", "double"))
+    model = Model({"norm": BatchNorm(momentum=0.75), "output": Dense(2)}, (2, 2, 1), "numpy", dtype="double")
     data = Loader(Dataset("noise", images, np.zeros(8, np.int64), 2), 8, shuffle=False)
     fitted(model, data, accumulation_steps=accumulation_steps)
     expected = 0.0
@@ -89,13 +89,8 @@ class StoredLosses(SoftmaxNLL):
 @pytest.mark.standin
 @pytest.mark.parametrize("accumulation_steps", [1, 2])
 def test_losses_may_have_storage_precision_on_a_gpu(accumulation_steps: int) -> None:
-    found = []
-    for loss in (SoftmaxNLL(), StoredLosses()):
-        model, recorder = small_model("half", "cupy"), Recorder()
-        model.loss = loss
-        with ParallelWrapper(
-            model, 1, accumulation_steps=accumulation_steps, callbacks=[recorder], log_every=2
-        ) as wrapper:
-            wrapper.fit(Loader(small_dataset(16), 4, seed=3), epochs=1)
-        found.append([report.loss for report in recorder.reports])
+    options: dict[str, Any] = {"backend": "cupy", "dtype": "half"}
+    found = [
+        trained(accumulation_steps, Nesterov(0.05), loss=loss, **options)[1] for loss in (SoftmaxNLL(), StoredLosses())
+    ]
     np.testing.assert_allclose(found[0], found[1], rtol=1e-3)

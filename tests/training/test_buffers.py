@@ -1,6 +1,6 @@
 """Running statistics and dropout in training: synchronized, averaged, skipped with a batch, resumed, on devices."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -8,22 +8,9 @@ import pytest
 
 from cupynet.backend import create_backend
 from cupynet.data import Batch, Loader
-from cupynet.nn import (
-    Activation,
-    Backward,
-    BatchNorm,
-    Context,
-    Conv2D,
-    Dense,
-    Dropout,
-    Image,
-    LayerNorm,
-    MaxPool2D,
-    Model,
-    Sequential,
-)
+from cupynet.nn import Activation, Backward, BatchNorm, Context, Conv2D, Dense, Dropout, LayerNorm, MaxPool2D, Model
 from cupynet.optim import SGD
-from cupynet.parallel import ElasticAveraging, GradientSharing, ParameterAveraging, Pipeline, Synchronizer
+from cupynet.parallel import Communicator, ElasticAveraging, GradientSharing, ParameterAveraging, Pipeline, Synchronizer
 from cupynet.training import Callback, ParallelWrapper, Replica, Trainer, recompute_statistics
 from tests.support.device_runs import Run, compared, train_on_device
 from tests.support.refusals import refused
@@ -32,32 +19,20 @@ from tests.support.training import Identity, On, assert_close, small_dataset
 
 RATE = 0.05
 EVERY_ROUND, EVERY_3 = ParameterAveraging(1), ParameterAveraging(3)
-DEVICE_DATA = small_dataset(76)
-IMAGE = Image(8, 8, 1)
+IMAGE = (8, 8, 1)
 on_standin = pytest.mark.standin
 Weights = dict[str, Any]
 
 
-def network(*, sync: bool = False) -> Sequential:
-    return Sequential(
-        {
-            "conv": Conv2D(3, 3, bias=False),
-            "norm": BatchNorm(sync=sync),
-            "relu": Activation("relu"),
-            "pool": MaxPool2D(2),
-            "drop": Dropout(0.3),
-            "dense": Dense(8),
-            "norm2": BatchNorm(sync=sync),
-            "layer": LayerNorm(),
-            "drop2": Dropout(0.3),
-            "output": Dense(3),
-        }
-    )
+def network(*, sync: bool = False) -> dict[str, Any]:
+    first = {"conv": Conv2D(3, 3, bias=False), "norm": BatchNorm(sync=sync), "relu": Activation("relu")}
+    second = {"pool": MaxPool2D(2), "drop": Dropout(0.3), "dense": Dense(8), "norm2": BatchNorm(sync=sync)}
+    return {**first, **second, "layer": LayerNorm(), "drop2": Dropout(0.3), "output": Dense(3)}
 
 
-def without_batch_statistics() -> Sequential:
-    layers = {"conv": Conv2D(3, 3), "norm": LayerNorm("channels"), "pool": MaxPool2D(2), "drop": Dropout(0.4)}
-    return Sequential({**layers, "dense": Dense(8, "relu"), "drop2": Dropout(0.5), "output": Dense(3)})
+def without_batch_statistics() -> dict[str, Any]:
+    first = {"conv": Conv2D(3, 3), "norm": LayerNorm("channels"), "pool": MaxPool2D(2), "drop": Dropout(0.4)}
+    return {**first, "dense": Dense(8, "relu"), "drop2": Dropout(0.5), "output": Dense(3)}
 
 
 def model_of(dtype: str = "double", backend: str = "numpy", *, sync: bool = False) -> Model:
@@ -65,26 +40,24 @@ def model_of(dtype: str = "double", backend: str = "numpy", *, sync: bool = Fals
 
 
 def trained(
-    workers: int = 2,
-    *,
-    model: Callable[[], Model] = model_of,
+    workers: int,
+    *callbacks: Callback,
+    sync: bool = False,
+    backend: str = "numpy",
     replica: type[Replica] = Replica,
     synchronizer: Synchronizer = EVERY_ROUND,
     samples: int = 60,
     batch_size: int = 6,
-    epochs: int = 2,
-    callbacks: Sequence[Callback] = (),
 ) -> list[Trainer]:
+    def made(communicator: Communicator) -> Replica:
+        return replica(model_of(backend=backend, sync=sync), SGD(RATE))
+
     loader = Loader(small_dataset(samples), batch_size, seed=3)
-    options: dict[str, Any] = {"epochs": epochs, "prefetch_buffer": 0}
-    return fit_on_threads(workers, lambda c: replica(model(), SGD(RATE)), synchronizer, loader, *callbacks, **options)
+    return fit_on_threads(workers, made, synchronizer, loader, *callbacks, epochs=2, prefetch_buffer=0)
 
 
 def weights(trainer: Trainer) -> Weights:
     return trainer.model.weights()
-
-
-# one replica on the concatenated batch --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -98,11 +71,8 @@ def weights(trainer: Trainer) -> Weights:
 def test_synchronised_statistics_equal_one_replica_on_the_concatenated_batch(
     workers: int, samples: int, synchronizer: Synchronizer, backend: str
 ) -> None:
-    def model() -> Model:
-        return model_of(backend=backend, sync=True)
-
-    several = trained(workers, model=model, samples=samples, synchronizer=synchronizer)
-    (one,) = trained(1, model=model, samples=samples, batch_size=6 * workers)
+    several = trained(workers, sync=True, backend=backend, samples=samples, synchronizer=synchronizer)
+    (one,) = trained(1, sync=True, backend=backend, samples=samples, batch_size=6 * workers)
     assert several[0].iteration == one.iteration
     for trainer in several:
         assert_close(weights(trainer), weights(one))
@@ -113,18 +83,12 @@ def test_each_replica_has_its_own_loss_scale() -> None:
     def set_scale(trainer: Trainer) -> None:
         trainer.backend.loss_scale = (64.0, 0.5)[trainer.rank]
 
-    def model() -> Model:
-        return model_of(sync=True)
-
-    found = trained(model=model, callbacks=[On("on_fit_start", set_scale, every_rank=True)])
-    assert_close(weights(found[0]), weights(trained(model=model)[0]), 1e-12)
-
-
-# how estimates are averaged -------------------------------------------------------------------------------------------
+    found, expected = trained(2, On("on_fit_start", set_scale, every_rank=True), sync=True), trained(2, sync=True)
+    assert_close(weights(found[0]), weights(expected[0]), 1e-12)
 
 
 class Notes(Replica):
-    """Records the number of samples, and the running statistics right after the gradient."""
+    """Keeps the number of samples and the running statistics of the last gradient."""
 
     def backpropagate(self, batch: Batch | None) -> int:
         self.count = super().backpropagate(batch)
@@ -147,7 +111,7 @@ class Notes(Replica):
 )
 def test_estimates_are_weighted_by_their_samples(synchronizer: Synchronizer) -> None:
     """This is exact even if weights are sent in 16 bits or take an outer step. Batches have 5, 3 and 0 samples."""
-    found = trained(3, replica=Notes, synchronizer=synchronizer, samples=8, batch_size=5, epochs=1)
+    found = trained(3, replica=Notes, synchronizer=synchronizer, samples=8, batch_size=5)
     notes: list[Any] = [trainer.replica for trainer in found]
     assert [note.count for note in notes] == [5, 3, 0]
     expected = (5 * notes[0].mine + 3 * notes[1].mine) / 8
@@ -181,25 +145,22 @@ def test_replicas_begin_with_the_weights_and_estimates_of_rank_0() -> None:
     np.testing.assert_equal(begun, [model_of().weights()] * 3)
 
 
-# stages of a pipeline -------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("layers", "workers", "pipeline"),
+    [(network, 2, Pipeline(2, 1)), (without_batch_statistics, 1, Pipeline(2, 3))],
+    ids=["whole batches", "micro-batches"],
+)
+def test_stages_have_the_estimates_and_dropout_of_the_whole_network(
+    layers: Callable[[], dict[str, Any]], workers: int, pipeline: Pipeline
+) -> None:
+    def piped(pipeline: Pipeline | None) -> Weights:
+        model, loader = Model(layers(), IMAGE, "numpy", 1, dtype="double"), Loader(small_dataset(60), 6, seed=3)
+        options: dict[str, Any] = {"optimizer": SGD(RATE), "synchronizer": ParameterAveraging(2), "pipeline": pipeline}
+        return fitted(model, loader, workers, epochs=2, **options).weights()
 
-
-def piped(layers: Sequential, workers: int, pipeline: Pipeline | None) -> Weights:
-    model, averaging = Model(layers, IMAGE, create_backend("numpy", "double"), seed=1), ParameterAveraging(2)
-    options: dict[str, Any] = {"optimizer": SGD(RATE), "synchronizer": averaging, "pipeline": pipeline, "timeout_s": 60}
-    return fitted(model, Loader(small_dataset(60), 6, seed=3), workers, epochs=2, **options).weights()
-
-
-def test_stages_have_the_estimates_of_their_layers() -> None:
-    """With one micro-batch, a pipeline sees whole batches. The user's model gets all estimates."""
-    found = piped(network(), 2, Pipeline(2, 1))
-    assert_close(found, piped(network(), 2, None), 1e-12)
-    assert (found["norm2.mean"] != 0).all()
-
-
-def test_dropout_does_not_see_micro_batches() -> None:
-    found = piped(without_batch_statistics(), 1, Pipeline(2, 3))
-    assert_close(found, piped(without_batch_statistics(), 1, None), 1e-12)
+    found = piped(pipeline)
+    assert_close(found, piped(None), 1e-12)
+    assert np.all(found.get("norm2.mean", 1) != 0)
 
 
 def test_a_layer_that_cannot_be_in_a_pipeline_is_refused_before_training() -> None:
@@ -210,21 +171,16 @@ def test_a_layer_that_cannot_be_in_a_pipeline_is_refused_before_training() -> No
         ParallelWrapper(model_of(sync=True), 1, accumulation_steps=2)
 
 
-# on devices -----------------------------------------------------------------------------------------------------------
-
-
-def on_backend(
-    backend: str, dtype: str, workers: int, way: Synchronizer = EVERY_3, *, sync: bool = False, **options: Any
-) -> Run:
+def on_backend(backend: str, dtype: str, workers: int, way: Synchronizer, *, sync: bool = False, **options: Any) -> Run:
     model = model_of(dtype, backend, sync=sync)
-    return train_on_device(network=model, workers=workers, synchronizer=way, data=DEVICE_DATA, **options)
+    return train_on_device(network=model, workers=workers, synchronizer=way, data=small_dataset(76), **options)
 
 
 @on_standin
 @pytest.mark.parametrize(("workers", "scale"), [(2, None), (1, 2.0**24)])
 def test_captured_steps_equal_single_launches(workers: int, scale: float | None) -> None:
     """Steps that overflow do not change the estimates."""
-    found = compared(lambda: on_backend("cupy", "half", workers, scale=scale), scores=False)
+    found = compared(lambda: on_backend("cupy", "half", workers, EVERY_3, scale=scale), scores=False)
     assert found["ahead"] and (found["skipped"] > 0) == (scale is not None)
     assert (found["weights"]["norm.mean"] != 0).all()
 
@@ -250,12 +206,9 @@ def test_graph_capture_refuses_attributes_that_it_would_freeze(name: str) -> Non
                 getattr(context, name)
             return super().forward(x, context)
 
-    model = Model(Sequential({"asks": Asks(), "output": Dense(3)}), IMAGE, create_backend("cupy"))
+    model = Model([Asks(), Dense(3)], IMAGE, "cupy")
     with pytest.raises(RuntimeError):
         fitted(model, Loader(small_dataset(24), 8, seed=3))
-
-
-# recomputed statistics ------------------------------------------------------------------------------------------------
 
 
 def recomputed(workers: int, backend: str = "numpy", *, sync: bool = False, **options: Any) -> Weights:

@@ -23,7 +23,7 @@ from cupynet.core.errors import DeviceError
 from cupynet.data import Loader
 from cupynet.nn import Dense, Image, Model
 from cupynet.optim import Nesterov
-from cupynet.parallel import Communicator, Placement, ThreadLauncher
+from cupynet.parallel import Placement
 from cupynet.training import Checkpoint, ParallelWrapper, Pools
 from cupynet.training.device_errors import translate_device_errors
 from tests.standin.machine import active
@@ -49,8 +49,12 @@ def notes(error: BaseException) -> str:
     return "; ".join(getattr(error, "__notes__", []))
 
 
-def workers_have_ended() -> bool:
-    return not [thread for thread in threading.enumerate() if thread.name.startswith("cupynet worker")]
+def failure(made: ParallelWrapper, kind: type[Exception] = DeviceError) -> Exception:
+    """Return the error of a fit, after which all workers have ended."""
+    with made, pytest.raises(kind) as caught:
+        made.fit(loader(), epochs=2)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("cupynet worker")]
+    return caught.value
 
 
 kept: list[Any] = []
@@ -66,9 +70,6 @@ def forgotten(request: pytest.FixtureRequest) -> Iterator[None]:
 
 def unlimited() -> None:
     limit_pools(list(range(device_count("cupy"))), 0)
-
-
-# memory ---------------------------------------------------------------------------------------------------------------
 
 
 def fill() -> None:
@@ -93,9 +94,8 @@ def test_no_memory_in_the_warm_up_names_what_to_lower() -> None:
         limit_pools([1], 1 << 18)
         with pytest.raises(DeviceError) as caught:
             made.warm_up(512)
-    assert all(
-        part in str(caught.value) for part in ("device 1", "262.1 kB", "batch_size=512", "workers on this device: 2")
-    )
+    for part in ("device 1", "262.1 kB", "batch_size=512", "workers on this device: 2"):
+        assert part in str(caught.value)
     assert notes(caught.value) in ("worker 1", "worker 3") and caught.value.exit_code == 1
 
 
@@ -104,11 +104,8 @@ def test_no_memory_in_a_round_ends_the_run_and_loses_nothing(
     workers: int, rank: int, iteration: int, tmp_path: Path
 ) -> None:
     callbacks = [Checkpoint(every_iterations=1), At(iteration, fill, rank)]
-    made = wrapper(workers, callbacks=callbacks, run=tmp_path, averaging_frequency=2)
-    with made, pytest.raises(DeviceError) as caught:
-        made.fit(loader(), epochs=2)
-    assert f"worker {rank} (cupy, device {rank % 2}), epoch 1, " in notes(caught.value)
-    assert workers_have_ended()
+    error = failure(wrapper(workers, callbacks=callbacks, run=tmp_path, averaging_frequency=2))
+    assert f"worker {rank} (cupy, device {rank % 2}), epoch 1, " in notes(error)
     kept.clear()
     unlimited()
     with wrapper(workers, averaging_frequency=2) as again:
@@ -143,9 +140,6 @@ def test_arrays_of_a_failed_call_are_freed() -> None:
     assert gone[0]() is None and caught.value.exit_code == 1
 
 
-# a device that is lost ------------------------------------------------------------------------------------------------
-
-
 @on_standin
 @pytest.mark.parametrize(
     ("workers", "devices", "reduce", "after"),
@@ -161,21 +155,17 @@ def test_arrays_of_a_failed_call_are_freed() -> None:
 def test_a_lost_device_ends_the_run(workers: int, devices: list[int], reduce: str, after: int) -> None:
     """The device is lost after `after` operations."""
     callbacks = [At(1, lambda: active().lose(1, after), rank=int(workers > 1))]
-    made = wrapper(workers, devices=devices, reduce=reduce, callbacks=callbacks)
-    with made, pytest.raises(DeviceError) as caught:
-        made.fit(loader(), epochs=2)
-    assert "device 1" in str(caught.value) and "(cupy, device 1), epoch 1, " in notes(caught.value)
-    assert workers_have_ended()
+    error = failure(wrapper(workers, devices=devices, reduce=reduce, callbacks=callbacks))
+    assert "device 1" in str(error) and "(cupy, device 1), epoch 1, " in notes(error)
 
 
 @on_standin
 def test_an_illegal_address_keeps_its_traceback() -> None:
     """An illegal address is a bug in a kernel, not a failing device."""
     wrong = "cudaErrorIllegalAddress: an illegal memory access was encountered"
-    made = wrapper(callbacks=[At(2, lambda: active().lose(1, 3, wrong), rank=1)])
-    with made, pytest.raises(RuntimeError, match="cudaErrorIllegalAddress") as caught:
-        made.fit(loader(), epochs=2)
-    assert not isinstance(caught.value, DeviceError) and "worker 1 (cupy, device 1)" in notes(caught.value)
+    error = failure(wrapper(callbacks=[At(2, lambda: active().lose(1, 3, wrong), rank=1)]), RuntimeError)
+    assert "cudaErrorIllegalAddress" in str(error) and "worker 1 (cupy, device 1)" in notes(error)
+    assert not isinstance(error, DeviceError)
 
 
 @on_standin
@@ -195,38 +185,27 @@ def test_a_failed_nccl_connection_ends_all_workers(rank: int, monkeypatch: pytes
 
     monkeypatch.setattr(nccl, "NcclCommunicator", connected)
     began = time.monotonic()
-    with pytest.raises(RuntimeError), wrapper(devices=[0, 1]) as made:
-        made.fit(loader(), epochs=1)
-    assert time.monotonic() - began < 15 and workers_have_ended()
+    failure(wrapper(devices=[0, 1]), RuntimeError)
+    assert time.monotonic() - began < 15
     kept.pop().abort()
 
 
-# pools ----------------------------------------------------------------------------------------------------------------
-
-
-@on_standin
-@pytest.mark.parametrize("late", [0, 2])
-def test_one_worker_per_device_trims_its_pool_between_two_barriers(late: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("rank", "processes", "trimmed"),
+    [(0, False, [([0], 0, 1)]), (1, False, [([1], 0, None)]), (2, False, []), (2, True, [([0], 0, 1)])],
+)
+def test_one_worker_of_each_pool_trims_it_between_two_barriers(
+    rank: int, processes: bool, trimmed: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     events: list[Any] = []
-
-    def trim(devices: list[int], device_above: int | None, pinned_above: int | None) -> None:
-        time.sleep(0.1 * devices[0])
-        events.append((devices, device_above, pinned_above))
-
-    def work(communicator: Communicator) -> None:
-        create_backend("cupy", "float", communicator.rank % 2).activate()
-        pools = Pools([0, 1, 0], device_above=0, pinned_above=1)
-        trainer: Any = SimpleNamespace(rank=communicator.rank, world=communicator)
-        pools.start(trainer, None)
-        time.sleep(0.1 * (communicator.rank == late))
-        events.append("arrives")
-        pools.on_epoch_end(trainer, cast(Any, None))
-        events.append("continues")
-
-    monkeypatch.setattr(gpus, "trim_pools", trim)
-    with ThreadLauncher(3, 20) as launcher:
-        launcher.run(work)
-    assert events == ["arrives"] * 3 + [([0], 0, 1), ([1], 0, None)] + ["continues"] * 3
+    monkeypatch.setattr(gpus, "trim_pools", lambda *given: events.append(given))
+    monkeypatch.setattr(Pools, "_measure", lambda self: None)
+    pools = Pools([0, 1, 0], processes=processes, device_above=0, pinned_above=1)
+    world = SimpleNamespace(barrier=lambda: events.append("barrier"))
+    trainer: Any = SimpleNamespace(rank=rank, world=world)
+    pools.start(trainer, None)
+    pools.on_epoch_end(trainer, cast(Any, None))
+    assert events == ["barrier", *trimmed, "barrier"]
 
 
 @pytest.mark.usefixtures("devices")
@@ -242,9 +221,3 @@ def test_pool_statistics_include_memory_held_before_trimming() -> None:
         made.fit(loader(48), epochs=3)
     assert pools.found[0]["held_bytes"] - before > 64 << 20 > pools.found[0]["used_bytes"] - before
     assert cupy.get_default_memory_pool().total_bytes() - before < 64 << 20
-
-
-def test_every_process_manages_its_own_pools() -> None:
-    pools = Pools([0, 0], processes=True)
-    assert [pools._manages(rank) for rank in (0, 1)] == [True, True]
-    assert [Pools([0, 0, 1])._manages(rank) for rank in (0, 1, 2)] == [True, False, True]

@@ -92,37 +92,18 @@ def test_an_epoch_has_the_last_drift_measured_in_it(log_every: int, tmp_path: Pa
     assert epochs["drift_by_layer"] == [{"conv1": 0.25, "dense1": None}, {}]
 
 
-class Drifts(ParameterAveraging):
-    """Keeps the drifts of the averaging steps of rank 0 by iteration, counted from 1."""
-
-    def __init__(self, found: dict[int, float]) -> None:
-        super().__init__(3)
-        self.found = found
-
-    def __deepcopy__(self, memo: object) -> "Drifts":
-        return Drifts(self.found)
-
-    def after_update(self, replica: Any, iteration: int) -> Average | None:
-        average = super().after_update(replica, iteration)
-        if average is not None and self.communicator.rank == 0:
-            self.found[iteration + 1] = average.drift
-        return average
-
-
 def test_the_drift_of_an_epoch_is_measured_after_a_whole_interval(tmp_path: Path) -> None:
     """Epochs of five iterations are evaluated, so that replicas are also averaged after the 5th and the 10th."""
-    found: dict[int, float] = {}
     data = small_dataset(40)
-    options: dict[str, Any] = {"synchronizer": Drifts(found), "progress": "none"}
-    with ParallelWrapper(small_model(), 2, **options) as wrapper:
+    with ParallelWrapper(small_model(), 2, 3, log_every=1) as wrapper:
         wrapper.fit(data, epochs=1, batch_size=4)
         path = wrapper.checkpoint(tmp_path)
-    with ParallelWrapper(small_model(), 2, **options) as wrapper:
+    with ParallelWrapper(small_model(), 2, 3, log_every=1) as wrapper:
         wrapper.restore(path)
         wrapper.fit(data, epochs=2, batch_size=4, evaluate_on=data)
-        epochs = wrapper.history.epochs
-    assert [iteration for iteration, drift in found.items() if not math.isnan(drift)] == [3, 9, 15]
-    assert sorted(found) == [3, 6, 9, 12, 15] and epochs["drift"] == [found[3], found[9], found[15]]
+        drifts = wrapper.history.reports["drift"]
+        assert wrapper.history.epochs["drift"] == [drifts[2], drifts[8], drifts[14]]
+    assert [iteration for iteration, drift in enumerate(drifts, 1) if drift is not None] == [3, 9, 15]
 
 
 class Late(SerialCommunicator):
@@ -139,15 +120,12 @@ class Late(SerialCommunicator):
         super().barrier()
 
 
-def averaging_s(log_every: int, monkeypatch: pytest.MonkeyPatch) -> float:
-    others, replica = Late(), Replica(small_model(), SGD(0.01))
-    monkeypatch.setattr("cupynet.training.clock.time.perf_counter", lambda: others.now)
-    trainer = trainer_of(others, replica, ParameterAveraging("end"), log_every=log_every)
-    trainer.fit(Fit(Loader(small_dataset(12), 4), 1))
-    return trainer.statistics.clock.averaging_s
-
-
 def test_waiting_at_reports_and_at_the_end_of_an_epoch_counts_as_averaging(monkeypatch: pytest.MonkeyPatch) -> None:
-    without = averaging_s(0, monkeypatch)
-    assert without > 10
-    assert averaging_s(1, monkeypatch) == without + 3
+    found = []
+    for log_every in (0, 1):
+        others, replica = Late(), Replica(small_model(), SGD(0.01))
+        monkeypatch.setattr("cupynet.training.clock.time.perf_counter", lambda others=others: others.now)
+        trainer = trainer_of(others, replica, ParameterAveraging("end"), log_every=log_every)
+        trainer.fit(Fit(Loader(small_dataset(12), 4), 1))
+        found.append(trainer.statistics.clock.averaging_s)
+    assert found[0] > 10 and found[1] == found[0] + 3

@@ -12,21 +12,11 @@ from cupynet.nn import Backward, Context, Layer
 from cupynet.optim import LAMB, SGD, AdamW, Nesterov, Optimizer
 from cupynet.optim.named import KINDS
 from cupynet.parallel import ElasticAveraging, GradientSharing, ParameterAveraging
-from tests.support.device_runs import train_on_device
+from tests.support.device_runs import Run, train_on_device
 from tests.support.refusals import refused
 from tests.support.trainers import fitted
 from tests.support.training import Identity, assert_close, on_backends, small_dataset, small_model
 
-TRAINED = ["dense1.weight", "dense1.bias", "dense2.weight", "dense2.bias"]
-
-
-def moved(model: Model, weights: dict[str, Any], name: str, step: float) -> bool:
-    """Load the weights with a step added to one of them."""
-    model.load_weights({**weights, name: weights[name] + step * (np.arange(len(weights[name])) == 1)})
-    return True
-
-
-EVERY_ROUND = {"synchronizer": ParameterAveraging(1)}
 WAYS: dict[str, dict[str, Any]] = {
     "l2": {"optimizer": Nesterov(0.1, l2=0.1)},
     "decay": {"optimizer": AdamW(0.1, weight_decay=0.1)},
@@ -34,8 +24,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "sharing": {"synchronizer": GradientSharing()},
     "diloco": {"synchronizer": ParameterAveraging(3, transfer_dtype="half", outer_optimizer="diloco")},
     "elastic": {"synchronizer": ElasticAveraging(2)},
-    "pipeline": {**EVERY_ROUND, "pipeline": Pipeline(2)},
-    "parts": {**EVERY_ROUND, "accumulation_steps": 2},
+    "pipeline": {"averaging_frequency": 1, "pipeline": Pipeline(2)},
+    "parts": {"averaging_frequency": 1, "accumulation_steps": 2},
 }
 
 
@@ -58,14 +48,17 @@ def test_a_frozen_batch_normalization_uses_its_running_statistics(backend: str, 
     model = Model(layers, (8, 8, 1), backend, 5, dtype="float" if backend == "cupy" else "double")
     fitted(model, data, epochs=3, batch_size=8, optimizer=SGD(0.5))
     model.freeze("batchnorm1")
-    before, name, step = model.weights(), "dense1.bias", 1e-2
-    with ParallelWrapper(model, 1, optimizer=SGD(step)) as wrapper:
-        slopes = [wrapper.evaluate(data).loss for each in (step, -step) if moved(model, before, name, each)]
-        model.load_weights(before)
+    before, name, step = model.weights(), "dense1.bias", np.array([0, 1e-2, 0, 0])
+    with ParallelWrapper(model, 1, optimizer=SGD(1e-2)) as wrapper:
+        losses = []
+        for moved in (step, -step, 0):
+            model.load_weights({**before, name: before[name] + moved})
+            losses.append(wrapper.evaluate(data).loss)
         wrapper.fit(data, batch_size=24)
     after = model.weights()
-    assert (before[name] - after[name])[1] == pytest.approx((slopes[0] - slopes[1]) / 2, rel=0.02)
-    assert [each for each in before if not np.array_equal(before[each], after[each])] == TRAINED
+    assert (before[name] - after[name])[1] == pytest.approx((losses[0] - losses[1]) / 2, rel=0.02)
+    trained = [each for each in before if not np.array_equal(before[each], after[each])]
+    assert trained == ["dense1.weight", "dense1.bias", "dense2.weight", "dense2.bias"]
 
 
 def test_the_gradient_norm_is_that_of_the_trained_weights() -> None:
@@ -135,7 +128,7 @@ def test_factors_hold_in_pipelines_and_after_a_resume(options: dict[str, Any], t
         wrapper.fit(small_dataset(16), epochs=2, batch_size=4)
         if resumed:
             path = wrapper.checkpoint(tmp_path)
-            wrapper = ParallelWrapper(model.replicate(model.backend), 1, optimizer=Nesterov(0.1), **options)
+            wrapper = ParallelWrapper(model.replicate(model.backend), 1, optimizer=Nesterov(0.1))
             wrapper.restore(path)
         wrapper.fit(small_dataset(16), epochs=2, batch_size=4)
         return wrapper.model.params.master
@@ -146,13 +139,14 @@ def test_factors_hold_in_pipelines_and_after_a_resume(options: dict[str, Any], t
 @pytest.mark.parametrize("factors", [{"conv1": 0}, {"conv1": 0.25, "output": 0}, {"conv1": 0, "dense1": 0}], ids=str)
 @pytest.mark.standin
 def test_captured_steps_use_the_factors(factors: dict[str, float]) -> None:
-    found = []
-    for backend in ("cupy", "numpy"):
+    def trained(backend: str) -> Run:
         model = small_model("double", backend)
         model.set_learning_rate_factors(factors)
-        found.append(train_on_device(network=model, optimizer=LAMB(0.02)))
-    assert found[0]["ahead"] and not found[0]["refused"]
-    assert_close(found[0]["weights"], found[1]["weights"], 1e-9)
+        return train_on_device(network=model, optimizer=LAMB(0.02))
+
+    found = trained("cupy")
+    assert found["ahead"] and not found["refused"]
+    assert_close(found["weights"], trained("numpy")["weights"], 1e-9)
 
 
 class NotDifferentiated(Identity):
