@@ -16,7 +16,7 @@ from cupynet.core.errors import DivergedError
 from cupynet.data import Loader
 from cupynet.nn import Model
 from cupynet.optim import SGD
-from cupynet.parallel import ParameterAveraging, Pipeline, Synchronizer
+from cupynet.parallel import ParameterAveraging, Pipeline
 from cupynet.training import Callback, EarlyStopping, ParallelWrapper, Replica, StopReason, Trainer, consensus
 from cupynet.training.callbacks import early_stopping
 from cupynet.training.evaluation import Evaluation
@@ -29,7 +29,6 @@ HELD_OUT = Loader(small_dataset(30, seed=7), 10, shuffle=False)
 TRAIN = Loader(small_dataset(20), 4, seed=3)  # five batches
 VALIDATION: dict[str, Any] = {"validation_data": HELD_OUT}
 BAD = math.nan
-EVERY_2 = ParameterAveraging(2)
 
 Script = Callable[..., None]
 
@@ -57,19 +56,13 @@ def passed(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def fit(
-    stopping: EarlyStopping,
-    epochs: int,
-    *callbacks: Callback,
-    workers: int = 1,
-    model: Model | None = None,
-    way: Synchronizer = EVERY_2,
-    **options: Any,
+    stopping: EarlyStopping, epochs: int, *callbacks: Callback, model: Model | None = None, **options: Any
 ) -> tuple[Trainer, dict[int, str]]:
-    """Fit with early stopping, and return the trainer and each epoch's fingerprint."""
-    model, weights = model or small_model(), Seen()
-    given: dict[str, Any] = {"optimizer": SGD(0.05), "callbacks": [weights, stopping, *callbacks]}
-    with ParallelWrapper(model, workers, synchronizer=way, **given) as wrapper:
-        wrapper.fit(TRAIN, epochs=epochs, **VALIDATION, **options)
+    """Fit with early stopping, by default on two workers. Return the trainer and each epoch's fingerprint."""
+    weights = Seen()
+    options = {"workers": 2, "averaging_frequency": 2, "optimizer": SGD(0.05), **options}
+    with ParallelWrapper(model or small_model(), callbacks=[weights, stopping, *callbacks], **options) as wrapper:
+        wrapper.fit(TRAIN, epochs=epochs, **VALIDATION)
         assert len({fingerprint(each) for each in wrapper.replicas()}) == 1
         return wrapper.trainer, dict(enumerate(weights.epochs, 1))
 
@@ -104,29 +97,20 @@ def test_scores_decide_when_a_fit_ends_and_which_weights_are_restored(
     """Deeplearning4j minimizes every score, so it keeps the worst accuracy (5459, 5760), and does not detect NaN."""
     scripted(scores, arguments.get("monitor", "loss"))
     stopping = EarlyStopping(**arguments)
-    trainer, weights = fit(stopping, len(scores), workers=2)
+    trainer, weights = fit(stopping, len(scores))
     assert outcome(stopping) == (reason, best) and trainer.epoch == epochs
     assert fingerprint(trainer.model) == weights[best or epochs]
     assert (trainer.stopped is None) == (epochs == len(scores))
 
 
-def test_max_epochs_counts_epochs_without_evaluations(scripted: Script) -> None:
-    """Deeplearning4j checks its epoch conditions only when it evaluates: a limit of 5 epochs allowed 7."""
+def test_max_epochs_counts_all_epochs_of_each_fit(scripted: Script) -> None:
+    """Deeplearning4j's trainer can be used once, and checks its epoch conditions only when it evaluates."""
     scripted([0.5] * 20)
     stopping = EarlyStopping(max_epochs=5)
-    trainer, _ = fit(stopping, 20, evaluate_every=3)
-    assert outcome(stopping) == ("max_epochs", 3) and trainer.epoch == 5
-
-
-def test_max_epochs_count_for_each_fit(scripted: Script) -> None:
-    """Deeplearning4j's trainer can be used only once."""
-    scripted([0.5, 0.4, 0.3, 0.9, 0.8, 0.7])
-    stopping = EarlyStopping(max_epochs=3)
     with ParallelWrapper(small_model(), 2, callbacks=[stopping]) as wrapper:
-        wrapper.fit(TRAIN, epochs=6, **VALIDATION)
-        assert outcome(stopping) == ("max_epochs", 3)
-        wrapper.fit(TRAIN, epochs=6, **VALIDATION)
-        assert outcome(stopping) == ("max_epochs", 6)
+        for epochs, best in ((5, 3), (10, 6)):
+            wrapper.fit(TRAIN, epochs=20, evaluate_every=3, **VALIDATION)
+            assert outcome(stopping) == ("max_epochs", best) and wrapper.trainer.epoch == epochs
 
 
 @pytest.mark.parametrize("pipeline", [None, Pipeline(2, 2)])
@@ -148,39 +132,25 @@ def test_the_loss_is_one_of_all_replicas() -> None:
     assert trainer.consensus.request is not None
 
 
-# the weights that are restored ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("workers", "frequency"), [(1, 2), (3, 1000)])
-def test_the_last_evaluation_is_of_the_restored_weights(workers: int, frequency: int) -> None:
-    """An evaluation averages the replicas first. Deeplearning4j takes worker 0's score before the average."""
+@pytest.mark.parametrize(
+    ("dtype", "options"),
+    [
+        ("double", {"workers": 1}),
+        ("double", {"workers": 3, "averaging_frequency": 1000}),
+        ("half", {}),
+        ("double", {"averaging_frequency": None, "synchronizer": ParameterAveraging(2, outer_optimizer="slowmo")}),
+    ],
+    ids=["one", "rarely averaged", "half", "outer step"],
+)
+def test_the_restored_weights_are_evaluated_and_are_the_last(dtype: str, options: dict[str, Any]) -> None:
+    """An evaluation averages the replicas first, whereas Deeplearning4j takes worker 0's score before the average."""
     stopping = EarlyStopping("loss", "max", patience=2)  # selects the worst epoch, which is not the last
-    trainer, weights = fit(stopping, 8, workers=workers, way=ParameterAveraging(frequency))
+    trainer, weights = fit(stopping, 8, model=small_model(dtype), **options)
     assert stopping.result is not None and trainer.evaluation is not None
     best = stopping.result.best_epoch
-    assert best is not None and best < trainer.epoch
-    assert fingerprint(trainer.model) == weights[best]
+    assert best is not None and best < trainer.epoch and fingerprint(trainer.model) == weights[best]
     assert trainer.evaluation.loss == stopping.result.best_score
-
-
-class Beyond(ParameterAveraging):
-    """Steps beyond the mean at the end of a fit, as SlowMo and DiLoCo do."""
-
-    def finish(self, replica: Any, moment: Any) -> Any:
-        average = super().finish(replica, moment)
-        if moment == "fit":
-            replica.params.master[...] *= 1.5
-        return average
-
-
-@pytest.mark.parametrize(("dtype", "way"), [("half", EVERY_2), ("double", Beyond(2))], ids=["half", "outer step"])
-def test_the_restored_weights_are_the_last(scripted: Script, dtype: str, way: Synchronizer) -> None:
-    """Layers get them in their own precision, and no average follows."""
-    scripted([0.1, 0.5, 0.6])
-    model = small_model(dtype)
-    _, weights = fit(EarlyStopping(), 3, workers=2, model=model, way=way)
-    assert fingerprint(model) == weights[1]
-    np.testing.assert_array_equal(model.params.data, model.params.master.astype(model.params.data.dtype))
+    np.testing.assert_array_equal(trainer.params.data, trainer.params.master.astype(trainer.params.data.dtype))
 
 
 @pytest.mark.parametrize(
@@ -194,7 +164,7 @@ def test_the_best_weights_are_restored_after_another_stop(
     scripted([0.1, 0.5, 0.6])
     stopping = EarlyStopping(restore_on_interrupt=restore)
     in_epoch_3 = StopAfter(8, reason=reason)
-    trainer, weights = fit(stopping, 9, in_epoch_3, workers=2)
+    trainer, weights = fit(stopping, 9, in_epoch_3)
     assert outcome(stopping) == ("stopped", 1)
     assert (fingerprint(trainer.model) == weights[1]) == restore
     assert (trainer.evaluation is not None) == (restore and reason is StopReason.REQUEST)
@@ -204,9 +174,6 @@ def test_the_best_weights_are_restored_after_another_stop(
 def test_bad_arguments_are_refused(arguments: dict[str, Any]) -> None:
     with refused(*arguments):
         EarlyStopping(**arguments)
-
-
-# a fit that diverges --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("workers", "frequency"), [(1, 2), (2, 100)])
@@ -226,9 +193,6 @@ def test_a_fit_that_diverges_leaves_the_best_weights(scripted: Script, workers: 
             wrapper.fit(TRAIN, epochs=6, **VALIDATION)
         assert outcome(stopping) == ("diverged", 2)
         assert [fingerprint(each) for each in wrapper.replicas()] == [weights.epochs[1]] * workers
-
-
-# resuming -------------------------------------------------------------------------------------------------------------
 
 
 def test_early_stopping_resumes_from_its_state(scripted: Script, tmp_path: Path) -> None:

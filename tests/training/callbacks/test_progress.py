@@ -71,11 +71,20 @@ def test_the_line_of_an_epoch_fits_the_terminal_and_has_the_speed(
 
 
 @pytest.mark.parametrize("style", ["lines", "none"])
-def test_lines_go_to_the_log_if_it_is_configured(style: str, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
+@pytest.mark.parametrize("logged", [True, False])
+def test_lines_go_to_the_log_or_else_to_the_terminal(
+    style: str, logged: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO if logged else logging.WARNING)
     screen = Screen()
     fit(screen, Progress(style))
-    assert lines(caplog) == ["epoch 1/2", "epoch 2/2"]
+    assert lines(caplog) == ["epoch 1/2", "epoch 2/2"] * logged
+    assert screen.getvalue().count("epoch") == (2 if style == "lines" and not logged else 0)
+
+
+def test_progress_can_be_turned_off() -> None:
+    screen = Screen()
+    fit(screen, progress="none")
     assert screen.getvalue() == ""
 
 
@@ -86,13 +95,6 @@ def test_without_a_terminal_there_are_lines(closed: bool) -> None:
     callback = Progress()
     fit(gone if closed else None, callback)
     assert callback.style == "lines"
-
-
-@pytest.mark.parametrize("options", [{"progress": "none"}, {"callbacks": [Progress("none")]}])
-def test_progress_can_be_turned_off(options: dict[str, Any]) -> None:
-    screen = Screen()
-    fit(screen, *options.pop("callbacks", ()), **options)
-    assert screen.getvalue() == ""
 
 
 def test_the_bar_shows_the_share_of_each_epoch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,30 +1,25 @@
 """The learning-rate range test: its suggestion, and its training on a copy of the model."""
 
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 
-from cupynet.backend import create_backend
-from cupynet.data import Dataset, Loader, Synthetic
-from cupynet.nn import Dense, Image, Model, Sequential
+from cupynet.data import Loader
+from cupynet.nn import Model
 from cupynet.optim import LAMB, SGD, AdaDelta, Adam, OneCycle, Optimizer
 from cupynet.parallel import Pipeline
 from cupynet.training import RateTest, find_rate
 from tests.support.rate_tests import made, valley
 from tests.support.refusals import refused
+from tests.support.training import small_dataset, small_model
 
-DATA = cast(Dataset, Synthetic(train=160, test=10).load().train)
-LOADER = Loader(DATA, batch_size=16, seed=3)
-
-
-def model(dtype: str = "float", backend: str = "numpy") -> Model:
-    network = Sequential({"hidden": Dense(16, activation="relu"), "output": Dense(10)})
-    return Model(network, Image(28, 28, 1), create_backend(backend, dtype), seed=1)
+LOADER = Loader(small_dataset(160), batch_size=16, seed=3)
 
 
-def rate_test(optimizer: Optimizer, tested: Model | None = None, **options: Any) -> RateTest:
-    return find_rate(tested or model(), LOADER, optimizer=optimizer, **{"iterations": 10, "workers": 1, **options})
+def rate_test(optimizer: Optimizer, model: Model | None = None, **options: Any) -> RateTest:
+    options = {"optimizer": optimizer, "iterations": 10, "workers": 1, **options}
+    return find_rate(model or small_model(), LOADER, **options)
 
 
 def test_the_suggestion_is_a_tenth_of_the_rate_of_the_least_loss() -> None:
@@ -49,7 +44,7 @@ def test_every_optimizer_is_tested_at_the_given_rates(optimizer: Optimizer, work
 
 
 def test_the_test_trains_a_copy_of_the_model() -> None:
-    tested, schedule = model(), OneCycle(0.5)
+    tested, schedule = small_model(), OneCycle(0.5)
     optimizer, before = SGD(schedule), tested.params.master.copy()
     found = rate_test(optimizer, tested, lowest=1e-3, highest=10.0, iterations=60)
     np.testing.assert_array_equal(tested.params.master, before)
@@ -63,20 +58,18 @@ def test_a_number_that_is_not_finite_ends_the_test_and_not_the_program() -> None
 
 
 def test_stages_of_a_pipeline_are_tested_too() -> None:
-    whole = rate_test(SGD(1.0), model("double"))
-    cut = rate_test(SGD(1.0), model("double"), pipeline=Pipeline(2, 2))
+    whole, cut = (rate_test(SGD(1.0), pipeline=pipeline) for pipeline in (None, Pipeline(2, 2)))
     assert cut.losses == pytest.approx(whole.losses, rel=1e-9)
 
 
 @pytest.mark.standin
 def test_a_gpu_that_runs_ahead_is_given_every_rate() -> None:
-    host = rate_test(Adam(0.1), lowest=1e-3, highest=1e-1)
-    device = rate_test(Adam(0.1), model(backend="cupy"), lowest=1e-3, highest=1e-1)
+    host, device = (rate_test(Adam(0.1), small_model("float", name), highest=1e-1) for name in ("numpy", "cupy"))
     assert device.losses == pytest.approx(host.losses, rel=1e-3) and device.rates == host.rates
 
 
 def test_the_optimizer_may_be_a_name() -> None:
-    named, made = (find_rate(model(), LOADER, iterations=12, optimizer=each) for each in ("adam", Adam(0.001)))
+    named, made = (find_rate(small_model(), LOADER, iterations=12, optimizer=each) for each in ("adam", Adam(0.001)))
     assert named.losses == made.losses
 
 
@@ -86,4 +79,4 @@ def test_the_optimizer_may_be_a_name() -> None:
 )
 def test_bad_arguments_are_refused(arguments: dict[str, Any]) -> None:
     with refused(next(iter(arguments))):
-        find_rate(model(), LOADER, **arguments)
+        find_rate(small_model(), LOADER, **arguments)

@@ -8,24 +8,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from cupynet.backend import create_backend
 from cupynet.data import Loader
-from cupynet.nn import BatchNorm, Dense, Image, Model, Sequential
+from cupynet.nn import BatchNorm, Dense, Model
 from cupynet.optim import SGD, Adam
 from cupynet.parallel import GradientSharing, ParameterAveraging, Pipeline, Synchronizer
-from cupynet.training import (
-    Callback,
-    Checkpoint,
-    EarlyStopping,
-    ParallelWrapper,
-    Replica,
-    StopReason,
-    Trainer,
-    WeightAverage,
-)
+from cupynet.training import Callback, EarlyStopping, ParallelWrapper, Replica, StopReason, WeightAverage
 from tests.support.refusals import refused
 from tests.support.trainers import callback_of, fit_on_threads, fitted, resumed
-from tests.support.training import KeepState, Seen, StopAfter, alone, fingerprint, small_dataset, small_model
+from tests.support.training import Seen, StopAfter, alone, fingerprint, small_dataset, small_model
 
 LOADER = Loader(small_dataset(41), 4, seed=3)  # 11 batches
 Weights = NDArray[np.float64]
@@ -84,12 +74,15 @@ def test_the_result_is_the_mean_of_the_weights_passed(
     assert len({weights.tobytes() for _, weights in found}) == 1
 
 
-def test_training_itself_does_not_change() -> None:
-    averaged = followed(2, WeightAverage(0.9), ParameterAveraging(2))
-    never = followed(2, WeightAverage(0.9, start_after=1000), ParameterAveraging(2))
-    for (one, _), (other, _) in zip(averaged, never, strict=True):
-        np.testing.assert_array_equal(one.iterations, other.iterations)
-    np.testing.assert_array_equal(never[0][1], never[0][0].epochs[-1])
+def test_training_does_not_change_and_a_mean_of_nothing_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    """Two workers have 12 iterations."""
+    averaged, (never, _) = (followed(2, WeightAverage(start_after=n), ParameterAveraging(2)) for n in (0, 12))
+    for way, _ in averaged:
+        np.testing.assert_array_equal(way.iterations[-1], never[0].iterations[-1])
+    np.testing.assert_array_equal(never[1], never[0].iterations[-1])
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    followed(2, WeightAverage(start_after=11), ParameterAveraging(2))
+    assert len(caplog.records) == 1
 
 
 @pytest.mark.parametrize(
@@ -128,17 +121,16 @@ def test_stages_of_a_pipeline_have_the_mean_of_the_whole_network() -> None:
 
 
 def test_a_second_fit_starts_a_new_mean() -> None:
-    average, way = WeightAverage(None), weights_seen()
-    with ParallelWrapper(small_model(), 1, optimizer=SGD(0.05), callbacks=[average, way]) as wrapper:
-        wrapper.fit(LOADER, epochs=1)
-        way.iterations.clear()
-        wrapper.fit(LOADER, epochs=1)
-        np.testing.assert_allclose(wrapper.model.params.master, np.mean(way.iterations, axis=0), rtol=1e-12)
+    way = weights_seen()
+    with ParallelWrapper(small_model(), 1, optimizer=SGD(0.05), callbacks=[WeightAverage(None), way]) as wrapper:
+        for _ in range(2):
+            way.iterations.clear()
+            wrapper.fit(LOADER, epochs=1)
+            np.testing.assert_allclose(wrapper.model.params.master, np.mean(way.iterations, axis=0), rtol=1e-12)
 
 
 def test_running_statistics_are_averaged_too() -> None:
-    network = Sequential({"norm1": BatchNorm(), "output": Dense(3)})
-    model = Model(network, Image(8, 8, 1), create_backend("numpy", "double"), 1)
+    model = Model([BatchNorm(), Dense(3)], (8, 8, 1), "numpy", dtype="double")
     statistics = Seen(lambda trainer: trainer.params.buffers.copy())
     trained(model, statistics, WeightAverage(None, unit="epoch"), epochs=3)
     np.testing.assert_allclose(model.params.buffers, np.mean(statistics.epochs, axis=0), rtol=1e-12)
@@ -148,9 +140,6 @@ def test_running_statistics_are_averaged_too() -> None:
 def test_arguments_are_checked(arguments: dict[str, Any]) -> None:
     with refused(*arguments):
         WeightAverage(**arguments)
-
-
-# resuming -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("iteration", [1, 7])
@@ -165,31 +154,26 @@ def test_training_resumes_bit_for_bit(iteration: int, tmp_path: Path) -> None:
     assert fingerprint(rest) == fingerprint(whole)
 
 
+def averages(wrapper: ParallelWrapper) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    wrapper.on_workers(lambda trainer: found.append(trainer.state()["callbacks"]["WeightAverage"]))
+    return found
+
+
 @pytest.mark.parametrize("workers", [1, 3])
 def test_the_mean_of_another_number_of_workers_is_that_of_all(workers: int, tmp_path: Path) -> None:
     def wrapper(workers: int, *callbacks: Callback) -> ParallelWrapper:
         given = [WeightAverage(None), *callbacks]
         return ParallelWrapper(small_model(), workers, 100, optimizer=SGD(0.05), callbacks=given)
 
-    def states(wrapper: ParallelWrapper, find: Callable[[Trainer], Any]) -> list[Any]:
-        found: list[Any] = []
-        wrapper.on_workers(lambda trainer: found.append(find(trainer)["callbacks"]["WeightAverage"]))
-        return found
-
-    with wrapper(2, KeepState(3), Checkpoint(path=tmp_path, every_iterations=3)) as before:
-        before.fit(LOADER, epochs=1)
-        one, other = states(before, lambda trainer: callback_of(trainer, KeepState).kept)
+    with wrapper(2, StopAfter(3)) as before:
+        before.fit(LOADER, epochs=2)
+        path = before.checkpoint(tmp_path)
+        one, other = averages(before)
     with wrapper(workers) as after:
-        after.restore(tmp_path / "step-00000003")
-        found = states(after, Trainer.state)
-    assert [state["added"] for state in found] == [3] * workers
+        after.restore(path)
+        found = averages(after)
+    assert [state["added"] for state in found] == [one["added"]] * workers
     for name, first in one["mean"].items():
         for state in found:
             np.testing.assert_allclose(state["mean"][name], (first + other["mean"][name]) / 2, rtol=1e-12)
-
-
-@pytest.mark.parametrize(("start_after", "warnings"), [(14, 1), (13, 0)])
-def test_a_warning_if_nothing_was_averaged(start_after: int, warnings: int, caplog: pytest.LogCaptureFixture) -> None:
-    with ParallelWrapper(small_model(), 2, callbacks=[WeightAverage(start_after=start_after)]) as wrapper:
-        wrapper.fit(Loader(small_dataset(56), 4), epochs=2)
-    assert [record.levelname for record in caplog.records] == ["WARNING"] * warnings
