@@ -9,7 +9,7 @@ from cupynet.backend import Backend, Workspace
 from cupynet.backend.array import Array
 from cupynet.data import Dataset, Loader
 from cupynet.nn import BatchNorm, Dense, Loss, MeanSquaredError, Model, SoftmaxNLL
-from cupynet.optim import Nesterov, Optimizer
+from cupynet.optim import Nesterov
 from cupynet.parallel import GradientSharing, ParameterAveraging
 from cupynet.training import ParallelWrapper
 from tests.support.calls import watch
@@ -19,7 +19,6 @@ from tests.support.training import Recorder, small_dataset, small_model
 
 def trained(
     accumulation_steps: int,
-    optimizer: Optimizer,
     *,
     workers: int = 1,
     backend: str = "numpy",
@@ -27,10 +26,10 @@ def trained(
     loss: Loss | None = None,
     **options: Any,
 ) -> tuple[Any, list[float]]:
-    model, recorder = small_model(dtype, backend), Recorder()
+    model, recorder, optimizer = small_model(dtype, backend), Recorder(), Nesterov(0.05, max_grad_norm=0.5)
     model.loss = loss or model.loss
-    options |= {"callbacks": [recorder], "optimizer": optimizer, "log_every": 2, "timeout_s": 60}
-    with ParallelWrapper(model, workers, accumulation_steps=accumulation_steps, **options) as wrapper:
+    options |= {"accumulation_steps": accumulation_steps, "callbacks": [recorder], "log_every": 2}
+    with ParallelWrapper(model, workers, optimizer=optimizer, **options) as wrapper:
         wrapper.fit(Loader(small_dataset(45), 7, seed=3), epochs=2)  # the last batch has three samples
         assert wrapper.trainer.replica.updates == -(-7 // workers) * 2
         assert on_loan(wrapper) == [0] * workers
@@ -48,7 +47,7 @@ def trained(
     ids=["squared", "single examples", "averaging", "sharing"],
 )
 def test_parts_add_up_to_the_whole_batch(accumulation_steps: int, options: dict[str, Any]) -> None:
-    found, expected = (trained(n, Nesterov(0.05, max_grad_norm=0.5), **options) for n in (accumulation_steps, 1))
+    found, expected = (trained(n, **options) for n in (accumulation_steps, 1))
     np.testing.assert_allclose(found[0], expected[0], rtol=0, atol=1e-12)
     np.testing.assert_allclose(found[1], expected[1], rtol=1e-10)
 
@@ -90,7 +89,5 @@ class StoredLosses(SoftmaxNLL):
 @pytest.mark.parametrize("accumulation_steps", [1, 2])
 def test_losses_may_have_storage_precision_on_a_gpu(accumulation_steps: int) -> None:
     options: dict[str, Any] = {"backend": "cupy", "dtype": "half"}
-    found = [
-        trained(accumulation_steps, Nesterov(0.05), loss=loss, **options)[1] for loss in (SoftmaxNLL(), StoredLosses())
-    ]
+    found = [trained(accumulation_steps, loss=loss, **options)[1] for loss in (SoftmaxNLL(), StoredLosses())]
     np.testing.assert_allclose(found[0], found[1], rtol=1e-3)

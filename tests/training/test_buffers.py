@@ -39,25 +39,17 @@ def model_of(dtype: str = "double", backend: str = "numpy", *, sync: bool = Fals
     return Model(network(sync=sync), IMAGE, create_backend(backend, dtype), seed=1)
 
 
+def loader_of(samples: int, batch_size: int = 6) -> Loader:
+    return Loader(small_dataset(samples), batch_size, seed=3)
+
+
 def trained(
-    workers: int,
-    *callbacks: Callback,
-    sync: bool = False,
-    backend: str = "numpy",
-    replica: type[Replica] = Replica,
-    synchronizer: Synchronizer = EVERY_ROUND,
-    samples: int = 60,
-    batch_size: int = 6,
+    workers: int, loader: Loader, way: Synchronizer, *callbacks: Callback, kind: type[Replica] = Replica, **model: Any
 ) -> list[Trainer]:
-    def made(communicator: Communicator) -> Replica:
-        return replica(model_of(backend=backend, sync=sync), SGD(RATE))
+    def replica(communicator: Communicator) -> Replica:
+        return kind(model_of(**model), SGD(RATE))
 
-    loader = Loader(small_dataset(samples), batch_size, seed=3)
-    return fit_on_threads(workers, made, synchronizer, loader, *callbacks, epochs=2, prefetch_buffer=0)
-
-
-def weights(trainer: Trainer) -> Weights:
-    return trainer.model.weights()
+    return fit_on_threads(workers, replica, way, loader, *callbacks, epochs=2, prefetch_buffer=0)
 
 
 @pytest.mark.parametrize(
@@ -71,20 +63,21 @@ def weights(trainer: Trainer) -> Weights:
 def test_synchronised_statistics_equal_one_replica_on_the_concatenated_batch(
     workers: int, samples: int, synchronizer: Synchronizer, backend: str
 ) -> None:
-    several = trained(workers, sync=True, backend=backend, samples=samples, synchronizer=synchronizer)
-    (one,) = trained(1, sync=True, backend=backend, samples=samples, batch_size=6 * workers)
+    several = trained(workers, loader_of(samples), synchronizer, backend=backend, sync=True)
+    (one,) = trained(1, loader_of(samples, 6 * workers), EVERY_ROUND, backend=backend, sync=True)
     assert several[0].iteration == one.iteration
     for trainer in several:
-        assert_close(weights(trainer), weights(one))
-        np.testing.assert_equal(weights(trainer), weights(several[0]))
+        assert_close(trainer.model.weights(), one.model.weights())
+        np.testing.assert_equal(trainer.model.weights(), several[0].model.weights())
 
 
 def test_each_replica_has_its_own_loss_scale() -> None:
     def set_scale(trainer: Trainer) -> None:
         trainer.backend.loss_scale = (64.0, 0.5)[trainer.rank]
 
-    found, expected = trained(2, On("on_fit_start", set_scale, every_rank=True), sync=True), trained(2, sync=True)
-    assert_close(weights(found[0]), weights(expected[0]), 1e-12)
+    setting = On("on_fit_start", set_scale, every_rank=True)
+    found, expected = (trained(2, loader_of(60), EVERY_ROUND, *each, sync=True)[0] for each in ([setting], []))
+    assert_close(found.model.weights(), expected.model.weights(), 1e-12)
 
 
 class Notes(Replica):
@@ -111,7 +104,7 @@ class Notes(Replica):
 )
 def test_estimates_are_weighted_by_their_samples(synchronizer: Synchronizer) -> None:
     """This is exact even if weights are sent in 16 bits or take an outer step. Batches have 5, 3 and 0 samples."""
-    found = trained(3, replica=Notes, synchronizer=synchronizer, samples=8, batch_size=5)
+    found = trained(3, loader_of(8, 5), synchronizer, kind=Notes)
     notes: list[Any] = [trainer.replica for trainer in found]
     assert [note.count for note in notes] == [5, 3, 0]
     expected = (5 * notes[0].mine + 3 * notes[1].mine) / 8
@@ -127,7 +120,7 @@ def test_a_worker_without_a_batch_keeps_the_statistics_of_layers_that_are_not_sy
     def statistics(*, sync: bool) -> Any:
         layers = {"first": BatchNorm(), "dense": Dense(4), "second": BatchNorm(sync=sync), "output": Dense(3)}
         model = Model(layers, IMAGE, create_backend("numpy", "double"), seed=1)
-        loader = Loader(small_dataset(40), 8, seed=3)  # the third worker has no batch in the second iteration
+        loader = loader_of(40, 8)  # the third worker has no batch in the second iteration
         found = fitted(model, loader, 3, synchronizer=ParameterAveraging(2), optimizer=SGD(1e-12)).weights()
         return found["first.mean"], found["first.variance"]
 
@@ -140,8 +133,8 @@ def test_replicas_begin_with_the_weights_and_estimates_of_rank_0() -> None:
     for rank, replica in enumerate(replicas):
         replica.params.master[...] += rank
         replica.params.buffers[...] += rank
-    look = On("on_fit_start", lambda trainer: begun.append(weights(trainer)), every_rank=True)
-    fit_on_threads(3, lambda c: replicas[c.rank], EVERY_3, Loader(small_dataset(24), 4), look)
+    look = On("on_fit_start", lambda trainer: begun.append(trainer.model.weights()), every_rank=True)
+    fit_on_threads(3, lambda c: replicas[c.rank], EVERY_3, loader_of(24), look)
     np.testing.assert_equal(begun, [model_of().weights()] * 3)
 
 
@@ -154,7 +147,7 @@ def test_stages_have_the_estimates_and_dropout_of_the_whole_network(
     layers: Callable[[], dict[str, Any]], workers: int, pipeline: Pipeline
 ) -> None:
     def piped(pipeline: Pipeline | None) -> Weights:
-        model, loader = Model(layers(), IMAGE, "numpy", 1, dtype="double"), Loader(small_dataset(60), 6, seed=3)
+        model, loader = Model(layers(), IMAGE, "numpy", 1, dtype="double"), loader_of(60)
         options: dict[str, Any] = {"optimizer": SGD(RATE), "synchronizer": ParameterAveraging(2), "pipeline": pipeline}
         return fitted(model, loader, workers, epochs=2, **options).weights()
 
@@ -208,7 +201,7 @@ def test_graph_capture_refuses_attributes_that_it_would_freeze(name: str) -> Non
 
     model = Model([Asks(), Dense(3)], IMAGE, "cupy")
     with pytest.raises(RuntimeError):
-        fitted(model, Loader(small_dataset(24), 8, seed=3))
+        fitted(model, loader_of(24))
 
 
 def recomputed(workers: int, backend: str = "numpy", *, sync: bool = False, **options: Any) -> Weights:
@@ -229,22 +222,22 @@ def test_recomputed_statistics_are_the_means_over_batches() -> None:
     found, data = recomputed(1), small_dataset(45)
     model = model_of()
     model.load_weights(found)
-    norm: Any = model.network.layers["norm"]  # type: ignore[attr-defined]
+    conv = model.part(["conv"], model.backend)
     batches = [data.images[start : start + 4] / 255 for start in range(0, 44, 4)]  # the last has one image
-    outputs = [model.network.layers["conv"].forward(each, Context())[0] for each in batches]  # type: ignore[attr-defined]
-    np.testing.assert_allclose(norm.mean.data, np.mean([each.mean((0, 1, 2)) for each in outputs], 0), atol=1e-12)
-    variances = [each.reshape(-1, 3).var(0, ddof=1) for each in outputs]
-    np.testing.assert_allclose(norm.variance.data, np.mean(variances, 0), atol=1e-12)
+    outputs = [conv.forward(each, Context())[0].reshape(-1, 3) for each in batches]
+    np.testing.assert_allclose(found["norm.mean"], np.mean([each.mean(0) for each in outputs], 0), atol=1e-12)
+    variances = [each.var(0, ddof=1) for each in outputs]
+    np.testing.assert_allclose(found["norm.variance"], np.mean(variances, 0), atol=1e-12)
 
 
 @pytest.mark.parametrize(
     ("workers", "options"),
     [
-        pytest.param(2, {}, id="2"),
-        pytest.param(3, {"sync": True}, id="sync"),
-        pytest.param(4, {"pipeline": Pipeline(2)}, id="stages"),
-        pytest.param(16, {}, id="more than batches"),
-        pytest.param(2, {"backend": "cupy"}, id="devices", marks=on_standin),
+        (2, {}),
+        (3, {"sync": True}),
+        (4, {"pipeline": Pipeline(2)}),
+        (16, {}),  # more than batches
+        pytest.param(2, {"backend": "cupy"}, marks=on_standin),
     ],
 )
 def test_recomputed_statistics_do_not_depend_on_the_workers(workers: int, options: dict[str, Any]) -> None:

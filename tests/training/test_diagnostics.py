@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from cupynet.data import Loader
 from cupynet.optim import SGD
 from cupynet.parallel import Average, ParameterAveraging, SerialCommunicator
-from cupynet.runs.run import Run
-from cupynet.training import HistoryWriter, ParallelWrapper, Replica
+from cupynet.training import ParallelWrapper, Replica
 from cupynet.training.fit import Fit
 from tests.support.trainers import trainer_of
 from tests.support.training import Recorder, StopAfter, small_dataset, small_model
@@ -60,19 +59,14 @@ class Layers(ParameterAveraging):
         return Average(average.score, 0.5 + iteration, {"conv1": 0.25, "dense1": math.nan})
 
 
-def test_the_divergence_by_layer_is_reported_when_measured(tmp_path: Path) -> None:
-    recorder, run = Recorder(), Run(tmp_path)
-    options: dict[str, Any] = {"callbacks": [recorder, HistoryWriter()], "run": run, "log_every": 2}
-    with ParallelWrapper(small_model(), 2, synchronizer=Layers(1), **options) as wrapper:
-        wrapper.fit(Loader(small_dataset(64), 4), epochs=1)
+def test_the_divergence_by_layer_is_reported_when_measured() -> None:
+    with ParallelWrapper(small_model(), 2, synchronizer=Layers(1), log_every=2) as wrapper:
+        reports = wrapper.fit(Loader(small_dataset(64), 4)).reports
         measured = wrapper.trainer.statistics.measured
-        assert measured is not None and measured.drift == 4.5 and measured.drift_by_layer["conv1"] == 0.25
-    found = [(report.drift, report.drift_by_layer.get("conv1")) for report in recorder.reports]
-    assert found[0] == (0.5, 0.25) and found[2] == (4.5, 0.25)
-    assert math.isnan(found[1][0]) and found[1][1] is None
-    rows = run.history()
-    assert rows[0]["drift_by_layer"] == {"conv1": 0.25, "dense1": None}  # JSON has no NaN
-    assert rows[1]["drift_by_layer"] == {}
+    layers = {"conv1": 0.25, "dense1": None}  # JSON has no NaN
+    assert reports["drift"] == [0.5, None, 4.5, None]
+    assert reports["drift_by_layer"] == [layers, {}, layers, {}]
+    assert measured is not None and measured.drift == 4.5 and measured.drift_by_layer["conv1"] == 0.25
 
 
 @pytest.mark.parametrize("log_every", [0, 2])

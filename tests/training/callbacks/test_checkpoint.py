@@ -32,12 +32,10 @@ def wrapper_of(folder: Path, *callbacks: Callback, saves: bool = True, **options
 def fit(wrapper: ParallelWrapper, epochs: int = 2, restore: Path | None = None) -> str:
     """Train until `epochs` epochs are complete, and return the fingerprint of the weights."""
     with wrapper:
-        done = 0
         if restore is not None:
             wrapper.restore(restore)
-            done = wrapper.trainer.epoch
-        loader, held_out = Loader(DATA, 4, seed=3), Loader(DATA, 20, shuffle=False)
-        wrapper.fit(loader, epochs=epochs - done, validation_data=held_out)
+            epochs -= wrapper.trainer.epoch
+        wrapper.fit(Loader(DATA, 4, seed=3), epochs=epochs, validation_data=Loader(DATA, 20, shuffle=False))
         return fingerprint(wrapper.model)
 
 
@@ -80,10 +78,10 @@ def test_a_fit_killed_after_its_last_epoch_has_the_same_result(tmp_path: Path, p
         return wrapper_of(tmp_path, stopping, end, workers=2, pipeline=pipeline)
 
     wanted = fit(make())
-    with make() as second:
-        second.restore(tmp_path / "checkpoints")
-        assert fingerprint(second.model) != wanted
-        assert fit(second, 2, restore=tmp_path / "checkpoints") == wanted
+    with make() as killed:
+        killed.restore(tmp_path / "checkpoints")
+        assert fingerprint(killed.model) != wanted
+    assert fit(make(), restore=tmp_path / "checkpoints") == wanted
     assert ends == [2, 2]
 
 

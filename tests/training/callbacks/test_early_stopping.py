@@ -17,13 +17,13 @@ from cupynet.data import Loader
 from cupynet.nn import Model
 from cupynet.optim import SGD
 from cupynet.parallel import ParameterAveraging, Pipeline
-from cupynet.training import Callback, EarlyStopping, ParallelWrapper, Replica, StopReason, Trainer, consensus
+from cupynet.training import Callback, EarlyStopping, ParallelWrapper, StopReason, Trainer, consensus
 from cupynet.training.callbacks import early_stopping
 from cupynet.training.evaluation import Evaluation
 from cupynet.training.fit import Fit
 from tests.support.refusals import refused
 from tests.support.trainers import resumed
-from tests.support.training import At, KeepState, On, Seen, StopAfter, fingerprint, small_dataset, small_model
+from tests.support.training import At, KeepState, On, Seen, StopAfter, alone, fingerprint, small_dataset, small_model
 
 HELD_OUT = Loader(small_dataset(30, seed=7), 10, shuffle=False)
 TRAIN = Loader(small_dataset(20), 4, seed=3)  # five batches
@@ -125,7 +125,7 @@ def test_a_loss_that_grows_ends_the_fit(pipeline: Pipeline | None) -> None:
 def test_the_loss_is_one_of_all_replicas() -> None:
     """In Deeplearning4j, all replicas race to pass the loss of their last batch to one condition."""
     report: Any = SimpleNamespace(loss=50.0, score_after_averaging=5.0)  # of this replica, and of all
-    trainer = Trainer(Replica(small_model(), SGD(0.01)))
+    trainer = alone(small_model(), SGD(0.01))
     EarlyStopping(max_score=10).on_log(trainer, report)
     assert trainer.consensus.request is None
     EarlyStopping(max_score=4).on_log(trainer, report)
@@ -162,8 +162,7 @@ def test_the_best_weights_are_restored_after_another_stop(
     """After a signal there is no time to evaluate them."""
     monkeypatch.setattr(consensus, "AGREE_EVERY", 1)
     scripted([0.1, 0.5, 0.6])
-    stopping = EarlyStopping(restore_on_interrupt=restore)
-    in_epoch_3 = StopAfter(8, reason=reason)
+    stopping, in_epoch_3 = EarlyStopping(restore_on_interrupt=restore), StopAfter(8, reason=reason)
     trainer, weights = fit(stopping, 9, in_epoch_3)
     assert outcome(stopping) == ("stopped", 1)
     assert (fingerprint(trainer.model) == weights[1]) == restore
@@ -187,8 +186,7 @@ def test_a_fit_that_diverges_leaves_the_best_weights(scripted: Script, workers: 
     scripted([0.5, 0.2, 0.3, 0.1])
     stopping, weights = EarlyStopping(), Seen()
     callbacks = [weights, On("on_iteration_end", poison, every_rank=True), stopping]
-    options: dict[str, Any] = {"callbacks": callbacks, "log_every": 2}
-    with ParallelWrapper(small_model(), workers, frequency, optimizer=SGD(0.05), **options) as wrapper:
+    with ParallelWrapper(small_model(), workers, frequency, callbacks=callbacks, log_every=2) as wrapper:
         with pytest.raises(DivergedError):
             wrapper.fit(TRAIN, epochs=6, **VALIDATION)
         assert outcome(stopping) == ("diverged", 2)
@@ -197,12 +195,11 @@ def test_a_fit_that_diverges_leaves_the_best_weights(scripted: Script, workers: 
 
 def test_early_stopping_resumes_from_its_state(scripted: Script, tmp_path: Path) -> None:
     scripted([0.5, 0.2, 0.3, 0.4, 0.4, 0.1])
-
-    stoppings = [EarlyStopping(patience=3, max_epochs=5) for _ in range(2)]
-    given = iter(stoppings)
+    stoppings: list[EarlyStopping] = []
 
     def wrapper_of(*callbacks: Callback) -> ParallelWrapper:
-        return ParallelWrapper(small_model(), 2, 3, callbacks=[next(given), *callbacks])
+        stoppings.append(EarlyStopping(patience=3, max_epochs=5))
+        return ParallelWrapper(small_model(), 2, 3, callbacks=[stoppings[-1], *callbacks])
 
     whole, rest = resumed(wrapper_of, 10, tmp_path, TRAIN, epochs=6, **VALIDATION)  # in the fourth epoch
     assert outcome(stoppings[0]) == ("patience", 2)
@@ -215,16 +212,12 @@ def test_the_time_limit_includes_earlier_processes_and_no_pauses(
     passed: list[float], limit: float, reason: str, iteration: int
 ) -> None:
     """It ends a fit within an epoch."""
-
-    def trainer_of(*callbacks: Callback) -> Trainer:
-        return Trainer(Replica(small_model(), SGD(0.05)), callbacks=callbacks)
-
-    keep = KeepState(2)
-    spends = At(1, lambda: passed.append(50))
-    trainer_of(EarlyStopping(), spends, keep).fit(Fit(TRAIN, 2, HELD_OUT, split="validation"))
+    keep, spends = KeepState(2), At(1, lambda: passed.append(50))
+    planned = Fit(TRAIN, 2, HELD_OUT, split="validation")
+    alone(small_model(), SGD(0.05), callbacks=[EarlyStopping(), spends, keep]).fit(planned)
     stopping = EarlyStopping(max_time_s=limit)
-    trainer = trainer_of(stopping)
+    trainer = alone(small_model(), SGD(0.05), callbacks=[stopping])
     trainer.restore(keep.kept)
     passed.append(9000)
-    trainer.fit(Fit(TRAIN, 2, HELD_OUT, split="validation"))
+    trainer.fit(planned)
     assert outcome(stopping)[0] == reason and trainer.iteration == iteration
