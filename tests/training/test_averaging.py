@@ -1,6 +1,7 @@
 """Parameter averaging: equality with one replica, weighting by samples, which replicas take part, and drift."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import zip_longest
 from typing import Any
 
@@ -13,13 +14,8 @@ from cupynet.training import ParallelWrapper, Replica
 from tests.support.trainers import train
 from tests.support.training import on_backends, small_dataset, small_model
 
-
-def sgd() -> SGD:
-    return SGD(0.05, l2=1e-3)
-
-
-def nesterov() -> Nesterov:
-    return Nesterov(0.05, 0.9, l2=1e-3)
+sgd = partial(SGD, 0.05, l2=1e-3)
+nesterov = partial(Nesterov, 0.05, 0.9, l2=1e-3)
 
 
 def trained_apart(

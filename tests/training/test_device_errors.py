@@ -100,9 +100,7 @@ def test_no_memory_in_the_warm_up_names_what_to_lower() -> None:
 
 
 @pytest.mark.parametrize(("workers", "rank", "iteration"), [*on_devices((1, 0, 3)), *on_devices((3, 1, 1), count=2)])
-def test_no_memory_in_a_round_ends_the_run_and_loses_nothing(
-    workers: int, rank: int, iteration: int, tmp_path: Path
-) -> None:
+def test_no_memory_ends_the_run_and_loses_nothing(workers: int, rank: int, iteration: int, tmp_path: Path) -> None:
     callbacks = [Checkpoint(every_iterations=1), At(iteration, fill, rank)]
     error = failure(wrapper(workers, callbacks=callbacks, run=tmp_path, averaging_frequency=2))
     assert f"worker {rank} (cupy, device {rank % 2}), epoch 1, " in notes(error)

@@ -1,6 +1,7 @@
 """Checkpoints: a fit that was stopped or killed resumes from disk, bit for bit."""
 
 import itertools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from cupynet.optim import Nesterov, OneCycle
 from cupynet.parallel import ParameterAveraging, Pipeline
 from cupynet.runs.checkpoints import Checkpoints, read
 from cupynet.training import Callback, Checkpoint, EarlyStopping, HistoryWriter, ParallelWrapper, consensus
+from cupynet.training.state_tree import apart, together
 from tests.support.refusals import refused
 from tests.support.resumed_runs import timeless_history
 from tests.support.training import WAYS, On, StopAfter, fingerprint, small_dataset, small_model
@@ -96,32 +98,16 @@ def test_state_shared_by_replicas_is_stored_once(tmp_path: Path, monkeypatch: py
     assert set(apart) == {f"{name}@{rank}" for name in names for rank in range(3)}
 
 
+def test_a_state_has_plain_values_only() -> None:
+    values = {"float": np.float32(1.5), "integer": np.int64(3), "flag": np.bool_(True), "list": [1, None], "text": "a"}
+    numbers, arrays = apart({"callbacks": values, "a/b%": {"vector": np.arange(3)}})
+    found = together(json.loads(json.dumps(numbers)), arrays)
+    assert found["callbacks"] == values and found["a/b%"]["vector"].tolist() == [0, 1, 2]
+    with pytest.raises(ConfigError, match="callbacks/Remembers/value"):
+        apart({"callbacks": {"Remembers": {"value": object()}}})
+
+
 FORTY = small_dataset(40)  # ten iterations per epoch
-
-
-def test_the_state_of_a_callback_has_plain_values_only(tmp_path: Path) -> None:
-    class Remembers(Callback):
-        value: Any = None
-
-        def state(self) -> dict[str, Any]:
-            return {"value": self.value}
-
-        def restore(self, state: dict[str, Any]) -> None:
-            self.value = state["value"]
-
-    callback = Remembers()
-    with ParallelWrapper(small_model(), 1, callbacks=[callback]) as wrapper:
-        wrapper.fit(FORTY, batch_size=4)
-        for value in (np.float32(1.5), np.int64(3), np.bool_(True), [1, None], "text"):
-            callback.value = value
-            path = wrapper.checkpoint(tmp_path)
-            callback.value = None
-            wrapper.restore(path)
-            assert callback.value == value
-        callback.value = object()
-        with pytest.raises(ConfigError, match="Remembers/value"):
-            wrapper.checkpoint(tmp_path / "other")
-    assert not any((tmp_path / "other").glob("**/*"))
 
 
 def saving(path: Path | str | None, *, run: Path | None = None, **options: Any) -> ParallelWrapper:

@@ -72,9 +72,7 @@ def test_the_line_of_an_epoch_fits_the_terminal_and_has_the_speed(
 
 @pytest.mark.parametrize("style", ["lines", "none"])
 @pytest.mark.parametrize("logged", [True, False])
-def test_lines_go_to_the_log_or_else_to_the_terminal(
-    style: str, logged: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_lines_go_to_the_log_or_to_the_terminal(style: str, logged: bool, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO if logged else logging.WARNING)
     screen = Screen()
     fit(screen, Progress(style))

@@ -36,9 +36,7 @@ def test_no_suggestion_if_the_loss_does_not_fall(losses: list[float]) -> None:
 @pytest.mark.parametrize(
     ("optimizer", "workers", "iterations"), [(AdaDelta(0.01), 1, 12), ("lamb", 1, 12), (SGD(0.01), 2, 22)]
 )
-def test_every_optimizer_is_tested_at_the_given_rates(
-    optimizer: Optimizer | str, workers: int, iterations: int
-) -> None:
+def test_optimizers_are_tested_at_the_given_rates(optimizer: Optimizer | str, workers: int, iterations: int) -> None:
     """Two workers agree to stop at the end of an epoch, after iteration 25, but test no more rates than one."""
     found = rate_test(optimizer, lowest=1e-4, highest=1e-2, iterations=iterations, workers=workers)
     assert found.rates == pytest.approx(list(np.geomspace(1e-4, 1e-2, iterations)))

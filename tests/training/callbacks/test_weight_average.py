@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from cupynet.data import Loader
 from cupynet.nn import BatchNorm, Dense, Model
 from cupynet.optim import SGD, Adam
-from cupynet.parallel import GradientSharing, ParameterAveraging, Pipeline, Synchronizer
+from cupynet.parallel import Communicator, GradientSharing, ParameterAveraging, Pipeline, Synchronizer
 from cupynet.training import Callback, EarlyStopping, ParallelWrapper, Replica, StopReason, WeightAverage
 from tests.support.refusals import refused
 from tests.support.trainers import callback_of, fit_on_threads, fitted, resumed
@@ -25,15 +25,14 @@ def weights_seen() -> Seen:
     return Seen(lambda trainer: trainer.params.master.copy())
 
 
-def followed(
-    workers: int, average: WeightAverage, synchronizer: Synchronizer, *more: Callback
-) -> list[tuple[Seen, Weights]]:
+def followed(workers: int, average: WeightAverage, way: Synchronizer, *more: Callback) -> list[tuple[Seen, Weights]]:
     """Train for two epochs. Return each worker's weights during training and at the end."""
-    options: dict[str, Any] = {"epochs": 2, "evaluate_on": LOADER, "log_every": 0}
-    callbacks = average, weights_seen(), *more
-    found = fit_on_threads(
-        workers, lambda c: Replica(small_model(), Adam(0.01)), synchronizer, LOADER, *callbacks, **options
-    )
+
+    def replica(communicator: Communicator) -> Replica:
+        return Replica(small_model(), Adam(0.01))
+
+    callbacks, options = (average, weights_seen(), *more), {"epochs": 2, "log_every": 0}
+    found = fit_on_threads(workers, replica, way, LOADER, *callbacks, evaluate_on=LOADER, **options)
     for trainer in found:
         loss = alone(trainer.model, SGD(0.1)).evaluate(LOADER).loss
         assert trainer.evaluation is None or trainer.evaluation.loss == pytest.approx(loss, rel=1e-12)
