@@ -5,7 +5,7 @@ import gc
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -18,11 +18,12 @@ from cupynet.core.errors import OutputError
 from cupynet.data import Loader
 from cupynet.nn import SoftmaxNLL
 from cupynet.optim import Nesterov
-from cupynet.parallel import ElasticAveraging, GradientSharing, ParameterAveraging
+from cupynet.parallel import ElasticAveraging, GradientSharing, ParameterAveraging, WorkerTimeout
+from cupynet.parallel.launchers import threads as launch
 from cupynet.runs.checkpoints import Checkpoints, read
 from cupynet.training import Checkpoint, HistoryWriter, ParallelWrapper
 from tests.support.trainers import fitted
-from tests.support.training import WAYS, On, small_dataset, small_model
+from tests.support.training import WAYS, At, On, small_dataset, small_model
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
@@ -40,6 +41,19 @@ class Reader(Loader):
 
     def read(self, made: Any) -> Any:
         return made
+
+
+def failing(method: Callable[..., Any], error: BaseException, failed: list[str]) -> Callable[..., Any]:
+    """Return the method, except that its second call appends its thread's name to `failed` and raises the error."""
+    calls = count(1)
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        if next(calls) == 2:
+            failed.append(threading.current_thread().name)
+            raise error
+        return method(*arguments, **named)
+
+    return call
 
 
 def threads_left() -> list[str]:
@@ -74,32 +88,37 @@ def test_a_failure_ends_a_fit_with_its_own_error(
     owner: Any, method: str, error: BaseException, way: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of three workers fails. The wrapper's model can be trained again."""
-    original, calls, model = getattr(owner, method), count(1), small_model()
-
-    def fails(*arguments: Any, **named: Any) -> Any:
-        if next(calls) == 2:
-            raise error
-        return original(*arguments, **named)
-
+    model, failed, checkpoints = small_model(), list[str](), Checkpoints(tmp_path / "checkpoints")
     train, held_out = Reader(small_dataset(44), 4, seed=3), Loader(small_dataset(24), 4, shuffle=False)
     callbacks = [Checkpoint(every_iterations=3), HistoryWriter()]
     options: dict[str, Any] = {"callbacks": callbacks, "optimizer": Nesterov(0.05), "run": tmp_path, "log_every": 2}
     with monkeypatch.context() as patch, ParallelWrapper(model, 3, synchronizer=WAYS[way], **options) as wrapper:
-        patch.setattr(owner, method, fails)
+        patch.setattr(owner, method, failing(getattr(owner, method), error, failed))
         with pytest.raises(OutputError if error is FULL else type(error)) as caught:
             wrapper.fit(train, epochs=2, evaluate_on=held_out)
     assert error in (caught.value, caught.value.__cause__)
-    assert not place or place in getattr(caught.value, "__notes__", [""])[0]
-    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    if place:
+        (note,) = getattr(caught.value, "__notes__", [])
+        assert note.startswith("worker" if owner is Reader else failed[0].removeprefix("cupynet ")) and place in note
     for step in checkpoints.steps():
         read(checkpoints.path(step))  # earlier checkpoints are intact
+    assert error is not FULL or not [*checkpoints.folder.glob("*.*")]
     assert threads_left() == []
     fitted(model, small_dataset(12), 3, batch_size=4, synchronizer=WAYS[way])
     assert np.isfinite(model.params.master).all()
 
 
+def test_a_worker_that_hangs_ends_a_fit_and_stops_when_it_wakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "GRACE_S", 0.1)
+    release = threading.Event()
+    hang = At(2, lambda: release.wait(60), rank=1)
+    with pytest.raises(WorkerTimeout), ParallelWrapper(small_model(), 3, callbacks=[hang], timeout_s=0.5) as wrapper:
+        wrapper.fit(small_dataset(44), batch_size=4)
+    release.set()
+    assert threads_left() == []
+
+
 def held() -> tuple[int, list[str]]:
-    """Return the threads and open files of this process."""
     gc.collect()
     files = [os.readlink(each) for each in Path("/proc/self/fd").iterdir() if each.exists()]
     return threading.active_count(), sorted(files)
