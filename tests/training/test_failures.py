@@ -5,6 +5,7 @@ import gc
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import count
@@ -125,9 +126,9 @@ def held() -> tuple[int, list[str]]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs /proc to count open files")
-def test_wrappers_leave_no_threads_or_files_behind(tmp_path: Path) -> None:
+def test_wrappers_leave_no_threads_files_or_models_behind(tmp_path: Path) -> None:
     """A third of the wrappers fail."""
-    data, before = small_dataset(16), held()
+    data, models, before = small_dataset(16), list[Any](), held()
 
     def fail(trainer: Any) -> None:
         raise Injected
@@ -135,6 +136,9 @@ def test_wrappers_leave_no_threads_or_files_behind(tmp_path: Path) -> None:
     for number in range(6):
         callbacks = [Checkpoint(keep_last=1), HistoryWriter(), *([On("on_fit_end", fail)] if number % 3 == 0 else [])]
         wrapper = ParallelWrapper(small_model(), 2, callbacks=callbacks, run=tmp_path / str(number))
+        models.append(weakref.ref(wrapper.model))
         with suppress(Injected), wrapper:
             wrapper.fit(Loader(data, 4, seed=3), epochs=1, evaluate_on=Loader(data, 4, shuffle=False))
+    del wrapper
     assert threads_left() == [] and held() == before
+    assert not any(model() for model in models)
