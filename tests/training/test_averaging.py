@@ -10,7 +10,7 @@ import pytest
 
 from cupynet.data import Loader
 from cupynet.optim import SGD, Nesterov, Optimizer
-from cupynet.training import ParallelWrapper, Replica
+from cupynet.training import Replica
 from tests.support.trainers import train
 from tests.support.training import on_backends, small_dataset, small_model
 
@@ -80,10 +80,3 @@ def test_optimizer_state_is_averaged_with_the_weights_unless_average_updaters_is
     expected = [(6 * own[0] + 4 * own[1]) / 10] * 2 if average_updaters else own
     np.testing.assert_allclose(found, expected, rtol=1e-13, atol=1e-15)
     assert (found[0].tobytes() == found[1].tobytes()) == average_updaters
-
-
-@pytest.mark.parametrize("log_every", [2, 4])
-def test_every_report_has_the_drift(log_every: int) -> None:
-    with ParallelWrapper(small_model(), 2, 1, log_every=log_every) as wrapper:
-        reports = wrapper.fit(small_dataset(64), epochs=1, batch_size=4).reports
-    assert len(reports["drift"]) == 8 // log_every and all(reports["drift"])

@@ -86,9 +86,9 @@ def test_an_epoch_has_the_last_drift_measured_in_it(log_every: int, tmp_path: Pa
     assert epochs["drift_by_layer"] == [{"conv1": 0.25, "dense1": None}, {}]
 
 
-def test_the_drift_of_an_epoch_is_measured_after_a_whole_interval(tmp_path: Path) -> None:
-    """Epochs of five iterations are evaluated, so that replicas are also averaged after the 5th and the 10th."""
-    data = small_dataset(40)
+def test_the_drift_is_measured_after_whole_intervals(tmp_path: Path) -> None:
+    """Replicas are also averaged at the end of the first fit and before evaluations: after every tenth iteration."""
+    data = small_dataset(80)
     with ParallelWrapper(small_model(), 2, 3, log_every=1) as wrapper:
         wrapper.fit(data, epochs=1, batch_size=4)
         path = wrapper.checkpoint(tmp_path)
@@ -96,8 +96,9 @@ def test_the_drift_of_an_epoch_is_measured_after_a_whole_interval(tmp_path: Path
         wrapper.restore(path)
         wrapper.fit(data, epochs=2, batch_size=4, evaluate_on=data)
         drifts = wrapper.history.reports["drift"]
-        assert wrapper.history.epochs["drift"] == [drifts[2], drifts[8], drifts[14]]
-    assert [iteration for iteration, drift in enumerate(drifts, 1) if drift is not None] == [3, 9, 15]
+        assert wrapper.history.epochs["drift"] == [drifts[8], drifts[17], drifts[29]]
+    measured = [iteration for iteration, drift in enumerate(drifts, 1) if drift is not None]
+    assert measured == [3, 6, 9, 15, 18, 24, 27, 30]
 
 
 class Late(SerialCommunicator):

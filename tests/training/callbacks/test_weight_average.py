@@ -22,21 +22,22 @@ Weights = NDArray[np.float64]
 
 
 def weights_seen() -> Seen:
-    return Seen(lambda trainer: trainer.params.master.copy())
+    return Seen(lambda trainer: np.concatenate(trainer.params.vectors))
 
 
 def followed(workers: int, average: WeightAverage, way: Synchronizer, *more: Callback) -> list[tuple[Seen, Weights]]:
-    """Train for two epochs. Return each worker's weights during training and at the end."""
+    """Train for two epochs. Return each worker's weights and running statistics during training and at the end."""
 
     def replica(communicator: Communicator) -> Replica:
-        return Replica(small_model(), Adam(0.01))
+        model = Model([BatchNorm(), Dense(8, "relu"), Dense(3)], (8, 8, 1), "numpy", dtype="double")
+        return Replica(model, Adam(0.01))
 
     callbacks, options = (average, weights_seen(), *more), {"epochs": 2, "log_every": 0}
     found = fit_on_threads(workers, replica, way, LOADER, *callbacks, evaluate_on=LOADER, **options)
     for trainer in found:
         loss = alone(trainer.model, SGD(0.1)).evaluate(LOADER).loss
         assert trainer.evaluation is None or trainer.evaluation.loss == pytest.approx(loss, rel=1e-12)
-    return [(callback_of(trainer, Seen), trainer.params.master.copy()) for trainer in found]
+    return [(callback_of(trainer, Seen), np.concatenate(trainer.params.vectors)) for trainer in found]
 
 
 def mean(way: list[Weights], decay: float | None) -> Weights:
@@ -45,12 +46,6 @@ def mean(way: list[Weights], decay: float | None) -> Weights:
         share = count / (count + 1) if decay is None else min(decay, (1 + count) / (10 + count))
         result = share * result + (1 - share) * weights
     return result
-
-
-def trained(model: Model, *callbacks: Callback, epochs: int = 2, **options: Any) -> Weights:
-    given = {"optimizer": SGD(0.05), "callbacks": callbacks, "log_every": 0, **options}
-    weights: Weights = fitted(model, LOADER, epochs=epochs, **given).params.master
-    return weights
 
 
 @pytest.mark.parametrize(
@@ -114,9 +109,11 @@ def test_early_stopping_may_end_a_fit_whose_result_is_the_mean(tmp_path: Path) -
 
 
 def test_stages_of_a_pipeline_have_the_mean_of_the_whole_network() -> None:
-    whole = trained(small_model(), WeightAverage(0.8), workers=2)
-    cut = trained(small_model(), WeightAverage(0.8), workers=2, pipeline=Pipeline(2))
-    np.testing.assert_allclose(cut, whole, rtol=1e-9, atol=1e-12)
+    def trained(pipeline: Pipeline | None) -> Any:
+        options: dict[str, Any] = {"optimizer": SGD(0.05), "callbacks": [WeightAverage(0.8)], "pipeline": pipeline}
+        return fitted(small_model(), LOADER, 2, epochs=2, **options).params.master
+
+    np.testing.assert_allclose(trained(Pipeline(2)), trained(None), rtol=1e-9, atol=1e-12)
 
 
 def test_a_second_fit_starts_a_new_mean() -> None:
@@ -126,13 +123,6 @@ def test_a_second_fit_starts_a_new_mean() -> None:
             way.iterations.clear()
             wrapper.fit(LOADER, epochs=1)
             np.testing.assert_allclose(wrapper.model.params.master, np.mean(way.iterations, axis=0), rtol=1e-12)
-
-
-def test_running_statistics_are_averaged_too() -> None:
-    model = Model([BatchNorm(), Dense(3)], (8, 8, 1), "numpy", dtype="double")
-    statistics = Seen(lambda trainer: trainer.params.buffers.copy())
-    trained(model, statistics, WeightAverage(None, unit="epoch"), epochs=3)
-    np.testing.assert_allclose(model.params.buffers, np.mean(statistics.epochs, axis=0), rtol=1e-12)
 
 
 @pytest.mark.parametrize("arguments", [{"decay": 1.0}, {"unit": "round"}, {"interval": 0}, {"on_interrupt": 1}])
