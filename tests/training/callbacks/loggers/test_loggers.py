@@ -156,13 +156,6 @@ def test_a_resumed_run_continues_its_logs(run: Run, store: str, kind: str) -> No
     check(found, run, exact=kind == "wandb")
 
 
-def test_artifacts_and_names(tmp_path: Path, run: Run, store: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)  # where MLflow keeps the artifacts of an SQLite store
-    fit(run, MLflow(store, "named", "first", artifacts=True), epochs=1)
-    assert logger_files.mlflow_run(store, "named")[0].info.run_name == "first"
-    assert [path.name for path in tmp_path.glob("mlruns/**/artifacts/*")] == ["history.jsonl"]
-
-
 METHODS = {
     "tensorboard": "tensorboardX.event_file_writer.EventsWriter.flush",
     "mlflow": "mlflow.tracking.MlflowClient.log_batch",
@@ -194,14 +187,18 @@ def test_an_unwritable_folder_is_given_up_at_once(tmp_path: Path, run: Run, capl
     assert warned(caplog) == ["WARNING", "WARNING"]
 
 
-def test_failed_and_killed_runs_are_marked(tmp_path: Path, store: str) -> None:
+def test_failed_and_killed_runs_are_marked(tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # where MLflow keeps the artifacts of an SQLite store
     callbacks = [MLflow(store, "diverged"), NonFinite()]
     wrapper = ParallelWrapper(small_model(), 1, run=tmp_path / "a", optimizer=Nesterov(1e200), callbacks=callbacks)
     with wrapper, pytest.raises(DivergedError):
         wrapper.fit(DATA, epochs=2, batch_size=8)
-    fit(Run.of(tmp_path / "b"), MLflow(store, "killed"), StopAfter(3, reason=StopReason.SIGNAL))
-    assert logger_files.mlflow_run(store, "diverged")[0].info.status == "FAILED"
-    assert logger_files.mlflow_run(store, "killed")[0].info.status == "KILLED"
+    stop = StopAfter(3, reason=StopReason.SIGNAL)
+    fit(Run.of(tmp_path / "b"), MLflow(store, "killed", "named", artifacts=True), stop)
+    failed, killed = (logger_files.mlflow_run(store, name)[0].info for name in ("diverged", "killed"))
+    assert (failed.status, failed.run_name) == ("FAILED", "a")
+    assert (killed.status, killed.run_name) == ("KILLED", "named")
+    assert [path.name for path in tmp_path.glob("mlruns/**/artifacts/*")] == ["history.jsonl"]
 
 
 def test_wandb_without_a_login_stays_offline(
