@@ -71,14 +71,17 @@ def test_a_fit_and_an_evaluation_warn_once(caplog: pytest.LogCaptureFixture) -> 
 
 
 @pytest.mark.parametrize("validates", [False, True])
-def test_integers_are_evaluated_after_floats(validates: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_integers_are_evaluated_and_predicted_after_floats(validates: bool, caplog: pytest.LogCaptureFixture) -> None:
     data = up_to(255)
     with ParallelWrapper(model(), 1) as wrapper:
-        floats = data.images / np.float32(100), data.labels
+        floats = data.images / np.float32(255), data.labels
         wrapper.fit(floats, evaluate_on=data if validates else floats)
         assert len(warnings_of(caplog)) == validates
         wrapper.evaluate(data)
         assert len(warnings_of(caplog)) == (not validates)
+        for images, count in ((floats[0], 0), (data.images, 1)):
+            wrapper.model.predict(images)
+            assert len(warnings_of(caplog)) == count
 
 
 def test_metrics_without_validation_data_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:

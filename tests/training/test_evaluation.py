@@ -17,8 +17,6 @@ from tests.support.refusals import refused
 #   actual 0: four, two right                  0 | 2 1 1             2/3           2/4         4/7
 #   actual 1: three, two right                 1 | 1 2 0             2/3           2/3         4/6
 #   actual 2: one, right                       2 | 0 0 1             1/2           1/1         2/3
-TARGETS = [0, 0, 0, 0, 1, 1, 1, 2]
-PREDICTED = [0, 0, 1, 2, 1, 1, 0, 2]
 
 
 def one_hot(predicted: list[int], classes: int = 3) -> np.ndarray[Any, Any]:
@@ -27,7 +25,7 @@ def one_hot(predicted: list[int], classes: int = 3) -> np.ndarray[Any, Any]:
 
 def small() -> Evaluation:
     evaluation = Evaluation(3, top_n=2)
-    evaluation.add(one_hot(PREDICTED), TARGETS, np.arange(8) / 8)
+    evaluation.add(one_hot([0, 0, 1, 2, 1, 1, 0, 2]), [0, 0, 0, 0, 1, 1, 1, 2], np.arange(8) / 8)
     return evaluation
 
 

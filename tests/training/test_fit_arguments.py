@@ -223,11 +223,3 @@ def test_floats_go_with_a_model_of_normalized_pixels() -> None:
         wrapper.fit(normalized)
         loss = wrapper.evaluate((X / 255 - 0.2) / 0.4, Y).loss
         assert loss == pytest.approx(wrapper.evaluate(normalized).loss, rel=1e-5)
-
-
-def test_pixels_are_warned_of_after_training_on_floats(caplog: pytest.LogCaptureFixture) -> None:
-    model = trained(X / 255, Y)
-    model.predict(X[:2] / 255)
-    assert not caplog.records
-    model.predict(X[:2])
-    assert [record.levelname for record in caplog.records] == ["WARNING"]

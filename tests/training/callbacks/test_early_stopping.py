@@ -47,14 +47,6 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Script:
     return use
 
 
-@pytest.fixture
-def passed(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Return a list of seconds whose sum is early stopping's clock. Tests append to it."""
-    seconds = [100.0]
-    monkeypatch.setattr(early_stopping, "time", SimpleNamespace(monotonic=lambda: sum(seconds)))
-    return seconds
-
-
 def fit(
     stopping: EarlyStopping, epochs: int, *callbacks: Callback, model: Model | None = None, **options: Any
 ) -> tuple[Trainer, dict[int, str]]:
@@ -209,9 +201,11 @@ def test_early_stopping_resumes_from_its_state(scripted: Script, tmp_path: Path)
 
 @pytest.mark.parametrize(("limit", "reason", "iteration"), [(52, "epochs", 10), (50, "max_time_s", 3)])
 def test_the_time_limit_includes_earlier_processes_and_no_pauses(
-    passed: list[float], limit: float, reason: str, iteration: int
+    monkeypatch: pytest.MonkeyPatch, limit: float, reason: str, iteration: int
 ) -> None:
     """It ends a fit within an epoch."""
+    passed = [100.0]  # seconds
+    monkeypatch.setattr(early_stopping, "time", SimpleNamespace(monotonic=lambda: sum(passed)))
     keep, spends = KeepState(2), At(1, lambda: passed.append(50))
     planned = Fit(TRAIN, 2, HELD_OUT, split="validation")
     alone(small_model(), SGD(0.05), callbacks=[EarlyStopping(), spends, keep]).fit(planned)
