@@ -80,3 +80,14 @@ def test_optimizer_state_is_averaged_with_the_weights_unless_average_updaters_is
     expected = [(6 * own[0] + 4 * own[1]) / 10] * 2 if average_updaters else own
     np.testing.assert_allclose(found, expected, rtol=1e-13, atol=1e-15)
     assert (found[0].tobytes() == found[1].tobytes()) == average_updaters
+
+
+@pytest.mark.parametrize("backend", ["numpy", "numba"])
+def test_a_thousand_averages_do_not_drift(backend: str) -> None:
+    """The replicas are equal, but three times the single-precision third is more than one."""
+    mean = small_model("float", backend).backend.mean_in_place
+    start = np.random.default_rng(1).normal(size=1000).astype(np.float32)
+    parts = [start.copy() for _ in range(3)]
+    for _ in range(1000):
+        mean(parts, [1 / 3] * 3)
+    np.testing.assert_array_equal(parts[0], start)
