@@ -122,6 +122,7 @@ def ranked(scores: list[float]) -> list[int]:
 
 @quick
 @example((3, []), 2)
+@example((3, [([0.5, 0.5, 0.5], 2, 1.0)]), 2)
 @given(samples(), st.integers(1, 6))
 def test_figures_follow_from_their_definitions(drawn: Samples, top_n: int) -> None:
     classes, rows = drawn
