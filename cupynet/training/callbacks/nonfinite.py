@@ -32,7 +32,7 @@ class NonFinite(Callback):
         self.max_skipped = integer("max_skipped", max_skipped, 1)
         self._skipped: list[tuple[int, int]] = []  # (epoch, batch) on this worker
         self._others = 0  # batches skipped by other workers up to the end of the last fit
-        self._removed = 0  # those of workers that were removed by a resume
+        self._removed = 0  # batches skipped by workers that a resume removed
 
     @property
     def skipped_batches(self) -> int:
