@@ -62,6 +62,15 @@ def test_a_file_of_another_run_is_refused_and_not_changed(tmp_path: Path, conten
     assert path.read_text() == content
 
 
+def test_a_file_in_the_current_folder_is_not_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "history.jsonl"
+    path.write_text("my own line\n")
+    with ParallelWrapper(small_model(), 1, callbacks=[HistoryWriter()]) as wrapper, refused("path", "history.jsonl"):
+        wrapper.fit(small_dataset(20))
+    assert path.read_text() == "my own line\n"
+
+
 def test_a_checkpoint_does_not_read_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading it at each checkpoint would slow down long runs."""
     path = tmp_path / "rows.jsonl"
