@@ -6,7 +6,8 @@ import os
 import random
 import resource
 import shutil
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -269,6 +270,28 @@ def test_a_file_size_limit_keeps_the_previous_checkpoints(limit: int, tmp_path: 
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 74
     assert newest_step(store) == 1 and leftovers(tmp_path) == []
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Mount a file system of one megabyte, and yield its folder."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    if os.geteuid() or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("mounting a file system needs root")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_disk_without_space_keeps_the_previous_checkpoints(small_disk: Path) -> None:
+    store, big = saved(small_disk, 1, 2), {"weights": {"a": np.zeros(100_000)}, "state": {"b": np.zeros(100_000)}}
+    for _ in range(3):
+        with pytest.raises(OutputError, match="step-00000003"):
+            store.save(3, {"step": 3}, big)
+        assert newest_step(store) == 2 and store.steps() == [1, 2] and leftovers(small_disk) == []
+    store.save(3, {"step": 3}, {"weights": {"a": np.zeros(50_000)}})
+    assert newest_step(store) == 3
 
 
 def test_a_checkpoint_that_cannot_be_removed_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
