@@ -32,7 +32,7 @@ WAYS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("dtype", ["double", "half"])
 @pytest.mark.parametrize("options", WAYS.values(), ids=WAYS)
 def test_frozen_weights_do_not_change_and_have_no_gradient(options: dict[str, Any], dtype: str) -> None:
-    """The norm of the gradient is that of the trained weights."""
+    """Only trained weights count in the norm of the gradient."""
     model = small_model(dtype)
     model.freeze("conv*", "dense1.bias")
     before = model.weights()

@@ -5,12 +5,14 @@ from __future__ import annotations
 from cupynet.backend.array import Array
 from cupynet.backend.cpu.amx_products import AmxProducts
 from cupynet.backend.cpu.direct_conv import Passes, passes
-from cupynet.backend.cpu.kernels import tiles
+from cupynet.backend.cpu.kernels import tiles, winograd
 from cupynet.backend.cpu.kernels.narrow import bits
 from cupynet.backend.cpu.kernels.tiles import Frame, Sums
 from cupynet.backend.cpu.winograd_conv import saves_products
 from cupynet.backend.fusion import Convolution
 from cupynet.backend.window import Window
+
+WIDE = 2  # vectors of channels in a group for which Winograd's algorithm makes up for copying the group
 
 
 class NumbaConv(AmxProducts):
@@ -20,7 +22,7 @@ class NumbaConv(AmxProducts):
         window.check_weight(x.shape, weight.shape, groups)
         if _repeats(x, weight, groups):
             x, groups = self._repeated(x, weight), weight.shape[3]
-        sums = passes(x.shape[1:], weight.shape[3], window, self.policy.compute.itemsize, groups)
+        sums = self._passes(x, weight, window, groups)
         if sums is None:
             return super().conv2d(x, weight, bias, window, groups=groups, relu=relu)
         y = self.borrow((len(x), *window.output(*x.shape[1:3]), weight.shape[3]))
@@ -43,7 +45,7 @@ class NumbaConv(AmxProducts):
             options = {"need_dx": need_dx, "groups": weight.shape[3], "relu_y": relu_y}
             dx = self.conv2d_backward(dy, columns, self._repeated(x, weight), *arguments, **options)
             return None if dx is None else self._summed(dx, x.shape)
-        sums = passes(x.shape[1:], weight.shape[3], window, self.policy.compute.itemsize, groups)
+        sums = self._passes(x, weight, window, groups)
         if sums is None or columns is not None:
             return super().conv2d_backward(dy, columns, x, *arguments, need_dx=need_dx, groups=groups, relu_y=relu_y)
         self._relu_and_bias_backward(dy, relu_y, bias_grad)
@@ -58,6 +60,14 @@ class NumbaConv(AmxProducts):
         if tiled and saves_products(size, tuple(map(min, size, dy.shape[1:3]))):  # without padding dx is larger than dy
             return self._tiles_gradient(dy, x, weight, window)
         return self._input_gradient(sums, dy, x, weight, groups)
+
+    def _passes(self, x: Array, weight: Array, window: Window, groups: int) -> Passes | None:
+        """Return the passes, or None if no window covers a pixel or it is faster to convolve each group separately."""
+        itemsize, of_group = self.policy.compute.itemsize, weight[..., : weight.shape[3] // groups]
+        wide = groups > 1 and weight.shape[2] >= WIDE * winograd.lanes(itemsize)
+        if wide and self._has_tiles(x, of_group, window):
+            return None
+        return passes(x.shape[1:], weight.shape[3], window, itemsize, groups)
 
     def _input_gradient(self, sums: Passes, dy: Array, x: Array, weight: Array, groups: int) -> Array:
         dx, frame = self.borrow(x.shape), sums.frame._replace(size=0)
@@ -96,7 +106,10 @@ class NumbaConv(AmxProducts):
 
     def _summed(self, dx: Array, shape: tuple[int, ...]) -> Array:
         total = self.borrow(shape, self.policy.compute)
-        dx.reshape(*shape, -1).sum(axis=4, dtype=total.dtype, out=total)
+        parts = dx.reshape(*shape, -1)
+        total[...] = parts[..., 0]
+        for i in range(1, parts.shape[4]):  # faster than NumPy's sum over a short axis
+            total += parts[..., i]
         return self._stored_copy(total)
 
 
