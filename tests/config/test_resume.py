@@ -77,6 +77,17 @@ def test_a_stopped_run_resumes_bit_for_bit(stopped: Path) -> None:
         resumed(stopped)
 
 
+def test_the_time_of_earlier_processes_counts(stopped: Path) -> None:
+    store = Checkpoints(stopped / "checkpoints")
+    newest = store.newest()
+    assert newest is not None
+    for worker in newest.state["workers"]:
+        worker["numbers"]["clock"]["compile_s"] += 1000
+    store.save(store.steps()[-1], newest.state, newest.arrays)
+    resumed(stopped)
+    assert Run(stopped).summary().cost.wall_s > 1000
+
+
 # tests/test_soak.py kills runs at every step of a save, with and without averages
 def test_a_killed_run_resumes_bit_for_bit(
     in_folder: Path, command: Command, capsys: pytest.CaptureFixture[str]
