@@ -69,7 +69,9 @@ class SkipNonFinite(StepCheck):
 
 def diagnose(replica: Replica, batch: Batch) -> str:
     """Describe the first non-finite value of the last batch: worker, batch, samples, and layer or weight."""
-    at = f"of worker {replica.groups.world.rank} at batch {batch.index} of epoch {batch.epoch + 1}"
+    rank, stages = replica.groups.world.rank, replica.groups.stages
+    when = f"at batch {batch.index} of epoch {batch.epoch + 1}"
+    at = f"of worker {rank} {when}"
     for name, values in replica.params.views(replica.params.master):
         if not _finite(replica, values).all():
             return f"the weights of layer '{name.partition('.')[0]}' {at} are not finite"
@@ -78,7 +80,8 @@ def diagnose(replica: Replica, batch: Batch) -> str:
     if layer:
         return f"the loss {at} is not finite for {_named(samples)}, because of the output of layer '{layer}'"
     if replica.losses is not None and not _finite(replica, replica.losses).all():
-        return f"the loss {at} is not finite for {_named(batch.samples)}"
+        last = rank - stages.rank + stages.size - 1  # the last stage sends its losses to the first
+        return f"the loss of worker {last} {when} is not finite for {_named(batch.samples)}"
     for name, gradient in reversed([*replica.params.views(replica.params.grad)]):  # in the order of the backward pass
         if not _finite(replica, gradient).all():
             return f"the gradient {at} is not finite for {_named(batch.samples)}, first for the weight '{name}'"
