@@ -58,7 +58,6 @@ class Workspace:
         self._allocate, self._lend = allocate, lend
         self._thread = get_ident()
         self._free: dict[Key, list[Buffer]] = {}
-        self._returned: deque[Buffer] = deque()  # returned by this thread
         self._returned_elsewhere: deque[Buffer] = deque()  # returned by other threads
         self._captures = False
         self._count = 0
@@ -68,11 +67,13 @@ class Workspace:
     def on_loan(self) -> int:
         """Number of buffers on loan; 0 between training steps."""
         free = sum(map(len, self._free.values()))
-        return self._count - free - len(self._returned) - len(self._returned_elsewhere)
+        return self._count - free - len(self._returned_elsewhere)
 
     def borrow(self, shape: tuple[int, ...], dtype: Any) -> Array:
         """Return an uninitialized array in the smallest buffer that fits; of equal buffers, the one returned last."""
-        self._collect()
+        while self._returned_elsewhere and not self._captures:
+            buffer = self._returned_elsewhere.popleft()
+            self._free[buffer.key].append(buffer)
         key = (shape[1:], dtype)
         free = self._free.setdefault(key, [])
         best, rows, length = -1, shape[0], -1
@@ -90,7 +91,10 @@ class Workspace:
 
     def take(self, buffer: Buffer) -> None:
         """Take a buffer back. Any thread may call this at any time, so it takes no locks and makes no device calls."""
-        (self._returned if get_ident() == self._thread else self._returned_elsewhere).append(buffer)
+        if get_ident() == self._thread:
+            self._free[buffer.key].append(buffer)
+        else:
+            self._returned_elsewhere.append(buffer)
 
     @contextmanager
     def capturing(self) -> Iterator[None]:
@@ -100,12 +104,3 @@ class Workspace:
             yield
         finally:
             self._captures = False
-
-    def _collect(self) -> None:
-        returned, free = self._returned, self._free
-        while returned:
-            buffer = returned.popleft()
-            free[buffer.key].append(buffer)
-        while self._returned_elsewhere and not self._captures:
-            buffer = self._returned_elsewhere.popleft()
-            free[buffer.key].append(buffer)
