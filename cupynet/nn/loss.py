@@ -90,6 +90,8 @@ def _class_weights(given: Weights) -> tuple[float, ...]:
     if not isinstance(weights, list | tuple) or not weights:
         raise ConfigError("must be a list of numbers, one for each class, or null", name, shown(given))
     found = tuple(number(name, each, minimum=0) for each in weights)
+    if not any(found):
+        raise ConfigError("must not all be 0", name, shown(given))
     return found
 
 

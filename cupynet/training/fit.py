@@ -101,6 +101,8 @@ def weighted(loader: Loader, sample_weight: Any, class_weight: ClassWeight) -> L
         weights = weights * weight_array("sample_weight", sample_weight, len(data))
     if class_weight is not None:
         weights = weights * _class_factors(data, class_weight)[data.labels]
+    if not weights.any():
+        raise ConfigError("every sample has weight 0", "class_weight" if sample_weight is None else "sample_weight")
     return with_dataset(loader, replace(data, weights=weights))
 
 
@@ -126,7 +128,7 @@ def _class_factors(data: Dataset, class_weight: ClassWeight) -> Array:
 def evaluation_loader(data: Examples, batch_size: int | None, model: Model, pixels: PixelScale | None = None) -> Loader:
     """Check evaluation data and return a loader for them.
 
-    data: like `x` in `ParallelWrapper.fit`, or (x, y, sample_weight).
+    data: like `x` in `ParallelWrapper.fit`, or x, y and sample_weight in a tuple or list.
     pixels: the pixel scale of the training images; by default the model's.
     """
     if pixels is None and model.pixels != FRACTIONS:  # an untrained model has FRACTIONS too, and allows any scale
@@ -134,7 +136,8 @@ def evaluation_loader(data: Examples, batch_size: int | None, model: Model, pixe
     if isinstance(data, Loader) and data.augment:
         data = Loader(data.dataset, data.batch_size, data.seed, data.shuffle)
     weights = None
-    if isinstance(data, tuple) and len(data) == 3 and not isinstance(data[0], tuple):
+    in_list = isinstance(data, list) and len(data) == 3 and hasattr(data[0], "shape")  # else a list of examples
+    if in_list or (isinstance(data, tuple) and len(data) == 3 and not isinstance(data[0], tuple)):
         *data, weights = data
     loader = loader_of(data, batch_size, model, pixels or FRACTIONS, shuffle=False, sample_weight=weights)
     if pixels is not None:

@@ -176,7 +176,7 @@ def test_weights_are_factors_of_losses(loss: str | Loss, weights: dict[str, Any]
 
 def test_a_held_out_part_has_no_weights() -> None:
     with ParallelWrapper(small_model(), 1) as wrapper:
-        wrapper.fit(X, Y, batch_size=61, sample_weight=np.zeros(61), validation_split=0.2)
+        wrapper.fit(X, Y, batch_size=61, sample_weight=np.full(61, 1e-6), validation_split=0.2)
         evaluation = wrapper.trainer.evaluation
     assert evaluation is not None and evaluation.loss > 0.5
 
@@ -203,6 +203,8 @@ def test_data_are_told_apart_by_targets_and_weights() -> None:
         ("sample_weight", "softmax", Y, {"sample_weight": WEIGHTS[:60]}),
         ("sample_weight", "softmax", Y, {"sample_weight": -WEIGHTS}),
         ("sample_weight", "softmax", Y, {"sample_weight": WEIGHTS * np.nan}),
+        ("sample_weight", "softmax", Y, {"sample_weight": 0 * WEIGHTS}),
+        ("class_weight", "softmax", Y, {"class_weight": {0: 0, 1: 0, 2: 0}}),
         ("class_weight", "softmax", Y, {"class_weight": {3: 1.0}}),
         ("class_weight[0]", "softmax", Y, {"class_weight": {0: -1.0}}),
         ("sample_weight", "softmax", Y, {"sample_weight": np.full(len(Y), 1e300)}),
