@@ -136,8 +136,9 @@ def evaluation_loader(data: Examples, batch_size: int | None, model: Model, pixe
     if isinstance(data, Loader) and data.augment:
         data = Loader(data.dataset, data.batch_size, data.seed, data.shuffle)
     weights = None
-    in_list = isinstance(data, list) and len(data) == 3 and hasattr(data[0], "shape")  # else a list of examples
-    if in_list or (isinstance(data, tuple) and len(data) == 3 and not isinstance(data[0], tuple)):
+    if isinstance(data, list) and len(data) == 3 and hasattr(data[0], "shape"):  # not a list of three examples
+        data = tuple(data)
+    if isinstance(data, tuple) and len(data) == 3 and not isinstance(data[0], tuple):
         *data, weights = data
     loader = loader_of(data, batch_size, model, pixels or FRACTIONS, shuffle=False, sample_weight=weights)
     if pixels is not None:
