@@ -93,11 +93,12 @@ def test_numbers_of_any_type_in_a_table_are_features() -> None:
     ("arguments", "setting"),
     [
         ({"layers": [Dense(4), Dense(3)]}, "layers"),  # a second output layer
+        ({"layers": {"output": Dense(4)}}, "layers"),
         ({"input": (7, 7, 1)}, "input"),
         ({"input": 64}, "input"),
         ({"layers": [Conv2D(4, 3)]}, "input"),
     ],
-    ids=["two outputs", "another size", "a number", "no shape"],
+    ids=["two outputs", "name of the output", "another size", "a number", "no shape"],
 )
 def test_a_network_that_does_not_fit_flat_images_is_refused(arguments: Any, setting: str) -> None:
     with refused(setting):

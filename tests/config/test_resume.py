@@ -235,10 +235,11 @@ def test_a_resume_that_fails_before_training_changes_no_settings(
 
 
 def test_the_changes_of_a_resume_are_stored(stopped: Path, command: Command) -> None:
-    change = "callbacks.checkpoint.keep_last=5"
-    assert command("resume=latest", change, task=train_job)[0] == 0
-    assert config.load(stopped).callbacks["checkpoint"]["keep_last"] == 5
-    assert {change, "epochs=2"} <= {*config.overrides_of(stopped)}
+    changes = {"callbacks.checkpoint.keep_last=5", "backend=numba"}
+    assert command("resume=latest", *changes, task=train_job)[0] == 0
+    settings = config.load(stopped)
+    assert settings.callbacks["checkpoint"]["keep_last"] == 5 and settings.backend.name == "numba"
+    assert {*changes, "epochs=2"} <= {*config.overrides_of(stopped)}
 
 
 def test_a_run_that_was_killed_before_its_results_were_written_is_finished(stopped: Path, command: Command) -> None:

@@ -233,8 +233,9 @@ DAMAGED = [
 def test_a_damaged_file_is_named_and_the_rest_shown(tmp_path: Path, name: str, damage: str) -> None:
     folder = finished(tmp_path)
     (folder / name).write_text(damage)
-    assert made(folder).text
-    assert any(name in text for text, _ in page_values(read_run(folder))["notices"])
+    values = page_values(read_run(folder))
+    assert made(folder).text and values["settings"] and values["tiles"]
+    assert any(name in text for text, _ in values["notices"])
 
 
 WRONG: list[Any] = [None, 1, "x", [], {}, [None], [[1]], {"a": 1}, True, 1e400, -5, [{"kind": 1}], [[1, 2], [3]]]

@@ -1,6 +1,7 @@
 """Checkpoints on disk: they are complete or missing, and no part of a damaged one is ever used."""
 
 import errno
+import itertools
 import json
 import os
 import random
@@ -240,6 +241,21 @@ def test_a_crash_during_a_save_keeps_the_previous_checkpoints(point: str, tmp_pa
     assert newest_step(store) == (3 if point in ("flush parent", "prune") else 2)
     store.save(4, {"step": 4, "loss": 0.0}, ARRAYS)
     assert newest_step(store) == 4 and leftovers(tmp_path) == []
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_crash_while_a_checkpoint_is_replaced_keeps_one_of_the_two(number: int, tmp_path: Path) -> None:
+    """The first rename moves the old checkpoint aside, and the second puts the new one in its place."""
+    store, renames = saved(tmp_path, 3), itertools.count(1)
+    child = os.fork()
+    if child == 0:
+        die_at(os, "rename", lambda *_: next(renames) == number)
+        try:
+            store.save(3, {"step": 3}, ARRAYS)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    assert newest_step(store) == 3
 
 
 def die_at(owner: Any, name: str, when: Callable[..., bool]) -> None:

@@ -53,6 +53,15 @@ def test_the_loss_scale_grows_and_shrinks(monkeypatch: pytest.MonkeyPatch) -> No
     assert np.isfinite(trainer.params.master).all() and trainer.iteration == 100
 
 
+def test_the_loss_scale_doubles_after_2000_iterations_up_to_a_limit() -> None:
+    scaler, scales = LossScaler(create_backend("numpy", dtype="half"), SerialCommunicator()), []
+    for _ in range(30_000):
+        scaler.grow()
+        scaler.skips(overflow=False, failed=False)
+        scales.append(scaler.scale)
+    assert (scales[1998], scales[1999], scales[3999], scales[-1]) == (2.0**10, 2.0**11, 2.0**12, 2.0**24)
+
+
 @pytest.mark.parametrize(
     ("poisoned", "skipped", "scale"),
     [(Poisoned(*range(97)), 0, 1024.0), (Poisoned(*range(97), backwards=True), 10, 1.0)],

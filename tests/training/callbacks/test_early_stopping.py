@@ -146,7 +146,13 @@ def test_the_restored_weights_are_evaluated_and_are_the_last(dtype: str, options
 
 
 @pytest.mark.parametrize(
-    ("restore", "reason"), [(False, StopReason.REQUEST), (True, StopReason.REQUEST), (True, StopReason.SIGNAL)]
+    ("restore", "reason"),
+    [
+        (False, StopReason.REQUEST),
+        (False, StopReason.SIGNAL),
+        (True, StopReason.REQUEST),
+        (True, StopReason.SIGNAL),
+    ],
 )
 def test_the_best_weights_are_restored_after_another_stop(
     scripted: Script, restore: bool, reason: StopReason, monkeypatch: pytest.MonkeyPatch
