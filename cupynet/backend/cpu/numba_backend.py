@@ -11,7 +11,7 @@ import numpy as np
 from cupynet.backend import philox
 from cupynet.backend.array import Array, Subset
 from cupynet.backend.cpu import winograd_pool
-from cupynet.backend.cpu.conv import NumbaConv, window_numbers
+from cupynet.backend.cpu.conv import window_numbers
 from cupynet.backend.cpu.kernels import activation as activation_kernels
 from cupynet.backend.cpu.kernels import dense as dense_kernels
 from cupynet.backend.cpu.kernels import dropout as dropout_kernels
@@ -22,6 +22,7 @@ from cupynet.backend.cpu.kernels import subnormals
 from cupynet.backend.cpu.kernels import update as update_kernels
 from cupynet.backend.cpu.kernels.narrow import bits
 from cupynet.backend.cpu.numpy_backend import NumpyBackend
+from cupynet.backend.cpu.small_products import SmallProducts
 from cupynet.backend.fusion import Convolution, FusedPair
 from cupynet.backend.transfer import FRACTIONS, PixelScale
 from cupynet.backend.update_rules import Rule, UpdateScalars
@@ -30,7 +31,7 @@ from cupynet.backend.window import Window
 ROW = 256  # target number of values in a row: several SIMD vectors
 
 
-class NumbaBackend(NumbaConv, NumpyBackend):
+class NumbaBackend(SmallProducts, NumpyBackend):
     """Backend with compiled kernels, which convert 16-bit types to float for computations (`kernels/narrow.py`)."""
 
     name = "numba"
