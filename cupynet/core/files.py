@@ -151,8 +151,14 @@ def save_weights(
 
     write: the function that writes the file. `write_whole` replaces a link instead of following it.
     """
-    ordered = {name: np.asarray(weights[name], order="C") for name in sorted(weights)}
+    ordered = _ordered(weights)
     write(path, save(ordered, metadata={"sha256": digest(ordered)}))
+
+
+def _ordered(weights: dict[str, Any]) -> dict[str, Any]:
+    """Return contiguous arrays, sorted by name. bfloat16 becomes float32, as in `_read`, so that the digest matches."""
+    arrays = {name: np.asarray(weights[name], order="C") for name in sorted(weights)}
+    return {name: each.astype("f4") if each.dtype.name == "bfloat16" else each for name, each in arrays.items()}
 
 
 def load_weights(path: PathLike) -> dict[str, Any]:
@@ -173,7 +179,7 @@ def load_weights(path: PathLike) -> dict[str, Any]:
 
 def save_described(path: PathLike, weights: dict[str, Any], description: Mapping[str, Any]) -> None:
     """Write weights and a description (plain values) to a safetensors file atomically. Raise OutputError on failure."""
-    ordered = {name: np.asarray(weights[name], order="C") for name in sorted(weights)}
+    ordered = _ordered(weights)
     text = json.dumps(description)
     metadata = {DESCRIPTION: json.dumps({"sha256": _digest_of(ordered, text), "description": text})}
     write_output(path, save(ordered, metadata=metadata))

@@ -57,6 +57,13 @@ def save(store: Checkpoints, trainer: Trainer) -> None:
         store.save(trainer.iteration, state, {"weights": weights, "state": others})
 
 
+def save_between_fits(store: Checkpoints, trainer: Trainer) -> None:
+    """Save as in `save`, after copying the model to all replicas, because the user may have changed its weights."""
+    trainer.replica.begin()
+    trainer.synchronizer.begin(trainer.replica)
+    save(store, trainer)
+
+
 def found(path: str | Path, *, warn: bool = True) -> Stored:
     """Return the checkpoint at `path`, or the newest undamaged one if `path` is a folder of checkpoints."""
     path = Path(path)

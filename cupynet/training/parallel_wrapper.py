@@ -39,7 +39,7 @@ from cupynet.training.callbacks.base import Callback
 from cupynet.training.callbacks.history import Rows
 from cupynet.training.callbacks.profile import Profile
 from cupynet.training.callbacks.progress import Progress, say
-from cupynet.training.checkpointing import resume, save
+from cupynet.training.checkpointing import resume, save_between_fits
 from cupynet.training.closing import end, release
 from cupynet.training.data_warnings import DataWarnings
 from cupynet.training.device_errors import translate_device_errors
@@ -349,7 +349,7 @@ class ParallelWrapper:
     def checkpoint(self, folder: str | Path) -> Path:
         """Write a checkpoint to `folder` and return its path. Call this between fits."""
         store = Checkpoints(folder)
-        self.on_workers(lambda trainer: save(store, trainer))
+        self.on_workers(lambda trainer: save_between_fits(store, trainer))
         return store.path(self.trainer.iteration)
 
     def restore(self, path: str | Path) -> None:

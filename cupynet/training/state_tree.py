@@ -111,16 +111,16 @@ def apart(tree: Mapping[str, Any], above: str = "") -> tuple[Tree, Arrays]:
         if isinstance(value, Mapping):
             numbers[name], below = apart(value, f"{here}/")
             arrays |= below
-        elif isinstance(value, np.ndarray):
+        elif isinstance(value, np.ndarray) and value.dtype.name == "bfloat16":  # unknown to NumPy
+            arrays[here] = value.astype(np.float32)
+        elif isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
             arrays[here] = value
-        elif isinstance(value, np.generic):
-            numbers[name] = value.item()
         else:
-            numbers[name] = value
+            numbers[name] = value = value.item() if isinstance(value, np.generic) else value
             try:
                 json.dumps(value)
             except (TypeError, ValueError) as error:
-                reason = f"must be a number, text or an array on the host, got {shown(value)}"
+                reason = f"must be a number, text or an array of numbers on the host, got {shown(value)}"
                 raise ConfigError(f"state {here!r} {reason}") from error
     return numbers, arrays
 

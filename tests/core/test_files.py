@@ -16,6 +16,7 @@ from safetensors.numpy import load_file, save
 import cupynet
 from cupynet.core.errors import DataError, OutputError
 from cupynet.core.files import digest, load_tensors, load_weights, read_object, save_weights, write_output, write_whole
+from tests.support.backends import needs_bfloat16
 from tests.support.commands import ROOT
 from tests.support.refusals import data_error, refused
 
@@ -88,6 +89,13 @@ def test_bfloat16_weights_are_read_as_float(tmp_path: Path) -> None:
     header = json.dumps({"a": {"dtype": "BF16", "shape": [1], "data_offsets": [0, 2]}}).encode()
     (tmp_path / "w").write_bytes(len(header).to_bytes(8, "little") + header + b"\xc0\x3f")
     assert_same(load_tensors(tmp_path / "w"), {"a": np.array([1.5], np.float32)})
+
+
+@needs_bfloat16
+def test_saved_bfloat16_arrays_are_read_as_float(tmp_path: Path) -> None:
+    bfloat16 = cupynet.create_backend("numpy", "bfloat16").policy.storage
+    save_weights(tmp_path / "w", {"a": np.array([1.5], bfloat16)})
+    assert_same(load_weights(tmp_path / "w"), {"a": np.array([1.5], np.float32)})
 
 
 def test_a_digest_sees_names_types_shapes_and_bytes() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cupynet.backend import create_backend
 from cupynet.core import lock
 from cupynet.core.errors import ConfigError, OutputError
 from cupynet.data import Dataset, Loader
@@ -16,6 +17,7 @@ from cupynet.parallel import ParameterAveraging, Pipeline
 from cupynet.runs.checkpoints import Checkpoints, read
 from cupynet.training import Callback, Checkpoint, EarlyStopping, HistoryWriter, ParallelWrapper, consensus
 from cupynet.training.state_tree import apart, together
+from tests.support.backends import needs_bfloat16
 from tests.support.refusals import refused
 from tests.support.resumed_runs import timeless_history
 from tests.support.training import WAYS, On, StopAfter, fingerprint, small_dataset, small_model
@@ -103,8 +105,27 @@ def test_a_state_has_plain_values_only() -> None:
     numbers, arrays = apart({"callbacks": values, "a/b%": {"vector": np.arange(3)}})
     found = together(json.loads(json.dumps(numbers)), arrays)
     assert found["callbacks"] == values and found["a/b%"]["vector"].tolist() == [0, 1, 2]
-    with pytest.raises(ConfigError, match="callbacks/Remembers/value"):
-        apart({"callbacks": {"Remembers": {"value": object()}}})
+    for value in (object(), np.array(["a"]), np.datetime64("now")):
+        with pytest.raises(ConfigError, match="callbacks/Remembers/value"):
+            apart({"callbacks": {"Remembers": {"value": value}}})
+
+
+@needs_bfloat16
+def test_bfloat16_arrays_of_a_state_can_be_sent_and_saved() -> None:
+    numbers, arrays = apart({"vector": np.array([1.5], create_backend("numpy", "bfloat16").policy.storage)})
+    assert not numbers and arrays["vector"].dtype == np.float32 and arrays["vector"] == [1.5]
+
+
+def test_a_checkpoint_contains_the_weights_loaded_since_the_last_fit(tmp_path: Path) -> None:
+    other, restored = small_model(seed=9), small_model()
+    with ParallelWrapper(small_model(), 3) as wrapper:
+        wrapper.fit(FORTY, batch_size=4)
+        wrapper.model.load_weights(other)
+        path = wrapper.checkpoint(tmp_path)
+    with ParallelWrapper(restored, 1) as single:
+        single.restore(path)
+    for name, weight in other.weights().items():
+        np.testing.assert_allclose(restored.weights()[name], weight, rtol=1e-12)
 
 
 FORTY = small_dataset(40)  # ten iterations per epoch
