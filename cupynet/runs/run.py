@@ -218,7 +218,7 @@ class Run:
             return run
         if create:
             files.require_folder(run)
-        return cls(run)
+        return cls(Path(run).absolute())  # the current folder may change between fits
 
     def __str__(self) -> str:
         return str(self.folder)

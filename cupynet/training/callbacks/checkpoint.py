@@ -72,7 +72,7 @@ class Checkpoint(Callback):
 
     def start(self, trainer: Trainer, run: Run | None) -> None:
         own = None if run is None else run.checkpoints_path
-        self._store = Checkpoints(self._path or own or "checkpoints")
+        self._store = Checkpoints(Path(self._path or own or "checkpoints").absolute())  # also after os.chdir
         self._alone = own is None
         self._elsewhere = own is None or self._store.folder.resolve() != own.resolve()
         self._identity = uuid.uuid4().hex

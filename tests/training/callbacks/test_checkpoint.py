@@ -116,6 +116,20 @@ def test_bfloat16_arrays_of_a_state_can_be_sent_and_saved() -> None:
     assert not numbers and arrays["vector"].dtype == np.float32 and arrays["vector"] == [1.5]
 
 
+@pytest.mark.parametrize("run", [None, Path("run")], ids=["no run", "run"])
+def test_the_current_folder_may_change_between_fits(
+    run: Path | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with saving(None, run=run) as wrapper:
+        wrapper.fit(FORTY, batch_size=4)
+        (tmp_path / "other").mkdir()
+        monkeypatch.chdir(tmp_path / "other")
+        wrapper.fit(FORTY, batch_size=4)
+    assert Checkpoints(tmp_path / (run or "") / "checkpoints").steps() == [10, 20]
+    assert not any((tmp_path / "other").iterdir())
+
+
 def test_a_checkpoint_contains_the_weights_loaded_since_the_last_fit(tmp_path: Path) -> None:
     other, restored = small_model(seed=9), small_model()
     with ParallelWrapper(small_model(), 3) as wrapper:
