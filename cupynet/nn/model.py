@@ -265,7 +265,8 @@ class Model:
     def replace(self, **layers: Layer) -> Model:
         """Return a copy with some layers replaced, for instance to fine-tune: `model.replace(dense2=Dense(3))`.
 
-        The remaining layers keep their weights. All layers are trainable, even those frozen in this model.
+        The remaining layers keep their weights. All layers are trainable, even those frozen in this model. The class
+        names are kept unless the last layer is replaced.
 
         Raises:
             ConfigError: the network is not a `Sequential`, has no layer with a given name, or another layer's weights
@@ -279,6 +280,8 @@ class Model:
         if kept and (unfit := model.load_weights(kept, strict=False).unexpected):
             raise ConfigError(f"{unfit[0]} no longer fits. Replace its layer too", "layers")
         model.pixels, model.trained_on = self.pixels, self.trained_on
+        if next(reversed(parts)) not in layers and model.output == self.output:
+            model.class_names = self.class_names
         return model
 
     def weights(self) -> dict[str, Any]:

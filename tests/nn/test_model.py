@@ -130,12 +130,13 @@ def test_weights_of_which_none_fits_and_damaged_files_are_refused(tmp_path: Path
 def test_a_replaced_layer_is_new_and_the_others_keep_their_weights() -> None:
     model = Model(Sequential([Conv2D(2, 3), Dense(4, "relu"), Dense(3)]), SMALL, create_backend("numpy"))
     model.params.master += 1
-    model.pixels = PixelScale.of([0.1], [0.3])
+    model.pixels, model.class_names = PixelScale.of([0.1], [0.3]), list("abc")
     mine, before = model.replace(dense2=Dense(5)), model.weights()
     found = mine.weights()
     assert found["dense2.weight"].shape == (4, 5) and mine.pixels == model.pixels and mine.class_names == ()
     assert equal({name: found[name] for name in found if "dense2" not in name},
                  {name: before[name] for name in before if "dense2" not in name})  # fmt: skip
+    assert model.replace(conv2d1=Conv2D(2, 3)).class_names == ("a", "b", "c")
     same_size = model.replace(dense2=Dense(3)).weights()
     assert not np.array_equal(same_size["dense2.weight"], before["dense2.weight"])
     for wrong in ({"output": Dense(5)}, {"conv2d1": Conv2D(3, 3)}):  # dense1's weights are for two channels

@@ -49,8 +49,8 @@ class Average:
 class Synchronizer:
     """Base class of synchronization methods. By itself it does nothing, and supports only a single replica.
 
-    A subclass overrides `before_update`, `after_update` or `finish`, and `state` and `restore` if it has state. This
-    example averages the gradients in every iteration:
+    A subclass overrides `before_update`, `after_update` or `finish`; `state` and `restore` if it has state; and
+    `identical` if replicas differ between iterations. This example averages the gradients in every iteration:
 
         class GradientMean(Synchronizer):
             def before_update(self, replica, samples):
@@ -145,7 +145,7 @@ class Synchronizer:
 
     @property
     def identical(self) -> bool:
-        """True if all replicas currently hold the same weights."""
+        """True if all replicas currently hold the same weights. If so, a resumed fit begins with rank 0's weights."""
         return True
 
     def __str__(self) -> str:
