@@ -233,7 +233,8 @@ class Model:
 
     def replicate(self, backend: Backend) -> Model:
         """Return a copy of the model on another backend."""
-        replica = Model(self._description, self.input, backend, self.seed, self.loss, needs_dx=self._needs_dx)
+        loss = copy.deepcopy(self.loss)  # workers may not share anything that it stores
+        replica = Model(self._description, self.input, backend, self.seed, loss, needs_dx=self._needs_dx)
         replica.restore_weights(self.weights())
         replica.pixels, replica.class_names = self.pixels, self.class_names
         replica.trained_on = self.trained_on
@@ -253,7 +254,7 @@ class Model:
             whole[names[0]].input,
             backend,
             self.seed,
-            self.loss if last else Loss(),
+            copy.deepcopy(self.loss) if last else Loss(),
             needs_dx=names[0] != next(iter(whole)),
         )
         weights = self.weights()

@@ -42,6 +42,22 @@ def model_for(loss: str | Loss, backend: str = "numpy", dtype: str = "double") -
     return Model(small_network(), Image(8, 8, 1), create_backend(backend, dtype), 1, loss)
 
 
+class Counting(SoftmaxNLL):
+    calls = 0
+
+    def __call__(self, *arguments: Any) -> tuple[Any, Any]:
+        self.calls += 1
+        return super().__call__(*arguments)
+
+
+@pytest.mark.parametrize("pipeline", [None, Pipeline(2, micro_batches=1)], ids=["replicas", "pipeline"])
+def test_every_worker_has_a_copy_of_the_loss(pipeline: Pipeline | None) -> None:
+    with ParallelWrapper(model_for(Counting()), 2, pipeline=pipeline) as wrapper:
+        wrapper.fit(DATA, batch_size=8)  # eight batches
+        losses = [replica.loss for replica in wrapper.replicas()]
+        assert [loss.calls for loss in losses if isinstance(loss, Counting)] == [4, 4]
+
+
 # every way to train ---------------------------------------------------------------------------------------------------
 
 
