@@ -233,6 +233,7 @@ class Sequential(Layer):
             if getattr(x, "shape", None) != expected:
                 found = f"an array of shape {x.shape}" if hasattr(x, "shape") else wording.one(type(x).__name__)
                 raise ConfigError(f"layer '{layer.path}': forward returned {found}, but must return {expected}")
+            x = self._readable(x)
             if context.train and i >= self._first:
                 derivatives.append((layer, derivative, shape))
             del derivative
@@ -255,11 +256,16 @@ class Sequential(Layer):
                     raise ConfigError(
                         f"layer '{layer.path}': backward returned {found}, not a contiguous array of {shape}"
                     )
-                gradients.append(dx)
+                gradients.append(self._readable(dx))
                 del dx
             return None if self._first else gradients.pop()
 
         return x, backward
+
+    def _readable(self, array: Array) -> Array:
+        """Convert an array in a dtype that compiled loops would misread, for example after x * np.float64(2)."""
+        policy = self.backend.policy
+        return array if array.dtype in (policy.storage, policy.accumulate) else self.backend.compact(array)
 
 
 def _named(layers: Iterable[Layer]) -> dict[str, Layer]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet.backend import create_backend
+from cupynet.backend import Backend, create_backend
 from cupynet.nn import (
     Activation,
     Backward,
@@ -16,10 +16,12 @@ from cupynet.nn import (
     Conv2D,
     Dense,
     Image,
+    InputType,
     Layer,
     MaxPool2D,
     Model,
     Residual,
+    Scope,
     Sequential,
 )
 from tests.support.backends import every_backend, every_compiled_backend
@@ -130,3 +132,26 @@ def test_subclasses_of_layers_are_not_fused(name: str, layers: list[Layer], chan
         network = Sequential({"first": first, "second": second, "output": Dense(3)})
         results.append(Model(network, Image(6, 6, 2), backend, seed=5).scores(backend.asarray(x))[1])
     np.testing.assert_allclose(results[1], 2 * results[0], rtol=1e-12)
+
+
+class Cast(Layer):
+    def __init__(self, dtype: str | None) -> None:
+        self.dtype = dtype
+
+    def build(self, input: InputType, params: Scope, backend: Backend) -> InputType:
+        return input
+
+    def forward(self, x: Any, context: Context) -> tuple[Any, Backward]:
+        return x.astype(self.dtype or x.dtype), lambda dy: dy.astype(self.dtype or dy.dtype)
+
+
+@every_compiled_backend
+@pytest.mark.parametrize("dtype", ["half", "float"])
+def test_a_layer_may_return_another_dtype(name: str, dtype: str) -> None:
+    def gradient(returned: str | None) -> Any:
+        network = [Conv2D(3, 3), Cast(returned), Conv2D(3, 3), Cast(returned), Dense(3)]
+        model = Model(network, SMALL, create_backend(name, dtype))
+        train_step(model, *examples(model.backend, 4))
+        return model.backend.to_host(model.params.grad)
+
+    np.testing.assert_array_equal(gradient("float64"), gradient(None))
