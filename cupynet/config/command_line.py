@@ -59,6 +59,8 @@ def read(given: Sequence[str], schema: type[Settings], rank: int) -> Request:
     """
     arguments, changes, resumed = opened(given), [], None
     value = resume.asked(arguments)
+    if SWEEP & set(arguments):
+        arguments = resume.without_latest(arguments)
     if value is not None:
         resumed = _find(value, arguments, schema, rank)
         arguments = without(arguments, "resume")

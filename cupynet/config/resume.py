@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cupynet.config.overrides import last_value
+from cupynet.config.overrides import last_value, name_of
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.core.lock import at_work
 from cupynet.core.terminal import near
@@ -29,6 +29,7 @@ from cupynet.runs.layout import (
 )
 
 LATEST = Path("outputs", "latest")  # link to the newest run or sweep
+OF_LATEST = re.compile(r"[^=,(' \"]*outputs/latest(?![^/,)' \"])")  # a path that begins with the link
 # links that W&B creates and never opens again
 OF_WANDB = re.compile(r"(^|/)wandb/(offline-)?run-[^/]+/(files|logs)/")
 MAY_DIFFER = ("epochs", "workers", "devices", "backend", "dtype", "callbacks", "profile", "resume", "trusted_modules")
@@ -73,6 +74,15 @@ def mark_latest(folder: Path) -> None:
         if inside.parts and (LATEST.is_symlink() or not LATEST.exists()):
             LATEST.unlink(missing_ok=True)
             LATEST.symlink_to(inside, target_is_directory=True)
+
+
+def without_latest(arguments: Sequence[str]) -> list[str]:
+    """Replace the link in `weights=` by its target, because the first job of a sweep or search changes the link."""
+
+    def target(found: re.Match[str]) -> str:
+        return near(Path(found[0]).resolve())
+
+    return [OF_LATEST.sub(target, each) if name_of(each) == "weights" else each for each in arguments]
 
 
 def _above(run: Path, *names: str) -> Path | None:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from cupynet import config
-from cupynet.config import resume
+from cupynet.commands.tune.command import for_hydra
+from cupynet.config import command_line, resume
 from cupynet.config.schema import Settings
 from cupynet.core.errors import ConfigError
 from cupynet.runs.layout import RESULTS
@@ -85,6 +86,17 @@ def test_the_link_is_made_when_training_begins(command: Command) -> None:
         assert LATEST.resolve() == folder.resolve()
 
     assert command(task=task)[0] == 0
+
+
+@pytest.mark.parametrize("below", ["", "/checkpoints/step-00000004"])
+def test_all_jobs_of_a_sweep_and_all_trials_of_a_search_start_from_the_same_weights(below: str) -> None:
+    resume.mark_latest(made("outputs/day/one"))
+    given = [f"weights=choice(outputs/latest{below},null)", "model=mlp"]
+    expected = [f"weights=choice(outputs/day/one{below},null)", "model=mlp"]
+    assert [*command_line.read([*given, "-m"], Settings, 0).arguments] == [*expected, "-m"]
+    assert command_line.read(given, Settings, 0).arguments == given  # a single run reads the weights first
+    arguments, _ = for_hydra([f"weights=outputs/latest{below}", "seed=range(1,3)"])
+    assert f"weights=outputs/day/one{below}" in arguments
 
 
 def test_a_resumed_run_is_not_named_by_its_link() -> None:

@@ -63,7 +63,7 @@ def for_hydra(typed: Sequence[str]) -> tuple[list[str], Path | None]:
     value = resume.asked(typed)
     now = without(typed, "resume")
     if value is None:
-        return config.split(now), None
+        return config.split(resume.without_latest(now)), None
     folder = resume.LATEST if value == "latest" else Path(value)
     if not os.path.isfile(folder / STUDY):  # isfile returns False for invalid names
         raise ConfigError("is not the folder of a search. Use a folder under outputs/tune/", "resume", value)
