@@ -104,7 +104,8 @@ def differing(runs: Sequence[ComparedRun]) -> list[str]:
 
     If runs use different files of a configuration group, the group is returned, but not the settings that follow from
     this choice. Likewise, if classes differ, the setting that names the class is returned, but not arguments that only
-    one class has. If several settings always vary together, only the first is returned.
+    one class has. A part that only some runs have is returned by its class. If several settings always vary together,
+    only the first is returned.
     """
     names = dict.fromkeys(name for run in runs for name in run.choices)
     groups = [name for name in names if _differs(runs, name) and _differ_below(runs, name)]
@@ -127,9 +128,12 @@ def _differs(runs: Sequence[ComparedRun], key: str) -> bool:
 
 
 def _follows(runs: Sequence[ComparedRun], key: str, varying: Sequence[str]) -> bool:
-    """Return True for an argument that only some classes have, if all runs that have it agree on its value."""
-    users, component = [run for run in runs if key in run.settings], key.rpartition(".")[0]
-    return f"{component}._target_" in varying and len(users) < len(runs) and not _differs(users, key)
+    """Return True for a setting that some runs lack, if its value follows from a varying class that contains it."""
+    parts, texts = key.split("."), [_text(run, key) for run in runs]
+    classes = {".".join((*parts[:count], "_target_")) for count in range(1, len(parts))} - {key}
+    chosen = [[_text(run, name) for run in runs] for name in varying if name in classes]
+    missing = any(key not in run.settings for run in runs)
+    return missing and any(len({*zip(names, texts, strict=True)}) == len({*names}) for names in chosen)
 
 
 def _differ_below(runs: Sequence[ComparedRun], group: str) -> bool:

@@ -39,6 +39,7 @@ MODELS = [
     {"extra": f"model: {part}\n"}
     for part in ("{_target_: A}", "{_target_: B, a: 1, b: 2}", "{_target_: B, a: 1, b: 3}")
 ]
+DROPOUT = "model: {_target_: B, drop: {_target_: D, rate: 0.5}}\n"
 OF_GPUS = [
     {"extra": f"backend: {{max_block_size: {size}, name: {name}}}\nmemory: {{data_on_device: {size > 128}}}\n"}
     for size, name in ((128, "auto"), (256, "numba"))
@@ -54,6 +55,11 @@ DIFFERENCES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {  # the runs, 
     ),
     "classes": (MODELS[:2], ["model._target_"]),
     "arguments of a class": (MODELS, ["model._target_", "model.b"]),
+    "an additional part": ([{"extra": "model: {_target_: B}\n"}, {"extra": DROPOUT}], ["model.drop._target_"]),
+    "an additional part of a class": (
+        [{"extra": "model: {_target_: A}\n"}, *({"extra": part} for part in ("model: {_target_: B}\n", DROPOUT))],
+        ["model._target_", "model.drop._target_"],
+    ),
     "of GPUs, on a CPU": (OF_GPUS, []),
     "of GPUs": ([{**each, "backend": "cupy"} for each in OF_GPUS], ["backend.max_block_size", "memory.data_on_device"]),
 }
