@@ -86,14 +86,16 @@ class Screen(Console):
 
 
 def show(columns: Sequence[Column], screen: Screen, remedy: str) -> None:
-    """Print a table. On a narrow terminal, omit the last columns, name them, and print `remedy` (where they are)."""
-    ends = accumulate(item.width + GAP for item in columns)
+    """Print a table. If too wide, shorten long cells, omit the last columns and print `remedy` (where they are)."""
+    widths = [item.width for item in columns]
+    if sum(widths) + GAP * (len(widths) - 1) > screen.width:
+        widths = [min(width, screen.width // 3) for width in widths]
+    ends = accumulate(width + GAP for width in widths)
     count = max(sum(end - GAP <= screen.width for end in ends), 1)
     table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="bold")
-    for item in columns[:count]:
-        table.add_column(
-            printable(item.title), justify="right" if item.right else "left", vertical="bottom", no_wrap=True
-        )
+    for item, width in zip(columns[:count], widths, strict=False):
+        justify: Any = "right" if item.right else "left"
+        table.add_column(printable(item.title), justify=justify, vertical="bottom", no_wrap=True, max_width=width)
     for cells in zip(*(item.cells for item in columns[:count]), strict=True):
         table.add_row(*map(printable, cells))
     screen.print(table)
