@@ -83,12 +83,14 @@ def plan(prepared: Plan, folder: Path) -> None:
 
 def loop_rate(experiment: Experiment, images: int) -> Rate:
     from cupynet.bench import measure
-    from cupynet.parallel import ParameterAveraging
+    from cupynet.parallel.synchronizers.schedule import averaging_schedule
 
     data = experiment.load()
 
     def rate(workers: int, frequency: int | str) -> float:
-        options = replace(experiment.options, workers=workers, synchronizer=ParameterAveraging(frequency))
+        synchronizer = copy.deepcopy(experiment.synchronizer)
+        synchronizer.schedule = averaging_schedule(frequency)
+        options = replace(experiment.options, workers=workers, synchronizer=synchronizer)
         return measure.loop_images_per_s(experiment, options, data, images)
 
     return rate
@@ -118,11 +120,15 @@ def measured(prepared: Plan, rate: Rate) -> Costs:
 
 
 def averaged_bytes(experiment: Experiment) -> int:
-    """Return the number of bytes averaged in each step: the weights, and the optimizer state if it is averaged."""
+    """Return the number of bytes sent in an averaging step: the weights, and the optimizer state if it is averaged."""
+    from cupynet.parallel import ElasticAveraging
+
+    synchronizer: Any = experiment.synchronizer
     model, optimizer = experiment.model(), copy.deepcopy(experiment.optimizer)
     optimizer.init(model.params, model.backend)
-    states = optimizer.state.values() if experiment.settings.parallel.average_updaters else ()
-    return sum(int(vector.nbytes) for vector in (model.params.master, *states))
+    averages_states = experiment.settings.parallel.average_updaters and not isinstance(synchronizer, ElasticAveraging)
+    vectors = [model.params.master, *(optimizer.state.values() if averages_states else ())]
+    return sum(len(vector) * (2 if synchronizer.transfer_dtype == "half" else vector.itemsize) for vector in vectors)
 
 
 def table(costs: Costs, rows: list[dict[str, Any]]) -> list[str]:

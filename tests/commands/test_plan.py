@@ -43,8 +43,13 @@ def experiment() -> Experiment:
 def test_an_average_is_of_the_weights_and_the_optimizer_state(experiment: Experiment) -> None:
     weights = 4 * experiment.model().params.master.size
     assert plan.averaged_bytes(experiment) == 2 * weights
-    alone = Experiment(settings_of("data=synthetic", "parallel.average_updaters=false", "workers=2"))
-    assert plan.averaged_bytes(alone) == weights
+    for overrides, sent in (
+        (["parallel.average_updaters=false"], weights),
+        (["parallel.synchronizer.transfer_dtype=half"], weights),
+        (["parallel=elastic"], weights),
+    ):
+        other = Experiment(settings_of("data=synthetic", "workers=2", *overrides))
+        assert plan.averaged_bytes(other) == sent
 
 
 @pytest.mark.parametrize(("cores", "workers"), [(1, 2), (64, 16)])
