@@ -11,7 +11,6 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from cupynet.commands.arguments import Arguments
 from cupynet.config.overrides import name_of
 from cupynet.config.schema import Settings
-from cupynet.core.errors import ConfigError, CupynetError, DataError
+from cupynet.core.errors import ConfigError, DataError
 from cupynet.core.exits import run_and_exit
 from cupynet.core.wording import shown
 
@@ -75,9 +74,6 @@ def evaluate(arguments: argparse.Namespace) -> None:
         else:
             stored = f"accuracy {before}" + f", loss {scores.test_loss!r}" * (split == "test")
             print("the same as in summary.json" if same else f"summary.json has {stored}")
-            reason = "" if same else changed(trained)
-            if reason:
-                print(f"the run may have used different test images: {reason}")
 
 
 def evaluated(path: Path, overrides: Sequence[str] = ()) -> Evaluated:
@@ -124,16 +120,6 @@ def _as_trained(data: dict[str, Any], trained: LoadedRun, names: Sequence[str]) 
     left_open = {name: value for name, value in own.items() if data.get(name, 0) is None}
     whole = {} if "data.validation" in names or "validation" not in data else {"validation": 0}
     return {**data, **left_open, **whole}
-
-
-def changed(trained: LoadedRun) -> str:
-    """Describe why a run from an earlier version may have used different test images, or return ""."""
-    from cupynet.training.checkpointing import found
-
-    with suppress(CupynetError):  # there is no checkpoint, or it is damaged
-        if found(trained.run.checkpoints_path, warn=False).state.get("data"):
-            return ""  # a run from the current version
-    return trained.source.changed()
 
 
 def _chooses_data(overrides: Sequence[str]) -> bool:

@@ -140,10 +140,8 @@ class TrainJob:
 
         trained: `Loader.identity` in the checkpoint `path`; None in a checkpoint from version 0.1.0.
         """
-        reason = self.experiment.source.changed() if trained is None else ""
         if trained is not None and trained != self.experiment.train_loader(self.data).identity:
             reason = "the labels or the order of the training images differ"
-        if reason:
             raise DataError(f"{path}: cannot resume, because the data have changed ({reason}). Start a new run")
 
     def _fit(self, held_out: HeldOut) -> None:

@@ -74,15 +74,6 @@ def has_alpha(opened: Any) -> bool:
     return opened.mode in ("LA", "PA", "RGBA") or "transparency" in opened.info
 
 
-def is_rotated_or_transparent(path: Path) -> bool:
-    with opened_picture(path) as opened:
-        return (
-            orientation(opened) != 1
-            or has_alpha(opened)
-            and opened.convert("RGBA").getchannel("A").getextrema()[0] < 255
-        )
-
-
 def _is_plain(opened: Any) -> bool:
     levels = opened.getextrema()  # (lowest, highest), or one pair for each channel
     return all(low == high for low, high in ([levels] if isinstance(levels[0], int) else levels))

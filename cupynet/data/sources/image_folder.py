@@ -15,7 +15,6 @@ from cupynet.data.files import FilePath
 from cupynet.data.pictures import (
     ENDINGS,
     is_gray,
-    is_rotated_or_transparent,
     opened_picture,
     picture,
     resized,
@@ -130,10 +129,6 @@ class ImageFolder(UserFiles):
         if (kind == "grayscale") != (self.image_shape[2] == 1):
             remedy = " or ".join(wording.setting("data", "channels", channels) for channels in (1, 3))
             raise DataError(f"{path}: is {kind}, but the first image, {self._first}, is {others}. Set {remedy}")
-
-    def changed(self) -> str:
-        changed = any(is_rotated_or_transparent(path) for part in self._listed for path, _ in self._kept(part))
-        return "transparent pixels are now white, and EXIF orientations are applied" if changed else ""
 
 
 def _inside(folder: Path) -> list[Path]:

@@ -132,15 +132,12 @@ class Source(ABC):
         described = partial(replace, pixels=pixels, class_names=self.class_names)
         return Data(name, described(train), validation and described(validation), described(test))
 
-    def _chosen(self, labels: Array, test_labels: Array, *, mixed: bool | None = None) -> tuple[Any, Any, Any]:
+    def _chosen(self, labels: Array, test_labels: Array) -> tuple[Any, Any, Any]:
         """Return the training, validation (or None) and test images, as indices or slices."""
-        first = self.mixed if mixed is None else mixed
-        limited = slice(self.limit) if first else in_turns(test_labels, self.limit)
         if not self.validation:
-            return slice(self.limit) if first else in_turns(labels, self.limit), None, limited
+            return self._limited(labels), None, self._limited(test_labels)
         kept, held_out = hold_out(labels, self.validation, self.seed, "validation")
-        return kept[slice(self.limit) if first else in_turns(labels[kept], self.limit)], held_out, limited
+        return kept[self._limited(labels[kept])], held_out, self._limited(test_labels)
 
-    def changed(self) -> str:
-        """Describe how images differ from version 0.1.0, whose checkpoints do not identify the data, or return ""."""
-        return ""
+    def _limited(self, labels: Array) -> Array | slice:
+        return slice(self.limit) if self.mixed else in_turns(labels, self.limit)

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import numpy as np
-
 from cupynet.backend.array import Array
 from cupynet.core import wording
 from cupynet.core.errors import ConfigError, DataError
@@ -94,14 +92,6 @@ class UserArrays(UserFiles):
 
     def _read(self, part: str) -> tuple[Array, Array]:
         return self._array(f"{part}_images"), self._labels(f"{part}_labels")
-
-    def changed(self) -> str:
-        counts = self.expected()
-        labels = [self._labels(f"{part}_labels") if counts[part] else np.array([], int) for part in ("train", "test")]
-        (train, _, test), (first, _, first_tests) = (self._chosen(*labels, mixed=mixed) for mixed in (False, True))
-        every, every_test = (np.arange(len(each)) for each in labels)
-        same = np.array_equal(every[train], every[first]) and np.array_equal(every_test[test], every_test[first_tests])
-        return "" if same else f"limit={self.limit} kept the first images, and now takes images from each class"
 
 
 def required_path(name: str, value: FilePath | None, what: str) -> Path:

@@ -57,12 +57,3 @@ def test_a_resumed_run_continues_on_the_same_data(tmp_path: Path) -> None:
     with data_error("labels"):
         resumed(folder, "epochs=4")
     assert (folder / "weights.safetensors").read_bytes() == before
-
-
-def test_a_run_on_other_limited_images_is_not_resumed(tmp_path: Path) -> None:
-    """Version 0.1.0 used the first 100 images, which have four classes."""
-    path = write_npz(tmp_path / "digits.npz", digits(320, 80))
-    trained(tmp_path / "run", "data=npz", f"data.file={path}", *SHORT, "data.limit=100")
-    of_version_0_1_0(tmp_path / "run")
-    with data_error("limit=100"):
-        resumed(tmp_path / "run", "epochs=2")
