@@ -88,16 +88,6 @@ def is_continuous(distribution: Any) -> bool:
     return not hasattr(distribution, "choices") and distribution.step is None
 
 
-def grid_values(distribution: Any) -> Sequence[Any]:
-    """Return all values of a distribution that is not continuous."""
-    if hasattr(distribution, "choices"):
-        return list(distribution.choices)
-    low, high, step = distribution.low, distribution.high, distribution.step
-    if isinstance(low, int):
-        return range(low, high + 1, step)
-    return [min(low + index * step, high) for index in range(1 + round((high - low) / step))]
-
-
 def lowest(distribution: Any) -> Any:
     return distribution.choices[0] if hasattr(distribution, "choices") else distribution.low
 

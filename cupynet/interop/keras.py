@@ -21,13 +21,14 @@ from typing import Any
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.core.files import PathLike, require_plain, widened
 from cupynet.core.wording import one_line
-from cupynet.interop.keras_settings import check_settings, keras_class, snake_case
+from cupynet.interop.keras_settings import check_settings, snake_case
 from cupynet.interop.matching import Weight, check_all_taken, check_shape, take, weights_of
 from cupynet.nn import Concat, Conv2D, Layer, Model, Residual
 
 H5_IN_KERAS, CONFIG_IN_KERAS = "model.weights.h5", "config.json"
 MAX_CONFIG = 1 << 24  # maximum size of config.json in bytes
 DROPOUT_STATE = "/seed_generator/"
+CLASSES = {"BatchNorm": "BatchNormalization", "LayerNorm": "LayerNormalization"}  # names in cupynet -> Keras
 
 
 def import_keras(model: Model, path: PathLike, names: Mapping[str, str] | None = None) -> None:
@@ -82,11 +83,12 @@ def _keras_names(network: Layer) -> dict[str, str]:
     counts: Counter[str] = Counter()
     names = {}
     for layer in network.walk():
-        kind = snake_case(keras_class(layer))
+        keras_class = CLASSES.get(type(layer).__name__, type(layer).__name__)
+        keras_class = snake_case(keras_class)
         if isinstance(layer, Conv2D) and layer.groups == layer.input.shape[-1] > 1:
-            kind = "depthwise_conv2d"
-        names[layer.path] = f"{kind}_{counts[kind]}" if kind in counts else kind
-        counts[kind] += 1
+            keras_class = "depthwise_conv2d"
+        names[layer.path] = f"{keras_class}_{counts[keras_class]}" if keras_class in counts else keras_class
+        counts[keras_class] += 1
     return names
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -98,7 +99,18 @@ def test_silence_is_counted_over_all_files_and_mirrors(mirror: Mirror, tmp_path:
     began = time.monotonic()
     failure(tmp_path, *(f"{mirror.url}{part}/" for part in "abcd"), timeout_s=0.6, names=("one", "two"))
     assert time.monotonic() - began < 5
-    assert mirror.requests == ["/a/one", "/b/one", "/c/one", "/d/one"]  # never the second file
+    count = len(mirror.requests)  # fewer than four if the machine is busy, but never the second file
+    assert count > 1 and mirror.requests == ["/a/one", "/b/one", "/c/one", "/d/one"][:count]
+
+
+def test_a_name_server_that_is_silent_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name look-up cannot be interrupted."""
+    released = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: released.wait(20))
+    began = time.monotonic()
+    failure(tmp_path, "https://a.test/", "https://b.test/", timeout_s=0.4)
+    released.set()
+    assert time.monotonic() - began < 10
 
 
 def test_an_interrupted_download_leaves_nothing(
@@ -107,10 +119,19 @@ def test_an_interrupted_download_leaves_nothing(
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    mirror.offer({NAME: GOOD})
-    monkeypatch.setattr(KnownFile, "read", interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    def half(handler: BaseHTTPRequestHandler) -> None:
+        mirror.body(GOOD[:100], promised=len(GOOD))(handler)
+        mirror.released.wait(20)
+        handler.wfile.write(GOOD[100:])
+
+    mirror.replies["/" + NAME] = half
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(threading.Thread, "join", interrupted)
         get(tmp_path, mirror.url)
+    mirror.released.set()
+    for thread in threading.enumerate():
+        if thread.name == "cupynet-download":
+            thread.join(10)
     assert left_in(tmp_path) == []
 
 
@@ -118,6 +139,12 @@ def test_leftovers_of_a_killed_process_are_removed(mirror: Mirror, tmp_path: Pat
     (tmp_path / f".{NAME}.999999.part").write_bytes(GOOD[:700])
     mirror.offer({NAME: GOOD})
     get(tmp_path, mirror.url)
+
+
+def test_an_idle_lock_of_another_process_times_out(mirror: Mirror, tmp_path: Path) -> None:
+    with FileLock(tmp_path / ".lock"):
+        failure(tmp_path, mirror.url, timeout_s=0.3)
+    assert mirror.requests == []
 
 
 def test_a_download_by_another_process_is_awaited(mirror: Mirror, tmp_path: Path) -> None:
@@ -135,7 +162,7 @@ def test_a_download_by_another_process_is_awaited(mirror: Mirror, tmp_path: Path
     other = threading.Thread(target=download_slowly)
     other.start()
     held.wait(10)
-    get(tmp_path, mirror.url)
+    get(tmp_path, mirror.url, timeout_s=0.7)
     other.join()
     assert mirror.requests == []
 

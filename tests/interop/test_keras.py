@@ -228,11 +228,11 @@ def test_an_archive_of_equal_or_no_settings_is_imported(
 @pytest.mark.parametrize(
     ("edit", "named"),
     [
-        (setting(NORM, epsilon=1e-5), "epsilon"),
-        (setting(LAYER_NORM, epsilon=1e-5), "epsilon"),
+        (setting(NORM, axis=1), "axis"),
+        (setting(LAYER_NORM, rms_scaling=True), "rms_scaling"),
         (setting(CONV, data_format="channels_first"), "data_format"),
         (setting(CONV, dilation_rate=[1, 2]), "dilation_rate"),
-        (setting(CONV, activation="tanh"), "tanh"),
+        (setting(CONV, activation="tanh"), "activation"),
         (setting(RELU, max_value=6.0), "re_lu"),
         (setting(OUTPUT_LAYER, activation="tanh"), "tanh"),
         (inserted(20, "Softmax", axis=-1), "softmax"),
@@ -268,8 +268,8 @@ def residual(kernel: int, seed: int = 1) -> nn.Model:
     return nn.Model(nn.Sequential(layers), nn.Image(6, 6, 2), create_backend("numpy"), seed)
 
 
-@pytest.mark.parametrize("change", [{}, {"pool_size": [2, 2]}], ids=["same", "size"])
-def test_layers_in_branches_are_compared_in_any_order(change: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("change", [{}, {"pool_size": [2, 2]}, {"padding": "valid"}], ids=["same", "size", "padding"])
+def test_settings_in_branches_are_compared_in_any_order(change: dict[str, Any], tmp_path: Path) -> None:
     source, found = residual(3), residual(3, seed=2)
     conv = {"kernel_size": [3, 3], "strides": [1, 1], "padding": "same", "dilation_rate": [1, 1], "groups": 1}
     layers = [

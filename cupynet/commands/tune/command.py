@@ -5,11 +5,10 @@ Trials are compared on validation images. The test images are used once, for the
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,7 +18,7 @@ from cupynet import config
 from cupynet.config import resume
 from cupynet.config.overrides import is_override, last_value, name_of, quoted, without
 from cupynet.config.schema import TuneSettings, own_names
-from cupynet.config.search_space import grid_values, is_continuous, lowest
+from cupynet.config.search_space import is_continuous, lowest
 from cupynet.core import signals
 from cupynet.core.checks import one_of, without_prefix
 from cupynet.core.errors import ConfigError, DataError
@@ -35,7 +34,6 @@ MAY_DIFFER = ("trials", "timeout_s", "trusted_modules")  # settings that may cha
 PLACE = re.compile(
     r"callbacks\.\w+\.(uri|path|mode)"
 )  # these may change too, because stored values are ignored (see `check_outputs`)
-MAX_GRID = 100_000  # combinations
 REFERENCE = re.compile(r"\$\\*\{")  # Hydra removes backslashes: `$\{` becomes `${`
 
 
@@ -107,11 +105,12 @@ def prepare(arguments: Sequence[str], resumed: Path | None, typed: Sequence[str]
     own = (*own_names(TuneSettings), "hydra")
     shared = [each for each in filter(is_override, arguments) if name_of(each).split(".")[0] not in own]
     fixed = [name_of(each) for each in shared]
-    for name in map(name_of, space):
+    for name, distribution in ((name_of(key), each) for key, each in space.items()):
         if name in fixed:
             raise ConfigError("is searched, but also has a fixed value. Remove one of the two", name)
-    if settings.sampler == "grid":
-        check_grid(space)
+        if settings.sampler == "grid" and is_continuous(distribution):
+            reason = f"{name} is continuous. Use range(..) or choice(..), or sampler=tpe"
+            raise ConfigError(reason, "sampler", "grid")
     plan = Plan(settings, space, shared, config.own_folder(), resumed, typed)
     check_choices(plan)
     source: Any = plan.experiment({key: lowest(each) for key, each in space.items()}).source
@@ -124,15 +123,6 @@ def prepare(arguments: Sequence[str], resumed: Path | None, typed: Sequence[str]
             raise ConfigError("trials are compared on validation images, but there are none. Set data.validation=1000")
         shared.append(f"data.validation={kept_out(images)}")
     return plan
-
-
-def check_grid(space: Mapping[str, Any]) -> None:
-    for key, each in space.items():
-        if is_continuous(each):
-            reason = f"{name_of(key)} is continuous. Use range(..) or choice(..), or sampler=tpe"
-            raise ConfigError(reason, "sampler", "grid")
-    if math.prod(len(grid_values(each)) for each in space.values()) > MAX_GRID:  # Optuna lists them all
-        raise ConfigError(f"there are more than {MAX_GRID:,} combinations. Use sampler=random", "sampler", "grid")
 
 
 def check_choices(plan: Plan) -> None:

@@ -18,19 +18,20 @@ from typing import Any
 import optuna
 from optuna.distributions import BaseDistribution
 from optuna.pruners import HyperbandPruner, MedianPruner, NopPruner
-from optuna.samplers import GridSampler, RandomSampler, TPESampler
+from optuna.samplers import RandomSampler, TPESampler
 from optuna.storages import RDBStorage
 from optuna.study import Study
-from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
+from optuna.trial import FrozenTrial, Trial, TrialState
 from sqlalchemy.pool import NullPool
 
 from cupynet import config
 from cupynet.commands import train
 from cupynet.commands.evaluate import evaluated
+from cupynet.commands.tune.sampler import INTERRUPTED, UntriedSampler
 from cupynet.config import sweep_record
 from cupynet.config.experiment import Experiment
 from cupynet.config.schema import TuneSettings
-from cupynet.config.search_space import grid_values, rounded
+from cupynet.config.search_space import rounded
 from cupynet.core import signals
 from cupynet.core.checks import mode_of
 from cupynet.core.errors import CupynetError, DataError, DivergedError, Interrupted, OutputError
@@ -46,7 +47,7 @@ from cupynet.training import Callback, EpochRecord, Evaluation, StopReason, Trai
 
 log = logging.getLogger(__name__)
 
-SAMPLERS = {"tpe": TPESampler, "random": RandomSampler}
+SAMPLERS = {"tpe": TPESampler, "random": RandomSampler, "grid": RandomSampler}
 PRUNERS = {"median": MedianPruner, "hyperband": HyperbandPruner, "none": NopPruner}
 DONE = (TrialState.COMPLETE, TrialState.PRUNED)
 SETTINGS = "settings"  # user attribute of a trial: a digest of its settings
@@ -84,8 +85,7 @@ def search(plan: Plan, folder: Path) -> float:
     _say(f"searched settings: {' '.join(settings.search)}; shared by all trials: {' '.join(plan.shared)}")
     try:
         with signals.handled(signals.leave):
-            run_trials(plan, folder, study)
-            say_end(study, settings.trials)
+            say_end(study, settings.trials, exhausted=run_trials(plan, folder, study))
             best, *others = ranked(study)
             trusted = ",".join(settings.trusted_modules)
             found = evaluated(folder_of(folder, best), [f"trusted_modules=[{trusted}]"])
@@ -115,7 +115,6 @@ def open_study(path: Path, space: Mapping[str, BaseDistribution], settings: Tune
             direction = "maximize" if mode_of(settings.objective) == "max" else "minimize"
             study = optuna.create_study(storage=storage(path), study_name=name, direction=direction, pruner=pruner)
         for trial in study.get_trials(states=[TrialState.RUNNING]):
-            repeat(study, trial)
             study.tell(trial.number, state=TrialState.FAIL)
         trials = study.get_trials()
         complete = [each for each in trials if each.state == TrialState.COMPLETE]
@@ -132,18 +131,10 @@ def open_study(path: Path, space: Mapping[str, BaseDistribution], settings: Tune
         raise DataError(
             f"{path}: trial {lost[0]} has a folder, but is missing from this file. Restore it, or start a new search"
         )
-    if settings.sampler == "grid":
-        grid = {key: grid_values(each) for key, each in space.items()}
-        study.sampler = GridSampler(grid, seed=settings.sampler_seed % 2**32)
-    else:  # a resumed search would draw the same settings again with the same seed
-        study.sampler = SAMPLERS[settings.sampler](seed=(settings.sampler_seed + len(trials)) % 2**32)
+    # a resumed search would draw the same settings again with the same seed
+    seed = (settings.sampler_seed + len(trials)) % 2**32
+    study.sampler = UntriedSampler(study, space, SAMPLERS[settings.sampler](seed=seed), seed)
     return study
-
-
-def repeat(study: Study, trial: FrozenTrial) -> None:
-    """Queue an interrupted trial again. Its attributes contain its place in a grid."""
-    attributes = {**trial.system_attrs, "fixed_params": trial.params}
-    study.add_trial(create_trial(state=TrialState.WAITING, system_attrs=attributes))
 
 
 def storage(path: Path) -> RDBStorage:
@@ -153,27 +144,30 @@ def storage(path: Path) -> RDBStorage:
     return RDBStorage(f"sqlite:///{STUDY}", engine_kwargs=kwargs)
 
 
-def run_trials(plan: Plan, folder: Path, study: Study) -> None:
-    """Run trials up to their number or the time limit, or until all combinations of a grid were tried."""
+def run_trials(plan: Plan, folder: Path, study: Study) -> bool:
+    """Run trials up to their number or the time limit. Return True if all combinations were tried."""
+    sampler = study.sampler
+    assert isinstance(sampler, UntriedSampler)
+
+    def stop_if_exhausted(study: Study, trial: FrozenTrial) -> None:
+        if sampler.exhausted():
+            study.stop()
+
     left = plan.settings.trials - len(study.get_trials(states=DONE))
-    if left > 0 and not exhausted(study):
+    if left > 0 and not sampler.exhausted():
         study.optimize(
             partial(run_trial, plan, folder, study),
             n_trials=left,
             timeout=plan.settings.timeout_s,
-            callbacks=[partial(record, plan, folder)],
+            callbacks=[partial(record, plan, folder), stop_if_exhausted],
             gc_after_trial=True,  # models have reference cycles
         )
+    return sampler.exhausted()
 
 
-def exhausted(study: Study) -> bool:
-    queued = study.get_trials(states=[TrialState.WAITING])
-    return isinstance(study.sampler, GridSampler) and not queued and study.sampler.is_exhausted(study)
-
-
-def say_end(study: Study, asked: int) -> None:
+def say_end(study: Study, asked: int, *, exhausted: bool) -> None:
     done, failed = (len(study.get_trials(states=each)) for each in (DONE, [TrialState.FAIL]))
-    if exhausted(study):
+    if exhausted:
         _say("all combinations of the searched settings have been tried")
     elif done < asked:
         _say(f"{done} of {asked} trials are done; {failed} failed or were interrupted: see tune.csv")
@@ -207,7 +201,7 @@ def run_trial(plan: Plan, folder: Path, study: Study, trial: Trial) -> float:
     try:
         return train_trial(plan, folder, study, trial)
     except (KeyboardInterrupt, Interrupted, DataError, OutputError) as error:
-        repeat(study, study.trials[trial.number])
+        trial.set_user_attr(INTERRUPTED, True)
         trial.set_user_attr("reason", one_line(error))
         if isinstance(error, Interrupted):  # `optimize` would treat it as a failure of the trial
             raise KeyboardInterrupt(error.signal_number) from None

@@ -91,7 +91,6 @@ def test_the_best_settings_can_be_pasted(searched: tuple[Path, Path, str], tmp_p
         ([RATE, "optimizer.learning_rate=0.1"], "optimizer.learning_rate"),
         ([RATE, "data.validation=0"], ""),
         ([RATE, "sampler=grid"], "sampler"),
-        (["seed=range(1,1000)", "batch_size=range(1,1000)", "sampler=grid"], "sampler"),
         ([RATE, "objective=auc"], "objective"),
         (["-m", RATE], "-m"),
         (["batch_sise=32,64"], "batch_sise"),
