@@ -141,8 +141,8 @@ class TrainJob:
         trained: `Loader.identity` in the checkpoint `path`; None in a checkpoint from version 0.1.0.
         """
         if trained is not None and trained != self.experiment.train_loader(self.data).identity:
-            reason = "the labels or the order of the training images differ"
-            raise DataError(f"{path}: cannot resume, because the data have changed ({reason}). Start a new run")
+            reason = "the labels or the order of the training images differ from the run's"
+            raise DataError(f"{path}: cannot resume, because {reason}. Start a new run")
 
     def _fit(self, held_out: HeldOut) -> None:
         """Train. If training diverges, save the best weights if there are any."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cupynet.config.overrides import last_value, name_of
+from cupynet.config.overrides import last_value, name_of, parseable
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.core.lock import at_work
 from cupynet.core.terminal import near
@@ -77,10 +77,14 @@ def mark_latest(folder: Path) -> None:
 
 
 def without_latest(arguments: Sequence[str]) -> list[str]:
-    """Replace the link in `weights=` by its target, because the first job of a sweep or search changes the link."""
+    """Replace the link in `weights=` by its target, because the first job of a sweep or search changes the link.
+
+    The link stays if the target contains characters with a meaning for Hydra.
+    """
 
     def target(found: re.Match[str]) -> str:
-        return near(Path(found[0]).resolve())
+        path = near(Path(found[0]).resolve())
+        return path if parseable(path) == path else found[0]
 
     return [OF_LATEST.sub(target, each) if name_of(each) == "weights" else each for each in arguments]
 

@@ -86,7 +86,7 @@ class Screen(Console):
 
 
 def show(columns: Sequence[Column], screen: Screen, remedy: str) -> None:
-    """Print a table. If too wide, shorten long cells, omit the last columns and print `remedy` (where they are)."""
+    """Print a table. If it is too wide, wrap long cells, omit the last columns and print `remedy` (where they are)."""
     widths = [item.width for item in columns]
     if sum(widths) + GAP * (len(widths) - 1) > screen.width:
         widths = [min(width, screen.width // 3) for width in widths]
@@ -95,7 +95,8 @@ def show(columns: Sequence[Column], screen: Screen, remedy: str) -> None:
     table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="bold")
     for item, width in zip(columns[:count], widths, strict=False):
         justify: Any = "right" if item.right else "left"
-        table.add_column(printable(item.title), justify=justify, vertical="bottom", no_wrap=True, max_width=width)
+        wraps: Any = {"overflow": "fold"} if width < item.width else {"no_wrap": True}
+        table.add_column(printable(item.title), justify=justify, vertical="bottom", max_width=width, **wraps)
     for cells in zip(*(item.cells for item in columns[:count]), strict=True):
         table.add_row(*map(printable, cells))
     screen.print(table)

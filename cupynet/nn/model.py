@@ -233,13 +233,20 @@ class Model:
 
     def replicate(self, backend: Backend) -> Model:
         """Return a copy of the model on another backend."""
-        loss = copy.deepcopy(self.loss)  # workers may not share anything that it stores
-        replica = Model(self._description, self.input, backend, self.seed, loss, needs_dx=self._needs_dx)
+        replica = Model(self._description, self.input, backend, self.seed, self._own_loss(), needs_dx=self._needs_dx)
         replica.restore_weights(self.weights())
         replica.pixels, replica.class_names = self.pixels, self.class_names
         replica.trained_on = self.trained_on
         replica.set_learning_rate_factors(self.params.rates)
         return replica
+
+    def _own_loss(self) -> Loss:
+        """Return a copy of the loss for a worker, because workers may not share anything that it stores."""
+        try:
+            return copy.deepcopy(self.loss)
+        except TypeError as error:
+            reason = f"{type(self.loss).__name__} must support copy.deepcopy, because every worker has a copy ({error})"
+            raise ConfigError(reason, "loss") from error
 
     def part(self, names: Sequence[str], backend: Backend) -> Model:
         """Return consecutive layers of this `Sequential` network as a pipeline stage, with their names and weights.
@@ -254,7 +261,7 @@ class Model:
             whole[names[0]].input,
             backend,
             self.seed,
-            copy.deepcopy(self.loss) if last else Loss(),
+            self._own_loss() if last else Loss(),
             needs_dx=names[0] != next(iter(whole)),
         )
         weights = self.weights()

@@ -97,6 +97,8 @@ def test_all_jobs_of_a_sweep_and_all_trials_of_a_search_start_from_the_same_weig
     assert command_line.read(given, Settings, 0).arguments == given  # a single run reads the weights first
     arguments, _ = for_hydra([f"weights=outputs/latest{below}", "seed=range(1,3)"])
     assert f"weights=outputs/day/one{below}" in arguments
+    resume.mark_latest(made("outputs/day/a=1,b=2"))  # a name that Hydra would read as a sweep
+    assert [*command_line.read([*given, "-m"], Settings, 0).arguments] == [*given, "-m"]
 
 
 def test_a_resumed_run_is_not_named_by_its_link() -> None:

@@ -108,6 +108,7 @@ def test_text_from_files_cannot_control_the_terminal_that_shows_a_table(capsys: 
     assert text.count("\ufffd") == 6 and not {"\x1b", "\u202e"} & set(text)
 
 
-def test_a_long_name_does_not_hide_the_results(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_long_name_is_shown_whole_and_does_not_hide_the_results(capsys: pytest.CaptureFixture[str]) -> None:
     show([Column("run", "run", ["x" * 100]), Column("accuracy", "accuracy", ["97.00 %"])], Screen(), "")
-    assert "97.00 %" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "97.00 %" in shown and shown.count("x") == 100

@@ -1,5 +1,6 @@
 """Regression targets, soft labels, and weights of samples and classes."""
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,13 @@ def test_every_worker_has_a_copy_of_the_loss(pipeline: Pipeline | None) -> None:
         wrapper.fit(DATA, batch_size=8)  # eight batches
         losses = [replica.loss for replica in wrapper.replicas()]
         assert [loss.calls for loss in losses if isinstance(loss, Counting)] == [4, 4]
+
+
+def test_a_loss_that_cannot_be_copied_is_refused() -> None:
+    loss = Counting()
+    loss.lock = threading.Lock()  # type: ignore[attr-defined]
+    with ParallelWrapper(model_for(loss), 2) as wrapper, refused("loss"):
+        wrapper.fit(DATA, batch_size=8)
 
 
 # every way to train ---------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from cupynet.backend.array import Array
 from cupynet.backend.cpu.amx_products import AmxProducts
 from cupynet.backend.cpu.direct_conv import Passes, passes
-from cupynet.backend.cpu.kernels import tiles, winograd
+from cupynet.backend.cpu.kernels import tiles, vectors
 from cupynet.backend.cpu.kernels.narrow import bits
 from cupynet.backend.cpu.kernels.tiles import Frame, Sums
 from cupynet.backend.cpu.winograd_conv import saves_products
@@ -64,7 +64,7 @@ class NumbaConv(AmxProducts):
     def _passes(self, x: Array, weight: Array, window: Window, groups: int) -> Passes | None:
         """Return the passes, or None if no window covers a pixel or it is faster to convolve each group separately."""
         itemsize, of_group = self.policy.compute.itemsize, weight[..., : weight.shape[3] // groups]
-        wide = groups > 1 and weight.shape[2] >= WIDE * winograd.lanes(itemsize)
+        wide = groups > 1 and weight.shape[2] >= WIDE * vectors.lanes(itemsize)
         if wide and self._has_tiles(x, of_group, window):
             return None
         return passes(x.shape[1:], weight.shape[3], window, itemsize, groups)

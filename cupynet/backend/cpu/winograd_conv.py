@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from cupynet.backend.array import Array
-from cupynet.backend.cpu.kernels import winograd
+from cupynet.backend.cpu.kernels import vectors, winograd
 from cupynet.backend.cpu.kernels.narrow import bits
 from cupynet.backend.reference.conv import ConvOps
 from cupynet.backend.window import Window
@@ -14,7 +14,7 @@ from cupynet.backend.window import Window
 class WinogradConv(ConvOps):
     def _has_tiles(self, x: Array, weight: Array, window: Window) -> bool:
         """Return True for 3x3 filters with stride 1, if channels and filters fill vectors and tiles pay off."""
-        lanes = winograd.lanes(self.policy.compute.itemsize)
+        lanes = vectors.lanes(self.policy.compute.itemsize)
         simple = (window.kernel, window.stride, window.dilation) == ((3, 3), (1, 1), (1, 1))
         if not simple or max(map(max, window.padding)) > 2 or any(count % lanes for count in weight.shape[2:]):
             return False
@@ -28,7 +28,7 @@ class WinogradConv(ConvOps):
         filters_by_pixel.reshape(weight.shape)[...] = weight
         self._gemm(winograd.FILTER.astype(compute), filters_by_pixel, u)
         offset = np.array([] if bias is None else bias, compute)
-        convolution, buffers = winograd.convolution(winograd.lanes(compute.itemsize)), self._memory(x, filters, window)
+        convolution, buffers = winograd.convolution(vectors.lanes(compute.itemsize)), self._memory(x, filters, window)
         convolution(_rows(x), u, offset, *buffers, _rows(y))
 
     def _tiles_gradient(self, dy: Array, x: Array, weight: Array, window: Window) -> Array:
@@ -43,7 +43,7 @@ class WinogradConv(ConvOps):
         compute, (channels, filters) = self.policy.compute, weight_grad.shape[2:]
         du = self.borrow((winograd.VALUES, channels * filters), compute)
         du[...] = 0
-        gradient, buffers = winograd.weight_gradient(winograd.lanes(compute.itemsize)), self._memory(x, filters, window)
+        gradient, buffers = winograd.weight_gradient(vectors.lanes(compute.itemsize)), self._memory(x, filters, window)
         gradient(_rows(x), _rows(dy), *buffers, du)
         self._add_product(weight_grad.reshape(9, -1), winograd.FILTER.astype(compute), du)
 

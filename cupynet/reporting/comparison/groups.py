@@ -133,6 +133,7 @@ def _follows(runs: Sequence[ComparedRun], key: str, varying: Sequence[str]) -> b
     classes = {".".join((*parts[:count], "_target_")) for count in range(1, len(parts))} - {key}
     chosen = [[_text(run, name) for run in runs] for name in varying if name in classes]
     missing = any(key not in run.settings for run in runs)
+    # the class determines the value: there are no more pairs than classes
     return missing and any(len({*zip(names, texts, strict=True)}) == len({*names}) for names in chosen)
 
 

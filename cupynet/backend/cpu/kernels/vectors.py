@@ -25,6 +25,11 @@ def registers() -> tuple[int, int]:
     return 16, 20 if features.get("neon") else 12
 
 
+def lanes(itemsize: int) -> int:
+    """Return the number of values in a vector."""
+    return registers()[0] // itemsize
+
+
 def target_features() -> set[str]:
     """Return the CPU features that kernels are compiled for, such as `+avx2`. NUMBA_CPU_NAME may exclude some."""
     _, _, features = cpu_target.target_context.codegen().magic_tuple()

@@ -190,11 +190,6 @@ def _moved(b: Any, base: Any, number: int, apart: Any) -> Any:
 # passes ---------------------------------------------------------------------------------------------------------------
 
 
-def lanes(itemsize: int) -> int:
-    """Return the number of channels in a vector."""
-    return registers()[0] // itemsize
-
-
 @inlined
 def next_tile(n: int, row: int, column: int, rows: int, columns: int) -> tuple[int, int, int]:
     """Return the image, row and column of the next tile, without divisions, which would take 10 % of the time."""
