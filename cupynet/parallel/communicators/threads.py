@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cupynet.backend.array import Array
-from cupynet.core.errors import ConfigError
+from cupynet.core.errors import ConfigError, DivergedError
 from cupynet.parallel.communicators.base import POLL_S, Communicator, PeerFailed, Timeout, timed_out
 from cupynet.parallel.communicators.devices import DeviceMeans, means_on_devices
 
@@ -26,9 +26,13 @@ class ThreadWorld:
         self.condition = threading.Condition()
 
     def fail(self, rank: int, error: BaseException) -> None:
-        """Record the first failure, and wake the other workers."""
+        """Record the first failure, and wake the other workers.
+
+        If several workers diverge, the last one is recorded. In a pipeline, it is the nearest to the loss.
+        """
         with self.condition:
-            if self.failure is None:
+            later = rank > self.failed_rank and isinstance(error, DivergedError)
+            if self.failure is None or (later and isinstance(self.failure, DivergedError)):
                 self.failure, self.failed_rank = error, rank
             self.condition.notify_all()
 

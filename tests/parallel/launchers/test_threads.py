@@ -9,7 +9,7 @@ from typing import NoReturn
 import numpy as np
 import pytest
 
-from cupynet.core.errors import ClosedError, ConfigError
+from cupynet.core.errors import ClosedError, ConfigError, DivergedError
 from cupynet.parallel import Communicator, PeerFailed, ThreadLauncher, WorkerTimeout
 from cupynet.parallel.communicators.base import POLL_S, Timeout
 from cupynet.parallel.launchers import threads as launch
@@ -141,3 +141,20 @@ def test_a_thread_that_hung_stops_when_it_wakes(monkeypatch: pytest.MonkeyPatch)
     release.set()
     hanging[0].join(10)
     assert not hanging[0].is_alive() and came_back == []
+
+
+def test_the_last_of_several_workers_that_diverge_is_reported() -> None:
+    """In a pipeline, it is the nearest to the loss, although earlier stages may notice first."""
+
+    def task(world: Communicator) -> None:
+        while world.rank == 1:
+            try:
+                world.check()
+            except PeerFailed:
+                break
+            time.sleep(0.001)
+        raise DivergedError(f"worker {world.rank}")
+
+    with pytest.raises(DivergedError) as caught:
+        ThreadLauncher(2, 20).run(task)
+    assert str(caught.value) == "worker 1"
