@@ -18,7 +18,7 @@ from cupynet.core.files import PathLike, read_weights, save_described
 from cupynet.core.notebook import html_table
 from cupynet.nn.context import INFERENCE, Context
 from cupynet.nn.layer import TRAINABLE, Backward, KerasAttribute, Layer, Sequential
-from cupynet.nn.loss import Loss, loss_of
+from cupynet.nn.loss import Loss, copied, loss_of
 from cupynet.nn.params import Params, Unmatched, weight_array
 from cupynet.nn.types import Flat, InputType, input_type
 
@@ -233,20 +233,12 @@ class Model:
 
     def replicate(self, backend: Backend) -> Model:
         """Return a copy of the model on another backend."""
-        replica = Model(self._description, self.input, backend, self.seed, self._own_loss(), needs_dx=self._needs_dx)
+        replica = Model(self._description, self.input, backend, self.seed, copied(self.loss), needs_dx=self._needs_dx)
         replica.restore_weights(self.weights())
         replica.pixels, replica.class_names = self.pixels, self.class_names
         replica.trained_on = self.trained_on
         replica.set_learning_rate_factors(self.params.rates)
         return replica
-
-    def _own_loss(self) -> Loss:
-        """Return a copy of the loss for a worker, because workers may not share anything that it stores."""
-        try:
-            return copy.deepcopy(self.loss)
-        except TypeError as error:
-            reason = f"{type(self.loss).__name__} must support copy.deepcopy, because every worker has a copy ({error})"
-            raise ConfigError(reason, "loss") from error
 
     def part(self, names: Sequence[str], backend: Backend) -> Model:
         """Return consecutive layers of this `Sequential` network as a pipeline stage, with their names and weights.
@@ -261,7 +253,7 @@ class Model:
             whole[names[0]].input,
             backend,
             self.seed,
-            self._own_loss() if last else Loss(),
+            copied(self.loss) if last else Loss(),
             needs_dx=names[0] != next(iter(whole)),
         )
         weights = self.weights()
