@@ -20,21 +20,43 @@ from cupynet.backend.fusion import Convolution, FusedPair, Weights
 from cupynet.backend.window import Window
 
 MIN_CHANNELS = 16  # minimum number of channels and of filters; fewer do not fill vectors
+MAX_PRODUCTS = 0.5  # maximum number of products, relative to direct sums, for which transforms pay off
 TILES = 16  # number of tiles computed together; their products stay in the L2 cache
 LARGEST = 1e32  # sums of |x| |w| below this do not overflow in float: transforms scale them by less than 1e5
 
 
 def fuse(backend: Backend, first: Convolution, pool: Window) -> FusedPair | None:
     """Return the fastest fused pair for these layers, or None if they cannot be fused."""
-    pair, window, (height, width, channels) = conv_pool.fuse(backend, first, pool), first.window, first.image
+    direct, window = conv_pool.fuse(backend, first, pool), first.window
     supported = window.kernel in ((3, 3), (5, 5)) and window.stride == (1, 1) and pool.kernel == pool.stride == (2, 2)
-    divisible = not any(side % winograd.SIDE for side in window.output(height, width))
-    use_winograd = supported and divisible and min(channels, first.filters) >= MIN_CHANNELS
-    return WinogradPool(backend, first, pool) if pair is not None and use_winograd else pair
+    if direct is None or not supported or min(first.image[2], first.filters) < MIN_CHANNELS:
+        return direct
+    pair = WinogradPool(backend, first, pool)
+    return pair if pair.products <= MAX_PRODUCTS else direct
 
 
 class WinogradPool(conv_pool.ConvPool):
-    """Like `ConvPool`. If pixels of a window are equal, rounding may decide which one is the maximum."""
+    """Like `ConvPool`. If pixels of a window are equal, rounding may decide which one is the maximum.
+
+    If tiles do not divide the outputs evenly, only the forward pass uses Winograd's algorithm.
+    """
+
+    @cached_property
+    def tiles(self) -> tuple[int, int]:
+        """The number of tiles that cover the outputs of an image, vertically and horizontally."""
+        down, across = (-(-side // 2) for side in self.pooled)
+        return down, across
+
+    @property
+    def products(self) -> float:
+        """The number of products, relative to direct sums."""
+        size, (down, across) = self.conv.window.kernel[0], self.tiles
+        outputs = 4 * self.pooled[0] * self.pooled[1]
+        return (size + winograd.SIDE - 1) ** 2 * down * across / (size**2 * outputs) if outputs else 1.0
+
+    @cached_property
+    def divides(self) -> bool:
+        return not any(side % winograd.SIDE for side in self.conv.window.output(*self.conv.image[:2]))
 
     @cached_property
     def blocks(self) -> list[tuple[int, int]]:
@@ -53,15 +75,15 @@ class WinogradPool(conv_pool.ConvPool):
     @cached_property
     def shapes(self) -> list[tuple[int, ...]]:
         size, lanes, (c, o) = self.conv.window.kernel[0], self.lanes, self.padded
-        n, across = size + winograd.SIDE - 1, self.pooled[1] // 2
+        n, across = size + winograd.SIDE - 1, self.tiles[1]
         tall = -(-max(TILES, across) // 8) * 8  # `block` has at most 8 rows
-        pixels, rows = n * self.size[1], -(-self.channels // 8) * 8
-        images = [(pixels * self.channels + 2 * lanes,), (pixels, c), (winograd.SIDE**2, o)]
+        wide, rows = across * winograd.SIDE + size - 1, -(-self.channels // 8) * 8
+        images = [(n, wide * self.channels + 2 * lanes), (n * self.size[1], c), (winograd.SIDE**2, o)]
         weights = [(n * n, rows, o), (n * n, self.filters, c)]
         return [*images, *weights, (tall, n * n * c + lanes), (tall, n * n * o + lanes)]
 
     def _tiles(self) -> winograd.Tiles:
-        down, across = (side // 2 for side in self.pooled)
+        down, across = self.tiles
         memory = [self.backend.borrow(shape, self.dtype) for shape in self.shapes]
         return winograd.Tiles(down, across, max(1, TILES // across), self.lanes, *memory)
 
@@ -81,19 +103,16 @@ class WinogradPool(conv_pool.ConvPool):
         indices = self.backend.borrow(y.shape, self.pool.index_dtype)
         forward = winograd.forward(self.conv.window.kernel[0], *self.blocks[1])
         filters = self._filters(weight, self.padded[1])
-        tiles = self._tiles()
-        windows = len(images) * tiles.down, 2, tiles.across, 2, self.filters
-        arrays = bits(y).reshape(windows), indices.reshape(windows)
-        finite = forward(bits(images), self._large(weight), filters, bias, tiles, *arrays)
+        finite = forward(bits(images), self._large(weight), filters, bias, self._tiles(), bits(y), indices)
         return (y, indices) if finite else super()._pool(images, weight, bias)
 
     def backward(
         self, dy: Array, saved: tuple[Array, ...], x: Array, weights: Weights, grads: Weights, *, need_dx: bool
     ) -> Array | None:
         nonzero = np.count_nonzero(bits(dy) != 0) if self.conv.activation == "relu" else dy.size
-        if 2 * nonzero <= dy.size:
+        if not self.divides or 2 * nonzero <= dy.size:
             direct = super().backward(dy, saved, x, weights, grads, need_dx=need_dx)
-            if nonzero:
+            if nonzero or not self.divides:
                 return direct
             # also use Winograd's algorithm if all are zero, as during warm-up, so that both algorithms are compiled
         images, weight = saved[1] if len(saved) > 1 else x, self.backend._widened(weights[0])

@@ -27,6 +27,7 @@ from cupynet.backend.cpu.kernels.vectors import (
     multiply_add,
     pointers,
     registers,
+    rolled,
     size_of,
     store,
     sums_of_products,
@@ -57,7 +58,7 @@ class Tiles(NamedTuple):
         down, across: number of tiles per image, vertically and horizontally.
         group: number of rows of tiles that are computed together.
         lanes: number of values in a vector.
-        frame: (n · W · channels + padding,), the pixels that a row of tiles reads.
+        frame: (n, W' · channels + padding), the pixels that a row of tiles reads, with zeros beyond the image.
         gradient: (n · W, C), the gradient of these pixels.
         outputs: (4 · 4, O), the outputs of a tile.
         weights: (n², C, O), G w Gᵀ or its gradient.
@@ -131,6 +132,8 @@ def _emit(b: Any, matrix: Array, kind: Any, count: int, x: Any, y: Any, *, adds:
             for factor, value in zip(row, values, strict=True):
                 total = multiply_add(b, value, ir.Constant(kind.element, factor), total) if factor else total
             store(b, total, place, 0)
+        last = b.block
+    rolled(b, last.terminator)
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
@@ -201,17 +204,25 @@ def transform_filters(size: int, which: int, lanes: int, x: Array, y: Array) -> 
 @inlined
 def transform_images(size: int, x: Array, first: int, last: int, tiles: Tiles) -> Any:
     """Write Bᵀ x B for rows of tiles in images (N, H, W, C) to `points`. Return the sum of |x| over the pixels read."""
-    pixels, frame, points, total = x.reshape(-1), tiles.frame, tiles.points.reshape(-1), tiles.frame[0] * 0
+    pixels, frame, points, total = x.reshape(len(x), -1), tiles.frame, tiles.points.reshape(-1), tiles.frame[0, 0] * 0
     channels, n, line, own = tiles.gradient.shape[1], size + SIDE - 1, x.shape[2] * x.shape[3], x.shape[3]
+    used = min(line, (tiles.across * SIDE + size - 1) * own)
     for row in range(first, last):
-        source = pixels[(row // tiles.down * x.shape[1] + row % tiles.down * SIDE) * line :][: n * line]
-        for i in range(source.size):
-            frame[i] = source[i]
-            total += abs(frame[i])
+        for i in range(n):
+            start = (row % tiles.down * SIDE + i) * line
+            source = pixels[row // tiles.down, start : start + used]
+            if source.size == 0:  # below the image
+                frame[i] = 0
+            for j in range(source.size):
+                frame[i, j] = source[j]
+                total += abs(frame[i, j])
         for t in range(tiles.across):
             x_at, y_at = t * SIDE * own, ((row - first) * tiles.across + t) * tiles.points.shape[1]
             for c in range(0, channels, tiles.lanes):
-                transform(size, 2, 0, frame, x_at + c, line, own, points, y_at + c, n * channels, channels)
+                transform(
+                    size, 2, 0, frame.reshape(-1), x_at + c, frame.shape[1], own, points, y_at + c, n * channels,
+                    channels,
+                )  # fmt: skip
     return total
 
 
@@ -267,14 +278,15 @@ def forward(size: int, height: int, width: int) -> Callable[..., bool]:
     def pooled(x: Array, large: Any, weight: Array, bias: Array, tiles: Tiles, y: Array, indices: Array) -> bool:
         """Write pooled outputs and the indices of maxima. Return False if a sum of |x| is not below `large`.
 
-        x: (N, H, W, C) images; weight: (K · K, C · O padded); bias: (O,); y, indices: (N · down, 2, across, 2, O).
+        x: (N, H, W, C) images; weight: (K · K, C · O padded); bias: (O,); y, indices: (N, H', W', O).
         """
         x, y, v, m, w = reals(x), reals(y), tiles.points, tiles.products, tiles.weights
         flat, outputs, across = m.reshape(-1), tiles.outputs.reshape(-1), tiles.across
         n, channels, filters = size + SIDE - 1, tiles.gradient.shape[1], w.shape[2]
         transform_filters(size, 4, tiles.lanes, weight, w.reshape(n * n, -1))
-        for first in range(0, len(y), tiles.group):
-            rows = min(tiles.group, len(y) - first)
+        tiles.frame[:] = 0
+        for first in range(0, len(y) * tiles.down, tiles.group):
+            rows = min(tiles.group, len(y) * tiles.down - first)
             if not transform_images(size, x, first, first + rows, tiles) < large:
                 return False
             multiply(
@@ -285,9 +297,11 @@ def forward(size: int, height: int, width: int) -> Callable[..., bool]:
                 for o in range(0, filters, tiles.lanes):
                     at = t * m.shape[1] + o
                     transform(size, 0, 0, flat, at, n * filters, filters, outputs, o, SIDE * filters, filters)
+                row, column = (first + t // across) % tiles.down * 2, t % across * 2
                 for q in range(4):
-                    at = first + t // across, q // 2, t % across, q % 2
-                    pool(tiles.outputs, q // 2 * 2 * SIDE + q % 2 * 2, bias, y[at], indices[at])
+                    at = (first + t // across) // tiles.down, row + q // 2, column + q % 2
+                    if at[1] < y.shape[1] and at[2] < y.shape[2]:
+                        pool(tiles.outputs, q // 2 * 2 * SIDE + q % 2 * 2, bias, y[at], indices[at])
         return True
 
     return pooled
@@ -309,7 +323,7 @@ def backward(size: int, height: int, width: int, dx_height: int, dx_width: int) 
         flat, outputs, across = m.reshape(-1), tiles.outputs.reshape(-1), tiles.across
         n, channels, filters = size + SIDE - 1, tiles.gradient.shape[1], w.shape[2]
         transform_filters(size, 4, tiles.lanes, turned, tiles.turned.reshape(n * n, -1))
-        w[:], tiles.gradient[:], tiles.outputs[:] = 0, 0, 0
+        w[:], tiles.frame[:], tiles.gradient[:], tiles.outputs[:] = 0, 0, 0, 0
         for first in range(0, len(dy), tiles.group):
             rows = min(tiles.group, len(dy) - first)
             if not transform_images(size, x, first, first + rows, tiles) < large:
