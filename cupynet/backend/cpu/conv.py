@@ -8,6 +8,7 @@ from cupynet.backend.cpu.direct_conv import Passes, passes
 from cupynet.backend.cpu.kernels import tiles, vectors
 from cupynet.backend.cpu.kernels.narrow import bits
 from cupynet.backend.cpu.kernels.tiles import Frame, Sums
+from cupynet.backend.cpu.tiling import tiling
 from cupynet.backend.cpu.winograd_conv import saves_products
 from cupynet.backend.fusion import Convolution
 from cupynet.backend.window import Window
@@ -28,7 +29,7 @@ class NumbaConv(AmxProducts):
         y = self.borrow((len(x), *window.output(*x.shape[1:3]), weight.shape[3]))
         if groups == 1 and self._has_tiles(x, weight, window):
             self._multiply_tiles(x, weight, bias, window, y)
-        else:
+        elif not (groups == 1 and self._transformed(x, weight, bias, window, y)):
             factors = weight if sums.forward.by_column else _by_group(weight, groups)
             self._convolve(sums.frame, sums.forward, x, factors, bias, y)
         return self.relu(y) if relu else y, None
@@ -50,6 +51,10 @@ class NumbaConv(AmxProducts):
             return super().conv2d_backward(dy, columns, x, *arguments, need_dx=need_dx, groups=groups, relu_y=relu_y)
         self._relu_and_bias_backward(dy, relu_y, bias_grad)
         tiled = groups == 1 and self._has_tiles(x, weight, window)
+        if groups == 1 and not tiled:
+            dx = self.borrow(x.shape if need_dx else (0, *x.shape[1:]))
+            if self._transformed_backward(dy, x, weight, weight_grad, window, dx):
+                return dx if need_dx else None
         if tiled:
             self._add_tiles_gradient(dy, x, weight_grad, window)
         else:
@@ -61,12 +66,24 @@ class NumbaConv(AmxProducts):
             return self._tiles_gradient(dy, x, weight, window)
         return self._input_gradient(sums, dy, x, weight, groups)
 
+    def _transformed(self, x: Array, weight: Array, bias: Array | None, window: Window, y: Array) -> bool:
+        """Write the convolution to y with Winograd's algorithm. Return False if direct sums are faster or required."""
+        tiles = tiling(x.shape[1:], weight.shape[3], window, self.policy.compute.itemsize)
+        return tiles is not None and tiles.forward(self, x, self._widened(weight), bias, y)
+
+    def _transformed_backward(
+        self, dy: Array, x: Array, weight: Array, weight_grad: Array, window: Window, dx: Array
+    ) -> bool:
+        tiles = tiling(x.shape[1:], weight.shape[3], window, self.policy.compute.itemsize)
+        return tiles is not None and tiles.backward(self, dy, x, self._widened(weight), weight_grad, dx)
+
     def _passes(self, x: Array, weight: Array, window: Window, groups: int) -> Passes | None:
         """Return the passes, or None if no window covers a pixel or it is faster to convolve each group separately."""
-        itemsize, of_group = self.policy.compute.itemsize, weight[..., : weight.shape[3] // groups]
-        wide = groups > 1 and weight.shape[2] >= WIDE * vectors.lanes(itemsize)
-        if wide and self._has_tiles(x, of_group, window):
-            return None
+        itemsize, filters = self.policy.compute.itemsize, weight.shape[3] // groups
+        if groups > 1 and weight.shape[2] >= WIDE * vectors.lanes(itemsize):
+            image = *x.shape[1:3], weight.shape[2]
+            if self._has_tiles(x, weight[..., :filters], window) or tiling(image, filters, window, itemsize):
+                return None
         return passes(x.shape[1:], weight.shape[3], window, itemsize, groups)
 
     def _input_gradient(self, sums: Passes, dy: Array, x: Array, weight: Array, groups: int) -> Array:

@@ -25,6 +25,9 @@ SHAPES = {
     "tiles beyond the image": Shape(5, 7, 9, 32, 48, around(0, 2, 1, 0), True, True),
     "no padding": Shape(2, 10, 9, 48, 16, around(0, 0, 0, 0), True, False),
     "most padding": Shape(2, 5, 6, 16, 64, around(2, 2, 2, 2), False, True),
+    "vectors not full": Shape(3, 10, 7, 17, 33, around(1, 1, 1, 1), True, True),
+    "five by five": Shape(3, 12, 9, 20, 50, Window((5, 5), padding=((2, 2), (0, 1))), False, True),
+    "more padding than pixels": Shape(2, 2, 3, 16, 24, Window((5, 5), padding=((4, 3), (2, 4))), True, True),
 }
 DTYPES = ("float", "double", "half") if NO_BFLOAT16 else ("float", "double", "half", "bfloat16")
 
@@ -35,19 +38,44 @@ def test_it_equals_the_reference(monkeypatch: pytest.MonkeyPatch, operation: str
     compare(operation, create_backend("numba", dtype), shape, seed=3)
 
 
+@pytest.mark.parametrize("channels", [16, 17])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_an_image_gives_the_same_bits_in_any_batch(dtype: str) -> None:
+def test_an_image_gives_the_same_bits_in_any_batch(dtype: str, channels: int) -> None:
     backend, rng = create_backend("numba", dtype), np.random.default_rng(0)
     stored = backend.policy.storage
-    x, weight = (rng.normal(size=shape).astype(stored) for shape in ((7, 7, 7, 16), (3, 3, 16, 32)))
+    x, weight = (rng.normal(size=shape).astype(stored) for shape in ((7, 7, 7, channels), (3, 3, channels, 32)))
     y, _ = backend.conv2d(x, weight, None, around(1, 1, 1, 1))
     for n in range(7):
         assert np.array_equal(backend.conv2d(x[n : n + 1], weight, None, around(1, 1, 1, 1))[0][0], y[n])
 
 
-def test_the_error_of_single_precision_is_small() -> None:
-    rng, window = np.random.default_rng(1), around(1, 1, 1, 1)
-    x, weight = rng.normal(size=(4, 16, 16, 64)), rng.normal(size=(3, 3, 64, 64))
+@pytest.mark.parametrize("size", [3, 5])
+def test_the_error_of_single_precision_is_small(size: int) -> None:
+    rng, window = np.random.default_rng(1), Window((size, size), padding=((1, 1), (1, 1)))
+    x, weight = rng.normal(size=(4, 16, 16, 64)), rng.normal(size=(size, size, 64, 64))
     exact, _ = create_backend("numpy", "double").conv2d(x, weight, None, window)
     found, _ = create_backend("numba").conv2d(x.astype("f"), weight.astype("f"), None, window)
     assert abs(found - exact).max() < 1e-5 * abs(exact).max()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e38])
+def test_a_value_that_tiles_would_spread_reaches_only_its_windows(value: float) -> None:
+    """Tiles subtract values from each other, which gives NaN for infinities and for sums that overflow."""
+    rng, window, backend = np.random.default_rng(2), Window((5, 5)), create_backend("numba")
+    x, weight = (rng.normal(size=shape).astype("f") for shape in ((2, 12, 12, 17), (5, 5, 17, 20)))
+    expected, _ = create_backend("numpy").conv2d(x, weight, None, window)
+    x[1, 0, 0, 3] = value
+    y, _ = backend.conv2d(x, weight, None, window)
+    dx = backend.conv2d_backward(y[:1].repeat(2, 0), None, x, weight, weight * 0, None, window, need_dx=True)
+    np.testing.assert_allclose(y.reshape(128, 20)[65:], expected.reshape(128, 20)[65:], rtol=1e-3, atol=1e-3)
+    assert dx is not None and np.isfinite(dx).all()
+
+
+@pytest.mark.parametrize("window", [Window((5, 5)), around(1, 1, 1, 1)])
+def test_wide_groups_equal_a_convolution_of_each(window: Window) -> None:
+    rng, backend = np.random.default_rng(3), create_backend("numba")
+    x, weight = (rng.normal(size=shape).astype("f") for shape in ((2, 9, 9, 80), (*window.kernel, 40, 24)))
+    y, _ = backend.conv2d(x, weight, None, window, groups=2)
+    for group in (0, 1):
+        images, filters = x[..., 40 * group : 40 * group + 40].copy(), weight[..., 12 * group : 12 * group + 12].copy()
+        np.testing.assert_array_equal(y[..., 12 * group :][..., :12], backend.conv2d(images, filters, None, window)[0])

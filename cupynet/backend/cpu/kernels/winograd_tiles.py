@@ -1,4 +1,4 @@
-"""Convolution and 2x2 max pooling with Winograd's minimal filtering (Lavin & Gray 2016, see winograd.py).
+"""Convolution with Winograd's minimal filtering (Lavin & Gray 2016, see winograd.py), with or without 2x2 max pooling.
 
 With K x K filters and n = K + 3, a tile of 4 x 4 outputs takes n² multiplications instead of 16·K²: a sixth for 5 x 5
 filters. With constant matrices A, B and G, y = Aᵀ ((G w Gᵀ) ⊙ (Bᵀ x B)) A. At each of the n² points, the sum over
@@ -55,10 +55,11 @@ class Tiles(NamedTuple):
     """Tiles of images, and buffers. C and O are padded to a multiple of the `block` width.
 
     Attributes:
-        down, across: number of tiles per image, vertically and horizontally.
+        down, across: number of tiles per image, vertically and horizontally. The last ones may be incomplete.
+        top, left: padding of the images.
         group: number of rows of tiles that are computed together.
         lanes: number of values in a vector.
-        frame: (n, W' · channels + padding), the pixels that a row of tiles reads, with zeros beyond the image.
+        frame: (n, W · channels + padding), the pixels that a row of tiles reads, where W = 4 · across + K - 1.
         gradient: (n · W, C), the gradient of these pixels.
         outputs: (4 · 4, O), the outputs of a tile.
         weights: (n², C, O), G w Gᵀ or its gradient.
@@ -68,6 +69,8 @@ class Tiles(NamedTuple):
 
     down: int
     across: int
+    top: int
+    left: int
     group: int
     lanes: int
     frame: Array
@@ -206,16 +209,18 @@ def transform_images(size: int, x: Array, first: int, last: int, tiles: Tiles) -
     """Write Bᵀ x B for rows of tiles in images (N, H, W, C) to `points`. Return the sum of |x| over the pixels read."""
     pixels, frame, points, total = x.reshape(len(x), -1), tiles.frame, tiles.points.reshape(-1), tiles.frame[0, 0] * 0
     channels, n, line, own = tiles.gradient.shape[1], size + SIDE - 1, x.shape[2] * x.shape[3], x.shape[3]
-    used = min(line, (tiles.across * SIDE + size - 1) * own)
+    used = min(line, (tiles.gradient.shape[0] // n - tiles.left) * own)
     for row in range(first, last):
         for i in range(n):
-            start = (row % tiles.down * SIDE + i) * line
-            source = pixels[row // tiles.down, start : start + used]
-            if source.size == 0:  # below the image
+            at = row % tiles.down * SIDE + i - tiles.top
+            inside = 0 <= at < x.shape[1]
+            source = pixels[row // tiles.down, at * line :][: used if inside else 0]
+            target = frame[i, tiles.left * own :]
+            if not inside:
                 frame[i] = 0
             for j in range(source.size):
-                frame[i, j] = source[j]
-                total += abs(frame[i, j])
+                target[j] = source[j]
+                total += abs(target[j])
         for t in range(tiles.across):
             x_at, y_at = t * SIDE * own, ((row - first) * tiles.across + t) * tiles.points.shape[1]
             for c in range(0, channels, tiles.lanes):
@@ -227,10 +232,10 @@ def transform_images(size: int, x: Array, first: int, last: int, tiles: Tiles) -
 
 
 @inlined
-def transform_gradient(size: int, tiles: Tiles, tile: int, last: bool, dx: Array) -> None:
-    """Write B dV Bᵀ for a row of tiles to dx (rows, W, C). Pixels shared with the next row stay in `gradient`."""
-    gradient, points, (_, width, _) = tiles.gradient, tiles.points.reshape(-1), dx.shape
-    channels, n = gradient.shape[1], size + SIDE - 1
+def transform_gradient(size: int, tiles: Tiles, tile: int, row: int, dx: Array) -> None:
+    """Write B dV Bᵀ for a row of tiles to dx (N, H, W, C). Pixels shared with the next row stay in `gradient`."""
+    gradient, points, n, down = tiles.gradient, tiles.points.reshape(-1), size + SIDE - 1, row % tiles.down
+    channels, width = gradient.shape[1], gradient.shape[0] // n
     for t in range(tiles.across):
         x_at, y_at = (tile + t) * tiles.points.shape[1], t * SIDE * channels
         for c in range(0, channels, tiles.lanes):
@@ -238,12 +243,14 @@ def transform_gradient(size: int, tiles: Tiles, tile: int, last: bool, dx: Array
                 size, 3, 1, points, x_at + c, n * channels, channels, gradient.reshape(-1), y_at + c, width * channels,
                 channels,
             )  # fmt: skip
-    done = n if last else SIDE
+    done = n if down == tiles.down - 1 else SIDE
     for i in range(done):
-        for j in range(width):
-            source, target = gradient[i * width + j], dx[i, j]
-            for c in range(target.size):
-                target[c] = source[c]
+        at = down * SIDE + i - tiles.top
+        if 0 <= at < dx.shape[1]:
+            for j in range(min(dx.shape[2], width - tiles.left)):
+                source, target = gradient[i * width + tiles.left + j], dx[row // tiles.down, at, j]
+                for c in range(target.size):
+                    target[c] = source[c]
     for i in range(n * width):
         source, target = gradient[(i + done * width) % (n * width)], gradient[i]
         for c in range(channels):
@@ -270,23 +277,56 @@ def unpool(dy: Array, indices: Array, outputs: Array, at: int) -> None:
             target[o] = dy[o] if indices[o] == q else 0
 
 
+@inlined
+def write_tile(pools: int, tiles: Tiles, row: int, column: int, bias: Array, y: Array, indices: Array) -> None:
+    """Write the outputs of a tile plus bias to y (N, H', W', O), without those beyond it, or their maxima."""
+    image, outputs, side = row // tiles.down, tiles.outputs, SIDE // pools
+    for i in range(min(side, y.shape[1] - row % tiles.down * side)):
+        for j in range(min(side, y.shape[2] - column * side)):
+            at = image, row % tiles.down * side + i, column * side + j
+            if pools == 2:
+                pool(outputs, 2 * (i * SIDE + j), bias, y[at], indices[at])
+            else:
+                source, target = outputs[i * SIDE + j], y[at]
+                for o in range(bias.size):
+                    target[o] = source[o] + bias[o]
+
+
+@inlined
+def read_tile(pools: int, tiles: Tiles, row: int, column: int, dy: Array, indices: Array) -> None:
+    """Write the gradient of a tile to `outputs`, zero beyond dy (N, H', W', O)."""
+    image, outputs, side = row // tiles.down, tiles.outputs, SIDE // pools
+    tall, wide = min(side, dy.shape[1] - row % tiles.down * side), min(side, dy.shape[2] - column * side)
+    if tall < side or wide < side:
+        outputs[:] = 0
+    for i in range(tall):
+        for j in range(wide):
+            at = image, row % tiles.down * side + i, column * side + j
+            if pools == 2:
+                unpool(dy[at], indices[at], outputs, 2 * (i * SIDE + j))
+            else:
+                source, target = dy[at], outputs[i * SIDE + j]
+                for o in range(source.size):
+                    target[o] = source[o]
+
+
 @functools.cache
-def forward(size: int, height: int, width: int) -> Callable[..., bool]:
-    """Return the forward kernel for filters of size `size`. height, width: see `block`."""
+def forward(size: int, height: int, width: int, pools: int) -> Callable[..., bool]:
+    """Return the forward kernel for filters of size `size`. height, width: see `block`; pools: 2 with pooling, or 1."""
 
     @kernel
-    def pooled(x: Array, large: Any, weight: Array, bias: Array, tiles: Tiles, y: Array, indices: Array) -> bool:
-        """Write pooled outputs and the indices of maxima. Return False if a sum of |x| is not below `large`.
+    def convolve(x: Array, large: Any, weight: Array, bias: Array, tiles: Tiles, y: Array, indices: Array) -> bool:
+        """Write outputs, and the indices of maxima. Return False if a sum of |x| is not below `large`.
 
         x: (N, H, W, C) images; weight: (K · K, C · O padded); bias: (O,); y, indices: (N, H', W', O).
         """
         x, y, v, m, w = reals(x), reals(y), tiles.points, tiles.products, tiles.weights
-        flat, outputs, across = m.reshape(-1), tiles.outputs.reshape(-1), tiles.across
+        flat, outputs, across, total = m.reshape(-1), tiles.outputs.reshape(-1), tiles.across, len(x) * tiles.down
         n, channels, filters = size + SIDE - 1, tiles.gradient.shape[1], w.shape[2]
         transform_filters(size, 4, tiles.lanes, weight, w.reshape(n * n, -1))
         tiles.frame[:] = 0
-        for first in range(0, len(y) * tiles.down, tiles.group):
-            rows = min(tiles.group, len(y) * tiles.down - first)
+        for first in range(0, total, tiles.group):
+            rows = min(tiles.group, total - first)
             if not transform_images(size, x, first, first + rows, tiles) < large:
                 return False
             multiply(
@@ -297,18 +337,14 @@ def forward(size: int, height: int, width: int) -> Callable[..., bool]:
                 for o in range(0, filters, tiles.lanes):
                     at = t * m.shape[1] + o
                     transform(size, 0, 0, flat, at, n * filters, filters, outputs, o, SIDE * filters, filters)
-                row, column = (first + t // across) % tiles.down * 2, t % across * 2
-                for q in range(4):
-                    at = (first + t // across) // tiles.down, row + q // 2, column + q % 2
-                    if at[1] < y.shape[1] and at[2] < y.shape[2]:
-                        pool(tiles.outputs, q // 2 * 2 * SIDE + q % 2 * 2, bias, y[at], indices[at])
+                write_tile(pools, tiles, first + t // across, t % across, bias, y, indices)
         return True
 
-    return pooled
+    return convolve
 
 
 @functools.cache
-def backward(size: int, height: int, width: int, dx_height: int, dx_width: int) -> Callable[..., bool]:
+def backward(size: int, height: int, width: int, dx_height: int, dx_width: int, pools: int) -> Callable[..., bool]:
     """Return the backward kernel for K = `size`. height, width: `block` of filters; dx_height, dx_width: channels."""
 
     @kernel
@@ -317,21 +353,19 @@ def backward(size: int, height: int, width: int, dx_height: int, dx_width: int) 
     ) -> bool:  # fmt: skip
         """Write grad (K · K, C · O padded), and dx unless it is empty. Return False like `forward`.
 
-        x: (N, H, W, C); dy, indices: (N · down, 2, across, 2, O); turned: (K · K, O · C padded).
+        x: (N, H, W, C); dy, indices: (N, H', W', O); turned: (K · K, O · C padded).
         """
         x, dy, dx, v, m, w = reals(x), reals(dy), reals(dx), tiles.points, tiles.products, tiles.weights
-        flat, outputs, across = m.reshape(-1), tiles.outputs.reshape(-1), tiles.across
+        flat, outputs, across, total = m.reshape(-1), tiles.outputs.reshape(-1), tiles.across, len(x) * tiles.down
         n, channels, filters = size + SIDE - 1, tiles.gradient.shape[1], w.shape[2]
         transform_filters(size, 4, tiles.lanes, turned, tiles.turned.reshape(n * n, -1))
         w[:], tiles.frame[:], tiles.gradient[:], tiles.outputs[:] = 0, 0, 0, 0
-        for first in range(0, len(dy), tiles.group):
-            rows = min(tiles.group, len(dy) - first)
+        for first in range(0, total, tiles.group):
+            rows = min(tiles.group, total - first)
             if not transform_images(size, x, first, first + rows, tiles) < large:
                 return False
             for t in range(rows * across):
-                for q in range(4):
-                    at = first + t // across, q // 2, t % across, q % 2
-                    unpool(dy[at], indices[at], tiles.outputs, q // 2 * 2 * SIDE + q % 2 * 2)
+                read_tile(pools, tiles, first + t // across, t % across, dy, indices)
                 for o in range(0, filters, tiles.lanes):
                     at = t * m.shape[1] + o
                     transform(size, 1, 0, outputs, o, SIDE * filters, filters, flat, at, n * filters, filters)
@@ -341,14 +375,12 @@ def backward(size: int, height: int, width: int, dx_height: int, dx_width: int) 
             )  # fmt: skip
             if len(dx):
                 multiply(
-                    dx_height, dx_width, 0, (n * n, rows * across, channels, dy.shape[4]), flat,
-                    (filters, m.shape[1], 1), tiles.turned.reshape(-1), (dy.shape[4] * channels, channels),
+                    dx_height, dx_width, 0, (n * n, rows * across, channels, dy.shape[3]), flat,
+                    (filters, m.shape[1], 1), tiles.turned.reshape(-1), (dy.shape[3] * channels, channels),
                     v.reshape(-1), (channels, v.shape[1]),
                 )  # fmt: skip
                 for row in range(first, first + rows):
-                    image, down = row // tiles.down, row % tiles.down
-                    pixels, last = dx[image, down * SIDE :], down == tiles.down - 1
-                    transform_gradient(size, tiles, (row - first) * across, last, pixels)
+                    transform_gradient(size, tiles, (row - first) * across, row, dx)
         transform_filters(size, 5, tiles.lanes, w.reshape(n * n, -1), grad)
         return True
 
