@@ -41,6 +41,9 @@ class AmxProducts(WinogradConv):
         arrays = values, steps, pairs, start, sums, channels
         amx_conv.convolve(_grouped(x, group), layout, *arrays, _grouped(y, group))
 
+    def _rotates(self, dy: Array, x: Array) -> bool:
+        return _in_amx(dy, x) or super()._rotates(dy, x)
+
     def _steps(self, weight: Array) -> tuple[Array, Array]:
         """Return the starts of steps in a row of 3 C values, and the factors of the three rows, (96 · steps, O)."""
         length, filters = 3 * weight.shape[2], weight.shape[3]

@@ -51,7 +51,7 @@ class NumbaConv(AmxProducts):
             return super().conv2d_backward(dy, columns, x, *arguments, need_dx=need_dx, groups=groups, relu_y=relu_y)
         self._relu_and_bias_backward(dy, relu_y, bias_grad)
         tiled = groups == 1 and self._has_tiles(x, weight, window)
-        if groups == 1 and not tiled:
+        if groups == 1 and not (tiled and (not need_dx or self._rotates(dy, x))):
             dx = self.borrow(x.shape if need_dx else (0, *x.shape[1:]))
             if self._transformed_backward(dy, x, weight, weight_grad, window, dx):
                 return dx if need_dx else None

@@ -31,6 +31,10 @@ class WinogradConv(ConvOps):
         convolution, buffers = winograd.convolution(vectors.lanes(compute.itemsize)), self._memory(x, filters, window)
         convolution(_rows(x), u, offset, *buffers, _rows(y))
 
+    def _rotates(self, dy: Array, x: Array) -> bool:
+        """Return True if dx takes no more tiles than dy. Otherwise, as without padding, `Tiling.backward` is faster."""
+        return _tiles(x.shape[1:3]) <= _tiles(dy.shape[1:3])
+
     def _tiles_gradient(self, dy: Array, x: Array, weight: Array, window: Window) -> Array:
         """Return dx (N, H, W, C): the convolution of dy (N, H', W', O) with the rotated filters."""
         (top, below), (left, right) = window.padding
@@ -57,8 +61,11 @@ class WinogradConv(ConvOps):
 
 def saves_products(size: tuple[int, int], direct: tuple[int, int]) -> bool:
     """Return True if tiles for `size` outputs need at most 2/3 of the products of 3x3 windows at `direct` positions."""
-    tiles = -(-size[0] // 4) * -(-size[1] // 4)
-    return 36 * tiles <= 6 * direct[0] * direct[1]
+    return 36 * _tiles(size) <= 6 * direct[0] * direct[1]
+
+
+def _tiles(size: tuple[int, ...]) -> int:
+    return -(-size[0] // 4) * -(-size[1] // 4)
 
 
 def _rows(images: Array) -> Array:

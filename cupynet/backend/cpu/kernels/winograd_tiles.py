@@ -104,8 +104,7 @@ def transform(
     literals = constants(size, which, adds)
     if literals is None:
         return None
-    matrix = matrices(literals[0])[literals[1]]
-    after, before = matrix.shape
+    after, before = matrices(literals[0])[literals[1]].shape
 
     def generate(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
         pointer = pointers(context, b, signature, arguments)
@@ -115,28 +114,61 @@ def transform(
         half = cgutils.alloca_once(b, real, size=before * after * kind.count)
         half.align = registers()[0]
         lanes, line = I64(kind.count), I64(before * kind.count)
-        _emit(b, matrix, kind, before, (source, arguments[5], arguments[6]), (half, line, lanes), adds=False)
-        _emit(
-            b, matrix, kind, after, (half, lanes, line), (target, arguments[10], arguments[9]), adds=bool(literals[2])
-        )
+        for_each = functools.partial(_emit, b, literals, kind)
+        for_each(before, (source, arguments[5], arguments[6]), (half, line, lanes), adds=False)
+        for_each(after, (half, lanes, line), (target, arguments[10], arguments[9]), adds=bool(literals[2]))
         return context.get_dummy_value()
 
     return types.void(size, which, adds, x, x_at, x_down, x_across, y, y_at, y_down, y_across), generate
 
 
-def _emit(b: Any, matrix: Array, kind: Any, count: int, x: Any, y: Any, *, adds: bool) -> None:
+def _emit(b: Any, literals: list[int], kind: Any, count: int, x: Any, y: Any, *, adds: bool) -> None:
     """Emit `count` products of the matrix and a vector. x, y: (pointer, stride in a vector, stride between vectors)."""
+    size, which, _ = literals
+    matrix = matrices(size)[which]
     with cgutils.for_range(b, I64(count)) as loop:
         source, target = (b.gep(base, [b.mul(loop.index, following)]) for base, _, following in (x, y))
         values = [load(b, b.gep(source, [b.mul(x[1], I64(j))]), 0, kind) for j in range(matrix.shape[1])]
-        for i, row in enumerate(matrix.tolist()):
+        for i, result in enumerate(_transformed(b, matrix, values, by_row=which in (1, 2, 4))):
             place = b.gep(target, [b.mul(y[1], I64(i))])
-            total = load(b, place, 0, kind) if adds else ir.Constant(kind, None)
-            for factor, value in zip(row, values, strict=True):
-                total = multiply_add(b, value, ir.Constant(kind.element, factor), total) if factor else total
-            store(b, total, place, 0)
+            store(b, b.fadd(load(b, place, 0, kind), result) if adds else result, place, 0)
         last = b.block
     rolled(b, last.terminator)
+
+
+def _transformed(b: Any, matrix: Array, values: list[Any], *, by_row: bool) -> list[Any]:
+    """Emit the product of a matrix and values.
+
+    Rows (or columns, unless `by_row`) 1 and 2, 3 and 4, ... belong to a point and its negative. They are u + v and
+    u - v, where u and v have no nonzero elements in common.
+    """
+    points = matrix.copy() if by_row else matrix.T.copy()
+    for i in range(1, len(points) - 1, 2):
+        points[i : i + 2] = (points[i] + points[i + 1]) / 2, (points[i] - points[i + 1]) / 2
+    if by_row:
+        return _added_pairs(b, [_sum(b, row, values) for row in points.tolist()])
+    values = _added_pairs(b, values)
+    return [_sum(b, row, values) for row in points.T.tolist()]
+
+
+def _added_pairs(b: Any, values: list[Any]) -> list[Any]:
+    """Replace values 1 and 2, 3 and 4, ... with their sum and difference."""
+    result = list(values)
+    for i in range(1, len(values) - 1, 2):
+        result[i : i + 2] = b.fadd(values[i], values[i + 1]), b.fsub(values[i], values[i + 1])
+    return result
+
+
+def _sum(b: Any, factors: list[float], values: list[Any]) -> Any:
+    total = None
+    for factor, value in zip(factors, values, strict=True):
+        if factor and total is None:
+            total = value if factor == 1 else b.fmul(value, ir.Constant(value.type, [factor] * value.type.count))
+        elif factor in (1, -1):
+            total = b.fadd(total, value) if factor == 1 else b.fsub(total, value)
+        elif factor:
+            total = multiply_add(b, value, ir.Constant(value.type.element, factor), total)
+    return total
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
@@ -200,8 +232,9 @@ def transform_filters(size: int, which: int, lanes: int, x: Array, y: Array) -> 
     """Transform filters (K · K, values) to points (n², values) if `which` is 4, or apply the transpose if it is 5."""
     x_step, y_step, n = x.shape[1], y.shape[1], size + SIDE - 1
     before, after = (size, n) if which == 4 else (n, size)
+    x, y = x.reshape(-1), y.reshape(-1)
     for c in range(0, x_step, lanes):
-        transform(size, which, 0, x.reshape(-1), c, before * x_step, x_step, y.reshape(-1), c, after * y_step, y_step)
+        transform(size, which, 0, x, c, before * x_step, x_step, y, c, after * y_step, y_step)
 
 
 @inlined
@@ -209,6 +242,7 @@ def transform_images(size: int, x: Array, first: int, last: int, tiles: Tiles) -
     """Write Bᵀ x B for rows of tiles in images (N, H, W, C) to `points`. Return the sum of |x| over the pixels read."""
     pixels, frame, points, total = x.reshape(len(x), -1), tiles.frame, tiles.points.reshape(-1), tiles.frame[0, 0] * 0
     channels, n, line, own = tiles.gradient.shape[1], size + SIDE - 1, x.shape[2] * x.shape[3], x.shape[3]
+    flat, step = frame.reshape(-1), frame.shape[1]
     used = min(line, (tiles.gradient.shape[0] // n - tiles.left) * own)
     for row in range(first, last):
         for i in range(n):
@@ -224,37 +258,36 @@ def transform_images(size: int, x: Array, first: int, last: int, tiles: Tiles) -
         for t in range(tiles.across):
             x_at, y_at = t * SIDE * own, ((row - first) * tiles.across + t) * tiles.points.shape[1]
             for c in range(0, channels, tiles.lanes):
-                transform(
-                    size, 2, 0, frame.reshape(-1), x_at + c, frame.shape[1], own, points, y_at + c, n * channels,
-                    channels,
-                )  # fmt: skip
+                transform(size, 2, 0, flat, x_at + c, step, own, points, y_at + c, n * channels, channels)
     return total
 
 
 @inlined
-def transform_gradient(size: int, tiles: Tiles, tile: int, row: int, dx: Array) -> None:
-    """Write B dV Bᵀ for a row of tiles to dx (N, H, W, C). Pixels shared with the next row stay in `gradient`."""
-    gradient, points, n, down = tiles.gradient, tiles.points.reshape(-1), size + SIDE - 1, row % tiles.down
-    channels, width = gradient.shape[1], gradient.shape[0] // n
-    for t in range(tiles.across):
-        x_at, y_at = (tile + t) * tiles.points.shape[1], t * SIDE * channels
-        for c in range(0, channels, tiles.lanes):
-            transform(
-                size, 3, 1, points, x_at + c, n * channels, channels, gradient.reshape(-1), y_at + c, width * channels,
-                channels,
-            )  # fmt: skip
-    done = n if down == tiles.down - 1 else SIDE
-    for i in range(done):
-        at = down * SIDE + i - tiles.top
-        if 0 <= at < dx.shape[1]:
-            for j in range(min(dx.shape[2], width - tiles.left)):
-                source, target = gradient[i * width + tiles.left + j], dx[row // tiles.down, at, j]
-                for c in range(target.size):
-                    target[c] = source[c]
-    for i in range(n * width):
-        source, target = gradient[(i + done * width) % (n * width)], gradient[i]
-        for c in range(channels):
-            target[c] = source[c] if i < (n - done) * width else 0
+def transform_gradient(size: int, tiles: Tiles, first: int, last: int, dx: Array) -> None:
+    """Write B dV Bᵀ for rows of tiles to dx (N, H, W, C). Pixels shared with the next row stay in `gradient`."""
+    gradient, points, n, start = tiles.gradient, tiles.points.reshape(-1), size + SIDE - 1, 0
+    channels, width, flat = gradient.shape[1], gradient.shape[0] // n, gradient.reshape(-1)
+    for row in range(first, last):
+        for t in range(tiles.across):
+            for c in range(0, channels, tiles.lanes):
+                transform(
+                    size, 3, 1, points, start + c, n * channels, channels, flat, t * SIDE * channels + c,
+                    width * channels, channels,
+                )  # fmt: skip
+            start += tiles.points.shape[1]
+        down = row % tiles.down
+        done = n if down == tiles.down - 1 else SIDE
+        for i in range(done):
+            at = down * SIDE + i - tiles.top
+            if 0 <= at < dx.shape[1]:
+                for j in range(min(dx.shape[2], width - tiles.left)):
+                    source, target = gradient[i * width + tiles.left + j], dx[row // tiles.down, at, j]
+                    for c in range(target.size):
+                        target[c] = source[c]
+        kept = (n - done) * width * channels
+        for i in range(kept):
+            flat[i] = flat[done * width * channels + i]
+        flat[kept:] = 0
 
 
 @inlined
@@ -278,36 +311,54 @@ def unpool(dy: Array, indices: Array, outputs: Array, at: int) -> None:
 
 
 @inlined
-def write_tile(pools: int, tiles: Tiles, row: int, column: int, bias: Array, y: Array, indices: Array) -> None:
-    """Write the outputs of a tile plus bias to y (N, H', W', O), without those beyond it, or their maxima."""
-    image, outputs, side = row // tiles.down, tiles.outputs, SIDE // pools
-    for i in range(min(side, y.shape[1] - row % tiles.down * side)):
-        for j in range(min(side, y.shape[2] - column * side)):
-            at = image, row % tiles.down * side + i, column * side + j
-            if pools == 2:
-                pool(outputs, 2 * (i * SIDE + j), bias, y[at], indices[at])
-            else:
-                source, target = outputs[i * SIDE + j], y[at]
-                for o in range(bias.size):
-                    target[o] = source[o] + bias[o]
+def write_outputs(
+    size: int, pools: int, tiles: Tiles, first: int, last: int, bias: Array, y: Array, indices: Array
+) -> None:
+    """Write Aᵀ m A plus bias, or the maxima, for rows of tiles to y (N, H', W', O), without outputs beyond it."""
+    products, outputs, n, start = tiles.products.reshape(-1), tiles.outputs, size + SIDE - 1, 0
+    filters, flat, side = outputs.shape[1], outputs.reshape(-1), SIDE // pools
+    for row in range(first, last):
+        image, top = row // tiles.down, row % tiles.down * side
+        for t in range(tiles.across):
+            for o in range(0, filters, tiles.lanes):
+                transform(size, 0, 0, products, start + o, n * filters, filters, flat, o, SIDE * filters, filters)
+            start += tiles.products.shape[1]
+            for i in range(min(side, y.shape[1] - top)):
+                for j in range(min(side, y.shape[2] - t * side)):
+                    target = y[image, top + i, t * side + j]
+                    if pools == 2:
+                        pool(outputs, 2 * (i * SIDE + j), bias, target, indices[image, top + i, t * side + j])
+                    else:
+                        source = outputs[i * SIDE + j]
+                        for o in range(bias.size):
+                            target[o] = source[o] + bias[o]
 
 
 @inlined
-def read_tile(pools: int, tiles: Tiles, row: int, column: int, dy: Array, indices: Array) -> None:
-    """Write the gradient of a tile to `outputs`, zero beyond dy (N, H', W', O)."""
-    image, outputs, side = row // tiles.down, tiles.outputs, SIDE // pools
-    tall, wide = min(side, dy.shape[1] - row % tiles.down * side), min(side, dy.shape[2] - column * side)
-    if tall < side or wide < side:
-        outputs[:] = 0
-    for i in range(tall):
-        for j in range(wide):
-            at = image, row % tiles.down * side + i, column * side + j
-            if pools == 2:
-                unpool(dy[at], indices[at], outputs, 2 * (i * SIDE + j))
-            else:
-                source, target = dy[at], outputs[i * SIDE + j]
-                for o in range(source.size):
-                    target[o] = source[o]
+def transform_output_gradients(
+    size: int, pools: int, tiles: Tiles, first: int, last: int, dy: Array, indices: Array
+) -> None:
+    """Write A dy Aᵀ for rows of tiles of dy (N, H', W', O), which is zero beyond its last pixels, to `products`."""
+    products, outputs, n, start = tiles.products.reshape(-1), tiles.outputs, size + SIDE - 1, 0
+    filters, flat, side = outputs.shape[1], outputs.reshape(-1), SIDE // pools
+    for row in range(first, last):
+        image, top = row // tiles.down, row % tiles.down * side
+        for t in range(tiles.across):
+            tall, wide = min(side, dy.shape[1] - top), min(side, dy.shape[2] - t * side)
+            if tall < side or wide < side:
+                outputs[:] = 0
+            for i in range(tall):
+                for j in range(wide):
+                    source = dy[image, top + i, t * side + j]
+                    if pools == 2:
+                        unpool(source, indices[image, top + i, t * side + j], outputs, 2 * (i * SIDE + j))
+                    else:
+                        target = outputs[i * SIDE + j]
+                        for o in range(source.size):
+                            target[o] = source[o]
+            for o in range(0, filters, tiles.lanes):
+                transform(size, 1, 0, flat, o, SIDE * filters, filters, products, start + o, n * filters, filters)
+            start += tiles.products.shape[1]
 
 
 @functools.cache
@@ -321,7 +372,7 @@ def forward(size: int, height: int, width: int, pools: int) -> Callable[..., boo
         x: (N, H, W, C) images; weight: (K · K, C · O padded); bias: (O,); y, indices: (N, H', W', O).
         """
         x, y, v, m, w = reals(x), reals(y), tiles.points, tiles.products, tiles.weights
-        flat, outputs, across, total = m.reshape(-1), tiles.outputs.reshape(-1), tiles.across, len(x) * tiles.down
+        flat, across, total = m.reshape(-1), tiles.across, len(x) * tiles.down
         n, channels, filters = size + SIDE - 1, tiles.gradient.shape[1], w.shape[2]
         transform_filters(size, 4, tiles.lanes, weight, w.reshape(n * n, -1))
         tiles.frame[:] = 0
@@ -333,11 +384,7 @@ def forward(size: int, height: int, width: int, pools: int) -> Callable[..., boo
                 height, width, 0, (n * n, rows * across, filters, x.shape[3]), v.reshape(-1), (channels, v.shape[1], 1),
                 w.reshape(-1), (w.shape[1] * filters, filters), flat, (filters, m.shape[1]),
             )  # fmt: skip
-            for t in range(rows * across):
-                for o in range(0, filters, tiles.lanes):
-                    at = t * m.shape[1] + o
-                    transform(size, 0, 0, flat, at, n * filters, filters, outputs, o, SIDE * filters, filters)
-                write_tile(pools, tiles, first + t // across, t % across, bias, y, indices)
+            write_outputs(size, pools, tiles, first, first + rows, bias, y, indices)
         return True
 
     return convolve
@@ -356,7 +403,7 @@ def backward(size: int, height: int, width: int, dx_height: int, dx_width: int, 
         x: (N, H, W, C); dy, indices: (N, H', W', O); turned: (K · K, O · C padded).
         """
         x, dy, dx, v, m, w = reals(x), reals(dy), reals(dx), tiles.points, tiles.products, tiles.weights
-        flat, outputs, across, total = m.reshape(-1), tiles.outputs.reshape(-1), tiles.across, len(x) * tiles.down
+        flat, across, total = m.reshape(-1), tiles.across, len(x) * tiles.down
         n, channels, filters = size + SIDE - 1, tiles.gradient.shape[1], w.shape[2]
         transform_filters(size, 4, tiles.lanes, turned, tiles.turned.reshape(n * n, -1))
         w[:], tiles.frame[:], tiles.gradient[:], tiles.outputs[:] = 0, 0, 0, 0
@@ -364,11 +411,7 @@ def backward(size: int, height: int, width: int, dx_height: int, dx_width: int, 
             rows = min(tiles.group, total - first)
             if not transform_images(size, x, first, first + rows, tiles) < large:
                 return False
-            for t in range(rows * across):
-                read_tile(pools, tiles, first + t // across, t % across, dy, indices)
-                for o in range(0, filters, tiles.lanes):
-                    at = t * m.shape[1] + o
-                    transform(size, 1, 0, outputs, o, SIDE * filters, filters, flat, at, n * filters, filters)
+            transform_output_gradients(size, pools, tiles, first, first + rows, dy, indices)
             multiply(
                 height, width, 1, (n * n, x.shape[3], filters, rows * across), v.reshape(-1), (channels, 1, v.shape[1]),
                 flat, (filters, m.shape[1]), w.reshape(-1), (w.shape[1] * filters, filters),
@@ -379,8 +422,7 @@ def backward(size: int, height: int, width: int, dx_height: int, dx_width: int, 
                     (filters, m.shape[1], 1), tiles.turned.reshape(-1), (dy.shape[3] * channels, channels),
                     v.reshape(-1), (channels, v.shape[1]),
                 )  # fmt: skip
-                for row in range(first, first + rows):
-                    transform_gradient(size, tiles, (row - first) * across, row, dx)
+                transform_gradient(size, tiles, first, first + rows, dx)
         transform_filters(size, 5, tiles.lanes, w.reshape(n * n, -1), grad)
         return True
 
