@@ -8,7 +8,7 @@ from cupynet.backend.cpu.direct_conv import Passes, passes
 from cupynet.backend.cpu.kernels import tiles, vectors
 from cupynet.backend.cpu.kernels.narrow import bits
 from cupynet.backend.cpu.kernels.tiles import Frame, Sums
-from cupynet.backend.cpu.tiling import tiling
+from cupynet.backend.cpu.tiling import tiling_of
 from cupynet.backend.cpu.winograd_conv import saves_products
 from cupynet.backend.fusion import Convolution
 from cupynet.backend.window import Window
@@ -50,10 +50,10 @@ class NumbaConv(AmxProducts):
         if sums is None or columns is not None:
             return super().conv2d_backward(dy, columns, x, *arguments, need_dx=need_dx, groups=groups, relu_y=relu_y)
         self._relu_and_bias_backward(dy, relu_y, bias_grad)
-        tiled = groups == 1 and self._has_tiles(x, weight, window)
-        if groups == 1 and not (tiled and (not need_dx or self._rotates(dy, x))):
-            dx = self.borrow(x.shape if need_dx else (0, *x.shape[1:]))
-            if self._transformed_backward(dy, x, weight, weight_grad, window, dx):
+        tiled = groups == 1 and self._has_tiles(x, weight, window) and (not need_dx or self._rotates(dy, x))
+        if groups == 1 and not tiled:
+            dx = self._transformed_backward(dy, x, weight, weight_grad, window, need_dx=need_dx)
+            if dx is not None:
                 return dx if need_dx else None
         if tiled:
             self._add_tiles_gradient(dy, x, weight_grad, window)
@@ -68,21 +68,25 @@ class NumbaConv(AmxProducts):
 
     def _transformed(self, x: Array, weight: Array, bias: Array | None, window: Window, y: Array) -> bool:
         """Write the convolution to y with Winograd's algorithm. Return False if direct sums are faster or required."""
-        tiles = tiling(x.shape[1:], weight.shape[3], window, self.policy.compute.itemsize)
-        return tiles is not None and tiles.forward(self, x, self._widened(weight), bias, y)
+        tiling = tiling_of(x.shape[1:], weight.shape[3], window, self.policy.compute.itemsize)
+        return tiling is not None and tiling.forward(self, x, self._widened(weight), bias, y)
 
     def _transformed_backward(
-        self, dy: Array, x: Array, weight: Array, weight_grad: Array, window: Window, dx: Array
-    ) -> bool:
-        tiles = tiling(x.shape[1:], weight.shape[3], window, self.policy.compute.itemsize)
-        return tiles is not None and tiles.backward(self, dy, x, self._widened(weight), weight_grad, dx)
+        self, dy: Array, x: Array, weight: Array, weight_grad: Array, window: Window, *, need_dx: bool
+    ) -> Array | None:
+        """Like `_transformed`. Return dx, which is empty unless `need_dx`, or None if direct sums are to be used."""
+        tiling = tiling_of(x.shape[1:], weight.shape[3], window, self.policy.compute.itemsize)
+        if tiling is None:
+            return None
+        dx = self.borrow(x.shape if need_dx else (0, *x.shape[1:]))
+        return dx if tiling.backward(self, dy, x, self._widened(weight), weight_grad, dx) else None
 
     def _passes(self, x: Array, weight: Array, window: Window, groups: int) -> Passes | None:
         """Return the passes, or None if no window covers a pixel or it is faster to convolve each group separately."""
         itemsize, filters = self.policy.compute.itemsize, weight.shape[3] // groups
         if groups > 1 and weight.shape[2] >= WIDE * vectors.lanes(itemsize):
             image = *x.shape[1:3], weight.shape[2]
-            if self._has_tiles(x, weight[..., :filters], window) or tiling(image, filters, window, itemsize):
+            if self._has_tiles(x, weight[..., :filters], window) or tiling_of(image, filters, window, itemsize):
                 return None
         return passes(x.shape[1:], weight.shape[3], window, itemsize, groups)
 

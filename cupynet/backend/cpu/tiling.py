@@ -7,7 +7,7 @@ import functools
 import numpy as np
 
 from cupynet.backend.array import Array
-from cupynet.backend.cpu.kernels import winograd_tiles as winograd
+from cupynet.backend.cpu.kernels import winograd_tiles
 from cupynet.backend.cpu.kernels.narrow import bits
 from cupynet.backend.cpu.kernels.vectors import lanes
 from cupynet.backend.reference.dense import DenseOps
@@ -16,13 +16,15 @@ from cupynet.backend.window import Window
 KERNELS = ((3, 3), (5, 5))
 MIN_CHANNELS = 10  # minimum number of channels and of filters; fewer do not fill vectors
 MAX_PRODUCTS = 0.5  # maximum number of products, relative to direct sums, for which transforms pay off
-GROUP = 16  # number of tiles computed together; their products stay in the L2 cache
+MIN_TILES = 8  # minimum number of tiles for which the gradients of transformed filters pay off
+GROUP = 16  # tiles computed together, at least one row; their products should stay in the L2 cache
 LARGEST = 1e32  # sums of |x| |w| below this do not overflow in float: transforms scale them by less than 1e5
+ROWS = 8  # maximum number of rows in a `block`
 NO_INDICES = np.empty((0, 0, 0, 0), np.uint8)
 
 
 @functools.lru_cache(maxsize=256)
-def tiling(
+def tiling_of(
     image: tuple[int, int, int], filters: int, window: Window, itemsize: int, *, pools: bool = False
 ) -> Tiling | None:
     """Return the tiling of a convolution, followed by 2x2 pooling if `pools`, or None if direct sums are faster."""
@@ -34,69 +36,87 @@ def tiling(
 
 
 class Tiling:
-    """Divides the outputs of a convolution into tiles of 4 x 4. Both passes return False if values might overflow.
+    """Divides the outputs of a convolution into tiles of 4 x 4.
+
+    Both passes return False, and the caller computes direct sums, if x or the weight contains NaN or values that might
+    overflow. dy is not checked.
 
     Attributes:
+        pool_size: 2 with pooling, or 1.
         products: the number of products, relative to direct sums.
     """
 
     def __init__(
         self, image: tuple[int, int, int], filters: int, window: Window, itemsize: int, *, pools: bool
     ) -> None:
-        self.image, self.filters, self.window, self.pools = image, filters, window, 1 + pools
+        self.image, self.filters, self.window, self.pool_size = image, filters, window, 1 + pools
         self.lanes, self.size = lanes(itemsize), window.kernel[0]
-        outputs = [side - side % self.pools for side in window.output(*image[:2])]
-        self.down, self.across = (-(-side // winograd.SIDE) for side in outputs)
+        outputs = [side - side % self.pool_size for side in window.output(*image[:2])]
+        self.down, self.across = (-(-side // winograd_tiles.SIDE) for side in outputs)
         points, direct = self.points**2 * self.down * self.across, self.size**2 * outputs[0] * outputs[1]
         self.products = points / direct if direct else 1.0
-        self.blocks = [winograd.block(count, itemsize) for count in (image[2], filters)]
+        self.blocks = [winograd_tiles.block(count, itemsize) for count in (image[2], filters)]
         # C and O, each rounded up to a multiple of its block width
         self.padded = [-(-n // width) * width for n, (_, width) in zip((image[2], filters), self.blocks, strict=True)]
 
     @property
     def points(self) -> int:
         """Height and width of a transformed tile."""
-        return self.size + winograd.SIDE - 1
+        return self.size + winograd_tiles.SIDE - 1
 
     def forward(
         self, backend: DenseOps, x: Array, weight: Array, bias: Array | None, y: Array, indices: Array = NO_INDICES
     ) -> bool:
         """Write the outputs y (N, H', W', O), and the indices of the maxima with pooling. weight: (K, K, C, O)."""
         offset = np.zeros(self.filters, weight.dtype) if bias is None else bias.astype(weight.dtype, copy=False)
-        filters, tiles = _flat(backend, weight, self.padded[1]), self._tiles(backend, weight.dtype)
-        forward = winograd.forward(self.size, *self.blocks[1], self.pools)
-        return forward(bits(x), _bound(weight), filters, offset, tiles, bits(y), indices)
+        filters, tiles = _flat(backend, weight, self.padded[1]), self._tiles(backend, weight.dtype, gradients=False)
+        forward = winograd_tiles.forward(self.size, *self.blocks[1], self.pool_size)
+        return forward(bits(np.ascontiguousarray(x)), _bound(weight), filters, offset, tiles, bits(y), indices)
 
     def backward(
         self, backend: DenseOps, dy: Array, x: Array, weight: Array, weight_grad: Array, dx: Array,
         indices: Array = NO_INDICES,
     ) -> bool:  # fmt: skip
-        """Add the gradient of the weight, and write dx (N, H, W, C) unless its length is 0."""
-        turned, tiles = _flat(backend, weight.transpose(0, 1, 3, 2), self.padded[0]), self._tiles(backend, weight.dtype)
+        """Add the gradient of the weight, and write dx (N, H, W, C) unless its length is 0.
+
+        Also returns False if there are so few tiles that direct sums are faster.
+        """
+        if len(x) * self.down * self.across < MIN_TILES:
+            return False
+        tiles, turned = self._tiles(backend, weight.dtype), weight.reshape(-1, 1)
+        if len(dx):
+            turned = _flat(backend, weight.transpose(0, 1, 3, 2), self.padded[0])
         grad = backend.borrow((self.size**2, tiles.weights.shape[1] * self.padded[1]), weight.dtype)
-        ends = self.down * winograd.SIDE + self.size - 1, self.across * winograd.SIDE + self.size - 1
+        ends = self.down * winograd_tiles.SIDE + self.size - 1, self.across * winograd_tiles.SIDE + self.size - 1
         if any(
             end - first < side for end, (first, _), side in zip(ends, self.window.padding, self.image, strict=False)
         ):
             dx[...] = 0  # pooling leaves out the last pixels
-        backward = winograd.backward(self.size, *self.blocks[1], *self.blocks[0], self.pools)
+        backward = winograd_tiles.backward(self.size, *self.blocks[1], *self.blocks[0], self.pool_size)
+        x, dy = np.ascontiguousarray(x), np.ascontiguousarray(dy)
         if not backward(bits(x), _bound(weight), bits(dy), indices, turned, tiles, grad, bits(dx)):
             return False
         grad = grad.reshape(self.size, self.size, *tiles.weights.shape[1:])
         weight_grad += grad[:, :, : self.image[2], : self.filters]
         return True
 
-    def _tiles(self, backend: DenseOps, dtype: np.dtype[np.generic]) -> winograd.Tiles:
+    def _tiles(self, backend: DenseOps, dtype: np.dtype[np.generic], *, gradients: bool = True) -> winograd_tiles.Tiles:
         n, (c, o), channels = self.points, self.padded, self.image[2]
-        wide, rows = self.across * winograd.SIDE + self.size - 1, -(-channels // 8) * 8  # `block` has at most 8 rows
-        tall = -(-max(GROUP, self.across) // 8) * 8
-        images = [(n, wide * channels + 2 * self.lanes), (n * wide, c), (winograd.SIDE**2, o)]
-        weights = [(n * n, rows, o), (n * n, self.filters, c)]
-        points = [(tall, n * n * c + self.lanes), (tall, n * n * o + self.lanes)]
-        memory = [backend.borrow(shape, dtype) for shape in (*images, *weights, *points)]
+        width, rows = self.across * winograd_tiles.SIDE + self.size - 1, -(-max(GROUP, self.across) // ROWS) * ROWS
+        beyond = max(self.lanes, ROWS)
+        shapes = {
+            "frame": (n, width * channels + 2 * self.lanes),
+            "gradient": (n * width * gradients, c),
+            "outputs": (winograd_tiles.SIDE**2, o),
+            "weights": (n * n, -(-channels // ROWS) * ROWS, o),
+            "turned": (n * n * gradients, self.filters, c),
+            "points": (rows, n * n * c + beyond),
+            "products": (rows, n * n * o + beyond),
+        }
+        memory = {name: backend.borrow(shape, dtype) for name, shape in shapes.items()}
         (top, _), (left, _) = self.window.padding
         group = max(1, GROUP // self.across)
-        return winograd.Tiles(self.down, self.across, top, left, group, self.lanes, *memory)
+        return winograd_tiles.Tiles(self.down, self.across, top, left, group, self.lanes, **memory)
 
 
 def _flat(backend: DenseOps, weight: Array, columns: int) -> Array:
@@ -109,4 +129,5 @@ def _flat(backend: DenseOps, weight: Array, columns: int) -> Array:
 
 def _bound(weight: Array) -> Array:
     """Return the bound for the sum of |x| below which nothing overflows, or NaN if a weight is NaN."""
-    return weight.dtype.type(LARGEST) / np.maximum(np.abs(weight).sum(), 1)
+    with np.errstate(over="ignore"):
+        return weight.dtype.type(LARGEST) / np.maximum(np.abs(weight).sum(), 1)

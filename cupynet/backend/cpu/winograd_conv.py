@@ -33,7 +33,7 @@ class WinogradConv(ConvOps):
 
     def _rotates(self, dy: Array, x: Array) -> bool:
         """Return True if dx takes no more tiles than dy. Otherwise, as without padding, `Tiling.backward` is faster."""
-        return _tiles(x.shape[1:3]) <= _tiles(dy.shape[1:3])
+        return tiles_of(x.shape[1:3]) <= tiles_of(dy.shape[1:3])
 
     def _tiles_gradient(self, dy: Array, x: Array, weight: Array, window: Window) -> Array:
         """Return dx (N, H, W, C): the convolution of dy (N, H', W', O) with the rotated filters."""
@@ -61,10 +61,10 @@ class WinogradConv(ConvOps):
 
 def saves_products(size: tuple[int, int], direct: tuple[int, int]) -> bool:
     """Return True if tiles for `size` outputs need at most 2/3 of the products of 3x3 windows at `direct` positions."""
-    return 36 * _tiles(size) <= 6 * direct[0] * direct[1]
+    return 36 * tiles_of(size) <= 6 * direct[0] * direct[1]
 
 
-def _tiles(size: tuple[int, ...]) -> int:
+def tiles_of(size: tuple[int, ...]) -> int:
     return -(-size[0] // 4) * -(-size[1] // 4)
 
 

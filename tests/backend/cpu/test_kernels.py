@@ -1,6 +1,7 @@
 """Compilation of kernels. test_operations.py compares their results."""
 
 import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,10 +12,13 @@ import pytest
 pytest.importorskip("numba")
 
 import llvmlite.binding as llvm
+import numba
+import numpy as np
 from llvmlite import ir
 
 from cupynet.backend.cpu.kernels import jit, outer, rows, windows
-from cupynet.backend.cpu.kernels.vectors import multiply_add
+from cupynet.backend.cpu.kernels.tiles import add_products
+from cupynet.backend.cpu.kernels.vectors import lanes, multiply_add, widths
 
 
 def test_kernels_for_other_constants_have_other_cache_files() -> None:
@@ -24,6 +28,17 @@ def test_kernels_for_other_constants_have_other_cache_files() -> None:
     names = {kernel._cache._impl.filename_base for kernel in kernels}
     assert len(names) == len(kernels)
     assert all(jit.SOURCES in name for name in names)
+
+
+def test_a_loop_whose_sums_fill_the_registers_is_not_unrolled() -> None:
+    @numba.njit  # type: ignore[untyped-decorator]
+    def tile(x: Any, starts: Any, outs: Any, table: Any, w: Any, out: Any) -> None:
+        add_products(4, 16, 0, 4, x, 0, starts, outs, 0, table, 0, table.size, w, 0, 16, out, 0)
+
+    offsets, outs = np.zeros(8, np.int32), np.arange(0, 64, 16, dtype=np.int32)
+    tile(np.ones(8, np.float32), offsets, outs, offsets, np.ones(128, np.float32), np.zeros(64, np.float32))
+    code = next(iter(tile.inspect_llvm().values()))
+    assert len(re.findall("call .*@llvm.fmuladd", code)) == 4 * len(widths(16, lanes(4)))
 
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="other processors can multiply and add")

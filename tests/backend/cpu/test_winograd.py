@@ -60,15 +60,37 @@ def test_the_error_of_single_precision_is_small(size: int) -> None:
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e38])
 def test_a_value_that_tiles_would_spread_reaches_only_its_windows(value: float) -> None:
-    """Tiles subtract values from each other, which gives NaN for infinities and for sums that overflow."""
+    """Tiles add and subtract values of different windows, except those in their corners."""
+    rng, window, backend = np.random.default_rng(2), Window((5, 5)), create_backend("numba")
+    x, weight = (rng.normal(size=shape).astype("f") for shape in ((8, 12, 12, 17), (5, 5, 17, 20)))
+    clean, _ = backend.conv2d(x, weight, None, window)
+    x[1, 1, 1, 3] = value
+    y, _ = backend.conv2d(x, weight, None, window)
+    clean[1, :2, :2] = y[1, :2, :2]
+    np.testing.assert_allclose(y, clean, rtol=1e-3, atol=1e-3)
+    grad = np.zeros_like(weight)
+    backend.conv2d_backward(np.ones_like(y), None, x, weight, grad, None, window, need_dx=True)
+    grad[:2, :2, 3] = 0
+    assert np.isfinite(grad).all()
+
+
+def test_a_weight_that_tiles_would_spread_reaches_only_its_filter() -> None:
     rng, window, backend = np.random.default_rng(2), Window((5, 5)), create_backend("numba")
     x, weight = (rng.normal(size=shape).astype("f") for shape in ((2, 12, 12, 17), (5, 5, 17, 20)))
-    expected, _ = create_backend("numpy").conv2d(x, weight, None, window)
-    x[1, 0, 0, 3] = value
+    weight[2, 2, 3, 4] = np.inf
     y, _ = backend.conv2d(x, weight, None, window)
-    dx = backend.conv2d_backward(y[:1].repeat(2, 0), None, x, weight, weight * 0, None, window, need_dx=True)
-    np.testing.assert_allclose(y.reshape(128, 20)[65:], expected.reshape(128, 20)[65:], rtol=1e-3, atol=1e-3)
-    assert dx is not None and np.isfinite(dx).all()
+    assert np.isinf(y[..., 4]).all() and np.isfinite(np.delete(y, 4, axis=3)).all()
+
+
+def test_channels_of_a_larger_array_are_convolved() -> None:
+    rng, window, backend = np.random.default_rng(4), Window((5, 5)), create_backend("numba")
+    x, weight = (rng.normal(size=shape).astype("f") for shape in ((8, 9, 9, 30), (5, 5, 20, 16)))
+    part, grads = x[..., :20], (np.zeros_like(weight), np.zeros_like(weight))
+    found, expected = (backend.conv2d(images, weight, None, window)[0] for images in (part, part.copy()))
+    np.testing.assert_array_equal(found, expected)
+    for images, grad in zip((part, part.copy()), grads, strict=True):
+        backend.conv2d_backward(found, None, images, weight, grad, None, window, need_dx=False)
+    np.testing.assert_array_equal(*grads)
 
 
 @pytest.mark.parametrize("window", [Window((5, 5)), around(1, 1, 1, 1)])

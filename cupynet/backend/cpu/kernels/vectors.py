@@ -154,8 +154,9 @@ def sums_of_products(
 def rolled(b: Any, branch: Any) -> None:
     """Keep LLVM from unrolling the loop that `branch` repeats.
 
-    Values of an unrolled loop may not fit in the registers, and the stack is not aligned for vectors: depending on its
-    address, which differs between processes, a kernel would be up to 2.5 times slower.
+    An unrolled loop may need more registers than there are. Values then spill to the stack, which is not aligned to
+    vectors. The cost depends on the stack's address, which differs between processes: kernels were up to 2.5 times
+    slower.
     """
     disable = b.module.add_metadata(["llvm.loop.unroll.disable"])
     loop = b.module.add_metadata([ir.Constant(I64, len(b.module.metadata)), disable])  # a node of its own

@@ -60,7 +60,7 @@ class Tiles(NamedTuple):
         group: number of rows of tiles that are computed together.
         lanes: number of values in a vector.
         frame: (n, W · channels + padding), the pixels that a row of tiles reads, where W = 4 · across + K - 1.
-        gradient: (n · W, C), the gradient of these pixels.
+        gradient: (n · W, C), the gradient of these pixels. The forward pass uses neither this nor `turned`.
         outputs: (4 · 4, O), the outputs of a tile.
         weights: (n², C, O), G w Gᵀ or its gradient.
         turned: (n², O, C), the transposed weights for the input gradient.
@@ -139,8 +139,8 @@ def _emit(b: Any, literals: list[int], kind: Any, count: int, x: Any, y: Any, *,
 def _transformed(b: Any, matrix: Array, values: list[Any], *, by_row: bool) -> list[Any]:
     """Emit the product of a matrix and values.
 
-    Rows (or columns, unless `by_row`) 1 and 2, 3 and 4, ... belong to a point and its negative. They are u + v and
-    u - v, where u and v have no nonzero elements in common.
+    Rows (or columns, unless `by_row`) 1 and 2, 3 and 4, ... belong to a point and its negative, because K is odd. They
+    are u + v and u - v, where u and v have no nonzero elements in common.
     """
     points = matrix.copy() if by_row else matrix.T.copy()
     for i in range(1, len(points) - 1, 2):
@@ -240,10 +240,15 @@ def transform_filters(size: int, which: int, lanes: int, x: Array, y: Array) -> 
 @inlined
 def transform_images(size: int, x: Array, first: int, last: int, tiles: Tiles) -> Any:
     """Write Bᵀ x B for rows of tiles in images (N, H, W, C) to `points`. Return the sum of |x| over the pixels read."""
-    pixels, frame, points, total = x.reshape(len(x), -1), tiles.frame, tiles.points.reshape(-1), tiles.frame[0, 0] * 0
+    pixels, frame, points, total = (
+        x.reshape(len(x), -1),
+        tiles.frame,
+        tiles.points.reshape(-1),
+        tiles.frame.dtype.type(0),
+    )
     channels, n, line, own = tiles.gradient.shape[1], size + SIDE - 1, x.shape[2] * x.shape[3], x.shape[3]
     flat, step = frame.reshape(-1), frame.shape[1]
-    used = min(line, (tiles.gradient.shape[0] // n - tiles.left) * own)
+    used = min(line, (tiles.across * SIDE + size - 1 - tiles.left) * own)
     for row in range(first, last):
         for i in range(n):
             at = row % tiles.down * SIDE + i - tiles.top
@@ -398,14 +403,15 @@ def backward(size: int, height: int, width: int, dx_height: int, dx_width: int, 
     def gradients(
         x: Array, large: Any, dy: Array, indices: Array, turned: Array, tiles: Tiles, grad: Array, dx: Array
     ) -> bool:  # fmt: skip
-        """Write grad (K · K, C · O padded), and dx unless it is empty. Return False like `forward`.
+        """Write grad (K · K, C · O padded), and dx unless it is empty. Return False like `forward`; dy is not checked.
 
-        x: (N, H, W, C); dy, indices: (N, H', W', O); turned: (K · K, O · C padded).
+        x: (N, H, W, C); dy, indices: (N, H', W', O); turned: (K · K, O · C padded), not used without dx.
         """
         x, dy, dx, v, m, w = reals(x), reals(dy), reals(dx), tiles.points, tiles.products, tiles.weights
         flat, across, total = m.reshape(-1), tiles.across, len(x) * tiles.down
         n, channels, filters = size + SIDE - 1, tiles.gradient.shape[1], w.shape[2]
-        transform_filters(size, 4, tiles.lanes, turned, tiles.turned.reshape(n * n, -1))
+        if len(dx):
+            transform_filters(size, 4, tiles.lanes, turned, tiles.turned.reshape(n * n, -1))
         w[:], tiles.frame[:], tiles.gradient[:], tiles.outputs[:] = 0, 0, 0, 0
         for first in range(0, total, tiles.group):
             rows = min(tiles.group, total - first)
