@@ -229,10 +229,9 @@ class Sequential(Layer):
         for i, (names, layer) in enumerate(self.steps):
             shape = x.shape
             expected = (len(x), *self.layers[names[-1]].output.shape)
-            x, derivative = layer.forward(x, context)
+            x, derivative = _pair(layer, layer.forward(x, context), train=context.train)
             if getattr(x, "shape", None) != expected:
-                found = f"an array of shape {x.shape}" if hasattr(x, "shape") else wording.one(type(x).__name__)
-                raise ConfigError(f"layer '{layer.path}': forward returned {found}, but must return {expected}")
+                raise ConfigError(f"layer '{layer.path}': forward returned {_found(x)}, but must return {expected}")
             x = self._readable(x)
             if context.train and i >= self._first:
                 derivatives.append((layer, derivative, shape))
@@ -251,10 +250,9 @@ class Sequential(Layer):
                 if dx is None and not layer.needs_dx:  # no earlier layer has weights
                     derivatives.clear()
                     return None
-                if dx is None or dx.shape != shape or not dx.flags.c_contiguous:
-                    found = "None" if dx is None else f"an array of shape {dx.shape}"
+                if dx is None or getattr(dx, "shape", None) != shape or not dx.flags.c_contiguous:
                     raise ConfigError(
-                        f"layer '{layer.path}': backward returned {found}, not a contiguous array of {shape}"
+                        f"layer '{layer.path}': backward returned {_found(dx)}, not a contiguous array of {shape}"
                     )
                 gradients.append(self._readable(dx))
                 del dx
@@ -266,6 +264,20 @@ class Sequential(Layer):
         """Convert an array in a dtype that compiled loops would misread, for example after x * np.float64(2)."""
         policy = self.backend.policy
         return array if array.dtype in (policy.storage, policy.accumulate) else self.backend.compact(array)
+
+
+def _pair(layer: Layer, returned: Any, *, train: bool) -> tuple[Any, Backward]:
+    values = returned if isinstance(returned, tuple | list) else [returned]
+    if len(values) != 2 or (train and not callable(values[1])):
+        found = ", ".join(type(value).__name__ for value in values)
+        raise ConfigError(f"layer '{layer.path}': forward must return an array and a function, got ({found})")
+    return values[0], values[1]
+
+
+def _found(returned: Any) -> str:
+    if hasattr(returned, "shape"):
+        return f"an array of shape {returned.shape}"
+    return "None" if returned is None else wording.one(type(returned).__name__)
 
 
 def _named(layers: Iterable[Layer]) -> dict[str, Layer]:

@@ -146,15 +146,16 @@ class Scaled(nn.Layer):
         self.factor = params.add("factor", input.shape, "ones")
         return {"no type": None, "a shape": input.shape}.get(self.slip, input)
 
-    def forward(self, x: Any, context: nn.Context) -> tuple[Any, nn.Backward]:
+    def forward(self, x: Any, context: nn.Context) -> Any:
         def backward(dy: Any) -> Any:
             if self.slip == "gradient replaced":
                 self.factor.grad = (dy * x).sum(axis=0)
             self.factor.grad += (dy * x).sum(axis=0)
-            return None if self.slip == "no derivative" else dy * self.factor.data
+            return {"no derivative": None, "a number": 0.0}.get(self.slip, dy * self.factor.data)
 
         y = x * self.factor.data
-        return {"another shape": y[:, :1], "a list": y.tolist()}.get(self.slip, y), backward
+        pairs: dict[str, Any] = {"only y": y, "nothing": None, "three values": (y, backward, y), "two arrays": (y, y)}
+        return pairs.get(self.slip, ({"another shape": y[:, :1], "a list": y.tolist()}.get(self.slip, y), backward))
 
 
 def step(slip: str, *before: nn.Layer) -> None:
@@ -174,6 +175,12 @@ def test_a_derivative_that_is_needed_is_not_left_out() -> None:
     step("no derivative")  # no layer before it has weights
     with pytest.raises(ConfigError):
         step("no derivative", nn.Dense(3))
+
+
+@pytest.mark.parametrize("slip", ["only y", "nothing", "three values", "two arrays", "a number"])
+def test_a_forward_or_backward_with_other_results_is_refused_with_the_name_of_the_layer(slip: str) -> None:
+    with pytest.raises(ConfigError, match="'scaled1'"):
+        step(slip, nn.Dense(3))
 
 
 @pytest.mark.parametrize("slip", ["no type", "a shape", "another shape", "a list"])
