@@ -14,7 +14,7 @@ from cupynet.data import Batch
 from cupynet.nn import INFERENCE, Context, Model, Params
 from cupynet.optim import Optimizer
 from cupynet.parallel import Groups, one_forward_one_backward, parts
-from cupynet.training.replica import Replica, Scores, blank_batch, blank_labels, scores_of
+from cupynet.training.replica import Replica, Scores, blank_batch, blank_labels, losses_of, scores_of
 
 
 class Stage(Replica):
@@ -70,7 +70,7 @@ class Stage(Replica):
         return len(batch)
 
     def _forward(self, batch: Batch, part: slice) -> Callable[[], None]:
-        model, backend, stages = self.model, self.backend, self.groups.stages
+        model, stages = self.model, self.groups.stages
         share = (part.stop - part.start) / len(batch)
         context = self._context(batch, part)
         x = (
@@ -82,7 +82,7 @@ class Stage(Replica):
         shape, handed = y.shape, []
         if self.last:
             self.hits = self.hits + self._hits(y, batch.labels[part])
-            losses, dy = model.loss(backend, y, batch.labels[part])
+            losses, dy = losses_of(model, y, batch.labels[part])
             dy *= share  # the gradient of the mean over the whole batch
             handed.append(dy)
             self.losses = self.losses + losses.sum()
@@ -147,7 +147,7 @@ class Stage(Replica):
         if self.last:
             labels = blank_labels(backend, samples, self.label_columns)
             self._hits(y, labels)
-            _, dy = model.loss(backend, y, labels)
+            _, dy = losses_of(model, y, labels)
         else:
             dy = backend.borrow(y.shape)
             dy[...] = 0

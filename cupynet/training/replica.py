@@ -180,7 +180,7 @@ class Replica:
         for part in parts(whole, self.accumulation_steps):
             logits, backward = model.forward(images[part], context_of(part))
             found = self._hits(logits, labels[part])
-            losses, *handed = model.loss(backend, logits, labels[part])
+            losses, *handed = losses_of(model, logits, labels[part])
             del logits
             if self.accumulation_steps > 1:
                 handed[0] *= (part.stop - part.start) / whole  # gradient of the mean over the whole batch
@@ -275,9 +275,19 @@ def blank_labels(backend: Backend, size: int, columns: int | None) -> Array:
     return backend.asarray(np.zeros(size, np.int64) if columns is None else np.zeros((size, columns), np.float32))
 
 
+def losses_of(model: Model, logits: Array, labels: Array) -> tuple[Array, Array]:
+    """Return the losses (N,) and the gradient (N, O). Raise ConfigError if the loss returns something else."""
+    expected, found = [logits.shape[:1], logits.shape], model.loss(model.backend, logits, labels)
+    shapes = [getattr(each, "shape", type(each).__name__) for each in found] if isinstance(found, tuple | list) else []
+    if shapes != expected or not found[1].flags.c_contiguous:
+        name, got = type(model.loss).__name__, shapes or type(found).__name__
+        raise ConfigError(f"must return losses and a contiguous gradient of {expected}, got {got}", "loss", name)
+    return found[0], found[1]
+
+
 def scores_of(model: Model, x: Array, labels: Array, context: Context) -> Scores:
     backend = model.backend
     logits, _ = model.forward(x, context)
-    losses, _ = model.loss(backend, logits, labels)
+    losses, _ = losses_of(model, logits, labels)
     scores = np.array(backend.to_host(model.loss.scores(backend, logits)))
     return scores, backend.to_host(losses)

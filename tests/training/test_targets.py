@@ -252,3 +252,31 @@ def test_what_does_not_fit_is_refused(setting: str, loss: str | Loss, y: Any, op
 def test_shards_have_no_weights(tmp_path: Path) -> None:
     with ParallelWrapper(small_model(), 2) as wrapper, refused("class_weight"):
         wrapper.fit(write_shards(DATA, tmp_path, 2), class_weight="balanced")
+
+
+LOSSES: dict[str, Any] = {
+    "only a loss": lambda losses, gradient: losses,
+    "the mean": lambda losses, gradient: (losses.mean(), gradient),
+    "a column": lambda losses, gradient: (losses[:, None], gradient),
+    "a gradient of one example": lambda losses, gradient: (losses, gradient[:1]),
+    "a number as the gradient": lambda losses, gradient: (losses, 0.1),
+}
+
+
+class Mistaken(SoftmaxNLL):
+    """A user's loss. `mistake` names what it returns instead."""
+
+    def __init__(self, mistake: str) -> None:
+        super().__init__()
+        self.mistake = mistake
+
+    def __call__(self, *arguments: Any) -> Any:
+        return LOSSES[self.mistake](*super().__call__(*arguments))
+
+
+@pytest.mark.parametrize("pipeline", [None, Pipeline(2)], ids=["replicas", "pipeline"])
+@pytest.mark.parametrize("mistake", LOSSES)
+def test_a_loss_with_other_results_is_refused(mistake: str, pipeline: Pipeline | None) -> None:
+    with ParallelWrapper(model_for(Mistaken(mistake)), 2, pipeline=pipeline) as wrapper, refused("loss"):
+        wrapper.fit(DATA, batch_size=8)
+    assert not wrapper.history.epochs
