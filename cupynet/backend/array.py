@@ -54,6 +54,8 @@ def on_host(value: Any) -> Array:
     pictures = value if isinstance(value, list | tuple) else [value]
     if any(getattr(each, "mode", "") == "P" and hasattr(each, "getpalette") for each in pictures):
         raise ConfigError("a picture with a palette holds indices, not pixel values. Use picture.convert('RGB')")
+    if np.ma.is_masked(value):
+        raise ConfigError("an array has masked values, which cannot be left out. Fill them: x.filled(0)")
     try:
         if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
             return np.from_dlpack(value)

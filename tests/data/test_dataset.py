@@ -164,3 +164,13 @@ def test_a_number_is_held_out_regardless_of_the_classes() -> None:
 def test_single_images_of_all_classes_cannot_be_split() -> None:
     with refused("validation", "0.5"):
         hold_out(np.arange(4), 0.5, 1, "validation")
+
+
+@pytest.mark.parametrize("place", ["images", "labels", "weights"])
+def test_masked_values_are_refused(place: str) -> None:
+    arrays: dict[str, Any] = {"images": np.zeros((3, 8, 8), np.uint8), "labels": np.arange(3), "weights": np.ones(3)}
+    whole = np.ma.array(arrays[place])
+    Dataset(name="whole", classes=3, **arrays | {place: whole})
+    whole[1] = np.ma.masked
+    with refused(""):
+        Dataset(name="masked", classes=3, **arrays | {place: whole})
