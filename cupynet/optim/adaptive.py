@@ -34,7 +34,7 @@ class Adam(ElementwiseOptimizer):
 
     def numbers(self, iteration: int) -> Numbers:
         first, second = _correction(self.beta1, iteration), _correction(self.beta2, iteration)
-        return self.learning_rate(iteration), first, math.sqrt(second), 1.0
+        return self.rate(iteration), first, math.sqrt(second), 1.0
 
 
 @dataclass(eq=False, repr=False)
@@ -88,7 +88,7 @@ class Nadam(Adam):
         t = iteration + 1
         mu, following, product = self._mu(t), self._mu(t + 1), self._product_of(t)
         first, second = following / (1 - product * following), (1 - mu) / (1 - product)
-        return self.learning_rate(iteration), first, second, math.sqrt(_correction(self.beta2, iteration))
+        return self.rate(iteration), first, second, math.sqrt(_correction(self.beta2, iteration))
 
     def _mu(self, t: int) -> float:
         return float(self.beta1 * (1 - 0.5 * 0.96 ** (t * self.momentum_decay)))

@@ -114,7 +114,12 @@ class Optimizer(Described):
 
         They depend only on the iteration, so that all replicas agree even if one skipped a step.
         """
-        return self.learning_rate(iteration), 1.0, 1.0, 1.0
+        return self.rate(iteration), 1.0, 1.0, 1.0
+
+    def rate(self, iteration: int) -> float:
+        """Return the learning rate of an iteration. Raise ConfigError unless it is a finite number of at least 0."""
+        found, name = self.learning_rate(iteration), f"{type(self.learning_rate).__name__} learning_rate"
+        return number(name, found, minimum=0, also=f", at iteration {iteration}")
 
     def step(self, params: Params, iteration: int, squared_norm: Array | None = None) -> None:
         """Update the weights, clear the gradients, and publish the weights to the layers.

@@ -250,3 +250,20 @@ def test_a_schedule_can_be_named(given: Any, expected: Schedule) -> None:
 def test_an_unknown_name_and_wrong_arguments_are_refused(wrong: Any) -> None:
     with refused("learning_rate"):
         SGD(wrong)
+
+
+class Returning(Schedule):
+    """A user's schedule, which returns the same value in every iteration."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __call__(self, iteration: int) -> Any:
+        return self.value
+
+
+@pytest.mark.parametrize("value", [None, "0.1", -0.1, math.nan, np.array([0.1, 0.2])], ids=str)
+def test_a_schedule_must_return_a_learning_rate(value: Any) -> None:
+    for optimizer in (SGD(Returning(value)), Adam(Returning(value))):
+        with ParallelWrapper(small_model(), 1, optimizer=optimizer) as wrapper, refused("learning_rate"):
+            wrapper.fit(small_dataset(4), batch_size=4)
