@@ -143,8 +143,9 @@ def _is_a_mean(name: str, metric: Metric) -> bool:
 def _sum(name: str, metric: Metric, scores: Floats, targets: Any) -> float:
     if isinstance(metric, str):  # top_k_accuracy
         return float((ranks(scores, targets) < int(name.split("_")[1])).sum())
-    value = np.asarray(metric(targets.copy(), scores.copy()), np.float64)
-    if value.shape not in ((), (len(scores),)):
-        reason = f"'{name}' must return a number, or one for each of {len(scores)} examples, not {value.shape}"
+    value = np.asarray(metric(targets.copy(), scores.copy()))
+    if value.shape not in ((), (len(scores),)) or value.dtype.kind not in "biuf":
+        found = f"{value.shape} of {value.dtype}"
+        reason = f"'{name}' must return a number, or one for each of {len(scores)} examples, not {found}"
         raise ConfigError(reason, "metrics")
-    return float(value.sum()) if value.ndim else float(value) * len(scores)
+    return float(value.sum(dtype=np.float64)) if value.ndim else float(value) * len(scores)

@@ -202,8 +202,9 @@ def test_the_best_checkpoint_is_of_any_figure(tmp_path: Path) -> None:
             assert Checkpoints(tmp_path / best).steps() == sorted({4, 1 + int(np.argmax(found))})
 
 
-def test_a_metric_of_another_shape_is_refused() -> None:
-    with wrapped(0, 3, "softmax", lambda labels, scores: scores) as wrapper, refused("metrics"):
+@pytest.mark.parametrize("metric", [lambda labels, scores: scores, lambda labels, scores: None], ids=["rows", "none"])
+def test_a_metric_with_another_result_is_refused(metric: Any) -> None:
+    with wrapped(0, 3, "softmax", metric) as wrapper, refused("metrics"):
         wrapper.evaluate(np.ones((8, 4, 3)), np.zeros(8, int))
 
 
