@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -103,7 +104,18 @@ RATE = "optimizer.learning_rate"
 
 def opened(overrides: Sequence[str]) -> list[str]:
     """Make schedules in overrides replace the optimizer's default schedule instead of merging with it."""
+    for each in overrides:
+        _check_group(each)
     return [f"++{each}" if each.startswith(f"{RATE}={{") else each for each in overrides]
+
+
+def _check_group(override: str) -> None:
+    """Raise ConfigError for a group that is set to null, a bool or a number, such as `callbacks=null`."""
+    group, _, value = override.partition("=")
+    with suppress(HydraException):  # raised again, and reported, by Hydra
+        if group in GROUPS and isinstance(PARSER.parse_override(override).value(), int | float | None):
+            names = sorted(path.stem for path in (conf_folder() / group).glob("*.yaml"))
+            raise ConfigError(f"must be one of {listed(names)}, the files of conf/{group}", group, value)
 
 
 def name_schedule(plain: dict[str, Any], overrides: Sequence[str], rate: Any) -> None:

@@ -188,7 +188,7 @@ def _as_ours(error: BaseException, schema: type[Settings]) -> BaseException:
     if isinstance(error, HydraException | OmegaConfBaseException):
         return refusal(error, schema)
     if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
-        return OutputError(f"the run folder: {one_line(error)}")
+        return OutputError(one_line(f"{error.filename or 'the run folder or the output'}: {error.strerror or error}"))
     if isinstance(error, yaml.YAMLError):
         return ConfigError(one_line(error))  # the message contains the file name
     if isinstance(error, ValueError) and not isinstance(error, CupynetError):  # from Hydra's parser or logging.config

@@ -15,6 +15,7 @@ from cupynet.core.errors import ConfigError, causes
 from cupynet.core.wording import listed, nearest, one_line
 
 KEY = re.compile(r"[+~]*[\w.@/:-]+")
+GROUP_FILE = re.compile(r"((?:hydra/)?[^/]+)/(.*)")  # in data//tmp, the name is /tmp
 SYNTAX = {*"[]{},'\"\\"}  # a value that contains one of these may be a mistyped list, mapping or quoted string
 
 
@@ -25,12 +26,11 @@ def refusal(error: BaseException, schema: type[Settings]) -> ConfigError:
         example = shlex.quote(f'{key.strip()}="{value.strip()}"') if quotable else ""
         reason = f"must be key=value, with quotes around special characters: {example or one_line(error.message)}"
         return ConfigError(f"{error.override}: {reason}")
-    if isinstance(error, MissingConfigException):
-        group, _, name = (error.missing_cfg_file or "").rpartition("/")
-        if group:
-            return ConfigError(
-                f"there is no such file in conf/{group}{nearest(name, error.options or ())}", group, name
-            )
+    if isinstance(error, MissingConfigException) and (file := GROUP_FILE.fullmatch(error.missing_cfg_file or "")):
+        group, name = file.groups()
+        own = "; for your own images, set data=folder data.folder=..." * (group == "data" and "/" in name)
+        reason = f"there is no such file in conf/{group}{own or nearest(name, error.options or ())}"
+        return ConfigError(reason, group, name)
     all_errors = list(causes(error))
     ours = next((each for each in all_errors if isinstance(each, ConfigError)), None)
     if ours is not None:  # raised by a resolver
@@ -45,6 +45,8 @@ def refusal(error: BaseException, schema: type[Settings]) -> ConfigError:
         reason = "must not be empty. Choose a file of this group, or remove the setting"
     elif "is not a ListConfig" in str(found.msg):
         return ConfigError(f"must be a list: {key}=[{found.value}]", f"{_file(error)}{key}", str(found.value))
+    elif "is not Optional" in str(found.msg):
+        reason = "must not be null. Set a value, or remove the setting"
     else:
         reason = one_line((found.msg or str(found)).partition("full_key:")[0])
     return ConfigError(reason, f"{_file(error)}{key}")

@@ -68,6 +68,11 @@ WRONG = {
     "~optimizer": ("optimizer", ""),
     "optimizer.lr=0.1": ("optimizer.lr", "'optimizer.learning_rate'"),
     "callbacks=[tensorboard,nope]": ("callbacks", ""),
+    "callbacks=null": ("callbacks", "early_stopping"),
+    "optimizer=0.1": ("optimizer", "adam"),
+    "data=/pictures/leaves": ("data", "data.folder"),
+    "data=pictures/leaves": ("data", "data.folder"),
+    "seed=null": ("seed", ""),
 }
 
 
@@ -77,6 +82,7 @@ def test_a_wrong_setting_is_named(override: str) -> None:
     with pytest.raises(ConfigError) as caught:
         config.compose([override])
     assert caught.value.setting.startswith(setting) and nearest in str(caught.value)
+    assert "/" not in caught.value.setting
 
 
 @pytest.mark.parametrize("value", ["Bücher", "~/pictures", "a (1) & b", "a=b#$(c)"])
@@ -99,6 +105,12 @@ def test_a_refused_run_removes_only_the_folders_that_were_made_for_it(
     assert error_line() == "cupynet: model.layers.conv2.kernel_size=29: is too large\n"
     assert command("hydra.run.dir=full", check=lambda settings: 1 / 0) == (1, [])
     assert sorted(path.name for path in in_folder.rglob("*")) == ["empty", "full", "precious"]
+
+
+def test_an_outputs_folder_that_is_a_file_is_named(command: Command, in_folder: Path, error_line: Line) -> None:
+    (in_folder / "outputs").write_text("mine")
+    assert command("hydra.run.dir=outputs/a") == (74, [])
+    assert "outputs/a" in error_line() and (in_folder / "outputs").read_text() == "mine"
 
 
 @pytest.mark.parametrize(
