@@ -52,7 +52,7 @@ class Shards:
     ) -> None:
         if not isinstance(folder, str | os.PathLike):
             raise ConfigError("must be the folder of the shards", "shards", wording.shown(folder))
-        self.folder = expanded(folder)
+        self.folder = expanded(folder).absolute()  # workers open images.npy later, also after os.chdir
         self.name, self.pixels, self._most = self.folder.resolve().name, pixels, most
         paths = self._paths()
         labels = [_map_integers(path / "labels.npy") for path in paths]

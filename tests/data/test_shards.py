@@ -165,3 +165,12 @@ def test_bad_settings_of_a_sharded_source_are_refused(folder: Path) -> None:
     (folder / "test" / "labels.npy").unlink()
     with data_error(folder / "test" / "labels.npy"):
         ShardedFiles(folder).load()
+
+
+def test_a_relative_folder_is_found_after_a_change_of_the_current_folder(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder.parent)
+    shards = Shards(folder.name)
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    assert [len(part) for part in shards.parts()] == [*shards.counts]
