@@ -212,6 +212,13 @@ def check_pixels(dataset: LabeledData, pixels: PixelScale) -> None:
         )
 
 
+def name_data(model: Model, dataset: LabeledData) -> None:
+    """Store in the model how its training images are scaled, and their class names."""
+    model.pixels = dataset.pixels
+    model.class_names = getattr(dataset, "class_names", ()) or model.class_names
+    model.trained_on = "floats" if dataset.scaled else "pixels"
+
+
 def check_same_data(loader: Loader, world: Communicator) -> None:
     """Raise DataError if the data, their order or the batches differ between workers. Every worker must call this."""
     signatures = world.gather_numbers(loader.signature)[:, 0]  # (W,)

@@ -54,6 +54,7 @@ from cupynet.training.fit import (
     examples,
     held_out_of,
     loader_of,
+    name_data,
 )
 from cupynet.training.graph_replica import replica_of
 from cupynet.training.metrics import Metric
@@ -255,6 +256,7 @@ class ParallelWrapper:
             ConfigError: an argument is invalid. The model has not changed.
             DivergedError: a loss, a gradient or a weight is not finite (see `Trainer.fit`).
         """
+        self._launcher.check_idle()
         if self.model.params.rates != self._rates:
             raise ConfigError("the learning-rate factors have changed. Create a new ParallelWrapper for this model")
         self.model.params.check_trainable()
@@ -278,9 +280,7 @@ class ParallelWrapper:
         self._launcher.agree(self._checked.shared(self.model, fit))
         self._checked.check_data(self.model.network, FitData.of(fit, self.model.loss))
         self._warnings.of_fit(fit, self.placement.workers, unfinished[0].data if unfinished else None)
-        self.model.pixels = loader.dataset.pixels
-        self.model.class_names = getattr(loader.dataset, "class_names", ()) or self.model.class_names
-        self.model.trained_on = "floats" if loader.dataset.scaled else "pixels"
+        name_data(self.model, loader.dataset)
         self._learning_rate, before = self.optimizer.learning_rate, len(self._rows.kept)
         with stopping_at_interrupt(lambda: self.stop(CTRL_C, StopReason.REQUEST)) as interrupted, self._ending():
             if not self._warm:

@@ -302,6 +302,16 @@ def test_a_task_in_the_middle_of_another_is_refused(workers: int) -> None:
         wrapper.fit(small_dataset(20))
 
 
+def test_a_fit_that_is_refused_during_another_does_not_change_the_model() -> None:
+    def fit_again() -> None:
+        with pytest.raises(RuntimeError):
+            wrapper.fit(np.zeros((4, 8, 8, 1), np.float32), np.arange(4) % 3)
+
+    with ParallelWrapper(small_model(), 1, callbacks=[At(1, fit_again)]) as wrapper:
+        wrapper.fit(small_dataset(20))
+    assert wrapper.model.trained_on == "pixels"
+
+
 def test_a_worker_that_timed_out_does_not_change_the_users_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its gradient is complete only after the fit has ended with another worker's error."""
     monkeypatch.setattr(launch, "GRACE_S", 0.2)

@@ -10,6 +10,8 @@ from cupynet.parallel.communicators.base import Communicator
 
 T = TypeVar("T")
 
+BUSY = "these workers are busy. Wait for the running task to end before starting another one"
+
 
 class Launcher:
     """Runs a function on every worker. Use it as a context manager. After a failure, no further task can run.
@@ -48,7 +50,7 @@ class Launcher:
             RuntimeError: another task is running.
         """
         if not self._running.acquire(blocking=False):
-            raise RuntimeError("these workers are busy. Wait for the running task to end before starting another one")
+            raise RuntimeError(BUSY)
         try:
             if self._ended:
                 raise ClosedError(f"the workers {self._ended}. Create a new ParallelWrapper; `predict` still works")
@@ -63,6 +65,11 @@ class Launcher:
         finally:
             self._inside = set()
             self._running.release()
+
+    def check_idle(self) -> None:
+        """Raise RuntimeError if a task is running."""
+        if not self.idle:
+            raise RuntimeError(BUSY)
 
     def agree(self, settings: Mapping[str, object]) -> None:
         """Raise ConfigError if another process has other settings. Every process must call this."""
