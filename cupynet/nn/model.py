@@ -169,7 +169,7 @@ class Model:
 
     def _images(self, images: Any) -> Any:
         shape = self.input.shape
-        if not isinstance(images, self.backend.xp.ndarray):
+        if type(images) is not self.backend.xp.ndarray:  # a subclass may have masked values
             try:
                 images = on_host(images)
             except ConfigError:

@@ -226,6 +226,7 @@ NO_IMAGES = {
     "int64": np.full((2, *SMALL.shape), 256),
     "text": "a.png",
     "none": None,
+    "masked": np.ma.masked_equal(np.zeros((2, *SMALL.shape), np.uint8), 0),
     "images and labels": (np.zeros((2, *SMALL.shape), np.uint8), np.zeros(2, int)),
     "a data set": Dataset("images", np.zeros((2, *SMALL.shape), np.uint8), np.zeros(2, int), 3),
 }
