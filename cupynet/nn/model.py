@@ -342,7 +342,7 @@ class Model:
                 not a plain value, or is defined in a function or in __main__.
             OutputError: the file cannot be written.
         """
-        if Path(path).suffix.lower() != ".safetensors":
+        if not isinstance(path, str | os.PathLike) or Path(path).suffix.lower() != ".safetensors":
             raise ConfigError("must end in .safetensors, the format of this file", "path", wording.shown(path, str))
         weights = self.weights()
         self.params.unmatched(weights)  # raises for values that `load` refuses

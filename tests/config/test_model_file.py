@@ -1,6 +1,7 @@
 """`Model.save` and `cupynet.load`: a single file has everything, and no file can do harm."""
 
 import copy
+import io
 import json
 import pickle
 import subprocess
@@ -128,6 +129,9 @@ def test_a_file_of_another_format_is_refused(model: Model, tmp_path: Path, monke
     for name in ("model.keras", "model"):
         with refused("path", name):
             model.save(name)
+    for wrong in (None, io.BytesIO()):
+        with refused("path"):
+            model.save(wrong)  # type: ignore[arg-type]
     model.save(Path("MODEL.SAFETENSORS"))
     assert [*map(str, Path().iterdir())] == ["MODEL.SAFETENSORS"]
 
