@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -54,6 +54,10 @@ def on_host(value: Any) -> Array:
     pictures = value if isinstance(value, list | tuple) else [value]
     if any(getattr(each, "mode", "") == "P" and hasattr(each, "getpalette") for each in pictures):
         raise ConfigError("a picture with a palette holds indices, not pixel values. Use picture.convert('RGB')")
+    if isinstance(value, Iterator):
+        raise ConfigError(
+            f"{wording.one(type(value).__name__)} is not an array. Join its batches: np.concatenate([*x])"
+        )
     if np.ma.is_masked(value):
         raise ConfigError("an array has masked values, which cannot be left out. Fill them: x.filled(0)")
     try:

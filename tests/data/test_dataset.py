@@ -30,6 +30,7 @@ def rows(dataset: Any) -> list[bytes]:
         (np.zeros((3, 4, 4), bool), [0] * 3),
         ([[[256]]], [0]),
         (None, [0]),
+        ((each for each in pixels(3, 4, 4, 1)), [0] * 3),
         (pixels(3, 4, 4, 1), np.zeros(2, np.int64)),
         (pixels(3, 4, 4, 1), np.zeros(3)),
         (pixels(1, 4, 4, 1), np.array([2**64 - 1], np.uint64)),
