@@ -20,7 +20,7 @@ from cupynet.core.checks import integer, one_of, without_prefix
 from cupynet.core.errors import ConfigError
 from cupynet.core.files import for_json
 from cupynet.core.terminal import printable
-from cupynet.core.wording import counted, one_line, percent
+from cupynet.core.wording import counted, one_line, percent, shown
 from cupynet.training.metrics import CLASS_FIGURES, Metric, Metrics, metrics_of, ranks
 
 FEW_CLASSES = 25  # maximum number of classes for which the confusion matrix is printed and written to the history
@@ -79,8 +79,7 @@ class Evaluation:
             samples: sample indices in the data set, (N,). If omitted, no mistakes are recorded.
         """
         score = np.asarray(scores, np.float64)  # (N, classes)
-        target, loss = np.asarray(targets), np.asarray(losses, np.float64)
-        target = np.asarray(target.argmax(axis=1) if target.ndim == 2 else target, np.int64)  # (N,)
+        target, loss = self._indices(np.asarray(targets)), np.asarray(losses, np.float64)  # (N,)
         if target.ndim != 1 or score.shape != (len(target), self.classes) or loss.shape != target.shape:
             raise ConfigError(
                 f"Evaluation needs scores (N, {self.classes}), targets (N,) and losses (N,), "
@@ -103,6 +102,13 @@ class Evaluation:
             doubt = -score[wrong, predicted[wrong]]
             columns = doubt, np.asarray(samples)[decided][wrong], decided_target[wrong], predicted[wrong]
             self._remember([Mistake(*row) for row in zip(*(column.tolist() for column in columns), strict=True)])
+
+    def _indices(self, targets: NDArray[Any]) -> NDArray[np.int64]:
+        found = targets.argmax(axis=1) if targets.ndim == 2 else targets
+        if found.size and (found.dtype.kind not in "biu" or not 0 <= found.min() <= found.max() < self.classes):
+            reason = f"must be class indices from 0 to {self.classes - 1}"
+            raise ConfigError(reason, "Evaluation targets", shown(found.tolist()))
+        return found.astype(np.int64)
 
     def _remember(self, mistakes: list[Mistake]) -> None:
         self.mistakes = heapq.nsmallest(MAX_MISTAKES, self.mistakes + mistakes)

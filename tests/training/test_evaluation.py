@@ -85,6 +85,9 @@ def test_bad_arguments_are_refused() -> None:
         Evaluation(3, 1.5)  # type: ignore[arg-type]
     with refused(""):
         Evaluation(3).add(np.zeros((2, 3)), [0], [0.0, 0.0])
+    for targets in ([0, 3], [0, -1], [0.5, 1.0], ["a", "b"]):
+        with refused("targets"):
+            Evaluation(3).add(np.zeros((2, 3)), targets, np.zeros(2))
     with refused("figure", "acuracy"):
         Evaluation(3).figure("acuracy")
 
