@@ -159,8 +159,8 @@ def rolled(b: Any, branch: Any) -> None:
     slower.
     """
     disable = b.module.add_metadata(["llvm.loop.unroll.disable"])
-    loop = b.module.add_metadata([ir.Constant(I64, len(b.module.metadata)), disable])  # a node of its own
-    loop.operands = (loop, disable)  # LLVM requires that the first operand is the node itself
+    loop = b.module.add_metadata([ir.Constant(I64, len(b.module.metadata)), disable])  # the number makes it unique
+    loop.operands = (loop, disable)  # LLVM requires the node itself as its first operand
     branch.set_metadata("llvm.loop", loop)
 
 
