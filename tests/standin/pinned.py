@@ -58,7 +58,8 @@ class PinnedPool:
 
     def holds(self, host: NDArray[Any]) -> bool:
         address = host.__array_interface__["data"][0]
-        return any(start <= address < start + size for start, size in list(self.used.items()))
+        used = self.used.copy()  # in one step; a garbage collection during a loop could free a block
+        return any(start <= address < start + size for start, size in used.items())
 
     def sends(self, address: int, content: bytes, since: Access) -> None:
         """Record a copy to a device by its address, without keeping the memory: freeing it too soon is a misuse."""
