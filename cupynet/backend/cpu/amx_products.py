@@ -7,13 +7,13 @@ import numpy as np
 from cupynet.backend.array import Array
 from cupynet.backend.cpu.kernels import amx, amx_conv
 from cupynet.backend.cpu.kernels.narrow import bits, is_bfloat16
-from cupynet.backend.cpu.winograd_conv import WinogradConv
+from cupynet.backend.reference.conv import ConvOps
 from cupynet.backend.window import Window
 
 FRAME_PIXELS = 700  # images are convolved in groups of about this many pixels, which stay in the L2 cache
 
 
-class AmxProducts(WinogradConv):
+class AmxProducts(ConvOps):
     def _operand(self, a: Array) -> Array:
         return a if _in_amx(a) else super()._operand(a)
 
@@ -28,9 +28,16 @@ class AmxProducts(WinogradConv):
         amx.pair_rows(bits(factors), pairs)
         amx.product(bits(rows), pairs, sums, out)
 
-    def _multiply_tiles(self, x: Array, weight: Array, bias: Array | None, window: Window, y: Array) -> None:
-        if not (_in_amx(x, weight) and _fills_tiles(weight)):
-            return super()._multiply_tiles(x, weight, bias, window, y)
+    def _convolves_in_amx(self, x: Array, weight: Array, window: Window) -> bool:
+        """Return True for bfloat16 images and 3x3 filters with stride 1, if channels and filters fill tiles."""
+        simple = (window.kernel, window.stride, window.dilation) == ((3, 3), (1, 1), (1, 1))
+        if not (_in_amx(x, weight) and simple) or max(map(max, window.padding)) > 2:
+            return False
+        outputs = window.output(*x.shape[1:3])
+        return min(outputs) >= 3 and not any(count % amx.SIDE for count in weight.shape[2:])
+
+    def _convolve_in_amx(self, x: Array, weight: Array, bias: Array | None, window: Window, y: Array) -> None:
+        """Write the convolution to y. The weight may have any strides."""
         (channels, filters), group = weight.shape[2:], _group(x, window)
         layout, values, pixels = self._frame(x, window, group)
         starts, factors = self._steps(weight)
@@ -41,8 +48,18 @@ class AmxProducts(WinogradConv):
         arrays = values, steps, pairs, start, sums, channels
         amx_conv.convolve(_grouped(x, group), layout, *arrays, _grouped(y, group))
 
-    def _rotates(self, dy: Array, x: Array) -> bool:
-        return _in_amx(dy, x) or super()._rotates(dy, x)
+    def _gradients_in_amx(
+        self, dy: Array, x: Array, weight: Array, weight_grad: Array, window: Window, *, need_dx: bool
+    ) -> Array | None:
+        """Add the gradient of the weight. Return dx (N, H, W, C), or None unless `need_dx`."""
+        self._add_gradient_in_amx(dy, x, weight_grad, window)
+        if not need_dx:
+            return None
+        (top, below), (left, right) = window.padding
+        full_padding = Window(window.kernel, padding=((2 - top, 2 - below), (2 - left, 2 - right)))
+        dx = self.borrow(x.shape)
+        self._convolve_in_amx(dy, weight[::-1, ::-1].transpose(0, 1, 3, 2), None, full_padding, dx)
+        return dx
 
     def _steps(self, weight: Array) -> tuple[Array, Array]:
         """Return the starts of steps in a row of 3 C values, and the factors of the three rows, (96 · steps, O)."""
@@ -57,9 +74,7 @@ class AmxProducts(WinogradConv):
             factors[:, -rest:] = rows[:, -rest:]
         return starts, factors.reshape(-1, filters)
 
-    def _add_tiles_gradient(self, dy: Array, x: Array, weight_grad: Array, window: Window) -> None:
-        if not (_in_amx(dy, x) and _fills_tiles(weight_grad)):
-            return super()._add_tiles_gradient(dy, x, weight_grad, window)
+    def _add_gradient_in_amx(self, dy: Array, x: Array, weight_grad: Array, window: Window) -> None:
         (channels, filters), group = weight_grad.shape[2:], _group(x, window)
         layout, values, pixels = self._frame(x, window, group)
         width = layout.row // channels
@@ -89,10 +104,6 @@ class AmxProducts(WinogradConv):
 
 def _in_amx(*operands: Array) -> bool:
     return all(map(is_bfloat16, operands)) and amx.available()
-
-
-def _fills_tiles(weight: Array) -> bool:
-    return not any(count % amx.SIDE for count in weight.shape[2:])
 
 
 def _group(x: Array, window: Window) -> int:

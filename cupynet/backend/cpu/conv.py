@@ -9,7 +9,6 @@ from cupynet.backend.cpu.kernels import tiles, vectors
 from cupynet.backend.cpu.kernels.narrow import bits
 from cupynet.backend.cpu.kernels.tiles import Frame, Sums
 from cupynet.backend.cpu.tiling import tiling_of
-from cupynet.backend.cpu.winograd_conv import saves_products
 from cupynet.backend.fusion import Convolution
 from cupynet.backend.window import Window
 
@@ -27,8 +26,8 @@ class NumbaConv(AmxProducts):
         if sums is None:
             return super().conv2d(x, weight, bias, window, groups=groups, relu=relu)
         y = self.borrow((len(x), *window.output(*x.shape[1:3]), weight.shape[3]))
-        if groups == 1 and self._has_tiles(x, weight, window):
-            self._multiply_tiles(x, weight, bias, window, y)
+        if groups == 1 and self._convolves_in_amx(x, weight, window):
+            self._convolve_in_amx(x, weight, bias, window, y)
         elif not (groups == 1 and self._transformed(x, weight, bias, window, y)):
             factors = weight if sums.forward.by_column else _by_group(weight, groups)
             self._convolve(sums.frame, sums.forward, x, factors, bias, y)
@@ -50,20 +49,15 @@ class NumbaConv(AmxProducts):
         if sums is None or columns is not None:
             return super().conv2d_backward(dy, columns, x, *arguments, need_dx=need_dx, groups=groups, relu_y=relu_y)
         self._relu_and_bias_backward(dy, relu_y, bias_grad)
-        tiled = groups == 1 and self._has_tiles(x, weight, window) and (not need_dx or self._rotates(dy, x))
-        if groups == 1 and not tiled:
+        if groups == 1 and self._convolves_in_amx(x, weight, window):
+            return self._gradients_in_amx(dy, x, weight, weight_grad, window, need_dx=need_dx)
+        if groups == 1:
             dx = self._transformed_backward(dy, x, weight, weight_grad, window, need_dx=need_dx)
             if dx is not None:
                 return dx if need_dx else None
-        if tiled:
-            self._add_tiles_gradient(dy, x, weight_grad, window)
-        else:
-            self._add_products(sums.frame, sums.weight_gradient, x, dy, weight_grad.reshape(-1)[:0], weight_grad[None])
+        self._add_products(sums.frame, sums.weight_gradient, x, dy, weight_grad.reshape(-1)[:0], weight_grad[None])
         if not need_dx:
             return None
-        size = x.shape[1:3]
-        if tiled and saves_products(size, tuple(map(min, size, dy.shape[1:3]))):  # without padding dx is larger than dy
-            return self._tiles_gradient(dy, x, weight, window)
         return self._input_gradient(sums, dy, x, weight, groups)
 
     def _transformed(self, x: Array, weight: Array, bias: Array | None, window: Window, y: Array) -> bool:
@@ -86,7 +80,7 @@ class NumbaConv(AmxProducts):
         itemsize, filters = self.policy.compute.itemsize, weight.shape[3] // groups
         if groups > 1 and weight.shape[2] >= WIDE * vectors.lanes(itemsize):
             image = *x.shape[1:3], weight.shape[2]
-            if self._has_tiles(x, weight[..., :filters], window) or tiling_of(image, filters, window, itemsize):
+            if self._convolves_in_amx(x, weight[..., :filters], window) or tiling_of(image, filters, window, itemsize):
                 return None
         return passes(x.shape[1:], weight.shape[3], window, itemsize, groups)
 

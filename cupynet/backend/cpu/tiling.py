@@ -17,7 +17,8 @@ KERNELS = ((3, 3), (5, 5))
 MIN_CHANNELS = 10  # minimum number of channels and of filters; fewer do not fill vectors
 MAX_PRODUCTS = 0.5  # maximum number of products, relative to direct sums, for which transforms pay off
 MIN_TILES = 8  # minimum number of tiles for which the gradients of transformed filters pay off
-GROUP = 16  # tiles computed together, at least one row; their products should stay in the L2 cache
+MIN_GROUP = 16  # minimum number of tiles computed together
+GROUP_BYTES = 400_000  # transformed tiles of a group, if it is larger than the minimum; they stay in the L2 cache
 LARGEST = 1e32  # sums of |x| |w| below this do not overflow in float: transforms scale them by less than 1e5
 ROWS = 8  # maximum number of rows in a `block`
 NO_INDICES = np.empty((0, 0, 0, 0), np.uint8)
@@ -102,7 +103,8 @@ class Tiling:
 
     def _tiles(self, backend: DenseOps, dtype: np.dtype[np.generic], *, gradients: bool = True) -> winograd_tiles.Tiles:
         n, (c, o), channels = self.points, self.padded, self.image[2]
-        width, rows = self.across * winograd_tiles.SIDE + self.size - 1, -(-max(GROUP, self.across) // ROWS) * ROWS
+        tiles = max(MIN_GROUP, GROUP_BYTES // (n * n * (c + o) * dtype.itemsize))
+        width, rows = self.across * winograd_tiles.SIDE + self.size - 1, -(-max(tiles, self.across) // ROWS) * ROWS
         beyond = max(self.lanes, ROWS)
         shapes = {
             "frame": (n, width * channels + 2 * self.lanes),
@@ -115,7 +117,7 @@ class Tiling:
         }
         memory = {name: backend.borrow(shape, dtype) for name, shape in shapes.items()}
         (top, _), (left, _) = self.window.padding
-        group = max(1, GROUP // self.across)
+        group = max(1, tiles // self.across)  # whole rows
         return winograd_tiles.Tiles(self.down, self.across, top, left, group, self.lanes, **memory)
 
 

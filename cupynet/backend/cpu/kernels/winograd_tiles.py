@@ -19,7 +19,8 @@ from numba.extending import intrinsic
 
 from cupynet.backend.array import Array
 from cupynet.backend.cpu.kernels.jit import inlined, kernel
-from cupynet.backend.cpu.kernels.narrow import reals
+from cupynet.backend.cpu.kernels.narrow import reals, scratch
+from cupynet.backend.cpu.kernels.prefetching import prefetch_rows
 from cupynet.backend.cpu.kernels.vectors import (
     I64,
     constants,
@@ -247,7 +248,7 @@ def transform_images(size: int, x: Array, first: int, last: int, tiles: Tiles) -
         tiles.frame.dtype.type(0),
     )
     channels, n, line, own = tiles.gradient.shape[1], size + SIDE - 1, x.shape[2] * x.shape[3], x.shape[3]
-    flat, step = frame.reshape(-1), frame.shape[1]
+    flat, step, all_x = frame.reshape(-1), frame.shape[1], x.reshape(-1)
     used = min(line, (tiles.across * SIDE + size - 1 - tiles.left) * own)
     for row in range(first, last):
         for i in range(n):
@@ -264,6 +265,8 @@ def transform_images(size: int, x: Array, first: int, last: int, tiles: Tiles) -
             x_at, y_at = t * SIDE * own, ((row - first) * tiles.across + t) * tiles.points.shape[1]
             for c in range(0, channels, tiles.lanes):
                 transform(size, 2, 0, flat, x_at + c, step, own, points, y_at + c, n * channels, channels)
+            following = row // tiles.down * x.shape[1] + row % tiles.down * SIDE + n - tiles.top
+            prefetch_rows(0, all_x, following * line + t * SIDE * own, line, SIDE * own)
     return total
 
 
@@ -321,22 +324,33 @@ def write_outputs(
 ) -> None:
     """Write Aᵀ m A plus bias, or the maxima, for rows of tiles to y (N, H', W', O), without outputs beyond it."""
     products, outputs, n, start = tiles.products.reshape(-1), tiles.outputs, size + SIDE - 1, 0
-    filters, flat, side = outputs.shape[1], outputs.reshape(-1), SIDE // pools
+    filters, flat, side, line, own = outputs.shape[1], outputs.reshape(-1), SIDE // pools, y[0, 0].size, y.shape[3]
+    all_y = y.reshape(-1)
+    whole, in_place = scratch(all_y, flat), pools == 1 and y.itemsize == outputs.itemsize and own == filters
     for row in range(first, last):
         image, top = row // tiles.down, row % tiles.down * side
         for t in range(tiles.across):
-            for o in range(0, filters, tiles.lanes):
-                transform(size, 0, 0, products, start + o, n * filters, filters, flat, o, SIDE * filters, filters)
+            at = (image * y.shape[1] + top) * line + t * side * own
+            tall, wide = min(side, y.shape[1] - top), min(side, y.shape[2] - t * side)
+            prefetch_rows(1, all_y, at + side * line, line, side * own)
+            if in_place and tall == side and wide == side:
+                for o in range(own):  # value (1, 1) contributes to all outputs
+                    products[start + (n + 1) * filters + o] += bias[o]
+                for o in range(0, filters, tiles.lanes):
+                    transform(size, 0, 0, products, start + o, n * filters, filters, whole, at + o, line, own)
+            else:
+                for o in range(0, filters, tiles.lanes):
+                    transform(size, 0, 0, products, start + o, n * filters, filters, flat, o, SIDE * filters, filters)
+                for i in range(tall):
+                    for j in range(wide):
+                        target = y[image, top + i, t * side + j]
+                        if pools == 2:
+                            pool(outputs, 2 * (i * SIDE + j), bias, target, indices[image, top + i, t * side + j])
+                        else:
+                            source = outputs[i * SIDE + j]
+                            for o in range(bias.size):
+                                target[o] = source[o] + bias[o]
             start += tiles.products.shape[1]
-            for i in range(min(side, y.shape[1] - top)):
-                for j in range(min(side, y.shape[2] - t * side)):
-                    target = y[image, top + i, t * side + j]
-                    if pools == 2:
-                        pool(outputs, 2 * (i * SIDE + j), bias, target, indices[image, top + i, t * side + j])
-                    else:
-                        source = outputs[i * SIDE + j]
-                        for o in range(bias.size):
-                            target[o] = source[o] + bias[o]
 
 
 @inlined
@@ -345,11 +359,20 @@ def transform_output_gradients(
 ) -> None:
     """Write A dy Aᵀ for rows of tiles of dy (N, H', W', O), which is zero beyond its last pixels, to `products`."""
     products, outputs, n, start = tiles.products.reshape(-1), tiles.outputs, size + SIDE - 1, 0
-    filters, flat, side = outputs.shape[1], outputs.reshape(-1), SIDE // pools
+    filters, flat, side, line, own = outputs.shape[1], outputs.reshape(-1), SIDE // pools, dy[0, 0].size, dy.shape[3]
+    all_dy = dy.reshape(-1)
+    whole, in_place = scratch(all_dy, flat), pools == 1 and dy.itemsize == outputs.itemsize and own == filters
     for row in range(first, last):
         image, top = row // tiles.down, row % tiles.down * side
         for t in range(tiles.across):
+            at = (image * dy.shape[1] + top) * line + t * side * own
             tall, wide = min(side, dy.shape[1] - top), min(side, dy.shape[2] - t * side)
+            prefetch_rows(0, all_dy, at + side * line, line, side * own)
+            if in_place and tall == side and wide == side:
+                for o in range(0, filters, tiles.lanes):
+                    transform(size, 1, 0, whole, at + o, line, own, products, start + o, n * filters, filters)
+                start += tiles.products.shape[1]
+                continue
             if tall < side or wide < side:
                 outputs[:] = 0
             for i in range(tall):
