@@ -152,10 +152,10 @@ def test_gradients_behind_a_relu_do_not_depend_on_the_share_of_zeros(share: floa
 def test_gradients_of_zeros_compile_the_kernels_for_dense_and_for_sparse_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """The warm-up has no other gradients."""
     pytest.importorskip("numba")
-    from cupynet.backend.cpu.kernels import rows, winograd_tiles
+    from cupynet.backend.cpu.kernels import rows, winograd
 
-    dense, sparse = Mock(wraps=winograd_tiles.backward), Mock(wraps=rows.weight_gradient)
-    monkeypatch.setattr(winograd_tiles, "backward", dense)
+    dense, sparse = Mock(wraps=winograd.backward), Mock(wraps=rows.weight_gradient)
+    monkeypatch.setattr(winograd, "backward", dense)
     monkeypatch.setattr(rows, "weight_gradient", sparse)
     pair = create_backend("numba", "float").fused_pair(Convolution((12, 12, 16), 16, Window((5, 5)), "relu"), HALVING)
     assert pair is not None

@@ -1,4 +1,4 @@
-"""Memory and calls for `kernels/winograd_tiles.py`."""
+"""Memory and calls for `kernels/winograd.py`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import functools
 import numpy as np
 
 from cupynet.backend.array import Array
-from cupynet.backend.cpu.kernels import winograd_tiles
+from cupynet.backend.cpu.kernels import winograd
 from cupynet.backend.cpu.kernels.narrow import bits
 from cupynet.backend.cpu.kernels.vectors import lanes
 from cupynet.backend.reference.dense import DenseOps
@@ -53,17 +53,17 @@ class Tiling:
         self.image, self.filters, self.window, self.pool_size = image, filters, window, 1 + pools
         self.lanes, self.size = lanes(itemsize), window.kernel[0]
         outputs = [side - side % self.pool_size for side in window.output(*image[:2])]
-        self.down, self.across = (-(-side // winograd_tiles.SIDE) for side in outputs)
+        self.down, self.across = (-(-side // winograd.SIDE) for side in outputs)
         points, direct = self.points**2 * self.down * self.across, self.size**2 * outputs[0] * outputs[1]
         self.products = points / direct if direct else 1.0
-        self.blocks = [winograd_tiles.block(count, itemsize) for count in (image[2], filters)]
+        self.blocks = [winograd.block(count, itemsize) for count in (image[2], filters)]
         # C and O, each rounded up to a multiple of its block width
         self.padded = [-(-n // width) * width for n, (_, width) in zip((image[2], filters), self.blocks, strict=True)]
 
     @property
     def points(self) -> int:
         """Height and width of a transformed tile."""
-        return self.size + winograd_tiles.SIDE - 1
+        return self.size + winograd.SIDE - 1
 
     def forward(
         self, backend: DenseOps, x: Array, weight: Array, bias: Array | None, y: Array, indices: Array = NO_INDICES
@@ -71,7 +71,7 @@ class Tiling:
         """Write the outputs y (N, H', W', O), and the indices of the maxima with pooling. weight: (K, K, C, O)."""
         offset = np.zeros(self.filters, weight.dtype) if bias is None else bias.astype(weight.dtype, copy=False)
         filters, tiles = _flat(backend, weight, self.padded[1]), self._tiles(backend, weight.dtype, gradients=False)
-        forward = winograd_tiles.forward(self.size, *self.blocks[1], self.pool_size)
+        forward = winograd.forward(self.size, *self.blocks[1], self.pool_size)
         return forward(bits(np.ascontiguousarray(x)), _bound(weight), filters, offset, tiles, bits(y), indices)
 
     def backward(
@@ -88,12 +88,12 @@ class Tiling:
         if len(dx):
             turned = _flat(backend, weight.transpose(0, 1, 3, 2), self.padded[0])
         grad = backend.borrow((self.size**2, tiles.weights.shape[1] * self.padded[1]), weight.dtype)
-        ends = self.down * winograd_tiles.SIDE + self.size - 1, self.across * winograd_tiles.SIDE + self.size - 1
+        ends = self.down * winograd.SIDE + self.size - 1, self.across * winograd.SIDE + self.size - 1
         if any(
             end - first < side for end, (first, _), side in zip(ends, self.window.padding, self.image, strict=False)
         ):
             dx[...] = 0  # pooling leaves out the last pixels
-        backward = winograd_tiles.backward(self.size, *self.blocks[1], *self.blocks[0], self.pool_size)
+        backward = winograd.backward(self.size, *self.blocks[1], *self.blocks[0], self.pool_size)
         x, dy = np.ascontiguousarray(x), np.ascontiguousarray(dy)
         if not backward(bits(x), _bound(weight), bits(dy), indices, turned, tiles, grad, bits(dx)):
             return False
@@ -101,15 +101,15 @@ class Tiling:
         weight_grad += grad[:, :, : self.image[2], : self.filters]
         return True
 
-    def _tiles(self, backend: DenseOps, dtype: np.dtype[np.generic], *, gradients: bool = True) -> winograd_tiles.Tiles:
+    def _tiles(self, backend: DenseOps, dtype: np.dtype[np.generic], *, gradients: bool = True) -> winograd.Tiles:
         n, (c, o), channels = self.points, self.padded, self.image[2]
         tiles = max(MIN_GROUP, GROUP_BYTES // (n * n * (c + o) * dtype.itemsize))
-        width, rows = self.across * winograd_tiles.SIDE + self.size - 1, -(-max(tiles, self.across) // ROWS) * ROWS
+        width, rows = self.across * winograd.SIDE + self.size - 1, -(-max(tiles, self.across) // ROWS) * ROWS
         beyond = max(self.lanes, ROWS)
         shapes = {
             "frame": (n, width * channels + 2 * self.lanes),
             "gradient": (n * width * gradients, c),
-            "outputs": (winograd_tiles.SIDE**2, o),
+            "outputs": (winograd.SIDE**2, o),
             "weights": (n * n, -(-channels // ROWS) * ROWS, o),
             "turned": (n * n * gradients, self.filters, c),
             "points": (rows, n * n * c + beyond),
@@ -118,7 +118,7 @@ class Tiling:
         memory = {name: backend.borrow(shape, dtype) for name, shape in shapes.items()}
         (top, _), (left, _) = self.window.padding
         group = max(1, tiles // self.across)  # whole rows
-        return winograd_tiles.Tiles(self.down, self.across, top, left, group, self.lanes, **memory)
+        return winograd.Tiles(self.down, self.across, top, left, group, self.lanes, **memory)
 
 
 def _flat(backend: DenseOps, weight: Array, columns: int) -> Array:

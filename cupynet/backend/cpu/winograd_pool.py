@@ -1,4 +1,4 @@
-"""Fused convolution and 2x2 max pooling with Winograd's minimal filtering (`kernels/winograd_tiles.py`).
+"""Fused convolution and 2x2 max pooling with Winograd's minimal filtering (`kernels/winograd.py`).
 
 `ConvPool` is used instead if values are NaN or could overflow. The backward pass also uses it if a ReLU has zeroed so
 many gradients that `ConvPool`, which skips zeros, is faster. Rounding may therefore differ between batches.

@@ -1,4 +1,6 @@
-"""Convolution with Winograd's minimal filtering (Lavin & Gray 2016, see winograd.py), with or without 2x2 max pooling.
+"""Convolution with Winograd's minimal filtering, with or without 2x2 max pooling.
+
+Source: Lavin & Gray 2016, "Fast Algorithms for Convolutional Neural Networks", arXiv:1509.09308.
 
 With K x K filters and n = K + 3, a tile of 4 x 4 outputs takes n² multiplications instead of 16·K²: a sixth for 5 x 5
 filters. With constant matrices A, B and G, y = Aᵀ ((G w Gᵀ) ⊙ (Bᵀ x B)) A. At each of the n² points, the sum over
