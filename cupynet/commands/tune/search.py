@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import logging
 import math
 import shlex
 import sqlite3
+import time
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -148,20 +150,12 @@ def run_trials(plan: Plan, folder: Path, study: Study) -> bool:
     """Run trials up to their number or the time limit. Return True if all combinations were tried."""
     sampler = study.sampler
     assert isinstance(sampler, UntriedSampler)
-
-    def stop_if_exhausted(study: Study, trial: FrozenTrial) -> None:
-        if sampler.exhausted():
-            study.stop()
-
-    left = plan.settings.trials - len(study.get_trials(states=DONE))
-    if left > 0 and not sampler.exhausted():
-        study.optimize(
-            partial(run_trial, plan, folder, study),
-            n_trials=left,
-            timeout=plan.settings.timeout_s,
-            callbacks=[partial(record, plan, folder), stop_if_exhausted],
-            gc_after_trial=True,  # models have reference cycles
-        )
+    limit_s, began = plan.settings.timeout_s or math.inf, time.monotonic()
+    for _ in range(plan.settings.trials - len(study.get_trials(states=DONE))):
+        if sampler.exhausted() or time.monotonic() - began >= limit_s:
+            break
+        record(plan, folder, study, run_trial(plan, folder, study))
+        gc.collect()  # models have reference cycles
     return sampler.exhausted()
 
 
@@ -186,43 +180,34 @@ def ranked(study: Study) -> list[FrozenTrial]:
 # a trial --------------------------------------------------------------------------------------------------------------
 
 
-def run_trial(plan: Plan, folder: Path, study: Study, trial: Trial) -> float:
-    """Train a trial and return its objective, or NaN if it failed, in which case the search continues.
+def run_trial(plan: Plan, folder: Path, study: Study) -> FrozenTrial:
+    """Train a trial and store its objective. If it was pruned, diverged or failed, the search continues.
 
     Raises:
-        TrialPruned: training was pruned, or diverged.
         KeyboardInterrupt: a signal arrived. The trial is repeated when the search is resumed.
         DataError, OutputError: all other trials would fail too.
     """
     try:
-        _suggest(plan, trial)
-    except (TypeError, ValueError) as error:  # a queued trial in the file is invalid
-        raise DataError(f"{folder / STUDY}: trial {trial.number}: {one_line(error)}") from error
+        trial = study.ask(dict(plan.space))
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{folder / STUDY}: a queued trial is invalid: {one_line(error)}") from error
+    figure, state = None, TrialState.FAIL
     try:
-        return train_trial(plan, folder, study, trial)
+        figure, state = train_trial(plan, folder, study, trial), TrialState.COMPLETE
     except (KeyboardInterrupt, Interrupted, DataError, OutputError) as error:
         trial.set_user_attr(INTERRUPTED, True)
         trial.set_user_attr("reason", one_line(error))
-        if isinstance(error, Interrupted):  # `optimize` would treat it as a failure of the trial
+        study.tell(trial, state=state)
+        if isinstance(error, Interrupted):
             raise KeyboardInterrupt(error.signal_number) from None
         raise
     except (DivergedError, optuna.TrialPruned) as error:
         trial.set_user_attr("reason", one_line(error))
-        raise optuna.TrialPruned from error
+        state = TrialState.PRUNED
     except Exception as error:
-        log.info("trial %d failed", trial.number, exc_info=error)
         trial.set_user_attr("reason", one_line(error) or type(error).__name__)
-        return math.nan
-
-
-def _suggest(plan: Plan, trial: Trial) -> None:
-    for key, each in plan.space.items():
-        if isinstance(each, optuna.distributions.CategoricalDistribution):
-            trial.suggest_categorical(key, each.choices)
-        elif isinstance(each, optuna.distributions.IntDistribution):
-            trial.suggest_int(key, each.low, each.high, step=each.step, log=each.log)
-        else:
-            trial.suggest_float(key, each.low, each.high, step=each.step, log=each.log)
+        log.info("trial %d failed", trial.number, exc_info=error)
+    return study.tell(trial, figure, state=state)
 
 
 def train_trial(plan: Plan, folder: Path, study: Study, trial: Trial) -> float:
