@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from cupynet import config
 from cupynet.config.schema import BenchSettings
@@ -22,16 +22,11 @@ if TYPE_CHECKING:
     from cupynet.config.experiment import Experiment
 
 
-class Bench(NamedTuple):
-    settings: BenchSettings
-    experiment: Experiment
-
-
 def main() -> None:
     config.run(bench, prepare, "bench", BenchSettings)
 
 
-def prepare(settings: BenchSettings) -> Bench:
+def prepare(settings: BenchSettings) -> tuple[BenchSettings, Experiment]:
     from cupynet.bench.measure import torch_network
     from cupynet.config.experiment import Experiment
 
@@ -51,10 +46,10 @@ def prepare(settings: BenchSettings) -> Bench:
         if find_spec("torch") is None:
             raise ConfigError("PyTorch is not installed. Install torch, or use peers=null", "peers", "torch")
         torch_network(experiment)
-    return Bench(settings, experiment)
+    return settings, experiment
 
 
-def bench(prepared: Bench, folder: Path) -> None:
+def bench(prepared: tuple[BenchSettings, Experiment], folder: Path) -> None:
     from cupynet.backend.environment import commit, environment
     from cupynet.bench import gpu, measure
     from cupynet.config.announcement import announce
@@ -67,7 +62,7 @@ def bench(prepared: Bench, folder: Path) -> None:
         print("\n".join(gpu.table(record)), f"written to {path}", sep="\n")
         return
     ceiling = measure.peak_gflops(experiment)
-    rates = images_per_s(prepared)
+    rates = images_per_s(settings, experiment)
     result = {
         "backend": experiment.backend_name,
         "dtype": settings.dtype,
@@ -85,11 +80,10 @@ def bench(prepared: Bench, folder: Path) -> None:
     print("\n".join(table(result)), f"written to {folder / 'bench.json'}", sep="\n")
 
 
-def images_per_s(prepared: Bench) -> dict[str, float]:
+def images_per_s(settings: BenchSettings, experiment: Experiment) -> dict[str, float]:
     """Return the median images per second of the loop, the bare step and PyTorch, from interleaved measurements."""
     from cupynet.bench import measure
 
-    settings, experiment = prepared
     data, measurements = experiment.load(), dict[str, Callable[[], float]]()
     for workers in sorted({1, experiment.placement.workers}):
         options = replace(experiment.options, workers=workers, blas_threads=1)

@@ -37,10 +37,6 @@ worker with the same settings; efficiency is the speed-up per worker.
 
 
 def main() -> None:
-    run_and_exit(lambda: _compare(_parser().parse_args()))
-
-
-def _parser() -> Arguments:
     parser = Arguments("cupynet compare", "Compare settings and results of runs, and recommend one.", EXAMPLES)
     parser.add_argument("folders", nargs="+", help="folders of runs or sweeps, their parent folders, or glob patterns")
     parser.add_argument("--sort", metavar="COLUMN", help="column to sort by; descending with a minus: --sort=-loss")
@@ -50,7 +46,7 @@ def _parser() -> Arguments:
     parser.add_argument("--csv", metavar="FILE", help="write all columns to a file")
     parser.add_argument("--html", metavar="FILE", help="write the HTML page to a file instead of the sweep's folder")
     parser.add_argument("--json", action="store_true", help="print the comparison as JSON")
-    return parser
+    run_and_exit(lambda: _compare(parser.parse_args()))
 
 
 def _compare(arguments: argparse.Namespace) -> None:

@@ -50,12 +50,14 @@ def predict(arguments: argparse.Namespace) -> int:
     source = None
     with suppress(DataError):  # prediction works without the run's data files
         source = trained.source
-    preprocessing = Preprocessing(model.input.shape, source, arguments.invert)
+    shape = model.input.shape
+    if len(shape) != 3 or shape[2] not in (1, 3):
+        raise ConfigError(f"the network has input {shape}, but pictures need an input (H, W, C) with 1 or 3 channels")
     files = [file for path in arguments.pictures for file in _files(path)]
     failed = False
     for path in files:
         try:
-            image = preprocessing.image(path)
+            image = preprocessed(path, shape, source, arguments.invert)
         except DataError as error:  # continue with the other pictures
             say_error(str(error))
             failed = True
@@ -83,35 +85,23 @@ def _files(path: Path) -> list[Path]:
     return found
 
 
-class Preprocessing:
-    """Preprocesses pictures for a network.
+def preprocessed(path: Path, shape: tuple[int, ...], source: Any, invert: str) -> Any:
+    """Read a picture for a network with input `shape`, as (H, W, C) uint8.
 
     Args:
-        shape: (H, W, C) of the network's input, with 1 or 3 channels.
         source: the data source of the run, which determines whether pictures are centered and inverted; or None.
         invert: `yes`, `no`, or `auto` to invert pictures that are dark on light if the training images are not.
     """
+    from cupynet.data.centering import centered_as_mnist, is_dark_on_light
+    from cupynet.data.pictures import picture, resized
 
-    def __init__(self, shape: tuple[int, ...], source: Any, invert: str) -> None:
-        if len(shape) != 3 or shape[2] not in (1, 3):
-            raise ConfigError(
-                f"the network has input {shape}, but pictures need an input (H, W, C) with 1 or 3 channels"
-            )
-        self.centered, self.on_black = getattr(source, "centered", False), getattr(source, "on_black", False)
-        self.shape, self.invert = shape, invert
-
-    def image(self, path: Path) -> Any:
-        """Read a picture and return it preprocessed, as (H, W, C) uint8."""
-        from cupynet.data.centering import centered_as_mnist, is_dark_on_light
-        from cupynet.data.pictures import picture, resized
-
-        height, width, channels = self.shape
-        pixels = picture(path, channels)
-        if self.invert == "yes" or (self.invert == "auto" and self.on_black and is_dark_on_light(pixels)):
-            pixels = 255 - pixels
-        try:
-            if self.centered and pixels.shape[:2] != (height, width):
-                return centered_as_mnist(pixels, height)
-            return resized(pixels, height, width)
-        except DataError as error:
-            raise DataError(f"{one_line(path)}: {error}") from error
+    height, width, channels = shape
+    pixels = picture(path, channels)
+    if invert == "yes" or (invert == "auto" and getattr(source, "on_black", False) and is_dark_on_light(pixels)):
+        pixels = 255 - pixels
+    try:
+        if getattr(source, "centered", False) and pixels.shape[:2] != (height, width):
+            return centered_as_mnist(pixels, height)
+        return resized(pixels, height, width)
+    except DataError as error:
+        raise DataError(f"{one_line(path)}: {error}") from error

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from threading import Thread
-from typing import Any, NamedTuple
+from typing import Any
 
 from cupynet import config
 from cupynet.backend import available_cores
@@ -46,20 +46,6 @@ log = logging.getLogger(__name__)
 RATES = 100  # approximate number of past learning rates to compare
 
 
-class HeldOut(NamedTuple):
-    """The images that are evaluated after an epoch: the validation images if there are any, or else the test images."""
-
-    split: str
-    loader: Loader
-    argument: str  # of `ParallelWrapper.fit`
-
-    @classmethod
-    def of(cls, data: Data, experiment: Experiment) -> HeldOut:
-        if data.validation is None:
-            return cls("test", experiment.evaluation_loader(data.test), "evaluate_on")
-        return cls("validation", experiment.evaluation_loader(data.validation), "validation_data")
-
-
 class TrainJob:
     """Runs an experiment and writes its results to the run folder. All ranks train; only rank 0 writes and prints."""
 
@@ -88,7 +74,8 @@ class TrainJob:
                 self.run.begin()
             else:
                 self.run.tidy()
-        held_out = HeldOut.of(self.data, self.experiment)
+        split = "test" if self.data.validation is None else "validation"  # evaluated after each epoch
+        held_out = self.experiment.evaluation_loader(getattr(self.data, split))
         beginning = LambdaCallback(on_fit_start=self.begin)
         beginning.last = True  # nothing is replaced if another callback fails
         with self.experiment.wrapper([*self.experiment.own_callbacks(), beginning], self.run) as self.wrapper:
@@ -98,15 +85,15 @@ class TrainJob:
                 self.run.describe(self._start())
             received = _Signals(self.wrapper, prints=self.first)
             with signals.handled(received):
-                self._fit(held_out)
-                evaluations = self._evaluate(held_out)
+                self._fit(split, held_out)
+                evaluations = self._evaluate(split, held_out)
                 summary = self._save(evaluations)
                 number = self._signal(received.number)
         if self.first:  # after closing the wrapper, because its callbacks write the report
             self._show(summary, evaluations.get("test"), interrupted=number != 0)
         if number:  # even if training was already complete, to end a sweep
             raise Interrupted(number, saved(self.run, self.experiment))
-        chosen = evaluations.get(held_out.split)
+        chosen = evaluations.get(split)
         return None if chosen is None else finite(chosen.accuracy)
 
     def begin(self, trainer: Trainer) -> None:
@@ -144,7 +131,7 @@ class TrainJob:
             reason = "the labels or the order of the training images differ from the run's"
             raise DataError(f"{path}: cannot resume, because {reason}. Start a new run")
 
-    def _fit(self, held_out: HeldOut) -> None:
+    def _fit(self, split: str, held_out: Loader) -> None:
         """Train. If training diverges, save the best weights if there are any."""
         wrapper, pipeline = self.wrapper, self.wrapper.options.pipeline
         if wrapper.placement.stages > 1 and pipeline is not None:
@@ -153,7 +140,7 @@ class TrainJob:
         gc.unfreeze()  # moves all objects to the oldest generation without scanning them
         gc.enable()
         train, every = self.experiment.train_loader(self.data), self.settings.evaluate_every_epochs
-        evaluated: dict[str, Any] = {held_out.argument: held_out.loader}
+        evaluated: dict[str, Any] = {"evaluate_on" if split == "test" else "validation_data": held_out}
         try:
             wrapper.fit(train, epochs=self._epochs_left, evaluate_every=every, **evaluated)
         except CupynetError:
@@ -163,14 +150,14 @@ class TrainJob:
                 log.info("the best weights (epoch %d) are in %s", found["best_epoch"], self.run)
             raise
 
-    def _evaluate(self, held_out: HeldOut) -> dict[str, Evaluation]:
+    def _evaluate(self, split: str, held_out: Loader) -> dict[str, Evaluation]:
         """Return the evaluations of the held-out images and the test images by split; empty if interrupted."""
         wrapper, data, stop = self.wrapper, self.data, self.wrapper.trainer.stopped
         complete = stop is None or not stop.urgent
         chosen = wrapper.trainer.evaluation  # evaluation of the last epoch or the best weights; None if interrupted
         if chosen is None and complete:
-            chosen = wrapper.evaluate(held_out.loader)
-        found = {} if chosen is None else {held_out.split: chosen}
+            chosen = wrapper.evaluate(held_out)
+        found = {} if chosen is None else {split: chosen}
         if complete and "test" not in found and self.experiment.tests and len(data.test):
             found["test"] = wrapper.evaluate(self.experiment.evaluation_loader(data.test))
         return found

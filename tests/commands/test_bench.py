@@ -44,7 +44,7 @@ def test_pytorch_has_a_thread_and_then_a_process_for_each_worker(monkeypatch: py
     settings = settings_of_command("bench", BenchSettings, "peers=torch", "backend=numpy", "workers=2")
     found: dict[str, Any] = {}
     monkeypatch.setattr(measure, "medians", lambda measurements, repeats: found.update(measurements))
-    bench.images_per_s(bench.Bench(settings, Experiment(settings)))
+    bench.images_per_s(settings, Experiment(settings))
     options = {name: work.args[1:] for name, work in found.items() if name.startswith("torch channels_last")}
     assert options == {
         "torch channels_last, workers=1": ("--layout", "channels_last", "--threads", 1),

@@ -2,6 +2,8 @@
 
 import json
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 from PIL import Image as Pictures
 
 from cupynet import DataError, load
-from cupynet.commands.predict import Preprocessing, main
+from cupynet.commands.predict import main, preprocessed
 from cupynet.config.load_model import LoadedRun
 from cupynet.data import Synthetic, pictures
 from cupynet.data.centering import centered_as_mnist
@@ -36,9 +38,9 @@ def digits() -> Any:
     return Synthetic(2000, 200).load().test
 
 
-def preprocessing(finished: Path, **changes: Any) -> Preprocessing:
+def preprocessing(finished: Path, invert: str = "auto") -> Callable[[Path], Any]:
     trained = LoadedRun(finished)
-    return Preprocessing(trained.model().input.shape, trained.source, **{"invert": "auto", **changes})
+    return partial(preprocessed, shape=trained.model().input.shape, source=trained.source, invert=invert)
 
 
 def page(digit: Any, random: np.random.Generator, kind: str) -> Any:
@@ -67,7 +69,7 @@ def test_digits_drawn_large_are_known_as_well(finished: Path, digits: Any, kind:
     images = []
     for each in plain:
         page(each, random, kind).save(tmp_path / "a.png")
-        images.append(sees.image(tmp_path / "a.png"))
+        images.append(sees(tmp_path / "a.png"))
     expected = model.predict(np.stack([centered_as_mnist(each[:, :, None]) for each in plain])).argmax(1)
     found = model.predict(np.stack(images)).argmax(1)
     assert (found == digits.labels[:40]).mean() >= (expected == digits.labels[:40]).mean() - 0.05
@@ -78,7 +80,7 @@ def test_pictures_of_the_networks_size_are_used_unchanged(finished: Path, digits
     sees = preprocessing(finished)
     for digit in digits.images[:5]:
         Pictures.fromarray(digit[:, :, 0]).save(tmp_path / "a.png")
-        assert np.array_equal(sees.image(tmp_path / "a.png"), digit)
+        assert np.array_equal(sees(tmp_path / "a.png"), digit)
 
 
 def test_the_rule_of_mnist() -> None:
@@ -102,10 +104,10 @@ def test_other_images_are_resized_as_in_an_image_folder(tmp_path: Path) -> None:
     pixels = np.random.default_rng(1).integers(180, 256, (40, 30, 3), np.uint8)
     pixels[10:20, 10:20] //= 4
     Pictures.fromarray(pixels).save(tmp_path / "a.png")
-    found = Preprocessing((20, 25, 3), None, "auto").image(tmp_path / "a.png")
+    found = preprocessed(tmp_path / "a.png", (20, 25, 3), None, "auto")
     expected = pictures.resized(picture(tmp_path / "a.png", 3), 20, 25)
     np.testing.assert_array_equal(found, expected)
-    turned = Preprocessing((20, 25, 3), None, "yes").image(tmp_path / "a.png")
+    turned = preprocessed(tmp_path / "a.png", (20, 25, 3), None, "yes")
     assert abs(turned.astype(int) + expected - 255).max() <= 2  # rounded twice
 
 
@@ -114,11 +116,11 @@ def test_inverting_on_request(finished: Path, tmp_path: Path) -> None:
     sheet[2:10, 2:5] = 0
     path = tmp_path / "a.png"
     Pictures.fromarray(sheet).save(path)
-    np.testing.assert_array_equal(preprocessing(finished).image(path)[:, :, 0], 255 - sheet)
-    np.testing.assert_array_equal(preprocessing(finished, invert="no").image(path)[:, :, 0], sheet)
+    np.testing.assert_array_equal(preprocessing(finished)(path)[:, :, 0], 255 - sheet)
+    np.testing.assert_array_equal(preprocessing(finished, invert="no")(path)[:, :, 0], sheet)
     Pictures.fromarray(np.zeros((5, 5), np.uint8)).save(path)
     with pytest.raises(DataError, match="a.png"):  # the picture is blank
-        preprocessing(finished).image(path)
+        preprocessing(finished)(path)
 
 
 def test_what_is_not_a_picture_is_named(tmp_path: Path) -> None:
