@@ -67,7 +67,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "safetensors": ("core/files.py",),
     "mpi4py": ("parallel/communicators/mpi.py",),
     "onnx": ("interop/onnx.py",),
-    "onnxruntime": ("interop/onnx_check.py",),
+    "onnxruntime": ("interop/onnx.py",),
     "threadpoolctl": ("backend/", "commands/bench.py"),
     "torch": ("bench/torch_peer.py",),
     "matplotlib": ("core/notebook.py", "reporting/charts.py"),

@@ -1,8 +1,7 @@
 """Import of weights from PyTorch and Keras, and export of models to PyTorch and ONNX."""
 
 from cupynet.interop.keras import import_keras
-from cupynet.interop.onnx import export_onnx, onnx_graph
-from cupynet.interop.onnx_check import BOUND, difference
+from cupynet.interop.onnx import BOUND, difference, export_onnx, onnx_graph
 from cupynet.interop.torch import export_torch, import_torch, torch_source
 
 __all__ = [

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -100,8 +101,7 @@ def _only_flattens(step: Step, shape: tuple[int, ...]) -> bool:
 
 
 def _check_in_order(model_steps: Sequence[Step], file_steps: Sequence[Step], path: PathLike) -> None:
-    for number in range(max(len(model_steps), len(file_steps))):
-        step, file_step = (steps[number] if number < len(steps) else None for steps in (model_steps, file_steps))
+    for step, file_step in zip_longest(model_steps, file_steps):
         if step is None or file_step is None or step.kind != file_step.kind:
             raise DataError(
                 f"{path}: the networks differ: the file has {file_step or 'no more layers'}, the model has "
