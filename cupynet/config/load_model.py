@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
@@ -9,18 +10,18 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from cupynet import config
-from cupynet.backend import create_backend, select_backend
+from cupynet.backend import FRACTIONS, PixelScale, create_backend, select_backend
 from cupynet.config.instantiate import build_as, with_class_weights
-from cupynet.config.model_file import read_model, set_image_metadata
 from cupynet.config.removed import translated
 from cupynet.config.resume import checkpoint_of, run_of
 from cupynet.config.schema import Settings
 from cupynet.core import checks, shared_options, wording
 from cupynet.core.errors import ConfigError, DataError
-from cupynet.core.files import read_weights
+from cupynet.core.files import load_described, read_weights
 from cupynet.core.wording import shown
 from cupynet.data import Source
-from cupynet.nn import Image, Layer, Loss, Model
+from cupynet.data.normalize import checked as checked_normalize
+from cupynet.nn import Flat, Image, InputType, Layer, Loss, Model, Params, input_type
 from cupynet.parallel import Synchronizer
 from cupynet.runs.layout import MODEL, checkpoints
 from cupynet.runs.run import Run, Summary
@@ -56,7 +57,7 @@ def load(
         raise ConfigError("must be a list of modules", "trusted_modules", shown(trusted_modules))
     file = _model_file(path)
     if file is not None:
-        return read_model(file, backend, dtype, trusted_modules)
+        return _read_model(file, backend, dtype, list(trusted_modules))
     return LoadedRun(path, trusted_modules).model(backend, dtype)
 
 
@@ -70,6 +71,52 @@ def _model_file(path: AnyRun) -> Path | None:
     """Return the file written by `Model.save` at this path or in this folder, or None."""
     place = path.folder if isinstance(path, Run) else Path(path)
     return next((file for file in (place, place / MODEL) if os.path.isfile(file)), None)
+
+
+def _read_model(path: Path, backend: str, dtype: str | None, trusted: list[str]) -> Model:
+    """Load a file written by `Model.save`, which is untrusted input."""
+    weights, description = load_described(path)
+    name, _ = select_backend(backend)
+    try:
+        network = build_as(Layer, translated(description["network"]), "network", trusted)
+        loss = build_as(Loss, translated(description["loss"]), "loss", trusted)
+        if type(loss) is Loss:
+            raise ConfigError("must be a subclass of Loss", "loss")
+        own = shared_options.dtype("dtype", description["dtype"] if dtype is None else dtype)
+        shape, seed = description["input"], checks.seed("seed", description["seed"])
+        input = Flat(*shape) if isinstance(shape, list) and len(shape) == 1 else input_type(shape)
+        _check_shapes(network, input, weights)
+        model = Model(network, input, create_backend(name, own), seed, loss)
+        model.load_weights(weights)
+        _set_image_metadata(model, checked_normalize(description["normalize"]), description["class_names"])
+        model.set_learning_rate_factors(description.get("learning_rate_factors", {}))
+        model.trained_on = checks.one_of("trained_on", description["trained_on"], ("", "pixels", "floats"))
+    except ConfigError as error:
+        if error.setting.endswith("_target_") or dtype is not None and error.setting == "dtype":
+            raise  # caused by the caller's arguments
+        raise DataError(f"{path}: {error}") from error
+    except Exception as error:  # anything can fail with an untrusted file
+        raise DataError(f"{path}: its metadata are invalid ({type(error).__name__}: {error})") from error
+    return model
+
+
+def _set_image_metadata(model: Model, normalize: Any, class_names: Sequence[str]) -> None:
+    """Set a model's pixel scale and class names. Raise ConfigError if they do not match the network."""
+    pixels = FRACTIONS if normalize is None else PixelScale.of(normalize["mean"], normalize["std"])
+    if len(pixels.scale) != len(pixels.shift) or len(pixels.scale) not in (1, model.input.shape[-1]):
+        raise ConfigError("does not match the number of channels", "normalize")
+    model.pixels, model.class_names = pixels, class_names
+
+
+def _check_shapes(network: Layer, input: InputType, weights: dict[str, Any]) -> None:
+    """Raise ConfigError if the network does not match the weights in the file. Call this before allocating memory."""
+    params = Params()
+    copy.deepcopy(network).build(input, params.scope(), create_backend("numpy"))
+    shapes = {name: tuple(each.shape) for name, each in (*params.named(), *params.named_buffers())}
+    found = {name: tuple(each.shape) for name, each in weights.items()}
+    if shapes != found:
+        differing = sorted(name for name in shapes.keys() | found.keys() if shapes.get(name) != found.get(name))
+        raise ConfigError(f"does not match the weights in the file: {', '.join(differing[:3])}", "network")
 
 
 class LoadedRun:
@@ -172,7 +219,7 @@ class LoadedRun:
         try:
             shape = self._described.get("image_shape") or self.source.image_shape
             model = Model(network, Image(*shape), where, settings.seed, loss)
-            set_image_metadata(model, self.normalize, self.class_names)
+            _set_image_metadata(model, self.normalize, self.class_names)
         except ConfigError as error:
             raise DataError(f"{self.path}: {error}") from error
         except (TypeError, ValueError, LookupError, ArithmeticError) as error:
