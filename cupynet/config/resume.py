@@ -17,16 +17,7 @@ from cupynet.core.errors import ConfigError, DataError
 from cupynet.core.lock import at_work
 from cupynet.core.terminal import near
 from cupynet.core.wording import listed, written
-from cupynet.runs.layout import (
-    CHECKPOINTS,
-    SETTINGS,
-    STEP,
-    STUDY,
-    SUMMARY,
-    SWEEP,
-    checkpoints,
-    is_outdated,
-)
+from cupynet.runs.layout import CHECKPOINTS, SETTINGS, STEP, STUDY, SUMMARY, SWEEP, checkpoints, is_outdated
 
 LATEST = Path("outputs", "latest")  # link to the newest run or sweep
 OF_LATEST = re.compile(r"[^=,(' \"]*outputs/latest(?![^/,)' \"])")  # a path that begins with the link

@@ -81,7 +81,7 @@ class Job:
 
 
 _ended: list[Job] = []  # jobs that ended in this process, in case their records cannot be written
-_hold: Hold | None = None  # lock on the folder of the sweep
+_hold: Hold | None = None  # lock on the folder of the sweep; not in `_Trace`, which Hydra's launchers pickle
 
 
 def begin(sweep: Path) -> None:

@@ -44,13 +44,7 @@ class CIFAR10(Downloaded):
                         content = file.read(test * _RECORD + 1)
                         found[member.name] = np.frombuffer(content, np.uint8).reshape(test, _RECORD)
             records = np.concatenate([found[member] for member in MEMBERS])  # (S, 1 + 3 * H * W)
-        except (
-            OSError,
-            EOFError,
-            LookupError,
-            ValueError,
-            tarfile.TarError,
-        ) as error:  # despite the MD5 check, because MD5 can be forged
+        except (OSError, EOFError, LookupError, ValueError, tarfile.TarError) as error:  # MD5 can be forged
             place = self.path(archive)
             raise DataError(f"{place}: not the CIFAR-10 archive ({error}). Delete it to download it again") from error
         images = np.ascontiguousarray(records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))

@@ -12,14 +12,7 @@ from cupynet.backend.array import Array
 from cupynet.core import checks, wording
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.data.files import FilePath
-from cupynet.data.pictures import (
-    ENDINGS,
-    is_gray,
-    opened_picture,
-    picture,
-    resized,
-    size_of,
-)
+from cupynet.data.pictures import ENDINGS, is_gray, opened_picture, picture, resized, size_of
 from cupynet.data.sources.user_files import UserFiles, required_path
 
 FOLDERS = {"train": ("train",), "validation": ("val", "valid", "validation"), "test": ("test",)}  # folder names
