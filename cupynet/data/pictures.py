@@ -46,7 +46,7 @@ def picture(path: Path, channels: int) -> Array:
     with opened_picture(path) as opened:
         if orientation(opened) != 1:
             opened = ImageOps.exif_transpose(opened)
-        if has_alpha(opened):
+        if opened.has_transparency_data:
             ink = opened.convert("RGBA")
             opened = images.alpha_composite(images.new("RGBA", ink.size, "white"), ink).convert("RGB")
             if _is_plain(opened) and not _is_plain(ink.getchannel("A")):
@@ -68,10 +68,6 @@ def size_of(path: Path) -> tuple[int, int]:
 
 def is_gray(opened: Any) -> bool:
     return opened.mode in GRAY
-
-
-def has_alpha(opened: Any) -> bool:
-    return opened.mode in ("LA", "PA", "RGBA") or "transparency" in opened.info
 
 
 def _is_plain(opened: Any) -> bool:

@@ -119,10 +119,7 @@ class Downloaded(Source):
             raise DataError(f"{title} not found: {reason}. To fix this, {remedy}")
         logger.warning(
             "%s not found: %s. Using synthetic digits instead; results do not apply to %s. To fix this, %s.",
-            title,
-            reason,
-            title,
-            remedy,
+            *(title, reason, title, remedy),
         )
         digits = Synthetic(seed=self.seed, validation=self.validation, limit=self.limit, normalize=self.normalize)
         return replace(digits.load(), fallback=True)

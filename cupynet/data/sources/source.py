@@ -4,7 +4,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -124,20 +123,16 @@ class Source(ABC):
 
     def _divided(self, name: str, train: Dataset, test: Dataset, validation: Dataset | None = None) -> Data:
         """Apply the validation split, the limit and normalization. Samples keep their order."""
-        of_train, of_validation, of_test = self._chosen(train.labels, test.labels)
-        if of_validation is not None:
-            validation = replace(train.take(of_validation), name=f"{name}-validation")
-        train, test = train.take(of_train), test.take(of_test)
+        if self.validation:
+            kept, held_out = hold_out(train.labels, self.validation, self.seed, "validation")
+            validation = replace(train.take(held_out), name=f"{name}-validation")
+            rows: Array | slice = kept[self._limited(train.labels[kept])]
+        else:
+            rows = self._limited(train.labels)
+        train, test = train.take(rows), test.take(self._limited(test.labels))
         pixels = pixels_for(self.normalize, train.images)
         described = partial(replace, pixels=pixels, class_names=self.class_names)
         return Data(name, described(train), validation and described(validation), described(test))
-
-    def _chosen(self, labels: Array, test_labels: Array) -> tuple[Any, Any, Any]:
-        """Return the training, validation (or None) and test images, as indices or slices."""
-        if not self.validation:
-            return self._limited(labels), None, self._limited(test_labels)
-        kept, held_out = hold_out(labels, self.validation, self.seed, "validation")
-        return kept[self._limited(labels[kept])], held_out, self._limited(test_labels)
 
     def _limited(self, labels: Array) -> Array | slice:
         return slice(self.limit) if self.mixed else in_turns(labels, self.limit)
