@@ -24,11 +24,11 @@ OPSET, IR_VERSION = 20, 9  # as in onnx 1.15
 INPUTS = ("uint8", "float")
 BOUND = 1e-5  # largest acceptable result of `difference` in float
 BATCH_SIZE = 100  # in `difference`
-PROBABILITIES: dict[type[Any], tuple[str, dict[str, int]]] = {
+PROBABILITIES: dict[type[Any], tuple[str, dict[str, Any]]] = {
     nn.SoftmaxNLL: ("Softmax", {"axis": 1}),
     nn.BinaryCrossEntropy: ("Sigmoid", {}),
 }
-SIMPLE: dict[str, tuple[str, dict[str, int]]] = {
+SIMPLE: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name.capitalize(), {}) for name in ("relu", "elu", "gelu", "tanh", "sigmoid", "softplus")},
     "softmax": ("Softmax", {"axis": 1}),  # over the channels of images, or the features of vectors
 }
@@ -113,7 +113,9 @@ class _Graph:
         content: bytes = file.SerializeToString(deterministic=True)
         return content
 
-    def add(self, operator: str, *inputs: str, made: str, **attributes: Any) -> str:
+    def add(self, operator: str, *inputs: str, at: str = "", made: str = "", **attributes: Any) -> str:
+        """Add a node. Return the name of the node and of its output: `made`, or `at`/`operator`."""
+        made = made or f"{at}/{operator}"
         self.nodes.append(self.onnx.helper.make_node(operator, list(inputs), [made], name=made, **attributes))
         return made
 
@@ -131,11 +133,11 @@ class _Graph:
         scale = self.constant("images/scale", np.array(model.pixels.scale) * per_pixel)
         x = "images"
         if input == "uint8":
-            x = self.add("Cast", x, made="images/Cast", to=self.onnx.TensorProto.FLOAT)
-        x = self.add("Mul", x, scale, made="images/Mul")
-        x = self.add("Add", x, self.constant("images/shift", model.pixels.shift), made="images/Add")
+            x = self.add("Cast", x, at="images", to=self.onnx.TensorProto.FLOAT)
+        x = self.add("Mul", x, scale, at="images")
+        x = self.add("Add", x, self.constant("images/shift", model.pixels.shift), at="images")
         vectors = not isinstance(model.input, nn.Image)
-        return x if vectors else self.add("Transpose", x, made="images/Transpose", perm=[0, 3, 1, 2])
+        return x if vectors else self.add("Transpose", x, at="images", perm=[0, 3, 1, 2])
 
     def layer(self, layer: nn.Layer, x: str) -> str:
         return LAYERS[type(layer)](self, layer, x)
@@ -144,18 +146,18 @@ class _Graph:
         if kind == "identity":
             return x
         if kind == "leaky_relu":
-            return self.add("LeakyRelu", x, made=f"{name}/LeakyRelu", alpha=slope)
+            return self.add("LeakyRelu", x, at=name, alpha=slope)
         if kind == "silu":
-            return self.add("Mul", x, self.add("Sigmoid", x, made=f"{name}/Sigmoid"), made=f"{name}/Mul")
+            return self.add("Mul", x, self.add("Sigmoid", x, at=name), at=name)
         operator, attributes = SIMPLE[kind]
-        return self.add(operator, x, made=f"{name}/{operator}", **attributes)
+        return self.add(operator, x, at=name, **attributes)
 
     def flat(self, layer: nn.Layer, x: str) -> str:
         if not isinstance(layer.input, nn.Image):
             return x
         name = _name(layer)
-        x = self.add("Transpose", x, made=f"{name}/Transpose", perm=[0, 2, 3, 1])
-        return self.add("Flatten", x, made=f"{name}/Flatten", axis=1)
+        x = self.add("Transpose", x, at=name, perm=[0, 2, 3, 1])
+        return self.add("Flatten", x, at=name, axis=1)
 
 
 def _name(layer: nn.Layer) -> str:
@@ -180,32 +182,30 @@ def _sequential(graph: _Graph, layer: Any, x: str) -> str:
 def _residual(graph: _Graph, layer: Any, x: str) -> str:
     body = _sequential(graph, layer.body, x)
     shortcut = x if layer.shortcut is None else graph.layer(layer.shortcut, x)
-    return graph.add("Add", body, shortcut, made=f"{_name(layer)}/Add")
+    return graph.add("Add", body, shortcut, at=_name(layer))
 
 
 def _concat(graph: _Graph, layer: Any, x: str) -> str:
     parts = [graph.layer(branch, x) for branch in layer.branches.values()]
-    return graph.add("Concat", *parts, made=f"{_name(layer)}/Concat", axis=1)
+    return graph.add("Concat", *parts, at=_name(layer), axis=1)
 
 
 def _conv(graph: _Graph, layer: Any, x: str) -> str:
     weights = [graph.weight(layer, "weight", (3, 2, 0, 1)), *([graph.weight(layer, "bias")] if layer.use_bias else [])]
     arguments = {"dilations": list(layer.dilation), "group": layer.groups}
-    y = graph.add("Conv", x, *weights, made=f"{_name(layer)}/Conv", **_window(layer.window), **arguments)
+    y = graph.add("Conv", x, *weights, at=_name(layer), **_window(layer.window), **arguments)
     return graph.activation(layer.activation, y, _name(layer))
 
 
 def _dense(graph: _Graph, layer: Any, x: str) -> str:
     weights = [graph.weight(layer, "weight"), *([graph.weight(layer, "bias")] if layer.use_bias else [])]
-    y = graph.add("Gemm", graph.flat(layer, x), *weights, made=f"{_name(layer)}/Gemm")
+    y = graph.add("Gemm", graph.flat(layer, x), *weights, at=_name(layer))
     return graph.activation(layer.activation, y, _name(layer))
 
 
 def _batch_norm(graph: _Graph, layer: Any, x: str) -> str:
     weights = [graph.weight(layer, name) for name in ("scale", "shift", "mean", "variance")]
-    return graph.add(
-        "BatchNormalization", x, *weights, made=f"{_name(layer)}/BatchNormalization", epsilon=layer.epsilon
-    )
+    return graph.add("BatchNormalization", x, *weights, at=_name(layer), epsilon=layer.epsilon)
 
 
 def _layer_norm(graph: _Graph, layer: Any, x: str) -> str:
@@ -216,21 +216,21 @@ def _layer_norm(graph: _Graph, layer: Any, x: str) -> str:
     if by_channel:  # the ONNX operator normalizes over the last axes
         x = graph.add("Transpose", x, perm=[0, 2, 3, 1], made=f"{name}/Last")
     settings = {"axis": -1 if by_channel else 1, "epsilon": layer.epsilon}
-    y = graph.add("LayerNormalization", x, *weights, made=f"{name}/LayerNormalization", **settings)
+    y = graph.add("LayerNormalization", x, *weights, at=name, **settings)
     return graph.add("Transpose", y, made=f"{name}/First", perm=[0, 3, 1, 2]) if by_channel else y
 
 
 def _max_pool(graph: _Graph, layer: Any, x: str) -> str:
-    return graph.add("MaxPool", x, made=f"{_name(layer)}/MaxPool", **_window(layer.window))
+    return graph.add("MaxPool", x, at=_name(layer), **_window(layer.window))
 
 
 def _avg_pool(graph: _Graph, layer: Any, x: str) -> str:
-    return graph.add("AveragePool", x, made=f"{_name(layer)}/AveragePool", count_include_pad=0, **_window(layer.window))
+    return graph.add("AveragePool", x, at=_name(layer), count_include_pad=0, **_window(layer.window))
 
 
 def _global_avg_pool(graph: _Graph, layer: Any, x: str) -> str:
-    mean = graph.add("GlobalAveragePool", x, made=f"{_name(layer)}/GlobalAveragePool")
-    return graph.add("Flatten", mean, made=f"{_name(layer)}/Flatten", axis=1)
+    mean = graph.add("GlobalAveragePool", x, at=_name(layer))
+    return graph.add("Flatten", mean, at=_name(layer), axis=1)
 
 
 LAYERS: dict[type[nn.Layer], Callable[[_Graph, Any, str], str]] = {
