@@ -111,7 +111,9 @@ class TrainJob:
         """Restore a checkpoint. Return False if there is nothing left to train."""
         self.wrapper.restore(resume.checkpoint_of(path))
         trainer = self.wrapper.trainer
-        self._check_data(path, trainer.data)
+        if trainer.data not in (None, self.experiment.train_loader(self.data).identity):  # None: from version 0.1.0
+            reason = "the labels or the order of the training images differ from the run's"
+            raise DataError(f"{path}: cannot resume, because {reason}. Start a new run")
         log.info("resuming after iteration %d, epoch %d", trainer.iteration, trainer.epoch)
         complete = trainer.epoch >= self.settings.epochs and self.run.iterations() == trainer.iteration
         if complete and not self.run.reopened_path.exists():
@@ -121,15 +123,6 @@ class TrainJob:
         clock = trainer.statistics.clock
         self.began -= clock.compile_s + clock.rounds_s + clock.evaluate_s  # `wall_s` covers all processes
         return True
-
-    def _check_data(self, path: Path, trained: tuple[int, int] | None) -> None:
-        """Raise DataError if the training data have changed.
-
-        trained: `Loader.identity` in the checkpoint `path`; None in a checkpoint from version 0.1.0.
-        """
-        if trained is not None and trained != self.experiment.train_loader(self.data).identity:
-            reason = "the labels or the order of the training images differ from the run's"
-            raise DataError(f"{path}: cannot resume, because {reason}. Start a new run")
 
     def _fit(self, split: str, held_out: Loader) -> None:
         """Train. If training diverges, save the best weights if there are any."""
