@@ -62,7 +62,7 @@ def _compare(arguments: argparse.Namespace) -> None:
     else:
         _print(comparison, len(groups), table, found)
     if arguments.csv is not None:
-        write_output(arguments.csv, as_csv(table).encode())
+        write_output(arguments.csv, as_csv(table))
     path = Path(arguments.html or f"{arguments.folders[0]}/compare.html")
     if arguments.html or (len(arguments.folders) == 1 and path.parent.is_dir() and not is_run(path.parent)):
         page = compare_page(comparison, groups, path.parent)
@@ -74,7 +74,7 @@ def _compare(arguments: argparse.Namespace) -> None:
 def _record(comparison: Comparison, groups: Sequence[Group], found: Answer) -> dict[str, Any]:
     rows = [
         {
-            "settings": group.effective,
+            "settings": group.settings,
             "runs": [str(run.folder) for run in group.runs],
             "seeds": [run.summary["seed"] for run in group.runs],
             **{name: group.figures.get(name) for name, *_ in FIGURES},

@@ -66,7 +66,7 @@ def find(prepared: tuple[Experiment, RateTest], folder: Path) -> float | None:
     figures = {"learning_rate": test.rates, "loss": test.losses, "smoothed_loss": test.smoothed}
     columns = [column("iteration", range(1, len(test.losses) + 1)), *(column(*each) for each in figures.items())]
     path = folder / "find_rate.csv"
-    write_whole(path, as_csv(columns).encode())
+    write_whole(path, as_csv(columns))
     if test.ended:
         log.info("%s, after %d of %d iterations", test.ended, len(test.losses), test.planned)
     print("", *bars(test), "", sep="\n")

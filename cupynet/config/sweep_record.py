@@ -160,7 +160,7 @@ def _write(sweep: Path, jobs: Sequence[Job]) -> None:
         column("error", [one_line(job.error) for job in jobs]),
         column("folder", [str(job.folder) for job in jobs]),
     ]
-    write_whole(sweep / NAME, as_csv(table).encode())
+    write_whole(sweep / NAME, as_csv(table))
 
 
 def columns(jobs: Sequence[Job]) -> list[Column]:

@@ -104,7 +104,7 @@ def show(columns: Sequence[Column], screen: Screen, remedy: str) -> None:
         screen.print(f"omitted columns: {', '.join(item.key for item in columns[count:])}. {remedy}", soft_wrap=True)
 
 
-def as_csv(columns: Sequence[Column]) -> str:
+def as_csv(columns: Sequence[Column]) -> bytes:
     """Format columns as CSV with a header line. None becomes an empty cell.
 
     Text that a spreadsheet would interpret as a formula is prefixed with an apostrophe, because names of runs are
@@ -114,7 +114,7 @@ def as_csv(columns: Sequence[Column]) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([column.key for column in columns])
     writer.writerows(zip(*(map(_no_formula, column.values) for column in columns), strict=True))
-    return text.getvalue().encode(errors="replace").decode()  # folder names need not be valid UTF-8
+    return text.getvalue().encode(errors="replace")  # folder names need not be valid UTF-8
 
 
 def _no_formula(value: Any) -> Any:

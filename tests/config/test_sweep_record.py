@@ -95,7 +95,7 @@ def test_names_are_shortened_while_they_stay_distinct() -> None:
 
 def test_no_cell_is_a_formula_to_a_spreadsheet() -> None:
     values = ["=1+1", "+1+1", "-1+1", "@x", "\t=1", " =1", "-1e-3", "+5", "-", -2, -0.5, None, "a=b"]
-    (_, *rows) = csv.reader(as_csv([Column("x", "x", [], values), Column("y", "y", [], values)]).splitlines())
+    (_, *rows) = csv.reader(as_csv([Column("x", "x", [], values), Column("y", "y", [], values)]).decode().splitlines())
     assert [cell for cell, _ in rows[:6]] == [f"'{value}" for value in values[:6]]
     assert [cell for cell, _ in rows[6:]] == ["-1e-3", "+5", "-", "-2", "-0.5", "", "a=b"]
 

@@ -306,7 +306,7 @@ def record(plan: Plan, folder: Path, study: Study, trial: FrozenTrial) -> None:
         column("wall_s", [each.duration and each.duration.total_seconds() for each in trials]),
         column("reason", [reason_of(each) for each in trials]),
     ]
-    write_whole(folder / "tune.csv", as_csv(table).encode())
+    write_whole(folder / "tune.csv", as_csv(table))
 
 
 def columns(trials: Sequence[FrozenTrial], plan: Plan) -> list[Column]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from cupynet.config import GROUPS
 from cupynet.config.equal_settings import SYNCHRONIZER
-from cupynet.core.table import ABSENT, shortened
+from cupynet.core.table import shortened
 from cupynet.core.terminal import printable
 from cupynet.core.wording import one_line
 from cupynet.reporting.comparison.runs import ComparedRun
@@ -27,7 +27,7 @@ class Group:
     """Finished runs with equivalent settings except for the seed, or a single run without a result.
 
     Attributes:
-        settings: values, as text, of the settings that differ between groups; `ABSENT` if a setting has no effect here.
+        settings: values, as text, of the settings that differ between groups; None if a setting has no effect here.
         figures: known results. `accuracy`, `loss`, `images_per_s`, `train_s` and `time_to`, the seconds of training
             needed for the target accuracy, are means over the runs. `accuracy_min` and `accuracy_max` exist if there
             are several runs. `speed_up` is the throughput relative to groups with one worker, and `efficiency` is the
@@ -36,7 +36,7 @@ class Group:
     """
 
     runs: list[ComparedRun]
-    settings: dict[str, str]
+    settings: dict[str, str | None]
     figures: dict[str, Any]
     front: bool = False
 
@@ -45,15 +45,10 @@ class Group:
         return int(self.runs[0].summary["workers"])
 
     @property
-    def effective(self) -> dict[str, str | None]:
-        """`settings` with None for settings without effect."""
-        return {key: None if value == ABSENT else value for key, value in self.settings.items()}
-
-    @property
     def name(self) -> str:
         """The differing settings that have an effect, or the name of the first run if there are none."""
-        short, known = shortened(list(self.settings)), self.effective.items()
-        return " ".join(f"{short[key]}={value}" for key, value in known if value is not None) or self.runs[0].name
+        short, own = shortened(list(self.settings)), self.settings.items()
+        return " ".join(f"{short[key]}={value}" for key, value in own if value is not None) or self.runs[0].name
 
 
 @dataclass
@@ -117,7 +112,7 @@ def differing(runs: Sequence[ComparedRun]) -> list[str]:
     varying = [key for key in varying if not _follows(runs, key, varying)]
     if "workers" not in varying and _differs(runs, "workers"):
         varying.insert(0, "workers")
-    by_values: dict[tuple[str, ...], str] = {}
+    by_values: dict[tuple[str | None, ...], str] = {}
     for key in (*groups, *varying):
         by_values.setdefault(tuple(_text(run, key) for run in runs), key)
     return list(by_values.values())
@@ -145,9 +140,11 @@ def _differ_below(runs: Sequence[ComparedRun], group: str) -> bool:
     return any(_differs(runs, key) for key in keys)
 
 
-def _text(run: ComparedRun, key: str) -> str:
-    """Return the value of a setting, or the chosen file of a group, as text for the command line."""
-    value: Any = run.choices[key] if key in run.choices else run.settings.get(key, ABSENT)
+def _text(run: ComparedRun, key: str) -> str | None:
+    """Return the value of a setting, or the chosen file of a group, as text for the command line; None if unknown."""
+    if key not in run.choices and key not in run.settings:
+        return None
+    value: Any = run.choices[key] if key in run.choices else run.settings[key]
     if not isinstance(value, str):
         value = json.dumps(value, default=str, sort_keys=True, separators=(",", ":"))
     return printable(one_line(value))
@@ -168,7 +165,7 @@ def _figures(runs: Sequence[ComparedRun], comparison: Comparison) -> dict[str, A
 def _add_speed_up(groups: Sequence[Group]) -> None:
     """Add the speed-up over one worker with the same settings; only settings in `parallel` may differ."""
 
-    def others(group: Group) -> dict[str, str]:
+    def others(group: Group) -> dict[str, str | None]:
         return {key: value for key, value in group.settings.items() if not key.startswith(("workers", "parallel"))}
 
     for group in groups:

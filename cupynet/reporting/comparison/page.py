@@ -124,7 +124,7 @@ def _speed_up(comparison: Comparison) -> Chart:
     series: dict[str, dict[int, float]] = {}
     for group in comparison.groups:
         if "speed_up" in group.figures:
-            name = " ".join(f"{names[key]}={group.settings[key]}" for key in names) or "measured"
+            name = " ".join(f"{names[key]}={group.settings[key] or ABSENT}" for key in names) or "measured"
             series.setdefault(name, {1: 1.0})[group.workers] = group.figures["speed_up"]
     shown = list(series.items())[:MAX_LINES]
     lines = [_line(name, sorted(points.items()), index) for index, (name, points) in enumerate(shown)]
@@ -140,7 +140,7 @@ def _grid(comparison: Comparison) -> dict[str, Any] | None:
         return None
     rows_title, columns_title = shortened(comparison.varied).values()
     rows, head = (
-        [value for value in dict.fromkeys(group.settings[key] for group in comparison.judged) if value != ABSENT]
+        [value for value in dict.fromkeys(group.settings[key] for group in comparison.judged) if value is not None]
         for key in comparison.varied
     )
     if len(rows) < 2 or len(head) < 2:
@@ -159,6 +159,6 @@ def _grid(comparison: Comparison) -> dict[str, Any] | None:
     return {"down": rows_title, "across": columns_title, "head": head, "tables": tables}
 
 
-def _cell(cells: dict[tuple[str, ...], Cell], row: str, column: str) -> Cell:
+def _cell(cells: dict[tuple[str | None, ...], Cell], row: str, column: str) -> Cell:
     """Return the cell for the values of two settings, one of which may have no effect, or an empty cell."""
-    return next((cells[key] for key in ((row, column), (row, ABSENT), (ABSENT, column)) if key in cells), Cell())
+    return next((cells[key] for key in ((row, column), (row, None), (None, column)) if key in cells), Cell())

@@ -40,7 +40,7 @@ def columns(comparison: Comparison, groups: Sequence[Group]) -> list[Column]:
         column("run", names, right=False),
         column("front", [FRONT if row.front else "" for row in rows], title=""),
     ]
-    result += setting_columns({key: [row.effective[key] for row in rows] for key in comparison.varied})
+    result += setting_columns({key: [row.settings[key] for row in rows] for key in comparison.varied})
     if any(len(row.runs) > 1 for row in rows):
         result.append(column("seeds", [len(row.runs) for row in rows], title="runs"))
     for name, title, form in FIGURES:
