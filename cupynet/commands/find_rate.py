@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cupynet import config
+from cupynet.config.composing import RATE
 from cupynet.config.schema import RateSettings
 from cupynet.config.stored import job_overrides
 from cupynet.core import signals
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-RATE = "optimizer.learning_rate"
 ROWS, BAR = 20, 50  # number of rows, and length of the longest bar
 TALL = 1.25  # the longest bar represents this multiple of the first loss
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-ONE_REPLICA = ("none", "linear", "sqrt")  # values of learning_rate_scale with factor 1 for one replica
+from cupynet.core.shared_options import SCALES
+
 # settings without effect on results or speed: always, on a CPU, and with one replica
 ALWAYS = ("backend.priority.gpu", "backend.priority.cpu", "parallel.timeout_s", "resume", "trusted_modules")
 ON_CPU = ("backend.max_block_size", "backend.max_grid_size", "backend.tf32", "devices", "memory.", "parallel.reduce")
@@ -24,7 +25,7 @@ def effective(settings: Mapping[str, Any], workers: int, backend: str) -> dict[s
     found = dict(settings) | {"workers": workers, "backend.name": backend}
     if is_alone(settings, workers):
         idle += ALONE
-        if found.get("parallel.learning_rate_scale") in ONE_REPLICA:
+        if found.get("parallel.learning_rate_scale") in SCALES:  # the factor is 1 for one replica
             idle += ("parallel.learning_rate_scale",)
     return {key: value for key, value in found.items() if not key.startswith(idle)}
 

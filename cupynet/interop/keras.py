@@ -21,14 +21,13 @@ from typing import Any
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.core.files import PathLike, require_plain, widened
 from cupynet.core.wording import one_line
-from cupynet.interop.keras_settings import check_settings, snake_case
+from cupynet.interop.keras_settings import KINDS, check_settings, snake_case
 from cupynet.interop.matching import Weight, check_all_taken, check_shape, take, weights_of
 from cupynet.nn import Concat, Conv2D, Layer, Model, Residual
 
 H5_IN_KERAS, CONFIG_IN_KERAS = "model.weights.h5", "config.json"
 MAX_CONFIG = 1 << 24  # maximum size of config.json in bytes
 DROPOUT_STATE = "/seed_generator/"
-CLASSES = {"BatchNorm": "BatchNormalization", "LayerNorm": "LayerNormalization"}  # names in cupynet -> Keras
 
 
 def import_keras(model: Model, path: PathLike, names: Mapping[str, str] | None = None) -> None:
@@ -83,8 +82,7 @@ def _keras_names(network: Layer) -> dict[str, str]:
     counts: Counter[str] = Counter()
     names = {}
     for layer in network.walk():
-        keras_class = CLASSES.get(type(layer).__name__, type(layer).__name__)
-        keras_class = snake_case(keras_class)
+        keras_class = snake_case(KINDS.get(type(layer), type(layer).__name__))
         if isinstance(layer, Conv2D) and layer.groups == layer.input.shape[-1] > 1:
             keras_class = "depthwise_conv2d"
         names[layer.path] = f"{keras_class}_{counts[keras_class]}" if keras_class in counts else keras_class
@@ -122,7 +120,7 @@ def _opened(path: PathLike) -> Iterator[dict[str, Any]]:
     except (OSError, zipfile.BadZipFile, zlib.error, KeyError, RuntimeError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise
-        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+        reason = getattr(error, "strerror", None) or one_line(error)
         raise DataError(f"{path}: cannot be read as a .weights.h5 or .keras file of Keras 3 ({reason})") from error
 
 

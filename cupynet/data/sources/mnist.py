@@ -13,17 +13,13 @@ from cupynet.backend.array import Array
 from cupynet.core.errors import ConfigError
 from cupynet.data.files import KnownFile, idx_path, parse_idx
 from cupynet.data.sources.downloaded import Downloaded
-
-NAMES = (  # training images and labels, test images and labels
-    "train-images-idx3-ubyte.gz",
-    "train-labels-idx1-ubyte.gz",
-    "t10k-images-idx3-ubyte.gz",
-    "t10k-labels-idx1-ubyte.gz",
-)
+from cupynet.data.sources.idx import IDX_NAMES
 
 
 def known_files(*digests: str) -> tuple[KnownFile, ...]:
-    return tuple(KnownFile(name, digest, 50_000_000) for name, digest in zip(NAMES, digests, strict=True))
+    """Return the files of training images and labels, then of test images and labels, with these digests."""
+    names = IDX_NAMES.values()
+    return tuple(KnownFile(f"{name}.gz", digest, 50_000_000) for name, digest in zip(names, digests, strict=True))
 
 
 class IdxSet(Downloaded):
