@@ -182,16 +182,10 @@ def torch_images_per_s(experiment: Experiment, *options: object) -> float:
         network = Path(folder) / "network.py"
         write_whole(network, torch_network(experiment).encode())
         options = ("--network", network, "--optimizer", type(experiment.optimizer).__name__, *options)
-        command = [
-            sys.executable,
-            "-m",
-            "cupynet.bench.torch_peer",
-            "--batch",
-            experiment.settings.batch_size,
-            *options,
-        ]
+        options = ("--batch", experiment.settings.batch_size, *options)
+        command = [sys.executable, "-m", "cupynet.bench.torch_peer", *map(str, options)]
         try:
-            done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False, timeout=PEER_S)
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PEER_S)
         except subprocess.TimeoutExpired:
             raise ConfigError(f"PyTorch did not finish within {PEER_S} s", "peers", "torch") from None
     if done.returncode:

@@ -19,7 +19,7 @@ from cupynet.config.memory_estimate import check_memory
 from cupynet.config.schema import ParallelSettings, Settings, size
 from cupynet.core.errors import ConfigError, DataError, errors_of
 from cupynet.core.wording import counted
-from cupynet.data import Data, LabeledData, Loader, ShardedFiles, Shards, Source, as_loader
+from cupynet.data import Data, LabeledData, Loader, ShardedFiles, Shards, Source
 from cupynet.data.dataset import balanced_weights
 from cupynet.nn import Image, Layer, Loss, Model, Params, check_loss, check_output
 from cupynet.optim import Optimizer
@@ -151,7 +151,7 @@ class Experiment:
         return FitData(
             examples=source.expected().get("train", batch_size),
             batch_size=batch_size,
-            augmented=bool(getattr(source, "augment", None)),
+            augmented=bool(source.augment),
             validates=source.validates,
             shards=source.shards if isinstance(source, ShardedFiles) else None,
         )
@@ -285,7 +285,7 @@ class Experiment:
         self.loss = self._part("loss", with_class_weights(self.settings.loss, weights), Loss)
 
     def train_loader(self, data: Data) -> Loader:
-        return as_loader(data.train, self.settings.batch_size, seed=self.source.seed, augment=self.source.augment)
+        return Loader(data.train, self.settings.batch_size, self.source.seed, augment=self.source.augment)
 
     def evaluation_loader(self, dataset: LabeledData) -> Loader:
         return Loader(dataset, self.settings.batch_size, shuffle=False)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from cupynet import config
 from cupynet.backend import FRACTIONS, PixelScale, create_backend, select_backend
@@ -27,6 +27,7 @@ from cupynet.runs.layout import MODEL, checkpoints
 from cupynet.runs.run import Run, Summary
 from cupynet.training.checkpointing import found, trained
 
+T = TypeVar("T")
 AnyRun: TypeAlias = "Run | str | Path"
 
 
@@ -169,7 +170,7 @@ class LoadedRun:
     def _own(self) -> Settings:
         return config.load(self.run.folder, (), self._trusted)
 
-    def _part(self, key: str, node: Any, kind: type[Any]) -> Any:
+    def _part(self, key: str, node: Any, kind: type[T]) -> T:
         return build_as(kind, node, key, self._own.trusted_modules)
 
     @cached_property
@@ -183,8 +184,7 @@ class LoadedRun:
     @cached_property
     def source(self) -> Source:
         """The run's data source, not yet loaded."""
-        found: Source = self._part("data", self._own.data, Source)
-        return found
+        return self._part("data", self._own.data, Source)  # type: ignore[type-abstract]
 
     @cached_property
     def _described(self) -> Mapping[str, Any]:
@@ -207,8 +207,8 @@ class LoadedRun:
 
     def model(self, backend: str = "auto", dtype: str | None = None) -> Model:
         settings = self._own
-        network: Layer = self._part("model", settings.model, Layer)
-        loss: Loss = self._part("loss", with_class_weights(settings.loss), Loss)
+        network = self._part("model", settings.model, Layer)
+        loss = self._part("loss", with_class_weights(settings.loss), Loss)
         options = settings.backend
         if checks.one_of("backend", backend, ("auto", *shared_options.BACKENDS)) == "auto":
             backend, _ = select_backend(gpu_priority=options.priority.gpu, cpu_priority=options.priority.cpu)

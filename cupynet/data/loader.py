@@ -106,8 +106,8 @@ class Loader:
         """The number of columns of the labels of batches, or None if they are class indices (see `Batch`)."""
         data = self.dataset
         weighted = isinstance(data, Dataset) and data.weights is not None
-        dense = self.mixing or (isinstance(data, Dataset) and data.labels.ndim == 2)
-        return data.classes + weighted if dense or weighted else None
+        wide = self.mixing or (isinstance(data, Dataset) and data.labels.ndim == 2)
+        return data.classes + weighted if wide or weighted else None
 
     def iterations(self, size: int) -> int:
         """Return the number of iterations per epoch: the maximum number of batches of any of the `size` workers."""
