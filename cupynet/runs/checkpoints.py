@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from cupynet.core.errors import DataError, OutputError
-from cupynet.core.files import load_weights, read_object, save_weights, write_json, write_whole
+from cupynet.core.files import load_tensors, read_object, save_weights, write_json, write_whole
 from cupynet.core.wording import shown
 from cupynet.runs.layout import STEP, checkpoints, step_name
 
@@ -157,7 +157,7 @@ def read(path: str | Path) -> Stored:
         expected, actual = files.get(name, "no file"), digests.get(name, "no file")
         if expected != actual:
             raise DataError(f"{path / name}: is damaged (expected {shown(expected)}, found {shown(actual)})")
-    arrays = {Path(name).stem: load_weights(path / name) for name in sorted(files) if name.endswith(ARRAYS)}
+    arrays = {Path(name).stem: load_tensors(path / name) for name in sorted(files) if name.endswith(ARRAYS)}
     return Stored(path, read_object(path / STATE), arrays)
 
 
