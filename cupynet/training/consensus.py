@@ -45,5 +45,5 @@ class StopConsensus:
             if not len(requests):
                 return None
             first = int(requests[0])
-            texts = world.all_gather(np.frombuffer((request.text if request else "").encode(), np.uint8))
-        return Stop(StopReason(int(reasons[first])), texts[first].tobytes().decode())
+            texts = world.gather_json(request.text if request else "")
+        return Stop(StopReason(int(reasons[first])), texts[first])

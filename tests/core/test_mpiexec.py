@@ -94,7 +94,7 @@ def test_a_wrapper_refuses_ranks_of_another_mpi(variables: str, alone: pytest.Mo
 
 def test_ranks_share_paths_of_any_bytes() -> None:
     one: Any = SimpleNamespace(communicator=SerialCommunicator)
-    assert mpi.MpiJob._gather(one, "outputs/\udcff/ä") == ["outputs/\udcff/ä"]
+    assert mpi.MpiJob.share(one, "outputs/\udcff/ä") == "outputs/\udcff/ä"
 
 
 def test_a_run_without_an_mpi_library_is_refused_in_one_line(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ on timing; for sums on GPUs, see devices.py.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -137,6 +138,11 @@ class Communicator:
     def all_gather(self, vector: NDArray[Any]) -> list[NDArray[Any]]:
         """Gather host vectors (n_rank,) of one dtype from all workers, in rank order. Lengths may differ."""
         raise NotImplementedError
+
+    def gather_json(self, value: Any) -> list[Any]:
+        """Gather values, such as texts, from all workers as JSON, in rank order."""
+        texts = self.all_gather(np.frombuffer(json.dumps(value).encode(), np.uint8))
+        return [json.loads(text.tobytes()) for text in texts]
 
     def send(self, array: Array, to: int) -> None:
         """Send `array`, on the host or on this worker's device, to worker `to`.

@@ -69,7 +69,8 @@ class MpiJob:
 
     def agree(self, settings: Mapping[str, object]) -> None:
         """Raise ConfigError on every rank if settings differ between ranks."""
-        all_settings = [json.loads(text) for text in self._gather(json.dumps(settings, default=repr))]
+        texts = self.communicator().gather_json(json.dumps(settings, default=repr))
+        all_settings = [json.loads(text) for text in texts]
         for rank, settings_of_rank in enumerate(all_settings):
             for key in all_settings[0] | settings_of_rank:
                 first, other = all_settings[0].get(key, "missing"), settings_of_rank.get(key, "missing")
@@ -82,16 +83,12 @@ class MpiJob:
 
     def share(self, text: str) -> str:
         """Return rank 0's text on every rank."""
-        return self._gather(text)[0]
+        first: str = self.communicator().gather_json(text)[0]
+        return first
 
     def first_word(self, text: str) -> str:
         """Return the first nonempty text in rank order; "" if all are empty."""
-        return next(filter(None, self._gather(text)), "")
-
-    def _gather(self, text: str) -> list[str]:
-        content = text.encode(errors="surrogateescape")  # a path may contain any bytes
-        texts = self.communicator().all_gather(np.frombuffer(content, np.uint8))
-        return [vector.tobytes().decode(errors="surrogateescape") for vector in texts]
+        return next(filter(None, self.communicator().gather_json(text)), "")
 
     def announce(self, error: BaseException) -> None:
         """Notify the other ranks that this rank failed with `error`, unless another rank caused the error."""

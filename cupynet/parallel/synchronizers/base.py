@@ -7,13 +7,10 @@ contain collectives.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
-
-import numpy as np
 
 from cupynet.backend.array import Array
 from cupynet.core.errors import ConfigError
@@ -40,8 +37,7 @@ class Average:
         """Combine the averages of all stages. The largest drift bounds the drift of the whole network."""
         if stages.size == 1 or math.isnan(self.drift):
             return self
-        content = json.dumps([self.drift, {name: float(drift) for name, drift in self.drift_by_layer.items()}])
-        averages = [json.loads(text.tobytes()) for text in stages.all_gather(np.frombuffer(content.encode(), np.uint8))]
+        averages = stages.gather_json([self.drift, {name: float(drift) for name, drift in self.drift_by_layer.items()}])
         layers = {name: drift for _, layers in averages for name, drift in layers.items()}
         return Average(self.score, max(drift for drift, _ in averages), layers)
 

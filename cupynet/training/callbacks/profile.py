@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from cupynet.backend import Backend
 from cupynet.core.checks import integer
 from cupynet.core.errors import OutputError
@@ -93,9 +91,8 @@ class Profile(Callback):
         if not self._timed:
             self._end(trainer, self._timer)
         own = [f"worker {trainer.rank}: {trainer.backend.name}, device {trainer.backend.device}", self._timer.spans]
-        texts = trainer.world.all_gather(np.frombuffer(json.dumps(own).encode(), np.uint8))
+        workers = trainer.world.gather_json(own)
         if trainer.rank == 0:
-            workers = [json.loads(text.tobytes()) for text in texts]
             self.pieces = table(workers, self._first + 1, self._timed)
             self._write(workers)
 

@@ -126,6 +126,11 @@ def test_gathered_arrays_are_copies_in_rank_order(team: Team) -> None:
         assert again == [(np.int64, *[7] * (1 + rank)) for rank in range(team.workers)]
 
 
+def test_json_values_are_gathered_in_rank_order(team: Team) -> None:
+    found = team.run(lambda c: c.gather_json([c.rank, {"ä": "\udcff" * c.rank}]))
+    assert found == [[[rank, {"ä": "\udcff" * rank}] for rank in range(team.workers)]] * len(found)
+
+
 def test_broadcast_sends_the_roots_array_to_all(team: Team) -> None:
     root = team.workers - 1
 
