@@ -286,9 +286,7 @@ class Model:
 
     def weights(self) -> dict[str, Any]:
         """Return NumPy copies of all weights and buffers by name, such as `conv1.weight` and `norm1.mean`."""
-        arrays = dict(self.params.views(self.params.master))
-        arrays |= {name: buffer.data for name, buffer in self.params.named_buffers()}
-        return {name: np.array(self.backend.to_host(array)) for name, array in arrays.items()}
+        return {name: np.array(self.backend.to_host(array)) for name, array in self.params.arrays().items()}
 
     def load_weights(self, weights: Mapping[str, Any] | PathLike | Model, *, strict: bool = True) -> Unmatched:
         """Load weights and buffers by name, from a mapping, another model, or a safetensors file.
@@ -324,8 +322,7 @@ class Model:
 
     def restore_weights(self, weights: Mapping[str, Any]) -> None:
         """Load weights and buffers by name without checking them."""
-        arrays = {name: p.master for name, p in self.params.named()}
-        arrays |= {name: buffer.data for name, buffer in self.params.named_buffers()}
+        arrays = self.params.arrays()
         with self.backend.activated():
             for name, weight in weights.items():
                 arrays[name][...] = self.backend.asarray(weight, arrays[name].dtype)

@@ -140,6 +140,11 @@ class Params:
     def named_buffers(self) -> Iterator[tuple[str, Buffer]]:
         yield from self._buffers.items()
 
+    def arrays(self) -> dict[str, Array]:
+        """Return the `master` of each weight and the `data` of each buffer, by name."""
+        weights = {name: p.master for name, p in self._entries.items()}
+        return weights | {name: buffer.data for name, buffer in self._buffers.items()}
+
     @property
     def vectors(self) -> list[Array]:
         """`master` (P,), and the buffers (B,) if there are any."""
@@ -165,7 +170,9 @@ class Params:
     def allocate(self, backend: Backend, seed: int) -> None:
         """Allocate the flat vectors and draw the initial weights, which depend only on (seed, name)."""
         accumulate, storage = backend.policy.accumulate, backend.policy.storage
-        total = self._layout(ALIGNMENT // storage.itemsize)  # also aligns the narrower copy
+        kinds = dict.fromkeys(p.decay for p in self._entries.values())  # weights with and without decay apart
+        placed = [p for decay in kinds for p in self._entries.values() if p.decay == decay]
+        total = self._place(placed, ALIGNMENT // storage.itemsize)  # also aligns the narrower copy
         host = np.zeros(total, accumulate)
         for name, p in self._entries.items():
             rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
@@ -187,6 +194,7 @@ class Params:
         for attribute, vector in (("master", self.master), ("grad", self.grad), ("data", self.data)):
             for name, view in self.views(vector):
                 setattr(self._entries[name], attribute, view)
+        self.set_rates({})
         self._allocate_buffers(backend)
         self.publish()
 
@@ -271,20 +279,9 @@ class Params:
         if self._buffers:
             self.buffers[...] = self.buffer_snapshot
 
-    def _layout(self, step: int) -> int:
-        """Place parameters at multiples of `step`, set `segments`, and return P."""
-        kinds: dict[bool, list[Parameter]] = {}
-        for p in self._entries.values():
-            kinds.setdefault(p.decay, []).append(p)
-        stop = 0
-        self.segments.clear()
-        for decay, members in kinds.items():
-            start, stop = stop, self._place(members, step, stop)
-            self.segments.append(Segment(start, stop, decay))
-        return stop
-
-    def _place(self, members: Sequence[Named], step: int, position: int = 0) -> int:
+    def _place(self, members: Sequence[Named], step: int) -> int:
         """Place `members` one after another at multiples of `step`, and return the end."""
+        position = 0
         for each in members:
             self._offsets[each.name] = position
             position += _padded(each.size, step)

@@ -11,7 +11,7 @@ import numpy as np
 from cupynet.backend import Backend
 from cupynet.backend.array import Array
 from cupynet.data import Batch
-from cupynet.nn import INFERENCE, Context, Model, Params
+from cupynet.nn import INFERENCE, Context, Model
 from cupynet.optim import Optimizer
 from cupynet.parallel import Groups, one_forward_one_backward, parts
 from cupynet.training.replica import Replica, Scores, blank_batch, blank_labels, losses_of, scores_of
@@ -186,9 +186,9 @@ class Stage(Replica):
 
     def _weights(self) -> Iterator[tuple[int, Array, Array]]:
         """Yield (stage, stage's array, whole network's array) for each weight and buffer that this worker copies."""
-        own = _arrays(self.params)
+        own = self.params.arrays()
         stage_of = {name: stage for stage, names in enumerate(self.layers) for name in names}
-        for name, whole in _arrays(self.whole.params).items():
+        for name, whole in self.whole.params.arrays().items():
             stage = stage_of[name.partition(".")[0]]
             if self.first or stage == self.number:
                 yield stage, own.get(name, whole), whole
@@ -196,8 +196,3 @@ class Stage(Replica):
     def restore(self, state: dict[str, Any]) -> None:
         super().restore(state)
         self._restored = True
-
-
-def _arrays(params: Params) -> dict[str, Array]:
-    weights = {name: parameter.master for name, parameter in params.named()}
-    return weights | {name: buffer.data for name, buffer in params.named_buffers()}
