@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Iterable, Mapping
+from itertools import accumulate, pairwise
 from typing import Any, TypeAlias
 
 from cupynet.backend import Backend
@@ -56,7 +57,7 @@ class Residual(Layer):
         if not own or following.output_activation != "relu":
             return None
         last = self.body.steps[-1][1]
-        return ResidualReLU(self, last, following) if type(last) is BatchNorm else None
+        return ResidualReLU(self, last) if type(last) is BatchNorm else None
 
     def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
         backend = self.backend
@@ -79,8 +80,8 @@ class ResidualReLU(Layer):
 
     capturable = True
 
-    def __init__(self, block: Residual, norm: BatchNorm, relu: Layer) -> None:
-        self.block, self.norm, self.relu = block, norm, relu
+    def __init__(self, block: Residual, norm: BatchNorm) -> None:
+        self.block, self.norm = block, norm
         self.before = copy.copy(block.body)  # the layers before the norm, possibly none
         self.before.steps = block.body.steps[:-1]
 
@@ -136,14 +137,12 @@ class Concat(Layer):
                     f"Concat '{params.layer}': branch '{name}' returns {output}, but '{next(iter(made))}' {first}. "
                     "Use equal strides and padding='same' in all branches, or end each branch with Flatten"
                 )
-        self.widths = [output.shape[-1] for output in made.values()]
-        return (
-            Image(first.height, first.width, sum(self.widths)) if isinstance(first, Image) else Flat(sum(self.widths))
-        )
+        ends = [0, *accumulate(output.shape[-1] for output in made.values())]
+        self.places = [slice(*bounds) for bounds in pairwise(ends)]
+        return Image(first.height, first.width, ends[-1]) if isinstance(first, Image) else Flat(ends[-1])
 
     def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
-        backend, stops = self.backend, [sum(self.widths[: i + 1]) for i in range(len(self.widths))]
-        places = [slice(stop - width, stop) for width, stop in zip(self.widths, stops, strict=True)]
+        backend, places = self.backend, self.places
         y = backend.borrow((len(x), *self.output.shape))
         derivatives: deque[Backward] = deque()
         for branch, place in zip(self.branches.values(), places, strict=True):

@@ -60,7 +60,7 @@ class BatchNorm(Layer):
 
     def fuse(self, following: Layer) -> Layer | None:
         own = type(self) is BatchNorm and type(following) is Activation  # subclasses may compute something else
-        return BatchNormReLU(self, following) if own and following.output_activation == "relu" else None
+        return BatchNormReLU(self) if own and following.output_activation == "relu" else None
 
     def normalized(
         self, x: Array, context: Context, *, relu: bool, around: Array | None = None
@@ -133,8 +133,8 @@ class BatchNorm(Layer):
 class BatchNormReLU(Layer):
     capturable = True
 
-    def __init__(self, norm: BatchNorm, relu: Layer) -> None:
-        self.norm, self.relu = norm, relu
+    def __init__(self, norm: BatchNorm) -> None:
+        self.norm = norm
 
     def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
         return self.norm.normalized(x, context, relu=True)
