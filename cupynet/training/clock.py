@@ -2,24 +2,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from cupynet.parallel import Average, Tally, Traffic
+from cupynet.parallel import Average, Communicator, Tally, Traffic
 from cupynet.runs.history import present
 from cupynet.training.events import SPENT, EpochRecord, IterationRecord, Spent
 
 FORMER = ("rounds_s", "timed_s", "timed_images")  # fields of checkpoints from earlier versions
 UNTIMED_ROUNDS = 10  # iterations excluded from rates, because caches are cold and kernels are still being loaded
-
-
-class Timer(Protocol):
-    def span(self, name: str, kind: str) -> AbstractContextManager[None]: ...
 
 
 @dataclass
@@ -35,7 +30,7 @@ class Clock:
         images: number of images trained on by all replicas.
         samples, bytes_sent: samples and traffic of this worker, updated at reports, checkpoints and ends of epochs.
         warm_s, warm_images: `rounds_s` and `images` after the first 10 iterations.
-        timer: a profiler that receives every span, or None.
+        profiler: called with the name and part of each span; returns a context manager. None without a profiler.
     """
 
     compute_s: float = 0.0
@@ -52,7 +47,7 @@ class Clock:
     warm_images: int = 0
 
     def __post_init__(self) -> None:
-        self.timer: Timer | None = None
+        self.profiler: Callable[[str, str], AbstractContextManager[None]] | None = None
         self.inside: list[float] = []  # for each open span, the seconds of the spans inside it
 
     @property
@@ -97,7 +92,7 @@ class _Span(AbstractContextManager[None]):
 
     def __init__(self, clock: Clock, part: str, name: str) -> None:
         self._clock, self._part = clock, f"{part}_s"
-        self._timed = nullcontext() if clock.timer is None else clock.timer.span(name, part)
+        self._timed = nullcontext() if clock.profiler is None else clock.profiler(name, part)
 
     def __enter__(self) -> None:
         self._began = time.perf_counter()
@@ -204,29 +199,26 @@ class Statistics:
             **known,
         )
 
-    def epoch(self) -> list[float]:
-        """Return this epoch's figures for `epoch_record`: `SPENT`, samples, losses, hits, and total bytes sent."""
+    def epoch_record(self, world: Communicator, stages: int, **known: Any) -> EpochRecord:
+        """Gather this epoch's figures from all workers and return its record. `known` has the other fields."""
         self.count()
-        spent, epoch = figures(self.clock.since(self._epoch.start)), self._epoch
-        return [*spent, epoch.samples, epoch.losses, epoch.hits, self.clock.bytes_sent]
-
-    def epoch_record(self, table: NDArray[Any], stages: int, **known: Any) -> EpochRecord:
-        """Return the record of an epoch. `table` (W, len(SPENT) + 4) has the results of `epoch` from all workers."""
+        spent, epoch = self.clock.since(self._epoch.start), self._epoch
+        own = epoch.samples, epoch.losses, epoch.hits, self.clock.bytes_sent
+        table = world.gather_numbers(*figures(spent), *own)  # (W, len(SPENT) + 4)
         last = np.arange(len(table)) % stages == stages - 1  # stages that compute the loss
         counts, sums, hits = (np.where(last, each, 0) for each in table.T[-4:-1])
         losses = [float(total / count) if count else math.nan for total, count in zip(sums, counts, strict=True)]
         self.loss = float(sums.sum() / counts.sum()) if counts.any() else math.nan
-        epoch = self.clock.since(self._epoch.start)
         return EpochRecord(
-            samples=epoch.images,
-            train_s=epoch.rounds_s,
+            samples=spent.images,
+            train_s=spent.rounds_s,
             spent=Spent.of(table[:, :-4]),
             bytes_sent=int(table[:, -1].sum()),
             loss=self.loss,
             losses=losses,
             accuracy=float(hits.sum() / counts.sum()) if counts.any() else math.nan,
-            drift=self._epoch.drift,
-            drift_by_layer=self._epoch.drift_by_layer,
+            drift=epoch.drift,
+            drift_by_layer=epoch.drift_by_layer,
             **known,
         )
 

@@ -295,7 +295,7 @@ class Trainer:
         with self.statistics.clock.measure("averaging", "synchronization of workers"):
             self.world.barrier()  # the epoch's time includes waiting for the last worker
         record = self.statistics.epoch_record(
-            self.world.gather_numbers(*self.statistics.epoch()),
+            self.world,
             self.groups.stages.size,
             epoch=self.epoch,
             iteration=self.iteration,

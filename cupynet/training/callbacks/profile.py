@@ -136,10 +136,10 @@ class Timer:
         for step in self._layers:
             forward = functools.partial(self._forward, step.path or "network", step.forward)
             setattr(step, "forward", forward)  # noqa: B010 - shadows the method until `end`
-        clock.timer = self
+        clock.profiler = self.span
 
     def end(self) -> None:
-        self._inside, self._clock.timer = [], None
+        self._inside, self._clock.profiler = [], None
         while self._layers:
             del self._layers.pop().forward
 
