@@ -1,37 +1,23 @@
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import ExitStack
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from cupynet.runs.run import Run
 
-
-class Listener(Protocol):
-    """The methods of `Callback` that are not events."""
-
-    every_rank: bool
-
-    def start(self, trainer: Any, run: Run | None) -> None: ...
-
-    def close(self) -> None: ...
-
-    def state(self) -> dict[str, Any]: ...
-
-    def restore(self, state: dict[str, Any]) -> None: ...
-
-    def merge(self, states: Sequence[dict[str, Any]]) -> dict[str, Any] | None: ...
+T = TypeVar("T")
 
 
-L = TypeVar("L", bound=Listener)
+class CallbackList(list[Any]):
+    """The `Callback` objects of one worker, in order.
 
+    resuming: those with a restored state for the current fit.
+    """
 
-class CallbackList(list[Listener]):
-    """The callbacks of one worker, in order. `resuming` lists those with a restored state for the current fit."""
-
-    def __init__(self, callbacks: Iterable[Listener] = ()) -> None:
+    def __init__(self, callbacks: Iterable[Any] = ()) -> None:
         super().__init__(callbacks)
-        self.resuming: list[Listener] = []
+        self.resuming: list[Any] = []
         self._closing = ExitStack()
 
     def start(self, trainer: Any, run: Run | None) -> None:
@@ -60,9 +46,9 @@ class CallbackList(list[Listener]):
                 self.resuming.append(callback)
 
 
-def by_class_name(callbacks: Iterable[L]) -> dict[str, L]:
+def by_class_name(callbacks: Iterable[T]) -> dict[str, T]:
     """Return callbacks by class name, with a number appended to duplicates."""
-    named: dict[str, L] = {}
+    named: dict[str, T] = {}
     for callback in callbacks:
         kind = type(callback).__name__
         number = sum(type(each).__name__ == kind for each in named.values()) + 1

@@ -16,13 +16,12 @@ import numpy as np
 
 from cupynet.core.errors import ConfigError
 from cupynet.parallel import Synchronizer
-from cupynet.training.callback_list import Listener
 from cupynet.training.clock import Statistics
 from cupynet.training.state_tree import Tree
 
 
 def resized(
-    states: Sequence[Tree], size: int, stages: int, synchronizer: Synchronizer, callbacks: Mapping[str, Listener]
+    states: Sequence[Tree], size: int, stages: int, synchronizer: Synchronizer, callbacks: Mapping[str, Any]
 ) -> list[Tree]:
     """Convert saved states, in rank order, to states of `size` workers. `callbacks` maps saved names to callbacks."""
     before, after = len(states) // stages, size // stages
@@ -88,7 +87,7 @@ def _of_stage(states: Sequence[Tree], before: int, after: int, synchronizer: Syn
     }
 
 
-def _of_callbacks(states: Sequence[Tree], callbacks: Mapping[str, Listener]) -> Tree:
+def _of_callbacks(states: Sequence[Tree], callbacks: Mapping[str, Any]) -> Tree:
     merged = {}
     for name, callback in callbacks.items():
         saved = [state["callbacks"][name] for state in states if name in state["callbacks"]]

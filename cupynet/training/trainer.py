@@ -21,7 +21,7 @@ from cupynet.data import Batch, BatchFeed, Loader
 from cupynet.optim import Schedule
 from cupynet.parallel import Average, Groups, Moment, Synchronizer, is_finite
 from cupynet.runs.run import Run
-from cupynet.training.callback_list import CallbackList, Listener
+from cupynet.training.callback_list import CallbackList
 from cupynet.training.clock import Statistics, figures
 from cupynet.training.consensus import StopConsensus
 from cupynet.training.evaluation import Evaluation
@@ -57,6 +57,7 @@ class Trainer:
     Args:
         groups: the communicators of this worker; by default those of a single worker.
         synchronizer: the synchronization method; optional for a single worker.
+        callbacks: `Callback` objects.
         prefetch_buffer: number of batches to prepare in advance in a thread; 0 disables prefetching.
         data_on_device, shared: see `BatchOps.transfer`.
         log_every: iterations between `on_log` events, the same on every worker; 0 disables them.
@@ -81,7 +82,7 @@ class Trainer:
         *,
         groups: Groups | None = None,
         synchronizer: Synchronizer | None = None,
-        callbacks: Sequence[Listener] = (),
+        callbacks: Sequence[Any] = (),
         prefetch_buffer: int = 8,
         data_on_device: bool | str = "auto",
         shared: Shared | None = None,
@@ -127,7 +128,7 @@ class Trainer:
             return complete
         return f"{complete}, stopped after iteration {self.epoch_iteration} of epoch {self.epoch + 1}"
 
-    def resumes(self, callback: Listener) -> bool:
+    def resumes(self, callback: object) -> bool:
         """Return True if the fit continues a restored fit and the callback's state was restored too."""
         return callback in self.callbacks.resuming
 
