@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from cupynet.backend import Backend, Scaling
-from cupynet.parallel import Communicator, Groups
+from cupynet.parallel import Communicator
 
 GROW_AFTER = 2000  # iterations without overflow
 MIN_SCALE, MAX_SCALE = 1.0, 2.0**24
@@ -27,12 +27,6 @@ class LossScaler:
         self._backend, self._together, self._shared = backend, together, shared
         self.skipped, self.skipping = 0, False  # skipping: the step of this iteration is skipped
         self.steady = 0  # iterations since the scale changed
-
-    @classmethod
-    def of(cls, backend: Backend, groups: Groups, *, shared: bool) -> LossScaler | None:
-        if backend.policy.loss_scale == 1:
-            return None
-        return cls(backend, groups.world if shared else groups.stages, shared=shared)
 
     @property
     def scale(self) -> float:

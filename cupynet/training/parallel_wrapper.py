@@ -60,8 +60,8 @@ from cupynet.training.graph_replica import replica_of
 from cupynet.training.metrics import Metric
 from cupynet.training.options import CheckedOptions, FitData, TrainingOptions
 from cupynet.training.pipeline_stage import Stage
+from cupynet.training.replica import warm_up
 from cupynet.training.trainer import Trainer
-from cupynet.training.warm_up import warm_up
 
 T = TypeVar("T")
 CTRL_C = "Ctrl-C"  # text of a `Stop`

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import copy
 import math
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
@@ -13,8 +15,8 @@ from cupynet.core.errors import ConfigError
 from cupynet.data import Batch
 from cupynet.nn import INFERENCE, Context, Model
 from cupynet.optim import Optimizer
-from cupynet.parallel import Communicator, Groups, Synchronizer, Tally, parts
-from cupynet.parallel.synchronizers.replica_view import by_name, is_finite, take_by_name
+from cupynet.parallel import Groups, Synchronizer, Tally, parts
+from cupynet.parallel.synchronizers.replica_view import by_name, distance, is_finite, take_by_name
 from cupynet.training.clock import Clock
 from cupynet.training.loss_scaling import LossScaler
 
@@ -65,7 +67,7 @@ class Replica:
         whole: the whole network in this process; the same as `model`, except in a `Stage`.
         place: backend and device, for messages.
         needs_images: True if batches must have images in addition to labels.
-        replicas: the communicator with which layers exchange values between replicas; None before `join`.
+        groups: the communicators of this worker; those of a single worker before `join`.
         scaler: the loss scaler; None before `join`, and for dtypes that need no loss scaling.
         losses: sum of the losses of the last batch, 0-d on the device; 0.0 without a batch; None in pipeline stages
             without a loss. If iterations run ahead, `complete` sets `losses` to the sum over several batches.
@@ -83,7 +85,6 @@ class Replica:
         self.place = f"{self.backend.name}, device {self.backend.device}"
         self.updates = 0
         self.groups = Groups.of()
-        self.replicas: Communicator | None = None
         self.scaler: LossScaler | None = None
         self.clock, self.check = Clock(), StepCheck()
         self.losses: Array | None = 0.0
@@ -96,10 +97,11 @@ class Replica:
         self.optimizer_state: Mapping[str, Array] = optimizer.state
 
     def join(self, groups: Groups, synchronizer: Synchronizer, clock: Clock, check: StepCheck) -> None:
-        self.groups, self.replicas, self.clock, self.check = groups, groups.replicas, clock, check
-        self._shares_gradients = synchronizer.shares_gradients
+        self.groups, self.clock, self.check = groups, clock, check
+        self._shares_gradients = shared = synchronizer.shares_gradients
         self._moves_with_others = synchronizer.shares_gradients and groups.replicas.size > 1
-        self.scaler = LossScaler.of(self.backend, groups, shared=synchronizer.shares_gradients)
+        if self.backend.policy.loss_scale != 1:
+            self.scaler = LossScaler(self.backend, groups.world if shared else groups.stages, shared=shared)
 
     def tally(self, *, losses: bool = True) -> Tally:
         """Return a new tally of this replica's iterations, and of their losses if `losses` is True."""
@@ -162,8 +164,7 @@ class Replica:
             losses, self.hits = self._passes(batch.images, batch.labels, lambda part: self._context(batch, part))
             self.losses = self.backend.total(losses)
             return len(batch)
-        several = self.replicas is not None and self.replicas.size > 1
-        if several and any(layer.syncs_replicas for layer in self.model.network.walk()):
+        if self.groups.replicas.size > 1 and any(layer.syncs_replicas for layer in self.model.network.walk()):
             blank = blank_batch(self.model, 1, self.label_columns)
             self._passes(blank.images, blank.labels, lambda part: self._context(blank, part, counts=False))
             self.params.grad[...] = 0
@@ -198,7 +199,7 @@ class Replica:
             iteration=self.updates,
             samples=batch.samples[part],
             seed=self.model.seed,
-            replicas=self.replicas,
+            replicas=self.groups.replicas,
             counts=counts,
         )
 
@@ -263,6 +264,31 @@ class Replica:
         for name, vector in self.optimizer_state.items():
             take_by_name(self, vector, state["optimizer"][name])
         self.updates = state["updates"]
+
+
+def warm_up(replica: Replica, batch_size: int, synchronizer: Synchronizer | None = None) -> float:
+    """Compile or load all kernels with a step on a copy of the replica. Return the time in seconds.
+
+    The time is also added to the replica's clock. With a `synchronizer`, this also warms up averaging, and all workers
+    must call it.
+    """
+    began, backend, groups = time.perf_counter(), replica.backend, replica.groups
+    backend.prepare()
+    optimizer = copy.copy(replica.optimizer)
+    optimizer.state = {}  # `init` fills it
+    optimizer.learning_rate = copy.deepcopy(replica.optimizer.learning_rate)
+    optimizer.learning_rate.begin_fit(0, 1, epoch=1, epochs=1)
+    scratch = Replica(replica.model.replicate(backend), optimizer, replica.accumulation_steps)
+    with np.errstate(over="ignore", invalid="ignore"):
+        replica.rehearse(scratch, batch_size)
+        if synchronizer is not None and groups.replicas.size > 1:
+            with groups.world.traffic.uncounted():
+                groups.replicas.allreduce_mean([*synchronizer.shared(scratch), *scratch.params.running], 1.0)
+            distance(backend, [(scratch.params.master, replica.params.master)])
+    backend.synchronize()
+    seconds = time.perf_counter() - began
+    replica.clock.compile_s += seconds
+    return seconds
 
 
 def blank_batch(model: Model, size: int, label_columns: int | None = None) -> Batch:

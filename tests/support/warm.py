@@ -114,8 +114,7 @@ def import_all() -> None:
 
     from cupynet import Image, Model, config, create_backend
     from cupynet.config.experiment import Experiment
-    from cupynet.training import Replica
-    from cupynet.training.warm_up import warm_up
+    from cupynet.training.replica import Replica, warm_up
 
     for name in IMPORTED:
         with contextlib.suppress(ImportError):  # some packages may be missing

@@ -13,7 +13,7 @@ from cupynet.parallel import ParameterAveraging
 from cupynet.training import Callback, EpochRecord, ParallelWrapper, Replica, Stop, StopReason, Trainer, consensus
 from cupynet.training.clock import Clock
 from cupynet.training.fit import Fit
-from cupynet.training.warm_up import warm_up
+from cupynet.training.replica import warm_up
 from tests.support.calls import watch
 from tests.support.refusals import refused
 from tests.support.trainers import fit_on_threads, fitted
