@@ -33,10 +33,6 @@ ALIGNED = 16  # alignment in bytes, equal to a kernel's widest load
 
 # gathers all workers' values by reference, in rank order
 Exchange: TypeAlias = Callable[[Any], list[Any]]
-Opened: TypeAlias = Callable[[NcclSum], None]
-Connect: TypeAlias = (
-    "Callable[[nccl.BroadcastBytes, int | None, int, CupyBackend, Opened], NcclSum | None]"  # see nccl.connect
-)
 
 
 def check_reduce(reduce: str, backend: str, *, processes: bool, stages: int = 1) -> str:
@@ -110,10 +106,10 @@ class Buffers:
 
 
 class DeviceMeans:
-    """Averages arrays on GPUs, for one worker thread. Without `nccl`, one device adds the sums of the leaders."""
+    """Averages arrays on GPUs, for one worker thread. Without NCCL, one device adds the sums of the leaders."""
 
-    def __init__(self, exchange: Exchange, rank: int, backend: CupyBackend, nccl: Connect | None = None) -> None:
-        self._exchange, self.rank, self._backend, self._nccl = exchange, rank, backend, nccl
+    def __init__(self, exchange: Exchange, rank: int, backend: CupyBackend, *, over_nccl: bool) -> None:
+        self._exchange, self.rank, self._backend, self._over_nccl = exchange, rank, backend, over_nccl
         self._buffers = Buffers(backend)
         self._devices: list[int] = []  # by rank
         self._between: NcclSum | None = None  # set on leaders
@@ -131,7 +127,7 @@ class DeviceMeans:
             self._sum_here(contributions, total, buffers)
         if self._between is not None:
             self._between.sum(flat)
-        elif len(self._leaders) > 1 and self._nccl is None:
+        elif len(self._leaders) > 1 and not self._over_nccl:
             self._sum_on_first(flat)
         # this is also a barrier, because no worker may allocate memory before all leaders have called NCCL
         result, event = self._exchange((buffers, self._backend.record_event()))[leader]
@@ -154,15 +150,13 @@ class DeviceMeans:
             return
         self._devices = self._exchange(self._backend.device)
         leaders = self._leaders
-        if len(leaders) > 1 and self._nccl is not None:
-            nccl_rank = leaders.index(self.rank) if self.rank in leaders else None
-            self._nccl(
-                lambda content: next(filter(None, self._exchange(content))),
-                nccl_rank,
-                len(leaders),
-                self._backend,
-                self._open,
-            )
+        if len(leaders) > 1 and self._over_nccl:
+            rank = leaders.index(self.rank) if self.rank in leaders else None
+            nccl.connect(self._broadcast_bytes, rank, len(leaders), self._backend, self._open)
+
+    def _broadcast_bytes(self, content: bytes) -> bytes:
+        first: bytes = next(filter(None, self._exchange(content)))
+        return first
 
     def _open(self, between: NcclSum) -> None:
         self._between = between
@@ -203,10 +197,11 @@ class DeviceMeans:
 class RankMeans:
     """Averages arrays with NCCL, with one process per GPU. The constructor and `close` are collective."""
 
-    def __init__(self, communicator: Communicator, backend: CupyBackend, connect: Connect) -> None:
+    def __init__(self, communicator: Communicator, backend: CupyBackend) -> None:
         self._communicator, self._backend = communicator, backend
         self._buffers = Buffers(backend)
-        nccl_sum = connect(self._broadcast_bytes, communicator.rank, communicator.size, backend, lambda opened: None)
+        rank, size = communicator.rank, communicator.size
+        nccl_sum = nccl.connect(self._broadcast_bytes, rank, size, backend, lambda opened: None)
         assert nccl_sum is not None  # every rank is a leader
         self._sum = nccl_sum
 
@@ -255,7 +250,7 @@ def means_of_ranks(communicator: Communicator, backend: Backend, reduce: str) ->
         if communicator.rank == 0:
             log.info("averaging in host memory: %s", missing[0])
         return None
-    return RankMeans(communicator, gpu, nccl.connect)
+    return RankMeans(communicator, gpu)
 
 
 def means_on_devices(exchange: Exchange, rank: int, backend: Backend, reduce: str) -> DeviceMeans | None:
@@ -263,4 +258,4 @@ def means_on_devices(exchange: Exchange, rank: int, backend: Backend, reduce: st
     if backend.name != "cupy" or reduce == "host":
         return None
     over_nccl = reduce == "nccl" or (reduce == "auto" and nccl.unavailable_reason() is None)
-    return DeviceMeans(exchange, rank, cast("CupyBackend", backend), nccl.connect if over_nccl else None)
+    return DeviceMeans(exchange, rank, cast("CupyBackend", backend), over_nccl=over_nccl)
