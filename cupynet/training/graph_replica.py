@@ -87,37 +87,32 @@ class Inputs:
 
     def __init__(self, backend: Backend, *, draws: bool) -> None:
         self._backend, self.draws = backend, draws
-        self._images: dict[Shape, Array] = {}
-        self._labels: dict[Shape, Array] = {}
-        self._samples: dict[Shape, Array] = {}
+        self._arrays: dict[Shape, tuple[Array, Array, Array | None]] = {}  # images, labels, samples if `draws`
         self.epoch: Array = backend.asarray(np.zeros(1, np.int64))  # (1,), on the device
         self._epoch = 0  # host copy of `epoch`
         self.source: Any = None  # the `CudaTransfer` from which the step takes its batch; None if `load` has copied it
 
     def of(self, shape: Shape) -> tuple[Array, Array, Array | None]:
-        return self._images[shape], self._labels[shape], self._samples.get(shape)
+        return self._arrays[shape]
 
     def load(self, batch: Batch, source: Any = None) -> Shape:
         """Copy a batch to the input arrays, unless the step takes it from `source`. Return the shape of its labels."""
         shape, backend, self.source = batch.label_shape, self._backend, source
-        if shape not in self._images:
-            self._images[shape] = (
-                batch.images if batch.steady else backend.allocate(batch.images.shape, batch.images.dtype)
-            )
-            self._labels[shape] = backend.allocate(shape, batch.labels.dtype)
-            if self.draws:
-                self._samples[shape] = backend.allocate((len(batch),), np.int64)
+        if shape not in self._arrays:
+            images = batch.images if batch.steady else backend.allocate(batch.images.shape, batch.images.dtype)
+            samples = backend.allocate((len(batch),), np.int64) if self.draws else None
+            self._arrays[shape] = images, backend.allocate(shape, batch.labels.dtype), samples
         if self.draws and batch.epoch != self._epoch:
             self.epoch[...] = self._epoch = batch.epoch
         if source is not None:
             source.seek(vars(batch)["part"])
             return shape
-        images, labels = self._images[shape], self._labels[shape]
+        images, labels, samples = self._arrays[shape]
         if backend.data_ptr(images) != backend.data_ptr(batch.images):
             images[...] = batch.images
         labels[...] = batch.labels
-        if self.draws:
-            self._samples[shape][...] = backend.asarray(np.asarray(batch.samples, np.int64))
+        if samples is not None:
+            samples[...] = backend.asarray(np.asarray(batch.samples, np.int64))
         return shape
 
 
@@ -177,7 +172,7 @@ class GraphReplica(Replica):
         self._send_scale()
         self._steer(iteration)
         self._norm = None if self.optimizer.max_grad_norm is None else squared_norm
-        self.graphs.run("update" if self._norm is None else "clipped update", (), self._update_alone)
+        self.graphs.run("update" if self._norm is None else "clipped update", (), self._update)
 
     def _steer(self, iteration: int) -> None:
         def later() -> Iterator[Numbers]:
@@ -256,12 +251,9 @@ class GraphReplica(Replica):
         losses, hits = self._losses(shape)
         self._sums = self.backend.total(losses), hits
 
-    def _update(self) -> None:
-        self.optimizer.move(self.params, squared_norm=self._norm)
-
-    def _update_alone(self, shape: Shape) -> None:
+    def _update(self, shape: Shape) -> None:
         self._recorder.take_row()
-        self._update()
+        self.optimizer.move(self.params, squared_norm=self._norm)
 
     def _step(self, shape: Shape) -> None:
         source, order = self._inputs.source, None
@@ -273,7 +265,7 @@ class GraphReplica(Replica):
         self._norm = self._recorder.judge(losses, self.params.grad, hits, shape[0], scaling, order)
         for buffers in self.params.running:
             self._recorder.undo(buffers, self.params.buffer_snapshot)
-        self._update()
+        self.optimizer.move(self.params, squared_norm=self._norm)
 
     def _send_scale(self) -> None:
         if self._scale != self.backend.loss_scale:
