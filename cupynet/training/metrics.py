@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -36,9 +37,11 @@ def metrics_of(metrics: Sequence[Metric], *, classifies: bool | None = None) -> 
     found: dict[str, Metric] = {}
     for each in metrics:
         name = each if isinstance(each, str) else getattr(each, "__name__", type(each).__name__)
-        if isinstance(each, str) and not (of_classes and TOP_K.fullmatch(each)):
+        if isinstance(each, str) and of_classes and (top := TOP_K.fullmatch(each)):
+            each = partial(_hits, int(top[1]))
+        elif isinstance(each, str):
             one_of("metrics", each, dict.fromkeys([*of_classes, *of_numbers, *ALL]))
-        elif not isinstance(each, str) and not callable(each):
+        elif not callable(each):
             raise ConfigError("must be names and functions (labels, scores)", "metrics", shown(each))
         if name in found or (callable(each) and name in (*CLASS_FIGURES, *NUMBER_FIGURES)):
             raise ConfigError("two metrics have this name", "metrics", name)
@@ -53,6 +56,10 @@ def ranks(scores: Floats, targets: NDArray[np.int64]) -> NDArray[np.int64]:
     rank = ((scores > own) | ((scores == own) & before)).sum(axis=1)
     rank[np.isnan(scores).any(axis=1)] = scores.shape[1]
     return rank  # type: ignore[no-any-return]
+
+
+def _hits(k: int, targets: NDArray[np.int64], scores: Floats) -> NDArray[np.bool_]:
+    return ranks(scores, targets) < k
 
 
 def auc(targets: Any, scores: Floats) -> float:
@@ -90,14 +97,13 @@ class Metrics:
     def __init__(self, metrics: Mapping[str, Metric], columns: int = 0) -> None:
         self._metrics, self._columns, self.names = metrics, columns, tuple(metrics)
         self._keeps = any(name in ALL for name in metrics)
-        self._sums = {name: 0.0 for name, metric in metrics.items() if _is_a_mean(name, metric)}
+        self._sums = {name: 0.0 for name, metric in metrics.items() if callable(metric)}
         self._kept: list[Floats] = []  # scores and targets, row by row
         self._known: dict[str, float] = {}  # metrics already computed from all rows
 
     def add(self, scores: Floats, targets: Any) -> None:
         for name in self._sums:
-            metric = self._metrics[name]
-            self._sums[name] += _sum(name, metric, scores, targets)
+            self._sums[name] += _sum(name, self._metrics[name], scores, targets)
         if self._keeps:
             self._keep(np.column_stack([scores, targets]))
 
@@ -136,13 +142,7 @@ class Metrics:
         return self._known.get(name, np.nan)
 
 
-def _is_a_mean(name: str, metric: Metric) -> bool:
-    return not isinstance(metric, str) or TOP_K.fullmatch(name) is not None
-
-
-def _sum(name: str, metric: Metric, scores: Floats, targets: Any) -> float:
-    if isinstance(metric, str):  # top_k_accuracy
-        return float((ranks(scores, targets) < int(name.split("_")[1])).sum())
+def _sum(name: str, metric: Any, scores: Floats, targets: Any) -> float:
     value = np.asarray(metric(targets.copy(), scores.copy()))
     if value.shape not in ((), (len(scores),)) or value.dtype.kind not in "biuf":
         found = f"{value.shape} of {value.dtype}"
