@@ -4,6 +4,7 @@ import json
 import math
 import os
 import zlib
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
@@ -34,7 +35,7 @@ class HistoryWriter(Callback):
 
     def __init__(self, path: str | Path | None = None) -> None:
         self._path = None if path is None else Path(path)
-        self._file: TextIO | None = None
+        self._closing = ExitStack()
         self._size = self._crc = 0  # of the whole file
 
     def check_path(self) -> None:
@@ -46,11 +47,12 @@ class HistoryWriter(Callback):
             raise _taken(self._path)
 
     def start(self, trainer: Trainer, run: Run | None) -> None:
-        self._file = _open(self._path or (Path("history.jsonl") if run is None else run.history_path))
+        path = self._path or (Path("history.jsonl") if run is None else run.history_path)
+        self._file = self._closing.enter_context(_open(path))
         self._begin(self._content())
 
     def on_fit_start(self, trainer: Trainer) -> None:
-        if self._file is not None and not trainer.iteration and os.fstat(self._file.fileno()).st_size:
+        if not trainer.iteration and os.fstat(self._file.fileno()).st_size:
             raise _taken(self._file.name)
 
     def on_log(self, trainer: Trainer, record: IterationRecord) -> None:
@@ -60,9 +62,7 @@ class HistoryWriter(Callback):
         self._write(epoch_row(record))
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        self._closing.close()
 
     def state(self) -> dict[str, Any]:
         return {"bytes": self._size, "crc": self._crc}
@@ -72,25 +72,22 @@ class HistoryWriter(Callback):
         size = int(state["bytes"])
         if size < 0:
             raise ValueError(f"bytes={size}")
-        if self._file is not None:
-            content, crc = self._content(), state.get("crc")  # earlier versions saved no checksum
-            other = crc is not None and len(content) >= size and zlib.crc32(content[:size]) != int(crc)
-            if other or (content and not content.startswith(b'{"kind"')):
-                raise _taken(self._file.name)
-            self._file.truncate(min(size, len(content)))
-            self._file.seek(0, os.SEEK_END)
-            self._begin(content[:size])
+        content, crc = self._content(), state.get("crc")  # earlier versions saved no checksum
+        other = crc is not None and len(content) >= size and zlib.crc32(content[:size]) != int(crc)
+        if other or (content and not content.startswith(b'{"kind"')):
+            raise _taken(self._file.name)
+        self._file.truncate(min(size, len(content)))
+        self._file.seek(0, os.SEEK_END)
+        self._begin(content[:size])
 
     def _content(self) -> bytes:
-        file = self._file
-        return b"" if file is None else os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0)
+        descriptor = self._file.fileno()
+        return os.pread(descriptor, os.fstat(descriptor).st_size, 0)
 
     def _begin(self, content: bytes) -> None:
         self._size, self._crc = len(content), zlib.crc32(content)
 
     def _write(self, row: dict[str, Any]) -> None:
-        if self._file is None:
-            return
         line = json.dumps(row) + "\n"
         try:
             self._file.write(line)
