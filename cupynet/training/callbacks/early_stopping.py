@@ -62,7 +62,7 @@ class _State:
     """The state of early stopping in a fit, saved in checkpoints."""
 
     epochs: int = 0
-    scores: dict[str, float] = field(default_factory=dict)  # by epoch; keys are strings, as in JSON
+    scores: dict[int, float] = field(default_factory=dict)  # by epoch
     best_epoch: int = 0  # 0 before the first finite score
     reference: float = math.nan  # the last score that was an improvement
     waited: int = 0  # evaluations since then
@@ -166,10 +166,10 @@ class EarlyStopping(Callback):
 
     def _compare(self, trainer: Trainer, epoch: int, score: float) -> None:
         now = self._now
-        now.scores[str(epoch)] = score
+        now.scores[epoch] = score
         now.waited += 1
         if math.isfinite(score):
-            if not now.best_epoch or self._gain(score, now.scores[str(now.best_epoch)]) > 0:
+            if not now.best_epoch or self._gain(score, now.scores[now.best_epoch]) > 0:
                 now.best_epoch = epoch
                 now.weights = trainer.model.weights() if self.restore_best_weights else {}
             if math.isnan(now.reference) or self._gain(score, now.reference) > self.min_delta:
@@ -211,21 +211,21 @@ class EarlyStopping(Callback):
             last = trainer.model.weights()
             trainer.model.load_weights(now.weights)
             changed = any((last[name] != best).any() for name, best in now.weights.items())
-        scores = {int(epoch): score for epoch, score in now.scores.items()}
-        best = now.best_epoch or None, scores.get(now.best_epoch)
-        self.result = EarlyStoppingResult(reason, details, self.monitor, scores, *best, now.epochs, restored)
+        best = now.best_epoch or None, now.scores.get(now.best_epoch)
+        self.result = EarlyStoppingResult(reason, details, self.monitor, dict(now.scores), *best, now.epochs, restored)
         if trainer.rank == 0:
             log.info("early stopping: %s", self.result)
         return changed
 
     def state(self) -> dict[str, Any]:
-        return vars(self._now) | {"scores": dict(self._now.scores), "spent_s": self._elapsed_s()}
+        scores = {str(epoch): score for epoch, score in self._now.scores.items()}
+        return vars(self._now) | {"scores": scores, "spent_s": self._elapsed_s()}
 
     def restore(self, state: dict[str, Any]) -> None:
         self._began = time.monotonic()
         self._now = _State(
             epochs=int(state["epochs"]),
-            scores={str(int(epoch)): float(score) for epoch, score in state["scores"].items()},
+            scores={int(epoch): float(score) for epoch, score in state["scores"].items()},
             best_epoch=int(state["best_epoch"]),
             reference=float(state["reference"]),
             waited=int(state["waited"]),
