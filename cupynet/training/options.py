@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -123,7 +123,8 @@ class TrainingOptions:
             synchronizer.check(placement.workers, placement.stages)
         optimizer = Nesterov(0.01, 0.9) if self.optimizer is None else optimizer_of(self.optimizer)
         optimizer = _scaled(optimizer, self.learning_rate_scale, placement.workers)
-        checked = CheckedOptions(replace(options, reduce=reduce), placement, layers, synchronizer, optimizer)
+        options, made = replace(options, reduce=reduce), dict(vars(optimizer))
+        checked = CheckedOptions(options, placement, layers, synchronizer, optimizer, made)
         if data is not None:
             checked.check_data(network, data, names)
         return checked
@@ -237,10 +238,7 @@ class CheckedOptions:
     layers: list[list[str]]
     synchronizer: Synchronizer
     optimizer: Optimizer
-    _optimizer_made: dict[str, Any] = field(init=False)  # the optimizer's attributes
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_optimizer_made", dict(vars(self.optimizer)))
+    optimizer_made: Mapping[str, Any]  # the attributes of the optimizer, which must not change
 
     @property
     def parts(self) -> int:
@@ -266,7 +264,7 @@ class CheckedOptions:
         """Raise ConfigError if the options are invalid for the data. For `names`, see `TrainingOptions.check`."""
         options, workers = self.options, self.placement.workers
         for argument, value in vars(self.optimizer).items():
-            if argument != "learning_rate" and repr(value) != repr(self._optimizer_made.get(argument, ...)):
+            if argument != "learning_rate" and repr(value) != repr(self.optimizer_made.get(argument, ...)):
                 reason = "cannot be changed in a wrapper. Create a new ParallelWrapper with another optimizer"
                 raise ConfigError(reason, f"optimizer.{argument}", shown(value))
         if data.shards is not None:
