@@ -73,9 +73,7 @@ def loader_of(
         )
     if isinstance(data, tuple | list):
         images, labels = data[0], on_host(data[1])
-        several = (
-            model.loss.applies == "sigmoid" and labels.ndim == 2 and labels.shape[1] > 1
-        )  # targets, even if one-hot
+        several = model.loss.applies == "sigmoid" and labels.ndim == 2 and labels.shape[1] > 1  # even if one-hot
         if labels.dtype.kind in "biu" and (several or (model.loss.applies != "softmax" and outputs == 1)):
             labels = labels.astype(np.float32)  # regression; a single output cannot represent classes
         elif model.loss.applies == "softmax" and is_one_hot(labels) and labels.shape[1] == outputs:
@@ -91,18 +89,16 @@ def loader_of(
 def weighted(loader: Loader, sample_weight: Any, class_weight: ClassWeight) -> Loader:
     if sample_weight is None and class_weight is None:
         return loader
-    data = loader.dataset
+    data, argument = loader.dataset, "class_weight" if sample_weight is None else "sample_weight"
     if not isinstance(data, Dataset):
-        raise ConfigError(
-            "needs a data set in memory, not shards", "class_weight" if sample_weight is None else "sample_weight"
-        )
+        raise ConfigError("needs a data set in memory, not shards", argument)
     weights = np.ones(len(data), np.float32) if data.weights is None else data.weights
     if sample_weight is not None:
         weights = weights * weight_array("sample_weight", sample_weight, len(data))
     if class_weight is not None:
         weights = weights * _class_factors(data, class_weight)[data.labels]
     if not weights.any():
-        raise ConfigError("every sample has weight 0", "class_weight" if sample_weight is None else "sample_weight")
+        raise ConfigError("every sample has weight 0", argument)
     return with_dataset(loader, replace(data, weights=weights))
 
 
@@ -141,8 +137,12 @@ def evaluation_loader(data: Examples, batch_size: int | None, model: Model, pixe
     if isinstance(data, tuple) and len(data) == 3 and not isinstance(data[0], tuple):
         *data, weights = data
     loader = loader_of(data, batch_size, model, pixels or FRACTIONS, shuffle=False, sample_weight=weights)
-    if pixels is not None:
-        check_pixels(loader.dataset, pixels)
+    dataset = loader.dataset
+    if pixels is not None and dataset.pixels != pixels and not dataset.scaled:
+        raise ConfigError(
+            f"data set {dataset.name!r}: its pixels are not normalized like those of the training data. Use "
+            "Dataset(..., pixels=model.pixels), or a pair (images, labels)"
+        )
     return loader
 
 
@@ -159,7 +159,8 @@ def held_out_of(
     named = [name for name, value in given.items() if value is not None]
     if len(named) > 1:
         raise ConfigError("pass only one of validation_split, validation_data and evaluate_on", named[1])
-    for data in (each for each in (validation_data, evaluate_on) if each is not None):
+    data = evaluate_on if validation_data is None else validation_data
+    if data is not None:
         size = None if isinstance(data, Loader) else loader.batch_size
         with errors_of(named[0], ()):
             held_out = evaluation_loader(data, size, model, loader.dataset.pixels)
@@ -202,14 +203,6 @@ def check_data(loader: Loader, model: Model) -> None:
         model.loss.check_targets(dense(dataset.labels, dataset.classes))
     elif loader.mixing:
         model.loss.check_targets(np.eye(dataset.classes, dtype=np.float32))
-
-
-def check_pixels(dataset: LabeledData, pixels: PixelScale) -> None:
-    if dataset.pixels != pixels and not dataset.scaled:
-        raise ConfigError(
-            f"data set {dataset.name!r}: its pixels are not normalized like those of the training data. Use "
-            "Dataset(..., pixels=model.pixels), or a pair (images, labels)"
-        )
 
 
 def name_data(model: Model, dataset: LabeledData) -> None:
