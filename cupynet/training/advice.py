@@ -25,10 +25,13 @@ def advise(spent: Spent, *, iterations: int | None = None, stages: int = 1, core
     ranks = len(spent.rounds_s)
     if ranks > stages and iterations is not None and iterations <= FEW_ITERATIONS:
         return f"only {counted(iterations, 'iteration')} per epoch: try workers=1, or a smaller batch_size"
-    found = [(spent.data, f"waiting for batches takes {percent(spent.data, 0)} of the time: raise prefetch_buffer")]
-    found.append(_straggler(spent, stages))
+    data = f"waiting for batches takes {percent(spent.data, 0)} of the time: raise prefetch_buffer"
+    found = [(spent.data, data), _straggler(spent, stages)]
     if ranks > stages:
-        found.append(_averaging(spent, stages, cores))
+        remedy = "average less often"
+        if cores is not None and ranks > cores:
+            remedy = f"{ranks} {'workers' if stages == 1 else 'stages'} on {cores} core{'s' * (cores > 1)}"
+        found.append((spent.averaging, f"averaging takes {percent(spent.averaging, 0)} of the time: {remedy}"))
     if stages > 1:
         waiting = float(np.mean(spent.share("waiting_s")))
         found.append((waiting, f"stages wait {percent(waiting, 0)} of the time"))
@@ -37,14 +40,6 @@ def advise(spent: Spent, *, iterations: int | None = None, stages: int = 1, core
         computing = percent(float(np.mean(spent.share("compute_s"))), 0)
         return f"nothing stands out: {computing} of the time is spent computing"
     return sentence
-
-
-def _averaging(spent: Spent, stages: int, cores: int | None) -> tuple[float, str]:
-    ranks, share = len(spent.rounds_s), spent.averaging
-    text = f"averaging takes {percent(share, 0)} of the time"
-    if cores is not None and ranks > cores:
-        return share, f"{text}: {ranks} {'workers' if stages == 1 else 'stages'} on {cores} core{'s' * (cores > 1)}"
-    return share, f"{text}: average less often"
 
 
 def _straggler(spent: Spent, stages: int) -> tuple[float, str]:

@@ -32,13 +32,15 @@ class DataWarnings:
 
     def of_fit(self, fit: Fit, workers: int, restored: tuple[int, int] | None) -> None:
         """Warn about the data of a fit. `restored` is the `Loader.identity` of the resumed fit, or None."""
+        if not self._speaks:
+            return
         train = fit.train
-        if train.batches < workers and self._speaks:
+        if train.batches < workers:
             idle = workers - train.batches
             log.warning("%d of %d workers have no batches. Lower workers or batch_size", idle, workers)
-        if restored is not None and restored != train.identity and self._speaks:
+        if restored is not None and restored != train.identity:
             log.warning("data set %r: its labels have changed since the checkpoint", train.dataset.name)
-        if self._metrics and fit.evaluate_on is None and self._speaks:
+        if self._metrics and fit.evaluate_on is None:
             self._metrics = False
             log.warning("metrics are not computed, because there are no validation data. Pass validation_split=0.1")
         if self._is_new(train):
@@ -49,7 +51,7 @@ class DataWarnings:
 
     def of_evaluation(self, loader: Loader, *, floats: bool) -> None:
         """Warn about dark images, unless the training images are dark too, and about integers after floats."""
-        if self._dark or not self._is_new(loader):
+        if not self._speaks or self._dark or not self._is_new(loader):
             return
         warn_of_pixels(loader.dataset)
         if floats and not loader.dataset.scaled:
@@ -62,7 +64,7 @@ class DataWarnings:
     def _is_new(self, loader: Loader) -> bool:
         known = loader.signature in self._known
         self._known.add(loader.signature)
-        return self._speaks and not known
+        return not known
 
 
 def warn_of_pixels(dataset: LabeledData) -> bool:

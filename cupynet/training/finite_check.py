@@ -50,7 +50,7 @@ class SkipNonFinite(StepCheck):
             return step
         stages, batch = replica.groups.stages, step.batch
         text = diagnose(replica, batch) if batch is not None and not step.finite else ""
-        broken = bool(text) if stages.size == 1 else bool(stages.gather_numbers(bool(text)).any())
+        broken = stages.gather_numbers(bool(text)).any()
         if not broken or batch is None:
             return step
         reason = text or "another pipeline stage has a non-finite value"

@@ -11,8 +11,6 @@ from cupynet.training.callbacks.base import Callback
 from cupynet.training.finite_check import SkipNonFinite
 from cupynet.training.trainer import Trainer
 
-ACTIONS = ("stop", "skip")
-
 
 class NonFinite(Callback):
     """Stops training or skips the batch if a loss or a gradient is NaN or infinite.
@@ -28,7 +26,7 @@ class NonFinite(Callback):
     last = True
 
     def __init__(self, action: str = "stop", max_skipped: int = 100) -> None:
-        self.action = one_of("action", action, ACTIONS)
+        self.action = one_of("action", action, ("stop", "skip"))
         self.max_skipped = integer("max_skipped", max_skipped, 1)
         self._skipped: list[tuple[int, int]] = []  # (epoch, batch) on this worker
         self._others = 0  # batches skipped by other workers up to the end of the last fit
