@@ -187,11 +187,7 @@ class MpiCommunicator(Communicator):
         # reduce-scatter by chunks, summed in rank order as in threads.py, so that results are bit-identical
         chunks = [self._chunks(host) for host in hosts]
         parts = [self._parts(index, chunk[self.rank]) for index, chunk in enumerate(chunks)]
-        chunk_requests = [
-            item
-            for chunk, parts_of_chunk in zip(chunks, parts, strict=True)
-            for item in self._exchange(chunk, parts_of_chunk)
-        ]
+        chunk_requests = [request for pair in zip(chunks, parts, strict=True) for request in self._exchange(*pair)]
         self._wait("allreduce_mean", weight_requests)
         self._wait("allreduce_mean", chunk_requests, TRANSFER_PAUSE_S)
         total = sum(weights[:, 0].tolist())

@@ -61,10 +61,6 @@ class ThreadGroup:
         self.messages: dict[tuple[int, int], deque[NDArray[Any]]] = {}  # (from, to) -> pending messages
         self._arrived = self._generation = 0
 
-    @classmethod
-    def of(cls, size: int, timeout_s: float = 300.0) -> ThreadGroup:
-        return cls(list(range(size)), ThreadWorld(timeout_s))
-
     def barrier(self, rank: int) -> None:
         condition = self.world.condition
         with condition:

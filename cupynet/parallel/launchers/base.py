@@ -57,9 +57,8 @@ class Launcher:
             self._inside = {threading.get_ident()}
             return self._run(task)
         except BaseException as error:
-            how = (
-                "were interrupted" if isinstance(error, KeyboardInterrupt) else f"have failed ({type(error).__name__})"
-            )
+            interrupted = isinstance(error, KeyboardInterrupt)
+            how = "were interrupted" if interrupted else f"have failed ({type(error).__name__})"
             self._ended = self._ended or how
             raise
         finally:

@@ -168,10 +168,9 @@ def _start() -> MpiJob:
     mpiexec does not notice that a rank exits before it has started MPI, and the other ranks would wait for it.
     """
     process = started()
+    timeout_s = START_S + 2 * bool(process and process.rank)  # rank 0 times out first, and alone reports the error
     try:
-        with _limited(
-            START_S + 2 * bool(process and process.rank), file=2
-        ):  # rank 0 times out first, so that only one rank reports the error
+        with _limited(timeout_s, file=2):
             return MpiJob()
     except BaseException:
         if process is not None:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from cupynet.core.checks import integer
 from cupynet.parallel.communicators.base import POLL_S, Communicator, PeerFailed, SerialCommunicator, Timeout
-from cupynet.parallel.communicators.threads import ThreadCommunicator, ThreadGroup
+from cupynet.parallel.communicators.threads import ThreadCommunicator, ThreadGroup, ThreadWorld
 from cupynet.parallel.launchers.base import Launcher, note_worker
 
 T = TypeVar("T")
@@ -31,7 +31,7 @@ class ThreadLauncher(Launcher):
         self.workers = self.sharing = integer("workers", workers, 1)
         self.first = 0
         self._alone = SerialCommunicator()  # used if there is one worker
-        self._group = ThreadGroup.of(self.workers, self.timeout_s)
+        self._group = ThreadGroup(list(range(self.workers)), ThreadWorld(self.timeout_s))
         self._communicators = [ThreadCommunicator(self._group, rank) for rank in range(self.workers)]
 
     def _interrupt(self, error: BaseException) -> None:
@@ -57,13 +57,8 @@ class ThreadLauncher(Launcher):
                     world.fail(communicator.rank, error)
 
         threads = [
-            threading.Thread(
-                target=work,
-                args=[communicator_of_thread],
-                name=f"cupynet worker {communicator_of_thread.rank}",
-                daemon=True,
-            )
-            for communicator_of_thread in self._communicators
+            threading.Thread(target=work, args=[each], name=f"cupynet worker {each.rank}", daemon=True)
+            for each in self._communicators
         ]
         try:
             for thread in threads:
@@ -84,9 +79,7 @@ class ThreadLauncher(Launcher):
 
     def _stop(self, threads: list[threading.Thread]) -> None:
         """Abort NCCL on all ranks in parallel, because aborts may wait for each other. Then wait for the workers."""
-        aborts = [
-            threading.Thread(target=_abandon, args=[communicator], daemon=True) for communicator in self._communicators
-        ]
+        aborts = [threading.Thread(target=_abandon, args=[each], daemon=True) for each in self._communicators]
         for thread in aborts:
             thread.start()
         timeout = Timeout(GRACE_S)

@@ -24,9 +24,7 @@ from cupynet.parallel.synchronizers.replica_view import (
     take_by_name,
 )
 from cupynet.parallel.synchronizers.schedule import Moment
-from cupynet.parallel.synchronizers.threshold import Message, ThresholdEncoding, encoding
-
-_encoding = encoding  # an argument of the constructor has the same name
+from cupynet.parallel.synchronizers.threshold import Message, ThresholdEncoding, encoding_of
 
 
 class GradientSharing(Synchronizer):
@@ -63,7 +61,7 @@ class GradientSharing(Synchronizer):
         report_score: bool = True,
         score_every: int = 10,
     ) -> None:
-        self.encoding = _encoding(encoding)
+        self.encoding = encoding_of(encoding)
         self.shares_gradients = self.encoding is None
         self.reduce = one_of("reduce", reduce, ("mean", "sum"))
         self.transfer_dtype = one_of("transfer_dtype", transfer_dtype, TRANSFER_DTYPES)

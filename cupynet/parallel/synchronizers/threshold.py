@@ -186,6 +186,6 @@ def _take(residual: NDArray[Any], step: Any) -> NDArray[np.int32]:
     return np.where(positive, indices + 1, -indices - 1).astype(np.int32)
 
 
-def encoding(value: str | ThresholdEncoding | None) -> ThresholdEncoding | None:
+def encoding_of(value: str | ThresholdEncoding | None) -> ThresholdEncoding | None:
     names, example = {"threshold": ThresholdEncoding}, "ThresholdEncoding(), or None"
     return None if value is None else object_named("encoding", value, names, ThresholdEncoding, example)
