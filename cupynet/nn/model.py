@@ -179,12 +179,8 @@ class Model:
         if images.dtype == object:
             raise ConfigError("must be one array, without labels: predict(x), or predict(dataset.images)", "images")
         given = tuple(images.shape)
-        if (
-            images.dtype.kind in "iu"
-            and images.dtype != np.uint8
-            and images.size
-            and 0 <= images.min() <= images.max() <= 255
-        ):
+        wide = images.dtype.kind in "iu" and images.dtype != np.uint8 and images.size
+        if wide and 0 <= images.min() <= images.max() <= 255:
             images = images.astype(np.uint8)
         if images.ndim < 4 and shape[2:] == (1,) and given != shape and given[-2:] == shape[:2]:
             images = images[..., None]

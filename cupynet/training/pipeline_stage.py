@@ -71,19 +71,14 @@ class Stage(Replica):
 
     def _forward(self, batch: Batch, part: slice) -> Callable[[], None]:
         model, stages = self.model, self.groups.stages
-        share = (part.stop - part.start) / len(batch)
-        context = self._context(batch, part)
-        x = (
-            batch.images[part]
-            if self.first
-            else self._received((part.stop - part.start, *self.model.input.shape), self.number - 1)
-        )
-        y, derivative = model.forward(x, context)
+        samples = part.stop - part.start
+        x = batch.images[part] if self.first else self._received((samples, *model.input.shape), self.number - 1)
+        y, derivative = model.forward(x, self._context(batch, part))
         shape, handed = y.shape, []
         if self.last:
             self.hits = self.hits + self._hits(y, batch.labels[part])
             losses, dy = losses_of(model, y, batch.labels[part])
-            dy *= share  # the gradient of the mean over the whole batch
+            dy *= samples / len(batch)  # the gradient of the mean over the whole batch
             handed.append(dy)
             self.losses = self.losses + losses.sum()
         else:

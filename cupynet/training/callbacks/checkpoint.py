@@ -100,13 +100,10 @@ class Checkpoint(Callback):
             self._store.claim(self._identity)
 
     def on_iteration_end(self, trainer: Trainer) -> None:
-        ends_epoch = (
-            trainer.epoch_iteration == trainer.plan.iterations_per_epoch
-            and (trainer.epoch + 1) % self.every_epochs == 0
-        )
-        due = self.every_iterations is not None and trainer.iteration % self.every_iterations == 0
-        if due and not ends_epoch:  # otherwise `on_epoch_end` saves
-            self._save(trainer)
+        if self.every_iterations is not None and trainer.iteration % self.every_iterations == 0:
+            ends_epoch = trainer.epoch_iteration == trainer.plan.iterations_per_epoch
+            if not ends_epoch or (trainer.epoch + 1) % self.every_epochs:  # otherwise `on_epoch_end` saves
+                self._save(trainer)
 
     def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:
         better = False
