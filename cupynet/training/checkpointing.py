@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from cupynet.core.wording import setting
 from cupynet.nn import Model
 from cupynet.parallel import Synchronizer
 from cupynet.runs.checkpoints import MANIFEST, STATE, Checkpoints, Stored, read
+from cupynet.runs.history import present
 from cupynet.runs.layout import STEP
 from cupynet.training.callback_list import by_class_name
 from cupynet.training.clock import Statistics
@@ -124,20 +126,27 @@ def _for_workers(trainer: Trainer, stored: Stored) -> list[Tree]:
 
 
 def _states(stored: Stored) -> list[Tree]:
-    """Return each worker's saved state, completed with statistics that earlier versions did not save."""
+    """Return each worker's saved state, converted from earlier versions."""
     arrays = {WEIGHTS + name: each for name, each in stored.arrays.get("weights", {}).items()}
     arrays |= stored.arrays.get("state", {})
-    defaults = Statistics().state()
     with _malformed(f"{stored.path / STATE}, workers"):
         states = [
-            filled(together(each["numbers"], {name: arrays[key] for name, key in each["arrays"].items()}), defaults)
+            _converted(together(each["numbers"], {name: arrays[key] for name, key in each["arrays"].items()}))
             for each in stored.state["workers"]
         ]
         if not states:
             raise ValueError("the list is empty")
-        for state in states:
-            state["callbacks"] = {RENAMED.get(name, name): each for name, each in state["callbacks"].items()}
         return states
+
+
+def _converted(state: Tree) -> Tree:
+    """Rename entries of earlier versions, and add the statistics that they did not save."""
+    callbacks = {RENAMED.get(name, name): each for name, each in state["callbacks"].items()}
+    renamed = {name: present(state[name]) for name in ("since", "measured") if name in state}
+    defaults = Statistics().state()
+    for entry, name in (("since", "hits"), ("losses", "hits"), ("losses", "epoch_hits")):
+        defaults[entry][name] = math.nan  # unknown, so the accuracy of a resumed epoch is unknown too
+    return filled({**state, **renamed, "callbacks": callbacks}, defaults)
 
 
 @contextmanager

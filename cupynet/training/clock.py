@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from cupynet.parallel import Average, Communicator, Tally, Traffic
-from cupynet.runs.history import present
 from cupynet.training.events import SPENT, EpochRecord, IterationRecord, Spent
 
 FORMER = ("rounds_s", "timed_s", "timed_images")  # fields of checkpoints from earlier versions
@@ -117,7 +116,7 @@ class Interval:
     start: Clock
     samples: int = 0
     losses: float = 0.0
-    hits: float = 0
+    hits: float = 0.0
     score: float = math.nan
     drift: float = math.nan
     drift_by_layer: dict[str, float] = field(default_factory=dict)
@@ -245,17 +244,14 @@ class Statistics:
     def restore(self, state: Mapping[str, Any]) -> None:
         for each in fields(Clock):  # in place, because the replica shares this clock
             setattr(self.clock, each.name, getattr(Clock.of(state["clock"]), each.name))
-        since, losses = present(state["since"]), state["losses"]
-        self._since = Interval(**{"hits": math.nan, **since, "start": Clock.of(since["start"])})
+        since, losses = state["since"], state["losses"]
+        self._since = Interval(**{**since, "start": Clock.of(since["start"])})
         self._tally.clear()
-        self._tally.scored, self._tally.losses = losses["samples"], losses["unread"]
-        # earlier versions did not save hits, so the accuracy of a resumed epoch is unknown
-        self._tally.hits, epoch_hits = losses.get("hits", math.nan), losses.get("epoch_hits", math.nan)
-        sums = losses["epoch_samples"], losses["epoch_losses"], epoch_hits
-        drift = state.get("epoch_drift", {})  # not saved by earlier versions
-        self._epoch = Interval(Clock.of(state["epoch_start"]), *sums, **drift)
+        self._tally.scored, self._tally.losses, self._tally.hits = losses["samples"], losses["unread"], losses["hits"]
+        sums = losses["epoch_samples"], losses["epoch_losses"], losses["epoch_hits"]
+        self._epoch = Interval(Clock.of(state["epoch_start"]), *sums, **state["epoch_drift"])
         self.loss = losses["mean"]
-        self.measured = Average(**present(state["measured"])) if state["measured"] else None
+        self.measured = Average(**state["measured"]) if state["measured"] else None
         self._traffic.bytes_sent = self.clock.bytes_sent
 
 

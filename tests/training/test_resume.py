@@ -242,6 +242,20 @@ def test_a_checkpoint_of_an_earlier_version_can_be_resumed(checkpoint: Saved, wo
         finish(wrapper)
 
 
+def test_statistics_that_an_earlier_version_did_not_save_are_unknown(checkpoint: Saved, tmp_path: Path) -> None:
+    """Its name of the drift is known. The accuracy of the resumed epoch would be too low without the earlier hits."""
+    stored = read(checkpoint(2, 7))
+    for worker in stored.state["workers"]:
+        losses, since = worker["numbers"]["losses"], worker["numbers"]["since"]
+        del losses["hits"], losses["epoch_hits"], since["hits"], since["drift"]
+        since["divergence"] = 0.25
+    with wrapper_of(2) as wrapper:
+        wrapper.restore(Checkpoints(tmp_path).save(7, stored.state, stored.arrays))
+        finish(wrapper)
+        accuracies, drifts = wrapper.history.epochs["accuracy"], wrapper.history.reports["drift"]
+    assert [accuracy is None for accuracy in accuracies] == [True, False] and drifts[7] == 0.25
+
+
 def test_another_learning_rate_is_logged(checkpoint: Saved, caplog: pytest.LogCaptureFixture) -> None:
     for peak in (0.1, 0.25):
         optimizer = Nesterov(OneCycle(peak), max_grad_norm=1.0)
