@@ -414,8 +414,7 @@ class Model:
     def summary(self) -> str:
         """Return a table of layers: output shape and bytes, parameters, and multiply-adds per sample."""
         rows = self.rows()
-        header = rows[0]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         align = [str.ljust] * 4 + [str.rjust] * 3  # text, then numbers
         lines = [
             "  ".join(to(cell, width) for to, cell, width in zip(align, row, widths, strict=True)).rstrip()
