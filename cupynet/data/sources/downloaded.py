@@ -118,8 +118,8 @@ class Downloaded(Source):
         if not self.may_stand_in:
             raise DataError(f"{title} not found: {reason}. To fix this, {remedy}")
         logger.warning(
-            "%s not found: %s. Using synthetic digits instead; results do not apply to %s. To fix this, %s.",
-            *(title, reason, title, remedy),
+            f"{title} not found: {reason}. Using synthetic digits instead; results do not apply to {title}. "
+            f"To fix this, {remedy}."
         )
         digits = Synthetic(seed=self.seed, validation=self.validation, limit=self.limit, normalize=self.normalize)
         return replace(digits.load(), fallback=True)
