@@ -14,12 +14,15 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 from cupynet.core.errors import Interrupted
 from cupynet.core.mpiexec import rank
 
 LIFELINE = "CUPYNET_LIFELINE"  # environment variable that is set if stdin is a `lifeline`
 NUMBERS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name))
+AGAIN_S = 0.05
 
 
 def leave(number: int) -> None:
@@ -35,13 +38,25 @@ def handled(react: Callable[[int], None]) -> Iterator[None]:
         return
     before = {number: signal.getsignal(number) for number in NUMBERS}
     ours = [number for number, handler in before.items() if handler != signal.SIG_IGN]
+    hook = sys.unraisablehook
     for number in ours:
         signal.signal(number, lambda number, frame: react(number))
+    sys.unraisablehook = partial(_repeat, hook)
     try:
         yield
     finally:
+        sys.unraisablehook = hook
         for number in ours:
             signal.signal(number, before[number] or signal.SIG_DFL)
+
+
+def _repeat(hook: Callable[[Any], object], ignored: Any) -> None:
+    """Send a signal again if its exception was ignored, because it arrived in a destructor or a weakref callback."""
+    error = ignored.exc_value
+    if isinstance(error, KeyboardInterrupt) and error.args:
+        threading.Timer(AGAIN_S, os.kill, (os.getpid(), error.args[0])).start()
+    else:
+        hook(ignored)
 
 
 @contextmanager

@@ -33,6 +33,17 @@ def test_each_signal_has_its_exit_code(number: int, code: int) -> None:
     assert Interrupted.by(caught.value).exit_code == code
 
 
+def test_a_signal_during_a_destructor_which_ignores_exceptions_is_not_lost() -> None:
+    class Dying:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0)
+
+    with pytest.raises(KeyboardInterrupt), signals.handled(signals.leave):
+        Dying()
+        time.sleep(5)
+
+
 def test_handlers_are_restored_and_ignored_signals_stay_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
