@@ -145,8 +145,7 @@ class ParallelWrapper:
         threads = options.blas_threads or blas.threads_per_worker(backend.name, self._launcher.sharing)
         self.blas_threads = 0 if placement.devices else threads
         self._trainers: list[Trainer | None] = [None] * placement.ranks
-        self._rows, self._shared = Rows(), Shared()
-        self._warm = backend.name == "numpy"
+        self._rows, self._shared, self._warm = Rows(), Shared(), backend.name == "numpy"
         self._warnings = DataWarnings(speaks=self._launcher.first == 0, metrics=bool(options.metrics))
         self._stop: Stop | None = None  # for workers that have no trainer yet
         self._closed, self._begun, self._releasing = False, False, threading.RLock()
@@ -165,8 +164,8 @@ class ParallelWrapper:
         backend, placement = self.model.backend, self.placement
         workers = f"{counted(placement.workers, 'worker')}, {backend.name} in {backend.policy.name}"
         method = f", {self.synchronizer}" if placement.workers > 1 else ""
-        trainer = next((each for each in self._trainers if each is not None), None)
-        return f"<ParallelWrapper: {workers}{method}, {self._progress if trainer is None else trainer.progress}>"
+        progress = next((each.progress for each in filter(None, self._trainers)), self._progress)
+        return f"<ParallelWrapper: {workers}{method}, {progress}>"
 
     @property
     def warm(self) -> bool:
@@ -458,6 +457,7 @@ class ParallelWrapper:
         if not first:
             device = self.placement.device(world.rank)
             backend = create_backend(backend.name, backend.policy.name, device, **backend.options)
+            backend.loss_scale = model.backend.loss_scale  # an earlier wrapper may have changed it
         backend.activate()
         world.attach(backend, options.reduce)
         groups = Groups.grid(world, self.placement.stages)

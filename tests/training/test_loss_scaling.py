@@ -91,6 +91,14 @@ def test_loss_scales_of_replicas_differ_unless_gradients_are_shared(way: Synchro
     assert any(len(each) > 1 for each in iterations) != equal
 
 
+def test_all_replicas_of_a_new_wrapper_begin_at_the_scale_of_the_model() -> None:
+    model = small_model("half")
+    model.backend.loss_scale = 4096.0
+    with ParallelWrapper(model, 3, synchronizer=GradientSharing()) as wrapper:
+        wrapper.on_workers(lambda trainer: None)
+        assert {each.backend.loss_scale for each in wrapper.replicas()} == {4096.0}
+
+
 def test_stages_leave_a_step_out_together() -> None:
     seen: list[tuple[int, int]] = []
     with ParallelWrapper(overflowing(), 2, 3, pipeline=Pipeline(2, 2), timeout_s=20) as wrapper:
