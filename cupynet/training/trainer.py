@@ -227,13 +227,14 @@ class Trainer:
 
     def _iterate(self, batch: Batch | None) -> Average | None:
         replica, synchronizer, measure = self.replica, self.synchronizer, self.statistics.clock.measure
+        self.world.check()  # an abandoned worker must not touch the user's model
         with measure("compute", "forward and backward"):
             step = replica.gradient(batch)
         with measure("averaging", "averaging of gradients"):
             returned: object = synchronizer.before_update(replica, step.samples)  # type: ignore[func-returns-value]
         if returned is not None:
             raise ConfigError(f"{type(synchronizer).__name__}.before_update must return None, not {returned!r:.40}")
-        self.world.check()  # a worker that timed out must not touch the user's model
+        self.world.check()  # again, because the synchronizer may have waited
         with measure("compute", "update"):
             replica.update(self.iteration, step)
         with measure("averaging", "averaging of weights"):

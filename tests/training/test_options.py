@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from cupynet.backend import create_backend
 from cupynet.core import shared_options
 from cupynet.data import Loader, Shift
-from cupynet.nn import BatchNorm, Dense, Flat, Model
+from cupynet.nn import BatchNorm, Dense, Flat, Hinge, Image, Model, Sequential
 from cupynet.optim import SGD, Adam, AMSGrad, ReduceOnPlateau
 from cupynet.parallel import Adaptive, ElasticAveraging, ParameterAveraging, Pipeline, Synchronizer
 from cupynet.training import (
@@ -144,3 +145,27 @@ def test_the_learning_rate_is_scaled_by_the_replicas(pipeline: Pipeline | None) 
     found = checked(workers=2, learning_rate_scale="linear", optimizer=SGD(0.1), pipeline=pipeline)
     assert found.optimizer.learning_rate(0) == 0.2
     assert found.placement.ranks == (2 if pipeline is None else 4)
+
+
+def test_ranks_compare_everything_that_changes_training() -> None:
+    def shared(model: Model, **options: Any) -> dict[str, Any]:
+        found = TrainingOptions(**options).check(model.network, model.backend.name)
+        return found.shared(model, Fit(Loader(small_dataset(8), 4), 1))
+
+    def other(**arguments: Any) -> Model:
+        network = Sequential({"dense1": Dense(4, **arguments), "output": Dense(3)})
+        return Model(network, Image(8, 8, 1), create_backend("numpy"), 1)
+
+    before, hinge, slow = shared(other()), other(), other()
+    hinge.loss = Hinge()
+    slow.set_learning_rate_factors({"dense1": 0.1})
+    changes = {
+        "network": shared(other(activation="tanh")),
+        "loss": shared(hinge),
+        "learning_rate_factors": shared(slow),
+        "metrics": shared(other(), metrics=["auc"]),
+        "micro_batches": shared(other(), accumulation_steps=2),
+    }
+    assert shared(other()) == before
+    for setting, after in changes.items():
+        assert {name for name in before if before[name] != after[name]} == {setting}

@@ -141,8 +141,24 @@ class EarlyStopping(Callback):
         self.result, self._began = None, time.monotonic()
         if not trainer.resumes(self):
             self._now = _State()
-        elif self._now.met:  # the condition was met before the checkpoint was saved
+        elif self._now.met and self._holds(self._now.met.partition(":")[0]):
             trainer.stop(self._now.met, StopReason.EARLY)
+        else:
+            self._now.met = ""
+
+    def _holds(self, condition: str) -> bool:
+        """Return False if a condition that was met before the checkpoint is not met now, as its limit has changed."""
+        now = self._now
+        if condition == "patience":
+            return self.patience is not None and now.waited >= self.patience
+        if condition == "max_epochs":
+            return self.max_epochs is not None and now.epochs >= self.max_epochs
+        if condition == "max_time_s":
+            return self.max_time_s is not None and now.spent_s >= self.max_time_s
+        if condition == "best_score":
+            best = now.scores.get(now.best_epoch, math.nan)
+            return self.best_score is not None and self._gain(best, self.best_score) >= 0
+        return getattr(self, condition) not in (None, False)  # the loss that exceeded `max_score` is not saved
 
     def on_iteration_end(self, trainer: Trainer) -> None:
         if self.max_time_s is not None and trainer.rank == 0 and self._elapsed_s() >= self.max_time_s:

@@ -17,7 +17,7 @@ from cupynet.data import Loader
 from cupynet.nn import Model
 from cupynet.optim import SGD
 from cupynet.parallel import ParameterAveraging, Pipeline
-from cupynet.training import Callback, EarlyStopping, ParallelWrapper, StopReason, Trainer, consensus
+from cupynet.training import Callback, Checkpoint, EarlyStopping, ParallelWrapper, StopReason, Trainer, consensus
 from cupynet.training.callbacks import early_stopping
 from cupynet.training.evaluation import Evaluation
 from cupynet.training.fit import Fit
@@ -203,6 +203,30 @@ def test_early_stopping_resumes_from_its_state(scripted: Script, tmp_path: Path)
     assert outcome(stoppings[0]) == ("patience", 2)
     assert stoppings[1].result == stoppings[0].result
     assert fingerprint(rest) == fingerprint(whole)
+
+
+@pytest.mark.parametrize(
+    ("scores", "first", "second", "epoch"),
+    [
+        ([0.5, 0.6, 0.7, 0.8], {"patience": 2}, {"patience": 2}, 3),
+        ([0.5, 0.6, 0.7, 0.8], {"patience": 2}, {"patience": 3}, 4),
+        ([0.5, 0.6, 0.7, 0.8], {"max_epochs": 2}, {"max_epochs": 4}, 4),
+        ([0.5, 0.6, 0.7, 0.8], {"best_score": 0.5}, {"best_score": 0.5}, 1),
+        ([0.5, 0.6, 0.7, 0.1], {"best_score": 0.5}, {"best_score": 0.2}, 4),
+        ([BAD, 0.6, 0.7, 0.1], {}, {"invalid_score": False}, 4),
+    ],
+    ids=str,
+)
+def test_a_fit_that_stopped_early_continues_if_its_limit_was_raised(
+    scripted: Script, tmp_path: Path, scores: list[float], first: dict[str, Any], second: dict[str, Any], epoch: int
+) -> None:
+    scripted(scores)
+    save = Checkpoint(path=tmp_path)
+    stopped, _ = fit(EarlyStopping(**first), 4, save)
+    with ParallelWrapper(small_model(), 2, 2, optimizer=SGD(0.05), callbacks=[EarlyStopping(**second)]) as wrapper:
+        wrapper.restore(tmp_path)
+        wrapper.fit(TRAIN, epochs=4 - stopped.epoch, **VALIDATION)
+        assert stopped.epoch <= wrapper.trainer.epoch == epoch
 
 
 @pytest.mark.parametrize(("limit", "reason", "iteration"), [(52, "epochs", 10), (50, "max_time_s", 3)])
