@@ -38,7 +38,7 @@ SMOKE_TEST = re.compile(r", \S+ batch(es)?: a fast dev run$")  # end of the data
 def main() -> None:
     parser = Arguments("cupynet evaluate", "Evaluate the weights of a finished run on its test set.", EXAMPLES)
     parser.add_run()
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings to change")
+    parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help="settings to change")
     parser.add_argument("--json", action="store_true", help="print JSON")
     run_and_exit(lambda: evaluate(parser.parse_intermixed_args()))
 
@@ -73,7 +73,8 @@ def evaluate(arguments: argparse.Namespace) -> None:
             print(f"summary.json has no accuracy on {split} images")
         else:
             stored = f"accuracy {before}" + f", loss {scores.test_loss!r}" * (split == "test")
-            print("the same as in summary.json" if same else f"summary.json has {stored}")
+            equal = "the same" if split == "test" else "the same accuracy"
+            print(f"{equal} as in summary.json" if same else f"summary.json has {stored}")
 
 
 def evaluated(path: Path, overrides: Sequence[str] = ()) -> Evaluated:
@@ -88,7 +89,8 @@ def evaluated(path: Path, overrides: Sequence[str] = ()) -> Evaluated:
     if settings.trusted_modules:
         trained = LoadedRun(path, settings.trusted_modules)
     names = [name_of(override) for override in overrides]
-    if any(name in ("data", "data.folder", "data.file") or name.endswith(("_images", "_labels")) for name in names):
+    other = any(name in ("data", "data.folder", "data.file") or name.endswith(("_images", "_labels")) for name in names)
+    if other:
         settings = replace(settings, data=_as_trained(settings.data, trained, names))
     if trained.normalize is not None and not any(name.startswith("data.normalize") for name in names):
         settings = replace(settings, data={**settings.data, "normalize": trained.normalize})
@@ -105,10 +107,10 @@ def evaluated(path: Path, overrides: Sequence[str] = ()) -> Evaluated:
             wrapper.model.load_weights(weights)
         except ConfigError as error:
             raise DataError(f"{path}: {error}") from error
-        sets = {"test": data.test, "validation": data.validation, "all": data.train}
-        split, dataset = next((split, found) for split, found in sets.items() if found)
+        sets = ("test", data.test), ("validation", data.validation), ("test" if other else "train", data.train)
+        split, dataset = next((split, found) for split, found in sets if found)
         evaluation = wrapper.evaluate(experiment.evaluation_loader(dataset))
-        return Evaluated(evaluation, data.name, "test" if split == "all" else split, wrapper.model.class_names, trained)
+        return Evaluated(evaluation, data.name, split, wrapper.model.class_names, trained)
 
 
 def _as_trained(data: dict[str, Any], trained: LoadedRun, names: Sequence[str]) -> dict[str, Any]:

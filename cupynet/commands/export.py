@@ -98,5 +98,6 @@ def _about(trained: LoadedRun, model: Model, input: str) -> dict[str, str]:
     }
     if summary is not None and trained.checkpoint is None:
         about["dataset"] = summary.setup.dataset
-        about["test_accuracy"], about["commit"] = str(summary.scores.test_accuracy), str(summary.setup.commit)
+        facts = {"test_accuracy": summary.scores.test_accuracy, "commit": summary.setup.commit}
+        about |= {name: str(value) for name, value in facts.items() if value is not None}
     return about

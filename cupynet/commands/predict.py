@@ -11,6 +11,7 @@ import json
 import os
 from contextlib import suppress
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +54,8 @@ def predict(arguments: argparse.Namespace) -> int:
     shape = model.input.shape
     if len(shape) != 3 or shape[2] not in (1, 3):
         raise ConfigError(f"the network has input {shape}, but pictures need an input (H, W, C) with 1 or 3 channels")
-    files = [file for path in arguments.pictures for file in _files(path)]
     failed = False
-    for path in files:
+    for path in chain(*map(_files, arguments.pictures)):
         try:
             image = preprocessed(path, shape, source, arguments.invert)
         except DataError as error:  # continue with the other pictures
@@ -74,15 +74,13 @@ def predict(arguments: argparse.Namespace) -> int:
 
 
 def _files(path: Path) -> list[Path]:
-    """Return the pictures in a folder, sorted, or the path itself if it is not a folder."""
+    """Return the pictures in a folder, sorted, or the path itself if it is a file or a folder without pictures."""
     from cupynet.data.pictures import ENDINGS
 
     if not os.path.isdir(path):  # isdir returns False for invalid names
         return [path]
     found = [each for each in sorted(path.glob("[!.]*")) if each.suffix.lower() in ENDINGS and each.is_file()]
-    if not found:
-        raise DataError(f"{one_line(path)}: contains no pictures ({', '.join(ENDINGS)})")
-    return found
+    return found or [path]
 
 
 def preprocessed(path: Path, shape: tuple[int, ...], source: Any, invert: str) -> Any:

@@ -106,7 +106,7 @@ def opened(overrides: Sequence[str]) -> list[str]:
     """Make schedules in overrides replace the optimizer's default schedule instead of merging with it."""
     for each in overrides:
         _check_group(each)
-    return [f"++{each}" if each.startswith(f"{RATE}={{") else each for each in overrides]
+    return [f"++{each}" if each.startswith(f"{RATE}=") and "{" in each else each for each in overrides]
 
 
 def _check_group(override: str) -> None:

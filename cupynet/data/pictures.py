@@ -63,7 +63,7 @@ def orientation(opened: Any) -> int:
 
 def size_of(path: Path) -> tuple[int, int]:
     with opened_picture(path) as opened:
-        return opened.size if orientation(opened) >= 5 else (opened.height, opened.width)
+        return opened.size if orientation(opened) in (5, 6, 7, 8) else (opened.height, opened.width)
 
 
 def is_gray(opened: Any) -> bool:
@@ -79,6 +79,8 @@ def _is_plain(opened: Any) -> bool:
 def opened_picture(path: Path) -> Iterator[Any]:
     """Open a picture and read its header. Errors in the context become DataError."""
     images, name = pillow(), wording.one_line(path)
+    if os.path.isdir(path):
+        raise DataError(f"{name}: contains no pictures ({', '.join(ENDINGS)}). Subfolders are not searched")
     if not os.path.isfile(path):
         raise DataError(f"{name}: no such picture file")
     try:

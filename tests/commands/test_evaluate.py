@@ -12,7 +12,7 @@ from tests.support.commands import QUICK, SMALL, Call, summary_of
 from tests.support.resumed_runs import trained
 from tests.support.user_files import digits, write_pictures
 
-SAME = "the same as in summary.json"
+SAME = "as in summary.json"
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +90,8 @@ def test_a_run_without_test_images_is_evaluated_on_its_validation_images(tmp_pat
     found = call(main, tmp_path / "run", "--json")
     assert (json.loads(found.out)["split"], json.loads(found.out)["samples"]) == ("validation", 20)
     assert SAME in call(main, tmp_path / "run").out
+    undivided = call(main, tmp_path / "run", "data.validation=0", "--json")
+    assert (json.loads(undivided.out)["split"], json.loads(undivided.out)["samples"]) == ("train", 100)
 
 
 def test_images_to_test_on_have_the_shape_and_the_classes_of_the_run(tmp_path: Path, call: Call) -> None:

@@ -38,6 +38,13 @@ def test_an_onnx_graph_says_what_it_is_made_of(finished: Path, tmp_path: Path, c
     assert json.dumps(summary.setup.normalize) in metadata["preprocessing"]
 
 
+def test_a_run_without_test_images_has_no_test_accuracy(finished: Path, tmp_path: Path, call: Call) -> None:
+    folder = Path(shutil.copytree(finished, tmp_path / "run"))
+    summary_of(folder, test_accuracy=None)
+    call(main, folder, "--onnx", tmp_path / "a.onnx")
+    assert "test_accuracy" not in metadata_of(tmp_path / "a.onnx")
+
+
 def test_the_names_of_classes_are_exported(finished: Path, tmp_path: Path, call: Call) -> None:
     folder = Path(shutil.copytree(finished, tmp_path / "run"))
     names = [f"kind {number}" for number in range(10)]

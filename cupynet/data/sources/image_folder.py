@@ -49,6 +49,8 @@ class ImageFolder(UserFiles):
         if not isinstance(self.class_names, Sequence | None) or isinstance(self.class_names, str):
             reason = "must be a list of folder names, or null"
             raise ConfigError(reason, "class_names", wording.shown(self.class_names))
+        if len({*map(str, self.class_names or ())}) < len(self.class_names or ()):
+            raise ConfigError("must not contain a name twice", "class_names", wording.shown(self.class_names))
         self.place = required_path("folder", self.folder, "the folder that contains a folder for each class, or train/")
         self.name = self.place.resolve().name
         self._listed = self._list(tuple(map(str, self.class_names or ())))

@@ -146,6 +146,21 @@ def test_pictures_are_rotated_by_their_exif_orientation(tmp_path: Path) -> None:
     np.testing.assert_array_equal(checked(source).train.images, COLOURS.train_images)
 
 
+def test_an_unknown_exif_orientation_is_ignored(tmp_path: Path) -> None:
+    noted = Image.Exif()
+    noted[0x0112] = 9
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        for number in range(2):
+            Image.new("RGB", (8, 6)).save(tmp_path / name / f"{number}.jpg", exif=noted)
+    assert checked(ImageFolder(tmp_path, validation=0.5)).train.images.shape == (2, 6, 8, 3)
+
+
+def test_names_of_classes_are_distinct(folder: Path) -> None:
+    with refused("class_names"):
+        ImageFolder(folder, class_names=("class-0", "class-1", "class-0"))
+
+
 def test_pictures_need_pillow(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
     with refused(""):
