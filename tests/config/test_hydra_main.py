@@ -256,6 +256,16 @@ def test_an_interrupt_ends_the_sweep(error: BaseException, code: int, command: C
     assert (exit_code, [settings.workers for settings in ran]) == (code, [1])
 
 
+STEP = "{name: step, initial: 0.1, every: 5, factor: 0.5}"
+
+
+@pytest.mark.parametrize("rates", [f"0.25,{STEP}", f"choice(0.25,{STEP})"])
+def test_a_sweep_over_learning_rates_may_contain_schedules(rates: str, command: Command) -> None:
+    code, ran = command("-m", f"optimizer.learning_rate={rates}")
+    number, schedule = (settings.optimizer["learning_rate"] for settings in ran)
+    assert code == 0 and number == 0.25 and (schedule["_target_"], schedule["every"]) == ("cupynet.optim.StepDecay", 5)
+
+
 # the terminal and the log ---------------------------------------------------------------------------------------------
 
 
