@@ -22,7 +22,7 @@ from cupynet.core.mpiexec import rank
 
 LIFELINE = "CUPYNET_LIFELINE"  # environment variable that is set if stdin is a `lifeline`
 NUMBERS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name))
-AGAIN_S = 0.05
+AGAIN_S = 0.05  # seconds until an ignored signal is sent again
 
 
 def leave(number: int) -> None:
@@ -51,9 +51,9 @@ def handled(react: Callable[[int], None]) -> Iterator[None]:
 
 
 def _repeat(hook: Callable[[Any], object], ignored: Any) -> None:
-    """Send a signal again if its exception was ignored, because it arrived in a destructor or a weakref callback."""
+    """Resend a signal whose KeyboardInterrupt Python ignored, because a destructor or a weakref callback raised it."""
     error = ignored.exc_value
-    if isinstance(error, KeyboardInterrupt) and error.args:
+    if isinstance(error, KeyboardInterrupt) and error.args and error.args[0] in NUMBERS:
         threading.Timer(AGAIN_S, os.kill, (os.getpid(), error.args[0])).start()
     else:
         hook(ignored)

@@ -12,7 +12,8 @@ T = TypeVar("T")
 class CallbackList(list[Any]):
     """The `Callback` objects of one worker, in order.
 
-    resuming: those with a restored state for the current fit.
+    Attributes:
+        resuming: the callbacks whose state was restored for the current fit.
     """
 
     def __init__(self, callbacks: Iterable[Any] = ()) -> None:

@@ -57,7 +57,7 @@ class Trainer:
     Args:
         groups: the communicators of this worker; by default those of a single worker.
         synchronizer: the synchronization method; optional for a single worker.
-        callbacks: `Callback` objects.
+        callbacks: the callbacks of this worker, in the order in which they are called.
         prefetch_buffer: number of batches to prepare in advance in a thread; 0 disables prefetching.
         data_on_device, shared: see `BatchOps.transfer`.
         log_every: iterations between `on_log` events, the same on every worker; 0 disables them.

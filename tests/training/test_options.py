@@ -147,7 +147,7 @@ def test_the_learning_rate_is_scaled_by_the_replicas(pipeline: Pipeline | None) 
     assert found.placement.ranks == (2 if pipeline is None else 4)
 
 
-def test_ranks_compare_everything_that_changes_training() -> None:
+def test_ranks_compare_layers_losses_factors_metrics_and_parts_of_batches() -> None:
     def shared(model: Model, **options: Any) -> dict[str, Any]:
         found = TrainingOptions(**options).check(model.network, model.backend.name)
         return found.shared(model, Fit(Loader(small_dataset(8), 4), 1))
@@ -160,11 +160,11 @@ def test_ranks_compare_everything_that_changes_training() -> None:
     hinge.loss = Hinge()
     slow.set_learning_rate_factors({"dense1": 0.1})
     changes = {
-        "network": shared(other(activation="tanh")),
+        "network.dense1": shared(other(activation="tanh")),
         "loss": shared(hinge),
         "learning_rate_factors": shared(slow),
         "metrics": shared(other(), metrics=["auc"]),
-        "micro_batches": shared(other(), accumulation_steps=2),
+        "accumulation_steps": shared(other(), accumulation_steps=2),
     }
     assert shared(other()) == before
     for setting, after in changes.items():

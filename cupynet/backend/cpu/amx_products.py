@@ -33,7 +33,7 @@ class AmxProducts(ConvOps):
         simple = (window.kernel, window.stride, window.dilation) == ((3, 3), (1, 1), (1, 1))
         if not (_in_amx(x, weight) and simple) or max(map(max, window.padding)) > 2:
             return False
-        outputs = window.output(*x.shape[1:3])
+        outputs = window.output(*x.shape[1:3])  # frames of smaller ones are mostly padding
         return min(outputs) >= 3 and not any(count % amx.SIDE for count in weight.shape[2:])
 
     def _convolve_in_amx(self, x: Array, weight: Array, bias: Array | None, window: Window, y: Array) -> None:
@@ -51,7 +51,7 @@ class AmxProducts(ConvOps):
     def _gradients_in_amx(
         self, dy: Array, x: Array, weight: Array, weight_grad: Array, window: Window, *, need_dx: bool
     ) -> Array | None:
-        """Add the gradient of the weight. Return dx (N, H, W, C), or None unless `need_dx`."""
+        """Add the gradient of the weight. Return dx (N, H, W, C), or None unless `need_dx`. dy and x are bfloat16."""
         self._add_gradient_in_amx(dy, x, weight_grad, window)
         if not need_dx:
             return None

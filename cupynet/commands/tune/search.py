@@ -189,8 +189,10 @@ def run_trial(plan: Plan, folder: Path, study: Study) -> FrozenTrial:
     """
     try:
         trial = study.ask(dict(plan.space))
-    except (TypeError, ValueError) as error:
-        raise DataError(f"{folder / STUDY}: a queued trial is invalid: {one_line(error)}") from error
+    except (TypeError, ValueError) as error:  # a queued trial in the file is invalid
+        (lost,) = study.get_trials(deepcopy=False, states=[TrialState.RUNNING])
+        study.tell(lost.number, state=TrialState.FAIL)
+        raise DataError(f"{folder / STUDY}: trial {lost.number}: {one_line(error)}") from error
     figure, state = None, TrialState.FAIL
     try:
         figure, state = train_trial(plan, folder, study, trial), TrialState.COMPLETE
@@ -205,8 +207,8 @@ def run_trial(plan: Plan, folder: Path, study: Study) -> FrozenTrial:
         trial.set_user_attr("reason", one_line(error))
         state = TrialState.PRUNED
     except Exception as error:
-        trial.set_user_attr("reason", one_line(error) or type(error).__name__)
         log.info("trial %d failed", trial.number, exc_info=error)
+        trial.set_user_attr("reason", one_line(error) or type(error).__name__)
     return study.tell(trial, figure, state=state)
 
 

@@ -124,7 +124,8 @@ def _speed_up(comparison: Comparison) -> Chart:
     series: dict[str, dict[int, float]] = {}
     for group in comparison.groups:
         if "speed_up" in group.figures:
-            name = " ".join(f"{names[key]}={group.settings[key] or ABSENT}" for key in names) or "measured"
+            values = {key: ABSENT if group.settings[key] is None else group.settings[key] for key in names}
+            name = " ".join(f"{names[key]}={value}" for key, value in values.items()) or "measured"
             series.setdefault(name, {1: 1.0})[group.workers] = group.figures["speed_up"]
     shown = list(series.items())[:MAX_LINES]
     lines = [_line(name, sorted(points.items()), index) for index, (name, points) in enumerate(shown)]

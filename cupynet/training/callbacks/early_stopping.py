@@ -66,6 +66,7 @@ class _State:
     best_epoch: int = 0  # 0 before the first finite score
     reference: float = math.nan  # the last score that was an improvement
     waited: int = 0  # evaluations since then
+    highest: float = math.nan  # the highest training loss above `max_score`
     met: str = ""  # the first condition that was met, with details
     spent_s: float = 0.0  # seconds of the fit in earlier processes
     weights: dict[str, NDArray[Any]] = field(default_factory=dict)  # of the best epoch, on the host
@@ -141,24 +142,26 @@ class EarlyStopping(Callback):
         self.result, self._began = None, time.monotonic()
         if not trainer.resumes(self):
             self._now = _State()
-        elif self._now.met and self._holds(self._now.met.partition(":")[0]):
-            trainer.stop(self._now.met, StopReason.EARLY)
-        else:
-            self._now.met = ""
+        elif self._now.met:  # before the checkpoint was saved
+            met, self._now.met = self._now.met, ""
+            holding = self._holding()
+            if met.partition(":")[0] in holding:
+                self._end(trainer, met)
+            elif holding:
+                self._end(trainer, f"{holding[0]}: met before the checkpoint")
 
-    def _holds(self, condition: str) -> bool:
-        """Return False if a condition that was met before the checkpoint is not met now, as its limit has changed."""
-        now = self._now
-        if condition == "patience":
-            return self.patience is not None and now.waited >= self.patience
-        if condition == "max_epochs":
-            return self.max_epochs is not None and now.epochs >= self.max_epochs
-        if condition == "max_time_s":
-            return self.max_time_s is not None and now.spent_s >= self.max_time_s
-        if condition == "best_score":
-            best = now.scores.get(now.best_epoch, math.nan)
-            return self.best_score is not None and self._gain(best, self.best_score) >= 0
-        return getattr(self, condition) not in (None, False)  # the loss that exceeded `max_score` is not saved
+    def _holding(self) -> list[str]:
+        """Return the conditions that the restored state meets. Their limits may have changed."""
+        now, best = self._now, self._now.scores.get(self._now.best_epoch, math.nan)
+        holds = {
+            "patience": self.patience is not None and now.waited >= self.patience,
+            "best_score": self.best_score is not None and self._gain(best, self.best_score) >= 0,
+            "max_epochs": self.max_epochs is not None and now.epochs >= self.max_epochs,
+            "max_time_s": self.max_time_s is not None and now.spent_s >= self.max_time_s,
+            "max_score": self.max_score is not None and now.highest > self.max_score,
+            "invalid_score": self.invalid_score and not all(map(math.isfinite, now.scores.values())),
+        }
+        return [condition for condition in CONDITIONS if holds[condition]]
 
     def on_iteration_end(self, trainer: Trainer) -> None:
         if self.max_time_s is not None and trainer.rank == 0 and self._elapsed_s() >= self.max_time_s:
@@ -170,6 +173,7 @@ class EarlyStopping(Callback):
     def on_log(self, trainer: Trainer, record: IterationRecord) -> None:
         loss = record.loss if math.isnan(record.score_after_averaging) else record.score_after_averaging
         if self.max_score is not None and loss > self.max_score:
+            self._now.highest = max(loss, self._now.highest)
             self._end(trainer, f"max_score: the training loss is {loss:.4g}, above {self.max_score:g}")
 
     def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:
@@ -246,6 +250,7 @@ class EarlyStopping(Callback):
             reference=float(state["reference"]),
             waited=int(state["waited"]),
             met=str(state["met"]),
+            highest=float(state.get("highest", math.nan)),
             spent_s=float(state.get("spent_s", 0.0)),
             weights=dict(state["weights"]),
         )

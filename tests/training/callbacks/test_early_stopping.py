@@ -213,6 +213,11 @@ def test_early_stopping_resumes_from_its_state(scripted: Script, tmp_path: Path)
         ([0.5, 0.6, 0.7, 0.8], {"max_epochs": 2}, {"max_epochs": 4}, 4),
         ([0.5, 0.6, 0.7, 0.8], {"best_score": 0.5}, {"best_score": 0.5}, 1),
         ([0.5, 0.6, 0.7, 0.1], {"best_score": 0.5}, {"best_score": 0.2}, 4),
+        ([0.5, 0.6, 0.7, 0.8], {"patience": 2, "max_epochs": 3}, {"patience": 5, "max_epochs": 3}, 3),
+        ([0.5, 0.6, 0.7, 0.8], {"max_score": 0.01}, {"max_score": 0.02}, 0),
+        ([0.5, 0.6, 0.7, 0.8], {"max_score": 0.01}, {"max_score": 100}, 4),
+        ([0.5, 0.6, 0.7, 0.8], {"max_time_s": 1e-9}, {"max_time_s": 1e-9}, 0),
+        ([0.5, 0.6, 0.7, 0.8], {"max_time_s": 1e-9}, {"max_time_s": 1e9}, 4),
         ([BAD, 0.6, 0.7, 0.1], {}, {"invalid_score": False}, 4),
     ],
     ids=str,
@@ -222,8 +227,9 @@ def test_a_fit_that_stopped_early_continues_if_its_limit_was_raised(
 ) -> None:
     scripted(scores)
     save = Checkpoint(path=tmp_path)
-    stopped, _ = fit(EarlyStopping(**first), 4, save)
-    with ParallelWrapper(small_model(), 2, 2, optimizer=SGD(0.05), callbacks=[EarlyStopping(**second)]) as wrapper:
+    stopped, _ = fit(EarlyStopping(**first), 4, save, log_every=1)
+    callbacks = [EarlyStopping(**second)]
+    with ParallelWrapper(small_model(), 2, 2, optimizer=SGD(0.05), callbacks=callbacks, log_every=1) as wrapper:
         wrapper.restore(tmp_path)
         wrapper.fit(TRAIN, epochs=4 - stopped.epoch, **VALIDATION)
         assert stopped.epoch <= wrapper.trainer.epoch == epoch
