@@ -27,6 +27,8 @@ class LossScaler:
         self._backend, self._together, self._shared = backend, together, shared
         self.skipped, self.skipping = 0, False  # skipping: the step of this iteration is skipped
         self.steady = 0  # iterations since the scale changed
+        if together.size > 1:  # an earlier wrapper may have changed the scale of the model
+            backend.loss_scale = float(together.gather_numbers(backend.loss_scale)[0, 0])
 
     @property
     def scale(self) -> float:

@@ -457,7 +457,6 @@ class ParallelWrapper:
         if not first:
             device = self.placement.device(world.rank)
             backend = create_backend(backend.name, backend.policy.name, device, **backend.options)
-            backend.loss_scale = model.backend.loss_scale  # an earlier wrapper may have changed it
         backend.activate()
         world.attach(backend, options.reduce)
         groups = Groups.grid(world, self.placement.stages)

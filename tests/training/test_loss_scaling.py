@@ -91,7 +91,7 @@ def test_loss_scales_of_replicas_differ_unless_gradients_are_shared(way: Synchro
     assert any(len(each) > 1 for each in iterations) != equal
 
 
-def test_all_replicas_of_a_new_wrapper_begin_at_the_scale_of_the_model() -> None:
+def test_replicas_that_share_gradients_begin_at_the_scale_of_the_model() -> None:
     model = small_model("half")
     model.backend.loss_scale = 4096.0
     with ParallelWrapper(model, 3, synchronizer=GradientSharing()) as wrapper:
