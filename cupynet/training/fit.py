@@ -140,7 +140,7 @@ def evaluation_loader(data: Examples, batch_size: int | None, model: Model, pixe
     dataset = loader.dataset
     if pixels is not None and dataset.pixels != pixels and not dataset.scaled:
         raise ConfigError(
-            f"data set {dataset.name!r}: its pixels are not normalized like those of the training data. Use "
+            f"data set {dataset.name!r}: its pixel scale differs from the training data's. Use "
             "Dataset(..., pixels=model.pixels), or a pair (images, labels)"
         )
     return loader

@@ -67,7 +67,7 @@ class Replica:
         whole: the whole network in this process; the same as `model`, except in a `Stage`.
         place: backend and device, for messages.
         needs_images: True if batches must have images in addition to labels.
-        groups: the communicators of this worker; those of a single worker before `join`.
+        groups: the communicators of this worker; before `join`, as for a single worker.
         scaler: the loss scaler; None before `join`, and for dtypes that need no loss scaling.
         losses: sum of the losses of the last batch, 0-d on the device; 0.0 without a batch; None in pipeline stages
             without a loss. If iterations run ahead, `complete` sets `losses` to the sum over several batches.

@@ -17,14 +17,21 @@ import pytest
 
 from cupynet.core.errors import OutputError
 from cupynet.data import Loader
-from cupynet.nn import SoftmaxNLL
+from cupynet.nn import Backward, Context, SoftmaxNLL
 from cupynet.optim import Nesterov
-from cupynet.parallel import ElasticAveraging, GradientSharing, ParameterAveraging, WorkerTimeout
+from cupynet.parallel import (
+    ElasticAveraging,
+    GradientSharing,
+    ParameterAveraging,
+    SerialCommunicator,
+    WorkerTimeout,
+)
 from cupynet.parallel.launchers import threads as launch
 from cupynet.runs.checkpoints import Checkpoints, read
 from cupynet.training import Checkpoint, HistoryWriter, ParallelWrapper
+from cupynet.training.fit import Fit
 from tests.support.trainers import fitted
-from tests.support.training import WAYS, At, On, small_dataset, small_model
+from tests.support.training import WAYS, At, Identity, On, alone, network_with, small_dataset, small_model
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
@@ -126,6 +133,27 @@ def held() -> tuple[int, list[str]]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs /proc to count open files")
+def test_a_worker_abandoned_while_it_loads_a_batch_does_not_compute_on_the_model() -> None:
+    computed: list[int] = []
+
+    class Recording(Identity):
+        def forward(self, x: Any, context: Context) -> tuple[Any, Backward]:
+            computed.append(len(x))
+            return super().forward(x, context)
+
+    trainer = alone(network_with(Recording()), Nesterov(0.05))
+
+    class Late(Loader):
+        def images_of_iteration(self, number: int, size: int) -> int:  # called before the batch is taken
+            assert isinstance(trainer.world, SerialCommunicator)
+            trainer.world.failure = Injected()
+            return super().images_of_iteration(number, size)
+
+    with pytest.raises(Injected):
+        trainer.fit(Fit(Late(small_dataset(8), 4), 1))
+    assert computed == []
+
+
 def test_wrappers_leave_no_threads_files_or_models_behind(tmp_path: Path) -> None:
     """A third of the wrappers fail."""
     data, models, before = small_dataset(16), list[Any](), held()

@@ -157,6 +157,14 @@ def test_a_trial_that_was_killed_is_repeated(search: Search) -> None:
     assert [each.params for each in opened.trials].index(killed, 3) == 3
 
 
+def test_an_invalid_queued_trial_ends_the_search_and_is_not_left_running(search: Search) -> None:
+    opened = search(plan_of(trials=1))
+    opened.enqueue_trial({RATE.partition("=")[0]: "fast"})
+    with data_error("trial 1"):
+        search(plan_of(trials=3))
+    assert states(opened) == [COMPLETE, FAIL]
+
+
 FAILURES = [
     (errors.DivergedError("the loss is not finite"), "pruned"),
     (errors.DeviceError("GPU 0 has no memory left"), "fail"),
