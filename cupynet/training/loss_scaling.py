@@ -43,15 +43,20 @@ class LossScaler:
         if self._grows:
             self._set(self.scale)
 
-    def skips(self, *, overflow: bool, failed: bool) -> bool:
-        """Adapt the scale. Return True to skip this step. `failed` is True if this worker's loss is not finite."""
+    def skips(self, *, overflow: bool, failed: bool, idle: bool = False) -> bool:
+        """Adapt the scale. Return True to skip this step.
+
+        Args:
+            failed: this worker's loss is not finite.
+            idle: this worker has no batch. If it skips steps alone, it does not count this iteration.
+        """
         failed = failed or (overflow and self.scale <= MIN_SCALE)
         if self._together.size > 1:
             table = self._together.gather_numbers(overflow, failed, self.scale)  # (W, 3)
             overflow, failed = bool(table[:, 0].any()), bool(table[:, 1].any())
             self._backend.loss_scale = float(table[-1, 2])  # the scale of the current gradients
         self.skipping = overflow and not failed
-        self.steady += 1
+        self.steady += not idle or self._together.size > 1
         if self.skipping:
             self._set(max(self._backend.loss_scale / 2, MIN_SCALE))
             self.skipped += 1

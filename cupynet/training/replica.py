@@ -133,7 +133,8 @@ class Replica:
             step = Step(batch, samples, norm, math.isfinite(float(norm)) and loss_is_finite)
         if self.scaler is not None:
             overflow = not step.finite and loss_is_finite
-            if self.scaler.skips(overflow=overflow, failed=not step.finite and not overflow):
+            failed = not step.finite and not overflow
+            if self.scaler.skips(overflow=overflow, failed=failed, idle=batch is None):
                 self.forget()
                 step = Step(batch, overflowed=True)
         step = self.check(self, step)
