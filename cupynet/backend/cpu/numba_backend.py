@@ -249,4 +249,5 @@ def _wide_rows(x: Array) -> tuple[int, int]:
 
 
 def _repeated(rows: tuple[int, int], *numbers: Array) -> list[Array]:
-    return [np.tile(vector, rows[1] // len(vector)) for vector in numbers]
+    # several times as fast as np.tile
+    return [vector[None].repeat(rows[1] // len(vector), axis=0).reshape(-1) for vector in numbers]
