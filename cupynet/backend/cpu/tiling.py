@@ -14,6 +14,8 @@ from cupynet.backend.reference.dense import DenseOps
 from cupynet.backend.window import Window
 
 KERNELS = ((3, 3), (5, 5))
+USUAL_SIDE = 4  # preferred height and width of tiles, for small rounding errors and few compiled kernels
+MAX_SHARE = 0.85  # other tiles are used if their number of products is at most this share of the usual number
 MIN_CHANNELS = 10  # minimum number of channels and of filters; fewer do not fill vectors
 MAX_PRODUCTS = 0.5  # maximum number of products, relative to direct sums, for which transforms pay off
 MIN_TILES = 8  # minimum number of tiles for which the gradients of transformed filters pay off
@@ -32,12 +34,14 @@ def tiling_of(
     supported = window.kernel in KERNELS and window.stride == window.dilation == (1, 1)
     if not supported or min(image[2], filters) < MIN_CHANNELS or not window.fits(*image[:2]):
         return None
-    found = Tiling(image, filters, window, itemsize, pools=pools)
+    sides = range(2, len(winograd.POINTS) + 3 - window.kernel[0], 1 + pools)
+    tilings = [Tiling(image, filters, window, itemsize, side, pools=pools) for side in sides]
+    found = min(tilings, key=lambda tiling: tiling.products * (MAX_SHARE if tiling.side == USUAL_SIDE else 1))
     return found if found.products <= MAX_PRODUCTS else None
 
 
 class Tiling:
-    """Divides the outputs of a convolution into tiles of 4 x 4.
+    """Divides the outputs of a convolution into square tiles of `side` x `side`.
 
     Both passes return False, and the caller computes direct sums, if x or the weight contains NaN or values that might
     overflow. dy is not checked.
@@ -48,12 +52,12 @@ class Tiling:
     """
 
     def __init__(
-        self, image: tuple[int, int, int], filters: int, window: Window, itemsize: int, *, pools: bool
+        self, image: tuple[int, int, int], filters: int, window: Window, itemsize: int, side: int, *, pools: bool
     ) -> None:
         self.image, self.filters, self.window, self.pool_size = image, filters, window, 1 + pools
-        self.lanes, self.size = lanes(itemsize), window.kernel[0]
-        outputs = [side - side % self.pool_size for side in window.output(*image[:2])]
-        self.down, self.across = (-(-side // winograd.SIDE) for side in outputs)
+        self.side, self.lanes, self.size = side, lanes(itemsize), window.kernel[0]
+        outputs = [length - length % self.pool_size for length in window.output(*image[:2])]
+        self.down, self.across = (-(-length // side) for length in outputs)
         points, direct = self.points**2 * self.down * self.across, self.size**2 * outputs[0] * outputs[1]
         self.products = points / direct if direct else 1.0
         self.blocks = [winograd.block(count, itemsize) for count in (image[2], filters)]
@@ -63,7 +67,7 @@ class Tiling:
     @property
     def points(self) -> int:
         """Height and width of a transformed tile."""
-        return self.size + winograd.SIDE - 1
+        return self.size + self.side - 1
 
     def forward(
         self, backend: DenseOps, x: Array, weight: Array, bias: Array | None, y: Array, indices: Array = NO_INDICES
@@ -71,7 +75,7 @@ class Tiling:
         """Write the outputs y (N, H', W', O), and the indices of the maxima with pooling. weight: (K, K, C, O)."""
         offset = np.zeros(self.filters, weight.dtype) if bias is None else bias.astype(weight.dtype, copy=False)
         filters, tiles = _flat(backend, weight, self.padded[1]), self._tiles(backend, weight.dtype, gradients=False)
-        forward = winograd.forward(self.size, *self.blocks[1], self.pool_size)
+        forward = winograd.forward(self.size, self.side, *self.blocks[1], self.pool_size)
         return forward(bits(np.ascontiguousarray(x)), _bound(weight), filters, offset, tiles, bits(y), indices)
 
     def backward(
@@ -88,12 +92,12 @@ class Tiling:
         if len(dx):
             turned = _flat(backend, weight.transpose(0, 1, 3, 2), self.padded[0])
         grad = backend.borrow((self.size**2, tiles.weights.shape[1] * self.padded[1]), weight.dtype)
-        ends = self.down * winograd.SIDE + self.size - 1, self.across * winograd.SIDE + self.size - 1
+        ends = self.down * self.side + self.size - 1, self.across * self.side + self.size - 1
         if any(
             end - first < side for end, (first, _), side in zip(ends, self.window.padding, self.image, strict=False)
         ):
             dx[...] = 0  # pooling leaves out the last pixels
-        backward = winograd.backward(self.size, *self.blocks[1], *self.blocks[0], self.pool_size)
+        backward = winograd.backward(self.size, self.side, *self.blocks[1], *self.blocks[0], self.pool_size)
         x, dy = np.ascontiguousarray(x), np.ascontiguousarray(dy)
         if not backward(bits(x), _bound(weight), bits(dy), indices, turned, tiles, grad, bits(dx)):
             return False
@@ -104,12 +108,12 @@ class Tiling:
     def _tiles(self, backend: DenseOps, dtype: np.dtype[np.generic], *, gradients: bool = True) -> winograd.Tiles:
         n, (c, o), channels = self.points, self.padded, self.image[2]
         tiles = max(MIN_GROUP, GROUP_BYTES // (n * n * (c + o) * dtype.itemsize))
-        width, rows = self.across * winograd.SIDE + self.size - 1, -(-max(tiles, self.across) // ROWS) * ROWS
+        width, rows = self.across * self.side + self.size - 1, -(-max(tiles, self.across) // ROWS) * ROWS
         beyond = max(self.lanes, ROWS)
         shapes = {
             "frame": (n, width * channels + 2 * self.lanes),
             "gradient": (n * width * gradients, c),
-            "outputs": (winograd.SIDE**2, o),
+            "outputs": (self.side**2, o),
             "weights": (n * n, -(-channels // ROWS) * ROWS, o),
             "turned": (n * n * gradients, self.filters, c),
             "points": (rows, n * n * c + beyond),

@@ -7,6 +7,7 @@ pytest.importorskip("numba")
 
 from cupynet.backend import create_backend
 from cupynet.backend.cpu.kernels import amx
+from cupynet.backend.cpu.tiling import Tiling, tiling_of
 from cupynet.backend.window import Window
 from tests.support.arguments import Shape
 from tests.support.backends import NO_BFLOAT16
@@ -27,6 +28,9 @@ SHAPES = {
     "most padding": Shape(2, 5, 6, 16, 64, around(2, 2, 2, 2), False, True),
     "vectors not full": Shape(3, 10, 7, 17, 33, around(1, 1, 1, 1), True, True),
     "five by five": Shape(3, 12, 9, 20, 50, Window((5, 5), padding=((2, 2), (0, 1))), False, True),
+    "outputs of three": Shape(9, 5, 3, 16, 32, around(0, 0, 1, 1), False, True),
+    "outputs of five": Shape(2, 12, 7, 17, 16, around(0, 0, 0, 0), True, True),
+    "outputs of six": Shape(3, 13, 8, 32, 17, around(0, 0, 0, 0), True, True),
     "more padding than pixels": Shape(2, 2, 3, 16, 24, Window((5, 5), padding=((4, 3), (2, 4))), True, True),
 }
 DTYPES = ("float", "double", "half") if NO_BFLOAT16 else ("float", "double", "half", "bfloat16")
@@ -49,13 +53,26 @@ def test_an_image_gives_the_same_bits_in_any_batch(dtype: str, channels: int) ->
         assert np.array_equal(backend.conv2d(x[n : n + 1], weight, None, around(1, 1, 1, 1))[0][0], y[n])
 
 
-@pytest.mark.parametrize("size", [3, 5])
-def test_the_error_of_single_precision_is_small(size: int) -> None:
-    rng, window = np.random.default_rng(1), Window((size, size), padding=((1, 1), (1, 1)))
-    x, weight = rng.normal(size=(4, 16, 16, 64)), rng.normal(size=(size, size, 64, 64))
+@pytest.mark.parametrize(("size", "side"), [(3, 2), (3, 3), (3, 4), (3, 5), (3, 6), (5, 3), (5, 4)])
+def test_the_error_of_single_precision_is_small(size: int, side: int) -> None:
+    rng, window = np.random.default_rng(1), Window((size, size))
+    images = 2 * side + size - 1
+    x, weight = rng.normal(size=(4, images, images, 64)), rng.normal(size=(size, size, 64, 64))
+    tiling = Tiling(x.shape[1:], 64, window, 4, side, pools=False)
     exact, _ = create_backend("numpy", "double").conv2d(x, weight, None, window)
-    found, _ = create_backend("numba").conv2d(x.astype("f"), weight.astype("f"), None, window)
+    found = np.empty_like(exact, np.float32)
+    assert tiling.forward(create_backend("numba"), x.astype("f"), weight.astype("f"), None, found)
     assert abs(found - exact).max() < 1e-5 * abs(exact).max()
+
+
+def test_tiles_have_the_size_that_takes_the_fewest_products() -> None:
+    """Four is preferred, because its errors are small. Pooling windows must not cross the edges of tiles."""
+    outputs = (2, 3, 5, 6, 7, 10, 12, 14, 15, 16, 28)
+    found = {n: tiling_of((n + 2, n + 2, 16), 16, Window((3, 3)), 4) for n in outputs}
+    sides = {n: tiling.side for n, tiling in found.items() if tiling is not None}
+    assert sides == {2: 2, 3: 3, 5: 5, 6: 6, 7: 4, 10: 5, 12: 6, 14: 5, 15: 5, 16: 4, 28: 4}
+    pooled = tiling_of((12, 12, 16), 16, Window((3, 3)), 4, pools=True)
+    assert pooled is not None and pooled.side == 6
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e38])

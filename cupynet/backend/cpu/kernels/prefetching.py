@@ -38,9 +38,9 @@ def prefetch(typing: Any, write: Any, x: Any, at: Any) -> Any:
 
 
 @inlined
-def prefetch_rows(write: int, x: Array, at: int, step: int, length: int) -> None:
-    """Prefetch `length` values in each of four rows, `step` values apart."""
-    for start in range(at, at + 4 * step, step):
+def prefetch_rows(write: int, x: Array, at: int, rows: int, step: int, length: int) -> None:
+    """Prefetch `length` values in each of these rows, `step` values apart."""
+    for start in range(at, at + rows * step, step):
         for i in range(start, start + length, LINE):
             prefetch(write, x, i)
 

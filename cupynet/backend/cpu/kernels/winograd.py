@@ -2,16 +2,19 @@
 
 Source: Lavin & Gray 2016, "Fast Algorithms for Convolutional Neural Networks", arXiv:1509.09308.
 
-With K x K filters and n = K + 3, a tile of 4 x 4 outputs takes n² multiplications instead of 16·K²: a sixth for 5 x 5
-filters. With constant matrices A, B and G, y = Aᵀ ((G w Gᵀ) ⊙ (Bᵀ x B)) A. At each of the n² points, the sum over
-channels is a matrix product. The backward pass is the transpose. Rounding errors are up to ten times larger than with
-direct sums.
+With K x K filters and n = K + m - 1, a tile of m x m outputs takes n² multiplications instead of m²·K²: a sixth for
+5 x 5 filters and m = 4. With constant matrices A, B and G, y = Aᵀ ((G w Gᵀ) ⊙ (Bᵀ x B)) A. At each of the n² points,
+the sum over channels is a matrix product. The backward pass is the transpose. Larger tiles need fewer multiplications
+per output, but round more: in float, errors are up to 14 times larger than with direct sums for m = 4, and up to 22
+times for m = 6.
+
+In this module, `size` is K and `side` is m. Both are compile-time constants.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,18 +39,17 @@ from cupynet.backend.cpu.kernels.vectors import (
     sums_of_products,
 )
 
-SIDE = 4  # height and width of a tile of outputs
 POINTS = (0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5)  # the finite points; the last point is infinity
 
 
 @functools.cache
-def matrices(size: int) -> list[Array]:
-    """Return Aᵀ (4, n), A, Bᵀ (n, n), B, G (n, K) and Gᵀ for K = `size` (Toom-Cook with interpolation at `POINTS`)."""
-    points = np.array(POINTS[: size + SIDE - 2])
+def matrices(size: int, side: int) -> list[Array]:
+    """Return Aᵀ (m, n), A, Bᵀ (n, n), B, G (n, K) and Gᵀ (Toom-Cook with interpolation at the first `POINTS`)."""
+    points = np.array(POINTS[: size + side - 2])
     others = [np.delete(points, i) for i in range(points.size)]
     scale = [*(np.prod(point - rest) for point, rest in zip(points, others, strict=True)), 1]
     outputs, filters = (
-        np.vstack([points[:, None] ** np.arange(count), np.eye(1, count, count - 1)]) for count in (SIDE, size)
+        np.vstack([points[:, None] ** np.arange(count), np.eye(1, count, count - 1)]) for count in (side, size)
     )
     inputs = np.array([*(np.append(np.poly(rest)[::-1], 0) for rest in others), np.poly(points)[::-1]])
     filters /= np.array(scale)[:, None]
@@ -62,9 +64,9 @@ class Tiles(NamedTuple):
         top, left: padding of the images.
         group: number of rows of tiles that are computed together.
         lanes: number of values in a vector.
-        frame: (n, W · channels + padding), the pixels that a row of tiles reads, where W = 4 · across + K - 1.
+        frame: (n, W · channels + padding), the pixels that a row of tiles reads, where W = m · across + K - 1.
         gradient: (n · W, C), the gradient of these pixels. The forward pass uses neither this nor `turned`.
-        outputs: (4 · 4, O), the outputs of a tile.
+        outputs: (m · m, O), the outputs of a tile.
         weights: (n², C, O), G w Gᵀ or its gradient.
         turned: (n², O, C), the transposed weights for the input gradient.
         points, products: (tiles, n² · C) and (tiles, n² · O), padded by a vector per tile to avoid cache conflicts.
@@ -96,43 +98,43 @@ def block(columns: int, itemsize: int) -> tuple[int, int]:
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
 def transform(
-    typing: Any, size: Any, which: Any, adds: Any, x: Any, x_at: Any, x_down: Any, x_across: Any, y: Any, y_at: Any,
-    y_down: Any, y_across: Any,
+    typing: Any, size: Any, side: Any, which: Any, adds: Any, x: Any, x_at: Any, x_down: Any, x_across: Any, y: Any,
+    y_at: Any, y_down: Any, y_across: Any,
 ) -> Any:  # fmt: skip
     """y = T x Tᵀ for a vector of channels of a tile, or y += T x Tᵀ if `adds` is 1.
 
-    T is matrix `which` of `matrices`. `_down` and `_across` are the strides of rows and columns. The first three
+    T is matrix `which` of `matrices`. `_down` and `_across` are the strides of rows and columns. The first four
     arguments are constants. Arrays are flat. Arguments are not checked.
     """
-    literals = constants(size, which, adds)
+    literals = constants(size, side, which, adds)
     if literals is None:
         return None
-    after, before = matrices(literals[0])[literals[1]].shape
+    *key, chosen, added = literals
+    matrix, by_row = matrices(*key)[chosen], chosen in (1, 2, 4)
+    after, before = matrix.shape
 
     def generate(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
         pointer = pointers(context, b, signature, arguments)
-        source, target = pointer(3, 4), pointer(7, 8)
+        source, target = pointer(4, 5), pointer(8, 9)
         real = source.type.pointee
         kind = ir.VectorType(real, registers()[0] // size_of(real))
         half = cgutils.alloca_once(b, real, size=before * after * kind.count)
         half.align = registers()[0]
         lanes, line = I64(kind.count), I64(before * kind.count)
-        for_each = functools.partial(_emit, b, literals, kind)
-        for_each(before, (source, arguments[5], arguments[6]), (half, line, lanes), adds=False)
-        for_each(after, (half, lanes, line), (target, arguments[10], arguments[9]), adds=bool(literals[2]))
+        for_each = functools.partial(_emit, b, matrix, kind, by_row=by_row)
+        for_each(before, (source, arguments[6], arguments[7]), (half, line, lanes), adds=False)
+        for_each(after, (half, lanes, line), (target, arguments[11], arguments[10]), adds=bool(added))
         return context.get_dummy_value()
 
-    return types.void(size, which, adds, x, x_at, x_down, x_across, y, y_at, y_down, y_across), generate
+    return types.void(size, side, which, adds, x, x_at, x_down, x_across, y, y_at, y_down, y_across), generate
 
 
-def _emit(b: Any, literals: list[int], kind: Any, count: int, x: Any, y: Any, *, adds: bool) -> None:
+def _emit(b: Any, matrix: Array, kind: Any, count: int, x: Any, y: Any, *, by_row: bool, adds: bool) -> None:
     """Emit `count` products of the matrix and a vector. x, y: (pointer, stride in a vector, stride between vectors)."""
-    size, which, _ = literals
-    matrix = matrices(size)[which]
     with cgutils.for_range(b, I64(count)) as loop:
         source, target = (b.gep(base, [b.mul(loop.index, following)]) for base, _, following in (x, y))
         values = [load(b, b.gep(source, [b.mul(x[1], I64(j))]), 0, kind) for j in range(matrix.shape[1])]
-        for i, result in enumerate(_transformed(b, matrix, values, by_row=which in (1, 2, 4))):
+        for i, result in enumerate(_transformed(b, matrix, values, by_row=by_row)):
             place = b.gep(target, [b.mul(y[1], I64(i))])
             store(b, b.fadd(load(b, place, 0, kind), result) if adds else result, place, 0)
         last = b.block
@@ -142,11 +144,11 @@ def _emit(b: Any, literals: list[int], kind: Any, count: int, x: Any, y: Any, *,
 def _transformed(b: Any, matrix: Array, values: list[Any], *, by_row: bool) -> list[Any]:
     """Emit the product of a matrix and values.
 
-    Rows (or columns, unless `by_row`) 1 and 2, 3 and 4, ... belong to a point and its negative, because K is odd. They
-    are u + v and u - v, where u and v have no nonzero elements in common.
+    Rows (or columns, unless `by_row`) 1 and 2, 3 and 4, ... belong to a point and its negative. They are u + v and
+    u - v, where u and v have few nonzero elements in common.
     """
     points = matrix.copy() if by_row else matrix.T.copy()
-    for i in range(1, len(points) - 1, 2):
+    for i in _pairs(points):
         points[i : i + 2] = (points[i] + points[i + 1]) / 2, (points[i] - points[i + 1]) / 2
     if by_row:
         return _added_pairs(b, [_sum(b, row, values) for row in points.tolist()])
@@ -154,10 +156,15 @@ def _transformed(b: Any, matrix: Array, values: list[Any], *, by_row: bool) -> l
     return [_sum(b, row, values) for row in points.T.tolist()]
 
 
+def _pairs(points: Sized) -> range:
+    """Return the index of the first of each two points that are each other's negative. The last point is infinity."""
+    return range(1, len(points) - 2, 2)
+
+
 def _added_pairs(b: Any, values: list[Any]) -> list[Any]:
-    """Replace values 1 and 2, 3 and 4, ... with their sum and difference."""
+    """Replace the values at a point and its negative with their sum and difference."""
     result = list(values)
-    for i in range(1, len(values) - 1, 2):
+    for i in _pairs(values):
         result[i : i + 2] = b.fadd(values[i], values[i + 1]), b.fsub(values[i], values[i + 1])
     return result
 
@@ -231,17 +238,17 @@ def multiply(
 
 
 @inlined
-def transform_filters(size: int, which: int, lanes: int, x: Array, y: Array) -> None:
+def transform_filters(size: int, side: int, which: int, lanes: int, x: Array, y: Array) -> None:
     """Transform filters (K · K, values) to points (n², values) if `which` is 4, or apply the transpose if it is 5."""
-    x_step, y_step, n = x.shape[1], y.shape[1], size + SIDE - 1
+    x_step, y_step, n = x.shape[1], y.shape[1], size + side - 1
     before, after = (size, n) if which == 4 else (n, size)
     x, y = x.reshape(-1), y.reshape(-1)
     for c in range(0, x_step, lanes):
-        transform(size, which, 0, x, c, before * x_step, x_step, y, c, after * y_step, y_step)
+        transform(size, side, which, 0, x, c, before * x_step, x_step, y, c, after * y_step, y_step)
 
 
 @inlined
-def transform_images(size: int, x: Array, first: int, last: int, tiles: Tiles) -> Any:
+def transform_images(size: int, side: int, x: Array, first: int, last: int, tiles: Tiles) -> Any:
     """Write Bᵀ x B for rows of tiles in images (N, H, W, C) to `points`. Return the sum of |x| over the pixels read."""
     pixels, frame, points, total = (
         x.reshape(len(x), -1),
@@ -249,12 +256,12 @@ def transform_images(size: int, x: Array, first: int, last: int, tiles: Tiles) -
         tiles.points.reshape(-1),
         tiles.frame.dtype.type(0),
     )
-    channels, n, line, own = tiles.gradient.shape[1], size + SIDE - 1, x.shape[2] * x.shape[3], x.shape[3]
+    channels, n, line, own = tiles.gradient.shape[1], size + side - 1, x.shape[2] * x.shape[3], x.shape[3]
     flat, step, all_x = frame.reshape(-1), frame.shape[1], x.reshape(-1)
-    used = min(line, (tiles.across * SIDE + size - 1 - tiles.left) * own)
+    used = min(line, (tiles.across * side + size - 1 - tiles.left) * own)
     for row in range(first, last):
         for i in range(n):
-            at = row % tiles.down * SIDE + i - tiles.top
+            at = row % tiles.down * side + i - tiles.top
             inside = 0 <= at < x.shape[1]
             source = pixels[row // tiles.down, at * line :][: used if inside else 0]
             target = frame[i, tiles.left * own :]
@@ -264,31 +271,31 @@ def transform_images(size: int, x: Array, first: int, last: int, tiles: Tiles) -
                 target[j] = source[j]
                 total += abs(target[j])
         for t in range(tiles.across):
-            x_at, y_at = t * SIDE * own, ((row - first) * tiles.across + t) * tiles.points.shape[1]
+            x_at, y_at = t * side * own, ((row - first) * tiles.across + t) * tiles.points.shape[1]
             for c in range(0, channels, tiles.lanes):
-                transform(size, 2, 0, flat, x_at + c, step, own, points, y_at + c, n * channels, channels)
-            following = row // tiles.down * x.shape[1] + row % tiles.down * SIDE + n - tiles.top
-            prefetch_rows(0, all_x, following * line + t * SIDE * own, line, SIDE * own)
+                transform(size, side, 2, 0, flat, x_at + c, step, own, points, y_at + c, n * channels, channels)
+            following = row // tiles.down * x.shape[1] + row % tiles.down * side + n - tiles.top
+            prefetch_rows(0, all_x, following * line + t * side * own, side, line, side * own)
     return total
 
 
 @inlined
-def transform_gradient(size: int, tiles: Tiles, first: int, last: int, dx: Array) -> None:
+def transform_gradient(size: int, side: int, tiles: Tiles, first: int, last: int, dx: Array) -> None:
     """Write B dV Bᵀ for rows of tiles to dx (N, H, W, C). Pixels shared with the next row stay in `gradient`."""
-    gradient, points, n, start = tiles.gradient, tiles.points.reshape(-1), size + SIDE - 1, 0
+    gradient, points, n, start = tiles.gradient, tiles.points.reshape(-1), size + side - 1, 0
     channels, width, flat = gradient.shape[1], gradient.shape[0] // n, gradient.reshape(-1)
     for row in range(first, last):
         for t in range(tiles.across):
             for c in range(0, channels, tiles.lanes):
                 transform(
-                    size, 3, 1, points, start + c, n * channels, channels, flat, t * SIDE * channels + c,
+                    size, side, 3, 1, points, start + c, n * channels, channels, flat, t * side * channels + c,
                     width * channels, channels,
                 )  # fmt: skip
             start += tiles.points.shape[1]
         down = row % tiles.down
-        done = n if down == tiles.down - 1 else SIDE
+        done = n if down == tiles.down - 1 else side
         for i in range(done):
-            at = down * SIDE + i - tiles.top
+            at = down * side + i - tiles.top
             if 0 <= at < dx.shape[1]:
                 for j in range(min(dx.shape[2], width - tiles.left)):
                     source, target = gradient[i * width + tiles.left + j], dx[row // tiles.down, at, j]
@@ -301,55 +308,57 @@ def transform_gradient(size: int, tiles: Tiles, first: int, last: int, dx: Array
 
 
 @inlined
-def pool(outputs: Array, at: int, bias: Array, y: Array, indices: Array) -> None:
+def pool(side: int, outputs: Array, at: int, bias: Array, y: Array, indices: Array) -> None:
     """Write the maximum of four outputs plus bias, and its index, the first among equals."""
     for o in range(bias.size):
         best, won = outputs[at, o], np.uint8(0)
         for q in range(1, 4):
-            value = outputs[at + q // 2 * SIDE + q % 2, o]
+            value = outputs[at + q // 2 * side + q % 2, o]
             if value > best:
                 best, won = value, np.uint8(q)
         y[o], indices[o] = best + bias[o], won
 
 
 @inlined
-def unpool(dy: Array, indices: Array, outputs: Array, at: int) -> None:
+def unpool(side: int, dy: Array, indices: Array, outputs: Array, at: int) -> None:
     for q in range(4):
-        target = outputs[at + q // 2 * SIDE + q % 2]
+        target = outputs[at + q // 2 * side + q % 2]
         for o in range(dy.size):
             target[o] = dy[o] if indices[o] == q else 0
 
 
 @inlined
 def write_outputs(
-    size: int, pools: int, tiles: Tiles, first: int, last: int, bias: Array, y: Array, indices: Array
+    size: int, side: int, pools: int, tiles: Tiles, first: int, last: int, bias: Array, y: Array, indices: Array
 ) -> None:
     """Write Aᵀ m A plus bias, or the maxima, for rows of tiles to y (N, H', W', O), without outputs beyond it."""
-    products, outputs, n, start = tiles.products.reshape(-1), tiles.outputs, size + SIDE - 1, 0
-    filters, flat, side, line, own = outputs.shape[1], outputs.reshape(-1), SIDE // pools, y[0, 0].size, y.shape[3]
+    products, outputs, n, start = tiles.products.reshape(-1), tiles.outputs, size + side - 1, 0
+    filters, flat, high, line, own = outputs.shape[1], outputs.reshape(-1), side // pools, y[0, 0].size, y.shape[3]
     all_y = y.reshape(-1)
     whole, in_place = scratch(all_y, flat), pools == 1 and y.itemsize == outputs.itemsize and own == filters
     for row in range(first, last):
-        image, top = row // tiles.down, row % tiles.down * side
+        image, top = row // tiles.down, row % tiles.down * high
         for t in range(tiles.across):
-            at = (image * y.shape[1] + top) * line + t * side * own
-            tall, wide = min(side, y.shape[1] - top), min(side, y.shape[2] - t * side)
-            prefetch_rows(1, all_y, at + side * line, line, side * own)
-            if in_place and tall == side and wide == side:
+            at = (image * y.shape[1] + top) * line + t * high * own
+            tall, wide = min(high, y.shape[1] - top), min(high, y.shape[2] - t * high)
+            prefetch_rows(1, all_y, at + high * line, high, line, high * own)
+            if in_place and tall == high and wide == high:
                 for o in range(own):  # value (1, 1) contributes to all outputs
                     products[start + (n + 1) * filters + o] += bias[o]
                 for o in range(0, filters, tiles.lanes):
-                    transform(size, 0, 0, products, start + o, n * filters, filters, whole, at + o, line, own)
+                    transform(size, side, 0, 0, products, start + o, n * filters, filters, whole, at + o, line, own)
             else:
                 for o in range(0, filters, tiles.lanes):
-                    transform(size, 0, 0, products, start + o, n * filters, filters, flat, o, SIDE * filters, filters)
+                    transform(
+                        size, side, 0, 0, products, start + o, n * filters, filters, flat, o, side * filters, filters
+                    )
                 for i in range(tall):
                     for j in range(wide):
-                        target = y[image, top + i, t * side + j]
+                        target = y[image, top + i, t * high + j]
                         if pools == 2:
-                            pool(outputs, 2 * (i * SIDE + j), bias, target, indices[image, top + i, t * side + j])
+                            pool(side, outputs, 2 * (i * side + j), bias, target, indices[image, top + i, t * high + j])
                         else:
-                            source = outputs[i * SIDE + j]
+                            source = outputs[i * side + j]
                             for o in range(bias.size):
                                 target[o] = source[o] + bias[o]
             start += tiles.products.shape[1]
@@ -357,43 +366,43 @@ def write_outputs(
 
 @inlined
 def transform_output_gradients(
-    size: int, pools: int, tiles: Tiles, first: int, last: int, dy: Array, indices: Array
+    size: int, side: int, pools: int, tiles: Tiles, first: int, last: int, dy: Array, indices: Array
 ) -> None:
     """Write A dy Aᵀ for rows of tiles of dy (N, H', W', O), which is zero beyond its last pixels, to `products`."""
-    products, outputs, n, start = tiles.products.reshape(-1), tiles.outputs, size + SIDE - 1, 0
-    filters, flat, side, line, own = outputs.shape[1], outputs.reshape(-1), SIDE // pools, dy[0, 0].size, dy.shape[3]
+    products, outputs, n, start = tiles.products.reshape(-1), tiles.outputs, size + side - 1, 0
+    filters, flat, high, line, own = outputs.shape[1], outputs.reshape(-1), side // pools, dy[0, 0].size, dy.shape[3]
     all_dy = dy.reshape(-1)
     whole, in_place = scratch(all_dy, flat), pools == 1 and dy.itemsize == outputs.itemsize and own == filters
     for row in range(first, last):
-        image, top = row // tiles.down, row % tiles.down * side
+        image, top = row // tiles.down, row % tiles.down * high
         for t in range(tiles.across):
-            at = (image * dy.shape[1] + top) * line + t * side * own
-            tall, wide = min(side, dy.shape[1] - top), min(side, dy.shape[2] - t * side)
-            prefetch_rows(0, all_dy, at + side * line, line, side * own)
-            if in_place and tall == side and wide == side:
+            at = (image * dy.shape[1] + top) * line + t * high * own
+            tall, wide = min(high, dy.shape[1] - top), min(high, dy.shape[2] - t * high)
+            prefetch_rows(0, all_dy, at + high * line, high, line, high * own)
+            if in_place and tall == high and wide == high:
                 for o in range(0, filters, tiles.lanes):
-                    transform(size, 1, 0, whole, at + o, line, own, products, start + o, n * filters, filters)
+                    transform(size, side, 1, 0, whole, at + o, line, own, products, start + o, n * filters, filters)
                 start += tiles.products.shape[1]
                 continue
-            if tall < side or wide < side:
+            if tall < high or wide < high:
                 outputs[:] = 0
             for i in range(tall):
                 for j in range(wide):
-                    source = dy[image, top + i, t * side + j]
+                    source = dy[image, top + i, t * high + j]
                     if pools == 2:
-                        unpool(source, indices[image, top + i, t * side + j], outputs, 2 * (i * SIDE + j))
+                        unpool(side, source, indices[image, top + i, t * high + j], outputs, 2 * (i * side + j))
                     else:
-                        target = outputs[i * SIDE + j]
+                        target = outputs[i * side + j]
                         for o in range(source.size):
                             target[o] = source[o]
             for o in range(0, filters, tiles.lanes):
-                transform(size, 1, 0, flat, o, SIDE * filters, filters, products, start + o, n * filters, filters)
+                transform(size, side, 1, 0, flat, o, side * filters, filters, products, start + o, n * filters, filters)
             start += tiles.products.shape[1]
 
 
 @functools.cache
-def forward(size: int, height: int, width: int, pools: int) -> Callable[..., bool]:
-    """Return the forward kernel for filters of size `size`. height, width: see `block`; pools: 2 with pooling, or 1."""
+def forward(size: int, side: int, height: int, width: int, pools: int) -> Callable[..., bool]:
+    """Return the forward kernel. height, width: see `block`; pools: 2 with pooling, or 1."""
 
     @kernel
     def convolve(x: Array, large: Any, weight: Array, bias: Array, tiles: Tiles, y: Array, indices: Array) -> bool:
@@ -403,26 +412,28 @@ def forward(size: int, height: int, width: int, pools: int) -> Callable[..., boo
         """
         x, y, v, m, w = reals(x), reals(y), tiles.points, tiles.products, tiles.weights
         flat, across, total = m.reshape(-1), tiles.across, len(x) * tiles.down
-        n, channels, filters = size + SIDE - 1, tiles.gradient.shape[1], w.shape[2]
-        transform_filters(size, 4, tiles.lanes, weight, w.reshape(n * n, -1))
+        n, channels, filters = size + side - 1, tiles.gradient.shape[1], w.shape[2]
+        transform_filters(size, side, 4, tiles.lanes, weight, w.reshape(n * n, -1))
         tiles.frame[:] = 0
         for first in range(0, total, tiles.group):
             rows = min(tiles.group, total - first)
-            if not transform_images(size, x, first, first + rows, tiles) < large:
+            if not transform_images(size, side, x, first, first + rows, tiles) < large:
                 return False
             multiply(
                 height, width, 0, (n * n, rows * across, filters, x.shape[3]), v.reshape(-1), (channels, v.shape[1], 1),
                 w.reshape(-1), (w.shape[1] * filters, filters), flat, (filters, m.shape[1]),
             )  # fmt: skip
-            write_outputs(size, pools, tiles, first, first + rows, bias, y, indices)
+            write_outputs(size, side, pools, tiles, first, first + rows, bias, y, indices)
         return True
 
     return convolve
 
 
 @functools.cache
-def backward(size: int, height: int, width: int, dx_height: int, dx_width: int, pools: int) -> Callable[..., bool]:
-    """Return the backward kernel for K = `size`. height, width: `block` of filters; dx_height, dx_width: channels."""
+def backward(
+    size: int, side: int, height: int, width: int, dx_height: int, dx_width: int, pools: int
+) -> Callable[..., bool]:
+    """Return the backward kernel. height, width: `block` of filters; dx_height, dx_width: channels."""
 
     @kernel
     def gradients(
@@ -434,15 +445,15 @@ def backward(size: int, height: int, width: int, dx_height: int, dx_width: int, 
         """
         x, dy, dx, v, m, w = reals(x), reals(dy), reals(dx), tiles.points, tiles.products, tiles.weights
         flat, across, total = m.reshape(-1), tiles.across, len(x) * tiles.down
-        n, channels, filters = size + SIDE - 1, tiles.gradient.shape[1], w.shape[2]
+        n, channels, filters = size + side - 1, tiles.gradient.shape[1], w.shape[2]
         if len(dx):
-            transform_filters(size, 4, tiles.lanes, turned, tiles.turned.reshape(n * n, -1))
+            transform_filters(size, side, 4, tiles.lanes, turned, tiles.turned.reshape(n * n, -1))
         w[:], tiles.frame[:], tiles.gradient[:], tiles.outputs[:] = 0, 0, 0, 0
         for first in range(0, total, tiles.group):
             rows = min(tiles.group, total - first)
-            if not transform_images(size, x, first, first + rows, tiles) < large:
+            if not transform_images(size, side, x, first, first + rows, tiles) < large:
                 return False
-            transform_output_gradients(size, pools, tiles, first, first + rows, dy, indices)
+            transform_output_gradients(size, side, pools, tiles, first, first + rows, dy, indices)
             multiply(
                 height, width, 1, (n * n, x.shape[3], filters, rows * across), v.reshape(-1), (channels, 1, v.shape[1]),
                 flat, (filters, m.shape[1]), w.reshape(-1), (w.shape[1] * filters, filters),
@@ -453,8 +464,8 @@ def backward(size: int, height: int, width: int, dx_height: int, dx_width: int, 
                     (filters, m.shape[1], 1), tiles.turned.reshape(-1), (dy.shape[3] * channels, channels),
                     v.reshape(-1), (channels, v.shape[1]),
                 )  # fmt: skip
-                transform_gradient(size, tiles, first, first + rows, dx)
-        transform_filters(size, 5, tiles.lanes, w.reshape(n * n, -1), grad)
+                transform_gradient(size, side, tiles, first, first + rows, dx)
+        transform_filters(size, side, 5, tiles.lanes, w.reshape(n * n, -1), grad)
         return True
 
     return gradients
