@@ -15,13 +15,7 @@ import pytest
 from cupynet import ConfigError, import_keras, import_torch, nn
 from cupynet.backend import PixelScale, create_backend
 from tests.support.exported_networks import logits
-from tests.support.imported_networks import (
-    GOLDEN,
-    SMALL,
-    SMALL_NAMES,
-    small_model,
-    torch_logits,
-)
+from tests.support.imported_networks import GOLDEN, SMALL, SMALL_NAMES, small_model, torch_logits
 from tests.support.refusals import data_error
 
 NUMBERS = {"weight": 0, "bias": 1, "scale": 0, "shift": 1, "mean": 2, "variance": 3}

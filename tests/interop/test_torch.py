@@ -14,16 +14,7 @@ from cupynet.interop import torch_source
 from cupynet.interop.torch import orders
 from cupynet.nn import Activation, BatchNorm, Concat, Dense, Flatten, Image, Residual, Sequential
 from tests.support.exported_networks import everything_as_model, images_for, logits, model_of
-from tests.support.imported_networks import (
-    GOLDEN,
-    NORMS,
-    NORMS_NAMES,
-    SMALL,
-    SMALL_NAMES,
-    normalized_model,
-    small_model,
-    torch_logits,
-)
+from tests.support.imported_networks import GOLDEN, SMALL, SMALL_NAMES, small_model, torch_logits
 from tests.support.refusals import data_error, refused
 
 
@@ -89,13 +80,12 @@ def test_single_weights_are_imported_by_name(golden: Any, tmp_path: Path) -> Non
     np.testing.assert_allclose(logits(found, golden["images"]), golden["logits"], atol=1e-12)
 
 
-def test_normalization_and_its_running_statistics_are_imported(golden: Any) -> None:
-    found = normalized_model()
-    import_torch(found, NORMS, NORMS_NAMES)
-    np.testing.assert_allclose(logits(found, golden["images"]), golden["of_norms"], atol=1e-5)
-    tensors = load_file(NORMS)
-    np.testing.assert_array_equal(found.weights()["norm1.mean"], tensors["1.running_mean"])
-    np.testing.assert_array_equal(found.weights()["norm1.variance"], tensors["1.running_var"])
+def test_weights_and_running_statistics_of_every_layer_are_imported() -> None:
+    source, found = everything_as_model(), everything_as_model()
+    found.load_weights({name: 0 * weight for name, weight in found.weights().items()})
+    import_torch(found, GOLDEN / "torch_exported.safetensors")
+    for name, weight in source.weights().items():
+        np.testing.assert_array_equal(found.weights()[name], weight, err_msg=name)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Networks with weights from PyTorch (tests/golden/make_importing.py), for import tests."""
+"""A network with weights from PyTorch (tests/golden/make_importing.py), for import tests."""
 
 from pathlib import Path
 from typing import Any
@@ -9,14 +9,13 @@ from cupynet import nn
 from cupynet.backend import create_backend
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-SMALL, NORMS = GOLDEN / "torch_small.safetensors", GOLDEN / "torch_norms.safetensors"
+SMALL = GOLDEN / "torch_small.safetensors"
 # layer in cupynet -> layer in PyTorch
 SMALL_NAMES = {"conv1": "0", "conv2": "3", "dense1": "5", "output": "7"}
-NORMS_NAMES = {"conv": "0", "norm1": "1", "norm2": "4", "norm3": "6", "dense": "7", "norm4": "8", "output": "10"}
 
 
 def torch_logits() -> dict[str, Any]:
-    """Return the images, and the logits that PyTorch computed for them with both networks."""
+    """Return the images, and the logits that PyTorch computed for them."""
     with np.load(GOLDEN / "torch_logits.npz", allow_pickle=False) as file:
         return {name: file[name] for name in file.files}
 
@@ -31,21 +30,3 @@ def small_model(*, flatten: bool = False, dtype: str = "double", backend: str = 
         "output": nn.Dense(3),
     }
     return nn.Model(nn.Sequential(layers), nn.Image(9, 8, 3), create_backend(backend, dtype), seed=1)
-
-
-def normalized_model() -> nn.Model:
-    layers: dict[str, Any] = {
-        "conv": nn.Conv2D(6, kernel_size=3, bias=False),
-        "norm1": nn.BatchNorm(epsilon=1e-3),
-        "relu1": nn.Activation("relu"),
-        "pool": nn.MaxPool2D(2),
-        "norm2": nn.LayerNorm(),
-        "flat": nn.Flatten(),
-        "drop": nn.Dropout(0.5),
-        "norm3": nn.BatchNorm(),
-        "dense": nn.Dense(5),
-        "norm4": nn.BatchNorm(),
-        "relu2": nn.Activation("relu"),
-        "output": nn.Dense(3),
-    }
-    return nn.Model(nn.Sequential(layers), nn.Image(9, 8, 3), create_backend("numba", "float"), seed=1)
