@@ -107,12 +107,6 @@ def test_a_refused_run_removes_only_the_folders_that_were_made_for_it(
     assert sorted(path.name for path in in_folder.rglob("*")) == ["empty", "full", "precious"]
 
 
-def test_an_outputs_folder_that_is_a_file_is_named(command: Command, in_folder: Path, error_line: Line) -> None:
-    (in_folder / "outputs").write_text("mine")
-    assert command("hydra.run.dir=outputs/a") == (74, [])
-    assert "outputs/a" in error_line() and (in_folder / "outputs").read_text() == "mine"
-
-
 @pytest.mark.parametrize(
     "typed",
     [
@@ -228,13 +222,13 @@ def test_a_wrong_setting_in_a_file_is_named(content: str, named: tuple[str, ...]
 # jobs and sweeps ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sweep", [(), ("-m", "seed=1,2")], ids=["run", "sweep"])
+@pytest.mark.parametrize("typed", [(), ("hydra.run.dir=outputs/a",), ("-m", "seed=1,2")], ids=["run", "named", "sweep"])
 def test_a_run_folder_that_cannot_be_made(
-    sweep: tuple[str, ...], command: Command, in_folder: Path, error_line: Line
+    typed: tuple[str, ...], command: Command, in_folder: Path, error_line: Line
 ) -> None:
-    (in_folder / "outputs").write_text("a file")
-    assert command(*sweep) == (74, [])
-    assert "outputs" in error_line()
+    (in_folder / "outputs").write_text("mine")
+    assert command(*typed) == (74, [])
+    assert "outputs" in error_line() and (in_folder / "outputs").read_text() == "mine"
 
 
 def test_one_bad_job_does_not_stop_a_sweep(

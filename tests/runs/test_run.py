@@ -130,6 +130,8 @@ def test_a_missing_or_damaged_file_is_named(kind: str, tmp_path: Path) -> None:
     [
         *(("workers", "${oc.env:HOME}"), ("workers", True), ("dataset", 3), ("test_accuracy", "\x1b[2J")),
         *(("devices", "cpu"), ("environment", None), ("fallback", 0), ("test_loss", float("inf"))),
+        *(("workers", 1.5), ("images_per_s", True), ("train_s", float("nan"))),
+        pytest.param("train_s", 10**400, id="a number beyond floats"),
     ],
 )
 def test_a_summary_with_values_of_other_types_is_refused(name: str, value: Any, tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Differences between runs, averages of their figures, and the conclusions."""
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -156,23 +155,6 @@ def test_runs_without_a_result_are_listed(tmp_path: Path) -> None:
     assert len(others) == 5
     for run in others:  # each folder is named after its problem
         assert run.name in run.trouble
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("train_s", "soon"), ("images_per_s", True), ("workers", 1.5), ("train_s", float("nan")),
-        ("environment", None), pytest.param("train_s", 10**400, id="train_s-long"), ("devices", None),
-    ],
-)  # fmt: skip
-def test_missing_figures_name_their_run(name: str, value: Any, tmp_path: Path) -> None:
-    made(tmp_path / "0")
-    summary = json.loads((tmp_path / "0" / "summary.json").read_text())
-    (tmp_path / "0" / "summary.json").write_text(json.dumps({**summary, name: value}))
-    made(tmp_path / "1")
-    comparison = of(tmp_path)
-    ((run,),) = (group.runs for group in comparison.others)
-    assert run.name == "0" and "summary.json" in run.trouble and len(comparison.groups) == 1
 
 
 def test_results_from_before_a_run_was_resumed_do_not_count(tmp_path: Path) -> None:
