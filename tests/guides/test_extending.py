@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cupynet import Conv2D, Dense, Image, Loader, Model, Nesterov, ParallelWrapper, Sequential, create_backend
-from tests.guides.extending.gradient_mean import GradientMean
+from cupynet import Conv2D, Dense, Image, Sequential, create_backend
 from tests.guides.extending.lion import Lion
 from tests.guides.extending.residual import Residual
 from tests.guides.extending.scale import Scale
@@ -20,8 +19,7 @@ from tests.support.backends import every_backend
 from tests.support.commands import SMALL, summary_of
 from tests.support.gradients import check_layer
 from tests.support.resumed_runs import trained
-from tests.support.trainers import on_loan
-from tests.support.training import small_dataset, small_model
+from tests.support.training import small_model
 
 EXAMPLES = Path(__file__).parent / "extending"
 QUICK = ("epochs=1", "workers=3", "batch_size=16")
@@ -68,20 +66,6 @@ def test_an_example_trains_by_its_settings(name: str, tmp_path: Path) -> None:
     assert summary_of(tmp_path)[key] == value
 
 
-def test_the_synchronizer_equals_one_replica_over_two_fits() -> None:
-    """Three workers share 61 samples in batches of 4. The last round has a single batch of one sample."""
-    data = small_dataset(61)
-    shared, alone = small_model(), small_model()
-    optimizer = Nesterov(0.05, 0.9, l2=1e-3, max_grad_norm=0.5)
-    with ParallelWrapper(shared, 3, synchronizer=GradientMean(), optimizer=optimizer) as wrapper:
-        wrapper.fit(Loader(data, 4, seed=3), epochs=1)
-        wrapper.fit(Loader(data, 4, seed=3), epochs=2)
-    with ParallelWrapper(alone, 1, optimizer=optimizer) as wrapper:
-        wrapper.fit(Loader(data, 12, seed=3), epochs=1)
-        wrapper.fit(Loader(data, 12, seed=3), epochs=2)
-    assert np.abs(shared.params.master - alone.params.master).max() <= 1e-12
-
-
 @every_backend
 def test_the_optimizer_follows_its_formula(name: str) -> None:
     model = small_model("float", name)
@@ -105,20 +89,6 @@ def test_the_optimizer_follows_its_formula(name: str) -> None:
 def test_the_derivatives_of_the_layers_are_right() -> None:
     network = Sequential([Scale(), Conv2D(3, 3, activation="relu"), Residual(1), Residual(3), Scale(), Dense(4)])
     check_layer(network, Image(7, 6, 2), create_backend("numpy", "double"))
-
-
-def test_the_layer_leaves_nothing_on_loan_and_shows_what_it_holds() -> None:
-    network = Sequential({"block": Residual(), "output": Dense(3)})
-    model = Model(network, Image(8, 8, 1), create_backend("numba"))
-    with ParallelWrapper(model, 2) as wrapper:
-        wrapper.fit(small_dataset(40), epochs=2, batch_size=8)
-        assert wrapper.evaluate(small_dataset(40)).samples == 40
-        assert on_loan(wrapper) == [0, 0]
-    rows = [line.split() for line in model.summary().splitlines()]
-    assert ["branch", "Conv2D"] in [row[:2] for row in rows]
-    assert {name for name, _ in model.params.named()} == {
-        "block.branch.weight", "block.branch.bias", "output.weight", "output.bias",
-    }  # fmt: skip
 
 
 GUIDE = (Path(__file__).parents[2] / "cupynet" / "guides" / "extending.md").read_text("utf-8")
