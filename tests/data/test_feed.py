@@ -1,6 +1,5 @@
 """Batch feeds for a GPU, on the stand-in: batches equal the loader's on every path to the device."""
 
-import threading
 from contextlib import closing
 from typing import Any
 
@@ -13,7 +12,6 @@ from cupynet.backend.cuda.transfer import Resident
 from cupynet.data import BatchFeed, Dataset, Loader
 from tests.standin import installed
 from tests.standin.machine import active
-from tests.standin.planted import together
 from tests.support.refusals import refused
 
 pytestmark = pytest.mark.standin
@@ -118,28 +116,6 @@ def test_a_closed_feed_frees_its_memory(loader: Loader, on_device: bool, ahead: 
     held = active().taken(0)
     with opened():
         assert active().taken(0) == held  # freed memory is used again
-
-
-def test_workers_of_a_device_share_one_upload(loader: Loader, monkeypatch: pytest.MonkeyPatch) -> None:
-    uploads, upload = [], Resident.__init__
-
-    def counted(self: Any, xp: Any, stream: Any, images: Any) -> None:
-        uploads.append(xp.cuda.Device().id)
-        upload(self, xp, stream, images)
-
-    monkeypatch.setattr(Resident, "__init__", counted)
-    shared, size = Shared(), 4
-    all_open = threading.Barrier(size)
-
-    def task(rank: int) -> list[Contents]:
-        backend = worker("float", rank % 2)
-        with BatchFeed(loader, backend, rank, size, prefetch=2, on_device=True, shared=shared) as feed:
-            all_open.wait(20)
-            return fed(feed, backend, 3)
-
-    found = together(*(lambda rank=rank: task(rank) for rank in range(size)))
-    assert found == [expected(loader, "float", 3, rank, size) for rank in range(size)]
-    assert sorted(uploads) == [0, 1] and used(0) == used(1) == 0
 
 
 @pytest.mark.parametrize(

@@ -24,14 +24,12 @@ from cupynet.parallel import (
     GradientSharing,
     ParameterAveraging,
     SerialCommunicator,
-    WorkerTimeout,
 )
-from cupynet.parallel.launchers import threads as launch
 from cupynet.runs.checkpoints import Checkpoints, read
 from cupynet.training import Checkpoint, HistoryWriter, ParallelWrapper
 from cupynet.training.fit import Fit
 from tests.support.trainers import fitted
-from tests.support.training import WAYS, At, Identity, On, alone, network_with, small_dataset, small_model
+from tests.support.training import WAYS, Identity, On, alone, network_with, small_dataset, small_model
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
@@ -116,23 +114,6 @@ def test_a_failure_ends_a_fit_with_its_own_error(
     assert np.isfinite(model.params.master).all()
 
 
-def test_a_worker_that_hangs_ends_a_fit_and_stops_when_it_wakes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "GRACE_S", 0.1)
-    release = threading.Event()
-    hang = At(2, lambda: release.wait(60), rank=1)
-    with pytest.raises(WorkerTimeout), ParallelWrapper(small_model(), 3, callbacks=[hang], timeout_s=0.5) as wrapper:
-        wrapper.fit(small_dataset(44), batch_size=4)
-    release.set()
-    assert threads_left() == []
-
-
-def held() -> tuple[int, list[str]]:
-    gc.collect()
-    files = [os.readlink(each) for each in Path("/proc/self/fd").iterdir() if each.exists()]
-    return threading.active_count(), sorted(files)
-
-
-@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs /proc to count open files")
 def test_a_worker_abandoned_while_it_loads_a_batch_does_not_compute_on_the_model() -> None:
     computed: list[int] = []
 
@@ -154,6 +135,13 @@ def test_a_worker_abandoned_while_it_loads_a_batch_does_not_compute_on_the_model
     assert computed == []
 
 
+def held() -> tuple[int, list[str]]:
+    gc.collect()
+    files = [os.readlink(each) for each in Path("/proc/self/fd").iterdir() if each.exists()]
+    return threading.active_count(), sorted(files)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs /proc to count open files")
 def test_wrappers_leave_no_threads_files_or_models_behind(tmp_path: Path) -> None:
     """A third of the wrappers fail."""
     data, models, before = small_dataset(16), list[Any](), held()

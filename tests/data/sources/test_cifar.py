@@ -13,7 +13,6 @@ import pytest
 from cupynet.data import CIFAR10
 from cupynet.data.files import KnownFile
 from cupynet.data.sources.cifar import MEMBERS
-from tests.support.mirrors import Mirror
 from tests.support.refusals import data_error
 
 RNG = np.random.default_rng(3)
@@ -93,13 +92,3 @@ def test_a_wrong_archive_is_refused_and_kept(tmp_path: Path, place: Place, kind:
         CIFAR10(tmp_path).load()
     assert [each for each in tmp_path.rglob("*") if each.is_file()] == [path]
     assert path.read_bytes() == WRONG[kind]
-
-
-def test_a_missing_archive_is_downloaded(
-    tmp_path: Path, place: Place, mirror: Mirror, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    raw = archive(GOOD)
-    place(raw).unlink()
-    monkeypatch.setattr(CIFAR10, "mirrors", (mirror.url,))
-    mirror.offer({OFFICIAL.name: raw})
-    assert len(CIFAR10(tmp_path).load().train) == 20
