@@ -99,7 +99,7 @@ def test_a_numba_that_does_not_import_is_missing(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_numba_that_compiles_nothing_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("numba.config.DISABLE_JIT", 1)
+    monkeypatch.setattr(pytest.importorskip("numba").config, "DISABLE_JIT", 1)
     monkeypatch.delitem(sys.modules, "cupynet.backend.cpu.kernels.jit", raising=False)
     assert select_backend("auto", gpu_priority=-1)[0] == "numpy"
     with refused("backend", "numba"):

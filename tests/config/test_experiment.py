@@ -157,6 +157,7 @@ def test_valid_settings_that_are_probably_a_mistake_are_warned_of(
 def test_bfloat16_on_a_processor_without_amx_is_warned_of(
     has_amx: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    pytest.importorskip("numba")
     monkeypatch.setattr("cupynet.backend.cpu.kernels.amx.available", lambda: has_amx)
     caplog.set_level("INFO")
     announce(experiment("dtype=bfloat16", "backend=numba"))

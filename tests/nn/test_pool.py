@@ -65,6 +65,7 @@ def test_pairs_that_are_not_fused_equal_the_reference(name: str, conv: Conv2D, p
 
 def test_a_fused_pair_sees_every_image_of_a_large_batch() -> None:
     """The weight gradient is summed over a few images at a time, as many as the L1 cache holds."""
+    pytest.importorskip("numba")
     rng, backend, reference = np.random.default_rng(0), create_backend("numba", "double"), NumpyBackend("double")
     x, weight = rng.normal(size=(7, 10, 10, 20)), rng.normal(size=(3, 3, 20, 8))
     window, pool = Window((3, 3)), Window((2, 2), (2, 2))
@@ -113,6 +114,7 @@ def test_a_nan_that_arises_in_a_convolution_is_passed_on(name: str, value: float
 
 def test_images_with_nan_are_not_transformed() -> None:
     """Winograd's algorithm would spread a NaN over its tile, unless it is in a corner."""
+    pytest.importorskip("numba")
     rng, backend, reference = np.random.default_rng(0), create_backend("numba", "float"), NumpyBackend("float")
     x, weight = (rng.normal(size=shape).astype(np.float32) for shape in ((2, 12, 12, 16), (5, 5, 16, 16)))
     x[1, 1, 1, 2] = np.nan
@@ -130,6 +132,7 @@ def test_images_with_nan_are_not_transformed() -> None:
 @pytest.mark.parametrize("share", [0.0, 0.4, 0.9])
 def test_gradients_behind_a_relu_do_not_depend_on_the_share_of_zeros(share: float) -> None:
     """Dense gradients go through Winograd's algorithm, sparse ones through kernels that skip zeros."""
+    pytest.importorskip("numba")
     rng, backend, reference = np.random.default_rng(0), create_backend("numba", "float"), NumpyBackend("float")
     x, weight = (rng.normal(size=shape).astype(np.float32) for shape in ((2, 12, 12, 16), (5, 5, 16, 16)))
     pair = backend.fused_pair(Convolution((12, 12, 16), 16, Window((5, 5)), "relu"), HALVING)
@@ -148,6 +151,7 @@ def test_gradients_behind_a_relu_do_not_depend_on_the_share_of_zeros(share: floa
 
 def test_gradients_of_zeros_compile_the_kernels_for_dense_and_for_sparse_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """The warm-up has no other gradients."""
+    pytest.importorskip("numba")
     from cupynet.backend.cpu.kernels import rows, winograd
 
     dense, sparse = Mock(wraps=winograd.backward), Mock(wraps=rows.weight_gradient)

@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+pytest.importorskip("numba")
+
 from cupynet.backend import create_backend
 from cupynet.backend.cpu.kernels import amx
 from cupynet.backend.cpu.numpy_backend import NumpyBackend

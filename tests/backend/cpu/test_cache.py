@@ -10,9 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numba
 import numpy as np
 import pytest
+
+pytest.importorskip("numba")
+
+import numba
 
 from cupynet.backend.cpu.kernels import cache, jit
 

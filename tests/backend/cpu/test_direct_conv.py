@@ -6,6 +6,8 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
+pytest.importorskip("numba")
+
 from cupynet.backend import create_backend
 from cupynet.backend.cpu.kernels import tiles, vectors
 from cupynet.backend.window import Window

@@ -7,10 +7,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+pytest.importorskip("numba")
+
 import llvmlite.binding as llvm
 import numba
 import numpy as np
-import pytest
 from llvmlite import ir
 
 from cupynet.backend.cpu.kernels import jit, outer, rows, windows

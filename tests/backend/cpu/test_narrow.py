@@ -4,9 +4,12 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import numba
 import numpy as np
 import pytest
+
+pytest.importorskip("numba")
+
+import numba
 
 from cupynet.backend.cpu.kernels import narrow
 from cupynet.backend.policy import stored_dtype

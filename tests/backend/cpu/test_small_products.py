@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+pytest.importorskip("numba")
+
 from cupynet.backend import create_backend
 
 BOUNDS = {"double": 1e-13, "float": 1e-5, "half": 2e-3, "bfloat16": 2e-2}

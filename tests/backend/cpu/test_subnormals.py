@@ -7,6 +7,8 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
+pytest.importorskip("numba")
+
 from cupynet.backend import create_backend
 from cupynet.backend.cpu.kernels.subnormals import IS_X86
 from cupynet.training import ParallelWrapper

@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+pytest.importorskip("numba")
+
 from cupynet.backend import create_backend
 from cupynet.backend.cpu.kernels import amx
 from cupynet.backend.cpu.tiling import Tiling, tiling_of
