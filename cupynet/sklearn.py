@@ -11,9 +11,9 @@ Requires `pip install 'cupynet[sklearn]'`.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -86,7 +86,8 @@ class _Network(BaseEstimator):  # type: ignore[misc]
             raise ConfigError(f"{error}. {hint}", "input") from error
         optimizer = Adam(0.003) if self.optimizer is None else optimizer_of(self.optimizer)
         if self.learning_rate is not None:
-            optimizer = replace(optimizer, learning_rate=self.learning_rate)
+            optimizer = copy.copy(optimizer)
+            optimizer.learning_rate = self.learning_rate
         if weights is not None:
             weights = _check_sample_weight(weights, images, ensure_non_negative=True)
         data = Dataset("X", images, targets, outputs, weights=weights)

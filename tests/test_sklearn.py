@@ -13,6 +13,7 @@ from sklearn.utils.estimator_checks import check_estimator
 
 from cupynet import Conv2D, Dense, MaxPool2D, Nesterov, WeightAverage
 from cupynet.sklearn import Classifier, Regressor
+from tests.guides.extending.lion import Lion
 from tests.support.refusals import refused
 from tests.support.training import small_dataset
 
@@ -66,6 +67,14 @@ def test_optimizers_and_rates_are_searched() -> None:
     assert len({*search.cv_results_["mean_test_score"]}) > 3
     with refused("optimizer"):
         Classifier(optimizer="adamm").fit(DATA.images, LABELS)
+
+
+def test_the_rate_of_a_user_defined_optimizer_is_replaced() -> None:
+    lion = Lion(1e-4)
+    found = Classifier(backend="numpy", epochs=1, optimizer=lion, learning_rate=0.01).fit(DATA.images, LABELS)
+    expected = Classifier(backend="numpy", epochs=1, optimizer=Lion(0.01)).fit(DATA.images, LABELS)
+    np.testing.assert_array_equal(found.predict_proba(DATA.images), expected.predict_proba(DATA.images))
+    assert lion.learning_rate(0) == 1e-4
 
 
 def test_samples_have_weights() -> None:
