@@ -253,7 +253,7 @@ class Trainer:
             report = self.statistics.report(
                 iteration=self.iteration,
                 epoch=self.epoch,
-                learning_rate=self.schedule(self.iteration - 1),
+                learning_rate=self.replica.optimizer.rate(self.iteration - 1),
                 bytes_sent=int(sent),
             )
             self.emit("on_log", report)
@@ -286,7 +286,7 @@ class Trainer:
         self.statistics.averaged(average, additional=additional)
 
     def _end_epoch(self, fit: Fit) -> None:
-        last, rate = self.epoch == self.plan.epochs, self.schedule(self.iteration - 1)
+        last, rate = self.epoch == self.plan.epochs, self.replica.optimizer.rate(self.iteration - 1)
         due = fit.evaluate_on is not None and (last or self.epoch % fit.evaluate_every == 0)
         self._average("fit" if last else "evaluation" if due else "epoch")
         if due and fit.evaluate_on is not None and self.synchronizer.identical:

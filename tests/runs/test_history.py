@@ -3,11 +3,12 @@
 import json
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from cupynet import History, HistoryWriter, ParallelWrapper, Run
+from cupynet import SGD, Checkpoint, History, HistoryWriter, ParallelWrapper, Run, Schedule
 from tests.support.refusals import refused
 from tests.support.training import small_dataset, small_model
 
@@ -26,6 +27,20 @@ def test_a_wrapper_keeps_the_rows_that_a_run_writes(tmp_path: Path) -> None:
     assert [accuracy is None for accuracy in found.epochs["test_accuracy"]] == [True, False, True]
     assert np.sum(found.epochs["confusion"][1]) == 60 and found.epochs["confusion"][0] is None
     assert "kind" not in found.epochs and json.dumps(found.epochs)
+
+
+def test_rates_of_any_number_type_are_written(tmp_path: Path) -> None:
+    class Float32(Schedule):
+        def __call__(self, iteration: int) -> Any:
+            return np.float32(0.5)
+
+    callbacks = [HistoryWriter(), Checkpoint()]
+    with ParallelWrapper(
+        small_model(), 1, log_every=1, optimizer=SGD(Float32()), callbacks=callbacks, run=tmp_path / "run"
+    ) as wrapper:
+        wrapper.fit(small_dataset(20), batch_size=10)
+    found = Run(tmp_path / "run").columns()
+    assert found.epochs["learning_rate"] == [0.5] and found.reports["learning_rate"] == [0.5, 0.5]
 
 
 @pytest.mark.parametrize("workers", [2, 1])
