@@ -17,7 +17,7 @@ from cupynet.nn import Model
 from cupynet.parallel import Synchronizer
 from cupynet.runs.checkpoints import MANIFEST, STATE, Checkpoints, Stored, read
 from cupynet.runs.history import present
-from cupynet.runs.layout import STEP
+from cupynet.runs.layout import CHECKPOINTS, STEP
 from cupynet.training.callback_list import by_class_name
 from cupynet.training.clock import Statistics
 from cupynet.training.resize import mean, resized, shares, trained_again
@@ -73,7 +73,9 @@ def found(path: str | Path, *, warn: bool = True) -> Stored:
         return read(path)
     newest = Checkpoints(path).newest(warn=warn)
     if newest is None:
-        raise ConfigError(f"{path}: no checkpoint found. If the run wrote them to another folder, copy it here")
+        inside = path / CHECKPOINTS
+        remedy = f"Use {inside}" if inside.is_dir() else "If the run wrote them to another folder, copy it here"
+        raise ConfigError(f"{path}: no checkpoint found. {remedy}")
     return newest
 
 

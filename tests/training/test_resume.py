@@ -265,6 +265,12 @@ def test_another_learning_rate_is_logged(checkpoint: Saved, caplog: pytest.LogCa
     assert ["0.25" in text for text in caplog.messages if str(checkpoint(2, 7)) in text] == [False, True]
 
 
+def test_a_run_folder_is_refused_with_the_folder_of_its_checkpoints(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    with wrapper_of(1) as wrapper, pytest.raises(ConfigError, match="checkpoints"):
+        wrapper.restore(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("way", "taken", "workers", "pipeline"),
     [
