@@ -44,7 +44,9 @@ def metrics_of(metrics: Sequence[Metric], *, classifies: bool | None = None) -> 
         elif not callable(each):
             raise ConfigError("must be names and functions (labels, scores)", "metrics", shown(each))
         if name in found or (callable(each) and name in (*CLASS_FIGURES, *NUMBER_FIGURES)):
-            raise ConfigError("two metrics have this name", "metrics", name)
+            raise ConfigError(
+                "another metric has this name. Rename the function, or remove one of them", "metrics", name
+            )
         found[name] = each
     return found
 
