@@ -69,7 +69,10 @@ class Model:
     ) -> None:
         network = network if isinstance(network, Layer) else Sequential(network)
         if built := next((layer for layer in network.walk() if "backend" in vars(layer)), None):
-            raise ConfigError(f"{built.path} belongs to another model. Use new layers, or `Model.replace`", "network")
+            raise ConfigError(
+                f"{built.path or 'this network'} belongs to another model. Use new layers, or `Model.replace`",
+                "network",
+            )
         self._description = copy.deepcopy(network)
         self.input = input = input_type(input)
         self.backend = backend = _backend_of(backend, dtype)

@@ -145,9 +145,10 @@ def test_a_replaced_layer_is_new_and_the_others_keep_their_weights() -> None:
 
 
 def test_layers_of_another_model_are_refused() -> None:
-    layers = dict(small().network.children())
-    with refused("network"):
-        Model(layers, SMALL)
+    network = small().network
+    for built in (network, dict(network.children())):
+        with refused("network"):
+            Model(built, SMALL)
 
 
 def test_training_methods_of_keras_are_missing_with_a_remedy() -> None:
