@@ -143,6 +143,7 @@ def _noted(build: Callable[..., InputType]) -> Callable[..., InputType]:
             found = wording.shown(self.output)
             raise ConfigError(f"layer '{self.path}': build must return its output type, an Image or Flat, not {found}")
         self.declared = params.params.count - before
+        self._made = {name: getattr(self, name, value) for name, value in self._made.items()}  # `build` may change them
         return self.output
 
     return noted

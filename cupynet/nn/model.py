@@ -12,7 +12,7 @@ import numpy as np
 from cupynet.backend import FRACTIONS, Backend, create_backend, select_backend
 from cupynet.backend.array import Array, layout_hint, on_host
 from cupynet.core import checks, wording
-from cupynet.core.described import describe
+from cupynet.core.described import check_unchanged, describe
 from cupynet.core.errors import ConfigError
 from cupynet.core.files import PathLike, read_weights, save_described
 from cupynet.core.notebook import html_table
@@ -87,6 +87,13 @@ class Model:
         if isinstance(self.output, Flat):
             self.loss.check(self.output.features)
         self.params.allocate(backend, self.seed)
+
+    @property
+    def _specification(self) -> Layer:
+        """The network without weights. Raise ConfigError if an argument of a built layer was changed."""
+        for layer in self.network.walk():
+            check_unchanged(layer, layer.path)
+        return self._description
 
     def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
         """Return the raw output (logits) for x (N, ...), and the backward function."""
@@ -232,7 +239,7 @@ class Model:
 
     def replicate(self, backend: Backend) -> Model:
         """Return a copy of the model on another backend."""
-        replica = Model(self._description, self.input, backend, self.seed, copied(self.loss), needs_dx=self._needs_dx)
+        replica = Model(self._specification, self.input, backend, self.seed, copied(self.loss), needs_dx=self._needs_dx)
         replica.restore_weights(self.weights())
         replica.pixels, replica.class_names = self.pixels, self.class_names
         replica.trained_on = self.trained_on
@@ -244,7 +251,7 @@ class Model:
 
         Only the last stage has the loss. The first stage does not compute the gradient with respect to its input.
         """
-        layers = dict(self._description.children())
+        layers = dict(self._specification.children())
         whole = dict(self.network.children())
         last = names[-1] == list(whole)[-1]
         part = Model(
@@ -271,7 +278,7 @@ class Model:
             ConfigError: the network is not a `Sequential`, has no layer with a given name, or another layer's weights
                 no longer fit.
         """
-        parts = dict(self._description.children()) if isinstance(self._description, Sequential) else {}
+        parts = dict(self._specification.children()) if isinstance(self.network, Sequential) else {}
         if unknown := layers.keys() - parts.keys():
             raise ConfigError(f"there is no layer {min(unknown)}. Layers: {', '.join(parts)}", "layers")
         model = Model(parts | layers, self.input, self.backend, self.seed, self.loss)
@@ -347,7 +354,7 @@ class Model:
     def description(self) -> dict[str, Any]:
         """Return everything that `save` writes except the weights, as plain values."""
         return {
-            "network": describe(self._description),
+            "network": describe(self._specification),
             "loss": describe(self.loss),
             "input": list(self.input.shape),
             "dtype": self.backend.policy.name,
@@ -361,7 +368,7 @@ class Model:
     def __getstate__(self) -> dict[str, Any]:
         backend = self.backend
         return {
-            "arguments": (self._description, self.input, self.seed, self.loss, self._needs_dx),
+            "arguments": (self._specification, self.input, self.seed, self.loss, self._needs_dx),
             "backend": (backend.name, backend.policy.name, backend.device, backend.options),
             "weights": self.weights(),
             "rates": self.params.rates,

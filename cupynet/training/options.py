@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from cupynet.core import shared_options
 from cupynet.core.checks import flag, instance, integer, one_of, without_prefix
-from cupynet.core.described import stable
+from cupynet.core.described import check_unchanged, stable
 from cupynet.core.errors import ConfigError, errors_of
 from cupynet.core.wording import setting, shown
 from cupynet.data import Shards
@@ -285,6 +285,7 @@ class CheckedOptions:
             )
         batch = -(-min(data.batch_size, data.examples) // self.parts)
         for layer in network.walk():
+            check_unchanged(layer, layer.path)
             if not isinstance(layer, BatchNorm) or layer.frozen:
                 continue
             vectors = layer.input.features == layer.input.shape[-1]

@@ -69,6 +69,20 @@ def test_copies_and_pickles_are_equal_models(model: Model, again: Callable[[Mode
     assert model.params.master.any()
 
 
+def test_a_changed_argument_of_a_layer_is_not_lost_in_copies(model: Model, file: Path) -> None:
+    """Copies, replicas and files are made of the original layers."""
+    norm: Any = dict(model.network.children())["norm"]
+    data, wrapper = small_dataset(8), ParallelWrapper(model, 2)
+    wrapper.fit(data)
+    norm.epsilon = 0.1
+    for again in (lambda: model.save(file), lambda: copy.copy(model), lambda: wrapper.fit(data)):
+        with refused("norm.epsilon"):
+            again()
+    norm.epsilon = 1e-5
+    wrapper.fit(data)
+    model.save(file)
+
+
 def test_a_loaded_model_can_be_trained_and_saved_again(file: Path, tmp_path: Path) -> None:
     loaded = cupynet.load(file, backend="numpy", dtype="double")
     assert (loaded.backend.name, loaded.backend.policy.name, loaded.loss.label_smoothing) == ("numpy", "double", 0.1)  # type: ignore[attr-defined]
