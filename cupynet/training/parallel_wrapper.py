@@ -151,7 +151,7 @@ class ParallelWrapper:
         self._closed, self._begun, self._releasing = False, False, threading.RLock()
         self._learning_rate: Schedule | None = None  # the schedule that the workers have
         self._progress = "0 epochs complete"  # shown after closing
-        self._rates = model.params.rates
+        self._rates, self._loss = model.params.rates, model.loss
         self._dropped = weakref.finalize(self, end, self._launcher, self._trainers, backend)
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -256,8 +256,9 @@ class ParallelWrapper:
             DivergedError: a loss, a gradient or a weight is not finite (see `Trainer.fit`).
         """
         self._launcher.check_idle()
-        if self.model.params.rates != self._rates:
-            raise ConfigError("the learning-rate factors have changed. Create a new ParallelWrapper for this model")
+        if self.model.params.rates != self._rates or self.model.loss is not self._loss:
+            reason = "the learning-rate factors or the loss have changed"
+            raise ConfigError(f"{reason}. Create a new ParallelWrapper for this model")
         self.model.params.check_trainable()
         if self._writes_model:
             self.model.description()  # fail early if the model cannot be saved

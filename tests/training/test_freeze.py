@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cupynet import Activation, BatchNorm, Conv2D, Dense, MaxPool2D, Model, ParallelWrapper, Pipeline, Sequential, load
-from cupynet.nn import Backward, Context, Layer
+from cupynet.nn import Backward, Context, Layer, SoftmaxNLL
 from cupynet.optim import LAMB, SGD, AdamW, Nesterov, Optimizer
 from cupynet.optim.named import KINDS
 from cupynet.parallel import ElasticAveraging, GradientSharing, ParameterAveraging
@@ -160,12 +160,17 @@ def test_nothing_below_the_first_trained_layer_is_differentiated(monkeypatch: py
     assert np.array_equal(found, trained())
 
 
-def test_weights_are_frozen_before_a_wrapper_is_made() -> None:
+def test_weights_are_frozen_and_the_loss_is_set_before_a_wrapper_is_made() -> None:
     model = small_model()
+    loss = model.loss
     with ParallelWrapper(model, 2) as wrapper:
         wrapper.fit(small_dataset(8), batch_size=4)
         model.freeze("conv1")
         with refused(""):
             wrapper.fit(small_dataset(8), batch_size=4)
         model.unfreeze()
+        model.loss = SoftmaxNLL(0.1)  # other replicas would keep theirs
+        with refused(""):
+            wrapper.fit(small_dataset(8), batch_size=4)
+        model.loss = loss
         wrapper.fit(small_dataset(8), batch_size=4)
