@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from cupynet import config
-from cupynet.backend import FRACTIONS, PixelScale, create_backend, select_backend
+from cupynet.backend import create_backend, select_backend
 from cupynet.config.instantiate import build_as, with_class_weights
 from cupynet.config.removed import translated
 from cupynet.config.resume import checkpoint_of, run_of
@@ -25,7 +25,7 @@ from cupynet.nn import Flat, Image, InputType, Layer, Loss, Model, Params, input
 from cupynet.parallel import Synchronizer
 from cupynet.runs.layout import MODEL, checkpoints
 from cupynet.runs.run import Run, Summary
-from cupynet.training.checkpointing import found, trained
+from cupynet.training.checkpointing import found, set_image_metadata, trained
 
 T = TypeVar("T")
 AnyRun: TypeAlias = "Run | str | Path"
@@ -89,7 +89,7 @@ def _read_model(path: Path, backend: str, dtype: str | None, trusted: list[str])
         _check_shapes(network, input, weights)
         model = Model(network, input, create_backend(name, own), seed, loss)
         model.load_weights(weights)
-        _set_image_metadata(model, checked_normalize(description["normalize"]), description["class_names"])
+        set_image_metadata(model, checked_normalize(description["normalize"]), description["class_names"])
         model.set_learning_rate_factors(description.get("learning_rate_factors", {}))
         model.trained_on = checks.one_of("trained_on", description["trained_on"], ("", "pixels", "floats"))
     except ConfigError as error:
@@ -99,14 +99,6 @@ def _read_model(path: Path, backend: str, dtype: str | None, trusted: list[str])
     except Exception as error:  # anything can fail with an untrusted file
         raise DataError(f"{path}: its metadata are invalid ({type(error).__name__}: {error})") from error
     return model
-
-
-def _set_image_metadata(model: Model, normalize: Any, class_names: Sequence[str]) -> None:
-    """Set a model's pixel scale and class names. Raise ConfigError if they do not match the network."""
-    pixels = FRACTIONS if normalize is None else PixelScale.of(normalize["mean"], normalize["std"])
-    if len(pixels.scale) != len(pixels.shift) or len(pixels.scale) not in (1, model.input.shape[-1]):
-        raise ConfigError("does not match the number of channels", "normalize")
-    model.pixels, model.class_names = pixels, class_names
 
 
 def _check_shapes(network: Layer, input: InputType, weights: dict[str, Any]) -> None:
@@ -219,7 +211,7 @@ class LoadedRun:
         try:
             shape = self._described.get("image_shape") or self.source.image_shape
             model = Model(network, Image(*shape), where, settings.seed, loss)
-            _set_image_metadata(model, self.normalize, self.class_names)
+            set_image_metadata(model, self.normalize, self.class_names)
         except ConfigError as error:
             raise DataError(f"{self.path}: {error}") from error
         except (TypeError, ValueError, LookupError, ArithmeticError) as error:

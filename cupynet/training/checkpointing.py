@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from cupynet.backend import FRACTIONS, PixelScale
 from cupynet.backend.environment import environment
 from cupynet.core.described import stable
 from cupynet.core.errors import ConfigError, CupynetError, DataError
@@ -95,8 +96,8 @@ def resume(trainer: Trainer, path: str | Path) -> None:
         if stored is None:
             state = together(*received(world, 0))
         else:
-            trainer.replica.whole.trained_on = str(stored.state.get("model", {}).get("trained_on", "pixels"))
-            state, *others = _for_workers(trainer, stored)
+            about = {"model": stored.state.get("model", {})}  # not saved by version 0.1.0
+            state, *others = [{**each, **about} for each in _for_workers(trainer, stored)]
             for rank, other in enumerate(others, 1):
                 send(world, other, rank)
         if state.pop("resized", 0):  # a single worker saves fewer entries
@@ -108,6 +109,7 @@ def resume(trainer: Trainer, path: str | Path) -> None:
         samples, labels = world.gather_numbers(samples, labels)[0].astype(np.int64).tolist()
         trainer.restore(state)
         trainer.data = (samples, labels) if samples else None
+        _see_as(trainer.replica.whole, state["model"])
 
 
 def _for_workers(trainer: Trainer, stored: Stored) -> list[Tree]:
@@ -223,6 +225,23 @@ def seen_by(model: Model) -> dict[str, Any]:
         "class_names": list(model.class_names) or None,
         "trained_on": model.trained_on,
     }
+
+
+def _see_as(model: Model, stored: Mapping[str, Any]) -> None:
+    """Set the input metadata returned by `seen_by`."""
+    normalize = stored.get("normalize")
+    if normalize is not None and "deviation" in normalize:  # the name in earlier versions
+        normalize = {**normalize, "std": normalize["deviation"]}
+    set_image_metadata(model, normalize, stored.get("class_names") or model.class_names)
+    model.trained_on = str(stored.get("trained_on", "pixels"))
+
+
+def set_image_metadata(model: Model, normalize: Any, class_names: Sequence[str]) -> None:
+    """Set a model's pixel scale and class names. Raise ConfigError if they do not match the network."""
+    pixels = FRACTIONS if normalize is None else PixelScale.of(normalize["mean"], normalize["std"])
+    if len(pixels.scale) != len(pixels.shift) or len(pixels.scale) not in (1, model.input.shape[-1]):
+        raise ConfigError("does not match the number of channels", "normalize")
+    model.pixels, model.class_names = pixels, class_names
 
 
 def trained(stored: Stored, synchronizer: Synchronizer) -> Arrays:

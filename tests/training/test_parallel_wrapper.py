@@ -280,6 +280,21 @@ def test_a_schedule_set_before_a_restore_continues_as_restored(tmp_path: Path) -
             wrapper.restore(constant)
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_restored_model_scales_pixels_as_in_training(tmp_path: Path, workers: int) -> None:
+    scale, names = PixelScale.of([0.2], [0.4]), ("a", "b", "c")
+    data = dataclasses.replace(small_dataset(20), pixels=scale, class_names=names)
+    trained, model = small_model(), small_model()
+    with ParallelWrapper(trained, 2) as wrapper:
+        wrapper.fit(data, batch_size=5)
+        wrapper.checkpoint(tmp_path)
+    with ParallelWrapper(model, workers) as wrapper:
+        wrapper.restore(tmp_path)
+        np.testing.assert_array_equal(wrapper.predict(data.images), trained.predict(data.images))
+        assert {each.pixels for each in wrapper.replicas()} == {scale}
+    assert model.class_names == names
+
+
 def test_a_wrapper_shows_its_averaging_and_where_it_stopped() -> None:
     with ParallelWrapper(small_model(), 2) as several:
         assert str(several.synchronizer) in repr(several)
