@@ -242,7 +242,7 @@ class ParallelWrapper:
                 classes, as in scikit-learn. The factors are multiplied by `sample_weight`.
             validation_split: fraction of the samples to hold out for evaluation, chosen at random from each class, or
                 from all samples for floating-point targets. The choice depends only on the labels and the seed of the
-                `Loader`.
+                `Loader`. Weights do not apply to these samples.
             validation_data: data to evaluate, recorded as validation: like `x`, or (x, y), or (x, y, sample_weight).
                 The weights apply to the loss only.
             evaluate_on: like `validation_data`, but recorded as test.
