@@ -99,7 +99,7 @@ def check_unchanged(part: Described, name: str) -> None:
     """Raise ConfigError if an attribute named after a constructor argument was changed."""
     for argument in part._made.keys() & inspect.signature(type(part)).parameters:
         value, original = getattr(part, argument), part._made[argument]
-        if value != original:
+        if value is not original and value != original:  # NaN differs from itself
             remedy = f"Set it to {original!r} again, or pass the new value to the constructor of {type(part).__name__}"
             reason = "was changed, but copies and files would have the original value"
             raise ConfigError(f"{reason}. {remedy}", f"{name}.{argument}", shown(value))

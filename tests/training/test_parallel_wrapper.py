@@ -258,6 +258,15 @@ def test_other_arguments_of_the_optimizer_cannot_be_changed(name: str, value: fl
         assert len(wrapper.history["epoch"]) == 1
 
 
+def test_a_changed_argument_of_the_schedule_is_refused() -> None:
+    """The workers have copies of the schedule."""
+    with ParallelWrapper(small_model(), 2, optimizer=Nesterov(0.01), progress="none") as wrapper:
+        wrapper.fit(loader())
+        wrapper.optimizer.learning_rate.value = 0.5
+        with refused("optimizer.learning_rate.value", "0.5"):
+            wrapper.fit(loader())
+
+
 def test_a_schedule_set_before_a_restore_continues_as_restored(tmp_path: Path) -> None:
     """The rate is reduced in each epoch after the second."""
     plateau, held_out = ReduceOnPlateau(0.1, patience=0, min_delta=1e9), loader()
