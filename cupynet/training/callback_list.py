@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import Any, TypeVar
 
+from cupynet.core.described import PLAIN
 from cupynet.runs.run import Run
 
 T = TypeVar("T")
@@ -31,6 +33,18 @@ class CallbackList(list[Any]):
 
     def emit(self, event: str, *arguments: Any) -> list[Any]:
         return [getattr(callback, event)(*arguments) for callback in self]
+
+    def adopt(self, originals: Iterable[Any]) -> None:
+        """Set the arguments of the copies in this list to those of the originals, which the user may have changed.
+
+        Only arguments of classes in cupynet are set, because other classes may use such attributes as state.
+        """
+        own = by_class_name(self)
+        for name, original in by_class_name(each for each in originals if each.every_rank).items():
+            known = [base for base in type(original).__mro__ if base.__module__.startswith("cupynet.")]
+            for argument in {each for base in known for each in inspect.signature(base).parameters}:
+                if isinstance(value := vars(original).get(argument, ...), PLAIN):
+                    setattr(own[name], argument, value)
 
     def close(self) -> None:
         """Close all callbacks, even if one fails. A second call does nothing."""

@@ -257,8 +257,7 @@ class ParallelWrapper:
         """
         self._launcher.check_idle()
         if self.model.params.rates != self._rates or self.model.loss is not self._loss:
-            reason = "the learning-rate factors or the loss have changed"
-            raise ConfigError(f"{reason}. Create a new ParallelWrapper for this model")
+            raise ConfigError("the learning-rate factors or the loss have changed. Create a new ParallelWrapper")
         self.model.params.check_trainable()
         if self._writes_model:
             self.model.description()  # fail early if the model cannot be saved
@@ -447,6 +446,7 @@ class ParallelWrapper:
             trainer = self._trainers[world.rank] = self._new_trainer(world)
             if self._stop is not None:
                 trainer.consensus.propose(self._stop)
+        trainer.callbacks.adopt(self.callbacks)
         trainer.backend.activate()  # a single worker runs in the calling thread, which may differ between calls
         return trainer
 

@@ -125,6 +125,17 @@ def test_a_second_fit_starts_a_new_mean() -> None:
             np.testing.assert_allclose(wrapper.model.params.master, np.mean(way.iterations, axis=0), rtol=1e-12)
 
 
+def test_changed_arguments_apply_to_all_workers() -> None:
+    """Workers other than the first have copies of the callbacks."""
+    way, average = weights_seen(), WeightAverage(None)
+    with ParallelWrapper(small_model("double"), 2, 1, optimizer=SGD(0.05), callbacks=[average, way]) as wrapper:
+        wrapper.fit(LOADER)
+        way.iterations.clear()
+        average.start_after = 3
+        wrapper.fit(LOADER)
+    np.testing.assert_allclose(wrapper.model.params.master, np.mean(way.iterations[3:], axis=0), rtol=1e-12)
+
+
 @pytest.mark.parametrize("arguments", [{"decay": 1.0}, {"unit": "round"}, {"interval": 0}, {"on_interrupt": 1}])
 def test_arguments_are_checked(arguments: dict[str, Any]) -> None:
     with refused(*arguments):
