@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from cupynet.core.checks import integer, number, one_of
 from cupynet.core.errors import ConfigError
 from cupynet.core.wording import shown
-from cupynet.optim.schedules import Schedule
+from cupynet.optim.schedules import Schedule, not_begun
 
 
 class Counted(Schedule):
@@ -25,6 +25,8 @@ class Counted(Schedule):
         """Return the learning rate at `iteration`. With `by="epoch"`, call `begin_fit` first."""
         if self.by == "iteration":
             return self.rate(iteration)
+        if not self._epoch:
+            raise not_begun(self)
         # count back from the end of the fit, because its first epoch may be incomplete after a resume
         left = -(-(self._stop - iteration) // self._epoch)
         return self.rate(max(self._epochs - left, 0))

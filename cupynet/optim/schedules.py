@@ -64,6 +64,11 @@ class Schedule(Described):
         """Restore a saved state."""
 
 
+def not_begun(schedule: Schedule) -> ConfigError:
+    reason = "depends on the length of the fit. Call begin_fit(0, iterations, iterations_per_epoch, epochs) first"
+    return ConfigError(f"{type(schedule).__name__} {reason}")
+
+
 class Constant(Schedule, name="constant"):
     """A constant learning rate."""
 
@@ -79,14 +84,15 @@ class Constant(Schedule, name="constant"):
 class FitSchedule(Schedule):
     """Base class of schedules that span one fit (iterations `start` <= i < `stop`) and restart in the next."""
 
-    start: int
-    stop: int
+    start, stop = 0, -1  # until `begin_fit`
 
     def begin_fit(self, start: int, stop: int, epoch: int = 0, epochs: int = 0) -> None:
         self.start, self.stop = start, stop
 
     def done(self, iteration: int) -> tuple[int, int]:
         """Return the position of an iteration in the fit, clipped to 0..last, and `last`."""
+        if self.stop < 0:
+            raise not_begun(self)
         last = max(self.stop - self.start - 1, 1)
         return min(max(iteration - self.start, 0), last), last
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cupynet.core.errors import ConfigError
 from cupynet.optim import (
     SGD,
     Adam,
@@ -140,6 +141,14 @@ def test_a_further_fit_with_longer_epochs_remembers_those_of_the_warmup() -> Non
     for each in (schedule, resumed):
         each.begin_fit(50, 250, 100, 7)
         assert [each(i) for i in (50, 149, 150, 249)] == pytest.approx([0.1 / 2**4] * 2 + [0.1 / 2**5] * 2)
+
+
+def test_a_schedule_that_needs_the_length_of_a_fit_names_the_method_that_sets_it() -> None:
+    for schedule in (OneCycle(0.1), Warmup(3, Cosine(0.1)), StepDecay(0.1, 0.5, 1, by="epoch")):
+        with pytest.raises(ConfigError, match="begin_fit"):
+            schedule(5)
+        schedule.begin_fit(0, 20, 10, 2)
+        assert schedule(5) > 0
 
 
 def test_wrapping_schedules_pass_on_losses_and_state() -> None:
