@@ -197,8 +197,8 @@ def check_epochs(stored: Stored, epochs: int) -> None:
 
 
 def made_by(trainer: Trainer) -> dict[str, Any]:
-    """Return what affects the results bit for bit, other than the network and the data, to compare on resume."""
-    machine, backend = environment(), trainer.backend
+    """Return what affects the results bit for bit, other than the layers and the data, to compare on resume."""
+    machine, backend, whole = environment(), trainer.backend, trainer.replica.whole
     blas = [f"{each['internal_api']} {each['version']} {each['architecture']}" for each in machine["blas"]]
     threads = sorted({each["num_threads"] for each in machine["blas"]})
     versions = {name: machine["versions"].get(name) for name in ("cupynet", "numpy", "numba")}
@@ -207,6 +207,9 @@ def made_by(trainer: Trainer) -> dict[str, Any]:
         "backend": backend.name,
         "dtype": backend.policy.name,
         "seed": trainer.model.seed,
+        "loss": stable(whole.loss),
+        "learning-rate factors": dict(whole.params.rates),
+        "accumulation_steps": trainer.replica.accumulation_steps,
         "optimizer": stable(trainer.replica.optimizer),
         "synchronizer": str(trainer.synchronizer),
         "processor": machine["cpu"],

@@ -12,6 +12,7 @@ import pytest
 
 from cupynet.core.errors import ConfigError
 from cupynet.data import Batch, Loader
+from cupynet.nn import SoftmaxNLL
 from cupynet.optim import SGD, Momentum, Nesterov, OneCycle, Optimizer
 from cupynet.parallel import (
     Communicator,
@@ -263,6 +264,20 @@ def test_another_learning_rate_is_logged(checkpoint: Saved, caplog: pytest.LogCa
         with wrapper, caplog.at_level(logging.INFO):
             wrapper.restore(checkpoint(2, 7))
     assert ["0.25" in text for text in caplog.messages if str(checkpoint(2, 7)) in text] == [False, True]
+
+
+def test_another_loss_and_frozen_weights_are_logged(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    model = small_model()
+    model.freeze("conv1.bias")
+    with ParallelWrapper(model, 1) as wrapper:
+        wrapper.checkpoint(tmp_path)
+    other = small_model()
+    other.loss = SoftmaxNLL(0.125)
+    for changed in (other, model):
+        with ParallelWrapper(changed, 1) as wrapper, caplog.at_level(logging.INFO):
+            wrapper.restore(tmp_path)
+    texts = [text for text in caplog.messages if str(tmp_path) in text]
+    assert [("0.125" in text, "conv1.bias" in text) for text in texts] == [(True, True), (False, False)]
 
 
 def test_a_run_folder_is_refused_with_the_folder_of_its_checkpoints(tmp_path: Path) -> None:
