@@ -43,7 +43,8 @@ def export_onnx(
     (N, H, W, C) with any N. Its outputs are `logits` (N, O) and, if the loss defines them, `probabilities`.
 
     Args:
-        input: dtype of `images`: `uint8` (0 to 255) or `float` (0 to 1).
+        input: dtype of `images`: `uint8` (0 to 255) or `float` (0 to 1). For a model trained on floating-point images,
+            use `float` with images scaled as in training.
         metadata: names and strings to store in the file's metadata.
 
     Raises:
