@@ -12,6 +12,7 @@ from cupynet.config.overrides import is_override, last_value, quoted, without
 from cupynet.config.schema import Settings
 from cupynet.core.errors import ConfigError
 from cupynet.core.mpiexec import started
+from cupynet.core.version import __version__
 from cupynet.core.wording import nearest
 
 SWEEP = {"-m", "--multirun"}
@@ -37,13 +38,19 @@ class Request:
 
 
 def checked(arguments: Sequence[str]) -> list[str]:
-    """Check the options, and return the arguments with the options last, as Hydra's parser expects."""
+    """Check the options, and return the arguments with the options last, as Hydra's parser expects.
+
+    Raise SystemExit after printing the version, for which Hydra would print its own.
+    """
     given = sorted(arguments, key=lambda each: not is_override(each))
     if last_value(given, "hydra.output_subdir") is not None:
         reason = "cannot be changed, because settings are stored in the run folder's .hydra. Set hydra.run.dir instead"
         raise ConfigError(reason, "hydra.output_subdir")
     for option in (each.partition("=")[0] for each in given if each.startswith("-")):
         longer = [each for each in LONG if option.startswith("--") and each.startswith(option)]
+        if longer == ["--version"]:
+            print(f"cupynet {__version__}")
+            raise SystemExit(0)
         if not longer and option not in SHORT and option[:2] not in VALUED:
             reason = f"unknown option{nearest(option, LONG)} (see --help). Settings have no dashes: epochs=3"
             raise ConfigError(reason, option)

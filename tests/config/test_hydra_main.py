@@ -21,6 +21,7 @@ from cupynet.config import composing, stored
 from cupynet.config.instantiate import build
 from cupynet.config.schema import BenchSettings, PlanSettings, RateSettings, Settings, TuneSettings, own_names
 from cupynet.core.errors import ConfigError, Interrupted
+from cupynet.core.version import __version__
 from tests.support.commands import ROOT, Command, Line, environment
 from tests.support.refusals import refused
 from tests.support.settings import CHOICES, GROUPS, settings_of
@@ -344,6 +345,11 @@ def test_ranks_compare_all_but_machine_specific_settings(monkeypatch: pytest.Mon
     config.run(lambda settings, folder: None, lambda settings: settings, "config", Settings, lambda: ranks)
     assert compared["batch_size"] == 7 and "the version of cupynet" in compared
     assert not {key for key in compared if key.startswith(("data.folder", "devices"))}
+
+
+def test_the_version_is_that_of_cupynet(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("--version", "epochs=2") == (0, [])
+    assert capsys.readouterr().out == f"cupynet {__version__}\n"
 
 
 SCRIPT = """
