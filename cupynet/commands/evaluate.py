@@ -20,7 +20,7 @@ from cupynet.config.overrides import name_of
 from cupynet.config.schema import Settings
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.core.exits import run_and_exit
-from cupynet.core.wording import shown
+from cupynet.core.wording import counted, shown
 
 if TYPE_CHECKING:
     from cupynet.config.load_model import LoadedRun
@@ -91,7 +91,7 @@ def evaluated(path: Path, overrides: Sequence[str] = ()) -> Evaluated:
     names = [name_of(override) for override in overrides]
     other = any(name in ("data", "data.folder", "data.file") or name.endswith(("_images", "_labels")) for name in names)
     if other:
-        settings = replace(settings, data=_as_trained(settings.data, trained, names))
+        settings = replace(settings, data=_as_trained(settings, trained, names))
     if trained.normalize is not None and not any(name.startswith("data.normalize") for name in names):
         settings = replace(settings, data={**settings.data, "normalize": trained.normalize})
     experiment = Experiment(settings, trains=False)
@@ -113,15 +113,26 @@ def evaluated(path: Path, overrides: Sequence[str] = ()) -> Evaluated:
         return Evaluated(evaluation, data.name, split, wrapper.model.class_names, trained)
 
 
-def _as_trained(data: dict[str, Any], trained: LoadedRun, names: Sequence[str]) -> dict[str, Any]:
-    """Take null sizes and classes of other data from the run. Disable the validation split unless `names` set it."""
-    model = trained.model("numpy", "float")
+def _as_trained(settings: Settings, trained: LoadedRun, names: Sequence[str]) -> dict[str, Any]:
+    """Take null sizes and classes of other data from the run. Disable the validation split unless `names` set it.
+
+    Raise ConfigError if the images have another number of channels.
+    """
+    from cupynet.config.instantiate import build_as
+    from cupynet.data import Source
+
+    model, data = trained.model("numpy", "float"), settings.data
     height, width, channels = model.input.shape
     own = {"size": [height, width], "channels": channels, "classes": model.output.features}
     own["class_names"] = [*model.class_names] or None
     left_open = {name: value for name, value in own.items() if data.get(name, 0) is None}
     whole = {} if "data.validation" in names or "validation" not in data else {"validation": 0}
-    return {**data, **left_open, **whole}
+    data = {**data, **left_open, **whole}
+    found = build_as(Source, data, "data", settings.trusted_modules).image_shape[-1]  # type: ignore[type-abstract]
+    if found != channels:
+        reason = f"has images with {counted(found, 'channel')}, but the run's have {channels}"
+        raise ConfigError(f"{reason}. Use data like the run's", "data")
+    return data
 
 
 def _chooses_data(overrides: Sequence[str]) -> bool:
