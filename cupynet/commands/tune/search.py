@@ -312,11 +312,14 @@ def record(plan: Plan, folder: Path, study: Study, trial: FrozenTrial) -> None:
 
 
 def columns(trials: Sequence[FrozenTrial], plan: Plan) -> list[Column]:
-    searched = {key.lstrip("+"): [each.params.get(key) for each in trials] for key in plan.space}
+    searched = {
+        key.lstrip("+"): [rounded(each.params[key]) if key in each.params else None for each in trials]
+        for key in plan.space
+    }
     return [
         column("trial", [each.number for each in trials]),
         column(plan.settings.objective, [each.value for each in trials], _form(plan)),
-        *setting_columns(searched, rounded),
+        *setting_columns(searched),
         column("epochs", [each.last_step for each in trials]),
     ]
 

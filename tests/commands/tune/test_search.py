@@ -1,6 +1,7 @@
 """Searches without training: settings tried, trials counted, pruning, and resumption."""
 
 import contextlib
+import csv
 import math
 import signal
 import sqlite3
@@ -23,6 +24,7 @@ from cupynet.commands.tune import search as command
 from cupynet.commands.tune.search import DONE, Plan, PruningCallback, ranked
 from cupynet.config import search_space
 from cupynet.config.experiment import Experiment
+from cupynet.config.search_space import rounded
 from cupynet.core import errors
 from cupynet.training import StopReason
 from tests.support.refusals import data_error
@@ -180,6 +182,13 @@ def test_trials_that_fail_are_recorded_and_the_search_continues(tmp_path: Path, 
     rows = (tmp_path / "tune.csv").read_text().splitlines()[1:]
     for row, (error, outcome) in zip(rows, FAILURES, strict=False):
         assert f",{outcome}," in row and (str(error) or type(error).__name__) in row
+
+
+def test_the_table_has_the_values_that_the_trials_used(tmp_path: Path, search: Search) -> None:
+    opened = search(plan_of(trials=2))
+    for row, trial in zip(csv.DictReader((tmp_path / "tune.csv").read_text().splitlines()), opened.trials, strict=True):
+        for name, value in trial.params.items():
+            assert row[name] == rounded(value)
 
 
 def test_an_error_independent_of_the_settings_ends_the_search(search: Search) -> None:
