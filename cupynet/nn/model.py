@@ -320,7 +320,7 @@ class Model:
         if strict and any(unmatched):
             raise ConfigError(
                 f"these weights are from another network: missing {unmatched.missing}, unexpected "
-                f"{unmatched.unexpected} (a name in both differs in shape). Use strict=False to load the others"
+                f"{unmatched.unexpected} (a name in both differs in shape)"
             )
         fitting = {name: weights[name] for name in weights.keys() - set(unmatched.unexpected)}
         self.restore_weights(fitting)
