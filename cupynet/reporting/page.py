@@ -139,7 +139,7 @@ def _tiles(data: RunData) -> list[tuple[str, str, str]]:
         ("training speed", _shown(speed, "{:,.0f}/s".format), _shown(per_worker, "{:,.0f} per worker".format)),
         *((f"{split} {name}", _shown(value, "{:.4g}".format), "") for name, value in _metrics(data, split).items()),
         ("time", _shown(summary.get("wall_s"), clock), f"training {_shown(summary.get('train_s'), clock)}"),
-        ("epochs", epochs, f"{data.last_iteration:,} iterations"),
+        ("epochs", epochs, counted(data.last_iteration, "iteration")),
         ("parameters", _shown(data.get("parameters"), "{:,}".format), ""),
     ]
     return [tile for tile in tiles if tile[1]]
