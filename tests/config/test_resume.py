@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -22,7 +23,7 @@ from cupynet.core.lock import Hold
 from cupynet.runs.checkpoints import Checkpoints
 from cupynet.runs.run import Run
 from tests.support.commands import QUICK, SMALL, Command, Line, run, summary_of
-from tests.support.refusals import refused
+from tests.support.refusals import data_error, refused
 from tests.support.resumed_runs import MORE, EndAfter, faulty, resumed, same, trained
 from tests.support.settings import settings_of
 from tests.support.user_files import digits, write_pictures
@@ -232,6 +233,19 @@ def test_a_resume_that_fails_before_training_changes_no_settings(
     assert (contents(*kept), (stopped / "started.json").read_bytes()) == before
     assert command(f"resume={stopped}", task=train_job)[0] == 0
     assert config.load(stopped).epochs == 2 == Run(stopped).summary().outcome.epochs
+
+
+def test_a_resume_on_other_labels_keeps_the_history(tmp_path: Path) -> None:
+    images, labels = np.random.default_rng(1).integers(0, 256, (80, 6, 6), np.uint8), np.arange(80) % 10
+    np.savez(tmp_path / "own.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
+    own = ["data=npz", f"data.file={tmp_path / 'own.npz'}", "model=mlp", "backend=numpy", "workers=1", "epochs=2"]
+    trained(tmp_path / "run", *own)
+    before = (tmp_path / "run" / "history.jsonl").read_bytes()
+    np.savez(tmp_path / "own.npz", x_train=images, y_train=labels[::-1], x_test=images, y_test=labels)
+    first = min((tmp_path / "run" / "checkpoints").iterdir())
+    with data_error(first.name):
+        train.train(train.prepare(config.load(tmp_path / "run", [f"resume={quoted(first)}"])), tmp_path / "run")
+    assert (tmp_path / "run" / "history.jsonl").read_bytes() == before
 
 
 def test_the_changes_of_a_resume_are_stored(stopped: Path, command: Command) -> None:

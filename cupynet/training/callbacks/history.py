@@ -52,7 +52,10 @@ class HistoryWriter(Callback):
         self._begin(self._content())
 
     def on_fit_start(self, trainer: Trainer) -> None:
-        if not trainer.iteration and os.fstat(self._file.fileno()).st_size:
+        size = min(self._size, os.fstat(self._file.fileno()).st_size)
+        self._file.truncate(size)
+        self._file.seek(0, os.SEEK_END)
+        if size and not trainer.iteration:
             raise _taken(self._file.name)
 
     def on_log(self, trainer: Trainer, record: IterationRecord) -> None:
@@ -68,7 +71,7 @@ class HistoryWriter(Callback):
         return {"bytes": self._size, "crc": self._crc}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Remove the rows written after the state was saved. The resumed run writes them again."""
+        """Check that the file belongs to this run. The next fit removes the rows written after the state was saved."""
         size = int(state["bytes"])
         if size < 0:
             raise ValueError(f"bytes={size}")
@@ -76,8 +79,6 @@ class HistoryWriter(Callback):
         other = crc is not None and len(content) >= size and zlib.crc32(content[:size]) != int(crc)
         if other or (content and not content.startswith(b'{"kind"')):
             raise _taken(self._file.name)
-        self._file.truncate(min(size, len(content)))
-        self._file.seek(0, os.SEEK_END)
         self._begin(content[:size])
 
     def _content(self) -> bytes:
