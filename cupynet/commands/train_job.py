@@ -115,9 +115,11 @@ class TrainJob:
             reason = "the labels or the order of the training images differ from the run's"
             raise DataError(f"{path}: cannot resume, because {reason}. Start a new run")
         log.info("resuming after iteration %d, epoch %d", trainer.iteration, trainer.epoch)
-        complete = trainer.epoch >= self.settings.epochs and self.run.iterations() == trainer.iteration
-        if complete and not self.run.reopened_path.exists():
-            log.info("the run is complete (epoch %d). Set epochs=... to train it further", trainer.epoch)
+        epoch, complete = trainer.epoch, self.run.iterations() == trainer.iteration
+        if resume.checkpoint_of(path) == self.run.checkpoints_path and resume.finished(self.run.folder):
+            epoch, complete = self.run.summary().outcome.epochs, True  # its last checkpoint may be older
+        if complete and epoch >= self.settings.epochs and not self.run.reopened_path.exists():
+            log.info("the run is complete (epoch %d). Set epochs=... to train it further", epoch)
             return False
         self._epochs_left = max(self.settings.epochs - trainer.epoch, 0)  # 0 if it was killed after its last epoch
         clock = trainer.statistics.clock
