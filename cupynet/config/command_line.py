@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from cupynet.config.overrides import is_override, last_value, quoted, without
 from cupynet.config.schema import Settings
 from cupynet.core.errors import ConfigError
 from cupynet.core.mpiexec import started
+from cupynet.core.terminal import UNWRITABLE
 from cupynet.core.version import __version__
 from cupynet.core.wording import nearest
 
@@ -92,9 +94,14 @@ def _find(value: str, given: Sequence[str], schema: type[Settings], rank: int) -
     if resumed is not None:
         return resumed
     if own is not None and resume.finished(Path(own)):
-        if not rank:
-            print(f"resume=latest: the run in {own} ended without a checkpoint")
+        _say(f"resume=latest: the run in {own} ended without a checkpoint", rank)
         raise SystemExit(0)
-    if not rank:
-        print("resume=latest: there is no run to resume. Starting a new run")
+    _say("resume=latest: there is no run to resume. Starting a new run", rank)
     return None
+
+
+def _say(text: str, rank: int) -> None:
+    """Print a line on rank 0, unless the terminal is closed or its disk is full, which does not stop a run."""
+    if not rank:
+        with contextlib.suppress(*UNWRITABLE):
+            print(text, flush=True)
