@@ -75,7 +75,11 @@ def found(path: str | Path, *, warn: bool = True) -> Stored:
     newest = Checkpoints(path).newest(warn=warn)
     if newest is None:
         inside = path / CHECKPOINTS
-        remedy = f"Use {inside}" if inside.is_dir() else "If the run wrote them to another folder, copy it here"
+        remedy = (
+            f"Use {inside}"
+            if inside.is_dir()
+            else "Start a new run, or copy the checkpoints here if they are elsewhere"
+        )
         raise ConfigError(f"{path}: no checkpoint found. {remedy}")
     return newest
 
