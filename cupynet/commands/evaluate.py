@@ -106,6 +106,10 @@ def evaluated(path: Path, overrides: Sequence[str] = ()) -> Evaluated:
         try:
             wrapper.model.load_weights(weights)
         except ConfigError as error:
+            if other:
+                size = " x ".join(map(str, experiment.source.image_shape))
+                reason = f"has images of {size}, which do not fit the network of the run. Use data like the run's"
+                raise ConfigError(reason, "data") from error
             raise DataError(f"{path}: {error}") from error
         sets = ("test", data.test), ("validation", data.validation), ("test" if other else "train", data.train)
         split, dataset = next((split, found) for split, found in sets if found)

@@ -110,15 +110,16 @@ def test_images_to_test_on_have_the_shape_and_the_classes_of_the_run(tmp_path: P
     assert few["samples"] == int((parts.test_labels != 9).sum()) and few["confusion"][9] == [0] * 10
 
 
-def test_images_with_other_channels_are_refused_by_name(tmp_path: Path, call: Call) -> None:
+def test_images_of_another_shape_are_refused_by_name(tmp_path: Path, call: Call) -> None:
     colors = np.random.default_rng(1).integers(0, 256, (80, 6, 6, 3), np.uint8)
-    for name, images in (("color", colors), ("gray", colors[..., 0])):
+    for name, images in (("color", colors), ("gray", colors[..., 0]), ("small", colors[:, :5])):
         labels = np.arange(80) % 10
         np.savez(tmp_path / f"{name}.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
     own = ["data=npz", f"data.file={tmp_path / 'color.npz'}", "model=mlp", "backend=numpy", "workers=1", "epochs=1"]
     trained(tmp_path / "run", *own, "data.normalize=auto")
-    found = call(main, tmp_path / "run", f"data.file={tmp_path / 'gray.npz'}")
-    assert found.code == 2 and found.error.startswith("cupynet: data: ") and "3" in found.error
+    for name, shown in (("gray", "3"), ("small", "5 x 6 x 3")):
+        found = call(main, tmp_path / "run", f"data.file={tmp_path / name}.npz")
+        assert found.code == 2 and found.error.startswith("cupynet: data: ") and shown in found.error
 
 
 def test_parts_that_only_training_needs_are_not_built(tmp_path: Path, call: Call) -> None:
