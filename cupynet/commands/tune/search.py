@@ -320,7 +320,7 @@ def columns(trials: Sequence[FrozenTrial], plan: Plan) -> list[Column]:
         column("trial", [each.number for each in trials]),
         column(plan.settings.objective, [each.value for each in trials], _form(plan)),
         *setting_columns(searched),
-        column("epochs", [each.last_step for each in trials]),
+        column("trained_epochs", [each.last_step for each in trials], title="trained\nepochs"),  # `epochs` is a setting
     ]
 
 

@@ -191,6 +191,12 @@ def test_the_table_has_the_values_that_the_trials_used(tmp_path: Path, search: S
             assert row[name] == rounded(value)
 
 
+def test_every_column_of_the_table_has_its_own_name(tmp_path: Path, search: Search) -> None:
+    search(plan_of("epochs=1,2", trials=1))
+    names = (tmp_path / "tune.csv").read_text().splitlines()[0].split(",")
+    assert "epochs" in names and len({*names}) == len(names)
+
+
 def test_an_error_independent_of_the_settings_ends_the_search(search: Search) -> None:
     with pytest.raises(errors.OutputError):
         search(plan_of(), failing({0: errors.OutputError("the disk is full")}))
