@@ -30,6 +30,12 @@ def test_a_learning_rate_is_suggested(tmp_path: Path) -> None:
     assert not (folder / "weights.safetensors").exists() and not (folder / "checkpoints").exists()
 
 
+def test_a_range_that_ends_too_early_leads_to_a_warning(tmp_path: Path) -> None:
+    asked = ["lowest=1e-4", "highest=1e-2", "iterations=40", "hydra.run.dir=there"]
+    stdout, _ = run(tmp_path, *TINY, *asked, command="find_rate")
+    assert "warning" in stdout and "suggested" in stdout and "highest" in stdout
+
+
 def test_unsuitable_settings_are_refused() -> None:
     for wrong, setting in ((["iterations=5"], "iterations"), (["lowest=1", "highest=0.5"], "highest")):
         with refused(setting):
