@@ -68,6 +68,11 @@ class Plan:
     resumed: Path | None  # the folder of the search to resume; None for a new search
     typed: Sequence[str]  # the command line
 
+    @property
+    def options(self) -> list[str]:
+        """The options to repeat in commands that continue the search or train a trial again."""
+        return [] if self.config_dir is None else [f"--config-dir={self.config_dir}"]
+
     def overrides(self, params: Mapping[str, Any]) -> list[str]:
         return [*self.shared, *(f"{key}={rounded(params[key])}" for key in self.space)]
 
@@ -95,7 +100,7 @@ def search(plan: Plan, folder: Path) -> float:
         raise OutputError(f"{folder / STUDY}: cannot be written ({one_line(error)})") from error
     except KeyboardInterrupt as stopped:
         done, repeated = len(study.get_trials(states=DONE)), config.not_stored(settings, folder)
-        command = shlex.join(["cupynet", "tune", f"resume={near(folder)}", *repeated])
+        command = shlex.join(["cupynet", "tune", *plan.options, f"resume={near(folder)}", *repeated])
         raise Interrupted.by(stopped, f"{done} of {settings.trials} trials are done. Resume with: {command}") from None
     text = summary(plan, folder, best, found.evaluation if found.split == "test" else None)
     log.info("%s", text)
@@ -329,7 +334,6 @@ def _form(plan: Plan) -> Any:
 
 
 def summary(plan: Plan, folder: Path, best: FrozenTrial, test: Evaluation | None) -> str:
-    config_dir = [] if plan.config_dir is None else [f"--config-dir={plan.config_dir}"]
     lines = [f"best trial      {best.number}, validation {plan.settings.objective} {_form(plan)(best.value)}"]
     if test is not None:
         scores = f"accuracy {percent(test.accuracy)}, loss {test.loss:.4g}"
@@ -337,7 +341,7 @@ def summary(plan: Plan, folder: Path, best: FrozenTrial, test: Evaluation | None
     lines += [
         f"run folder      {near(folder_of(folder, best))}",
         f"all trials      {near(folder / 'tune.csv')}",
-        f"train it again  {shlex.join(['cupynet', 'train', *config_dir, *plan.overrides(best.params)])}",
+        f"train it again  {shlex.join(['cupynet', 'train', *plan.options, *plan.overrides(best.params)])}",
     ]
     return "\n".join(lines)
 

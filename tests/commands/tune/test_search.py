@@ -3,14 +3,17 @@
 import contextlib
 import csv
 import math
+import shlex
 import signal
 import sqlite3
 import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -195,6 +198,17 @@ def test_every_column_of_the_table_has_its_own_name(tmp_path: Path, search: Sear
     search(plan_of("epochs=1,2", trials=1))
     names = (tmp_path / "tune.csv").read_text().splitlines()[0].split(",")
     assert "epochs" in names and len({*names}) == len(names)
+
+
+def test_an_interrupted_search_names_all_that_its_continuation_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = replace(plan_of(trusted_modules=["mine"], callbacks={}), config_dir=Path("/own conf"))
+    monkeypatch.setattr(command, "run_trials", Mock(side_effect=KeyboardInterrupt(signal.SIGINT)))
+    with pytest.raises(errors.Interrupted) as caught:
+        command.search(plan, tmp_path)
+    _, _, line = str(caught.value).partition("cupynet tune ")
+    assert shlex.split(line) == ["--config-dir=/own conf", f"resume={tmp_path}", "trusted_modules=[mine]"]
 
 
 def test_an_error_independent_of_the_settings_ends_the_search(search: Search) -> None:
