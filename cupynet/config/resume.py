@@ -155,15 +155,21 @@ def run_of(path: Path) -> Path:
     """Return the run folder from a path to the run, to its checkpoints or to one of them."""
     if os.path.isfile(path / SETTINGS):
         return path
-    if STEP.fullmatch(path.name):
-        path = path.parent
-    return path.parent if path.name == CHECKPOINTS else path
+    full = _with_name(path)
+    if STEP.fullmatch(full.name):
+        path = full = full.parent
+    return full.parent if full.name == CHECKPOINTS else path
 
 
 def checkpoint_of(path: Path) -> Path:
     """Return the path if it is a checkpoint, otherwise the run's checkpoints folder."""
     run = run_of(path)
-    return path if STEP.fullmatch(path.name) and run != path else run / CHECKPOINTS
+    return path if STEP.fullmatch(_with_name(path).name) and run != path else run / CHECKPOINTS
+
+
+def _with_name(path: Path) -> Path:
+    """Return the absolute path of the current folder or of something in it, and other paths unchanged."""
+    return Path(os.path.abspath(path)) if path.parent == Path() else path
 
 
 def check_same_settings(given: Mapping[str, Any], stored: Mapping[str, Any], path: Path) -> None:

@@ -66,6 +66,19 @@ def test_a_checkpoint_is_evaluated_by_itself(finished: Path, call: Call) -> None
     assert json.loads(call(main, "--json", first).out)["loss"] > summary["test_loss"]
 
 
+def test_a_checkpoint_is_found_from_inside_the_run(finished: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, newest = sorted((finished / "checkpoints").glob("step-*"))
+    outside = [json.loads(call(main, "--json", each).out)["loss"] for each in (first, newest)]
+    for folder, path, expected in (
+        (finished / "checkpoints", first.name, outside[0]),
+        (first, ".", outside[0]),
+        (finished / "checkpoints", ".", outside[1]),
+        (finished, "checkpoints", outside[1]),
+    ):
+        monkeypatch.chdir(folder)
+        assert json.loads(call(main, "--json", path).out)["loss"] == expected
+
+
 def test_a_summary_is_not_a_reference(copy: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its number of workers is one of an evaluation's settings."""
     monkeypatch.setenv("SECRET", "1234567")
