@@ -184,11 +184,11 @@ def check_contradictions(config: DictConfig, plain: Mapping[str, Any], overrides
 
 
 def as_typed(error: ConfigError, config: DictConfig, overrides: Sequence[str]) -> ConfigError:
-    """If the invalid setting refers to another setting, name the other setting in the error."""
-    reference = re.fullmatch(r"\$\{(\w[\w.]*)\}", str(unresolved(config).get(error.setting)))
+    """If the invalid setting refers to another setting or an environment variable, name this one in the error."""
+    reference = re.search(r"^\$\{(\w[\w.]*)\}$|\$\{oc\.env:(\w+)", str(unresolved(config).get(error.setting)))
     if reference is None or error.setting in values_of(overrides):
         return error
-    return ConfigError(error.reason, reference[1], error.value)
+    return ConfigError(error.reason, reference[1] or reference[2], error.value)
 
 
 def unresolved(config: DictConfig) -> dict[str, Any]:

@@ -125,6 +125,17 @@ def test_an_error_names_the_setting_that_was_typed(typed: list[str], command: Co
     assert error_line().startswith(f"cupynet: {typed[-1]}: ")
 
 
+def test_an_error_names_the_environment_variable(
+    command: Command, error_line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check(settings: Settings) -> None:
+        build(settings.callbacks["report"], "callbacks.report")
+
+    monkeypatch.setenv("CUPYNET_REPORT", "0")
+    assert command(check=check) == (2, [])
+    assert error_line().startswith("cupynet: CUPYNET_REPORT=0: ")
+
+
 FREQUENCY = "parallel.averaging_frequency"
 OTHER = "parallel.synchronizer.averaging_frequency"
 
