@@ -106,9 +106,10 @@ def evaluated(path: Path, overrides: Sequence[str] = ()) -> Evaluated:
         try:
             wrapper.model.load_weights(weights)
         except ConfigError as error:
-            if other:
-                size = " x ".join(map(str, experiment.source.image_shape))
-                reason = f"has images of {size}, which do not fit the network of the run. Use data like the run's"
+            shapes = experiment.source.image_shape, trained.model("numpy", "float").input.shape
+            if tuple(shapes[0]) != tuple(shapes[1]):
+                here, there = (" x ".join(map(str, shape)) for shape in shapes)
+                reason = f"has images of {here}, but the run was trained on {there}. Choose data of that size"
                 raise ConfigError(reason, "data") from error
             raise DataError(f"{path}: {error}") from error
         sets = ("test", data.test), ("validation", data.validation), ("test" if other else "train", data.train)
@@ -134,8 +135,8 @@ def _as_trained(settings: Settings, trained: LoadedRun, names: Sequence[str]) ->
     data = {**data, **left_open, **whole}
     found = build_as(Source, data, "data", settings.trusted_modules).image_shape[-1]  # type: ignore[type-abstract]
     if found != channels:
-        reason = f"has images with {counted(found, 'channel')}, but the run's have {channels}"
-        raise ConfigError(f"{reason}. Use data like the run's", "data")
+        reason = f"has images with {counted(found, 'channel')}, but the run was trained on {channels}"
+        raise ConfigError(f"{reason}. Choose data with as many", "data")
     return data
 
 

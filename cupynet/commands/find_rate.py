@@ -74,7 +74,9 @@ def find(prepared: tuple[Experiment, RateTest], folder: Path) -> float | None:
         print("suggested     none, because the loss never decreased. Change lowest=..., highest=... or iterations=...")
     else:
         if min(test.smoothed) == test.smoothed[-1]:
-            log.warning("the loss still decreased at the last rate, so higher rates may work. Raise highest=...")
+            log.warning(
+                "the loss was still decreasing at the highest rate, so the suggestion may be too low. Raise highest=..."
+            )
         print(f"suggested     {test.suggestion:.2g}: a tenth of the rate at the lowest loss")
         print(f"set           {setting(experiment.settings.optimizer, test.suggestion, job_overrides())}")
     print(f"written       {near(path)}")

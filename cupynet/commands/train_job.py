@@ -25,7 +25,7 @@ from cupynet.core import signals
 from cupynet.core.checks import finite
 from cupynet.core.errors import NOTHING_SAVED, CupynetError, DataError, Interrupted
 from cupynet.data import Data, Loader
-from cupynet.runs.layout import checkpoints
+from cupynet.runs.layout import CHECKPOINTS, checkpoints
 from cupynet.runs.run import Cost, Outcome, Run, Scores, Setup, Start, Summary
 from cupynet.training import (
     EarlyStopping,
@@ -116,7 +116,7 @@ class TrainJob:
             raise DataError(f"{path}: cannot resume, because {reason}. Start a new run")
         log.info("resuming after iteration %d, epoch %d", trainer.iteration, trainer.epoch)
         epoch, complete = trainer.epoch, self.run.iterations() == trainer.iteration
-        if resume.checkpoint_of(path) == self.run.checkpoints_path and resume.finished(self.run.folder):
+        if resume.checkpoint_of(path).name == CHECKPOINTS and resume.finished(self.run.folder):
             epoch, complete = self.run.summary().outcome.epochs, True  # its last checkpoint may be older
         if complete and epoch >= self.settings.epochs and not self.run.reopened_path.exists():
             log.info("the run is complete (epoch %d). Set epochs=... to train it further", epoch)

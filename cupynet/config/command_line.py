@@ -42,7 +42,7 @@ class Request:
 def checked(arguments: Sequence[str]) -> list[str]:
     """Check the options, and return the arguments with the options last, as Hydra's parser expects.
 
-    Raise SystemExit after printing the version, for which Hydra would print its own.
+    For --version, print cupynet's version instead of Hydra's, and raise SystemExit.
     """
     given = sorted(arguments, key=lambda each: not is_override(each))
     if last_value(given, "hydra.output_subdir") is not None:
@@ -101,7 +101,7 @@ def _find(value: str, given: Sequence[str], schema: type[Settings], rank: int) -
 
 
 def _say(text: str, rank: int) -> None:
-    """Print a line on rank 0, unless the terminal is closed or its disk is full, which does not stop a run."""
+    """Print a line on rank 0. The run continues if stdout is closed or full."""
     if not rank:
         with contextlib.suppress(*UNWRITABLE):
             print(text, flush=True)

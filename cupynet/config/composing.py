@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -184,9 +185,11 @@ def check_contradictions(config: DictConfig, plain: Mapping[str, Any], overrides
 
 
 def as_typed(error: ConfigError, config: DictConfig, overrides: Sequence[str]) -> ConfigError:
-    """If the invalid setting refers to another setting or an environment variable, name this one in the error."""
-    reference = re.search(r"^\$\{(\w[\w.]*)\}$|\$\{oc\.env:(\w+)", str(unresolved(config).get(error.setting)))
-    if reference is None or error.setting in values_of(overrides):
+    """Name the setting or environment variable that the invalid setting refers to, if any."""
+    variable = r"\$\{(?:oc\.decode:\$\{)?oc\.env:(\w+)(?:,[^{}]*)?\}+"
+    text = str(unresolved(config).get(error.setting))
+    reference = re.fullmatch(rf"\$\{{(\w[\w.]*)\}}|{variable}", text)
+    if reference is None or error.setting in values_of(overrides) or (reference[2] or "PATH") not in os.environ:
         return error
     return ConfigError(error.reason, reference[1] or reference[2], error.value)
 

@@ -168,8 +168,8 @@ def checkpoint_of(path: Path) -> Path:
 
 
 def _with_name(path: Path) -> Path:
-    """Return the absolute path of the current folder or of something in it, and other paths unchanged."""
-    return Path(os.path.abspath(path)) if path.parent == Path() else path
+    """Return the absolute path if the last two names of `path` are not known."""
+    return path if path.parent.name not in ("", "..") else Path(os.path.abspath(path))
 
 
 def check_same_settings(given: Mapping[str, Any], stored: Mapping[str, Any], path: Path) -> None:

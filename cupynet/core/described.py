@@ -98,11 +98,11 @@ def describe(part: Any) -> Any:
 def check_unchanged(part: Described, name: str) -> None:
     """Raise ConfigError if an attribute named after a constructor argument was changed."""
     for argument in part._made.keys() & inspect.signature(type(part)).parameters:
-        value, original = getattr(part, argument), part._made[argument]
-        if value is not original and value != original:  # NaN differs from itself
-            remedy = f"Set it to {original!r} again, or pass the new value to the constructor of {type(part).__name__}"
-            reason = "was changed, but copies and files would have the original value"
-            raise ConfigError(f"{reason}. {remedy}", f"{name}.{argument}", shown(value))
+        value, original = getattr(part, argument, None), part._made[argument]
+        if isinstance(value, PLAIN) and value is not original and value != original:  # NaN differs from itself
+            reason = "was changed after construction, but copies and saved files keep the original value"
+            remedy = f"Set it back to {original!r}, or create a new {type(part).__name__}"
+            raise ConfigError(f"{reason}. {remedy}", f"{name}.{argument}".lstrip("."), shown(value))
 
 
 def _arguments(part: Described) -> dict[str, Any]:

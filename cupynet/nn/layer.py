@@ -13,7 +13,7 @@ from typing import Any, NoReturn, TypeAlias
 from cupynet.backend import Backend, Window
 from cupynet.backend.array import Array
 from cupynet.core import checks, wording
-from cupynet.core.described import Described
+from cupynet.core.described import PLAIN, Described
 from cupynet.core.errors import ConfigError
 from cupynet.nn.context import Context
 from cupynet.nn.params import Params, Scope
@@ -143,7 +143,8 @@ def _noted(build: Callable[..., InputType]) -> Callable[..., InputType]:
             found = wording.shown(self.output)
             raise ConfigError(f"layer '{self.path}': build must return its output type, an Image or Flat, not {found}")
         self.declared = params.params.count - before
-        self._made = {name: getattr(self, name, value) for name, value in self._made.items()}  # `build` may change them
+        now = {name: getattr(self, name, None) for name in self._made}  # `build` may have changed them
+        self._made = {name: value for name, value in now.items() if isinstance(value, PLAIN)}
         return self.output
 
     return noted

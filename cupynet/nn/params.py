@@ -312,7 +312,7 @@ def _check_finite(name: str, weights: Any, dtype: Any) -> None:
     with np.errstate(over="ignore"):
         finite = np.isfinite(array.astype(dtype, copy=False))
     if not finite.all():
-        raise ConfigError(f"weights '{name}' are not finite in {dtype}")
+        raise ConfigError(f"weights '{name}' are not finite in {dtype}. Use other weights or a wider dtype")
 
 
 def _and_parents(name: str) -> list[str]:

@@ -35,16 +35,16 @@ class CallbackList(list[Any]):
         return [getattr(callback, event)(*arguments) for callback in self]
 
     def adopt(self, originals: Iterable[Any]) -> None:
-        """Set the arguments of the copies in this list to those of the originals, which the user may have changed.
+        """Copy the arguments of the originals, which the user may have changed between fits.
 
         Only arguments of classes in cupynet are set, because other classes may use such attributes as state.
         """
-        own = by_class_name(self)
-        for name, original in by_class_name(each for each in originals if each.every_rank).items():
+        copies, originals = ([each for each in some if each.every_rank] for some in (self, originals))
+        for copy, original in zip(copies, originals, strict=True):
             known = [base for base in type(original).__mro__ if base.__module__.startswith("cupynet.")]
             for argument in {each for base in known for each in inspect.signature(base).parameters}:
                 if isinstance(value := vars(original).get(argument, ...), PLAIN):
-                    setattr(own[name], argument, value)
+                    setattr(copy, argument, value)
 
     def close(self) -> None:
         """Close all callbacks, even if one fails. A second call does nothing."""

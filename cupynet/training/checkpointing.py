@@ -113,7 +113,7 @@ def resume(trainer: Trainer, path: str | Path) -> None:
         samples, labels = world.gather_numbers(samples, labels)[0].astype(np.int64).tolist()
         trainer.restore(state)
         trainer.data = (samples, labels) if samples else None
-        _see_as(trainer.replica.whole, state["model"])
+        _restore_metadata(trainer.replica.whole, state["model"])
 
 
 def _for_workers(trainer: Trainer, stored: Stored) -> list[Tree]:
@@ -214,6 +214,7 @@ def made_by(trainer: Trainer) -> dict[str, Any]:
         "loss": stable(whole.loss),
         "learning-rate factors": dict(whole.params.rates),
         "accumulation_steps": trainer.replica.accumulation_steps,
+        "micro_batches": getattr(trainer.replica, "micro_batches", 1),
         "optimizer": stable(trainer.replica.optimizer),
         "synchronizer": str(trainer.synchronizer),
         "processor": machine["cpu"],
@@ -234,12 +235,13 @@ def seen_by(model: Model) -> dict[str, Any]:
     }
 
 
-def _see_as(model: Model, stored: Mapping[str, Any]) -> None:
-    """Set the input metadata returned by `seen_by`."""
-    normalize = stored.get("normalize")
-    if normalize is not None and "deviation" in normalize:  # the name in earlier versions
-        normalize = {**normalize, "std": normalize["deviation"]}
-    set_image_metadata(model, normalize, stored.get("class_names") or model.class_names)
+def _restore_metadata(model: Model, stored: Mapping[str, Any]) -> None:
+    """Restore what `seen_by` returned."""
+    if "normalize" in stored:  # not saved by version 0.1.0
+        normalize = stored.get("normalize")
+        if normalize is not None and "deviation" in normalize:  # the name in earlier versions
+            normalize = {**normalize, "std": normalize["deviation"]}
+        set_image_metadata(model, normalize, stored.get("class_names") or model.class_names)
     model.trained_on = str(stored.get("trained_on", "pixels"))
 
 
@@ -249,6 +251,14 @@ def set_image_metadata(model: Model, normalize: Any, class_names: Sequence[str])
     if len(pixels.scale) != len(pixels.shift) or len(pixels.scale) not in (1, model.input.shape[-1]):
         raise ConfigError("does not match the number of channels", "normalize")
     model.pixels, model.class_names = pixels, class_names
+
+
+def save_model(model: Model, path: Path) -> None:
+    """Write the file of a trained model. If its layers can no longer be described, log this instead of failing."""
+    try:
+        model.save(path)
+    except ConfigError as error:
+        log.warning("the model was not saved: %s", error)
 
 
 def trained(stored: Stored, synchronizer: Synchronizer) -> Arrays:

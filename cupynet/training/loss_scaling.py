@@ -26,7 +26,7 @@ class LossScaler:
     def __init__(self, backend: Backend, together: Communicator, *, shared: bool = False) -> None:
         self._backend, self._together, self._shared = backend, together, shared
         self.skipped, self.skipping = 0, False  # skipping: the step of this iteration is skipped
-        self.steady = 0  # iterations since the scale changed
+        self.steady = 0  # iterations since the scale changed (see `skips`)
         if together.size > 1:  # an earlier wrapper may have changed the scale of the model
             backend.loss_scale = float(together.gather_numbers(backend.loss_scale)[0, 0])
 
@@ -48,7 +48,7 @@ class LossScaler:
 
         Args:
             failed: this worker's loss is not finite.
-            idle: this worker has no batch. If it skips steps alone, it does not count this iteration.
+            idle: this worker has no batch. Workers that skip steps independently do not count such an iteration.
         """
         failed = failed or (overflow and self.scale <= MIN_SCALE)
         if self._together.size > 1:
@@ -56,7 +56,8 @@ class LossScaler:
             overflow, failed = bool(table[:, 0].any()), bool(table[:, 1].any())
             self._backend.loss_scale = float(table[-1, 2])  # the scale of the current gradients
         self.skipping = overflow and not failed
-        self.steady += not idle or self._together.size > 1
+        if not idle or self._together.size > 1:
+            self.steady += 1
         if self.skipping:
             self._set(max(self._backend.loss_scale / 2, MIN_SCALE))
             self.skipped += 1

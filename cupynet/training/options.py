@@ -300,7 +300,6 @@ class CheckedOptions:
         for name, callback in _named(options.callbacks, names).items():
             self._check_figures(name, callback, data)
         with errors_of("optimizer"):
-            check_unchanged(self.optimizer.learning_rate, "learning_rate")
             self._check_figures("learning_rate", self.optimizer.learning_rate, data)
 
     def _check_figures(self, name: str, part: Callback | Schedule, data: FitData) -> None:

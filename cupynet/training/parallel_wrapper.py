@@ -39,7 +39,7 @@ from cupynet.training.callbacks.base import Callback
 from cupynet.training.callbacks.history import Rows
 from cupynet.training.callbacks.profile import Profile
 from cupynet.training.callbacks.progress import Progress, say
-from cupynet.training.checkpointing import resume, save_between_fits
+from cupynet.training.checkpointing import resume, save_between_fits, save_model
 from cupynet.training.closing import end, release
 from cupynet.training.data_warnings import DataWarnings
 from cupynet.training.device_errors import translate_device_errors
@@ -257,7 +257,7 @@ class ParallelWrapper:
         """
         self._launcher.check_idle()
         if self.model.params.rates != self._rates or self.model.loss is not self._loss:
-            raise ConfigError("the learning-rate factors or the loss have changed. Create a new ParallelWrapper")
+            raise ConfigError("the learning-rate factors or the loss were replaced. Create a new ParallelWrapper")
         self.model.params.check_trainable()
         if self._writes_model:
             self.model.description()  # fail early if the model cannot be saved
@@ -287,7 +287,7 @@ class ParallelWrapper:
                 self.warm_up(min(loader.batch_size, len(loader.dataset)))
             self.on_workers(lambda trainer: trainer.fit(fit), batch_size=loader.batch_size)
         if self._run is not None and self._writes_model:
-            self.model.save(self._run.folder / MODEL)
+            save_model(self.model, self._run.folder / MODEL)
         if interrupted and not hasattr(builtins, "__IPYTHON__"):
             raise KeyboardInterrupt
         return History.of(self._rows.kept[before:])
@@ -355,8 +355,8 @@ class ParallelWrapper:
         """Restore a checkpoint, or the newest undamaged one in a folder, so that the next `fit` continues bit for bit.
 
         With a different number of workers, all start from the mean of the replicas. With a different backend or dtype,
-        results are equal up to rounding. The log lists these and other differences, such as another learning rate. The
-        learning-rate schedule continues too; to replace it, set `optimizer.learning_rate` afterwards.
+        results are equal up to rounding. The log lists such differences. The learning-rate schedule continues too; to
+        replace it, set `optimizer.learning_rate` afterwards. The model's pixel scale and class names are restored too.
 
         Raises:
             ConfigError: there is no checkpoint, or its state does not fit this network, optimizer, schedule,

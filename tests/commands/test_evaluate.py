@@ -73,6 +73,7 @@ def test_a_checkpoint_is_found_from_inside_the_run(finished: Path, call: Call, m
         (finished / "checkpoints", first.name, outside[0]),
         (first, ".", outside[0]),
         (finished / "checkpoints", ".", outside[1]),
+        (first, f"../{newest.name}", outside[1]),
         (finished, "checkpoints", outside[1]),
     ):
         monkeypatch.chdir(folder)
@@ -123,7 +124,7 @@ def test_images_to_test_on_have_the_shape_and_the_classes_of_the_run(tmp_path: P
     assert few["samples"] == int((parts.test_labels != 9).sum()) and few["confusion"][9] == [0] * 10
 
 
-def test_images_of_another_shape_are_refused_by_name(tmp_path: Path, call: Call) -> None:
+def test_images_of_another_shape_are_refused(tmp_path: Path, call: Call) -> None:
     colors = np.random.default_rng(1).integers(0, 256, (80, 6, 6, 3), np.uint8)
     for name, images in (("color", colors), ("gray", colors[..., 0]), ("small", colors[:, :5])):
         labels = np.arange(80) % 10

@@ -18,6 +18,7 @@ TINY = ["data=synthetic", "data.train=300", "data.test=50", "model=mlp", "backen
 def test_a_learning_rate_is_suggested(tmp_path: Path) -> None:
     asked = ["lowest=1e-3", "highest=10", "iterations=40", "hydra.run.dir=there", "parallel.learning_rate_scale=linear"]
     stdout, _ = run(tmp_path, *TINY, *asked, command="find_rate")
+    assert "warning" not in stdout
     folder = tmp_path / "there"
     assert {"find_rate.csv", "train.log", ".hydra"} <= {path.name for path in folder.iterdir()}
     rows = list(csv.DictReader((folder / "find_rate.csv").read_text().splitlines()))
@@ -30,10 +31,10 @@ def test_a_learning_rate_is_suggested(tmp_path: Path) -> None:
     assert not (folder / "weights.safetensors").exists() and not (folder / "checkpoints").exists()
 
 
-def test_a_range_that_ends_too_early_leads_to_a_warning(tmp_path: Path) -> None:
+def test_a_loss_that_still_decreases_at_the_highest_rate_leads_to_a_warning(tmp_path: Path) -> None:
     asked = ["lowest=1e-4", "highest=1e-2", "iterations=40", "hydra.run.dir=there"]
     stdout, _ = run(tmp_path, *TINY, *asked, command="find_rate")
-    assert "warning" in stdout and "suggested" in stdout and "highest" in stdout
+    assert "warning" in stdout and "highest=" in stdout
 
 
 def test_unsuitable_settings_are_refused() -> None:

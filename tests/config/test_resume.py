@@ -163,14 +163,14 @@ def test_a_complete_run_is_left_alone(stopped: Path, command: Command) -> None:
     assert {**contents(stopped), log: b""} == {**before, log: b""}
 
 
-def test_a_complete_run_whose_last_checkpoint_is_older_is_left_alone(tmp_path: Path) -> None:
-    trained(tmp_path, *QUICK, *SMALL, "epochs=3", "callbacks.checkpoint.every_epochs=2")
-    (checkpoint,) = (tmp_path / "checkpoints").iterdir()
-    before = contents(tmp_path)
-    resumed(tmp_path)
-    assert contents(tmp_path) == before
-    train.train(train.prepare(config.load(tmp_path, [f"resume={quoted(checkpoint)}"])), tmp_path)
-    assert contents(tmp_path) != before  # this checkpoint was asked for
+def test_a_complete_run_whose_last_checkpoint_is_older_is_left_alone(in_folder: Path, command: Command) -> None:
+    run = Path("run")
+    trained(run, *QUICK, *SMALL, "epochs=3", "callbacks.checkpoint.every_epochs=2")
+    (checkpoint,) = (run / "checkpoints").iterdir()
+    before = {path: text for path, text in contents(run).items() if path.name != "train.log"}
+    for path, same_rows in ((run, True), (in_folder / run, True), (checkpoint, False)):  # a checkpoint is resumed
+        assert command(f"resume={path}", task=train_job)[0] == 0
+        assert (before.items() <= contents(run).items()) == same_rows
 
 
 SCHEDULE = {"_target_": "cupynet.optim.Warmup", "steps": 9, "then": {"_target_": "A", "peak": 0.2}}

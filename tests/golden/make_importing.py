@@ -1,7 +1,7 @@
 """Makes tests/golden/torch_small.safetensors and torch_logits.npz with PyTorch, in this folder.
 
-A small network in double, as torch.nn.Sequential keeps it, and its logits for images of whole numbers. Made with torch
-2.13.0 and safetensors 0.8.0, which the tests that read them do not need.
+A small torch.nn.Sequential in double precision, and its logits for integer images. Made with torch 2.13.0 and
+safetensors 0.8.0; the tests need neither.
 """
 
 from pathlib import Path

@@ -29,6 +29,22 @@ def test_a_wrapper_keeps_the_rows_that_a_run_writes(tmp_path: Path) -> None:
     assert "kind" not in found.epochs and json.dumps(found.epochs)
 
 
+def test_a_second_writer_keeps_the_rows_of_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both have opened the file before one of them trains."""
+    monkeypatch.chdir(tmp_path)
+    with (
+        ParallelWrapper(small_model(), 1, callbacks=[HistoryWriter()]) as one,
+        ParallelWrapper(small_model(), 1, callbacks=[HistoryWriter()]) as other,
+    ):
+        for wrapper in (one, other):
+            wrapper.warm_up(10)
+        one.fit(small_dataset(20), batch_size=10)
+        rows = Path("history.jsonl").read_bytes()
+        with refused("path"):
+            other.fit(small_dataset(20), batch_size=10)
+    assert rows and Path("history.jsonl").read_bytes() == rows
+
+
 def test_rates_of_any_number_type_are_written(tmp_path: Path) -> None:
     class Float32(Schedule):
         def __call__(self, iteration: int) -> Any:

@@ -10,7 +10,7 @@ Figures = dict[tuple[str, int], list[float]]  # (name, iteration) -> values, in 
 
 
 def tensorboard_events(folder: Path) -> list[Any]:
-    """Read all events of a folder in order. A record has a length, 4 bytes, the event, and 4 more bytes."""
+    """Read all events of a folder in order. Checksums, which follow the length and the event, are not checked."""
     from tensorboardX.proto.event_pb2 import Event
 
     found = []

@@ -160,7 +160,7 @@ def test_nothing_below_the_first_trained_layer_is_differentiated(monkeypatch: py
     assert np.array_equal(found, trained())
 
 
-def test_weights_are_frozen_and_the_loss_is_set_before_a_wrapper_is_made() -> None:
+def test_freezing_weights_or_replacing_the_loss_requires_a_new_wrapper() -> None:
     model = small_model()
     loss = model.loss
     with ParallelWrapper(model, 2) as wrapper:

@@ -100,7 +100,7 @@ def test_replicas_that_share_gradients_begin_at_the_scale_of_the_model() -> None
 
 
 def test_a_worker_counts_only_iterations_with_a_batch() -> None:
-    """This is what a captured step does on a device, where nothing is launched without a batch."""
+    """As with captured steps, which are not launched without a batch."""
     found = fit_on_threads(2, lambda c: Replica(small_model("half"), Nesterov(0.05)), ParameterAveraging(3), LOADER)
     assert [scaler_of(trainer).steady for trainer in found] == [13, 12]
 

@@ -14,14 +14,15 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_info
 
-from cupynet.backend import PixelScale
+from cupynet.backend import PixelScale, create_backend
 from cupynet.core.errors import ClosedError, ConfigError
 from cupynet.data import Loader
+from cupynet.nn import Dense, Dropout, Model
 from cupynet.optim import Constant, Nesterov, ReduceOnPlateau
 from cupynet.parallel import ElasticAveraging, ParameterAveraging, Synchronizer, placement
 from cupynet.parallel.launchers import threads as launch
 from cupynet.runs.run import Run
-from cupynet.training import Callback, Checkpoint, ParallelWrapper, Trainer
+from cupynet.training import Callback, Checkpoint, ParallelWrapper, Trainer, checkpointing
 from tests.support.calls import watch
 from tests.support.refusals import refused
 from tests.support.trainers import fitted
@@ -258,15 +259,6 @@ def test_other_arguments_of_the_optimizer_cannot_be_changed(name: str, value: fl
         assert len(wrapper.history["epoch"]) == 1
 
 
-def test_a_changed_argument_of_the_schedule_is_refused() -> None:
-    """The workers have copies of the schedule."""
-    with ParallelWrapper(small_model(), 2, optimizer=Nesterov(0.01), progress="none") as wrapper:
-        wrapper.fit(loader())
-        wrapper.optimizer.learning_rate.value = 0.5
-        with refused("optimizer.learning_rate.value", "0.5"):
-            wrapper.fit(loader())
-
-
 def test_a_schedule_set_before_a_restore_continues_as_restored(tmp_path: Path) -> None:
     """The rate is reduced in each epoch after the second."""
     plateau, held_out = ReduceOnPlateau(0.1, patience=0, min_delta=1e9), loader()
@@ -302,6 +294,28 @@ def test_a_restored_model_scales_pixels_as_in_training(tmp_path: Path, workers: 
         np.testing.assert_array_equal(wrapper.predict(data.images), trained.predict(data.images))
         assert {each.pixels for each in wrapper.replicas()} == {scale}
     assert model.class_names == names
+
+
+def test_a_checkpoint_without_a_pixel_scale_keeps_that_of_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Version 0.1.0 saved none."""
+    monkeypatch.setattr(checkpointing, "seen_by", lambda model: {})
+    with ParallelWrapper(small_model(), 1) as wrapper:
+        wrapper.fit(loader())
+        wrapper.checkpoint(tmp_path)
+        wrapper.model.pixels = scale = PixelScale.of([0.2], [0.4])
+        wrapper.restore(tmp_path)
+        assert wrapper.model.pixels == scale
+
+
+def test_a_fit_returns_although_a_callback_changed_a_layer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The model cannot be saved, because the file would contain the original argument."""
+    model = Model([Dropout(0.5), Dense(3)], (8, 8, 1), create_backend("numpy"), 1)
+    anneal = On("on_epoch_end", lambda trainer, record: setattr([*model.network.walk()][1], "rate", 0.1))
+    with ParallelWrapper(model, 1, callbacks=[anneal], run=tmp_path / "run") as wrapper:
+        assert len(wrapper.fit(loader())["epoch"]) == 1
+    assert "rate" in caplog.text and not (tmp_path / "run/model.safetensors").exists()
 
 
 def test_a_wrapper_shows_its_averaging_and_where_it_stopped() -> None:

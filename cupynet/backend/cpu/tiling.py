@@ -15,7 +15,7 @@ from cupynet.backend.window import Window
 
 KERNELS = ((3, 3), (5, 5))
 USUAL_SIDE = 4  # preferred height and width of tiles, for small rounding errors and few compiled kernels
-MAX_SHARE = 0.85  # other tiles are used if their number of products is at most this share of the usual number
+MAX_FRACTION = 0.85  # use another size only if it needs at most this fraction of the products
 MIN_CHANNELS = 10  # minimum number of channels and of filters; fewer do not fill vectors
 MAX_PRODUCTS = 0.5  # maximum number of products, relative to direct sums, for which transforms pay off
 MIN_TILES = 8  # minimum number of tiles for which the gradients of transformed filters pay off
@@ -36,7 +36,7 @@ def tiling_of(
         return None
     sides = range(2, len(winograd.POINTS) + 3 - window.kernel[0], 1 + pools)
     tilings = [Tiling(image, filters, window, itemsize, side, pools=pools) for side in sides]
-    found = min(tilings, key=lambda tiling: tiling.products * (MAX_SHARE if tiling.side == USUAL_SIDE else 1))
+    found = min(tilings, key=lambda tiling: tiling.products * (MAX_FRACTION if tiling.side == USUAL_SIDE else 1))
     return found if found.products <= MAX_PRODUCTS else None
 
 
@@ -94,7 +94,7 @@ class Tiling:
         grad = backend.borrow((self.size**2, tiles.weights.shape[1] * self.padded[1]), weight.dtype)
         ends = self.down * self.side + self.size - 1, self.across * self.side + self.size - 1
         if any(
-            end - first < side for end, (first, _), side in zip(ends, self.window.padding, self.image, strict=False)
+            end - first < length for end, (first, _), length in zip(ends, self.window.padding, self.image, strict=False)
         ):
             dx[...] = 0  # pooling leaves out the last pixels
         backward = winograd.backward(self.size, self.side, *self.blocks[1], *self.blocks[0], self.pool_size)

@@ -70,7 +70,7 @@ class Plan:
 
     @property
     def options(self) -> list[str]:
-        """The options to repeat in commands that continue the search or train a trial again."""
+        """Options to repeat when resuming the search or training a trial again."""
         return [] if self.config_dir is None else [f"--config-dir={self.config_dir}"]
 
     def overrides(self, params: Mapping[str, Any]) -> list[str]:

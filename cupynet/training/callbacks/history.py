@@ -37,6 +37,7 @@ class HistoryWriter(Callback):
         self._path = None if path is None else Path(path)
         self._closing = ExitStack()
         self._size = self._crc = 0  # of the whole file
+        self._restored = False  # True from `restore` until the next fit
 
     def check_path(self) -> None:
         if self._path is not None:
@@ -52,10 +53,12 @@ class HistoryWriter(Callback):
         self._begin(self._content())
 
     def on_fit_start(self, trainer: Trainer) -> None:
-        size = min(self._size, os.fstat(self._file.fileno()).st_size)
-        self._file.truncate(size)
-        self._file.seek(0, os.SEEK_END)
-        if size and not trainer.iteration:
+        size = os.fstat(self._file.fileno()).st_size
+        if self._restored:
+            self._restored = False
+            self._file.truncate(min(self._size, size))
+            self._file.seek(0, os.SEEK_END)
+        elif size and not trainer.iteration:
             raise _taken(self._file.name)
 
     def on_log(self, trainer: Trainer, record: IterationRecord) -> None:
@@ -80,6 +83,7 @@ class HistoryWriter(Callback):
         if other or (content and not content.startswith(b'{"kind"')):
             raise _taken(self._file.name)
         self._begin(content[:size])
+        self._restored = True
 
     def _content(self) -> bytes:
         descriptor = self._file.fileno()

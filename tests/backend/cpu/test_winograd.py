@@ -65,7 +65,7 @@ def test_the_error_of_single_precision_is_small(size: int, side: int) -> None:
     assert abs(found - exact).max() < 1e-5 * abs(exact).max()
 
 
-def test_tiles_have_the_size_that_takes_the_fewest_products() -> None:
+def test_another_size_of_tiles_is_used_if_it_saves_many_products() -> None:
     """Four is preferred, because its errors are small. Pooling windows must not cross the edges of tiles."""
     outputs = (2, 3, 5, 6, 7, 10, 12, 14, 15, 16, 28)
     found = {n: tiling_of((n + 2, n + 2, 16), 16, Window((3, 3)), 4) for n in outputs}

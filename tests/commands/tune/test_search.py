@@ -200,7 +200,7 @@ def test_every_column_of_the_table_has_its_own_name(tmp_path: Path, search: Sear
     assert "epochs" in names and len({*names}) == len(names)
 
 
-def test_an_interrupted_search_names_all_that_its_continuation_needs(
+def test_an_interrupted_search_prints_a_complete_resume_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = replace(plan_of(trusted_modules=["mine"], callbacks={}), config_dir=Path("/own conf"))

@@ -39,7 +39,7 @@ def prefetch(typing: Any, write: Any, x: Any, at: Any) -> Any:
 
 @inlined
 def prefetch_rows(write: int, x: Array, at: int, rows: int, step: int, length: int) -> None:
-    """Prefetch `length` values in each of these rows, `step` values apart."""
+    """Prefetch `length` values in each of `rows` rows, `step` values apart."""
     for start in range(at, at + rows * step, step):
         for i in range(start, start + length, LINE):
             prefetch(write, x, i)

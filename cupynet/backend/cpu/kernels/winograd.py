@@ -5,8 +5,8 @@ Source: Lavin & Gray 2016, "Fast Algorithms for Convolutional Neural Networks", 
 With K x K filters and n = K + m - 1, a tile of m x m outputs takes n² multiplications instead of m²·K²: a sixth for
 5 x 5 filters and m = 4. With constant matrices A, B and G, y = Aᵀ ((G w Gᵀ) ⊙ (Bᵀ x B)) A. At each of the n² points,
 the sum over channels is a matrix product. The backward pass is the transpose. Larger tiles need fewer multiplications
-per output, but round more: in float, errors are up to 14 times larger than with direct sums for m = 4, and up to 22
-times for m = 6.
+per output, but have larger rounding errors: in float, up to 14 times those of direct sums for m = 4, and up to 22 times
+for m = 6.
 
 In this module, `size` is K and `side` is m. Both are compile-time constants.
 """
@@ -157,7 +157,7 @@ def _transformed(b: Any, matrix: Array, values: list[Any], *, by_row: bool) -> l
 
 
 def _pairs(points: Sized) -> range:
-    """Return the index of the first of each two points that are each other's negative. The last point is infinity."""
+    """Return the indices of the first point of each pair (p, -p). The last point is infinity."""
     return range(1, len(points) - 2, 2)
 
 
@@ -188,7 +188,8 @@ def product(
 ) -> Any:  # fmt: skip
     """y[y_at + i · y_step + j] = sum over t < count of x[x_at + places[i] + table[t]] · w[w_at + t · pitch + j].
 
-    Computed for i < height and j < width. See `transform` for `adds`, constants and arrays.
+    Computed for i < height and j < width. The first three arguments are constants. See `transform` for `adds` and
+    arrays.
     """
     literals = constants(height, width, adds)
     if literals is None:
