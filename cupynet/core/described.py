@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from inspect import Parameter
+from numbers import Number
 from typing import Any
 
 from cupynet.core.errors import ConfigError
@@ -99,7 +100,7 @@ def check_unchanged(part: Described, name: str) -> None:
     """Raise ConfigError if an attribute named after a constructor argument was changed."""
     for argument in part._made.keys() & inspect.signature(type(part)).parameters:
         value, original = getattr(part, argument, None), part._made[argument]
-        if isinstance(value, PLAIN) and value is not original and value != original:  # NaN differs from itself
+        if isinstance(value, PLAIN | Number) and value is not original and value != original:  # NaN differs from itself
             reason = "was changed after construction, but copies and saved files keep the original value"
             remedy = f"Set it back to {original!r}, or create a new {type(part).__name__}"
             raise ConfigError(f"{reason}. {remedy}", f"{name}.{argument}".lstrip("."), shown(value))
@@ -108,9 +109,7 @@ def check_unchanged(part: Described, name: str) -> None:
 def _arguments(part: Described) -> dict[str, Any]:
     """Return the constructor arguments by name. Raise ConfigError if they no longer describe the object."""
     kind = type(part).__name__
-    for name, value in part._made.items():
-        if getattr(part, name, value) != value:
-            raise ConfigError(f"{kind}: {name} was changed after construction. Pass it to the constructor instead")
+    check_unchanged(part, kind)
     if is_dataclass(part):
         return {item.name: getattr(part, item.name) for item in fields(part) if item.init}
     positional, named = part._call

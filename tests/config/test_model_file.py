@@ -70,14 +70,14 @@ def test_copies_and_pickles_are_equal_models(model: Model, again: Callable[[Mode
 
 
 def test_a_changed_argument_of_a_layer_is_not_lost_in_copies(model: Model, file: Path) -> None:
-    """Copies, replicas and files are made of the original layers."""
+    """Copies, replicas and files are made from the original layers."""
     norm: Any = dict(model.network.children())["norm"]
     data, wrapper = small_dataset(8), ParallelWrapper(model, 2)
     wrapper.fit(data)
-    norm.epsilon = 0.1
-    for again in (lambda: model.save(file), lambda: copy.copy(model), lambda: wrapper.fit(data)):
-        with refused("norm.epsilon"):
-            again()
+    for norm.epsilon in (0.1, np.float32(0.1)):
+        for again in (lambda: model.save(file), lambda: copy.copy(model), lambda: wrapper.fit(data)):
+            with refused("norm.epsilon"):
+                again()
     norm.epsilon = 1e-5
     wrapper.fit(data)
     model.save(file)

@@ -131,7 +131,7 @@ def of_keras(
 
 @pytest.mark.parametrize("archive", [True, False])
 def test_a_file_that_keras_wrote_gives_the_probabilities_of_keras(archive: bool, tmp_path: Path) -> None:
-    """The weights alone are in a file of their own, as by `save_weights`."""
+    """Weights-only files have the layout of `save_weights`."""
     model, path = of_keras(), KERAS
     if not archive:
         with zipfile.ZipFile(KERAS) as packed:

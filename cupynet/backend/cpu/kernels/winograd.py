@@ -5,8 +5,8 @@ Source: Lavin & Gray 2016, "Fast Algorithms for Convolutional Neural Networks", 
 With K x K filters and n = K + m - 1, a tile of m x m outputs takes n² multiplications instead of m²·K²: a sixth for
 5 x 5 filters and m = 4. With constant matrices A, B and G, y = Aᵀ ((G w Gᵀ) ⊙ (Bᵀ x B)) A. At each of the n² points,
 the sum over channels is a matrix product. The backward pass is the transpose. Larger tiles need fewer multiplications
-per output, but have larger rounding errors: in float, up to 14 times those of direct sums for m = 4, and up to 22 times
-for m = 6.
+per output, but their rounding errors are larger: in float, up to 14 times as large as with direct sums for m = 4, and
+up to 22 times for m = 6.
 
 In this module, `size` is K and `side` is m. Both are compile-time constants.
 """
