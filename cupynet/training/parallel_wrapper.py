@@ -16,6 +16,7 @@ from typing import TypeVar
 from cupynet.backend import Shared, blas, create_backend
 from cupynet.backend.array import Array
 from cupynet.core.checks import instance, integer
+from cupynet.core.described import check_unchanged
 from cupynet.core.errors import ConfigError, CupynetError, DivergedError
 from cupynet.core.signals import stopping_at_interrupt
 from cupynet.core.wording import counted
@@ -150,8 +151,7 @@ class ParallelWrapper:
         self._stop: Stop | None = None  # for workers that have no trainer yet
         self._closed, self._begun, self._releasing = False, False, threading.RLock()
         self._learning_rate: Schedule | None = None  # the schedule that the workers have
-        self._progress = "0 epochs complete"  # shown after closing
-        self._rates, self._loss = model.params.rates, model.loss
+        self._rates, self._loss, self._progress = model.params.rates, model.loss, "0 epochs complete"
         self._dropped = weakref.finalize(self, end, self._launcher, self._trainers, backend)
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -258,6 +258,7 @@ class ParallelWrapper:
         self._launcher.check_idle()
         if self.model.params.rates != self._rates or self.model.loss is not self._loss:
             raise ConfigError("the learning-rate factors or the loss were replaced. Create a new ParallelWrapper")
+        check_unchanged(self.model.loss, "loss")
         self.model.params.check_trainable()
         if self._writes_model:
             self.model.description()  # fail early if the model cannot be saved
@@ -272,7 +273,7 @@ class ParallelWrapper:
         loader = loader_of(examples(x, y), batch_size, self.model, self.model.pixels, **weights)
         loader, held_out, split = held_out_of(loader, self.model, validation_split, validation_data, evaluate_on)
         check_metrics(self.options.metrics, held_out, self.model.loss)
-        unfinished = [each for each in self._trainers if each is not None and each.plan.unfinished]
+        unfinished = [each for each in filter(None, self._trainers) if each.plan.unfinished]
         epochs = integer("epochs", epochs, 0 if unfinished else 1)
         evaluate_every = integer("evaluate_every", evaluate_every, 1)
         fit = Fit(loader, epochs, held_out, evaluate_every, split, self._new_learning_rate)
@@ -429,10 +430,9 @@ class ParallelWrapper:
     @property
     def trainer(self) -> Trainer:
         """The trainer of the first local worker. Raises RuntimeError before the first task, and after `close`."""
-        first = next((trainer for trainer in self._trainers if trainer is not None), None)
-        if first is None:
-            raise RuntimeError("nothing has been trained yet, or the wrapper is closed")
-        return first
+        for trainer in filter(None, self._trainers):
+            return trainer
+        raise RuntimeError("nothing has been trained yet, or the wrapper is closed")
 
     def replicas(self) -> list[Model]:
         """Return the local replicas in rank order. In a pipeline, each of them holds the layers of one stage."""

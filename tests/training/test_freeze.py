@@ -160,9 +160,9 @@ def test_nothing_below_the_first_trained_layer_is_differentiated(monkeypatch: py
     assert np.array_equal(found, trained())
 
 
-def test_freezing_weights_or_replacing_the_loss_requires_a_new_wrapper() -> None:
+def test_freezing_weights_or_changing_the_loss_requires_a_new_wrapper() -> None:
     model = small_model()
-    loss = model.loss
+    model.loss = loss = SoftmaxNLL()
     with ParallelWrapper(model, 2) as wrapper:
         wrapper.fit(small_dataset(8), batch_size=4)
         model.freeze("conv1")
@@ -172,5 +172,8 @@ def test_freezing_weights_or_replacing_the_loss_requires_a_new_wrapper() -> None
         model.loss = SoftmaxNLL(0.1)  # other replicas would keep theirs
         with refused(""):
             wrapper.fit(small_dataset(8), batch_size=4)
-        model.loss = loss
+        model.loss, loss.label_smoothing = loss, 0.1
+        with refused("loss.label_smoothing"):
+            wrapper.fit(small_dataset(8), batch_size=4)
+        loss.label_smoothing = 0.0
         wrapper.fit(small_dataset(8), batch_size=4)
