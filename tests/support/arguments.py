@@ -26,6 +26,7 @@ class Shape:
     window: Window
     flag: bool  # has a bias, uses Nesterov, is transposed ...
     need_dx: bool
+    groups: bool = True  # convolutions are also compared with several groups of channels
 
     @property
     def image(self) -> tuple[int, int, int, int]:
@@ -125,8 +126,11 @@ def grouped(shape: Shape) -> list[tuple[str, int, tuple[int, int, int, int], tup
     """Return ways to group channels: name, number of groups, shape of the images, shape of the weight."""
     n, height, width, channels = shape.image
     window = shape.window.kernel
+    one = ("one", 1, shape.image, (*window, channels, shape.outputs))
+    if not shape.groups:
+        return [one]
     return [
-        ("one", 1, shape.image, (*window, channels, shape.outputs)),
+        one,
         ("three", 3, (n, height, width, 3 * channels), (*window, channels, 3 * shape.outputs)),
         ("depthwise", channels, shape.image, (*window, 1, channels * (1 + shape.outputs % 3))),
     ]
