@@ -14,7 +14,7 @@ from cupynet.optim import LAMB
 from tests.support.backends import every_backend, every_dtype
 from tests.support.networks import examples, train_step
 
-INPUT = nn.Image(6, 6, 4)
+INPUT = nn.Image(6, 6, 3)
 
 pytestmark = pytest.mark.usefixtures("no_garbage_collector")
 
@@ -22,18 +22,18 @@ pytestmark = pytest.mark.usefixtures("no_garbage_collector")
 def every_layer() -> nn.Layer:
     """Return a network with a layer of each kind, alone or fused with the next."""
     layers: list[nn.Layer] = [
-        nn.Conv2D(8, 3, padding="same", activation="silu"),
-        nn.Conv2D(8, 3, padding="same", groups=2),
-        nn.Conv2D(8, 3, padding="same", groups=8),
+        nn.Conv2D(6, 3, padding="same", activation="silu"),
+        nn.Conv2D(6, 3, padding="same", groups=2),
+        nn.Conv2D(6, 3, padding="same", groups=6),
         nn.BatchNorm(),
         nn.Activation("relu"),
-        nn.Conv2D(4, 3, padding="same", activation="relu"),
+        nn.Conv2D(3, 3, padding="same", activation="relu"),
         nn.MaxPool2D(2, 1, 1),
-        nn.Residual([nn.Conv2D(4, 1), nn.BatchNorm(), nn.Activation("gelu")]),
-        nn.Residual([nn.Conv2D(4, 1), nn.BatchNorm()]),
+        nn.Residual([nn.Conv2D(3, 1), nn.BatchNorm(), nn.Activation("gelu")]),
+        nn.Residual([nn.Conv2D(3, 1), nn.BatchNorm()]),
         nn.Activation("relu"),
         nn.Residual([nn.Conv2D(6, 1)], shortcut=nn.Conv2D(6, 1)),
-        nn.Concat([nn.Conv2D(2, 1), nn.AvgPool2D(3, 1, 1), nn.Dropout(0.2), nn.MaxPool2D(3, 1, 1)]),
+        nn.Concat([nn.Conv2D(3, 1), nn.AvgPool2D(3, 1, 1), nn.Dropout(0.2), nn.MaxPool2D(3, 1, 1)]),
         nn.LayerNorm("channels"),
         nn.Dropout(0.3),
         nn.Concat([nn.GlobalAvgPool2D(), nn.Flatten()]),

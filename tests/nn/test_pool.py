@@ -116,9 +116,9 @@ def test_images_with_nan_are_not_transformed() -> None:
     """Winograd's algorithm would spread a NaN over its tile, unless it is in a corner."""
     pytest.importorskip("numba")
     rng, backend, reference = np.random.default_rng(0), create_backend("numba", "float"), NumpyBackend("float")
-    x, weight = (rng.normal(size=shape).astype(np.float32) for shape in ((2, 12, 12, 16), (5, 5, 16, 16)))
+    x, weight = (rng.normal(size=shape).astype(np.float32) for shape in ((2, 12, 12, 20), (5, 5, 20, 50)))
     x[1, 1, 1, 2] = np.nan
-    pair, window = backend.fused_pair(Convolution((12, 12, 16), 16, Window((5, 5))), HALVING), Window((5, 5))
+    pair, window = backend.fused_pair(Convolution((12, 12, 20), 50, Window((5, 5))), HALVING), Window((5, 5))
     assert pair is not None
     y, saved = pair.forward(x, (weight, None))
     expected, _ = reference.max_pool2d(reference.conv2d(x, weight, None, window)[0], HALVING)
@@ -134,14 +134,14 @@ def test_gradients_behind_a_relu_do_not_depend_on_the_share_of_zeros(share: floa
     """Dense gradients go through Winograd's algorithm, sparse ones through kernels that skip zeros."""
     pytest.importorskip("numba")
     rng, backend, reference = np.random.default_rng(0), create_backend("numba", "float"), NumpyBackend("float")
-    x, weight = (rng.normal(size=shape).astype(np.float32) for shape in ((2, 12, 12, 16), (5, 5, 16, 16)))
-    pair = backend.fused_pair(Convolution((12, 12, 16), 16, Window((5, 5)), "relu"), HALVING)
+    x, weight = (rng.normal(size=shape).astype(np.float32) for shape in ((2, 12, 12, 20), (5, 5, 20, 50)))
+    pair = backend.fused_pair(Convolution((12, 12, 20), 50, Window((5, 5)), "relu"), HALVING)
     assert pair is not None
     y, saved = pair.forward(x, (weight, None))
     dy = rng.normal(size=y.shape).astype(np.float32) * (rng.random(y.shape) < share)
     found, expected = np.ones_like(weight), np.ones_like(weight)
     dx = pair.backward(dy, saved, x, (weight, None), (found, None), need_dx=True)
-    through = reference.max_pool2d_backward(dy, saved[0], (2, 8, 8, 16), HALVING)
+    through = reference.max_pool2d_backward(dy, saved[0], (2, 8, 8, 50), HALVING)
     arguments = through, reference.im2col(x, Window((5, 5))), x, weight, expected, None, Window((5, 5))
     expected_dx = reference.conv2d_backward(*arguments, need_dx=True)
     assert dx is not None and expected_dx is not None
@@ -157,9 +157,9 @@ def test_gradients_of_zeros_compile_the_kernels_for_dense_and_for_sparse_ones(mo
     dense, sparse = Mock(wraps=winograd.backward), Mock(wraps=rows.weight_gradient)
     monkeypatch.setattr(winograd, "backward", dense)
     monkeypatch.setattr(rows, "weight_gradient", sparse)
-    pair = create_backend("numba", "float").fused_pair(Convolution((12, 12, 16), 16, Window((5, 5)), "relu"), HALVING)
+    pair = create_backend("numba", "float").fused_pair(Convolution((12, 12, 20), 50, Window((5, 5)), "relu"), HALVING)
     assert pair is not None
-    x, weight = np.zeros((2, 12, 12, 16), np.float32), np.ones((5, 5, 16, 16), np.float32)
+    x, weight = np.zeros((2, 12, 12, 20), np.float32), np.ones((5, 5, 20, 50), np.float32)
     y, saved = pair.forward(x, (weight, None))
     pair.backward(np.zeros_like(y), saved, x, (weight, None), (np.zeros_like(weight), None), need_dx=True)
     assert dense.called and sparse.called

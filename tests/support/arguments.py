@@ -26,7 +26,7 @@ class Shape:
     window: Window
     flag: bool  # has a bias, uses Nesterov, is transposed ...
     need_dx: bool
-    groups: bool = True  # convolutions are also compared with several groups of channels
+    groups: bool = False  # convolutions are also compared with several groups of channels
 
     @property
     def image(self) -> tuple[int, int, int, int]:
@@ -48,8 +48,8 @@ class Shape:
 GEOMETRIES: dict[str, Sequence[Any]] = {
     "batch": (1, 4),
     "size": ((7, 6), (1, 1), (5, 9)),
-    "channels": (1, 3, 5),
-    "outputs": (1, 2, 6),
+    "channels": (1, 3, 6),  # few different widths, because a kernel is compiled for each
+    "outputs": (1, 3, 6),
     "kernel": ((1, 1), (3, 3), (2, 5), (4, 1)),
     "stride": ((1, 1), (2, 1), (3, 4)),
     "padding": (((0, 0), (0, 0)), ((1, 1), (1, 1)), ((0, 1), (1, 2)), ((2, 2), (0, 0))),
@@ -63,7 +63,8 @@ def shape_of(
     batch: int, size: tuple[int, int], channels: int, outputs: int, kernel: Any, stride: Any, padding: Any,
     dilation: Any, flag: bool, need_dx: bool,
 ) -> Shape:  # fmt: skip
-    return Shape(batch, *size, channels, outputs, Window(kernel, stride, padding, dilation), flag, need_dx)
+    window = Window(kernel, stride, padding, dilation)
+    return Shape(batch, *size, channels, outputs, window, flag, need_dx, groups=True)
 
 
 SHAPES = [

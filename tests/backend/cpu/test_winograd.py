@@ -1,7 +1,5 @@
 """Winograd convolution compared with the reference: tiles beyond the image, blocks of tiles, all precisions."""
 
-from functools import partial
-
 import numpy as np
 import pytest
 
@@ -22,17 +20,16 @@ def around(*padding: int) -> Window:
     return Window((3, 3), padding=((above, below), (left, right)))
 
 
-ungrouped = partial(Shape, groups=False)
 # Many shapes have the same padded numbers of channels and filters, so that few kernels are compiled.
 SHAPES = {
-    "whole tiles": ungrouped(8, 4, 4, 16, 32, around(1, 1, 1, 1), False, True),
-    "several blocks of tiles": ungrouped(3, 28, 28, 16, 32, around(1, 1, 1, 1), True, True),
-    "tiles beyond the image": ungrouped(5, 7, 9, 20, 48, around(0, 2, 1, 0), True, True),
-    "tiles of 5 x 5": ungrouped(4, 12, 7, 16, 32, around(0, 0, 0, 0), True, True),
-    "most padding": ungrouped(2, 5, 6, 16, 32, around(2, 2, 2, 2), False, False),
-    "vectors not full": ungrouped(3, 10, 7, 17, 33, around(1, 1, 1, 1), True, True),
-    "five by five": ungrouped(3, 12, 9, 20, 50, Window((5, 5), padding=((2, 2), (0, 1))), False, True),
-    "more padding than pixels": ungrouped(4, 2, 3, 20, 50, Window((5, 5), padding=((3, 3), (2, 4))), True, True),
+    "whole tiles": Shape(8, 4, 4, 16, 32, around(1, 1, 1, 1), False, True),
+    "several blocks of tiles": Shape(3, 28, 28, 16, 32, around(1, 1, 1, 1), True, True),
+    "tiles beyond the image": Shape(5, 7, 9, 20, 48, around(0, 2, 1, 0), True, True),
+    "tiles of 5 x 5": Shape(4, 12, 7, 16, 32, around(0, 0, 0, 0), True, True),
+    "most padding": Shape(2, 5, 6, 16, 32, around(2, 2, 2, 2), False, False),
+    "vectors not full": Shape(3, 10, 7, 17, 33, around(1, 1, 1, 1), True, True),
+    "five by five": Shape(3, 12, 9, 20, 50, Window((5, 5), padding=((2, 2), (0, 1))), False, True),
+    "more padding than pixels": Shape(4, 2, 3, 20, 50, Window((5, 5), padding=((3, 3), (2, 4))), True, True),
 }
 DTYPES = ("float", "double", "half") if NO_BFLOAT16 else ("float", "double", "half", "bfloat16")
 
