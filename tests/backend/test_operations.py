@@ -50,7 +50,7 @@ LENET = {
     "same": Shape(3, 12, 16, 23, 71, Window((3, 3), padding=((1, 1), (1, 1))), True, True),
     # outputs that tiles of 4 x 4, or of 6 x 6 before pooling, do not divide evenly, and more of them than are pooled
     "incomplete tiles": Shape(3, 13, 15, 20, 33, Window((3, 3)), True, True),
-    "outputs left over": Shape(2, 13, 12, 16, 48, Window((5, 5)), True, True),
+    "outputs left over": Shape(2, 13, 12, 20, 50, Window((5, 5)), True, True),
     "tall window": Shape(2, 28, 20, 1, 20, Window((7, 2), (2, 1)), True, True),
 }
 
