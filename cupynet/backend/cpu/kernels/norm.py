@@ -114,9 +114,11 @@ def normalize_sums(dy: Array, x: Array, y: Array, mean: Array, sums: Array, relu
         for c in range(mean.size):
             totals[0, c] += part[c]
             totals[1, c] += part_product[c]
-    for at in range(channels, mean.size):  # the pixels of a row
-        totals[:, at % channels] += totals[:, at]
-    sums[:] = totals[:, :channels]
+    for i in range(2):  # loops, because operations on arrays take seconds to compile
+        for at in range(channels, mean.size):  # the pixels of a row
+            totals[i, at % channels] += totals[i, at]
+        for c in range(channels):
+            sums[i, c] = totals[i, c]
 
 
 @kernel
