@@ -42,10 +42,10 @@ def test_a_backend_equals_the_reference(name: str, operation: str) -> None:
 
 LENET = {
     "conv1": Shape(3, 28, 28, 1, 20, Window((5, 5)), True, True),
-    "conv2": Shape(2, 12, 12, 20, 50, Window((5, 5)), True, True, groups=True),
+    "conv2": Shape(2, 12, 12, 20, 50, Window((5, 5)), True, True),
     "colour": Shape(2, 32, 32, 3, 16, Window((3, 3), (2, 2), ((0, 1), (0, 1))), True, True),
     # several blocks of values and of filters, and a remainder
-    "blocks": Shape(1, 11, 10, 33, 161, Window((3, 3), (1, 1), ((1, 1), (1, 1))), True, True),
+    "blocks": Shape(1, 11, 10, 33, 161, Window((3, 3), padding=((1, 1), (1, 1))), True, True, groups=True),
     "flat window": Shape(2, 12, 14, 20, 50, Window((3, 5), (1, 2), ((1, 1), (0, 2))), True, True),
     "same": Shape(3, 12, 16, 23, 71, Window((3, 3), padding=((1, 1), (1, 1))), True, True),
     # outputs that tiles of 4 x 4, or of 6 x 6 before pooling, do not divide evenly, and more of them than are pooled
