@@ -12,7 +12,7 @@ from cupynet.backend.array import Array
 from cupynet.backend.environment import memory
 from cupynet.backend.policy import DtypePolicy
 from cupynet.backend.window import Window
-from cupynet.backend.workspace import Buffer, Loan, ThreadWorkspaces, Workspace
+from cupynet.backend.workspace import Allocate, Buffer, Loan, ThreadWorkspaces, Workspace
 from cupynet.core.wording import amount, one_line
 
 
@@ -41,7 +41,7 @@ class Device:
         self.policy = policy
         self.device = device
         self.loss_scale = policy.loss_scale
-        self._workspaces = ThreadWorkspaces(self.allocate, self.lend)
+        self._workspaces = ThreadWorkspaces(self.allocator, self.lend)
         self._vectors: dict[tuple[float, ...], Array] = {}
 
     @property
@@ -52,6 +52,10 @@ class Device:
     def allocate(self, shape: tuple[int, ...], dtype: Any) -> Array:
         """Return a new uninitialized array."""
         return self.xp.empty(shape, dtype)
+
+    def allocator(self) -> Allocate:
+        """Return the function that allocates the buffers of a thread's workspace."""
+        return self.allocate
 
     def data_ptr(self, array: Array) -> int:
         raise NotImplementedError

@@ -23,8 +23,8 @@ Lend: TypeAlias = "Callable[[Buffer, tuple[int, ...], Loan], Array]"
 class ThreadWorkspaces(threading.local):
     """One `Workspace` per thread, without a lock, freed when the thread ends."""
 
-    def __init__(self, allocate: Allocate, lend: Lend) -> None:
-        self.current = Workspace(allocate, lend)  # `threading.local` calls this once per thread
+    def __init__(self, allocator: Callable[[], Allocate], lend: Lend) -> None:
+        self.current = Workspace(allocator(), lend)  # `threading.local` calls this once per thread
 
 
 class Buffer:

@@ -1,13 +1,16 @@
 """The workspace lends buffers, which return automatically."""
 
 import threading
+import weakref
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 
 from cupynet.backend import create_backend
+from cupynet.backend.cpu.numpy_backend import Slabs
 from tests.support.backends import every_backend, every_dtype
 
 pytestmark = pytest.mark.usefixtures("no_garbage_collector")
@@ -121,3 +124,17 @@ def test_a_capture_is_lent_no_buffer_that_another_thread_dropped(name: str) -> N
         assert backend.data_ptr(backend.borrow((4, 3))) == own
     both = [backend.borrow((4, 3)), backend.borrow((4, 3))]
     assert address in map(backend.data_ptr, both)
+
+
+def test_arrays_in_slabs_are_aligned_and_apart_and_keep_their_slab_alive() -> None:
+    slabs = Slabs()
+    sizes = (1, 63, 64, 65, 0, 1000, Slabs.SIZE // 2, Slabs.SIZE // 2, Slabs.SIZE, Slabs.SIZE + 1)
+    arrays = [slabs.allocate((size,), np.uint8) for size in sizes]
+    ranges = sorted((array.ctypes.data, array.ctypes.data + array.nbytes) for array in arrays if array.size)
+    assert all(start % 64 == 0 for start, _ in ranges)
+    assert all(end <= start for (_, end), (start, _) in pairwise(ranges))
+    first = weakref.ref(arrays[0].base)
+    del arrays[1:], slabs
+    assert first() is not None
+    del arrays
+    assert first() is None

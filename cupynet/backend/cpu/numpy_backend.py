@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -7,6 +8,31 @@ import numpy as np
 from cupynet.backend.array import Array
 from cupynet.backend.backend import Backend
 from cupynet.backend.policy import DtypePolicy
+from cupynet.backend.workspace import Allocate
+
+
+class Slabs:
+    """Allocates arrays aligned to 64 bytes in large slabs, whose memory is freed with their last array.
+
+    For large allocations, NumPy asks Linux for huge pages, which avoid TLB misses. Pages that are never written take no
+    memory.
+    """
+
+    SIZE = 64 << 20
+
+    def __init__(self) -> None:
+        self._rest = _aligned(0)  # of the newest slab
+
+    def allocate(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        nbytes = _bytes_of(shape, dtype)
+        size = nbytes // 64 * 64 + 128  # the gap keeps arrays of equal size out of the same cache sets
+        if size > self.SIZE:
+            memory = _aligned(nbytes)
+        else:
+            if size > len(self._rest):
+                self._rest = _aligned(self.SIZE)
+            memory, self._rest = self._rest[:nbytes], self._rest[size:]
+        return memory.view(dtype).reshape(shape)
 
 
 class NumpyBackend(Backend):
@@ -18,13 +44,23 @@ class NumpyBackend(Backend):
 
     def allocate(self, shape: tuple[int, ...], dtype: Any) -> Array:
         """Return an array aligned to 64 bytes, for vector loads."""
-        nbytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-        raw = np.empty(nbytes + 64, np.uint8)
-        start = -raw.ctypes.data % 64
-        return raw[start : start + nbytes].view(dtype).reshape(shape)
+        return _aligned(_bytes_of(shape, dtype)).view(dtype).reshape(shape)
+
+    def allocator(self) -> Allocate:
+        return Slabs().allocate
 
     def data_ptr(self, array: Array) -> int:
         return int(array.__array_interface__["data"][0])
 
     def to_host(self, array: Array) -> Any:
         return array
+
+
+def _aligned(nbytes: int) -> Array:
+    raw = np.empty(nbytes + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start : start + nbytes]
+
+
+def _bytes_of(shape: tuple[int, ...], dtype: Any) -> int:
+    return math.prod(shape) * int(np.dtype(dtype).itemsize)

@@ -67,7 +67,7 @@ class CudaDevice(Device):
         self.xp.cuda.Device(self.device).use()
         if self._stream is None:  # otherwise another thread continues on the same stream, for example after a failure
             self._stream = self.xp.cuda.Stream(non_blocking=True)
-            self._workspaces = ThreadWorkspaces(self.allocate, self.lend)  # existing buffers belong to other streams
+            self._workspaces = ThreadWorkspaces(self.allocator, self.lend)  # existing buffers belong to other streams
         self._stream.__enter__()  # not `use`, because then the end of a `with` block would restore the null stream
         _thread.mark = self._mark = object()  # the previous worker thread no longer matches
 
