@@ -25,7 +25,7 @@ class Slabs:
 
     def allocate(self, shape: tuple[int, ...], dtype: Any) -> Array:
         nbytes = _bytes_of(shape, dtype)
-        size = nbytes // 64 * 64 + 128  # the gap keeps arrays of equal size out of the same cache sets
+        size = nbytes // 64 * 64 + 128  # with a gap, or arrays of a power of two start in the same cache set
         if size > self.SIZE:
             memory = _aligned(nbytes)
         else:
