@@ -14,6 +14,7 @@ from cupynet.core.wording import setting, shown
 from cupynet.data import Shards
 from cupynet.nn import BatchNorm, Layer, Loss, Model
 from cupynet.optim import Nesterov, Optimizer, Scaled, Schedule, optimizer_of, scale_factor
+from cupynet.optim.schedules import ScheduleWrapper
 from cupynet.parallel import AveragingSchedule, ParameterAveraging, Pipeline, Placement, Synchronizer, check_reduce, job
 from cupynet.runs.run import Run
 from cupynet.training.callback_list import by_class_name
@@ -299,8 +300,10 @@ class CheckedOptions:
         metrics_of(options.metrics, classifies=data.classifies)
         for name, callback in _named(options.callbacks, names).items():
             self._check_figures(name, callback, data)
+        rate = self.optimizer.learning_rate
         with errors_of("optimizer"):
-            self._check_figures("learning_rate", self.optimizer.learning_rate, data)
+            self._check_figures("learning_rate", rate, data)
+            check_unchanged(rate.schedule if isinstance(rate, ScheduleWrapper) else rate, "learning_rate")
 
     def _check_figures(self, name: str, part: Callback | Schedule, data: FitData) -> None:
         """Raise ConfigError if a monitored metric is unknown, or if required reports or evaluations are missing."""

@@ -18,7 +18,7 @@ from cupynet.backend import PixelScale, create_backend
 from cupynet.core.errors import ClosedError, ConfigError
 from cupynet.data import Loader
 from cupynet.nn import Dense, Dropout, Model
-from cupynet.optim import Constant, Nesterov, ReduceOnPlateau
+from cupynet.optim import Constant, Nesterov, OneCycle, ReduceOnPlateau
 from cupynet.parallel import ElasticAveraging, ParameterAveraging, Synchronizer, placement
 from cupynet.parallel.launchers import threads as launch
 from cupynet.runs.run import Run
@@ -257,6 +257,17 @@ def test_other_arguments_of_the_optimizer_cannot_be_changed(name: str, value: fl
         with refused(f"optimizer.{name}"):
             wrapper.fit(loader(), epochs=1)
         assert len(wrapper.history["epoch"]) == 1
+
+
+@pytest.mark.parametrize("scale", ["none", "linear"])
+def test_a_schedule_cannot_be_changed_in_place(scale: str) -> None:
+    schedule = OneCycle(0.1)  # the workers have copies
+    options = {"optimizer": Nesterov(schedule), "learning_rate_scale": scale}
+    with ParallelWrapper(small_model(), 2, progress="none", **options) as wrapper:
+        wrapper.fit(loader(), epochs=1)
+        schedule.peak = 0.2
+        with refused("optimizer.learning_rate.peak"):
+            wrapper.fit(loader(), epochs=1)
 
 
 def test_a_schedule_set_before_a_restore_continues_as_restored(tmp_path: Path) -> None:
