@@ -59,7 +59,7 @@ train: $(TRAINS) ## train LeNet on MNIST; change settings with ARGS="workers=4 d
 PYTEST = PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -q -n auto --maxprocesses 4 --dist worksteal \
 	-o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true
 
-test: install ## run the standard tests, up to 4 in parallel: ARGS="-k loader"
+test: install ## run the standard tests, up to 4 in parallel; select some with ARGS="-k loader"
 	@$(PYTEST) -m 'not slow and (not device_code or smoke)' $(ARGS)
 
 test-standin: install ## run the tests of the GPU code on a stand-in for CuPy (no GPU needed), and the stand-in's own tests
@@ -83,7 +83,7 @@ bench-gpu: ## benchmark a GPU, and PyTorch if installed; QUICK=1 for a short run
 soak: install ## train, kill, resume and compare for an hour, or MINUTES=5; writes results to outputs/soak/
 	@$(PY) -m tests.soak --minutes $(MINUTES) $(ARGS)
 
-records: install ## repeat the README's CPU measurements; use an idle machine: ARGS="speedrun memory"; all of them take hours
+records: install ## repeat the README's CPU measurements; use an idle machine; select some with ARGS="speedrun memory"; all of them take hours
 	@$(PY) -m tests.records $(ARGS)
 
 wheels: install ## install the wheel with every Python version and extra, and train with each: ARGS="--python 3.12"
@@ -101,7 +101,7 @@ picture: install ## draw the terminal picture of the README, .github/pictures/te
 bench: install ## benchmark operations, the training step and the training loop; compare with ARGS="peers=torch"
 	@$(PY) -m cupynet bench $(ARGS)
 
-doctor: install ## check whether this machine is ready for training: ARGS="backend=cupy"
+doctor: install ## check whether this machine is ready for training; pass settings with ARGS="backend=cupy"
 	@$(PY) -m cupynet doctor $(ARGS)
 
 check: install ## check formatting, lint and types

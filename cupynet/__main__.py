@@ -21,7 +21,7 @@ COMMANDS = {
     "download": ("commands.download", "download a data set, for a machine without network access"),
     "find_rate": ("commands.find_rate", "run a learning-rate range test"),
     "plan": ("commands.plan", "predict the throughput with more workers or machines"),
-    "bench": ("commands.bench", "benchmark operations, the training step and the loop"),
+    "bench": ("commands.bench", "benchmark operations, the training step and the training loop"),
     "doctor": ("commands.doctor", "check that this machine can train"),
 }
 

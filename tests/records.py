@@ -149,10 +149,10 @@ def compare(maker: Maker, name: str) -> None:
 
 
 def pipeline(maker: Maker) -> None:
-    """Compare two stages on two cores with one worker and with the bound."""
+    """Compare two stages on two cores with the same stages run sequentially, and with the bound."""
     record: dict[str, Any] = {
-        "what": "two stages on two cores, one epoch: times one worker, and the bound (total work / slowest stage) x "
-        "m / (m + s - 1), the work of each stage as measured during training"
+        "what": "two stages on two cores, one epoch: speed relative to the same stages run sequentially, and the bound "
+        "(total work / slowest stage) x m / (m + s - 1), the work of each stage as measured during training"
     }
     for name, (times, settings) in PIPELINES.items():
         found = [maker.train(settings)[0] for _ in range(times)]

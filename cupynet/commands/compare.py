@@ -24,7 +24,7 @@ from cupynet.runs.layout import check_output
 
 EXAMPLES = """\
 examples:
-  cupynet compare outputs/latest        (the latest run or sweep)
+  cupynet compare outputs/latest        # the latest run or sweep
   cupynet compare outputs/latest outputs/2026-11-21/17-05-12-345678
   cupynet compare 'outputs/sweeps/*/*' --sort train_s --csv runs.csv
   cupynet compare outputs/latest --to 0.99

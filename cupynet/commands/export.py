@@ -36,7 +36,7 @@ def main() -> None:
     )
     parser.add_argument("--torch", type=Path, metavar="FILE", help="write the weights with PyTorch's names and layouts")
     parser.add_argument(
-        "--torch-module", type=Path, metavar="FILE", help="write Python source of a module for these weights"
+        "--torch-module", type=Path, metavar="FILE", help="write the source of a PyTorch module for these weights"
     )
     parser.add_trusted_modules()
     run_and_exit(lambda: export(parser.parse_args()))

@@ -119,7 +119,7 @@ class TrainJob:
         if resume.checkpoint_of(path).name == CHECKPOINTS and resume.finished(self.run.folder):
             epoch, complete = self.run.summary().outcome.epochs, True  # its last checkpoint may be older
         if complete and epoch >= self.settings.epochs and not self.run.reopened_path.exists():
-            log.info("the run is complete (epoch %d). Set epochs=... to train it further", epoch)
+            log.info("the run is complete (epoch %d). Set a larger epochs=... to continue training", epoch)
             return False
         self._epochs_left = max(self.settings.epochs - trainer.epoch, 0)  # 0 if it was killed after its last epoch
         clock = trainer.statistics.clock

@@ -199,7 +199,8 @@ class Experiment:
             missing, unexpected = model.load_weights(self._weights, strict=False)
             rest = f"; randomly initialized: {', '.join(missing)}" * bool(missing)
             rest += f"; not used: {', '.join(unexpected)}" * bool(unexpected)
-            log.log(logging.INFO if self.rank == 0 else logging.DEBUG, "weights of %s%s", self.settings.weights, rest)
+            level = logging.INFO if self.rank == 0 else logging.DEBUG
+            log.log(level, "loaded weights from %s%s", self.settings.weights, rest)
         model.set_learning_rate_factors(self.settings.learning_rate_factors or {})
         if self.settings.freeze:
             model.freeze(*self.settings.freeze)

@@ -57,7 +57,7 @@ sys.path.append(str(Path(__file__).parent / "plugins"))
 
 @dataclass(eq=False)
 class _Trace:
-    """What `Entry` and the jobs report to `run`, because Hydra returns nothing."""
+    """Results that `Entry` and the jobs pass to `run`, because Hydra returns nothing."""
 
     created: Sequence[Path] = ()  # new folders of the run or sweep, innermost first
     sweep: Path | None = None  # folder of the sweep; None for a single run
@@ -309,7 +309,7 @@ class _Command(Generic[S, T]):
         return warning
 
     def _store(self, settings: S, folder: Path) -> list[Callable[[], None]]:
-        """Store the settings of a new run. Return what has to wait until training begins."""
+        """Store the settings of a new run. Return functions to call when training begins."""
         resumed, overrides = self.request.resumed is not None, job_overrides()
         if resumed:
             changes = self.request.changes

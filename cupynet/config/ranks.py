@@ -54,7 +54,7 @@ class Ranks:
             fixed = self._mpi is None or resumed  # a resumed run keeps its launcher
             remedy = "start this command without mpiexec" if fixed else f"add {AS_RANKS}"
             raise ConfigError(
-                f"several processes were started, but they would not work together. To fix this, {remedy}"
+                f"several processes were started, but they would run independently. To fix this, {remedy}"
             )
         job = self._job
         if not expected:  # each rank has already created its own folder and log

@@ -59,7 +59,7 @@ VALUES: dict[str, dict[Any, Any]] = {"wire": {"exact": "full"}, "outer": {"mean"
 
 
 def instead_of(key: str) -> str:
-    """Return what replaces a removed setting, to append to a message, or ""."""
+    """Return the replacement for a removed setting, to append to a message, or ""."""
     return f". Use {REPLACED[key]}" if key in REPLACED else ""
 
 

@@ -82,7 +82,7 @@ def errors_of(key: str, arguments: Container[str] | None = None) -> Iterator[Non
 
 
 class ClosedError(CupynetError, RuntimeError):
-    """A `ParallelWrapper` is used after it was closed or interrupted, or after a worker failed."""
+    """A `ParallelWrapper` was used after it was closed or aborted (by a second Ctrl-C), or after a worker failed."""
 
 
 class DivergedError(CupynetError):

@@ -30,7 +30,7 @@ def _mixed(z: Array) -> Array:
 
 
 class SampleRNG:
-    """Random numbers for samples with indices `samples` (N,) in an epoch, and the augmentation at index `place`."""
+    """Random numbers for samples with indices `samples` (N,) in an epoch, for the augmentation at index `place`."""
 
     def __init__(self, seed: int, epoch: int, samples: Array, place: int) -> None:
         key = np.zeros(len(samples), np.uint64)
@@ -41,7 +41,7 @@ class SampleRNG:
         self._keys, self._drawn = key, 0
 
     def uniform(self, low: float, high: float, *shape: int) -> Array:
-        """Draw (N, *shape) float32 from [low, high). Rounding may return `high`."""
+        """Draw (N, *shape) float32 from [low, high). Because of rounding, `high` itself may occur."""
         count = math.prod(shape)
         words = -(-count // 2)  # each 64-bit word yields two numbers
         counters = np.arange(self._drawn + 1, self._drawn + words + 1, dtype=np.uint64) * _GAMMA

@@ -235,7 +235,7 @@ class Params:
     def check_trainable(self) -> None:
         """Raise ConfigError if all weights are frozen."""
         if self._entries and all(p.frozen for p in self._entries.values()):
-            raise ConfigError("all weights are frozen. Leave some to train")
+            raise ConfigError("all weights are frozen. Unfreeze at least one")
 
     def matching(self, patterns: Collection[str]) -> set[str]:
         """Return names of weights that match or are in a matching layer. Raise ConfigError for unmatched patterns."""

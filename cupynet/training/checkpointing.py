@@ -201,7 +201,7 @@ def check_epochs(stored: Stored, epochs: int) -> None:
 
 
 def made_by(trainer: Trainer) -> dict[str, Any]:
-    """Return what affects the results bit for bit, other than the layers and the data, to compare on resume."""
+    """Return everything, except layers and data, that affects results bit for bit. Compared on resume."""
     machine, backend, whole = environment(), trainer.backend, trainer.replica.whole
     blas = [f"{each['internal_api']} {each['version']} {each['architecture']}" for each in machine["blas"]]
     threads = sorted({each["num_threads"] for each in machine["blas"]})
@@ -236,7 +236,7 @@ def seen_by(model: Model) -> dict[str, Any]:
 
 
 def _restore_metadata(model: Model, stored: Mapping[str, Any]) -> None:
-    """Restore what `seen_by` returned."""
+    """Restore the result of `seen_by`."""
     if "normalize" in stored:  # not saved by version 0.1.0
         normalize = stored.get("normalize")
         if normalize is not None and "deviation" in normalize:  # the name in earlier versions

@@ -46,7 +46,7 @@ def examples(x: Examples, y: Any = None) -> Loader | Dataset | Shards | tuple[Ar
     if pair and parts[1] is not None:
         return parts  # type: ignore[return-value]
     if pair or hasattr(x, "shape") or (len(parts) == 1 and hasattr(parts[0], "shape")):
-        raise ConfigError("the labels are missing. Pass (images, labels). Only predict needs no labels")
+        raise ConfigError("the labels are missing. Pass (images, labels). Only predict works without labels")
     if isinstance(x, Data | Source):
         loaded = "" if isinstance(x, Data) else ".load()"
         raise ConfigError(f"pass one part of the data, such as data{loaded}.train, and another as validation_data")

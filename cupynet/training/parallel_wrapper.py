@@ -402,7 +402,7 @@ class ParallelWrapper:
         """Run `task(trainer)` in the thread of each worker. Return rank 0's result, or None in other processes.
 
         Raises:
-            ClosedError: the wrapper was closed or interrupted, or a worker has failed.
+            ClosedError: the wrapper was closed or aborted, or a worker has failed.
             RuntimeError: another task is running.
         """
 

@@ -194,7 +194,7 @@ class Trainer:
         self.stopped = None
 
     def expect(self, loader: Loader) -> None:
-        """Tell the replica what kind of labels the next batches have."""
+        """Set the kind of labels in the next batches."""
         self.replica.classifies = classifies(loader.dataset, self.replica.whole.loss)
         self.replica.label_columns = loader.label_columns
 

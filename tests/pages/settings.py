@@ -38,7 +38,8 @@ def settings_page() -> Iterator[str]:
     yield "An experiment changes several settings at once. The command line takes precedence."
     for path in sorted((CONF / "experiment").glob("*.yaml")):
         yield from experiment(path)
-    yield from ("## Folders and sweeps", table(COLUMNS, rows("hydra", hydra, dict.fromkeys(["hydra.run.dir"], "path"))))
+    folders = dict.fromkeys(["hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir"], "path")
+    yield from ("## Folders and sweeps", table(COLUMNS, rows("hydra", hydra, folders)))
     yield from head("hydra/launcher", "processes", written(CONF / "hydra" / "launcher" / "processes.yaml"))
     yield table(COLUMNS, rows("hydra.launcher", written(CONF / "hydra" / "launcher" / "processes.yaml"), {}))
     for name, kind in SCHEMAS.items():

@@ -25,7 +25,8 @@ class Slabs:
 
     def allocate(self, shape: tuple[int, ...], dtype: Any) -> Array:
         nbytes = _bytes_of(shape, dtype)
-        size = nbytes // 64 * 64 + 128  # with a gap, or arrays of a power of two start in the same cache set
+        # with a gap; otherwise arrays whose sizes are powers of two start in the same cache set
+        size = nbytes // 64 * 64 + 128
         if size > self.SIZE:
             memory = _aligned(nbytes)
         else:

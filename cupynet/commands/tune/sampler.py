@@ -1,4 +1,4 @@
-"""A sampler that repeats only interrupted trials, and chooses them first."""
+"""A sampler that never repeats a completed trial, and runs interrupted trials first."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ ROWS = 10  # maximum number of rows in the printed table
 
 
 class Profile(Callback):
-    """Times the calls in some iterations of a wrapper's first fit and evaluations between them, on every worker.
+    """Times all calls on every worker in some iterations of a wrapper's first fit and the evaluations between them.
 
     After the fit, it prints the slowest calls and writes two files. `trace.json` has a track for each worker and can be
     opened in ui.perfetto.dev or chrome://tracing. `profile.json` has the time of each call, excluding nested calls. If
