@@ -24,6 +24,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from cupynet.core.errors import ConfigError
+from cupynet.core.wording import shown
 from cupynet.data import Dataset, Loader
 from cupynet.nn import Dense, Layer, Model, Sequential, input_type
 from cupynet.optim import Adam, Optimizer, optimizer_of
@@ -90,6 +91,10 @@ class _Network(BaseEstimator):  # type: ignore[misc]
             optimizer.learning_rate = self.learning_rate
         if weights is not None:
             weights = _check_sample_weight(weights, images, ensure_non_negative=True)
+        needing = next((each for each in self.callbacks if each.needs_validation), None)
+        if needing is not None and not self.validation_split:
+            reason = f"must be above 0, such as 0.1, because {type(needing).__name__} needs validation images"
+            raise ConfigError(reason, "validation_split", shown(self.validation_split))
         data = Dataset("X", images, targets, outputs, weights=weights)
         with ParallelWrapper(
             self.model_,

@@ -11,7 +11,7 @@ from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV
 from sklearn.utils.estimator_checks import check_estimator
 
-from cupynet import Conv2D, Dense, MaxPool2D, Nesterov, WeightAverage
+from cupynet import Conv2D, Dense, EarlyStopping, MaxPool2D, Nesterov, WeightAverage
 from cupynet.sklearn import Classifier, Regressor
 from tests.guides.extending.lion import Lion
 from tests.support.refusals import refused
@@ -67,6 +67,12 @@ def test_optimizers_and_rates_are_searched() -> None:
     assert len({*search.cv_results_["mean_test_score"]}) > 3
     with refused("optimizer"):
         Classifier(optimizer="adamm").fit(DATA.images, LABELS)
+
+
+def test_a_callback_that_needs_validation_images_asks_for_an_argument_of_the_estimator() -> None:
+    with refused("validation_split"):
+        Classifier(callbacks=[EarlyStopping()]).fit(DATA.images, LABELS)
+    Classifier(backend="numpy", epochs=1, callbacks=[EarlyStopping()], validation_split=0.2).fit(DATA.images, LABELS)
 
 
 def test_the_rate_of_a_user_defined_optimizer_is_replaced() -> None:

@@ -84,7 +84,9 @@ class Workspace:
         if best >= 0:
             buffer = free.pop(best)
         else:
-            buffer = Buffer(self._allocate(shape, dtype), key)
+            if free and len(shape) > 1:  # a batch grows: so that it seldom outgrows its buffers
+                rows = max(rows, 2 * max(buffer.rows for buffer in free))
+            buffer = Buffer(self._allocate((rows, *shape[1:]), dtype), key)
             self.allocated_bytes += buffer.memory.nbytes
             self._count += 1
         return self._lend(buffer, shape, Loan(buffer, self))

@@ -6,6 +6,7 @@ accepted as numbers; bools are not.
 
 from __future__ import annotations
 
+import copy
 import math
 import operator
 import re
@@ -135,3 +136,12 @@ def finite(value: Any) -> float | None:
 def is_bool(value: Any) -> bool:
     """Return True for a Python or NumPy bool."""
     return isinstance(value, bool) or (type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_"))
+
+
+def copied(name: str, part: T) -> T:
+    """Return a deep copy of an object for a worker, because workers may not share anything that it stores."""
+    try:
+        return copy.deepcopy(part)
+    except TypeError as error:
+        reason = f"{type(part).__name__} must support copy.deepcopy, because every worker has a copy ({error})"
+        raise ConfigError(reason, name) from error

@@ -41,7 +41,7 @@ class Dataset:
         classes: number of classes, or of targets T.
         pixels: scaling of integer images; fractions of 255 by default.
         weights: (S,) loss factor of each sample, at least 0, stored as float32; None if all are 1.
-        class_names: names of the classes in order; may be empty. `fit` copies them to the model.
+        class_names: names of the classes in order, stored as a tuple; may be empty. `fit` copies them to the model.
     """
 
     name: str
@@ -50,10 +50,12 @@ class Dataset:
     classes: int
     pixels: PixelScale = FRACTIONS
     weights: Array | None = None
-    class_names: Sequence[str] = ()
+    class_names: Sequence[str] | Array = ()
 
     def __post_init__(self) -> None:
         where = f"data set {self.name!r}"
+        checks.instance(f"{where}: pixels", self.pixels, PixelScale, "PixelScale.of([0.5], [0.25])")
+        names = () if self.class_names is None else tuple(map(str, self.class_names))
         images, labels = image_array(where, self.images), label_array(where, self.labels)
         if images.dtype != np.uint8 and self.pixels != FRACTIONS:
             raise ConfigError(f"{where}: images of {images.dtype} are already scaled. Remove `pixels`")
@@ -78,10 +80,10 @@ class Dataset:
                 f"{where}: labels must be in 0 .. {classes - 1} for {wording.counted(classes, 'class')}, got {found}. "
                 "A network needs one output per class. Regression targets must be floating-point"
             )
-        if len(self.class_names) not in (0, classes):
-            raise ConfigError(f"{where}: class_names must have {classes} names, got {len(self.class_names)}")
+        if len(names) not in (0, classes):
+            raise ConfigError(f"{where}: class_names must have {classes} names, got {len(names)}")
         weights = None if self.weights is None else weight_array("Dataset weights", self.weights, len(labels))
-        fields = {"images": images, "labels": labels, "classes": classes, "weights": weights}
+        fields = {"images": images, "labels": labels, "classes": classes, "weights": weights, "class_names": names}
         for field, value in fields.items():
             object.__setattr__(self, field, value)
 
@@ -97,12 +99,11 @@ class Dataset:
         """The number of samples as a tuple, like `Shards.counts`."""
         return (len(self.labels),)
 
-    @property
-    def targets(self) -> Array:
-        """The labels of batches: `labels`, or (S, T + 1) float32 with any sample weights in the last column."""
+    def targets(self, rows: Array) -> Array:
+        """Return the labels of some samples, or (N, T + 1) float32 with sample weights in the last column."""
         if self.weights is None:
-            return self.labels
-        return np.column_stack((dense(self.labels, self.classes), self.weights))
+            return self.labels[rows]
+        return np.column_stack((dense(self.labels[rows], self.classes), self.weights[rows]))
 
     @property
     def scaled(self) -> bool:

@@ -64,7 +64,7 @@ class BatchFeed:
         self._made: Prefetcher[Made] = Prefetcher((), 0)  # batches of the current epoch
         with read_of(loader.dataset):
             self._part = part = loader.part(rank, size)
-            data = HostData(part.images if images else None, part.targets, part.pixels, edited=bool(loader.augment))
+            data = HostData(part.images if images else None, part.labels, part.pixels, edited=bool(loader.augment))
             size_of_batch = min(loader.batch_size, len(part))
             self._transfer = backend.transfer(data, size_of_batch, on_device, shared or Shared())
         self._ahead = min(prefetch, self._iterations) if self._transfer.ahead else 0

@@ -192,14 +192,14 @@ class Loader:
 
     def labels(self, assigned: Assigned, epoch: int, part: Dataset) -> Iterator[Array]:
         """Yield the labels of the assigned batches (see `Batch`)."""
-        labels, classes = part.targets, part.classes
+        classes = part.classes
         for _, rows, samples in assigned:
-            found = labels[rows]
+            found = part.targets(rows)
             for place, mixing in self.mixing:
                 draws = SampleRNG(self.seed, epoch, samples, place)
-                others, share = mixing.drawn(draws, len(labels), part.image_shape)
+                others, share = mixing.drawn(draws, len(part), part.image_shape)
                 share = share.mean(axis=(1, 2))[:, np.newaxis]  # (N, 1)
-                mixed = dense(found, classes), dense(labels[others], classes)
+                mixed = dense(found, classes), dense(part.targets(others), classes)
                 found = _mixture(*mixed, share, weighted=part.weights is not None)
             yield found
 

@@ -48,7 +48,8 @@ def export_onnx(
         metadata: names and strings to store in the file's metadata.
 
     Raises:
-        ConfigError: onnx is not installed, a layer has no equivalent in ONNX, or a value of `metadata` is not a string.
+        ConfigError: onnx is not installed, a layer has no equivalent in ONNX, `input` does not match the images of the
+            training, or a value of `metadata` is not a string.
         OutputError: the file cannot be written.
     """
     write_output(path, onnx_graph(model, input=input, metadata=metadata))
@@ -57,6 +58,9 @@ def export_onnx(
 def onnx_graph(model: nn.Model, *, input: str = "uint8", metadata: Mapping[str, str] | None = None) -> bytes:
     """Return the model as the content of an ONNX file (see `export_onnx`)."""
     checks.one_of("input", input, INPUTS)
+    if input == "uint8" and model.trained_on == "floats":
+        reason = "the model was trained on floating-point images, whose scaling it does not know. Use float"
+        raise ConfigError(reason, "input", "uint8")
     metadata = {} if metadata is None else metadata
     if not isinstance(metadata, Mapping) or not all(isinstance(each, str) for each in chain(*metadata.items())):
         raise ConfigError("must be a dictionary of strings", "metadata", shown(metadata))

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -167,15 +166,6 @@ ELSEWHERE = {
     "binary_crossentropy": "binary_cross_entropy",
     "mse": "mean_squared_error",
 }  # names in Keras and PyTorch
-
-
-def copied(loss: Loss) -> Loss:
-    """Return a copy of a loss for a worker, because workers may not share anything that it stores."""
-    try:
-        return copy.deepcopy(loss)
-    except TypeError as error:
-        reason = f"{type(loss).__name__} must support copy.deepcopy, because every worker has a copy ({error})"
-        raise ConfigError(reason, "loss") from error
 
 
 def loss_of(loss: str | Loss) -> Loss:

@@ -18,7 +18,7 @@ from cupynet.core.files import PathLike, read_weights, save_described
 from cupynet.core.notebook import html_table
 from cupynet.nn.context import INFERENCE, Context
 from cupynet.nn.layer import TRAINABLE, Backward, KerasAttribute, Layer, Sequential
-from cupynet.nn.loss import Loss, copied, loss_of
+from cupynet.nn.loss import Loss, loss_of
 from cupynet.nn.params import Params, Unmatched, weight_array
 from cupynet.nn.types import Flat, InputType, input_type
 
@@ -239,7 +239,8 @@ class Model:
 
     def replicate(self, backend: Backend) -> Model:
         """Return a copy of the model on another backend."""
-        replica = Model(self._specification, self.input, backend, self.seed, copied(self.loss), needs_dx=self._needs_dx)
+        loss = checks.copied("loss", self.loss)
+        replica = Model(self._specification, self.input, backend, self.seed, loss, needs_dx=self._needs_dx)
         replica.restore_weights(self.weights())
         replica.pixels, replica.class_names = self.pixels, self.class_names
         replica.trained_on = self.trained_on
@@ -259,7 +260,7 @@ class Model:
             whole[names[0]].input,
             backend,
             self.seed,
-            copied(self.loss) if last else Loss(),
+            checks.copied("loss", self.loss) if last else Loss(),
             needs_dx=names[0] != next(iter(whole)),
         )
         weights = self.weights()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
@@ -226,7 +225,7 @@ class Run:
     def check_new(self) -> None:
         """Raise ConfigError if `ParallelWrapper(run=...)` would overwrite a model or checkpoints.
 
-        Otherwise, the history of a run that failed before its first checkpoint is emptied. Commands check folders.
+        Commands check folders themselves.
         """
         if self.settings_path.exists():
             return
@@ -237,8 +236,6 @@ class Run:
             remedy = ", or continue its training with wrapper.restore(checkpoint)" * checkpoints
             reason = f"already contains {listed(found, 'and')}. Choose another folder{remedy}"
             raise ConfigError(reason, "run", str(self.folder))
-        if self.history_path.is_file():
-            os.truncate(self.history_path, 0)
 
     def begin(self) -> None:
         """Delete the results and checkpoints of an earlier run in this folder. Raise OutputError if this fails."""

@@ -6,8 +6,9 @@ from cupynet.backend.array import Array
 from cupynet.core.errors import ConfigError
 from cupynet.data import Loader
 from cupynet.nn import BatchNorm, Context
+from cupynet.training.agreement import on_identical_replicas
 from cupynet.training.fit import Examples, evaluation_loader, examples
-from cupynet.training.parallel_wrapper import ParallelWrapper, on_identical_replicas
+from cupynet.training.parallel_wrapper import ParallelWrapper
 from cupynet.training.trainer import Trainer
 
 
@@ -30,7 +31,7 @@ def recompute_statistics(
     loader = evaluation_loader(examples(x, y), batch_size, wrapper.model)
     if min(loader.batch_size, len(loader.dataset)) < 2:
         raise ConfigError("must be at least 2", "batch_size", str(loader.batch_size))
-    on_identical_replicas(wrapper, loader, lambda trainer: _recompute(trainer, loader))
+    on_identical_replicas(wrapper.on_workers, loader, lambda trainer: _recompute(trainer, loader))
 
 
 def _recompute(trainer: Trainer, loader: Loader) -> None:

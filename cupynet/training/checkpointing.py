@@ -13,12 +13,13 @@ from cupynet.backend import FRACTIONS, PixelScale
 from cupynet.backend.environment import environment
 from cupynet.core.described import stable
 from cupynet.core.errors import ConfigError, CupynetError, DataError
-from cupynet.core.wording import setting
+from cupynet.core.wording import setting, shown
 from cupynet.nn import Model
 from cupynet.parallel import Synchronizer
 from cupynet.runs.checkpoints import MANIFEST, STATE, Checkpoints, Stored, read
 from cupynet.runs.history import present
 from cupynet.runs.layout import CHECKPOINTS, STEP
+from cupynet.training.agreement import Refused, agreed
 from cupynet.training.callback_list import by_class_name
 from cupynet.training.clock import Statistics
 from cupynet.training.resize import mean, resized, shares, trained_again
@@ -43,8 +44,15 @@ log = logging.getLogger(__name__)
 
 def save(store: Checkpoints, trainer: Trainer) -> None:
     """Save the state of all workers, which must all call this after the same iteration."""
+    _write(store, trainer, _gathered(trainer))
+
+
+def _gathered(trainer: Trainer) -> tuple[list[Tree], Arrays] | None:
     with trainer.world.traffic.uncounted():
-        states = gathered(trainer.world, trainer.state())
+        return gathered(trainer.world, trainer.state())
+
+
+def _write(store: Checkpoints, trainer: Trainer, states: tuple[list[Tree], Arrays] | None) -> None:
     if states is not None:
         workers, arrays = states
         state = {
@@ -61,14 +69,23 @@ def save(store: Checkpoints, trainer: Trainer) -> None:
 
 
 def save_between_fits(store: Checkpoints, trainer: Trainer) -> None:
-    """Save as in `save`, after copying the model to all replicas, because the user may have changed its weights."""
+    """Save as in `save`, after copying the model to all replicas, because the user may have changed its weights.
+
+    If the checkpoint cannot be written, the workers remain usable (see `agreed`).
+    """
     trainer.replica.begin()
     trainer.synchronizer.begin(trainer.replica)
-    save(store, trainer)
+    states = _gathered(trainer)
+    with agreed(trainer.world):
+        _write(store, trainer, states)
+    if trainer.rank == 0 and store.steps()[-1] > trainer.iteration:
+        log.warning("%s: also contains later checkpoints. To restore this one, give its path", store.folder)
 
 
 def found(path: str | Path, *, warn: bool = True) -> Stored:
     """Return the checkpoint at `path`, or the newest undamaged one if `path` is a folder of checkpoints."""
+    if not isinstance(path, str | Path):
+        raise ConfigError("must be the path of a checkpoint, or of a folder of checkpoints", "path", shown(path))
     path = Path(path)
     if (path / MANIFEST).exists() or STEP.fullmatch(path.name):
         return read(path)
@@ -80,6 +97,8 @@ def found(path: str | Path, *, warn: bool = True) -> Stored:
             if inside.is_dir()
             else "Start a new run, or copy the checkpoints here if they are elsewhere"
         )
+        if path.is_file():
+            remedy = "It is a file; to load weights, use model.load_weights or cupynet.load"
         raise ConfigError(f"{path}: no checkpoint found. {remedy}")
     return newest
 
@@ -87,33 +106,41 @@ def found(path: str | Path, *, warn: bool = True) -> Stored:
 def resume(trainer: Trainer, path: str | Path) -> None:
     """Restore the checkpoint that rank 0 finds at `path`. Every worker must call this.
 
-    If the number of workers is unchanged, the state is restored exactly; otherwise see resize.py.
+    If the number of workers is unchanged, the state is restored exactly; otherwise see resize.py. If this fails, the
+    workers have not changed, and remain usable (see `agreed`).
 
     Raises:
         ConfigError: there is no checkpoint, or its state does not fit this network, optimizer, schedule, synchronizer
             or number of stages.
         DataError: the checkpoint is damaged, or does not belong to a training run.
     """
-    world = trainer.world
-    stored = found(path) if world.rank == 0 else None  # an error here stops the other workers too
-    with _malformed(f"{path}, workers[{world.rank}]" if stored is None else f"{stored.path / STATE}, workers[0]"):
-        if stored is None:
-            state = together(*received(world, 0))
-        else:
-            about = {"model": stored.state.get("model", {})}  # not saved by version 0.1.0
-            state, *others = [{**each, **about} for each in _for_workers(trainer, stored)]
-            for rank, other in enumerate(others, 1):
-                send(world, other, rank)
-        if state.pop("resized", 0):  # a single worker saves fewer entries
-            state["synchronizer"] = filled(state["synchronizer"], trainer.synchronizer.state())
-        check_position(state["trainer"])
-        check_numbers({name: own for name, own in trainer.state().items() if name != "callbacks"}, state)
-        data = (0, 0) if stored is None else stored.state.get("data") or (0, 0)  # not saved by version 0.1.0
-        samples, labels = (int(each) for each in data)
-        samples, labels = world.gather_numbers(samples, labels)[0].astype(np.int64).tolist()
-        trainer.restore(state)
-        trainer.data = (samples, labels) if samples else None
-        _restore_metadata(trainer.replica.whole, state["model"])
+    world, samples, labels = trainer.world, 0, 0
+    states: list[Tree] = []
+    with agreed(world):
+        if world.rank == 0:
+            stored = found(path)
+            with _malformed(f"{stored.path / STATE}, workers[0]"):
+                about = {"model": stored.state.get("model", {})}  # not saved by version 0.1.0
+                states = [{**each, **about} for each in _for_workers(trainer, stored)]
+                samples, labels = map(int, stored.state.get("data") or (0, 0))  # not saved by version 0.1.0
+    for rank, other in enumerate(states[1:], 1):
+        send(world, other, rank)
+    state = states[0] if states else together(*received(world, 0))
+    samples, labels = world.gather_numbers(samples, labels)[0].astype(np.int64).tolist()
+    own, resuming = trainer.state(), trainer.callbacks.resuming
+    try:
+        with agreed(world), _malformed(f"{path}, workers[{world.rank}]"):
+            if state.pop("resized", 0):  # a single worker saves fewer entries
+                state["synchronizer"] = filled(state["synchronizer"], trainer.synchronizer.state())
+            check_position(state["trainer"])
+            check_numbers({name: each for name, each in own.items() if name != "callbacks"}, state)
+            trainer.restore(state)
+            _restore_metadata(trainer.replica.whole, state["model"])
+    except Refused:
+        trainer.restore(own)
+        trainer.callbacks.resuming = resuming
+        raise
+    trainer.data = (samples, labels) if samples else None
 
 
 def _for_workers(trainer: Trainer, stored: Stored) -> list[Tree]:

@@ -12,7 +12,7 @@ from cupynet.core.checks import number
 from cupynet.core.errors import ConfigError, DataError, errors_of
 from cupynet.core.wording import one, shown
 from cupynet.data import Data, Dataset, LabeledData, Loader, Shards, Source, as_loader, read_pairs
-from cupynet.data.dataset import balanced_weights, dense, is_one_hot, split_views, weight_array
+from cupynet.data.dataset import balanced_weights, is_one_hot, split_views, weight_array
 from cupynet.nn import Loss, Model, check_output
 from cupynet.optim import Schedule
 from cupynet.parallel import Communicator
@@ -199,9 +199,9 @@ def check_data(loader: Loader, model: Model) -> None:
             f"{model.input}. Build the model for Image{shape}, or reshape the images{hint}"
         )
     check_output(model.network, dataset.classes)
-    if isinstance(dataset, Dataset) and (dataset.labels.ndim == 2 or dataset.weights is not None):
-        model.loss.check_targets(dense(dataset.labels, dataset.classes))
-    elif loader.mixing:
+    if isinstance(dataset, Dataset) and dataset.labels.ndim == 2:
+        model.loss.check_targets(dataset.labels)
+    elif loader.mixing or getattr(dataset, "weights", None) is not None:
         model.loss.check_targets(np.eye(dataset.classes, dtype=np.float32))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import copy
 import logging
 import threading
 import weakref
@@ -15,12 +14,11 @@ from typing import TypeVar
 
 from cupynet.backend import Shared, blas, create_backend
 from cupynet.backend.array import Array
-from cupynet.core.checks import instance, integer
+from cupynet.core.checks import copied, instance, integer
 from cupynet.core.described import check_unchanged
 from cupynet.core.errors import ConfigError, CupynetError, DivergedError
 from cupynet.core.signals import stopping_at_interrupt
 from cupynet.core.wording import counted
-from cupynet.data import Loader
 from cupynet.nn import Model
 from cupynet.optim import Optimizer, Schedule
 from cupynet.parallel import (
@@ -36,6 +34,7 @@ from cupynet.runs.checkpoints import Checkpoints
 from cupynet.runs.history import History
 from cupynet.runs.layout import MODEL
 from cupynet.runs.run import Run
+from cupynet.training.agreement import on_identical_replicas, run_or_refuse
 from cupynet.training.callbacks.base import Callback
 from cupynet.training.callbacks.history import Rows
 from cupynet.training.callbacks.profile import Profile
@@ -262,13 +261,6 @@ class ParallelWrapper:
         self.model.params.check_trainable()
         if self._writes_model:
             self.model.description()  # fail early if the model cannot be saved
-        new = not self._begun and not any(each and each.iteration for each in self._trainers)
-        if new and self._launcher.first == 0:
-            for callback in self.callbacks:
-                callback.check_new()
-            if self._run is not None:
-                self._run.check_new()
-        self._begun = True
         weights = {"sample_weight": sample_weight, "class_weight": class_weight}
         loader = loader_of(examples(x, y), batch_size, self.model, self.model.pixels, **weights)
         loader, held_out, split = held_out_of(loader, self.model, validation_split, validation_data, evaluate_on)
@@ -279,6 +271,13 @@ class ParallelWrapper:
         fit = Fit(loader, epochs, held_out, evaluate_every, split, self._new_learning_rate)
         self._launcher.agree(self._checked.shared(self.model, fit))
         self._checked.check_data(self.model.network, FitData.of(fit, self.model.loss))
+        new = not self._begun and not any(each and each.iteration for each in self._trainers)
+        if new and self._launcher.first == 0:
+            for callback in self.callbacks:
+                callback.check_new()
+            if self._run is not None:
+                self._run.check_new()
+        self._begun = True
         self._warnings.of_fit(fit, self.placement.workers, unfinished[0].data if unfinished else None)
         name_data(self.model, loader.dataset)
         self._learning_rate, before = self.optimizer.learning_rate, len(self._rows.kept)
@@ -337,7 +336,9 @@ class ParallelWrapper:
         check_metrics(self.options.metrics, loader, self.model.loss)
         self._warnings.of_evaluation(loader, floats=self.model.trained_on == "floats")
         with stopping_at_interrupt(lambda: None) as interrupted:
-            evaluation = on_identical_replicas(self, loader, lambda trainer: trainer.evaluate(loader, interrupted))
+            evaluation = on_identical_replicas(
+                self.on_workers, loader, lambda trainer: trainer.evaluate(loader, interrupted)
+            )
         if interrupted:
             raise KeyboardInterrupt
         return evaluation
@@ -349,7 +350,7 @@ class ParallelWrapper:
     def checkpoint(self, folder: str | Path) -> Path:
         """Write a checkpoint to `folder` and return its path. Call this between fits."""
         store = Checkpoints(folder)
-        self.on_workers(lambda trainer: save_between_fits(store, trainer))
+        run_or_refuse(self.on_workers, lambda trainer: save_between_fits(store, trainer))
         return store.path(self.trainer.iteration)
 
     def restore(self, path: str | Path) -> None:
@@ -371,7 +372,7 @@ class ParallelWrapper:
                 trainer.schedule = new_rate
             resume(trainer, path)
 
-        self.on_workers(task)
+        run_or_refuse(self.on_workers, task)
 
     def warm_up(self, batch_size: int) -> float:
         """Compile or load all kernels, and return the time in seconds. The first `fit` calls this before training."""
@@ -453,7 +454,7 @@ class ParallelWrapper:
     def _new_trainer(self, world: Communicator) -> Trainer:
         """Build a worker's trainer. The first local worker trains the model itself; the others train copies."""
         model, backend, options = self.model, self.model.backend, self.options
-        optimizer, self._learning_rate = copy.deepcopy(self.optimizer), self.optimizer.learning_rate
+        optimizer, self._learning_rate = copied("optimizer", self.optimizer), self.optimizer.learning_rate
         first = world.rank == self._launcher.first
         if not first:
             device = self.placement.device(world.rank)
@@ -470,12 +471,12 @@ class ParallelWrapper:
             if options.progress != "none" and not any(isinstance(each, Progress) for each in callbacks):
                 callbacks.append(Progress(options.progress))
         else:
-            callbacks = [copy.deepcopy(each) for each in self.callbacks if each.every_rank]
+            callbacks = [copied("callbacks", each) for each in self.callbacks if each.every_rank]
         world.barrier()  # no worker may train before all have copied the model
         return Trainer(
             replica,
             groups=groups,
-            synchronizer=copy.deepcopy(self.synchronizer),
+            synchronizer=copied("synchronizer", self.synchronizer),
             callbacks=callbacks,
             prefetch_buffer=-(-options.prefetch_buffer // self.placement.workers),
             data_on_device=options.data_on_device,
@@ -484,17 +485,3 @@ class ParallelWrapper:
             run=self._run,
             metrics=options.metrics,
         )
-
-
-def on_identical_replicas(wrapper: ParallelWrapper, loader: Loader, task: Callable[[Trainer], T]) -> T:
-    """Run `task(trainer)`, a pass over `loader`, on all workers. Raise ConfigError if replicas are not identical."""
-    results: list[T] = []
-
-    def begin(trainer: Trainer) -> None:
-        if trainer.begin_pass(loader):
-            results.append(task(trainer))
-
-    wrapper.on_workers(begin, batch_size=loader.batch_size)
-    if not results:
-        raise ConfigError("the replicas are not synchronized. Call fit first")
-    return results[0]

@@ -126,6 +126,18 @@ def test_a_capture_is_lent_no_buffer_that_another_thread_dropped(name: str) -> N
     assert address in map(backend.data_ptr, both)
 
 
+@every_backend
+def test_a_growing_batch_seldom_outgrows_its_buffers(name: str) -> None:
+    backend = create_backend(name)
+    for rows in range(1, 300):
+        assert backend.borrow((rows, 5, 2)).shape == (rows, 5, 2)
+    assert backend.workspace.allocated_bytes < 4 * backend.borrow((300, 5, 2)).nbytes
+
+
+def test_few_small_arrays_take_little_memory() -> None:
+    assert Slabs().allocate((8,), np.uint8).base.nbytes < 3 << 20
+
+
 def test_arrays_in_slabs_are_aligned_and_apart_and_keep_their_slab_alive() -> None:
     slabs = Slabs()
     sizes = (1, 63, 64, 65, 0, 1000, Slabs.SIZE // 2, Slabs.SIZE // 2, Slabs.SIZE, Slabs.SIZE + 1)

@@ -44,6 +44,14 @@ def test_bad_images_and_labels_are_refused(images: Any, labels: Any) -> None:
         Dataset("x", images, labels, 10)
 
 
+def test_names_of_classes_may_be_an_array_or_none() -> None:
+    names, labels = np.unique(["cat", "dog", "cat"], return_inverse=True)
+    assert Dataset("x", pixels(3, 4, 4, 1), labels, 2, class_names=names).class_names == ("cat", "dog")
+    assert Dataset("x", pixels(3, 4, 4, 1), labels, 2, class_names=None).class_names == ()
+    with refused("pixels"):
+        Dataset("x", pixels(3, 4, 4, 1), labels, 2, pixels=1 / 255)  # type: ignore[arg-type]
+
+
 def test_images_of_one_channel_may_lack_its_axis() -> None:
     flat = np.arange(12, dtype=np.uint8).reshape(3, 2, 2)
     for images in (flat, flat.astype(np.int32), flat.tolist()):

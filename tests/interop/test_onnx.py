@@ -118,6 +118,15 @@ def test_the_file_describes_its_input(tmp_path: Path) -> None:
     assert images.type.tensor_type.elem_type == onnx.TensorProto.UINT8
 
 
+def test_a_model_trained_on_floats_is_not_exported_for_bytes() -> None:
+    """Their scaling is unknown."""
+    model = everything_as_model()
+    model.trained_on = "floats"
+    with refused("input"):
+        onnx_graph(model)
+    assert onnx_graph(model, input="float")
+
+
 @pytest.mark.parametrize("metadata", [{"epochs": 5}, {5: "epochs"}, ["epochs"]], ids=["value", "name", "list"])
 def test_metadata_are_strings(metadata: Any, tmp_path: Path) -> None:
     with refused("metadata"):

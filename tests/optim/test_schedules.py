@@ -109,6 +109,14 @@ def test_a_plateau_is_seen_in_training_and_needs_validation_images() -> None:
                 wrapper.fit(data, epochs=1, batch_size=4, evaluate_on=images)
 
 
+def test_the_schedule_after_a_warm_up_also_continues_with_fewer_workers() -> None:
+    """Iterations of the former workers count as iterations before 0."""
+    warmup, plain = Warmup(5, Cosine(1.0)), Cosine(1.0)
+    warmup.begin_fit(-30, 70)
+    plain.begin_fit(-30, 65)
+    assert [warmup(i) for i in (10, 40, 69)] == [plain(i) for i in (5, 35, 64)]
+
+
 @pytest.mark.parametrize(
     "schedule", [StepDecay(1.0, 0.5, 1, "epoch"), PiecewiseConstant({0: 1.0, 1: 0.5, 2: 0.25}, "epoch")]
 )

@@ -262,8 +262,7 @@ def test_other_arguments_of_the_optimizer_cannot_be_changed(name: str, value: fl
 @pytest.mark.parametrize("scale", ["none", "linear"])
 def test_a_schedule_cannot_be_changed_in_place(scale: str) -> None:
     schedule = OneCycle(0.1)  # the workers have copies
-    options = {"optimizer": Nesterov(schedule), "learning_rate_scale": scale}
-    with ParallelWrapper(small_model(), 2, progress="none", **options) as wrapper:
+    with ParallelWrapper(small_model(), 2, optimizer=Nesterov(schedule), learning_rate_scale=scale) as wrapper:
         wrapper.fit(loader(), epochs=1)
         schedule.peak = 0.2
         with refused("optimizer.learning_rate.peak"):

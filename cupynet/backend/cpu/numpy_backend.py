@@ -12,16 +12,17 @@ from cupynet.backend.workspace import Allocate
 
 
 class Slabs:
-    """Allocates arrays aligned to 64 bytes in large slabs, whose memory is freed with their last array.
+    """Allocates arrays aligned to 64 bytes in slabs, whose memory is freed with their last array.
 
     For large allocations, NumPy asks Linux for huge pages, which avoid TLB misses. Pages that are never written take no
-    memory.
+    memory. Each slab is twice as large as the last one, up to `SIZE`.
     """
 
     SIZE = 64 << 20
 
     def __init__(self) -> None:
-        self._rest = _aligned(0)  # of the newest slab
+        self._size = 1 << 20  # of the newest slab
+        self._rest = _aligned(0)  # of its memory
 
     def allocate(self, shape: tuple[int, ...], dtype: Any) -> Array:
         nbytes = _bytes_of(shape, dtype)
@@ -31,7 +32,8 @@ class Slabs:
             memory = _aligned(nbytes)
         else:
             if size > len(self._rest):
-                self._rest = _aligned(self.SIZE)
+                self._size = min(max(2 * self._size, size), self.SIZE)
+                self._rest = _aligned(self._size)
             memory, self._rest = self._rest[:nbytes], self._rest[size:]
         return memory.view(dtype).reshape(shape)
 

@@ -22,13 +22,15 @@ EPOCH = (
     *("epoch", "iteration", "loss", "losses", "accuracy", "learning_rate", "images_per_s", "drift", "drift_by_layer"),
     *("samples", "train_s", "bytes_sent"),
 )
+ROW = b'{"kind"'  # the beginning of every row
 
 
 class HistoryWriter(Callback):
     """Appends a JSON object for each report and each epoch to a file.
 
     A file belongs to one run. A file with other content is refused when training starts, or when a checkpoint of
-    another run is restored.
+    another run is restored. However, in the run folder of a `ParallelWrapper`, a new run replaces the history of one
+    that left neither a model nor a checkpoint.
 
     path: the file; by default `history.jsonl` in the run folder or, without a run, in the current folder.
     """
@@ -49,6 +51,7 @@ class HistoryWriter(Callback):
 
     def start(self, trainer: Trainer, run: Run | None) -> None:
         path = self._path or (Path("history.jsonl") if run is None else run.history_path)
+        self._replaces = self._path is None and run is not None and not path.is_symlink()
         self._file = self._closing.enter_context(_open(path))
         self._begin(self._content())
 
@@ -59,7 +62,10 @@ class HistoryWriter(Callback):
             self._file.truncate(min(self._size, size))
             self._file.seek(0, os.SEEK_END)
         elif size and not trainer.iteration:
-            raise _taken(self._file.name)
+            if not (self._replaces and self._content().startswith(ROW)):
+                raise _taken(self._file.name)
+            self._file.truncate(0)
+            self._begin(b"")
 
     def on_log(self, trainer: Trainer, record: IterationRecord) -> None:
         self._write(iteration_row(record))
@@ -80,7 +86,7 @@ class HistoryWriter(Callback):
             raise ValueError(f"bytes={size}")
         content, crc = self._content(), state.get("crc")  # earlier versions saved no checksum
         other = crc is not None and len(content) >= size and zlib.crc32(content[:size]) != int(crc)
-        if other or (content and not content.startswith(b'{"kind"')):
+        if other or (content and not content.startswith(ROW)):
             raise _taken(self._file.name)
         self._begin(content[:size])
         self._restored = True

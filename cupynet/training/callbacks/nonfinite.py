@@ -42,6 +42,10 @@ class NonFinite(Callback):
         if self.action == "skip":
             trainer.replica.check = SkipNonFinite(self.max_skipped, self._skipped)
 
+    def on_fit_start(self, trainer: Trainer) -> None:
+        if isinstance(check := trainer.replica.check, SkipNonFinite):
+            check.max_skipped = self.max_skipped  # may have changed since the last fit
+
     def on_fit_end(self, trainer: Trainer) -> None:
         if self.action == "skip":
             own = np.array(self._skipped, np.int64).reshape(-1)

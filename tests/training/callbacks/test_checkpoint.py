@@ -221,6 +221,29 @@ def test_the_history_of_a_run_that_failed_early_is_replaced(tmp_path: Path) -> N
     assert len((tmp_path / "history.jsonl").read_text().splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("content", "epochs", "setting"),
+    [("measured by hand\n", 1, "path"), ('{"kind": "report"}\n', 0, "epochs")],
+    ids=["no history", "refused fit"],
+)
+def test_a_refused_fit_keeps_what_is_in_the_folder(content: str, epochs: int, setting: str, tmp_path: Path) -> None:
+    (tmp_path / "history.jsonl").write_text(content)
+    with ParallelWrapper(small_model(), 1, callbacks=[HistoryWriter()], run=tmp_path) as wrapper, refused(setting):
+        wrapper.fit(FORTY, epochs=epochs, batch_size=4)
+    assert (tmp_path / "history.jsonl").read_text() == content
+
+
+def test_a_checkpoint_in_the_folder_of_a_longer_run_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Otherwise, restoring the folder would surprise."""
+    for epochs in (2, 1):
+        with ParallelWrapper(small_model(), 1) as wrapper:
+            wrapper.fit(FORTY, epochs=epochs, batch_size=4)
+            wrapper.checkpoint(tmp_path)
+            assert bool(caplog.records) is (epochs == 1)
+
+
 def test_a_folder_is_locked_while_a_run_saves_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock, "TIMEOUT_S", 0.0)
     with saving(tmp_path) as one:

@@ -152,6 +152,15 @@ def test_the_number_of_skipped_batches_is_limited_even_across_a_resume(tmp_path:
         second.fit(IN_ORDER, epochs=1)
 
 
+def test_the_limit_of_skipped_batches_may_be_raised_between_fits() -> None:
+    guard = NonFinite("skip", 2)
+    with ParallelWrapper(network_with(Poisoned(5, 41)), 2, callbacks=[guard]) as wrapper:
+        wrapper.fit(IN_ORDER, epochs=1)
+        guard.max_skipped = 20
+        wrapper.fit(IN_ORDER, epochs=3)
+    assert guard.skipped_batches == 8
+
+
 @pytest.mark.parametrize("workers", [1, 3])
 def test_batches_skipped_by_removed_workers_count(workers: int, tmp_path: Path) -> None:
     def guarded(workers: int) -> tuple[NonFinite, ParallelWrapper]:

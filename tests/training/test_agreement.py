@@ -1,0 +1,52 @@
+"""After an error that all workers raise together, the wrapper remains usable."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from cupynet.core.errors import ConfigError, OutputError
+from cupynet.nn import Dense, Model
+from cupynet.training import ParallelWrapper
+from tests.support.refusals import refused
+from tests.support.training import On, fingerprint, small_dataset, small_model
+
+DATA = small_dataset(40)
+
+
+def wrapper_of(model: Model, workers: int) -> ParallelWrapper:
+    return ParallelWrapper(model, workers, progress="none", timeout_s=20)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_wrapper_remains_usable_after_a_checkpoint_that_cannot_be_restored(workers: int, tmp_path: Path) -> None:
+    with wrapper_of(Model([Dense(3)], (8, 8, 1), "numpy"), workers) as other:
+        other.fit(DATA, epochs=2, batch_size=4)
+        of_another_network = other.checkpoint(tmp_path)
+    with wrapper_of(small_model(), workers) as wrapper, wrapper_of(small_model(), workers) as expected:
+        wrapper.fit(DATA, batch_size=4)
+        for wrong in (tmp_path / "typo", of_another_network, None):
+            with pytest.raises(ConfigError):
+                wrapper.restore(wrong)  # type: ignore[arg-type]
+        wrapper.fit(DATA, batch_size=4)
+        for _ in range(2):
+            expected.fit(DATA, batch_size=4)
+    assert fingerprint(wrapper.model) == fingerprint(expected.model)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_checkpoint_that_cannot_be_written_may_be_written_elsewhere(workers: int, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with wrapper_of(small_model(), workers) as wrapper:
+        wrapper.fit(DATA, batch_size=4)
+        with pytest.raises(OutputError):
+            wrapper.checkpoint(tmp_path / "file" / "below")
+        wrapper.restore(wrapper.checkpoint(tmp_path / "elsewhere"))
+        wrapper.fit(DATA, batch_size=4)
+
+
+def test_a_callback_that_cannot_be_copied_is_named() -> None:
+    callback = On("on_epoch_end", print, every_rank=True)
+    callback.lock = threading.Lock()  # type: ignore[attr-defined]
+    with ParallelWrapper(small_model(), 2, callbacks=[callback]) as wrapper, refused("callbacks"):
+        wrapper.fit(DATA, batch_size=4)
