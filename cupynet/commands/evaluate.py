@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import math
 import re
 from collections.abc import Sequence
@@ -31,6 +32,8 @@ EXAMPLES = """examples:
   cupynet evaluate outputs/latest workers=1 data=fashion_mnist
   cupynet evaluate outputs/latest data=folder data.folder=new    # new/<class>/*.png, or new/test/<class>/*.png
   cupynet evaluate outputs/latest/checkpoints/step-00001234 --json"""
+
+log = logging.getLogger(__name__)
 
 SMOKE_TEST = re.compile(r", \S+ batch(es)?: a fast dev run$")  # end of the data set's name, from earlier versions
 
@@ -114,6 +117,12 @@ def evaluated(path: Path, overrides: Sequence[str] = ()) -> Evaluated:
             raise DataError(f"{path}: {error}") from error
         sets = ("test", data.test), ("validation", data.validation), ("test" if other else "train", data.train)
         split, dataset = next((split, found) for split, found in sets if found)
+        held_out = trained.settings().data.get("validation")
+        if other and dataset is data.train and held_out:
+            log.warning(
+                "all %d images of %s are evaluated. If the run was trained on them, add data.validation=%s",
+                *(len(dataset), data.name, held_out),
+            )
         evaluation = wrapper.evaluate(experiment.evaluation_loader(dataset))
         return Evaluated(evaluation, data.name, split, wrapper.model.class_names, trained)
 

@@ -96,7 +96,8 @@ def _find(value: str, given: Sequence[str], schema: type[Settings], rank: int) -
     if own is not None and resume.finished(Path(own)):
         _say(f"resume=latest: the run in {own} ended without a checkpoint", rank)
         raise SystemExit(0)
-    _say("resume=latest: there is no run to resume. Starting a new run", rank)
+    where = "outputs/" if own is None else own
+    _say(f"resume=latest: there is no unfinished run with a checkpoint in {where}. Starting a new run", rank)
     return None
 
 

@@ -312,6 +312,9 @@ class _Command(Generic[S, T]):
         """Store the settings of a new run. Return functions to call when training begins."""
         resumed, overrides = self.request.resumed is not None, job_overrides()
         if resumed:
+            from cupynet.core.files import require_folder  # imports NumPy
+
+            require_folder(folder)
             changes = self.request.changes
             overrides = [*without(overrides_of(folder), *map(name_of, changes)), *changes]
         store = functools.partial(keep, folder, settings, overrides)

@@ -23,7 +23,7 @@ from cupynet.data import Source
 from cupynet.data.normalize import checked as checked_normalize
 from cupynet.nn import Flat, Image, InputType, Layer, Loss, Model, Params, input_type
 from cupynet.parallel import Synchronizer
-from cupynet.runs.layout import MODEL, checkpoints
+from cupynet.runs.layout import MODEL, checkpoints, runs_inside
 from cupynet.runs.run import Run, Summary
 from cupynet.training.checkpointing import found, set_image_metadata, trained
 
@@ -143,10 +143,10 @@ class LoadedRun:
                 f"ParallelWrapper, and call wrapper.restore({str(self.path)!r})"
             )
         if self.checkpoint is None and not os.path.isfile(self.run.summary_path):
-            raise ConfigError(
-                f"{self.path}: not a finished run, because {self.run.summary_path.name} is missing. Use a run's "
-                "folder under outputs/, or one of its checkpoints"
-            )
+            saved = checkpoints(self.run.checkpoints_path)
+            remedy = f"Use its newest checkpoint, {saved[max(saved)]}" if saved else "Use a run's folder under outputs/"
+            missing = f"{self.path}: not a finished run, because {self.run.summary_path.name} is missing. {remedy}"
+            raise ConfigError(runs_inside(self.path) or missing)
 
     @cached_property
     def summary(self) -> Summary | None:

@@ -14,10 +14,20 @@ from typing import Any
 
 from cupynet.config.overrides import last_value, name_of, parseable
 from cupynet.core.errors import ConfigError, DataError
-from cupynet.core.lock import at_work
+from cupynet.core.lock import at_work, busy
 from cupynet.core.terminal import near
 from cupynet.core.wording import listed, written
-from cupynet.runs.layout import CHECKPOINTS, SETTINGS, STEP, STUDY, SUMMARY, SWEEP, checkpoints, is_outdated
+from cupynet.runs.layout import (
+    CHECKPOINTS,
+    SETTINGS,
+    STEP,
+    STUDY,
+    SUMMARY,
+    SWEEP,
+    checkpoints,
+    is_outdated,
+    runs_inside,
+)
 
 LATEST = Path("outputs", "latest")  # link to the newest run or sweep
 OF_LATEST = re.compile(r"[^=,(' \"]*outputs/latest(?![^/,)' \"])")  # a path that begins with the link
@@ -25,6 +35,7 @@ OF_LATEST = re.compile(r"[^=,(' \"]*outputs/latest(?![^/,)' \"])")  # a path tha
 OF_WANDB = re.compile(r"(^|/)wandb/(offline-)?run-[^/]+/(files|logs)/")
 MAY_DIFFER = ("epochs", "workers", "devices", "backend", "dtype", "callbacks", "profile", "resume", "trusted_modules")
 MAY_BE_SET = ("data.channels",)  # only if it was null; the network must still match the images
+MAY_MOVE = ("data.folder", "data.file")  # to the same data in another place
 
 
 def asked(arguments: Sequence[str]) -> str | None:
@@ -47,12 +58,15 @@ def find(value: str, arguments: Sequence[str]) -> Path | None:
     else:
         path = Path(value)
         if not value or not os.path.isfile(run_of(path) / SETTINGS):  # isfile returns False for invalid names
-            raise ConfigError("is neither a run folder nor a checkpoint", "resume", repr(value))
+            missing = "is neither a run folder nor a checkpoint"
+            raise ConfigError((value and runs_inside(path)) or missing, "resume", repr(value))
         if (path / STUDY).is_file():
             hint = f"cupynet tune {shlex.quote(f'resume={value}')}"
             raise ConfigError(f"is a search. Continue it with: {hint}", "resume", repr(value))
         if run_of(path).is_symlink():  # the link may change later
             path = Path(near(path.resolve()))
+        if at_work(run_of(path)):
+            raise busy(run_of(path))
     require_plain_files(run_of(path))
     return path
 
@@ -174,10 +188,11 @@ def _with_name(path: Path) -> Path:
 
 def check_same_settings(given: Mapping[str, Any], stored: Mapping[str, Any], path: Path) -> None:
     for key, now, then in _differences(given, stored):
-        if key.partition(".")[0] not in MAY_DIFFER and (key not in MAY_BE_SET or then is not None):
+        may_differ = key.partition(".")[0] in MAY_DIFFER or key in MAY_MOVE
+        if not may_differ and (key not in MAY_BE_SET or then is not None):
             started = "without it" if then is None else f"with {written(then)}"
             few = ", ".join(MAY_DIFFER[:7])
-            reason = f"the run in {run_of(path)} was started {started}, and resuming can only change {few}"
+            reason = f"the run in {run_of(path)} was started {started}, and resuming can only change {few}, data.folder"
             raise ConfigError(f"{reason}. Remove this setting, or start a new run", key, written(now))
 
 

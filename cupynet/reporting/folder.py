@@ -19,7 +19,7 @@ from cupynet.core.errors import ConfigError, CupynetError, described, exit_code
 from cupynet.core.files import read_object
 from cupynet.core.lock import at_work
 from cupynet.core.wording import one_line
-from cupynet.runs.layout import is_outdated
+from cupynet.runs.layout import is_outdated, runs_inside
 from cupynet.runs.run import Run
 
 MAX_CHARACTERS = 1 << 20  # maximum number of characters of stored settings to search
@@ -86,7 +86,8 @@ def read_run(folder: str | Path, *, over: bool = False, error: Exception | None 
     run = Run(folder)
     has_results = any(map(is_plain, (run.summary_path, run.started_path, run.history_path)))
     if not has_results and (not is_plain(run.settings_path) or is_other_command(run)):
-        raise ConfigError(f"{folder} is not the folder of a run. Choose one under outputs/")
+        reason = f"{folder} is not the folder of a run. Choose one under outputs/"
+        raise ConfigError(runs_inside(run.folder) or reason)
     data = RunData(run, running=not over and at_work(run.folder))
     data.start = data.read(run.started_path, read_object) or {}
     data.summary = data.read(run.summary_path, read_object) or {}

@@ -37,6 +37,15 @@ def check_output(file: Path) -> None:
         raise ConfigError(f"{file}: is a file of the run or sweep in this folder. Choose another file name")
 
 
+def runs_inside(folder: Path) -> str:
+    """Return a hint to use a run of the sweep or search in this folder, or "" if it contains neither."""
+    if not any(os.path.isfile(folder / name) for name in (SWEEP, STUDY)):  # isfile returns False for invalid names
+        return ""
+    first = min(folder.glob(f"**/{SETTINGS}"), default=None)
+    example = "" if first is None else f", such as {first.parents[1]}"
+    return f"{folder} contains a sweep or a search. Use one of its runs{example}"
+
+
 def is_outdated(folder: Path, summary: Mapping[str, Any], iteration: int) -> bool:
     """Return True if a run was resumed after its summary was written, and has not ended since.
 

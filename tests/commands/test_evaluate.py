@@ -108,7 +108,9 @@ def test_a_run_without_test_images_is_evaluated_on_its_validation_images(tmp_pat
     assert (json.loads(undivided.out)["split"], json.loads(undivided.out)["samples"]) == ("train", 100)
 
 
-def test_images_to_test_on_have_the_shape_and_the_classes_of_the_run(tmp_path: Path, call: Call) -> None:
+def test_images_to_test_on_have_the_shape_and_the_classes_of_the_run(
+    tmp_path: Path, call: Call, caplog: pytest.LogCaptureFixture
+) -> None:
     parts, folder = digits(100, 90), write_pictures(tmp_path / "pictures", digits(100, 90))
     own = ["data=folder", f"data.folder={folder}", "data.validation=0.2", "model=mlp", "backend=numpy"]
     trained(tmp_path / "run", *own, "data.size=[6,6]", "workers=1", "epochs=1")
@@ -119,6 +121,7 @@ def test_images_to_test_on_have_the_shape_and_the_classes_of_the_run(tmp_path: P
     shutil.rmtree(folder / "train")
     same = json.loads(call(main, tmp_path / "run", "data=folder", f"data.folder={folder / 'test'}", "--json").out)
     assert (same["loss"], same["split"]) == (summary["test_loss"], "test")
+    assert "data.validation=0.2" in caplog.text  # the pictures might be those of the training
     shutil.rmtree(folder / "test" / "class-9")
     few = json.loads(call(main, tmp_path / "run", f"data.folder={folder / 'test'}", "--json").out)
     assert few["samples"] == int((parts.test_labels != 9).sum()) and few["confusion"][9] == [0] * 10

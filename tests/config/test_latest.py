@@ -9,8 +9,11 @@ import pytest
 from cupynet import config
 from cupynet.commands.tune.command import for_hydra
 from cupynet.config import command_line, resume
+from cupynet.config.load_model import LoadedRun
 from cupynet.config.schema import Settings
+from cupynet.core import lock
 from cupynet.core.errors import ConfigError
+from cupynet.reporting.folder import read_run
 from cupynet.runs.layout import RESULTS
 from tests.support.commands import Command
 from tests.support.refusals import refused
@@ -105,6 +108,24 @@ def test_a_resumed_run_is_not_named_by_its_link() -> None:
     resume.mark_latest(made("outputs/day/one"))
     for below in ("", "/checkpoints", "/checkpoints/step-00000004"):
         assert resume.find(f"outputs/latest{below}", []) == Path(f"outputs/day/one{below}")
+
+
+@pytest.mark.parametrize(("file", "run"), [("multirun.yaml", "0"), ("study.db", "trials/0000")])
+def test_a_run_of_a_sweep_or_search_is_suggested(file: str, run: str) -> None:
+    folder = Path("outputs/day/several")
+    made(str(folder / run), checkpoint=False)
+    (folder / file).touch()
+    for use in (lambda: resume.find(str(folder), []), lambda: LoadedRun(folder), lambda: read_run(folder)):
+        with pytest.raises(ConfigError) as caught:
+            use()
+        assert str(folder / run) in str(caught.value)
+
+
+def test_a_running_run_is_not_resumed() -> None:
+    hold = lock.Hold(made("outputs/day/one", checkpoint=False))
+    with refused(""):
+        resume.find("outputs/day/one", [])
+    hold.release()
 
 
 def test_resume_latest_is_the_newest_run_that_has_not_ended() -> None:

@@ -188,6 +188,7 @@ SCHEDULE = {"_target_": "cupynet.optim.Warmup", "steps": 9, "then": {"_target_":
 def test_a_setting_that_must_not_change_is_refused(given: dict[str, Any], stored: dict[str, Any], key: str) -> None:
     with refused(key):
         resume.check_same_settings({**given, "seed": 1}, {**stored, "seed": 1}, RUN)
+    resume.check_same_settings({"data": {"folder": "elsewhere"}}, {"data": {"folder": "here"}}, RUN)
     resume.check_same_settings({"epochs": 2}, {"epochs": 1, "callbacks": {"mine": {"path": "x"}}}, RUN)
 
 
