@@ -9,17 +9,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
-from unittest.mock import MagicMock, Mock
+from unittest.mock import MagicMock
 
 import pytest
 
 from cupynet.bench import gpu as bench_gpu
-from cupynet.bench import measure
 from cupynet.commands import bench
-from cupynet.config.experiment import Experiment
-from cupynet.config.schema import BenchSettings
 from tests.support.commands import ROOT, run
-from tests.support.settings import settings_of_command
 
 
 def test_ratios() -> None:
@@ -31,25 +27,6 @@ def test_ratios() -> None:
         "loop, workers=2 / loop, workers=1": pytest.approx(1.9),
         "loop, workers=2 / bare step, workers=2": pytest.approx(0.95),
         "loop, workers=2 / torch channels_last, workers=2": pytest.approx(2.0),
-    }
-
-
-@pytest.mark.parametrize("dtype, setups", [("float", 2), ("bfloat16", 4)])
-def test_in_16_bits_pytorch_is_measured_with_and_without_autocast(dtype: str, setups: int) -> None:
-    found = bench.torch_setups(settings_of_command("bench", BenchSettings, "peers=torch", f"dtype={dtype}"))
-    assert len(found) == setups and sum("--dtype" in options for options in found.values()) == setups - 2
-
-
-def test_pytorch_has_a_thread_and_then_a_process_for_each_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = settings_of_command("bench", BenchSettings, "peers=torch", "backend=numpy", "workers=2")
-    found: dict[str, Any] = {}
-    monkeypatch.setattr(measure, "medians", lambda measurements, repeats: found.update(measurements))
-    bench.images_per_s(settings, Experiment(settings))
-    options = {name: work.args[1:] for name, work in found.items() if name.startswith("torch channels_last")}
-    assert options == {
-        "torch channels_last, workers=1": ("--layout", "channels_last", "--threads", 1),
-        "torch channels_last, workers=2": ("--layout", "channels_last", "--threads", 2),
-        "torch channels_last, 2 processes, workers=2": ("--layout", "channels_last", "--processes", 2),
     }
 
 
@@ -114,19 +91,6 @@ def test_every_figure_of_a_gpu_is_measured(tmp_path: Path) -> None:
             assert "ml_dtypes" in figures
         else:
             assert len(figures["epoch_s"]) == len(figures["accuracy"]) == 1 and figures["images_per_s"] > 0
-
-
-def test_peers_are_measured_in_turn_with_the_same_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch, one = Mock(return_value=500.0), MagicMock()
-    one.placement.devices, one.settings.backend.tf32 = [3], True
-    monkeypatch.setattr(measure, "torch_images_per_s", torch)
-    monkeypatch.setattr(measure, "step_images_per_s", lambda *_: 2000.0)
-    monkeypatch.setattr(bench_gpu, "on_one_device", lambda settings, dtype: one)
-    found = bench_gpu.steps(cast(Any, SimpleNamespace(repeats=2)), "float")
-    assert found["cupynet"] == [2000.0] * 2 and found["torch"] == [500.0] * 2
-    common = ("--dtype", "float", "--device", "cuda:3", "--seconds", bench_gpu.STEP_S, "--tf32")
-    asked = [call.args[1:] for call in torch.call_args_list]
-    assert asked == [(*options, *common) for options in bench_gpu.PEERS.values()] * 2
 
 
 def test_the_seconds_to_the_target_are_those_of_all_epochs_before(monkeypatch: pytest.MonkeyPatch) -> None:

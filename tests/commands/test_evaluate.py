@@ -115,6 +115,10 @@ def test_images_to_test_on_have_the_shape_and_the_classes_of_the_run(
     own = ["data=folder", f"data.folder={folder}", "data.validation=0.2", "model=mlp", "backend=numpy"]
     trained(tmp_path / "run", *own, "data.size=[6,6]", "workers=1", "epochs=1")
     summary = summary_of(tmp_path / "run")
+    for name, other, code in (("class-9", "class-z", 65), ("class-z", "class-9", 0)):
+        for part in ("train", "test"):
+            (folder / part / name).rename(folder / part / other)
+        assert call(main, tmp_path / "run").code == code
     shutil.copytree(folder / "train" / "class-9", folder / "train" / "class-a")
     found = call(main, tmp_path / "run")  # a trained network cannot get another output
     assert found.code == 2 and found.error.startswith("cupynet: data: ")

@@ -6,11 +6,8 @@ from pathlib import Path
 import pytest
 
 from cupynet.commands import find_rate
-from cupynet.config.schema import RateSettings
 from tests.support.commands import run
 from tests.support.rate_tests import made, valley
-from tests.support.refusals import refused
-from tests.support.settings import settings_of_command
 
 TINY = ["data=synthetic", "data.train=300", "data.test=50", "model=mlp", "backend=numpy", "workers=2", "batch_size=16"]
 
@@ -35,12 +32,6 @@ def test_a_loss_that_still_decreases_at_the_highest_rate_leads_to_a_warning(tmp_
     asked = ["lowest=1e-4", "highest=1e-2", "iterations=40", "hydra.run.dir=there"]
     stdout, _ = run(tmp_path, *TINY, *asked, command="find_rate")
     assert "warning" in stdout and "highest=" in stdout
-
-
-def test_unsuitable_settings_are_refused() -> None:
-    for wrong, setting in ((["iterations=5"], "iterations"), (["lowest=1", "highest=0.5"], "highest")):
-        with refused(setting):
-            find_rate.prepare(settings_of_command("find_rate", RateSettings, *TINY, *wrong))
 
 
 def schedule(name: str, **arguments: object) -> dict[str, object]:

@@ -76,13 +76,6 @@ def test_digits_drawn_large_are_known_as_well(finished: Path, digits: Any, kind:
     assert (found == expected).mean() >= 0.9
 
 
-def test_pictures_of_the_networks_size_are_used_unchanged(finished: Path, digits: Any, tmp_path: Path) -> None:
-    sees = preprocessing(finished)
-    for digit in digits.images[:5]:
-        Pictures.fromarray(digit[:, :, 0]).save(tmp_path / "a.png")
-        assert np.array_equal(sees(tmp_path / "a.png"), digit)
-
-
 def test_the_rule_of_mnist() -> None:
     """A bar of 40 x 10 on a large sheet becomes one of 20 x 5, centered in the image by its mass."""
     sheet = np.zeros((190, 200, 1), np.uint8)

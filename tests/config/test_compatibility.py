@@ -50,7 +50,7 @@ def test_a_stored_run_is_evaluated_reported_and_compared(tmp_path: Path, smoke: 
     found = json.loads(out)
     assert found["accuracy"] == stored["test_accuracy"] > 0.97
     assert found["loss"] == pytest.approx(stored["test_loss"], rel=1e-6)
-    run(tmp_path, str(folder), command="report")
+    assert run(tmp_path, str(folder), command="report") == (f"{folder}/report.html\n", "")
     assert (folder / "report.html").stat().st_size > 10_000
     out, _ = run(tmp_path, str(folder), command="compare")
     assert "97.67" in out

@@ -66,27 +66,10 @@ def test_a_source_that_does_not_give_what_it_declares_is_an_error_of_the_data(mo
             one.load()
 
 
-PLATEAU = (
-    "optimizer=adam",
-    "workers=2",
-    "optimizer.learning_rate={_target_:cupynet.optim.ReduceOnPlateau,initial:0.1}",
-)
-EARLY = ("callbacks=early_stopping", "data.validation=100", "workers=2", "parallel.averaging_frequency=end")
-STAGES = ("+parallel.pipeline._target_=cupynet.parallel.Pipeline", "+parallel.pipeline.stages=2")
 REFUSED = {
     ("callbacks=early_stopping", "data.train=600"): "callbacks.early_stopping",
-    EARLY: "callbacks.early_stopping",
-    (*EARLY[:2], "callbacks.early_stopping.monitor=auc"): "callbacks.early_stopping.monitor",
-    ("metrics=[r2]",): "metrics",
-    ("accumulation_steps=200",): "accumulation_steps",
     ("batch_size=1", "model=mlp", "model.layers.drop1._target_=cupynet.nn.BatchNorm"): "batch_size",
-    ("parallel.reduce=nccl",): "parallel.reduce",
     ("memory.data_on_device=true",): "memory.data_on_device",
-    ("parallel=pipeline", "parallel.pipeline.stages=9"): "parallel.pipeline.stages",
-    ("workers=2", "parallel=elastic", "parallel.synchronizer.pull=0.9"): "parallel.synchronizer.pull",
-    ("parallel=adaptive", "workers=2", *STAGES): "parallel.synchronizer",
-    PLATEAU: "optimizer.learning_rate",
-    (*PLATEAU, "data.validation=100", "parallel.averaging_frequency=end"): "optimizer.learning_rate",
     ("model=keras_cnn", "model.layers.norm1.sync=true", "accumulation_steps=2"): "accumulation_steps",
     ("loss.class_weights=[1,2]",): "loss.class_weights",
     ("data.normalize={mean:[0.1,0.2],std:[1,1]}",): "data.normalize",
@@ -107,7 +90,6 @@ REFUSED = {
     ("optimizer.learning_rate={name:warmup,then:0.1}",): "optimizer.learning_rate",
     ("parallel.averaging_frequency=epoc",): "parallel.synchronizer.averaging_frequency",
     ("callbacks.progress=bars",): "callbacks.progress",
-    ("devices=[0,0]",): "devices",
 }
 
 

@@ -1,6 +1,5 @@
 """The command entry point: composed settings, rejected settings, and exit codes."""
 
-import contextlib
 import logging
 import os
 import re
@@ -362,18 +361,6 @@ def test_ranks_compare_all_but_machine_specific_settings(monkeypatch: pytest.Mon
 def test_the_version_is_that_of_cupynet(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
     assert command("--version", "epochs=2") == (0, [])
     assert capsys.readouterr().out == f"cupynet {__version__}\n"
-
-
-def test_a_run_begins_although_its_first_line_cannot_be_printed(
-    command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    full = open("/dev/full", "w", buffering=1)  # noqa: SIM115
-    monkeypatch.setattr(sys, "stdout", full)
-    code, ran = command("resume=latest")
-    monkeypatch.undo()
-    with contextlib.suppress(OSError):
-        full.close()
-    assert (code, len(ran)) == (0, 1)
 
 
 SCRIPT = """

@@ -101,15 +101,6 @@ def test_jobs_of_other_processes_are_in_the_table(
     assert {path.name for path in SWEEP.iterdir()} == {"0", "1", "2", "multirun.yaml", "sweep.csv"}
 
 
-@pytest.mark.parametrize(("seeds", "codes"), [("1,3", ["0", "65"]), ("1,4", ["0", "2"]), ("4,3", ["2", "65"])], ids=str)
-def test_a_job_that_fails_elsewhere_fails_the_sweep(seeds: str, codes: list[str], sweep: Callable[..., int]) -> None:
-    """The first failure decides the exit code."""
-    assert sweep(f"seed={seeds}") == int(next(code for code in codes if code != "0"))
-    rows = sweep_rows(SWEEP).values()
-    assert [row["exit_code"] for row in rows] == codes
-    assert all(bool(row["error"]) == (row["exit_code"] != "0") for row in rows)
-
-
 def test_a_job_whose_process_is_killed_has_failed(sweep: Callable[..., int]) -> None:
     assert sweep("seed=1,2,5", lost=(1,)) == 1
     rows = sweep_rows(SWEEP)

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -147,12 +146,6 @@ def test_a_checkpoint_written_in_python_is_refused_with_a_remedy_that_works(name
         eval(str(caught.value).rpartition("call ")[2], {"wrapper": wrapper})
 
 
-def test_a_loaded_model_has_the_names_of_its_classes(copied: Path) -> None:
-    names = [f"kind {number}" for number in range(10)]
-    summary_of(copied, class_names=names)
-    assert load(copied).class_names == tuple(names)
-
-
 @pytest.fixture
 def small() -> Model:
     layers = {"flat": cupynet.Flatten(), "output": cupynet.Dense(3)}
@@ -186,14 +179,6 @@ def test_a_model_needs_one_class_name_for_each_output(names: Any, small: Model) 
     assert small.class_names == ("0", "1", "2")
     small.class_names = None
     assert small.class_names == ()
-
-
-def test_an_error_while_weights_are_loaded_does_not_blame_the_image_metadata(
-    copied: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Model, "load_weights", Mock(side_effect=ValueError("unexpected")))
-    with pytest.raises(ValueError, match="^unexpected$"):
-        load(copied)
 
 
 @pytest.mark.parametrize("layer", [cupynet.Dense(1), cupynet.Conv2D(3, 3)], ids=["one output", "image"])

@@ -11,7 +11,7 @@ from cupynet.backend.cuda import gpus
 from cupynet.config import memory_estimate
 from cupynet.config.experiment import Experiment
 from cupynet.config.memory_estimate import check_memory, needed_bytes, output_values, replica_bytes
-from cupynet.nn import Activation, BatchNorm, Dense, Flat, Image, Model, Residual, Sequential
+from cupynet.nn import Image, Model
 from cupynet.optim import SGD, Adam
 from cupynet.parallel import Placement
 from tests.support.networks import lenet
@@ -52,13 +52,6 @@ def test_outputs_of_layers_computed_as_one_count_once_and_windows_that_are_multi
     first, second = 24 * 24 * 25, 8 * 8 * 25 * 4  # im2col rows of each convolution
     assert plain - fused == 24 * 24 * 4 + 8 * 8 * 6 + first + second
     assert gpu - fused == second  # the first one needs no im2col rows on a GPU
-
-
-def test_the_layers_of_a_block_count_if_its_relu_is_fused() -> None:
-    block = Residual([Dense(7), BatchNorm(), Activation("tanh"), Dense(4), BatchNorm()], shortcut=Dense(4))
-    network = Sequential({"block": block, "relu": Activation("relu")})
-    model = Model(network, Flat(3), create_backend("numpy"), 1)
-    assert output_values(model.network) == 7 + 7 + 7 + 4 + 4 + 4  # all but the last norm
 
 
 @pytest.mark.parametrize("name", ["batch_size", "data.train", "model.layers.dense1.units"])

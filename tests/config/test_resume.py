@@ -22,9 +22,9 @@ from cupynet.core.errors import Interrupted
 from cupynet.core.lock import Hold
 from cupynet.runs.checkpoints import Checkpoints
 from cupynet.runs.run import Run
-from tests.support.commands import QUICK, SMALL, Command, Line, run, summary_of
+from tests.support.commands import QUICK, SMALL, Command, Line, summary_of
 from tests.support.refusals import data_error, refused
-from tests.support.resumed_runs import MORE, EndAfter, faulty, resumed, same, trained
+from tests.support.resumed_runs import MORE, EndAfter, resumed, same, trained
 from tests.support.settings import settings_of
 from tests.support.user_files import digits, write_pictures
 
@@ -72,10 +72,11 @@ def resumes_bit_for_bit(run_folder: Path, settings: list[str]) -> Iterator[None]
     assert not [entry for entry in (run_folder / "checkpoints").iterdir() if "." in entry.name]
 
 
-def test_a_stopped_run_resumes_bit_for_bit(stopped: Path) -> None:
+# tests/test_soak.py kills runs at every step of a save, with and without averages
+def test_a_stopped_run_resumes_bit_for_bit(stopped: Path, command: Command) -> None:
     assert summary_of(stopped)["stopped_by"] == "SIGTERM" and (stopped / "weights.safetensors").is_file()
     with resumes_bit_for_bit(stopped, NORM):
-        resumed(stopped)
+        assert command(f"resume={stopped}", task=train_job)[0] == 0
 
 
 def test_the_time_of_earlier_processes_counts(stopped: Path) -> None:
@@ -87,19 +88,6 @@ def test_the_time_of_earlier_processes_counts(stopped: Path) -> None:
     store.save(store.steps()[-1], newest.state, newest.arrays)
     resumed(stopped)
     assert Run(stopped).summary().cost.wall_s > 1000
-
-
-# tests/test_soak.py kills runs at every step of a save, with and without averages
-def test_a_killed_run_resumes_bit_for_bit(
-    in_folder: Path, command: Command, capsys: pytest.CaptureFixture[str]
-) -> None:
-    settings = ["workers=2", "parallel=gradients", "epochs=2"]
-    killed = faulty(in_folder, "SIGKILL", 11)  # in the second epoch
-    run(in_folder, *QUICK, *SMALL, *MORE, *settings, *killed, "hydra.run.dir=parts", code=-9)
-    before = set(in_folder.iterdir())
-    with resumes_bit_for_bit(Path("parts"), settings):
-        assert command("resume=parts", "~callbacks.fault", task=train_job)[0] == 0
-    assert capsys.readouterr().err == "" and set(in_folder.iterdir()) == before | {in_folder / "whole"}
 
 
 STEP = "optimizer.learning_rate={name: step, initial: 0.1, factor: 0.5, every: 7}"

@@ -52,14 +52,6 @@ def test_names_of_classes_may_be_an_array_or_none() -> None:
         Dataset("x", pixels(3, 4, 4, 1), labels, 2, pixels=1 / 255)  # type: ignore[arg-type]
 
 
-def test_images_of_one_channel_may_lack_its_axis() -> None:
-    flat = np.arange(12, dtype=np.uint8).reshape(3, 2, 2)
-    for images in (flat, flat.astype(np.int32), flat.tolist()):
-        dataset = Dataset("x", images, [0, 1, 2], 10)
-        assert (dataset.images.shape, dataset.images.dtype) == ((3, 2, 2, 1), np.uint8)
-        np.testing.assert_array_equal(dataset.images[..., 0], flat)
-
-
 def test_images_are_copied_only_if_they_are_not_contiguous() -> None:
     whole = pixels(6, 4, 5, 3)
     assert Dataset("x", whole, [0] * 6, 10).images is whole
@@ -84,11 +76,8 @@ def test_channels_first_is_recognized(shape: tuple[int, int, int]) -> None:
     with refused(""):
         Dataset("x", images, [0] * 6, 10)
     assert Dataset("x", images.transpose(0, 2, 3, 1), [0] * 6, 10).image_shape == (*shape[1:], shape[0])
-
-
-@pytest.mark.parametrize("shape", [(1, 500, 12), (3, 9, 3), (4, 4, 4)])
-def test_other_shapes_are_channels_last(shape: tuple[int, int, int]) -> None:
-    assert Dataset("x", pixels(6, *shape), [0] * 6, 10).image_shape == shape
+    for other in ((1, 500, 12), (3, 9, 3), (4, 4, 4)):  # channels last
+        assert Dataset("x", pixels(6, *other), [0] * 6, 10).image_shape == other
 
 
 @pytest.mark.parametrize(
@@ -111,15 +100,6 @@ def test_data_must_match_their_source() -> None:
 
 def load(**settings: Any) -> Data:
     return Synthetic(train=60, test=40, **settings).load()
-
-
-def test_validation_is_taken_out_of_training() -> None:
-    whole, divided = rows(load().train), load(validation=15)
-    train, validation = rows(divided.train), rows(divided.validation)
-    assert (len(train), len(validation), len(divided.test)) == (45, 15, 40)
-    assert sorted(train + validation) == sorted(whole)
-    assert [row for row in whole if row in set(train)] == train  # in file order
-    assert validation != whole[-15:]  # drawn at random, not cut off
 
 
 def test_validation_grows_with_its_number_and_follows_from_the_seed() -> None:

@@ -68,19 +68,6 @@ def test_a_decompression_bomb_is_not_inflated(tiny: TinyMNIST) -> None:
         tracemalloc.stop()
 
 
-def test_padding_around_gzip_data_is_cheap(tiny: TinyMNIST) -> None:
-    """Reading byte by byte, like the gzip module, took a minute for the zeros and half a minute for the name."""
-    packed = tiny.packed[IMAGES]
-    path = tiny.replace(IMAGES, packed)
-    os.truncate(path, 5_000_000_000)  # adds sparse zeros after the data
-    with data_error(path, 5_000_000_000):
-        contents_of(tiny)
-    named = packed[:3] + b"\x08" + packed[4:10]
-    check_refused(tiny, named + b"n" * 1_000_000 + b"\0" + packed[10:])
-    path.write_bytes(named + b"a name\0" + packed[10:] + bytes(1000))
-    assert contents_of(tiny) == tiny.raw[IMAGES]
-
-
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
 def test_what_is_no_regular_file_is_refused_and_not_waited_for(tiny: TinyMNIST, make: Callable[[Path], object]) -> None:
     tiny.write(*NAMES[1:])

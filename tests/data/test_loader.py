@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cupynet.backend import FRACTIONS, PixelScale
 from cupynet.backend.cpu.numpy_backend import NumpyBackend
-from cupynet.data import Batch, BatchFeed, Dataset, HorizontalFlip, Loader, as_loader
+from cupynet.data import Batch, Dataset, HorizontalFlip, Loader, as_loader
 from tests.support.refusals import data_error, refused
 from tests.support.shards import write_shards
 from tests.support.training import numbered_dataset
@@ -110,15 +110,6 @@ def test_each_shard_has_an_order_of_its_own(tmp_path: Path) -> None:
         (samples,) = samples_of(batches_of(loader, 0, rank, 3))
         orders.add(tuple(np.searchsorted(shards.samples[rank], samples)))
     assert len(orders) == 3
-
-
-@pytest.mark.parametrize("ahead", [0, 3])
-def test_a_feed_continues_an_epoch_from_a_round_with_and_without_prefetching(ahead: int) -> None:
-    loader = Loader(numbered_dataset(50), 4, seed=1)
-    with BatchFeed(loader, NumpyBackend(), 1, 2, prefetch=ahead) as feed:
-        found = [None if batch is None else batch.samples.tolist() for batch in feed.epoch(2, start=3)]
-    rest = samples_of(batches_of(loader, 2, 1, 2, start=3))
-    assert found == [*rest, None]  # 13 batches: the second worker has none in the last round
 
 
 def test_arrays_and_data_sets_become_a_loader() -> None:

@@ -9,7 +9,7 @@ import pytest
 from cupynet import CutMix, Loader, MixUp, Model, ParallelWrapper
 from cupynet.backend import create_backend
 from cupynet.data import Augmentation, BatchFeed, Dataset, HorizontalFlip, SampleRNG, Shift
-from cupynet.data.augment import Mixing, augmentations
+from cupynet.data.augment import Mixing
 from cupynet.nn import Dense, Loss
 from cupynet.optim import SGD
 from cupynet.training.graph_replica import GraphReplica
@@ -112,11 +112,6 @@ def test_mixed_images_train_the_same_weights_with_any_number_of_workers(part: Mi
     for name, weight in weights[0].items():
         np.testing.assert_allclose(weights[1][name], weight, atol=1e-5 if backend == "cupy" else 1e-12)
         np.testing.assert_allclose(weights[2][name], weight, atol=1e-12)
-
-
-def test_mixing_has_names() -> None:
-    assert [type(each) for each in augmentations(["flip", "mixup", "cutout"])][1] is MixUp
-    assert [type(each) for each in augmentations("cutmix")] == [CutMix]
 
 
 def test_a_loss_of_class_numbers_is_refused() -> None:

@@ -1,6 +1,5 @@
 """Normalization of pixels by mean and standard deviation, on every backend."""
 
-import math
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,6 @@ from cupynet.backend import FRACTIONS, PixelScale, create_backend
 from cupynet.data import Dataset, Loader, Synthetic, normalize
 from cupynet.data.normalize import statistics
 from tests.support.backends import every_backend
-from tests.support.refusals import refused
 
 IMAGES = np.random.default_rng(0).integers(0, 200, (50, 6, 4, 3), np.uint8)
 
@@ -52,23 +50,3 @@ def test_batches_have_mean_0_and_deviation_1(name: str, channels: int) -> None:
     np.testing.assert_allclose(x.std(axis=(0, 1, 2)), 1, atol=1e-12)
     expected = (images[batch.samples] / 255 - np.array(pixels.mean)) / np.array(pixels.std)
     np.testing.assert_allclose(x, expected, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("setting", "mean", "std"),
-    [
-        ("std", [0.1], [0]),
-        ("std", [0.1], [-0.3]),
-        ("std", [0.1, 0.1], [0.3]),
-        ("std", [], []),
-        ("mean", [math.nan], [1]),
-    ],
-)
-def test_a_pixel_scale_is_checked(setting: str, mean: list[float], std: list[float]) -> None:
-    with refused(setting):
-        PixelScale.of(mean, std)
-
-
-def test_normalization_needs_a_value_per_channel() -> None:
-    with refused(""):
-        Synthetic(60, 20, normalize={"mean": [0, 0], "std": [1, 1]}).load()

@@ -3,7 +3,6 @@
 import math
 from typing import Any
 
-import numpy as np
 import pytest
 
 from cupynet.data import (
@@ -91,9 +90,3 @@ def test_a_wrong_normalization_is_refused(wrong: Any) -> None:
 def test_unknown_augmentations_and_two_ways_of_mixing_are_refused(given: Any) -> None:
     with refused("augment"):
         Synthetic(10, 10, augment=given)
-
-
-@pytest.mark.parametrize("data", [np.zeros((4, 3, 3)), (np.zeros((4, 3, 3)), [*"abcd"]), Synthetic(10, 10)], ids=type)
-def test_a_loader_of_other_objects_is_refused(data: Any) -> None:
-    with refused(""):
-        Loader(data, 4)

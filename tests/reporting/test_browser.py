@@ -122,15 +122,3 @@ def test_charts_and_pictures_are_not_blank(found: Found) -> None:
             assert chart["width"] > 0.7 * min(at["width"], 560) and chart["paths"] > 8
             assert chart["text"] >= (9.5 if at["width"] >= 390 else 7.5)
         assert len(at["pictures"]) == 4 and all(at["pictures"])
-
-
-def test_dark_mode_has_its_own_colours(found: Found) -> None:
-    def brightness(colour: str) -> float:
-        return sum(float(part) for part in colour.partition("(")[2].rstrip(")").split(",")[:3]) / 3
-
-    for night, day in zip(found.dark, found.light, strict=True):
-        assert brightness(day["paper"]) > 200 > 100 > brightness(day["ink"])
-        assert brightness(night["paper"]) < 60 and brightness(night["ink"]) > 180
-        assert night["line"] != day["line"]
-        for mode in (night, day):  # a swatch of the legend has its line's color
-            assert mode["swatch"] == mode["line"]

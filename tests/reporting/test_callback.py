@@ -8,12 +8,9 @@ import pytest
 
 from cupynet.backend import create_backend
 from cupynet.commands import train
-from cupynet.core.errors import DivergedError
-from cupynet.core.files import read_object
 from cupynet.data import Dataset
 from cupynet.nn import Dense, Image, Model, Sequential
 from cupynet.reporting import ReportPage
-from cupynet.runs.run import Run
 from cupynet.training import HistoryWriter, ParallelWrapper, StopReason
 from cupynet.training.callbacks.base import Callback
 from cupynet.training.trainer import Trainer
@@ -53,14 +50,6 @@ def test_a_page_that_needs_no_network_is_also_made_for_a_stopped_run_and_replace
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert not list(folder.glob(".*.part"))
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
-
-
-def test_a_page_is_also_made_for_a_run_that_diverged(tmp_path: Path) -> None:
-    with pytest.raises(DivergedError):
-        trained(tmp_path / "run", "optimizer=sgd", "optimizer.learning_rate=1e30")
-    text = (tmp_path / "run" / "report.html").read_text()
-    assert ">diverged<" in text
-    assert read_object(Run(tmp_path / "run").failed_path) == {"exit_code": 3}
 
 
 def fit(run: Path | None, *callbacks: Callback) -> None:

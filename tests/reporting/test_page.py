@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from cupynet.core.errors import DivergedError, OutputError
-from cupynet.core.files import load_weights, save_weights
+from cupynet.core.files import load_weights
 from cupynet.core.lock import Hold
 from cupynet.reporting import pictures
 from cupynet.reporting.folder import read_run
@@ -122,14 +122,6 @@ def test_the_status_of_a_run_is_shown(tmp_path: Path, name: str) -> None:
 ERROR = "2026-05-01 12:00:00,000 ERROR cupynet.config.hydra_main: iteration 7: the loss is not finite\n"
 
 
-def test_a_run_that_was_killed_right_after_it_was_resumed_is_not_finished(tmp_path: Path) -> None:
-    folder = finished(tmp_path, test_accuracy=0.5, images_per_s=54321.0)
-    Run(folder).reopen(300)
-    text = made(folder).text
-    assert state(read_run(folder))[0] == "killed" and "50.00 %" not in text and "54,321" not in text
-    assert page_values(read_run(folder))["time"] is None
-
-
 @pytest.mark.parametrize(
     ("log", "code", "expected"),
     [
@@ -152,17 +144,6 @@ def test_the_log_and_the_exit_code_tell_how_a_run_ended(
     assert (word, kind) == (expected, "bad")
     for part in ("2 of 3 epochs", "resume=") if expected == "killed" else (": the loss is not finite",):
         assert part in sentence
-
-
-def test_the_first_convolution_is_the_networks(tmp_path: Path) -> None:
-    """A convolution of the same name in a later block is not shown."""
-    folder = finished(tmp_path)
-    row = {"kind": "", "settings": "", "output": "", "parameters": ""}
-    layers = [{"layer": name, **row} for name in ("input", "conv1", "block1", "  conv1", "output")]
-    (folder / "started.json").write_text(json.dumps(start(layers=layers)))
-    weights = {name: np.zeros((3, 3, 1, 4)) for name in ("block1.conv1.weight", "conv1.weight")}
-    save_weights(folder / "weights.safetensors", weights)
-    assert "conv1.weight: 4 filters of 3 x 3" in made(folder).text
 
 
 @contextmanager
@@ -203,18 +184,6 @@ def test_a_run_with_validation_images_has_a_final_confusion_matrix(tmp_path: Pat
 def test_fallback_data_are_marked(tmp_path: Path) -> None:
     parsed = made(finished(tmp_path, fallback=True, dataset="synthetic"))
     assert "fallback data: synthetic" in parsed.text
-
-
-def test_a_run_of_an_earlier_version_has_a_page(tmp_path: Path) -> None:
-    folder = finished(tmp_path)
-    (folder / "started.json").unlink()
-    (folder / "examples.safetensors").unlink()
-    old = summary()
-    del old["test"]["mistakes"], old["class_names"], old["spent"], old["advice"]
-    (folder / "summary.json").write_text(json.dumps(old))
-    assert "93.33 %" in made(folder).text
-    values = page_values(read_run(folder))
-    assert values["settings"]["command"] is None and not values["mistakes"]
 
 
 DAMAGED = [

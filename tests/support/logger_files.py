@@ -1,8 +1,6 @@
 """Read loggers' files with the packages' own message types and clients."""
 
-import json
 import struct
-import time
 from pathlib import Path
 from typing import Any
 
@@ -46,48 +44,6 @@ def mlflow_run(uri: str, experiment: str = "cupynet") -> tuple[Any, Figures]:
         for metric in client.get_metric_history(run.info.run_id, name):
             figures.setdefault((name, metric.step), []).append(metric.value)
     return run, figures
-
-
-def wandb_records(path: Path) -> list[Any]:
-    """Read the records of a finished offline run, waiting for the process that writes them."""
-    for _ in range(200):
-        found = _complete_records(path.read_bytes())
-        if any(record.HasField("exit") for record in found):
-            return found
-        time.sleep(0.1)
-    raise AssertionError(f"{path} is incomplete: {len(found)} records")
-
-
-def _complete_records(content: bytes) -> list[Any]:
-    """Parse the complete records of a LevelDB log: parts with a header of 7 bytes, in blocks of 32 KiB."""
-    from wandb.proto.wandb_internal_pb2 import Record
-
-    head, block, found, record = 7, 1 << 15, [], b""
-    at = head
-    while at + head <= len(content):
-        if block - at % block < head:  # the rest of the block is too short for a header
-            at += block - at % block
-            continue
-        _, length, kind = struct.unpack_from("<IHB", content, at)
-        part = content[at + head : at + head + length]
-        at += head + length
-        if len(part) == length:
-            record += part
-        if len(part) == length and kind in (1, 4):  # whole, or the last part
-            found.append(Record.FromString(record))
-            record = b""
-    return found
-
-
-def wandb_figures(path: Path) -> Figures:
-    figures: Figures = {}
-    for record in wandb_records(path):
-        items = record.history.item if record.HasField("history") else ()
-        row = {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in items}
-        for name, value in row.items():
-            if name != "iteration" and not name.startswith("_"):
-                figures.setdefault((name, row["iteration"]), []).append(value)
-    return figures
 
 
 REPORTED = ("loss", "accuracy", "score_after_averaging", "learning_rate", "images_per_s")

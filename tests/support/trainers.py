@@ -16,7 +16,7 @@ from cupynet.parallel import Communicator, Groups, ParameterAveraging, Synchroni
 from cupynet.runs.checkpoints import Checkpoints
 from cupynet.training import Callback, Checkpoint, ParallelWrapper, Replica, Trainer
 from cupynet.training.fit import Fit
-from tests.support.training import Recorder, RecordingReplica, model_of, on_threads, small_dataset
+from tests.support.training import Recorder, model_of, on_threads, small_dataset
 
 C = TypeVar("C", bound=Callback)
 
@@ -86,7 +86,7 @@ def train(
     """Train the small network with `workers` threads; options: arguments of `ParameterAveraging`, the default."""
 
     def replica(communicator: Communicator) -> Replica:
-        return RecordingReplica(model_of(communicator, dtype, backend), optimizer())
+        return Replica(model_of(communicator, dtype, backend), optimizer())
 
     way = synchronizer or ParameterAveraging(frequency, measure_every=2, **options)
     data = small_dataset(samples)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cupynet.backend import Backend, create_backend, device_count
-from cupynet.data import Batch, Dataset
+from cupynet.data import Dataset
 from cupynet.nn import Backward, Context, Conv2D, Dense, Image, Layer, MaxPool2D, Model, Sequential
 from cupynet.nn.layer import no_backward
 from cupynet.optim import Optimizer
@@ -131,17 +131,13 @@ def network_with(layer: Layer | None, dtype: str = "double") -> Model:
 
 
 class Recorder(Callback):
-    """Records reports and epochs, and the fingerprint of the weights after each iteration, on every worker."""
+    """Records reports and epochs on every worker."""
 
     every_rank = True
 
     def __init__(self) -> None:
-        self.weights: list[str] = []
         self.reports: list[IterationRecord] = []
         self.epochs: list[EpochRecord] = []
-
-    def on_iteration_end(self, trainer: Trainer) -> None:
-        self.weights.append(fingerprint(trainer.model))
 
     def on_log(self, trainer: Trainer, report: IterationRecord) -> None:
         self.reports.append(report)
@@ -229,19 +225,6 @@ class StopAfter(Callback):
     def on_iteration_end(self, trainer: Trainer) -> None:
         if (trainer.iteration, trainer.rank) == (self.iteration, self.rank):
             trainer.stop(self.text, self.reason)
-
-
-class RecordingReplica(Replica):
-    """Records the samples of each update, per epoch."""
-
-    def __init__(self, model: Model, optimizer: Optimizer) -> None:
-        super().__init__(model, optimizer)
-        self.seen: dict[int, list[list[int]]] = {}
-
-    def backpropagate(self, batch: Batch | None) -> int:
-        if batch is not None:
-            self.seen.setdefault(batch.epoch, []).append(batch.samples.tolist())
-        return super().backpropagate(batch)
 
 
 def on_threads(workers: int, task: Callable[[Communicator], Any]) -> list[Any]:

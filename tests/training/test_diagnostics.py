@@ -59,16 +59,6 @@ class Layers(ParameterAveraging):
         return Average(average.score, 0.5 + iteration, {"conv1": 0.25, "dense1": math.nan})
 
 
-def test_the_divergence_by_layer_is_reported_when_measured() -> None:
-    with ParallelWrapper(small_model(), 2, synchronizer=Layers(1), log_every=2) as wrapper:
-        reports = wrapper.fit(Loader(small_dataset(64), 4)).reports
-        measured = wrapper.trainer.statistics.measured
-    layers = {"conv1": 0.25, "dense1": None}  # JSON has no NaN
-    assert reports["drift"] == [0.5, None, 4.5, None]
-    assert reports["drift_by_layer"] == [layers, {}, layers, {}]
-    assert measured is not None and measured.drift == 4.5 and measured.drift_by_layer["conv1"] == 0.25
-
-
 @pytest.mark.parametrize("log_every", [0, 2])
 def test_an_epoch_has_the_last_drift_measured_in_it(log_every: int, tmp_path: Path) -> None:
     """The drift is measured in the first iteration only. The first epoch is interrupted and resumed."""

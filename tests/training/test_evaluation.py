@@ -56,17 +56,6 @@ def test_classes_with_0_over_0_are_left_out_of_the_averages() -> None:
     assert [line.split()[0] for line in evaluation.stats().splitlines() if "omits" in line] == ["Precision", "Recall"]
 
 
-def test_nan_scores_are_wrong_and_reported() -> None:
-    evaluation = Evaluation(3)
-    scores = np.array([[1, 0, 0], [np.nan, 0, 0], [1, np.nan, 0], [0, 0, np.nan]])
-    evaluation.add(scores, [0, 0, 0, 2], [0.5, np.nan, 0.5, 0.5])
-    assert evaluation.confusion.sum() == 1 and evaluation.undecided.tolist() == [2, 0, 1]
-    assert evaluation.accuracy == evaluation.top_n_accuracy == 0.25
-    assert evaluation.per_class()[0]["recall"] == 1 / 3
-    assert math.isnan(evaluation.loss)
-    assert (evaluation.to_dict()["undecided"], evaluation.to_dict()["loss"]) == (3, None)
-
-
 def test_stats_report() -> None:
     figures, classes, matrix = small().stats(("cat", "d\x1bog", "eel")).split("\n\n")
     for figure in ("0.4375", "0.6250", "1.0000", "0.6111", "0.7222", "0.6349"):

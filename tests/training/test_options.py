@@ -38,15 +38,6 @@ def checked(data: FitData | None = None, **arguments: Any) -> CheckedOptions:
     return TrainingOptions(**arguments).check(model.network, model.backend.name, data=data)
 
 
-def test_averaging_has_defaults() -> None:
-    given = {"averaging_frequency": "end", "average_updaters": False, "report_score_after_averaging": False}
-    cases: list[tuple[dict[str, Any], Any]] = [({}, (3, True, True)), (given, ("end", False, False))]
-    for arguments, expected in cases:
-        found = checked(workers=2, **arguments).synchronizer
-        assert isinstance(found, ParameterAveraging)
-        assert (found.averaging_frequency, found.average_updaters, found.report_score) == expected
-
-
 def test_what_one_worker_or_a_cpu_does_not_need_is_accepted() -> None:
     checked(workers=1, averaging_frequency=10, average_updaters=False)
     checked(workers=1, synchronizer=ElasticAveraging(3), learning_rate_scale="linear")

@@ -26,7 +26,7 @@ from cupynet.training import Callback, Checkpoint, ParallelWrapper, Trainer, che
 from tests.support.calls import watch
 from tests.support.refusals import refused
 from tests.support.trainers import fitted
-from tests.support.training import At, On, StopAfter, fingerprint, on_backends, small_dataset, small_model
+from tests.support.training import At, On, fingerprint, on_backends, small_dataset, small_model
 
 
 def loader(samples: int = 40, batch_size: int = 4) -> Loader:
@@ -35,21 +35,6 @@ def loader(samples: int = 40, batch_size: int = 4) -> Loader:
 
 def workers_alive() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("cupynet worker")]
-
-
-def test_the_documented_call_trains_the_model_itself() -> None:
-    model, dataset = small_model("float"), small_dataset(200)
-    test = Loader(dataset, 50, shuffle=False)
-    with ParallelWrapper(
-        model, workers=2, averaging_frequency=3, prefetch_buffer=24, report_score_after_averaging=True
-    ) as wrapper:
-        before = wrapper.evaluate(test).loss
-        wrapper.fit(Loader(dataset, 8, seed=1), epochs=3)
-        after = wrapper.evaluate(test)
-        assert after.loss < before and after.samples == 200
-        assert len({fingerprint(replica) for replica in wrapper.replicas()}) == 1
-        assert wrapper.replicas()[0] is model
-    assert model.predict(dataset.images[:5]).shape == (5, 3)
 
 
 def test_two_fits_equal_one() -> None:
@@ -326,17 +311,6 @@ def test_a_fit_returns_although_a_callback_changed_a_layer(tmp_path: Path, caplo
     with ParallelWrapper(model, 1, callbacks=[anneal], run=tmp_path / "run") as wrapper:
         assert len(wrapper.fit(loader())["epoch"]) == 1
     assert "rate" in caplog.text and not (tmp_path / "run/model.safetensors").exists()
-
-
-def test_a_wrapper_shows_its_averaging_and_where_it_stopped() -> None:
-    with ParallelWrapper(small_model(), 2) as several:
-        assert str(several.synchronizer) in repr(several)
-    wrapper = ParallelWrapper(small_model(), 1, callbacks=[StopAfter(13)], progress="none")
-    assert str(wrapper.synchronizer) not in repr(wrapper) and "0 epochs complete>" in repr(wrapper)
-    with wrapper:
-        wrapper.fit(loader(), epochs=3)
-        where = repr(wrapper)
-    assert "1 epoch complete, stopped after iteration 3 of epoch 2>" in where and repr(wrapper) == where
 
 
 # tasks and threads ----------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from cupynet.data import Batch, Loader
 from cupynet.nn import SoftmaxNLL
 from cupynet.optim import SGD, Momentum, Nesterov, OneCycle, Optimizer
 from cupynet.parallel import (
-    Communicator,
     GradientSharing,
     ParameterAveraging,
     Pipeline,
@@ -23,23 +22,17 @@ from cupynet.parallel import (
     ThresholdEncoding,
 )
 from cupynet.runs.checkpoints import Checkpoints, read
-from cupynet.training import Callback, Checkpoint, NonFinite, ParallelWrapper, Replica, Trainer
+from cupynet.training import Callback, Checkpoint, NonFinite, ParallelWrapper, Replica
 from cupynet.training.checkpointing import _states as stored_states
-from cupynet.training.fit import Fit
 from cupynet.training.resize import mean, resized
-from tests.guides.extending.gradient_mean import GradientMean
 from tests.support.calls import watch
 from tests.support.refusals import refused
-from tests.support.trainers import callback_of, trainer_of
 from tests.support.training import (
     KINDS_OF_WAYS,
     WAYS,
-    KeepState,
     Recorder,
     StopAfter,
     fingerprint,
-    on_threads,
-    reported_rows,
     small_dataset,
     small_model,
 )
@@ -48,35 +41,6 @@ DATA = small_dataset(57)  # 15 batches of 4, the last of one sample
 LOADER = Loader(DATA, 4, seed=3)
 Saved = Callable[..., Path]
 EVERY_5, EVERY_ROUND, STAGES = ParameterAveraging(5), ParameterAveraging(1), Pipeline(2, 2)
-
-
-@pytest.mark.parametrize("synchronizer", [*WAYS.values(), GradientMean()], ids=[*WAYS, "gradient mean"])
-def test_training_with_every_parallel_method_resumes_bit_for_bit(synchronizer: Synchronizer) -> None:
-    """Training resumes from the end of the first epoch, where workers' sample counts differ, and from mid-epoch.
-
-    At iteration 7, synchronizers with period 2, 3 or 4 are between averages. "every 3" also resumes from iteration 2.
-    """
-    iterations = (2, 5, 7) if synchronizer is WAYS["every 3"] else (5, 7)
-
-    def fit(communicator: Communicator, states: Any = None) -> Trainer:
-        replica = Replica(small_model("float"), Nesterov(OneCycle(0.1), max_grad_norm=1.0))
-        keep = [KeepState(iteration) for iteration in iterations if states is None]
-        trainer = trainer_of(communicator, replica, synchronizer, Recorder(), *keep, log_every=2)
-        if states is not None:
-            trainer.restore(states[communicator.rank])
-        trainer.fit(Fit(LOADER, 2 - trainer.epoch, evaluate_on=Loader(DATA, 20, shuffle=False)))
-        return trainer
-
-    def result(trainer: Trainer) -> tuple[Any, ...]:
-        measured = trainer.statistics.measured
-        drift = measured and (measured.drift, measured.drift_by_layer)
-        return fingerprint(trainer.model), drift, reported_rows(callback_of(trainer, Recorder), iteration)
-
-    whole: list[Any] = on_threads(3, fit)
-    for number, iteration in enumerate(iterations, 1):
-        states = [trainer.callbacks[number].kept for trainer in whole]
-        again = on_threads(3, partial(fit, states=states))
-        assert list(map(result, again)) == list(map(result, whole)), f"resumed after iteration {iteration}"
 
 
 @pytest.mark.parametrize(("saved", "taken"), [(SGD, Momentum), (Momentum, SGD)])

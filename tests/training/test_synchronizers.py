@@ -359,14 +359,3 @@ def test_a_step_before_updates_returns_nothing() -> None:
 
     with refused(""):
         fitted(small_model(), Loader(small_dataset(20), 4), 2, synchronizer=Answers())
-
-
-@pytest.mark.parametrize(("synchronizer", "updates"), [(Own(), {0: 2, 1: 1}), (Scheduled(), {0: 2, 1: 2})], ids=str)
-def test_replicas_without_samples_move_only_if_gradients_are_shared(
-    synchronizer: Synchronizer, updates: dict[int, int]
-) -> None:
-    """Two workers share three batches: worker 1 has none in the second round."""
-    found: dict[int, int] = {}
-    note = On("on_fit_end", lambda trainer: found.update({trainer.rank: trainer.replica.updates}), every_rank=True)
-    fitted(small_model(), Loader(small_dataset(12), 4), 2, synchronizer=synchronizer, callbacks=[note])
-    assert found == updates

@@ -205,18 +205,6 @@ def test_a_held_out_part_has_no_weights() -> None:
     assert evaluation is not None and evaluation.loss > 0.5
 
 
-def test_images_labels_and_weights_may_be_in_a_list() -> None:
-    with ParallelWrapper(small_model(), 1) as wrapper:
-        losses = [wrapper.evaluate(data).loss for data in ((X, Y, WEIGHTS), [X, Y, WEIGHTS], (X, Y))]
-    assert losses[0] == losses[1] != losses[2]
-
-
-def test_data_are_told_apart_by_targets_and_weights() -> None:
-    data = [data for _, data in TARGETS.values()]
-    assert len({Loader(each, 8).signature for each in [DATA, *data]}) == 6
-    assert len({Loader(each, 8).identity for each in [DATA, *data]}) == 4  # identities differ in the labels alone
-
-
 @pytest.mark.parametrize(
     ("setting", "loss", "y", "options"),
     [

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from cupynet.backend.cpu.numba_backend import NumbaBackend
-from cupynet.data import Dataset, Loader
+from cupynet.data import Loader
 from cupynet.optim import SGD, Adam, Nesterov, OneCycle
 from cupynet.parallel import ParameterAveraging
 from cupynet.training import Callback, EpochRecord, ParallelWrapper, Replica, Stop, StopReason, Trainer, consensus
@@ -15,14 +15,11 @@ from cupynet.training.clock import Clock
 from cupynet.training.fit import Fit
 from cupynet.training.replica import warm_up
 from tests.support.calls import watch
-from tests.support.refusals import refused
-from tests.support.trainers import fit_on_threads, fitted
+from tests.support.trainers import fit_on_threads
 from tests.support.training import (
     At,
     On,
     Recorder,
-    RecordingReplica,
-    Seen,
     StopAfter,
     alone,
     fingerprint,
@@ -142,17 +139,6 @@ def test_replicas_of_a_stopped_fit_are_averaged_before_callbacks_replace_the_wei
     assert len(found) == 2 and found[0] == found[1]
 
 
-def test_callbacks_run_on_rank_0_unless_they_ask_for_every_rank() -> None:
-    one: list[int] = []
-    every: list[int] = []
-    callbacks = [
-        On("on_fit_end", lambda trainer: one.append(trainer.rank)),
-        On("on_fit_end", lambda trainer: every.append(trainer.rank), every_rank=True),
-    ]
-    fitted(small_model(), loader(30), 3, callbacks=callbacks)
-    assert one == [0] and sorted(every) == [0, 1, 2]
-
-
 # stops ----------------------------------------------------------------------------------------------------------------
 
 
@@ -196,28 +182,6 @@ def test_a_stop_in_or_after_the_last_round_has_no_effect(event: str) -> None:
         assert wrapper.trainer.epoch == 3
 
 
-def test_an_evaluation_of_older_weights_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a mid-epoch stop, the previous epoch's evaluation is of other weights."""
-    monkeypatch.setattr(consensus, "AGREE_EVERY", 1)
-    with ParallelWrapper(small_model(), 2, 1, callbacks=[StopAfter(7)]) as wrapper:
-        wrapper.fit(loader(), epochs=3, evaluate_on=small_dataset(40))
-        assert (wrapper.trainer.epoch, wrapper.trainer.epoch_iteration) == (1, 2)
-        assert wrapper.trainer.evaluation is None
-
-
-def test_an_interrupted_epoch_is_continued() -> None:
-    """Every sample is still seen once, and the number of iterations is known."""
-    ends, data = Seen(lambda trainer: trainer.plan.iterations), loader(20)
-    replica = RecordingReplica(small_model(), SGD(0.01))
-    trainer = Trainer(replica, callbacks=[StopAfter(2), ends])
-    trainer.fit(Fit(data, 1))
-    assert (trainer.iteration, trainer.epoch, trainer.epoch_iteration) == (2, 0, 2)
-    trainer.fit(Fit(data, 1))
-    assert (trainer.iteration, trainer.epoch, trainer.epoch_iteration) == (5, 1, 0)
-    assert ends.iterations == [5] * 5
-    assert sorted(sum(replica.seen[0], [])) == list(range(20))
-
-
 def test_a_schedule_spans_each_fit() -> None:
     recorder = Recorder()
     trainer = alone(small_model(), Nesterov(OneCycle(0.1)), callbacks=[recorder], log_every=1)
@@ -250,16 +214,6 @@ def test_a_failed_round_leaves_no_gradient_and_no_stop() -> None:
     whole.fit(Fit(loader(), 1))
     assert trainer.stopped is None and trainer.iteration == 10
     assert fingerprint(trainer.model) == fingerprint(whole.model)
-
-
-@pytest.mark.parametrize(
-    ("name", "images", "classes"), [("fit", (8, 8, 3), 3), ("evaluate", (9, 8, 1), 3), ("fit", (8, 8, 1), 4)]
-)
-def test_data_that_do_not_fit_the_model_are_refused(name: str, images: tuple[int, int, int], classes: int) -> None:
-    """With three channels instead of one, compiled kernels once read beyond their arrays."""
-    data = Dataset("odd", np.zeros((12, *images), np.uint8), np.arange(12) % 3, classes)
-    with ParallelWrapper(small_model("float", "numba"), 2) as wrapper, refused(""):
-        getattr(wrapper, name)(Loader(data, 4))
 
 
 # warm-up --------------------------------------------------------------------------------------------------------------

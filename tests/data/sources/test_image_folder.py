@@ -40,11 +40,6 @@ def test_pictures_are_decoded_as_late_as_possible_and_no_more_than_the_limit(
     assert set(data.test.labels.tolist()) == set(range(10)) and len(set(data.train.labels.tolist())) >= 8
 
 
-def test_a_class_without_test_images_does_not_shift_the_others(folder: Path) -> None:
-    (folder / "test" / "class-0").rename(folder.parent / "elsewhere")
-    assert ImageFolder(folder).load().test.labels.tolist() == [label for label in SMALL.test_labels if label]
-
-
 def test_a_picture_is_resized_without_turning() -> None:
     bright_columns = np.repeat(np.array([[0, 250]], np.uint8), 4, axis=1)[..., None]  # (1, 8, 1)
     found = resized(bright_columns, 4, 6)
@@ -123,17 +118,6 @@ def test_images_to_test_on_alone_keep_the_labels_of_the_named_classes(folder: Pa
         source.check()
     with data_error(folder / "test" / "class-9"):
         ImageFolder(folder, class_names=names[:9])  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("ending", ["bmp", "webp", "png"])
-def test_lossless_pictures_of_every_format_are_read(tmp_path: Path, ending: str) -> None:
-    folder = tmp_path / "mine"
-    for path in write_pictures(folder, COLOURS).rglob("*.png"):
-        with Image.open(path) as opened:
-            opened.save(path.with_suffix(f".{ending}"), lossless=True)
-        if ending != "png":
-            path.unlink()
-    np.testing.assert_array_equal(checked(ImageFolder(folder)).train.images, COLOURS.train_images)
 
 
 def test_pictures_are_rotated_by_their_exif_orientation(tmp_path: Path) -> None:

@@ -128,13 +128,6 @@ def test_an_explicit_folder_has_no_fallback(
     assert not caplog.records
 
 
-def test_an_explicit_fallback_is_a_wish(tiny: TinyMNIST, caplog: pytest.LogCaptureFixture) -> None:
-    assert MNIST(tiny.root / "typo", "synthetic", limit=1).load().fallback
-    (record,) = caplog.records
-    assert (record.levelno, record.name) == (logging.WARNING, "cupynet.data.sources.downloaded")
-    assert str(tiny.root / "typo") in record.getMessage()
-
-
 @pytest.mark.parametrize("others", [NAMES, NAMES[:2]])
 def test_a_damaged_file_is_named_and_never_replaced_by_synthetic_images(
     tiny: TinyMNIST, others: list[str], caplog: pytest.LogCaptureFixture

@@ -22,7 +22,6 @@ from cupynet.training.callbacks import early_stopping
 from cupynet.training.evaluation import Evaluation
 from cupynet.training.fit import Fit
 from tests.support.refusals import refused
-from tests.support.trainers import resumed
 from tests.support.training import At, KeepState, On, Seen, StopAfter, alone, fingerprint, small_dataset, small_model
 
 HELD_OUT = Loader(small_dataset(30, seed=7), 10, shuffle=False)
@@ -189,20 +188,6 @@ def test_a_fit_that_diverges_leaves_the_best_weights(scripted: Script, workers: 
             wrapper.fit(TRAIN, epochs=6, **VALIDATION)
         assert outcome(stopping) == ("diverged", 2)
         assert [fingerprint(each) for each in wrapper.replicas()] == [weights.epochs[1]] * workers
-
-
-def test_early_stopping_resumes_from_its_state(scripted: Script, tmp_path: Path) -> None:
-    scripted([0.5, 0.2, 0.3, 0.4, 0.4, 0.1])
-    stoppings: list[EarlyStopping] = []
-
-    def wrapper_of(*callbacks: Callback) -> ParallelWrapper:
-        stoppings.append(EarlyStopping(patience=3, max_epochs=5))
-        return ParallelWrapper(small_model(), 2, 3, callbacks=[stoppings[-1], *callbacks])
-
-    whole, rest = resumed(wrapper_of, 10, tmp_path, TRAIN, epochs=6, **VALIDATION)  # in the fourth epoch
-    assert outcome(stoppings[0]) == ("patience", 2)
-    assert stoppings[1].result == stoppings[0].result
-    assert fingerprint(rest) == fingerprint(whole)
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from cupynet.optim import SGD, Adam
 from cupynet.parallel import Communicator, GradientSharing, ParameterAveraging, Pipeline, Synchronizer
 from cupynet.training import Callback, EarlyStopping, ParallelWrapper, Replica, StopReason, WeightAverage
 from tests.support.refusals import refused
-from tests.support.trainers import callback_of, fit_on_threads, fitted, resumed
-from tests.support.training import Seen, StopAfter, alone, fingerprint, small_dataset, small_model
+from tests.support.trainers import callback_of, fit_on_threads, fitted
+from tests.support.training import Seen, StopAfter, alone, small_dataset, small_model
 
 LOADER = Loader(small_dataset(41), 4, seed=3)  # 11 batches
 Weights = NDArray[np.float64]
@@ -116,15 +116,6 @@ def test_stages_of_a_pipeline_have_the_mean_of_the_whole_network() -> None:
     np.testing.assert_allclose(trained(Pipeline(2)), trained(None), rtol=1e-9, atol=1e-12)
 
 
-def test_a_second_fit_starts_a_new_mean() -> None:
-    way = weights_seen()
-    with ParallelWrapper(small_model(), 1, optimizer=SGD(0.05), callbacks=[WeightAverage(None), way]) as wrapper:
-        for _ in range(2):
-            way.iterations.clear()
-            wrapper.fit(LOADER, epochs=1)
-            np.testing.assert_allclose(wrapper.model.params.master, np.mean(way.iterations, axis=0), rtol=1e-12)
-
-
 def test_changed_arguments_apply_to_all_workers() -> None:
     """Workers other than the first have copies of the callbacks."""
     way, average = weights_seen(), WeightAverage(None)
@@ -140,18 +131,6 @@ def test_changed_arguments_apply_to_all_workers() -> None:
 def test_arguments_are_checked(arguments: dict[str, Any]) -> None:
     with refused(*arguments):
         WeightAverage(**arguments)
-
-
-@pytest.mark.parametrize("iteration", [1, 7])
-def test_training_resumes_bit_for_bit(iteration: int, tmp_path: Path) -> None:
-    """The mean begins after the first iteration."""
-
-    def wrapper_of(*callbacks: Callback) -> ParallelWrapper:
-        average = WeightAverage(0.9, start_after=1)
-        return ParallelWrapper(small_model("float"), 3, 3, optimizer=Adam(0.02), callbacks=[average, *callbacks])
-
-    whole, rest = resumed(wrapper_of, iteration, tmp_path, LOADER)
-    assert fingerprint(rest) == fingerprint(whole)
 
 
 def averages(wrapper: ParallelWrapper) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 import logging
 import os
 import warnings
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from cupynet.runs.run import Run
 from cupynet.training import Callback, Checkpoint, HistoryWriter, NonFinite, ParallelWrapper, StopReason
 from cupynet.training.callbacks.loggers import Logger, MLflow, TensorBoard, WandB, base
 from tests.support import logger_files
+from tests.support.calls import watch
 from tests.support.logger_files import Figures
 from tests.support.refusals import refused
 from tests.support.settings import settings_of
@@ -31,6 +33,18 @@ pytestmark = pytest.mark.skipif(
 )
 DATA, TEST = small_dataset(96), small_dataset(30, seed=1)
 every_kind = pytest.mark.parametrize("kind", ["tensorboard", "mlflow", "wandb"])
+
+
+GIVEN_TO_WANDB: list[tuple[Path, dict[str, Any]]] = []  # the folder of a run, and a row
+
+
+@pytest.fixture(scope="module", autouse=True)
+def watched() -> Iterator[None]:
+    from wandb.sdk import wandb_run
+
+    with pytest.MonkeyPatch.context() as patch:
+        watch(patch, wandb_run.Run, "log", lambda _, run, row: GIVEN_TO_WANDB.append((Path(run.dir), row)))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -71,9 +85,9 @@ def figures(kind: str, folder: Path, store: str) -> Figures:
     if kind == "mlflow":
         return logger_files.mlflow_run(store)[1]
     found: Figures = {}
-    for path in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
-        for key, values in logger_files.wandb_figures(path).items():
-            found.setdefault(key, []).extend(values)
+    for path, row in GIVEN_TO_WANDB:
+        for name in row.keys() - {"iteration"} if path.is_relative_to(folder) else ():
+            found.setdefault((name, row["iteration"]), []).append(row[name])
     return found
 
 
