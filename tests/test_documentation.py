@@ -149,7 +149,8 @@ def check(command: Command) -> None:
     options = [word.partition("=")[0] for word in words if word.startswith("--")]
     assert all(f'"{option}"' in source for option in options), command
     assert command.name not in SCHEMAS or settings == words, command
-    for job in jobs(settings):
+    own_files = any(word.startswith("--config-dir") for word in command.words)
+    for job in () if own_files else jobs(settings):
         settings_of_command(*SCHEMAS.get(command.name, SCHEMAS["train"]), *job)
 
 
@@ -167,6 +168,15 @@ def jobs(words: list[str]) -> Iterator[tuple[str, ...]]:
 def test_every_command_of_a_page_can_be_given(page: str) -> None:
     for command in dict.fromkeys(commands(PAGES[page])):
         check(command)
+
+
+def test_a_users_files_on_the_pages_compose(tmp_path: Path) -> None:
+    for page, file in (("settings", "experiment/small.yaml"), ("models", "model/tiny.yaml")):
+        (content,) = re.findall(r"```yaml\n(.*?)```", PAGES[f"cupynet/guides/{page}.md"], re.DOTALL)
+        (tmp_path / file).parent.mkdir()
+        (tmp_path / file).write_text(content)
+    settings = composing.compose(["experiment=small", "model=tiny"], tmp_path)
+    assert settings.epochs == 3 and list(settings.model["layers"]) == ["conv1", "pool1", "output"]
 
 
 def test_commands_are_found_in_blocks_and_between_backquotes() -> None:

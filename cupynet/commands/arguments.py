@@ -28,4 +28,4 @@ class Arguments(argparse.ArgumentParser):
 
 
 def _names(text: str) -> list[str]:
-    return [name for name in text.split(",") if name]
+    return [name.strip() for name in text.strip("[]").split(",") if name.strip()]

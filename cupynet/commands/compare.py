@@ -99,7 +99,7 @@ def _print(comparison: Comparison, finished: int, table: Sequence[Column], found
         replace(column, cells=column.cells[:finished]) for column in table if column.key not in ("state", "folder")
     ]
     if finished:
-        show(shown, screen, "--csv writes all columns")
+        show(shown, screen, "--csv writes all columns", needed=("accuracy",))
         screen.print(f"{FRONT} Pareto front: no other run is both more accurate and faster to train")
     for group in comparison.others:
         run = group.runs[0]

@@ -35,7 +35,8 @@ def build_as(kind: type[T], node: Any, key: str, trusted_modules: Iterable[str] 
     part = build(node, key, trusted_modules)
     if isinstance(part, kind):
         return part
-    raise ConfigError(f"must be {one(kind.__name__)}, got {type(part).__name__}. Set its _target_", key)
+    example = ", such as cupynet.nn.Sequential" * (kind.__name__ == "Layer")
+    raise ConfigError(f"must be {one(kind.__name__)}, got {type(part).__name__}. Set its _target_{example}", key)
 
 
 def build(node: Any, key: str, trusted_modules: Iterable[str] = ()) -> Any:
@@ -130,7 +131,8 @@ def class_of(target: Any, key: str, trusted_modules: Iterable[str]) -> type:
         classes = [other for other in getattr(module, "__all__", dir(module)) if other[0].isupper()]
         raise refused(f"there is no class '{name}' in {module_name}{nearest(name, classes)}")
     if not _is_inside(found.__module__, (*PACKAGES, *(name for name in trusted if name != "cupynet"))):
-        raise refused(f"is defined in {found.__module__}, which is not trusted")
+        own = _is_inside(found.__module__, ("cupynet",))
+        raise refused("is no part of a run" if own else f"is defined in {found.__module__}, which is not trusted")
     return found
 
 

@@ -273,7 +273,7 @@ def read(kind: type[G], given: Mapping[str, Any], above: str = "") -> G:
         if each.name in given:
             values[each.name] = each.metadata["rule"](key, given[each.name])
         elif each.default is MISSING and each.default_factory is MISSING:
-            raise ConfigError("is missing", key)
+            raise ConfigError("is missing. A file for --config-name needs `defaults: [config, _self_]`", key)
     return kind(**values)
 
 

@@ -7,9 +7,8 @@ import csv
 import io
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Any
 
 from rich.console import Console
@@ -85,23 +84,33 @@ class Screen(Console):
         raise BrokenPipeError from sys.exc_info()[1]
 
 
-def show(columns: Sequence[Column], screen: Screen, remedy: str) -> None:
-    """Print a table. If it is too wide, wrap long cells, omit the last columns and print `remedy` (where they are)."""
-    widths = [item.width for item in columns]
-    if sum(widths) + GAP * (len(widths) - 1) > screen.width:
-        widths = [min(width, screen.width // 3) for width in widths]
-    ends = accumulate(width + GAP for width in widths)
-    count = max(sum(end - GAP <= screen.width for end in ends), 1)
+def show(columns: Sequence[Column], screen: Screen, remedy: str, needed: Sequence[str] = ()) -> None:
+    """Print a table. If it is too wide, wrap long cells, omit the last columns and print `remedy` (where they are).
+
+    needed: keys of columns that are not omitted; the first column is never omitted either.
+    """
+    widths = {item.key: item.width for item in columns}
+    if _total(widths.values()) > screen.width:
+        widths = {key: min(width, screen.width // 3) for key, width in widths.items()}
+    for item in reversed(columns[1:]):
+        if _total(widths.values()) > screen.width and item.key not in needed:
+            del widths[item.key]
+    shown = [item for item in columns if item.key in widths]
     table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="bold")
-    for item, width in zip(columns[:count], widths, strict=False):
+    for item in shown:
+        width = widths[item.key]
         justify: Any = "right" if item.right else "left"
         wraps: Any = {"overflow": "fold"} if width < item.width else {"no_wrap": True}
         table.add_column(printable(item.title), justify=justify, vertical="bottom", max_width=width, **wraps)
-    for cells in zip(*(item.cells for item in columns[:count]), strict=True):
+    for cells in zip(*(item.cells for item in shown), strict=True):
         table.add_row(*map(printable, cells))
     screen.print(table)
-    if count < len(columns):
-        screen.print(f"omitted columns: {', '.join(item.key for item in columns[count:])}. {remedy}", soft_wrap=True)
+    if omitted := [item.key for item in columns if item.key not in widths]:
+        screen.print(f"omitted columns: {', '.join(omitted)}. {remedy}", soft_wrap=True)
+
+
+def _total(widths: Collection[int]) -> int:
+    return sum(widths) + GAP * (len(widths) - 1)
 
 
 def as_csv(columns: Sequence[Column]) -> bytes:

@@ -29,9 +29,12 @@ def read_pairs(data: Any) -> tuple[Array, Array]:
         raise ConfigError(f"data must be {kinds}, got {one(type(data).__name__)}")
     images, labels = [], []
     for number, example in enumerate(found):
-        image, label = _pair(number, example)
-        images.append(on_host(image))
-        labels.append(on_host(label))
+        image, label = map(on_host, _pair(number, example))
+        if image.ndim == 4:
+            remedy = "Instead of a PyTorch DataLoader, pass its data set (loader.dataset)"
+            raise ConfigError(f"data: examples must be single images, not batches of {image.shape}. {remedy}")
+        images.append(image)
+        labels.append(label)
     if not images:
         raise ConfigError("data: there are no examples. If this is a generator, it can be read only once")
     for number, image in enumerate(images):

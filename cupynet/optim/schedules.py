@@ -42,6 +42,7 @@ class Schedule(Described):
         return self.monitor is not None
 
     def __call__(self, iteration: int) -> float:
+        """Return the learning rate at an iteration, counted from 0 over all fits."""
         raise NotImplementedError
 
     def begin_fit(self, start: int, stop: int, epoch: int = 0, epochs: int = 0) -> None:

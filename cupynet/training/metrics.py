@@ -40,7 +40,8 @@ def metrics_of(metrics: Sequence[Metric], *, classifies: bool | None = None) -> 
         if isinstance(each, str) and of_classes and (top := TOP_K.fullmatch(each)):
             each = partial(_hits, int(top[1]))
         elif isinstance(each, str):
-            one_of("metrics", each, dict.fromkeys([*of_classes, *of_numbers, *ALL]))
+            own = "; in Python, also a function (labels, scores)"
+            one_of("metrics", each, dict.fromkeys([*of_classes, *of_numbers, *ALL]), own)
         elif not callable(each):
             raise ConfigError("must be names and functions (labels, scores)", "metrics", shown(each))
         if name in found or (callable(each) and name in (*CLASS_FIGURES, *NUMBER_FIGURES)):

@@ -35,7 +35,7 @@ def test_a_sweep_as_a_process(sweep: Path, tmp_path: Path) -> None:
     assert lines[2].split()[:6] == ["0", "*", "1", "1", "94.00", "%"]
     assert sum(line.startswith("4 (workers=4 averaging_frequency=1): ") for line in lines) == 1
     assert sum(line.split()[:1] == ["4"] for line in lines) == 1  # it is not a row of the table
-    assert FRONT in out and "Use workers=1 averaging_frequency=1" in out
+    assert FRONT in out and "Use workers=1 parallel.averaging_frequency=1" in out
     assert lines[-1] == str(sweep / "compare.html") and (sweep / "compare.html").is_file()
 
 
@@ -73,7 +73,11 @@ def test_the_comparison_page_needs_no_network_and_shows_every_run_also_failed_an
     links = [each["href"] for each in page.all("a")]
     assert links == ["./0/", "./1/", "./2/report.html", "./3/", "./4/", "./5/", "./6/"]
     check_alone(text, links)
-    assert "Use workers=1 averaging_frequency=1" in page.text and "damaged" in page.text and "SIGTERM" in page.text
+    assert (
+        "Use workers=1 parallel.averaging_frequency=1" in page.text
+        and "damaged" in page.text
+        and "SIGTERM" in page.text
+    )
     assert "the disk has failed" in page.text
     assert page.text.count("94.00 %") >= 2 and page.text.count("93.00 %") >= 2  # two runs each, as in summary.json
     assert text.count("<svg") == 4

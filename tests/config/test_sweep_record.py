@@ -112,3 +112,10 @@ def test_a_long_name_is_shown_whole_and_does_not_hide_the_results(capsys: pytest
     show([Column("run", "run", ["x" * 100]), Column("accuracy", "accuracy", ["97.00 %"])], Screen(), "")
     shown = capsys.readouterr().out
     assert "97.00 %" in shown and shown.count("x") == 100
+
+
+def test_settings_are_omitted_from_a_wide_table_before_the_accuracy(capsys: pytest.CaptureFixture[str]) -> None:
+    settings = [Column(name, name, ["x" * 30]) for name in ("run", "batch_size", "l2", "l1")]
+    show([*settings, Column("accuracy", "accuracy", ["97.00 %"])], Screen(), "", needed=("accuracy",))
+    shown = capsys.readouterr().out
+    assert "97.00 %" in shown and "omitted columns: l2, l1." in shown

@@ -39,6 +39,7 @@ COMMANDS: dict[str, tuple[str, str, object]] = {
         "model.layers.pool2._target_=residual.Residual model.layers.pool2.kernel_size=5",
         *("parameters", WITHOUT_POOL2 + 5 * 5 * 6 * 6 + 6),
     ),
+    "saw": ("optimizer.learning_rate._target_=saw.Saw +optimizer.learning_rate.every=5", "epochs", 1),
     "scale": ("model.layers.pool2._target_=scale.Scale", "parameters", WITHOUT_POOL2 + 8 * 8 * 6),
     "stop_at": ("+callbacks.stop._target_=stop_at.StopAt +callbacks.stop.loss=100 log_every=1", "iterations", 1),
     "stripes": (
@@ -95,7 +96,7 @@ GUIDE = (Path(__file__).parents[2] / "cupynet" / "guides" / "extending.md").read
 SHOWN = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
 
 
-@pytest.mark.parametrize("name", ["absolute_error", "gradient_mean", "print_score", "scale"])
+@pytest.mark.parametrize("name", ["absolute_error", "gradient_mean", "print_score", "saw", "scale"])
 def test_the_guide_shows_the_tested_code(name: str) -> None:
     shown = next(code for code in SHOWN if code.startswith(f"# {name}.py"))
     tested = (EXAMPLES / f"{name}.py").read_text("utf-8")

@@ -42,7 +42,7 @@ def answer(comparison: Comparison) -> Answer:
     chosen = max(equal, key=lambda group: (group.figures["accuracy"], -group.figures["train_s"]))
     compromise = f"among the fastest within 0.1 percentage points of the best accuracy ({_result(best)}: {best.name})"
     reason = "the best accuracy" if chosen is best else compromise
-    text = f"Use {chosen.name}: {_result(chosen)} of training, {reason}."
+    text = f"Use {chosen.command}: {_result(chosen)} of training, {reason}."
     if len(candidates) == 1:
         text = f"There is only one result: {_result(chosen)} of training. Compare more runs to get a recommendation."
     notes = _notes(comparison, chosen)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,8 +47,16 @@ class Group:
     @property
     def name(self) -> str:
         """The differing settings that have an effect, or the name of the first run if there are none."""
-        short, own = shortened(list(self.settings)), self.settings.items()
-        return " ".join(f"{short[key]}={value}" for key, value in own if value is not None) or self.runs[0].name
+        return self._named(shortened(list(self.settings)))
+
+    @property
+    def command(self) -> str:
+        """The same with full names, as on a command line."""
+        return self._named({key: key for key in self.settings})
+
+    def _named(self, names: Mapping[str, str]) -> str:
+        own = self.settings.items()
+        return " ".join(f"{names[key]}={value}" for key, value in own if value is not None) or self.runs[0].name
 
 
 @dataclass
