@@ -135,7 +135,7 @@ def test_a_growing_batch_seldom_outgrows_its_buffers(name: str) -> None:
 
 
 def test_few_small_arrays_take_little_memory() -> None:
-    assert Slabs().allocate((8,), np.uint8).base.nbytes < 3 << 20
+    assert Slabs().allocate((8,), np.uint8).base.nbytes < 2 << 20
 
 
 def test_arrays_in_slabs_are_aligned_and_apart_and_keep_their_slab_alive() -> None:

@@ -15,14 +15,14 @@ class Slabs:
     """Allocates arrays aligned to 64 bytes in slabs, whose memory is freed with their last array.
 
     For large allocations, NumPy asks Linux for huge pages, which avoid TLB misses. Pages that are never written take no
-    memory. Each slab is twice as large as the last one, up to `SIZE`.
+    memory. The first slab may be small, because many threads need only little memory.
     """
 
-    SIZE = 64 << 20
+    FIRST, SIZE = 1 << 20, 64 << 20
 
     def __init__(self) -> None:
-        self._size = 1 << 20  # of the newest slab
-        self._rest = _aligned(0)  # of its memory
+        self._next = self.FIRST  # size of the next slab
+        self._rest = _aligned(0)  # of the newest slab
 
     def allocate(self, shape: tuple[int, ...], dtype: Any) -> Array:
         nbytes = _bytes_of(shape, dtype)
@@ -32,8 +32,8 @@ class Slabs:
             memory = _aligned(nbytes)
         else:
             if size > len(self._rest):
-                self._size = min(max(2 * self._size, size), self.SIZE)
-                self._rest = _aligned(self._size)
+                self._rest = _aligned(self._next if size <= self._next else self.SIZE)
+                self._next = self.SIZE
             memory, self._rest = self._rest[:nbytes], self._rest[size:]
         return memory.view(dtype).reshape(shape)
 
