@@ -177,8 +177,8 @@ def columns(jobs: Sequence[Job]) -> list[Column]:
     return found
 
 
-def finish(sweep: Path, planned: Sequence[Sequence[str]] = (), shared: Sequence[str] = ()) -> int:
-    """Print a table of the jobs, list planned jobs that did not start, name the best job, and unlock the folder.
+def finish(sweep: Path, planned: Sequence[Sequence[str]] = ()) -> int:
+    """Print a table of the jobs and the commands of jobs that did not start, name the best job, and unlock the folder.
 
     Return the exit code of the first failed job, or 0. A killed job counts as failed.
     """
@@ -193,19 +193,18 @@ def finish(sweep: Path, planned: Sequence[Sequence[str]] = (), shared: Sequence[
     scored = [job for job in jobs if job.accuracy is not None]
     with contextlib.suppress(OSError, ValueError):  # the terminal may be closed
         screen = Screen()
-        if jobs:
-            show([each for each in columns(jobs) if {*each.cells} != {ABSENT}], screen, f"see {NAME}")
+        table = [each for each in columns(jobs) if {*each.cells} != {ABSENT}]
+        if jobs and len(table) > 1:
+            show(table, screen, f"see {NAME}")
         for job in jobs:
             if job.code:
                 screen.print(f"job {job.number} {job}", soft_wrap=True)
         numbers = {job.number for job in jobs}
-        missed = [
-            f"job {number}: {_without(shared, overrides)}"
-            for number, overrides in enumerate(planned)
-            if number not in numbers
-        ]
-        if jobs and missed:
-            screen.print(f"not started: {', '.join(missed)}", soft_wrap=True)
+        for number, overrides in enumerate(planned):
+            if jobs and number not in numbers:
+                screen.print(
+                    f"not started: job {number}: {shlex.join(['cupynet', 'train', *overrides])}", soft_wrap=True
+                )
         if scored:
             best = max(scored, key=lambda job: job.accuracy or 0.0)
             command = shlex.join(["cupynet", "compare", near(sweep)])

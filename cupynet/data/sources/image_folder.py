@@ -16,6 +16,8 @@ from cupynet.data.pictures import ENDINGS, is_gray, opened_picture, picture, res
 from cupynet.data.sources.user_files import UserFiles, required_path
 
 FOLDERS = {"train": ("train",), "validation": ("val", "valid", "validation"), "test": ("test",)}  # folder names
+OF_WINDOWS = ("Thumbs.db", "desktop.ini")
+NAMED = 9  # maximum number of further pictures to name in an error
 
 
 @dataclass(eq=False)
@@ -25,7 +27,8 @@ class ImageFolder(UserFiles):
     Images are in `<folder>/train/<class>/`, `<folder>/val/<class>/` and `<folder>/test/<class>/`, each of which may be
     missing. Alternatively, all images are in `<folder>/<class>/`, and `validation` holds out some of them.
 
-    Classes and images are sorted by name. Names that begin with a dot are ignored. `limit` takes images from the
+    Classes and images are sorted by name. Names that begin with a dot, Thumbs.db and desktop.ini are
+    ignored. `limit` takes images from the
     classes in turn. Transparent pixels become white, and EXIF orientation is applied.
 
     Args:
@@ -104,19 +107,31 @@ class ImageFolder(UserFiles):
         return turns if part == "train" and self.validation else turns[: self.limit]
 
     def _read(self, part: str) -> tuple[Array, Array]:
-        (height, width, channels), listed = self.image_shape, self._kept(part)
-        images = np.empty((len(listed), height, width, channels), np.uint8)
+        listed, failed = self._kept(part), dict[Path, DataError]()
+        images = np.empty((len(listed), *self.image_shape), np.uint8)
         for row, (path, _) in enumerate(listed):
-            if self.channels is None:
-                self._check_kind(path)
-            pixels = picture(path, channels)
-            if self.size is None and pixels.shape[:2] != (height, width):
-                raise DataError(
-                    f"{path}: expected {height} x {width} pixels like the first image, found {pixels.shape[0]} x "
-                    f"{pixels.shape[1]}. Resize all with {wording.setting('data', 'size', [height, width])}"
-                )
-            images[row] = resized(pixels, height, width)
+            try:
+                images[row] = self._picture(path)
+            except DataError as error:
+                failed[path] = error
+        if failed:
+            first, *others = failed
+            named = ", ".join(map(str, others[:NAMED])) + ", ..." * (len(others) > NAMED)
+            more = f" (and {wording.counted(len(others), 'other picture')}: {named})" if others else ""
+            raise DataError(f"{failed[first]}{more}")
         return images, np.array([label for _, label in listed], np.int64)
+
+    def _picture(self, path: Path) -> Array:
+        height, width, channels = self.image_shape
+        if self.channels is None:
+            self._check_kind(path)
+        pixels = picture(path, channels)
+        if self.size is None and pixels.shape[:2] != (height, width):
+            raise DataError(
+                f"{path}: expected {height} x {width} pixels like the first image, found {pixels.shape[0]} x "
+                f"{pixels.shape[1]}. Resize all with {wording.setting('data', 'size', [height, width])}"
+            )
+        return resized(pixels, height, width)
 
     def _check_kind(self, path: Path) -> None:
         with opened_picture(path) as opened:
@@ -127,4 +142,5 @@ class ImageFolder(UserFiles):
 
 
 def _inside(folder: Path) -> list[Path]:
-    return sorted(folder.glob("[!.]*")) if os.path.isdir(folder) else []  # isdir returns False for invalid names
+    found = folder.glob("[!.]*") if os.path.isdir(folder) else ()  # isdir returns False for invalid names
+    return sorted(path for path in found if path.name not in OF_WINDOWS)

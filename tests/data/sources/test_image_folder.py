@@ -71,6 +71,15 @@ WRONG: dict[str, tuple[str, Callable[[Path], object]]] = {  # a path in the fold
 }
 
 
+def test_all_pictures_that_cannot_be_read_are_named(folder: Path) -> None:
+    broken = [*sorted((folder / "train" / "class-3").iterdir())[:2], *sorted((folder / "train" / "class-5").iterdir())]
+    for path in broken:
+        path.write_bytes(b"no picture")
+    (folder / "train" / "class-3" / "Thumbs.db").touch()  # ignored
+    with data_error(broken[0], broken[1], broken[3], f"{len(broken) - 1} other pictures"):
+        ImageFolder(folder).load()
+
+
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_pictures_are_named(folder: Path, name: str) -> None:
     place, spoil = WRONG[name]
