@@ -84,8 +84,9 @@ class Workspace:
         if best >= 0:
             buffer = free.pop(best)
         else:
-            if free and len(shape) > 1:  # a batch grows: so that it seldom outgrows its buffers
-                rows = max(rows, 2 * max(buffer.rows for buffer in free))
+            outgrown = {buffer.rows for buffer in free}
+            if len(outgrown) > 1 and len(shape) > 1:  # a batch grows again: few sizes, or its buffers would pile up
+                rows = max(rows, 2 * max(outgrown))
             buffer = Buffer(self._allocate((rows, *shape[1:]), dtype), key)
             self.allocated_bytes += buffer.memory.nbytes
             self._count += 1
