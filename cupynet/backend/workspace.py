@@ -86,7 +86,7 @@ class Workspace:
         else:
             outgrown = {buffer.rows for buffer in free}
             if len(outgrown) > 1 and len(shape) > 1:  # a batch grows again: few sizes, or its buffers would pile up
-                rows = max(rows, 2 * max(outgrown))
+                rows = max(rows, 3 * max(outgrown) // 2)
             buffer = Buffer(self._allocate((rows, *shape[1:]), dtype), key)
             self.allocated_bytes += buffer.memory.nbytes
             self._count += 1

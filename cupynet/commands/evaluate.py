@@ -117,12 +117,14 @@ def evaluated(path: Path, overrides: Sequence[str] = ()) -> Evaluated:
             raise DataError(f"{path}: {error}") from error
         sets = ("test", data.test), ("validation", data.validation), ("test" if other else "train", data.train)
         split, dataset = next((split, found) for split, found in sets if found)
-        held_out = trained.settings().data.get("validation")
-        if other and dataset is data.train and held_out:
-            log.warning(
-                "all %d images of %s are evaluated. If the run was trained on them, add data.validation=%s",
-                *(len(dataset), data.name, held_out),
-            )
+        if other and dataset is data.train and "data.validation" not in names:
+            held_out = trained.own_settings.data.get("validation")
+            if held_out:
+                log.warning(
+                    "all %d images of %s are evaluated. If the run was trained on them, add data.validation=%s to "
+                    "evaluate only those that it held out",
+                    *(len(dataset), data.name, held_out),
+                )
         evaluation = wrapper.evaluate(experiment.evaluation_loader(dataset))
         return Evaluated(evaluation, data.name, split, wrapper.model.class_names, trained)
 

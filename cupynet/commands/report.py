@@ -17,7 +17,7 @@ EXAMPLES = """example:
 def main() -> None:
     parser = Arguments(
         "cupynet report",
-        "Write report.html and curves.png to the folder of a finished, killed or running training.",
+        "Write report.html and curves.png to the folder of a finished, killed or running run.",
         EXAMPLES,
     )
     parser.add_argument("run_folder", type=Path, help="the folder of a run")

@@ -40,7 +40,7 @@ def ranks() -> MpiJob:
 def prepare(settings: Settings) -> Experiment:
     from cupynet.config import resume
     from cupynet.config.experiment import Experiment
-    from cupynet.training.checkpointing import check_epochs, check_stages, found, stages_of
+    from cupynet.training.checkpointing import check_classes, check_epochs, check_stages, found, stages_of
 
     if settings.resume is None:
         experiment = Experiment(settings)
@@ -48,6 +48,7 @@ def prepare(settings: Settings) -> Experiment:
     else:
         stored = found(resume.checkpoint_of(Path(settings.resume)), warn=False)  # there is no log yet
         experiment = Experiment(settings, stages_of(stored))
+        check_classes(stored, experiment.source)
         check_stages(stored, experiment.placement.stages)
         check_epochs(stored, settings.epochs)
     return experiment

@@ -107,20 +107,21 @@ def run(
             hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name=config_name)(job)()
     except BaseException as error:
         code = ranks.report(_as_ours(error, schema))
-    code = _finish(trace, code)
+    options = [each for each in request.arguments if each.startswith("--config-")]
+    code = _finish(trace, code, ["cupynet", task.__name__, *options])
     if stdout_is_gone() and trace.code is None:
         code = BROKEN_PIPE
     if code:
         raise SystemExit(code)
 
 
-def _finish(trace: _Trace, code: int | str) -> int | str:
+def _finish(trace: _Trace, code: int | str, command: Sequence[str]) -> int | str:
     """Print the table of a sweep, and remove new folders if no job ran. Return `code`, or the jobs' code if it is 0."""
     of_jobs = trace.code or 0
     if trace.sweep is not None:
         from cupynet.config import sweep_record
 
-        of_jobs = sweep_record.finish(trace.sweep, trace.planned() if code else ())
+        of_jobs = sweep_record.finish(trace.sweep, trace.planned() if code else (), command)
         if trace.code is None and trace.sweep in trace.created:
             with contextlib.suppress(OSError):
                 if [each.name for each in trace.sweep.iterdir()] == [SWEEP]:

@@ -132,7 +132,9 @@ def class_of(target: Any, key: str, trusted_modules: Iterable[str]) -> type:
         raise refused(f"there is no class '{name}' in {module_name}{nearest(name, classes)}")
     if not _is_inside(found.__module__, (*PACKAGES, *(name for name in trusted if name != "cupynet"))):
         own = _is_inside(found.__module__, ("cupynet",))
-        raise refused("is no part of a run" if own else f"is defined in {found.__module__}, which is not trusted")
+        raise refused(
+            "is not a class that settings can use" if own else f"is defined in {found.__module__}, which is not trusted"
+        )
     return found
 
 

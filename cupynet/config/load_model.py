@@ -159,24 +159,25 @@ class LoadedRun:
         return settings
 
     @cached_property
-    def _own(self) -> Settings:
+    def own_settings(self) -> Settings:
+        """The run's settings. Nothing is built from them."""
         return config.load(self.run.folder, (), self._trusted)
 
     def _part(self, key: str, node: Any, kind: type[T]) -> T:
-        return build_as(kind, node, key, self._own.trusted_modules)
+        return build_as(kind, node, key, self.own_settings.trusted_modules)
 
     @cached_property
     def weights(self) -> dict[str, Any]:
         """The weights as host arrays by name, averaged over replicas if they differ."""
         if self.checkpoint is None:
             return self.run.weights()
-        part = self._own.parallel.synchronizer
+        part = self.own_settings.parallel.synchronizer
         return trained(self.checkpoint, self._part("parallel.synchronizer", part, Synchronizer))
 
     @cached_property
     def source(self) -> Source:
         """The run's data source, not yet loaded."""
-        return self._part("data", self._own.data, Source)  # type: ignore[type-abstract]
+        return self._part("data", self.own_settings.data, Source)  # type: ignore[type-abstract]
 
     @cached_property
     def _described(self) -> Mapping[str, Any]:
@@ -188,7 +189,7 @@ class LoadedRun:
 
     @property
     def normalize(self) -> Any:
-        found = self._described.get("normalize", self._own.data.get("normalize"))
+        found = self._described.get("normalize", self.own_settings.data.get("normalize"))
         return translated(found, "data.normalize.") if isinstance(found, Mapping) else found
 
     @property
@@ -198,7 +199,7 @@ class LoadedRun:
         return tuple(map(str, found)) if isinstance(found, list) else ()
 
     def model(self, backend: str = "auto", dtype: str | None = None) -> Model:
-        settings = self._own
+        settings = self.own_settings
         network = self._part("model", settings.model, Layer)
         loss = self._part("loss", with_class_weights(settings.loss), Loss)
         options = settings.backend

@@ -191,8 +191,8 @@ def check_same_settings(given: Mapping[str, Any], stored: Mapping[str, Any], pat
         may_differ = key.partition(".")[0] in MAY_DIFFER or key in MAY_MOVE
         if not may_differ and (key not in MAY_BE_SET or then is not None):
             started = "without it" if then is None else f"with {written(then)}"
-            few = ", ".join(MAY_DIFFER[:7])
-            reason = f"the run in {run_of(path)} was started {started}, and resuming can only change {few}, data.folder"
+            few = ", ".join((*MAY_DIFFER[:7], *MAY_MOVE))
+            reason = f"the run in {run_of(path)} was started {started}, and resuming can only change {few}"
             raise ConfigError(f"{reason}. Remove this setting, or start a new run", key, written(now))
 
 

@@ -177,8 +177,10 @@ def columns(jobs: Sequence[Job]) -> list[Column]:
     return found
 
 
-def finish(sweep: Path, planned: Sequence[Sequence[str]] = ()) -> int:
+def finish(sweep: Path, planned: Sequence[Sequence[str]] = (), command: Sequence[str] = ()) -> int:
     """Print a table of the jobs and the commands of jobs that did not start, name the best job, and unlock the folder.
+
+    planned: the overrides of all jobs. command: the command without overrides.
 
     Return the exit code of the first failed job, or 0. A killed job counts as failed.
     """
@@ -202,13 +204,11 @@ def finish(sweep: Path, planned: Sequence[Sequence[str]] = ()) -> int:
         numbers = {job.number for job in jobs}
         for number, overrides in enumerate(planned):
             if jobs and number not in numbers:
-                screen.print(
-                    f"not started: job {number}: {shlex.join(['cupynet', 'train', *overrides])}", soft_wrap=True
-                )
+                screen.print(f"not started: job {number}: {shlex.join([*command, *overrides])}", soft_wrap=True)
         if scored:
             best = max(scored, key=lambda job: job.accuracy or 0.0)
-            command = shlex.join(["cupynet", "compare", near(sweep)])
-            screen.print(f"best: job {best.number}, {best} on {best.data}. Compare the jobs: {command}", soft_wrap=True)
+            compare = shlex.join(["cupynet", "compare", near(sweep)])
+            screen.print(f"best: job {best.number}, {best} on {best.data}. Compare the jobs: {compare}", soft_wrap=True)
     _ended.clear()
     _release()
     return next((job.code for job in jobs if job.code), 0)

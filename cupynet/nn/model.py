@@ -317,12 +317,9 @@ class Model:
                 raise ConfigError(f"must be {kinds}, not {wording.one(type(weights).__name__)}", "weights")
             weights = read_weights(weights)
         weights = {name: weight_array(name, each) for name, each in weights.items()}
+        if strict:
+            self.params.check_fit(weights)
         unmatched = self.params.unmatched(weights)
-        if strict and any(unmatched):
-            raise ConfigError(
-                f"these weights are from another network: missing {unmatched.missing}, unexpected "
-                f"{unmatched.unexpected} (a name in both differs in shape)"
-            )
         fitting = {name: weights[name] for name in weights.keys() - set(unmatched.unexpected)}
         self.restore_weights(fitting)
         return unmatched

@@ -263,6 +263,15 @@ class Params:
                 _check_finite(name, each, np.float64 if self.master is None else self.master.dtype)
         return Unmatched(*([name for name in differing if name in names] for names in (own, given)))
 
+    def check_fit(self, weights: Mapping[str, Any]) -> None:
+        """Raise ConfigError unless names and shapes of all weights are equal, and values are finite."""
+        unmatched = self.unmatched(weights)
+        if any(unmatched):
+            raise ConfigError(
+                f"these weights are from another network: missing {unmatched.missing}, unexpected "
+                f"{unmatched.unexpected} (a name in both differs in shape)"
+            )
+
     def trained(self, vector: Array) -> list[Array]:
         """Return the parts of a (P,) vector whose weights are not frozen."""
         return [vector[segment.part] for segment in self.segments] if self.frozen else [vector]

@@ -221,7 +221,7 @@ class Warmup(ScheduleWrapper, name="warmup"):
     def begin_fit(self, start: int, stop: int, epoch: int = 0, epochs: int = 0) -> None:
         if epoch and (start < self.steps or self._epochs is None):  # later fits may have epochs of a different length
             self._epochs = max(epochs - -(-(stop - self.steps) // epoch), 0)
-        # a fit resumed with fewer workers may start below 0
+        # a fit that was resumed with fewer workers may start below 0; the warm-up then counts as progress of `then`
         begin = start - self.steps if start >= self.steps else min(start, 0)
         super().begin_fit(begin, max(stop - self.steps, begin + 1), epoch, epochs - (self._epochs or 0))
 

@@ -42,7 +42,7 @@ def agreed(world: Communicator) -> Iterator[None]:
     if codes.any():
         first = int(np.flatnonzero(codes)[0])
         if error is None:
-            error = PeerFailed(f"worker {world.rank} stopped because worker {first} failed")
+            error = PeerFailed(f"refused, because worker {first} failed")
             error.exit_code = int(codes[first])
         raise Refused(error)
 

@@ -14,12 +14,13 @@ from cupynet.backend.environment import environment
 from cupynet.core.described import stable
 from cupynet.core.errors import ConfigError, CupynetError, DataError
 from cupynet.core.wording import setting, shown
+from cupynet.data import Source
 from cupynet.nn import Model
 from cupynet.parallel import Synchronizer
 from cupynet.runs.checkpoints import MANIFEST, STATE, Checkpoints, Stored, read
 from cupynet.runs.history import present
 from cupynet.runs.layout import CHECKPOINTS, STEP
-from cupynet.training.agreement import Refused, agreed
+from cupynet.training.agreement import agreed
 from cupynet.training.callback_list import by_class_name
 from cupynet.training.clock import Statistics
 from cupynet.training.resize import mean, resized, shares, trained_again
@@ -106,8 +107,9 @@ def found(path: str | Path, *, warn: bool = True) -> Stored:
 def resume(trainer: Trainer, path: str | Path) -> None:
     """Restore the checkpoint that rank 0 finds at `path`. Every worker must call this.
 
-    If the number of workers is unchanged, the state is restored exactly; otherwise see resize.py. If this fails, the
-    workers have not changed, and remain usable (see `agreed`).
+    If the number of workers is unchanged, the state is restored exactly; otherwise see resize.py. If the checkpoint is
+    missing or damaged, or from another network or optimizer, the workers do not change and remain usable (see
+    `agreed`).
 
     Raises:
         ConfigError: there is no checkpoint, or its state does not fit this network, optimizer, schedule, synchronizer
@@ -127,20 +129,17 @@ def resume(trainer: Trainer, path: str | Path) -> None:
         send(world, other, rank)
     state = states[0] if states else together(*received(world, 0))
     samples, labels = world.gather_numbers(samples, labels)[0].astype(np.int64).tolist()
-    own, resuming = trainer.state(), trainer.callbacks.resuming
-    try:
-        with agreed(world), _malformed(f"{path}, workers[{world.rank}]"):
-            if state.pop("resized", 0):  # a single worker saves fewer entries
-                state["synchronizer"] = filled(state["synchronizer"], trainer.synchronizer.state())
-            check_position(state["trainer"])
-            check_numbers({name: each for name, each in own.items() if name != "callbacks"}, state)
-            trainer.restore(state)
-            _restore_metadata(trainer.replica.whole, state["model"])
-    except Refused:
-        trainer.restore(own)
-        trainer.callbacks.resuming = resuming
-        raise
-    trainer.data = (samples, labels) if samples else None
+    place = f"{path}, workers[{world.rank}]"
+    with agreed(world), _malformed(place):
+        if state.pop("resized", 0):  # a single worker saves fewer entries
+            state["synchronizer"] = filled(state["synchronizer"], trainer.synchronizer.state())
+        check_position(state["trainer"])
+        check_numbers({name: own for name, own in trainer.state().items() if name != "callbacks"}, state)
+        trainer.replica.check_state(state["replica"])
+    with _malformed(place):
+        trainer.restore(state)
+        trainer.data = (samples, labels) if samples else None
+        _restore_metadata(trainer.replica.whole, state["model"])
 
 
 def _for_workers(trainer: Trainer, stored: Stored) -> list[Tree]:
@@ -203,6 +202,15 @@ def stages_of(stored: Stored) -> int:
     with _malformed(f"{stored.path / STATE}, workers"):
         names = [sorted(state["replica"]["weights"]) for state in states]
     return next((rank for rank in range(1, len(names)) if names[rank] == names[0]), len(names))
+
+
+def check_classes(stored: Stored, source: Source) -> None:
+    """Raise DataError if the data, which may have moved, have other classes than the run of a checkpoint."""
+    model = stored.state.get("model")
+    then = model.get("class_names") if isinstance(model, dict) else None
+    if then and source.class_names and [*then] != [*source.class_names]:
+        found = f"{shown([*source.class_names])} instead of {shown([*then])}"
+        raise DataError(f"the data have other classes than the run: {found}")
 
 
 def check_stages(stored: Stored, stages: int) -> None:

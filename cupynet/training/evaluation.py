@@ -1,8 +1,8 @@
 """Evaluation of a classifier, with metrics similar to Deeplearning4j's Evaluation.
 
-Macro averages weight all classes equally and omit classes whose metric is 0/0. With two classes,
-both are included, whereas Deeplearning4j reports only the second. F1 is 2 tp / (2 tp + fp + fn), as in scikit-learn.
-Deeplearning4j's F1 omits classes without precision or recall, which favors a network that always predicts one class.
+Macro averages weight all classes equally and omit classes whose metric is 0/0. With two classes, both are included,
+whereas Deeplearning4j reports only the second. F1 is 2 tp / (2 tp + fp + fn), as in scikit-learn. Deeplearning4j's F1
+omits classes without precision or recall, which favors a network that always predicts one class.
 """
 
 from __future__ import annotations

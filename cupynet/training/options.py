@@ -43,7 +43,7 @@ class TrainingOptions:
         report_score_after_averaging: compute the mean loss over all replicas at each averaging step; true by default.
         average_updaters: average the optimizer state with the weights; true by default.
         optimizer: an `Optimizer`, or a name such as `adam` for the default arguments; Nesterov(0.01, 0.9) by default.
-            Each worker gets a copy. Wrappers that share an object also share changes of its learning rate.
+            Each worker gets a copy. Wrappers that share an object also share changes to its learning rate.
         synchronizer: a `Synchronizer` to use instead of parameter averaging; each worker gets a copy. Then
             `averaging_frequency`, `report_score_after_averaging` and `average_updaters` must be None.
         learning_rate_scale: factor by which the learning rate is multiplied: `none` (1), `linear` (the number of

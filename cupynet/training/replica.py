@@ -255,12 +255,16 @@ class Replica:
         optimizer = {name: by_name(self, vector) for name, vector in self.optimizer_state.items()}
         return {"updates": self.updates, "weights": self.model.weights(), "optimizer": optimizer}
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Restore a state, possibly on another backend or in another precision. Raise ConfigError on a mismatch."""
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Raise ConfigError if a state is from another network or optimizer."""
+        self.params.check_fit(state["weights"])
         found, needed = sorted(state["optimizer"]), sorted(self.optimizer_state)
         if found != needed:
             kind = type(self.optimizer).__name__
             raise ConfigError(f"this state is from another optimizer: it has {found}, but {kind} needs {needed}")
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restore a state that fits (see `check_state`), possibly on another backend or in another precision."""
         self.model.load_weights(state["weights"])
         for name, vector in self.optimizer_state.items():
             take_by_name(self, vector, state["optimizer"][name])

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from cupynet.core.errors import ConfigError
-from cupynet.data import Batch, Loader
+from cupynet.data import Batch, Loader, Synthetic
 from cupynet.nn import SoftmaxNLL
 from cupynet.optim import SGD, Momentum, Nesterov, OneCycle, Optimizer
 from cupynet.parallel import (
@@ -21,12 +21,13 @@ from cupynet.parallel import (
     Synchronizer,
     ThresholdEncoding,
 )
-from cupynet.runs.checkpoints import Checkpoints, read
+from cupynet.runs.checkpoints import Checkpoints, Stored, read
 from cupynet.training import Callback, Checkpoint, NonFinite, ParallelWrapper, Replica
 from cupynet.training.checkpointing import _states as stored_states
+from cupynet.training.checkpointing import check_classes
 from cupynet.training.resize import mean, resized
 from tests.support.calls import watch
-from tests.support.refusals import refused
+from tests.support.refusals import data_error, refused
 from tests.support.training import (
     KINDS_OF_WAYS,
     WAYS,
@@ -47,7 +48,16 @@ EVERY_5, EVERY_ROUND, STAGES = ParameterAveraging(5), ParameterAveraging(1), Pip
 def test_a_state_of_another_optimizer_is_refused(saved: type[Optimizer], taken: type[Optimizer]) -> None:
     state = Replica(small_model(), saved(0.1)).state()
     with refused(""):
-        Replica(small_model(), taken(0.1)).restore(state)
+        Replica(small_model(), taken(0.1)).check_state(state)
+
+
+def test_data_of_other_classes_are_refused() -> None:
+    stored, source = Stored(Path("step"), {"model": {"class_names": ["cat", "dog"]}}, {}), Synthetic()
+    source.class_names = ("cat", "dog")
+    check_classes(stored, source)
+    source.class_names = ("dog", "fox")
+    with data_error("fox"):
+        check_classes(stored, source)
 
 
 # another number of workers --------------------------------------------------------------------------------------------

@@ -27,9 +27,8 @@ class ImageFolder(UserFiles):
     Images are in `<folder>/train/<class>/`, `<folder>/val/<class>/` and `<folder>/test/<class>/`, each of which may be
     missing. Alternatively, all images are in `<folder>/<class>/`, and `validation` holds out some of them.
 
-    Classes and images are sorted by name. Names that begin with a dot, Thumbs.db and desktop.ini are
-    ignored. `limit` takes images from the
-    classes in turn. Transparent pixels become white, and EXIF orientation is applied.
+    Classes and images are sorted by name. Names that begin with a dot, Thumbs.db and desktop.ini are ignored. `limit`
+    takes images from the classes in turn. Transparent pixels become white, and EXIF orientation is applied.
 
     Args:
         size: (height, width) to which images are resized; None if all images have the same size.

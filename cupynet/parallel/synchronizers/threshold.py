@@ -69,7 +69,7 @@ class Threshold:
 
 
 class FixedThreshold(Threshold):
-    """A constant threshold: choose it as large as several accumulated updates, and much smaller than the weights."""
+    """A constant threshold, best about the size of several accumulated updates and much smaller than the weights."""
 
     def __init__(self, threshold: float) -> None:
         super().__init__(threshold, "threshold")

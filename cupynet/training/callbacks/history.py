@@ -51,7 +51,8 @@ class HistoryWriter(Callback):
 
     def start(self, trainer: Trainer, run: Run | None) -> None:
         path = self._path or (Path("history.jsonl") if run is None else run.history_path)
-        self._replaces = self._path is None and run is not None and not path.is_symlink()
+        in_python = run is not None and not run.settings_path.exists()
+        self._replaces = self._path is None and in_python and not path.is_symlink()
         self._file = self._closing.enter_context(_open(path))
         self._begin(self._content())
 
