@@ -273,7 +273,8 @@ def read(kind: type[G], given: Mapping[str, Any], above: str = "") -> G:
         if each.name in given:
             values[each.name] = each.metadata["rule"](key, given[each.name])
         elif each.default is MISSING and each.default_factory is MISSING:
-            raise ConfigError("is missing. A file for --config-name needs `defaults: [config, _self_]`", key)
+            remedy = "" if above else ". A file for --config-name needs `defaults: [config, _self_]`"
+            raise ConfigError(f"is missing{remedy}", key)
     return kind(**values)
 
 

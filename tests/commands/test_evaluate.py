@@ -125,7 +125,7 @@ def test_images_to_test_on_have_the_shape_and_the_classes_of_the_run(
     shutil.rmtree(folder / "train")
     same = json.loads(call(main, tmp_path / "run", "data=folder", f"data.folder={folder / 'test'}", "--json").out)
     assert (same["loss"], same["split"]) == (summary["test_loss"], "test")
-    assert "data.validation=0.2" in caplog.text  # the pictures might be those of the training
+    assert "data.validation=0.2" in caplog.text  # the pictures may be training images
     shutil.rmtree(folder / "test" / "class-9")
     folder = folder.rename(tmp_path / "elsewhere")
     few = json.loads(call(main, tmp_path / "run", f"data.folder={folder / 'test'}", "--json").out)

@@ -150,7 +150,6 @@ def test_the_first_image_that_is_not_finite_is_named() -> None:
         ((X, Y), {"validation_data": DATA, "evaluate_on": DATA}, "evaluate_on"),
         ((X, np.eye(3)[Y] / 2), {}, ""),
         ((X + 1000.0 * 1j, Y), {}, ""),
-        (([(X, Y), (X, Y)],), {}, ""),  # batches
         ((X.astype(np.int32) - 300, Y), {}, ""),
         (([1, 2, 3],), {}, ""),
         (([(X[0], 0), (X[0, :4], 1)] * 2,), {}, ""),

@@ -15,7 +15,7 @@ class Slabs:
     """Allocates arrays aligned to 64 bytes in slabs, whose memory is freed with their last array.
 
     For large allocations, NumPy asks Linux for huge pages, which avoid TLB misses. Pages that are never written take no
-    memory. The first slab may be small, because many threads need only little memory.
+    memory. The first slab is small, because many threads need little memory.
     """
 
     FIRST, SIZE = 1 << 20, 64 << 20

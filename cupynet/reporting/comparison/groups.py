@@ -51,7 +51,7 @@ class Group:
 
     @property
     def command(self) -> str:
-        """The same with full names, as on a command line."""
+        """Like `name`, with the full names of settings, as on a command line."""
         return self._named({key: key for key in self.settings})
 
     def _named(self, names: Mapping[str, str]) -> str:
