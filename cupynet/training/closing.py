@@ -12,19 +12,20 @@ from cupynet.training.trainer import Trainer
 log = logging.getLogger(__name__)
 
 
-def release(trainers: list[Trainer | None], backend: Backend) -> None:
+def end(launcher: Launcher, trainers: list[Trainer | None], backend: Backend) -> None:
+    """Close the launcher, and then the callbacks in reverse order, even if one of them fails."""
     with ExitStack() as closing:
         for trainer in trainers:
             if trainer is not None:
                 closing.callback(trainer.callbacks.close)
         closing.callback(backend.deactivate)  # a single worker runs in the calling thread
+        closing.callback(launcher.close)  # runs first
 
 
-def end(launcher: Launcher, trainers: list[Trainer | None], backend: Backend) -> None:
+def end_quietly(launcher: Launcher, trainers: list[Trainer | None], backend: Backend) -> None:
     """Close a wrapper that was garbage collected or is still open when Python exits. Log errors."""
     try:
-        with ExitStack() as closing:
-            closing.callback(release, trainers, backend)
-            closing.callback(launcher.close)
+        launcher.check_idle()
+        end(launcher, trainers, backend)
     except Exception as error:
         log.warning("closing failed: %s: %s", type(error).__name__, error)

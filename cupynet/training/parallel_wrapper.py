@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import builtins
 import logging
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import fields
 from pathlib import Path
 from typing import TypeVar
@@ -40,7 +39,7 @@ from cupynet.training.callbacks.history import Rows
 from cupynet.training.callbacks.profile import Profile
 from cupynet.training.callbacks.progress import Progress, say
 from cupynet.training.checkpointing import resume, save_between_fits, save_model
-from cupynet.training.closing import end, release
+from cupynet.training.closing import end, end_quietly
 from cupynet.training.data_warnings import DataWarnings
 from cupynet.training.device_errors import translate_device_errors
 from cupynet.training.evaluation import Evaluation
@@ -148,10 +147,10 @@ class ParallelWrapper:
         self._rows, self._shared, self._warm = Rows(), Shared(), backend.name == "numpy"
         self._warnings = DataWarnings(speaks=self._launcher.first == 0, metrics=bool(options.metrics))
         self._stop: Stop | None = None  # for workers that have no trainer yet
-        self._closed, self._begun, self._releasing = False, False, threading.RLock()
+        self._begun = False
         self._learning_rate: Schedule | None = None  # the schedule that the workers have
         self._rates, self._loss, self._progress = model.params.rates, model.loss, "0 epochs complete"
-        self._dropped = weakref.finalize(self, end, self._launcher, self._trainers, backend)
+        self._dropped = weakref.finalize(self, end_quietly, self._launcher, self._trainers, backend)
 
     def __setattr__(self, name: str, value: object) -> None:
         if not name.startswith("_") and "_dropped" in vars(self):
@@ -183,23 +182,15 @@ class ParallelWrapper:
             log.warning("closing failed too: %s: %s", type(second).__name__, second)
 
     def close(self) -> None:
-        """Stop the workers and close callbacks. The model remains usable. A second call does nothing.
+        """Release the workers and close callbacks. The model remains usable. A second call does nothing.
 
-        A running task such as `fit` ends with a RuntimeError. `close` waits for this, unless called by a callback.
+        Raises RuntimeError if a task such as `fit` is running. Call `stop` first, and wait until it has ended.
         """
-        self._closed = True
+        self._launcher.check_idle()
         self._dropped.detach()
-        with ExitStack() as closing:
-            closing.callback(self._release)
-            closing.callback(self._launcher.close)  # runs first, before the trainers are closed
-
-    def _release(self) -> None:
-        """Close callbacks, unless a task is running. The task then calls this when it ends."""
-        if self._launcher.idle:
-            with self._releasing:
-                self._progress = next((each.progress for each in filter(None, self._trainers)), self._progress)
-                trainers, self._trainers = self._trainers, [None] * self.placement.ranks
-                release(trainers, self.model.backend)
+        self._progress = next((each.progress for each in filter(None, self._trainers)), self._progress)
+        trainers, self._trainers = self._trainers, [None] * self.placement.ranks
+        end(self._launcher, trainers, self.model.backend)
 
     def fit(
         self,
@@ -416,12 +407,8 @@ class ParallelWrapper:
                 return result
 
         self.model.backend.synchronize()  # the caller's and the workers' streams do not wait for each other
-        try:
-            with blas.Limit(self.blas_threads) if self.blas_threads else nullcontext():
-                return self._launcher.run(done)
-        finally:
-            if self._closed:
-                self._release()
+        with blas.Limit(self.blas_threads) if self.blas_threads else nullcontext():
+            return self._launcher.run(done)
 
     @property
     def history(self) -> History:

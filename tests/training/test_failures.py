@@ -22,6 +22,7 @@ from cupynet.optim import Nesterov
 from cupynet.parallel import (
     ElasticAveraging,
     GradientSharing,
+    Groups,
     ParameterAveraging,
     SerialCommunicator,
 )
@@ -122,16 +123,13 @@ def test_a_worker_abandoned_while_it_loads_a_batch_does_not_compute_on_the_model
             computed.append(len(x))
             return super().forward(x, context)
 
-    trainer = alone(network_with(Recording()), Nesterov(0.05))
+    class Abandoned(SerialCommunicator):
+        def check(self) -> None:
+            raise Injected
 
-    class Late(Loader):
-        def images_of_iteration(self, number: int, size: int) -> int:  # called before the batch is taken
-            assert isinstance(trainer.world, SerialCommunicator)
-            trainer.world.failure = Injected()
-            return super().images_of_iteration(number, size)
-
+    trainer = alone(network_with(Recording()), Nesterov(0.05), groups=Groups.of(Abandoned()))
     with pytest.raises(Injected):
-        trainer.fit(Fit(Late(small_dataset(8), 4), 1))
+        trainer.fit(Fit(Loader(small_dataset(8), 4), 1))
     assert computed == []
 
 

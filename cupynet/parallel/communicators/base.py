@@ -190,7 +190,7 @@ class Communicator:
                 self._put(array, host)
 
     def check(self) -> None:
-        """Raise `PeerFailed` if another worker has failed, and an error if `Launcher.close` has ended the task."""
+        """Raise `PeerFailed` if another worker has failed."""
 
     def _mean(self, hosts: list[NDArray[Any]], weight: float) -> None:
         raise NotImplementedError
@@ -203,15 +203,10 @@ class Communicator:
 
 
 class SerialCommunicator(Communicator):
-    """The communicator of a single worker. `check` raises `failure`, which another thread can set to end the task."""
+    """The communicator of a single worker."""
 
     def __init__(self) -> None:
         super().__init__(0, 1)
-        self.failure: BaseException | None = None
-
-    def check(self) -> None:
-        if self.failure is not None:
-            raise self.failure
 
     def split(self, color: int, key: int) -> Communicator:
         return self._adopt(SerialCommunicator())

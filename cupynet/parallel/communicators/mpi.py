@@ -60,7 +60,6 @@ class Ranks:
     Attributes:
         codes: for each rank, `RUNNING`, `ENDED` or, after a failure, its exit code.
         groups: communicators by members. Each is created only once, because MPI supports only about 2,000.
-        failure: an error that another thread sets to end this rank's task; `check` raises it.
     """
 
     def __init__(self, mpi: Any, comm: Any) -> None:
@@ -68,7 +67,6 @@ class Ranks:
         self.timeout_s = 300.0
         self.codes = np.full(self.size, RUNNING)
         self.groups: dict[tuple[int, ...], Any] = {}
-        self.failure: BaseException | None = None
         self._comm = comm
         self._others = [rank for rank in range(self.size) if rank != self.rank]
         self._receiving = [comm.Irecv(self.codes[rank : rank + 1], rank) for rank in self._others]
@@ -88,9 +86,7 @@ class Ranks:
         return next((rank for rank, code in enumerate(self.codes.tolist()) if code >= 0), None)
 
     def check(self) -> None:
-        """Raise `failure`, or PeerFailed if a rank has failed."""
-        if self.failure is not None:
-            raise self.failure
+        """Raise PeerFailed if a rank has failed."""
         first = self.first_failed()
         if first is not None:
             error = PeerFailed(f"worker {self.rank} stopped because worker {first} failed")

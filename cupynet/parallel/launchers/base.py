@@ -10,14 +10,14 @@ from cupynet.parallel.communicators.base import Communicator
 
 T = TypeVar("T")
 
-BUSY = "these workers are busy. Wait for the running task to end before starting another one"
+BUSY = "these workers are busy. Wait until the running task ends"
 
 
 class Launcher:
     """Runs a function on every worker. Use it as a context manager. After a failure, no further task can run.
 
     Args:
-        timeout_s: seconds that a worker waits for the others, and that `close` waits for a running task.
+        timeout_s: seconds that a worker waits for the others.
 
     Attributes:
         first: lowest rank in this process.
@@ -31,7 +31,6 @@ class Launcher:
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = shared_options.timeout_s("timeout_s", timeout_s)
         self._ended, self._running = "", threading.Lock()  # `_ended`: why no further task can run
-        self._inside: set[int] = set()  # identifiers of the threads of the running task
 
     def __enter__(self) -> Launcher:
         return self
@@ -54,7 +53,6 @@ class Launcher:
         try:
             if self._ended:
                 raise ClosedError(f"the workers {self._ended}. Create a new ParallelWrapper; `predict` still works")
-            self._inside = {threading.get_ident()}
             return self._run(task)
         except BaseException as error:
             interrupted = isinstance(error, KeyboardInterrupt)
@@ -62,44 +60,31 @@ class Launcher:
             self._ended = self._ended or how
             raise
         finally:
-            self._inside = set()
             self._running.release()
 
     def check_idle(self) -> None:
         """Raise RuntimeError if a task is running."""
-        if not self.idle:
+        if self._running.locked():
             raise RuntimeError(BUSY)
 
     def agree(self, settings: Mapping[str, object]) -> None:
         """Raise ConfigError if another process has other settings. Every process must call this."""
 
-    @property
-    def idle(self) -> bool:
-        return not self._running.locked()
-
     def close(self) -> None:
-        """Release the shared resources, unless a task has failed or is running. A second call has no effect.
+        """Release the shared resources, unless a task has failed. A second call has no effect.
 
-        A running task ends with a RuntimeError at a worker's next collective or `check`. Unless it is called by a
-        thread of the task, `close` waits up to `timeout_s` for the end of the task.
+        Raises RuntimeError if a task is running.
         """
-        usable, self._ended = not self._ended, self._ended or "were closed"
-        if self._running.acquire(blocking=False):
-            try:
-                if usable:
-                    self._release()
-            finally:
-                self._running.release()
-            return
-        self._interrupt(RuntimeError("these workers were closed during a task. Close them after it has ended"))
-        if threading.get_ident() not in self._inside and self._running.acquire(timeout=self.timeout_s):
+        if not self._running.acquire(blocking=False):
+            raise RuntimeError(BUSY)
+        try:
+            usable, self._ended = not self._ended, self._ended or "were closed"
+            if usable:
+                self._release()
+        finally:
             self._running.release()
 
     def _run(self, task: Callable[[Communicator], T]) -> T | None:
-        raise NotImplementedError
-
-    def _interrupt(self, error: BaseException) -> None:
-        """End the running task with an error. This may be called from any thread."""
         raise NotImplementedError
 
     def _release(self) -> None:

@@ -220,10 +220,5 @@ class MpiLauncher(Launcher):
             raise
         return result if self._job.rank == 0 else None
 
-    def _interrupt(self, error: BaseException) -> None:
-        self._job.ranks.failure = error
-        if isinstance(self._communicator, SerialCommunicator):
-            self._communicator.failure = error
-
     def _release(self) -> None:
         self._communicator.close()

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 GRACE_S = 5.0  # seconds for the other workers to notice a failure
 WAKE_S = 0.2  # interval at which the main thread wakes up to let Python run signal handlers
-INTERRUPTED = -1  # recorded as the failed rank if the caller of `run` or `close` ended the task
+INTERRUPTED = -1  # recorded as the failed rank if the caller of `run` was interrupted
 
 
 class ThreadLauncher(Launcher):
@@ -34,10 +34,6 @@ class ThreadLauncher(Launcher):
         self._group = ThreadGroup(list(range(self.workers)), ThreadWorld(self.timeout_s))
         self._communicators = [ThreadCommunicator(self._group, rank) for rank in range(self.workers)]
 
-    def _interrupt(self, error: BaseException) -> None:
-        self._alone.failure = error
-        self._group.world.fail(INTERRUPTED, error)
-
     def _release(self) -> None:
         if self.workers > 1:
             self._run(lambda communicator: communicator.close())
@@ -48,7 +44,6 @@ class ThreadLauncher(Launcher):
         world, results = self._group.world, dict[int, T]()
 
         def work(communicator: ThreadCommunicator) -> None:
-            self._inside.add(threading.get_ident())
             try:
                 results[communicator.rank] = task(communicator)
             except BaseException as error:
