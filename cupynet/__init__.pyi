@@ -134,6 +134,5 @@ from cupynet.training import Replica as Replica
 from cupynet.training import StopReason as StopReason
 from cupynet.training import Trainer as Trainer
 from cupynet.training import WeightAverage as WeightAverage
-from cupynet.training import recompute_statistics as recompute_statistics
 
 __version__: str

@@ -1,7 +1,6 @@
 """The training loop, callbacks, and `ParallelWrapper`."""
 
 from cupynet.training.advice import advise, unlearned
-from cupynet.training.batch_norm import recompute_statistics
 from cupynet.training.callbacks.base import Callback, LambdaCallback
 from cupynet.training.callbacks.checkpoint import Checkpoint
 from cupynet.training.callbacks.early_stopping import EarlyStopping, EarlyStoppingResult
@@ -53,6 +52,5 @@ __all__ = [
     "WeightAverage",
     "advise",
     "find_rate",
-    "recompute_statistics",
     "unlearned",
 ]

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cupynet.core.errors import ConfigError, CupynetError
-from cupynet.data import Loader
+from cupynet.core.errors import CupynetError
 from cupynet.parallel import Communicator, PeerFailed
 
 if TYPE_CHECKING:
     from cupynet.training.trainer import Trainer
-
-T = TypeVar("T")
 
 
 class Refused(Exception):
@@ -60,17 +57,3 @@ def run_or_refuse(on_workers: Callable[..., Any], task: Callable[[Trainer], None
     on_workers(attempt)
     if errors:
         raise min(errors, key=lambda error: isinstance(error, PeerFailed))
-
-
-def on_identical_replicas(on_workers: Callable[..., Any], loader: Loader, task: Callable[[Trainer], T]) -> T:
-    """Run a task, a pass over `loader`, with `on_workers`. Raise ConfigError if the replicas are not identical."""
-    results: list[T] = []
-
-    def begin(trainer: Trainer) -> None:
-        if trainer.begin_pass(loader):
-            results.append(task(trainer))
-
-    on_workers(begin, batch_size=loader.batch_size)
-    if not results:
-        raise ConfigError("the replicas are not synchronized. Call fit first")
-    return results[0]

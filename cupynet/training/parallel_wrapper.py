@@ -33,7 +33,7 @@ from cupynet.runs.checkpoints import Checkpoints
 from cupynet.runs.history import History
 from cupynet.runs.layout import MODEL
 from cupynet.runs.run import Run
-from cupynet.training.agreement import on_identical_replicas, run_or_refuse
+from cupynet.training.agreement import run_or_refuse
 from cupynet.training.callbacks.base import Callback
 from cupynet.training.callbacks.history import Rows
 from cupynet.training.callbacks.profile import Profile
@@ -326,13 +326,19 @@ class ParallelWrapper:
         loader = evaluation_loader(x if y is None else examples(x, y), batch_size, self.model)
         check_metrics(self.options.metrics, loader, self.model.loss)
         self._warnings.of_evaluation(loader, floats=self.model.trained_on == "floats")
+        evaluations: list[Evaluation] = []
+
+        def task(trainer: Trainer) -> None:
+            if trainer.begin_pass(loader):
+                evaluations.append(trainer.evaluate(loader, interrupted))
+
         with stopping_at_interrupt(lambda: None) as interrupted:
-            evaluation = on_identical_replicas(
-                self.on_workers, loader, lambda trainer: trainer.evaluate(loader, interrupted)
-            )
+            self.on_workers(task, batch_size=loader.batch_size)
         if interrupted:
             raise KeyboardInterrupt
-        return evaluation
+        if not evaluations:
+            raise ConfigError("the replicas are not synchronized. Call fit first")
+        return evaluations[0]
 
     def predict(self, images: Array, batch_size: int = 256) -> Array:
         """Return the scores of images, (N, O) on the host (see `Model.predict`)."""

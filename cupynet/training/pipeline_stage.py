@@ -118,7 +118,7 @@ class Stage(Replica):
 
     # evaluation and warm-up -------------------------------------------------------------------------------------------
 
-    def scores(self, batch: Batch, context: Context = INFERENCE) -> Scores | None:
+    def scores(self, batch: Batch) -> Scores | None:
         """See `Replica.scores`. Stages work on consecutive batches at the same time."""
         stages = self.groups.stages
         received = np.zeros(1, np.uint8)  # an acknowledgment, so that batches do not pile up
@@ -128,8 +128,8 @@ class Stage(Replica):
             stages.recv(x, self.number - 1)
             stages.send(received, self.number - 1)
         if self.last:
-            return scores_of(self.model, x, batch.labels, context)
-        y, _ = self.model.forward(x, context)
+            return scores_of(self.model, x, batch.labels)
+        y, _ = self.model.forward(x, INFERENCE)
         stages.send(y, self.number + 1)
         stages.recv(received, self.number + 1)
         return None

@@ -238,9 +238,9 @@ class Replica:
 
     # evaluation and warm-up -------------------------------------------------------------------------------------------
 
-    def scores(self, batch: Batch, context: Context = INFERENCE) -> Scores | None:
+    def scores(self, batch: Batch) -> Scores | None:
         """Return the scores (N, classes) and losses (N,) of a batch on the host; None in all stages but the last."""
-        return scores_of(self.model, batch.images, batch.labels, context)
+        return scores_of(self.model, batch.images, batch.labels)
 
     def rehearse(self, scratch: Replica, batch_size: int) -> None:
         """Compile or load all kernels by running a step on `scratch`, a copy of this replica, without communication."""
@@ -316,9 +316,9 @@ def losses_of(model: Model, logits: Array, labels: Array) -> tuple[Array, Array]
     return found[0], found[1]
 
 
-def scores_of(model: Model, x: Array, labels: Array, context: Context) -> Scores:
+def scores_of(model: Model, x: Array, labels: Array) -> Scores:
     backend = model.backend
-    logits, _ = model.forward(x, context)
+    logits, _ = model.forward(x, INFERENCE)
     losses, _ = losses_of(model, logits, labels)
     scores = np.array(backend.to_host(model.loss.scores(backend, logits)))
     return scores, backend.to_host(losses)

@@ -11,7 +11,7 @@ from cupynet.data import Batch, Loader
 from cupynet.nn import Activation, Backward, BatchNorm, Context, Conv2D, Dense, Dropout, LayerNorm, MaxPool2D, Model
 from cupynet.optim import SGD
 from cupynet.parallel import Communicator, ElasticAveraging, GradientSharing, ParameterAveraging, Pipeline, Synchronizer
-from cupynet.training import Callback, ParallelWrapper, Replica, Trainer, recompute_statistics
+from cupynet.training import Callback, ParallelWrapper, Replica, Trainer
 from tests.support.device_runs import Run, compared, train_on_device
 from tests.support.refusals import refused
 from tests.support.trainers import fit_on_threads, fitted
@@ -202,48 +202,3 @@ def test_graph_capture_refuses_attributes_that_it_would_freeze(name: str) -> Non
     model = Model([Asks(), Dense(3)], IMAGE, "cupy")
     with pytest.raises(RuntimeError):
         fitted(model, loader_of(24))
-
-
-def recomputed(workers: int, backend: str = "numpy", *, sync: bool = False, **options: Any) -> Weights:
-    """Return the weights after training on other data, with statistics of 45 images in batches of 4."""
-    model = model_of("float" if backend == "cupy" else "double", backend, sync=sync)
-    before = fitted(model, small_dataset(60), batch_size=6, optimizer=SGD(RATE)).weights()
-    with ParallelWrapper(model, workers, **options) as wrapper:
-        recompute_statistics(wrapper, small_dataset(45), batch_size=4)
-        assert all(each.network.layers["norm"].momentum == 0.9 for each in wrapper.replicas() if not options)  # type: ignore[attr-defined]
-    after = model.weights()
-    assert {name for name in after if not np.array_equal(before[name], after[name])} == {
-        f"{norm}.{name}" for norm in ("norm", "norm2") for name in ("mean", "variance")
-    }
-    return after
-
-
-def test_recomputed_statistics_are_the_means_over_batches() -> None:
-    found, data = recomputed(1), small_dataset(45)
-    model = model_of()
-    model.load_weights(found)
-    conv = model.part(["conv"], model.backend)
-    batches = [data.images[start : start + 4] / 255 for start in range(0, 44, 4)]  # the last has one image
-    outputs = [conv.forward(each, Context())[0].reshape(-1, 3) for each in batches]
-    np.testing.assert_allclose(found["norm.mean"], np.mean([each.mean(0) for each in outputs], 0), atol=1e-12)
-    variances = [each.var(0, ddof=1) for each in outputs]
-    np.testing.assert_allclose(found["norm.variance"], np.mean(variances, 0), atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("workers", "options"),
-    [
-        (2, {}),
-        (3, {"sync": True}),
-        (4, {"pipeline": Pipeline(2)}),
-        (16, {}),  # more than batches
-        pytest.param(2, {"backend": "cupy"}, marks=on_standin),
-    ],
-)
-def test_recomputed_statistics_do_not_depend_on_the_workers(workers: int, options: dict[str, Any]) -> None:
-    assert_close(recomputed(workers, **options), recomputed(1), 1e-5 if "backend" in options else 1e-10)
-
-
-def test_statistics_of_single_images_are_refused() -> None:
-    with ParallelWrapper(model_of(), 1) as wrapper, refused("batch_size", "1"):
-        recompute_statistics(wrapper, small_dataset(45), batch_size=1)
