@@ -7,6 +7,8 @@ from typing import Any
 
 # Removed settings and their defaults. Other values are rejected when the object is built.
 DEFAULTS: dict[str, Any] = {
+    **dict.fromkeys((f"callbacks.early_stopping.restore_{when}" for when in ("on_interrupt", "when_stopped")), False),
+    **dict.fromkeys((f"callbacks.weight_average.{when}" for when in ("on_interrupt", "when_stopped")), False),
     "callbacks.nonfinite.every_iterations": 100,
     "callbacks.report.niceness": 19,
     "callbacks.report.wait_s": 10.0,
@@ -47,12 +49,11 @@ ARGUMENTS: dict[str, dict[str, str]] = {
         "direction": "mode",
         "min_improvement": "min_delta",
         "restore_best": "restore_best_weights",
-        "restore_when_stopped": "restore_on_interrupt",
     },
     "NonFinite": {"most_skipped": "max_skipped"},
     "Profile": {"rounds": "iterations"},
     "ReduceOnPlateau": {"min_improvement": "min_delta"},
-    "WeightAverage": {"by": "unit", "every": "interval", "after": "start_after", "when_stopped": "on_interrupt"},
+    "WeightAverage": {"by": "unit", "every": "interval", "after": "start_after"},
 }
 # renamed values by former argument
 VALUES: dict[str, dict[Any, Any]] = {"wire": {"exact": "full"}, "outer": {"mean": None}}

@@ -66,8 +66,8 @@ class _State:
     best_epoch: int = 0  # 0 before the first finite score
     reference: float = math.nan  # the last score that was an improvement
     waited: int = 0  # evaluations since then
-    highest: float = math.nan  # the highest training loss above `max_score`
     met: str = ""  # the first condition that was met, with details
+    limit: Any = None  # the argument of this condition
     spent_s: float = 0.0  # seconds of the fit in earlier processes
     weights: dict[str, NDArray[Any]] = field(default_factory=dict)  # of the best epoch, on the host
 
@@ -76,7 +76,8 @@ class EarlyStopping(Callback):
     """Ends a fit on all workers when a condition is met, and restores the best weights.
 
     Each `fit` resets the scores, unless it continues a restored one. The best weights, but not the optimizer state, are
-    restored, even after a DivergedError (except in a pipeline). With `restore_best_weights`, no other callback, such as
+    restored, even after a DivergedError (except in a pipeline). They are not restored after `stop` or a signal, because
+    an interrupted fit can only continue from its last weights. With `restore_best_weights`, no other callback, such as
     WeightAverage, may decide the final weights.
 
     Args:
@@ -95,8 +96,6 @@ class EarlyStopping(Callback):
             there is none, the loss of any replica.
         invalid_score: stop when the score is NaN or infinite. Such a score is never the best.
         restore_best_weights: restore the best weights at the end of the fit.
-        restore_on_interrupt: also restore the best weights after `stop` or a signal. This is off by default, because an
-            interrupted fit can only continue from its last weights.
 
     Attributes:
         result: the result of the last fit; None before it ends, and after an error other than DivergedError.
@@ -117,7 +116,6 @@ class EarlyStopping(Callback):
         max_score: float | None = None,
         invalid_score: bool = True,
         restore_best_weights: bool = True,
-        restore_on_interrupt: bool = False,
     ) -> None:
         self.monitor = instance("monitor", monitor, str, "'loss'")
         mode = one_of("mode", mode, ("auto", "min", "max"))
@@ -131,7 +129,6 @@ class EarlyStopping(Callback):
         self.max_score = None if max_score is None else number("max_score", max_score, above=0, also=none)
         self.invalid_score = flag("invalid_score", invalid_score)
         self.restore_best_weights = flag("restore_best_weights", restore_best_weights)
-        self.restore_on_interrupt = flag("restore_on_interrupt", restore_on_interrupt)
         self.result: EarlyStoppingResult | None = None
         self._now, self._began = _State(), time.monotonic()
 
@@ -144,24 +141,8 @@ class EarlyStopping(Callback):
             self._now = _State()
         elif self._now.met:  # before the checkpoint was saved
             met, self._now.met = self._now.met, ""
-            holding = self._holding()
-            if met.partition(":")[0] in holding:
+            if getattr(self, met.partition(":")[0]) == self._now.limit:  # otherwise the user has changed it
                 self._end(trainer, met)
-            elif holding:
-                self._end(trainer, f"{holding[0]}: met before the checkpoint")
-
-    def _holding(self) -> list[str]:
-        """Return the conditions that the restored state meets. Their limits may have changed."""
-        now, best = self._now, self._now.scores.get(self._now.best_epoch, math.nan)
-        holds = {
-            "patience": self.patience is not None and now.waited >= self.patience,
-            "best_score": self.best_score is not None and self._gain(best, self.best_score) >= 0,
-            "max_epochs": self.max_epochs is not None and now.epochs >= self.max_epochs,
-            "max_time_s": self.max_time_s is not None and now.spent_s >= self.max_time_s,
-            "max_score": self.max_score is not None and now.highest > self.max_score,
-            "invalid_score": self.invalid_score and not all(map(math.isfinite, now.scores.values())),
-        }
-        return [condition for condition in CONDITIONS if holds[condition]]
 
     def on_iteration_end(self, trainer: Trainer) -> None:
         if self.max_time_s is not None and trainer.rank == 0 and self._elapsed_s() >= self.max_time_s:
@@ -173,7 +154,6 @@ class EarlyStopping(Callback):
     def on_log(self, trainer: Trainer, record: IterationRecord) -> None:
         loss = record.loss if math.isnan(record.score_after_averaging) else record.score_after_averaging
         if self.max_score is not None and loss > self.max_score:
-            self._now.highest = max(loss, self._now.highest)
             self._end(trainer, f"max_score: the training loss is {loss:.4g}, above {self.max_score:g}")
 
     def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:
@@ -205,7 +185,8 @@ class EarlyStopping(Callback):
         return score - other if self.mode == "max" else other - score
 
     def _end(self, trainer: Trainer, condition: str) -> None:
-        self._now.met = self._now.met or condition
+        if not self._now.met:
+            self._now.met, self._now.limit = condition, getattr(self, condition.partition(":")[0])
         trainer.stop(self._now.met, StopReason.EARLY)
 
     def after_finish(self, trainer: Trainer) -> bool:
@@ -213,7 +194,7 @@ class EarlyStopping(Callback):
         text = self._now.met if stop is None else stop.text
         condition = text.partition(":")[0]
         if stop is not None and (stop.interrupts or condition not in CONDITIONS):  # another reason stopped the fit
-            return self._conclude(trainer, "stopped", f"stopped ({text})", restore=self.restore_on_interrupt)
+            return self._conclude(trainer, "stopped", f"stopped ({text})", restore=False)
         if text:
             return self._conclude(trainer, condition, text)
         return self._conclude(trainer, "epochs", f"all epochs are complete ({self._now.epochs})")
@@ -250,7 +231,7 @@ class EarlyStopping(Callback):
             reference=float(state["reference"]),
             waited=int(state["waited"]),
             met=str(state["met"]),
-            highest=float(state.get("highest", math.nan)),
+            limit=state.get("limit"),  # earlier versions saved none
             spent_s=float(state.get("spent_s", 0.0)),
             weights=dict(state["weights"]),
         )

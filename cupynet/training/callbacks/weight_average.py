@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from cupynet.backend.array import Array
-from cupynet.core.checks import flag, integer, number, one_of
+from cupynet.core.checks import integer, number, one_of
 from cupynet.core.wording import counted
 from cupynet.parallel.synchronizers.replica_view import copies, overwrite
 from cupynet.runs.run import Run
@@ -20,9 +20,10 @@ log = logging.getLogger(__name__)
 class WeightAverage(Callback):
     """Averages the weights over time. At the end of a fit, the mean over time and replicas replaces the weights.
 
-    Buffers such as running statistics are averaged too. `recompute_statistics` recomputes them for `BatchNorm`.
+    Buffers such as running statistics are averaged too.
     Training itself does not change, and epochs are evaluated with the trained weights. The averaged weights are
-    evaluated at the end and saved. Another fit starts from them with a new average, but with the optimizer state of the
+    evaluated at the end and saved, but not after `stop` or a signal, because an interrupted fit can only continue from
+    its trained weights. Another fit starts from them with a new average, but with the optimizer state of the
     trained weights. To combine this callback with `EarlyStopping`, pass `restore_best_weights=False` to the latter.
 
     Args:
@@ -32,8 +33,6 @@ class WeightAverage(Callback):
         unit: the unit of `interval` and `start_after`: `iteration` or `epoch`.
         interval: number of iterations or epochs between additions of the weights to the mean.
         start_after: number of iterations or epochs of the fit before averaging begins.
-        on_interrupt: also use the average after `stop` or a signal. This is off by default, because an interrupted fit
-            can only continue from its trained weights.
 
     Attributes:
         added: number of additions in this fit.
@@ -47,14 +46,12 @@ class WeightAverage(Callback):
         unit: str = "iteration",
         interval: int = 1,
         start_after: int = 0,
-        on_interrupt: bool = False,
     ) -> None:
         null = ", or null for equal weights"
         self.decay = None if decay is None else number("WeightAverage decay", decay, above=0, below=1, also=null)
         self.unit = one_of("WeightAverage unit", unit, ("iteration", "epoch"))
         self.interval = integer("WeightAverage interval", interval, 1)
         self.start_after = integer("WeightAverage start_after", start_after, 0)
-        self.on_interrupt = flag("WeightAverage on_interrupt", on_interrupt)
         self.added = 0
         self._passed = 0  # iterations or epochs in this fit
         self._means: list[Array] = []  # means of the weights, and of the buffers if there are any
@@ -101,8 +98,7 @@ class WeightAverage(Callback):
         return min(self.decay, (1 + self.added) / (10 + self.added))
 
     def after_finish(self, trainer: Trainer) -> bool:
-        interrupted = trainer.stopped is not None and trainer.stopped.interrupts
-        if interrupted and not self.on_interrupt:
+        if trainer.stopped is not None and trainer.stopped.interrupts:
             return False
         if not self.added:
             if trainer.rank == 0:

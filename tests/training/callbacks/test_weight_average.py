@@ -79,17 +79,10 @@ def test_training_does_not_change_and_a_mean_of_nothing_is_warned_of(caplog: pyt
     assert len(caplog.records) == 1
 
 
-@pytest.mark.parametrize(
-    ("on_interrupt", "reason", "averaged"),
-    [(False, StopReason.REQUEST, False), (True, StopReason.REQUEST, True), (False, StopReason.EARLY, True)],
-    ids=["stopped", "on_interrupt", "early stopping"],
-)
-def test_a_stopped_fit_keeps_its_last_weights_by_default(
-    on_interrupt: bool, reason: StopReason, averaged: bool
-) -> None:
+@pytest.mark.parametrize(("reason", "averaged"), [(StopReason.REQUEST, False), (StopReason.EARLY, True)])
+def test_a_stopped_fit_keeps_its_last_weights(reason: StopReason, averaged: bool) -> None:
     """A fit that early stopping ended does not."""
-    average = WeightAverage(0.9, on_interrupt=on_interrupt)
-    ((way, weights),) = followed(1, average, Synchronizer(), StopAfter(5, reason=reason))
+    ((way, weights),) = followed(1, WeightAverage(0.9), Synchronizer(), StopAfter(5, reason=reason))
     assert len(way.iterations) == 5
     np.testing.assert_allclose(weights, mean(way.iterations, 0.9) if averaged else way.iterations[-1], rtol=1e-12)
 
@@ -127,7 +120,7 @@ def test_changed_arguments_apply_to_all_workers() -> None:
     np.testing.assert_allclose(wrapper.model.params.master, np.mean(way.iterations[3:], axis=0), rtol=1e-12)
 
 
-@pytest.mark.parametrize("arguments", [{"decay": 1.0}, {"unit": "round"}, {"interval": 0}, {"on_interrupt": 1}])
+@pytest.mark.parametrize("arguments", [{"decay": 1.0}, {"unit": "round"}, {"interval": 0}])
 def test_arguments_are_checked(arguments: dict[str, Any]) -> None:
     with refused(*arguments):
         WeightAverage(**arguments)
