@@ -125,7 +125,6 @@ from cupynet.training import Evaluation as Evaluation
 from cupynet.training import HistoryWriter as HistoryWriter
 from cupynet.training import IterationRecord as IterationRecord
 from cupynet.training import LambdaCallback as LambdaCallback
-from cupynet.training import NonFinite as NonFinite
 from cupynet.training import ParallelWrapper as ParallelWrapper
 from cupynet.training import Profile as Profile
 from cupynet.training import Progress as Progress

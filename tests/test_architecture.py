@@ -290,7 +290,7 @@ def test_settings_named_in_messages_exist() -> None:
             if isinstance(node, ast.Call) and called(node) == "setting":
                 names = [str(each.value) for each in node.args[:2] if isinstance(each, ast.Constant)]
                 found |= {".".join(names)} if len(names) == 2 else set()
-    assert {"data.folder", "parallel.timeout_s", "callbacks.nonfinite.action"} <= found <= configuration_keys()
+    assert {"data.folder", "parallel.timeout_s", "parallel.averaging_frequency"} <= found <= configuration_keys()
 
 
 def test_imports_are_not_circular() -> None:

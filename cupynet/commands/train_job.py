@@ -31,7 +31,6 @@ from cupynet.training import (
     EarlyStopping,
     Evaluation,
     LambdaCallback,
-    NonFinite,
     ParallelWrapper,
     Pools,
     Spent,
@@ -230,7 +229,6 @@ class TrainJob:
             early_stopping=self._early_stopping(),
             drift=None if measured is None else finite(measured.drift),
             drift_by_layer=None if measured is None else dict(measured.drift_by_layer),
-            left_out=sum(each.skipped_batches for each in callbacks if isinstance(each, NonFinite)),
             skipped_steps=trainer.statistics.skipped_steps,
             advice=None if spent is None else self._advice(spent),
         )

@@ -9,6 +9,7 @@ from typing import Any
 DEFAULTS: dict[str, Any] = {
     **dict.fromkeys((f"callbacks.early_stopping.restore_{when}" for when in ("on_interrupt", "when_stopped")), False),
     **dict.fromkeys((f"callbacks.weight_average.{when}" for when in ("on_interrupt", "when_stopped")), False),
+    "callbacks.nonfinite": {"_target_": "cupynet.training.NonFinite", "action": "stop", "max_skipped": 100},
     "callbacks.nonfinite.every_iterations": 100,
     "callbacks.report.niceness": 19,
     "callbacks.report.wait_s": 10.0,
@@ -74,13 +75,13 @@ def translated(settings: Mapping[Any, Any], above: str = "") -> dict[Any, Any]:
     found: dict[Any, Any] = {}
     for former, value in settings.items():
         key = f"{above}{former}"
-        if key in DEFAULTS and value == DEFAULTS[key]:
-            continue
         present = arguments.get(former, KEYS[key].rpartition(".")[2] if key in KEYS else former)
         if isinstance(value, Mapping | list | tuple):
-            found[present] = _inside(value, f"{key}.")
-        else:
-            found[present] = VALUES[former].get(value, value) if present != former and former in VALUES else value
+            value = _inside(value, f"{key}.")
+        elif present != former and former in VALUES:
+            value = VALUES[former].get(value, value)
+        if key not in DEFAULTS or value != DEFAULTS[key]:
+            found[present] = value
     if ours:
         found["_target_"] = MOVED.get(target, f"{package}.{name}")
     return found

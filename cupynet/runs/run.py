@@ -66,7 +66,6 @@ class Outcome:
             kept.
         early_stopping: see `EarlyStoppingResult`.
         drift, drift_by_layer: last measured drift of the replicas (see `IterationRecord`).
-        left_out: number of batches skipped because of a non-finite loss or gradient (see `NonFinite`).
         skipped_steps: number of steps skipped because a 16-bit gradient overflowed (see `LossScaler`).
         advice: how to train faster (see `advise`).
     """
@@ -80,7 +79,6 @@ class Outcome:
     early_stopping: dict[str, Any] | None = None
     drift: float | None = None
     drift_by_layer: dict[str, float] | None = None
-    left_out: int = 0
     skipped_steps: int = 0
     advice: str | None = None
 

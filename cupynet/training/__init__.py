@@ -7,7 +7,6 @@ from cupynet.training.callbacks.early_stopping import EarlyStopping, EarlyStoppi
 from cupynet.training.callbacks.history import HistoryWriter
 from cupynet.training.callbacks.loggers import Logger, MLflow, TensorBoard, WandB
 from cupynet.training.callbacks.memory_pools import Pools
-from cupynet.training.callbacks.nonfinite import NonFinite
 from cupynet.training.callbacks.profile import Profile
 from cupynet.training.callbacks.progress import Progress
 from cupynet.training.callbacks.rate_test import RateTest, find_rate
@@ -35,7 +34,6 @@ __all__ = [
     "Evaluation",
     "GraphReplica",
     "HistoryWriter",
-    "NonFinite",
     "ParallelWrapper",
     "Pools",
     "Profile",

@@ -2,69 +2,27 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import numpy as np
 
 from cupynet.core.errors import DivergedError
-from cupynet.core.wording import counted, setting
 from cupynet.data import Batch
 from cupynet.nn import Context, Sequential
-from cupynet.parallel import is_finite, parts
-from cupynet.training.replica import Replica, Step, StepCheck
+from cupynet.parallel import parts
+from cupynet.training.replica import Replica, Step
 
-REMEDY = ". Lower learning_rate, train in a wider dtype, or skip such batches: " + setting(
-    "callbacks", "nonfinite.action", "skip", python="NonFinite(action='skip')"
-)
+REMEDY = ". Lower learning_rate, clip the gradient with max_grad_norm, or train in a wider dtype"
 UNSCALED = 64  # images with larger values are probably not scaled
 MAX_SAMPLES = 5  # maximum number of samples to list in a message
 
-log = logging.getLogger(__name__)
 
-
-class StopAtNonFinite(StepCheck):
-    """Raises a DivergedError that names the worker, batch, samples and layer."""
-
-    def __call__(self, replica: Replica, step: Step) -> Step:
-        if step.finite or step.batch is None:
-            return step
+def check_finite(replica: Replica, step: Step) -> None:
+    """Raise a DivergedError that names the worker, batch, samples and layer, unless the step is finite."""
+    if not step.finite and step.batch is not None:
         text = diagnose(replica, step.batch)
         replica.forget()
         raise DivergedError(text + _remedy(replica, step.batch))
-
-
-class SkipNonFinite(StepCheck):
-    """Skips the batch on its worker and logs a warning. `skipped` receives the epoch and index of each batch.
-
-    Raises DivergedError if the weights themselves are not finite, or if a worker skips more than `max_skipped` batches.
-    """
-
-    may_wait = False
-
-    def __init__(self, max_skipped: int, skipped: list[tuple[int, int]]) -> None:
-        self.max_skipped, self.skipped = max_skipped, skipped
-
-    def __call__(self, replica: Replica, step: Step) -> Step:
-        if step.overflowed:
-            return step
-        stages, batch = replica.groups.stages, step.batch
-        text = diagnose(replica, batch) if batch is not None and not step.finite else ""
-        broken = stages.gather_numbers(bool(text)).any()
-        if not broken or batch is None:
-            return step
-        reason = text or "another pipeline stage has a non-finite value"
-        if not stages.gather_numbers(is_finite(*replica.params.vectors)).all():
-            raise DivergedError(reason + REMEDY)
-        if len(self.skipped) >= self.max_skipped:
-            limit = setting("callbacks", "nonfinite.max_skipped", self.max_skipped, python="NonFinite(max_skipped=...)")
-            before = f"this worker has already skipped {counted(self.max_skipped, 'batch')}"
-            raise DivergedError(f"{reason}; {before}, the limit set by {limit}. Lower learning_rate, or check the data")
-        if text:
-            log.warning("%s. The batch is skipped", text)
-        self.skipped.append((batch.epoch, batch.index))
-        replica.forget()
-        return Step(batch)
 
 
 def diagnose(replica: Replica, batch: Batch) -> str:

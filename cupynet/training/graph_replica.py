@@ -26,7 +26,7 @@ from cupynet.optim import Optimizer
 from cupynet.optim.optimizers import Numbers
 from cupynet.parallel import Groups, Synchronizer
 from cupynet.training.clock import Clock
-from cupynet.training.replica import Replica, Step, StepCheck
+from cupynet.training.replica import Check, Replica, Step
 
 if TYPE_CHECKING:
     from cupynet.backend.cuda.graph_capture import Recorder
@@ -137,7 +137,7 @@ class GraphReplica(Replica):
 
     # separate graphs for gradient and update -------------------------------------------------------------------------
 
-    def join(self, groups: Groups, synchronizer: Synchronizer, clock: Clock, check: StepCheck) -> None:
+    def join(self, groups: Groups, synchronizer: Synchronizer, clock: Clock, check: Check) -> None:
         super().join(groups, synchronizer, clock, check)
         self._may_run_ahead = synchronizer.may_run_ahead
 
@@ -187,7 +187,7 @@ class GraphReplica(Replica):
 
     @property
     def _ahead(self) -> bool:
-        return self._reload is not None and self._may_run_ahead and self.check.may_wait and not self.graphs.singly
+        return self._reload is not None and self._may_run_ahead and not self.graphs.singly
 
     def launch_singly(self, wanted: bool) -> None:
         self.complete()

@@ -20,7 +20,6 @@ from cupynet.runs.run import Run
 from cupynet.training.callback_list import by_class_name
 from cupynet.training.callbacks.base import Callback
 from cupynet.training.callbacks.early_stopping import EarlyStopping
-from cupynet.training.callbacks.nonfinite import NonFinite
 from cupynet.training.callbacks.progress import STYLES
 from cupynet.training.callbacks.weight_average import WeightAverage
 from cupynet.training.fit import Fit, classifies
@@ -334,18 +333,15 @@ def _named(callbacks: Sequence[Callback], names: Names) -> Mapping[str, Callback
 
 
 def _check_conflicts(callbacks: Mapping[str, Callback]) -> None:
-    """Raise ConfigError if two callbacks set the final weights, or handle non-finite values."""
-    weights, values = [], []
-    for name, callback in callbacks.items():
-        if isinstance(callback, WeightAverage) or isinstance(callback, EarlyStopping) and callback.restore_best_weights:
-            weights.append(name)
-        elif isinstance(callback, NonFinite):
-            values.append(name)
+    """Raise ConfigError if two callbacks set the final weights."""
+    weights = [
+        name
+        for name, each in callbacks.items()
+        if isinstance(each, WeightAverage) or (isinstance(each, EarlyStopping) and each.restore_best_weights)
+    ]
     if len(weights) > 1:
         remedy = "Set restore_best_weights=false in EarlyStopping, or remove one of them"
         raise ConfigError(f"{weights[0]} and {weights[1]} both set the final weights. {remedy}.")
-    if len(values) > 1:
-        raise ConfigError(f"{values[0]} and {values[1]} both handle non-finite values. Remove one of them.")
 
 
 def _scaled(optimizer: Optimizer, scale: str | float, workers: int) -> Optimizer:

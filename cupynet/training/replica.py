@@ -16,44 +16,29 @@ from cupynet.data import Batch
 from cupynet.nn import INFERENCE, Context, Model
 from cupynet.optim import Optimizer
 from cupynet.parallel import Groups, Synchronizer, Tally, parts
-from cupynet.parallel.synchronizers.replica_view import by_name, distance, is_finite, take_by_name
+from cupynet.parallel.synchronizers.replica_view import by_name, distance, take_by_name
 from cupynet.training.clock import Clock
 from cupynet.training.loss_scaling import LossScaler
 
 Scores: TypeAlias = "tuple[NDArray[Any], NDArray[Any]]"
+Check: TypeAlias = "Callable[[Replica, Step], None]"
 
 
 class Step(NamedTuple):
     """The gradient of one iteration of a replica.
 
     Attributes:
-        samples: number of samples; 0 if there is no batch or it was skipped, and the gradient is then zero. If
-            iterations run ahead of the host, this is the batch size even if the device skips the step.
+        samples: number of samples; 0 if there is no batch, or the step is skipped because its gradient overflowed. The
+            gradient is then zero. If iterations run ahead of the host, this is the batch size even if the device skips
+            the step.
         squared_norm: |gradient|² over this replica's weights times the squared loss scale; 0-d on the device.
         finite: True if the loss and the gradient are finite.
-        overflowed: True if the step is skipped because the gradient overflowed.
     """
 
     batch: Batch | None
     samples: int = 0
     squared_norm: Array | None = None
     finite: bool = True
-    overflowed: bool = False
-
-
-class StepCheck:
-    """Checks each step before it is used. The base class accepts every step.
-
-    Attributes:
-        may_wait: True if the host may enqueue iterations without waiting for them. The check is then called only for
-            the first non-finite step, once the host detects it, and must raise an exception.
-    """
-
-    may_wait = True
-
-    def __call__(self, replica: Replica, step: Step) -> Step:
-        """Return the step, or one without samples to skip the batch. All workers call this, unless steps run ahead."""
-        return step
 
 
 class Replica:
@@ -86,7 +71,8 @@ class Replica:
         self.updates = 0
         self.groups = Groups.of()
         self.scaler: LossScaler | None = None
-        self.clock, self.check = Clock(), StepCheck()
+        self.clock = Clock()
+        self.check: Check = lambda replica, step: None  # raises an exception for a non-finite step
         self.losses: Array | None = 0.0
         self.hits: Array = 0
         self.classifies = True
@@ -96,7 +82,7 @@ class Replica:
         optimizer.init(model.params, model.backend)
         self.optimizer_state: Mapping[str, Array] = optimizer.state
 
-    def join(self, groups: Groups, synchronizer: Synchronizer, clock: Clock, check: StepCheck) -> None:
+    def join(self, groups: Groups, synchronizer: Synchronizer, clock: Clock, check: Check) -> None:
         self.groups, self.clock, self.check = groups, clock, check
         self._shares_gradients = shared = synchronizer.shares_gradients
         self._moves_with_others = synchronizer.shares_gradients and groups.replicas.size > 1
@@ -136,8 +122,8 @@ class Replica:
             failed = not step.finite and not overflow
             if self.scaler.skips(overflow=overflow, failed=failed, idle=batch is None):
                 self.forget()
-                step = Step(batch, overflowed=True)
-        step = self.check(self, step)
+                step = Step(batch)
+        self.check(self, step)
         self._count(1, step.samples)
         return step
 
@@ -169,8 +155,6 @@ class Replica:
             blank = blank_batch(self.model, 1, self.label_columns)
             self._passes(blank.images, blank.labels, lambda part: self._context(blank, part, counts=False))
             self.params.grad[...] = 0
-            if not is_finite(self.params.buffers):  # because of another replica's batch
-                self.params.restore_buffers()
         self.losses, self.hits = 0.0, 0
         return 0
 

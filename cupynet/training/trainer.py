@@ -27,7 +27,7 @@ from cupynet.training.consensus import StopConsensus
 from cupynet.training.evaluation import Evaluation
 from cupynet.training.events import Spent, Stop, StopReason
 from cupynet.training.feeds import Feeds
-from cupynet.training.finite_check import StopAtNonFinite
+from cupynet.training.finite_check import check_finite
 from cupynet.training.fit import Fit, check_same_data, classifies
 from cupynet.training.metrics import Metric
 from cupynet.training.regression import evaluation_of
@@ -106,7 +106,7 @@ class Trainer:
         self.feeds = Feeds(
             replica, self.groups.replicas, prefetch=prefetch_buffer, on_device=data_on_device, shared=shared
         )
-        replica.join(self.groups, self.synchronizer, self.statistics.clock, StopAtNonFinite())
+        replica.join(self.groups, self.synchronizer, self.statistics.clock, check_finite)
         self.synchronizer.start(replica, self.groups.replicas)
         self.callbacks = CallbackList(callbacks)
         self.callbacks.start(self, run)
@@ -149,7 +149,7 @@ class Trainer:
         restarts. Most learning-rate schedules span one fit.
 
         Raises:
-            DivergedError: a loss or gradient is not finite, detected before it is used (see `NonFinite`); or a weight
+            DivergedError: a loss or gradient is not finite, detected before it is used; or a weight
                 is not finite, detected in the next iteration or averaging step.
         """
         for loader in filter(None, (fit.train, fit.evaluate_on)):

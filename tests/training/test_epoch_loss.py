@@ -11,8 +11,8 @@ from cupynet.data import Dataset, Loader
 from cupynet.nn import Model
 from cupynet.optim import SGD, StepDecay
 from cupynet.parallel import Pipeline
-from cupynet.training import Evaluation, HistoryWriter, NonFinite, ParallelWrapper
-from tests.support.training import Poisoned, Recorder, StopAfter, network_with, small_dataset, small_model
+from cupynet.training import Evaluation, HistoryWriter, ParallelWrapper
+from tests.support.training import Recorder, StopAfter, small_dataset, small_model
 
 DATA = small_dataset(57)  # 15 batches, the last of one sample
 
@@ -70,14 +70,6 @@ def test_only_last_stages_of_a_pipeline_have_a_loss(stages: int, workers: int) -
     np.testing.assert_allclose(cut.losses[stages - 1 :: stages], uncut.losses, rtol=1e-12)
     assert np.isnan(cut.losses).sum() == (stages - 1) * workers
     assert cut.accuracy == uncut.accuracy > 0
-
-
-def test_skipped_batches_do_not_count() -> None:
-    batches = Loader(DATA, 4, seed=3).epoch(0, small_model().backend)
-    kept = [batch.samples for batch in batches if 17 not in batch.samples]
-    (record,) = recorded(1, DATA, model=network_with(Poisoned(17)), callbacks=(NonFinite("skip"),)).epochs
-    expected = evaluated(DATA.take(np.concatenate(kept)))
-    assert record.loss == pytest.approx(expected.loss, rel=1e-12) and record.accuracy == expected.accuracy
 
 
 def test_an_interrupted_epoch_is_one_record() -> None:

@@ -36,7 +36,7 @@ from cupynet.nn import (
 from cupynet.nn.layer import no_backward
 from cupynet.optim import LAMB, SGD, AdaGrad, Adam, AdamW, Momentum, Nadam, Nesterov, OneCycle, Optimizer
 from cupynet.parallel import ParameterAveraging
-from cupynet.training import Callback, NonFinite, ParallelWrapper, Trainer, WeightAverage, graph_replica
+from cupynet.training import Callback, ParallelWrapper, Trainer, WeightAverage, graph_replica
 from cupynet.training import loss_scaling as scaling
 from cupynet.training.fit import Fit
 from cupynet.training.graph_replica import GraphReplica, Graphs
@@ -265,7 +265,6 @@ class Own(Dense):
 
 NOT_CAPTURED: dict[str, Callable[[], Run]] = {
     "parts of a batch": lambda: train_on_device("half", accumulation_steps=8),
-    "batches to skip": lambda: train_on_device(network=breaking(), data=MARKED, callbacks=[NonFinite("skip")]),
     "a user's layer": lambda: train_on_device(network=on_cupy({"own": Own(8), "output": Dense(3)})),
 }
 

@@ -1,14 +1,17 @@
 """The loss scale for half precision: halved when a gradient overflows, doubled after enough steps without overflow."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from cupynet.backend import create_backend
 from cupynet.core.errors import DivergedError
 from cupynet.data import Loader
-from cupynet.nn import Model
+from cupynet.nn import BatchNorm, Conv2D, Dense, Model
 from cupynet.optim import Nesterov
 from cupynet.parallel import (
+    ElasticAveraging,
     GradientSharing,
     ParameterAveraging,
     Pipeline,
@@ -20,8 +23,8 @@ from cupynet.training import ParallelWrapper, Replica, Trainer
 from cupynet.training import loss_scaling as scaling
 from cupynet.training.fit import Fit
 from cupynet.training.loss_scaling import LossScaler
-from tests.support.trainers import callback_of, fit_on_threads
-from tests.support.training import Poisoned, Seen, alone, network_with, small_dataset, small_model
+from tests.support.trainers import callback_of, fit_on_threads, fitted
+from tests.support.training import Poisoned, Seen, alone, fingerprint, network_with, small_dataset, small_model
 
 LOADER = Loader(small_dataset(97), 4, seed=3)  # 25 batches
 
@@ -112,6 +115,40 @@ def test_stages_leave_a_step_out_together() -> None:
         wrapper.on_workers(lambda trainer: seen.append((scaler_of(trainer).skipped, trainer.statistics.skipped_steps)))
         assert all(np.isfinite(each.params.master).all() for each in wrapper.replicas())
     assert sum(skipped for skipped, _ in seen) == 4 and {steps for _, steps in seen} == {2}
+
+
+def test_a_skipped_step_changes_no_statistics_in_any_stage() -> None:
+    """Only the gradient of the first stage overflows; the second has already updated its running statistics."""
+
+    def weights(samples: int, *poisoned: int) -> dict[str, Any]:
+        last = {"norm": BatchNorm(), "output": Dense(3)}
+        layers = {"conv": Conv2D(3, 3), "poisoned": Poisoned(*poisoned, backwards=True), **last}
+        model = Model(layers, (8, 8, 1), "numpy", 1, dtype="half")
+        data = Loader(small_dataset(97).take(slice(samples)), 4, shuffle=False)
+        return fitted(model, data, pipeline=Pipeline([["conv", "poisoned"], [*last]], 2), timeout_s=20).weights()
+
+    np.testing.assert_equal(weights(96, 93), weights(92))  # the last batch is skipped
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        GradientSharing("threshold", reduce="mean"),
+        GradientSharing("threshold", reduce="sum"),
+        ElasticAveraging(1),
+        ParameterAveraging(1, outer_optimizer="slowmo"),
+        ParameterAveraging(2),
+    ],
+    ids=str,
+)
+def test_an_iteration_in_which_every_step_is_skipped_spoils_nothing(way: Synchronizer) -> None:
+    """The last iteration has one batch."""
+    model = network_with(Poisoned(96, backwards=True), "half")
+    with ParallelWrapper(model, 3, synchronizer=way, timeout_s=20) as wrapper:
+        wrapper.fit(Loader(small_dataset(97), 4, shuffle=False), epochs=1)
+        assert wrapper.trainer.statistics.skipped_steps == 1
+        assert len({fingerprint(each) for each in wrapper.replicas()}) == 1
+    assert np.isfinite(model.params.master).all()
 
 
 def test_the_loss_scale_resumes_from_its_state(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from cupynet.parallel import (
     ThresholdEncoding,
 )
 from cupynet.runs.checkpoints import Checkpoints, Stored, read
-from cupynet.training import Callback, Checkpoint, NonFinite, ParallelWrapper, Replica
+from cupynet.training import Callback, Checkpoint, ParallelWrapper, Replica
 from cupynet.training.checkpointing import _states as stored_states
 from cupynet.training.checkpointing import check_classes
 from cupynet.training.resize import mean, resized
@@ -68,7 +68,7 @@ def wrapper_of(
 ) -> ParallelWrapper:
     optimizer = Nesterov(OneCycle(0.1), max_grad_norm=1.0)
     options = {"synchronizer": way, "optimizer": optimizer, "log_every": 1, **options}
-    return ParallelWrapper(small_model(dtype), workers, callbacks=[NonFinite("skip"), *callbacks], **options)
+    return ParallelWrapper(small_model(dtype), workers, callbacks=callbacks, **options)
 
 
 @pytest.fixture(scope="module")

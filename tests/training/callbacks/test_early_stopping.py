@@ -184,7 +184,7 @@ def test_a_fit_that_diverges_leaves_the_best_weights(scripted: Script, workers: 
     [
         ([0.5, 0.6, 0.7, 0.8], {"patience": 2}, {"patience": 2}, 3),
         ([0.5, 0.6, 0.7, 0.8], {"patience": 2}, {"patience": 3}, 4),
-        ([0.5, 0.6, 0.7, 0.8], {"max_epochs": 2}, {"max_epochs": 4}, 4),
+        ([0.5, 0.6, 0.7, 0.8], {"patience": 2, "max_epochs": 2}, {"patience": 2, "max_epochs": 4}, 3),
         ([0.5, 0.6, 0.7, 0.8], {"best_score": 0.5}, {"best_score": 0.5}, 1),
         ([0.5, 0.6, 0.7, 0.1], {"best_score": 0.5}, {"best_score": 0.2}, 4),
         ([0.5, 0.6, 0.7, 0.8], {"max_score": 0.01}, {"max_score": 0.02}, 0),

@@ -14,7 +14,7 @@ from cupynet.data import Loader
 from cupynet.nn import BatchNorm, Concat, Conv2D, Dense, Image, Model, Residual, Sequential
 from cupynet.optim import Nesterov
 from cupynet.parallel import Pipeline
-from cupynet.training import NonFinite, ParallelWrapper, Profile
+from cupynet.training import ParallelWrapper, Profile
 from cupynet.training.callbacks.profile import Timer, table
 from cupynet.training.clock import Clock
 from tests.support.calls import watch
@@ -151,8 +151,8 @@ def test_profiling_does_not_change_training_and_is_removed_afterwards(tmp_path: 
 
 
 def test_a_failed_fit_removes_the_timers(tmp_path: Path) -> None:
-    callbacks = [Profile(after=0), NonFinite()]
-    with ParallelWrapper(small_model(), 2, run=tmp_path, optimizer=Nesterov(1e200), callbacks=callbacks) as wrapper:
+    options: dict[str, Any] = {"optimizer": Nesterov(1e200), "callbacks": [Profile(after=0)]}
+    with ParallelWrapper(small_model(), 2, run=tmp_path, **options) as wrapper:
         with pytest.raises(DivergedError):
             wrapper.fit(LOADER, epochs=2)
         assert not any("forward" in vars(layer) for layer in wrapper.model.network.walk())  # before it is closed

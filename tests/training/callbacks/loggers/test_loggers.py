@@ -16,7 +16,7 @@ from cupynet.core.errors import DivergedError
 from cupynet.data import Loader
 from cupynet.optim import Nesterov
 from cupynet.runs.run import Run
-from cupynet.training import Callback, Checkpoint, HistoryWriter, NonFinite, ParallelWrapper, StopReason
+from cupynet.training import Callback, Checkpoint, HistoryWriter, ParallelWrapper, StopReason
 from cupynet.training.callbacks.loggers import Logger, MLflow, TensorBoard, WandB, base
 from tests.support import logger_files
 from tests.support.calls import watch
@@ -203,8 +203,8 @@ def test_an_unwritable_folder_is_given_up_at_once(tmp_path: Path, run: Run, capl
 
 def test_failed_and_killed_runs_are_marked(tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # where MLflow keeps the artifacts of an SQLite store
-    callbacks = [MLflow(store, "diverged"), NonFinite()]
-    wrapper = ParallelWrapper(small_model(), 1, run=tmp_path / "a", optimizer=Nesterov(1e200), callbacks=callbacks)
+    options: dict[str, Any] = {"optimizer": Nesterov(1e200), "callbacks": [MLflow(store, "diverged")]}
+    wrapper = ParallelWrapper(small_model(), 1, run=tmp_path / "a", **options)
     with wrapper, pytest.raises(DivergedError):
         wrapper.fit(DATA, epochs=2, batch_size=8)
     stop = StopAfter(3, reason=StopReason.SIGNAL)

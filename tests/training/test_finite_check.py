@@ -1,0 +1,93 @@
+"""Non-finite losses and gradients: found in their iteration, on their worker, with the cause."""
+
+import numpy as np
+import pytest
+
+from cupynet.backend import create_backend
+from cupynet.core.errors import DivergedError
+from cupynet.data import Loader
+from cupynet.nn import BatchNorm, Concat, Conv2D, Dense, Dropout, Image, Layer, MaxPool2D, Model, Sequential
+from cupynet.optim import SGD
+from cupynet.parallel import Pipeline
+from cupynet.training import ParallelWrapper, Replica
+from cupynet.training.finite_check import diagnose
+from cupynet.training.fit import Fit
+from tests.support.training import At, Poisoned, alone, network_with, small_dataset, small_model
+
+DATA = small_dataset(97)  # 25 batches
+IN_ORDER = Loader(DATA, 4, shuffle=False)
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")
+@pytest.mark.parametrize(
+    ("largest", "dtype", "divide"), [(255, "double", True), (1, "double", False), (1e5, "half", False)]
+)
+def test_only_images_up_to_255_should_be_divided(largest: float, dtype: str, divide: bool) -> None:
+    images = DATA.images.astype(np.float32) / 255
+    images[0, 0, 0] = 1
+    wrapper = ParallelWrapper(network_with(Poisoned(17), dtype), 1, progress="none")
+    with wrapper, pytest.raises(DivergedError) as caught:
+        wrapper.fit(largest * images, DATA.labels, epochs=1)
+    assert ("by 255" in str(caught.value)) == divide
+
+
+@pytest.mark.parametrize(
+    ("workers", "pipeline", "backwards", "place"),
+    [
+        (1, None, False, "'poisoned'"),
+        (3, None, False, "'poisoned'"),
+        (1, None, True, "'dense1.bias'"),
+        (1, Pipeline(2, 2), False, "the loss"),
+        (1, Pipeline(2, 2), True, "'dense1.bias'"),
+    ],
+    ids=["loss", "workers", "gradient", "loss of a stage", "gradient of a stage"],
+)
+def test_a_loss_or_gradient_that_is_not_finite_names_worker_batch_and_layer(
+    workers: int, pipeline: Pipeline | None, backwards: bool, place: str
+) -> None:
+    """Among all non-finite gradients, dense1's are nearest to the loss. The second of two stages has the loss."""
+    model = network_with(Poisoned(17, backwards=backwards))
+    with ParallelWrapper(model, workers, pipeline=pipeline, log_every=0, timeout_s=20) as wrapper:
+        with pytest.raises(DivergedError) as caught:
+            wrapper.fit(IN_ORDER, epochs=1)
+        assert all(np.isfinite(each.params.master).all() for each in wrapper.replicas())  # no weight was spoilt
+    rank = 1 if pipeline or workers == 3 else 0
+    assert f"worker {rank} at batch 4 of epoch 1" in str(caught.value) and place in str(caught.value)
+
+
+def test_weights_that_are_not_finite_are_named() -> None:
+    model = small_model()
+    spoil = At(5, lambda: dict(model.params.named())["output.bias"].master.fill(np.inf))
+    trainer = alone(model, SGD(0.01), callbacks=[spoil])
+    with pytest.raises(DivergedError) as caught:
+        trainer.fit(Fit(IN_ORDER, 1))
+    assert trainer.iteration == 5 and "'output' of worker 0 at batch 5 of epoch 1" in str(caught.value)
+
+
+NORMALIZED = {"conv1": Conv2D(3, 3), "norm1": BatchNorm(), "pool1": MaxPool2D(2), "drop": Dropout(0.2)}
+NORMALIZED |= {"poisoned": Poisoned(17, 40), "norm2": BatchNorm(), "output": Dense(3)}
+
+
+@pytest.mark.parametrize(
+    ("network", "accumulation_steps", "samples", "layer"),
+    [
+        (Sequential(NORMALIZED), 1, " samples 17, 40, ", "'poisoned'"),
+        (Sequential(NORMALIZED), 4, " sample 17, ", "'poisoned'"),
+        (Concat([Dense(1), [Poisoned(17), Dense(2)]]), 1, " sample 17, ", "'network'"),
+    ],
+    ids=["batch", "parts", "not sequential"],
+)
+def test_the_layer_and_the_samples_are_found_with_the_statistics_of_the_batch(
+    network: Layer, accumulation_steps: int, samples: str, layer: str
+) -> None:
+    """As in training, the diagnosis normalizes by the batch. It neither uses nor changes the running estimates."""
+    model = Model(network, Image(8, 8, 1), create_backend("numpy", "double"), 1)
+    replica = Replica(model, SGD(0.1), accumulation_steps)
+    model.params.buffers[:1] = np.nan
+    before = model.params.buffers.copy()
+    (batch,) = Loader(DATA, 97, shuffle=False).epoch(0, replica.backend)
+    replica.gradient(batch)
+    text = diagnose(replica, batch)
+    assert samples in text and layer in text
+    np.testing.assert_array_equal(model.params.buffers, before)
+    assert replica.backend.workspace.on_loan == 0
