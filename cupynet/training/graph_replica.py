@@ -234,10 +234,6 @@ class GraphReplica(Replica):
         batch = self._reload(iteration)
         self.check(self, Step(batch, self.backpropagate(batch), finite=False))
 
-    def state(self) -> dict[str, Any]:
-        self.complete()
-        return super().state()
-
     # the captured step ----------------------------------------------------------------------------------------------
 
     def _losses(self, shape: Shape) -> tuple[Array, Array]:

@@ -231,9 +231,7 @@ class Trainer:
         with measure("compute", "forward and backward"):
             step = replica.gradient(batch)
         with measure("averaging", "averaging of gradients"):
-            returned: object = synchronizer.before_update(replica, step.samples)  # type: ignore[func-returns-value]
-        if returned is not None:
-            raise ConfigError(f"{type(synchronizer).__name__}.before_update must return None, not {returned!r:.40}")
+            synchronizer.before_update(replica, step.samples)
         self.world.check()  # again, because the synchronizer may have waited
         with measure("compute", "update"):
             replica.update(self.iteration, step)

@@ -58,15 +58,6 @@ def test_schedules_that_pytorch_lacks_follow_their_formulas() -> None:
     assert 0 <= SigmoidDecay(0.4, -1.0, 10)(10**6) < 1e-300
 
 
-def test_a_cycle_begins_peaks_and_ends_at_the_given_rates() -> None:
-    schedule = OneCycle(0.5, warmup=0.3, start_divisor=10, end_divisor=100)
-    schedule.begin_fit(0, 11)
-    rates = [schedule(i) for i in range(11)]
-    assert rates[0] == pytest.approx(0.05)
-    assert rates[3] == pytest.approx(0.5) == max(rates)
-    assert rates[10] == pytest.approx(0.005)
-
-
 @pytest.mark.parametrize(
     ("iterations", "warmup", "rates"),
     [(0, 0.3, [0.02]), (1, 0.3, [0.02]), (1, 0.0, [0.5]), (2, 0.3, [0.02, 0.0005]), (2, 0.0, [0.5, 0.0005])],
@@ -197,18 +188,6 @@ def test_rules_for_the_learning_rate_as_workers_grow(scale: str | float, factor:
     assert scale_factor(scale, 9) == factor
 
 
-@pytest.mark.parametrize(("scale", "rate"), [("linear", 0.08), (1.5, 0.03)])
-def test_the_wrapper_scales_the_learning_rate(scale: Any, rate: float) -> None:
-    optimizer, data = SGD(0.02), small_dataset(40)
-    with ParallelWrapper(small_model(), 4, optimizer=optimizer, learning_rate_scale=scale) as scaled:
-        scaled.fit(data, epochs=1, batch_size=4)
-        scaled.warm_up(4)
-    with ParallelWrapper(small_model(), 4, optimizer=SGD(rate)) as plain:
-        plain.fit(data, epochs=1, batch_size=4)
-    np.testing.assert_array_equal(scaled.model.params.master, plain.model.params.master)
-    assert optimizer.learning_rate(0) == 0.02, "the user's optimizer has changed"
-
-
 def test_warming_up_leaves_a_scaled_cycle_where_it_is() -> None:
     with ParallelWrapper(small_model(), 2, optimizer=SGD(OneCycle(0.1)), learning_rate_scale=2.0) as wrapper:
         wrapper.fit(small_dataset(40), epochs=2, batch_size=4)
@@ -224,24 +203,6 @@ def test_warming_up_needs_no_epochs_of_a_schedule_that_counts_them() -> None:
         wrapper.warm_up(4)
         wrapper.fit(small_dataset(40), epochs=2, batch_size=4)
         assert wrapper.trainer.replica.optimizer.learning_rate(wrapper.trainer.iteration - 1) == 0.05
-
-
-@pytest.mark.parametrize(
-    ("make", "same"),
-    [
-        (lambda: PiecewiseConstant({0: 0.1, 3: 0.01}, by="epoch"), True),
-        (lambda: Cosine(0.1, cycle=7), True),
-        (lambda: Warmup(4, StepDecay(0.1, 0.5, 1, by="epoch")), True),
-        (lambda: OneCycle(0.1), False),
-        (lambda: Warmup(4, OneCycle(0.1)), False),
-    ],
-)
-def test_which_rates_do_not_depend_on_the_length_of_training(make: Callable[[], Schedule], same: bool) -> None:
-    """training/README.md lists them. With such rates, continued training equals training in one go."""
-    short, long = make(), make()
-    short.begin_fit(0, 20, 10, 2)
-    long.begin_fit(0, 40, 10, 4)
-    assert ([short(i) for i in range(20)] == [long(i) for i in range(20)]) == same
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """After an error that all workers raise together, the wrapper remains usable."""
 
-import threading
 from pathlib import Path
 
 import pytest
@@ -8,8 +7,7 @@ import pytest
 from cupynet.core.errors import ConfigError, OutputError
 from cupynet.nn import Dense, Model
 from cupynet.training import Callback, HistoryWriter, ParallelWrapper
-from tests.support.refusals import refused
-from tests.support.training import On, fingerprint, small_dataset, small_model
+from tests.support.training import fingerprint, small_dataset, small_model
 
 DATA = small_dataset(40)
 
@@ -48,11 +46,4 @@ def test_a_checkpoint_that_cannot_be_written_may_be_written_elsewhere(workers: i
         with pytest.raises(OutputError):
             wrapper.checkpoint(tmp_path / "file" / "below")
         wrapper.restore(wrapper.checkpoint(tmp_path / "elsewhere"))
-        wrapper.fit(DATA, batch_size=4)
-
-
-def test_a_callback_that_cannot_be_copied_is_named() -> None:
-    callback = On("on_epoch_end", print, every_rank=True)
-    callback.lock = threading.Lock()  # type: ignore[attr-defined]
-    with ParallelWrapper(small_model(), 2, callbacks=[callback]) as wrapper, refused("callbacks"):
         wrapper.fit(DATA, batch_size=4)

@@ -1,6 +1,5 @@
 """Data that `fit` and `evaluate` accept, and the result of `fit`."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet import Callback, Dataset, Dense, LambdaCallback, Loader, Model, ParallelWrapper, Shift, Synthetic
+from cupynet import Callback, Dataset, LambdaCallback, Loader, Model, ParallelWrapper, Shift, Synthetic
 from cupynet.backend import PixelScale
 from cupynet.core.errors import ConfigError
 from cupynet.data.dataset import split_views
@@ -193,18 +192,6 @@ def test_a_whole_source_is_refused_with_its_parts() -> None:
     for given in (source, source.load()):
         with ParallelWrapper(small_model()) as wrapper, pytest.raises(ConfigError, match=r"\.train"):
             wrapper.fit(given)
-
-
-def test_a_table_is_refused_with_a_remedy_that_works() -> None:
-    """A table, like a DataFrame of pandas, cannot be indexed with a tuple of slices."""
-    rows = X.reshape(60, -1)
-    table = type("Table", (), {"__array__": lambda self, dtype=None, copy=None: np.asarray(rows, dtype)})()
-    model = Model([Dense(3)], (1, rows.shape[1], 1), "numpy")
-    uses: list[Callable[[Any], Any]] = [model.predict, lambda images: Dataset("x", images, Y, 3)]
-    for use in uses:
-        with pytest.raises(ConfigError) as caught:
-            use(table)
-        use(eval(str(caught.value).rpartition(": ")[2], {"np": np, "x": table}))
 
 
 def test_pictures_with_a_palette_are_refused() -> None:

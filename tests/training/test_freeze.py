@@ -1,7 +1,6 @@
 """Learning-rate factors of layers. Frozen weights stay the same, bit for bit, in every way of training."""
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -110,23 +109,6 @@ def test_a_factor_scales_the_steps_of_its_layers(kind: type[Optimizer]) -> None:
     for name, step in moved({"conv*": 0.25, "dense1.weight": 2}).items():
         factor = {"conv1.weight": 0.25, "conv1.bias": 0.25, "dense1.weight": 2}.get(name, 1)
         np.testing.assert_allclose(step, factor * plain[name], rtol=1e-10, err_msg=name)
-
-
-@pytest.mark.parametrize("options", [{"pipeline": Pipeline(2)}, {"accumulation_steps": 2}, {"resumed": True}])
-def test_factors_hold_in_pipelines_and_after_a_resume(options: dict[str, Any], tmp_path: Path) -> None:
-    def trained(*, resumed: bool = False, **options: Any) -> Any:
-        model = small_model()
-        model.set_learning_rate_factors({"conv1": 0.1, "dense1.bias": 0})
-        wrapper = ParallelWrapper(model, 1, optimizer=Nesterov(0.1), **options)
-        wrapper.fit(small_dataset(16), epochs=2, batch_size=4)
-        if resumed:
-            path = wrapper.checkpoint(tmp_path)
-            wrapper = ParallelWrapper(model.replicate(model.backend), 1, optimizer=Nesterov(0.1))
-            wrapper.restore(path)
-        wrapper.fit(small_dataset(16), epochs=2, batch_size=4)
-        return wrapper.model.params.master
-
-    np.testing.assert_allclose(trained(**options), trained(), rtol=1e-12)
 
 
 @pytest.mark.parametrize("factors", [{"conv1": 0}, {"conv1": 0.25, "output": 0}, {"conv1": 0, "dense1": 0}], ids=str)

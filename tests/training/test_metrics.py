@@ -1,6 +1,5 @@
 """Metrics equal scikit-learn's for any number of workers and any batches."""
 
-import json
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -16,7 +15,6 @@ from cupynet.optim import SGD, ReduceOnPlateau
 from cupynet.runs.checkpoints import Checkpoints
 from cupynet.training import Checkpoint, RegressionEvaluation
 from cupynet.training.metrics import Metric, auc
-from tests.support.mpi import NO_MPI, under_mpiexec
 from tests.support.refusals import refused
 
 sklearn = pytest.importorskip("sklearn.metrics")
@@ -219,24 +217,3 @@ def test_a_metric_cannot_change_what_is_evaluated() -> None:
         with wrapped(0, 3, "softmax", *metrics) as wrapper:
             found.append(wrapper.evaluate(x, y).confusion.tolist())
     assert found[0] == found[1]
-
-
-def figures(launcher: str) -> dict[str, float]:
-    x, y = np.random.default_rng(0).normal(size=(45, 4, 3)), np.arange(45) % 2
-    model = Model([Dense(2)], (4, 3), "numpy", 1, dtype="double")
-    options: dict[str, Any] = {"launcher": launcher, "metrics": ["auc", "macro_f1"], "progress": "none"}
-    with ParallelWrapper(model, 2, callbacks=[EarlyStopping(patience=9)], **options) as wrapper:
-        wrapper.fit(x, y, epochs=3, batch_size=8, sample_weight=np.arange(45) / 9, validation_split=0.3)
-        return wrapper.evaluate(x, y, batch_size=7).figures()
-
-
-@pytest.mark.slow
-@pytest.mark.mpi
-@pytest.mark.skipif(bool(NO_MPI), reason=NO_MPI)
-def test_ranks_give_the_figures_of_threads(tmp_path: Path) -> None:
-    program = "import json; from tests.training.test_metrics import figures; found = figures('mpi')\n"
-    (tmp_path / "program.py").write_text(f"{program}open('ranks.json', 'a').write(json.dumps(found) + '\\n')\n")
-    done = under_mpiexec(2, "program.py", cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    ranks = [json.loads(line) for line in (tmp_path / "ranks.json").read_text().splitlines()]
-    assert ranks == [pytest.approx(figures("thread"), rel=1e-12)] * 2

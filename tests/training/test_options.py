@@ -131,8 +131,9 @@ def test_two_callbacks_that_decide_the_same_are_refused() -> None:
 @pytest.mark.parametrize("pipeline", [None, Pipeline(2)])
 def test_the_learning_rate_is_scaled_by_the_replicas(pipeline: Pipeline | None) -> None:
     assert isinstance(checked(workers=2, optimizer="amsgrad").optimizer, AMSGrad)
-    found = checked(workers=2, learning_rate_scale="linear", optimizer=SGD(0.1), pipeline=pipeline)
-    assert found.optimizer.learning_rate(0) == 0.2
+    optimizer = SGD(0.1)
+    found = checked(workers=2, learning_rate_scale="linear", optimizer=optimizer, pipeline=pipeline)
+    assert (found.optimizer.learning_rate(0), optimizer.learning_rate(0)) == (0.2, 0.1)
     assert found.placement.ranks == (2 if pipeline is None else 4)
 
 

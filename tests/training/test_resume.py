@@ -13,7 +13,7 @@ import pytest
 from cupynet.core.errors import ConfigError
 from cupynet.data import Batch, Loader, Synthetic
 from cupynet.nn import SoftmaxNLL
-from cupynet.optim import SGD, Momentum, Nesterov, OneCycle, Optimizer
+from cupynet.optim import Nesterov, OneCycle
 from cupynet.parallel import (
     GradientSharing,
     ParameterAveraging,
@@ -27,7 +27,7 @@ from cupynet.training.checkpointing import _states as stored_states
 from cupynet.training.checkpointing import check_classes
 from cupynet.training.resize import mean, resized
 from tests.support.calls import watch
-from tests.support.refusals import data_error, refused
+from tests.support.refusals import data_error
 from tests.support.training import (
     KINDS_OF_WAYS,
     WAYS,
@@ -42,13 +42,6 @@ DATA = small_dataset(57)  # 15 batches of 4, the last of one sample
 LOADER = Loader(DATA, 4, seed=3)
 Saved = Callable[..., Path]
 EVERY_5, EVERY_ROUND, STAGES = ParameterAveraging(5), ParameterAveraging(1), Pipeline(2, 2)
-
-
-@pytest.mark.parametrize(("saved", "taken"), [(SGD, Momentum), (Momentum, SGD)])
-def test_a_state_of_another_optimizer_is_refused(saved: type[Optimizer], taken: type[Optimizer]) -> None:
-    state = Replica(small_model(), saved(0.1)).state()
-    with refused(""):
-        Replica(small_model(), taken(0.1)).check_state(state)
 
 
 def test_data_of_other_classes_are_refused() -> None:
@@ -202,19 +195,6 @@ def test_other_workers_begin_with_the_least_loss_scale(checkpoint: Saved) -> Non
     states = [{**state, "scaling": scale} for state, scale in zip(stored, scales, strict=True)]
     for state in resized(states, 3, 1, EVERY_5, {}):
         assert (state["scaling"]["scale"], state["scaling"]["skipped"]) == (256.0, 0)
-
-
-@pytest.mark.parametrize("workers", [2, 3])
-def test_a_checkpoint_of_an_earlier_version_can_be_resumed(checkpoint: Saved, workers: int, tmp_path: Path) -> None:
-    stored = read(checkpoint(2, 7))
-    for worker in stored.state["workers"]:
-        numbers = worker["numbers"]
-        del numbers["losses"]
-        for clock in (numbers["clock"], numbers["epoch_start"], numbers["since"]["start"]):
-            del clock["compile_s"]
-    with wrapper_of(workers) as wrapper:
-        wrapper.restore(Checkpoints(tmp_path).save(7, stored.state, stored.arrays))
-        finish(wrapper)
 
 
 def test_statistics_that_an_earlier_version_did_not_save_are_unknown(checkpoint: Saved, tmp_path: Path) -> None:

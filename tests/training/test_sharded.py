@@ -10,11 +10,7 @@ from cupynet.optim import SGD
 from cupynet.parallel import Communicator, ParameterAveraging
 from cupynet.training import ParallelWrapper, Replica
 from cupynet.training.fit import Fit
-from tests.support.commands import run_folder
-from tests.support.documentation import run_guide
-from tests.support.mpi import NO_MPI, under_mpiexec
 from tests.support.refusals import refused
-from tests.support.resumed_runs import trained
 from tests.support.shards import write_shards
 from tests.support.trainers import trainer_of
 from tests.support.training import on_threads, small_dataset, small_model
@@ -52,27 +48,3 @@ def test_workers_that_found_other_data_are_refused(what: str) -> None:
         return trainer.iteration
 
     assert on_threads(3, task) == [0, 0, 0]
-
-
-TRAIN = ["data=shards", "data.folder=../shards", "model=mlp", "backend=numpy", "batch_size=32", "epochs=1"]
-
-
-@pytest.fixture
-def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a folder with shards of digits, written by the recipe of the guide, and a run of four threads."""
-    run_guide("cupynet/guides/data.md", tmp_path, monkeypatch)
-    (tmp_path / "threads").mkdir()
-    monkeypatch.chdir(tmp_path / "threads")
-    trained(tmp_path / "threads" / "run", *TRAIN, "workers=4")
-    return tmp_path
-
-
-@pytest.mark.slow
-@pytest.mark.mpi
-@pytest.mark.skipif(bool(NO_MPI), reason=NO_MPI)
-def test_ranks_and_threads_give_the_same_weights(shards: Path) -> None:
-    (shards / "ranks").mkdir()
-    done = under_mpiexec(4, "-m", "cupynet", "train", *TRAIN, "parallel.launcher=mpi", cwd=shards / "ranks")
-    assert done.returncode == 0, done.stderr
-    runs = shards / "threads" / "run", run_folder(shards / "ranks")
-    assert len({(run / "weights.safetensors").read_bytes() for run in runs}) == 1

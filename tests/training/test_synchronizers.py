@@ -26,7 +26,7 @@ from cupynet.training.fit import Fit
 from tests.guides.extending.gradient_mean import GradientMean
 from tests.support.device_runs import compared, train_on_device
 from tests.support.refusals import refused
-from tests.support.trainers import Trained, callback_of, fit_on_threads, fitted, train
+from tests.support.trainers import Trained, callback_of, fit_on_threads, train
 from tests.support.training import (
     KINDS_OF_WAYS,
     WAYS,
@@ -337,25 +337,7 @@ class Scheduled(Synchronizer):
         self.communicator.allreduce_mean([replica.params.grad], samples)
 
 
-class Own(Synchronizer):
-    """Does not synchronize."""
-
-    shares_gradients = False
-
-    def before_update(self, replica: Any, samples: int) -> None:
-        pass
-
-
 @pytest.mark.usefixtures("devices")
 @pytest.mark.parametrize("synchronizer", [Signs(3), Scheduled()], ids=["signs", "scheduled"])
 def test_a_gpu_does_not_run_ahead_of_what_a_synchronizer_does_in_each_round(synchronizer: Synchronizer) -> None:
     assert not compared(lambda: train_on_device(workers=2, synchronizer=synchronizer))["ahead"]
-
-
-def test_a_step_before_updates_returns_nothing() -> None:
-    class Answers(Own):
-        def before_update(self, replica: Any, samples: int) -> Any:
-            return False
-
-    with refused(""):
-        fitted(small_model(), Loader(small_dataset(20), 4), 2, synchronizer=Answers())

@@ -41,15 +41,6 @@ def test_the_common_weights_move_with_momentum(outer_optimizer: OuterOptimizer, 
     np.testing.assert_allclose(weights_after(outer_optimizer, [1.0, 2.0, -1.0]), np.cumsum(steps), rtol=1e-12)
 
 
-def test_momentum_is_kept_by_name() -> None:
-    one, two = DiLoCo(), DiLoCo()
-    weights_after(one, [1.0, 2.0])
-    two.start(Replica(small_model(), SGD(0.1)))
-    saved = one.state()
-    two.restore(saved)
-    np.testing.assert_array_equal(two.state()["velocity"]["conv1.weight"], saved["velocity"]["conv1.weight"])
-
-
 def test_invalid_arguments_are_refused() -> None:
     with refused("outer_optimizer"):
         outer_optimizer_of("diloko")

@@ -87,16 +87,6 @@ def test_an_early_average_does_not_lengthen_the_period() -> None:
     assert schedule.period == 5
 
 
-@pytest.mark.parametrize("inner", [lambda: 3, lambda: Adaptive(0.1, 2, 9)], ids=["number", "adaptive"])
-def test_a_schedule_resumes_from_its_state(inner: Any) -> None:
-    whole, resumed = PostLocal(1, inner()), PostLocal(1, inner())
-    averages(whole, 4, drift=0.05)
-    whole.ended("epoch")
-    averages(whole, 5, 4, drift=0.05)
-    resumed.restore(whole.state())
-    assert averages(resumed, 20, 9, drift=0.05) == averages(whole, 20, 9, drift=0.05)
-
-
 def test_invalid_arguments_are_refused() -> None:
     wrong: list[Any] = [0, 2.5, "never"]
     for frequency in wrong:

@@ -109,17 +109,6 @@ def test_the_defaults_suit_a_short_training() -> None:
         assert wrapper.evaluate(data).loss < 0.85 * before.loss
 
 
-def test_an_encoding_resumes_from_its_state() -> None:
-    updates = np.random.default_rng(3).normal(size=(12, 100)).astype(np.float32)
-    whole, resumed = (started(TargetSparsity(0.05, 1.0), 100, clip_every=5) for _ in range(2))
-    for update in updates[:7]:
-        whole.encode(update, 1)
-    resumed.restore(whole.state())
-    resumed.residual[...] = whole.residual
-    for update in updates[7:]:
-        np.testing.assert_array_equal(resumed.encode(update, 1).vector(), whole.encode(update, 1).vector())
-
-
 def test_invalid_arguments_are_refused() -> None:
     with refused("threshold"):
         FixedThreshold(0.0)

@@ -13,7 +13,6 @@ from cupynet.core.errors import DivergedError
 from cupynet.data import Loader
 from cupynet.nn import BatchNorm, Concat, Conv2D, Dense, Image, Model, Residual, Sequential
 from cupynet.optim import Nesterov
-from cupynet.parallel import Pipeline
 from cupynet.training import ParallelWrapper, Profile
 from cupynet.training.callbacks.profile import Timer, table
 from cupynet.training.clock import Clock
@@ -104,17 +103,6 @@ def test_layers_in_layers_are_pieces_inside(tmp_path: Path) -> None:
         assert count(own, f"{path} forward") == count(own, f"{path} backward") == 5, path
     (row,) = [each for each in profile.pieces["pieces"] if (each["name"], each["kind"]) == ("block", "forward")]
     assert row["total_ms"] < row["inclusive_ms"]
-
-
-def test_stages_of_a_pipeline_have_their_own_layers(tmp_path: Path) -> None:
-    _, wrapper = profiled(tmp_path, workers=1, pipeline=Pipeline(stages=2, micro_batches=4))
-    found = events(tmp_path)
-    assert sorted(found) == [0, 1]
-    for rank, names in enumerate(wrapper.layers):
-        own = found[rank]
-        trained = {each["name"].removesuffix(" forward") for each in own if each["cat"] == "forward"}
-        assert trained - {"network"} == set(names)
-        assert count(own, "waiting for a stage") and count(own, f"{names[0]} forward") == 5 * 4
 
 
 def test_own_times_leave_out_the_spans_inside() -> None:

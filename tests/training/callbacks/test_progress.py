@@ -50,12 +50,6 @@ def record(loss: float, samples: int = 1, took: float = 1.0, split: str = "test"
     return EpochRecord(1, 1, samples, took, split, evaluation, spent, 0, loss, [loss], 0.01)
 
 
-@pytest.mark.parametrize(("loss", "text"), [(4988216032362.4961, "4.988e+12"), (0.0312345, "0.03123"), (0.0, "0")])
-def test_a_line_describes_an_epoch(loss: float, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "100")
-    assert describe(record(loss), 2).endswith(f"1 images/s, loss {text}, test 100.00 %, loss {text}")
-
-
 @pytest.mark.parametrize("columns", ["40", "80", "90", "104", "200"])
 @pytest.mark.parametrize("epochs", [3, 1000])
 @pytest.mark.parametrize("accuracy", [math.nan, 0.9876])
@@ -78,12 +72,6 @@ def test_lines_go_to_the_log_or_to_the_terminal(style: str, logged: bool, caplog
     fit(screen, Progress(style))
     assert lines(caplog) == ["epoch 1/2", "epoch 2/2"] * logged
     assert screen.getvalue().count("epoch") == (2 if style == "lines" and not logged else 0)
-
-
-def test_progress_can_be_turned_off() -> None:
-    screen = Screen()
-    fit(screen, progress="none")
-    assert screen.getvalue() == ""
 
 
 @pytest.mark.parametrize("closed", [False, True])
