@@ -1,7 +1,6 @@
 """Histories by column: a wrapper's, and a run folder's."""
 
 import json
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -100,17 +99,6 @@ def test_a_file_in_the_current_folder_is_not_continued(tmp_path: Path, monkeypat
     with ParallelWrapper(small_model(), 1, callbacks=[HistoryWriter()]) as wrapper, refused("path", "history.jsonl"):
         wrapper.fit(small_dataset(20))
     assert path.read_text() == "my own line\n"
-
-
-def test_a_checkpoint_does_not_read_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading it at each checkpoint would slow down long runs."""
-    path = tmp_path / "rows.jsonl"
-    writer = HistoryWriter(path)
-    with ParallelWrapper(small_model(), 1, log_every=2, callbacks=[writer]) as wrapper:
-        wrapper.fit(small_dataset(60), batch_size=10)
-        monkeypatch.setattr("os.pread", lambda *arguments: pytest.fail("the file was read"))
-        state = writer.state()
-    assert state == {"bytes": path.stat().st_size, "crc": zlib.crc32(path.read_bytes())}
 
 
 def test_rows_of_several_kinds() -> None:

@@ -38,8 +38,7 @@ class HistoryWriter(Callback):
     def __init__(self, path: str | Path | None = None) -> None:
         self._path = None if path is None else Path(path)
         self._closing = ExitStack()
-        self._size = self._crc = 0  # of the whole file
-        self._restored = False  # True from `restore` until the next fit
+        self._kept: int | None = None  # after `restore`: bytes of the file that the next fit keeps
 
     def check_path(self) -> None:
         if self._path is not None:
@@ -54,19 +53,17 @@ class HistoryWriter(Callback):
         in_python = run is not None and not run.settings_path.exists()
         self._replaces = self._path is None and in_python and not path.is_symlink()
         self._file = self._closing.enter_context(_open(path))
-        self._begin(self._content())
 
     def on_fit_start(self, trainer: Trainer) -> None:
-        size = os.fstat(self._file.fileno()).st_size
-        if self._restored:
-            self._restored = False
-            self._file.truncate(min(self._size, size))
+        content = self._content()
+        if self._kept is not None:
+            self._file.truncate(len(content[: self._kept]))
             self._file.seek(0, os.SEEK_END)
-        elif size and not trainer.iteration:
-            if not (self._replaces and self._content().startswith(ROW)):
+            self._kept = None
+        elif content and not trainer.iteration:
+            if not (self._replaces and content.startswith(ROW)):
                 raise _taken(self._file.name)
             self._file.truncate(0)
-            self._begin(b"")
 
     def on_log(self, trainer: Trainer, record: IterationRecord) -> None:
         self._write(iteration_row(record))
@@ -78,7 +75,8 @@ class HistoryWriter(Callback):
         self._closing.close()
 
     def state(self) -> dict[str, Any]:
-        return {"bytes": self._size, "crc": self._crc}
+        content = self._content()[: self._kept]
+        return {"bytes": len(content), "crc": zlib.crc32(content)}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Check that the file belongs to this run. The next fit removes the rows written after the state was saved."""
@@ -89,24 +87,18 @@ class HistoryWriter(Callback):
         other = crc is not None and len(content) >= size and zlib.crc32(content[:size]) != int(crc)
         if other or (content and not content.startswith(ROW)):
             raise _taken(self._file.name)
-        self._begin(content[:size])
-        self._restored = True
+        self._kept = size
 
     def _content(self) -> bytes:
         descriptor = self._file.fileno()
         return os.pread(descriptor, os.fstat(descriptor).st_size, 0)
 
-    def _begin(self, content: bytes) -> None:
-        self._size, self._crc = len(content), zlib.crc32(content)
-
     def _write(self, row: dict[str, Any]) -> None:
-        line = json.dumps(row) + "\n"
         try:
-            self._file.write(line)
+            self._file.write(json.dumps(row) + "\n")
             self._file.flush()
         except OSError as error:
             raise OutputError(f"{self._file.name}: cannot be written ({error.strerror})") from error
-        self._size, self._crc = self._size + len(line), zlib.crc32(line.encode(), self._crc)
 
 
 def _taken(path: str | Path) -> ConfigError:
