@@ -7,15 +7,19 @@ from typing import Any
 
 # Removed settings and their defaults. Other values are rejected when the object is built.
 DEFAULTS: dict[str, Any] = {
-    **dict.fromkeys((f"callbacks.early_stopping.restore_{when}" for when in ("on_interrupt", "when_stopped")), False),
-    **dict.fromkeys((f"callbacks.weight_average.{when}" for when in ("on_interrupt", "when_stopped")), False),
-    "callbacks.nonfinite": {"_target_": "cupynet.training.NonFinite", "action": "stop", "max_skipped": 100},
-    "callbacks.nonfinite.every_iterations": 100,
     "callbacks.report.niceness": 19,
     "callbacks.report.wait_s": 10.0,
     "fast_dev_run": False,  # other values mark a smoke test
     "data.storage": "shared",
     "data.shards": None,
+}
+# removed settings that are ignored
+IGNORED = {
+    "callbacks.early_stopping.restore_on_interrupt",
+    "callbacks.early_stopping.restore_when_stopped",
+    "callbacks.nonfinite",
+    "callbacks.weight_average.on_interrupt",
+    "callbacks.weight_average.when_stopped",
 }
 # removed settings and what replaces them, to show if a command sets them
 REPLACED = {"fast_dev_run": "epochs=1 data.limit=512"}
@@ -51,7 +55,6 @@ ARGUMENTS: dict[str, dict[str, str]] = {
         "min_improvement": "min_delta",
         "restore_best": "restore_best_weights",
     },
-    "NonFinite": {"most_skipped": "max_skipped"},
     "Profile": {"rounds": "iterations"},
     "ReduceOnPlateau": {"min_improvement": "min_delta"},
     "WeightAverage": {"by": "unit", "every": "interval", "after": "start_after"},
@@ -66,7 +69,7 @@ def instead_of(key: str) -> str:
 
 
 def translated(settings: Mapping[Any, Any], above: str = "") -> dict[Any, Any]:
-    """Return stored settings with current names and values, without removed settings that had their defaults."""
+    """Return stored settings with current names and values, without removed ones that are ignored or had defaults."""
     target = str(settings.get("_target_"))
     package, _, name = target.rpartition(".")
     ours = target.startswith("cupynet.")
@@ -75,13 +78,13 @@ def translated(settings: Mapping[Any, Any], above: str = "") -> dict[Any, Any]:
     found: dict[Any, Any] = {}
     for former, value in settings.items():
         key = f"{above}{former}"
+        if key in IGNORED or (key in DEFAULTS and value == DEFAULTS[key]):
+            continue
         present = arguments.get(former, KEYS[key].rpartition(".")[2] if key in KEYS else former)
         if isinstance(value, Mapping | list | tuple):
-            value = _inside(value, f"{key}.")
-        elif present != former and former in VALUES:
-            value = VALUES[former].get(value, value)
-        if key not in DEFAULTS or value != DEFAULTS[key]:
-            found[present] = value
+            found[present] = _inside(value, f"{key}.")
+        else:
+            found[present] = VALUES[former].get(value, value) if present != former and former in VALUES else value
     if ours:
         found["_target_"] = MOVED.get(target, f"{package}.{name}")
     return found
