@@ -127,8 +127,9 @@ def averaged_bytes(experiment: Experiment) -> int:
     model, optimizer = experiment.model(), copy.deepcopy(experiment.optimizer)
     optimizer.init(model.params, model.backend)
     averages_states = experiment.settings.parallel.average_updaters and not isinstance(synchronizer, ElasticAveraging)
-    vectors = [model.params.master, *(optimizer.state.values() if averages_states else ())]
-    return sum(len(vector) * (2 if synchronizer.transfer_dtype == "half" else vector.itemsize) for vector in vectors)
+    weights, states = model.params.master, optimizer.state.values() if averages_states else ()
+    sent = 2 * len(weights) if synchronizer.transfer_dtype == "half" else weights.nbytes
+    return int(sent + sum(vector.nbytes for vector in states))
 
 
 def table(costs: Costs, rows: list[dict[str, Any]]) -> list[str]:

@@ -45,7 +45,7 @@ def test_an_average_is_of_the_weights_and_the_optimizer_state(experiment: Experi
     assert plan.averaged_bytes(experiment) == 2 * weights
     for overrides, sent in (
         (["parallel.average_updaters=false"], weights),
-        (["parallel.synchronizer.transfer_dtype=half"], weights),
+        (["parallel.synchronizer.transfer_dtype=half"], weights * 3 // 2),
         (["parallel=elastic"], weights),
     ):
         other = Experiment(settings_of("data=synthetic", "workers=2", *overrides))

@@ -195,34 +195,6 @@ def test_the_divergence_is_measured_once_every_few_iterations(measure_every: int
     assert [report.drift > 0 for report in reports] == measured
 
 
-class Squares(SGD):
-    """A running mean of squares that decays fast, and to zero at one index."""
-
-    def init(self, params: Any, backend: Any) -> None:
-        super().init(params, backend)
-        self.state["squares"] = np.linspace(0, 1e-3, len(params.master), dtype=params.master.dtype)
-
-    def step(self, params: Any, iteration: int, squared_norm: Any = None) -> None:
-        squares = self.state["squares"]
-        squares *= 0.02
-        squares += 1e-12 * params.grad**2
-        super().step(params, iteration, squared_norm)
-
-
-def test_half_leaves_squares_positive() -> None:
-    """A mean that has nearly decayed since the last average is too small to be resolved in its 16-bit change."""
-    ends: list[Any] = []
-
-    class Noting(ParameterAveraging):
-        def finish(self, replica: Any, moment: Any) -> Any:
-            average = super().finish(replica, moment)
-            ends.append(replica.optimizer_state["squares"].copy())
-            return average
-
-    run(Noting(4, transfer_dtype="half"), 3, 97, optimizer=Squares(0.05), dtype="float", backend="numba")
-    assert len(ends) == 6 and all((squares[1:] > 0).all() and squares[0] >= 0 for squares in ends)
-
-
 # elastic averaging ----------------------------------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ from cupynet.backend.array import Array
 from cupynet.core.checks import flag, integer, one_of
 from cupynet.parallel.communicators.base import Communicator
 from cupynet.parallel.synchronizers.base import Average, Synchronizer
-from cupynet.parallel.synchronizers.half_precision import RESOLUTION, TRANSFER_DTYPES, half_mean
+from cupynet.parallel.synchronizers.half_precision import TRANSFER_DTYPES, half_mean
 from cupynet.parallel.synchronizers.outer_optimizer import OuterOptimizer, outer_optimizer_of
 from cupynet.parallel.synchronizers.replica_view import ReplicaView, Tally, by_name, distance, take_by_name
 from cupynet.parallel.synchronizers.schedule import AveragingSchedule, Moment, averaging_schedule
@@ -41,8 +41,7 @@ class ParameterAveraging(Synchronizer):
             additional step does not measure the drift, because it follows a shorter interval. 0 to measure the drift
             only if the schedule requires it.
         transfer_dtype: `full` sends weights in full precision, and `half` sends their differences from the last average
-            in 16 bits (see `half_mean`). Replicas stay bit-identical, and nonnegative optimizer vectors, such as means
-            of squares, stay nonnegative.
+            in 16 bits (see `half_mean`). Replicas stay bit-identical. The optimizer state is sent in full precision.
         outer_optimizer: optimizer applied at every averaging step: `slowmo`, `diloco`, an `OuterOptimizer`, or None.
     """
 
@@ -68,16 +67,14 @@ class ParameterAveraging(Synchronizer):
         self._tally = Tally()  # counts since the last averaging step
         self._measured = -1  # index of the last `measure_every` period with a measurement in this epoch
         self._short = False  # True after an additional averaging step, because the next step follows a shorter interval
-        self._common: list[Array] = []  # shared vectors after the last averaging step, if they are needed
+        self._common: list[Array] = []  # the weights after the last averaging step, if they are needed
 
     def start(self, replica: ReplicaView, communicator: Communicator) -> None:
         super().start(replica, communicator)
         self._replica = replica
         self._tally = replica.tally(losses=self.report_score)
         if communicator.size > 1:
-            if self.transfer_dtype == "half":
-                self._common = [vector.copy() for vector in self.shared(replica)]
-            elif self.outer_optimizer is not None:
+            if self.transfer_dtype == "half" or self.outer_optimizer is not None:
                 self._common = [replica.params.master.copy()]
             if self.outer_optimizer is not None:
                 self.outer_optimizer.start(replica)
@@ -175,29 +172,22 @@ class ParameterAveraging(Synchronizer):
         return drift
 
     def _mean(self, vectors: list[Array], weight: float, exact: Sequence[Array] = ()) -> None:
-        """Overwrite all vectors with their means over the workers. Those in `exact` are sent in full precision."""
-        if self.transfer_dtype == "full":
-            parts = [part for vector in vectors for part in self._replica.params.trained(vector)]
+        """Overwrite the weights, (P,) optimizer vectors after them, and vectors in `exact` with their means.
+
+        With `half`, the weights are sent in 16 bits, and the other vectors in full precision.
+        """
+        halved = vectors[:1] if self.transfer_dtype == "half" else []
+        parts = [part for vector in vectors[len(halved) :] for part in self._replica.params.trained(vector)]
+        if parts or exact:
             self.communicator.allreduce_mean([*parts, *exact], weight)
-            return
-        if exact:
-            self.communicator.allreduce_mean([*exact], weight)
-        states = vectors[1:]
-        minima = [float(state.min()) if len(state) else 0.0 for state in states]
-        lowest = self.communicator.gather_numbers(*minima).min(axis=0).tolist() if states else []
-        for vector, common in zip(vectors, self._common, strict=True):
-            vector -= common
-        half_mean(self.communicator, vectors, weight)
-        for vector, common in zip(vectors, self._common, strict=True):
-            vector += common
-        for state, common, minimum in zip(states, self._common[1:], lowest, strict=True):
-            if minimum >= 0:
-                floor = abs(common) * RESOLUTION
-                state[...] = self._replica.backend.xp.maximum(state, floor)
+        for weights in halved:
+            weights -= self._common[0]
+            half_mean(self.communicator, halved, weight)
+            weights += self._common[0]
 
     def _remember(self, replica: ReplicaView) -> None:
-        for common, vector in zip(self._common, self.shared(replica), strict=False):
-            common[...] = vector
+        for common in self._common:
+            common[...] = replica.params.master
 
 
 def spread(communicator: Communicator, replica: ReplicaView, own: Array, mean: Array, weight: float) -> Spread:

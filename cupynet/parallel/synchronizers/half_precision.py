@@ -6,7 +6,6 @@ from cupynet.backend.array import Array
 from cupynet.parallel.communicators.base import Communicator
 
 TRANSFER_DTYPES = ("full", "half")
-RESOLUTION = 2.0**-10  # relative error of a float16 mean, which is rounded twice
 LARGEST = 15  # values are scaled below 2^15, so that float16 does not overflow
 SHIFTS = 120  # largest exponent of a scale factor, within the range of single precision
 
