@@ -113,6 +113,16 @@ def test_a_loss_that_grows_ends_the_fit(pipeline: Pipeline | None) -> None:
         assert outcome(stopping)[0] == "max_score" and wrapper.trainer.epoch < 9
 
 
+def test_the_loss_is_one_of_all_replicas() -> None:
+    """In Deeplearning4j, all replicas race to pass the loss of their last batch to one condition."""
+    report: Any = SimpleNamespace(loss=50.0, score_after_averaging=5.0)  # of this replica, and of all
+    trainer = alone(small_model(), SGD(0.01))
+    EarlyStopping(max_score=10).on_log(trainer, report)
+    assert trainer.consensus.request is None
+    EarlyStopping(max_score=4).on_log(trainer, report)
+    assert trainer.consensus.request is not None
+
+
 @pytest.mark.parametrize(
     ("dtype", "options"),
     [
