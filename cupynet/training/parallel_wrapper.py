@@ -149,7 +149,7 @@ class ParallelWrapper:
         self._stop: Stop | None = None  # for workers that have no trainer yet
         self._begun = False
         self._learning_rate: Schedule | None = None  # the schedule that the workers have
-        self._rates, self._loss, self._progress = model.params.rates, model.loss, "0 epochs complete"
+        self._rates, self._loss = model.params.rates, model.loss
         self._dropped = weakref.finalize(self, end_quietly, self._launcher, self._trainers, backend)
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -162,8 +162,8 @@ class ParallelWrapper:
         backend, placement = self.model.backend, self.placement
         workers = f"{counted(placement.workers, 'worker')}, {backend.name} in {backend.policy.name}"
         method = f", {self.synchronizer}" if placement.workers > 1 else ""
-        progress = next((each.progress for each in filter(None, self._trainers)), self._progress)
-        return f"<ParallelWrapper: {workers}{method}, {progress}>"
+        progress = next((f", {each.progress}" for each in filter(None, self._trainers)), "")
+        return f"<ParallelWrapper: {workers}{method}{progress}>"
 
     @property
     def warm(self) -> bool:
@@ -188,7 +188,6 @@ class ParallelWrapper:
         """
         self._launcher.check_idle()
         self._dropped.detach()
-        self._progress = next((each.progress for each in filter(None, self._trainers)), self._progress)
         trainers, self._trainers = self._trainers, [None] * self.placement.ranks
         end(self._launcher, trainers, self.model.backend)
 

@@ -175,13 +175,18 @@ def test_callbacks_that_started_are_closed_once_whatever_fails(fails: str) -> No
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_wrapper_cannot_be_closed_during_a_fit(workers: int) -> None:
-    def close() -> None:
-        with pytest.raises(RuntimeError):
-            wrapper.close()
+def test_nothing_else_can_be_done_during_a_fit(workers: int) -> None:
+    """Otherwise, workers would wait for workers until the time-out. A refused fit does not change the model."""
+    other = np.zeros((4, 8, 8, 1), np.float32), np.arange(4) % 3
 
-    with ParallelWrapper(small_model(), workers, callbacks=[At(1, close)]) as wrapper:
+    def interfere() -> None:
+        for call in (lambda: wrapper.evaluate(loader()), lambda: wrapper.fit(other), lambda: wrapper.close()):
+            with pytest.raises(RuntimeError):
+                call()
+
+    with ParallelWrapper(small_model(), workers, callbacks=[At(1, interfere)]) as wrapper:
         wrapper.fit(loader())
+    assert wrapper.model.trained_on == "pixels"
     with pytest.raises(ClosedError, match="closed"):
         wrapper.evaluate(loader())
     assert len(wrapper.predict(small_dataset(3).images)) == 3
@@ -307,24 +312,6 @@ def test_a_fit_returns_although_a_callback_changed_a_layer(tmp_path: Path, caplo
 
 
 # tasks and threads ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_task_in_the_middle_of_another_is_refused(workers: int) -> None:
-    """Otherwise, workers would wait for workers until the time-out."""
-    evaluate = At(1, lambda: wrapper.evaluate(small_dataset(20)))
-    with ParallelWrapper(small_model(), workers, callbacks=[evaluate]) as wrapper, pytest.raises(RuntimeError):
-        wrapper.fit(small_dataset(20))
-
-
-def test_a_fit_that_is_refused_during_another_does_not_change_the_model() -> None:
-    def fit_again() -> None:
-        with pytest.raises(RuntimeError):
-            wrapper.fit(np.zeros((4, 8, 8, 1), np.float32), np.arange(4) % 3)
-
-    with ParallelWrapper(small_model(), 1, callbacks=[At(1, fit_again)]) as wrapper:
-        wrapper.fit(small_dataset(20))
-    assert wrapper.model.trained_on == "pixels"
 
 
 def test_a_worker_that_timed_out_does_not_change_the_users_model(monkeypatch: pytest.MonkeyPatch) -> None:

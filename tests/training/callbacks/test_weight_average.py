@@ -12,7 +12,7 @@ from cupynet.data import Loader
 from cupynet.nn import BatchNorm, Dense, Model
 from cupynet.optim import SGD, Adam
 from cupynet.parallel import Communicator, GradientSharing, ParameterAveraging, Pipeline, Synchronizer
-from cupynet.training import Callback, EarlyStopping, ParallelWrapper, Replica, StopReason, WeightAverage
+from cupynet.training import Callback, ParallelWrapper, Replica, StopReason, WeightAverage
 from tests.support.refusals import refused
 from tests.support.trainers import callback_of, fit_on_threads, fitted
 from tests.support.training import Seen, StopAfter, alone, small_dataset, small_model
@@ -85,20 +85,6 @@ def test_a_stopped_fit_keeps_its_last_weights(reason: StopReason, averaged: bool
     ((way, weights),) = followed(1, WeightAverage(0.9), Synchronizer(), StopAfter(5, reason=reason))
     assert len(way.iterations) == 5
     np.testing.assert_allclose(weights, mean(way.iterations, 0.9) if averaged else way.iterations[-1], rtol=1e-12)
-
-
-def test_early_stopping_may_end_a_fit_whose_result_is_the_mean(tmp_path: Path) -> None:
-    """This includes a fit that resumes from a state with best weights."""
-    validation: dict[str, Any] = {"validation_data": LOADER}
-    with ParallelWrapper(small_model(), 1, callbacks=[EarlyStopping(), StopAfter(11)]) as wrapper:
-        wrapper.fit(LOADER, epochs=2, **validation)
-        wrapper.checkpoint(tmp_path)
-    way, stopping = weights_seen(), EarlyStopping(restore_best_weights=False, max_epochs=2)
-    with ParallelWrapper(small_model(), 1, callbacks=[stopping, WeightAverage(0.9), way]) as wrapper:
-        wrapper.restore(tmp_path)
-        wrapper.fit(LOADER, epochs=2, **validation)
-        assert stopping.result is not None and stopping.result.reason == "max_epochs"
-        np.testing.assert_allclose(wrapper.model.params.master, mean(way.iterations, 0.9), rtol=1e-12)
 
 
 def test_stages_of_a_pipeline_have_the_mean_of_the_whole_network() -> None:
