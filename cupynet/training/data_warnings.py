@@ -12,10 +12,10 @@ from cupynet.backend.array import Array
 from cupynet.core.wording import setting
 from cupynet.data import Dataset, LabeledData, Loader, Shards
 from cupynet.data.loader import read_of
-from cupynet.training.finite_check import UNSCALED
 from cupynet.training.fit import Fit
 
 BRIGHT = 1 / 4  # images are nearly black if all scaled pixels are smaller
+UNSCALED = 64  # floating-point images with larger values are probably not scaled
 AMPLE = 10  # with this many images per class on average, an empty class is unlikely to be chance
 CHUNK_BYTES = 1 << 22  # size of the chunks in which images are checked
 

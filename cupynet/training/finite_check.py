@@ -13,7 +13,6 @@ from cupynet.parallel import parts
 from cupynet.training.replica import Replica, Step
 
 REMEDY = ". Lower learning_rate, clip the gradient with max_grad_norm, or train in a wider dtype"
-UNSCALED = 64  # images with larger values are probably not scaled
 MAX_SAMPLES = 5  # maximum number of samples to list in a message
 
 
@@ -22,7 +21,7 @@ def check_finite(replica: Replica, step: Step) -> None:
     if not step.finite and step.batch is not None:
         text = diagnose(replica, step.batch)
         replica.forget()
-        raise DivergedError(text + _remedy(replica, step.batch))
+        raise DivergedError(text + REMEDY)
 
 
 def diagnose(replica: Replica, batch: Batch) -> str:
@@ -46,13 +45,6 @@ def diagnose(replica: Replica, batch: Batch) -> str:
     return f"the gradient {at} is too large for {_named(batch.samples)}"
 
 
-def _remedy(replica: Replica, batch: Batch) -> str:
-    images = () if batch.images is None else _on_host(replica, batch.images)
-    largest = np.abs(images).max() if len(images) else 0.0
-    unscaled = UNSCALED < largest < np.inf
-    return f". Divide the images by 255, because they reach {largest:g}" if unscaled else REMEDY
-
-
 def _first_output(replica: Replica, batch: Batch) -> tuple[str, Any]:
     """Repeat the forward pass. Return the first layer that causes a non-finite loss, and the affected samples."""
     model = replica.model
@@ -72,12 +64,8 @@ def _first_output(replica: Replica, batch: Batch) -> tuple[str, Any]:
     return "", ()
 
 
-def _on_host(replica: Replica, array: Any) -> Any:
-    return np.asarray(replica.backend.to_host(array), np.float64)
-
-
 def _finite(replica: Replica, array: Any) -> Any:
-    return np.isfinite(_on_host(replica, array))
+    return np.isfinite(np.asarray(replica.backend.to_host(array), np.float64))
 
 
 def _named(samples: Any) -> str:

@@ -18,19 +18,6 @@ DATA = small_dataset(97)  # 25 batches
 IN_ORDER = Loader(DATA, 4, shuffle=False)
 
 
-@pytest.mark.filterwarnings("ignore:overflow encountered in cast")
-@pytest.mark.parametrize(
-    ("largest", "dtype", "divide"), [(255, "double", True), (1, "double", False), (1e5, "half", False)]
-)
-def test_only_images_up_to_255_should_be_divided(largest: float, dtype: str, divide: bool) -> None:
-    images = DATA.images.astype(np.float32) / 255
-    images[0, 0, 0] = 1
-    wrapper = ParallelWrapper(network_with(Poisoned(17), dtype), 1, progress="none")
-    with wrapper, pytest.raises(DivergedError) as caught:
-        wrapper.fit(largest * images, DATA.labels, epochs=1)
-    assert ("by 255" in str(caught.value)) == divide
-
-
 @pytest.mark.parametrize(
     ("workers", "pipeline", "backwards", "place"),
     [
