@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 import zipfile
 import zlib
 from collections import Counter
@@ -21,20 +22,21 @@ from typing import Any
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.core.files import PathLike, require_plain, widened
 from cupynet.core.wording import one_line
-from cupynet.interop.keras_settings import KINDS, check_settings, snake_case
 from cupynet.interop.matching import Weight, check_all_taken, check_shape, take, weights_of
-from cupynet.nn import Concat, Conv2D, Layer, Model, Residual
+from cupynet.nn import BatchNorm, Concat, Conv2D, Layer, LayerNorm, Model, Residual
 
 H5_IN_KERAS, CONFIG_IN_KERAS = "model.weights.h5", "config.json"
 MAX_CONFIG = 1 << 24  # maximum size of config.json in bytes
 DROPOUT_STATE = "/seed_generator/"
+CLASSES: dict[type[Layer], str] = {BatchNorm: "BatchNormalization", LayerNorm: "LayerNormalization"}  # other names
 
 
 def import_keras(model: Model, path: PathLike, names: Mapping[str, str] | None = None) -> None:
     """Load the weights of a `.weights.h5` or `.keras` file of Keras 3. Requires h5py (the extra `keras`).
 
-    The layer settings in a `.keras` archive are compared with the model. A `.weights.h5` file contains no settings, so
-    check them yourself, for example epsilon, which is 1e-3 in Keras and 1e-5 in `BatchNorm`.
+    Only weights are imported, so the model needs the same layers, with the same strides, padding and activations, and
+    the same scale of pixels as in `Rescaling`. The epsilon of normalization layers, which is 1e-3 in Keras and 1e-5 in
+    `BatchNorm`, is compared with a `.keras` archive. A `.weights.h5` file does not contain it.
 
     A `Conv2D` with one group per channel loads the weights of a `DepthwiseConv2D`, or of a `Conv2D` given in `names`.
 
@@ -44,8 +46,8 @@ def import_keras(model: Model, path: PathLike, names: Mapping[str, str] | None =
             Keras numbers them by their distance from the output.
 
     Raises:
-        DataError: the file cannot be read; a weight is missing, unexpected, or has the wrong shape; or layers in a
-            `.keras` archive have different settings, such as epsilon, strides or activation.
+        DataError: the file cannot be read; a weight is missing, unexpected, or has the wrong shape; or a layer in a
+            `.keras` archive has another epsilon.
         ConfigError: `names` contains unknown layers or omits ambiguous layers, or h5py is not installed.
     """
     names = names or {}
@@ -63,7 +65,7 @@ def import_keras(model: Model, path: PathLike, names: Mapping[str, str] | None =
             read = partial(_read, variable, shape)
             arrays[name] = check_shape(read, variable.shape, shape, f"{name} of {entry!r}", path)
         check_all_taken(variables, path)
-    check_settings(model, _config(path), layers, path)
+    _check_epsilons(model, layers, path)
     model.load_weights(arrays)
     model.trained_on = ""
 
@@ -82,12 +84,18 @@ def _keras_names(network: Layer) -> dict[str, str]:
     counts: Counter[str] = Counter()
     names = {}
     for layer in network.walk():
-        keras_class = snake_case(KINDS.get(type(layer), type(layer).__name__))
-        if isinstance(layer, Conv2D) and layer.groups == layer.input.shape[-1] > 1:
-            keras_class = "depthwise_conv2d"
-        names[layer.path] = f"{keras_class}_{counts[keras_class]}" if keras_class in counts else keras_class
-        counts[keras_class] += 1
+        depthwise = isinstance(layer, Conv2D) and layer.groups == layer.input.shape[-1] > 1
+        keras_class = "DepthwiseConv2D" if depthwise else CLASSES.get(type(layer), type(layer).__name__)
+        names[layer.path] = _numbered(keras_class, counts)
     return names
+
+
+def _numbered(keras_class: str, counts: Counter[str]) -> str:
+    """Return the name of the next layer of a class in snake case, as in Keras: batch_normalization_1."""
+    words = re.sub(r"(.)([A-Z][a-z]+)", r"\1_\2", re.sub(r"\W+", "", keras_class))
+    name = re.sub(r"([a-z])([A-Z])", r"\1_\2", words).lower()
+    counts[name] += 1
+    return f"{name}_{counts[name] - 1}" if counts[name] > 1 else name
 
 
 def _check_unambiguous(model: Model, weights: Mapping[str, Weight], names: Mapping[str, str]) -> None:
@@ -131,21 +139,36 @@ def _h5(path: PathLike) -> Any:
         return io.BytesIO(archive.read(H5_IN_KERAS))
 
 
-def _config(path: PathLike) -> Any:
-    """Return the content of config.json in a .keras archive, or {} for a .weights.h5 file."""
+def _check_epsilons(model: Model, names: Mapping[str, str], path: PathLike) -> None:
+    """Raise DataError if a normalization layer has another epsilon than in a .keras archive."""
     if not zipfile.is_zipfile(path):
-        return {}
+        return
     try:
-        with zipfile.ZipFile(path) as archive:
-            if CONFIG_IN_KERAS not in archive.namelist():
-                return {}
-            with archive.open(CONFIG_IN_KERAS) as file:
-                text = file.read(MAX_CONFIG + 1)
+        with zipfile.ZipFile(path) as archive, archive.open(CONFIG_IN_KERAS) as file:
+            text = file.read(MAX_CONFIG + 1)
         if len(text) > MAX_CONFIG:
             raise ValueError("it is too large")
-        return json.loads(text)
-    except (OSError, zipfile.BadZipFile, zlib.error, ValueError, RecursionError, RuntimeError) as error:
+        stored = {name: float(epsilon) for name, epsilon in _epsilons(json.loads(text))}
+    except Exception as error:  # anything can fail with an untrusted file
         raise DataError(f"{path}: its {CONFIG_IN_KERAS} cannot be read ({one_line(error)})") from error
+    for layer in model.network.walk():
+        name = names[layer.path]
+        if not isinstance(layer, BatchNorm | LayerNorm) or name not in stored:
+            continue
+        if not math.isclose(layer.epsilon, stored[name], rel_tol=1e-6):
+            reason = f"epsilon is {layer.epsilon}, but {stored[name]} in the file. Change the model to match the file"
+            raise DataError(f"{path}: layer '{layer.path}' ({name!r} in the file): {reason}")
+
+
+def _epsilons(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the names, as in the weights file, and the epsilons of normalization layers, including nested models."""
+    counts: Counter[str] = Counter()
+    for layer in config["config"]["layers"]:
+        name = f"{prefix}{_numbered(layer['class_name'], counts)}"
+        if "layers" in layer["config"]:
+            yield from _epsilons(layer, f"{name}/layers/")
+        elif "epsilon" in layer["config"]:
+            yield name, layer["config"]["epsilon"]
 
 
 def _variables(file: Any, h5py: Any, prefix: str) -> Iterator[tuple[str, Any]]:
