@@ -24,10 +24,9 @@ class FusedPair:
     """A convolution and the max pooling that follows it, fused into one operation.
 
     activates: True if both passes include the activation. Otherwise the layer applies it to the output.
-    saves_windows: True if `forward` saves im2col rows, like the reference `conv2d`.
     """
 
-    activates, saves_windows = False, True
+    activates = False
 
     def forward(self, x: Array, weights: Weights) -> tuple[Array, tuple[Array, ...]]:
         """Return the output for x (N, ...) and the arrays saved for the backward pass, all borrowed."""

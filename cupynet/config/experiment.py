@@ -15,7 +15,6 @@ import numpy as np
 from cupynet.backend import Backend, create_backend, select_backend
 from cupynet.config.instantiate import build_as, check_modules, with_class_weights
 from cupynet.config.load_model import weights_of
-from cupynet.config.memory_estimate import check_memory
 from cupynet.config.schema import ParallelSettings, Settings, size
 from cupynet.core.errors import ConfigError, DataError, errors_of
 from cupynet.core.wording import counted
@@ -54,7 +53,7 @@ class Experiment:
         tests: True to evaluate on test images in addition to validation images.
 
     Raises:
-        ConfigError: the settings are invalid on this machine, or need too much memory.
+        ConfigError: the settings are invalid on this machine.
     """
 
     def __init__(self, settings: Settings, stages: int | None = None, *, trains: bool = True) -> None:
@@ -82,9 +81,8 @@ class Experiment:
         if settings.weights is not None and settings.resume is None:
             with errors_of("weights", arguments=()):
                 self._weights = weights_of(settings.weights, settings.trusted_modules)
-        self._built, weights = self._build(trains)
+        self._built = self._build(trains)
         self.checked = self._check(self.options, self._fit_data() if trains else None)
-        check_memory(settings, self.checked, self._built, weights, self.source, self.job)
 
     def _part(self, key: str, node: Any, kind: type[T]) -> T:
         return build_as(kind, node, key, self.settings.trusted_modules)
@@ -117,7 +115,7 @@ class Experiment:
             progress="none",  # conf/callbacks adds it, unless the user removed it
         )
 
-    def _build(self, trains: bool) -> tuple[Layer, int]:
+    def _build(self, trains: bool) -> Layer:
         with errors_of("data", self.settings.data):
             self.source.check(trains=trains)
         with errors_of("loss", self.settings.loss):
@@ -144,7 +142,7 @@ class Experiment:
                     weights[name].frozen = not rate
                 if trains:
                     params.check_trainable()
-        return network, params.count
+        return network
 
     def _fit_data(self) -> FitData:
         source, batch_size = self.source, self.settings.batch_size

@@ -103,10 +103,6 @@ class ResidualReLU(Layer):
 
         return y, backward if context.train else no_backward
 
-    def saved_values(self) -> int:
-        inner = [each for each in self.block.walk() if not any(each.children()) and each is not self.norm]
-        return sum(each.output.features + each.saved_values() for each in inner)
-
 
 class Concat(Layer):
     """Concatenates the outputs of branches along the last axis (channels or features).

@@ -101,9 +101,6 @@ class Conv2D(Layer):
         height, width, channels = self.input.shape
         return Convolution((height, width, channels), self.filters, self.window, self.activation, self.groups)
 
-    def saved_values(self) -> int:
-        return self.backend.saved_values(self._convolution())
-
     def multiply_adds(self) -> int:
         return self.weight.size * self.output.features // self.filters
 
@@ -119,9 +116,6 @@ class ConvMaxPool(Layer):
     def __init__(self, conv: Conv2D, pool: MaxPool2D, pair: FusedPair) -> None:
         self.conv, self.pool, self.pair = conv, pool, pair
         self._activation = activation_function("identity" if pair.activates else conv.activation)
-
-    def saved_values(self) -> int:
-        return self.conv.saved_values() if self.pair.saves_windows else 0
 
     def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
         conv, pair, backend, activation = self.conv, self.pair, self.conv.backend, self._activation

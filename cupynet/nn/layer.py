@@ -106,10 +106,6 @@ class Layer(Described):
         """The name of the output activation, `identity` if there is none."""
         return "identity"
 
-    def saved_values(self) -> int:
-        """Return the number of values saved per sample in training, excluding the output."""
-        return 0
-
     def multiply_adds(self) -> int:
         """Return the number of multiply-adds per sample in a forward pass, excluding children."""
         return 0

@@ -422,7 +422,7 @@ EXACT = {"hits", "binary_hits", "im2col", "max_pool2d", "relu", "relu_backward",
 # Methods that are not operations on numbers. They are tested in tests/backend/test_backends.py and test_workspace.py,
 # and in tests/data/test_feed.py.
 ELSEWHERE = {
-    "transfer", "compact", "prepare", "recorder", "saved_values", "deactivate", "activated", "subnormals_as_zero",
+    "transfer", "compact", "prepare", "recorder", "deactivate", "activated", "subnormals_as_zero",
     "failure", "allocate", "allocator", "data_ptr", "asarray", "to_host", "synchronize", "activate", "borrow", "lend",
 }  # fmt: skip
 

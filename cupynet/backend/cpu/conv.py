@@ -9,7 +9,6 @@ from cupynet.backend.cpu.kernels import tiles, vectors
 from cupynet.backend.cpu.kernels.narrow import bits
 from cupynet.backend.cpu.kernels.tiles import Frame, Sums
 from cupynet.backend.cpu.tiling import tiling_of
-from cupynet.backend.fusion import Convolution
 from cupynet.backend.window import Window
 
 WIDE = 2  # vectors of channels in a group for which Winograd's algorithm makes up for copying the group
@@ -32,9 +31,6 @@ class NumbaConv(AmxProducts):
             factors = weight if sums.forward.by_column else _by_group(weight, groups)
             self._convolve(sums.frame, sums.forward, x, factors, bias, y)
         return self.relu(y) if relu else y, None
-
-    def saved_values(self, conv: Convolution) -> int:
-        return 0
 
     def conv2d_backward(
         self, dy: Array, columns: Array, x: Array, weight: Array, weight_grad: Array, bias_grad: Array | None,

@@ -33,8 +33,6 @@ def fuse(backend: Backend, first: Convolution, pool: Window) -> FusedPair | None
 class ConvPool(FusedPair):
     """Fused convolution and pooling for one image size."""
 
-    saves_windows = False
-
     def __init__(self, backend: Backend, first: Convolution, pool: Window) -> None:
         self.backend, self.conv, self.pool, self.filters = backend, first, pool, first.filters
         self.dtype = backend.policy.compute

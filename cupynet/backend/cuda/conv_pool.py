@@ -34,7 +34,6 @@ class ConvPool(FusedPair):
         self.convolved = first.window.output(*first.image[:2])  # (rows, cols) before pooling
         values, small = first.window.size * first.image[2], pool.size <= 255  # indices fit in 8 bits
         self.direct = values <= DIRECT_VALUES and small and not first.window.dilates
-        self.saves_windows = not self.direct
 
     def forward(self, x: Array, weights: Weights) -> tuple[Array, tuple[Array, ...]]:
         """Map (N, H, W, C) to (N, H', W', O). Save the indices of the maxima, and the im2col rows unless `direct`."""

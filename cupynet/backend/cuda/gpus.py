@@ -78,17 +78,6 @@ def _version(code: int) -> str:
     return f"{code // 1000}.{code % 1000 // 10}"
 
 
-def memory(devices: list[int]) -> int:
-    """Return the memory of the smallest device, in bytes."""
-    import cupy
-
-    sizes = []
-    for device in devices:
-        with cupy.cuda.Device(device):
-            sizes.append(int(cupy.cuda.runtime.memGetInfo()[1]))
-    return min(sizes)
-
-
 @dataclass(frozen=True)
 class Pool:
     """A device's memory pool: bytes `used` by arrays, bytes `held` with free blocks, and the limit or None."""

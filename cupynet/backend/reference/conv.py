@@ -51,14 +51,6 @@ class ConvOps(DenseOps):
         self._add_bias(y, bias, relu=relu)
         return y.reshape(x.shape[0], *window.output(*x.shape[1:3]), outputs), columns
 
-    def saved_values(self, conv: Convolution) -> int:
-        """Return the number of values per image that `conv2d` saves for the backward pass, excluding the output."""
-        if conv.groups > 1:
-            return 0
-        height, width, channels = conv.image
-        rows, columns = conv.window.output(height, width)
-        return rows * columns * conv.window.size * channels
-
     def fused_pair(self, first: Convolution, pool: Window) -> FusedPair | None:
         """Return a convolution fused with the max pooling that follows it, or None if they cannot be fused."""
         return None

@@ -86,10 +86,6 @@ class MpiJob:
         first: str = self.communicator().gather_json(text)[0]
         return first
 
-    def first_word(self, text: str) -> str:
-        """Return the first nonempty text in rank order; "" if all are empty."""
-        return next(filter(None, self.communicator().gather_json(text)), "")
-
     def announce(self, error: BaseException) -> None:
         """Notify the other ranks that this rank failed with `error`, unless another rank caused the error."""
         if not isinstance(error, PeerFailed):
