@@ -86,6 +86,14 @@ def lowest(distribution: Any) -> Any:
     return distribution.choices[0] if hasattr(distribution, "choices") else distribution.low
 
 
+def values_of(distribution: Any) -> list[Any]:
+    """Return the values of a distribution that is not continuous."""
+    if hasattr(distribution, "choices"):
+        return list(distribution.choices)
+    low, high, step = distribution.low, distribution.high, distribution.step
+    return [min(low + index * step, high) for index in range(1 + round((high - low) / step))]  # `high` despite rounding
+
+
 def rounded(value: Any) -> str:
     """Format a value of a searched setting, floats with six significant digits."""
     return str(float(f"{value:.6g}") if isinstance(value, float) else value)

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +30,10 @@ from sqlalchemy.pool import NullPool
 from cupynet import config
 from cupynet.commands import train
 from cupynet.commands.evaluate import evaluated
-from cupynet.commands.tune.sampler import INTERRUPTED, UntriedSampler
 from cupynet.config import sweep_record
 from cupynet.config.experiment import Experiment
 from cupynet.config.schema import TuneSettings
-from cupynet.config.search_space import rounded
+from cupynet.config.search_space import rounded, values_of
 from cupynet.core import signals
 from cupynet.core.checks import mode_of
 from cupynet.core.errors import CupynetError, DataError, DivergedError, Interrupted, OutputError
@@ -49,7 +49,7 @@ from cupynet.training import Callback, EpochRecord, Evaluation, StopReason, Trai
 
 log = logging.getLogger(__name__)
 
-SAMPLERS = {"tpe": TPESampler, "random": RandomSampler, "grid": RandomSampler}
+SAMPLERS = {"tpe": TPESampler, "random": RandomSampler, "grid": RandomSampler}  # a grid's trials are all queued
 PRUNERS = {"median": MedianPruner, "hyperband": HyperbandPruner, "none": NopPruner}
 DONE = (TrialState.COMPLETE, TrialState.PRUNED)
 SETTINGS = "settings"  # user attribute of a trial: a digest of its settings
@@ -92,7 +92,8 @@ def search(plan: Plan, folder: Path) -> float:
     _say(f"searched settings: {' '.join(settings.search)}; shared by all trials: {' '.join(plan.shared)}")
     try:
         with signals.handled(signals.leave):
-            say_end(study, settings.trials, exhausted=run_trials(plan, folder, study))
+            run_trials(plan, folder, study)
+            say_end(study, settings.trials)
             best, *others = ranked(study)
             trusted = ",".join(settings.trusted_modules)
             found = evaluated(folder_of(folder, best), [f"trusted_modules=[{trusted}]"])
@@ -121,8 +122,9 @@ def open_study(path: Path, space: Mapping[str, BaseDistribution], settings: Tune
         else:
             direction = "maximize" if mode_of(settings.objective) == "max" else "minimize"
             study = optuna.create_study(storage=storage(path), study_name=name, direction=direction, pruner=pruner)
-        for trial in study.get_trials(states=[TrialState.RUNNING]):
-            study.tell(trial.number, state=TrialState.FAIL)
+        for killed in study.get_trials(states=[TrialState.RUNNING]):
+            study.enqueue_trial(killed.params)
+            study.tell(killed.number, state=TrialState.FAIL)
         trials = study.get_trials()
         complete = [each for each in trials if each.state == TrialState.COMPLETE]
         if not study.directions or any(not isinstance(each.value, float) for each in complete):
@@ -140,7 +142,7 @@ def open_study(path: Path, space: Mapping[str, BaseDistribution], settings: Tune
         )
     # a resumed search would draw the same settings again with the same seed
     seed = (settings.sampler_seed + len(trials)) % 2**32
-    study.sampler = UntriedSampler(study, space, SAMPLERS[settings.sampler](seed=seed), seed)
+    study.sampler = SAMPLERS[settings.sampler](seed=seed)
     return study
 
 
@@ -151,24 +153,35 @@ def storage(path: Path) -> RDBStorage:
     return RDBStorage(f"sqlite:///{STUDY}", engine_kwargs=kwargs)
 
 
-def run_trials(plan: Plan, folder: Path, study: Study) -> bool:
-    """Run trials up to their number or the time limit. Return True if all combinations were tried."""
-    sampler = study.sampler
-    assert isinstance(sampler, UntriedSampler)
+def run_trials(plan: Plan, folder: Path, study: Study) -> None:
+    """Run trials up to their number or the time limit, or until all combinations of a grid were tried."""
     limit_s, began = plan.settings.timeout_s or math.inf, time.monotonic()
     for _ in range(plan.settings.trials - len(study.get_trials(states=DONE))):
-        if sampler.exhausted() or time.monotonic() - began >= limit_s:
+        if time.monotonic() - began >= limit_s:
+            break
+        if plan.settings.sampler == "grid" and not queue_untried(study, plan.space):
+            _say("all combinations of the searched settings have been tried")
             break
         record(plan, folder, study, run_trial(plan, folder, study))
         gc.collect()  # models have reference cycles
-    return sampler.exhausted()
 
 
-def say_end(study: Study, asked: int, *, exhausted: bool) -> None:
+def queue_untried(study: Study, space: Mapping[str, Any]) -> bool:
+    """Queue the first untried combination, unless a trial is waiting. Return False if all were tried."""
+    trials = study.get_trials(deepcopy=False)
+    tried = [each.params for each in trials]
+    if not any(each.state == TrialState.WAITING for each in trials):
+        combinations = (dict(zip(space, values, strict=True)) for values in product(*map(values_of, space.values())))
+        untried = next((each for each in combinations if each not in tried), None)
+        if untried is None:
+            return False
+        study.enqueue_trial(untried)
+    return True
+
+
+def say_end(study: Study, asked: int) -> None:
     done, failed = (len(study.get_trials(states=each)) for each in (DONE, [TrialState.FAIL]))
-    if exhausted:
-        _say("all combinations of the searched settings have been tried")
-    elif done < asked:
+    if done < asked:
         _say(f"{done} of {asked} trials are done; {failed} failed or were interrupted: see tune.csv")
 
 
@@ -202,7 +215,7 @@ def run_trial(plan: Plan, folder: Path, study: Study) -> FrozenTrial:
     try:
         figure, state = train_trial(plan, folder, study, trial), TrialState.COMPLETE
     except (KeyboardInterrupt, Interrupted, DataError, OutputError) as error:
-        trial.set_user_attr(INTERRUPTED, True)
+        study.enqueue_trial(trial.params)
         trial.set_user_attr("reason", one_line(error))
         study.tell(trial, state=state)
         if isinstance(error, Interrupted):
