@@ -20,6 +20,7 @@ IGNORED = {
     "callbacks.nonfinite",
     "callbacks.weight_average.on_interrupt",
     "callbacks.weight_average.when_stopped",
+    "data.sha256",
 }
 # removed settings and what replaces them, to show if a command sets them
 REPLACED = {"fast_dev_run": "epochs=1 data.limit=512"}

@@ -81,12 +81,12 @@ def idx_shape(path: Path) -> tuple[int, ...]:
     return shape
 
 
-def read_idx(path: Path, digest: str = "") -> Array:
-    """Read an IDX file of unsigned bytes, gzip or plain. For `digest`, see `read_unpacked`."""
+def read_idx(path: Path) -> Array:
+    """Read an IDX file of unsigned bytes, gzip or plain."""
     shape = idx_shape(path)
     size = 4 + 4 * len(shape) + math.prod(shape)
     limit = min(size + size // 500 + (1 << 16), sys.maxsize - 1)  # gzip may enlarge a file
-    return parse_idx(path, read_unpacked(path, limit, digest))
+    return parse_idx(path, read_unpacked(path, limit))
 
 
 def parse_idx(path: Path, raw: bytes) -> Array:

@@ -74,8 +74,8 @@ def test_a_removed_setting_of_a_stored_run_is_dropped_if_default(
     keep(tmp_path, settings_of())
     path = tmp_path / ".hydra/config.yaml"
     text = path.read_text()
-    path.write_text(text.replace("\ndata:\n", "\ndata:\n  pieces: null\n"))
-    assert "pieces" not in config.load(tmp_path).data
+    path.write_text(text.replace("\ndata:\n", "\ndata:\n  pieces: null\n  sha256: abc\n"))
+    assert not {"pieces", "sha256"} & {*config.load(tmp_path).data}
     path.write_text(text.replace("\ndata:\n", "\ndata:\n  pieces: 4\n"))
     with refused("data.pieces"):
         config.check_downloads(config.load(tmp_path), tmp_path, ())

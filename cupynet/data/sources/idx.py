@@ -1,15 +1,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from cupynet.backend.array import Array
-from cupynet.core import wording
 from cupynet.core.errors import ConfigError
 from cupynet.data.files import FilePath, checked_path, expanded, idx_path, idx_shape, read_idx
-from cupynet.data.sources.user_files import UserArrays, checked_sha256
+from cupynet.data.sources.user_files import UserArrays
 
 IDX_NAMES = {
     "train_images": "train-images-idx3-ubyte",
@@ -27,7 +25,6 @@ class IdxFiles(UserArrays):
         folder: a folder with files named as in MNIST (see `idx_path`).
         train_images, train_labels, test_images, test_labels: other paths, relative to `folder` if it is given.
         classes: number of classes; by default the largest training label + 1.
-        sha256: a mapping from the names of the four file arguments to SHA-256 digests of the files, compressed or not.
         seed and others: see `Source`.
     """
 
@@ -36,16 +33,11 @@ class IdxFiles(UserArrays):
     train_labels: FilePath | None = None
     test_images: FilePath | None = None
     test_labels: FilePath | None = None
-    sha256: Mapping[str, str | None] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("folder", *IDX_NAMES):
             checked_path(name, getattr(self, name))
-        if not isinstance(self.sha256, Mapping | None) or not {*(self.sha256 or ())} <= {*IDX_NAMES}:
-            must = f"must be a mapping from some of {', '.join(IDX_NAMES)} to SHA-256 digests, or null"
-            raise ConfigError(must, "sha256", wording.shown(self.sha256, wording.written))
-        self._digests = {part: checked_sha256(f"sha256.{part}", each) for part, each in (self.sha256 or {}).items()}
         self.place = expanded(self.folder or self.train_images or self.test_images or "idx")
         self.name = self.place.resolve().name.partition(".")[0]
         self._inspect()
@@ -64,4 +56,4 @@ class IdxFiles(UserArrays):
         return idx_shape(self._path(name))
 
     def _array(self, name: str) -> Array:
-        return read_idx(self._path(name), self._digests.get(name, ""))
+        return read_idx(self._path(name))

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import hashlib
 import math
 import zipfile
 from collections.abc import Iterator
@@ -13,8 +12,8 @@ import numpy as np
 from cupynet.backend.array import Array
 from cupynet.core import wording
 from cupynet.core.errors import DataError
-from cupynet.data.files import PARSING, FilePath, check_regular, read_bytes
-from cupynet.data.sources.user_files import UserArrays, checked_sha256, required_path
+from cupynet.data.files import PARSING, FilePath, check_regular
+from cupynet.data.sources.user_files import UserArrays, required_path
 
 _MAX_RATIO = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: 1032}  # highest compression ratios
 
@@ -26,7 +25,6 @@ class NpzFile(UserArrays):
     Args:
         train_images, train_labels, test_images, test_labels: the keys of the arrays in `file`.
         classes: number of classes; by default the largest training label + 1.
-        sha256: SHA-256 of the file; None to skip the check.
         seed and others: see `Source`.
     """
 
@@ -35,15 +33,11 @@ class NpzFile(UserArrays):
     train_labels: str = "y_train"
     test_images: str = "x_test"
     test_labels: str = "y_test"
-    sha256: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.sha256 = checked_sha256("sha256", self.sha256)
         self.place = required_path("file", self.file, "the .npz file")
         self.name = self.place.name.partition(".")[0]
-        if self.sha256 and hashlib.sha256(read_bytes(self.place)).hexdigest() != self.sha256:
-            raise DataError(f"{self.place}: expected contents with SHA-256 {self.sha256}, found other contents")
         self._inspect()
 
     def _has(self, name: str) -> bool:

@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-import re
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from cupynet.backend.array import Array
-from cupynet.core import wording
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.data.dataset import check_layout, count_classes, read_dataset, read_from
 from cupynet.data.files import FilePath, checked_path, expanded
@@ -99,9 +97,3 @@ def required_path(name: str, value: FilePath | None, what: str) -> Path:
     if path is None:
         raise ConfigError(f"set {what}", name, "null")
     return expanded(path)
-
-
-def checked_sha256(name: str, value: str | None) -> str:
-    if value is not None and not (isinstance(value, str) and re.fullmatch("[0-9a-fA-F]{64}", value)):
-        raise ConfigError("must be a SHA-256, 64 hexadecimal digits, or null", name, wording.shown(value))
-    return (value or "").lower()
