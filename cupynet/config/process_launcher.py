@@ -30,7 +30,7 @@ from cupynet.core.checks import integer
 from cupynet.core.errors import Interrupted
 from cupynet.core.exits import report_error
 from cupynet.core.logs import WARNING
-from cupynet.core.terminal import UNWRITABLE, folded, printable
+from cupynet.core.terminal import UNWRITABLE, printable
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -130,7 +130,7 @@ class ProcessLauncher(Launcher):
                     if warning := WARNED.match(line):
                         text = f"{warning[0]}job {job.number}: {line[warning.end() :]}"
                         with suppress(*UNWRITABLE):
-                            print(folded(printable(text).strip()), flush=True)
+                            print(printable(text).strip(), flush=True)
             errors.seek(0)
             output = errors.read().decode(errors="replace")
         labelled = output.replace("cupynet: ", f"cupynet: job {job.number}: ")

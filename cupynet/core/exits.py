@@ -6,7 +6,6 @@ import errno
 import logging
 import re
 import sys
-import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -56,25 +55,12 @@ def report_error(error: BaseException, log: logging.Logger | None = None, job: s
         line = f"out of memory ({details}). Lower batch_size, workers or prefetch_buffer"
     else:
         unexpected = True
-        module = _module_of(error)
-        line = ": ".join(filter(None, [type(error).__name__, one_line(error)])) + (module and f" (in module {module})")
+        line = ": ".join(filter(None, [type(error).__name__, one_line(error)]))
     if log is not None:
         log.error("%s%s", job, line, exc_info=error if unexpected else None)
     else:
         say_error(f"{job}{line}", error if unexpected else None)
     return exit_code(error)
-
-
-def _module_of(error: BaseException) -> str:
-    """Return the user module that raised an error, directly or in a library it called; "" if cupynet raised it."""
-    module = ""
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-        if package == "cupynet":
-            module = ""
-        elif package not in sys.stdlib_module_names and "-packages" not in frame.f_code.co_filename:
-            module = str(frame.f_globals.get("__name__", ""))
-    return module
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from cupynet.core.terminal import UNWRITABLE, folded, printable, say_error
+from cupynet.core.terminal import UNWRITABLE, printable, say_error
 
 WARNING = "warning: "  # prefix of warnings on the terminal
 
@@ -21,7 +21,7 @@ class Console(logging.Handler):
                 say_error(text, record.exc_info[1] if record.exc_info else None)
             else:
                 mark = f"{WARNING}{self.label}" if record.levelno >= logging.WARNING else ""
-                print(folded(f"[{_CLOCK.formatTime(record, '%H:%M:%S')}] {mark}{text}"), flush=True)
+                print(f"[{_CLOCK.formatTime(record, '%H:%M:%S')}] {mark}{text}", flush=True)
         except UNWRITABLE:
             pass  # the run continues, and the record is in the log file
 

@@ -7,9 +7,7 @@ import faulthandler
 import io
 import os
 import re
-import shutil
 import sys
-import textwrap
 import traceback
 from pathlib import Path
 
@@ -25,14 +23,6 @@ def is_terminal() -> bool:
 def can_draw() -> bool:
     """Return True if stdout is a terminal that can redraw lines, according to `TERM`."""
     return is_terminal() and os.environ.get("TERM") not in (None, "", "dumb")
-
-
-def folded(line: str) -> str:
-    """Wrap a log line to the width of the terminal, and indent continuation lines. Piped output is not wrapped."""
-    width, indent = shutil.get_terminal_size().columns, " " * len("[12:30:05] ")
-    if not can_draw() or "\n" in line or width <= 2 * len(indent):
-        return line
-    return textwrap.fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def printable(text: str) -> str:

@@ -8,12 +8,10 @@ import pty
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from cupynet.core import signals
@@ -164,22 +162,3 @@ def test_what_a_job_raises_besides_our_errors_is_reported_with_its_traceback(
             assert err.startswith(type(error).__name__) and "SIGINT" not in err  # a traceback without frames
         assert report_error(KeyboardInterrupt(signal.SIGTERM), job="job 1: ") == 143
         assert capsys.readouterr().err.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("cause", "named"),
-    [
-        (lambda: 1 / 0, True),
-        (lambda: np.zeros(2).reshape(3), True),
-        (lambda: annotate(1, ""), False),  # type: ignore[arg-type]
-    ],
-    ids=["own", "library", "cupynet"],
-)
-def test_the_module_of_the_user_is_named_and_cupynet_is_not(
-    cause: Callable[[], object], named: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """An error raised in cupynet is not attributed to the user's module that called it."""
-    with pytest.raises(Exception) as caught:
-        cause()
-    assert report_error(caught.value) == 1
-    assert (f"(in module {__name__})" in capsys.readouterr().err) == named
