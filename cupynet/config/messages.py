@@ -9,7 +9,6 @@ from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import DictConfig
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
-from cupynet.config.removed import instead_of
 from cupynet.config.schema import Settings, rules
 from cupynet.core.errors import ConfigError, causes
 from cupynet.core.wording import listed, nearest, one_line
@@ -59,8 +58,6 @@ def _file(error: BaseException) -> str:
 
 
 def _hint(error: OmegaConfBaseException, key: str, schema: type[Settings]) -> str:
-    if replaced := instead_of(key):
-        return replaced
     above, parent = key.rpartition(".")[0], error.parent_node
     groups = parent.items_ex(resolve=False) if isinstance(parent, DictConfig) else ()
     inside = {known for known, _ in rules(schema) if known.endswith(f".{key}")}  # as in averaging_frequency=3

@@ -22,8 +22,6 @@ IGNORED = {
     "callbacks.weight_average.when_stopped",
     "data.sha256",
 }
-# removed settings and what replaces them, to show if a command sets them
-REPLACED = {"fast_dev_run": "epochs=1 data.limit=512"}
 # moved classes
 MOVED = {
     "cupynet.training.ReportPage": "cupynet.reporting.ReportPage",
@@ -62,11 +60,6 @@ ARGUMENTS: dict[str, dict[str, str]] = {
 }
 # renamed values by former argument
 VALUES: dict[str, dict[Any, Any]] = {"wire": {"exact": "full"}, "outer": {"mean": None}}
-
-
-def instead_of(key: str) -> str:
-    """Return the replacement for a removed setting, to append to a message, or ""."""
-    return f". Use {REPLACED[key]}" if key in REPLACED else ""
 
 
 def translated(settings: Mapping[Any, Any], above: str = "") -> dict[Any, Any]:

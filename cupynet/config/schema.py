@@ -13,7 +13,6 @@ from dataclasses import MISSING, dataclass, field, fields
 from functools import partial
 from typing import Any, TypeVar
 
-from cupynet.config.removed import instead_of
 from cupynet.core import checks, shared_options
 from cupynet.core.errors import ConfigError
 from cupynet.core.wording import nearest, shown, written
@@ -265,7 +264,7 @@ def read(kind: type[G], given: Mapping[str, Any], above: str = "") -> G:
     known = {each.name: each for each in fields(kind)}
     for name in (name for name in given if name not in known):  # settings added with +
         key = _below(above, name)
-        hint = instead_of(key) or nearest(key, (_below(above, other) for other in known))
+        hint = nearest(key, (_below(above, other) for other in known))
         raise ConfigError(f"there is no setting '{key}'{hint}", key, shown(given[name], written))
     values = {}
     for each in known.values():

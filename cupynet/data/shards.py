@@ -32,7 +32,6 @@ class Shards:
         folder: a folder that contains the folders 0, 1, 2, ...
         classes: number of classes; by default the largest label + 1.
         pixels: scaling of the pixels, which by default are divided by 255.
-        most: maximum number of samples to use from each shard; None for all.
 
     Attributes:
         image_shape: (H, W, C).
@@ -48,12 +47,11 @@ class Shards:
         folder: str | os.PathLike[str],
         classes: int | None = None,
         pixels: PixelScale = FRACTIONS,
-        most: int | None = None,
     ) -> None:
         if not isinstance(folder, str | os.PathLike):
             raise ConfigError("must be the folder of the shards", "shards", wording.shown(folder))
         self.folder = expanded(folder).absolute()  # workers open images.npy later, also after os.chdir
-        self.name, self.pixels, self._most = self.folder.resolve().name, pixels, most
+        self.name, self.pixels = self.folder.resolve().name, pixels
         paths = self._paths()
         labels = [_map_integers(path / "labels.npy") for path in paths]
         samples = [_map_integers(path / "samples.npy") for path in paths]
@@ -62,7 +60,7 @@ class Shards:
         here = [number for number, path in enumerate(paths) if os.path.lexists(path / "images.npy")]
         if not here:
             raise DataError(f"{self.folder}: expected images.npy in at least one shard, found none")
-        self.labels, self.samples = [each[:most] for each in labels], [each[:most] for each in samples]
+        self.labels, self.samples = labels, samples
         self.counts = tuple(map(len, self.labels))
         first = self.dataset(str(here[0]))
         self.image_shape, self.scaled = first.image_shape, first.scaled
@@ -101,7 +99,7 @@ class Shards:
             )
 
     def open(self, number: int) -> Dataset:
-        dataset = self.dataset(str(number)).take(slice(self._most))
+        dataset = self.dataset(str(number))
         if dataset.image_shape != self.image_shape:
             found = f"found {dataset.image_shape}"
             raise DataError(f"{self.folder / str(number)}: expected images of shape {self.image_shape}, {found}")

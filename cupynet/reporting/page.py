@@ -44,7 +44,7 @@ def write_page(folder: str | Path, *, over: bool = False, error: Exception | Non
 
 def page_values(data: RunData) -> dict[str, Any]:
     """Return all values of the page except the charts."""
-    sections = (_tiles, _evaluation, _mistakes, _time, _layers, _filters, _settings, _machine, _files)
+    sections = (_tiles, _evaluation, _mistakes, _time, _layers, _settings, _machine, _files)
     values = {build.__name__.strip("_"): data.section(build) for build in sections}
     values |= data.section(_head) or {"title": "a run", "marks": [], "notices": [], "progress": None}
     values["notices"] += [(f"unreadable: {text}", "warn") for text in data.damaged]
@@ -223,17 +223,6 @@ def _layers(data: RunData) -> list[list[str]]:
     columns = ("kind", "settings", "output", "parameters", "multiply-adds")
     rows = data.start.get("layers") or ()
     return [[row["layer"].replace("  ", "\u2003"), *(row.get(name, "") for name in columns)] for row in rows]
-
-
-def _filters(data: RunData) -> dict[str, Any] | None:
-    """Return a picture of the first convolution's filters and a description, or None if there is no picture."""
-    weights = data.read(data.run.weights_path, load_weights) or {}
-    names = [f"{row['layer']}.weight" for row in data.start.get("layers") or ()]
-    name = next((name for name in names if name in weights and weights[name].ndim == 4), "")
-    if not name or (picture := pictures.filters(weights[name], name)) is None:
-        return None
-    height, width, _, count = weights[name].shape
-    return {"picture": picture, "text": f"{name}: {count} filters of {height} x {width}"}
 
 
 def _settings(data: RunData) -> dict[str, Any]:

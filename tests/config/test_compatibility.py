@@ -94,15 +94,6 @@ def test_stored_overrides_get_their_present_keys(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("former", removed.REPLACED)
-@pytest.mark.parametrize("prefix", ["", "+"])
-def test_a_removed_setting_names_what_replaces_it(prefix: str, former: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        config.compose([f"{prefix}{former}=1"])
-    assert removed.REPLACED[former] in str(caught.value)
-    settings_of(*removed.REPLACED[former].split())
-
-
 def test_a_renamed_argument_is_found_at_any_depth() -> None:
     name, schedule = "cupynet.parallel.ElasticAveraging", {"_target_": "cupynet.parallel.PostLocal", "epochs": 2}
     stored = {"synchronizer": {"_target_": name, "frequency": {**schedule, "frequency": 10}}}

@@ -121,4 +121,4 @@ def test_charts_and_pictures_are_not_blank(found: Found) -> None:
         for chart in at["charts"]:
             assert chart["width"] > 0.7 * min(at["width"], 560) and chart["paths"] > 8
             assert chart["text"] >= (9.5 if at["width"] >= 390 else 7.5)
-        assert len(at["pictures"]) == 4 and all(at["pictures"])
+        assert len(at["pictures"]) == 3 and all(at["pictures"])

@@ -123,14 +123,3 @@ def test_examples_of_any_size_are_shown(shape: tuple[int, ...]) -> None:
 def test_an_example_is_shown_as_it_is(channels: int) -> None:
     image = np.random.default_rng(3).integers(0, 256, (5, 7, channels)).astype(np.uint8)
     np.testing.assert_array_equal(of_picture(pictures.example(image, "x")), image)
-
-
-def test_filters_are_solid_where_they_are_large_and_coloured_by_their_sign() -> None:
-    weights = np.zeros((2, 2, 1, 2))
-    weights[0, 0, 0, 0], weights[1, 0, 0, 0] = 2.0, -1.0
-    image = pictures.filters(weights, "conv1.weight")
-    assert image is not None and (image.width, image.height) == (40, 16)
-    drawn = of_picture(image)
-    assert drawn.shape == (2, 5, 4)  # two filters with a gap between them
-    assert drawn[0, 0].tolist() == [*pictures.POSITIVE, 255] and drawn[1, 0].tolist() == [*pictures.NEGATIVE, 128]
-    assert drawn[:, 1, 3].max() < 10 and drawn[:, 3:, 3].max() < 10
