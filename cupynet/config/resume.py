@@ -14,7 +14,7 @@ from typing import Any
 
 from cupynet.config.overrides import last_value, name_of, parseable
 from cupynet.core.errors import ConfigError, DataError
-from cupynet.core.lock import at_work, busy
+from cupynet.core.lock import at_work
 from cupynet.core.terminal import near
 from cupynet.core.wording import listed, written
 from cupynet.runs.layout import (
@@ -65,8 +65,6 @@ def find(value: str, arguments: Sequence[str]) -> Path | None:
             raise ConfigError(f"is a search. Continue it with: {hint}", "resume", repr(value))
         if run_of(path).is_symlink():  # the link may change later
             path = Path(near(path.resolve()))
-        if at_work(run_of(path)):
-            raise busy(run_of(path))
     require_plain_files(run_of(path))
     return path
 

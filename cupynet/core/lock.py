@@ -41,7 +41,8 @@ class Hold:
         try:
             self._lock.acquire(timeout=TIMEOUT_S)
         except TimeoutError:
-            raise busy(folder) from None
+            reason = f"another run is using this folder{_holder(self._path)}"
+            raise ConfigError(f"{folder}: {reason}. Wait for it, stop it, or choose another folder") from None
         except OSError as error:
             self.warning = f"{self._path}: {error.strerror}. Concurrent runs in this folder will not be detected"
             return
@@ -55,13 +56,6 @@ class Hold:
             with contextlib.suppress(OSError):
                 self._path.unlink()  # before the release, so that a waiting process notices the missing file
             self._lock.release()
-
-
-def busy(folder: Path) -> ConfigError:
-    """Return the error for a folder in which a run is in progress."""
-    owner = _holder(folder / NAME)
-    reason = f"another run is using this folder{owner}. Wait for it, stop it, or choose another folder"
-    return ConfigError(f"{folder}: {reason}")
 
 
 def at_work(folder: Path) -> bool:

@@ -11,7 +11,6 @@ from cupynet.commands.tune.command import for_hydra
 from cupynet.config import command_line, resume
 from cupynet.config.load_model import LoadedRun
 from cupynet.config.schema import Settings
-from cupynet.core import lock
 from cupynet.core.errors import ConfigError
 from cupynet.reporting.folder import read_run
 from cupynet.runs.layout import RESULTS
@@ -119,13 +118,6 @@ def test_a_run_of_a_sweep_or_search_is_suggested(file: str, run: str) -> None:
         with pytest.raises(ConfigError) as caught:
             use()
         assert str(folder / run) in str(caught.value)
-
-
-def test_a_running_run_is_not_resumed() -> None:
-    hold = lock.Hold(made("outputs/day/one", checkpoint=False))
-    with refused(""):
-        resume.find("outputs/day/one", [])
-    hold.release()
 
 
 def test_resume_latest_is_the_newest_run_that_has_not_ended() -> None:
