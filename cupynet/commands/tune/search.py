@@ -92,8 +92,7 @@ def search(plan: Plan, folder: Path) -> float:
     _say(f"searched settings: {' '.join(settings.search)}; shared by all trials: {' '.join(plan.shared)}")
     try:
         with signals.handled(signals.leave):
-            run_trials(plan, folder, study)
-            say_end(study, settings.trials)
+            say_end(study, settings.trials, exhausted=run_trials(plan, folder, study))
             best, *others = ranked(study)
             trusted = ",".join(settings.trusted_modules)
             found = evaluated(folder_of(folder, best), [f"trusted_modules=[{trusted}]"])
@@ -153,17 +152,17 @@ def storage(path: Path) -> RDBStorage:
     return RDBStorage(f"sqlite:///{STUDY}", engine_kwargs=kwargs)
 
 
-def run_trials(plan: Plan, folder: Path, study: Study) -> None:
-    """Run trials up to their number or the time limit, or until all combinations of a grid were tried."""
+def run_trials(plan: Plan, folder: Path, study: Study) -> bool:
+    """Run trials up to their number or the time limit. Return True if all combinations of a grid were tried."""
     limit_s, began = plan.settings.timeout_s or math.inf, time.monotonic()
     for _ in range(plan.settings.trials - len(study.get_trials(states=DONE))):
         if time.monotonic() - began >= limit_s:
             break
         if plan.settings.sampler == "grid" and not queue_untried(study, plan.space):
-            _say("all combinations of the searched settings have been tried")
-            break
+            return True
         record(plan, folder, study, run_trial(plan, folder, study))
         gc.collect()  # models have reference cycles
+    return False
 
 
 def queue_untried(study: Study, space: Mapping[str, Any]) -> bool:
@@ -179,9 +178,11 @@ def queue_untried(study: Study, space: Mapping[str, Any]) -> bool:
     return True
 
 
-def say_end(study: Study, asked: int) -> None:
+def say_end(study: Study, asked: int, *, exhausted: bool) -> None:
     done, failed = (len(study.get_trials(states=each)) for each in (DONE, [TrialState.FAIL]))
-    if done < asked:
+    if exhausted:
+        _say("all combinations of the searched settings have been tried")
+    elif done < asked:
         _say(f"{done} of {asked} trials are done; {failed} failed or were interrupted: see tune.csv")
 
 
