@@ -14,7 +14,7 @@ import pytest
 
 from cupynet import ConfigError, import_keras, nn
 from cupynet.backend import create_backend
-from tests.support.imported_networks import GOLDEN, small_model
+from tests.support.imported_networks import GOLDEN, check_same_weights, small_model
 from tests.support.refusals import data_error
 
 NUMBERS = {"weight": 0, "bias": 1, "scale": 0, "shift": 1, "mean": 2, "variance": 3}
@@ -39,11 +39,6 @@ def write(path: Path, arrays: dict[str, Any]) -> Path:
         file.create_group("vars")
         file["optimizer/vars/0"] = 3
     return path
-
-
-def check_same_weights(found: nn.Model, source: nn.Model) -> None:
-    for name, weight in source.weights().items():
-        np.testing.assert_array_equal(found.weights()[name], weight, err_msg=name)
 
 
 def test_bfloat16_is_widened(tmp_path: Path) -> None:
@@ -143,8 +138,7 @@ def test_another_epsilon_than_that_of_the_file_is_refused() -> None:
     before = {name: weight.copy() for name, weight in found.weights().items()}
     with data_error(KERAS, "'layernorm1'", "1e-05", "0.001"):
         import_keras(found, KERAS)
-    for name, weight in before.items():
-        np.testing.assert_array_equal(found.weights()[name], weight)
+    check_same_weights(found, before)
 
 
 @pytest.mark.parametrize("text", ["text", "{}", '{"config": {"layers": [3]}}', "[" * 100_000])
@@ -175,7 +169,7 @@ def test_a_nested_model_has_layers_of_its_own(tmp_path: Path) -> None:
             packed.writestr("config.json", text)
         with expected:
             import_keras(found, tmp_path / "a.keras", names)
-            check_same_weights(found, source)
+            check_same_weights(found, source.weights())
 
 
 def test_layers_in_branches_need_names(tmp_path: Path) -> None:
@@ -192,4 +186,4 @@ def test_layers_in_branches_need_names(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=f"'{missing}'"):
             import_keras(found, path, {name: place for name, place in named.items() if name != missing})
     import_keras(found, path, named)
-    check_same_weights(found, source)
+    check_same_weights(found, source.weights())

@@ -14,7 +14,7 @@ from cupynet.interop import torch_source
 from cupynet.interop.torch import orders
 from cupynet.nn import Activation, BatchNorm, Concat, Dense, Flatten, Image, Residual, Sequential
 from tests.support.exported_networks import everything_as_model, images_for, logits, model_of
-from tests.support.imported_networks import GOLDEN, SMALL, SMALL_NAMES, small_model, torch_logits
+from tests.support.imported_networks import GOLDEN, SMALL, SMALL_NAMES, check_same_weights, small_model, torch_logits
 from tests.support.refusals import data_error, refused
 
 
@@ -84,8 +84,7 @@ def test_weights_and_running_statistics_of_every_layer_are_imported() -> None:
     source, found = everything_as_model(), everything_as_model()
     found.load_weights({name: 0 * weight for name, weight in found.weights().items()})
     import_torch(found, GOLDEN / "torch_exported.safetensors")
-    for name, weight in source.weights().items():
-        np.testing.assert_array_equal(found.weights()[name], weight, err_msg=name)
+    check_same_weights(found, source.weights())
 
 
 @pytest.mark.parametrize(
@@ -105,8 +104,7 @@ def test_weights_that_do_not_fit_are_named(name: str, tensor: Any, shapes: tuple
     before = {own: weight.copy() for own, weight in found.weights().items()}
     with data_error(path, name, *shapes):
         import_torch(found, path, SMALL_NAMES)
-    for own, weight in found.weights().items():
-        np.testing.assert_array_equal(weight, before[own])
+    check_same_weights(found, before)
 
 
 def test_numbers_narrower_than_16_bits_are_refused_with_a_remedy(tmp_path: Path) -> None:

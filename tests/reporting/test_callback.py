@@ -2,34 +2,21 @@
 
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
-import numpy as np
 import pytest
 
-from cupynet.backend import create_backend
-from cupynet.commands import train
-from cupynet.data import Dataset
-from cupynet.nn import Dense, Image, Model, Sequential
 from cupynet.reporting import ReportPage
 from cupynet.training import HistoryWriter, ParallelWrapper, StopReason
 from cupynet.training.callbacks.base import Callback
-from cupynet.training.trainer import Trainer
 from tests.support.pages import check_alone
-from tests.support.settings import settings_of
-from tests.support.training import StopAfter
+from tests.support.resumed_runs import resumed, trained
+from tests.support.training import On, StopAfter, small_dataset, small_model
 
 QUICK = (
     *("data=synthetic", "data.train=300", "data.test=100", "workers=2", "batch_size=16", "backend=numpy", "model=mlp"),
     "callbacks.report.enabled=true",
 )
-
-
-def trained(folder: Path, *settings: str, callbacks: tuple[Callback, ...] = ()) -> str:
-    folder.mkdir(exist_ok=True)
-    experiment = train.prepare(settings_of(*QUICK, *settings))
-    experiment.callbacks += callbacks
-    train.train(experiment, folder)
-    return (folder / "report.html").read_text()
 
 
 def test_a_page_that_needs_no_network_is_also_made_for_a_stopped_run_and_replaced_when_it_is_resumed(
@@ -40,10 +27,12 @@ def test_a_page_that_needs_no_network_is_also_made_for_a_stopped_run_and_replace
 ) -> None:
     monkeypatch.chdir(tmp_path)
     folder = Path("run")
-    text = trained(folder, "epochs=2", callbacks=(StopAfter(5, text="SIGINT", reason=StopReason.SIGNAL),))
+    trained(folder, *QUICK, "epochs=2", callbacks=[StopAfter(5, text="SIGINT", reason=StopReason.SIGNAL)])
+    text = (folder / "report.html").read_text()
     assert ">stopped<" in text and "SIGINT" in text
     check_alone(text)
-    text = trained(folder, "epochs=2", "resume=run")
+    resumed(folder)
+    text = (folder / "report.html").read_text()
     assert "run/report.html" in capsys.readouterr().out
     assert "2 of 2" in text and "finished" in text and "<svg" in text and "SIGINT" not in text
     assert "Most confident mistakes" in text and 'alt="sample ' in text
@@ -53,10 +42,8 @@ def test_a_page_that_needs_no_network_is_also_made_for_a_stopped_run_and_replace
 
 
 def fit(run: Path | None, *callbacks: Callback) -> None:
-    images = np.random.default_rng(1).integers(0, 256, (40, 4, 4, 1)).astype(np.uint8)
-    model = Model(Sequential([Dense(2)]), Image(4, 4, 1), create_backend("numpy"))
-    with ParallelWrapper(model, workers=1, callbacks=callbacks, run=run) as wrapper:
-        wrapper.fit(Dataset("small", images, np.arange(40) % 2, 2), epochs=1)
+    with ParallelWrapper(small_model(), workers=1, callbacks=callbacks, run=run) as wrapper:
+        wrapper.fit(small_dataset(40), epochs=1)
 
 
 @pytest.fixture
@@ -91,19 +78,15 @@ def test_no_page_without_a_folder_or_if_it_is_turned_off(tmp_path: Path) -> None
     assert not list(tmp_path.glob("**/*.html"))
 
 
-class Failing(Callback):
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
-
-    def on_fit_end(self, trainer: Trainer) -> None:
-        raise self.error
+def failing(error: BaseException) -> Callback:
+    return On("on_fit_end", Mock(side_effect=error))
 
 
 def test_a_page_that_needs_no_network_is_also_made_for_a_failed_run_and_names_its_error(
     tmp_path: Path, without_charts: None
 ) -> None:
     with pytest.raises(ValueError, match="^mine$"):
-        fit(tmp_path, HistoryWriter(), ReportPage(), Failing(ValueError("mine")))
+        fit(tmp_path, HistoryWriter(), ReportPage(), failing(ValueError("mine")))
     text = (tmp_path / "report.html").read_text()
     assert ">failed<" in text and "ValueError: mine" in text
     check_alone(text)
@@ -111,5 +94,5 @@ def test_a_page_that_needs_no_network_is_also_made_for_a_failed_run_and_names_it
 
 def test_an_interrupt_is_not_delayed_by_a_page(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        fit(tmp_path, HistoryWriter(), ReportPage(), Failing(KeyboardInterrupt()))
+        fit(tmp_path, HistoryWriter(), ReportPage(), failing(KeyboardInterrupt()))
     assert not list(tmp_path.glob("*.html"))

@@ -30,3 +30,8 @@ def small_model(*, flatten: bool = False, dtype: str = "double", backend: str = 
         "output": nn.Dense(3),
     }
     return nn.Model(nn.Sequential(layers), nn.Image(9, 8, 3), create_backend(backend, dtype), seed=1)
+
+
+def check_same_weights(found: nn.Model, weights: dict[str, Any]) -> None:
+    for name, weight in weights.items():
+        np.testing.assert_array_equal(found.weights()[name], weight, err_msg=name)
