@@ -34,7 +34,6 @@ OF_LATEST = re.compile(r"[^=,(' \"]*outputs/latest(?![^/,)' \"])")  # a path tha
 # links that W&B creates and never opens again
 OF_WANDB = re.compile(r"(^|/)wandb/(offline-)?run-[^/]+/(files|logs)/")
 MAY_DIFFER = ("epochs", "workers", "devices", "backend", "dtype", "callbacks", "profile", "resume", "trusted_modules")
-MAY_BE_SET = ("data.channels",)  # only if it was null; the network must still match the images
 MAY_MOVE = ("data.folder", "data.file")  # to the same data in another place
 
 
@@ -186,8 +185,7 @@ def _with_name(path: Path) -> Path:
 
 def check_same_settings(given: Mapping[str, Any], stored: Mapping[str, Any], path: Path) -> None:
     for key, now, then in _differences(given, stored):
-        may_differ = key.partition(".")[0] in MAY_DIFFER or key in MAY_MOVE
-        if not may_differ and (key not in MAY_BE_SET or then is not None):
+        if key.partition(".")[0] not in MAY_DIFFER and key not in MAY_MOVE:
             started = "without it" if then is None else f"with {written(then)}"
             few = ", ".join((*MAY_DIFFER[:7], *MAY_MOVE))
             reason = f"the run in {run_of(path)} was started {started}, and resuming can only change {few}"

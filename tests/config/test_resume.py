@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from cupynet import config
 from cupynet.commands import train
@@ -26,7 +25,6 @@ from tests.support.commands import QUICK, SMALL, Command, Line, summary_of
 from tests.support.refusals import data_error, refused
 from tests.support.resumed_runs import MORE, EndAfter, resumed, same, trained
 from tests.support.settings import settings_of
-from tests.support.user_files import digits, write_pictures
 
 RUN = Path("outputs/day/run")
 NORM = ["workers=2", "model=lenet_norm", "epochs=2"]  # has running estimates and dropout
@@ -178,22 +176,6 @@ def test_a_setting_that_must_not_change_is_refused(given: dict[str, Any], stored
         resume.check_same_settings({**given, "seed": 1}, {**stored, "seed": 1}, RUN)
     resume.check_same_settings({"data": {"folder": "elsewhere"}}, {"data": {"folder": "here"}}, RUN)
     resume.check_same_settings({"epochs": 2}, {"epochs": 1, "callbacks": {"mine": {"path": "x"}}}, RUN)
-
-
-def test_the_channels_of_a_run_on_gray_pictures_may_be_set_on_resume(in_folder: Path, command: Command) -> None:
-    """An earlier version trained on such pictures without a number of channels."""
-    pictures = write_pictures(in_folder / "pictures", digits(20, 10))
-    data = ("data=folder", f"data.folder={pictures}")
-    trained(Path("run"), *data, "model=mlp", "backend=numpy", "workers=1", "epochs=1")
-    path = max(pictures.rglob("*.png"))
-    with Image.open(path) as opened:
-        opened.convert("P").save(path)
-    again = ["resume=run", "epochs=2"]
-    assert command(*again, task=train_job)[0] == 65
-    assert command(*again, "data.channels=3", task=train_job)[0] == 2  # for another network
-    assert command(*again, "data.channels=1", task=train_job)[0] == 0
-    assert config.load("run").data["channels"] == 1
-    assert command("resume=run", "epochs=3", "data.channels=null", task=train_job)[0] == 2
 
 
 def test_a_running_run_cannot_be_resumed(
