@@ -135,7 +135,7 @@ def import_torch(model: nn.Model, path: PathLike, names: Mapping[str, str] | Non
 
     Raises:
         DataError: the file cannot be read, or a weight is missing, unexpected, or has the wrong shape.
-        ConfigError: `names` contains an unknown layer or weight, or a `Residual` adds vectors in different orders.
+        ConfigError: `names` contains an unknown layer or weight, or branches end in flattened images.
     """
     if not isinstance(path, str | os.PathLike):
         reason = "must be the path of a file. Write it with safetensors.torch.save_file(net.state_dict(), path)"
@@ -182,7 +182,7 @@ def export_torch(model: nn.Model, path: PathLike) -> None:
     `torch_source` creates the matching module.
 
     Raises:
-        ConfigError: a layer has no equivalent in PyTorch, or a `Residual` adds vectors in different orders.
+        ConfigError: a layer has no equivalent in PyTorch, or branches end in flattened images.
         OutputError: the file cannot be written.
     """
     check_known(model.network, KNOWN, "PyTorch")
@@ -219,7 +219,7 @@ def from_torch(tensor: Any, axes: tuple[int, ...], order: Order | None = None) -
 
 
 def orders(network: nn.Layer) -> dict[int, Order]:
-    """Return PyTorch's order of each flattened input, by `id(layer)`. Raise ConfigError if a sum mixes two orders."""
+    """Return PyTorch's order of each flattened input, by `id(layer)`. Raise ConfigError if branches end in one."""
     result: dict[int, Order] = {}
     _output_order(network, None, result)
     return result
@@ -233,24 +233,11 @@ def _output_order(layer: nn.Layer, order: Order | None, result: dict[int, Order]
         return order
     if isinstance(layer, nn.Residual | nn.Concat):
         branches = [layer.body, layer.shortcut] if isinstance(layer, nn.Residual) else list(layer.branches.values())
-        branch_orders = [order if branch is None else _output_order(branch, order, result) for branch in branches]
-        if all(branch_order is None for branch_order in branch_orders):
-            return None
-        widths = [(layer.input if branch is None else branch.output).features for branch in branches]
-        explicit = [
-            np.arange(width) if branch_order is None else branch_order
-            for branch_order, width in zip(branch_orders, widths, strict=True)
-        ]
-        if isinstance(layer, nn.Concat):
-            starts = np.cumsum([0, *widths[:-1]])
-            return np.concatenate([branch_order + start for branch_order, start in zip(explicit, starts, strict=True)])
-        body, shortcut = explicit
-        if not np.array_equal(body, shortcut):
-            raise ConfigError(
-                f"Residual '{layer.path}' adds a flattened image to another vector, but PyTorch orders their values "
-                "differently. Flatten before the Residual, and start it with a Dense layer"
-            )
-        return body
+        found = [order if branch is None else _output_order(branch, order, result) for branch in branches]
+        if any(each is not None for each in found):
+            reason = f"{type(layer).__name__} '{layer.path}' joins flattened images, which PyTorch orders differently"
+            raise ConfigError(f"{reason}. Add a Dense layer before it, or at the end of its branches")
+        return None
     if isinstance(layer.input, nn.Image) and isinstance(layer, nn.Dense | nn.Flatten):
         image = layer.input
         channels_first = np.arange(image.features).reshape(image.shape).transpose(2, 0, 1).reshape(-1)
@@ -342,11 +329,11 @@ def torch_source(model: nn.Model) -> str:
     Modules are named after the layers, so that `load_state_dict` accepts the weights written by `export_torch`.
 
     Raises:
-        ConfigError: a layer has no equivalent in PyTorch, a `Residual` adds vectors in different orders, or the network
-            is a single layer.
+        ConfigError: a layer has no equivalent in PyTorch, branches end in flattened images, or the network is a single
+            layer.
     """
     check_known(model.network, KNOWN, "PyTorch")
-    orders(model.network)  # raises ConfigError if a sum mixes two orders
+    orders(model.network)  # raises ConfigError if branches end in a flattened image
     if not isinstance(model.network, nn.Sequential):
         raise ConfigError("the network is a single layer. Wrap it in a Sequential")
     network = "".join(f"        {module},\n" for module in _inside(model.network))
