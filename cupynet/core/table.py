@@ -43,11 +43,11 @@ def column(
     return Column(key, key if title is None else title, cells, values, right)
 
 
-def setting_columns(values: Mapping[str, Sequence[Any]], form: Callable[[Any], str] = str) -> list[Column]:
+def setting_columns(values: Mapping[str, Sequence[Any]]) -> list[Column]:
     """Create a column for each setting, titled with its shortened name. Long titles break at underscores."""
     short = shortened(list(values))
     titles = {key: name if len(name) <= 12 else name.replace("_", "_\n") for key, name in short.items()}
-    return [column(key, of_key, form, titles[key]) for key, of_key in values.items()]
+    return [column(key, of_key, title=titles[key]) for key, of_key in values.items()]
 
 
 def shortened(keys: Sequence[str]) -> dict[str, str]:
