@@ -1,6 +1,5 @@
-"""Normalization compared with PyTorch, and its running estimates."""
+"""Normalization: its formulas and gradients, and its running estimates."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,52 +8,76 @@ import pytest
 from cupynet import nn
 from cupynet.backend import create_backend
 from tests.support.backends import every_backend, every_dtype
+from tests.support.gradients import check_layer
 from tests.support.passes import built, inferred, passed
 
-GOLDEN = np.load(Path(__file__).parents[1] / "golden" / "norms.npz")
 TRAINING = nn.Context(train=True)
 TOLERANCES = {"half": 2e-2, "float": 1e-5, "double": 1e-10}
+EPSILON = 1e-3
 
 
-def golden(kind: str) -> dict[str, Any]:
-    return {name.partition(".")[2]: GOLDEN[name] for name in GOLDEN.files if name.startswith(f"{kind}.")}
+def drawn(*shape: int) -> Any:
+    return np.random.default_rng(shape).normal(0.7, 1.5, shape)
 
 
-def results_of(layer: nn.BatchNorm | nn.LayerNorm, x: Any, dy: Any) -> dict[str, Any]:
-    y, dx = passed(layer, x, dy)
-    gradients = {"scale_grad": layer.scale.grad, "shift_grad": layer.shift.grad}
-    estimates = {"mean": layer.mean.data, "variance": layer.variance.data} if isinstance(layer, nn.BatchNorm) else {}
-    return {"y": y, "dx": dx} | {name: layer.backend.to_host(a) for name, a in (gradients | estimates).items()}
+def normalized(x: Any, mean: Any, variance: Any, layer: nn.BatchNorm | nn.LayerNorm) -> Any:
+    scale, shift = (np.asarray(layer.backend.to_host(p.master)) for p in (layer.scale, layer.shift))
+    return (x - mean) / np.sqrt(variance + EPSILON) * scale + shift
 
 
-def compare(found: Any, expected: Any, dtype: str, name: str) -> None:
+def compare(found: Any, expected: Any, dtype: str) -> None:
     tolerance = TOLERANCES[dtype] * max(1.0, float(np.abs(expected).max()))
-    np.testing.assert_allclose(np.asarray(found, np.float64), expected, rtol=0, atol=tolerance, err_msg=name)
+    np.testing.assert_allclose(np.asarray(found, np.float64), expected, rtol=0, atol=tolerance)
 
 
 @every_backend
 @every_dtype
-@pytest.mark.parametrize("kind", ["images", "vectors"])
-def test_batch_norm_and_its_derivative_are_those_of_pytorch(name: str, dtype: str, kind: str) -> None:
-    known, layer = golden(kind), nn.BatchNorm(momentum=0.8, epsilon=1e-3)
-    shape = known["x0"].shape[1:]
-    built(layer, shape, create_backend(name, dtype), scale=known["scale"], shift=known["shift"])
-    for step in range(3):
-        layer.scale.grad[...] = layer.shift.grad[...] = 0
-        for result, found in results_of(layer, known[f"x{step}"], known[f"dy{step}"]).items():
-            compare(found, known[f"{result}{step}"], dtype, result)
-    compare(inferred(layer, known["x0"]), known["inferred"], dtype, "inferred")
+@pytest.mark.parametrize("shape", [(4, 3, 5, 6), (7, 5)], ids=["images", "vectors"])
+def test_batch_norm_normalizes_channels_and_tracks_their_moments(name: str, dtype: str, shape: tuple[int, ...]) -> None:
+    """As in PyTorch, the running variance is unbiased."""
+    layer, backend, channels = nn.BatchNorm(momentum=0.8, epsilon=EPSILON), create_backend(name, dtype), shape[-1]
+    built(layer, shape[1:], backend, scale=drawn(1, channels)[0], shift=drawn(2, channels)[0])
+    axes, mean, variance = tuple(range(len(shape) - 1)), np.zeros(channels), np.ones(channels)
+    for step in (1, 2, 3):
+        x = drawn(step, *shape)[0]
+        y, _ = passed(layer, x)
+        compare(y, normalized(x, x.mean(axes), x.var(axes), layer), dtype)
+        mean, variance = 0.8 * mean + 0.2 * x.mean(axes), 0.8 * variance + 0.2 * x.var(axes, ddof=1)
+        compare(backend.to_host(layer.mean.data), mean, dtype)
+        compare(backend.to_host(layer.variance.data), variance, dtype)
+    compare(inferred(layer, x), normalized(x, mean, variance, layer), dtype)
 
 
 @every_backend
-@pytest.mark.parametrize(("dtype", "kind"), [("half", "features"), ("float", "flat features"), ("double", "channels")])
-def test_layer_norm_and_its_derivative_are_those_of_pytorch(name: str, dtype: str, kind: str) -> None:
-    known, layer = golden(kind), nn.LayerNorm("channels" if kind == "channels" else "features", epsilon=1e-3)
-    shape = known["x"].shape[1:]
-    built(layer, shape, create_backend(name, dtype), scale=known["scale"], shift=known["shift"])
-    for result, found in results_of(layer, known["x"], known["dy"]).items():
-        compare(found, known[result], dtype, result)
-    compare(inferred(layer, known["x"]), known["y"], dtype, "inferred")
+@pytest.mark.parametrize(
+    ("dtype", "axis", "shape"),
+    [("half", "features", (3, 4, 2, 5)), ("float", "features", (3, 9)), ("double", "channels", (3, 4, 2, 5))],
+)
+def test_layer_norm_normalizes_each_example_or_each_pixel(
+    name: str, dtype: str, axis: str, shape: tuple[int, ...]
+) -> None:
+    layer, axes = nn.LayerNorm(axis, epsilon=EPSILON), tuple(range(1, len(shape))) if axis == "features" else (3,)
+    own = [shape[i] for i in axes]
+    built(layer, shape[1:], create_backend(name, dtype), scale=drawn(1, *own)[0], shift=drawn(2, *own)[0])
+    x = drawn(*shape)
+    expected = normalized(x, x.mean(axes, keepdims=True), x.var(axes, keepdims=True), layer)
+    compare(passed(layer, x)[0], expected, dtype)
+    compare(inferred(layer, x), expected, dtype)
+
+
+@pytest.mark.parametrize(
+    ("layer", "input"),
+    [
+        (nn.BatchNorm(), nn.Image(3, 4, 2)),
+        (nn.BatchNorm(), nn.Flat(5)),
+        (nn.LayerNorm(), nn.Image(3, 4, 2)),
+        (nn.LayerNorm(), nn.Flat(5)),
+        (nn.LayerNorm("channels"), nn.Image(3, 2, 4)),
+    ],
+    ids=str,
+)
+def test_gradients_of_norms(layer: nn.Layer, input: nn.InputType) -> None:
+    check_layer(layer, input, batch=3, training=True)
 
 
 @every_backend
@@ -93,12 +116,12 @@ def test_one_value_of_a_channel_has_no_variance(name: str, dtype: str) -> None:
     """The output is the shift and does not depend on the input. The running estimates do not change."""
     layer = nn.BatchNorm()
     built(layer, (3,), create_backend(name, dtype), scale=[2.0, -1.0, 3.0], shift=[0.5, 0.25, -1.0])
-    found = results_of(layer, [[1000.1, -3.3, 7.0]], [[1.0, 2.0, 4.0]])
-    np.testing.assert_array_equal(found["y"], [[0.5, 0.25, -1.0]])
-    np.testing.assert_array_equal(found["dx"], np.zeros((1, 3)))
-    np.testing.assert_array_equal(found["shift_grad"], [1, 2, 4])
-    for result, expected in (("scale_grad", 0), ("mean", 0), ("variance", 1)):
-        np.testing.assert_array_equal(found[result], [expected] * 3)
+    y, dx = passed(layer, [[1000.1, -3.3, 7.0]], [[1.0, 2.0, 4.0]])
+    np.testing.assert_array_equal(y, [[0.5, 0.25, -1.0]])
+    np.testing.assert_array_equal(dx, np.zeros((1, 3)))
+    arrays = layer.shift.grad, layer.scale.grad, layer.mean.data, layer.variance.data
+    for array, expected in zip(arrays, ([1, 2, 4], [0] * 3, [0] * 3, [1] * 3), strict=True):
+        np.testing.assert_array_equal(layer.backend.to_host(array), expected)
 
 
 def model_with_norm(name: str, dtype: str = "float", seed: int = 1) -> tuple[nn.Model, Any]:

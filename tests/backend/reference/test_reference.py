@@ -7,7 +7,7 @@ import pytest
 
 from cupynet.backend import Window
 from cupynet.backend.cpu.numpy_backend import NumpyBackend
-from tests.support.arguments import SHAPES, Shape
+from tests.support.arguments import SHAPES, Shape, grouped
 
 Array = Any
 every_shape = pytest.mark.parametrize("shape", SHAPES, ids=range(len(SHAPES)))
@@ -32,14 +32,18 @@ def normal(*shape: int) -> Array:
 
 @every_shape
 def test_convolution_is_a_sum_over_each_window(shape: Shape) -> None:
-    x, bias = normal(*shape.image), normal(shape.outputs)
-    weight = normal(*shape.window.kernel, shape.channels, shape.outputs)
-    y, _ = NumpyBackend("double").conv2d(x, weight, bias, shape.window)
-    looked_at = windows(x, shape.window)
-    expected = np.empty((*looked_at.shape[:3], shape.outputs))
-    for place in np.ndindex(*expected.shape):
-        expected[place] = (looked_at[place[:3]] * weight[..., place[3]]).sum() + bias[place[3]]
-    np.testing.assert_allclose(y, expected, rtol=1e-12, atol=1e-12)
+    """Each group of filters sees its own channels."""
+    for _, groups, image, size in grouped(shape):
+        x, weight, bias = normal(*image), normal(*size), normal(size[3])
+        y, _ = NumpyBackend("double").conv2d(x, weight, bias, shape.window, groups=groups)
+        looked_at = windows(x, shape.window)
+        channels, filters = size[2], size[3] // groups
+        expected = np.empty((*looked_at.shape[:3], size[3]))
+        for n, i, j, o in np.ndindex(*expected.shape):
+            first = o // filters * channels
+            seen = looked_at[n, i, j, :, :, first : first + channels]
+            expected[n, i, j, o] = (seen * weight[..., o]).sum() + bias[o]
+        np.testing.assert_allclose(y, expected, rtol=1e-12, atol=1e-12)
 
 
 @every_shape
