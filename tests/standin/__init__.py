@@ -6,7 +6,7 @@ CUDA's keywords for a C++ compiler (include/, host.py), and a CuPy that computes
 
     modules.py      installs and removes the modules          errors.py       the misuses
     machine.py      how every operation runs                  order.py        streams as lines, vector clocks
-    memory.py       pools, blocks, canaries                   streams.py      devices, streams, events, graphs
+    memory.py       pools and blocks                          streams.py      devices, streams, events, graphs
     arrays.py       arrays and their operators; functions.py  kernels.py      .cu text, launched on the CPU
     collectives.py  NCCL                                      cublas.py       libcublas, for ctypes
     pinned.py       pinned memory, copies by address          gpu_only.py     selects tests marked gpu

@@ -120,11 +120,6 @@ class ndarray(NDArrayOperatorsMixin):
             raise Foreign(f"numpy.{ufunc.__name__}.{method} on a CuPy array")
         return matmul(*inputs, *out) if ufunc is np.matmul else elementwise(ufunc, *inputs, out=out[0])
 
-    def set(self, host: NDArray[Any]) -> None:
-        if (host.shape, host.dtype) != (self.shape, self.dtype):
-            raise Foreign(f"an array {self.shape} of {self.dtype} cannot be set to {host!r:.60}")
-        upload(self, host)
-
     # views, copies, indices -----------------------------------------------------------------------------------------
 
     def reshape(self, *shape: Any) -> ndarray:
@@ -184,9 +179,6 @@ class ndarray(NDArrayOperatorsMixin):
     def all(self, axis: Any = None, keepdims: bool = False) -> ndarray:
         return reduce(np.logical_and, self, axis, keepdims)
 
-    def any(self, axis: Any = None, keepdims: bool = False) -> ndarray:
-        return reduce(np.logical_or, self, axis, keepdims)
-
 
 def do(name: str, work: Callable[[], Any], reads: Sequence[ndarray], made: ndarray) -> ndarray:
     """Run an operation. `work` refers to views, not arrays, so a captured operation keeps no memory alive."""
@@ -244,8 +236,7 @@ def reduce(ufunc: np.ufunc, array: ndarray, axis: Any, keepdims: bool, dtype: An
     view, into = array.host_view, made.host_view
 
     def work() -> None:
-        ordered = np.flip(view, tuple(gone)) if "fused" in active().arithmetic else view
-        into[...] = ufunc.reduce(ordered, axis=tuple(gone), keepdims=keepdims, dtype=wide)
+        into[...] = ufunc.reduce(view, axis=tuple(gone), keepdims=keepdims, dtype=wide)
 
     return do(f"{ufunc.__name__}.reduce", work, [array], made)
 
@@ -265,20 +256,9 @@ def matmul(a: Any, b: Any, out: ndarray | None = None) -> ndarray:
     wide = np.float32 if dtype == np.float16 else dtype
 
     def work() -> None:
-        into[...] = product(left.astype(wide, copy=False), right.astype(wide, copy=False))
+        into[...] = left.astype(wide, copy=False) @ right.astype(wide, copy=False)
 
     return do("matmul", work, [a, b], made)
-
-
-def product(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
-    """Return a b as BLAS computes it; with fused arithmetic, sum from last to first term, rounding each once."""
-    total: NDArray[Any] = np.zeros((len(a), b.shape[1]), a.dtype)
-    if "fused" not in active().arithmetic:
-        return np.matmul(a, b, out=total)
-    exact = np.float64 if a.dtype == np.float32 else np.longdouble
-    for k in reversed(range(len(b))):
-        total = (total + np.multiply.outer(a[:, k].astype(exact), b[k])).astype(a.dtype)
-    return total
 
 
 def upload(target: ndarray, host: NDArray[Any]) -> ndarray:

@@ -1,9 +1,7 @@
 """`cupy.cuda.nccl`: ranks are threads of one process that wait for each other and compute, as GPUs do.
 
 It has the names of CuPy 14.2 (cupy_backends/cuda/libs/nccl.pyx). One rank's third call is matched with the third
-call of each other rank. A call returns before the others are made; its stream's next operation waits for them. If a
-rank never makes its call, because its device is lost or it has aborted, the host continues, and the waiting stream is
-stuck until its own rank aborts too.
+call of each other rank. A call returns before the others are made; its stream's next operation waits for them.
 
 Two things that CuPy allows are misuses here. A communicator's first operation connects the ranks and loads kernels,
 which allocates memory, so it must be a small one. And a communicator must be destroyed or aborted explicitly: its
@@ -13,14 +11,13 @@ destructor would end it in whichever thread runs the garbage collector.
 from __future__ import annotations
 
 import os
-import threading
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from cupynet.backend.policy import stored_dtype
-from tests.standin.errors import BadLaunch, CUDARuntimeError, Disagreement, InCapture, Misuse
+from tests.standin.errors import Disagreement, Misuse
 from tests.standin.machine import Machine, Span, active
 from tests.standin.order import Label, Line, label
 
@@ -44,70 +41,37 @@ class Ring:
         devices: the devices of the connected ranks.
         open: rank -> where its communicator was created, until it is destroyed or aborted.
         calls: number -> the calls with that number, until all ranks have made theirs.
-        aborted: ranks that make no more calls.
     """
 
     size: int
     devices: dict[int, int] = field(default_factory=dict)
     open: dict[int, Label] = field(default_factory=dict)
     calls: dict[int, list[Call]] = field(default_factory=dict)
-    aborted: set[int] = field(default_factory=set)
     broken: Exception | None = None
-
-    def missing(self, call: Call) -> list[int]:
-        there = [each.rank for calls in self.calls.values() if call in calls for each in calls]
-        return sorted(set(range(self.size)) - set(there))
-
-    def can_never_end(self, machine: Machine, call: Call) -> bool:
-        missing = self.missing(call)
-        return any(rank in self.aborted or machine.is_lost(self.devices[rank]) for rank in missing)
 
 
 @dataclass(eq=False)
 class Call:
     """A rank's call. All ranks must agree on its form."""
 
-    communicator: NcclCommunicator
+    ring: Ring
+    rank: int
     send: Span
     receive: Span
     form: tuple[int, str]
     line: Line
     where: Label
-    thread: threading.Thread
     over: bool = False
-    error: Exception | None = None
-
-    @property
-    def rank(self) -> int:
-        return self.communicator.rank
 
     def settle(self, machine: Machine) -> None:
-        """Wait until the call ends, and raise its error. If it cannot end, its line is stuck and the host continues."""
-        ring = self.communicator.ring
-        if ring is not None and self.error is None:
-            try:
-                machine.wait(
-                    lambda: self.over or ring.broken is not None or ring.can_never_end(machine, self),
-                    lambda: f"{self} waits for ranks {ring.missing(self)}",
-                )
-            except Misuse as misuse:
-                self.error = misuse
-            if not self.over:
-                self.error = self.error or ring.broken
-        if self.error is not None:
-            self.end(machine)
-            if isinstance(self.error, Misuse):
-                machine.keep(self.error)
-            raise self.error
-        if not self.over and ring is not None:
-            self.line.stuck = f"{self} waits for ranks {ring.missing(self)}, lost or aborted"
-        self._leave(machine)
+        """Wait until all ranks have made the call. Raise the error if one of them was wrong."""
+        machine.wait(lambda: self.over or self.ring.broken is not None, lambda: f"{self} waits for other ranks")
+        self.end(machine)
+        if self.ring.broken is not None:
+            raise self.ring.broken
 
     def end(self, machine: Machine) -> None:
-        self.over, self.line.stuck = True, ""
-        self._leave(machine)
-
-    def _leave(self, machine: Machine) -> None:
+        self.over = True
         for calls in (machine.waiting, self.line.pending):
             if self in calls:
                 calls.remove(self)
@@ -147,15 +111,12 @@ class NcclCommunicator:
 
     def abort(self) -> None:
         """End this rank's part and its calls on the device. The other ranks keep waiting."""
-        machine, ring = active(), self.ring
+        machine = active()
         self.destroy()
-        if ring is not None:
-            with machine.lock:
-                ring.aborted.add(self.rank)
-                for call in self._calls:
-                    call.end(machine)
-                self._calls.clear()
-                machine.changed.notify_all()
+        with machine.lock:
+            for call in self._calls:
+                call.end(machine)
+            machine.changed.notify_all()
 
     def allReduce(self, sendbuf: int, recvbuf: int, count: int, datatype: int, op: int, stream: int) -> None:
         machine, where, ring = active(), label("nccl.allReduce"), self.ring
@@ -164,40 +125,21 @@ class NcclCommunicator:
             raise NcclError(f"NCCL_ERROR_INVALID_ARGUMENT: {what}: here a live communicator can only sum floats")
         dtype = stored_dtype(DTYPES[datatype])
         with machine.lock:
+            machine.check_device(self._device)
+            line = machine.line_at(stream, self._device)
+            if line.device != self._device:
+                raise NcclError(f"NCCL_ERROR_INVALID_ARGUMENT: {line}, the communicator of device {self._device}")
             try:
-                line = self._line(machine, stream, where)
                 if not self._count and count > FEW:
                     raise Misuse(f"{where} of {count} numbers is the first of its communicator: warm it up")
-                send, receive = (self._span(machine, each, count, dtype, where) for each in (sendbuf, recvbuf))
-                call = Call(self, send, receive, (count, dtype.name), line, where, threading.current_thread())
-                self._submit(machine, ring, call)
+                nbytes, name = count * dtype.itemsize, "nccl.allReduce"
+                send, receive = (machine.span(at, nbytes, self._device, name, dtype) for at in (sendbuf, recvbuf))
+                self._submit(machine, ring, Call(ring, self.rank, send, receive, (count, dtype.name), line, where))
             except Misuse as misuse:
                 machine.refuse(misuse)
 
-    def _line(self, machine: Machine, stream: int, where: Label) -> Line:
-        """Return the stream with that address, which must belong to this device and must not be capturing."""
-        try:
-            machine.check_device(self._device)
-        except CUDARuntimeError as error:
-            raise NcclError("NCCL_ERROR_UNHANDLED_CUDA_ERROR: unhandled cuda error") from error
-        line = machine.line_at(stream, self._device)
-        if line.device != self._device:
-            raise NcclError(f"NCCL_ERROR_INVALID_ARGUMENT: {line}, the communicator of device {self._device}")
-        if line.capture is not None:
-            raise InCapture(f"{where} while {line} captures, which NCCL's manual advises against")
-        return line
-
-    def _span(self, machine: Machine, address: int, count: int, dtype: np.dtype[Any], where: Label) -> Span:
-        span = machine.span(address, count * dtype.itemsize, self._device, "nccl.allReduce", dtype)
-        if span.chunk.dtype is not None and span.chunk.dtype != dtype:
-            raise BadLaunch(f"{where} is called for {dtype} with {span.chunk}, which is {span.chunk.dtype}")
-        return span
-
     def _submit(self, machine: Machine, ring: Ring, call: Call) -> None:
         """Register a call, and execute it if all ranks have made it."""
-        if any(not each.over and each.thread is not call.thread for each in self._calls):
-            ring.broken = Misuse("one communicator is used by two threads at once")
-            machine.changed.notify_all()
         if ring.broken is not None:
             raise ring.broken
         self._calls = [*(each for each in self._calls if not each.over), call]
@@ -210,9 +152,15 @@ class NcclCommunicator:
             machine.changed.notify_all()
             return
         del ring.calls[self._count - 1]
-        _execute(machine, ring, sorted(calls, key=lambda each: each.rank))
-        if call.error is not None:
-            raise call.error
+        try:
+            _execute(machine, sorted(calls, key=lambda each: each.rank))
+        except Exception as error:
+            ring.broken = error
+            raise
+        finally:
+            for each in calls:
+                each.end(machine)
+            machine.changed.notify_all()
 
 
 def check_all_ended(machine: Machine) -> None:
@@ -223,32 +171,20 @@ def check_all_ended(machine: Machine) -> None:
                 machine.keep(Misuse(f"{where} of rank {rank} of {ring.size} was neither destroyed nor aborted"))
 
 
-def _execute(machine: Machine, ring: Ring, calls: list[Call]) -> None:
-    """Compute in rank order. If one rank's call is wrong, all ranks fail."""
-    try:
-        if len({call.form for call in calls}) > 1:
-            raise Disagreement(f"the ranks do not make the same call: {'; '.join(map(str, calls))}")
-        accesses = [machine.tick(call.line, call.where) for call in calls]
-        for call, access in zip(calls, accesses, strict=True):
-            machine.reads(call.send, access)
-        with np.errstate(all="ignore"):
-            total = sum((call.send.view for call in calls[1:]), np.array(calls[0].send.view))
-        for call, access in zip(calls, accesses, strict=True):
-            machine.writes(call.receive, access)
-            call.receive.view[...] = total
-            call.receive.chunk.mark_written(call.receive.view)
-        _order(calls)
-    except Exception as error:
-        ring.broken = error
-        for call in calls:
-            call.error = error
-    for call in calls:
-        call.over = True
-        if call in machine.waiting:
-            machine.waiting.remove(call)
-        if call.error is None:
-            call.end(machine)
-    machine.changed.notify_all()
+def _execute(machine: Machine, calls: list[Call]) -> None:
+    """Compute in rank order."""
+    if len({call.form for call in calls}) > 1:
+        raise Disagreement(f"the ranks do not make the same call: {'; '.join(map(str, calls))}")
+    accesses = [machine.tick(call.line, call.where) for call in calls]
+    for call, access in zip(calls, accesses, strict=True):
+        machine.reads(call.send, access)
+    with np.errstate(all="ignore"):
+        total: Any = sum((call.send.view for call in calls[1:]), np.array(calls[0].send.view))
+    for call, access in zip(calls, accesses, strict=True):
+        machine.writes(call.receive, access)
+        call.receive.view[...] = total
+        call.receive.chunk.mark_written(call.receive.view)
+    _order(calls)
 
 
 def _order(calls: list[Call]) -> None:

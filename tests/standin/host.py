@@ -28,11 +28,6 @@ FLAGS = ["-std=c++20", "-fPIC", "-shared", "-pthread", "-fno-strict-aliasing", "
 FLAGS += ["-Wno-unused-parameter", "-Wno-unknown-pragmas", "-Wno-clobbered", "-Werror"]
 # compilation takes most of the time, because kernels are small and rarely run
 OPTIMIZED, INSTRUMENTED = ["-O1"], ["-O0", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-# differences of a GPU's arithmetic, see `installed`
-ARITHMETIC = {
-    "fused": ["-ffp-contract=fast", "-fexpensive-optimizations", "-march=native"],
-    "flushed": ["-DSTANDIN_FLUSHED"],
-}
 BOUNDS = r"(?:__launch_bounds__\s*\([^)]*\)\s*)?"  # before or after `void`
 EXPORTED = re.compile(rf'extern\s+"C"\s+__global__\s+{BOUNDS}void\s+{BOUNDS}(\w+)\s*\(')
 STATUS = {
@@ -73,17 +68,15 @@ class HostKernel:
 
 
 @functools.cache
-def host_library(text: str, options: tuple[str, ...] = (), arithmetic: tuple[str, ...] = ()) -> dict[str, HostKernel]:
+def host_library(text: str, options: tuple[str, ...] = ()) -> dict[str, HostKernel]:
     """Return the kernels of a .cu file's text by name. They are compiled once for each content.
 
     Args:
         text: the file's content, with its headers.
         options: compiler options for kernels; only macros (-D) have an effect.
-        arithmetic: names from `ARITHMETIC`.
     """
     macros = tuple(option for option in options if option.startswith("-D"))
     flags = [*FLAGS, *(INSTRUMENTED if SANITIZED else OPTIMIZED)]
-    flags += [flag for name in arithmetic for flag in ARITHMETIC[name]]
 
     def compile(made: Path) -> None:
         names = exported_by(text, macros)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.standin.errors import CUDARuntimeError, Deadlock, InCapture, Misuse, Overrun, WrongDevice
-from tests.standin.memory import CANARY, Chunk, MemoryPool, collecting_later
+from tests.standin.memory import Chunk, MemoryPool, collecting_later
 from tests.standin.order import Access, Label, Line, label, merge
 
 LAUNCH_FAILURE = "cudaErrorLaunchFailure: unspecified launch failure"
@@ -44,7 +44,7 @@ class Operation(NamedTuple):
     """Work that a line runs at once or captures.
 
     Attributes:
-        checked: check the canaries afterwards, and count only changed elements as written.
+        checked: count only changed elements as written.
         between: the operation is a copy between two devices.
     """
 
@@ -76,14 +76,12 @@ class Machine:
         misuses: the misuses found so far.
         launches: name of a kernel -> number of launches.
         waiting: collective calls that wait for a rank.
-        stuck: the error of calls that would wait forever; None if there are none.
         loaded: pairs of a device and a module that is loaded there.
         rings: communicators by their unique ids.
     """
 
-    def __init__(self, devices: int, memory: int, patience_s: float, arithmetic: tuple[str, ...] = ()) -> None:
+    def __init__(self, devices: int, memory: int, patience_s: float) -> None:
         self.devices, self.memory, self.patience_s = devices, memory, patience_s
-        self.arithmetic = arithmetic
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self.on = True
@@ -95,7 +93,6 @@ class Machine:
         self.launches: dict[str, int] = {}
         self.pool: MemoryPool = MemoryPool(self)
         self.waiting: list[Any] = []
-        self.stuck: Misuse | None = None
         self.loaded: set[tuple[int, object]] = set()
         self.rings: dict[bytes, Any] = {}
         self.pinned: Any = None
@@ -146,21 +143,12 @@ class Machine:
         self.pinned.settle()
 
     def settle(self, line: Line) -> None:
-        """Wait until the collective calls on `line` have ended, or can never end.
+        """Wait until the collective calls on `line` have ended.
 
         A real host would not wait. Here every operation runs at once, so the next one needs their results.
         """
         for call in list(line.pending):
             call.settle(self)
-
-    def host_waits(self, lines: Sequence[Line], what: str) -> None:
-        """Make the host wait for these lines. Raise Deadlock if one is stuck and no thread aborts its call."""
-        where = label(what)
-        for line in lines:
-            try:
-                self.wait(lambda: not line.stuck, lambda: f"{where} waits for {line}, on which {line.stuck}")  # noqa: B023
-            except Deadlock as misuse:
-                self.refuse(misuse)
 
     # a device that fails --------------------------------------------------------------------------------------------
 
@@ -168,7 +156,6 @@ class Machine:
         """Make a device fail after `after` more operations. All later calls raise `error`."""
         with self.lock:
             self._failing[device] = after, error
-            self.changed.notify_all()
 
     def is_lost(self, device: int) -> bool:
         return device in self._failing and self._failing[device][0] <= 0
@@ -182,8 +169,6 @@ class Machine:
             if left <= 0:
                 raise CUDARuntimeError(error)
             self._failing[device] = left - operations, error
-            if left == operations:
-                self.changed.notify_all()  # other threads stop waiting for it
 
     # operations -----------------------------------------------------------------------------------------------------
 
@@ -216,11 +201,7 @@ class Machine:
         with np.errstate(all="ignore"):
             operation.work()
         for span in operation.writes:
-            if "flushed" in self.arithmetic and span.view.dtype == np.float32:
-                span.view[np.abs(span.view) < np.finfo(np.float32).tiny] = 0
             span.chunk.mark_written(span.view, only_changed=operation.checked)
-        if operation.checked:
-            self.intact(access.label)
 
     def tick(self, line: Line, where: Label) -> Access:
         line.count += 1
@@ -272,14 +253,6 @@ class Machine:
             return Span(chunk, chunk.memory[offset : offset + nbytes].view(dtype or chunk.dtype or np.uint8))
         raise Misuse(f"{where}: no memory in use at {address:#x}")
 
-    def intact(self, by: object) -> None:
-        """Raise Overrun if a canary was overwritten. Comparing all at once is fast enough to do after each kernel."""
-        live = self.live()
-        found = b"".join([guard for chunk in live for guard in chunk.guards])
-        if found != bytes([CANARY]) * len(found):
-            for chunk in live:
-                chunk.intact(by)
-
     def free(self, chunk: Chunk) -> None:
         """Free a block. Misuses are recorded, not raised."""
         with self.lock, collecting_later():
@@ -301,25 +274,22 @@ class Machine:
         raise misuse
 
     def must_not_wait(self, what: str) -> None:
-        """Reject a call that waits for the device while a collective operation waits for another thread, or forever."""
-        self.host_waits([line for line in self.lines if line.device == self.seat.device], what)
+        """Reject a call that waits for the device while a collective operation waits for another thread."""
         if self.waiting:
-            self.stuck = Deadlock(
-                f"{label(what)} waits for the device, on which {self.waiting[0]} waits for another rank: warm up, and "
-                "allocate nothing between the host barrier and the collective operation"
+            self.refuse(
+                Deadlock(
+                    f"{label(what)} waits for the device, on which {self.waiting[0]} waits for another rank: warm up, "
+                    "and allocate nothing between the host barrier and the collective operation"
+                )
             )
-            self.changed.notify_all()
-            self.refuse(self.stuck)
 
     def wait(self, ready: Callable[[], bool], missing: Callable[[], str]) -> None:
         """Wait for other threads to make `ready` true. Raise Deadlock after `patience_s`."""
         end = time.monotonic() + self.patience_s
         while not ready():
             left = end - time.monotonic()
-            if self.stuck is not None:
-                raise self.stuck
             if left <= 0:
-                raise Deadlock(f"{missing()}, for more than {self.patience_s:g} s")
+                self.refuse(Deadlock(f"{missing()}, for more than {self.patience_s:g} s"))
             self.changed.wait(left)
 
 

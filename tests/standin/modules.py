@@ -37,22 +37,18 @@ class Module(ModuleType):
 
 
 @contextmanager
-def installed(
-    devices: int = 2, memory: int = 1 << 30, *, patience_s: float = 20.0, arithmetic: tuple[str, ...] = ()
-) -> Iterator[Machine]:
+def installed(devices: int = 2, memory: int = 1 << 30, *, patience_s: float = 20.0) -> Iterator[Machine]:
     """Install the stand-ins of CuPy and of the cuBLAS that cupynet loads, on a new simulated machine.
 
     Args:
         devices: the number of devices.
         memory: each device's memory in bytes.
         patience_s: seconds that a collective operation waits for the other ranks.
-        arithmetic: operations to compute as on a GPU. "fused": a multiplication and an addition are rounded once, and
-            products and sums are accumulated in a different order. "flushed": subnormal floats become zero.
 
     Raises:
         Misuse: at the end, the first one left in `Machine.misuses`, even if it was swallowed.
     """
-    machine = Machine(devices, memory, patience_s, arithmetic)
+    machine = Machine(devices, memory, patience_s)
     before = activate(machine)
     real = _taken_out()
     machine.cublas = cublas.Cublas(machine)
@@ -63,8 +59,6 @@ def installed(
         machine.pinned = pinned.PinnedPool(machine)
         sys.modules.update(_modules())
         yield machine
-        with machine.lock:
-            machine.intact("something")
         collectives.check_all_ended(machine)
         if machine.misuses:
             raise machine.misuses[0]

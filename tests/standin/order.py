@@ -52,8 +52,6 @@ class Line:
         clock: line key -> number of that line's operations that precede the next operation here.
         capture: the operations since `begin_capture`; None while nothing is captured.
         pending: collective calls on the stream that some ranks have not made yet.
-        stuck: why its operations cannot end until their call is aborted; "" if they can.
-        behind: the stuck lines that it waits for.
     """
 
     key: int
@@ -63,13 +61,6 @@ class Line:
     count: int = 0
     capture: list[Any] | None = None
     pending: list[Any] = field(default_factory=list)
-    stuck: str = ""
-    behind: list[Line] = field(default_factory=list)
-
-    @property
-    def holding(self) -> list[Line]:
-        """The stuck lines that this one waits for, and itself if it is stuck."""
-        return [line for line in (self, *self.behind) if line.stuck]
 
     def join(self, clock: dict[int, int]) -> None:
         merge(self.clock, clock)

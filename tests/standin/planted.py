@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from tests.standin.errors import Misuse
 from tests.standin.machine import active
 
 
@@ -17,16 +16,6 @@ def caught(kind: type[BaseException]) -> Iterator[None]:
     with pytest.raises(kind):
         yield
     active().misuses.clear()
-
-
-@contextmanager
-def kept(kind: type[Misuse]) -> Iterator[None]:
-    """Expect one misuse that the machine records because it cannot be raised where it happens."""
-    assert active().misuses == []
-    yield
-    found = active().misuses[:]
-    active().misuses.clear()
-    assert [type(misuse) for misuse in found] == [kind]
 
 
 def together(*tasks: Callable[[], Any]) -> list[Any]:

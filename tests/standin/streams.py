@@ -113,13 +113,11 @@ class Stream:
     def wait_event(self, event: Event) -> None:
         machine, line = active(), self._here
         with machine.lock:
-            if line.capture is not None and event.captured is line.capture:
-                return  # the event was recorded on this stream, in the same capture
-            if line.capture is not None or event.captured is not None:
+            if event.captured is not line.capture:
                 machine.refuse(InCapture(f"{label('Stream.wait_event')} for an event outside of this capture"))
-            machine.settle(line)
-            line.join(event.clock)
-            line.behind = [*line.holding, *event.behind]
+            if line.capture is None:
+                machine.settle(line)
+                line.join(event.clock)
 
     def begin_capture(self) -> None:
         machine, line = active(), self._here
@@ -140,13 +138,11 @@ class Event:
     """A point on a stream. Before `record`, no operation precedes it.
 
     Attributes:
-        behind: stuck lines that it waits for.
         captured: the capture in which it was recorded, if any.
     """
 
     def __init__(self, block: bool = False, disable_timing: bool = False) -> None:
         self.clock: dict[int, int] = {}
-        self.behind: list[Line] = []
         self.captured: list[Operation] | None = None
 
     def record(self, stream: Stream | None = None) -> None:
@@ -158,14 +154,13 @@ class Event:
                 return
             machine.check_device(line.device)
             machine.settle(line)
-            self.clock, self.behind = dict(line.clock), line.holding
+            self.clock = dict(line.clock)
 
     def synchronize(self) -> None:
         machine = active()
         with machine.lock:
             if self.captured is not None:
                 machine.refuse(InCapture(f"{label('Event.synchronize')}: it was recorded in a capture"))
-            machine.host_waits(self.behind, "Event.synchronize")
             machine.synchronize(self.clock)
 
 
@@ -197,7 +192,6 @@ def _wait(machine: Machine, line: Line, what: str) -> None:
     with machine.lock:
         machine.check_device(line.device)
         machine.settle(line)
-        machine.host_waits(line.holding, what)
         if line.capture is not None:
             machine.refuse(InCapture(f"{label(what)} while {line} captures"))
         machine.synchronize(line.clock)

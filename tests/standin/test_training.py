@@ -34,14 +34,11 @@ from cupynet.nn import (
 from cupynet.optim import Nesterov
 from cupynet.parallel import Pipeline
 from cupynet.training import ParallelWrapper
-from tests.standin import installed
 from tests.standin.machine import active
 from tests.support import warm
-from tests.support.arguments import CHOSEN
 from tests.support.backends import on_devices
 from tests.support.calls import watch
 from tests.support.commands import ROOT, SMALL, environment
-from tests.support.comparisons import COMPARISONS, compare
 from tests.support.training import assert_close, on_threads, stripes, stripes_network
 
 TRAINED_ON, HELD_OUT = 134, 20  # images: nine batches, the last one short, and two batches
@@ -58,23 +55,6 @@ def trained(name: str, dtype: str, workers: int, devices: Any = None, reduce: st
         assert in_training is not None
         assert wrapper.evaluate(held_out, batch_size=16).loss == pytest.approx(in_training.loss, rel=1e-3)
     return model.weights()
-
-
-@pytest.mark.parametrize("operation", COMPARISONS)
-def test_operations_with_the_arithmetic_of_a_gpu_equal_the_reference(operation: str) -> None:
-    with installed(arithmetic=("fused", "flushed")):
-        for seed, shape in enumerate(CHOSEN):
-            compare(operation, create_backend("cupy", "float"), shape, seed)
-
-
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float", 1e-4), ("half", 2e-2)])
-def test_workers_with_the_arithmetic_of_a_gpu_learn_the_same(dtype: str, tolerance: float) -> None:
-    found = []
-    for arithmetic in ((), ("fused", "flushed")):
-        with installed(arithmetic=arithmetic):
-            found.append(trained("cupy", dtype, 2))
-    assert_close(found[1], trained("numpy", dtype, 2), tolerance)
-    assert any((found[1][name] != weight).any() for name, weight in found[0].items())
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,6 @@
 
 #pragma once
 
-#ifdef STANDIN_FLUSHED
-#include <xmmintrin.h>
-#endif
 #include <algorithm>
 #include <cmath>
 #include <csetjmp>
@@ -191,23 +188,11 @@ Status run_block(dim3 size, bool with_barriers, Body&& body) {
   return FINE;
 }
 
-// While it lives, subnormal numbers are zero: if STANDIN_FLUSHED is defined, as CuPy compiles for a GPU.
-struct Flushing {
-#ifdef STANDIN_FLUSHED
-  unsigned before = _mm_getcsr();
-  Flushing() { _mm_setcsr(before | 0x8040); }  // results (FTZ) and operands (DAZ)
-  ~Flushing() { _mm_setcsr(before); }
-#else
-  Flushing() {}
-#endif
-};
-
 template <class... A, std::size_t... I>
 Status run(void (*kernel)(A...), dim3 grid, dim3 size, bool with_barriers, void** given, std::index_sequence<I...>) {
   place.grid_size = grid;
   place.block_size = size;
   barrier_without_fibers = false;
-  Flushing subnormals;
   auto body = [&] { kernel(*static_cast<std::remove_cv_t<A>*>(given[I])...); };
   for (unsigned b = 0; b < grid.x * grid.y * grid.z; ++b) {
     place.block = {b % grid.x, b / grid.x % grid.y, b / grid.x / grid.y};
