@@ -6,13 +6,10 @@ import pytest
 pytest.importorskip("numba")
 
 from cupynet.backend import create_backend
-from cupynet.backend.cpu.kernels import amx
 from cupynet.backend.cpu.tiling import Tiling, tiling_of
 from cupynet.backend.window import Window
 from tests.support.arguments import Shape
-from tests.support.backends import NO_BFLOAT16
 from tests.support.comparisons import compare
-from tests.support.pairwise import pairwise
 
 
 def around(*padding: int) -> Window:
@@ -20,28 +17,30 @@ def around(*padding: int) -> Window:
     return Window((3, 3), padding=((above, below), (left, right)))
 
 
-# Many shapes have the same padded numbers of channels and filters, so that few kernels are compiled.
+# Most shapes have the same padded numbers of channels and filters, so that few kernels are compiled.
 SHAPES = {
-    "whole tiles": Shape(8, 4, 4, 16, 32, around(1, 1, 1, 1), False, True),
-    "several blocks of tiles": Shape(3, 28, 28, 16, 32, around(1, 1, 1, 1), True, True),
-    "tiles beyond the image": Shape(5, 7, 9, 20, 48, around(0, 2, 1, 0), True, True),
-    "tiles of 5 x 5": Shape(4, 12, 7, 16, 32, around(0, 0, 0, 0), True, True),
-    "most padding": Shape(2, 5, 6, 16, 32, around(2, 2, 2, 2), False, False),
+    "whole tiles": Shape(8, 4, 4, 32, 32, around(1, 1, 1, 1), False, True),
+    "several blocks of tiles": Shape(3, 28, 28, 32, 32, around(1, 1, 1, 1), True, True),
+    "tiles beyond the image": Shape(5, 7, 9, 28, 30, around(0, 2, 1, 0), True, True),
+    "tiles of 5 x 5": Shape(4, 12, 7, 32, 32, around(0, 0, 0, 0), True, True),
+    "most padding": Shape(2, 5, 6, 32, 32, around(2, 2, 2, 2), False, False),
     "vectors not full": Shape(3, 10, 7, 17, 33, around(1, 1, 1, 1), True, True),
     "five by five": Shape(3, 12, 9, 20, 50, Window((5, 5), padding=((2, 2), (0, 1))), False, True),
     "more padding than pixels": Shape(4, 2, 3, 20, 50, Window((5, 5), padding=((3, 3), (2, 4))), True, True),
 }
-DTYPES = ("float", "double", "half") if NO_BFLOAT16 else ("float", "double", "half", "bfloat16")
 
 
-@pairwise(operation=("conv2d", "conv2d_backward"), shape=SHAPES, dtype=DTYPES)
-def test_it_equals_the_reference(monkeypatch: pytest.MonkeyPatch, operation: str, shape: Shape, dtype: str) -> None:
-    monkeypatch.setattr(amx, "available", lambda: False)
-    compare(operation, create_backend("numba", dtype), shape, seed=3)
+@pytest.mark.parametrize("operation", ["conv2d", "conv2d_backward"])
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [*((shape, "float") for shape in SHAPES), *(("tiles beyond the image", dtype) for dtype in ("double", "half"))],
+)
+def test_it_equals_the_reference(operation: str, shape: str, dtype: str) -> None:
+    compare(operation, create_backend("numba", dtype), SHAPES[shape], seed=3)
 
 
-@pytest.mark.parametrize("channels", [16, 17])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("channels", [17, 32])
+@pytest.mark.parametrize("dtype", ["float", "double", "half"])
 def test_an_image_gives_the_same_bits_in_any_batch(dtype: str, channels: int) -> None:
     backend, rng = create_backend("numba", dtype), np.random.default_rng(0)
     stored = backend.policy.storage
@@ -51,12 +50,12 @@ def test_an_image_gives_the_same_bits_in_any_batch(dtype: str, channels: int) ->
         assert np.array_equal(backend.conv2d(x[n : n + 1], weight, None, around(1, 1, 1, 1))[0][0], y[n])
 
 
-@pytest.mark.parametrize(("size", "side"), [(3, 3), (3, 4), (3, 6), (5, 4)])
+@pytest.mark.parametrize(("size", "side"), [(3, 4), (3, 6), (5, 4)])
 def test_the_error_of_single_precision_is_small(size: int, side: int) -> None:
     rng, window = np.random.default_rng(1), Window((size, size))
     images = 2 * side + size - 1
-    x, weight = rng.normal(size=(4, images, images, 64)), rng.normal(size=(size, size, 64, 48))
-    tiling = Tiling(x.shape[1:], 48, window, 4, side, pools=False)
+    x, weight = rng.normal(size=(4, images, images, 64)), rng.normal(size=(size, size, 64, 64))
+    tiling = Tiling(x.shape[1:], 64, window, 4, side, pools=False)
     exact, _ = create_backend("numpy", "double").conv2d(x, weight, None, window)
     found = np.empty_like(exact, np.float32)
     assert tiling.forward(create_backend("numba"), x.astype("f"), weight.astype("f"), None, found)
@@ -77,7 +76,7 @@ def test_another_size_of_tiles_is_used_if_it_saves_many_products() -> None:
 def test_a_value_that_tiles_would_spread_reaches_only_its_windows(value: float) -> None:
     """Tiles add and subtract values of different windows, except those in their corners."""
     rng, window, backend = np.random.default_rng(2), Window((5, 5)), create_backend("numba")
-    x, weight = (rng.normal(size=shape).astype("f") for shape in ((8, 12, 12, 17), (5, 5, 17, 50)))
+    x, weight = (rng.normal(size=shape).astype("f") for shape in ((8, 12, 12, 20), (5, 5, 20, 50)))
     clean, _ = backend.conv2d(x, weight, None, window)
     x[1, 1, 1, 3] = value
     y, _ = backend.conv2d(x, weight, None, window)
@@ -91,7 +90,7 @@ def test_a_value_that_tiles_would_spread_reaches_only_its_windows(value: float) 
 
 def test_a_weight_that_tiles_would_spread_reaches_only_its_filter() -> None:
     rng, window, backend = np.random.default_rng(2), Window((5, 5)), create_backend("numba")
-    x, weight = (rng.normal(size=shape).astype("f") for shape in ((2, 12, 12, 17), (5, 5, 17, 50)))
+    x, weight = (rng.normal(size=shape).astype("f") for shape in ((2, 12, 12, 20), (5, 5, 20, 50)))
     weight[2, 2, 3, 4] = np.inf
     y, _ = backend.conv2d(x, weight, None, window)
     assert np.isinf(y[..., 4]).all() and np.isfinite(np.delete(y, 4, axis=3)).all()
