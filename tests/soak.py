@@ -33,12 +33,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from cupynet import Image, Model, create_backend
 from cupynet.backend.environment import commit, environment
 from cupynet.commands import train
-from cupynet.core.files import digest, load_weights, write_json
+from cupynet.core.files import digest, write_json
 from cupynet.data import Loader
 from cupynet.optim import Nesterov
 from cupynet.runs.checkpoints import Checkpoints
@@ -238,16 +236,16 @@ class Soak:
         self.folder, self.images, self.seed, self.until = folder, images, seed, until
         self.references: dict[str, Reference] = {}
 
-    def begin(self, name: str, mode: str, *more: str, place: Place | None = None, visit: int = 1) -> BaseProcess:
+    def begin(self, name: str, mode: str, place: Place | None = None, visit: int = 1) -> BaseProcess:
         settings = f"{RUN} {MODES[mode]} data.train={self.images} resume=latest".split()
-        arguments = [*settings, *more, f"hydra.run.dir={self.folder / name}"]
+        arguments = [*settings, f"hydra.run.dir={self.folder / name}"]
         process = FORK.Process(target=train_until, args=(place, visit, arguments, self.folder / f"{name}.txt"))
         process.start()
         return process
 
-    def undisturbed(self, name: str, mode: str, *more: str) -> Reference:
-        began = time.monotonic()
-        code = ended(self.begin(name, mode, *more))
+    def undisturbed(self, mode: str) -> Reference:
+        name, began = mode.replace(", ", "-").replace(" ", "-"), time.monotonic()
+        code = ended(self.begin(name, mode))
         seconds = time.monotonic() - began
         if code != 0:
             raise SystemExit(f"an undisturbed run ended with {code}: {self.folder / name}.txt")
@@ -256,18 +254,6 @@ class Soak:
             raise SystemExit(f"an undisturbed run left {wrong} in {self.folder / name}")
         worker = json.loads(left["counters"])["workers"][0]
         return Reference(left, seconds, worker["numbers"]["callbacks"]["Checkpoint"]["written"])
-
-    def outcomes(self, count: int) -> int:
-        """Return the number of different outcomes of `count` equal runs."""
-        runs = [self.undisturbed(f"repeat-{number}", "averaging, 4 workers") for number in range(count)]
-        return len({json.dumps(run.left) for run in runs})
-
-    def apart(self) -> float:
-        """Return the greatest relative difference between weights trained with NumPy and numba, in double."""
-        for backend in ("numpy", "numba"):
-            self.undisturbed(backend, "averaging, 4 workers", f"backend={backend}", "dtype=double", "epochs=1")
-        one, other = (load_weights(self.folder / name / "weights.safetensors") for name in ("numpy", "numba"))
-        return max(float(np.abs(one[name] - other[name]).max() / np.abs(one[name]).max()) for name in one)
 
     def point(self, number: int) -> Point | None:
         """Kill a run, resume it, and compare. Return None if time is up."""
@@ -363,16 +349,13 @@ def soaked(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     if options.drift:
         watch.start()
     soak = Soak(folder / "runs", options.images, options.seed, until)
-    different, distance = soak.outcomes(options.repeats), soak.apart()
-    soak.references = {mode: soak.undisturbed(mode.replace(", ", "-").replace(" ", "-"), mode) for mode in MODES}
+    soak.references = {mode: soak.undisturbed(mode) for mode in MODES}
     points = []
     with ProcessPoolExecutor(options.lanes, FORK) as lanes:
         for point in filter(None, lanes.map(soak.point, range(options.points))):
             print(point, flush=True)
             points.append(point)
     faults = [str(point) for point in points if point.faults]
-    faults += [f"{different} outcomes of equal runs"] if different > 1 else []
-    faults += [f"NumPy and numba are {distance} apart"] if not distance < 1e-9 else []
     drifted: dict[str, Any] = {}
     if options.drift:
         code = ended(watch, max(0.0, until - time.monotonic()) + HANG_S)
@@ -387,8 +370,6 @@ def soaked(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "kills": sum(len(point.kills) for point in points),
         "agreed": sum(not point.faults for point in points),
         "points_by_mode_and_kind": by_mode,
-        "repeats": {"runs": options.repeats, "outcomes": different},
-        "numpy_and_numba_apart_in_double": distance,
         "drift": drifted,
         "faults": faults if points else [*faults, "no points"],
         "environment": environment(),
@@ -399,7 +380,6 @@ def main(given: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__.partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=60.0, help="duration; no point starts after it")
     parser.add_argument("--points", type=int, default=10_000, help="greatest number of points")
-    parser.add_argument("--repeats", type=int, default=20, help="number of equal runs to compare")
     parser.add_argument("--lanes", type=int, default=1, help="points at a time")
     parser.add_argument("--images", type=int, default=1600, help="size of the training set of a run")
     parser.add_argument("--seed", type=int, default=1, help="seed of the random moments and places")

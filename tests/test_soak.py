@@ -16,13 +16,12 @@ from tests.support.commands import ROOT, environment
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_twelve_runs_that_are_killed_resume_bit_for_bit(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.soak", "--points", "12", "--repeats", "3", "--images", "640"]
+    command = [sys.executable, "-m", "tests.soak", "--points", "12", "--images", "640"]
     command += ["--lanes", "2", "--no-drift", "--folder", str(tmp_path / "soak")]
     done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "soak" / "soak.json").read_text())
     assert (found["points"], found["agreed"], found["faults"]) == (12, 12, [])
-    assert found["repeats"] == {"runs": 3, "outcomes": 1} and found["numpy_and_numba_apart_in_double"] < 1e-9
 
 
 def test_twelve_points_reach_every_place_and_68_every_place_in_every_mode() -> None:

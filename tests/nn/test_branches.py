@@ -70,11 +70,6 @@ BEFORE_A_RELU: dict[str, Callable[[], Residual]] = {
 }
 
 
-@pytest.mark.parametrize("kind", BEFORE_A_RELU)
-def test_gradients_of_a_sum_and_its_relu(kind: str) -> None:
-    check_layer(Sequential([BEFORE_A_RELU[kind](), Activation("relu")]), INPUT, batch=3, training=True)
-
-
 def results_of(network: Sequential, backend: Backend, frozen: bool) -> list[Any]:
     """Return y and dx of a training pass, the output of inference, and the gradients and buffers."""
     params = built(network, INPUT.shape, backend, scale=np.float32(0.75), shift=np.float32(0.5))

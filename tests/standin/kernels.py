@@ -64,9 +64,7 @@ class Kernel:
         reads = [span for takes, array in arrays if takes.startswith("in:") for span in array.span]
         writes = [span for takes, array in arrays if takes.startswith("out:") for span in array.span]
 
-        machine = active()
-        machine.launches[self.name] = machine.launches.get(self.name, 0) + 1
-        machine.run(Operation(self.name, reads, writes, lambda: host(grid, block, given), checked=True))
+        active().run(Operation(self.name, reads, writes, lambda: host(grid, block, given), checked=True))
 
     def _given(self, takes: str, arg: Any) -> Any:
         """Return a number, or an array's address; reject what the kernel would misread."""

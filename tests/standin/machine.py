@@ -19,6 +19,7 @@ from tests.standin.errors import CUDARuntimeError, Deadlock, InCapture, Misuse, 
 from tests.standin.memory import Chunk, MemoryPool, collecting_later
 from tests.standin.order import Access, Label, Line, label, merge
 
+PATIENCE_S = 20  # how long a thread waits for others
 LAUNCH_FAILURE = "cudaErrorLaunchFailure: unspecified launch failure"
 _active: Machine | None = None
 
@@ -74,14 +75,13 @@ class Machine:
 
     Attributes:
         misuses: the misuses found so far.
-        launches: name of a kernel -> number of launches.
         waiting: collective calls that wait for a rank.
         loaded: pairs of a device and a module that is loaded there.
         rings: communicators by their unique ids.
     """
 
-    def __init__(self, devices: int, memory: int, patience_s: float) -> None:
-        self.devices, self.memory, self.patience_s = devices, memory, patience_s
+    def __init__(self, devices: int, memory: int) -> None:
+        self.devices, self.memory = devices, memory
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self.on = True
@@ -90,7 +90,6 @@ class Machine:
         self.nulls = [self.new_line(device, null=True) for device in range(devices)]
         self.null_streams: list[Any] = []
         self.misuses: list[Misuse] = []
-        self.launches: dict[str, int] = {}
         self.pool: MemoryPool = MemoryPool(self)
         self.waiting: list[Any] = []
         self.loaded: set[tuple[int, object]] = set()
@@ -284,12 +283,12 @@ class Machine:
             )
 
     def wait(self, ready: Callable[[], bool], missing: Callable[[], str]) -> None:
-        """Wait for other threads to make `ready` true. Raise Deadlock after `patience_s`."""
-        end = time.monotonic() + self.patience_s
+        """Wait for other threads to make `ready` true. Raise Deadlock after `PATIENCE_S`."""
+        end = time.monotonic() + PATIENCE_S
         while not ready():
             left = end - time.monotonic()
             if left <= 0:
-                self.refuse(Deadlock(f"{missing()}, for more than {self.patience_s:g} s"))
+                self.refuse(Deadlock(f"{missing()}, for more than {PATIENCE_S} s"))
             self.changed.wait(left)
 
 

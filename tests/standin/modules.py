@@ -37,18 +37,17 @@ class Module(ModuleType):
 
 
 @contextmanager
-def installed(devices: int = 2, memory: int = 1 << 30, *, patience_s: float = 20.0) -> Iterator[Machine]:
+def installed(devices: int = 2, memory: int = 1 << 30) -> Iterator[Machine]:
     """Install the stand-ins of CuPy and of the cuBLAS that cupynet loads, on a new simulated machine.
 
     Args:
         devices: the number of devices.
         memory: each device's memory in bytes.
-        patience_s: seconds that a collective operation waits for the other ranks.
 
     Raises:
         Misuse: at the end, the first one left in `Machine.misuses`, even if it was swallowed.
     """
-    machine = Machine(devices, memory, patience_s)
+    machine = Machine(devices, memory)
     before = activate(machine)
     real = _taken_out()
     machine.cublas = cublas.Cublas(machine)
