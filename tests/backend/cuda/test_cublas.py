@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -132,40 +133,23 @@ def test_tf32_is_for_floats_on_gpus(name: str, dtype: str) -> None:
 # the library ----------------------------------------------------------------------------------------------------------
 
 
-def load(monkeypatch: pytest.MonkeyPatch, wheel: str | Exception, loadable: str) -> None:
-    """Load cuBLAS for CUDA 13 if NVIDIA's wheels have, or fail to find, `wheel`, and one path can be loaded."""
-
-    def find(name: str) -> SimpleNamespace:
-        if isinstance(wheel, Exception):
-            raise wheel
-        return SimpleNamespace(abs_path=wheel)
-
-    def open_library(path: str) -> None:
-        if path != loadable:
-            raise OSError(f"{path}: cannot open shared object file")
-
-    monkeypatch.setitem(sys.modules, "cuda", ModuleType("cuda"))
-    monkeypatch.setitem(sys.modules, "cuda.pathfinder", SimpleNamespace(load_nvidia_dynamic_lib=find))
-    monkeypatch.setattr(ctypes, "CDLL", open_library)
-    monkeypatch.setattr(cublas, "Library", lambda opened: opened)
-    real_library.__wrapped__(13)
+LIBRARIES: dict[str, tuple[str | Exception, str]] = {  # the wheels' library, or why there is none; and the loaded path
+    "wheel": ("/wheel/libcublas.so", "/wheel/libcublas.so"),
+    "no pathfinder": (ImportError("no pathfinder"), "libcublas.so.13"),
+    "no wheel": (RuntimeError("no wheel"), "libcublas.so.13"),
+}
 
 
-@pytest.mark.parametrize(
-    ("wheel", "path"),
-    [
-        ("/wheel/libcublas.so", "/wheel/libcublas.so"),
-        (ImportError("no pathfinder"), "libcublas.so.13"),
-        (RuntimeError("no wheel"), "libcublas.so.13"),
-    ],
-    ids=["wheel", "no pathfinder", "no wheel"],
-)
+@pytest.mark.parametrize(("wheel", "path"), LIBRARIES.values(), ids=LIBRARIES)
 def test_the_library_is_that_of_cupy_or_of_the_system(
     wheel: str | Exception, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    load(monkeypatch, wheel, path)
-
-
-def test_a_missing_library_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="libcublas.so.13"):
-        load(monkeypatch, RuntimeError("no wheel"), "")
+    find = Mock(side_effect=[SimpleNamespace(abs_path=wheel) if isinstance(wheel, str) else wheel] * 2)
+    monkeypatch.setitem(sys.modules, "cuda", ModuleType("cuda"))
+    monkeypatch.setitem(sys.modules, "cuda.pathfinder", SimpleNamespace(load_nvidia_dynamic_lib=find))
+    monkeypatch.setattr(cublas, "Library", lambda opened: opened)
+    monkeypatch.setattr(ctypes, "CDLL", lambda opened: opened)
+    assert real_library.__wrapped__(13) == path
+    monkeypatch.setattr(ctypes, "CDLL", Mock(side_effect=OSError("cannot open shared object file")))
+    with pytest.raises(ConfigError, match="cannot open"):
+        real_library.__wrapped__(13)
