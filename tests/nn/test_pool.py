@@ -63,24 +63,6 @@ def test_pairs_that_are_not_fused_equal_the_reference(name: str, conv: Conv2D, p
         np.testing.assert_allclose(numbers, expected, rtol=1e-12, atol=1e-12)
 
 
-def test_a_fused_pair_sees_every_image_of_a_large_batch() -> None:
-    """The weight gradient is summed over a few images at a time, as many as the L1 cache holds."""
-    pytest.importorskip("numba")
-    rng, backend, reference = np.random.default_rng(0), create_backend("numba", "double"), NumpyBackend("double")
-    x, weight = rng.normal(size=(7, 10, 10, 20)), rng.normal(size=(3, 3, 20, 8))
-    window, pool = Window((3, 3)), Window((2, 2), (2, 2))
-    pair = backend.fused_pair(Convolution((10, 10, 20), 8, window), pool)
-    assert pair is not None
-    y, saved = pair.forward(x, (weight, None))
-    dy, found, expected = rng.normal(size=y.shape), np.zeros_like(weight), np.zeros_like(weight)
-    pair.backward(dy, saved, x, (weight, None), (found, None), need_dx=False)
-    convolved, columns = reference.conv2d(x, weight, None, window)
-    _, indices = reference.max_pool2d(convolved, pool)
-    through = reference.max_pool2d_backward(dy, indices, convolved.shape, pool)
-    reference.conv2d_backward(through, columns, x, weight, expected, None, window, need_dx=False)
-    np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-10)
-
-
 @every_backend
 @every_dtype
 @pytest.mark.parametrize("place", range(6))

@@ -65,8 +65,10 @@ class Call:
 
     def settle(self, machine: Machine) -> None:
         """Wait until all ranks have made the call. Raise the error if one of them was wrong."""
-        machine.wait(lambda: self.over or self.ring.broken is not None, lambda: f"{self} waits for other ranks")
-        self.end(machine)
+        try:
+            machine.wait(lambda: self.over or self.ring.broken is not None, lambda: f"{self} waits for other ranks")
+        finally:
+            self.end(machine)
         if self.ring.broken is not None:
             raise self.ring.broken
 
@@ -126,6 +128,7 @@ class NcclCommunicator:
         dtype = stored_dtype(DTYPES[datatype])
         with machine.lock:
             machine.check_device(self._device)
+            machine.must_not_capture("nccl.allReduce")  # NCCL's manual advises against it
             line = machine.line_at(stream, self._device)
             if line.device != self._device:
                 raise NcclError(f"NCCL_ERROR_INVALID_ARGUMENT: {line}, the communicator of device {self._device}")

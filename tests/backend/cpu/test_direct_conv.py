@@ -1,7 +1,6 @@
 """The CPU's direct convolution compared with the reference, at the ends of tiles, chunks and vectors."""
 
 import itertools
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -11,46 +10,26 @@ pytest.importorskip("numba")
 from cupynet.backend import create_backend
 from cupynet.backend.cpu.kernels import tiles, vectors
 from cupynet.backend.window import Window
+from tests.support.arguments import Shape
+from tests.support.comparisons import compare
 
 ROOM = ((1, 1), (1, 1))
-
-
-class Case(NamedTuple):
-    images: tuple[int, int, int]
-    channels: int
-    filters: int
-    window: Window
-
-
 # sums longer than a chunk, columns that do not fill a vector, rows that do not fill a tile; widths of LeNet
-CASES = {
-    "one pixel": Case((1, 1, 1), 1, 1, Window((1, 1))),
-    "a chunk and a rest": Case((2, 5, 4), 33, 20, Window((4, 2), (1, 1), ROOM)),
-    "two blocks and a rest": Case((1, 5, 5), 3, 50, Window((2, 2))),
-    "many patches": Case((2, 21, 20), 3, 20, Window((3, 3), (1, 1), ROOM)),
-    "pixels that no window sees": Case((3, 9, 8), 3, 20, Window((2, 1), (4, 3))),
-    "gaps": Case((2, 9, 11), 3, 50, Window((3, 2), (1, 2), ((2, 1), (0, 3)), (2, 3))),
-    "places that see zeros alone": Case((2, 2, 3), 3, 20, Window((5, 5), (2, 2), ((3, 3), (3, 3)))),
+SHAPES = {
+    "one pixel": Shape(1, 1, 1, 1, 1, Window((1, 1)), True, True),
+    "a chunk and a rest": Shape(2, 5, 4, 33, 20, Window((4, 2), (1, 1), ROOM), True, True),
+    "two blocks and a rest": Shape(1, 5, 5, 3, 50, Window((2, 2)), True, True),
+    "many patches": Shape(2, 21, 20, 3, 20, Window((3, 3), (1, 1), ROOM), True, True),
+    "pixels that no window sees": Shape(3, 9, 8, 3, 20, Window((2, 1), (4, 3)), True, True),
+    "gaps": Shape(2, 9, 11, 3, 50, Window((3, 2), (1, 2), ((2, 1), (0, 3)), (2, 3)), True, True),
+    "places that see zeros alone": Shape(2, 2, 3, 3, 20, Window((5, 5), (2, 2), ((3, 3), (3, 3))), True, True),
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_direct_convolution_equals_the_reference(name: str) -> None:
-    images, channels, filters, window = CASES[name]
-    rng = np.random.default_rng(7)
-    x, weight = rng.normal(size=(*images, channels)), rng.normal(size=(*window.kernel, channels, filters))
-    bias, grad = rng.normal(size=filters), rng.normal(size=weight.shape)
-    dy = rng.normal(size=(images[0], *window.output(*images[1:]), filters))
-    found = []
-    for backend in (create_backend("numba", "float"), create_backend("numpy", "double")):
-        of_x, of_weight, of_bias, added, of_dy = (a.astype(backend.policy.storage) for a in (x, weight, bias, grad, dy))
-        y, kept = backend.conv2d(of_x, of_weight, of_bias, window)
-        assert (kept is None) == (backend.name == "numba")
-        of_bias[...] = 0
-        dx = backend.conv2d_backward(of_dy, kept, of_x, of_weight, added, of_bias, window, need_dx=True)
-        found.append([np.array(array) for array in (y, added, of_bias, dx)])
-    for own, expected in zip(*found, strict=True):
-        np.testing.assert_allclose(own, expected, rtol=0, atol=1e-4 * max(1, abs(expected).max()))
+@pytest.mark.parametrize("operation", ["conv2d", "conv2d_backward"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_direct_convolution_equals_the_reference(operation: str, shape: str) -> None:
+    compare(operation, create_backend("numba"), SHAPES[shape], seed=7)
 
 
 def test_padding_around_an_image_keeps_nothing_of_the_previous_image() -> None:
