@@ -7,7 +7,7 @@ named after, and returns the arrays to compare. tests/backend/test_operations.py
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,6 +16,7 @@ from cupynet.backend import RULES, Backend, Convolution, DtypePolicy, PixelScale
 from cupynet.backend.cpu.numpy_backend import NumpyBackend
 from cupynet.backend.reference.activation import NAMES, OF_INPUT
 from cupynet.backend.reference.loss import TARGET_LOSSES
+from cupynet.backend.workspace import Workspace
 from tests.support.arguments import HALVING as HALVING
 from tests.support.arguments import Call, Shape, channels_of, grouped, layers_of, pools_of, targets, terms_of
 
@@ -450,6 +451,8 @@ def compare(operation: str, tested: Backend, shape: Shape, seed: int) -> None:
 
 def computed(operation: str, backend: Backend, policy: DtypePolicy, shape: Shape, seed: int) -> Results:
     """Return the results of one call on the host; its arguments are drawn in the precision `policy`."""
+    if isinstance(backend, NumpyBackend):
+        backend.workspace.borrow = partial(borrow_nan, backend.workspace)  # type: ignore[method-assign]
     call = Call(seed, policy, backend)
     found = COMPARISONS[operation](backend, call, shape)
     call.check_arguments()
@@ -457,6 +460,13 @@ def computed(operation: str, backend: Backend, policy: DtypePolicy, shape: Shape
     del found
     assert backend.workspace.on_loan == 0, "a borrowed array is kept"
     return results
+
+
+def borrow_nan(workspace: Workspace, shape: tuple[int, ...], dtype: Any) -> Array:
+    """Borrow an array full of NaN (in every precision), so that results that are not written are noticed."""
+    array = Workspace.borrow(workspace, shape, dtype)
+    array.reshape(-1).view(np.uint8)[...] = 255
+    return array
 
 
 @lru_cache(maxsize=128)  # every backend makes the same calls
