@@ -9,7 +9,7 @@ import pytest
 
 from cupynet.backend import Convolution, Window, create_backend
 from cupynet.backend.cpu.numpy_backend import NumpyBackend
-from cupynet.nn import AvgPool2D, Conv2D, Image, Layer, MaxPool2D, Sequential
+from cupynet.nn import AvgPool2D, Conv2D, Image, MaxPool2D, Sequential
 from tests.support.backends import every_backend, every_compiled_backend, every_dtype
 from tests.support.comparisons import HALVING
 from tests.support.gradients import check_layer, distinct
@@ -30,16 +30,6 @@ def test_gradients_for_every_geometry_and_batch_size(
 ) -> None:
     """All values are negative, so zeros around the image would be the largest."""
     check_layer(pool(kernel, stride, padding), image, x=distinct((batch, *image.shape)) - 100)
-
-
-@every_backend
-@every_dtype
-@pytest.mark.parametrize("layer", [MaxPool2D(3, 1, "same"), AvgPool2D(2, 1, 1)], ids=["max", "mean"])
-def test_padding_never_wins_a_max_pool_and_does_not_count_in_a_mean(name: str, dtype: str, layer: Layer) -> None:
-    backend, layer = create_backend(name, dtype), copy.deepcopy(layer)
-    built(layer, (3, 3, 1), backend)
-    y, _ = passed(layer, np.full((1, 3, 3, 1), -2))
-    np.testing.assert_array_equal(y, np.full(y.shape, -2.0))
 
 
 @every_compiled_backend

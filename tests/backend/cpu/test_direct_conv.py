@@ -2,7 +2,6 @@
 
 import itertools
 
-import numpy as np
 import pytest
 
 pytest.importorskip("numba")
@@ -30,15 +29,6 @@ SHAPES = {
 @pytest.mark.parametrize("shape", SHAPES)
 def test_direct_convolution_equals_the_reference(operation: str, shape: str) -> None:
     compare(operation, create_backend("numba"), SHAPES[shape], seed=7)
-
-
-def test_padding_around_an_image_keeps_nothing_of_the_previous_image() -> None:
-    """Padded images are borrowed from the workspace with arbitrary content."""
-    backend, window = create_backend("numba"), Window((3, 3), (1, 1), ROOM)
-    weight = np.ones((3, 3, 2, 6), np.float32)
-    backend.borrow((6 * 6 * 2,))[...] = np.nan
-    y, _ = backend.conv2d(np.ones((2, 4, 4, 2), np.float32), weight, None, window)
-    assert y[0, 0].tolist() == [[8] * 6, [12] * 6, [12] * 6, [8] * 6] and np.array_equal(y[0], y[1])
 
 
 def test_tiles_fill_the_registers_and_no_more() -> None:

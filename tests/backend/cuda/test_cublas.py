@@ -149,7 +149,8 @@ def test_the_library_is_that_of_cupy_or_of_the_system(
     monkeypatch.setitem(sys.modules, "cuda.pathfinder", SimpleNamespace(load_nvidia_dynamic_lib=find))
     monkeypatch.setattr(cublas, "Library", lambda opened: opened)
     monkeypatch.setattr(ctypes, "CDLL", lambda opened: opened)
-    assert real_library.__wrapped__(13) == path
+    opened: object = real_library.__wrapped__(13)
+    assert opened == path
     monkeypatch.setattr(ctypes, "CDLL", Mock(side_effect=OSError("cannot open shared object file")))
     with pytest.raises(ConfigError, match="cannot open"):
         real_library.__wrapped__(13)
