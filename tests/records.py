@@ -204,7 +204,7 @@ def main(given: Sequence[str] | None = None) -> None:
     names = parser.parse_args(given).names or list(MAKERS)
     with tempfile.TemporaryDirectory() as folder:
         maker = Maker(Path(folder))
-        if not str(maker.commit).isalnum():
+        if not str(maker.commit or "").isalnum():
             raise SystemExit(f"a record names a commit, and this is {maker.commit}: commit what has changed first")
         for name in names:
             print(f"== {name}", flush=True)
