@@ -83,6 +83,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
 def evaluated(path: Path, overrides: Sequence[str] = ()) -> Evaluated:
     """Evaluate a run or a checkpoint on its test set, or else on its validation or training images."""
     from cupynet.config.experiment import Experiment
+    from cupynet.config.instantiate import with_class_weights
     from cupynet.config.load_model import LoadedRun
 
     trained = LoadedRun(path)
@@ -97,6 +98,8 @@ def evaluated(path: Path, overrides: Sequence[str] = ()) -> Evaluated:
         settings = replace(settings, data=_as_trained(settings, trained, names))
     if trained.normalize is not None and not any(name.startswith("data.normalize") for name in names):
         settings = replace(settings, data={**settings.data, "normalize": trained.normalize})
+    if trained.class_weights is not None:  # other data could have other weights
+        settings = replace(settings, loss=with_class_weights(settings.loss, trained.class_weights))
     experiment = Experiment(settings, trains=False)
     weights, data = trained.weights, experiment.load()
     before = "" if summary is None else SMOKE_TEST.sub("", summary.setup.dataset)

@@ -21,6 +21,7 @@ from cupynet.commands.result_table import result_table
 from cupynet.config import resume
 from cupynet.config.announcement import announce
 from cupynet.config.experiment import Experiment
+from cupynet.config.overrides import name_of
 from cupynet.core import signals
 from cupynet.core.checks import finite
 from cupynet.core.errors import NOTHING_SAVED, CupynetError, DataError, Interrupted
@@ -81,7 +82,7 @@ class TrainJob:
             if self.resumed is not None and not self._restore(self.resumed):
                 return None
             if self.first and self.resumed is None:
-                self.run.describe(self._start())
+                self.run.describe(self._start({}))
             received = _Signals(self.wrapper, prints=self.first)
             with signals.handled(received):
                 self._fit(split, held_out)
@@ -103,8 +104,9 @@ class TrainJob:
             self.run.reopen(trainer.iteration)
         self._deferred()
         if self.resumed is not None:
-            warn_of_other_rates(trainer, self.run.planned_epochs())
-            self.run.describe(self._start())
+            before = self.run.last_start()
+            warn_of_other_rates(trainer, before.get("epochs"))
+            self.run.describe(self._start(before))
 
     def _restore(self, path: Path) -> bool:
         """Restore a checkpoint. Return False if there is nothing left to train."""
@@ -180,17 +182,23 @@ class TrainJob:
 
     # results --------------------------------------------------------------------------------------------------------
 
-    def _start(self) -> Start:
+    def _start(self, before: Mapping[str, Any]) -> Start:
+        """Describe the start of this process. before: the content of started.json, if the run is resumed."""
         head, *rows = self.wrapper.model.rows()
-        own = config.own_folder()
+        own, overrides = config.own_folder(), config.overrides_of(self.run.folder)
+        given, given_before = (
+            {each for each in settings or () if name_of(each) not in ("epochs", "resume")}
+            for settings in (overrides, before.get("overrides", overrides))
+        )
         return Start(
             setup=self._setup(),
-            started=self.run.started() or time.strftime("%Y-%m-%d %H:%M:%S"),
+            started=str(before.get("started") or time.strftime("%Y-%m-%d %H:%M:%S")),
             epochs=self.settings.epochs,
-            overrides=config.overrides_of(self.run.folder),
+            overrides=overrides,
             config_dir=None if own is None else str(own),
             processes=None if self.experiment.job is None else self.experiment.job.size,
             layers=[dict(zip(head, row, strict=True)) for row in rows],
+            changed=bool(before.get("changed")) or given != given_before,
         )
 
     def _setup(self) -> Setup:
@@ -211,6 +219,7 @@ class TrainJob:
             image_shape=list(model.input.shape),
             normalize=data.train.pixels.normalization(),
             class_names=list(model.class_names) or None,
+            class_weights=self.experiment.class_weights,
             commit=commit(),
             environment=environment(),
         )
@@ -253,6 +262,7 @@ class TrainJob:
             test_loss=None if test is None else finite(test.loss),
             test_f1=None if test is None else finite(test.f1),
             test=None if test is None else test.to_dict(),
+            validation=None if validation is None else validation.to_dict(),
         )
         return Summary(setup=self._setup(), outcome=outcome, cost=cost, scores=scores)
 
@@ -295,11 +305,11 @@ class _Signals:
             signals.say(f"cupynet: {name}: stopping and saving. A second signal exits immediately, without saving\n")
 
 
-def warn_of_other_rates(trainer: Trainer, planned: int | None) -> None:
+def warn_of_other_rates(trainer: Trainer, planned: Any) -> None:
     """Warn if changing `epochs` changes the learning rates of past iterations, because the schedule spans the fit."""
     plan, iteration = trainer.plan, trainer.iteration
     epochs, start, per_epoch = plan.epochs, plan.start, plan.iterations_per_epoch
-    if planned in (None, epochs) or start is None or not per_epoch:
+    if type(planned) is not int or planned == epochs or start is None or not per_epoch:
         return
     then = copy.deepcopy(trainer.schedule)
     then.begin_fit(start, plan.iterations + (planned - epochs) * per_epoch, per_epoch, planned)

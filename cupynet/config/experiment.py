@@ -51,6 +51,7 @@ class Experiment:
         backend_reason: the reason why preferred backends are not used, or None.
         checked: the validated options, with the placement of the workers.
         tests: True to evaluate on test images in addition to validation images.
+        class_weights: balanced class weights of the loss, computed by `load`; None without them.
 
     Raises:
         ConfigError: the settings are invalid on this machine.
@@ -70,6 +71,7 @@ class Experiment:
         )
         self.source = self._part("data", settings.data, Source)  # type: ignore[type-abstract]
         self.loss = self._part("loss", with_class_weights(settings.loss), Loss)
+        self.class_weights: list[float] | None = None
         self.optimizer = self._part("optimizer", settings.optimizer, Optimizer)
         self.synchronizer = self._part("parallel.synchronizer", settings.parallel.synchronizer, Synchronizer)
         self.network = self._part("model", settings.model, Layer)
@@ -280,8 +282,8 @@ class Experiment:
         """Compute the loss's balanced class weights from the training labels."""
         labels = np.concatenate(train.labels) if isinstance(train, Shards) else train.labels
         with errors_of("loss", self.settings.loss):
-            weights = balanced_weights("class_weights", labels, train.classes).tolist()
-        self.loss = self._part("loss", with_class_weights(self.settings.loss, weights), Loss)
+            self.class_weights = balanced_weights("class_weights", labels, train.classes).tolist()
+        self.loss = self._part("loss", with_class_weights(self.settings.loss, self.class_weights), Loss)
 
     def train_loader(self, data: Data) -> Loader:
         return Loader(data.train, self.settings.batch_size, self.source.seed, augment=self.source.augment)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -17,7 +18,7 @@ from cupynet.config.resume import checkpoint_of, run_of
 from cupynet.config.schema import Settings
 from cupynet.core import checks, shared_options, wording
 from cupynet.core.errors import ConfigError, DataError
-from cupynet.core.files import load_described, read_weights
+from cupynet.core.files import load_described, read_object, read_weights
 from cupynet.core.wording import shown
 from cupynet.data import Source
 from cupynet.data.normalize import checked as checked_normalize
@@ -197,6 +198,14 @@ class LoadedRun:
         """Class names in the order of the outputs; empty if there are none."""
         found = self._described.get("class_names")
         return tuple(map(str, found)) if isinstance(found, list) else ()
+
+    @property
+    def class_weights(self) -> list[float] | None:
+        """The balanced class weights of the loss in training; None if they are unknown."""
+        with suppress(DataError):
+            found = read_object(self.run.started_path).get("class_weights")  # not saved by earlier versions
+            return found if isinstance(found, list) else None
+        return None
 
     def model(self, backend: str = "auto", dtype: str | None = None) -> Model:
         settings = self.own_settings

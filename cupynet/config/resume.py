@@ -33,7 +33,10 @@ LATEST = Path("outputs", "latest")  # link to the newest run or sweep
 OF_LATEST = re.compile(r"[^=,(' \"]*outputs/latest(?![^/,)' \"])")  # a path that begins with the link
 # links that W&B creates and never opens again
 OF_WANDB = re.compile(r"(^|/)wandb/(offline-)?run-[^/]+/(files|logs)/")
-MAY_DIFFER = ("epochs", "workers", "devices", "backend", "dtype", "callbacks", "profile", "resume", "trusted_modules")
+# settings that may differ when a run is resumed: groups, named in messages; further groups; and single settings
+MAY_DIFFER = ("epochs", "workers", "devices", "backend", "dtype", "callbacks", "memory", "accumulation_steps")
+ALSO = ("profile", "resume", "trusted_modules")
+SINGLE = ("parallel.timeout_s", "parallel.launcher", "parallel.prefetch_buffer")
 MAY_MOVE = ("data.folder", "data.file")  # to the same data in another place
 
 
@@ -62,6 +65,9 @@ def find(value: str, arguments: Sequence[str]) -> Path | None:
         if (path / STUDY).is_file():
             hint = f"cupynet tune {shlex.quote(f'resume={value}')}"
             raise ConfigError(f"is a search. Continue it with: {hint}", "resume", repr(value))
+        if "hydra.run.dir" in map(name_of, arguments):
+            reason = f"has no effect with resume={value}, which continues in {run_of(path)}. Remove it"
+            raise ConfigError(reason, "hydra.run.dir", repr(last_value(arguments, "hydra.run.dir")))
         if run_of(path).is_symlink():  # the link may change later
             path = Path(near(path.resolve()))
     require_plain_files(run_of(path))
@@ -185,9 +191,9 @@ def _with_name(path: Path) -> Path:
 
 def check_same_settings(given: Mapping[str, Any], stored: Mapping[str, Any], path: Path) -> None:
     for key, now, then in _differences(given, stored):
-        if key.partition(".")[0] not in MAY_DIFFER and key not in MAY_MOVE:
+        if key.partition(".")[0] not in (*MAY_DIFFER, *ALSO) and key not in (*SINGLE, *MAY_MOVE):
             started = "without it" if then is None else f"with {written(then)}"
-            few = ", ".join((*MAY_DIFFER[:7], *MAY_MOVE))
+            few = ", ".join((*MAY_DIFFER, *SINGLE, *MAY_MOVE))
             reason = f"the run in {run_of(path)} was started {started}, and resuming can only change {few}"
             raise ConfigError(f"{reason}. Remove this setting, or start a new run", key, written(now))
 

@@ -31,6 +31,8 @@ class ReportPage(Callback):
 
     def start(self, trainer: Trainer, run: Run | None) -> None:
         self._run = run
+        if run is None and self.enabled:
+            log.warning("ReportPage writes nothing without a run folder. Pass run=FOLDER to the wrapper")
 
     def close(self) -> None:
         run, self._run = self._run, None
@@ -44,7 +46,8 @@ class ReportPage(Callback):
             if missing:
                 log.info("%s", missing)
         except ConfigError:
-            return  # the folder has neither a history nor results
+            if error is None:
+                log.warning("cannot write report.html, because %s has no history. Add a HistoryWriter", run)
         except Exception as failure:
             reason = one_line(failure) or type(failure).__name__
             log.warning("cannot write report.html (%s). To write it later: cupynet report %s", reason, run)

@@ -92,6 +92,11 @@ def _accuracy(data: RunData) -> tuple[str, float | None]:
     return "test", None
 
 
+def _final(data: RunData, split: str) -> dict[str, Any]:
+    """Return the evaluation of the final weights, which may not be those of the last epoch; {} if it is unknown."""
+    return _results(data).get(split) or {}
+
+
 def _head(data: RunData) -> dict[str, Any]:
     word, kind, sentence = state(data)
     dataset, planned = data.get("dataset", "a run"), data.start.get("epochs", 0)
@@ -129,12 +134,13 @@ def _tiles(data: RunData) -> list[tuple[str, str, str]]:
     """Return the tiles at the top of the page, each with its name, value and remark."""
     summary, last = _results(data), (data.epochs or [{}])[-1]
     split, accuracy = _accuracy(data)
-    loss = summary.get(f"{split}_loss") or last.get(f"{split}_loss")
+    final = _final(data, split)
+    loss = final.get("loss", summary.get(f"{split}_loss")) if final else last.get(f"{split}_loss")
     speed = summary.get("images_per_s") or (data.rows or [{}])[-1].get("images_per_s")
     per_worker = None if speed is None else speed / data.get("workers", 1)
     epochs = f"{_epochs(data)} of {data.start.get('epochs', NONE)}"
     tiles = [
-        (f"{split} accuracy", _shown(accuracy, percent), _shown(summary.get("test_f1"), "macro F1 {:.4f}".format)),
+        (f"{split} accuracy", _shown(accuracy, percent), _shown(final.get("f1"), "macro F1 {:.4f}".format)),
         (f"{split} loss", _shown(loss, "{:.4g}".format), _shown(last.get("loss"), "training {:.4g}".format)),
         ("training speed", _shown(speed, "{:,.0f}/s".format), _shown(per_worker, "{:,.0f} per worker".format)),
         *((f"{split} {name}", _shown(value, "{:.4g}".format), "") for name, value in _metrics(data, split).items()),
@@ -147,10 +153,11 @@ def _tiles(data: RunData) -> list[tuple[str, str, str]]:
 
 def _metrics(data: RunData, split: str) -> dict[str, Any]:
     """Return the metrics of the last evaluation other than loss and accuracy, by name."""
+    if final := _final(data, split):
+        return dict(final.get("metrics") or {})
     row: dict[str, Any] = next((row for row in reversed(data.epochs) if f"{split}_loss" in row), {})
     columns = [name for name in charts.metrics_of([row]) if name.startswith(split)]
-    metrics = {name.partition("_")[2]: finite(row[name]) for name in columns}
-    return metrics | ((_results(data).get("test") or {}).get("metrics") or {} if split == "test" else {})
+    return {name.partition("_")[2]: finite(row[name]) for name in columns}
 
 
 def _shown(value: Any, form: Callable[[Any], str]) -> str:
@@ -178,16 +185,20 @@ def _time(data: RunData) -> dict[str, Any] | None:
 
 
 def _evaluation(data: RunData) -> dict[str, Any] | None:
-    """Return the confusion matrix and class table of the test set, otherwise of the last evaluation, or None."""
-    test = _results(data).get("test")
-    row = test or next((row for row in reversed(data.epochs) if "confusion" in row), None)
+    """Return the confusion matrix and class table of the final weights, otherwise of the last epoch, or None."""
+    split = next((split for split in ("test", "validation") if _final(data, split)), None)
+    final = None if split is None else _final(data, split)
+    row = final or next((row for row in reversed(data.epochs) if "confusion" in row), None)
     if row is None or not row.get("confusion"):
         return None
     counts = np.array(row["confusion"], np.int64)
     names = _class_names(data, len(counts))
     matrix = pictures.confusion(counts, names) if len(counts) <= MAX_CELLS else None
-    split = "validation" if "validation_accuracy" in row else "test"
-    caption = f"On {test['samples']:,} test images." if test else f"After epoch {row['epoch']:,}, on {split} images."
+    if final:
+        caption = f"On {final['samples']:,} {split} images."
+    else:
+        split = "validation" if "validation_accuracy" in row else "test"
+        caption = f"After epoch {row['epoch']:,}, on {split} images."
     classes = []
     for name, scores in zip(names, row.get("per_class", ())[:MAX_CLASSES], strict=False):
         figures = [NONE if scores[key] is None else f"{scores[key]:.4f}" for key in ("precision", "recall", "f1")]
@@ -232,6 +243,7 @@ def _settings(data: RunData) -> dict[str, Any]:
     return {
         "given": None if overrides is None else [setting.partition("=")[::2] for setting in overrides],
         "command": None if overrides is None else repeat(data, overrides),
+        "changed": bool(data.start.get("changed")),
         "facts": [(name, value) for name, key in rows if (value := data.get(key)) is not None],
         "config": data.read(data.run.settings_path, read_text),
     }

@@ -48,7 +48,7 @@ class Stored:
 
 
 class Checkpoints:
-    """The checkpoints in a folder. The first save creates the folder."""
+    """The checkpoints in a folder. The first save creates the folder, but not its parents."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -71,7 +71,8 @@ class Checkpoints:
         temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
         try:
             self.clean()
-            temporary.mkdir(parents=True)
+            self.folder.mkdir(exist_ok=True)  # without its parents: if they are gone, the run folder was moved
+            temporary.mkdir()
             write_json(temporary / STATE, state)
             for name, tensors in arrays.items():
                 save_weights(temporary / f"{name}{ARRAYS}", dict(tensors), write_whole)

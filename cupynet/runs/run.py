@@ -31,6 +31,7 @@ class Setup:
         parameters: number of trainable parameters.
         image_shape: shape (H, W, C) of an image.
         normalize: mean and standard deviation of each channel on a 0-1 scale; None without normalization.
+        class_weights: balanced class weights of the loss, computed from the training labels; None without them.
         commit: commit of the source, with `-dirty` if there are uncommitted changes; None outside a repository.
         environment: the machine, its BLAS libraries and the versions of packages.
     """
@@ -50,6 +51,7 @@ class Setup:
     image_shape: list[int] | None = None
     normalize: dict[str, list[float]] | None = None
     class_names: list[str] | None = None
+    class_weights: list[float] | None = None
     commit: str | None = None
     environment: dict[str, Any]
 
@@ -112,7 +114,7 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """Scores of the trained model. `test` is the complete evaluation on the test set, or None without test images."""
+    """Scores of the trained model. `test` and `validation` are complete evaluations, or None if there was none."""
 
     validation_accuracy: float | None = None
     validation_samples: int | None = None
@@ -120,6 +122,7 @@ class Scores:
     test_loss: float | None = None
     test_f1: float | None = None
     test: dict[str, Any] | None = None
+    validation: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,6 +174,7 @@ class Start:
     Attributes:
         setup: stored as fields at the top level.
         started: local time of the first start.
+        changed: True if settings other than `epochs` were changed when the run was resumed.
         overrides: command-line overrides; None if unknown.
         processes: number of processes started by mpiexec; None without mpiexec.
         layers: rows of `Model.rows`, as mappings from columns to texts.
@@ -183,6 +187,7 @@ class Start:
     config_dir: str | None
     processes: int | None
     layers: list[dict[str, str]]
+    changed: bool = False
 
 
 class Run:
@@ -262,18 +267,11 @@ class Run:
         except OSError as error:
             raise OutputError(f"{self.folder}: cannot delete incomplete files ({error})") from error
 
-    def started(self) -> str | None:
-        """Return the time of the first start, or None if started.json is missing or unreadable."""
-        with contextlib.suppress(DataError, KeyError):
-            return str(files.read_object(self.started_path)["started"])
-        return None
-
-    def planned_epochs(self) -> int | None:
-        """Return the number of epochs requested at the last start, or None if unknown."""
+    def last_start(self) -> dict[str, Any]:
+        """Return the content of started.json, or {} if it is missing or unreadable."""
         with contextlib.suppress(DataError):
-            epochs = files.read_object(self.started_path).get("epochs")
-            return epochs if type(epochs) is int else None
-        return None
+            return files.read_object(self.started_path)
+        return {}
 
     def describe(self, start: Start) -> None:
         """Write started.json. Raise OutputError if this fails."""

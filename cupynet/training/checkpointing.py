@@ -138,6 +138,7 @@ def resume(trainer: Trainer, path: str | Path) -> None:
         trainer.replica.check_state(state["replica"])
     with _malformed(place):
         trainer.restore(state)
+        trainer.replica.assemble()
         trainer.data = (samples, labels) if samples else None
         _restore_metadata(trainer.replica.whole, state["model"])
 

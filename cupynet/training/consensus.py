@@ -25,10 +25,13 @@ class StopConsensus:
     def propose(self, stop: Stop) -> None:
         self.request = self.request or stop
 
-    def due(self, iteration: int) -> bool:
-        """Return True if workers must exchange requests after this iteration."""
+    def due(self, iteration: int, *, reported: bool) -> bool:
+        """Return True if workers must exchange requests after this iteration.
+
+        reported: True after `on_log`. A request made there takes effect at once, independent of the pace.
+        """
         self._iterations += 1
-        return self._world.size == 1 or iteration % self._every == 0
+        return self._world.size == 1 or reported or iteration % self._every == 0
 
     def exchange(self) -> Stop | None:
         """Return the request of the lowest rank that has one, or None."""

@@ -91,8 +91,7 @@ class Evaluation:
         score, decided_target = score[decided], target[decided]
 
         predicted = score.argmax(axis=1)  # the first class wins a tie
-        pairs = np.bincount(decided_target * self.classes + predicted, minlength=self.classes**2)
-        self.confusion += pairs.reshape(self.classes, self.classes)
+        np.add.at(self.confusion, (decided_target, predicted), 1)
 
         self.top_n_hits += int((ranks(score, decided_target) < self.top_n).sum())
         self.loss_sum += float(loss.sum())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -50,7 +49,6 @@ class Stage(Replica):
         self.groups, self.whole, self.needs_images = groups, whole, self.first
         self.place = f"stage {self.number + 1} of {self.count}, {' '.join(names)}; {self.place}"
         self.losses: Array | None = 0.0 if self.first or self.last else None
-        self._restored = False  # True if `begin` must copy weights to the user's model
 
     # one iteration --------------------------------------------------------------------------------------------------
 
@@ -152,10 +150,9 @@ class Stage(Replica):
     # the whole network ----------------------------------------------------------------------------------------------
 
     def begin(self, reload: Callable[[int], Batch] | None = None, stop: int = 0) -> None:
-        """Read this stage's weights from the user's model, or write restored weights to it."""
+        """Read this stage's weights from the user's model."""
         super().begin()
-        self._copy_weights(collect=self._restored)
-        self._restored = False
+        self._copy_weights(collect=False)
 
     def assemble(self) -> None:
         self._copy_weights(collect=True)
@@ -187,7 +184,3 @@ class Stage(Replica):
             stage = stage_of[name.partition(".")[0]]
             if self.first or stage == self.number:
                 yield stage, own.get(name, whole), whole
-
-    def restore(self, state: dict[str, Any]) -> None:
-        super().restore(state)
-        self._restored = True

@@ -4,7 +4,7 @@ All workers start from the mean of the replicas (in a pipeline, of the replicas 
 chooses the weights, such as the number of samples since the last averaging step. Optimizer and synchronizer states are
 averaged too, and callbacks may merge their states. An interrupted epoch continues after the last iteration that the new
 number of workers, W, would have completed: no batch is skipped, and up to W - 1 batches are repeated. Additional
-workers start with empty statistics, and the statistics of removed workers are lost.
+workers start with empty statistics. The first worker takes over the counts of removed workers, but not their times.
 """
 
 from __future__ import annotations
@@ -19,6 +19,13 @@ from cupynet.parallel import Synchronizer
 from cupynet.training.clock import Statistics
 from cupynet.training.state_tree import Tree
 
+# counts of a worker, by part of its state (see `Statistics.state`)
+COUNTS = {
+    "clock": ("samples", "bytes_sent"),
+    "epoch_start": ("samples", "bytes_sent"),
+    "losses": ("samples", "unread", "epoch_samples", "epoch_losses", "hits", "epoch_hits"),
+}
+
 
 def resized(
     states: Sequence[Tree], size: int, stages: int, synchronizer: Synchronizer, callbacks: Mapping[str, Any]
@@ -27,13 +34,28 @@ def resized(
     before, after = len(states) // stages, size // stages
     means = [_of_stage(states[stage::stages], before, after, synchronizer) for stage in range(stages)]
     merged = [_of_callbacks(states[stage::stages], callbacks) for stage in range(stages)]
-    fresh = Statistics().state()
     made = []
     for rank in range(size):
         replica, stage = divmod(rank, stages)
-        own = states[rank] if replica < before else {**states[stage], **fresh}
-        made.append({**own, **means[stage], "callbacks": {**own["callbacks"], **merged[stage]}})
+        own = states[rank] if replica < before else {**states[stage], **Statistics().state()}
+        if replica == 0:
+            own = _with_counts(own, states[size + stage :: stages])
+        scaling = means[stage]["scaling"]
+        if scaling and not synchronizer.shares_gradients:  # otherwise, all replicas skip the same steps
+            skipped = 0 if replica else sum(state["scaling"]["skipped"] for state in states[stage::stages])
+            scaling = {**scaling, "skipped": skipped}
+        callbacks_state = {**own["callbacks"], **merged[stage]}
+        made.append({**own, **means[stage], "scaling": scaling, "callbacks": callbacks_state})
     return made
+
+
+def _with_counts(own: Tree, removed: Sequence[Tree]) -> Tree:
+    """Add the counts of removed workers to a worker's own."""
+    counted = {
+        part: {**own[part], **{name: sum(each[part][name] for each in (own, *removed)) for name in names}}
+        for part, names in COUNTS.items()
+    }
+    return {**own, **counted}
 
 
 def trained_again(states: Sequence[Tree], size: int, stages: int) -> int:
@@ -83,7 +105,7 @@ def _of_stage(states: Sequence[Tree], before: int, after: int, synchronizer: Syn
         "synchronizer": synchronizer.merge(mean([state["synchronizer"] for state in states], weights))[1],
         "schedule": states[0]["schedule"],
         "measured": states[0]["measured"],
-        "scaling": {**scaling, "skipped": 0} if scaling else {},
+        "scaling": scaling,
     }
 
 

@@ -244,7 +244,8 @@ class Trainer:
         if average is not None:
             self._averaged(average)
         self.world.check()
-        if self.log_every and self.iteration % self.log_every == 0:
+        reported = self.log_every > 0 and self.iteration % self.log_every == 0
+        if reported:
             self.statistics.count()
             with self.statistics.clock.measure("averaging", "synchronization of workers"):
                 sent = self.world.gather_numbers(self.statistics.clock.bytes_sent).sum()
@@ -256,7 +257,7 @@ class Trainer:
             )
             self.emit("on_log", report)
         self.emit("on_iteration_end")  # last, so that a checkpoint saved here includes everything
-        if self.consensus.due(self.iteration):
+        if self.consensus.due(self.iteration, reported=reported):
             with self.statistics.clock.measure("averaging", "synchronization of workers"):
                 self.stopped = self.consensus.exchange()
 

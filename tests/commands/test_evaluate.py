@@ -108,6 +108,19 @@ def test_a_run_without_test_images_is_evaluated_on_its_validation_images(tmp_pat
     assert (json.loads(undivided.out)["split"], json.loads(undivided.out)["samples"]) == ("train", 100)
 
 
+def test_other_data_have_the_class_weights_of_the_run(tmp_path: Path, call: Call) -> None:
+    rng = np.random.default_rng(3)
+    images, labels = rng.integers(0, 256, (120, 6, 6), np.uint8), np.minimum(rng.integers(0, 12, 120), 9)
+    for name, count in (("all", 120), ("few", 30)):
+        np.savez(
+            tmp_path / name, x_train=images[:count], y_train=np.sort(labels)[-count:], x_test=images, y_test=labels
+        )
+    data = ["data=npz", f"data.file={tmp_path / 'all.npz'}", "data.classes=10"]
+    trained(tmp_path / "run", *data, "model=mlp", "backend=numpy", "workers=1", "loss.class_weights=balanced")
+    found = call(main, tmp_path / "run", f"data.file={tmp_path / 'few.npz'}", "--json")
+    assert json.loads(found.out)["loss"] == summary_of(tmp_path / "run")["test_loss"]
+
+
 def test_images_to_test_on_have_the_shape_and_the_classes_of_the_run(
     tmp_path: Path, call: Call, caplog: pytest.LogCaptureFixture
 ) -> None:

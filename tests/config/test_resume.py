@@ -66,7 +66,7 @@ def resumes_bit_for_bit(run_folder: Path, settings: list[str]) -> Iterator[None]
     assert same(Path("whole"), run_folder)
     cost = Run(run_folder).summary().cost
     assert cost.wall_s >= cost.train_s + cost.evaluate_s + cost.compile_s and cost.compile_s > compile_s > 0
-    assert Run(run_folder).started() == json.loads(began)["started"]
+    assert Run(run_folder).last_start()["started"] == json.loads(began)["started"]
     assert not [entry for entry in (run_folder / "checkpoints").iterdir() if "." in entry.name]
 
 
@@ -152,7 +152,8 @@ def test_a_complete_run_is_left_alone(stopped: Path, command: Command) -> None:
 def test_a_complete_run_whose_last_checkpoint_is_older_is_left_alone(in_folder: Path, command: Command) -> None:
     run = Path("run")
     trained(run, *QUICK, *SMALL, "epochs=3", "callbacks.checkpoint.every_epochs=2")
-    (checkpoint,) = (run / "checkpoints").iterdir()
+    checkpoint, newest = sorted((run / "checkpoints").iterdir())
+    shutil.rmtree(newest)  # earlier versions wrote no checkpoint at the end
     before = {path: text for path, text in contents(run).items() if path.name != "train.log"}
     for path, same_rows in ((run, True), (in_folder / run, True), (checkpoint, False)):  # a checkpoint is resumed
         assert command(f"resume={path}", task=train_job)[0] == 0
@@ -176,6 +177,12 @@ def test_a_setting_that_must_not_change_is_refused(given: dict[str, Any], stored
         resume.check_same_settings({**given, "seed": 1}, {**stored, "seed": 1}, RUN)
     resume.check_same_settings({"data": {"folder": "elsewhere"}}, {"data": {"folder": "here"}}, RUN)
     resume.check_same_settings({"epochs": 2}, {"epochs": 1, "callbacks": {"mine": {"path": "x"}}}, RUN)
+    resume.check_same_settings({"parallel": {"timeout_s": 9}}, {"parallel": {"timeout_s": 5}}, RUN)
+
+
+def test_a_resumed_run_stays_in_its_folder(stopped: Path, command: Command, error_line: Line) -> None:
+    assert command(f"resume={stopped}", "hydra.run.dir=other") == (2, [])
+    assert "hydra.run.dir" in error_line()
 
 
 def test_a_running_run_cannot_be_resumed(
@@ -184,11 +191,11 @@ def test_a_running_run_cannot_be_resumed(
     monkeypatch.setattr(lock, "TIMEOUT_S", 0.0)
     hold = Hold(stopped)
     before = contents(stopped)
-    for arguments in ([f"resume={stopped}", "hydra.run.dir=other", "epochs=9"], [f"hydra.run.dir={stopped}"]):
+    for arguments in ([f"resume={stopped}", "epochs=9"], [f"hydra.run.dir={stopped}"]):
         assert command(*arguments) == (2, [])
         line = error_line()
         assert str(stopped) in line and str(os.getpid()) in line
-    assert contents(stopped) == before and not Path("other").exists()
+    assert contents(stopped) == before
     assert resume.find("latest", []) is None
     hold.release()
     assert resume.find("latest", []) == stopped
@@ -232,6 +239,7 @@ def test_a_resume_on_other_labels_keeps_the_history(tmp_path: Path) -> None:
 def test_the_changes_of_a_resume_are_stored(stopped: Path, command: Command) -> None:
     changes = {"callbacks.checkpoint.keep_last=5", "backend=numba"}
     assert command("resume=latest", *changes, task=train_job)[0] == 0
+    assert Run(stopped).last_start()["changed"]
     settings = config.load(stopped)
     assert settings.callbacks["checkpoint"]["keep_last"] == 5 and settings.backend.name == "numba"
     assert {*changes, "epochs=2"} <= {*config.overrides_of(stopped)}

@@ -71,10 +71,16 @@ def test_a_page_that_cannot_be_written_logs_one_warning(
     assert record.levelname == "WARNING"
 
 
-def test_no_page_without_a_folder_or_if_it_is_turned_off(tmp_path: Path) -> None:
-    fit(None, ReportPage())
-    fit(tmp_path, ReportPage())  # nothing to show
+def test_no_page_without_a_folder_or_a_history_or_if_it_is_turned_off(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     fit(tmp_path / "run", HistoryWriter(), ReportPage(enabled=False))
+    assert not caplog.records
+    for folder in (None, tmp_path):
+        caplog.clear()
+        fit(folder, ReportPage())
+        (record,) = caplog.records
+        assert record.levelname == "WARNING"
     assert not list(tmp_path.glob("**/*.html"))
 
 

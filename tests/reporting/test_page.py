@@ -181,6 +181,26 @@ def test_a_run_with_validation_images_has_a_final_confusion_matrix(tmp_path: Pat
     assert "cat predicted as cat: 23" in [cell.get("title") for cell in parsed.all("td")]
 
 
+def test_figures_are_those_of_the_final_weights(tmp_path: Path) -> None:
+    """They may be the weights of an earlier epoch, or a mean of several."""
+    final = {"samples": 50, "loss": 0.125, "f1": 0.75, "metrics": {"kappa": 0.625}, "confusion": [[7, 0], [1, 42]]}
+    other: dict[str, Any] = dict.fromkeys(["test", "test_accuracy", "test_loss", "test_f1"])
+    folder = finished(tmp_path, validation=final, validation_accuracy=0.9, class_names=["a", "b"], **other)
+    path = folder / "history.jsonl"
+    path.write_text(path.read_text().replace('"test_', '"validation_'))
+    tiles = {name: (value, remark) for name, value, remark in page_values(read_run(folder))["tiles"]}
+    assert tiles["validation accuracy"] == ("90.00 %", "macro F1 0.7500")
+    assert (tiles["validation loss"][0], tiles["validation kappa"][0]) == ("0.125", "0.625")
+    assert "b predicted as b: 42" in [cell.get("title") for cell in made(folder).all("td")]
+
+
+def test_a_command_that_does_not_repeat_the_run_is_marked(tmp_path: Path) -> None:
+    folder = finished(tmp_path)
+    before = made(folder).text
+    (folder / "started.json").write_text(json.dumps(start(changed=True)))
+    assert len(made(folder).text) > len(before)
+
+
 def test_fallback_data_are_marked(tmp_path: Path) -> None:
     parsed = made(finished(tmp_path, fallback=True, dataset="synthetic"))
     assert "fallback data: synthetic" in parsed.text

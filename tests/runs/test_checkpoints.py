@@ -42,7 +42,7 @@ def leftovers(folder: Path) -> list[str]:
 
 
 def test_a_checkpoint_round_trips_and_equal_states_make_equal_files(tmp_path: Path) -> None:
-    store, other = (saved(tmp_path / name / "checkpoints", 7, 12, 123456789) for name in ("one", "other"))
+    store, other = (saved(tmp_path / name, 7, 12, 123456789) for name in ("one", "other"))
     assert store.steps() == [7, 12, 123456789] and leftovers(store.folder) == []
     newest = store.newest()
     assert newest is not None and newest.state == {"step": 123456789, "loss": 123456789.1}
@@ -53,6 +53,12 @@ def test_a_checkpoint_round_trips_and_equal_states_make_equal_files(tmp_path: Pa
             assert newest.arrays[file][name].dtype == tensor.dtype
     for name in FILES:
         assert (store.path(7) / name).read_bytes() == (other.path(7) / name).read_bytes()
+
+
+def test_a_run_folder_that_was_moved_is_not_made_again(tmp_path: Path) -> None:
+    with pytest.raises(OutputError):
+        saved(tmp_path / "moved" / "checkpoints", 7)
+    assert not list(tmp_path.iterdir())
 
 
 def test_checkpoints_are_kept_by_step(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Histories by column: a wrapper's, and a run folder's."""
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,14 @@ def test_a_wrapper_keeps_the_rows_that_a_run_writes(tmp_path: Path) -> None:
     assert [accuracy is None for accuracy in found.epochs["test_accuracy"]] == [True, False, True]
     assert np.sum(found.epochs["confusion"][1]) == 60 and found.epochs["confusion"][0] is None
     assert "kind" not in found.epochs and json.dumps(found.epochs)
+
+
+def test_a_closed_writer_can_be_copied(tmp_path: Path) -> None:
+    """scikit-learn copies callbacks, as in `clone`."""
+    writer = HistoryWriter(tmp_path / "h.jsonl")
+    with ParallelWrapper(small_model(), 1, callbacks=[writer]) as wrapper:
+        wrapper.fit(small_dataset(20), batch_size=10)
+    assert copy.deepcopy(writer) is not writer
 
 
 def test_a_second_writer_keeps_the_rows_of_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

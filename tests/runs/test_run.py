@@ -91,7 +91,7 @@ def test_a_run_fails_only_after_it_began(tmp_path: Path) -> None:
     run.started_path.write_text('{"started": "2026-05-01 12:30:00", "epochs": 3}')
     run.fail(65)
     assert json.loads(run.failed_path.read_text()) == {"exit_code": 65}
-    assert (run.started(), run.planned_epochs()) == ("2026-05-01 12:30:00", 3)
+    assert run.last_start() == {"started": "2026-05-01 12:30:00", "epochs": 3}
 
 
 def test_a_new_run_in_an_old_folder_starts_empty(run: Run, tmp_path: Path) -> None:

@@ -100,6 +100,21 @@ def test_the_model_has_all_stages_weights_after_each_epoch_and_stages_those_that
         assert wrapper.evaluate(DATA).loss == pytest.approx(np.log(3))
 
 
+def test_the_model_has_the_restored_weights_of_all_stages_until_the_user_loads_others(tmp_path: Path) -> None:
+    def made(model: Model) -> ParallelWrapper:
+        return ParallelWrapper(model, 2, optimizer=clipped(), pipeline=Pipeline(2))
+
+    trained, model = small_model(), small_model()
+    with made(trained) as wrapper:
+        wrapper.fit(LOADER)
+        path = wrapper.checkpoint(tmp_path)
+    with made(model) as wrapper:
+        wrapper.restore(path)
+        assert fingerprint(model) == fingerprint(trained)
+        model.load_weights({name: 0 * weight for name, weight in model.weights().items()})
+        assert wrapper.evaluate(DATA).loss == pytest.approx(np.log(3))
+
+
 @pytest.mark.parametrize(
     ("synchronizer", "iteration"),
     [(ParameterAveraging(3), 2), (GradientMean(), 4)],

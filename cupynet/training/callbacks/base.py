@@ -16,7 +16,9 @@ from cupynet.training.trainer import Trainer
 class Callback:
     """Receives training events on rank 0, or on every worker if `every_rank` is True.
 
-    Rank 0 uses the object itself; other workers use copies made before `start`. By default, the methods do nothing.
+    Rank 0 uses the object itself; other workers use copies made before `start`. By default, the methods do nothing. A
+    callback that changes the weights must make the same change on every worker, so it needs `every_rank`. While a
+    callback runs on rank 0, the other workers wait for it, at most `timeout_s` (see `ParallelWrapper`).
 
     Attributes:
         every_rank: True to run a copy on every worker.

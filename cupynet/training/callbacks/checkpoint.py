@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class Checkpoint(Callback):
-    """Writes checkpoints after epochs, at intervals, and when a fit is stopped early.
+    """Writes checkpoints after epochs, at intervals, and at the end of a fit.
 
     Resumed training continues bit for bit. Because old checkpoints are removed, a folder belongs to one run. The folder
     is locked during the run and, if it is outside the run folder, marked with the run's identity.
@@ -61,6 +61,12 @@ class Checkpoint(Callback):
         self.best = None if best is None else instance("best", best, str, "'accuracy'")
         self._path = None if path is None else Path(path)
         self._hold: Hold | None = None
+        self._best_step, self._best_score = -1, math.nan
+
+    @property
+    def best_path(self) -> Path | None:
+        """The checkpoint with the best value of `best`, which `cupynet.load` can read; None if there is none."""
+        return self._store.path(self._best_step) if self._best_step >= 0 else None
 
     def check_path(self) -> None:
         if self._path is not None:
@@ -113,7 +119,7 @@ class Checkpoint(Callback):
             better = math.isfinite(score) and not gain <= 0
             if better:
                 self._best_step, self._best_score = trainer.iteration, score
-        if better or trainer.epoch % self.every_epochs == 0:
+        if better or trainer.epoch % self.every_epochs == 0 or trainer.epoch == trainer.plan.epochs:
             self._save(trainer)
 
     def on_stop(self, trainer: Trainer) -> None:
@@ -125,15 +131,17 @@ class Checkpoint(Callback):
             "written": self._written,
             "counted": self._counted,
             "for_good": np.array(self._permanent, np.int64),
+            "best": self.best,
             "best_step": self._best_step,
             "best_score": self._best_score,
         }
 
     def restore(self, state: Tree) -> None:
-        self._identity = str(state.get("identity", ""))  # earlier versions saved neither this nor `counted`
+        self._identity = str(state.get("identity", ""))  # earlier versions saved neither this nor `counted` nor `best`
         self._written, self._counted = int(state["written"]), int(state.get("counted", -1))
         self._permanent = state["for_good"].tolist()
-        self._best_step, self._best_score = int(state["best_step"]), float(state["best_score"])
+        if state.get("best", self.best) == self.best:  # otherwise, no epoch has been compared yet
+            self._best_step, self._best_score = int(state["best_step"]), float(state["best_score"])
 
     def _save(self, trainer: Trainer) -> None:
         step, position = trainer.iteration, (trainer.iteration, trainer.epoch)

@@ -75,10 +75,10 @@ class _State:
 class EarlyStopping(Callback):
     """Ends a fit on all workers when a condition is met, and restores the best weights.
 
-    Each `fit` resets the scores, unless it continues a restored one. The best weights, but not the optimizer state, are
-    restored, even after a DivergedError (except in a pipeline). They are not restored after `stop` or a signal, because
-    an interrupted fit can only continue from its last weights. With `restore_best_weights`, no other callback, such as
-    WeightAverage, may decide the final weights.
+    Each `fit` resets the scores, unless it continues a restored one with the same `monitor` and `mode`. The best
+    weights, but not the optimizer state, are restored, even after a DivergedError (except in a pipeline). They are not
+    restored after `stop` or a signal, because an interrupted fit can only continue from its last weights. With
+    `restore_best_weights`, no other callback, such as WeightAverage, may decide the final weights.
 
     Args:
         monitor: the validation metric to monitor: `loss`, `accuracy`, `top_n_accuracy`, `precision`, `recall` or `f1`;
@@ -181,6 +181,11 @@ class EarlyStopping(Callback):
         if self.patience is not None and now.waited >= self.patience:
             self._end(trainer, f"patience: no better {self.monitor} in {counted(now.waited, 'evaluation')}")
 
+    @property
+    def _compared(self) -> dict[str, str]:
+        """The metric of the scores, saved in checkpoints; earlier versions did not save it."""
+        return {"monitor": self.monitor, "mode": self.mode}
+
     def _gain(self, score: float, other: float) -> float:
         return score - other if self.mode == "max" else other - score
 
@@ -220,10 +225,14 @@ class EarlyStopping(Callback):
 
     def state(self) -> dict[str, Any]:
         scores = {str(epoch): score for epoch, score in self._now.scores.items()}
-        return vars(self._now) | {"scores": scores, "spent_s": self._elapsed_s()}
+        return vars(self._now) | {"scores": scores, "spent_s": self._elapsed_s(), **self._compared}
 
     def restore(self, state: dict[str, Any]) -> None:
         self._began = time.monotonic()
+        if {name: state.get(name, value) for name, value in self._compared.items()} != self._compared:
+            log.info("early stopping: %s was monitored before; its scores are discarded", state["monitor"])
+            self._now = _State(epochs=int(state["epochs"]), spent_s=float(state["spent_s"]))
+            return
         self._now = _State(
             epochs=int(state["epochs"]),
             scores={int(epoch): float(score) for epoch, score in state["scores"].items()},

@@ -4,7 +4,6 @@ import json
 import math
 import os
 import zlib
-from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
@@ -37,7 +36,6 @@ class HistoryWriter(Callback):
 
     def __init__(self, path: str | Path | None = None) -> None:
         self._path = None if path is None else Path(path)
-        self._closing = ExitStack()
         self._kept: int | None = None  # after `restore`: bytes of the file that the next fit keeps
 
     def check_path(self) -> None:
@@ -52,7 +50,7 @@ class HistoryWriter(Callback):
         path = self._path or (Path("history.jsonl") if run is None else run.history_path)
         in_python = run is not None and not run.settings_path.exists()
         self._replaces = self._path is None and in_python and not path.is_symlink()
-        self._file = self._closing.enter_context(_open(path))
+        self._file = _open(path)
 
     def on_fit_start(self, trainer: Trainer) -> None:
         content = self._content()
@@ -72,7 +70,9 @@ class HistoryWriter(Callback):
         self._write(epoch_row(record))
 
     def close(self) -> None:
-        self._closing.close()
+        if "_file" in vars(self):
+            self._file.close()
+            del self._file  # an open file cannot be copied
 
     def state(self) -> dict[str, Any]:
         content = self._content()[: self._kept]

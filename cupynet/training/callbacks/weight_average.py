@@ -6,6 +6,7 @@ from typing import Any
 
 from cupynet.backend.array import Array
 from cupynet.core.checks import integer, number, one_of
+from cupynet.core.errors import ConfigError
 from cupynet.core.wording import counted
 from cupynet.parallel.synchronizers.replica_view import copies, overwrite
 from cupynet.runs.run import Run
@@ -68,6 +69,8 @@ class WeightAverage(Callback):
             self._means = [vector.copy() for vector in trainer.params.vectors]
 
     def on_fit_start(self, trainer: Trainer) -> None:
+        if trainer.params is not self._params:
+            raise ConfigError("WeightAverage averages the weights of another wrapper now. Create one for each wrapper")
         if not trainer.resumes(self):
             self.added = self._passed = 0
 
@@ -119,9 +122,12 @@ class WeightAverage(Callback):
 
     def state(self) -> dict[str, Any]:
         means = {kind: copies(self._backend, views) for kind, views in self._views()} if self.added else {}
-        return {"added": self.added, "passed": self._passed, **means}
+        return {"added": self.added, "passed": self._passed, "unit": self.unit, **means}
 
     def restore(self, state: dict[str, Any]) -> None:
+        if state.get("unit", self.unit) != self.unit:  # earlier versions did not save it
+            reason = f"the checkpoint has counted in units of one {state['unit']}, and this cannot change"
+            raise ConfigError(reason, "WeightAverage unit", self.unit)
         self.added, self._passed = int(state["added"]), int(state["passed"])
         with self._backend.activated():
             for kind, views in self._views() if self.added else ():

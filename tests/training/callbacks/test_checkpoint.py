@@ -155,6 +155,21 @@ def test_which_checkpoints_are_kept(tmp_path: Path) -> None:
         assert Checkpoints(run / "checkpoints").steps() == [5, 10, 20, 25]
 
 
+def test_the_best_is_sought_again_if_its_metric_changes(tmp_path: Path) -> None:
+    for metric in ("accuracy", "loss"):
+        best = Checkpoint(path=tmp_path, best=metric)
+        with ParallelWrapper(small_model(), 1, callbacks=[best]) as wrapper:
+            if metric == "loss":
+                wrapper.restore(tmp_path)
+            wrapper.fit(FORTY, batch_size=4, validation_data=FORTY)
+    assert best.best_path == Checkpoints(tmp_path).path(20)
+
+
+def test_a_fit_ends_with_a_checkpoint(tmp_path: Path) -> None:
+    train(saving(tmp_path, every_epochs=5))
+    assert Checkpoints(tmp_path).steps() == [10]
+
+
 @pytest.mark.parametrize(
     ("options", "fits", "steps"),
     [

@@ -105,12 +105,13 @@ def test_max_epochs_counts_all_epochs_of_each_fit(scripted: Script) -> None:
 
 
 @pytest.mark.parametrize("pipeline", [None, Pipeline(2, 2)])
-def test_a_loss_that_grows_ends_the_fit(pipeline: Pipeline | None) -> None:
-    """This includes pipelines, in which the worker that has the loss is not rank 0."""
+def test_a_loss_that_grows_ends_the_fit_at_once(pipeline: Pipeline | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This includes pipelines, in which the worker that has the loss is not rank 0, and does not depend on the pace."""
+    monkeypatch.setattr(consensus, "AGREE_EVERY", 1000)
     stopping = EarlyStopping(max_score=1e-3)
     with ParallelWrapper(small_model(), 1, pipeline=pipeline, callbacks=[stopping], log_every=2) as wrapper:
         wrapper.fit(TRAIN, epochs=9, **VALIDATION)
-        assert outcome(stopping)[0] == "max_score" and wrapper.trainer.epoch < 9
+        assert outcome(stopping)[0] == "max_score" and wrapper.trainer.iteration == 2
 
 
 def test_the_loss_is_one_of_all_replicas() -> None:
@@ -206,6 +207,15 @@ def test_a_fit_that_stopped_early_continues_if_its_limit_was_raised(
         wrapper.restore(tmp_path)
         wrapper.fit(TRAIN, epochs=4 - stopped.epoch, **VALIDATION)
         assert stopped.epoch <= wrapper.trainer.epoch == epoch
+
+
+def test_scores_of_another_metric_are_discarded(tmp_path: Path) -> None:
+    fit(EarlyStopping("accuracy"), 2, Checkpoint(path=tmp_path))
+    stopping = EarlyStopping("loss", max_epochs=3)
+    with ParallelWrapper(small_model(), 2, 2, optimizer=SGD(0.05), callbacks=[stopping]) as wrapper:
+        wrapper.restore(tmp_path)
+        wrapper.fit(TRAIN, epochs=2, **VALIDATION)
+    assert stopping.result is not None and stopping.result.scores.keys() == {3}
 
 
 @pytest.mark.parametrize(("limit", "reason", "iteration"), [(52, "epochs", 10), (50, "max_time_s", 3)])

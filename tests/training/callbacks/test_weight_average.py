@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from cupynet.core.errors import ConfigError
 from cupynet.data import Loader
 from cupynet.nn import BatchNorm, Dense, Model
 from cupynet.optim import SGD, Adam
@@ -15,7 +16,7 @@ from cupynet.parallel import Communicator, GradientSharing, ParameterAveraging, 
 from cupynet.training import Callback, ParallelWrapper, Replica, StopReason, WeightAverage
 from tests.support.refusals import refused
 from tests.support.trainers import callback_of, fit_on_threads, fitted
-from tests.support.training import Seen, StopAfter, alone, small_dataset, small_model
+from tests.support.training import Seen, StopAfter, alone, fingerprint, small_dataset, small_model
 
 LOADER = Loader(small_dataset(41), 4, seed=3)  # 11 batches
 Weights = NDArray[np.float64]
@@ -135,3 +136,24 @@ def test_the_mean_of_another_number_of_workers_is_that_of_all(workers: int, tmp_
     for name, first in one["mean"].items():
         for state in found:
             np.testing.assert_allclose(state["mean"][name], (first + other["mean"][name]) / 2, rtol=1e-12)
+
+
+def test_the_unit_cannot_change(tmp_path: Path) -> None:
+    with ParallelWrapper(small_model(), 1, callbacks=[WeightAverage()]) as wrapper:
+        wrapper.fit(LOADER)
+        path = wrapper.checkpoint(tmp_path)
+    other = ParallelWrapper(small_model(), 1, callbacks=[WeightAverage(unit="epoch")])
+    with other as wrapper, refused("unit", "epoch"):
+        wrapper.restore(path)
+
+
+def test_two_wrappers_cannot_share_an_average() -> None:
+    average = WeightAverage()
+    with ParallelWrapper(small_model(), 2, callbacks=[average]) as one:
+        one.fit(LOADER)
+        with ParallelWrapper(small_model(), 2, callbacks=[average]) as other:
+            other.fit(LOADER)
+            before = fingerprint(other.model)
+            with pytest.raises(ConfigError):
+                one.fit(LOADER)
+            assert fingerprint(other.model) == before
