@@ -188,23 +188,6 @@ def test_rules_for_the_learning_rate_as_workers_grow(scale: str | float, factor:
     assert scale_factor(scale, 9) == factor
 
 
-def test_warming_up_leaves_a_scaled_cycle_where_it_is() -> None:
-    with ParallelWrapper(small_model(), 2, optimizer=SGD(OneCycle(0.1)), learning_rate_scale=2.0) as wrapper:
-        wrapper.fit(small_dataset(40), epochs=2, batch_size=4)
-        rate = wrapper.trainer.replica.optimizer.learning_rate
-        before = [rate(i) for i in range(10)]
-        wrapper.warm_up(4)
-        assert [rate(i) for i in range(10)] == before and max(before) > 0.15
-
-
-def test_warming_up_needs_no_epochs_of_a_schedule_that_counts_them() -> None:
-    """A run warms up before it knows the length of an epoch."""
-    with ParallelWrapper(small_model(), 2, optimizer=SGD(Warmup(2, StepDecay(0.1, 0.5, 1, "epoch")))) as wrapper:
-        wrapper.warm_up(4)
-        wrapper.fit(small_dataset(40), epochs=2, batch_size=4)
-        assert wrapper.trainer.replica.optimizer.learning_rate(wrapper.trainer.iteration - 1) == 0.05
-
-
 @pytest.mark.parametrize(
     ("given", "expected"),
     [

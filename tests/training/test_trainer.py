@@ -8,7 +8,7 @@ import pytest
 
 from cupynet.backend.cpu.numba_backend import NumbaBackend
 from cupynet.data import Loader
-from cupynet.optim import SGD, Adam, Nesterov, OneCycle
+from cupynet.optim import SGD, Adam, Nesterov, OneCycle, Scaled, StepDecay, Warmup
 from cupynet.parallel import ParameterAveraging
 from cupynet.training import Callback, EpochRecord, ParallelWrapper, Replica, Stop, StopReason, Trainer, consensus
 from cupynet.training.clock import Clock
@@ -226,12 +226,15 @@ def test_warming_up_changes_nothing() -> None:
             self.backend = backend
             self.state["velocity"] = np.zeros_like(params.master)
 
-    for optimizer in (Nesterov, Filling):
+    counted, cycle = Warmup(2, StepDecay(0.1, 0.5, 1, by="epoch")), Scaled(OneCycle(0.1), 2.0)
+    cycle.begin_fit(0, 10)  # the other one does not know the length of an epoch yet
+    before, rates = fingerprint(small_model("float", "numba")), [cycle(i) for i in range(10)]
+    for optimizer in (Nesterov(counted), Filling(cycle)):
         model = small_model("float", "numba")
-        before = fingerprint(model)
-        replica = Replica(model, optimizer(OneCycle(0.1)))
+        replica = Replica(model, optimizer)
         assert warm_up(replica, 4) > 0
         assert fingerprint(model) == before and replica.updates == 0
+        assert [cycle(i) for i in range(10)] == rates
         assert not any(vector.any() for vector in (model.params.grad, *replica.optimizer_state.values()))
         assert model.backend.workspace.on_loan == 0
 
