@@ -268,20 +268,6 @@ def test_a_violation_is_found(rule: Rule, path: str, text: str) -> None:
     assert list(rule(Source(path, text)))
 
 
-@pytest.mark.parametrize(
-    ("rule", "path", "text"),
-    [
-        (import_directions, "parallel/pipeline.py", "from cupynet.nn import Sequential"),
-        (third_party_homes, "data/folders.py", "from platformdirs import user_cache_path"),
-        (no_code_from_data, "data/x.py", "np.load(f, allow_pickle=False); model.eval(); re.compile('x')"),
-        (no_code_from_data, "config/x.py", "yaml.safe_load(f); OmegaConf.load(f); import_module('cupynet.backend')"),
-        (keys_of_the_configuration, "runs/run.py", "x = 'cupynet.data.seed'; y = 'data.seedling'"),
-    ],
-)
-def test_what_a_rule_allows_is_no_violation(rule: Rule, path: str, text: str) -> None:
-    assert list(rule(Source(path, text))) == []
-
-
 def test_settings_named_in_messages_exist() -> None:
     """Messages name settings by `wording.setting(group, name)`."""
     found = set()
