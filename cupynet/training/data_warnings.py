@@ -97,10 +97,8 @@ def _warn_of_floats(dataset: Dataset) -> bool:
     largest = max(float(abs(chunk).max()) for chunk in _chunks(dataset))
     if largest <= UNSCALED:
         return False
-    log.warning(
-        "data set %r: floating-point images must be scaled, but reach %g. Divide them by 255, or pass uint8 images",
-        *(dataset.name, largest),
-    )
+    remedy = "Divide them by 255, or pass uint8 images" if largest <= 255 else "Standardize them"
+    log.warning("data set %r: floating-point images must be scaled, but reach %g. %s", dataset.name, largest, remedy)
     return True
 
 
