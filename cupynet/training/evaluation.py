@@ -114,16 +114,19 @@ class Evaluation:
 
     def pack(self) -> NDArray[np.float64]:
         """Return all counts and the sum of losses as a float64 vector (V,), which is exact for counts below 2**53."""
-        counts = [self.undecided, self.confusion.reshape(-1), np.array(self.mistakes, np.float64).reshape(-1)]
-        return np.concatenate([self._extra.pack(), [self.top_n_hits, self.loss_sum], *counts])
+        cells = np.flatnonzero(self.confusion)  # with many classes, few pairs of classes occur
+        counts = [self.undecided, [cells.size], cells, self.confusion.flat[cells]]
+        mistakes = np.array(self.mistakes, np.float64).reshape(-1)
+        return np.concatenate([self._extra.pack(), [self.top_n_hits, self.loss_sum], *counts, mistakes])
 
     def merge(self, packed: NDArray[np.float64]) -> None:
         """Add another evaluation with the same arguments, given as the vector (V,) that its `pack` returned."""
         packed = self._extra.merge(packed)
         self.top_n_hits, self.loss_sum = self.top_n_hits + int(packed[0]), self.loss_sum + float(packed[1])
-        undecided, confusion, mistakes = np.split(packed[2:], [self.classes, self.classes + self.classes**2])
+        undecided, size, rest = np.split(packed[2:], [self.classes, self.classes + 1])
+        cells, counts, mistakes = np.split(rest, [int(size[0]), 2 * int(size[0])])
         self.undecided += undecided.astype(np.int64)
-        self.confusion += confusion.reshape(self.confusion.shape).astype(np.int64)
+        self.confusion.flat[cells.astype(np.int64)] += counts.astype(np.int64)
         rows = mistakes.reshape(-1, len(Mistake._fields)).tolist()
         self._remember([Mistake(doubt, *map(int, rest)) for doubt, *rest in rows])
 
