@@ -98,7 +98,7 @@ def evaluated(path: Path, overrides: Sequence[str] = ()) -> Evaluated:
         settings = replace(settings, data=_as_trained(settings, trained, names))
     if trained.normalize is not None and not any(name.startswith("data.normalize") for name in names):
         settings = replace(settings, data={**settings.data, "normalize": trained.normalize})
-    if trained.class_weights is not None:  # other data could have other weights
+    if trained.class_weights is not None:  # do not rebalance for other data
         settings = replace(settings, loss=with_class_weights(settings.loss, trained.class_weights))
     experiment = Experiment(settings, trains=False)
     weights, data = trained.weights, experiment.load()

@@ -104,9 +104,9 @@ class TrainJob:
             self.run.reopen(trainer.iteration)
         self._deferred()
         if self.resumed is not None:
-            before = self.run.last_start()
-            warn_of_other_rates(trainer, before.get("epochs"))
-            self.run.describe(self._start(before))
+            previous = self.run.last_start()
+            warn_of_other_rates(trainer, previous.get("epochs"))
+            self.run.describe(self._start(previous))
 
     def _restore(self, path: Path) -> bool:
         """Restore a checkpoint. Return False if there is nothing left to train."""
@@ -182,23 +182,23 @@ class TrainJob:
 
     # results --------------------------------------------------------------------------------------------------------
 
-    def _start(self, before: Mapping[str, Any]) -> Start:
-        """Describe the start of this process. before: the content of started.json, if the run is resumed."""
+    def _start(self, previous: Mapping[str, Any]) -> Start:
+        """Describe this start. previous: the content of started.json if the run is resumed, or {}."""
         head, *rows = self.wrapper.model.rows()
         own, overrides = config.own_folder(), config.overrides_of(self.run.folder)
-        given, given_before = (
+        overrides_now, overrides_before = (
             {each for each in settings or () if name_of(each) not in ("epochs", "resume")}
-            for settings in (overrides, before.get("overrides", overrides))
+            for settings in (overrides, previous.get("overrides", overrides))
         )
         return Start(
             setup=self._setup(),
-            started=str(before.get("started") or time.strftime("%Y-%m-%d %H:%M:%S")),
+            started=str(previous.get("started") or time.strftime("%Y-%m-%d %H:%M:%S")),
             epochs=self.settings.epochs,
             overrides=overrides,
             config_dir=None if own is None else str(own),
             processes=None if self.experiment.job is None else self.experiment.job.size,
             layers=[dict(zip(head, row, strict=True)) for row in rows],
-            changed=bool(before.get("changed")) or given != given_before,
+            changed=bool(previous.get("changed")) or overrides_now != overrides_before,
         )
 
     def _setup(self) -> Setup:

@@ -51,7 +51,7 @@ class Experiment:
         backend_reason: the reason why preferred backends are not used, or None.
         checked: the validated options, with the placement of the workers.
         tests: True to evaluate on test images in addition to validation images.
-        class_weights: balanced class weights of the loss, computed by `load`; None without them.
+        class_weights: balanced class weights of the loss, set by `load`; None if not used.
 
     Raises:
         ConfigError: the settings are invalid on this machine.

@@ -201,7 +201,7 @@ class LoadedRun:
 
     @property
     def class_weights(self) -> list[float] | None:
-        """The balanced class weights of the loss in training; None if they are unknown."""
+        """Balanced class weights of the training loss; None if unused or unknown."""
         with suppress(DataError):
             found = read_object(self.run.started_path).get("class_weights")  # not saved by earlier versions
             return found if isinstance(found, list) else None

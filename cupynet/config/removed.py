@@ -13,7 +13,7 @@ DEFAULTS: dict[str, Any] = {
     "data.storage": "shared",
     "data.shards": None,
 }
-# removed settings that are ignored
+# removed; ignored at any value
 IGNORED = {
     "callbacks.early_stopping.restore_on_interrupt",
     "callbacks.early_stopping.restore_when_stopped",
@@ -63,7 +63,7 @@ VALUES: dict[str, dict[Any, Any]] = {"wire": {"exact": "full"}, "outer": {"mean"
 
 
 def translated(settings: Mapping[Any, Any], above: str = "") -> dict[Any, Any]:
-    """Return stored settings with current names and values, without removed ones that are ignored or had defaults."""
+    """Return stored settings with current names and values. Drop removed ones if ignored or at their default."""
     target = str(settings.get("_target_"))
     package, _, name = target.rpartition(".")
     ours = target.startswith("cupynet.")

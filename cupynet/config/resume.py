@@ -33,10 +33,10 @@ LATEST = Path("outputs", "latest")  # link to the newest run or sweep
 OF_LATEST = re.compile(r"[^=,(' \"]*outputs/latest(?![^/,)' \"])")  # a path that begins with the link
 # links that W&B creates and never opens again
 OF_WANDB = re.compile(r"(^|/)wandb/(offline-)?run-[^/]+/(files|logs)/")
-# settings that may differ when a run is resumed: groups, named in messages; further groups; and single settings
+# settings that may change on resume: top-level ones, those not named in messages, and nested ones
 MAY_DIFFER = ("epochs", "workers", "devices", "backend", "dtype", "callbacks", "memory", "accumulation_steps")
-ALSO = ("profile", "resume", "trusted_modules")
-SINGLE = ("parallel.timeout_s", "parallel.launcher", "parallel.prefetch_buffer")
+UNLISTED = ("profile", "resume", "trusted_modules")
+NESTED_KEYS = ("parallel.timeout_s", "parallel.launcher", "parallel.prefetch_buffer")
 MAY_MOVE = ("data.folder", "data.file")  # to the same data in another place
 
 
@@ -50,7 +50,7 @@ def find(value: str, arguments: Sequence[str]) -> Path | None:
     """Return the folder of the run or checkpoint to resume; None if `latest` finds no run.
 
     `latest` is the newest unfinished run under outputs/ that has a checkpoint and is not running. If the command line
-    sets hydra.run.dir, it is the run in that folder. Raise ConfigError if the path is not a run or checkpoint.
+    sets hydra.run.dir, it is the run in that folder. Raise ConfigError if the run cannot be resumed.
     """
     if value == "latest":
         own = last_value(arguments, "hydra.run.dir")
@@ -66,7 +66,7 @@ def find(value: str, arguments: Sequence[str]) -> Path | None:
             hint = f"cupynet tune {shlex.quote(f'resume={value}')}"
             raise ConfigError(f"is a search. Continue it with: {hint}", "resume", repr(value))
         if "hydra.run.dir" in map(name_of, arguments):
-            reason = f"has no effect with resume={value}, which continues in {run_of(path)}. Remove it"
+            reason = f"conflicts with resume={value}, which continues {run_of(path)}. Remove it"
             raise ConfigError(reason, "hydra.run.dir", repr(last_value(arguments, "hydra.run.dir")))
         if run_of(path).is_symlink():  # the link may change later
             path = Path(near(path.resolve()))
@@ -191,10 +191,10 @@ def _with_name(path: Path) -> Path:
 
 def check_same_settings(given: Mapping[str, Any], stored: Mapping[str, Any], path: Path) -> None:
     for key, now, then in _differences(given, stored):
-        if key.partition(".")[0] not in (*MAY_DIFFER, *ALSO) and key not in (*SINGLE, *MAY_MOVE):
+        if key.partition(".")[0] not in (*MAY_DIFFER, *UNLISTED) and key not in (*NESTED_KEYS, *MAY_MOVE):
             started = "without it" if then is None else f"with {written(then)}"
-            few = ", ".join((*MAY_DIFFER, *SINGLE, *MAY_MOVE))
-            reason = f"the run in {run_of(path)} was started {started}, and resuming can only change {few}"
+            listed_keys = ", ".join((*MAY_DIFFER, *NESTED_KEYS, *MAY_MOVE))
+            reason = f"the run in {run_of(path)} was started {started}, and resuming can change {listed_keys}"
             raise ConfigError(f"{reason}. Remove this setting, or start a new run", key, written(now))
 
 

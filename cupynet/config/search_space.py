@@ -87,11 +87,11 @@ def lowest(distribution: Any) -> Any:
 
 
 def values_of(distribution: Any) -> list[Any]:
-    """Return the values of a distribution that is not continuous."""
+    """Return all values of a discrete distribution."""
     if hasattr(distribution, "choices"):
         return list(distribution.choices)
     low, high, step = distribution.low, distribution.high, distribution.step
-    return [min(low + index * step, high) for index in range(1 + round((high - low) / step))]  # `high` despite rounding
+    return [min(low + index * step, high) for index in range(1 + round((high - low) / step))]  # rounding may exceed it
 
 
 def rounded(value: Any) -> str:

@@ -27,7 +27,7 @@ class Unavailable(Exception):
 def fetch(files: Sequence[KnownFile], folder: Path, mirrors: Sequence[str], timeout_s: float) -> None:
     """Download missing files, each from the first of `mirrors` that has it, while other processes wait.
 
-    Raises Unavailable if a download fails. Complete files are kept. All mirrors together may be silent for `timeout_s`.
+    Raises Unavailable if a download fails. Complete files are kept. `timeout_s` is the total wait for silent mirrors.
     """
     silence_s, mirrors = min(MIRROR_S, timeout_s / max(len(mirrors), 1)), list(mirrors)
     lock = FileLock(folder / ".lock", fallback_to_soft=False)  # soft locks would outlive a killed process

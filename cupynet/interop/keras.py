@@ -28,14 +28,15 @@ from cupynet.nn import BatchNorm, Concat, Conv2D, Layer, LayerNorm, Model, Resid
 H5_IN_KERAS, CONFIG_IN_KERAS = "model.weights.h5", "config.json"
 MAX_CONFIG = 1 << 24  # maximum size of config.json in bytes
 DROPOUT_STATE = "/seed_generator/"
-CLASSES: dict[type[Layer], str] = {BatchNorm: "BatchNormalization", LayerNorm: "LayerNormalization"}  # other names
+# Keras names of layers with weights, if they differ
+CLASSES: dict[type[Layer], str] = {BatchNorm: "BatchNormalization", LayerNorm: "LayerNormalization"}
 
 
 def import_keras(model: Model, path: PathLike, names: Mapping[str, str] | None = None) -> None:
     """Load the weights of a `.weights.h5` or `.keras` file of Keras 3. Requires h5py (the extra `keras`).
 
     Only weights are imported, so the model needs the same layers, with the same strides, padding and activations, and
-    the same scale of pixels as in `Rescaling`. The epsilon of normalization layers, which is 1e-3 in Keras and 1e-5 in
+    the same pixel scaling as `Rescaling`. The epsilon of normalization layers, which is 1e-3 in Keras and 1e-5 in
     `BatchNorm`, is compared with a `.keras` archive. A `.weights.h5` file does not contain it.
 
     A `Conv2D` with one group per channel loads the weights of a `DepthwiseConv2D`, or of a `Conv2D` given in `names`.
@@ -46,8 +47,8 @@ def import_keras(model: Model, path: PathLike, names: Mapping[str, str] | None =
             Keras numbers them by their distance from the output.
 
     Raises:
-        DataError: the file cannot be read; a weight is missing, unexpected, or has the wrong shape; or a layer in a
-            `.keras` archive has another epsilon.
+        DataError: the file cannot be read; a weight is missing, unexpected, or has the wrong shape; or epsilon
+            differs from that in a `.keras` archive.
         ConfigError: `names` contains unknown layers or omits ambiguous layers, or h5py is not installed.
     """
     names = names or {}
@@ -140,7 +141,7 @@ def _h5(path: PathLike) -> Any:
 
 
 def _check_epsilons(model: Model, names: Mapping[str, str], path: PathLike) -> None:
-    """Raise DataError if a normalization layer has another epsilon than in a .keras archive."""
+    """Raise DataError if the epsilon of a normalization layer differs from the archive."""
     if not zipfile.is_zipfile(path):
         return
     try:

@@ -219,7 +219,7 @@ def from_torch(tensor: Any, axes: tuple[int, ...], order: Order | None = None) -
 
 
 def orders(network: nn.Layer) -> dict[int, Order]:
-    """Return PyTorch's order of each flattened input, by `id(layer)`. Raise ConfigError if branches end in one."""
+    """Return PyTorch's order of each flattened input, by `id(layer)`. Reject branches with flattened outputs."""
     result: dict[int, Order] = {}
     _output_order(network, None, result)
     return result

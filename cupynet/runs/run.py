@@ -31,7 +31,7 @@ class Setup:
         parameters: number of trainable parameters.
         image_shape: shape (H, W, C) of an image.
         normalize: mean and standard deviation of each channel on a 0-1 scale; None without normalization.
-        class_weights: balanced class weights of the loss, computed from the training labels; None without them.
+        class_weights: balanced class weights of the loss, computed from the training labels; None if not used.
         commit: commit of the source, with `-dirty` if there are uncommitted changes; None outside a repository.
         environment: the machine, its BLAS libraries and the versions of packages.
     """
@@ -114,7 +114,7 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """Scores of the trained model. `test` and `validation` are complete evaluations, or None if there was none."""
+    """Scores of the trained model. `test` and `validation` are complete evaluations, or None."""
 
     validation_accuracy: float | None = None
     validation_samples: int | None = None

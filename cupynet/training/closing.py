@@ -12,7 +12,7 @@ from cupynet.training.trainer import Trainer
 log = logging.getLogger(__name__)
 
 
-def end(launcher: Launcher, trainers: list[Trainer | None], backend: Backend) -> None:
+def close(launcher: Launcher, trainers: list[Trainer | None], backend: Backend) -> None:
     """Close the launcher, and then the callbacks in reverse order, even if one of them fails."""
     with ExitStack() as closing:
         for trainer in trainers:
@@ -22,10 +22,10 @@ def end(launcher: Launcher, trainers: list[Trainer | None], backend: Backend) ->
         closing.callback(launcher.close)  # runs first
 
 
-def end_quietly(launcher: Launcher, trainers: list[Trainer | None], backend: Backend) -> None:
+def close_or_warn(launcher: Launcher, trainers: list[Trainer | None], backend: Backend) -> None:
     """Close a wrapper that was garbage collected or is still open when Python exits. Log errors."""
     try:
         launcher.check_idle()
-        end(launcher, trainers, backend)
+        close(launcher, trainers, backend)
     except Exception as error:
         log.warning("closing failed: %s: %s", type(error).__name__, error)

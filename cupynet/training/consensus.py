@@ -28,7 +28,7 @@ class StopConsensus:
     def due(self, iteration: int, *, reported: bool) -> bool:
         """Return True if workers must exchange requests after this iteration.
 
-        reported: True after `on_log`. A request made there takes effect at once, independent of the pace.
+        reported: True after `on_log`, so that requests made there take effect in this iteration.
         """
         self._iterations += 1
         return self._world.size == 1 or reported or iteration % self._every == 0

@@ -26,7 +26,7 @@ from cupynet.optim import Optimizer
 from cupynet.optim.optimizers import Numbers
 from cupynet.parallel import Groups, Synchronizer
 from cupynet.training.clock import Clock
-from cupynet.training.replica import Check, Replica, Step
+from cupynet.training.replica import Replica, Step, StepCheck
 
 if TYPE_CHECKING:
     from cupynet.backend.cuda.graph_capture import Recorder
@@ -137,7 +137,7 @@ class GraphReplica(Replica):
 
     # separate graphs for gradient and update -------------------------------------------------------------------------
 
-    def join(self, groups: Groups, synchronizer: Synchronizer, clock: Clock, check: Check) -> None:
+    def join(self, groups: Groups, synchronizer: Synchronizer, clock: Clock, check: StepCheck) -> None:
         super().join(groups, synchronizer, clock, check)
         self._may_run_ahead = synchronizer.may_run_ahead
 

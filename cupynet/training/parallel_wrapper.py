@@ -39,7 +39,7 @@ from cupynet.training.callbacks.history import Rows
 from cupynet.training.callbacks.profile import Profile
 from cupynet.training.callbacks.progress import Progress, say
 from cupynet.training.checkpointing import resume, save_between_fits, save_model
-from cupynet.training.closing import end, end_quietly
+from cupynet.training.closing import close, close_or_warn
 from cupynet.training.data_warnings import DataWarnings
 from cupynet.training.device_errors import translate_device_errors
 from cupynet.training.evaluation import Evaluation
@@ -150,7 +150,7 @@ class ParallelWrapper:
         self._begun = False
         self._learning_rate: Schedule | None = None  # the schedule that the workers have
         self._rates, self._loss = model.params.rates, model.loss
-        self._dropped = weakref.finalize(self, end_quietly, self._launcher, self._trainers, backend)
+        self._dropped = weakref.finalize(self, close_or_warn, self._launcher, self._trainers, backend)
 
     def __setattr__(self, name: str, value: object) -> None:
         if not name.startswith("_") and "_dropped" in vars(self):
@@ -184,12 +184,12 @@ class ParallelWrapper:
     def close(self) -> None:
         """Release the workers and close callbacks. The model remains usable. A second call does nothing.
 
-        Raises RuntimeError if a task such as `fit` is running. Call `stop` first, and wait until it has ended.
+        Raises RuntimeError if a task such as `fit` is running. Call `stop` first, and wait for the task.
         """
         self._launcher.check_idle()
         self._dropped.detach()
         trainers, self._trainers = self._trainers, [None] * self.placement.ranks
-        end(self._launcher, trainers, self.model.backend)
+        close(self._launcher, trainers, self.model.backend)
 
     def fit(
         self,

@@ -21,7 +21,7 @@ from cupynet.training.clock import Clock
 from cupynet.training.loss_scaling import LossScaler
 
 Scores: TypeAlias = "tuple[NDArray[Any], NDArray[Any]]"
-Check: TypeAlias = "Callable[[Replica, Step], None]"
+StepCheck: TypeAlias = "Callable[[Replica, Step], None]"
 
 
 class Step(NamedTuple):
@@ -72,7 +72,7 @@ class Replica:
         self.groups = Groups.of()
         self.scaler: LossScaler | None = None
         self.clock = Clock()
-        self.check: Check = lambda replica, step: None  # raises an exception for a non-finite step
+        self.check: StepCheck = lambda replica, step: None  # replaced in `join`
         self.losses: Array | None = 0.0
         self.hits: Array = 0
         self.classifies = True
@@ -82,7 +82,7 @@ class Replica:
         optimizer.init(model.params, model.backend)
         self.optimizer_state: Mapping[str, Array] = optimizer.state
 
-    def join(self, groups: Groups, synchronizer: Synchronizer, clock: Clock, check: Check) -> None:
+    def join(self, groups: Groups, synchronizer: Synchronizer, clock: Clock, check: StepCheck) -> None:
         self.groups, self.clock, self.check = groups, clock, check
         self._shares_gradients = shared = synchronizer.shares_gradients
         self._moves_with_others = synchronizer.shares_gradients and groups.replicas.size > 1

@@ -4,7 +4,7 @@ All workers start from the mean of the replicas (in a pipeline, of the replicas 
 chooses the weights, such as the number of samples since the last averaging step. Optimizer and synchronizer states are
 averaged too, and callbacks may merge their states. An interrupted epoch continues after the last iteration that the new
 number of workers, W, would have completed: no batch is skipped, and up to W - 1 batches are repeated. Additional
-workers start with empty statistics. The first worker takes over the counts of removed workers, but not their times.
+workers start with empty statistics. Counts of removed workers go to the first replica, but their times are lost.
 """
 
 from __future__ import annotations

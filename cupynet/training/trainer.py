@@ -307,7 +307,7 @@ class Trainer:
         self.emit("on_epoch_end", record)
 
     def _finish(self, fit: Fit) -> None:
-        """Average, let callbacks replace the weights, evaluate these, and gather statistics."""
+        """Average, let callbacks replace the weights, evaluate them, and gather statistics."""
         if self.stopped and not self.plan.averaged:
             self.emit("on_stop")
         if not self.plan.averaged:

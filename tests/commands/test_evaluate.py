@@ -108,7 +108,7 @@ def test_a_run_without_test_images_is_evaluated_on_its_validation_images(tmp_pat
     assert (json.loads(undivided.out)["split"], json.loads(undivided.out)["samples"]) == ("train", 100)
 
 
-def test_other_data_have_the_class_weights_of_the_run(tmp_path: Path, call: Call) -> None:
+def test_other_data_use_the_class_weights_of_the_run(tmp_path: Path, call: Call) -> None:
     rng = np.random.default_rng(3)
     images, labels = rng.integers(0, 256, (120, 6, 6), np.uint8), np.minimum(rng.integers(0, 12, 120), 9)
     for name, count in (("all", 120), ("few", 30)):

@@ -24,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "rows"
 
 
-def test_shards_load_what_was_written(folder: Path) -> None:
+def test_shards_round_trip(folder: Path) -> None:
     shards = Shards(folder)
     assert (shards.name, len(shards), shards.counts) == ("rows", 20, (7, 7, 6))
     assert (shards.classes, shards.image_shape) == (4, (3, 2, 1))

@@ -100,7 +100,7 @@ KERAS = GOLDEN / "keras.keras"
 
 
 def of_keras(epsilon: float = 1e-3) -> nn.Model:
-    """Return the network of tests/golden/make_keras.py. epsilon: of its LayerNorm."""
+    """Return the network of tests/golden/make_keras.py with a LayerNorm epsilon."""
     layers = [
         nn.Conv2D(4, 3, (2, 1), "same", "relu"),
         nn.BatchNorm(epsilon=1e-3),
@@ -133,7 +133,7 @@ def test_a_file_that_keras_wrote_gives_the_probabilities_of_keras(archive: bool,
         np.testing.assert_allclose(model.predict(file["images"]), file["probabilities"], atol=1e-6)
 
 
-def test_another_epsilon_than_that_of_the_file_is_refused() -> None:
+def test_a_different_epsilon_is_refused() -> None:
     found = of_keras(1e-5)
     before = {name: weight.copy() for name, weight in found.weights().items()}
     with data_error(KERAS, "'layernorm1'", "1e-05", "0.001"):
@@ -142,7 +142,7 @@ def test_another_epsilon_than_that_of_the_file_is_refused() -> None:
 
 
 @pytest.mark.parametrize("text", ["text", "{}", '{"config": {"layers": [3]}}', "[" * 100_000])
-def test_a_damaged_description_of_the_network_is_named(text: str, tmp_path: Path) -> None:
+def test_a_damaged_config_json_is_named(text: str, tmp_path: Path) -> None:
     with zipfile.ZipFile(KERAS) as source, zipfile.ZipFile(tmp_path / "a.keras", "w") as copy:
         copy.writestr("model.weights.h5", source.read("model.weights.h5"))
         copy.writestr("config.json", text)
@@ -150,7 +150,7 @@ def test_a_damaged_description_of_the_network_is_named(text: str, tmp_path: Path
         import_keras(of_keras(), tmp_path / "a.keras")
 
 
-def test_a_nested_model_has_layers_of_its_own(tmp_path: Path) -> None:
+def test_layers_are_numbered_within_a_nested_model(tmp_path: Path) -> None:
     layers = {"inner": nn.Sequential([nn.BatchNorm()]), "norm": nn.BatchNorm(), "output": nn.Dense(3)}
     source, found = (
         nn.Model(nn.Sequential(layers), nn.Image(2, 2, 1), create_backend("numpy"), seed) for seed in (1, 2)

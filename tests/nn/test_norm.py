@@ -1,4 +1,4 @@
-"""Normalization: its formulas and gradients, and its running estimates."""
+"""Normalization layers: outputs, gradients and running statistics."""
 
 from typing import Any
 

@@ -71,9 +71,7 @@ def test_a_page_that_cannot_be_written_logs_one_warning(
     assert record.levelname == "WARNING"
 
 
-def test_no_page_without_a_folder_or_a_history_or_if_it_is_turned_off(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_missing_folder_or_history_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     fit(tmp_path / "run", HistoryWriter(), ReportPage(enabled=False))
     assert not caplog.records
     for folder in (None, tmp_path):

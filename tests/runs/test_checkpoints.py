@@ -55,7 +55,7 @@ def test_a_checkpoint_round_trips_and_equal_states_make_equal_files(tmp_path: Pa
         assert (store.path(7) / name).read_bytes() == (other.path(7) / name).read_bytes()
 
 
-def test_a_run_folder_that_was_moved_is_not_made_again(tmp_path: Path) -> None:
+def test_a_run_folder_that_was_moved_is_not_recreated(tmp_path: Path) -> None:
     with pytest.raises(OutputError):
         saved(tmp_path / "moved" / "checkpoints", 7)
     assert not list(tmp_path.iterdir())

@@ -1,7 +1,7 @@
 """`cupy.RawModule` and its kernels: a .cu file's text, compiled for the CPU (host.py).
 
 CuPy 14.2 passes arguments unchecked (cupy/_core/raw.pyx, cupy/cuda/function.pyx). Python's numbers become doubles or
-64-bit integers. Here each argument must be what the kernel takes, and arrays must be contiguous.
+64-bit integers. Here arguments must match the parameters, and arrays must be contiguous.
 """
 
 from __future__ import annotations

@@ -463,7 +463,7 @@ def computed(operation: str, backend: Backend, policy: DtypePolicy, shape: Shape
 
 
 def borrow_nan(workspace: Workspace, shape: tuple[int, ...], dtype: Any) -> Array:
-    """Borrow an array full of NaN (in every precision), so that results that are not written are noticed."""
+    """Borrow an array full of NaN (in every precision), so that unwritten results are detected."""
     array = Workspace.borrow(workspace, shape, dtype)
     array.reshape(-1).view(np.uint8)[...] = 255
     return array

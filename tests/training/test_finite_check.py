@@ -37,7 +37,7 @@ def test_a_loss_or_gradient_that_is_not_finite_names_worker_batch_and_layer(
     with ParallelWrapper(model, workers, pipeline=pipeline, log_every=0, timeout_s=20) as wrapper:
         with pytest.raises(DivergedError) as caught:
             wrapper.fit(IN_ORDER, epochs=1)
-        assert all(np.isfinite(each.params.master).all() for each in wrapper.replicas())  # no weight was spoilt
+        assert all(np.isfinite(each.params.master).all() for each in wrapper.replicas())  # all weights intact
     rank = 1 if pipeline or workers == 3 else 0
     assert f"worker {rank} at batch 4 of epoch 1" in str(caught.value) and place in str(caught.value)
 

@@ -141,7 +141,7 @@ def test_a_skipped_step_changes_no_statistics_in_any_stage() -> None:
     ],
     ids=str,
 )
-def test_an_iteration_in_which_every_step_is_skipped_spoils_nothing(way: Synchronizer) -> None:
+def test_replicas_stay_equal_if_all_steps_are_skipped(way: Synchronizer) -> None:
     """The last iteration has one batch."""
     model = network_with(Poisoned(96, backwards=True), "half")
     with ParallelWrapper(model, 3, synchronizer=way, timeout_s=20) as wrapper:

@@ -175,8 +175,8 @@ def test_callbacks_that_started_are_closed_once_whatever_fails(fails: str) -> No
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_nothing_else_can_be_done_during_a_fit(workers: int) -> None:
-    """Otherwise, workers would wait for workers until the time-out. A refused fit does not change the model."""
+def test_other_calls_are_refused_during_a_fit(workers: int) -> None:
+    """Otherwise, workers would deadlock until the timeout. A refused fit does not change the model."""
     other = np.zeros((4, 8, 8, 1), np.float32), np.arange(4) % 3
 
     def interfere() -> None:

@@ -217,7 +217,7 @@ def test_statistics_that_an_earlier_version_did_not_save_are_unknown(checkpoint:
     assert [accuracy is None for accuracy in accuracies] == [True, False] and drifts[7] == 0.25
 
 
-def test_another_loss_and_rate_and_frozen_weights_are_logged(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+def test_changes_on_resume_are_logged(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     model, other = small_model(), small_model()
     model.freeze("conv1.bias")
     other.loss = SoftmaxNLL(0.125)

@@ -227,7 +227,7 @@ def test_warming_up_changes_nothing() -> None:
             self.state["velocity"] = np.zeros_like(params.master)
 
     counted, cycle = Warmup(2, StepDecay(0.1, 0.5, 1, by="epoch")), Scaled(OneCycle(0.1), 2.0)
-    cycle.begin_fit(0, 10)  # the other one does not know the length of an epoch yet
+    cycle.begin_fit(0, 10)  # `counted` does not have its epoch length yet
     before, rates = fingerprint(small_model("float", "numba")), [cycle(i) for i in range(10)]
     for optimizer in (Nesterov(counted), Filling(cycle)):
         model = small_model("float", "numba")

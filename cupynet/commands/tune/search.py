@@ -49,7 +49,7 @@ from cupynet.training import Callback, EpochRecord, Evaluation, StopReason, Trai
 
 log = logging.getLogger(__name__)
 
-SAMPLERS = {"tpe": TPESampler, "random": RandomSampler, "grid": RandomSampler}  # a grid's trials are all queued
+SAMPLERS = {"tpe": TPESampler, "random": RandomSampler, "grid": RandomSampler}  # grid trials are enqueued
 PRUNERS = {"median": MedianPruner, "hyperband": HyperbandPruner, "none": NopPruner}
 DONE = (TrialState.COMPLETE, TrialState.PRUNED)
 SETTINGS = "settings"  # user attribute of a trial: a digest of its settings
@@ -158,14 +158,14 @@ def run_trials(plan: Plan, folder: Path, study: Study) -> bool:
     for _ in range(plan.settings.trials - len(study.get_trials(states=DONE))):
         if time.monotonic() - began >= limit_s:
             break
-        if plan.settings.sampler == "grid" and not queue_untried(study, plan.space):
+        if plan.settings.sampler == "grid" and not enqueue_untried(study, plan.space):
             return True
         record(plan, folder, study, run_trial(plan, folder, study))
         gc.collect()  # models have reference cycles
     return False
 
 
-def queue_untried(study: Study, space: Mapping[str, Any]) -> bool:
+def enqueue_untried(study: Study, space: Mapping[str, Any]) -> bool:
     """Queue the first untried combination, unless a trial is waiting. Return False if all were tried."""
     trials = study.get_trials(deepcopy=False)
     tried = [each.params for each in trials]

@@ -162,7 +162,7 @@ class ParameterAveraging(Synchronizer):
 
     def _synchronize(self, replica: ReplicaView, *, measure: bool) -> Spread:
         before = replica.params.master.copy() if measure else None
-        self._mean(self.shared(replica), self._tally.samples, exact=replica.params.running)
+        self._mean(self.shared(replica), self._tally.samples, buffers=replica.params.running)
         samples, mean = self._tally.samples, replica.params.master
         drift = UNMEASURED if before is None else spread(self.communicator, replica, before, mean, samples)
         if self.outer_optimizer is not None:
@@ -171,19 +171,19 @@ class ParameterAveraging(Synchronizer):
         replica.params.publish()
         return drift
 
-    def _mean(self, vectors: list[Array], weight: float, exact: Sequence[Array] = ()) -> None:
-        """Overwrite the weights, (P,) optimizer vectors after them, and vectors in `exact` with their means.
+    def _mean(self, vectors: list[Array], weight: float, buffers: Sequence[Array] = ()) -> None:
+        """Average `vectors` (weights, then (P,) optimizer vectors) and `buffers` over the workers, in place.
 
         With `half`, the weights are sent in 16 bits, and the other vectors in full precision.
         """
-        halved = vectors[:1] if self.transfer_dtype == "half" else []
-        parts = [part for vector in vectors[len(halved) :] for part in self._replica.params.trained(vector)]
-        if parts or exact:
-            self.communicator.allreduce_mean([*parts, *exact], weight)
-        for weights in halved:
+        if self.transfer_dtype == "half":
+            weights, *vectors = vectors
             weights -= self._common[0]
-            half_mean(self.communicator, halved, weight)
+            half_mean(self.communicator, [weights], weight)
             weights += self._common[0]
+        parts = [part for vector in vectors for part in self._replica.params.trained(vector)]
+        if parts or buffers:
+            self.communicator.allreduce_mean([*parts, *buffers], weight)
 
     def _remember(self, replica: ReplicaView) -> None:
         for common in self._common:

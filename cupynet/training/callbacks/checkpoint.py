@@ -65,7 +65,7 @@ class Checkpoint(Callback):
 
     @property
     def best_path(self) -> Path | None:
-        """The checkpoint with the best value of `best`, which `cupynet.load` can read; None if there is none."""
+        """Folder of the checkpoint with the best value of the metric; None if there is none."""
         return self._store.path(self._best_step) if self._best_step >= 0 else None
 
     def check_path(self) -> None:
@@ -137,10 +137,10 @@ class Checkpoint(Callback):
         }
 
     def restore(self, state: Tree) -> None:
-        self._identity = str(state.get("identity", ""))  # earlier versions saved neither this nor `counted` nor `best`
+        self._identity = str(state.get("identity", ""))  # earlier versions did not save this, `counted` or `best`
         self._written, self._counted = int(state["written"]), int(state.get("counted", -1))
         self._permanent = state["for_good"].tolist()
-        if state.get("best", self.best) == self.best:  # otherwise, no epoch has been compared yet
+        if state.get("best", self.best) == self.best:  # otherwise, the metric has changed
             self._best_step, self._best_score = int(state["best_step"]), float(state["best_score"])
 
     def _save(self, trainer: Trainer) -> None:

@@ -67,7 +67,7 @@ class _State:
     reference: float = math.nan  # the last score that was an improvement
     waited: int = 0  # evaluations since then
     met: str = ""  # the first condition that was met, with details
-    limit: Any = None  # the argument of this condition
+    limit: Any = None  # its value when it was met
     spent_s: float = 0.0  # seconds of the fit in earlier processes
     weights: dict[str, NDArray[Any]] = field(default_factory=dict)  # of the best epoch, on the host
 
@@ -182,8 +182,8 @@ class EarlyStopping(Callback):
             self._end(trainer, f"patience: no better {self.monitor} in {counted(now.waited, 'evaluation')}")
 
     @property
-    def _compared(self) -> dict[str, str]:
-        """The metric of the scores, saved in checkpoints; earlier versions did not save it."""
+    def _metric(self) -> dict[str, str]:
+        """Settings that make scores comparable; not saved by earlier versions."""
         return {"monitor": self.monitor, "mode": self.mode}
 
     def _gain(self, score: float, other: float) -> float:
@@ -225,12 +225,12 @@ class EarlyStopping(Callback):
 
     def state(self) -> dict[str, Any]:
         scores = {str(epoch): score for epoch, score in self._now.scores.items()}
-        return vars(self._now) | {"scores": scores, "spent_s": self._elapsed_s(), **self._compared}
+        return vars(self._now) | {"scores": scores, "spent_s": self._elapsed_s(), **self._metric}
 
     def restore(self, state: dict[str, Any]) -> None:
         self._began = time.monotonic()
-        if {name: state.get(name, value) for name, value in self._compared.items()} != self._compared:
-            log.info("early stopping: %s was monitored before; its scores are discarded", state["monitor"])
+        if {name: state.get(name, value) for name, value in self._metric.items()} != self._metric:
+            log.info("early stopping: the metric or mode changed; scores are discarded")
             self._now = _State(epochs=int(state["epochs"]), spent_s=float(state["spent_s"]))
             return
         self._now = _State(
@@ -240,7 +240,7 @@ class EarlyStopping(Callback):
             reference=float(state["reference"]),
             waited=int(state["waited"]),
             met=str(state["met"]),
-            limit=state.get("limit"),  # earlier versions saved none
+            limit=state.get("limit"),  # absent in older checkpoints
             spent_s=float(state.get("spent_s", 0.0)),
             weights=dict(state["weights"]),
         )

@@ -72,7 +72,7 @@ class HistoryWriter(Callback):
     def close(self) -> None:
         if "_file" in vars(self):
             self._file.close()
-            del self._file  # an open file cannot be copied
+            del self._file  # file objects cannot be copied
 
     def state(self) -> dict[str, Any]:
         content = self._content()[: self._kept]

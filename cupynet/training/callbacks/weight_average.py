@@ -21,11 +21,11 @@ log = logging.getLogger(__name__)
 class WeightAverage(Callback):
     """Averages the weights over time. At the end of a fit, the mean over time and replicas replaces the weights.
 
-    Buffers such as running statistics are averaged too.
-    Training itself does not change, and epochs are evaluated with the trained weights. The averaged weights are
-    evaluated at the end and saved, but not after `stop` or a signal, because an interrupted fit can only continue from
-    its trained weights. Another fit starts from them with a new average, but with the optimizer state of the
-    trained weights. To combine this callback with `EarlyStopping`, pass `restore_best_weights=False` to the latter.
+    Buffers such as running statistics are averaged too. Training itself does not change, and epochs are evaluated with
+    the trained weights. At the end, the averaged weights are evaluated and saved. After `stop` or a signal, the trained
+    weights are kept, because only they can continue the fit. Another fit starts from the averaged weights with a new
+    average, but the optimizer state of the trained ones. To combine this callback with `EarlyStopping`, pass
+    `restore_best_weights=False` to the latter.
 
     Args:
         decay: decay of the exponential moving average (Polyak & Juditsky 1992), at most (1 + n) / (10 + n) after n
@@ -70,7 +70,7 @@ class WeightAverage(Callback):
 
     def on_fit_start(self, trainer: Trainer) -> None:
         if trainer.params is not self._params:
-            raise ConfigError("WeightAverage averages the weights of another wrapper now. Create one for each wrapper")
+            raise ConfigError("this WeightAverage now belongs to another wrapper. Create one for each wrapper")
         if not trainer.resumes(self):
             self.added = self._passed = 0
 
@@ -126,7 +126,7 @@ class WeightAverage(Callback):
 
     def restore(self, state: dict[str, Any]) -> None:
         if state.get("unit", self.unit) != self.unit:  # earlier versions did not save it
-            reason = f"the checkpoint has counted in units of one {state['unit']}, and this cannot change"
+            reason = f"the checkpoint was saved with unit={state['unit']}, which cannot change on resume"
             raise ConfigError(reason, "WeightAverage unit", self.unit)
         self.added, self._passed = int(state["added"]), int(state["passed"])
         with self._backend.activated():

@@ -261,7 +261,7 @@ def test_a_grid_is_tried_once(search: Search) -> None:
     with pytest.raises(KeyboardInterrupt):
         search(plan, failing({2: KeyboardInterrupt(signal.SIGINT)}))
     opened = search(plan_of(*plan.settings.search, sampler="grid", trials=3))
-    command.queue_untried(opened, plan.space)
+    command.enqueue_untried(opened, plan.space)
     opened.ask(plan.space)  # the next trial is killed
     opened = search(plan)
     tried = [(each["batch_size"], round(each["data.rate"], 6)) for each in settings_tried(opened)]

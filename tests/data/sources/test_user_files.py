@@ -103,7 +103,7 @@ def test_images_to_train_on_are_enough_if_some_are_held_out(kind: Any, tmp_path:
     assert (len(checked(source).train), len(source.load().validation)) == (54, 6)
 
 
-def test_four_paths(tmp_path: Path) -> None:
+def test_each_file_can_have_its_own_path(tmp_path: Path) -> None:
     folder = write_idx(tmp_path / "mine", SMALL)
     paths: dict[str, Any] = {name: tmp_path / f"{name}.idx" for name in IDX_NAMES}
     for name, path in paths.items():
@@ -135,7 +135,7 @@ def test_damaged_idx_files_are_named_and_left_alone(tmp_path: Path, name: str) -
     path.write_bytes(content)
     with data_error("'mine-test'" if name in DISAGREE else path):
         source = IdxFiles(tmp_path / "mine")
-        assert name not in FORGED, "the header claims more images than the file has"
+        assert name not in FORGED, "the constructor accepted a forged header"
         checked(source)
     assert path.read_bytes() == content
 

@@ -155,7 +155,7 @@ def test_which_checkpoints_are_kept(tmp_path: Path) -> None:
         assert Checkpoints(run / "checkpoints").steps() == [5, 10, 20, 25]
 
 
-def test_the_best_is_sought_again_if_its_metric_changes(tmp_path: Path) -> None:
+def test_a_new_metric_resets_the_best_checkpoint(tmp_path: Path) -> None:
     for metric in ("accuracy", "loss"):
         best = Checkpoint(path=tmp_path, best=metric)
         with ParallelWrapper(small_model(), 1, callbacks=[best]) as wrapper:

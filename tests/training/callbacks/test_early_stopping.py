@@ -106,7 +106,7 @@ def test_max_epochs_counts_all_epochs_of_each_fit(scripted: Script) -> None:
 
 @pytest.mark.parametrize("pipeline", [None, Pipeline(2, 2)])
 def test_a_loss_that_grows_ends_the_fit_at_once(pipeline: Pipeline | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This includes pipelines, in which the worker that has the loss is not rank 0, and does not depend on the pace."""
+    """Also in pipelines, where rank 0 does not have the loss, and regardless of the interval between exchanges."""
     monkeypatch.setattr(consensus, "AGREE_EVERY", 1000)
     stopping = EarlyStopping(max_score=1e-3)
     with ParallelWrapper(small_model(), 1, pipeline=pipeline, callbacks=[stopping], log_every=2) as wrapper:

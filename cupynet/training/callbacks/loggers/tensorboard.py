@@ -60,7 +60,7 @@ class TensorBoard(Logger):
         if status == "finished":
             self._event(self._last, summary=self._ended)
         self._file.close()
-        del self._file  # it cannot be copied
+        del self._file  # cannot be pickled
 
     def _event(self, step: int, **content: Any) -> None:
         from tensorboardX.proto.event_pb2 import Event
