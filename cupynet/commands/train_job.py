@@ -21,7 +21,6 @@ from cupynet.commands.result_table import result_table
 from cupynet.config import resume
 from cupynet.config.announcement import announce
 from cupynet.config.experiment import Experiment
-from cupynet.config.overrides import name_of
 from cupynet.core import signals
 from cupynet.core.checks import finite
 from cupynet.core.errors import NOTHING_SAVED, CupynetError, DataError, Interrupted
@@ -82,7 +81,7 @@ class TrainJob:
             if self.resumed is not None and not self._restore(self.resumed):
                 return None
             if self.first and self.resumed is None:
-                self.run.describe(self._start({}))
+                self.run.describe(self._start())
             received = _Signals(self.wrapper, prints=self.first)
             with signals.handled(received):
                 self._fit(split, held_out)
@@ -100,13 +99,16 @@ class TrainJob:
         """Called on rank 0 when training begins. From then on, a resumed run replaces its earlier results."""
         if self._rehearsal.ident is not None:
             self._rehearsal.join()
-        if self.resumed is not None:
-            self.run.reopen(trainer.iteration)
-        self._deferred()
-        if self.resumed is not None:
-            previous = self.run.last_start()
-            warn_of_other_rates(trainer, previous.get("epochs"))
-            self.run.describe(self._start(previous))
+        if self.resumed is None:
+            self._deferred()
+            return
+        self.run.reopen(trainer.iteration)
+        settings, _ = config.stored_settings(self.run.folder)
+        self._deferred()  # stores the changed settings
+        previous = self.run.last_start()
+        warn_of_other_rates(trainer, previous.get("epochs"))
+        changed = resume.changes_results(settings, config.stored_settings(self.run.folder)[0])
+        self.run.describe(self._start(previous, changed=changed))
 
     def _restore(self, path: Path) -> bool:
         """Restore a checkpoint. Return False if there is nothing left to train."""
@@ -182,23 +184,19 @@ class TrainJob:
 
     # results --------------------------------------------------------------------------------------------------------
 
-    def _start(self, previous: Mapping[str, Any]) -> Start:
-        """Describe this start. previous: the content of started.json if the run is resumed, or {}."""
+    def _start(self, previous: Mapping[str, Any] | None = None, *, changed: bool = False) -> Start:
+        """Describe this start. If the run is resumed, pass the content of started.json and whether settings changed."""
         head, *rows = self.wrapper.model.rows()
-        own, overrides = config.own_folder(), config.overrides_of(self.run.folder)
-        overrides_now, overrides_before = (
-            {each for each in settings or () if name_of(each) not in ("epochs", "resume")}
-            for settings in (overrides, previous.get("overrides", overrides))
-        )
+        own, previous = config.own_folder(), previous or {}
         return Start(
             setup=self._setup(),
             started=str(previous.get("started") or time.strftime("%Y-%m-%d %H:%M:%S")),
             epochs=self.settings.epochs,
-            overrides=overrides,
+            overrides=config.overrides_of(self.run.folder),
             config_dir=None if own is None else str(own),
             processes=None if self.experiment.job is None else self.experiment.job.size,
             layers=[dict(zip(head, row, strict=True)) for row in rows],
-            changed=bool(previous.get("changed")) or overrides_now != overrides_before,
+            changed=changed or bool(previous.get("changed")),
         )
 
     def _setup(self) -> Setup:

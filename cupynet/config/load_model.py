@@ -210,7 +210,7 @@ class LoadedRun:
     def model(self, backend: str = "auto", dtype: str | None = None) -> Model:
         settings = self.own_settings
         network = self._part("model", settings.model, Layer)
-        loss = self._part("loss", with_class_weights(settings.loss), Loss)
+        loss = self._part("loss", with_class_weights(settings.loss, self.class_weights), Loss)
         options = settings.backend
         if checks.one_of("backend", backend, ("auto", *shared_options.BACKENDS)) == "auto":
             backend, _ = select_backend(gpu_priority=options.priority.gpu, cpu_priority=options.priority.cpu)

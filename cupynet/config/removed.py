@@ -13,11 +13,11 @@ DEFAULTS: dict[str, Any] = {
     "data.storage": "shared",
     "data.shards": None,
 }
+REMOVED_CALLBACKS = ("cupynet.training.NonFinite",)
 # removed; ignored at any value
 IGNORED = {
     "callbacks.early_stopping.restore_on_interrupt",
     "callbacks.early_stopping.restore_when_stopped",
-    "callbacks.nonfinite",
     "callbacks.weight_average.on_interrupt",
     "callbacks.weight_average.when_stopped",
     "data.sha256",
@@ -73,6 +73,8 @@ def translated(settings: Mapping[Any, Any], above: str = "") -> dict[Any, Any]:
     for former, value in settings.items():
         key = f"{above}{former}"
         if key in IGNORED or (key in DEFAULTS and value == DEFAULTS[key]):
+            continue
+        if isinstance(value, Mapping) and value.get("_target_") in REMOVED_CALLBACKS:
             continue
         present = arguments.get(former, KEYS[key].rpartition(".")[2] if key in KEYS else former)
         if isinstance(value, Mapping | list | tuple):

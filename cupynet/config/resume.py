@@ -198,6 +198,12 @@ def check_same_settings(given: Mapping[str, Any], stored: Mapping[str, Any], pat
             raise ConfigError(f"{reason}. Remove this setting, or start a new run", key, written(now))
 
 
+def changes_results(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    """Return True if settings that were changed on resume, by dotted key, may change the results."""
+    harmless = ("memory.", "profile", "resume", "trusted_modules", *NESTED_KEYS, *MAY_MOVE)
+    return any(not key.startswith(harmless) for key, _, _ in _differences(before, after))
+
+
 def _differences(
     given: Mapping[str, Any], stored: Mapping[str, Any], above: str = ""
 ) -> Iterator[tuple[str, Any, Any]]:

@@ -25,7 +25,7 @@ from cupynet.config.composing import GROUPS, composed, settings_of
 from cupynet.config.instantiate import build_as, class_of
 from cupynet.config.messages import refusal
 from cupynet.config.overrides import PARSER, parseable, values_of
-from cupynet.config.removed import KEYS, translated
+from cupynet.config.removed import IGNORED, KEYS, translated
 from cupynet.config.resume import is_inside
 from cupynet.config.schema import Settings
 from cupynet.core.errors import ConfigError, DataError
@@ -113,7 +113,7 @@ def overrides_of(folder: str | Path, schema: type[Settings] = Settings) -> list[
         match = STORED_OVERRIDE.fullmatch(str(each))
         prefix, former, value = match.groups() if match else ("", "", "")
         key = KEYS.get(former, former)
-        if key.startswith("hydra") or key == "fast_dev_run":
+        if key.startswith(("hydra", "callbacks.nonfinite")) or key in IGNORED or key == "fast_dev_run":
             continue
         if key.partition(".")[0] not in known or (key in GROUPS and not FILES.fullmatch(value[1:])):
             raise DataError(f"{path}: {one_line(each)}: not a setting of a run")

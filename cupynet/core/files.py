@@ -10,14 +10,16 @@ weights should produce identical files.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
 import stat
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, TypeAlias
+from typing import Any, TextIO, TypeAlias
 
 import numpy as np
 from safetensors import SafetensorError, deserialize, safe_open
@@ -65,21 +67,44 @@ def write_whole(path: PathLike, content: bytes | Iterable[bytes]) -> None:
 def write_output(path: PathLike, content: bytes) -> None:
     """Write `content` to a path given by the user. Raise OutputError on failure.
 
-    Regular files are replaced atomically, also through a symbolic link. Devices and pipes are written directly.
+    Regular files are replaced atomically, also through a symbolic link. Devices, pipes that have a reader, and the
+    files behind stdout and stderr are written directly.
     """
     if not os.fspath(path):
         raise ConfigError("must be the name of a file", "path", "''")
-    special = False
     try:
-        with contextlib.suppress(FileNotFoundError):
-            special = not stat.S_ISREG(os.stat(path).st_mode)
-        if special:
-            with open(path, "wb") as target:
-                target.write(content)
+        status = os.stat(path)
+    except FileNotFoundError:
+        status = None
     except OSError as error:
         raise OutputError(f"{path}: cannot be written ({error.strerror})") from error
-    if not special:
+    stream = None if status is None else _own_stream(status)
+    if stream is None and (status is None or stat.S_ISREG(status.st_mode)):
         write_whole(os.path.realpath(path) if os.path.islink(path) else path, content)
+        return
+    try:
+        if stream is None:
+            file = os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # fails instead of waiting if a pipe has no reader
+            os.set_blocking(file, True)
+        else:
+            stream.flush()
+            file = os.dup(stream.fileno())
+        with os.fdopen(file, "wb") as target:
+            target.write(content)
+    except OSError as error:
+        if isinstance(error, BrokenPipeError) and stream is not None:
+            raise
+        reason = "nothing is reading from it" if error.errno == errno.ENXIO else error.strerror
+        raise OutputError(f"{path}: cannot be written ({reason})") from error
+
+
+def _own_stream(file: os.stat_result) -> TextIO | None:
+    """Return stdout or stderr if it refers to this file, otherwise None."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # the stream is closed, or not a file
+            if os.path.samestat(os.fstat(stream.fileno()), file):
+                return stream
+    return None
 
 
 def for_json(value: Any) -> Any:

@@ -145,8 +145,11 @@ def _check_epsilons(model: Model, names: Mapping[str, str], path: PathLike) -> N
     if not zipfile.is_zipfile(path):
         return
     try:
-        with zipfile.ZipFile(path) as archive, archive.open(CONFIG_IN_KERAS) as file:
-            text = file.read(MAX_CONFIG + 1)
+        with zipfile.ZipFile(path) as archive:
+            if CONFIG_IN_KERAS not in archive.namelist():
+                return
+            with archive.open(CONFIG_IN_KERAS) as file:
+                text = file.read(MAX_CONFIG + 1)
         if len(text) > MAX_CONFIG:
             raise ValueError("it is too large")
         stored = {name: float(epsilon) for name, epsilon in _epsilons(json.loads(text))}
@@ -164,12 +167,12 @@ def _check_epsilons(model: Model, names: Mapping[str, str], path: PathLike) -> N
 def _epsilons(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the names, as in the weights file, and the epsilons of normalization layers, including nested models."""
     counts: Counter[str] = Counter()
-    for layer in config["config"]["layers"]:
-        name = f"{prefix}{_numbered(layer['class_name'], counts)}"
-        if "layers" in layer["config"]:
+    for layer in config.get("config", {}).get("layers", ()):
+        name, arguments = f"{prefix}{_numbered(layer['class_name'], counts)}", layer.get("config", {})
+        if "layers" in arguments:
             yield from _epsilons(layer, f"{name}/layers/")
-        elif "epsilon" in layer["config"]:
-            yield name, layer["config"]["epsilon"]
+        elif "epsilon" in arguments:
+            yield name, arguments["epsilon"]
 
 
 def _variables(file: Any, h5py: Any, prefix: str) -> Iterator[tuple[str, Any]]:

@@ -153,11 +153,12 @@ def _tiles(data: RunData) -> list[tuple[str, str, str]]:
 
 def _metrics(data: RunData, split: str) -> dict[str, Any]:
     """Return the metrics of the last evaluation other than loss and accuracy, by name."""
-    if final := _final(data, split):
-        return dict(final.get("metrics") or {})
     row: dict[str, Any] = next((row for row in reversed(data.epochs) if f"{split}_loss" in row), {})
     columns = [name for name in charts.metrics_of([row]) if name.startswith(split)]
-    return {name.partition("_")[2]: finite(row[name]) for name in columns}
+    metrics = {name.partition("_")[2]: finite(row[name]) for name in columns}
+    final = _final(data, split)
+    known = {**final, **(final.get("metrics") or {})}
+    return {name: known.get(name) for name in {**metrics, **(final.get("metrics") or {})}} if final else metrics
 
 
 def _shown(value: Any, form: Callable[[Any], str]) -> str:

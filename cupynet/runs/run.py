@@ -174,7 +174,7 @@ class Start:
     Attributes:
         setup: stored as fields at the top level.
         started: local time of the first start.
-        changed: True if settings other than `epochs` were changed when the run was resumed.
+        changed: True if settings that may change the results were changed when the run was resumed.
         overrides: command-line overrides; None if unknown.
         processes: number of processes started by mpiexec; None without mpiexec.
         layers: rows of `Model.rows`, as mappings from columns to texts.

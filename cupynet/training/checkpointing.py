@@ -13,6 +13,7 @@ from cupynet.backend import FRACTIONS, PixelScale
 from cupynet.backend.environment import environment
 from cupynet.core.described import stable
 from cupynet.core.errors import ConfigError, CupynetError, DataError
+from cupynet.core.files import require_folder
 from cupynet.core.wording import setting, shown
 from cupynet.data import Source
 from cupynet.nn import Model
@@ -78,6 +79,8 @@ def save_between_fits(store: Checkpoints, trainer: Trainer) -> None:
     trainer.synchronizer.begin(trainer.replica)
     states = _gathered(trainer)
     with agreed(trainer.world):
+        if trainer.rank == 0:
+            require_folder(store.folder)
         _write(store, trainer, states)
     if trainer.rank == 0 and store.steps()[-1] > trainer.iteration:
         log.warning("%s: also contains later checkpoints. To restore this one, give its path", store.folder)

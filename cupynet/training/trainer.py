@@ -307,7 +307,7 @@ class Trainer:
         self.emit("on_epoch_end", record)
 
     def _finish(self, fit: Fit) -> None:
-        """Average, let callbacks replace the weights, evaluate them, and gather statistics."""
+        """Average, let callbacks replace the weights, evaluate these unless a signal arrived, and gather statistics."""
         if self.stopped and not self.plan.averaged:
             self.emit("on_stop")
         if not self.plan.averaged:
@@ -317,7 +317,8 @@ class Trainer:
         replaced = any(answer is not False for answer in self.emit("after_finish"))
         if self.world.gather_numbers(replaced).any():
             self.replica.assemble()
-            self.evaluation = None if fit.evaluate_on is None else self.evaluate(fit.evaluate_on)
+            urgent = self.stopped is not None and self.stopped.urgent
+            self.evaluation = None if fit.evaluate_on is None or urgent else self.evaluate(fit.evaluate_on)
         if self.replica.scaler is not None:
             self.statistics.skipped_steps = self.replica.scaler.of_all(self.groups.replicas)
         self.statistics.count()

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -166,11 +167,16 @@ def test_a_link_is_kept_and_its_target_written(content: bytes | None, tmp_path: 
     assert link.is_symlink() and os.listdir(target.parent) == ["file"]
 
 
-def test_a_pipe_is_written_to(tmp_path: Path) -> None:
+def test_a_pipe_is_written_to_if_something_reads_it(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
+    content = bytes(200_000)  # more than a pipe holds
     with subprocess.Popen(["cat", str(tmp_path / "pipe")], stdout=subprocess.PIPE) as reader:
-        write_output(tmp_path / "pipe", b"new")
-        assert reader.communicate()[0] == b"new"
+        kept = os.open(tmp_path / "pipe", os.O_WRONLY)  # returns once the reader has opened the pipe
+        thread = threading.Thread(target=write_output, args=(tmp_path / "pipe", content))
+        thread.start()
+        assert reader.stdout is not None and reader.stdout.read(len(content)) == content
+        thread.join()
+        os.close(kept)
 
 
 def test_a_device_is_written_to(tmp_path: Path) -> None:
@@ -182,15 +188,23 @@ def test_a_device_is_written_to(tmp_path: Path) -> None:
     assert Path("/dev/null").is_char_device() and (tmp_path / "null").is_symlink()
 
 
-@pytest.mark.parametrize("name", ["folder", "circle", "missing/file"])
+@pytest.mark.parametrize("name", ["folder", "circle", "missing/file", "pipe"])
 def test_an_impossible_output_is_refused(name: str, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "circle").symlink_to("circle")
+    os.mkfifo(tmp_path / "pipe")  # nothing reads it
     with pytest.raises(OutputError):
         write_output(tmp_path / name, b"new")
-    assert {path.name for path in tmp_path.iterdir()} == {"folder", "circle"}
+    assert {path.name for path in tmp_path.iterdir()} == {"folder", "circle", "pipe"}
     with refused("path"):
         write_output("", b"new")
+
+
+def test_what_goes_to_the_own_stdout_is_between_what_is_printed(tmp_path: Path) -> None:
+    code = "from cupynet.core.files import write_output; print(1); write_output('/dev/stdout', b'2\\n'); print(3)"
+    with (tmp_path / "out").open("w") as out:
+        subprocess.run([sys.executable, "-c", code], stdout=out, check=True, cwd=ROOT)
+    assert (tmp_path / "out").read_text().split() == ["1", "2", "3"]
 
 
 @pytest.mark.parametrize(

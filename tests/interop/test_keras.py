@@ -141,7 +141,7 @@ def test_a_different_epsilon_is_refused() -> None:
     check_same_weights(found, before)
 
 
-@pytest.mark.parametrize("text", ["text", "{}", '{"config": {"layers": [3]}}', "[" * 100_000])
+@pytest.mark.parametrize("text", ["text", "[]", '{"config": {"layers": [3]}}', "[" * 100_000])
 def test_a_damaged_config_json_is_named(text: str, tmp_path: Path) -> None:
     with zipfile.ZipFile(KERAS) as source, zipfile.ZipFile(tmp_path / "a.keras", "w") as copy:
         copy.writestr("model.weights.h5", source.read("model.weights.h5"))

@@ -194,6 +194,15 @@ def test_figures_are_those_of_the_final_weights(tmp_path: Path) -> None:
     assert "b predicted as b: 42" in [cell.get("title") for cell in made(folder).all("td")]
 
 
+def test_figures_of_regression_are_final_too(tmp_path: Path) -> None:
+    test = {"samples": 50, "loss": 0.5, "r2": 0.25, "metrics": {"median_error": 0.125}}
+    folder = finished(tmp_path, test=test, test_accuracy=None, test_loss=0.5, test_f1=None)
+    row = {"kind": "epoch", "epoch": 1, "iteration": 9, "test_loss": 0.75, "test_r2": 0.0}
+    (folder / "history.jsonl").write_text(json.dumps(row) + "\n")
+    tiles = {name: value for name, value, _ in page_values(read_run(folder))["tiles"]}
+    assert (tiles["test loss"], tiles["test r2"], tiles["test median_error"]) == ("0.5", "0.25", "0.125")
+
+
 def test_a_command_that_does_not_repeat_the_run_is_marked(tmp_path: Path) -> None:
     folder = finished(tmp_path)
     before = made(folder).text

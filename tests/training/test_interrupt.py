@@ -11,10 +11,10 @@ import pytest
 from cupynet import Callback, ParallelWrapper, Pipeline
 from cupynet.core.errors import ClosedError
 from cupynet.data import Batch
-from cupynet.training import Replica, consensus
+from cupynet.training import Replica, StopReason, Trainer, consensus
 from tests.support.calls import watch
 from tests.support.trainers import fitted
-from tests.support.training import At, fingerprint, small_dataset, small_model
+from tests.support.training import At, On, StopAfter, fingerprint, small_dataset, small_model
 
 DATA = small_dataset(60)
 
@@ -66,6 +66,16 @@ def test_an_interrupted_evaluation_leaves_a_usable_wrapper(options: Any, monkeyp
         assert len(evaluated) < 60 or "pipeline" in options
         assert wrapper.evaluate(DATA).samples == 60
         wrapper.fit(DATA, batch_size=4)
+
+
+def test_weights_that_are_replaced_after_a_signal_are_not_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job has little time after SIGTERM. `after_finish` returns None if it may have changed the weights."""
+    evaluations: list[Any] = []
+    watch(monkeypatch, Trainer, "evaluate", lambda evaluation, *_: evaluations.append(evaluation))
+    callbacks = [StopAfter(2, reason=StopReason.SIGNAL), On("after_finish", lambda trainer: None)]
+    with ParallelWrapper(small_model(), 2, callbacks=callbacks) as wrapper:
+        wrapper.fit(DATA, batch_size=4, evaluate_on=DATA)
+    assert not evaluations
 
 
 def test_a_notebook_gets_the_history(monkeypatch: pytest.MonkeyPatch) -> None:

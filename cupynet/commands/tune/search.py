@@ -122,7 +122,7 @@ def open_study(path: Path, space: Mapping[str, BaseDistribution], settings: Tune
             direction = "maximize" if mode_of(settings.objective) == "max" else "minimize"
             study = optuna.create_study(storage=storage(path), study_name=name, direction=direction, pruner=pruner)
         for killed in study.get_trials(states=[TrialState.RUNNING]):
-            study.enqueue_trial(killed.params)
+            study.enqueue_trial(killed.system_attrs.get("fixed_params", killed.params))
             study.tell(killed.number, state=TrialState.FAIL)
         trials = study.get_trials()
         complete = [each for each in trials if each.state == TrialState.COMPLETE]

@@ -66,7 +66,8 @@ class Checkpoint(Callback):
     @property
     def best_path(self) -> Path | None:
         """Folder of the checkpoint with the best value of the metric; None if there is none."""
-        return self._store.path(self._best_step) if self._best_step >= 0 else None
+        path = None if self._best_step < 0 else self._store.path(self._best_step)
+        return None if path is None or not path.is_dir() else path
 
     def check_path(self) -> None:
         if self._path is not None:
@@ -108,7 +109,7 @@ class Checkpoint(Callback):
     def on_iteration_end(self, trainer: Trainer) -> None:
         if self.every_iterations is not None and trainer.iteration % self.every_iterations == 0:
             ends_epoch = trainer.epoch_iteration == trainer.plan.iterations_per_epoch
-            if not ends_epoch or (trainer.epoch + 1) % self.every_epochs:  # otherwise `on_epoch_end` saves
+            if not ends_epoch or not self._is_due(trainer, trainer.epoch + 1):  # otherwise `on_epoch_end` saves
                 self._save(trainer)
 
     def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:
@@ -119,8 +120,12 @@ class Checkpoint(Callback):
             better = math.isfinite(score) and not gain <= 0
             if better:
                 self._best_step, self._best_score = trainer.iteration, score
-        if better or trainer.epoch % self.every_epochs == 0 or trainer.epoch == trainer.plan.epochs:
+        if better or self._is_due(trainer, trainer.epoch):
             self._save(trainer)
+
+    def _is_due(self, trainer: Trainer, epochs: int) -> bool:
+        """Return True if a checkpoint is written after this number of epochs."""
+        return epochs % self.every_epochs == 0 or epochs == trainer.plan.epochs
 
     def on_stop(self, trainer: Trainer) -> None:
         self._save(trainer)
@@ -140,8 +145,9 @@ class Checkpoint(Callback):
         self._identity = str(state.get("identity", ""))  # earlier versions did not save this, `counted` or `best`
         self._written, self._counted = int(state["written"]), int(state.get("counted", -1))
         self._permanent = state["for_good"].tolist()
-        if state.get("best", self.best) == self.best:  # otherwise, the metric has changed
-            self._best_step, self._best_score = int(state["best_step"]), float(state["best_score"])
+        self._best_step, self._best_score = int(state["best_step"]), float(state["best_score"])
+        if state.get("best", self.best) != self.best:
+            self._best_step, self._best_score = -1, math.nan
 
     def _save(self, trainer: Trainer) -> None:
         step, position = trainer.iteration, (trainer.iteration, trainer.epoch)

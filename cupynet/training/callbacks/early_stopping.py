@@ -141,7 +141,7 @@ class EarlyStopping(Callback):
             self._now = _State()
         elif self._now.met:  # before the checkpoint was saved
             met, self._now.met = self._now.met, ""
-            if getattr(self, met.partition(":")[0]) == self._now.limit:  # otherwise the user has changed it
+            if self._now.limit in (None, getattr(self, met.partition(":")[0])):  # otherwise the user has changed it
                 self._end(trainer, met)
 
     def on_iteration_end(self, trainer: Trainer) -> None:
@@ -230,8 +230,9 @@ class EarlyStopping(Callback):
     def restore(self, state: dict[str, Any]) -> None:
         self._began = time.monotonic()
         if {name: state.get(name, value) for name, value in self._metric.items()} != self._metric:
-            log.info("early stopping: the metric or mode changed; scores are discarded")
             self._now = _State(epochs=int(state["epochs"]), spent_s=float(state["spent_s"]))
+            if state["met"].startswith("max_"):  # a condition without scores
+                self._now.met, self._now.limit = state["met"], state["limit"]
             return
         self._now = _State(
             epochs=int(state["epochs"]),

@@ -6,7 +6,6 @@ from typing import Any
 
 from cupynet.backend.array import Array
 from cupynet.core.checks import integer, number, one_of
-from cupynet.core.errors import ConfigError
 from cupynet.core.wording import counted
 from cupynet.parallel.synchronizers.replica_view import copies, overwrite
 from cupynet.runs.run import Run
@@ -31,7 +30,8 @@ class WeightAverage(Callback):
         decay: decay of the exponential moving average (Polyak & Juditsky 1992), at most (1 + n) / (10 + n) after n
             additions, as in TensorFlow, so that the initial weights do not dominate in a short fit. None for equal
             weights (stochastic weight averaging, Izmailov et al. 2018).
-        unit: the unit of `interval` and `start_after`: `iteration` or `epoch`.
+        unit: the unit of `interval` and `start_after`: `iteration` or `epoch`. If it is changed when training is
+            resumed, a new average begins.
         interval: number of iterations or epochs between additions of the weights to the mean.
         start_after: number of iterations or epochs of the fit before averaging begins.
 
@@ -69,8 +69,8 @@ class WeightAverage(Callback):
             self._means = [vector.copy() for vector in trainer.params.vectors]
 
     def on_fit_start(self, trainer: Trainer) -> None:
-        if trainer.params is not self._params:
-            raise ConfigError("this WeightAverage now belongs to another wrapper. Create one for each wrapper")
+        if trainer.params is not self._params:  # another wrapper has used this object
+            self.start(trainer, None)
         if not trainer.resumes(self):
             self.added = self._passed = 0
 
@@ -125,9 +125,9 @@ class WeightAverage(Callback):
         return {"added": self.added, "passed": self._passed, "unit": self.unit, **means}
 
     def restore(self, state: dict[str, Any]) -> None:
-        if state.get("unit", self.unit) != self.unit:  # earlier versions did not save it
-            reason = f"the checkpoint was saved with unit={state['unit']}, which cannot change on resume"
-            raise ConfigError(reason, "WeightAverage unit", self.unit)
+        if state.get("unit", self.unit) != self.unit:  # a new average; earlier versions did not save the unit
+            self.added = self._passed = 0
+            return
         self.added, self._passed = int(state["added"]), int(state["passed"])
         with self._backend.activated():
             for kind, views in self._views() if self.added else ():

@@ -18,6 +18,7 @@ from cupynet.runs.checkpoints import Checkpoints, read
 from cupynet.training import Callback, Checkpoint, EarlyStopping, HistoryWriter, ParallelWrapper, consensus
 from cupynet.training.state_tree import apart, together
 from tests.support.backends import needs_bfloat16
+from tests.support.calls import watch
 from tests.support.refusals import refused
 from tests.support.resumed_runs import timeless_history
 from tests.support.training import KINDS_OF_WAYS, WAYS, On, StopAfter, fingerprint, small_dataset, small_model
@@ -161,13 +162,23 @@ def test_a_new_metric_resets_the_best_checkpoint(tmp_path: Path) -> None:
         with ParallelWrapper(small_model(), 1, callbacks=[best]) as wrapper:
             if metric == "loss":
                 wrapper.restore(tmp_path)
+                assert best.best_path is None
             wrapper.fit(FORTY, batch_size=4, validation_data=FORTY)
     assert best.best_path == Checkpoints(tmp_path).path(20)
 
 
-def test_a_fit_ends_with_a_checkpoint(tmp_path: Path) -> None:
-    train(saving(tmp_path, every_epochs=5))
-    assert Checkpoints(tmp_path).steps() == [10]
+@pytest.mark.parametrize("every", [None, 10])
+def test_a_fit_ends_with_a_checkpoint(every: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint of the last iteration is not written twice."""
+    saves: list[Any] = []
+    watch(monkeypatch, Checkpoints, "save", lambda _, store, step, *rest: saves.append(step))
+    train(saving(tmp_path, every_epochs=5, every_iterations=every))
+    assert saves == Checkpoints(tmp_path).steps() == [10]
+
+
+def test_a_checkpoint_can_be_saved_in_new_folders(tmp_path: Path) -> None:
+    with ParallelWrapper(small_model(), 2) as wrapper:
+        assert wrapper.checkpoint(tmp_path / "a" / "b").is_dir()
 
 
 @pytest.mark.parametrize(

@@ -218,6 +218,15 @@ def test_scores_of_another_metric_are_discarded(tmp_path: Path) -> None:
     assert stopping.result is not None and stopping.result.scores.keys() == {3}
 
 
+def test_a_condition_without_scores_remains_met_if_another_metric_is_monitored(tmp_path: Path) -> None:
+    fit(EarlyStopping("accuracy", max_epochs=1), 3, Checkpoint(path=tmp_path))
+    stopping = EarlyStopping("loss", max_epochs=1)
+    with ParallelWrapper(small_model(), 2, 2, optimizer=SGD(0.05), callbacks=[stopping]) as wrapper:
+        wrapper.restore(tmp_path)
+        wrapper.fit(TRAIN, epochs=2, **VALIDATION)
+        assert wrapper.trainer.epoch == 1
+
+
 @pytest.mark.parametrize(("limit", "reason", "iteration"), [(52, "epochs", 10), (50, "max_time_s", 3)])
 def test_the_time_limit_includes_earlier_processes_and_no_pauses(
     monkeypatch: pytest.MonkeyPatch, limit: float, reason: str, iteration: int

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from cupynet.core.errors import ConfigError
 from cupynet.data import Loader
 from cupynet.nn import BatchNorm, Dense, Model
 from cupynet.optim import SGD, Adam
@@ -138,22 +137,24 @@ def test_the_mean_of_another_number_of_workers_is_that_of_all(workers: int, tmp_
             np.testing.assert_allclose(state["mean"][name], (first + other["mean"][name]) / 2, rtol=1e-12)
 
 
-def test_the_unit_cannot_change(tmp_path: Path) -> None:
+def test_another_unit_begins_a_new_average(tmp_path: Path) -> None:
     with ParallelWrapper(small_model(), 1, callbacks=[WeightAverage()]) as wrapper:
         wrapper.fit(LOADER)
         path = wrapper.checkpoint(tmp_path)
-    other = ParallelWrapper(small_model(), 1, callbacks=[WeightAverage(unit="epoch")])
-    with other as wrapper, refused("unit", "epoch"):
+    with ParallelWrapper(small_model(), 1, callbacks=[WeightAverage(unit="epoch")]) as wrapper:
         wrapper.restore(path)
+        (state,) = averages(wrapper)
+    assert (state["added"], state["passed"], state["unit"]) == (0, 0, "epoch")
 
 
-def test_two_wrappers_cannot_share_an_average() -> None:
-    average = WeightAverage()
-    with ParallelWrapper(small_model(), 2, callbacks=[average]) as one:
-        one.fit(LOADER)
-        with ParallelWrapper(small_model(), 2, callbacks=[average]) as other:
-            other.fit(LOADER)
-            before = fingerprint(other.model)
-            with pytest.raises(ConfigError):
-                one.fit(LOADER)
-            assert fingerprint(other.model) == before
+def test_wrappers_that_share_an_average_have_their_own_weights() -> None:
+    shared = WeightAverage()
+    with (
+        ParallelWrapper(small_model(), 2, callbacks=[shared]) as one,
+        ParallelWrapper(small_model(), 2, callbacks=[shared]) as other,
+        ParallelWrapper(small_model(), 2, callbacks=[WeightAverage()]) as alone,
+    ):
+        for wrapper in (one, other, one, alone, alone):
+            wrapper.fit(LOADER)
+            assert len({fingerprint(model) for model in wrapper.replicas()}) == 1
+        assert fingerprint(one.model) == fingerprint(alone.model) != fingerprint(other.model)
