@@ -71,6 +71,7 @@ def test_an_interrupted_evaluation_leaves_a_usable_wrapper(options: Any, monkeyp
 def test_weights_that_are_replaced_after_a_signal_are_not_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job has little time after SIGTERM. `after_finish` returns None if it may have changed the weights."""
     evaluations: list[Any] = []
+    monkeypatch.setattr(consensus, "AGREE_EVERY", 1)
     watch(monkeypatch, Trainer, "evaluate", lambda evaluation, *_: evaluations.append(evaluation))
     callbacks = [StopAfter(2, reason=StopReason.SIGNAL), On("after_finish", lambda trainer: None)]
     with ParallelWrapper(small_model(), 2, callbacks=callbacks) as wrapper:
