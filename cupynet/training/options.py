@@ -46,7 +46,8 @@ class TrainingOptions:
         synchronizer: a `Synchronizer` to use instead of parameter averaging; each worker gets a copy. Then
             `averaging_frequency`, `report_score_after_averaging` and `average_updaters` must be None.
         learning_rate_scale: factor by which the learning rate is multiplied: `none` (1), `linear` (the number of
-            workers), `sqrt` (the square root of this number), or a number.
+            workers), `sqrt` (the square root of this number), or a number. A factor other than 1 is applied to a copy of
+            the optimizer; to change the rate between fits, set `wrapper.optimizer.learning_rate`.
         accumulation_steps: number of parts into which a batch is split to save memory. Their gradients are accumulated
             for one update. With a pipeline, use `micro_batches` instead.
         devices: GPU indices; the worker with local rank r uses devices[r % len(devices)]. By default all GPUs, or under
@@ -54,7 +55,7 @@ class TrainingOptions:
         callbacks: a list of `Callback`.
         log_every: iterations between `on_log` events and, without a `synchronizer`, between measurements of the drift.
             0 disables the events; the drift is then measured every 50 iterations.
-        timeout_s: seconds that a worker waits for the others before it fails.
+        timeout_s: seconds that a worker waits for the others, and for their callbacks, before it fails.
         blas_threads: BLAS threads per worker on a CPU. By default, 1 with the `numba` backend unless a variable such as
             OMP_NUM_THREADS is set; otherwise the cores are divided among the workers.
         run: the run folder, to which callbacks write on rank 0. It must not contain another run.
