@@ -46,8 +46,8 @@ class TrainingOptions:
         synchronizer: a `Synchronizer` to use instead of parameter averaging; each worker gets a copy. Then
             `averaging_frequency`, `report_score_after_averaging` and `average_updaters` must be None.
         learning_rate_scale: factor by which the learning rate is multiplied: `none` (1), `linear` (the number of
-            workers), `sqrt` (the square root of this number), or a number. A factor other than 1 is applied to a copy of
-            the optimizer; to change the rate between fits, set `wrapper.optimizer.learning_rate`.
+            workers), `sqrt` (the square root of this number), or a number. Factors other than 1 apply to a copy of the
+            optimizer; to change the rate between fits, set `wrapper.optimizer.learning_rate`.
         accumulation_steps: number of parts into which a batch is split to save memory. Their gradients are accumulated
             for one update. With a pipeline, use `micro_batches` instead.
         devices: GPU indices; the worker with local rank r uses devices[r % len(devices)]. By default all GPUs, or under
