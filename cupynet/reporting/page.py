@@ -93,7 +93,7 @@ def _accuracy(data: RunData) -> tuple[str, float | None]:
 
 
 def _final(data: RunData, split: str) -> dict[str, Any]:
-    """Return the evaluation of the final weights, which may differ from those of the last epoch, or {}."""
+    """Return the evaluation of the final weights; {} if there is none."""
     return _results(data).get(split) or {}
 
 

@@ -182,7 +182,7 @@ def test_a_run_with_validation_images_has_a_final_confusion_matrix(tmp_path: Pat
 
 
 def test_figures_are_those_of_the_final_weights(tmp_path: Path) -> None:
-    """Final weights may be those of an earlier epoch, or a mean of several."""
+    """The final weights may come from an earlier epoch or be an average."""
     final = {"samples": 50, "loss": 0.125, "f1": 0.75, "metrics": {"kappa": 0.625}, "confusion": [[7, 0], [1, 42]]}
     other: dict[str, Any] = dict.fromkeys(["test", "test_accuracy", "test_loss", "test_f1"])
     folder = finished(tmp_path, validation=final, validation_accuracy=0.9, class_names=["a", "b"], **other)
