@@ -10,20 +10,21 @@ from typing import Any
 import numpy as np
 
 from cupynet.backend import FRACTIONS, Backend, create_backend, select_backend
-from cupynet.backend.array import Array, layout_hint, on_host
+from cupynet.backend.array import Array, layout_hint
 from cupynet.core import checks, wording
 from cupynet.core.described import check_unchanged, describe
 from cupynet.core.errors import ConfigError
 from cupynet.core.files import PathLike, read_weights, save_described
 from cupynet.core.notebook import html_table
 from cupynet.nn.context import INFERENCE, Context
+from cupynet.nn.inputs import as_images, is_floating, range_warning
 from cupynet.nn.layer import TRAINABLE, Backward, KerasAttribute, Layer, Sequential
 from cupynet.nn.loss import Loss, loss_of
 from cupynet.nn.params import Params, Unmatched, weight_array
+from cupynet.nn.summary import aligned, layer_rows, totals
 from cupynet.nn.types import Flat, InputType, input_type
 
 BATCH_SIZE = 256  # default batch size of `predict`, `classify` and `scores`
-FLAT = 1 / 15  # images with a smaller range of scaled pixels are nearly blank
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +120,7 @@ class Model:
         size = checks.integer("batch_size", batch_size, 1)
         if not isinstance(x, self.backend.xp.ndarray):
             x = self.backend.asarray(x)
-        if not _is_floating(x):
+        if not is_floating(x):
             raise ConfigError(f"batch of type {x.dtype} must be floating point. Use `predict` for uint8 images")
         return self._together([self._scores(x[start : start + size]) for start in range(0, len(x), size)])
 
@@ -147,8 +148,11 @@ class Model:
                 from 0 to 255 are scaled by `pixels`; floating-point images must already be scaled. A warning is logged
                 if their range differs greatly from the training images'.
         """
-        size, images = checks.integer("batch_size", batch_size, 1), self._images(images)
-        self._warn_of_range(images)
+        size = checks.integer("batch_size", batch_size, 1)
+        images = as_images(images, self.input.shape, self.backend.xp)
+        if not self._warned and (warning := range_warning(images, self.trained_on, self.pixels)):
+            self._warned = True
+            log.warning("predict: %s", warning)
         parts = []
         for start in range(0, len(images), size):
             batch = images[start : start + size]
@@ -176,53 +180,6 @@ class Model:
         order = np.argsort(-scores, axis=1, kind="stable")[:, :top]  # (N, top)
         names = self.class_names or range(outputs)
         return [[(names[i], float(row[i])) for i in best.tolist()] for best, row in zip(order, scores, strict=True)]
-
-    def _images(self, images: Any) -> Any:
-        shape = self.input.shape
-        if type(images) is not self.backend.xp.ndarray:  # a subclass may have masked values
-            try:
-                images = on_host(images)
-            except ConfigError:
-                if not isinstance(images, tuple | list):
-                    raise
-                images = np.empty((), object)  # (images, labels), or images of several shapes
-        if images.dtype == object:
-            raise ConfigError("must be one array, without labels: predict(x), or predict(dataset.images)", "images")
-        given = tuple(images.shape)
-        wide = images.dtype.kind in "iu" and images.dtype != np.uint8 and images.size
-        if wide and 0 <= images.min() <= images.max() <= 255:
-            images = images.astype(np.uint8)
-        if images.ndim < 4 and shape[2:] == (1,) and given != shape and given[-2:] == shape[:2]:
-            images = images[..., None]
-        if images.shape == shape:
-            images = images[None]
-        if images.shape[1:] != shape or not (images.dtype == np.uint8 or _is_floating(images)):
-            raise ConfigError(
-                f"images of shape {given} and type {images.dtype}: expected N images of shape {shape}, "
-                f"uint8 or floating point scaled as in training{layout_hint(given, shape)}"
-            )
-        return images
-
-    def _warn_of_range(self, images: Any) -> None:
-        if self._warned or not self.trained_on or not images.size:
-            return
-        if self.trained_on == "floats":
-            if images.dtype == np.uint8:
-                self._warned = True
-                log.warning("predict: the network was trained on floating-point images. Scale images the same way")
-            return
-        least, most, raw = float(images.min()), float(images.max()), images.dtype == np.uint8
-        low, high = (each + 0.0 for each in self.pixels.range)  # removes the sign of -0.0
-        scale = max(self.pixels.scale) if raw else 1.0
-        outside = not raw and (most > 2 * high - low or least < 2 * low - high)
-        if outside or 0 < scale * (most - least) < FLAT * min(1.0, 255 * scale):
-            self._warned = True
-            trained = "0 to 255" if raw else f"{low:.3g} to {high:.3g}"
-            log.warning(
-                "predict: images range from %.3g to %.3g, but the network was trained on %s. Pass uint8 from 0 to 255, "
-                "or floating point scaled as in training",
-                *(least, most, trained),
-            )
 
     def _scores(self, x: Array) -> tuple[Array, Array]:
         backend, accumulate = self.backend, self.backend.policy.accumulate
@@ -388,7 +345,7 @@ class Model:
 
     def _repr_html_(self) -> str:
         heading, *rows = self.rows()
-        return html_table(heading, rows, _totals(self))
+        return html_table(heading, rows, totals(self.network, self.params))
 
     def set_learning_rate_factors(self, factors: Mapping[str, float]) -> None:
         """Set the learning-rate factors of some weights, for fine-tuning.
@@ -421,40 +378,11 @@ class Model:
 
     def summary(self) -> str:
         """Return a table of layers: output shape and bytes, parameters, and multiply-adds per sample."""
-        rows = self.rows()
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        align = [str.ljust] * 4 + [str.rjust] * 3  # text, then numbers
-        lines = [
-            "  ".join(to(cell, width) for to, cell, width in zip(align, row, widths, strict=True)).rstrip()
-            for row in rows
-        ]
-        lines.insert(1, "-" * max(map(len, lines)))
-        return "\n".join([*lines, _totals(self)])
+        return f"{aligned(self.rows())}\n{totals(self.network, self.params)}"
 
     def rows(self) -> list[tuple[str, ...]]:
         """Return the rows of the summary, header first."""
-        header = ("layer", "kind", "settings", "output", "bytes", "parameters", "multiply-adds")
-        rows: list[tuple[str, ...]] = [header, ("input", "", "", str(self.input), _bytes(self, self.input), "", "")]
-        for layer in self.network.walk():
-            if not layer.path and isinstance(layer, Sequential):
-                continue  # its layers have their own rows
-            above, _, name = layer.path.rpartition(".")
-            indent = "  " * (above.count(".") + bool(above))
-            count, work = layer.declared, sum(each.multiply_adds() for each in layer.walk())
-            cells = (type(layer).__name__, layer.describe(), str(layer.output), _bytes(self, layer.output))
-            rows.append((f"{indent}{name or 'network'}", *cells, f"{count:,}", f"{work:,}"))
-        return rows
-
-
-def _totals(model: Model) -> str:
-    total, count = sum(each.multiply_adds() for each in model.network.walk()), model.params.count
-    work = f"{total:,} multiply-adds ({2e-6 * total:,.3g} MFLOP) per example"
-    frozen = sum(p.size for name, p in model.params.named() if name in model.params.frozen)
-    return f"total {count:,} parameters{f' ({frozen:,} frozen)' * (frozen > 0)}, {work}"
-
-
-def _bytes(model: Model, of: InputType) -> str:
-    return f"{of.features * model.backend.policy.storage.itemsize:,}"
+        return layer_rows(self.network, self.input, self.backend.policy.storage.itemsize)
 
 
 def _backend_of(backend: Backend | str, dtype: str | None) -> Backend:
@@ -465,10 +393,6 @@ def _backend_of(backend: Backend | str, dtype: str | None) -> Backend:
     if dtype is not None and dtype != backend.policy.name:
         raise ConfigError(f"the backend already has dtype {backend.policy.name}. Remove this argument", "dtype", dtype)
     return backend
-
-
-def _is_floating(x: Any) -> bool:
-    return bool(np.issubdtype(x.dtype, np.floating)) or x.dtype.name == "bfloat16"
 
 
 def check_loss(network: Layer, loss: Loss) -> None:
