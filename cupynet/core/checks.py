@@ -54,19 +54,18 @@ def pair(name: str, value: Any, minimum: int | None = None, also: str = "") -> t
 
 def number(
     name: str, value: Any, *, above: float | None = None, minimum: float | None = None, below: float = math.inf,
-    infinite: bool = False, unit: str = "", also: str = "",
+    unit: str = "", also: str = "",
 ) -> float:  # fmt: skip
-    """Return `value` as a float greater than `above`, at least `minimum` and less than `below`.
+    """Return `value` as a finite float greater than `above`, at least `minimum` and less than `below`.
 
-    NaN is rejected, and so is infinity unless `infinite`. unit: follows "number of" in the message.
+    unit: follows "number of" in the message.
     """
     try:
         result = math.nan if is_bool(value) or isinstance(value, str | bytes) else float(value)
     except (TypeError, ValueError, OverflowError):
         result = math.nan
     too_low = (above is not None and result <= above) or (minimum is not None and result < minimum)
-    too_high = result >= below and not (infinite and result == math.inf)
-    if math.isnan(result) or too_low or too_high:
+    if not math.isfinite(result) or too_low or result >= below:
         bounds = {"above": above, "of at least": minimum, "below": below if below < math.inf else None}
         limits = " and ".join(f"{relation} {bound:g}" for relation, bound in bounds.items() if bound is not None)
         description = f"number of {unit} {limits}" if unit else f"number {limits}"

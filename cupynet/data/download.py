@@ -17,8 +17,6 @@ from cupynet.data.files import KnownFile
 
 logger = logging.getLogger(__name__)
 
-MIRROR_S = 10.0  # seconds without data before the next mirror is tried
-
 
 class Unavailable(Exception):
     """The files cannot be downloaded. The message is the reason."""
@@ -27,9 +25,11 @@ class Unavailable(Exception):
 def fetch(files: Sequence[KnownFile], folder: Path, mirrors: Sequence[str], timeout_s: float) -> None:
     """Download missing files, each from the first of `mirrors` that has it, while other processes wait.
 
-    Raises Unavailable if a download fails. Complete files are kept. `timeout_s` is the total wait for silent mirrors.
+    A mirror that sends no data for `timeout_s`, or fails otherwise, is not tried again.
+
+    Raises Unavailable if a download fails. Complete files are kept.
     """
-    silence_s, mirrors = min(MIRROR_S, timeout_s / max(len(mirrors), 1)), list(mirrors)
+    mirrors = list(mirrors)
     lock = FileLock(folder / ".lock", fallback_to_soft=False)  # soft locks would outlive a killed process
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -39,21 +39,21 @@ def fetch(files: Sequence[KnownFile], folder: Path, mirrors: Sequence[str], time
                 part.unlink()  # left by a killed process
         for file in files:
             if not os.path.lexists(folder / file.name):
-                _fetch(file, folder, mirrors, silence_s)
+                _fetch(file, folder, mirrors, timeout_s)
     except OSError as error:
         raise Unavailable(one_line(error)) from error
     finally:
         lock.release()
 
 
-def _fetch(file: KnownFile, folder: Path, mirrors: list[str], silence_s: float) -> None:
+def _fetch(file: KnownFile, folder: Path, mirrors: list[str], timeout_s: float) -> None:
     """Download a file from the first working mirror. Failed mirrors are removed from the list."""
     reason = "there is no mirror"
     while mirrors:
         url = mirrors[0] + file.name
         logger.info("downloading %s", url)
         try:
-            return _download(url, file, folder, silence_s)
+            return _download(url, file, folder, timeout_s)
         except Exception as error:  # urllib raises many types
             reason = f"{url}: {one_line(error)}"
             logger.info("%s", reason)
@@ -63,11 +63,11 @@ def _fetch(file: KnownFile, folder: Path, mirrors: list[str], silence_s: float) 
     raise Unavailable(reason)
 
 
-def _download(url: str, file: KnownFile, folder: Path, silence_s: float) -> None:
+def _download(url: str, file: KnownFile, folder: Path, timeout_s: float) -> None:
     part = folder / f".{file.name}.{os.getpid()}.part"
     request = urllib.request.Request(url, headers={"User-Agent": "cupynet"})
     try:
-        with urllib.request.urlopen(request, timeout=silence_s) as response, part.open("wb", 0) as target:
+        with urllib.request.urlopen(request, timeout=timeout_s) as response, part.open("wb", 0) as target:
             while chunk := response.read1(1 << 16):
                 target.write(chunk)
                 if target.tell() > file.limit:

@@ -11,7 +11,7 @@ from typing import ClassVar
 import platformdirs
 
 from cupynet.backend.array import Array
-from cupynet.core.checks import number
+from cupynet.core import shared_options
 from cupynet.core.errors import DataError
 from cupynet.core.wording import setting
 from cupynet.data.dataset import Dataset
@@ -35,7 +35,7 @@ class Downloaded(Source):
 
     Args:
         folder: the folder that contains `<name>`; by default CUPYNET_DATA or, if it is unset, the user's cache.
-        timeout_s: maximum number of seconds without receiving data.
+        timeout_s: seconds without data after which a mirror is given up.
         seed and others: see `Source`.
 
     Attributes:
@@ -48,12 +48,12 @@ class Downloaded(Source):
     samples = (60_000, 10_000)  # numbers of images, which are all read regardless of `limit`
 
     folder: FilePath | None = None
-    timeout_s: float = field(default=30.0, kw_only=True)
+    timeout_s: float = field(default=10.0, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.folder = checked_path("folder", self.folder)
-        self.timeout_s = number("timeout_s", self.timeout_s, above=0, infinite=True, unit="seconds")
+        self.timeout_s = shared_options.timeout_s("timeout_s", self.timeout_s)
 
     @abstractmethod
     def _read(self) -> tuple[Array, Array, Array, Array]:
