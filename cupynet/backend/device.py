@@ -69,7 +69,7 @@ class Device:
         matches = isinstance(array, self.xp.ndarray) and array.dtype == self.policy.storage
         result = array if matches else self.asarray(array, self.policy.storage)
         contiguous = result.flags.c_contiguous and getattr(result.flags, "writeable", True)
-        return result if contiguous else self.xp.array(result, order="C")
+        return result if contiguous else result.copy()
 
     def to_host(self, array: Array) -> Any:
         """Return `array` as a NumPy array. On a CPU, this is the array itself."""

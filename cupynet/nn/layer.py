@@ -248,10 +248,8 @@ class Sequential(Layer):
                 if dx is None and not layer.needs_dx:  # no earlier layer has weights
                     derivatives.clear()
                     return None
-                if dx is None or getattr(dx, "shape", None) != shape or not dx.flags.c_contiguous:
-                    raise ConfigError(
-                        f"layer '{layer.path}': backward returned {_found(dx)}, not a contiguous array of {shape}"
-                    )
+                if dx is None or getattr(dx, "shape", None) != shape:
+                    raise ConfigError(f"layer '{layer.path}': backward returned {_found(dx)}, but must return {shape}")
                 gradients.append(self._readable(dx))
                 del dx
             return None if self._first else gradients.pop()
@@ -259,9 +257,10 @@ class Sequential(Layer):
         return x, backward
 
     def _readable(self, array: Array) -> Array:
-        """Convert an array in a dtype that compiled loops would misread, for example after x * np.float64(2)."""
+        """Convert an array whose dtype or strides kernels do not support, for example after x * np.float64(2)."""
         policy = self.backend.policy
-        return array if array.dtype in (policy.storage, policy.accumulate) else self.backend.compact(array)
+        supported = array.dtype in (policy.storage, policy.accumulate) and array.flags.c_contiguous
+        return array if supported else self.backend.compact(array)
 
 
 def _pair(layer: Layer, returned: Any, *, train: bool) -> tuple[Any, Backward]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet.backend import Backend, create_backend
+from cupynet.backend import create_backend
 from cupynet.nn import (
     Activation,
     Backward,
@@ -16,12 +16,10 @@ from cupynet.nn import (
     Conv2D,
     Dense,
     Image,
-    InputType,
     Layer,
     MaxPool2D,
     Model,
     Residual,
-    Scope,
     Sequential,
 )
 from tests.support.backends import every_backend, every_compiled_backend
@@ -134,24 +132,31 @@ def test_subclasses_of_layers_are_not_fused(name: str, layers: list[Layer], chan
     np.testing.assert_allclose(results[1], 2 * results[0], rtol=1e-12)
 
 
-class Cast(Layer):
-    def __init__(self, dtype: str | None) -> None:
-        self.dtype = dtype
+FORMS: dict[str, Callable[[Any], Any]] = {
+    "copied": lambda x: x.copy(),
+    "double": lambda x: x.astype("float64"),
+    "strided": lambda x: x[::-1].copy()[::-1],
+}
 
-    def build(self, input: InputType, params: Scope, backend: Backend) -> InputType:
-        return input
+
+class Converts(Identity):
+    """Returns its input and its gradient in another form."""
+
+    def __init__(self, form: str) -> None:
+        self.form = form
 
     def forward(self, x: Any, context: Context) -> tuple[Any, Backward]:
-        return x.astype(self.dtype or x.dtype), lambda dy: dy.astype(self.dtype or dy.dtype)
+        return FORMS[self.form](x), FORMS[self.form]
 
 
 @every_compiled_backend
 @pytest.mark.parametrize("dtype", ["half", "float"])
-def test_a_layer_may_return_another_dtype(name: str, dtype: str) -> None:
-    def gradient(returned: str | None) -> Any:
-        network = [Conv2D(3, 3), Cast(returned), Conv2D(3, 3), Cast(returned), Dense(3)]
+@pytest.mark.parametrize("form", ["double", "strided"])
+def test_a_layer_may_return_another_dtype_or_a_strided_array(name: str, dtype: str, form: str) -> None:
+    def gradient(form: str) -> Any:
+        network = [Conv2D(3, 3), Converts(form), Conv2D(3, 3), Converts(form), Dense(3)]
         model = Model(network, SMALL, create_backend(name, dtype))
         train_step(model, *examples(model.backend, 4))
         return model.backend.to_host(model.params.grad)
 
-    np.testing.assert_array_equal(gradient("float64"), gradient(None))
+    np.testing.assert_array_equal(gradient(form), gradient("copied"))
