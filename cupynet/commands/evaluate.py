@@ -115,7 +115,7 @@ def evaluated(path: Path, overrides: Sequence[str] = ()) -> Evaluated:
             shapes = experiment.source.image_shape, trained.model("numpy", "float").input.shape
             if tuple(shapes[0]) != tuple(shapes[1]):
                 here, there = (" x ".join(map(str, shape)) for shape in shapes)
-                reason = f"has images of {here}, but the run was trained on {there}. Choose data of that size"
+                reason = f"has images of {here}, but the run was trained on {there}. Choose images of this size"
                 raise ConfigError(reason, "data") from error
             raise DataError(f"{path}: {error}") from error
         sets = ("test", data.test), ("validation", data.validation), ("test" if other else "train", data.train)
@@ -125,7 +125,7 @@ def evaluated(path: Path, overrides: Sequence[str] = ()) -> Evaluated:
             if held_out:
                 log.warning(
                     "all %d images of %s are evaluated. If the run was trained on them, add data.validation=%s to "
-                    "evaluate only those that it held out",
+                    "evaluate only the held-out images",
                     *(len(dataset), data.name, held_out),
                 )
         evaluation = wrapper.evaluate(experiment.evaluation_loader(dataset))
@@ -150,7 +150,7 @@ def _as_trained(settings: Settings, trained: LoadedRun, names: Sequence[str]) ->
     found = build_as(Source, data, "data", settings.trusted_modules).image_shape[-1]  # type: ignore[type-abstract]
     if found != channels:
         reason = f"has images with {counted(found, 'channel')}, but the run was trained on {channels}"
-        raise ConfigError(f"{reason}. Choose data with as many", "data")
+        raise ConfigError(f"{reason}. Choose data with the same number of channels", "data")
     return data
 
 
@@ -159,7 +159,7 @@ def _chooses_data(overrides: Sequence[str]) -> bool:
 
 
 def without_training(settings: Settings) -> Settings:
-    """Return the settings without those that only training needs, which may refer to user classes."""
+    """Reset the settings that only training needs, because they may refer to user classes."""
     idle = {"_target_": "cupynet.optim.SGD", "learning_rate": 1.0}
     averaging = replace(
         settings.parallel, launcher="thread", synchronizer={"_target_": "cupynet.parallel.ParameterAveraging"}

@@ -51,7 +51,8 @@ def take(stored: dict[str, Any], entry: str, name: str, path: PathLike) -> Any:
     if entry not in stored:
         entries = ", ".join(sorted(stored)[:8]) or "no other weights"
         raise DataError(
-            f"{path}: lacks {entry!r} for weight '{name}'. It has {entries}. If it has them, map them with `names`"
+            f"{path}: lacks {entry!r} for weight '{name}'. It has {entries}. If the weight has another name there, map "
+            "it with `names`"
         )
     return stored.pop(entry)
 

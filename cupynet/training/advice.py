@@ -51,7 +51,8 @@ def _straggler(spent: Spent, stages: int) -> tuple[float, str]:
         if spent.samples[rank] and others and pace / np.median(others) > ratio:
             slowest, ratio = rank, pace / float(np.median(others))
     name = "worker" if stages == 1 else "rank"
-    return 1 - 1 / ratio if ratio >= SLOWDOWN else 0.0, f"{name} {slowest} is {ratio:.1f} times slower than the others"
+    sentence = f"{name} {slowest} takes {ratio:.1f} times as long per sample as the others"
+    return 1 - 1 / ratio if ratio >= SLOWDOWN else 0.0, sentence
 
 
 def unlearned(evaluation: Evaluation) -> str | None:

@@ -47,7 +47,7 @@ UNEVEN, STAGES = {"averaging": (50, 1), "compute": (49, 98)}, {"stages": 2}
         (spent(averaging=(98, 1), compute=(0, 98), samples=(0, 1000)), {}, NOTHING),
         # ranks 0 and 2 are the first stages of two replicas, ranks 1 and 3 their second stages
         (spent(averaging=(50, 1, 50, 1), compute=(49, 98, 49, 98)), STAGES, NOTHING),
-        (spent(averaging=(50, 1, 50, 1), compute=(49, 98, 98, 98)), STAGES, "rank 2 2.0 times slower"),
+        (spent(averaging=(50, 1, 50, 1), compute=(49, 98, 98, 98)), STAGES, "rank 2 2.0 times"),
         (spent(waiting=(30, 50)), STAGES, "stages 40 %"),
         (spent(waiting=(4, 6)), STAGES, NOTHING),
         # few iterations per epoch come first
