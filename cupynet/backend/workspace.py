@@ -85,7 +85,8 @@ class Workspace:
             buffer = free.pop(best)
         else:
             outgrown = {buffer.rows for buffer in free}
-            if len(outgrown) > 1 and len(shape) > 1:  # a batch grows again: few sizes, or its buffers would pile up
+            # batches keep growing: allocate extra rows, so that few outgrown buffers pile up
+            if len(outgrown) > 1 and len(shape) > 1:
                 rows = max(rows, 3 * max(outgrown) // 2)
             buffer = Buffer(self._allocate((rows, *shape[1:]), dtype), key)
             self.allocated_bytes += buffer.memory.nbytes

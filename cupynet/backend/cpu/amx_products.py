@@ -33,7 +33,7 @@ class AmxProducts(ConvOps):
         simple = (window.kernel, window.stride, window.dilation) == ((3, 3), (1, 1), (1, 1))
         if not (_in_amx(x, weight) and simple) or max(map(max, window.padding)) > 2:
             return False
-        outputs = window.output(*x.shape[1:3])  # frames of smaller ones are mostly padding
+        outputs = window.output(*x.shape[1:3])  # the frames of smaller images are mostly padding
         return min(outputs) >= 3 and not any(count % amx.SIDE for count in weight.shape[2:])
 
     def _convolve_in_amx(self, x: Array, weight: Array, bias: Array | None, window: Window, y: Array) -> None:

@@ -11,7 +11,7 @@ from cupynet.backend.cpu.kernels.tiles import Frame, Sums
 from cupynet.backend.cpu.tiling import tiling_of
 from cupynet.backend.window import Window
 
-WIDE = 2  # vectors of channels in a group for which Winograd's algorithm makes up for copying the group
+WIDE = 2  # minimum vectors of channels per group; with fewer, copying groups costs more than Winograd's algorithm saves
 
 
 class NumbaConv(AmxProducts):

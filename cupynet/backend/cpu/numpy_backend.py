@@ -22,11 +22,11 @@ class Slabs:
 
     def __init__(self) -> None:
         self._next = self.FIRST  # size of the next slab
-        self._rest = _aligned(0)  # of the newest slab
+        self._rest = _aligned(0)  # the unused part of the newest slab
 
     def allocate(self, shape: tuple[int, ...], dtype: Any) -> Array:
         nbytes = _bytes_of(shape, dtype)
-        # with a gap; otherwise arrays whose sizes are powers of two start in the same cache set
+        # with a gap, because arrays whose sizes are powers of two would otherwise start in the same cache set
         size = nbytes // 64 * 64 + 128
         if size > self.SIZE:
             memory = _aligned(nbytes)

@@ -16,7 +16,7 @@ from cupynet.backend.cpu.tiling import Tiling, tiling_of
 from cupynet.backend.fusion import Convolution, FusedPair, Weights
 from cupynet.backend.window import Window
 
-SPARSE = 1.3  # usual time per product of `ConvPool`, divided by that of Winograd's algorithm including transforms
+SPARSE = 1.3  # usual time per product of `ConvPool`, relative to Winograd's algorithm including transforms
 
 
 def fuse(backend: Backend, first: Convolution, pool: Window) -> FusedPair | None:

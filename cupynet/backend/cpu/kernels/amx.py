@@ -1,6 +1,6 @@
 """Products of bfloat16 matrices on Intel's AMX units, which multiply a tile of 16 x 32 values by one of 32 x 16 values.
 
-Sums are float; denormal numbers are treated as zero. Source: Intel 64 and IA-32 Architectures Software Developer's
+Sums are float; subnormal numbers are treated as zero. Source: Intel 64 and IA-32 Architectures Software Developer's
 Manual, volume 1, chapter "Programming with Intel AMX".
 """
 

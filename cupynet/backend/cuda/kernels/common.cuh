@@ -173,8 +173,8 @@ __device__ __forceinline__ void together(long long i, F& function, Arrays... arr
   }(fetch<V>(arrays, i)...);
 }
 
-// Calls function(a[i], b[i], ...) for all i < n, with V values per access if all arrays are aligned. The blocks along x
-// share the work.
+// Calls function(a[i], b[i], ...) for all i < n, with V values per access if all arrays are aligned. The n values are
+// divided among the blocks along x.
 template <int V, class F, class... Arrays>
 __device__ __forceinline__ void each(long long n, F function, Arrays... arrays) {
   const long long first = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;

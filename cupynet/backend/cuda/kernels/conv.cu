@@ -1,7 +1,7 @@
 // im2col and col2im, and depthwise convolutions, which need neither.
 //
-// The blocks along y share the images, and those along x the values of an image, so that all divisions are 32-bit. The
-// caller checks that an image and its windows have fewer than 2^31 values each.
+// Images are divided among the blocks along y, and the values of an image among the blocks along x, so that all integer
+// divisions are 32-bit. The caller checks that an image and its windows have fewer than 2^31 values each.
 
 #include "common.cuh"
 

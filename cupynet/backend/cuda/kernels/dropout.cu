@@ -23,8 +23,8 @@ __device__ __forceinline__ Four philox(Four counters, unsigned first, unsigned s
 }
 
 // out = x · factor where the random number is at least `below`, else 0. x, out: (count, size); x may be out. samples:
-// (count,); epoch: (1,). Each thread computes four values of a sample, a quarter of the sample apart. The blocks along y
-// share the samples.
+// (count,); epoch: (1,). Each thread computes four values of a sample, a quarter of the sample apart. Samples are
+// divided among the blocks along y.
 template <class S>
 __device__ void dropout(
     const S* x, S* out, const long long* samples, const long long* epoch, unsigned first, unsigned second,

@@ -3,8 +3,8 @@
 #include "common.cuh"
 
 // batch[n] = images[samples[n]] · scale + shift, or images[n] · scale + shift without samples. images (., size) uint8;
-// batch (count, size); scale and shift (channels), repeated for each pixel. The blocks along y share the images. Sample
-// indices are not checked.
+// batch (count, size); scale and shift (channels), repeated for each pixel. Images are divided among the blocks along y.
+// Sample indices are not checked.
 template <class S>
 __device__ void load_images(
     const unsigned char* images, const long long* samples, const Wide<S>* scale, const Wide<S>* shift, S* batch,

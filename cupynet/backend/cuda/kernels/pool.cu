@@ -1,6 +1,7 @@
 // Max pooling, optionally with the bias and ReLU of a preceding convolution, and average pooling.
 //
-// The blocks along y share the images, and those along x the values of an image, so that all divisions are 32-bit.
+// Images are divided among the blocks along y, and the values of an image among the blocks along x, so that all integer
+// divisions are 32-bit.
 
 #include "common.cuh"
 

@@ -274,8 +274,8 @@ __device__ __forceinline__ Wide<S> add_values(Wide<S> sum, S* values, const S* y
 }
 
 // sums[chunk] = the sums of the columns of rows chunk · length to (chunk + 1) · length, or += these sums if `add`.
-// values (rows, columns) -> sums (chunks, columns). The blocks along y share the chunks, those along x the
-// columns. If y is not null, values are first set to 0 where y is not positive: the derivative of ReLU.
+// values (rows, columns) -> sums (chunks, columns). Chunks are divided among the blocks along y, and columns among the
+// blocks along x. If y is not null, values are first set to 0 where y is not positive: the derivative of ReLU.
 template <class S>
 __device__ void column_sums(
     S* values, const S* y, Wide<S>* sums, long long rows, int columns, long long length, int chunks, int add) {
@@ -356,7 +356,7 @@ __device__ void moment_parts(
 }
 
 // Merges `moment_parts` (chunks, 2, columns) to mean and biased variance (2, columns), in double (Chan et al. 1979). The
-// threads along y share the chunks of a column.
+// chunks of a column are divided among the threads along y.
 template <class A>
 __device__ void moment_merge(const A* parts, A* moments, long long rows, int columns, long long length, int chunks) {
   for (long long left = static_cast<long long>(blockIdx.x) * blockDim.x; left < columns;

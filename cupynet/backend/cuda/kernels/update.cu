@@ -289,8 +289,8 @@ KERNEL begin_double(double* controls, double scale, double used, double steady) 
 
 // layer by layer ------------------------------------------------------------------------------------------------------
 
-// table (stretches, 3): start, stop and layer of each stretch of a vector. The blocks along y share the stretches, those
-// along x the values of a stretch.
+// table (stretches, 3): start, stop and layer of each stretch of a vector. Stretches are divided among the blocks along
+// y, and the values of a stretch among the blocks along x.
 
 // sums (stretches, gridDim.x) = the sum of squares of the part of a stretch that each block processes.
 template <class A>
