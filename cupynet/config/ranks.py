@@ -21,7 +21,7 @@ PER_MACHINE = ("data.folder", "devices")  # settings that may differ between ran
 
 
 class Ranks:
-    """The processes that run a command. A single process has rank 0, and shares its texts only with itself.
+    """The processes that run a command. A single process has rank 0.
 
     mpi: returns the job of this process, starting MPI if necessary; None if the command cannot use MPI.
     """

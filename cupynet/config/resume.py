@@ -33,7 +33,7 @@ LATEST = Path("outputs", "latest")  # link to the newest run or sweep
 OF_LATEST = re.compile(r"[^=,(' \"]*outputs/latest(?![^/,)' \"])")  # a path that begins with the link
 # links that W&B creates and never opens again
 OF_WANDB = re.compile(r"(^|/)wandb/(offline-)?run-[^/]+/(files|logs)/")
-# settings that may change on resume: top-level ones, those not named in messages, and nested ones
+# settings that may change on resume: top-level ones, others that messages omit, and nested ones
 MAY_DIFFER = ("epochs", "workers", "devices", "backend", "dtype", "callbacks", "memory", "accumulation_steps")
 UNLISTED = ("profile", "resume", "trusted_modules")
 NESTED_KEYS = ("parallel.timeout_s", "parallel.launcher", "parallel.prefetch_buffer")

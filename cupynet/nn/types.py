@@ -54,6 +54,7 @@ InputType: TypeAlias = Image | Flat
 
 
 def input_type(shape: InputType | Sequence[int]) -> InputType:
+    """Return the `Image` for a shape (H, W, C), or (H, W) for one channel. Return an `Image` or `Flat` unchanged."""
     if isinstance(shape, Image | Flat):
         return shape
     if isinstance(shape, list | tuple) and len(shape) in (2, 3):

@@ -103,7 +103,7 @@ def read_run(folder: str | Path, *, over: bool = False, error: Exception | None 
 
 
 def is_other_command(run: Run) -> bool:
-    """Return True for the folder of another command, which is tune, bench, plan or find_rate."""
+    """Return True for the folder of another command (tune, bench, plan or find_rate)."""
     try:
         with run.settings_path.open(encoding="utf-8", errors="replace") as file:
             return OTHER_COMMANDS.search(file.read(MAX_CHARACTERS)) is not None

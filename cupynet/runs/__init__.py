@@ -1,1 +1,1 @@
-"""The files of a run, which are its summary, history and checkpoints."""
+"""The files of a run: summary, history and checkpoints."""

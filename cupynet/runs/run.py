@@ -177,7 +177,7 @@ class Start:
         changed: True if settings that may change the results were changed when the run was resumed.
         overrides: command-line overrides; None if unknown.
         processes: number of processes started by mpiexec; None without mpiexec.
-        layers: rows of `Model.rows`, as mappings from columns to texts.
+        layers: rows of `Model.rows`, as mappings from columns to strings.
     """
 
     setup: Setup

@@ -63,7 +63,7 @@ class Clock:
         return self.images / seconds if seconds else 0.0
 
     def measure(self, part: str, name: str) -> AbstractContextManager[None]:
-        """Return a context manager that adds its time, excluding nested spans, to that of `part`, such as `compute`."""
+        """Return a context manager that adds its time, excluding nested spans, to a part such as `compute`."""
         return _Span(self, part, name)
 
     def count(self, iteration: int, images: int) -> None:

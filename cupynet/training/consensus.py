@@ -20,7 +20,8 @@ class StopConsensus:
     def __init__(self, world: Communicator) -> None:
         self._world = world
         self.request: Stop | None = None
-        self._every, self._iterations, self._since = AGREE_EVERY, 0, 0.0  # iterations since, and time of, last exchange
+        # iterations between exchanges, iterations since the last exchange, and its time
+        self._every, self._iterations, self._since = AGREE_EVERY, 0, 0.0
 
     def propose(self, stop: Stop) -> None:
         self.request = self.request or stop

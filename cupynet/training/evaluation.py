@@ -181,7 +181,7 @@ class Evaluation:
         return {name: self.figure(name) for name in (self.FIGURES if names is None else names)} | self.metrics
 
     def brief(self) -> list[str]:
-        """Return the figures in `SHOWN` and all `metrics` as texts."""
+        """Return the figures in `SHOWN` and all `metrics` as formatted strings."""
         figures = self.figures(self.SHOWN).items()
         return [
             percent(value) if name == "accuracy" else f"{SHORT.get(name, name)} {value:.4g}" for name, value in figures

@@ -62,7 +62,7 @@ class TrainingOptions:
         launcher: `thread` or `mpi`. With `mpi`, this process is one worker, and all processes started by mpiexec must
             make the same calls.
         pipeline: a `Pipeline` that splits each replica into stages, one per device or core. The model of rank 0 then
-            holds the average only after each evaluation and after `fit`; those of other processes do not change.
+            holds the average only after each evaluation and after `fit`. The models of other processes do not change.
         reduce: how GPU replicas are averaged: `nccl`; `device`, on the first device (Deeplearning4j's legacy
             averaging); `host`; or `auto`. `auto` uses NCCL between several devices if it is installed, except for
             pipelines in threads; otherwise threads use `device` and processes use `host`. On a CPU, only `auto` and the

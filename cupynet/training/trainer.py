@@ -55,7 +55,7 @@ class Trainer:
     """Trains one replica, alone or with others.
 
     Args:
-        groups: the communicators of this worker; by default those of a single worker.
+        groups: the communicators of this worker; by default, it trains alone.
         synchronizer: the synchronization method; optional for a single worker.
         callbacks: the callbacks of this worker, in the order in which they are called.
         prefetch_buffer: number of batches to prepare in advance in a thread; 0 disables prefetching.

@@ -140,7 +140,7 @@ class Communicator:
         raise NotImplementedError
 
     def gather_json(self, value: Any) -> list[Any]:
-        """Gather values, such as texts, from all workers as JSON, in rank order."""
+        """Gather values, such as strings, from all workers as JSON, in rank order."""
         texts = self.all_gather(np.frombuffer(json.dumps(value).encode(), np.uint8))
         return [json.loads(text.tobytes()) for text in texts]
 

@@ -1,4 +1,4 @@
-"""The table of a comparison, with its columns for the terminal, files and the page, and the order of its rows."""
+"""The table of a comparison: columns for the terminal, files and the page, and the order of rows."""
 
 from __future__ import annotations
 
