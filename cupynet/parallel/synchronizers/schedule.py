@@ -147,9 +147,9 @@ class PostLocal(AveragingSchedule):
 class Adaptive(AveragingSchedule):
     """Adapts the averaging period to a target drift (Jiang & Agrawal 2020, "Adaptive periodic averaging").
 
-    If the drift (`Average.drift`) at an averaging step is below the target, the next period is longer, by a factor of
-    at most 2; if it is above the target, the period is shorter, by a factor of at most 2. An averaging step before the
-    end of a period can only shorten the next period.
+    If the drift (`Average.drift`) at an averaging step is below the target, the next period is longer; if it is above
+    the target, the next period is shorter. The factor is at most 2. An averaging step before the end of a period can
+    only shorten the next period.
 
     Args:
         target: the target drift.
