@@ -32,7 +32,7 @@ def announce(experiment: Experiment) -> None:
     log.info("BLAS %s", blas.description())
     sharing = placement.ranks if job is None else job.sharing
     if sharing > available_cores():
-        log.warning("%d workers or stages share %d cores. With fewer, training is faster", sharing, available_cores())
+        log.warning("%d workers or stages share %d cores. Training is faster with fewer", sharing, available_cores())
     if settings.dtype == "bfloat16" and experiment.backend_name == "numba" and _has_amx():
         log.info("bfloat16: AMX is used for dense layers, and for 3x3 convolutions without max pooling")
     elif settings.dtype in ("half", "bfloat16"):

@@ -194,7 +194,7 @@ def check_same_settings(given: Mapping[str, Any], stored: Mapping[str, Any], pat
         if key.partition(".")[0] not in (*MAY_DIFFER, *UNLISTED) and key not in (*NESTED_KEYS, *MAY_MOVE):
             started = "without it" if then is None else f"with {written(then)}"
             listed_keys = ", ".join((*MAY_DIFFER, *NESTED_KEYS, *MAY_MOVE))
-            reason = f"the run in {run_of(path)} was started {started}, and resuming can change {listed_keys}"
+            reason = f"the run in {run_of(path)} was started {started}, and resuming can change only {listed_keys}"
             raise ConfigError(f"{reason}. Remove this setting, or start a new run", key, written(now))
 
 
