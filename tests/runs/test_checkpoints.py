@@ -7,8 +7,7 @@ import os
 import random
 import resource
 import shutil
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -72,15 +71,14 @@ def test_checkpoints_are_kept_by_step(tmp_path: Path) -> None:
 # damage ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("flips", [25, pytest.param(1000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", FILES)
 def test_every_flipped_bit_is_detected_and_the_previous_checkpoint_is_used(
-    name: str, flips: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store, rng = saved(tmp_path, 1, 2), random.Random(name)
     path = store.path(2) / name
     whole = path.read_bytes()
-    for _ in range(flips):
+    for _ in range(25):
         bit = rng.randrange(8 * len(whole))
         damaged = bytearray(whole)
         damaged[bit // 8] ^= 1 << bit % 8
@@ -90,31 +88,6 @@ def test_every_flipped_bit_is_detected_and_the_previous_checkpoint_is_used(
         caplog.clear()
         assert newest_step(store) == 1
         assert len(caplog.records) == 1 and "step-00000002" in caplog.text
-
-
-def header(name: str, whole: bytes) -> int:
-    return 8 + int.from_bytes(whole[:8], "little") if name.endswith(".safetensors") else whole.index(b"\n")
-
-
-CUTS: dict[str, Callable[[str, bytes], bytes]] = {
-    "nothing": lambda name, whole: b"",
-    "part of the header": lambda name, whole: whole[: header(name, whole) - 1],
-    "the header": lambda name, whole: whole[: min(header(name, whole), len(whole) - 1)],
-    "all but one": lambda name, whole: whole[:-1],
-    "one more": lambda name, whole: whole + b"\0",
-    "zeros": lambda name, whole: bytes(len(whole)),
-}
-
-
-@pytest.mark.parametrize("keep", CUTS)
-@pytest.mark.parametrize("name", FILES)
-def test_every_truncation_is_detected(name: str, keep: str, tmp_path: Path) -> None:
-    store = saved(tmp_path, 1, 2)
-    path = store.path(2) / name
-    path.write_bytes(CUTS[keep](name, path.read_bytes()))
-    with pytest.raises(DataError, match=name):
-        read(store.path(2))
-    assert newest_step(store) == 1
 
 
 def swap_files(step: Path) -> None:
@@ -140,6 +113,9 @@ def forged(step: Path, **changes: object) -> None:
 
 HARMS: dict[str, Callable[[Path], object]] = {
     "a missing file": lambda step: (step / "state.json").unlink(),
+    "an empty file": lambda step: os.truncate(step / "state.json", 0),
+    "half a file": lambda step: os.truncate(step / "weights.safetensors", 50),
+    "half a manifest": lambda step: os.truncate(step / MANIFEST, 50),
     "files of another": swap_files,
     "a link": lambda step: link(step / "weights.safetensors"),
     "a link to a folder": lambda step: link(step),
@@ -292,28 +268,6 @@ def test_a_file_size_limit_keeps_the_previous_checkpoints(limit: int, tmp_path: 
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 74
     assert newest_step(store) == 1 and leftovers(tmp_path) == []
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Mount a file system of one megabyte, and yield its folder."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
-    if os.geteuid() or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("mounting a file system needs root")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
-
-
-def test_a_disk_without_space_keeps_the_previous_checkpoints(small_disk: Path) -> None:
-    store, big = saved(small_disk, 1, 2), {"weights": {"a": np.zeros(100_000)}, "state": {"b": np.zeros(100_000)}}
-    for _ in range(3):
-        with pytest.raises(OutputError, match="step-00000003"):
-            store.save(3, {"step": 3}, big)
-        assert newest_step(store) == 2 and store.steps() == [1, 2] and leftovers(small_disk) == []
-    store.save(3, {"step": 3}, {"weights": {"a": np.zeros(50_000)}})
-    assert newest_step(store) == 3
 
 
 def test_a_checkpoint_that_cannot_be_removed_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
