@@ -239,7 +239,7 @@ class TuneSettings(Settings):
     trials: int = setting(20, checks.integer, minimum=1)
     timeout_s: float | None = setting(None, shared_options.timeout_s)
     objective: str = setting("accuracy")
-    sampler: str = setting("tpe", checks.one_of, names=("tpe", "random", "grid"))
+    sampler: str = setting("tpe", checks.one_of, names=("tpe", "random"))
     sampler_seed: int = setting(0, checks.seed)
     pruner: str = setting("median", checks.one_of, names=("median", "hyperband", "none"))
 

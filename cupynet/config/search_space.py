@@ -78,20 +78,8 @@ def _distribution(override: Override) -> BaseDistribution:
     return (IntDistribution if isinstance(low, int) else FloatDistribution)(low, high, log=log)
 
 
-def is_continuous(distribution: Any) -> bool:
-    return not hasattr(distribution, "choices") and distribution.step is None
-
-
 def lowest(distribution: Any) -> Any:
     return distribution.choices[0] if hasattr(distribution, "choices") else distribution.low
-
-
-def values_of(distribution: Any) -> list[Any]:
-    """Return all values of a discrete distribution."""
-    if hasattr(distribution, "choices"):
-        return list(distribution.choices)
-    low, high, step = distribution.low, distribution.high, distribution.step
-    return [min(low + index * step, high) for index in range(1 + round((high - low) / step))]  # rounding may exceed it
 
 
 def rounded(value: Any) -> str:

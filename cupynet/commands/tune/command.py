@@ -19,7 +19,7 @@ from cupynet.config import resume
 from cupynet.config.command_line import SWEEP
 from cupynet.config.overrides import is_override, last_value, name_of, quoted, without
 from cupynet.config.schema import TuneSettings, own_names
-from cupynet.config.search_space import is_continuous, lowest
+from cupynet.config.search_space import lowest
 from cupynet.core import signals
 from cupynet.core.checks import one_of, without_prefix
 from cupynet.core.errors import ConfigError, DataError
@@ -106,12 +106,9 @@ def prepare(arguments: Sequence[str], resumed: Path | None, typed: Sequence[str]
     own = (*own_names(TuneSettings), "hydra")
     shared = [each for each in filter(is_override, arguments) if name_of(each).split(".")[0] not in own]
     fixed = [name_of(each) for each in shared]
-    for name, distribution in ((name_of(key), each) for key, each in space.items()):
+    for name in map(name_of, space):
         if name in fixed:
             raise ConfigError("is searched, but also has a fixed value. Remove one of the two", name)
-        if settings.sampler == "grid" and is_continuous(distribution):
-            reason = f"{name} is continuous. Use range(..) or choice(..), or sampler=tpe"
-            raise ConfigError(reason, "sampler", "grid")
     plan = Plan(settings, space, shared, config.own_folder(), resumed, typed)
     check_choices(plan)
     source: Any = plan.experiment({key: lowest(each) for key, each in space.items()}).source

@@ -14,7 +14,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ from cupynet.commands.evaluate import evaluated
 from cupynet.config import sweep_record
 from cupynet.config.experiment import Experiment
 from cupynet.config.schema import TuneSettings
-from cupynet.config.search_space import rounded, values_of
+from cupynet.config.search_space import rounded
 from cupynet.core import signals
 from cupynet.core.checks import mode_of
 from cupynet.core.errors import CupynetError, DataError, DivergedError, Interrupted, OutputError
@@ -49,7 +48,7 @@ from cupynet.training import Callback, EpochRecord, Evaluation, StopReason, Trai
 
 log = logging.getLogger(__name__)
 
-SAMPLERS = {"tpe": TPESampler, "random": RandomSampler, "grid": RandomSampler}  # grid trials are enqueued
+SAMPLERS = {"tpe": TPESampler, "random": RandomSampler}
 PRUNERS = {"median": MedianPruner, "hyperband": HyperbandPruner, "none": NopPruner}
 DONE = (TrialState.COMPLETE, TrialState.PRUNED)
 SETTINGS = "settings"  # user attribute of a trial: a digest of its settings
@@ -92,7 +91,7 @@ def search(plan: Plan, folder: Path) -> float:
     _say(f"searched settings: {' '.join(settings.search)}; shared by all trials: {' '.join(plan.shared)}")
     try:
         with signals.handled(signals.leave):
-            say_end(study, settings.trials, exhausted=run_trials(plan, folder, study))
+            run_trials(plan, folder, study)
             best, *others = ranked(study)
             trusted = ",".join(settings.trusted_modules)
             found = evaluated(folder_of(folder, best), [f"trusted_modules=[{trusted}]"])
@@ -122,7 +121,7 @@ def open_study(path: Path, space: Mapping[str, BaseDistribution], settings: Tune
             direction = "maximize" if mode_of(settings.objective) == "max" else "minimize"
             study = optuna.create_study(storage=storage(path), study_name=name, direction=direction, pruner=pruner)
         for killed in study.get_trials(states=[TrialState.RUNNING]):
-            study.enqueue_trial(killed.system_attrs.get("fixed_params", killed.params))
+            study.enqueue_trial(killed.params)
             study.tell(killed.number, state=TrialState.FAIL)
         trials = study.get_trials()
         complete = [each for each in trials if each.state == TrialState.COMPLETE]
@@ -152,37 +151,16 @@ def storage(path: Path) -> RDBStorage:
     return RDBStorage(f"sqlite:///{STUDY}", engine_kwargs=kwargs)
 
 
-def run_trials(plan: Plan, folder: Path, study: Study) -> bool:
-    """Run trials up to their number or the time limit. Return True if all combinations of a grid were tried."""
-    limit_s, began = plan.settings.timeout_s or math.inf, time.monotonic()
-    for _ in range(plan.settings.trials - len(study.get_trials(states=DONE))):
+def run_trials(plan: Plan, folder: Path, study: Study) -> None:
+    """Run trials up to their number or the time limit. Print the number of trials if some are missing."""
+    asked, limit_s, began = plan.settings.trials, plan.settings.timeout_s or math.inf, time.monotonic()
+    for _ in range(asked - len(study.get_trials(states=DONE))):
         if time.monotonic() - began >= limit_s:
             break
-        if plan.settings.sampler == "grid" and not enqueue_untried(study, plan.space):
-            return True
         record(plan, folder, study, run_trial(plan, folder, study))
         gc.collect()  # models have reference cycles
-    return False
-
-
-def enqueue_untried(study: Study, space: Mapping[str, Any]) -> bool:
-    """Queue the first untried combination, unless a trial is waiting. Return False if all were tried."""
-    trials = study.get_trials(deepcopy=False)
-    tried = [each.params for each in trials]
-    if not any(each.state == TrialState.WAITING for each in trials):
-        combinations = (dict(zip(space, values, strict=True)) for values in product(*map(values_of, space.values())))
-        untried = next((each for each in combinations if each not in tried), None)
-        if untried is None:
-            return False
-        study.enqueue_trial(untried)
-    return True
-
-
-def say_end(study: Study, asked: int, *, exhausted: bool) -> None:
     done, failed = (len(study.get_trials(states=each)) for each in (DONE, [TrialState.FAIL]))
-    if exhausted:
-        _say("all combinations of the searched settings have been tried")
-    elif done < asked:
+    if done < asked:
         _say(f"{done} of {asked} trials are done; {failed} failed or were interrupted: see tune.csv")
 
 

@@ -256,20 +256,6 @@ def test_a_trial_worse_than_the_median_is_pruned_but_not_in_its_last_epoch(tmp_p
     assert pruned(study(tmp_path, plan_of(pruner="none")), [0.1, 0.1]) == (False, 2)
 
 
-def test_a_grid_is_tried_once(search: Search) -> None:
-    plan = plan_of("batch_size=32,64", "data.rate=range(0.1,0.35,0.1)", sampler="grid", trials=20)
-    with pytest.raises(KeyboardInterrupt):
-        search(plan, failing({2: KeyboardInterrupt(signal.SIGINT)}))
-    opened = search(plan_of(*plan.settings.search, sampler="grid", trials=3))
-    command.enqueue_untried(opened, plan.space)
-    opened.ask(plan.space)  # the next trial is killed
-    opened = search(plan)
-    tried = [(each["batch_size"], round(each["data.rate"], 6)) for each in settings_tried(opened)]
-    assert sorted(tried) == [(size, rate) for size in ("32", "64") for rate in (0.1, 0.2, 0.3)]
-    search(plan)
-    assert len(opened.trials) == 8  # two of them were interrupted
-
-
 def test_settings_of_the_same_effect_are_trained_once(tmp_path: Path) -> None:
     def same(*changes: str) -> int | None:
         trial = opened.ask()
