@@ -29,12 +29,6 @@ from cupynet.core.wording import listed, written
 
 S = TypeVar("S", bound=Settings)
 
-# settings of `parallel`, and the arguments of the synchronizer that refer to them
-ARGUMENTS = {
-    "averaging_frequency": "averaging_frequency",
-    "average_updaters": "average_updaters",
-    "report_score_after_averaging": "report_score",
-}
 GROUPS = ("backend", "memory", "data", "model", "loss", "optimizer", "parallel", "callbacks", "experiment")
 
 
@@ -90,7 +84,6 @@ def settings_of(config: DictConfig, overrides: Sequence[str], schema: type[S], r
         plain = cast("dict[str, Any]", OmegaConf.to_container(ours, resolve=True, throw_on_missing=True))
     except OmegaConfBaseException as error:
         raise refusal(error, schema) from error
-    check_contradictions(config, plain, overrides)
     name_schedule(plain, overrides, rate)
     asked = [*map(name_of, overrides), *values_of(overrides)]
     for_chosen_classes(plain, asked)
@@ -170,29 +163,11 @@ def overrides_of_jobs(sweep: DictConfig) -> list[list[str]]:
     return [[*job] for job in product(*choices)]
 
 
-def check_contradictions(config: DictConfig, plain: Mapping[str, Any], overrides: Sequence[str]) -> None:
-    """Raise ConfigError if overrides set both a setting of `parallel` and the argument that refers to it."""
-    given, references = values_of(overrides), [*map(str, unresolved(config).values())]
-    for name, argument in ARGUMENTS.items():
-        key, other = f"parallel.{name}", f"parallel.synchronizer.{argument}"
-        below = {each: value for each, value in given.items() if each == other or each.startswith(f"{other}.")}
-        if key not in given or not below or f"${{{key}}}" in references:
-            continue
-        setting = plain["parallel"][name]
-        if setting not in below.values():
-            typed = " ".join(f"{each}={written(value)}" for each, value in below.items())
-            raise ConfigError(f"contradicts {typed}. Remove one of them", key, written(setting))
-
-
 def as_typed(error: ConfigError, config: DictConfig, overrides: Sequence[str]) -> ConfigError:
     """Name the setting or environment variable that the invalid setting refers to, if any."""
     variable = r"\$\{(?:oc\.decode:\$\{)?oc\.env:(\w+)(?:,[^{}]*)?\}+"
-    text = str(unresolved(config).get(error.setting))
-    reference = re.fullmatch(rf"\$\{{(\w[\w.]*)\}}|{variable}", text)
+    unresolved = flat(cast("dict[str, Any]", OmegaConf.to_container(config, resolve=False)))
+    reference = re.fullmatch(rf"\$\{{(\w[\w.]*)\}}|{variable}", str(unresolved.get(error.setting)))
     if reference is None or error.setting in values_of(overrides) or (reference[2] or "PATH") not in os.environ:
         return error
     return ConfigError(error.reason, reference[1] or reference[2], error.value)
-
-
-def unresolved(config: DictConfig) -> dict[str, Any]:
-    return flat(cast("dict[str, Any]", OmegaConf.to_container(config, resolve=False)))

@@ -35,7 +35,6 @@ REFUSED = {
     "=3": "=3",
     "workers=1,2": "workers",
     "workers=four": "cupynet: workers",
-    "parallel.averaging_frequency=7 +parallel.synchronizer={averaging_frequency:3}": "parallel.averaging_frequency=7",
     "workers=[1": "workers=[1",
     "-m seed=1,2 hydra.launcher.jobs=0 hydra/launcher=processes": "hydra.launcher",
     "workers": "workers",
@@ -133,24 +132,6 @@ def test_an_error_names_the_environment_variable(
     monkeypatch.setenv("CUPYNET_REPORT", "0")
     assert command(check=check) == (2, [])
     assert error_line().startswith("cupynet: CUPYNET_REPORT=0: ")
-
-
-FREQUENCY = "parallel.averaging_frequency"
-OTHER = "parallel.synchronizer.averaging_frequency"
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        (f"{FREQUENCY}=7", f"{OTHER}=3", "workers=1"),
-        (f"{FREQUENCY}=7", "parallel.synchronizer={averaging_frequency:3}"),
-        (f"{FREQUENCY}=7", f"{OTHER}={{_target_:cupynet.parallel.Adaptive,target:0.1}}"),
-        ("parallel.report_score_after_averaging=true", "parallel.synchronizer.report_score=false"),
-    ],
-)
-def test_two_settings_that_contradict_each_other_are_refused(overrides: tuple[str, ...]) -> None:
-    with refused(overrides[0].partition("=")[0]):
-        settings_of(*overrides)
 
 
 # what comes in --------------------------------------------------------------------------------------------------------
