@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from cupynet.commands.arguments import Arguments
 from cupynet.config.overrides import name_of
 from cupynet.config.schema import Settings
+from cupynet.core.checks import finite
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.core.exits import run_and_exit
 from cupynet.core.wording import counted, shown
@@ -69,7 +69,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
     print(evaluation.stats(names))
     print(f"{split} accuracy {evaluation.accuracy:.4f}, loss {evaluation.loss!r}")
     if trained.checkpoint is None and trained.summary is not None and not _chooses_data(overrides):
-        scores, loss = trained.summary.scores, evaluation.loss if math.isfinite(evaluation.loss) else None  # as in JSON
+        scores, loss = trained.summary.scores, finite(evaluation.loss)  # as in JSON
         before = scores.test_accuracy if split == "test" else scores.validation_accuracy
         same = evaluation.accuracy == before and (split != "test" or loss == scores.test_loss)
         if before is None:  # a trial of a search, or a stopped run

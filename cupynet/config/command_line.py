@@ -45,9 +45,6 @@ def checked(arguments: Sequence[str]) -> list[str]:
     For --version, print cupynet's version instead of Hydra's, and raise SystemExit.
     """
     given = sorted(arguments, key=lambda each: not is_override(each))
-    if last_value(given, "hydra.output_subdir") is not None:
-        reason = "cannot be changed, because settings are stored in the run folder's .hydra. Set hydra.run.dir instead"
-        raise ConfigError(reason, "hydra.output_subdir")
     for option in (each.partition("=")[0] for each in given if each.startswith("-")):
         longer = [each for each in LONG if option.startswith("--") and each.startswith(option)]
         if longer == ["--version"]:

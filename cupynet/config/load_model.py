@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -18,7 +17,7 @@ from cupynet.config.resume import checkpoint_of, run_of
 from cupynet.config.schema import Settings
 from cupynet.core import checks, shared_options, wording
 from cupynet.core.errors import ConfigError, DataError
-from cupynet.core.files import load_described, read_object, read_weights
+from cupynet.core.files import load_described, read_weights
 from cupynet.core.wording import shown
 from cupynet.data import Source
 from cupynet.data.normalize import checked as checked_normalize
@@ -202,10 +201,8 @@ class LoadedRun:
     @property
     def class_weights(self) -> list[float] | None:
         """Balanced class weights of the training loss; None if unused or unknown."""
-        with suppress(DataError):
-            found = read_object(self.run.started_path).get("class_weights")  # not saved by earlier versions
-            return found if isinstance(found, list) else None
-        return None
+        found = self.run.last_start().get("class_weights")  # not saved by earlier versions
+        return found if isinstance(found, list) else None
 
     def model(self, backend: str = "auto", dtype: str | None = None) -> Model:
         settings = self.own_settings

@@ -21,7 +21,6 @@ LINKS = ("wan", "1gbe", "10gbe", "100gbe", "nvlink")  # see cupynet.bench.cost_m
 
 Rule = Callable[..., Any]  # (dotted key, value, **bounds) -> validated value
 
-MOST_IMAGES = 100_000_000  # limit for benchmarks
 AS_RANKS = "parallel.launcher=mpi"  # required under mpiexec
 
 
@@ -195,7 +194,7 @@ class BenchSettings(Settings):
 
     peers: str | None = setting(None, checks.one_of, names=("torch",))
     repeats: int = setting(5, checks.integer, minimum=1)
-    images: int = setting(60000, checks.integer, minimum=1, most=MOST_IMAGES)
+    images: int = setting(60000, checks.integer, minimum=1)
     gpu: Any = setting(False, checks.flag)
     seeds: int = setting(5, checks.integer, minimum=1)
 
@@ -211,7 +210,7 @@ class PlanSettings(Settings):
     cores_per_machine: int | None = setting(None, checks.integer, minimum=1)
     check: Any = setting(False, checks.flag)
     repeats: int = setting(3, checks.integer, minimum=1)
-    images: int = setting(20000, checks.integer, minimum=1, most=MOST_IMAGES)
+    images: int = setting(20000, checks.integer, minimum=1)
 
     @property
     def asked(self) -> list[int]:

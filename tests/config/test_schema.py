@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from cupynet import config
-from cupynet.config.schema import MOST_IMAGES, BenchSettings, PlanSettings, Settings, as_is, read, rules, size
+from cupynet.config.schema import BenchSettings, PlanSettings, Settings, as_is, read, rules, size
 from cupynet.core.shared_options import MOST_WORKERS
 from tests.support.refusals import refused
 from tests.support.settings import MINIMAL
@@ -49,7 +49,6 @@ def test_unknown_and_missing_settings_are_refused() -> None:
     ("key", "good", "wrong"),
     [
         ("workers", MOST_WORKERS, MOST_WORKERS + 1),
-        ("images", MOST_IMAGES, MOST_IMAGES + 1),
         ("seed", 2**64 - 1, 2**64),
         ("parallel.timeout_s", 0.5, 0),
         ("backend.max_block_size", 1024, 2048),

@@ -94,10 +94,8 @@ def prepare(arguments: Sequence[str], resumed: Path | None, typed: Sequence[str]
     from cupynet.training import Evaluation
 
     folder = last_value(arguments, "hydra.run.dir")
-    if resumed is None and folder is not None and os.path.exists(Path(folder, STUDY)):
+    if resumed is None and folder is not None and any(os.path.exists(Path(folder, name)) for name in (STUDY, TRIALS)):
         raise ConfigError(f"{folder}: already contains a search. Resume it with resume={folder}, or use another folder")
-    if resumed is None and folder is not None and Path(folder, TRIALS).exists():
-        raise ConfigError(f"{folder}: contains trials of a search, but {STUDY} is missing. Use another folder")
     space = config.search_space(settings.search)
     if not space:
         raise ConfigError(

@@ -132,12 +132,6 @@ def open_study(path: Path, space: Mapping[str, BaseDistribution], settings: Tune
     foreign = any(not each.distributions.items() <= space.items() for each in trials)
     if foreign or any(each.params.keys() != space.keys() for each in complete):
         raise DataError(f"{path}: this study belongs to another search. Resume that one, or start a new search")
-    folders = {each.name for each in path.parent.glob("trials/*") if each.name.isdecimal()}
-    lost = sorted(folders - {_name(each) for each in trials})
-    if lost:
-        raise DataError(
-            f"{path}: trial {lost[0]} has a folder, but is missing from this file. Restore it, or start a new search"
-        )
     # a resumed search would draw the same settings again with the same seed
     seed = (settings.sampler_seed + len(trials)) % 2**32
     study.sampler = SAMPLERS[settings.sampler](seed=seed)
@@ -278,11 +272,7 @@ class PruningCallback(Callback):
 
 
 def folder_of(search: Path, trial: Trial | FrozenTrial) -> Path:
-    return search / TRIALS / _name(trial)
-
-
-def _name(trial: Trial | FrozenTrial) -> str:
-    return f"{trial.number:04d}"
+    return search / TRIALS / f"{trial.number:04d}"
 
 
 def reason_of(trial: FrozenTrial) -> str:
