@@ -20,6 +20,7 @@ from cupynet import config
 from cupynet.config import composing, stored
 from cupynet.config.instantiate import build
 from cupynet.config.schema import BenchSettings, PlanSettings, RateSettings, Settings, TuneSettings, own_names
+from cupynet.core import lock
 from cupynet.core.errors import ConfigError, Interrupted
 from cupynet.core.version import __version__
 from tests.support.commands import ROOT, Command, Line, environment
@@ -228,13 +229,26 @@ def test_one_bad_job_does_not_stop_a_sweep(
     command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One job has a bug, another is rejected. Errors name the job numbers. The first decides the exit code."""
-    code, ran = command("-m", "epochs=1,-1,2", task=lambda settings, folder: 1 / (settings.epochs - 1))
+    arguments = ("-m", "epochs=1,-1,2", "hydra.sweep.subdir=a${epochs}/b")
+    code, ran = command(*arguments, task=lambda settings, folder: 1 / (settings.epochs - 1))
     assert code == 1 and [settings.epochs for settings in ran] == [1, 2]
     first, second = [line for line in capsys.readouterr().err.splitlines() if line.startswith("cupynet: ")]
     assert "job 0: ZeroDivisionError" in first and "job 1: epochs=-1" in second
     (sweep,) = in_folder.glob("outputs/sweeps/*/*")
-    assert sorted(path.name for path in sweep.glob("[0-9]*")) == ["0", "2"]  # a rejected job leaves no folder
-    assert "ERROR cupynet: job 0: ZeroDivisionError" in (sweep / "0" / "train.log").read_text()
+    assert sorted(path.name for path in sweep.glob("a*")) == ["a1", "a2"]  # a rejected job leaves no folder
+    assert "ERROR cupynet: job 0: ZeroDivisionError" in (sweep / "a1" / "b" / "train.log").read_text()
+
+
+def test_a_sweep_locks_its_folder_while_it_runs(
+    command: Command, in_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "TIMEOUT_S", 0.0)
+    arguments, sweep, locked = ("-m", "seed=1,2", "hydra.sweep.dir=s"), in_folder / "s", list[bool]()
+    assert command(*arguments, task=lambda *_: locked.append(lock.at_work(sweep)))[0] == 0 and locked == [True, True]
+    assert not lock.at_work(sweep) and not (sweep / "running.json").exists()
+    before = {path: path.stat().st_mtime_ns for path in sweep.rglob("*")}
+    assert command(*arguments) == (2, [])
+    assert {path: path.stat().st_mtime_ns for path in sweep.rglob("*")} == before
 
 
 @pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt(), 130), (Interrupted(15), 143)])

@@ -50,6 +50,14 @@ def test_a_sweep_has_its_own_rows(tmp_path: Path) -> None:
     assert [*sweep_rows(tmp_path)] == ["1"] and sweep_record.finish(tmp_path) == 0
 
 
+def test_a_job_whose_process_is_killed_has_failed(tmp_path: Path) -> None:
+    job(tmp_path, 0)
+    sweep_record.began(tmp_path, sweep_record.Job(1, JOBS[1], tmp_path / "1", None), ())
+    assert sweep_record.finish(tmp_path) == 1
+    killed = sweep_rows(tmp_path)["1"]
+    assert killed["exit_code"] == "1" and killed["error"]
+
+
 def test_the_best_job_is_chosen_by_validation_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made(tmp_path / "2", test_accuracy=0.99)  # refused because its folder holds a run
     job(tmp_path, 2, code=2)
