@@ -180,11 +180,6 @@ class Experiment:
         return self.checked.placement
 
     @property
-    def devices(self) -> list[int]:
-        """The GPUs that this process uses; empty on a CPU."""
-        return self.placement.of_process(None if self.job is None else self.rank)
-
-    @property
     def input(self) -> Image:
         return Image(*self.source.image_shape)
 
@@ -230,7 +225,8 @@ class Experiment:
         """Context manager that applies the limit of GPU memory pools, and empties them at the end."""
         from cupynet.backend.cuda import gpus
 
-        devices, limit = self.devices, self.settings.memory.device_pool_limit
+        devices = self.placement.of_process(None if self.job is None else self.rank)  # empty on a CPU
+        limit = self.settings.memory.device_pool_limit
         if devices:
             gpus.limit_pools(devices, None if limit is None else size(limit, share=True))
         try:

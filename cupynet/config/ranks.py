@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from cupynet.config.schema import AS_RANKS, Settings
+from cupynet.config.schema import Settings
 from cupynet.core.errors import ConfigError, exit_code
 from cupynet.core.exits import report_error
 from cupynet.core.mpiexec import rank, started
@@ -52,7 +52,7 @@ class Ranks:
             return
         if self._job is None or not as_ranks:
             fixed = self._mpi is None or resumed  # a resumed run keeps its launcher
-            remedy = "start this command without mpiexec" if fixed else f"add {AS_RANKS}"
+            remedy = "start this command without mpiexec" if fixed else "add parallel.launcher=mpi"
             raise ConfigError(
                 f"several processes were started, but they would run independently. To fix this, {remedy}"
             )

@@ -21,8 +21,6 @@ LINKS = ("wan", "1gbe", "10gbe", "100gbe", "nvlink")  # see cupynet.bench.cost_m
 
 Rule = Callable[..., Any]  # (dotted key, value, **bounds) -> validated value
 
-AS_RANKS = "parallel.launcher=mpi"  # required under mpiexec
-
 
 @dataclass(kw_only=True)
 class Group:
