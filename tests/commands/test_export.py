@@ -38,19 +38,13 @@ def test_an_onnx_graph_says_what_it_is_made_of(finished: Path, tmp_path: Path, c
     assert json.dumps(summary.setup.normalize) in metadata["preprocessing"]
 
 
-def test_a_run_without_test_images_has_no_test_accuracy(finished: Path, tmp_path: Path, call: Call) -> None:
-    folder = Path(shutil.copytree(finished, tmp_path / "run"))
-    summary_of(folder, test_accuracy=None)
-    call(main, folder, "--onnx", tmp_path / "a.onnx")
-    assert "test_accuracy" not in metadata_of(tmp_path / "a.onnx")
-
-
-def test_the_names_of_classes_are_exported(finished: Path, tmp_path: Path, call: Call) -> None:
+def test_a_run_with_class_names_and_without_test_images(finished: Path, tmp_path: Path, call: Call) -> None:
     folder = Path(shutil.copytree(finished, tmp_path / "run"))
     names = [f"kind {number}" for number in range(10)]
-    summary_of(folder, class_names=names)
+    summary_of(folder, class_names=names, test_accuracy=None)
     call(main, folder, "--onnx", tmp_path / "a.onnx")
-    assert json.loads(metadata_of(tmp_path / "a.onnx")["labels"]) == names
+    metadata = metadata_of(tmp_path / "a.onnx")
+    assert json.loads(metadata["labels"]) == names and "test_accuracy" not in metadata
 
 
 def test_weights_and_modules_are_exported_in_single_precision(finished: Path, tmp_path: Path, call: Call) -> None:

@@ -12,14 +12,12 @@ from typing import Any
 import pytest
 
 from cupynet import config
-from cupynet.config import removed
 from cupynet.config.instantiate import build
 from cupynet.config.removed import translated
 from cupynet.config.stored import keep
 from cupynet.core.errors import ConfigError
 from cupynet.runs.run import Run
 from tests.support.commands import run, summary_of
-from tests.support.refusals import refused
 from tests.support.settings import settings_of
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -67,18 +65,9 @@ def test_a_checkpoint_of_an_earlier_version_is_resumed(changes: tuple[str, ...],
     assert Run(tmp_path / "run").columns()["epoch"] == [1, 2, 3]
 
 
-def test_a_removed_setting_of_a_stored_run_is_dropped_if_default(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(removed, "DEFAULTS", {"data.pieces": None})
-    keep(tmp_path, settings_of())
-    path = tmp_path / ".hydra/config.yaml"
-    text = path.read_text()
-    path.write_text(text.replace("\ndata:\n", "\ndata:\n  pieces: null\n  sha256: abc\n"))
-    assert not {"pieces", "sha256"} & {*config.load(tmp_path).data}
-    path.write_text(text.replace("\ndata:\n", "\ndata:\n  pieces: 4\n"))
-    with refused("data.pieces"):
-        config.check_downloads(config.load(tmp_path), tmp_path, ())
+def test_a_removed_setting_is_dropped_if_it_is_ignored_or_at_its_default() -> None:
+    assert translated({"data": {"shards": None, "sha256": "abc", "limit": 3}}) == {"data": {"limit": 3}}
+    assert translated({"data": {"shards": 4}}) == {"data": {"shards": 4}}  # refused by the source
 
 
 def test_stored_overrides_get_their_present_keys(tmp_path: Path) -> None:

@@ -6,9 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cupynet.data import Dataset, Source
+from cupynet.data import Source
 from cupynet.data.sources.idx import IDX_NAMES
-from tests.support.shards import write_shards
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "digits.npz"
 
@@ -82,13 +81,3 @@ def write_pictures(folder: Path, parts: Parts, ending: str = "png") -> Path:
             into.mkdir(parents=True, exist_ok=True)
             Image.fromarray(pixels).save(into / f"{number:05}.{ending}")
     return folder
-
-
-def write_every_format(folder: Path) -> None:
-    """Write a few digits as idx/, npz/data.npz, folder/ and two shards/."""
-    parts = digits(60, 20)
-    write_idx(folder / "idx", parts)
-    write_npz(folder / "npz" / "data.npz", parts)
-    write_pictures(folder / "folder", parts)
-    train, test = (Dataset("digits", *each, 10) for each in (parts[:2], parts[2:]))
-    write_shards(train, folder / "shards", 2, test)
