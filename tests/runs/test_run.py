@@ -104,8 +104,6 @@ def test_a_new_run_in_an_old_folder_starts_empty(run: Run, tmp_path: Path) -> No
 
 DAMAGED = {
     "no summary": ("summary.json", None),
-    "half a summary": ("summary.json", "{"),
-    "a list": ("summary.json", "[1]"),
     "a summary without results": ("summary.json", '{"dataset": "mnist"}'),
     "no history": ("history.jsonl", None),
     "half a history": ("history.jsonl", "{\n"),
