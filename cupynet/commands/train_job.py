@@ -118,12 +118,11 @@ class TrainJob:
             reason = "the labels or the order of the training images differ from the run's"
             raise DataError(f"{path}: cannot resume, because {reason}. Start a new run")
         log.info("resuming after iteration %d, epoch %d", trainer.iteration, trainer.epoch)
-        epoch, complete = trainer.epoch, self.run.iterations() == trainer.iteration
         if resume.checkpoint_of(path).name == CHECKPOINTS and resume.finished(self.run.folder):
-            epoch, complete = self.run.summary().outcome.epochs, True  # its last checkpoint may be older
-        if complete and epoch >= self.settings.epochs and not self.run.reopened_path.exists():
-            log.info("the run is complete (epoch %d). Set a larger epochs=... to continue training", epoch)
-            return False
+            epochs = self.run.summary().outcome.epochs  # its last checkpoint may be older
+            if epochs >= self.settings.epochs:
+                log.info("the run is complete (epoch %d). Set a larger epochs=... to continue training", epochs)
+                return False
         self._epochs_left = max(self.settings.epochs - trainer.epoch, 0)  # 0 if it was killed after its last epoch
         clock = trainer.statistics.clock
         self.began -= clock.compile_s + clock.rounds_s + clock.evaluate_s  # `wall_s` covers all processes

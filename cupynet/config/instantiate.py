@@ -35,8 +35,7 @@ def build_as(kind: type[T], node: Any, key: str, trusted_modules: Iterable[str] 
     part = build(node, key, trusted_modules)
     if isinstance(part, kind):
         return part
-    example = ", such as cupynet.nn.Sequential" * (kind.__name__ == "Layer")
-    raise ConfigError(f"must be {one(kind.__name__)}, got {type(part).__name__}. Set its _target_{example}", key)
+    raise ConfigError(f"must be {one(kind.__name__)}, got {type(part).__name__}. Set its _target_", key)
 
 
 def build(node: Any, key: str, trusted_modules: Iterable[str] = ()) -> Any:

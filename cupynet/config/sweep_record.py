@@ -116,13 +116,10 @@ def say(text: str) -> None:
 
 def began(sweep: Path, job: Job, shared: Sequence[str]) -> None:
     """Record the start of a job, and print its settings except `shared` ones."""
-    say(f"job {job.number}: {_without(shared, job.overrides)}")
+    own = " ".join(each for each in job.overrides if each not in shared)
+    say(f"job {job.number}: {own}")
     with contextlib.suppress(OutputError):  # `ended` warns
         _record(sweep, job)
-
-
-def _without(shared: Sequence[str], overrides: Sequence[str]) -> str:
-    return " ".join(each for each in overrides if each not in shared)
 
 
 def ended(sweep: Path, job: Job) -> None:
