@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +39,17 @@ TEXTS = [
     "${oc.env:HOSTILE}", "${oc.decode:${oc.env:HOSTILE}}", "${cupynet.env:HOSTILE,1}", "${seed}", "$HOSTILE",
     "%(asctime)s {0} {x}", "[bold red]x[/]", "=cmd()", "../../../etc/passwd", "x" * 50_000, "",
 ]  # fmt: skip
-NUMBERS = [0, -1, 1 << 63, 1 << 64, 10**30, 10**400, 1e308, -1e308, 1e-320, float("nan"), float("inf"), -float("inf")]
-OTHERS: list[Any] = [None, True, False, [], {}, [[]], [None], {"a": {}}, [1, "\x1b[2J"], {"\u202ek\x1b": "\x07"}]
-
-
-def value(rng: random.Random) -> Any:
-    """Return a value that no run has written."""
-    kind = rng.random()
-    return rng.choice(TEXTS if kind < 0.6 else NUMBERS if kind < 0.85 else OTHERS)
+VALUES: list[Any] = [  # that no run has written
+    *TEXTS, 0, -1, 1 << 63, 1 << 64, 10**30, 10**400, 1e308, -1e308, 1e-320, float("nan"), float("inf"), -float("inf"),
+    None, True, False, [], {}, [[]], [None], {"a": {}}, [1, "\x1b[2J"], {"\u202ek\x1b": "\x07"},
+]  # fmt: skip
+KINDS: list[Callable[[Path], object]] = [
+    *[os.mkfifo] * 3, Path.mkdir, Path.touch,
+    *(partial(Path.symlink_to, target=target) for target in ("/dev/zero", "/proc/self/environ", "nowhere")),
+    lambda path: path.symlink_to(path.name),
+]  # fmt: skip
+STRUCTURED = ("summary.json", "started.json", ".hydra/config.yaml", ".hydra/overrides.yaml", ".hydra/hydra.yaml")
+SHOWN = ("dataset", "workers", "test_accuracy", "test_loss", "class_names", "normalize", "image_shape", "commit")
 
 
 def name(rng: random.Random) -> str:
@@ -60,13 +64,9 @@ def changed(content: Any, rng: random.Random) -> None:
     if inside and rng.random() < 0.7:
         changed(rng.choice(inside), rng)
     elif isinstance(content, dict):
-        content[rng.choice([*content, rng.choice(TEXTS)])] = value(rng)
+        content[rng.choice([*content, rng.choice(TEXTS)])] = rng.choice(VALUES)
     elif content:
-        content[rng.randrange(len(content))] = value(rng)
-
-
-STRUCTURED = ("summary.json", "started.json", ".hydra/config.yaml", ".hydra/overrides.yaml", ".hydra/hydra.yaml")
-SHOWN = ("dataset", "workers", "test_accuracy", "test_loss", "class_names", "normalize", "image_shape", "commit")
+        content[rng.randrange(len(content))] = rng.choice(VALUES)
 
 
 def change_structure(folder: Path, rng: random.Random) -> None:
@@ -76,7 +76,7 @@ def change_structure(folder: Path, rng: random.Random) -> None:
     if path.name == "overrides.yaml":
         content += [f"seed={rng.choice(TEXTS)}", f"{rng.choice(TEXTS)}=1", "seed=${oc.env:HOSTILE}"]
     elif path.name == "summary.json" and rng.random() < 0.5:  # which commands show or use most
-        content[rng.choice(SHOWN)] = value(rng)
+        content[rng.choice(SHOWN)] = rng.choice(VALUES)
     for _ in range(rng.randint(1, 3)):
         changed(content, rng)
     if path.suffix == ".json":
@@ -99,40 +99,27 @@ def change_checkpoint(folder: Path, rng: random.Random) -> None:
 
 
 def change_bytes(folder: Path, rng: random.Random) -> None:
+    """Cut a file off, flip a bit, or insert a text."""
     path = rng.choice([each for each in sorted(folder.rglob("*")) if each.is_file()])
-    content = bytearray(path.read_bytes()) or bytearray(b"x")
-    place, how = rng.randrange(len(content)), rng.randrange(3)
-    if how == 0:
-        del content[place:]
-    elif how == 1:
-        content[place] ^= 1 << rng.randrange(8)
-    else:
-        content[place:place] = rng.choice(TEXTS).encode(errors="replace")
-    path.write_bytes(content)
+    whole = path.read_bytes() or b"x"
+    place = rng.randrange(len(whole))
+    flipped = bytes([whole[place] ^ 1 << rng.randrange(8)]) + whole[place + 1 :]
+    inserted = rng.choice(TEXTS).encode(errors="replace") + whole[place:]
+    path.write_bytes(whole[:place] + rng.choice([b"", flipped, inserted]))
 
 
 def change_kind(folder: Path, rng: random.Random) -> None:
-    """Replace a file by a pipe, a link or a folder, or a folder by a file."""
+    """Replace a file or folder by a pipe, a link, a folder or an empty file."""
     path = rng.choice([each for each in sorted(folder.rglob("*")) if each.exists()])
     shutil.rmtree(path) if path.is_dir() else path.unlink()
-    kind = rng.choice(
-        ["pipe", "pipe", "pipe", "/dev/zero", "/proc/self/environ", path.name, "nowhere", "folder", "file"]
-    )
-    if kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "folder":
-        path.mkdir()
-    elif kind == "file":
-        path.write_text(rng.choice(TEXTS), errors="replace")
-    else:
-        path.symlink_to(kind)
+    rng.choice(KINDS)(path)
 
 
 def change_folder(folder: Path, rng: random.Random) -> None:
     """Add a file or a folder with a hostile name."""
     path = rng.choice([folder, folder, *(each for each in folder.rglob("*") if each.is_dir())]) / name(rng)
     if not path.exists():
-        path.write_text("x") if rng.random() < 0.5 else path.mkdir()
+        path.touch() if rng.random() < 0.5 else path.mkdir()
 
 
 Change = Callable[[Path, random.Random], None]
