@@ -14,6 +14,7 @@ from cupynet.config.composing import RATE
 from cupynet.config.schema import RateSettings
 from cupynet.config.stored import job_overrides
 from cupynet.core import signals
+from cupynet.core.settings import flat
 from cupynet.core.terminal import near
 
 if TYPE_CHECKING:
@@ -90,40 +91,30 @@ def setting(optimizer: Mapping[str, Any], rate: float, overrides: Sequence[str] 
     """
     from cupynet.config.overrides import name_of, parseable
 
-    schedule, path = optimizer.get("learning_rate"), [RATE]
-    whole, node = any(name_of(each) == RATE for each in overrides), schedule
-    while isinstance(node, Mapping | str):
-        label, kind, arguments = _parts(node)
-        highest = getattr(kind, "highest", None)
-        if highest is None:
-            return f"a {label.rpartition('.')[2]} whose highest rate is {rate:.2g}"
-        whole, node = whole or highest not in arguments, arguments.get(highest)
-        path.append(highest)
-    if whole and len(path) > 1:
-        return shlex.quote(f"{RATE}={parseable(_with_rate(schedule, float(f'{rate:.2g}')))}")
-    return f"{'.'.join(path)}={rate:.2g}"
+    schedule = optimizer.get("learning_rate")
+    key, changed = _with_rate(RATE, schedule, float(f"{rate:.2g}"))
+    if changed is None:
+        return f"a schedule whose highest rate is {rate:.2g}"
+    whole = any(name_of(each) == RATE for each in overrides) or key not in flat({RATE: schedule})
+    return shlex.quote(f"{RATE}={parseable(changed)}") if whole and key != RATE else f"{key}={rate:.2g}"
 
 
-def _with_rate(node: Any, rate: float) -> Any:
-    """Return a schedule with this highest rate, and names instead of classes."""
-    from cupynet.optim.schedules import NAMES
-
-    if not isinstance(node, Mapping | str):
-        return rate
-    label, kind, arguments = _parts(node)
-    names = {each: {"name": name} for name, each in NAMES.items()}
-    below = _with_rate(arguments.get(kind.highest), rate)
-    return {**names.get(kind, {"_target_": label}), **arguments, kind.highest: below}
-
-
-def _parts(node: Mapping[str, Any] | str) -> tuple[str, Any, dict[str, Any]]:
-    """Return the name or `_target_` of a schedule, its class, or None, and its arguments."""
+def _with_rate(key: str, node: Any, rate: float) -> tuple[str, Any]:
+    """Return the key of the highest rate of a schedule, and the schedule with this rate, or None if no key sets it."""
     from cupynet import optim
     from cupynet.optim.schedules import NAMES
 
+    if not isinstance(node, Mapping | str):
+        return key, rate
     arguments = {"name": node} if isinstance(node, str) else dict(node)
     label = str(arguments.pop("name", None) or arguments.pop("_target_", ""))
-    return label, NAMES.get(label) or getattr(optim, label.rpartition(".")[2], None), arguments
+    kind: Any = NAMES.get(label) or getattr(optim, label.rpartition(".")[2], None)
+    highest = getattr(kind, "highest", None)
+    if highest is None:
+        return key, None
+    key, below = _with_rate(f"{key}.{highest}", arguments.get(highest), rate)
+    names = {each: {"name": name} for name, each in NAMES.items()}
+    return key, None if below is None else {**names.get(kind, {"_target_": label}), **arguments, highest: below}
 
 
 def bars(test: RateTest) -> list[str]:
