@@ -308,7 +308,8 @@ def test_a_record_appears_once_on_the_terminal_and_once_in_the_log(
 def test_questions_are_answered_and_start_nothing(
     command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for arguments, answer in (("--info defaults", "spine"), ("-c job -p optimizer", "momentum: 0.9")):
+    answers = {"--info defaults": "spine", "-c job -p optimizer": "momentum: 0.9", "--version": __version__}
+    for arguments, answer in answers.items():
         assert command(*arguments.split()) == (0, [])
         out, err = capsys.readouterr()
         assert answer in out and err == "" and list(in_folder.iterdir()) == []
@@ -351,11 +352,6 @@ def test_ranks_compare_all_but_machine_specific_settings(monkeypatch: pytest.Mon
     config.run(lambda settings, folder: None, lambda settings: settings, "config", Settings, lambda: ranks)
     assert compared["batch_size"] == 7 and "the version of cupynet" in compared
     assert not {key for key in compared if key.startswith(("data.folder", "devices"))}
-
-
-def test_the_version_is_that_of_cupynet(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command("--version", "epochs=2") == (0, [])
-    assert capsys.readouterr().out == f"cupynet {__version__}\n"
 
 
 SCRIPT = """
