@@ -1,10 +1,7 @@
 """`resume=...` as a user types it: a run that was killed or stopped continues as if nothing had happened."""
 
-import contextlib
-import json
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,27 +51,19 @@ def contents(*folders: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for folder in folders for path in folder.rglob("*") if path.is_file()}
 
 
-@contextlib.contextmanager
-def resumes_bit_for_bit(run_folder: Path, settings: list[str]) -> Iterator[None]:
-    """Check that the run resumed in the `with` block equals an uninterrupted one, and that its times add up."""
-    trained(Path("whole"), *QUICK, *SMALL, *MORE, *settings)
-    began = (run_folder / "started.json").read_text()
-    newest = Checkpoints(run_folder / "checkpoints").newest()
+# tests/test_soak.py kills runs at every step of a save, with and without averages
+def test_a_stopped_run_resumes_bit_for_bit_and_its_times_add_up(stopped: Path, command: Command) -> None:
+    assert summary_of(stopped)["stopped_by"] == "SIGTERM" and (stopped / "weights.safetensors").is_file()
+    trained(Path("whole"), *QUICK, *SMALL, *MORE, *NORM)
+    started, newest = Run(stopped).last_start()["started"], Checkpoints(stopped / "checkpoints").newest()
     assert newest is not None
     compile_s = newest.state["workers"][0]["numbers"]["clock"]["compile_s"]
-    yield
-    assert same(Path("whole"), run_folder)
-    cost = Run(run_folder).summary().cost
+    assert command(f"resume={stopped}", task=train_job)[0] == 0
+    assert same(Path("whole"), stopped)
+    cost = Run(stopped).summary().cost
     assert cost.wall_s >= cost.train_s + cost.evaluate_s + cost.compile_s and cost.compile_s > compile_s > 0
-    assert Run(run_folder).last_start()["started"] == json.loads(began)["started"]
-    assert not [entry for entry in (run_folder / "checkpoints").iterdir() if "." in entry.name]
-
-
-# tests/test_soak.py kills runs at every step of a save, with and without averages
-def test_a_stopped_run_resumes_bit_for_bit(stopped: Path, command: Command) -> None:
-    assert summary_of(stopped)["stopped_by"] == "SIGTERM" and (stopped / "weights.safetensors").is_file()
-    with resumes_bit_for_bit(stopped, NORM):
-        assert command(f"resume={stopped}", task=train_job)[0] == 0
+    assert Run(stopped).last_start()["started"] == started
+    assert not [entry for entry in (stopped / "checkpoints").iterdir() if "." in entry.name]
 
 
 def test_the_time_of_earlier_processes_counts(stopped: Path) -> None:
