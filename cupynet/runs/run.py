@@ -306,12 +306,6 @@ class Run:
         except DataError as error:
             raise DataError(f"{self.summary_path}: {error}") from error
 
-    def iterations(self) -> int | None:
-        """Return the number of iterations in the summary, or None if it cannot be read."""
-        with contextlib.suppress(DataError):
-            return self.summary().outcome.iterations
-        return None
-
     def weights(self) -> dict[str, Any]:
         """Read the trained weights by name. Raise DataError if the file is missing or damaged."""
         return files.load_weights(self.weights_path)
