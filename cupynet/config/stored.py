@@ -59,7 +59,7 @@ def load(
     path = Path(run_folder) / SETTINGS
     if not path.is_file():
         raise ConfigError(f"{run_folder}: not a run folder, because {path} is missing")
-    stored = translated(_plain(_read(path), path))
+    stored = translated(_plain(path))
     stored.pop("fast_dev_run", None)  # of a smoke test of an earlier version
     stored["trusted_modules"] = list(trusted_modules)
     config: DictConfig = OmegaConf.structured(Settings)
@@ -123,19 +123,13 @@ def overrides_of(folder: str | Path, schema: type[Settings] = Settings) -> list[
 
 def stored_settings(folder: str | Path) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the stored settings of a run by dotted key, and the selected file of each group."""
-    path = Path(folder) / SETTINGS
-    plain = _read(path)
-    if not isinstance(plain, dict):
-        raise DataError(f"{path}: is not a configuration")
+    settings = translated(_plain(Path(folder) / SETTINGS))
     path = Path(folder) / HYDRA
     chosen: Any = _read(path) if path.is_file() else {}
     for key in ("hydra", "runtime", "choices"):
         chosen = chosen.get(key) if isinstance(chosen, dict) else None
     choices = chosen if isinstance(chosen, dict) else {}
-    return (
-        flat(translated({str(key): value for key, value in plain.items()})),
-        {name: str(choices[name]) for name in GROUPS if choices.get(name) is not None},
-    )
+    return flat(settings), {name: str(choices[name]) for name in GROUPS if choices.get(name) is not None}
 
 
 def keep(folder: Path, settings: Settings, overrides: Sequence[str] = ()) -> None:
@@ -222,8 +216,9 @@ def _read(path: Path) -> Any:
         raise DataError(f"{path}: cannot be read: {one_line(error)}") from error
 
 
-def _plain(stored: Any, path: Path) -> dict[str, Any]:
-    """Resolve references stored by earlier versions. Raise DataError for any others."""
+def _plain(path: Path) -> dict[str, Any]:
+    """Read stored settings, and resolve references of earlier versions. Raise DataError for any others."""
+    stored = _read(path)
     if not isinstance(stored, dict):
         raise DataError(f"{path}: is not a configuration")
 
