@@ -187,16 +187,11 @@ def test_trials_that_fail_are_recorded_and_the_search_continues(tmp_path: Path, 
 
 
 def test_the_table_has_the_values_that_the_trials_used(tmp_path: Path, search: Search) -> None:
-    opened = search(plan_of(trials=2))
+    """Searched epochs and the epochs of a trial are different columns."""
+    opened = search(plan_of(RATE, "epochs=3,4", trials=2))
     for row, trial in zip(csv.DictReader((tmp_path / "tune.csv").read_text().splitlines()), opened.trials, strict=True):
         for name, value in trial.params.items():
             assert row[name] == rounded(value)
-
-
-def test_every_column_of_the_table_has_its_own_name(tmp_path: Path, search: Search) -> None:
-    search(plan_of("epochs=1,2", trials=1))
-    names = (tmp_path / "tune.csv").read_text().splitlines()[0].split(",")
-    assert "epochs" in names and len({*names}) == len(names)
 
 
 def test_an_interrupted_search_prints_a_complete_resume_command(
