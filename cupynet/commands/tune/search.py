@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import hashlib
-import json
 import logging
 import math
 import shlex
@@ -12,7 +10,7 @@ import sqlite3
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,7 +36,6 @@ from cupynet.core.checks import mode_of
 from cupynet.core.errors import CupynetError, DataError, DivergedError, Interrupted, OutputError
 from cupynet.core.files import write_whole
 from cupynet.core.logs import quiet
-from cupynet.core.settings import flat
 from cupynet.core.table import Column, Screen, as_csv, column, setting_columns, show
 from cupynet.core.terminal import near, printable
 from cupynet.core.wording import one_line, percent
@@ -51,7 +48,6 @@ log = logging.getLogger(__name__)
 SAMPLERS = {"tpe": TPESampler, "random": RandomSampler}
 PRUNERS = {"median": MedianPruner, "hyperband": HyperbandPruner, "none": NopPruner}
 DONE = (TrialState.COMPLETE, TrialState.PRUNED)
-SETTINGS = "settings"  # user attribute of a trial: a digest of its settings
 MAX_ROWS = 10  # maximum number of trials in the printed table
 SILENT = {"_target_": "cupynet.training.Progress", "style": "none"}
 
@@ -206,16 +202,16 @@ def run_trial(plan: Plan, folder: Path, study: Study) -> FrozenTrial:
 def train_trial(plan: Plan, folder: Path, study: Study, trial: Trial) -> float:
     """Train a trial in its own run folder and return its objective. Raise TrialPruned or DivergedError if it has none.
 
-    If an earlier trial had equivalent settings, such as 0.1 for 0.10, its result is reused.
+    If an earlier trial had the same settings, its result is reused.
     """
-    experiment = plan.experiment(trial.params)
-    earlier = same_settings(experiment, study, trial)
+    earlier = next((each for each in study.get_trials(states=DONE) if each.params == trial.params), None)
     if earlier is not None:
-        reason = f"equivalent to trial {earlier.number}, whose result is reused"
+        reason = f"the same settings as in trial {earlier.number}, whose result is reused"
         if earlier.state == TrialState.PRUNED:
             raise optuna.TrialPruned(reason)
         trial.set_user_attr("reason", reason)
         return float(earlier.value)
+    experiment = plan.experiment(trial.params)
     experiment.tests = False
     callback = PruningCallback(trial, plan.settings.objective)
     experiment.callbacks.append(callback)
@@ -228,18 +224,6 @@ def train_trial(plan: Plan, folder: Path, study: Study, trial: Trial) -> float:
     if not math.isfinite(callback.figure):
         raise DivergedError("the objective in the last evaluation is not finite")
     return callback.figure
-
-
-def same_settings(experiment: Experiment, study: Study, trial: Trial) -> FrozenTrial | None:
-    """Return an earlier trial with equivalent settings, or None. Store a digest of the settings for later trials."""
-    settings = flat(asdict(experiment.settings))
-    kept = config.effective(settings, experiment.placement.workers, experiment.backend_name)
-    digest = hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()
-    for each in study.get_trials(states=DONE):
-        if each.user_attrs.get(SETTINGS) == digest:
-            return each
-    trial.set_user_attr(SETTINGS, digest)
-    return None
 
 
 class PruningCallback(Callback):

@@ -19,18 +19,17 @@ import pytest
 
 pytest.importorskip("optuna")
 
+from optuna import TrialPruned
 from optuna.study import Study
 from optuna.trial import TrialState
 
 from cupynet.commands.tune import search as command
 from cupynet.commands.tune.search import DONE, Plan, PruningCallback, ranked
 from cupynet.config import search_space
-from cupynet.config.experiment import Experiment
 from cupynet.config.search_space import rounded
 from cupynet.core import errors
 from cupynet.training import StopReason
 from tests.support.refusals import data_error
-from tests.support.settings import settings_of
 
 RATE = "optimizer.learning_rate=interval(0.0001,1)"
 CHANNELS = "model.layers.conv1.channels=int(interval(4,32))"
@@ -251,17 +250,17 @@ def test_a_trial_worse_than_the_median_is_pruned_but_not_in_its_last_epoch(tmp_p
     assert pruned(study(tmp_path, plan_of(pruner="none")), [0.1, 0.1]) == (False, 2)
 
 
-def test_settings_of_the_same_effect_are_trained_once(tmp_path: Path) -> None:
-    def same(*changes: str) -> int | None:
-        trial = opened.ask()
-        settings = settings_of("data=synthetic", "model=mlp", "backend=numpy", "workers=1", *changes)
-        earlier = command.same_settings(Experiment(settings), opened, trial)
-        opened.tell(trial, 0.5)
-        return None if earlier is None else earlier.number
-
-    opened = study(tmp_path, plan_of())
-    assert [same(each) for each in ("optimizer=sgd", "seed=1", "seed=2", "batch_size=7")] == [None] * 4
-    assert same("seed=1", "parallel.averaging_frequency=5", "parallel.timeout_s=60") == 1
+def test_the_same_settings_are_trained_once(tmp_path: Path) -> None:
+    plan = plan_of("batch_size=32,64")
+    opened = study(tmp_path, plan)
+    for size in ("32", "32", "64", "64"):
+        opened.enqueue_trial({"batch_size": size})
+    first, same, worse, also_worse = (opened.ask(dict(plan.space)) for _ in range(4))
+    opened.tell(first, 0.5)
+    opened.tell(worse, state=TrialState.PRUNED)
+    assert command.train_trial(plan, tmp_path, opened, same) == 0.5
+    with pytest.raises(TrialPruned):
+        command.train_trial(plan, tmp_path, opened, also_worse)
 
 
 def test_the_folder_may_have_any_name(search: Search, tmp_path: Path) -> None:
