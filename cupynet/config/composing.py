@@ -77,14 +77,14 @@ def composed(overrides: Sequence[str], folder: Path | None) -> DictConfig:
             GlobalHydra.instance().initialize(running)
 
 
-def settings_of(config: DictConfig, overrides: Sequence[str], schema: type[S], rate: Any = None) -> S:
-    """Convert a composed configuration to validated settings. For `rate`, see `name_schedule`."""
+def settings_of(config: DictConfig, overrides: Sequence[str], schema: type[S]) -> S:
+    """Convert a composed configuration to validated settings."""
     try:
         ours = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
         plain = cast("dict[str, Any]", OmegaConf.to_container(ours, resolve=True, throw_on_missing=True))
     except OmegaConfBaseException as error:
         raise refusal(error, schema) from error
-    name_schedule(plain, overrides, rate)
+    name_schedule(plain, overrides)
     asked = [*map(name_of, overrides), *values_of(overrides)]
     for_chosen_classes(plain, asked)
     data = plain.get("data")
@@ -112,10 +112,10 @@ def _check_group(override: str) -> None:
             raise ConfigError(f"must be one of {listed(names)}, the files of conf/{group}", group, value)
 
 
-def name_schedule(plain: dict[str, Any], overrides: Sequence[str], rate: Any) -> None:
+def name_schedule(plain: dict[str, Any], overrides: Sequence[str]) -> None:
     """Replace the name of a schedule in `plain`, as in `optimizer.learning_rate=cosine`, with its class.
 
-    rate: the learning rate of a stored run; by default the rate in the optimizer's file.
+    Without a rate of its own, the schedule gets the rate in the optimizer's file.
     """
     optimizer: Any = plain.get("optimizer")
     node = optimizer.get("learning_rate") if isinstance(optimizer, dict) else None
@@ -134,8 +134,7 @@ def name_schedule(plain: dict[str, Any], overrides: Sequence[str], rate: Any) ->
         raise ConfigError(f"requires {listed(missing, 'and')}. Set {RATE}={form}", RATE, node["name"])
     if kind.highest is not None and kind.highest not in given:
         kept = [each for each in overrides if re.match(r"\W*(optimizer|experiment)\b", each) and RATE not in each]
-        if kept or rate is None:
-            rate = composed(kept, own_folder()).optimizer.get("learning_rate")
+        rate = composed(kept, own_folder()).optimizer.get("learning_rate")
         while isinstance(rate, Mapping):
             own = by_class.get(str(rate.get("_target_")).rpartition(".")[2])
             rate = None if own is None or own.highest is None else rate.get(own.highest)

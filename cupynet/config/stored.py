@@ -68,7 +68,6 @@ def load(
     except OmegaConfBaseException as error:
         raise ConfigError(f"{path}: {refusal(error, Settings)}. The run may be from another version") from error
     OmegaConf.set_struct(config, True)
-    rate = stored["optimizer"].get("learning_rate") if isinstance(stored.get("optimizer"), dict) else None
     try:
         parsed = PARSER.parse_overrides(list(overrides))
         for each in sorted(parsed, key=lambda each: each.key_or_group not in GROUPS):  # files first, like Hydra
@@ -78,7 +77,7 @@ def load(
                 _change(config, each, folder)
     except (HydraException, OmegaConfBaseException) as error:
         raise refusal(error, Settings) from error
-    return settings_of(config, overrides, Settings, rate)
+    return settings_of(config, overrides, Settings)
 
 
 def _require_experiment(name: str, run_folder: str | Path) -> None:
