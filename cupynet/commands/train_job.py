@@ -42,8 +42,6 @@ from cupynet.training import (
 
 log = logging.getLogger(__name__)
 
-RATES = 100  # approximate number of past learning rates to compare
-
 
 class TrainJob:
     """Runs an experiment and writes its results to the run folder. All ranks train; only rank 0 writes and prints."""
@@ -310,8 +308,7 @@ def warn_of_other_rates(trainer: Trainer, planned: Any) -> None:
         return
     then = copy.deepcopy(trainer.schedule)
     then.begin_fit(start, plan.iterations + (planned - epochs) * per_epoch, per_epoch, planned)
-    past = range(start, iteration, max((iteration - start) // RATES, 1))
-    if any(then(each) != trainer.schedule(each) for each in past):
+    if iteration > start and then(iteration - 1) != trainer.schedule(iteration - 1):
         log.warning(
             "epochs=%d instead of the planned %d: the learning-rate schedule now spans %d epochs, and the rate "
             "continues at %.4g after %.4g. The result differs from an uninterrupted run of %d epochs. To avoid this, "
