@@ -25,6 +25,7 @@ from cupynet.runs.run import Run
 from cupynet.training import GraphReplica, HistoryWriter, Trainer, TrainingOptions
 from cupynet.training.callbacks import profile
 from cupynet.training.callbacks.profile import Timer
+from cupynet.training.finite_check import check_finite
 
 if TYPE_CHECKING:
     from cupynet.backend import Backend
@@ -143,6 +144,7 @@ def training_step(experiment: Experiment, trainer: Trainer) -> Callable[[], None
         with np.errstate(over="ignore", invalid="ignore"):  # may diverge, because the batch is always the same
             with measure("compute", "forward and backward"):
                 gradient = replica.gradient(batch)
+                check_finite(replica, gradient)
             with measure("compute", "update"):
                 replica.update(next(iterations), gradient)
 

@@ -26,7 +26,8 @@ from cupynet.optim import Optimizer
 from cupynet.optim.optimizers import Numbers
 from cupynet.parallel import Groups, Synchronizer
 from cupynet.training.clock import Clock
-from cupynet.training.replica import Replica, Step, StepCheck
+from cupynet.training.finite_check import check_finite
+from cupynet.training.replica import Replica, Step
 
 if TYPE_CHECKING:
     from cupynet.backend.cuda.graph_capture import Recorder
@@ -137,8 +138,8 @@ class GraphReplica(Replica):
 
     # separate graphs for gradient and update -------------------------------------------------------------------------
 
-    def join(self, groups: Groups, synchronizer: Synchronizer, clock: Clock, check: StepCheck) -> None:
-        super().join(groups, synchronizer, clock, check)
+    def join(self, groups: Groups, synchronizer: Synchronizer, clock: Clock) -> None:
+        super().join(groups, synchronizer, clock)
         self._may_run_ahead = synchronizer.may_run_ahead
 
     def begin(self, reload: Callable[[int], Batch] | None = None, stop: int = 0) -> None:
@@ -232,7 +233,7 @@ class GraphReplica(Replica):
         super().begin()
         self._scale = None
         batch = self._reload(iteration)
-        self.check(self, Step(batch, self.backpropagate(batch), finite=False))
+        check_finite(self, Step(batch, self.backpropagate(batch), finite=False))
 
     # the captured step ----------------------------------------------------------------------------------------------
 

@@ -21,7 +21,6 @@ from cupynet.training.clock import Clock
 from cupynet.training.loss_scaling import LossScaler
 
 Scores: TypeAlias = "tuple[NDArray[Any], NDArray[Any]]"
-StepCheck: TypeAlias = "Callable[[Replica, Step], None]"
 
 
 class Step(NamedTuple):
@@ -72,7 +71,6 @@ class Replica:
         self.groups = Groups.of()
         self.scaler: LossScaler | None = None
         self.clock = Clock()
-        self.check: StepCheck = lambda replica, step: None  # replaced in `join`
         self.losses: Array | None = 0.0
         self.hits: Array = 0
         self.classifies = True
@@ -82,8 +80,8 @@ class Replica:
         optimizer.init(model.params, model.backend)
         self.optimizer_state: Mapping[str, Array] = optimizer.state
 
-    def join(self, groups: Groups, synchronizer: Synchronizer, clock: Clock, check: StepCheck) -> None:
-        self.groups, self.clock, self.check = groups, clock, check
+    def join(self, groups: Groups, synchronizer: Synchronizer, clock: Clock) -> None:
+        self.groups, self.clock = groups, clock
         self._shares_gradients = shared = synchronizer.shares_gradients
         self._moves_with_others = synchronizer.shares_gradients and groups.replicas.size > 1
         if self.backend.policy.loss_scale != 1:
@@ -108,7 +106,7 @@ class Replica:
     # one iteration --------------------------------------------------------------------------------------------------
 
     def gradient(self, batch: Batch | None) -> Step:
-        """Compute and check the gradient of an iteration, and count its samples. All workers must call this."""
+        """Compute the gradient of an iteration. Count its samples if it is finite. All workers must call this."""
         if self.scaler is not None:
             self.scaler.grow()
         step, loss_is_finite = Step(None), True
@@ -123,8 +121,8 @@ class Replica:
             if self.scaler.skips(overflow=overflow, failed=failed, idle=batch is None):
                 self.forget()
                 step = Step(batch)
-        self.check(self, step)
-        self._count(1, step.samples)
+        if step.finite:
+            self._count(1, step.samples)
         return step
 
     def _count(self, iterations: int, samples: int) -> None:

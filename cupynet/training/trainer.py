@@ -106,7 +106,7 @@ class Trainer:
         self.feeds = Feeds(
             replica, self.groups.replicas, prefetch=prefetch_buffer, on_device=data_on_device, shared=shared
         )
-        replica.join(self.groups, self.synchronizer, self.statistics.clock, check_finite)
+        replica.join(self.groups, self.synchronizer, self.statistics.clock)
         self.synchronizer.start(replica, self.groups.replicas)
         self.callbacks = CallbackList(callbacks)
         self.callbacks.start(self, run)
@@ -230,6 +230,7 @@ class Trainer:
         self.world.check()  # an abandoned worker must not touch the user's model
         with measure("compute", "forward and backward"):
             step = replica.gradient(batch)
+            check_finite(replica, step)
         with measure("averaging", "averaging of gradients"):
             synchronizer.before_update(replica, step.samples)
         self.world.check()  # again, because the synchronizer may have waited
