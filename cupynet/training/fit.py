@@ -14,7 +14,6 @@ from cupynet.core.wording import one, shown
 from cupynet.data import Data, Dataset, LabeledData, Loader, Shards, Source, as_loader, read_pairs
 from cupynet.data.dataset import balanced_weights, is_one_hot, split_views, weight_array
 from cupynet.nn import Loss, Model, check_output
-from cupynet.optim import Schedule
 from cupynet.parallel import Communicator
 from cupynet.training.metrics import Metric, metrics_of
 
@@ -31,7 +30,6 @@ class Fit:
     evaluate_on: Loader | None = None  # evaluated every `evaluate_every` epochs and after the last epoch
     evaluate_every: int = 1
     split: str = "test"  # or "validation"
-    learning_rate: Schedule | None = None  # replaces the optimizers' learning rate; None to keep it
 
 
 def examples(x: Examples, y: Any = None) -> Loader | Dataset | Shards | tuple[Array, Array]:

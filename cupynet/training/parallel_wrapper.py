@@ -148,7 +148,7 @@ class ParallelWrapper:
         self._warnings = DataWarnings(speaks=self._launcher.first == 0, metrics=bool(options.metrics))
         self._stop: Stop | None = None  # for workers that have no trainer yet
         self._begun = False
-        self._learning_rate: Schedule | None = None  # the schedule that the workers have
+        self._learning_rate: Schedule | None = None  # the schedule of which the workers have copies
         self._rates, self._loss = model.params.rates, model.loss
         self._dropped = weakref.finalize(self, close_or_warn, self._launcher, self._trainers, backend)
 
@@ -258,7 +258,7 @@ class ParallelWrapper:
         unfinished = [each for each in filter(None, self._trainers) if each.plan.unfinished]
         epochs = integer("epochs", epochs, 0 if unfinished else 1)
         evaluate_every = integer("evaluate_every", evaluate_every, 1)
-        fit = Fit(loader, epochs, held_out, evaluate_every, split, self._new_learning_rate)
+        fit = Fit(loader, epochs, held_out, evaluate_every, split)
         self._launcher.agree(self._checked.shared(self.model, fit))
         self._checked.check_data(self.model.network, FitData.of(fit, self.model.loss))
         new = not self._begun and not any(each and each.iteration for each in self._trainers)
@@ -270,7 +270,7 @@ class ParallelWrapper:
         self._begun = True
         self._warnings.of_fit(fit, self.placement.workers, unfinished[0].data if unfinished else None)
         name_data(self.model, loader.dataset)
-        self._learning_rate, before = self.optimizer.learning_rate, len(self._rows.kept)
+        before = len(self._rows.kept)
         with stopping_at_interrupt(lambda: self.stop(CTRL_C, StopReason.REQUEST)) as interrupted, self._ending():
             if not self._warm:
                 self.on_workers(lambda trainer: trainer.expect(loader))
@@ -281,12 +281,6 @@ class ParallelWrapper:
         if interrupted and not hasattr(builtins, "__IPYTHON__"):
             raise KeyboardInterrupt
         return History.of(self._rows.kept[before:])
-
-    @property
-    def _new_learning_rate(self) -> Schedule | None:
-        """The learning rate to hand to the workers; None if they have it already."""
-        rate: Schedule = self.optimizer.learning_rate
-        return None if self._learning_rate is None or rate is self._learning_rate else rate
 
     @property
     def _writes_model(self) -> bool:
@@ -361,14 +355,7 @@ class ParallelWrapper:
                 synchronizer or number of stages.
             DataError: the checkpoint is damaged.
         """
-        new_rate, self._learning_rate = self._new_learning_rate, self.optimizer.learning_rate
-
-        def task(trainer: Trainer) -> None:
-            if new_rate is not None:
-                trainer.schedule = new_rate
-            resume(trainer, path)
-
-        run_or_refuse(self.on_workers, task)
+        run_or_refuse(self.on_workers, lambda trainer: resume(trainer, path))
 
     def warm_up(self, batch_size: int) -> float:
         """Compile or load all kernels, and return the time in seconds. The first `fit` calls this before training."""
@@ -402,10 +389,13 @@ class ParallelWrapper:
             ClosedError: the wrapper was closed or aborted, or a worker has failed.
             RuntimeError: another task is running.
         """
+        rate = self.optimizer.learning_rate
 
         def done(world: Communicator) -> T:
             with translate_device_errors(self.model.backend, self.placement, world.rank, batch_size):
                 trainer = self._trainer(world)
+                if rate is not self._learning_rate:
+                    trainer.schedule = rate
                 with trainer.backend.subnormals_as_zero():
                     result = task(trainer)
                     trainer.backend.synchronize()
@@ -413,7 +403,9 @@ class ParallelWrapper:
 
         self.model.backend.synchronize()  # the caller's and the workers' streams do not wait for each other
         with blas.Limit(self.blas_threads) if self.blas_threads else nullcontext():
-            return self._launcher.run(done)
+            result = self._launcher.run(done)
+        self._learning_rate = rate
+        return result
 
     @property
     def history(self) -> History:
@@ -446,7 +438,7 @@ class ParallelWrapper:
     def _new_trainer(self, world: Communicator) -> Trainer:
         """Build a worker's trainer. The first local worker trains the model itself; the others train copies."""
         model, backend, options = self.model, self.model.backend, self.options
-        optimizer, self._learning_rate = copied("optimizer", self.optimizer), self.optimizer.learning_rate
+        optimizer = copied("optimizer", self.optimizer)
         first = world.rank == self._launcher.first
         if not first:
             device = self.placement.device(world.rank)

@@ -181,8 +181,6 @@ class Trainer:
         if deal != plan.deal:
             self.epoch_iteration, plan.deal = 0, deal
         self.data = fit.train.identity
-        if fit.learning_rate is not None:
-            self.schedule = fit.learning_rate
         self.expect(fit.train)
         self.epoch_iteration = min(self.epoch_iteration, per_epoch)  # with more workers an epoch has fewer iterations
         plan.averaged = plan.averaged and self.plan.unfinished and not fit.epochs  # only if restored after averaging
