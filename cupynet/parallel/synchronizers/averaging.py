@@ -179,7 +179,7 @@ class ParameterAveraging(Synchronizer):
         if self.transfer_dtype == "half":
             weights, *vectors = vectors
             weights -= self._common[0]
-            half_mean(self.communicator, [weights], weight)
+            half_mean(self.communicator, weights, weight)
             weights += self._common[0]
         parts = [part for vector in vectors for part in self._replica.params.trained(vector)]
         if parts or buffers:

@@ -146,7 +146,7 @@ class GradientSharing(Synchronizer):
         if self.transfer_dtype == "full":
             self.communicator.allreduce_mean([grad, *(params.running if together else ())], weight)
         else:
-            half_mean(self.communicator, [grad], weight)
+            half_mean(self.communicator, grad, weight)
         if params.running and not together:
             self.communicator.allreduce_mean(params.running, samples)
         if self.reduce == "sum":

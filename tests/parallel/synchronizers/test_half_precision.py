@@ -19,7 +19,7 @@ def means(vectors: list[Vector], weights: list[float]) -> list[tuple[Vector, int
     def task(c: Communicator) -> tuple[Vector, int]:
         c.attach(create_backend("numpy", "float"))
         mine = vectors[c.rank].copy()
-        half_mean(c, [mine], weights[c.rank])
+        half_mean(c, mine, weights[c.rank])
         return mine, c.traffic.bytes_sent
 
     return on_threads(len(vectors), task)
