@@ -159,7 +159,6 @@ class Statistics:
 
     def count(self) -> None:
         """Update the clock's samples and bytes. Do not read losses, as splitting their sum would change the result."""
-        self._tally.complete()
         self.clock.samples, self._tally.samples = self.clock.samples + self._tally.samples, 0
         self.clock.bytes_sent = self._traffic.bytes_sent
 

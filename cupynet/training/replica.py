@@ -89,7 +89,7 @@ class Replica:
 
     def tally(self, *, losses: bool = True) -> Tally:
         """Return a new tally of this replica's iterations, and of their losses if `losses` is True."""
-        tally = Tally(self.complete, losses=losses)
+        tally = Tally(losses=losses)
         self._tallies.append(tally)
         return tally
 

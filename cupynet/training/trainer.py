@@ -213,6 +213,7 @@ class Trainer:
                     clock.count(self.iteration, images)
                     self._after_iteration(average)
                 if self.epoch_iteration == self.plan.iterations_per_epoch:
+                    self.replica.complete()
                     self.statistics.read_losses()
         except DivergedError:
             raise  # the message already names the worker, and several workers may raise it together
@@ -245,6 +246,7 @@ class Trainer:
         self.world.check()
         reported = self.log_every > 0 and self.iteration % self.log_every == 0
         if reported:
+            self.replica.complete()
             self.statistics.count()
             with self.statistics.clock.measure("averaging", "synchronization of workers"):
                 sent = self.world.gather_numbers(self.statistics.clock.bytes_sent).sum()
@@ -320,6 +322,7 @@ class Trainer:
             self.evaluation = None if fit.evaluate_on is None or urgent else self.evaluate(fit.evaluate_on)
         if self.replica.scaler is not None:
             self.statistics.skipped_steps = self.replica.scaler.of_all(self.groups.replicas)
+        self.replica.complete()
         self.statistics.count()
         self.statistics.spent = Spent.of(self.world.gather_numbers(*figures(self.statistics.clock)))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -93,10 +93,9 @@ def check_finite_replicas(finite: Sequence[float], iteration: int | None) -> Non
 class Tally:
     """Counts the samples of a replica and sums their losses since the last `clear`.
 
-    On a GPU, the host may run ahead of a replica. Iterations are then added later, at the latest by `complete`.
+    On a GPU, the host may run ahead of a replica. Iterations are then added later, at the latest by its `complete`.
 
     Args:
-        complete: waits for enqueued iterations.
         losses: True to also sum the losses.
 
     Attributes:
@@ -105,8 +104,7 @@ class Tally:
         hits: number of these samples classified correctly, of the same type as `losses`; not part of `state`.
     """
 
-    def __init__(self, complete: Callable[[], None] = lambda: None, *, losses: bool = True) -> None:
-        self.complete = complete
+    def __init__(self, *, losses: bool = True) -> None:
         self._sums = losses
         self.iterations = self.samples = self.scored = 0
         self.losses: Array = 0.0
