@@ -11,20 +11,6 @@ from tests.support.refusals import refused
 from tests.support.training import small_model
 
 
-def weights_after(outer_optimizer: OuterOptimizer, differences: list[float]) -> list[float]:
-    """Return the common weights after each of several averages, which differ from them by `differences`."""
-    replica = Replica(small_model(), SGD(0.1))
-    outer_optimizer.start(replica)
-    common, found = np.zeros_like(replica.params.master), []
-    for difference in differences:
-        mean = common + difference
-        outer_optimizer.step(common, mean)
-        common[...] = mean
-        assert np.ptp(common) == 0
-        found.append(float(common[0]))
-    return found
-
-
 @pytest.mark.parametrize(
     ("outer_optimizer", "steps"),
     [
@@ -38,7 +24,16 @@ def test_the_common_weights_move_with_momentum(outer_optimizer: OuterOptimizer, 
 
     With DiLoCo (2311.08105, with torch's Nesterov), it is 1, 2.9, 1.61, and x += 0.7 (delta + 0.9 u).
     """
-    np.testing.assert_allclose(weights_after(outer_optimizer, [1.0, 2.0, -1.0]), np.cumsum(steps), rtol=1e-12)
+    replica = Replica(small_model(), SGD(0.1))
+    outer_optimizer.start(replica)
+    common, found = np.zeros_like(replica.params.master), []
+    for difference in (1.0, 2.0, -1.0):
+        mean = common + difference
+        outer_optimizer.step(common, mean)
+        common[...] = mean
+        assert np.ptp(common) == 0
+        found.append(common[0])
+    np.testing.assert_allclose(found, np.cumsum(steps), rtol=1e-12)
 
 
 def test_invalid_arguments_are_refused() -> None:

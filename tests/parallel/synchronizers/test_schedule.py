@@ -37,24 +37,15 @@ def test_a_frequency_says_after_which_iterations_and_at_which_moments_to_average
     assert [moment for moment in ("epoch", "evaluation", "fit") if schedule.at(moment)] == moments
 
 
-def test_post_local_changes_at_the_end_of_an_epoch() -> None:
-    schedule = PostLocal(2, 3)
-    assert averages(schedule, 5) == [1, 2, 3, 4, 5]
-    schedule.ended("epoch")
-    assert averages(schedule, 5, 5) == [6, 7, 8, 9, 10]
-    schedule.ended("evaluation")
-    assert averages(schedule, 5, 10) == [12, 15]
-
-
 def test_post_local_counts_a_fit_that_ends_with_its_epoch_once() -> None:
     """A stop after a complete epoch ends first the epoch and then the fit."""
-    schedule = PostLocal(2, 10)
-    averages(schedule, 4)
+    schedule = PostLocal(2, 3)
+    assert averages(schedule, 4) == [1, 2, 3, 4]
     schedule.ended("epoch")
     schedule.ended("fit")
     assert averages(schedule, 4, 4) == [5, 6, 7, 8]
-    schedule.ended("fit")
-    assert averages(schedule, 4, 8) == [10]
+    schedule.ended("evaluation")
+    assert averages(schedule, 7, 8) == [9, 12, 15]
 
 
 def test_post_local_hands_over_to_any_schedule() -> None:
