@@ -15,6 +15,7 @@ from cupynet.config.overrides import quoted
 from cupynet.runs.run import Run
 from cupynet.training import Callback, Trainer
 from tests.support.settings import settings_of
+from tests.support.trainers import TIMES
 
 FAULT = """
 import os, resource, signal, time
@@ -36,7 +37,6 @@ class Fault(Callback):
             time.sleep(0.2)  # until the main thread has handled the signal
 """
 MORE = ["epochs=3", "log_every=2", "callbacks.checkpoint.every_iterations=4", "data.validation=40"]
-TIMES = ("images_per_s", "compute_s", "data_s", "averaging_s", "waiting_s", "train_s", "bytes_sent")
 
 
 def faulty(folder: Path, kind: str, iteration: int, rank: int = 0) -> list[str]:

@@ -1,6 +1,5 @@
 """Small networks and data sets, and helpers that train them with any number of workers."""
 
-import copy
 import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet.backend import Backend, create_backend, device_count
+from cupynet.backend import Backend, create_backend
 from cupynet.data import Dataset
 from cupynet.nn import Backward, Context, Conv2D, Dense, Image, Layer, MaxPool2D, Model, Sequential
 from cupynet.nn.layer import no_backward
@@ -146,32 +145,6 @@ class Recorder(Callback):
         self.epochs.append(record)
 
 
-def reported_rows(recorder: Recorder, after: int) -> list[str]:
-    """Return the reports and epochs after an iteration as exact text, in which NaN equals NaN.
-
-    Times are omitted, and so is traffic, because a resumed fit sends its weights once more.
-    """
-    timed = ("images_per_s", "compute_s", "data_s", "averaging_s", "waiting_s", "train_s", "spent", "bytes_sent")
-    rows: list[Any] = [*recorder.reports, *recorder.epochs]
-    found = [{k: v for k, v in vars(row).items() if k not in timed} for row in rows if row.iteration > after]
-    for row in found:
-        row["evaluation"] = row.get("evaluation") and row["evaluation"].to_dict()
-    return [repr(row) for row in found]
-
-
-class KeepState(Callback):
-    """Copies every worker's state after an iteration."""
-
-    every_rank = True
-
-    def __init__(self, iteration: int) -> None:
-        self.iteration = iteration
-
-    def on_iteration_end(self, trainer: Trainer) -> None:
-        if trainer.iteration == self.iteration:
-            self.kept = copy.deepcopy(trainer.state())
-
-
 class Seen(Callback):
     """Records a function's result, by default a fingerprint, after each iteration and epoch, on every worker."""
 
@@ -237,14 +210,6 @@ def on_threads(workers: int, task: Callable[[Communicator], Any]) -> list[Any]:
     with ThreadLauncher(workers, timeout_s=60) as launcher:
         launcher.run(keep)
     return results
-
-
-def model_of(communicator: Communicator, dtype: str = "double", backend: str = "numpy") -> Model:
-    """Build the small model in a worker's thread; workers take devices in turn."""
-    own = create_backend(backend, dtype, communicator.rank % (device_count(backend) or 1))
-    own.activate()
-    communicator.attach(own)
-    return Model(small_network(), Image(8, 8, 1), own, seed=1)
 
 
 def alone(model: Model, optimizer: Optimizer, **options: Any) -> Trainer:

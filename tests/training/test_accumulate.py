@@ -14,7 +14,7 @@ from cupynet.parallel import GradientSharing, ParameterAveraging
 from cupynet.training import ParallelWrapper
 from tests.support.calls import watch
 from tests.support.trainers import fitted, on_loan
-from tests.support.training import Recorder, small_dataset, small_model
+from tests.support.training import small_dataset, small_model
 
 
 def trained(
@@ -26,14 +26,14 @@ def trained(
     loss: Loss | None = None,
     **options: Any,
 ) -> tuple[Any, list[float]]:
-    model, recorder, optimizer = small_model(dtype, backend), Recorder(), Nesterov(0.05, max_grad_norm=0.5)
+    model = small_model(dtype, backend)
     model.loss = loss or model.loss
-    options |= {"accumulation_steps": accumulation_steps, "callbacks": [recorder], "log_every": 2}
-    with ParallelWrapper(model, workers, optimizer=optimizer, **options) as wrapper:
-        wrapper.fit(Loader(small_dataset(45), 7, seed=3), epochs=2)  # the last batch has three samples
+    options |= {"accumulation_steps": accumulation_steps, "optimizer": Nesterov(0.05, max_grad_norm=0.5)}
+    with ParallelWrapper(model, workers, log_every=2, **options) as wrapper:
+        history = wrapper.fit(Loader(small_dataset(45), 7, seed=3), epochs=2)  # the last batch has three samples
         assert wrapper.trainer.replica.updates == -(-7 // workers) * 2
         assert on_loan(wrapper) == [0] * workers
-    return model.backend.to_host(model.params.master), [report.loss for report in recorder.reports]
+    return model.backend.to_host(model.params.master), history.reports["loss"]
 
 
 @pytest.mark.parametrize(

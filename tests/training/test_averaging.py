@@ -1,33 +1,23 @@
 """Parameter averaging: equality with one replica, weighting by samples, which replicas take part, and drift."""
 
-from functools import partial
-from typing import Any
+import copy
 
 import numpy as np
 import pytest
 
 from cupynet.data import Loader
 from cupynet.optim import Nesterov
+from cupynet.parallel import ParameterAveraging
 from cupynet.training import Replica
 from tests.support.trainers import train
 from tests.support.training import small_dataset, small_model
 
-nesterov = partial(Nesterov, 0.05, 0.9, l2=1e-3)
-
-
-def trained_apart() -> list[Any]:
-    """Train two replicas on ten samples in batches of 4."""
-    replicas: list[Any] = [Replica(small_model(), nesterov()) for _ in range(2)]
-    for rank, replica in enumerate(replicas):
-        for batch in Loader(small_dataset(10), 4, seed=3).epoch(0, replica.backend, rank, 2):
-            replica.gradient(batch)
-            replica.update(0)
-    return replicas
+NESTEROV = Nesterov(0.05, 0.9, l2=1e-3)
 
 
 @pytest.mark.parametrize(("frequency", "evaluated"), [(3, [1, 2, 3]), ("epoch", [1, 2, 3]), ("end", [3])])
 def test_only_identical_replicas_are_evaluated(frequency: int | str, evaluated: list[int]) -> None:
-    run = train(2, nesterov, epochs=3, frequency=frequency)
+    run = train(2, NESTEROV, ParameterAveraging(frequency), epochs=3)
     mine, theirs = ([each.evaluation for each in recorder.epochs] for recorder in run.recorders)
     assert [epoch for epoch, evaluation in enumerate(mine, 1) if evaluation is not None] == evaluated
     assert [each and each.to_dict() for each in mine] == [each and each.to_dict() for each in theirs]
@@ -36,9 +26,14 @@ def test_only_identical_replicas_are_evaluated(frequency: int | str, evaluated: 
 @pytest.mark.parametrize("average_updaters", [True, False])
 def test_optimizer_state_is_averaged_with_the_weights_unless_average_updaters_is_false(average_updaters: bool) -> None:
     """Worker 0 has batches of 4 and 2, worker 1 has one of 4."""
-    run = train(2, nesterov, samples=10, average_updaters=average_updaters, frequency="end")
+    run = train(2, NESTEROV, ParameterAveraging("end", average_updaters=average_updaters), samples=10)
     found = [trainer.replica.optimizer.state["velocity"] for trainer in run.trainers]
-    own = [replica.optimizer.state["velocity"] for replica in trained_apart()]
+    replicas = [Replica(small_model(), copy.deepcopy(NESTEROV)) for _ in range(2)]
+    for rank, replica in enumerate(replicas):  # without averaging
+        for batch in Loader(small_dataset(10), 4, seed=3).epoch(0, replica.backend, rank, 2):
+            replica.gradient(batch)
+            replica.update(0)
+    own = [replica.optimizer.state["velocity"] for replica in replicas]
     expected = [(6 * own[0] + 4 * own[1]) / 10] * 2 if average_updaters else own
     np.testing.assert_allclose(found, expected, rtol=1e-13, atol=1e-15)
     assert (found[0].tobytes() == found[1].tobytes()) == average_updaters

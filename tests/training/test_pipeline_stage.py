@@ -1,6 +1,5 @@
 """A pipeline's stages together equal one replica in weights, reports, evaluations, stops and failures."""
 
-import copy
 import json
 import time
 from pathlib import Path
@@ -23,8 +22,8 @@ from tests.support.calls import watch
 from tests.support.commands import SMALL as SMALL_LENET
 from tests.support.networks import SMALL, small_networks
 from tests.support.settings import settings_of
-from tests.support.trainers import on_loan, resumed, workspaces
-from tests.support.training import Identity, On, Recorder, fingerprint, reported_rows, small_dataset, small_model
+from tests.support.trainers import assert_resumes, on_loan, workspaces
+from tests.support.training import Identity, On, small_dataset, small_model
 
 DATA = small_dataset(61)
 LOADER = Loader(DATA, 6, seed=3)
@@ -83,7 +82,7 @@ def test_every_layer_can_end_a_stage(name: str) -> None:
 # weights --------------------------------------------------------------------------------------------------------------
 
 
-def test_the_model_has_all_stages_weights_after_each_epoch_and_stages_those_that_the_user_loads() -> None:
+def test_the_model_has_the_weights_of_all_stages_and_stages_those_that_the_user_loads(tmp_path: Path) -> None:
     model = small_model()
 
     def look(trainer: Trainer, record: EpochRecord) -> None:
@@ -96,23 +95,11 @@ def test_the_model_has_all_stages_weights_after_each_epoch_and_stages_those_that
         wrapper.fit(LOADER, epochs=3, evaluate_on=DATA)
         first, second = (stage.weights() for stage in wrapper.replicas()[:2])
         np.testing.assert_equal(model.weights(), first | second)
-        model.load_weights({name: 0 * weight for name, weight in model.weights().items()})
-        assert wrapper.evaluate(DATA).loss == pytest.approx(np.log(3))
-
-
-def test_the_model_has_the_restored_weights_of_all_stages_until_the_user_loads_others(tmp_path: Path) -> None:
-    def made(model: Model) -> ParallelWrapper:
-        return ParallelWrapper(model, 2, optimizer=clipped(), pipeline=Pipeline(2))
-
-    trained, model = small_model(), small_model()
-    with made(trained) as wrapper:
-        wrapper.fit(LOADER)
         path = wrapper.checkpoint(tmp_path)
-    with made(model) as wrapper:
-        wrapper.restore(path)
-        assert fingerprint(model) == fingerprint(trained)
         model.load_weights({name: 0 * weight for name, weight in model.weights().items()})
         assert wrapper.evaluate(DATA).loss == pytest.approx(np.log(3))
+        wrapper.restore(path)
+        np.testing.assert_equal(model.weights(), first | second)
 
 
 @pytest.mark.parametrize(
@@ -124,45 +111,32 @@ def test_replicas_of_pipeline_stages_resume_bit_for_bit(
     synchronizer: Synchronizer, iteration: int, tmp_path: Path
 ) -> None:
     data = small_dataset(45)  # 8 batches of 6 for 2 replicas, the last of three samples
-    recorders = [Recorder(), Recorder()]
-    given = iter(recorders)
 
     def wrapper_of(*callbacks: Callback) -> ParallelWrapper:
-        optimizer, way = Nesterov(OneCycle(0.1), max_grad_norm=1.0), copy.deepcopy(synchronizer)
-        options: dict[str, Any] = {"optimizer": optimizer, "synchronizer": way, "log_every": 2}
-        return ParallelWrapper(
-            small_model("float"), 2, pipeline=Pipeline(2), callbacks=[next(given), *callbacks], **options
-        )
+        optimizer = Nesterov(OneCycle(0.1), max_grad_norm=1.0)
+        options: dict[str, Any] = {"optimizer": optimizer, "synchronizer": synchronizer, "log_every": 2}
+        return ParallelWrapper(small_model("float"), 2, pipeline=Pipeline(2), callbacks=callbacks, **options)
 
     held_out = Loader(data, 7, shuffle=False)
-    whole, rest = resumed(wrapper_of, iteration, tmp_path, Loader(data, 6, seed=3), evaluate_on=held_out)
-    assert fingerprint(rest) == fingerprint(whole)
-    assert reported_rows(recorders[1], iteration) == reported_rows(recorders[0], iteration)
+    assert_resumes(wrapper_of, iteration, tmp_path, Loader(data, 6, seed=3), evaluate_on=held_out)
 
 
 # what others see ------------------------------------------------------------------------------------------------------
 
 
 def test_reports_and_evaluations_are_those_of_one_replica() -> None:
-    recorders, held_out = [], Loader(small_dataset(50, seed=2), 8, shuffle=False)
+    histories, held_out = [], Loader(small_dataset(50, seed=2), 8, shuffle=False)
     for pipeline in (None, Pipeline(3, 4)):
-        recorder = Recorder()
-        recorder.every_rank = False
-        options: dict[str, Any] = {"pipeline": pipeline, "callbacks": [recorder], "log_every": 2}
-        with ParallelWrapper(small_model(), 2, 2, optimizer=clipped(), **options) as wrapper:
-            wrapper.fit(LOADER, epochs=2, evaluate_on=held_out)
-            evaluation = wrapper.evaluate(held_out)
-        assert recorder.epochs[-1].evaluation is not None
-        assert recorder.epochs[-1].evaluation.to_dict() == evaluation.to_dict()
-        recorders.append(recorder)
-    whole, stages = recorders
+        with ParallelWrapper(small_model(), 2, 2, optimizer=clipped(), pipeline=pipeline, log_every=2) as wrapper:
+            histories.append(wrapper.fit(LOADER, epochs=2, evaluate_on=held_out))
+            evaluation = wrapper.trainer.evaluation
+            assert evaluation is not None and evaluation.to_dict() == wrapper.evaluate(held_out).to_dict()
+    whole, stages = histories
     for name in ("loss", "score_after_averaging"):
-        found, expected = ([getattr(each, name) for each in recorder.reports] for recorder in (stages, whole))
-        assert len(found) == 6 and found == pytest.approx(expected, rel=1e-10)
-    for one, other in zip(whole.epochs, stages.epochs, strict=True):
-        assert one.samples == other.samples and one.evaluation is not None and other.evaluation is not None
-        np.testing.assert_array_equal(one.evaluation.confusion, other.evaluation.confusion)
-        assert other.evaluation.loss == pytest.approx(one.evaluation.loss, rel=1e-10)
+        found = stages.reports[name]
+        assert len(found) == 6 and None not in found and found == pytest.approx(whole.reports[name], rel=1e-10)
+    assert (stages["samples"], stages["confusion"]) == (whole["samples"], whole["confusion"])
+    assert stages["test_loss"] == pytest.approx(whole["test_loss"], rel=1e-10)
 
 
 def test_a_run_of_the_command_reports_its_stages(tmp_path: Path) -> None:
@@ -230,9 +204,8 @@ def test_waiting_for_another_stage_is_not_counted_as_computing() -> None:
 
     network = Sequential({"dense1": Dense(4), "output": Dense(3)})
     model = Model(network, small_model().input, create_backend("numpy"), 1, Sleeping())
-    recorder = Recorder()
-    with ParallelWrapper(model, 1, pipeline=Pipeline(2, 2), callbacks=[recorder], log_every=2) as wrapper:
-        wrapper.fit(Loader(small_dataset(40), 4), epochs=1, evaluate_on=small_dataset(40))
+    with ParallelWrapper(model, 1, pipeline=Pipeline(2, 2), log_every=2) as wrapper:
+        reports = wrapper.fit(Loader(small_dataset(40), 4), epochs=1, evaluate_on=small_dataset(40)).reports
         spent = wrapper.trainer.statistics.spent
     assert spent is not None
     slept = 10 * 2 * 0.01  # rounds, micro-batches
@@ -241,7 +214,7 @@ def test_waiting_for_another_stage_is_not_counted_as_computing() -> None:
     for rank in range(2):
         parts = (spent.compute_s, spent.data_s, spent.averaging_s, spent.waiting_s)
         assert sum(part[rank] for part in parts) <= spent.rounds_s[rank]
-    assert recorder.reports[-1].waiting_s > 0
+    assert reports["waiting_s"][-1] > 0
 
 
 # failures -------------------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from cupynet.training.fit import Fit
 from tests.guides.extending.gradient_mean import GradientMean
 from tests.support.device_runs import compared, train_on_device
 from tests.support.refusals import refused
-from tests.support.trainers import Trained, callback_of, fit_on_threads, train
+from tests.support.trainers import callback_of, fit_on_threads, train
 from tests.support.training import (
     KINDS_OF_WAYS,
     WAYS,
@@ -41,14 +41,7 @@ from tests.support.training import (
 
 every_kind = pytest.mark.parametrize("way", KINDS_OF_WAYS.values(), ids=KINDS_OF_WAYS)
 
-
 NESTEROV = Nesterov(0.05, 0.9, l2=1e-3, max_grad_norm=0.5)
-
-
-def run(
-    way: Synchronizer, workers: int, samples: int = 60, epochs: int = 2, optimizer: Optimizer = NESTEROV, **options: Any
-) -> Trained:
-    return train(workers, lambda: copy.deepcopy(optimizer), way, samples=samples, epochs=epochs, **options)
 
 
 class Case(NamedTuple):
@@ -91,9 +84,10 @@ ON_A_DEVICE = Case(EVERY_ROUND, 3, PLAIN, backend="cupy")
     ],
 )
 def test_workers_equal_one_replica_on_the_concatenated_batch(case: Case) -> None:
-    samples, size, backend = case.samples or 4 * (9 * case.workers + 1) - 1, 4 * case.workers, case.backend
-    several = run(case.way, case.workers, samples, 1, case.optimizer, backend=backend)
-    one = run(case.way, 1, samples, 1, case.whole or case.optimizer, batch_size=size, backend=backend)
+    samples, size = case.samples or 4 * (9 * case.workers + 1) - 1, 4 * case.workers
+    options: dict[str, Any] = {"samples": samples, "backend": case.backend}
+    several = train(case.workers, case.optimizer, case.way, **options)
+    one = train(1, case.whole or case.optimizer, case.way, batch_size=size, **options)
     assert np.abs(several.master - one.master).max() <= 1e-12 * np.abs(one.master).max()
     scores = [[report.score_after_averaging for report in each.recorders[0].reports] for each in (several, one)]
     assert scores[0] == pytest.approx(scores[1], rel=1e-10, nan_ok=True)
@@ -124,7 +118,7 @@ def test_one_worker_alone_runs_no_parallel_code(way: Synchronizer) -> None:
     model = small_model("float")
     plain = alone(model, copy.deepcopy(NESTEROV), prefetch_buffer=0, log_every=0)
     plain.fit(Fit(Loader(small_dataset(60), 4, seed=3), 2))
-    trained = run(way, 1, dtype="float")
+    trained = train(1, NESTEROV, way, epochs=2, dtype="float")
     assert fingerprint(trained.trainers[0].model) == fingerprint(model)
     assert trained.trainers[0].groups.world.traffic.bytes_sent == 0
 
@@ -191,7 +185,7 @@ def test_the_divergence_is_that_of_replicas_with_samples() -> None:
 def test_the_divergence_is_measured_once_every_few_iterations(measure_every: int, measured: list[bool]) -> None:
     """Replicas are averaged after every second iteration."""
     averaging = ParameterAveraging(2, measure_every=measure_every)
-    reports = train(2, lambda: SGD(0.05), samples=96, synchronizer=averaging).recorders[0].reports
+    reports = train(2, SGD(0.05), averaging, samples=96).recorders[0].reports
     assert [report.drift > 0 for report in reports] == measured
 
 
@@ -201,7 +195,7 @@ def test_the_divergence_is_measured_once_every_few_iterations(measure_every: int
 @pytest.mark.parametrize(("transfer_dtype", "bound"), [("full", 1e-12), ("half", 1e-4)])
 def test_elastic_replicas_and_their_center_against_the_formula(transfer_dtype: str, bound: float) -> None:
     """Replay two replicas by hand: x -= a (x - c), c += 2 a (mean - c) after each of five rounds."""
-    trained = run(ElasticAveraging(1, 0.2, transfer_dtype=transfer_dtype), 2, 40, optimizer=SGD(0.05), epochs=1)
+    trained = train(2, SGD(0.05), ElasticAveraging(1, 0.2, transfer_dtype=transfer_dtype), samples=40)
     replicas = [Replica(small_model(), SGD(0.05)) for _ in range(2)]
     center = replicas[0].params.master.copy()
     dealt = [Loader(small_dataset(40), 4, seed=3).epoch(0, r.backend, i, 2) for i, r in enumerate(replicas)]
@@ -271,7 +265,7 @@ def test_weights_move_by_what_was_sent(reduce: str, workers: int, samples: int, 
 def test_scores_of_shared_gradients_come_every_so_often() -> None:
     """Reports follow the second and the fourth round."""
     way = GradientSharing(score_every=4)
-    first, second = train(2, lambda: SGD(0.05), way, samples=32).recorders[0].reports
+    first, second = train(2, SGD(0.05), way, samples=32).recorders[0].reports
     assert math.isnan(first.score_after_averaging) and second.score_after_averaging > 0
 
 

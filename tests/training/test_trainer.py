@@ -183,11 +183,10 @@ def test_a_stop_in_or_after_the_last_round_has_no_effect(event: str) -> None:
 
 
 def test_a_schedule_spans_each_fit() -> None:
-    recorder = Recorder()
-    trainer = alone(small_model(), Nesterov(OneCycle(0.1)), callbacks=[recorder], log_every=1)
-    trainer.fit(Fit(loader(), 1))
-    trainer.fit(Fit(loader(), 2))
-    rates = [report.learning_rate for report in recorder.reports]
+    with ParallelWrapper(small_model(), 1, optimizer=Nesterov(OneCycle(0.1)), log_every=1) as wrapper:
+        for epochs in (1, 2):
+            wrapper.fit(loader(), epochs=epochs)
+    rates = wrapper.history.reports["learning_rate"]
     assert rates[0] == rates[10] == pytest.approx(0.1 / 25)
     assert rates[9] == rates[29] == pytest.approx(0.1 / 1000)
     assert max(rates[:10]) == pytest.approx(0.1, rel=0.05) and max(rates[10:]) == pytest.approx(0.1, rel=0.05)

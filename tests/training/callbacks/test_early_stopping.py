@@ -22,7 +22,7 @@ from cupynet.training.callbacks import early_stopping
 from cupynet.training.evaluation import Evaluation
 from cupynet.training.fit import Fit
 from tests.support.refusals import refused
-from tests.support.training import At, KeepState, On, Seen, StopAfter, alone, fingerprint, small_dataset, small_model
+from tests.support.training import At, On, Seen, StopAfter, alone, fingerprint, small_dataset, small_model
 
 HELD_OUT = Loader(small_dataset(30, seed=7), 10, shuffle=False)
 TRAIN = Loader(small_dataset(20), 4, seed=3)  # five batches
@@ -47,12 +47,20 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Script:
 
 
 def fit(
-    stopping: EarlyStopping, epochs: int, *callbacks: Callback, model: Model | None = None, **options: Any
+    stopping: EarlyStopping,
+    epochs: int,
+    *callbacks: Callback,
+    model: Model | None = None,
+    restore: Path | None = None,
+    **options: Any,
 ) -> tuple[Trainer, dict[int, str]]:
-    """Fit with early stopping, by default on two workers. Return the trainer and each epoch's fingerprint."""
+    """Train up to an epoch, by default on two workers. Return the trainer and each epoch's fingerprint."""
     weights = Seen()
     options = {"workers": 2, "averaging_frequency": 2, "optimizer": SGD(0.05), **options}
     with ParallelWrapper(model or small_model(), callbacks=[weights, stopping, *callbacks], **options) as wrapper:
+        if restore is not None:
+            wrapper.restore(restore)
+            epochs -= wrapper.trainer.epoch
         wrapper.fit(TRAIN, epochs=epochs, **VALIDATION)
         assert len({fingerprint(each) for each in wrapper.replicas()}) == 1
         return wrapper.trainer, dict(enumerate(weights.epochs, 1))
@@ -200,31 +208,22 @@ def test_a_fit_that_stopped_early_continues_if_its_limit_was_raised(
     scripted: Script, tmp_path: Path, scores: list[float], first: dict[str, Any], second: dict[str, Any], epoch: int
 ) -> None:
     scripted(scores)
-    save = Checkpoint(path=tmp_path)
-    stopped, _ = fit(EarlyStopping(**first), 4, save, log_every=1)
-    callbacks = [EarlyStopping(**second)]
-    with ParallelWrapper(small_model(), 2, 2, optimizer=SGD(0.05), callbacks=callbacks, log_every=1) as wrapper:
-        wrapper.restore(tmp_path)
-        wrapper.fit(TRAIN, epochs=4 - stopped.epoch, **VALIDATION)
-        assert stopped.epoch <= wrapper.trainer.epoch == epoch
+    stopped, _ = fit(EarlyStopping(**first), 4, Checkpoint(path=tmp_path), log_every=1)
+    continued, _ = fit(EarlyStopping(**second), 4, restore=tmp_path, log_every=1)
+    assert stopped.epoch <= continued.epoch == epoch
 
 
 def test_scores_of_another_metric_are_discarded(tmp_path: Path) -> None:
     fit(EarlyStopping("accuracy"), 2, Checkpoint(path=tmp_path))
     stopping = EarlyStopping("loss", max_epochs=3)
-    with ParallelWrapper(small_model(), 2, 2, optimizer=SGD(0.05), callbacks=[stopping]) as wrapper:
-        wrapper.restore(tmp_path)
-        wrapper.fit(TRAIN, epochs=2, **VALIDATION)
+    fit(stopping, 4, restore=tmp_path)
     assert stopping.result is not None and stopping.result.scores.keys() == {3}
 
 
 def test_a_condition_without_scores_remains_met_if_another_metric_is_monitored(tmp_path: Path) -> None:
     fit(EarlyStopping("accuracy", max_epochs=1), 3, Checkpoint(path=tmp_path))
-    stopping = EarlyStopping("loss", max_epochs=1)
-    with ParallelWrapper(small_model(), 2, 2, optimizer=SGD(0.05), callbacks=[stopping]) as wrapper:
-        wrapper.restore(tmp_path)
-        wrapper.fit(TRAIN, epochs=2, **VALIDATION)
-        assert wrapper.trainer.epoch == 1
+    trainer, _ = fit(EarlyStopping("loss", max_epochs=1), 3, restore=tmp_path)
+    assert trainer.epoch == 1
 
 
 @pytest.mark.parametrize(("limit", "reason", "iteration"), [(52, "epochs", 10), (50, "max_time_s", 3)])
@@ -234,12 +233,14 @@ def test_the_time_limit_includes_earlier_processes_and_no_pauses(
     """It ends a fit within an epoch."""
     passed = [100.0]  # seconds
     monkeypatch.setattr(early_stopping, "time", SimpleNamespace(monotonic=lambda: sum(passed)))
-    keep, spends = KeepState(2), At(1, lambda: passed.append(50))
+    states: list[dict[str, Any]] = []
+    spends, saves = At(1, lambda: passed.append(50)), At(2, lambda: states.append(earlier.state()))
     planned = Fit(TRAIN, 2, HELD_OUT, split="validation")
-    alone(small_model(), SGD(0.05), callbacks=[EarlyStopping(), spends, keep]).fit(planned)
+    earlier = alone(small_model(), SGD(0.05), callbacks=[EarlyStopping(), spends, saves])
+    earlier.fit(planned)
     stopping = EarlyStopping(max_time_s=limit)
     trainer = alone(small_model(), SGD(0.05), callbacks=[stopping])
-    trainer.restore(keep.kept)
+    trainer.restore(*states)
     passed.append(9000)
     trainer.fit(planned)
     assert outcome(stopping)[0] == reason and trainer.iteration == iteration
