@@ -8,10 +8,9 @@ from cupynet.parallel.communicators.base import (
     Traffic,
     WorkerTimeout,
 )
-from cupynet.parallel.communicators.devices import check_reduce
 from cupynet.parallel.launchers.mpi import MpiJob, MpiLauncher, job
 from cupynet.parallel.launchers.threads import ThreadLauncher
-from cupynet.parallel.pipeline import Pipeline, one_forward_one_backward, parts
+from cupynet.parallel.pipeline import Pipeline
 from cupynet.parallel.placement import Placement
 from cupynet.parallel.synchronizers.averaging import ParameterAveraging
 from cupynet.parallel.synchronizers.base import Average, Synchronizer
@@ -28,7 +27,6 @@ from cupynet.parallel.synchronizers.threshold import (
 )
 
 __all__ = [
-    "check_reduce",
     "Adaptive",
     "AdaptiveThreshold",
     "Average",
@@ -60,6 +58,4 @@ __all__ = [
     "WorkerTimeout",
     "is_finite",
     "job",
-    "one_forward_one_backward",
-    "parts",
 ]

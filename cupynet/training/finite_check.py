@@ -9,7 +9,7 @@ import numpy as np
 from cupynet.core.errors import DivergedError
 from cupynet.data import Batch
 from cupynet.nn import Context, Sequential
-from cupynet.parallel import parts
+from cupynet.parallel.pipeline import parts
 from cupynet.training.replica import Replica, Step
 
 REMEDY = ". Lower learning_rate, clip the gradient with max_grad_norm, or train in a wider dtype"

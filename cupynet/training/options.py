@@ -15,7 +15,8 @@ from cupynet.data import Shards
 from cupynet.nn import BatchNorm, Layer, Loss, Model
 from cupynet.optim import Nesterov, Optimizer, Scaled, Schedule, optimizer_of, scale_factor
 from cupynet.optim.schedules import ScheduleWrapper
-from cupynet.parallel import AveragingSchedule, ParameterAveraging, Pipeline, Placement, Synchronizer, check_reduce, job
+from cupynet.parallel import AveragingSchedule, ParameterAveraging, Pipeline, Placement, Synchronizer, job
+from cupynet.parallel.communicators.devices import check_reduce
 from cupynet.runs.run import Run
 from cupynet.training.callback_list import by_class_name
 from cupynet.training.callbacks.base import Callback

@@ -12,7 +12,8 @@ from cupynet.backend.array import Array
 from cupynet.data import Batch
 from cupynet.nn import INFERENCE, Context, Model
 from cupynet.optim import Optimizer
-from cupynet.parallel import Groups, one_forward_one_backward, parts
+from cupynet.parallel import Groups
+from cupynet.parallel.pipeline import one_forward_one_backward, parts
 from cupynet.training.replica import Replica, Scores, blank_batch, blank_labels, losses_of, scores_of
 
 

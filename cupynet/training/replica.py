@@ -15,7 +15,8 @@ from cupynet.core.errors import ConfigError
 from cupynet.data import Batch
 from cupynet.nn import INFERENCE, Context, Model
 from cupynet.optim import Optimizer
-from cupynet.parallel import Groups, Synchronizer, Tally, parts
+from cupynet.parallel import Groups, Synchronizer, Tally
+from cupynet.parallel.pipeline import parts
 from cupynet.parallel.synchronizers.replica_view import by_name, distance, take_by_name
 from cupynet.training.clock import Clock
 from cupynet.training.loss_scaling import LossScaler

@@ -8,8 +8,8 @@ import pytest
 
 from cupynet.backend import create_backend
 from cupynet.nn import Activation, Conv2D, Dense, Flatten, Image, Layer, MaxPool2D, Model, Sequential
-from cupynet.parallel import Communicator, Groups, Pipeline, SerialCommunicator, one_forward_one_backward, parts
-from cupynet.parallel.pipeline import balance_stages, training_work
+from cupynet.parallel import Communicator, Groups, Pipeline, SerialCommunicator
+from cupynet.parallel.pipeline import balance_stages, one_forward_one_backward, parts, training_work
 from tests.support.networks import lenet
 from tests.support.refusals import refused
 from tests.support.training import on_threads
