@@ -68,24 +68,17 @@ class Buffers:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._buffers: dict[Any, Array] = {}
-        self._flat: dict[Any, tuple[list[Array], list[Array]]] = {}
+        self._buffers: dict[Any, tuple[list[Array], list[Array]]] = {}
 
-    def like(self, name: object, array: Array) -> Array:
-        """Return the buffer with this name and the shape and dtype of `array`."""
-        key = (name, array.shape, array.dtype)
+    def like(self, arrays: Sequence[Array], rank: int = -1) -> tuple[list[Array], list[Array]]:
+        """Return a buffer for each array, and the flat arrays that contain them, one per dtype, to save NCCL calls.
+
+        rank: the rank whose arrays are copied to the buffers, if it is not this worker's own.
+        """
+        key = rank, *((array.shape, array.dtype) for array in arrays)
         if key not in self._buffers:
-            buffer = self._buffers[key] = self._backend.allocate(array.shape, array.dtype)
-            # load the kernel now, because loading waits for the device
-            self._backend.weighted_sum(buffer, [array], [1.0])
+            self._buffers[key] = self._laid_out(arrays)
         return self._buffers[key]
-
-    def like_all(self, arrays: Sequence[Array]) -> tuple[list[Array], list[Array]]:
-        """Return a buffer for each array, and the flat arrays that contain them, one per dtype, to save NCCL calls."""
-        key = tuple((array.shape, array.dtype) for array in arrays)
-        if key not in self._flat:
-            self._flat[key] = self._laid_out(arrays)
-        return self._flat[key]
 
     def _laid_out(self, arrays: Sequence[Array]) -> tuple[list[Array], list[Array]]:
         offsets: list[tuple[Any, int]] = []  # with the dtype
@@ -96,7 +89,7 @@ class Buffers:
         flat = {dtype: self._backend.allocate((size,), dtype) for dtype, size in sizes.items() if size}
         for buffer in flat.values():
             buffer[...] = 0  # including the padding
-            self._backend.weighted_sum(buffer, [buffer], [1.0])  # load the kernel now, as in `like`
+            self._backend.weighted_sum(buffer, [buffer], [1.0])  # load the kernel now, as loading waits for the device
         empty = {dtype: self._backend.allocate((0,), dtype) for dtype in sizes.keys() - flat.keys()}
         buffers = [
             (flat | empty)[dtype][start : start + array.size].reshape(array.shape)
@@ -117,7 +110,7 @@ class DeviceMeans:
     def mean(self, arrays: list[Array], weight: float) -> None:
         self._connect()
         leader = self._devices.index(self._devices[self.rank])
-        buffers, flat = self._buffers.like_all(arrays if leader == self.rank else ())
+        buffers, flat = self._buffers.like(arrays if leader == self.rank else ())
         # arrays and weight of each worker, and the event after which the arrays are complete
         contributions = self._exchange((arrays, weight, self._backend.record_event()))
         total = sum(weight for _, weight, _ in contributions)
@@ -181,12 +174,11 @@ class DeviceMeans:
         first = leaders[0]
         if self.rank == first:  # may allocate, because no collective is running
             backend.wait_event(*(offers[rank][2] for rank in leaders))
+            copies = {rank: self._buffers.like(buffers, rank)[0] for rank in leaders[1:]}
             for index, buffer in enumerate(buffers):
-                parts = [buffer]
-                for rank in leaders[1:]:
-                    parts.append(self._buffers.like((rank, index), buffer))
-                    backend.fetch(parts[-1], offers[rank][1][index], offers[rank][0])
-                backend.weighted_sum(buffer, parts, [1.0] * len(parts))
+                for rank, own in copies.items():
+                    backend.fetch(own[index], offers[rank][1][index], offers[rank][0])
+                backend.weighted_sum(buffer, [buffer, *(own[index] for own in copies.values())], [1.0] * len(leaders))
         events = self._exchange(backend.record_event())
         if self.rank in leaders[1:]:
             backend.wait_event(events[first])
@@ -206,7 +198,7 @@ class RankMeans:
         self._sum = nccl_sum
 
     def mean(self, arrays: list[Array], weight: float) -> None:
-        buffers, flat = self._buffers.like_all(arrays)
+        buffers, flat = self._buffers.like(arrays)
         total = sum(self._communicator.gather_numbers(weight)[:, 0].tolist())  # also synchronizes the ranks
         if total <= 0:
             return
