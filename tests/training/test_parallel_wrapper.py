@@ -270,6 +270,7 @@ def test_a_schedule_set_before_a_restore_continues_as_restored(tmp_path: Path) -
         assert wrapper.history["learning_rate"][-1] == 0.2
         constant = wrapper.checkpoint(tmp_path)
         wrapper.optimizer.learning_rate = plateau
+        wrapper.restore(wrapper.checkpoint(tmp_path / "plateau"))  # has the state of the new schedule
         with pytest.raises(ConfigError, match="ReduceOnPlateau"):
             wrapper.restore(constant)
 
