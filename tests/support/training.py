@@ -122,11 +122,10 @@ class Poisoned(Identity):
         return y, backward if context.train else no_backward
 
 
-def network_with(layer: Layer | None, dtype: str = "double") -> Model:
+def network_with(layer: Layer, dtype: str = "double") -> Model:
     """Return the small model with `layer`, named `poisoned`, before its output layer."""
     layers = {"conv1": Conv2D(3, 3), "pool1": MaxPool2D(2), "dense1": Dense(8, "relu")}
-    layers |= {} if layer is None else {"poisoned": layer}
-    return Model(Sequential({**layers, "output": Dense(3)}), Image(8, 8, 1), create_backend("numpy", dtype), 1)
+    return Model({**layers, "poisoned": layer, "output": Dense(3)}, (8, 8, 1), "numpy", 1, dtype=dtype)
 
 
 class Recorder(Callback):

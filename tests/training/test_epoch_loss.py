@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from cupynet.data import Dataset, Loader
-from cupynet.nn import Model
 from cupynet.optim import SGD, StepDecay
 from cupynet.parallel import Pipeline
 from cupynet.training import Evaluation, HistoryWriter, ParallelWrapper
@@ -17,9 +16,9 @@ from tests.support.training import Recorder, StopAfter, small_dataset, small_mod
 DATA = small_dataset(57)  # 15 batches, the last of one sample
 
 
-def recorded(workers: int, *data: Dataset, model: Model | None = None, callbacks: Any = (), **options: Any) -> Recorder:
+def recorded(workers: int, *data: Dataset, callbacks: Any = (), **options: Any) -> Recorder:
     """Fit an epoch of each data set without changing weights."""
-    recorder, model = Recorder(), model or small_model()
+    recorder, model = Recorder(), small_model()
     model.set_learning_rate_factors({"*": 5e-324})  # times the learning rate, this is 0
     with ParallelWrapper(model, workers, 1, callbacks=[recorder, *callbacks], **options) as wrapper:
         for each in data:

@@ -29,8 +29,8 @@ from tests.support.trainers import fitted
 from tests.support.training import At, On, fingerprint, on_backends, small_dataset, small_model
 
 
-def loader(samples: int = 40, batch_size: int = 4) -> Loader:
-    return Loader(small_dataset(samples), batch_size, seed=3)
+def loader(samples: int = 40) -> Loader:
+    return Loader(small_dataset(samples), 4, seed=3)
 
 
 def workers_alive() -> list[threading.Thread]:

@@ -5,10 +5,8 @@ import logging
 import math
 import sys
 from contextlib import redirect_stdout
-from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from cupynet.training import Callback, EpochRecord, Evaluation, ParallelWrapper, Progress, Spent, Trainer
@@ -43,13 +41,6 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [text.partition(":")[0] for text in texts if text.startswith("epoch")]
 
 
-def record(loss: float, samples: int = 1, took: float = 1.0, split: str = "test") -> EpochRecord:
-    evaluation = Evaluation(2)
-    evaluation.add(np.array([[1.0, 0.0]]), np.array([0]), np.array([loss]))
-    spent = Spent([1.0], [1.0], [0.0], [0.0], [0.0], [1], [0])
-    return EpochRecord(1, 1, samples, took, split, evaluation, spent, 0, loss, [loss], 0.01)
-
-
 @pytest.mark.parametrize("columns", ["40", "80", "90", "104", "200"])
 @pytest.mark.parametrize("epochs", [3, 1000])
 @pytest.mark.parametrize("accuracy", [math.nan, 0.9876])
@@ -57,7 +48,11 @@ def test_the_line_of_an_epoch_fits_the_terminal_and_has_the_speed(
     columns: str, epochs: int, accuracy: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
-    line = describe(replace(record(0.0688123, 50_000_000, 12.34, "validation"), accuracy=accuracy), epochs)
+    loss, evaluation = 0.0688123, Evaluation(2)
+    evaluation.add([[1.0, 0.0]], [0], [loss])
+    spent = Spent([1.0], [1.0], [0.0], [0.0], [0.0], [1], [0])
+    record = EpochRecord(1, 1, 50_000_000, 12.34, "validation", evaluation, spent, 0, loss, accuracy=accuracy)
+    line = describe(record, epochs)
     assert len("[12:30:05] ") + len(line) <= max(int(columns), 80)
     assert "4,051,864" in line and line.count("0.06881") == 2
     if columns in ("104", "200"):
