@@ -16,7 +16,7 @@ from cupynet.backend.array import Array, on_host
 from cupynet.core import checks, wording
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.data.augment import Augment, Mixing, SampleRNG, augmentations, augmented, check_augmentations
-from cupynet.data.dataset import Dataset, dense, label_array, philox
+from cupynet.data.dataset import Dataset, dense, label_array, one_hot_width, philox
 from cupynet.data.shards import Shards
 
 LabeledData: TypeAlias = Dataset | Shards
@@ -264,5 +264,6 @@ def _dataset_of(data: Any, classes: int | None = None, pixels: PixelScale = FRAC
     images, labels = on_host(data[0]), on_host(data[1])
     if classes is None:
         found = label_array("data set 'arrays'", labels)
-        classes = int(found.max(initial=0)) + 1 if found.ndim == 1 else found.shape[1]
+        columns = found.shape[1] if found.ndim == 2 else one_hot_width(labels)
+        classes = int(found.max(initial=0)) + 1 if columns is None else columns
     return Dataset("arrays", images, labels, classes, FRACTIONS if images.dtype.kind == "f" else pixels)

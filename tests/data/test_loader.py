@@ -122,6 +122,7 @@ def test_arrays_and_data_sets_become_a_loader() -> None:
     assert (loader.dataset, loader.batch_size, loader.seed, loader.shuffle) == (dataset, 4, 7, False)
     assert as_loader(loader, batch_size=7, shuffle=True) is loader
     assert as_loader((images, labels), classes=10).dataset.classes == 10
+    assert Loader((images, np.eye(9, dtype=int)[labels]), 2).dataset.classes == 9  # also if the last class is absent
     assert Loader((images, labels), 2).signature == as_loader((images, labels), 2, 0).signature
     with refused(""):
         as_loader((images, labels), classes=6)
