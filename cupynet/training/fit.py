@@ -115,7 +115,7 @@ def _class_factors(data: Dataset, class_weight: ClassWeight) -> Array:
     for each, weight in class_weight.items():
         if isinstance(each, float) or each not in range(data.classes):
             raise ConfigError(f"must be a class from 0 to {data.classes - 1}", "class_weight", shown(each))
-        factors[each] = number(f"class_weight[{each}]", weight, minimum=0)
+        factors[int(each)] = number(f"class_weight[{each}]", weight, minimum=0)  # a bool would select all classes
     return factors
 
 

@@ -183,9 +183,10 @@ def test_integer_targets_are_evaluated_like_floats(rows: list[int]) -> None:
         ("softmax", {"sample_weight": np.full(61, 2)}, {"rate": 0.02}),
         ("softmax", {"sample_weight": WEIGHTS, "class_weight": {0: 2.0, 2: 0.5}}, {"sample_weight": SOME * WEIGHTS}),
         ("softmax", {"sample_weight": WEIGHTS, "class_weight": "balanced"}, {"sample_weight": BALANCED * WEIGHTS}),
+        ("softmax", {"class_weight": {False: 2.0, True: 0.5}}, {"class_weight": {0: 2.0, 1: 0.5}}),
         (SoftmaxNLL(class_weights=[2, 1, 0.5]), {}, {"class_weight": {0: 2, 2: 0.5}}),
     ],
-    ids=["twice the learning rate", "of some classes", "balanced", "of the loss"],
+    ids=["twice the learning rate", "of some classes", "balanced", "of booleans", "of the loss"],
 )
 def test_weights_are_factors_of_losses(loss: str | Loss, weights: dict[str, Any], equal: dict[str, Any]) -> None:
     """Class weights and sample weights are multiplied."""
