@@ -85,7 +85,6 @@ class Optimizer(Described):
         if self.l2 and self.weight_decay:
             reason = f"has the same purpose as weight_decay={self.weight_decay:g}. Set one of them to 0"
             raise ConfigError(reason, f"{owner} l2", f"{self.l2:g}")
-        self.factors = self.constants()
         self.state: dict[str, Array] = {}
         self._layers: Layers | None = None  # for `clip_layer_norm`
 
@@ -101,6 +100,7 @@ class Optimizer(Described):
     def init(self, params: Params, backend: Backend) -> None:
         """Allocate the state for these weights."""
         self.backend = backend
+        self.factors = self.constants()  # now, because the user may have set attributes such as `momentum`
         self.state = {}
         self._layers = None
         if self.clip_layer_norm is not None:

@@ -58,6 +58,20 @@ def test_init_resets_the_state() -> None:
     assert not optimizer.state["velocity"].any()
 
 
+def test_arguments_may_be_set_before_training() -> None:
+    changed, expected = Momentum(0.1, 0.9), Momentum(0.1, 0.2)
+    changed.momentum = 0.2
+    found = []
+    for optimizer in (changed, expected):
+        params = weights(backend := create_backend("numpy"))
+        optimizer.init(params, backend)
+        for iteration in range(2):
+            params.grad[...] = 1
+            optimizer.step(params, iteration)
+        found.append(params.master.copy())
+    np.testing.assert_array_equal(*found)
+
+
 @every_backend
 @every_dtype
 @pytest.mark.parametrize(("length", "elsewhere", "factor"), [(8.0, 0.0, 0.5), (2.0, 0.0, 1.0), (6.0, 8.0, 0.4)])
