@@ -25,7 +25,7 @@ INPUTS = ("uint8", "float")
 BOUND = 1e-5  # largest acceptable result of `difference` in float
 BATCH_SIZE = 100  # in `difference`
 PROBABILITIES: dict[type[Any], tuple[str, dict[str, Any]]] = {
-    nn.SoftmaxNLL: ("Softmax", {"axis": 1}),
+    nn.SoftmaxNLL: ("Softmax", {"axis": -1}),
     nn.BinaryCrossEntropy: ("Sigmoid", {}),
 }
 SIMPLE: dict[str, tuple[str, dict[str, Any]]] = {
@@ -100,7 +100,10 @@ class _Graph:
     def of(self, model: nn.Model, input: str, metadata: Mapping[str, str]) -> bytes:
         make, kinds = self.onnx.helper, self.onnx.TensorProto
         kind = kinds.UINT8 if input == "uint8" else kinds.FLOAT
-        logits = self.add("Identity", self.layer(model.network, self.images(model, input)), made="logits")
+        output = self.layer(model.network, self.images(model, input))
+        if isinstance(model.output, nn.Image):
+            output = self.add("Transpose", output, at="output", perm=[0, 2, 3, 1])  # channels last
+        logits = self.add("Identity", output, made="logits")
         outputs = [logits]
         if type(model.loss) in PROBABILITIES:
             operator, attributes = PROBABILITIES[type(model.loss)]

@@ -95,6 +95,12 @@ def test_vectors_and_a_network_of_one_layer() -> None:
     np.testing.assert_allclose(found, model.scores(x)[1], atol=1e-6)
 
 
+def test_channels_of_an_output_image_are_last() -> None:
+    model = model_of(nn.Sequential([nn.Conv2D(4, 3)]), nn.Image(6, 6, 1), loss=nn.SoftmaxNLL())
+    images = images_for(model)
+    np.testing.assert_allclose(answers(onnx_graph(model), images)["probabilities"], model.predict(images), atol=1e-6)
+
+
 def test_a_wrong_graph_is_found_out() -> None:
     model, other = everything_as_model(), everything_as_model()
     weights = other.weights()
