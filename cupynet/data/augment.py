@@ -287,7 +287,8 @@ class Mixing(Augmentation):
     """
 
     def __init__(self, alpha: float = 1.0) -> None:
-        self.alpha = checks.number(f"{type(self).__name__} alpha", alpha, minimum=0.01, below=1000)
+        # from about 520, the density in `_beta` underflows
+        self.alpha = checks.number(f"{type(self).__name__} alpha", alpha, minimum=0.01, below=500)
 
     def __call__(self, images: Array, draws: SampleRNG) -> Array:
         """Return the images unchanged, because `augmented` mixes them."""

@@ -91,7 +91,7 @@ def test_an_image_of_weight_0_gives_no_label_to_another(part: Mixing) -> None:
     np.testing.assert_allclose(labels[labels[:, 5] > 0, :5].sum(axis=1), 1, rtol=1e-6)
 
 
-@pytest.mark.parametrize("alpha", [0.05, 0.2, 1.0, 3.0, 100.0])
+@pytest.mark.parametrize("alpha", [0.05, 0.2, 1.0, 3.0, 100.0, 499.0])
 def test_shares_have_the_moments_of_the_beta_distribution(alpha: float) -> None:
     shares = MixUp(alpha).drawn(SampleRNG(1, 2, np.arange(20000), 0), 20000, (1, 1, 1))[1][:, 0, 0]
     assert shares.mean() == pytest.approx(0.5, abs=0.01)

@@ -48,7 +48,7 @@ WRONG: dict[Any, dict[str, list[Any]]] = {
     HorizontalFlip: {"probability": [1.5]},
     Rotate: {"degrees": [0]},
     Elastic: {"alpha": [0]},
-    CutMix: {"alpha": [0, 1e6]},
+    CutMix: {"alpha": [0, 500]},
 }
 
 
