@@ -127,6 +127,14 @@ def test_weights_of_which_none_fits_and_damaged_files_are_refused(tmp_path: Path
         model.load_weights(tmp_path / "weights.safetensors", strict=False)
 
 
+def test_a_model_with_a_replaced_layer_still_computes_the_gradient_of_its_input() -> None:
+    model = Model([Conv2D(2, 3), Dense(3)], SMALL, create_backend("numpy"), needs_dx=True)
+    x = np.ones((2, *SMALL.shape), np.float32)
+    logits, backward = model.replace(dense1=Dense(4)).forward(x, Context(train=True))
+    dx = backward(np.ones_like(logits))
+    assert dx is not None and dx.shape == x.shape
+
+
 def test_a_replaced_layer_is_new_and_the_others_keep_their_weights() -> None:
     model = Model(Sequential([Conv2D(2, 3), Dense(4, "relu"), Dense(3)]), SMALL, create_backend("numpy"))
     model.params.master += 1
