@@ -60,7 +60,8 @@ class Source(ABC):
         normalize: scaling of pixels. None for fractions of 255; "auto" for mean 0 and standard deviation 1 of the
             training images in each channel; or {"mean": [...], "std": [...]} in fractions of 255. Validation and test
             images are scaled like the training images.
-        augment: augmentations of the training images in order (see `augmentations`).
+        augment: augmentations of the training images in order (see `augmentations`). `load` does not apply them; in
+            Python, pass them to a `Loader`.
 
     Attributes:
         image_shape: (H, W, C).
