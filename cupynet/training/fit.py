@@ -125,7 +125,7 @@ def evaluation_loader(data: Examples, batch_size: int | None, model: Model, pixe
     data: like `x` in `ParallelWrapper.fit`, or x, y and sample_weight in a tuple or list.
     pixels: the pixel scale of the training images; by default the model's.
     """
-    if pixels is None and model.pixels != FRACTIONS:  # an untrained model has FRACTIONS too, and allows any scale
+    if pixels is None and (model.trained_on == "pixels" or model.pixels != FRACTIONS):  # an untrained one allows any
         pixels = model.pixels
     if isinstance(data, Loader) and data.augment:
         data = Loader(data.dataset, data.batch_size, data.seed, data.shuffle)
