@@ -32,7 +32,7 @@ class Described:
     def __repr__(self) -> str:
         """Return the call that creates an equal object."""
         positional, named = self._call
-        if is_dataclass(self):
+        if is_dataclass(self) and "_call" not in vars(self):  # a subclass may have its own constructor
             defaults = {item.name: item.default for item in fields(self) if item.init}
             named = {name: getattr(self, name) for name in defaults if getattr(self, name) != defaults[name]}
         cells = [*map(repr, positional), *(f"{name}={value!r}" for name, value in named.items())]
@@ -110,7 +110,7 @@ def _arguments(part: Described) -> dict[str, Any]:
     """Return the constructor arguments by name. Raise ConfigError if they no longer describe the object."""
     kind = type(part).__name__
     check_unchanged(part, kind)
-    if is_dataclass(part):
+    if is_dataclass(part) and "_call" not in vars(part):
         return {item.name: getattr(part, item.name) for item in fields(part) if item.init}
     positional, named = part._call
     signature = inspect.signature(type(part))

@@ -11,6 +11,7 @@ from cupynet.backend import Backend, UpdateScalars, create_backend
 from cupynet.nn.init import xavier
 from cupynet.nn.params import Params, Segment
 from cupynet.optim import SGD, Adam, Momentum, Nesterov, Optimizer
+from tests.guides.extending.lion import Lion
 from tests.support.backends import every_backend, every_dtype
 from tests.support.refusals import refused
 
@@ -56,6 +57,10 @@ def test_init_resets_the_state() -> None:
     optimizer.state["velocity"][...] = 1
     optimizer.init(params, backend)
     assert not optimizer.state["velocity"].any()
+
+
+def test_the_representation_of_a_user_defined_optimizer_has_its_arguments() -> None:
+    assert repr(Lion(0.001, beta1=0.5)) == "Lion(0.001, beta1=0.5)"
 
 
 def test_arguments_may_be_set_before_training() -> None:
