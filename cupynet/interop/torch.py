@@ -266,6 +266,9 @@ import torch
 from torch import nn
 
 INPUT_SHAPE, OUTPUTS = {shape}, {outputs}  # (height, width, channels), classes
+'''
+
+FROM_PIXELS = '''\
 MEAN, STD = {mean}, {std}  # of pixels / 255, per channel
 
 
@@ -274,6 +277,13 @@ def prepared(images):
     mean, std = (torch.tensor(each, device=images.device) for each in (MEAN, STD))
     x = (images.float() / 255 - mean) / std
     return x.permute(0, 3, 1, 2)
+'''
+
+FROM_FLOATS = '''
+
+def prepared(images):
+    """Convert images (N, H, W, C), scaled as in training, to the network's input (N, C, H, W)."""
+    return images.float().permute(0, 3, 1, 2)
 '''
 
 BRANCHES = '''
@@ -337,7 +347,8 @@ def torch_source(model: nn.Model) -> str:
     if not isinstance(model.network, nn.Sequential):
         raise ConfigError("the network is a single layer. Wrap it in a Sequential")
     network = "".join(f"        {module},\n" for module in _inside(model.network))
-    text = HEAD.format(
+    prepared = FROM_FLOATS if model.trained_on == "floats" else FROM_PIXELS
+    text = (HEAD + prepared).format(
         input=model.input,
         outputs=model.output.features,
         shape=model.input.shape,

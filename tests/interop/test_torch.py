@@ -33,6 +33,12 @@ def test_exports_equal_those_that_pytorch_loaded(tmp_path: Path) -> None:
         np.testing.assert_allclose(logits(model, file["images"]), file["logits"], atol=1e-6 * np.ptp(file["logits"]))
 
 
+def test_input_of_a_network_trained_on_floats_is_not_scaled() -> None:
+    model = everything_as_model()
+    model.trained_on = "floats"
+    assert "255" in torch_source(everything_as_model()) and "255" not in torch_source(model)
+
+
 def test_each_branch_is_fed_the_flattened_image() -> None:
     """The rows of both are in PyTorch's order, no matter how the other branch begins."""
     ways: dict[str, Any] = {"first": [Dense(3), Dense(2)], "second": [Activation("relu"), Dense(4)]}
