@@ -12,6 +12,7 @@ from cupynet.backend.array import Array
 from cupynet.core.wording import setting
 from cupynet.data import Dataset, LabeledData, Loader, Shards
 from cupynet.data.loader import read_of
+from cupynet.nn import Model
 from cupynet.training.fit import Fit
 
 BRIGHT = 1 / 4  # images are nearly black if all scaled pixels are smaller
@@ -30,7 +31,7 @@ class DataWarnings:
         self._dark = False  # True after a warning that training images are dark
         self._known: set[int] = set()  # signatures of loaders
 
-    def of_fit(self, fit: Fit, workers: int, restored: tuple[int, int] | None) -> None:
+    def of_fit(self, fit: Fit, model: Model, workers: int, restored: tuple[int, int] | None) -> None:
         """Warn about the data of a fit. `restored` is the `Loader.identity` of the resumed fit, or None."""
         if not self._speaks:
             return
@@ -40,6 +41,13 @@ class DataWarnings:
             log.warning("%d of %d workers have no batches. Lower workers or batch_size", idle, workers)
         if restored is not None and restored != train.identity:
             log.warning("data set %r: its labels have changed since the checkpoint", train.dataset.name)
+        scale = "floats" if train.dataset.scaled else "pixels", train.dataset.pixels
+        if model.trained_on and (model.trained_on, model.pixels) != scale:
+            log.warning(
+                "data set %r: its images are scaled differently from those that the model was trained on. To keep the "
+                "scale, use Dataset(..., pixels=model.pixels), or a pair (images, labels)",
+                train.dataset.name,
+            )
         if self._metrics and fit.evaluate_on is None:
             self._metrics = False
             log.warning("metrics are not computed, because there are no validation data. Pass validation_split=0.1")

@@ -268,7 +268,7 @@ class ParallelWrapper:
             if self._run is not None:
                 self._run.check_new()
         self._begun = True
-        self._warnings.of_fit(fit, self.placement.workers, unfinished[0].data if unfinished else None)
+        self._warnings.of_fit(fit, self.model, self.placement.workers, unfinished[0].data if unfinished else None)
         name_data(self.model, loader.dataset)
         before = len(self._rows.kept)
         with stopping_at_interrupt(lambda: self.stop(CTRL_C, StopReason.REQUEST)) as interrupted, self._ending():

@@ -84,6 +84,20 @@ def test_integers_are_evaluated_and_predicted_after_floats(validates: bool, capl
             assert len(warnings_of(caplog)) == count
 
 
+def test_another_scale_than_in_the_last_fit(caplog: pytest.LogCaptureFixture) -> None:
+    images, labels = up_to(255).images, up_to(255).labels
+    with ParallelWrapper(model(), 1) as wrapper:
+        for data, warned in (
+            (up_to(255, NORMALIZED), False),
+            ((images, labels), False),
+            (Loader((images, labels), 4), True),
+            (Loader((images, labels), 4), False),
+            ((images / np.float32(255), labels), True),
+        ):
+            wrapper.fit(data)
+            assert len(warnings_of(caplog)) == warned
+
+
 def test_metrics_without_validation_data_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
     bright = up_to(255)
     with ParallelWrapper(model(), 1, metrics=["auc"]) as wrapper:
