@@ -26,7 +26,8 @@ def cli_page() -> Iterator[str]:
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for name, text in zip(COMMANDS, pool.map(help_of, COMMANDS), strict=True):
             place = "" if name == "train" else f"#cupynet-{name}"
-            yield from (f"## cupynet {name}", f"```text\n{text}\n```")
+            own = text.partition("\n\nGroups: ")[0] if name in SCHEMAS else text  # the rest is that of `train`
+            yield from (f"## cupynet {name}", f"```text\n{own}\n```")
             yield f"[All its settings](settings.md{place})" if name in ("train", *SCHEMAS) else ""
 
 
