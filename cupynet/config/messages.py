@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 
@@ -22,7 +23,7 @@ def refusal(error: BaseException, schema: type[Settings]) -> ConfigError:
     if isinstance(error, OverrideParseException):
         key, _, value = error.override.partition("=")
         quotable = KEY.fullmatch(key.strip()) and value and not SYNTAX & {*value}
-        example = shlex.quote(f'{key.strip()}="{value.strip()}"') if quotable else ""
+        example = shlex.quote(f'{key.strip()}="{os.path.expanduser(value.strip())}"') if quotable else ""
         reason = f"must be key=value, with quotes around special characters: {example or one_line(error.message)}"
         return ConfigError(f"{error.override}: {reason}")
     if isinstance(error, MissingConfigException) and (file := GROUP_FILE.fullmatch(error.missing_cfg_file or "")):

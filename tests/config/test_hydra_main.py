@@ -91,7 +91,7 @@ def test_the_quoted_form_of_a_refused_value_is_accepted(value: str) -> None:
     with pytest.raises(ConfigError) as caught:
         config.compose([f"hydra.run.dir={value}"])
     (remedy,) = shlex.split(str(caught.value).rpartition(": ")[2])
-    assert OverridesParser.create().parse_override(remedy).value() == value
+    assert OverridesParser.create().parse_override(remedy).value() == os.path.expanduser(value)
 
 
 def test_a_refused_run_removes_only_the_folders_that_were_made_for_it(
