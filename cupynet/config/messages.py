@@ -39,6 +39,8 @@ def refusal(error: BaseException, schema: type[Settings]) -> ConfigError:
     if found is None:
         return ConfigError(one_line(error))
     key = str(found.full_key)
+    if key == "experiment" and _file(error).startswith("experiment/"):  # the file's settings are below this key
+        return ConfigError(f"{_file(error)}the file must begin with the line # @package _global_")
     if isinstance(found, ConfigKeyError | ConfigAttributeError):
         reason = f"there is no setting '{key}'{_hint(found, key, schema)}"
     elif isinstance(found, MissingMandatoryValue):

@@ -213,6 +213,14 @@ def test_a_wrong_setting_in_a_file_is_named(content: str, named: tuple[str, ...]
     assert all(each in str(caught.value) for each in named), caught.value
 
 
+@pytest.mark.parametrize("content", ["", "workers: 2\n", "\ufeff# @package _global_\n"], ids=["none", "other", "BOM"])
+def test_an_experiment_without_its_first_line_is_refused(content: str, tmp_path: Path) -> None:
+    own_files = write_own_file(tmp_path, "experiment/own", content)
+    with pytest.raises(ConfigError) as caught:
+        config.compose(["experiment=own"], own_files)
+    assert all(each in str(caught.value) for each in ("experiment/own", "@package _global_")), caught.value
+
+
 # jobs and sweeps ------------------------------------------------------------------------------------------------------
 
 
