@@ -23,7 +23,7 @@ from cupynet.config.announcement import announce
 from cupynet.config.experiment import Experiment
 from cupynet.core import signals
 from cupynet.core.checks import finite
-from cupynet.core.errors import NOTHING_SAVED, CupynetError, DataError, Interrupted
+from cupynet.core.errors import CupynetError, DataError, Interrupted
 from cupynet.data import Data, Loader
 from cupynet.runs.layout import CHECKPOINTS, checkpoints
 from cupynet.runs.run import Cost, Outcome, Run, Scores, Setup, Start, Summary
@@ -321,7 +321,7 @@ def saved(run: Run, experiment: Experiment) -> str:
     """Describe what an interrupted run saved, and how to resume it."""
     steps = bool(checkpoints(run.checkpoints_path))
     if not run.saved and not steps:
-        return NOTHING_SAVED
+        return "no results of this run were saved"
     launcher = [] if experiment.job is None else ["mpiexec", "-n", str(experiment.job.size)]
     settings = config.not_stored(experiment.settings, run.folder)
     command = shlex.join([*launcher, "cupynet", "train", f"resume={run}", *settings])

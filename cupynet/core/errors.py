@@ -23,7 +23,6 @@ from contextlib import contextmanager
 from cupynet.core.terminal import printable
 from cupynet.core.wording import one_line
 
-NOTHING_SAVED = "no results of this run were saved"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)  # errors of a full or unwritable disk
 
 
@@ -108,15 +107,18 @@ class OutputError(CupynetError):
 
 
 class Interrupted(CupynetError):
-    """A signal stopped the run. Exit code 130 for SIGINT; 143 for SIGTERM, SIGUSR1 and SIGHUP."""
+    """A signal stopped the command. Exit code 130 for SIGINT; 143 for SIGTERM, SIGUSR1 and SIGHUP.
 
-    def __init__(self, signal_number: int, saved: str = NOTHING_SAVED) -> None:
-        super().__init__(f"stopped by {signal.Signals(signal_number).name}: {saved}")
+    saved: what was saved, if that is known.
+    """
+
+    def __init__(self, signal_number: int, saved: str = "") -> None:
+        super().__init__(f"stopped by {signal.Signals(signal_number).name}{saved and f': {saved}'}")
         self.signal_number = signal_number
         self.exit_code = 130 if signal_number == signal.SIGINT else 143
 
     @classmethod
-    def by(cls, stopped: KeyboardInterrupt, saved: str = NOTHING_SAVED) -> Interrupted:
+    def by(cls, stopped: KeyboardInterrupt, saved: str = "") -> Interrupted:
         """Convert a KeyboardInterrupt. If no signal handler raised it, it counts as SIGINT."""
         return cls(signal_of(stopped) or signal.SIGINT, saved)
 

@@ -33,6 +33,13 @@ def test_each_signal_has_its_exit_code(number: int, code: int) -> None:
     assert Interrupted.by(caught.value).exit_code == code
 
 
+def test_a_signal_between_jobs_or_after_the_last_one_claims_nothing_about_their_results() -> None:
+    with pytest.raises(KeyboardInterrupt) as caught, signals.handled(signals.leave):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(5)
+    assert str(Interrupted.by(caught.value)).endswith("SIGTERM")
+
+
 def test_a_signal_during_a_destructor_which_ignores_exceptions_is_not_lost() -> None:
     class Dying:
         def __del__(self) -> None:
