@@ -42,7 +42,7 @@ from cupynet.core.mpiexec import started
 from cupynet.core.settings import flat
 from cupynet.core.terminal import near, stdout_is_gone, steady_streams
 from cupynet.core.wording import one_line
-from cupynet.runs.layout import FAILED, HYDRA, RESULTS, START, STUDY, SWEEP
+from cupynet.runs.layout import FAILED, HYDRA, PROFILE, REOPENED, RESULTS, START, STUDY, SWEEP, TRACE
 
 if TYPE_CHECKING:
     from cupynet.parallel import MpiJob
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 S = TypeVar("S", bound=Settings)
 T = TypeVar("T")
 
+OF_RUN = (START, FAILED, REOPENED, PROFILE, TRACE, *RESULTS)  # files that a new run replaces or deletes
 _log = logging.getLogger("cupynet")
 # Hydra searches for plugins in the namespace package hydra_plugins
 sys.path.append(str(Path(__file__).parent / "plugins"))
@@ -302,7 +303,7 @@ class _Command(Generic[S, T]):
                 closing.callback(hold.release)
                 warning = hold.warning
                 if self.request.resumed is None:
-                    resume.check_untaken(shown, (START, FAILED, *RESULTS) if self.schema is Settings else ())
+                    resume.check_untaken(shown, OF_RUN if self.schema is Settings else ())
             except ConfigError as error:
                 refused = str(error)
         if refused := self.ranks.share(refused):

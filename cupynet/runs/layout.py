@@ -19,6 +19,7 @@ SUMMARY = "summary.json"  # written at the end of a run
 RESULTS = ("weights.safetensors", "history.jsonl", "examples.safetensors", "report.html", "curves.png")
 REOPENED = "unfinished.txt"  # marks a resumed run that has not ended
 FAILED = "failed.json"  # exit code of a failed run
+PROFILE, TRACE = "profile.json", "trace.json"  # written with profile=true
 CHECKPOINTS = "checkpoints"
 SWEEP, SWEEP_TABLE = "multirun.yaml", "sweep.csv"  # in the folder of a sweep
 STUDY, TRIALS = "study.db", "trials"  # in the folder of a search

@@ -221,6 +221,13 @@ def test_an_experiment_without_its_first_line_is_refused(content: str, tmp_path:
     assert all(each in str(caught.value) for each in ("experiment/own", "@package _global_")), caught.value
 
 
+@pytest.mark.parametrize("name", ["unfinished.txt", "profile.json", "trace.json", "report.html"])
+def test_a_run_replaces_no_file_of_its_user(name: str, command: Command, in_folder: Path, error_line: Line) -> None:
+    (in_folder / name).write_text("mine")
+    assert command("hydra.run.dir=.") == (2, [])
+    assert name in error_line() and (in_folder / name).read_text() == "mine"
+
+
 # jobs and sweeps ------------------------------------------------------------------------------------------------------
 
 

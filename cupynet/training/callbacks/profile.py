@@ -18,6 +18,7 @@ from cupynet.core.files import write_json, write_whole
 from cupynet.core.terminal import near
 from cupynet.core.wording import counted, one_line, percent
 from cupynet.nn import Context, Model
+from cupynet.runs.layout import PROFILE, TRACE
 from cupynet.runs.run import Run
 from cupynet.training.callbacks.base import Callback
 from cupynet.training.clock import Clock
@@ -105,9 +106,9 @@ class Profile(Callback):
         if self._folder is not None:
             try:
                 self._folder.mkdir(parents=True, exist_ok=True)
-                write_whole(self._folder / "trace.json", json.dumps(trace(workers)).encode())
-                write_json(self._folder / "profile.json", self.pieces)
-                files = f"details: profile.json and trace.json in {near(self._folder)}"
+                write_whole(self._folder / TRACE, json.dumps(trace(workers)).encode())
+                write_json(self._folder / PROFILE, self.pieces)
+                files = f"details: {PROFILE} and {TRACE} in {near(self._folder)}"
             except (OSError, OutputError) as error:
                 log.warning("cannot write the profile: %s", one_line(error))
         with contextlib.suppress(OSError, ValueError):  # stdout is full or closed
