@@ -77,9 +77,9 @@ def _files(path: Path) -> list[Path]:
     """Return the pictures in a folder, sorted, or the path itself if it is a file or a folder without pictures."""
     from cupynet.data.pictures import ENDINGS
 
-    if not os.path.isdir(path):  # isdir returns False for invalid names
+    if not os.path.isdir(path):  # isdir and isfile return False for invalid names, and without permission
         return [path]
-    found = [each for each in sorted(path.glob("[!.]*")) if each.suffix.lower() in ENDINGS and each.is_file()]
+    found = [each for each in sorted(path.glob("[!.]*")) if each.suffix.lower() in ENDINGS and os.path.isfile(each)]
     return found or [path]
 
 

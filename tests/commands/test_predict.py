@@ -19,6 +19,7 @@ from cupynet.data.centering import centered_as_mnist
 from cupynet.data.pictures import picture
 from tests.support.commands import Call
 from tests.support.resumed_runs import trained
+from tests.support.user_files import deny
 
 DIGITS = ["data=synthetic", "data.train=2000", "data.test=200", "batch_size=32", "epochs=1", "workers=1"]
 
@@ -132,6 +133,13 @@ def test_the_pictures_of_a_folder_are_classified_by_name(finished: Path, call: C
     lines = found.out.splitlines()
     assert (found.code, found.err) == (0, "") and all(line.count(" %") == 3 for line in lines)
     assert [line.split("  ")[0] for line in lines] == [f"scans/{number}.png" for number in range(3)]
+
+
+@pytest.mark.usefixtures("scans")
+def test_a_folder_that_may_not_be_read_is_named(finished: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    deny(Path("scans"), monkeypatch)
+    found = call(main, finished, "scans")
+    assert found.code == 65 and "scans" in found.error
 
 
 @pytest.mark.usefixtures("scans")

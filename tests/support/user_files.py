@@ -1,10 +1,13 @@
 """Small real digits in the formats of users' data: IDX files, .npz, image folders."""
 
+import errno
 import gzip
+import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 
 from cupynet.data import Source
 from cupynet.data.sources.idx import IDX_NAMES
@@ -27,6 +30,18 @@ COLOURS = Parts(
     np.random.default_rng(2).integers(0, 256, (6, 5, 7, 3), np.uint8),
     np.arange(6, dtype=np.uint8) // 2,
 )
+
+
+def deny(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forbid access to the files in a folder, as without its execute permission, also for root."""
+    real = os.stat
+
+    def stat(path: Any, *arguments: Any, **options: Any) -> os.stat_result:
+        if isinstance(path, str | Path) and Path(path).parent == folder:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return real(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "stat", stat)
 
 
 def checked(source: Source) -> Any:

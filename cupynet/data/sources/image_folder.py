@@ -85,7 +85,7 @@ class ImageFolder(UserFiles):
                 reason = "none" if os.path.isdir(folders[part]) else "no such folder"
                 raise DataError(f"{folders[part]}: expected a folder for each class, found {reason}")
             for name, files in classes.items():
-                if (folders[part] / name).is_file():
+                if os.path.isfile(folders[part] / name):  # False without permission
                     raise DataError(f"{folders[part] / name}: expected only folders of classes. Move it elsewhere")
                 if not files:
                     raise DataError(f"{folders[part] / name}: expected pictures of this class, found none")

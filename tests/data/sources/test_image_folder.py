@@ -15,7 +15,7 @@ from PIL import Image
 from cupynet.data import ImageFolder
 from cupynet.data.pictures import picture, resized
 from tests.support.refusals import data_error, refused
-from tests.support.user_files import COLOURS, checked, digits, write_pictures
+from tests.support.user_files import COLOURS, checked, deny, digits, write_pictures
 
 SMALL = digits(60, 30)
 
@@ -87,6 +87,12 @@ def test_wrong_pictures_are_named(folder: Path, name: str) -> None:
     with warnings.catch_warnings(), data_error(folder / place):
         warnings.simplefilter("error")
         ImageFolder(folder).load()
+
+
+def test_class_folders_that_may_not_be_read_are_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deny(folder / "train", monkeypatch)
+    with data_error(folder / "train"):
+        ImageFolder(folder)
 
 
 def test_a_folder_without_test_images_needs_validation_images(folder: Path) -> None:
