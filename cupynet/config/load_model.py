@@ -136,8 +136,13 @@ class LoadedRun:
             reason = "is a file. Use the folder of the run" if os.path.isfile(self.path) else missing
             raise ConfigError(f"{wording.one_line(self.path)}: {reason}")
         named = self.run.folder != self.path
-        self.checkpoint = found(checkpoint_of(self.path)) if named else None
-        if not self.run.settings_path.is_file() and (self.checkpoint is not None or checkpoints(self.path)):
+        try:
+            self.checkpoint = found(checkpoint_of(self.path)) if named else None
+            described = self.run.settings_path.is_file()
+            undescribed = not described and (self.checkpoint is not None or bool(checkpoints(self.path)))
+        except PermissionError as error:
+            raise DataError(f"{error.filename}: cannot be read ({error.strerror})") from error
+        if undescribed:
             raise ConfigError(
                 f"{self.path}: a checkpoint written in Python does not contain the network. Create the model and its "
                 f"ParallelWrapper, and call wrapper.restore({str(self.path)!r})"

@@ -14,8 +14,9 @@ from cupynet import ConfigError, DataError, Model, Run, load, load_weights, save
 from cupynet.data import Synthetic
 from cupynet.runs.checkpoints import read
 from tests.support.commands import summary_of
-from tests.support.refusals import refused
+from tests.support.refusals import data_error, refused
 from tests.support.resumed_runs import trained
+from tests.support.user_files import deny
 
 SMALL = ["data=synthetic", "data.train=300", "data.test=100", "batch_size=32", "callbacks.progress.style=lines"]
 SIZES = ["model.layers.dense1.units=20", "model.layers.conv1.filters=6", "model.layers.conv2.filters=8"]
@@ -125,6 +126,12 @@ def test_a_spoilt_run_is_refused(name: str, copied: Path) -> None:
     with pytest.raises(kind) as caught:
         load(copied)
     assert named in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_run_that_may_not_be_read_is_named(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deny(finished / ".hydra", monkeypatch)
+    with data_error(finished / ".hydra"):
+        load(finished)
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
