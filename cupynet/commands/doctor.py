@@ -128,7 +128,8 @@ def check_mpi(settings: Sequence[str]) -> Iterator[Finding]:
 def check_disk(settings: Sequence[str]) -> Iterator[Finding]:
     place = Path("outputs" if os.path.exists("outputs") else ".").resolve()
     try:
-        with tempfile.NamedTemporaryFile(prefix=".cupynet-doctor-", dir=place):
+        with tempfile.NamedTemporaryFile(prefix=".cupynet-doctor-", dir=place, buffering=0) as file:
+            file.write(b"x")  # a full disk has room for an empty file
             free = shutil.disk_usage(place).free
     except OSError as error:
         text = f"{place}: cannot be written ({error.strerror}). Start in another folder, or set hydra.run.dir"

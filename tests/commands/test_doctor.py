@@ -152,3 +152,12 @@ def test_a_file_named_outputs_is_a_problem(tmp_path: Path, monkeypatch: pytest.M
     Path("outputs").touch()
     (found,) = doctor.check_disk([])
     assert (found.state, found.code) == ("problem", 74)
+
+
+def test_a_full_disk_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty file can be created on it."""
+    monkeypatch.chdir(tmp_path)
+    with Path("/dev/full").open("wb", buffering=0) as full:
+        monkeypatch.setattr("tempfile.NamedTemporaryFile", lambda **_: full)
+        (found,) = doctor.check_disk([])
+    assert (found.state, found.code) == ("problem", 74)
