@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -52,7 +53,10 @@ def main() -> None:
 def _compare(arguments: argparse.Namespace) -> None:
     if arguments.to is not None and not 0 < arguments.to <= 1:
         raise ConfigError(f"--to {arguments.to:g}: must be an accuracy above 0 and at most 1, such as 0.99")
-    for file in filter(None, (arguments.csv, arguments.html)):
+    files = [os.path.realpath(file) for file in (arguments.csv, arguments.html) if file]
+    for file in files:
+        if files.count(file) > 1:
+            raise ConfigError(f"{file}: would be written twice. Use different files for --csv and --html")
         check_output(Path(file))
     comparison = compared(find(arguments.folders), arguments.to)
     groups = in_order(comparison, arguments.sort)

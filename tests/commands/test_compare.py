@@ -103,6 +103,11 @@ def test_no_file_of_a_run_or_sweep_is_overwritten(option: str, name: str, sweep:
     assert found.code == 2 and str(sweep / name) in found.error and (sweep / name).read_bytes() == before
 
 
+def test_two_results_are_not_written_to_one_file(sweep: Path, tmp_path: Path, call: Call) -> None:
+    found = call(main, sweep, "--csv", tmp_path / "a", "--html", tmp_path / "." / "a")
+    assert found.code == 2 and "a" in found.error and not (tmp_path / "a").exists()
+
+
 @pytest.mark.parametrize("form", [[], ["--json"]], ids=["table", "json"])
 def test_control_characters_reach_neither_the_terminal_nor_the_page(
     form: list[str], tmp_path: Path, call: Call
