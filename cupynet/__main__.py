@@ -33,7 +33,11 @@ def main() -> None:
     if name == typed:
         del sys.argv[1:2]  # the command parses the remaining arguments
     if name in COMMANDS:
-        import_module(f"cupynet.{COMMANDS[name][0]}").main()
+        from cupynet.core import signals
+
+        with signals.handled(signals.end):  # imports can take a second
+            command = import_module(f"cupynet.{COMMANDS[name][0]}")
+        command.main()
     else:
         from cupynet.core.exits import run_and_exit
 

@@ -95,7 +95,7 @@ def command(main: Callable[[], None]) -> None:
         threading.Thread(target=_end_with_parent, name="cupynet-lifeline", daemon=True).start()
     code = 1
     try:
-        with handled(_end):
+        with handled(end):
             main()
         code = 0
     except SystemExit as error:
@@ -129,7 +129,8 @@ def _end_with_parent() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _end(number: int) -> None:
+def end(number: int) -> None:
+    """End the process at once from a handler, during imports: imported code might catch an exception."""
     os._exit(_report(Interrupted(number)))
 
 

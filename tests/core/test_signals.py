@@ -40,6 +40,13 @@ def test_a_signal_between_jobs_or_after_the_last_one_claims_nothing_about_their_
     assert str(Interrupted.by(caught.value)).endswith("SIGTERM")
 
 
+def test_a_signal_during_the_imports_of_any_command_ends_it_in_one_line() -> None:
+    interrupt = "__main__.import_module = lambda name: os.kill(os.getpid(), signal.SIGINT)"
+    program = f"import os, signal, cupynet.__main__ as __main__; {interrupt}; __main__.main()"
+    done = subprocess.run([sys.executable, "-c", program, "plan"], capture_output=True, text=True, check=False)
+    assert done.returncode == 130 and done.stderr.startswith("cupynet: ") and done.stderr.count("\n") == 1, done.stderr
+
+
 def test_a_signal_during_a_destructor_which_ignores_exceptions_is_not_lost() -> None:
     class Dying:
         def __del__(self) -> None:
