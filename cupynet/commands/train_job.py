@@ -184,7 +184,8 @@ class TrainJob:
     def _start(self, previous: Mapping[str, Any] | None = None, *, changed: bool = False) -> Start:
         """Describe this start. If the run is resumed, pass the content of started.json and whether settings changed."""
         head, *rows = self.wrapper.model.rows()
-        own, previous = config.own_folder(), previous or {}
+        previous = previous or {}
+        own = config.own_folder() or previous.get("config_dir")
         return Start(
             setup=self._setup(),
             started=str(previous.get("started") or time.strftime("%Y-%m-%d %H:%M:%S")),

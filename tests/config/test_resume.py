@@ -227,6 +227,13 @@ def test_the_changes_of_a_resume_are_stored(stopped: Path, command: Command) -> 
     assert {*changes, "epochs=2"} <= {*config.overrides_of(stopped)}
 
 
+def test_a_resumed_run_is_still_repeated_with_the_files_of_its_user(stopped: Path, command: Command) -> None:
+    began = json.loads((stopped / "started.json").read_bytes())
+    (stopped / "started.json").write_text(json.dumps(began | {"config_dir": "mine"}))
+    assert command("resume=latest", task=train_job)[0] == 0
+    assert Run(stopped).last_start()["config_dir"] == "mine"
+
+
 def test_a_run_that_was_killed_before_its_results_were_written_is_finished(stopped: Path, command: Command) -> None:
     resumed(stopped)
     assert resume.find("latest", []) is None
