@@ -30,7 +30,7 @@ from cupynet.config.resume import is_inside
 from cupynet.config.schema import Settings
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.core.settings import flat
-from cupynet.core.wording import one_line, shown, written
+from cupynet.core.wording import listed, one_line, shown, written
 from cupynet.runs.layout import HYDRA, OVERRIDES, SETTINGS
 
 STORED_OVERRIDE = re.compile(r"(~|\+\+?|)([\w./]+)(=.*|)", re.DOTALL)  # prefix, key, and value
@@ -67,6 +67,8 @@ def load(
         config.merge_with(stored)
     except OmegaConfBaseException as error:
         raise ConfigError(f"{path}: {refusal(error, Settings)}. The run may be from another version") from error
+    if missing := sorted(OmegaConf.missing_keys(config)):
+        raise DataError(f"{path}: is damaged, because it lacks {listed(missing, 'and')}")
     OmegaConf.set_struct(config, True)
     try:
         parsed = PARSER.parse_overrides(list(overrides))

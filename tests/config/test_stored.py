@@ -6,7 +6,7 @@ import pytest
 
 from cupynet import config
 from cupynet.config import stored
-from cupynet.core.errors import ConfigError, DataError
+from tests.support.refusals import data_error
 from tests.support.settings import settings_of
 
 
@@ -37,10 +37,11 @@ def test_a_reloaded_run_keeps_its_overrides_and_their_fallback(tmp_path: Path) -
     assert config.load(folder, ["data=mnist"]).data["fallback"] is None
 
 
-@pytest.mark.parametrize(("damage", "error"), [(b"\xff\xfe\x00", DataError), (b"", ConfigError)])
-def test_a_damaged_file_of_settings_is_refused(damage: bytes, error: type[Exception], run: Path) -> None:
-    (run / ".hydra" / "config.yaml").write_bytes(damage)
-    with pytest.raises(error):
+@pytest.mark.parametrize("damage", [b"\xff\xfe\x00", b"", b"workers: 2\nseed: 1\n"], ids=["bytes", "empty", "cut"])
+def test_a_damaged_file_of_settings_is_refused(damage: bytes, run: Path) -> None:
+    path = run / ".hydra" / "config.yaml"
+    path.write_bytes(damage)
+    with data_error(path):
         config.load(run)
 
 
