@@ -1,5 +1,6 @@
 """`resume=...` as a user types it: a run that was killed or stopped continues as if nothing had happened."""
 
+import json
 import os
 import shutil
 from pathlib import Path
