@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
-import re
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +17,6 @@ from cupynet.core.terminal import printable
 ABSENT = "-"  # a cell without a value
 PIPED = 80  # width if stdout is not a terminal
 GAP = 2  # spaces between columns
-FORMULA = re.compile(r"\s*[=+@]|\s*-.|[\t\r]")  # start of a formula; a minus sign alone is not one
 
 
 @dataclass(frozen=True)
@@ -114,22 +111,9 @@ def _total(widths: Collection[int]) -> int:
 
 
 def as_csv(columns: Sequence[Column]) -> bytes:
-    """Format columns as CSV with a header line. None becomes an empty cell.
-
-    Text that a spreadsheet would interpret as a formula is prefixed with an apostrophe, because names of runs are
-    untrusted. Numbers are unchanged.
-    """
+    """Format columns as CSV with a header line. None becomes an empty cell."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([column.key for column in columns])
-    writer.writerows(zip(*(map(_no_formula, column.values) for column in columns), strict=True))
+    writer.writerows(zip(*(column.values for column in columns), strict=True))
     return text.getvalue().encode(errors="replace")  # folder names need not be valid UTF-8
-
-
-def _no_formula(value: Any) -> Any:
-    if not isinstance(value, str) or not FORMULA.match(value):
-        return value
-    with contextlib.suppress(ValueError):
-        float(value)
-        return value
-    return f"'{value}"

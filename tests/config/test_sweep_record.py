@@ -1,6 +1,5 @@
 """Records of a sweep's jobs: sweep.csv and the table."""
 
-import csv
 import shlex
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import pytest
 
 from cupynet.config import sweep_record
-from cupynet.core.table import Column, Screen, as_csv, setting_columns, shortened, show
+from cupynet.core.table import Column, Screen, setting_columns, shortened, show
 from tests.support.compared_runs import made
 from tests.support.run_folders import sweep_rows
 
@@ -99,13 +98,6 @@ def test_names_are_shortened_while_they_stay_distinct() -> None:
     assert found == "workers averaging_frequency x.units y.units units drop.rate data.seed"
     titles = [column.title for column in setting_columns({"parallel.averaging_frequency": [], "batch_size": []})]
     assert titles == ["averaging_\nfrequency", "batch_size"]
-
-
-def test_no_cell_is_a_formula_to_a_spreadsheet() -> None:
-    values = ["=1+1", "+1+1", "-1+1", "@x", "\t=1", " =1", "-1e-3", "+5", "-", -2, -0.5, None, "a=b"]
-    (_, *rows) = csv.reader(as_csv([Column("x", "x", [], values), Column("y", "y", [], values)]).decode().splitlines())
-    assert [cell for cell, _ in rows[:6]] == [f"'{value}" for value in values[:6]]
-    assert [cell for cell, _ in rows[6:]] == ["-1e-3", "+5", "-", "-2", "-0.5", "", "a=b"]
 
 
 def test_text_from_files_cannot_control_the_terminal_that_shows_a_table(capsys: pytest.CaptureFixture[str]) -> None:
