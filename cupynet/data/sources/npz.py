@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import math
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -14,8 +13,6 @@ from cupynet.core import wording
 from cupynet.core.errors import DataError
 from cupynet.data.files import PARSING, FilePath, check_regular
 from cupynet.data.sources.user_files import UserArrays, required_path
-
-_MAX_RATIO = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: 1032}  # highest compression ratios
 
 
 @dataclass(eq=False)
@@ -46,22 +43,18 @@ class NpzFile(UserArrays):
         return bool(getattr(self, name) != getattr(type(self), name))
 
     def _shape(self, name: str) -> tuple[int, ...]:
-        with self._opened(name) as (file, size):
+        with self._opened(name) as file:
             version = np.lib.format.read_magic(file)
             read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            shape, _, dtype = read(file)
-            if dtype.hasobject or math.prod(shape) * dtype.itemsize != size - file.tell():
-                raise ValueError(f"{getattr(self, name)}: its header, {shape} of {dtype}, does not match its contents")
-        return tuple(shape)
+            return tuple(read(file)[0])
 
     def _array(self, name: str) -> Array:
-        self._shape(name)  # validate the size in the header before allocating
-        with self._opened(name) as (file, _):
+        with self._opened(name) as file:
             return np.lib.format.read_array(file, allow_pickle=False)
 
     @contextmanager
-    def _opened(self, name: str) -> Iterator[tuple[IO[bytes], int]]:
-        """Open an array in the archive and yield it with its size in bytes. Convert errors to DataError."""
+    def _opened(self, name: str) -> Iterator[IO[bytes]]:
+        """Open an array in the archive. Convert errors to DataError."""
         path, key = self.place, getattr(self, name)
         try:
             check_regular(path)
@@ -70,14 +63,8 @@ class NpzFile(UserArrays):
                     there = ", ".join(each.removesuffix(".npy") for each in archive.namelist()[:8])
                     remedy = f"Set the key with {wording.setting('data', name)}"
                     raise DataError(f"{path}: expected an array {key!r}, found {there or 'nothing'}. {remedy}")
-                member = archive.getinfo(f"{key}.npy")
-                ratio = _MAX_RATIO.get(member.compress_type, member.file_size)
-                if member.file_size > ratio * min(member.compress_size, path.stat().st_size):
-                    raise ValueError(
-                        f"{key}: its directory states {member.file_size} bytes, more than its compressed size allows"
-                    )
-                with archive.open(member) as file:
-                    yield file, member.file_size
+                with archive.open(f"{key}.npy") as file:
+                    yield file
         except (DataError, MemoryError):
             raise
         except Exception as error:  # damaged archives and headers raise exceptions of many types
