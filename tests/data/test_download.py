@@ -48,8 +48,6 @@ FAILURES: dict[str, Callable[[Mirror], Reply]] = {
     "other contents": lambda mirror: mirror.body(GOOD[:-1] + b"x"),
     "too large": lambda mirror: mirror.body(GOOD + b"x"),
     "cut": lambda mirror: mirror.body(GOOD[:700], len(GOOD)),
-    "silent": lambda mirror: mirror.hang(),
-    "silent after a few bytes": lambda mirror: mirror.hang(b"some"),
     "no HTTP": lambda mirror: no_http,
 }
 
@@ -69,20 +67,6 @@ def test_mirrors_are_tried_in_order(mirror: Mirror, tmp_path: Path) -> None:
     }
     get(tmp_path, *(mirror.url + part for part in ("a/", "b/", "c/", "d/", "e/")), timeout_s=0.5)
     assert mirror.requests == ["/a/" + NAME, "/b/" + NAME, "/c/" + NAME, "/d/" + NAME]
-
-
-def test_a_slow_mirror_is_waited_for(mirror: Mirror, tmp_path: Path) -> None:
-    """The time-out limits silence, not the whole download."""
-    step = len(GOOD) // 20
-
-    def drip(handler: BaseHTTPRequestHandler) -> None:
-        mirror.body(b"", promised=len(GOOD))(handler)
-        for start in range(0, len(GOOD), step):
-            mirror.released.wait(0.04)
-            handler.wfile.write(GOOD[start : start + step])
-
-    mirror.replies["/" + NAME] = drip
-    get(tmp_path, mirror.url, timeout_s=0.6)
 
 
 @pytest.mark.parametrize("first", [b"", b"some"])

@@ -28,8 +28,7 @@ WIDTHS = (320, 390, 1280)
 class Found(NamedTuple):
     """Measurements at each width, and messages of the console."""
 
-    light: list[dict[str, Any]]
-    dark: list[dict[str, Any]]
+    frames: list[dict[str, Any]]
     console: list[str]
 
 
@@ -44,7 +43,7 @@ MEASURE = """
 %s
 <pre id="found"></pre>
 <script>
-function shows(image, d) {  // whether not all of its pixels are alike
+function shows(image) {  // whether not all of its pixels are alike
   const canvas = document.createElement("canvas"), context = canvas.getContext("2d");
   canvas.width = image.naturalWidth; canvas.height = image.naturalHeight;
   context.drawImage(image, 0, 0);
@@ -53,13 +52,9 @@ function shows(image, d) {  // whether not all of its pixels are alike
 }
 window.addEventListener("load", () => {
   const found = [...document.querySelectorAll("iframe")].map(frame => {
-    const d = frame.contentDocument, style = frame.contentWindow.getComputedStyle(d.body);
-    const line = d.querySelector("svg path[style*='var(--c0)']") || d.querySelector("svg use");
+    const d = frame.contentDocument;
     return {
-      width: d.documentElement.clientWidth, needs: d.documentElement.scrollWidth, title: d.title,
-      paper: style.backgroundColor, ink: style.color,
-      line: line && frame.contentWindow.getComputedStyle(line).stroke,
-      swatch: frame.contentWindow.getComputedStyle(d.querySelector(".chart i.line.c0")).borderTopColor,
+      width: d.documentElement.clientWidth, needs: d.documentElement.scrollWidth,
       charts: [...d.querySelectorAll(".chart svg")].map(chart => {
         const width = chart.getBoundingClientRect().width, zoom = width / chart.viewBox.baseVal.width;
         const sizes = [...chart.querySelectorAll("text")].map(
@@ -76,12 +71,9 @@ window.addEventListener("load", () => {
 
 
 def measured(page: Path) -> Found:
-    """Measure a page in both color schemes. An iframe's `color-scheme` sets `prefers-color-scheme` for its page."""
     assert CHROMIUM is not None, REASON
     frames = "".join(
-        f'<iframe src="{page.as_uri()}" width="{width}" height="900" style="border:0; color-scheme:{scheme}"></iframe>'
-        for scheme in ("light", "dark")
-        for width in WIDTHS
+        f'<iframe src="{page.as_uri()}" width="{width}" height="900" style="border:0"></iframe>' for width in WIDTHS
     )
     outer = page.with_name("outer.html")
     outer.write_text(MEASURE % frames)
@@ -93,8 +85,7 @@ def measured(page: Path) -> Found:
     text = done.stdout.partition('<pre id="found">')[2].partition("</pre>")[0]
     assert text, done.stderr[-2000:]
     console = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-    found = json.loads(unescape(text))
-    return Found(found[: len(WIDTHS)], found[len(WIDTHS) :], console)
+    return Found(json.loads(unescape(text)), console)
 
 
 @pytest.fixture(scope="module")
@@ -112,11 +103,11 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
 def test_the_browser_reports_no_errors_and_no_page_scrolls_sideways(found: Found) -> None:
     assert found.console == []
     for name in ("width", "needs"):
-        assert [each[name] for each in found.light] == list(WIDTHS)
+        assert [each[name] for each in found.frames] == list(WIDTHS)
 
 
 def test_charts_and_pictures_are_not_blank(found: Found) -> None:
-    for at in found.light:
+    for at in found.frames:
         assert len(at["charts"]) == 6
         for chart in at["charts"]:
             assert chart["width"] > 0.7 * min(at["width"], 560) and chart["paths"] > 8

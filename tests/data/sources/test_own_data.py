@@ -1,13 +1,12 @@
-"""Training on the user's data: learning, evaluating and resuming."""
+"""Training on the user's data: learning and evaluating."""
 
 from pathlib import Path
 
-from tests.support.commands import SMALL, run, summary_of
+from tests.support.commands import run, summary_of
 from tests.support.resumed_runs import trained
 from tests.support.user_files import digits, write_npz
 
 LENET = ["model.layers.conv1.kernel_size=3", "model.layers.conv2.kernel_size=2", "callbacks.progress.style=lines"]
-SHORT = [*LENET, *SMALL, "workers=2", "epochs=1", "batch_size=32"]
 
 
 def test_real_digits_are_learned_and_evaluated_again(tmp_path: Path) -> None:
