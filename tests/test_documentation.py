@@ -12,7 +12,7 @@ import shlex
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -28,10 +28,29 @@ from cupynet.config.schema import BenchSettings, PlanSettings, RateSettings, Set
 from cupynet.core.errors import ConfigError
 from tests.pages.api import anchor as anchor_of
 from tests.support.commands import ROOT
-from tests.support.documentation import FENCE, PAGES, run_guide
 from tests.support.settings import settings_of_command
 
 GUIDES = "cupynet/guides/"
+PAGES = {
+    path.relative_to(ROOT).as_posix(): path.read_text("utf-8")
+    for path in sorted(
+        [
+            *(ROOT / "README.md", ROOT / "conf" / "README.md", ROOT / ".github" / "CONTRIBUTING.md"),
+            *(ROOT / "cupynet").rglob("*.md"),
+            *(ROOT / "outputs" / "records").glob("*.md"),
+        ]
+    )
+}
+FENCE = re.compile(r"^```(.*?)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+QUICK = {
+    "MNIST()": "Synthetic(train=300, test=100)",
+    "import MNIST": "import Synthetic",
+    "Synthetic()": "Synthetic(train=300, test=100)",
+    "Synthetic(train=2000, test=500)": "Synthetic(train=300, test=100)",
+    "epochs=10": "epochs=1",
+    "epochs=5": "epochs=1",
+    '"numba", seed=123, dtype="double"': '"numpy", seed=123, dtype="double"',  # no test needs these kernels in double
+}
 
 
 def prose(text: str) -> str:
@@ -237,6 +256,18 @@ def test_programs_in_docstrings_compile() -> None:
 
 CHECKED = ("averaging_from_scratch.md", "fine_tuning.md", "from_deeplearning4j.md", "from_pytorch.md")  # tested below
 PROGRAMS = [page for page, text in PAGES.items() if re.search(r"^```python$", text, re.MULTILINE)]
+
+
+def run_guide(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Run a page's programs, reduced in size and without those for PyTorch, in one module; return its variables."""
+    monkeypatch.chdir(folder)
+    found: dict[str, Any] = {"__name__": "guide"}
+    for kind, code in FENCE.findall(PAGES[page]):
+        if kind == "python":
+            for long, short in QUICK.items():
+                code = code.replace(long, short)
+            exec(compile(code, page, "exec"), found)
+    return found
 
 
 @pytest.mark.parametrize("page", [page for page in PROGRAMS if not page.endswith(CHECKED)])
