@@ -22,7 +22,6 @@ from cupynet.reporting.render import render
 PICTURED = ("Loss", "Accuracy")  # charts in curves.png
 MAX_CELLS = 25  # maximum number of classes for which the confusion matrix is shown
 MAX_CLASSES = 200  # maximum number of rows in the class table
-MAX_FILES = 60  # maximum number of files to list
 NONE = "–"
 
 
@@ -44,7 +43,7 @@ def write_page(folder: str | Path, *, over: bool = False, error: Exception | Non
 
 def page_values(data: RunData) -> dict[str, Any]:
     """Return all values of the page except the charts."""
-    sections = (_tiles, _evaluation, _mistakes, _time, _layers, _settings, _machine, _files)
+    sections = (_tiles, _evaluation, _mistakes, _time, _layers, _settings, _machine)
     values = {build.__name__.strip("_"): data.section(build) for build in sections}
     values |= data.section(_head) or {"title": "a run", "marks": [], "notices": [], "progress": None}
     values["notices"] += [(f"unreadable: {text}", "warn") for text in data.damaged]
@@ -270,11 +269,3 @@ def _machine(data: RunData) -> list[tuple[str, str]]:
     versions = environment.get("versions", {}).items()
     rows.append(("versions", ", ".join(f"{name} {value}" for name, value in versions if value)))
     return [row for row in [*rows, ("commit", data.get("commit"))] if row[1]]
-
-
-def _files(data: RunData) -> list[tuple[str, str]]:
-    rows = []
-    for path in sorted(data.run.folder.iterdir())[:MAX_FILES]:
-        folder = path.is_dir()
-        rows.append((path.name + "/" * folder, "folder" if folder else amount(path.lstat().st_size)))
-    return rows

@@ -41,7 +41,7 @@ def test_the_page_of_a_finished_run_shows_the_numbers_of_its_summary_json(tmp_pa
     for text in (
         "mnist: 93.33 % test accuracy", "finished", "2 workers", "commit 0123456789", "3,210/s", "1,605 per worker",
         "averaged every 3 iterations", "nothing stands out", "Conv2D",
-        "a processor", "history.jsonl", "1.5 MB", "2026-05-01 12:30:00", "cupynet train workers=2",
+        "a processor", "1.5 MB", "2026-05-01 12:30:00", "cupynet train workers=2",
     ):  # fmt: skip
         assert text in parsed.text, text
     (policy,) = [meta for meta in parsed.all("meta") if meta.get("http-equiv")]  # and none that loads the page again
@@ -90,7 +90,6 @@ def test_no_text_of_a_run_becomes_part_of_its_page_which_needs_no_network(tmp_pa
     started = start(layers=layers, overrides=[f"data={text}"], config_dir=text, started=text)
     (folder / "started.json").write_text(json.dumps(started))
     (folder / ".hydra" / "config.yaml").write_text(f"a: {text}")
-    (folder / "<img src=x onerror=alert(1)>").write_text("")
     write_rows(folder, [row | {"drift_by_layer": {text: 1.0}} for row in history()])
     path, missing = write_page(folder)
     written = path.read_text()
@@ -264,8 +263,6 @@ def test_links_in_a_folder_are_not_followed(tmp_path: Path) -> None:
     folder = unfinished(tmp_path)
     (folder / "summary.json").symlink_to(secret)
     assert "a secret" not in page(folder)
-    (folder / "gone").symlink_to("nowhere")
-    assert "<code>gone</code>" in page(folder)
 
 
 def test_the_command_that_repeats_a_run_is_quoted_for_a_shell_and_starts_its_ranks(tmp_path: Path) -> None:
