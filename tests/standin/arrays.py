@@ -173,9 +173,6 @@ class ndarray(NDArrayOperatorsMixin):
     def max(self, axis: Any = None, keepdims: bool = False) -> ndarray:
         return reduce(np.maximum, self, axis, keepdims)
 
-    def min(self, axis: Any = None, keepdims: bool = False) -> ndarray:
-        return reduce(np.minimum, self, axis, keepdims)
-
     def all(self, axis: Any = None, keepdims: bool = False) -> ndarray:
         return reduce(np.logical_and, self, axis, keepdims)
 
