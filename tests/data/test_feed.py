@@ -31,8 +31,8 @@ def loader() -> Loader:
     return Loader(pictures(), 4, seed=2)
 
 
-def worker(dtype: str = "float", device: int = 0) -> Any:
-    backend = create_backend("cupy", dtype, device)
+def worker(dtype: str = "float") -> Any:
+    backend = create_backend("cupy", dtype)
     backend.activate()
     return backend
 
@@ -56,11 +56,10 @@ def expected(loader: Loader, dtype: str = "float", epoch: int = 0, *deal: int) -
     return contents(backend, loader.epoch(epoch, backend, *deal))
 
 
-def used(device: int = 0) -> int:
+def used() -> int:
     import cupy
 
-    with cupy.cuda.Device(device):
-        return int(cupy.get_default_memory_pool().used_bytes())
+    return int(cupy.get_default_memory_pool().used_bytes())
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,8 @@ from tests.support.pages import Page, check_alone
 from tests.support.run_folders import HOSTILE, finished, history, start, summary, unfinished
 
 
-def page(folder: Path, *, over: bool = False) -> str:
-    return render("run.html", **page_values(read_run(folder, over=over)), charts=[], missing="").decode()
+def page(folder: Path) -> str:
+    return render("run.html", **page_values(read_run(folder)), charts=[], missing="").decode()
 
 
 def made(folder: Path) -> Page:

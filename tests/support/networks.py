@@ -59,15 +59,15 @@ class Around(Layer):
         return y, backward if context.train else no_backward
 
 
-def lenet(filters: tuple[int, int] = (20, 50), units: int = 500) -> Sequential:
+def lenet() -> Sequential:
     """Deeplearning4j's LeNet: convolutions without activation, disjoint pooling windows, one hidden layer with ReLU."""
     return Sequential(
         {
-            "conv1": Conv2D(filters[0], 5),
+            "conv1": Conv2D(20, 5),
             "pool1": MaxPool2D(2, 2),
-            "conv2": Conv2D(filters[1], 5),
+            "conv2": Conv2D(50, 5),
             "pool2": MaxPool2D(2, 2),
-            "dense1": Dense(units, "relu"),
+            "dense1": Dense(500, "relu"),
             "output": Dense(10),
         }
     )

@@ -71,11 +71,9 @@ def trained(folder: Path, *overrides: str, callbacks: Sequence[Callback] = ()) -
     train.train(experiment, folder)
 
 
-def resumed(folder: Path, *changes: str, callbacks: Sequence[Callback] = ()) -> None:
-    """Resume a run in this process with additional callbacks, without storing changed settings."""
-    experiment = train.prepare(config.load(folder, [*changes, f"resume={quoted(folder)}"]))
-    experiment.callbacks += callbacks
-    train.train(experiment, folder)
+def resumed(folder: Path, *changes: str) -> None:
+    """Resume a run in this process, without storing changed settings."""
+    train.train(train.prepare(config.load(folder, [*changes, f"resume={quoted(folder)}"])), folder)
 
 
 def timeless_history(folder: Path) -> list[dict[str, Any]]:

@@ -27,8 +27,8 @@ def of(*folders: Path, to: float | None = None) -> Comparison:
     return compared(find([str(folder) for folder in folders]), to)
 
 
-def cells(comparison: Comparison, name: str, sort: str | None = "run") -> list[str]:
-    table = columns(comparison, in_order(comparison, sort))
+def cells(comparison: Comparison, name: str) -> list[str]:
+    table = columns(comparison, in_order(comparison, "run"))
     return list(next(column for column in table if column.key == name).cells)
 
 
