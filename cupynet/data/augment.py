@@ -245,8 +245,8 @@ class Elastic(Augmentation):
 
     Args:
         alpha: factor of the displacement field, in pixels. Before smoothing, the field is uniform in -1 to 1.
-        sigma: standard deviation of the Gaussian filter, in pixels, at most an image's larger side. The filter is
-            truncated at three standard deviations.
+        sigma: standard deviation of the Gaussian filter, in pixels. The filter is truncated at three standard
+            deviations.
     """
 
     def __init__(self, alpha: float = 34.0, sigma: float = 4.0) -> None:
@@ -255,9 +255,6 @@ class Elastic(Augmentation):
 
     def __call__(self, images: Array, draws: SampleRNG) -> Array:
         _, height, width, _ = images.shape
-        if self.sigma > max(height, width):
-            reason = f"must be at most {max(height, width)}, the larger side of the images"
-            raise ConfigError(reason, "Elastic sigma", f"{self.sigma:g}")
         field = draws.uniform(-self.alpha, self.alpha, 2, height, width)
         field = self._smooth(self._smooth(field, 2), 3)  # (N, 2, H, W)
         field[:, 0] += np.arange(height, dtype=np.float32)[:, np.newaxis]
