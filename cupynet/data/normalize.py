@@ -33,8 +33,6 @@ def checked(normalize: Normalize) -> str | dict[str, list[float]] | None:
 def pixels_for(normalize: Normalize, images: Array) -> PixelScale:
     if normalize is None:
         return FRACTIONS
-    if images is not None and images.dtype != np.uint8:
-        raise ConfigError(f"images of {images.dtype} are already scaled. Set it to null", "normalize", str(normalize))
     if isinstance(normalize, Mapping):
         return PixelScale.of(normalize["mean"], normalize["std"])
     return PixelScale.of(*statistics(images))
