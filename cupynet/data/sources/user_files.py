@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cupynet.backend.array import Array
 from cupynet.core.errors import ConfigError, DataError
-from cupynet.data.dataset import check_layout, count_classes, read_dataset, read_from
+from cupynet.data.dataset import check_layout, count_classes, label_array, read_dataset, read_from
 from cupynet.data.files import FilePath, checked_path
 from cupynet.data.sources.source import Data, Source
 
@@ -81,12 +81,8 @@ class UserArrays(UserFiles):
         self._describe((height, width, channels), classes, {part: shape[0] for part, shape in shapes.items()})
 
     def _labels(self, name: str) -> Array:
-        labels = self._array(name)
-        if labels.ndim == 2 and labels.shape[1] == 1:
-            labels = labels[:, 0]
-        if labels.ndim != 1:
-            raise DataError(f"{self.place}: {name}: labels must be (S,) integers, got {labels.shape} of {labels.dtype}")
-        return labels
+        with read_from(self.place):
+            return label_array(name, self._array(name))
 
     def _read(self, part: str) -> tuple[Array, Array]:
         return self._array(f"{part}_images"), self._labels(f"{part}_labels")
