@@ -272,14 +272,6 @@ def check_layout(where: str, shape: Sequence[int]) -> None:
         )
 
 
-def integers(what: str, value: Any) -> Array:
-    array = np.asarray(value)
-    if array.dtype.kind not in "iu" or array.ndim == 0:
-        found = f"{array.shape} of {array.dtype}"
-        raise ConfigError(f"{what} must be a NumPy array of integers, got {found}")
-    return array
-
-
 def in_turns(labels: Array, count: int | None) -> Array | slice:
     """Return ascending indices of `count` samples, taken from the classes in turn, or a slice of all samples."""
     if count is None or count >= len(labels):
@@ -308,11 +300,11 @@ def read_from(place: FilePath) -> Iterator[None]:
 
 
 def count_classes(place: FilePath, labels: Sequence[Array], classes: int | None) -> int:
-    """Return `classes` or, if None, the largest label + 1. Raise DataError if labels are negative or too large."""
+    """Return `classes` or, if None, the largest label + 1. Raise DataError unless labels are integers from 0."""
     if classes is not None:
         return checks.integer("classes", classes, 1, ", or null for the largest label + 1")
-    with read_from(place):
-        labels = [integers("labels", each) for each in labels]
+    if any(each.dtype.kind not in "iu" for each in labels):
+        raise DataError(f"{place}: expected integer labels, found floating-point numbers")
     least, most = min(int(each.min(initial=0)) for each in labels), max(int(each.max(initial=0)) for each in labels)
     count = sum(map(len, labels))
     if not count:

@@ -159,6 +159,7 @@ WRONG_ARRAYS: dict[str, dict[str, Any]] = {
     "a label too few": {"y_train": SMALL[1][:-1]},
     "another shape": {"x_test": SMALL[2][:, :7]},
     "an unknown class": {"y_test": SMALL[3] + 5},
+    "fractional labels": {"y_train": SMALL[1] + 0.5},
     "an enormous label": {"y_train": np.full(60, 2**64 - 1, np.uint64)},
     "more classes than images": {"y_train": np.arange(60) + 1},
     "nothing to train on": {"x_train": SMALL[0][:0], "y_train": SMALL[1][:0]},
