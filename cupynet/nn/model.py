@@ -110,7 +110,7 @@ class Model:
             del dy
             with self.backend.activated():
                 dx = derivative(gradients.pop())
-                self.params.clear_frozen()
+                self.params.clear_frozen(self.params.grad)
                 return dx
 
         return y, backward

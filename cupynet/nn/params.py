@@ -276,9 +276,10 @@ class Params:
         """Return the parts of a (P,) vector whose weights are not frozen."""
         return [vector[segment.part] for segment in self.segments] if self.frozen else [vector]
 
-    def clear_frozen(self) -> None:
+    def clear_frozen(self, vector: Array) -> None:
         for name in self.frozen:
-            self._entries[name].grad[...] = 0
+            start = self._offsets[name]
+            vector[start : start + self._entries[name].size] = 0
 
     def snapshot_buffers(self) -> None:
         if self._buffers:

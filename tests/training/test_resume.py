@@ -129,6 +129,18 @@ def test_the_mean_is_weighted_like_the_next_average(checkpoint: Saved) -> None:
                 np.testing.assert_allclose(array, expected, rtol=0, atol=1e-15)
 
 
+@pytest.mark.parametrize("way", ["slowmo", "threshold"])
+def test_layers_frozen_at_a_resume_do_not_change(checkpoint: Saved, way: str) -> None:
+    model, path = small_model(), checkpoint(3, 6, WAYS[way])
+    model.freeze("dense1")
+    with ParallelWrapper(model, 3, optimizer=Nesterov(OneCycle(0.1)), synchronizer=WAYS[way]) as wrapper:
+        wrapper.restore(path)
+        before = model.weights()["dense1.weight"]
+        finish(wrapper)
+        for replica in wrapper.replicas():
+            assert np.array_equal(replica.weights()["dense1.weight"], before)
+
+
 @pytest.mark.parametrize(("workers", "again"), [(3, 2), (1, 0), (5, 3)])
 def test_no_batch_is_left_out_and_few_are_trained_twice(
     checkpoint: Saved, workers: int, again: int, monkeypatch: pytest.MonkeyPatch

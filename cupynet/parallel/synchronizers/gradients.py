@@ -135,6 +135,7 @@ class GradientSharing(Synchronizer):
         if self._encoder is not None:
             self._encoder.restore(state["encoding"])
             take_by_name(self._replica, self._encoder.residual, state["encoding"]["residual"])
+            self._replica.params.clear_frozen(self._encoder.residual)  # layers that were trained when it was saved
             self._remember(self._replica)  # the weights have already been restored
 
     def merge(self, state: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:

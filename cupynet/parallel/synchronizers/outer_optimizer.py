@@ -67,6 +67,7 @@ class SlowMo(OuterOptimizer):
 
     def restore(self, state: dict[str, Any]) -> None:
         take_by_name(self._replica, self._velocity, state["velocity"])
+        self._replica.params.clear_frozen(self._velocity)  # layers that were trained when the state was saved
 
 
 class DiLoCo(SlowMo):
