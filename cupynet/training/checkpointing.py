@@ -147,20 +147,33 @@ def resume(trainer: Trainer, path: str | Path) -> None:
 
 
 def _for_workers(trainer: Trainer, stored: Stored) -> list[Tree]:
-    """Return each worker's state, with `resized` = 1 if the number of workers has changed."""
+    """Return each worker's state, with `resized` = 1 if all workers start from the mean (see resize.py)."""
     size, stages, states = trainer.world.size, trainer.groups.stages.size, _states(stored)
     check_stages(stored, stages)
     then, now = stored.state.get("made_by", {}), made_by(trainer)
     log.info("%s: %s", stored.path, differences(then, now) or "continues bit for bit")
-    if len(states) == size:
+    if len(states) != size:
+        again, epoch = trained_again(states, size, stages), states[0]["trainer"]["epoch"] + 1
+        log.info(
+            "resuming with %d workers instead of %d: all start from the mean weights; batches of epoch %d repeated: %d",
+            *(size, len(states), epoch, again),
+        )
+    elif _differ(states, stages, trainer.replica.whole.params.frozen):
+        log.info("all workers start from the mean weights, because their frozen weights differ")
+    else:
         return states
-    again, epoch = trained_again(states, size, stages), states[0]["trainer"]["epoch"] + 1
-    log.info(
-        "resuming with %d workers instead of %d: all start from the mean weights; batches of epoch %d repeated: %d",
-        *(size, len(states), epoch, again),
-    )
     callbacks = by_class_name(trainer.callbacks)
     return [{**state, "resized": 1} for state in resized(states, size, stages, trainer.synchronizer, callbacks)]
+
+
+def _differ(states: Sequence[Tree], stages: int, names: Sequence[str]) -> bool:
+    """Return True if the replicas have different weights of these names. Frozen weights are never averaged."""
+    replicas = [state["replica"]["weights"] for state in states]
+    return any(
+        not np.array_equal(replica[name], replicas[rank % stages][name])
+        for rank, replica in enumerate(replicas)
+        for name in replica.keys() & set(names)
+    )
 
 
 def _states(stored: Stored) -> list[Tree]:

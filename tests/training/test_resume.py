@@ -129,9 +129,10 @@ def test_the_mean_is_weighted_like_the_next_average(checkpoint: Saved) -> None:
                 np.testing.assert_allclose(array, expected, rtol=0, atol=1e-15)
 
 
-@pytest.mark.parametrize("way", ["slowmo", "threshold"])
-def test_layers_frozen_at_a_resume_do_not_change(checkpoint: Saved, way: str) -> None:
-    model, path = small_model(), checkpoint(3, 6, WAYS[way])
+@pytest.mark.parametrize(("way", "iteration"), [("slowmo", 6), ("threshold", 6), ("every 3", 7), ("elastic", 7)])
+def test_layers_frozen_at_a_resume_do_not_change(checkpoint: Saved, way: str, iteration: int) -> None:
+    """At iteration 7 the replicas differ, and continue with the mean."""
+    model, path = small_model(), checkpoint(3, iteration, WAYS[way])
     model.freeze("dense1")
     with ParallelWrapper(model, 3, optimizer=Nesterov(OneCycle(0.1)), synchronizer=WAYS[way]) as wrapper:
         wrapper.restore(path)
