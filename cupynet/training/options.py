@@ -258,6 +258,7 @@ class CheckedOptions:
             "loss": stable(model.loss),
             "learning_rate_factors": model.params.rates,
             "metrics": [stable(metric) for metric in self.options.metrics],
+            "callbacks": [type(each).__name__ for each in self.options.callbacks if each.every_rank],
             "accumulation_steps" if self.options.pipeline is None else "micro_batches": self.parts,
             "log_every": self.options.log_every,
             "epochs": fit.epochs,

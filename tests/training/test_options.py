@@ -16,6 +16,7 @@ from cupynet.training import (
     Checkpoint,
     EarlyStopping,
     HistoryWriter,
+    LambdaCallback,
     ParallelWrapper,
     TrainingOptions,
     WeightAverage,
@@ -137,7 +138,9 @@ def test_the_learning_rate_is_scaled_by_the_replicas(pipeline: Pipeline | None) 
     assert found.placement.ranks == (2 if pipeline is None else 4)
 
 
-def test_ranks_compare_layers_losses_factors_metrics_and_parts_of_batches() -> None:
+def test_ranks_compare_what_all_must_have_in_common() -> None:
+    """A callback that communicates waited for the other ranks until the timeout."""
+
     def shared(model: Model, **options: Any) -> dict[str, Any]:
         found = TrainingOptions(**options).check(model.network, model.backend.name)
         return found.shared(model, Fit(Loader(small_dataset(8), 4), 1))
@@ -154,6 +157,7 @@ def test_ranks_compare_layers_losses_factors_metrics_and_parts_of_batches() -> N
         "loss": shared(hinge),
         "learning_rate_factors": shared(slow),
         "metrics": shared(other(), metrics=["auc"]),
+        "callbacks": shared(other(), callbacks=[Checkpoint(), LambdaCallback()]),
         "accumulation_steps": shared(other(), accumulation_steps=2),
     }
     assert shared(other()) == before
