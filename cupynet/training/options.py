@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from cupynet.core import shared_options
 from cupynet.core.checks import flag, instance, integer, one_of, without_prefix
-from cupynet.core.described import check_unchanged, stable
+from cupynet.core.described import PLAIN, check_unchanged, stable
 from cupynet.core.errors import ConfigError, errors_of
 from cupynet.core.wording import setting, shown
 from cupynet.data import Shards
@@ -254,6 +254,11 @@ class CheckedOptions:
             "seed": model.seed,
             "optimizer": stable(self.optimizer),
             "synchronizer": str(self.synchronizer),
+            **{
+                f"synchronizer.{name}": value
+                for name, value in vars(self.synchronizer).items()
+                if isinstance(value, PLAIN) and not name.startswith("_")
+            },
             **{f"network.{layer.path}": stable(layer) for layer in model.network.walk() if layer.path},
             "loss": stable(model.loss),
             "learning_rate_factors": model.params.rates,

@@ -157,6 +157,7 @@ def test_ranks_compare_what_all_must_have_in_common() -> None:
         "loss": shared(hinge),
         "learning_rate_factors": shared(slow),
         "metrics": shared(other(), metrics=["auc"]),
+        "synchronizer.measure_every": shared(other(), synchronizer=ParameterAveraging(3, measure_every=1)),
         "callbacks": shared(other(), callbacks=[Checkpoint(), LambdaCallback()]),
         "accumulation_steps": shared(other(), accumulation_steps=2),
     }
