@@ -117,6 +117,13 @@ def checked_path(name: str, value: FilePath | None) -> FilePath | None:
     return value
 
 
+def expanded(folder: FilePath) -> Path:
+    try:
+        return Path(folder).expanduser()
+    except RuntimeError as error:
+        raise DataError(f"{folder}: the home folder cannot be determined. Choose another folder") from error
+
+
 def check_regular(path: Path) -> int:
     """Return the size of a regular file. Raise OSError for anything else, such as a pipe, which could block forever."""
     found = path.stat()

@@ -22,7 +22,7 @@ from cupynet.backend.array import Array
 from cupynet.core import wording
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.data.dataset import Dataset, count_classes, read_dataset
-from cupynet.data.files import map_npy
+from cupynet.data.files import expanded, map_npy
 
 
 class Shards:
@@ -50,7 +50,7 @@ class Shards:
     ) -> None:
         if not isinstance(folder, str | os.PathLike):
             raise ConfigError("must be the folder of the shards", "shards", wording.shown(folder))
-        self.folder = Path(folder).expanduser().absolute()  # workers open images.npy later, also after os.chdir
+        self.folder = expanded(folder).absolute()  # workers open images.npy later, also after os.chdir
         self.name, self.pixels = self.folder.resolve().name, pixels
         paths = self._paths()
         labels = [_map_integers(path / "labels.npy") for path in paths]

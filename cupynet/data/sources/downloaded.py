@@ -15,7 +15,7 @@ from cupynet.core import shared_options
 from cupynet.core.errors import DataError
 from cupynet.core.wording import setting
 from cupynet.data.dataset import Dataset
-from cupynet.data.files import FilePath, KnownFile, checked_path
+from cupynet.data.files import FilePath, KnownFile, checked_path, expanded
 from cupynet.data.sources.source import Data, Source
 from cupynet.data.sources.synthetic import Synthetic
 
@@ -66,7 +66,7 @@ class Downloaded(Source):
 
     @property
     def place(self) -> Path:
-        return (Path(self.named).expanduser() if self.named else platformdirs.user_cache_path("cupynet")) / self.name
+        return (expanded(self.named) if self.named else platformdirs.user_cache_path("cupynet")) / self.name
 
     def path(self, file: KnownFile) -> Path:
         return self.place / file.name

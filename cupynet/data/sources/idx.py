@@ -6,7 +6,7 @@ from pathlib import Path
 
 from cupynet.backend.array import Array
 from cupynet.core.errors import ConfigError
-from cupynet.data.files import FilePath, checked_path, idx_path, idx_shape, read_idx
+from cupynet.data.files import FilePath, checked_path, expanded, idx_path, idx_shape, read_idx
 from cupynet.data.sources.user_files import UserArrays
 
 IDX_NAMES = {
@@ -38,7 +38,7 @@ class IdxFiles(UserArrays):
         super().__post_init__()
         for name in ("folder", *IDX_NAMES):
             checked_path(name, getattr(self, name))
-        self.place = Path(self.folder or self.train_images or self.test_images or "idx").expanduser()
+        self.place = expanded(self.folder or self.train_images or self.test_images or "idx")
         self.name = self.place.resolve().name.partition(".")[0]
         self._inspect()
 
@@ -46,8 +46,8 @@ class IdxFiles(UserArrays):
         given = getattr(self, name)
         if self.folder is None and given is None:
             raise ConfigError("set the folder with the IDX files, or the path of each file", "folder", "null")
-        folder = Path(self.folder or ".").expanduser()
-        return folder / Path(given).expanduser() if given else idx_path(folder, IDX_NAMES[name])
+        folder = expanded(self.folder or ".")
+        return folder / expanded(given) if given else idx_path(folder, IDX_NAMES[name])
 
     def _has(self, name: str) -> bool:
         return bool(getattr(self, name) or (self.folder is not None and os.path.lexists(self._path(name))))

@@ -8,7 +8,7 @@ from pathlib import Path
 from cupynet.backend.array import Array
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.data.dataset import check_layout, count_classes, label_array, read_dataset, read_from
-from cupynet.data.files import FilePath, checked_path
+from cupynet.data.files import FilePath, checked_path, expanded
 from cupynet.data.sources.source import Data, Source
 
 
@@ -92,4 +92,4 @@ def required_path(name: str, value: FilePath | None, what: str) -> Path:
     path = checked_path(name, value)
     if path is None:
         raise ConfigError(f"set {what}", name, "null")
-    return Path(path).expanduser()
+    return expanded(path)

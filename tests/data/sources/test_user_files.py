@@ -190,3 +190,8 @@ def test_damaged_or_missing_npz_files_are_named(name: str, tmp_path: Path) -> No
     BROKEN[name](path)
     with data_error(path):
         NpzFile(path).load()
+
+
+def test_the_home_folder_of_an_unknown_user_is_refused() -> None:
+    with data_error("~no-such-user"):
+        NpzFile("~no-such-user/a.npz")
