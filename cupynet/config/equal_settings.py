@@ -8,7 +8,14 @@ from typing import Any
 from cupynet.core.shared_options import SCALES
 
 # settings without effect on results or speed: always, on a CPU, and with one replica
-ALWAYS = ("backend.priority.gpu", "backend.priority.cpu", "parallel.timeout_s", "resume", "trusted_modules")
+ALWAYS = (
+    "backend.priority.gpu",
+    "backend.priority.cpu",
+    "data.timeout_s",
+    "parallel.timeout_s",
+    "resume",
+    "trusted_modules",
+)
 ON_CPU = ("backend.max_block_size", "backend.max_grid_size", "backend.tf32", "devices", "memory.", "parallel.reduce")
 ALONE = (
     "parallel.averaging_frequency",

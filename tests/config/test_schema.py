@@ -100,6 +100,7 @@ COMMON = {
         ("parallel.learning_rate_scale", "linear", 2, "numba", False),
         ("parallel.prefetch_buffer", 0, 1, "numba", False),
         ("parallel.timeout_s", 60.0, 2, "numba", True),
+        ("data.timeout_s", 30.0, 2, "numba", True),
         ("memory.data_on_device", True, 2, "numba", True),
         ("backend.max_block_size", 64, 2, "numba", True),
         ("backend.max_block_size", 64, 1, "cupy", False),

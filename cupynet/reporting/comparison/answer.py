@@ -72,7 +72,7 @@ def _notes(comparison: Comparison, chosen: Group) -> list[str]:
             notes.append(
                 "These are test accuracies. To choose settings, hold out validation images with data.validation."
             )
-    own = [run.settings for run in runs if "data.timeout_s" not in run.settings]  # downloads are verified
+    own = [run.settings for run in runs if "data.timeout_s" not in run.unused]  # downloads are verified
     if read := [key for key in FILES if len({str(settings.get(key)) for settings in own}) > 1]:
         notes.insert(0, f"The runs differ in {listed(read, 'and')}. Compare them only if their test images are equal.")
     if any(run.summary["fallback"] for run in runs):
