@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
-# Removed settings and their defaults. Other values are rejected when the object is built.
+# Removed settings and their defaults, and a removed value. Other values are rejected when the object is built.
 DEFAULTS: dict[str, Any] = {
     "callbacks.report.niceness": 19,
     "callbacks.report.wait_s": 10.0,
     "fast_dev_run": False,  # other values mark a smoke test
     "data.storage": "shared",
     "data.shards": None,
+    "data.timeout_s": math.inf,
 }
 REMOVED_CALLBACKS = ("cupynet.training.NonFinite",)
 # removed; ignored at any value
