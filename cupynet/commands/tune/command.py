@@ -31,7 +31,7 @@ from cupynet.runs.layout import STUDY, TRIALS
 if TYPE_CHECKING:
     from cupynet.commands.tune.search import Plan  # needs Optuna
 
-MAY_DIFFER = ("trials", "timeout_s", "trusted_modules")  # settings that may change when a search is resumed
+MAY_DIFFER = ("trials", "timeout_s", "sampler", "trusted_modules")  # settings that may change when a search is resumed
 PLACE = re.compile(
     r"callbacks\.\w+\.(uri|path|mode)"
 )  # these may change too, because stored values are ignored (see `check_outputs`)

@@ -137,6 +137,13 @@ def test_a_resumed_search_uses_its_stored_command_line(tmp_path: Path) -> None:
         for_hydra([f"resume={tmp_path}", "epochs=3"])
 
 
+def test_a_search_over_a_grid_of_an_earlier_version_is_resumed_with_another_sampler(tmp_path: Path) -> None:
+    stored_search(tmp_path, *TINY, RATE, "sampler=grid")
+    with refused("sampler"):
+        prepared(f"resume={tmp_path}")
+    assert prepared(f"resume={tmp_path}", "sampler=random").settings.sampler == "random"
+
+
 def test_the_latest_search_is_resumed_in_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "outputs" / "tune").mkdir(parents=True)
     stored_search(tmp_path / "outputs" / "tune", *TINY, RATE)
