@@ -41,11 +41,12 @@ class DataWarnings:
             log.warning("%d of %d workers have no batches. Lower workers or batch_size", idle, workers)
         if restored is not None and restored != train.identity:
             log.warning("data set %r: its labels have changed since the checkpoint", train.dataset.name)
-        scale = "floats" if train.dataset.scaled else "pixels", train.dataset.pixels
-        if model.trained_on and (model.trained_on, model.pixels) != scale:
+        if model.trained_on == "floats":  # their scale is unknown
+            warn_of_integers(train.dataset)
+        elif model.trained_on and model.pixels != train.dataset.pixels:
             log.warning(
                 "data set %r: its images are scaled differently from those that the model was trained on. To keep the "
-                "scale, use Dataset(..., pixels=model.pixels), or a pair (images, labels)",
+                "scale, pass uint8 images as Dataset(..., pixels=model.pixels), or as a pair (images, labels)",
                 train.dataset.name,
             )
         if self._metrics and fit.evaluate_on is None:
@@ -62,17 +63,23 @@ class DataWarnings:
         if not self._speaks or self._dark or not self._is_new(loader):
             return
         warn_of_pixels(loader.dataset)
-        if floats and not loader.dataset.scaled:
-            log.warning(
-                "data set %r: the network was trained on floating-point images, but these are integers, which are only "
-                "divided by 255. Scale them as in training",
-                loader.dataset.name,
-            )
+        if floats:
+            warn_of_integers(loader.dataset)
 
     def _is_new(self, loader: Loader) -> bool:
         known = loader.signature in self._known
         self._known.add(loader.signature)
         return not known
+
+
+def warn_of_integers(dataset: LabeledData) -> None:
+    """Warn if images are integers, although the network was trained on floating-point images."""
+    if not dataset.scaled:
+        log.warning(
+            "data set %r: the network was trained on floating-point images, but these are integers, which are only "
+            "divided by 255. Scale them as in training",
+            dataset.name,
+        )
 
 
 def warn_of_pixels(dataset: LabeledData) -> bool:

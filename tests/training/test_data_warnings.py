@@ -92,7 +92,8 @@ def test_another_scale_than_in_the_last_fit(caplog: pytest.LogCaptureFixture) ->
             ((images, labels), False),
             (Loader((images, labels), 4), True),
             (Loader((images, labels), 4), False),
-            ((images / np.float32(255), labels), True),
+            ((images / np.float32(255), labels), False),  # as before
+            ((images, labels), True),  # the scale of the floats is unknown
         ):
             wrapper.fit(data)
             assert len(warnings_of(caplog)) == warned
