@@ -300,11 +300,9 @@ def read_from(place: FilePath) -> Iterator[None]:
 
 
 def count_classes(place: FilePath, labels: Sequence[Array], classes: int | None) -> int:
-    """Return `classes` or, if None, the largest label + 1. Raise DataError unless labels are integers from 0."""
+    """Return `classes` or, if None, the largest label + 1. Raise DataError if labels are negative or too large."""
     if classes is not None:
         return checks.integer("classes", classes, 1, ", or null for the largest label + 1")
-    if any(each.dtype.kind not in "iu" for each in labels):
-        raise DataError(f"{place}: expected integer labels, found floating-point numbers")
     least, most = min(int(each.min(initial=0)) for each in labels), max(int(each.max(initial=0)) for each in labels)
     count = sum(map(len, labels))
     if not count:

@@ -82,7 +82,10 @@ class UserArrays(UserFiles):
 
     def _labels(self, name: str) -> Array:
         with read_from(self.place):
-            return label_array(name, self._array(name))
+            labels = label_array(name, self._array(name))
+        if labels.ndim != 1:
+            raise DataError(f"{self.place}: {name}: expected integer labels, found floating-point numbers")
+        return labels
 
     def _read(self, part: str) -> tuple[Array, Array]:
         return self._array(f"{part}_images"), self._labels(f"{part}_labels")

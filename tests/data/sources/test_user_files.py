@@ -176,6 +176,13 @@ def test_npz_files_with_wrong_arrays_are_named(tmp_path: Path, name: str) -> Non
         checked(NpzFile(tmp_path / "a.npz"))
 
 
+def test_class_probabilities_are_refused_also_with_a_number_of_classes(tmp_path: Path) -> None:
+    probabilities = np.eye(10, dtype=np.float32)[SMALL.train_labels]
+    path = write_npz(tmp_path / "a.npz", SMALL._replace(train_labels=probabilities))
+    with data_error(path):
+        NpzFile(path, classes=10)
+
+
 BROKEN: dict[str, Callable[[Path], object]] = {
     "no archive": lambda path: path.write_bytes(b"PK\x03\x04broken"),
     "missing": Path.unlink,
