@@ -50,7 +50,10 @@ class NpzFile(UserArrays):
 
     def _array(self, name: str) -> Array:
         with self._opened(name) as file:
-            return np.lib.format.read_array(file, allow_pickle=False)
+            array = np.lib.format.read_array(file, allow_pickle=False)
+            if file.read(1):  # the checksum is compared at the end of the data
+                raise ValueError(f"{getattr(self, name)}: its header does not match its contents")
+            return array
 
     @contextmanager
     def _opened(self, name: str) -> Iterator[IO[bytes]]:
