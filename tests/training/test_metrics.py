@@ -95,6 +95,7 @@ def test_metrics_of_numbers_equal_scikit_learns(case: int) -> None:
         "largest_error": abs(scores - y).max(axis=1).mean(),
     }
     assert found.figures() == {name: approx(value) for name, value in expected.items()}
+    assert found.to_dict()["metrics"] == found.metrics and all(name in found.stats() for name in expected)
 
 
 @pytest.mark.parametrize("options", [{}, {"pipeline": Pipeline(2)}], ids=["whole", "stages"])

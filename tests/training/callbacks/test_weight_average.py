@@ -21,6 +21,10 @@ LOADER = Loader(small_dataset(41), 4, seed=3)  # 11 batches
 Weights = NDArray[np.float64]
 
 
+def normalized() -> Model:
+    return Model([BatchNorm(), Dense(8, "relu"), Dense(3)], (8, 8, 1), "numpy", dtype="double")
+
+
 def weights_seen() -> Seen:
     return Seen(lambda trainer: np.concatenate(trainer.params.vectors))
 
@@ -29,8 +33,7 @@ def followed(workers: int, average: WeightAverage, way: Synchronizer, *more: Cal
     """Train for two epochs. Return each worker's weights and running statistics during training and at the end."""
 
     def replica(communicator: Communicator) -> Replica:
-        model = Model([BatchNorm(), Dense(8, "relu"), Dense(3)], (8, 8, 1), "numpy", dtype="double")
-        return Replica(model, Adam(0.01))
+        return Replica(normalized(), Adam(0.01))
 
     callbacks, options = (average, weights_seen(), *more), {"epochs": 2, "log_every": 0}
     found = fit_on_threads(workers, replica, way, LOADER, *callbacks, evaluate_on=LOADER, **options)
@@ -122,7 +125,7 @@ def averages(wrapper: ParallelWrapper) -> list[dict[str, Any]]:
 def test_the_mean_of_another_number_of_workers_is_that_of_all(workers: int, tmp_path: Path) -> None:
     def wrapper(workers: int, *callbacks: Callback) -> ParallelWrapper:
         given = [WeightAverage(None), *callbacks]
-        return ParallelWrapper(small_model(), workers, 100, optimizer=SGD(0.05), callbacks=given)
+        return ParallelWrapper(normalized(), workers, 100, optimizer=SGD(0.05), callbacks=given)
 
     with wrapper(2, StopAfter(3)) as before:
         before.fit(LOADER, epochs=2)
@@ -132,9 +135,11 @@ def test_the_mean_of_another_number_of_workers_is_that_of_all(workers: int, tmp_
         after.restore(path)
         found = averages(after)
     assert [state["added"] for state in found] == [one["added"]] * workers
-    for name, first in one["mean"].items():
-        for state in found:
-            np.testing.assert_allclose(state["mean"][name], (first + other["mean"][name]) / 2, rtol=1e-12)
+    assert [*one["buffers"]] == ["batchnorm1.mean", "batchnorm1.variance"]
+    for kind in ("mean", "buffers"):
+        for name, first in one[kind].items():
+            for state in found:
+                np.testing.assert_allclose(state[kind][name], (first + other[kind][name]) / 2, rtol=1e-12)
 
 
 def test_another_unit_begins_a_new_average(tmp_path: Path) -> None:
