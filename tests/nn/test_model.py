@@ -218,6 +218,7 @@ def test_layout_and_type_of_images_do_not_matter(name: str, dtype: str) -> None:
     network = Sequential([Conv2D(4, 3), MaxPool2D(2), Dense(3)])  # the first kernel reads the images themselves
     model, images = Model(network, SMALL, create_backend(name, dtype)), pixels(8)
     expected = model.predict(images)
+    np.testing.assert_array_equal(model.predict(images.astype(np.int64)), expected)
     for kind in (np.uint8, np.float16, np.float64, np.longdouble):
         given = images if kind is np.uint8 else (images / 255).astype(kind)
         as_given = model.predict(given)

@@ -97,6 +97,8 @@ class Notes(Replica):
         ParameterAveraging(1, transfer_dtype="half"),
         ParameterAveraging(1, outer_optimizer="diloco"),
         GradientSharing(),
+        GradientSharing(transfer_dtype="half"),
+        GradientSharing(reduce="sum"),
         GradientSharing("threshold"),
         ElasticAveraging(1),
     ],
