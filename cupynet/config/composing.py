@@ -115,7 +115,7 @@ def _check_group(override: str) -> None:
 def name_schedule(plain: dict[str, Any], overrides: Sequence[str]) -> None:
     """Replace the name of a schedule in `plain`, as in `optimizer.learning_rate=cosine`, with its class.
 
-    Without a rate of its own, the schedule gets the rate in the optimizer's file.
+    If the schedule sets no rate, it takes the rate in the optimizer's file.
     """
     optimizer: Any = plain.get("optimizer")
     node = optimizer.get("learning_rate") if isinstance(optimizer, dict) else None

@@ -25,7 +25,7 @@ class Unavailable(Exception):
 def fetch(files: Sequence[KnownFile], folder: Path, mirrors: Sequence[str], timeout_s: float) -> None:
     """Download missing files, each from the first of `mirrors` that has it, while other processes wait.
 
-    A mirror that sends no data for `timeout_s`, or fails otherwise, is not tried again.
+    A mirror that fails, or sends no data for `timeout_s` seconds, is not tried again.
 
     Raises Unavailable if a download fails. Complete files are kept.
     """

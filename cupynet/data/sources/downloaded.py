@@ -35,7 +35,7 @@ class Downloaded(Source):
 
     Args:
         folder: the folder that contains `<name>`; by default CUPYNET_DATA or, if it is unset, the user's cache.
-        timeout_s: seconds without data after which a mirror is given up.
+        timeout_s: seconds without data until the next mirror is tried.
         seed and others: see `Source`.
 
     Attributes:
