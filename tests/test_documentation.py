@@ -5,12 +5,12 @@ Words in capitals (RUN) and dots (...) stand for the reader's own values.
 """
 
 import ast
-import itertools
 import os
 import re
 import shlex
 import textwrap
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -155,6 +155,7 @@ def is_setting(word: str) -> bool:
     return found is not None and found["group"] in Settings.__dataclass_fields__ and not re.search(r"\.\.\.|\(", word)
 
 
+@cache  # several pages show the same commands
 def check(command: Command) -> None:
     """Fail if there is no such command, target, variable or option, or if its settings do not compose."""
     if command.name.startswith("make "):
@@ -173,14 +174,15 @@ def check(command: Command) -> None:
         settings_of_command(*SCHEMAS.get(command.name, SCHEMAS["train"]), *job)
 
 
-def jobs(words: list[str]) -> Iterator[tuple[str, ...]]:
-    """Yield the settings of each job of a sweep. A search interval is replaced by its lower bound."""
+def jobs(words: list[str]) -> list[tuple[str, ...]]:
+    """Return settings that together have every value of a sweep. An interval is replaced by its lower bound."""
     choices = []
     words = [re.sub(r"interval\((.+?),.+\)", r"\1", word) for word in words]
     for each, word in zip(OverridesParser.create().parse_overrides(words), words, strict=True):
         values = each.sweep_string_iterator() if each.is_discrete_sweep() else ()
         choices.append([f"{each.get_key_element()}={value}" for value in values] or [word])
-    return itertools.product(*choices)
+    longest = max(map(len, choices), default=1)
+    return [tuple(values[min(i, len(values) - 1)] for values in choices) for i in range(longest)]
 
 
 @pytest.mark.parametrize("page", PAGES)
