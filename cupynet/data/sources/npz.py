@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -43,21 +44,23 @@ class NpzFile(UserArrays):
         return bool(getattr(self, name) != getattr(type(self), name))
 
     def _shape(self, name: str) -> tuple[int, ...]:
-        with self._opened(name) as file:
+        with self._opened(name) as (file, size):
             version = np.lib.format.read_magic(file)
             read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            return tuple(read(file)[0])
+            shape, _, dtype = read(file)
+            # `read_array` would allocate memory for any size
+            if not dtype.hasobject and file.tell() + math.prod(shape) * dtype.itemsize != size:
+                raise ValueError(f"{getattr(self, name)}: its header does not match its contents")
+            return tuple(shape)
 
     def _array(self, name: str) -> Array:
-        with self._opened(name) as file:
-            array = np.lib.format.read_array(file, allow_pickle=False)
-            if file.read(1):  # the checksum is compared at the end of the data
-                raise ValueError(f"{getattr(self, name)}: its header does not match its contents")
+        with self._opened(name) as (file, _):
+            array: Array = np.lib.format.read_array(file, allow_pickle=False)
             return array
 
     @contextmanager
-    def _opened(self, name: str) -> Iterator[IO[bytes]]:
-        """Open an array in the archive. Convert errors to DataError."""
+    def _opened(self, name: str) -> Iterator[tuple[IO[bytes], int]]:
+        """Open an array in the archive, and yield it with its size in bytes. Convert errors to DataError."""
         path, key = self.place, getattr(self, name)
         try:
             check_regular(path)
@@ -67,7 +70,7 @@ class NpzFile(UserArrays):
                     remedy = f"Set the key with {wording.setting('data', name)}"
                     raise DataError(f"{path}: expected an array {key!r}, found {there or 'nothing'}. {remedy}")
                 with archive.open(f"{key}.npy") as file:
-                    yield file
+                    yield file, archive.getinfo(f"{key}.npy").file_size
         except (DataError, MemoryError):
             raise
         except Exception as error:  # damaged archives and headers raise exceptions of many types
