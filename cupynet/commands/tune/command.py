@@ -94,8 +94,10 @@ def prepare(arguments: Sequence[str], resumed: Path | None, typed: Sequence[str]
     from cupynet.training import Evaluation
 
     folder = last_value(arguments, "hydra.run.dir")
-    if resumed is None and folder is not None and any(os.path.exists(Path(folder, name)) for name in (STUDY, TRIALS)):
-        raise ConfigError(f"{folder}: already contains a search. Resume it with resume={folder}, or use another folder")
+    found = [name for name in (STUDY, TRIALS) if folder is not None and os.path.exists(Path(folder, name))]
+    if found and resumed is None:
+        remedy = f"Resume it with resume={folder}, or use another folder" if STUDY in found else "Use another folder"
+        raise ConfigError(f"{folder}: already contains {found[0]} of a search. {remedy}")
     space = config.search_space(settings.search)
     if not space:
         raise ConfigError(

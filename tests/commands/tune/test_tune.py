@@ -159,8 +159,9 @@ def test_the_latest_search_is_resumed_in_its_own_folder(tmp_path: Path, monkeypa
 @pytest.mark.parametrize("file", ["study.db", "trials"])
 def test_a_folder_with_a_search_is_refused(file: str, tmp_path: Path) -> None:
     (tmp_path / file).touch()
-    with refused(""):
+    with pytest.raises(ConfigError) as caught:
         prepared(*TINY, RATE, f"hydra.run.dir={tmp_path}")
+    assert ("resume=" in str(caught.value)) == (file == "study.db")  # trials without a study cannot be resumed
 
 
 def test_a_resumed_search_follows_neither_links_nor_references(tmp_path: Path) -> None:
