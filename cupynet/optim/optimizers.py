@@ -5,6 +5,7 @@ Their state has the same layout as the weights, and is averaged and saved with t
 
 from __future__ import annotations
 
+import inspect
 import math
 from dataclasses import KW_ONLY, dataclass, field, fields
 from functools import partial
@@ -90,8 +91,14 @@ class Optimizer(Described):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "learning_rate":
-            value = schedule(type(self).__name__, value, type(self).learning_rate)
+            value = schedule(type(self).__name__, value, self._default_rate())
         super().__setattr__(name, value)
+
+    @classmethod
+    def _default_rate(cls) -> Any:
+        """Return the default learning rate of the constructor, or if it has no number, that of the base class."""
+        default = getattr(inspect.signature(cls).parameters.get("learning_rate"), "default", None)
+        return default if isinstance(default, int | float) else cls.learning_rate
 
     def constants(self) -> tuple[float, float, float]:
         """Return the constants of the update rule, by default the class attribute `factors`."""

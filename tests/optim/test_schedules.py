@@ -27,6 +27,7 @@ from cupynet.optim import (
     scale_factor,
 )
 from cupynet.training import ParallelWrapper
+from tests.guides.extending.lion import Lion
 from tests.support.refusals import refused
 from tests.support.training import small_dataset, small_model
 
@@ -206,6 +207,21 @@ def test_a_schedule_can_be_named(given: Any, expected: Schedule) -> None:
     for each in (found, expected):
         each.begin_fit(0, 30)
     assert type(found) is type(expected) and [found(i) for i in range(30)] == [expected(i) for i in range(30)]
+
+
+class Required(SGD):
+    """A user's optimizer without a default rate."""
+
+    def __init__(self, learning_rate: Any) -> None:
+        super().__init__(learning_rate)
+
+
+@pytest.mark.parametrize(("kind", "rate"), [(Lion, 1e-4), (Required, 0.01)])
+def test_a_named_schedule_begins_at_the_default_rate_of_the_constructor(kind: Any, rate: float) -> None:
+    optimizer = kind("cosine")
+    assert optimizer.learning_rate.initial == rate
+    optimizer.learning_rate = "one_cycle"
+    assert optimizer.learning_rate.peak == rate
 
 
 @pytest.mark.parametrize("wrong", ["cosin", {"name": "step"}, {"name": "cosine", "evry": 3}, {"initial": 0.1}], ids=str)
