@@ -78,6 +78,8 @@ def translated(settings: Mapping[Any, Any], above: str = "") -> dict[Any, Any]:
             continue
         if isinstance(value, Mapping) and value.get("_target_") in REMOVED_CALLBACKS:
             continue
+        if former == "slope" and value is not None and ours and settings.get("name") != "leaky_relu":
+            continue  # earlier versions ignored it
         present = arguments.get(former, KEYS[key].rpartition(".")[2] if key in KEYS else former)
         if isinstance(value, Mapping | list | tuple):
             found[present] = _inside(value, f"{key}.")

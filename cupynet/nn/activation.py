@@ -8,6 +8,7 @@ from cupynet.backend import Backend
 from cupynet.backend.array import Array
 from cupynet.backend.reference.activation import NAMES, OF_INPUT
 from cupynet.core import checks
+from cupynet.core.errors import ConfigError
 
 ACTIVATIONS = ("identity", "relu", "softmax", *NAMES)
 LEAKY_SLOPE = 0.01  # Maas et al. 2013
@@ -70,4 +71,9 @@ def split_relu(name: str) -> tuple[bool, ActivationFunction]:
 
 def activation_function(name: str, slope: float | None = None) -> ActivationFunction:
     checks.one_of("activation", name, ACTIVATIONS, elsewhere=ELSEWHERE)
-    return ActivationFunction(name, LEAKY_SLOPE if slope is None else checks.number("slope", slope, above=0, below=1))
+    if slope is None:
+        return ActivationFunction(name)
+    slope = checks.number("slope", slope, above=0, below=1)
+    if name != "leaky_relu":
+        raise ConfigError(f"applies only to leaky_relu, not to {name}", "slope", f"{slope:g}")
+    return ActivationFunction(name, slope)

@@ -87,7 +87,7 @@ class Activation(Layer):
 
     Args:
         name: identity, relu, leaky_relu, elu, gelu, silu, tanh, sigmoid, softplus or softmax (over the last axis).
-        slope: slope of leaky_relu for negative values, between 0 and 1; 0.01 by default.
+        slope: slope for negative values, between 0 and 1, only for leaky_relu; 0.01 by default.
     """
 
     capturable = True

@@ -69,6 +69,8 @@ def test_a_removed_setting_is_dropped_if_it_is_ignored_or_at_its_default() -> No
     assert translated({"data": {"shards": None, "sha256": "abc", "limit": 3}}) == {"data": {"limit": 3}}
     assert translated({"data": {"shards": 4}}) == {"data": {"shards": 4}}  # refused by the source
     assert translated({"data": {"timeout_s": float("inf")}}) == {"data": {}}
+    relu = {"_target_": "cupynet.nn.Activation", "name": "relu"}
+    assert translated({**relu, "slope": 0.3}) == relu
 
 
 def test_stored_overrides_get_their_present_keys(tmp_path: Path) -> None:

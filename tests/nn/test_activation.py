@@ -9,6 +9,7 @@ from cupynet.nn.activation import ACTIVATIONS
 from tests.support.backends import every_backend
 from tests.support.gradients import check_layer
 from tests.support.passes import built, passed
+from tests.support.refusals import refused
 
 every_activation = pytest.mark.parametrize("kind", ACTIVATIONS)
 
@@ -36,6 +37,11 @@ def test_softmax_of_extreme_values_is_finite(name: str) -> None:
 def test_relu_has_no_gradient_at_zero() -> None:
     _, dx = passed(activation("relu", 3), [[-1.0, 0.0, 1.0]])
     np.testing.assert_array_equal(dx, [[0, 0, 1]])
+
+
+def test_a_slope_of_another_activation_is_refused() -> None:
+    with refused("slope", "0.3"):
+        Activation("relu", slope=0.3)
 
 
 @every_backend
