@@ -185,6 +185,8 @@ class Model:
         backend, accumulate = self.backend, self.backend.policy.accumulate
         with backend.activated(), backend.subnormals_as_zero():
             raw, _ = self.forward(x, INFERENCE)
+            if backend.data_ptr(raw) == backend.data_ptr(x):  # a network such as `Flatten` returns its input
+                raw = raw.copy()
             logits = np.array(backend.to_host(raw), accumulate)
             scores = np.array(backend.to_host(self.loss.scores(backend, raw)), accumulate)
         return scores, logits

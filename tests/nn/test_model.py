@@ -12,11 +12,14 @@ from cupynet.core.files import save_weights
 from cupynet.data import Dataset
 from cupynet.nn import (
     INFERENCE,
+    Activation,
     BatchNorm,
     Context,
     Conv2D,
     Dense,
+    Dropout,
     Flat,
+    Flatten,
     Image,
     MaxPool2D,
     Model,
@@ -179,6 +182,16 @@ def test_predictions_of_pixels_and_of_fractions_are_probabilities(name: str, dty
     np.testing.assert_allclose(scores.sum(axis=1), 1, rtol=5e-3 if dtype == "half" else 1e-5)
     np.testing.assert_allclose(model.predict(images / 255), scores, atol=2e-3 if dtype == "half" else 1e-6)
     assert model.backend.workspace.on_loan == 0
+
+
+@every_backend
+@pytest.mark.parametrize("layer", [Flatten(), Dropout(), Activation("identity")])
+def test_a_prediction_does_not_overwrite_the_images(name: str, layer: Any) -> None:
+    model, images = Model([layer], Flat(4), create_backend(name)), np.arange(12, dtype=np.float32).reshape(3, 4)
+    for scores in (model.predict(images), model.scores(images)[0]):
+        np.testing.assert_allclose(scores.sum(axis=1), 1, rtol=1e-6)
+        scores[...] = 7
+        np.testing.assert_array_equal(images.reshape(-1), range(12))
 
 
 @every_backend
