@@ -37,14 +37,15 @@ def test_a_frequency_says_after_which_iterations_and_at_which_moments_to_average
     assert [moment for moment in ("epoch", "evaluation", "fit") if schedule.at(moment)] == moments
 
 
-def test_post_local_counts_a_fit_that_ends_with_its_epoch_once() -> None:
+@pytest.mark.parametrize("end", ["epoch", "evaluation", "fit"])
+def test_post_local_counts_a_fit_that_ends_with_its_epoch_once(end: Any) -> None:
     """A stop after a complete epoch ends first the epoch and then the fit."""
     schedule = PostLocal(2, 3)
     assert averages(schedule, 4) == [1, 2, 3, 4]
     schedule.ended("epoch")
     schedule.ended("fit")
     assert averages(schedule, 4, 4) == [5, 6, 7, 8]
-    schedule.ended("evaluation")
+    schedule.ended(end)
     assert averages(schedule, 7, 8) == [9, 12, 15]
 
 
