@@ -253,11 +253,12 @@ def test_a_run_folder_is_refused_with_the_folder_of_its_checkpoints(tmp_path: Pa
     [
         (EVERY_5, WAYS["elastic"], 2, None),
         (EVERY_5, WAYS["elastic"], 3, None),
+        (WAYS["elastic"], EVERY_5, 2, None),
         (EVERY_5, WAYS["slowmo"], 2, None),
         (WAYS["gradients"], WAYS["threshold"], 2, None),
         (EVERY_5, EVERY_5, 1, STAGES),
     ],
-    ids=["elastic", "elastic with more workers", "outer optimizer", "encoding", "stages"],
+    ids=["elastic", "elastic with more workers", "elastic before", "outer optimizer", "encoding", "stages"],
 )
 def test_a_checkpoint_of_another_method_is_refused(
     checkpoint: Saved, way: Synchronizer, taken: Synchronizer, workers: int, pipeline: Pipeline | None

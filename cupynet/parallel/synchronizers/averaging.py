@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 from cupynet.backend.array import Array
 from cupynet.core.checks import flag, integer, one_of
+from cupynet.core.errors import ConfigError
 from cupynet.parallel.communicators.base import Communicator
 from cupynet.parallel.synchronizers.base import Average, Synchronizer
 from cupynet.parallel.synchronizers.half_precision import TRANSFER_DTYPES, half_mean
@@ -126,6 +127,9 @@ class ParameterAveraging(Synchronizer):
         }
 
     def restore(self, state: dict[str, Any]) -> None:
+        if state.get("apart") and self.identical and self.communicator.size > 1:
+            reason = "ElasticAveraging saved this state before its replicas adopted the center"
+            raise ConfigError(f"{reason}. Restore it with ElasticAveraging, and train to the end of a fit")
         self._measured, self._short = state["measured"], bool(state.get("short", 0))  # not saved by earlier versions
         self._tally.restore(state["tally"])
         self.schedule.restore(state["when"])

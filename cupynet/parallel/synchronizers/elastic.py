@@ -96,8 +96,8 @@ class ElasticAveraging(ParameterAveraging):
         return {**super().state(), "apart": self._apart.iterations, "seen": self._apart.samples}
 
     def restore(self, state: dict[str, Any]) -> None:
-        super().restore(state)
         self._apart.iterations, self._apart.samples = state["apart"], state["seen"]
+        super().restore(state)
 
     def merge(self, state: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:
         return float(state["seen"]), {**super().merge(state)[1], "apart": 0, "seen": 0}
