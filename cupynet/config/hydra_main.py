@@ -11,7 +11,7 @@ import functools
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -29,7 +29,7 @@ from omegaconf.errors import OmegaConfBaseException
 from cupynet.config import command_line, resume
 from cupynet.config.composing import as_typed, conf_folder, overrides_of_jobs, own_folder, register, settings_of
 from cupynet.config.messages import refusal
-from cupynet.config.overrides import name_of, without
+from cupynet.config.overrides import is_override, name_of, without
 from cupynet.config.ranks import Ranks
 from cupynet.config.schema import Settings, TuneSettings
 from cupynet.config.stored import check_downloads, check_outputs, job_overrides, keep, load, overrides_of
@@ -193,9 +193,21 @@ def _as_ours(error: BaseException, schema: type[Settings]) -> BaseException:
         return OutputError(one_line(f"{error.filename or 'the run folder or the output'}: {error.strerror or error}"))
     if isinstance(error, yaml.YAMLError):
         return ConfigError(one_line(error))  # the message contains the file name
+    if isinstance(error, UnicodeDecodeError) and (file := next(_not_utf8(), None)):
+        return ConfigError(f"{file}: must be encoded in UTF-8 ({one_line(error)})")
     if isinstance(error, ValueError) and not isinstance(error, CupynetError):  # from Hydra's parser or logging.config
         return ConfigError(one_line(f"{' '.join(sys.argv[1:])}: {error}"))
     return error
+
+
+def _not_utf8() -> Iterator[Path]:
+    """Yield the files in conf/ and in the folder of --config-dir that are not encoded in UTF-8."""
+    folders = [conf_folder(), *(Path(each.rpartition("=")[2]) for each in sys.argv[1:] if not is_override(each))]
+    for path in (path for folder in folders for path in sorted(folder.glob("**/*.yaml")) if path.is_file()):
+        try:
+            path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            yield path
 
 
 @dataclass(frozen=True)

@@ -194,8 +194,10 @@ def test_own_files_are_found_by_config_dir_between_overrides(
     assert code == 0 and settings.epochs == 3 and settings.model == {"_target_": "mine.Stack", "layers": {}}
     assert settings.parallel.synchronizer == {"_target_": "mine.Anything", "every": 7}
     assert settings.parallel.prefetch_buffer == 24
-    assert command("--config-dir=mine", "experiment=broken")[0] == 2
-    assert "broken.yaml" in error_line()
+    (in_folder / "mine/experiment/latin.yaml").write_bytes(b"# @package _global_\n# gr\xfc\xdfe\n")
+    for name in ("broken", "latin"):
+        assert command("--config-dir=mine", f"experiment={name}")[0] == 2
+        assert f"{name}.yaml" in error_line()
 
 
 @pytest.mark.parametrize(
