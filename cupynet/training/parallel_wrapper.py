@@ -428,6 +428,10 @@ class ParallelWrapper:
     def _trainer(self, world: Communicator) -> Trainer:
         trainer = self._trainers[world.rank]
         if trainer is None:
+            if used := next((each for each in self.callbacks if each.in_use), None):
+                kind = type(used).__name__
+                reason = f"this object is in use by another ParallelWrapper. Close that one, or create a new {kind}"
+                raise ConfigError(reason, "callbacks", kind)
             trainer = self._trainers[world.rank] = self._new_trainer(world)
             if self._stop is not None:
                 trainer.consensus.propose(self._stop)

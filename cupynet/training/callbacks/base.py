@@ -48,6 +48,11 @@ class Callback:
                 arguments.append(f"{name}={value!r}")
         return f"{type(self).__name__}({', '.join(arguments)})"
 
+    @property
+    def in_use(self) -> bool:
+        """True while an open `ParallelWrapper` writes files with this object. Another wrapper then refuses it."""
+        return False
+
     def check_path(self) -> None:
         """Raise OutputError if a path argument is not writable. This is called before data are loaded."""
 

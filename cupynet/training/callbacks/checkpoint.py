@@ -69,6 +69,10 @@ class Checkpoint(Callback):
         path = None if self._best_step < 0 else self._store.path(self._best_step)
         return None if path is None or not path.is_dir() else path
 
+    @property
+    def in_use(self) -> bool:
+        return self._hold is not None
+
     def check_path(self) -> None:
         if self._path is not None:
             require_folder(self._path)

@@ -38,6 +38,10 @@ class HistoryWriter(Callback):
         self._path = None if path is None else Path(path)
         self._kept: int | None = None  # after `restore`: bytes of the file that the next fit keeps
 
+    @property
+    def in_use(self) -> bool:
+        return "_file" in vars(self)
+
     def check_path(self) -> None:
         if self._path is not None:
             _open(self._path).close()
@@ -70,7 +74,7 @@ class HistoryWriter(Callback):
         self._write(epoch_row(record))
 
     def close(self) -> None:
-        if "_file" in vars(self):
+        if self.in_use:
             self._file.close()
             del self._file  # file objects cannot be copied
 

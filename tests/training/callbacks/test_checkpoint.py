@@ -105,6 +105,24 @@ def test_bfloat16_arrays_of_a_state_can_be_sent_and_saved() -> None:
     assert not numbers and arrays["vector"].dtype == np.float32 and arrays["vector"] == [1.5]
 
 
+@pytest.mark.parametrize("kind", [Checkpoint, HistoryWriter])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_callback_that_writes_files_is_refused_by_another_wrapper_until_the_first_is_closed(
+    kind: Any, workers: int, tmp_path: Path
+) -> None:
+    def wrapper_in(name: str) -> ParallelWrapper:
+        return ParallelWrapper(small_model(), workers, callbacks=[callback], run=tmp_path / name)
+
+    callback = kind()
+    with wrapper_in("a") as first:
+        first.fit(FORTY, batch_size=4)
+        with refused("callbacks", kind.__name__):
+            wrapper_in("b").fit(FORTY, batch_size=4)
+        first.fit(FORTY, batch_size=4)
+    with wrapper_in("b") as second:
+        second.fit(FORTY, batch_size=4)
+
+
 @pytest.mark.parametrize("run", [None, Path("run")], ids=["no run", "run"])
 def test_the_current_folder_may_change_between_fits(
     run: Path | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
