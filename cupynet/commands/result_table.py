@@ -29,8 +29,7 @@ def result_table(summary: Summary, run: Run) -> None:
 def rows(summary: Summary) -> dict[str, str]:
     setup, outcome, cost, scores = summary.setup, summary.outcome, summary.cost, summary.scores
     stages = f", with {setup.stages} stages each," if setup.stages > 1 else ""
-    epochs = f"{outcome.epochs} epoch{'s' * (outcome.epochs > 1)}"
-    trained = epochs if outcome.epochs else counted(outcome.iterations, "iteration")
+    trained = counted(outcome.epochs, "epoch") if outcome.epochs else counted(outcome.iterations, "iteration")
     found = {
         "data": f"{setup.dataset} (fallback: not MNIST)" if setup.fallback else setup.dataset,
         "backend": f"{setup.backend}, {setup.dtype}",

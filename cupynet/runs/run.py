@@ -243,10 +243,9 @@ class Run:
     def begin(self) -> None:
         """Delete the results and checkpoints of an earlier run in this folder. Raise OutputError if this fails."""
         self.tidy()
-        names = (layout.SUMMARY, *layout.RESULTS, layout.REOPENED, layout.FAILED)
-        for path in (self.started_path, *(self.folder / name for name in names)):
+        for name in (layout.START, layout.SUMMARY, *layout.RESULTS, layout.REOPENED, layout.FAILED):
             with contextlib.suppress(IsADirectoryError):
-                path.unlink(missing_ok=True)
+                (self.folder / name).unlink(missing_ok=True)
         Checkpoints(self.checkpoints_path).keep(())
 
     def reopen(self, iteration: int) -> None:
