@@ -41,6 +41,6 @@ def aligned(rows: Sequence[tuple[str, ...]]) -> str:
 
 def totals(network: Layer, params: Params) -> str:
     total = sum(each.multiply_adds() for each in network.walk())
-    work = f"{total:,} multiply-adds ({2e-6 * total:,.3g} MFLOP) per example"
+    work = f"{total:,} multiply-adds ({2e-6 * total:,.3g} MFLOP) per sample"
     frozen = sum(p.size for name, p in params.named() if name in params.frozen)
     return f"total {params.count:,} parameters{f' ({frozen:,} frozen)' * (frozen > 0)}, {work}"

@@ -4,7 +4,7 @@ from cupynet import Loss
 
 
 class AbsoluteError(Loss):
-    """The mean over the outputs of |z - t|. The target t is 1 for the class of the example, otherwise 0."""
+    """The mean over the outputs of |z - t|. The target t is 1 for the class of the sample, otherwise 0."""
 
     def __call__(self, backend, prediction, target):
         difference = prediction.copy()
