@@ -282,6 +282,7 @@ class TrainJob:
             iterations=self.experiment.train_loader(self.data).iterations(placement.workers),
             stages=placement.stages,
             cores=None if placement.devices else available_cores(),
+            scheduled=self.wrapper.synchronizer.schedule is not None,
         )
 
 

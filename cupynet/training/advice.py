@@ -16,11 +16,19 @@ SLOWDOWN = 1.25  # minimum ratio of seconds per sample for a straggler, above th
 Z_THRESHOLD = 3.0  # standard deviations above chance; an untrained network exceeds this once in 700 runs
 
 
-def advise(spent: Spent, *, iterations: int | None = None, stages: int = 1, cores: int | None = None) -> str:
+def advise(
+    spent: Spent,
+    *,
+    iterations: int | None = None,
+    stages: int = 1,
+    cores: int | None = None,
+    scheduled: bool = True,
+) -> str:
     """Return advice on the largest overhead, or say that nothing stands out.
 
     stages: number of ranks per replica.
     cores: number of CPU cores that the workers share; None on GPUs.
+    scheduled: False if replicas exchange gradients or updates in every iteration.
     """
     ranks = len(spent.rounds_s)
     if ranks > stages and iterations is not None and iterations <= FEW_ITERATIONS:
@@ -28,7 +36,7 @@ def advise(spent: Spent, *, iterations: int | None = None, stages: int = 1, core
     data = f"waiting for batches takes {percent(spent.data, 0)} of the time: raise prefetch_buffer"
     found = [(spent.data, data), _straggler(spent, stages)]
     if ranks > stages:
-        remedy = "average less often"
+        remedy = "average less often" if scheduled else "parallel=averaging averages less often"
         if cores is not None and ranks > cores:
             remedy = f"{ranks} {'workers' if stages == 1 else 'stages'} on {cores} core{'s' * (cores > 1)}"
         found.append((spent.averaging, f"averaging takes {percent(spent.averaging, 0)} of the time: {remedy}"))

@@ -1,6 +1,7 @@
 """Advice after a run: the cost that it names, and whether the network has learned."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -56,9 +57,10 @@ UNEVEN, STAGES = {"averaging": (50, 1), "compute": (49, 98)}, {"stages": 2}
         (spent(averaging=(0,)), {"iterations": 1}, NOTHING),
         (spent(averaging=(60,) * 8), {"cores": 2}, "8 workers 2 cores"),
         (spent(averaging=(60,) * 8), {"cores": 8}, "average less often"),
+        (spent(averaging=(60,) * 8), {"scheduled": False}, "parallel=averaging"),
     ],
 )
-def test_the_greatest_cost_is_named(measured: Spent, options: dict[str, int], words: str) -> None:
+def test_the_greatest_cost_is_named(measured: Spent, options: dict[str, Any], words: str) -> None:
     assert set(words.split()) <= set(advise(measured, **options).split())
 
 
