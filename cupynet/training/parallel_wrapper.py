@@ -365,7 +365,7 @@ class ParallelWrapper:
         known = kernels in _compiled
         _compiled.add(kernels)
         if not known:
-            say(log, "compiling kernels (once) ...", printed=printed)
+            say(log, "loading or compiling kernels ...", printed=printed)
 
         def task(trainer: Trainer) -> float:
             return warm_up(trainer.replica, batch_size, trainer.synchronizer)
