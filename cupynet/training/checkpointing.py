@@ -162,8 +162,10 @@ def _for_workers(trainer: Trainer, stored: Stored) -> list[Tree]:
         log.info("all workers start from the mean weights, because their frozen weights differ")
     else:
         return states
-    callbacks = by_class_name(trainer.callbacks)
-    return [{**state, "resized": 1} for state in resized(states, size, stages, trainer.synchronizer, callbacks)]
+    callbacks, scaler = by_class_name(trainer.callbacks), trainer.replica.scaler
+    joint = scaler is not None and scaler.joint
+    made = resized(states, size, stages, trainer.synchronizer, callbacks, joint=joint)
+    return [{**state, "resized": 1} for state in made]
 
 
 def _differ(states: Sequence[Tree], stages: int, names: Sequence[str]) -> bool:

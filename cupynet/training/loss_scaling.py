@@ -19,12 +19,12 @@ class LossScaler:
     """Adapts the `loss_scale` of a backend. Every worker must make the same calls.
 
     Args:
-        together: the workers that skip steps together: the stages of a replica or, with shared gradients, all workers.
-        shared: True if all workers share gradients.
+        together: the workers that skip steps together: the stages of a replica, or all workers.
+        joint: True if these are all workers, because the gradient of a replica depends on the other replicas.
     """
 
-    def __init__(self, backend: Backend, together: Communicator, *, shared: bool = False) -> None:
-        self._backend, self._together, self._shared = backend, together, shared
+    def __init__(self, backend: Backend, together: Communicator, *, joint: bool = False) -> None:
+        self._backend, self._together, self.joint = backend, together, joint
         self.skipped, self.skipping = 0, False  # skipping: the step of this iteration is skipped
         self.steady = 0  # iterations since the scale changed (see `skips`)
         if together.size > 1:  # an earlier wrapper may have changed the scale of the model
@@ -72,7 +72,7 @@ class LossScaler:
 
     def of_all(self, replicas: Communicator) -> int:
         """Return the number of skipped steps over all replicas, counting joint skips once."""
-        return self.skipped if self._shared else int(replicas.gather_numbers(self.skipped).sum())
+        return self.skipped if self.joint else int(replicas.gather_numbers(self.skipped).sum())
 
     def state(self) -> dict[str, Any]:
         self.grow()

@@ -86,7 +86,8 @@ class Replica:
         self._shares_gradients = shared = synchronizer.shares_gradients
         self._moves_with_others = synchronizer.shares_gradients and groups.replicas.size > 1
         if self.backend.policy.loss_scale != 1:
-            self.scaler = LossScaler(self.backend, groups.world if shared else groups.stages, shared=shared)
+            joint = shared or self._syncs
+            self.scaler = LossScaler(self.backend, groups.world if joint else groups.stages, joint=joint)
 
     def tally(self, *, losses: bool = True) -> Tally:
         """Return a new tally of this replica's iterations, and of their losses if `losses` is True."""
@@ -134,6 +135,10 @@ class Replica:
             tally.add(iterations, samples, self.losses, hits)
 
     @property
+    def _syncs(self) -> bool:
+        return any(layer.syncs_replicas for layer in self.model.network.walk())
+
+    @property
     def _binary(self) -> bool:
         return not self.classifies and self.whole.loss.applies == "sigmoid"
 
@@ -150,7 +155,7 @@ class Replica:
             losses, self.hits = self._passes(batch.images, batch.labels, lambda part: self._context(batch, part))
             self.losses = self.backend.total(losses)
             return len(batch)
-        if self.groups.replicas.size > 1 and any(layer.syncs_replicas for layer in self.model.network.walk()):
+        if self.groups.replicas.size > 1 and self._syncs:
             blank = blank_batch(self.model, 1, self.label_columns)
             self._passes(blank.images, blank.labels, lambda part: self._context(blank, part, counts=False))
             self.params.grad[...] = 0

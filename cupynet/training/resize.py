@@ -28,9 +28,19 @@ COUNTS = {
 
 
 def resized(
-    states: Sequence[Tree], size: int, stages: int, synchronizer: Synchronizer, callbacks: Mapping[str, Any]
+    states: Sequence[Tree],
+    size: int,
+    stages: int,
+    synchronizer: Synchronizer,
+    callbacks: Mapping[str, Any],
+    *,
+    joint: bool = False,
 ) -> list[Tree]:
-    """Convert saved states, in rank order, to states of `size` workers. `callbacks` maps saved names to callbacks."""
+    """Convert saved states, in rank order, to states of `size` workers.
+
+    callbacks: maps saved names to callbacks.
+    joint: see `LossScaler`.
+    """
     before, after = len(states) // stages, size // stages
     means = [_of_stage(states[stage::stages], before, after, synchronizer) for stage in range(stages)]
     merged = [_of_callbacks(states[stage::stages], callbacks) for stage in range(stages)]
@@ -41,7 +51,7 @@ def resized(
         if replica == 0:
             own = _with_counts(own, states[size + stage :: stages])
         scaling = means[stage]["scaling"]
-        if scaling and not synchronizer.shares_gradients:  # otherwise, all replicas skip the same steps
+        if scaling and not joint:  # otherwise, all replicas skip the same steps
             skipped = 0 if replica else sum(state["scaling"]["skipped"] for state in states[stage::stages])
             scaling = {**scaling, "skipped": skipped}
         callbacks_state = {**own["callbacks"], **merged[stage]}

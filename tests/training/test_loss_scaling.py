@@ -151,6 +151,17 @@ def test_replicas_stay_equal_if_all_steps_are_skipped(way: Synchronizer) -> None
     assert np.isfinite(model.params.master).all()
 
 
+@pytest.mark.parametrize("way", [ParameterAveraging(2), GradientSharing("threshold")], ids=str)
+def test_replicas_with_synchronized_statistics_skip_steps_together(way: Synchronizer) -> None:
+    """Only the first worker has a batch in the last iteration, in which all have updated their running statistics."""
+    layers = {"conv": Conv2D(3, 3), "norm": BatchNorm(sync=True), "poisoned": Poisoned(96, backwards=True)}
+    model = Model({**layers, "output": Dense(3)}, (8, 8, 1), "numpy", 1, dtype="half")
+    with ParallelWrapper(model, 3, synchronizer=way, timeout_s=20) as wrapper:
+        wrapper.fit(Loader(small_dataset(97), 4, shuffle=False), epochs=1)
+        assert wrapper.trainer.statistics.skipped_steps == 1
+        assert len({each.params.buffers.tobytes() for each in wrapper.replicas()}) == 1
+
+
 def test_the_loss_scale_resumes_from_its_state(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scaling, "GROW_AFTER", 5)
     before, after = (LossScaler(create_backend("numpy", "half"), SerialCommunicator()) for _ in range(2))

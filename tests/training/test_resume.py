@@ -210,7 +210,7 @@ def test_other_workers_begin_with_the_least_loss_scale(checkpoint: Saved) -> Non
         found = [state["scaling"] for state in resized(states, size, 1, EVERY_5, {})]
         assert [scaling["scale"] for scaling in found] == [256.0] * size
         assert [scaling["skipped"] for scaling in found] == skipped
-    shared = resized(states, 3, 1, GradientSharing(), {})  # all workers skip the same steps
+    shared = resized(states, 3, 1, GradientSharing(), {}, joint=True)  # all workers skip the same steps
     assert {state["scaling"]["skipped"] for state in shared} == {1}
 
 
