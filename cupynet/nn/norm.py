@@ -92,7 +92,7 @@ class BatchNorm(Layer):
                 if frozen:
                     sums[...] = 0  # the statistics do not depend on x
                 elif group is not None:
-                    self._average(sums, count if context.counts else 0, group)
+                    group.allreduce_mean([sums.reshape(-1)], count if context.counts else 0)
                 out = backend.borrow(dy.shape) if has_residual else None
                 dx = backend.normalize_backward(dy, x, mean, variance, scale.data, sums, count, epsilon, out)
             return dx
@@ -121,13 +121,6 @@ class BatchNorm(Layer):
         spread += difference
         group.allreduce_mean([spread], count)
         return total
-
-    def _average(self, sums: Array, count: int, group: Any) -> None:
-        """Replace the sums with their mean over replicas, weighted by `count`."""
-        scale = self.backend.loss_scale  # may differ between replicas
-        sums /= scale
-        group.allreduce_mean([sums.reshape(-1)], count)
-        sums *= scale
 
 
 class BatchNormReLU(Layer):

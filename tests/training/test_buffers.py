@@ -71,15 +71,6 @@ def test_synchronised_statistics_equal_one_replica_on_the_concatenated_batch(
         np.testing.assert_equal(trainer.model.weights(), several[0].model.weights())
 
 
-def test_each_replica_has_its_own_loss_scale() -> None:
-    def set_scale(trainer: Trainer) -> None:
-        trainer.backend.loss_scale = (64.0, 0.5)[trainer.rank]
-
-    setting = On("on_fit_start", set_scale, every_rank=True)
-    found, expected = (trained(2, loader_of(60), EVERY_ROUND, *each, sync=True)[0] for each in ([setting], []))
-    assert_close(found.model.weights(), expected.model.weights(), 1e-12)
-
-
 class Notes(Replica):
     """Keeps the number of samples and the running statistics of the last gradient."""
 
