@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 from cupynet.backend import Backend
 from cupynet.parallel.launchers.base import Launcher
@@ -19,7 +19,15 @@ def close(launcher: Launcher, trainers: list[Trainer | None], backend: Backend) 
             if trainer is not None:
                 closing.callback(trainer.callbacks.close)
         closing.callback(backend.deactivate)  # a single worker runs in the calling thread
+        closing.callback(_wait, trainers)
         closing.callback(launcher.close)  # runs first
+
+
+def _wait(trainers: list[Trainer | None]) -> None:
+    """Wait for steps that a failed task left on the devices, because they use memory that may be freed now."""
+    for trainer in filter(None, trainers):
+        with suppress(Exception):  # the device has failed, which was reported
+            trainer.backend.synchronize()
 
 
 def close_or_warn(launcher: Launcher, trainers: list[Trainer | None], backend: Backend) -> None:

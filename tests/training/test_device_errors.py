@@ -139,6 +139,18 @@ def test_arrays_of_a_failed_call_are_freed() -> None:
 
 
 @on_standin
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_memory_of_a_failed_fit_is_freed_after_its_last_step(workers: int) -> None:
+    """Otherwise, the stand-in reports that another array could get memory that a kernel may still use."""
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    failure(wrapper(workers, averaging_frequency=2, callbacks=[At(3, fail)]), ZeroDivisionError)
+    gc.collect()
+
+
+@on_standin
 @pytest.mark.parametrize(
     ("workers", "devices", "reduce", "after"),
     [
