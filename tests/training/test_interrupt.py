@@ -25,7 +25,7 @@ def interrupts(times: int = 1) -> Callback:
     def press() -> None:
         for _ in range(times):
             os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.5 * (times > 1))  # lets the main thread handle each signal
+            time.sleep(0.5)  # lets the main thread handle the signal
 
     return At(3, press)
 
