@@ -84,7 +84,7 @@ class Replica:
     def join(self, groups: Groups, synchronizer: Synchronizer, clock: Clock) -> None:
         self.groups, self.clock = groups, clock
         self._shares_gradients = shared = synchronizer.shares_gradients
-        self._moves_with_others = synchronizer.shares_gradients and groups.replicas.size > 1
+        self._moves_with_others = shared and groups.replicas.size > 1
         if self.backend.policy.loss_scale != 1:
             joint = shared or self._syncs
             self.scaler = LossScaler(self.backend, groups.world if joint else groups.stages, joint=joint)

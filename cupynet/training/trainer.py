@@ -182,8 +182,9 @@ class Trainer:
             self.epoch_iteration, plan.deal = 0, deal
         self.data = fit.train.identity
         self.expect(fit.train)
-        self.epoch_iteration = min(self.epoch_iteration, per_epoch)  # with more workers an epoch has fewer iterations
-        plan.averaged = plan.averaged and self.plan.unfinished and not fit.epochs  # only if restored after averaging
+        # after a resume with fewer workers, because some of the former workers had no batch in the last iteration
+        self.epoch_iteration = min(self.epoch_iteration, per_epoch)
+        plan.averaged = plan.averaged and plan.unfinished and not fit.epochs  # only if restored after averaging
         if plan.start is None:
             plan.start, self.callbacks.resuming = self.iteration, []
         plan.iterations_per_epoch, plan.epochs = per_epoch, self.epoch + fit.epochs
