@@ -91,10 +91,6 @@ class _Network(BaseEstimator):  # type: ignore[misc]
             optimizer.learning_rate = self.learning_rate
         if weights is not None:
             weights = _check_sample_weight(weights, images, ensure_non_negative=True)
-        needing = next((each for each in self.callbacks if each.needs_validation), None)
-        if needing is not None and not self.validation_split:
-            reason = f"must be above 0, such as 0.1, because {type(needing).__name__} needs validation images"
-            raise ConfigError(reason, "validation_split", shown(self.validation_split))
         data = Dataset("X", images, targets, outputs, weights=weights)
         with ParallelWrapper(
             self.model_,
@@ -105,6 +101,10 @@ class _Network(BaseEstimator):  # type: ignore[misc]
             progress=self.progress,
             log_every=0,
         ) as wrapper:
+            needing = next((each for each in wrapper.callbacks if each.needs_validation), None)
+            if needing is not None and not self.validation_split:
+                reason = f"must be above 0, such as 0.1, because {type(needing).__name__} needs validation images"
+                raise ConfigError(reason, "validation_split", shown(self.validation_split))
             loader = Loader(data, self.batch_size, seed)
             self.history_ = wrapper.fit(loader, epochs=self.epochs, validation_split=self.validation_split)
             if wrapper.trainer.stopped is not None and wrapper.trainer.stopped.text == CTRL_C:

@@ -75,6 +75,12 @@ def test_a_callback_that_needs_validation_images_asks_for_an_argument_of_the_est
     Classifier(backend="numpy", epochs=1, callbacks=[EarlyStopping()], validation_split=0.2).fit(DATA.images, LABELS)
 
 
+@pytest.mark.parametrize("callbacks", [None, EarlyStopping(), [print]])
+def test_callbacks_must_be_a_list_of_callbacks(callbacks: Any) -> None:
+    with refused("callbacks"):
+        Classifier(backend="numpy", callbacks=callbacks).fit(DATA.images, LABELS)
+
+
 def test_the_rate_of_a_user_defined_optimizer_is_replaced() -> None:
     lion = Lion(1e-4)
     found = Classifier(backend="numpy", epochs=1, optimizer=lion, learning_rate=0.01).fit(DATA.images, LABELS)
