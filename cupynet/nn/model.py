@@ -188,7 +188,11 @@ class Model:
             if backend.data_ptr(raw) == backend.data_ptr(x):  # a network such as `Flatten` returns its input
                 raw = raw.copy()
             logits = np.array(backend.to_host(raw), accumulate)
-            scores = np.array(backend.to_host(self.loss.scores(backend, raw)), accumulate)
+            found = self.loss.scores(backend, raw)
+            if getattr(found, "shape", None) != logits.shape:
+                got, kind = getattr(found, "shape", type(found).__name__), type(self.loss).__name__
+                raise ConfigError(f"scores must return an array of {logits.shape}, got {got}", "loss", kind)
+            scores = np.array(backend.to_host(found), accumulate)
         return scores, logits
 
     def _together(self, parts: list[tuple[Array, Array]]) -> tuple[Array, Array]:

@@ -269,3 +269,13 @@ def test_a_loss_with_other_results_is_refused(mistake: str, pipeline: Pipeline |
     with ParallelWrapper(model_for(Mistaken(mistake)), 2, pipeline=pipeline) as wrapper, refused("loss"):
         wrapper.fit(DATA, batch_size=8)
     assert not wrapper.history.epochs
+
+
+@pytest.mark.parametrize("mistake", [None, 0.5, np.zeros((1, 3))], ids=["nothing", "a number", "a row"])
+def test_scores_of_another_shape_are_refused(mistake: Any) -> None:
+    class Scoring(SoftmaxNLL):
+        def scores(self, backend: Any, prediction: Any) -> Any:
+            return mistake
+
+    with refused("loss"):
+        model_for(Scoring()).predict(DATA.images)
