@@ -63,6 +63,7 @@ def _write(store: Checkpoints, trainer: Trainer, states: tuple[list[Tree], Array
             "made_by": made_by(trainer),
             "model": seen_by(trainer.replica.whole),
             "data": None if trainer.data is None else list(trainer.data),
+            "stages": trainer.groups.stages.size,
             "workers": workers,
         }
         weights = {name.removeprefix(WEIGHTS): each for name, each in arrays.items() if name.startswith(WEIGHTS)}
@@ -216,11 +217,18 @@ def _malformed(place: str) -> Iterator[None]:
 
 
 def stages_of(stored: Stored) -> int:
-    """Return the number of pipeline stages: the lowest rank above 0 with the same weight names as rank 0."""
+    """Return the number of pipeline stages.
+
+    Earlier versions did not save it. It is then the lowest rank above 0 with the same weight names as rank 0.
+    """
     states = _states(stored)
     with _malformed(f"{stored.path / STATE}, workers"):
         names = [sorted(state["replica"]["weights"]) for state in states]
-    return next((rank for rank in range(1, len(names)) if names[rank] == names[0]), len(names))
+        found = next((rank for rank in range(1, len(names)) if names[rank] == names[0]), len(names))
+        stages = int(stored.state.get("stages", found))
+        if stages < 1 or names != names[:stages] * (len(names) // stages):
+            raise ValueError(f"{stages} stages for {len(names)} workers")
+    return stages
 
 
 def check_classes(stored: Stored, source: Source) -> None:

@@ -12,7 +12,7 @@ from cupynet.backend import create_backend
 from cupynet.backend.cpu.numpy_backend import NumpyBackend
 from cupynet.commands import train as train_command
 from cupynet.data import Dataset, Loader
-from cupynet.nn import Backward, Context, Conv2D, Dense, Model, Sequential, SoftmaxNLL
+from cupynet.nn import Backward, Context, Conv2D, Dense, Dropout, GlobalAvgPool2D, Model, Sequential, SoftmaxNLL
 from cupynet.optim import SGD, Nesterov, OneCycle
 from cupynet.parallel import ParameterAveraging, Pipeline, Synchronizer
 from cupynet.parallel.communicators.threads import ThreadCommunicator
@@ -119,6 +119,16 @@ def test_replicas_of_pipeline_stages_resume_bit_for_bit(
 
     held_out = Loader(data, 7, shuffle=False)
     assert_resumes(wrapper_of, iteration, tmp_path, Loader(data, 6, seed=3), evaluate_on=held_out)
+
+
+def test_stages_without_weights_are_counted_on_resume(tmp_path: Path) -> None:
+    layers = {"drop": Dropout(0.1), "conv": Conv2D(3, 3), "mean": GlobalAvgPool2D()}
+
+    def wrapper_of(*callbacks: Callback) -> ParallelWrapper:
+        model = Model(layers, DATA.image_shape, create_backend("numpy", "double"))
+        return ParallelWrapper(model, 2, pipeline=Pipeline([["drop"], ["conv"], ["mean"]]), callbacks=callbacks)
+
+    assert_resumes(wrapper_of, 4, tmp_path, LOADER, evaluate_on=LOADER)
 
 
 # what others see ------------------------------------------------------------------------------------------------------
