@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cupynet.core import signals
-from cupynet.core.errors import Interrupted, exit_code, signal_of
+from cupynet.core.errors import Interrupted, signal_of
 
 if TYPE_CHECKING:
     from cupynet.config.experiment import Experiment
@@ -73,5 +73,5 @@ def train(experiment: Experiment, folder: Path) -> float | None:
             raise Interrupted.by(stopped, saved(run, experiment)) from None
         except Exception as error:
             if experiment.rank == 0 and not isinstance(error, Interrupted):
-                run.fail(exit_code(error))
+                run.fail(error)
             raise

@@ -95,8 +95,9 @@ def read_run(folder: str | Path, *, over: bool = False, error: Exception | None 
     data.reports = [row for row in data.rows if row.get("kind") == "report"]
     data.epochs = [row for row in data.rows if row.get("kind") == "epoch"]
     if error is None:
-        data.error = data.read(run.folder / "train.log", _last_error) or ""
-        data.code = (data.read(run.failed_path, read_object) or {}).get("exit_code")
+        failed = data.read(run.failed_path, read_object) or {}
+        logged = data.read(run.folder / "train.log", _last_error) or ""  # trials of a search have no own log
+        data.error, data.code = str(failed.get("error", logged)), failed.get("exit_code")
     else:
         data.error, data.code = described(error), exit_code(error)
     return data

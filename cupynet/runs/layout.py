@@ -18,7 +18,7 @@ START = "started.json"  # written at the beginning of a run
 SUMMARY = "summary.json"  # written at the end of a run
 RESULTS = ("weights.safetensors", "history.jsonl", "examples.safetensors", "report.html", "curves.png")
 REOPENED = "unfinished.txt"  # marks a resumed run that has not ended
-FAILED = "failed.json"  # exit code of a failed run
+FAILED = "failed.json"  # error and exit code of a failed run
 PROFILE, TRACE = "profile.json", "trace.json"  # written with profile=true
 CHECKPOINTS = "checkpoints"
 SWEEP, SWEEP_TABLE = "multirun.yaml", "sweep.csv"  # in the folder of a sweep

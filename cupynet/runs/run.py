@@ -12,7 +12,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from cupynet.core import files
 from cupynet.core.checks import finite
-from cupynet.core.errors import ConfigError, DataError, OutputError
+from cupynet.core.errors import ConfigError, DataError, OutputError, described, exit_code
 from cupynet.core.wording import listed, shown
 from cupynet.runs import layout
 from cupynet.runs.checkpoints import Checkpoints
@@ -277,11 +277,11 @@ class Run:
         content = asdict(start)
         files.write_json(self.started_path, {**content.pop("setup"), **content})
 
-    def fail(self, code: int) -> None:
-        """Store the exit code of a failed run if training has begun. Ignore failures to write it."""
+    def fail(self, error: BaseException) -> None:
+        """Store the error and the exit code of a failed run if training has begun. Ignore failures to write them."""
         if self.started_path.exists():
             with contextlib.suppress(OutputError):
-                files.write_json(self.failed_path, {"exit_code": code})
+                files.write_json(self.failed_path, {"exit_code": exit_code(error), "error": described(error)})
 
     def save(self, summary: Summary, weights: dict[str, Any], examples: Any = None) -> None:
         """Write the weights, the examples and, last, the summary. Raise OutputError if this fails.

@@ -137,12 +137,18 @@ def test_the_log_and_the_exit_code_tell_how_a_run_ended(
     log: str, code: int | None, expected: str, tmp_path: Path
 ) -> None:
     folder = unfinished(tmp_path, rows=history(2), log=log)
-    if code is not None:
-        Run(folder).fail(code)
+    if code is not None:  # in earlier versions without the error
+        Run(folder).failed_path.write_text(json.dumps({"exit_code": code}))
     word, kind, sentence = state(read_run(folder))
     assert (word, kind) == (expected, "bad")
     for part in ("2 of 3 epochs", "resume=") if expected == "killed" else (": the loss is not finite",):
         assert part in sentence
+
+
+def test_a_failed_run_without_a_log_names_its_error(tmp_path: Path) -> None:
+    folder = unfinished(tmp_path, rows=history(2))
+    Run(folder).fail(DivergedError("the loss is not finite"))
+    assert state(read_run(folder)) == ("diverged", "bad", "the loss is not finite")
 
 
 @contextmanager

@@ -86,11 +86,11 @@ def test_a_resumed_run_is_unfinished_until_it_is_saved_again(run: Run, tmp_path:
 
 def test_a_run_fails_only_after_it_began(tmp_path: Path) -> None:
     run = Run(tmp_path)
-    run.fail(65)
+    run.fail(DataError("no file"))
     assert not run.failed_path.exists()
     run.started_path.write_text('{"started": "2026-05-01 12:30:00", "epochs": 3}')
-    run.fail(65)
-    assert json.loads(run.failed_path.read_text()) == {"exit_code": 65}
+    run.fail(DataError("no file"))
+    assert json.loads(run.failed_path.read_text()) == {"exit_code": 65, "error": "no file"}
     assert run.last_start() == {"started": "2026-05-01 12:30:00", "epochs": 3}
 
 
