@@ -42,7 +42,7 @@ def runs_inside(folder: Path) -> str:
     """Return a hint to use a run of the sweep or search in this folder, or "" if it contains neither."""
     if not any(os.path.isfile(folder / name) for name in (SWEEP, STUDY)):  # isfile returns False for invalid names
         return ""
-    first = min(folder.glob(f"**/{SETTINGS}"), default=None)
+    first = min(folder.glob(f"*/**/{SETTINGS}"), default=None)  # not the settings of the search itself
     example = "" if first is None else f", such as {first.parents[1]}"
     return f"{folder} contains a sweep or a search. Use one of its runs{example}"
 

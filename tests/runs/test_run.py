@@ -10,6 +10,7 @@ import pytest
 
 from cupynet.core import files
 from cupynet.core.errors import DataError
+from cupynet.runs import layout
 from cupynet.runs.checkpoints import Checkpoints
 from cupynet.runs.run import Run
 from tests.support.compared_runs import FIGURES, summary
@@ -92,6 +93,14 @@ def test_a_run_fails_only_after_it_began(tmp_path: Path) -> None:
     run.fail(DataError("no file"))
     assert json.loads(run.failed_path.read_text()) == {"exit_code": 65, "error": "no file"}
     assert run.last_start() == {"started": "2026-05-01 12:30:00", "epochs": 3}
+
+
+def test_the_folder_of_a_search_names_one_of_its_trials(tmp_path: Path) -> None:
+    (tmp_path / layout.STUDY).touch()
+    for folder in (tmp_path, tmp_path / layout.TRIALS / "0000"):
+        (folder / layout.SETTINGS).parent.mkdir(parents=True)
+        (folder / layout.SETTINGS).touch()
+    assert layout.runs_inside(tmp_path).endswith(f"such as {tmp_path / layout.TRIALS / '0000'}")
 
 
 def test_a_new_run_in_an_old_folder_starts_empty(run: Run, tmp_path: Path) -> None:
