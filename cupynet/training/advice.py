@@ -68,7 +68,8 @@ def unlearned(evaluation: Evaluation) -> str | None:
     samples = evaluation.samples
     share = int((evaluation.confusion.sum(axis=1) + evaluation.undecided).max()) / max(samples, 1)
     deviation = math.sqrt(share * (1 - share) / max(samples, 1))
-    if not 0 < share < 1 or evaluation.accuracy > share + Z_THRESHOLD * deviation:
+    chance = share + Z_THRESHOLD * deviation  # at least 1 on so few images that even a perfect accuracy may be chance
+    if not 0 < share < 1 or chance >= 1 or evaluation.accuracy > chance:
         return None
     return (
         f"the network has hardly learned: accuracy {percent(evaluation.accuracy)} on {samples:,} images, and "

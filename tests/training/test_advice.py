@@ -81,6 +81,7 @@ def evaluated(right: int, wrong: int, classes: int = 10, commonest: int = 0) -> 
         (evaluated(550, 450, commonest=500), False),
         (evaluated(600, 400, commonest=500), True),
         (evaluated(9, 1), True),
+        (evaluated(8, 0, classes=2), True),  # too few images to tell
         (evaluated(3, 0, classes=1), True),  # with one class, or without images, there is no advice
         (Evaluation(3), True),
     ],
