@@ -179,7 +179,9 @@ class EarlyStopping(Callback):
         elif self.invalid_score:
             self._end(trainer, f"invalid_score: the {self.monitor} is {score} after epoch {epoch}")
         if self.patience is not None and now.waited >= self.patience:
-            self._end(trainer, f"patience: no better {self.monitor} in {counted(now.waited, 'evaluation')}")
+            by = f" by more than {self.min_delta:g}" if self.min_delta else ""
+            count = counted(now.waited, "evaluation")
+            self._end(trainer, f"patience: the {self.monitor} has not improved{by} in {count}")
 
     @property
     def _metric(self) -> dict[str, str]:

@@ -102,6 +102,15 @@ def test_scores_decide_when_a_fit_ends_and_which_weights_are_restored(
     assert (trainer.stopped is None) == (epochs == len(scores))
 
 
+def test_the_explanation_names_the_smallest_improvement(scripted: Script) -> None:
+    """The best epoch may be better than the reference, but not by more than `min_delta`."""
+    scripted([1, 0.7, 0.6])
+    stopping = EarlyStopping(patience=1, min_delta=0.25)
+    fit(stopping, 3)
+    assert outcome(stopping) == ("patience", 3)
+    assert stopping.result is not None and "0.25" in stopping.result.details
+
+
 def test_max_epochs_counts_all_epochs_of_each_fit(scripted: Script) -> None:
     """Deeplearning4j's trainer can be used once, and checks its epoch conditions only when it evaluates."""
     scripted([0.5] * 20)
