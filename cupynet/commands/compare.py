@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from cupynet.reporting.comparison.groups import Comparison, Group, compared
 from cupynet.reporting.comparison.page import compare_page
 from cupynet.reporting.comparison.runs import find, is_run
 from cupynet.reporting.comparison.table import FIGURES, FRONT, columns, in_order
-from cupynet.runs.layout import check_output
+from cupynet.runs.layout import check_outputs
 
 EXAMPLES = """\
 examples:
@@ -53,11 +52,7 @@ def main() -> None:
 def _compare(arguments: argparse.Namespace) -> None:
     if arguments.to is not None and not 0 < arguments.to <= 1:
         raise ConfigError(f"--to {arguments.to:g}: must be an accuracy above 0 and at most 1, such as 0.99")
-    files = [os.path.realpath(file) for file in (arguments.csv, arguments.html) if file]
-    for file in files:
-        if files.count(file) > 1:
-            raise ConfigError(f"{file}: would be written twice. Use different files for --csv and --html")
-        check_output(Path(file))
+    check_outputs(arguments.csv, arguments.html)
     comparison = compared(find(arguments.folders), arguments.to)
     groups = in_order(comparison, arguments.sort)
     table, found = columns(comparison, groups), answer(comparison)

@@ -46,16 +46,12 @@ def export(arguments: argparse.Namespace) -> None:
     from cupynet.config.load_model import LoadedRun
     from cupynet.core.files import save_weights, write_output
     from cupynet.interop import export_torch, torch_source
-    from cupynet.runs.layout import check_output
+    from cupynet.runs.layout import check_outputs
 
-    paths = [arguments.onnx, arguments.safetensors, arguments.torch, arguments.torch_module]
-    files = [each.resolve() for each in paths if each]
-    if not files:
+    files = [arguments.onnx, arguments.safetensors, arguments.torch, arguments.torch_module]
+    if not any(files):
         raise ConfigError("nothing to write. Use --onnx, --safetensors, --torch or --torch-module with a file")
-    for file in files:
-        if files.count(file) > 1:
-            raise ConfigError(f"{file}: would be written twice. Use a different file for each format")
-        check_output(file)
+    check_outputs(*files)
     trained = LoadedRun(arguments.run, arguments.trusted_modules)
     model = trained.model(dtype="float")  # the dtype of stored weights
     if arguments.onnx:

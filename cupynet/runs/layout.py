@@ -27,15 +27,20 @@ STUDY, TRIALS = "study.db", "trials"  # in the folder of a search
 STEP = re.compile(r"step-(\d{8,})(?:\.(tmp|old)-\d+)?")
 
 
-def check_output(file: Path) -> None:
-    """Raise ConfigError if a command would overwrite a file of a run, a checkpoint, a sweep or a search."""
-    file = Path(os.path.realpath(file))
-    if not os.path.isfile(file):  # isfile returns False for invalid names
-        return
+def check_outputs(*files: str | Path | None) -> None:
+    """Raise ConfigError if a command would write a file twice, or overwrite a file of a run, a sweep or a search."""
+    paths = [Path(os.path.realpath(file)) for file in files if file]
+    for path in paths:
+        if paths.count(path) > 1:
+            raise ConfigError(f"{path}: would be written twice. Use a different file for each option")
+        if os.path.isfile(path) and _is_of_run(path):  # isfile returns False for invalid names
+            raise ConfigError(f"{path}: is a file of the run or sweep in this folder. Choose another file name")
+
+
+def _is_of_run(file: Path) -> bool:
     folder, own = file.parent, (START, SUMMARY, *RESULTS, MODEL, "train.log", SWEEP, SWEEP_TABLE, STUDY)
     marked = file.name in own and any((folder / name).is_file() for name in (SETTINGS, START, SUMMARY, SWEEP, STUDY))
-    if marked or folder.name == Path(SETTINGS).parent.name or STEP.fullmatch(folder.name):
-        raise ConfigError(f"{file}: is a file of the run or sweep in this folder. Choose another file name")
+    return marked or folder.name == Path(SETTINGS).parent.name or STEP.fullmatch(folder.name) is not None
 
 
 def runs_inside(folder: Path) -> str:
