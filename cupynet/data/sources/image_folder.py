@@ -82,8 +82,9 @@ class ImageFolder(UserFiles):
         self.class_names = names or tuple(next(iter(found.values())))
         for part, classes in found.items():
             if not classes:
-                reason = "none" if os.path.isdir(folders[part]) else "no such folder"
-                raise DataError(f"{folders[part]}: expected a folder for each class, found {reason}")
+                exists = os.path.isdir(folders[part])
+                reason = "expected a folder for each class, found none" if exists else "there is no such folder"
+                raise DataError(f"{folders[part]}: {reason}")
             for name, files in classes.items():
                 if os.path.isfile(folders[part] / name):  # False without permission
                     raise DataError(f"{folders[part] / name}: expected only folders of classes. Move it elsewhere")
