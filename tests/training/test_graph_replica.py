@@ -36,7 +36,7 @@ from cupynet.nn import (
 from cupynet.nn.layer import no_backward
 from cupynet.optim import LAMB, SGD, AdaGrad, Adam, AdamW, Momentum, Nadam, Nesterov, OneCycle, Optimizer
 from cupynet.parallel import ParameterAveraging
-from cupynet.training import Callback, Checkpoint, ParallelWrapper, Trainer, WeightAverage, graph_replica
+from cupynet.training import Callback, ParallelWrapper, Trainer, WeightAverage, graph_replica
 from cupynet.training import loss_scaling as scaling
 from cupynet.training.fit import Fit
 from cupynet.training.graph_replica import GraphReplica, Graphs
@@ -132,16 +132,6 @@ def test_a_checkpoint_includes_steps_that_ran_ahead(tmp_path: Path, monkeypatch:
 
     assert_resumes(wrapper_of, 10, tmp_path, Loader(DATA, 8, seed=3))
     assert skipped[0] == skipped[1] > 0
-
-
-@on_devices
-def test_scores_of_a_single_replica_do_not_depend_on_checkpoints(tmp_path: Path) -> None:
-    """A checkpoint waits for the device, an average of a single replica does not."""
-    scores = []
-    for callbacks in ([], [Checkpoint(every_iterations=1, path=tmp_path)]):
-        with ParallelWrapper(small_model(backend="cupy"), 1, 3, callbacks=callbacks, log_every=3) as wrapper:
-            scores.append(wrapper.fit(Loader(DATA, 8, seed=3), epochs=2).reports["score_after_averaging"])
-    assert scores[0] == scores[1]
 
 
 # how steps are launched -----------------------------------------------------------------------------------------------

@@ -66,7 +66,6 @@ class ParameterAveraging(Synchronizer):
         self.transfer_dtype = one_of("transfer_dtype", transfer_dtype, TRANSFER_DTYPES)
         self.outer_optimizer = outer_optimizer_of(outer_optimizer)
         self._tally = Tally()  # counts since the last averaging step
-        self._passed = 0  # iterations since then, including those that run ahead of the tally
         self._measured = -1  # index of the last `measure_every` period with a measurement in this epoch
         self._short = False  # True after an additional averaging step, because the next step follows a shorter interval
         self._common: list[Array] = []  # the weights after the last averaging step, if they are needed
@@ -87,14 +86,11 @@ class ParameterAveraging(Synchronizer):
             self._remember(replica)
 
     def after_update(self, replica: ReplicaView, iteration: int) -> Average | None:
-        self._passed += 1
         if not self.schedule.after(iteration):
             return None
-        if self.communicator.size > 1:
+        if self.communicator.size > 1:  # a single replica need not wait
             replica.complete()
-        elif self._tally.iterations < self._passed:  # a single replica need not wait
-            return None
-        return self._average(replica, iteration)
+        return self._average(replica, iteration) if self._tally.iterations else None
 
     def finish(self, replica: ReplicaView, moment: Moment) -> Average | None:
         replica.complete()
@@ -136,7 +132,6 @@ class ParameterAveraging(Synchronizer):
             raise ConfigError(f"{reason}. Restore it with ElasticAveraging, and train to the end of a fit")
         self._measured, self._short = state["measured"], bool(state.get("short", 0))  # not saved by earlier versions
         self._tally.restore(state["tally"])
-        self._passed = self._tally.iterations
         self.schedule.restore(state["when"])
         if self.communicator.size > 1 and self.outer_optimizer is not None:
             self.outer_optimizer.restore(state["outer"])
@@ -155,7 +150,6 @@ class ParameterAveraging(Synchronizer):
         else:
             average = Average(score, *self._synchronize(replica, measure=measure))
         self._tally.clear()
-        self._passed = 0
         self.schedule.averaged(average.drift)
         return average
 
