@@ -25,7 +25,7 @@ from cupynet.config.schema import Settings, read
 from cupynet.core.checks import one_of
 from cupynet.core.errors import ConfigError
 from cupynet.core.settings import flat
-from cupynet.core.wording import listed, written
+from cupynet.core.wording import listed, shown, written
 
 S = TypeVar("S", bound=Settings)
 
@@ -83,7 +83,7 @@ def settings_of(config: DictConfig, overrides: Sequence[str], schema: type[S]) -
         ours = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
         plain = cast("dict[str, Any]", OmegaConf.to_container(ours, resolve=True, throw_on_missing=True))
     except OmegaConfBaseException as error:
-        raise refusal(error, schema) from error
+        raise as_typed(refusal(error, schema), config, overrides) from error
     name_schedule(plain, overrides)
     asked = [*map(name_of, overrides), *values_of(overrides)]
     for_chosen_classes(plain, asked)
@@ -169,4 +169,7 @@ def as_typed(error: ConfigError, config: DictConfig, overrides: Sequence[str]) -
     reference = re.fullmatch(rf"\$\{{(\w[\w.]*)\}}|{variable}", str(unresolved.get(error.setting)))
     if reference is None or error.setting in values_of(overrides) or (reference[2] or "PATH") not in os.environ:
         return error
+    if reference[2] and error.value is None:  # from OmegaConf, which describes the reference
+        reason = f"is not a valid value of {error.setting}"
+        return ConfigError(reason, reference[2], shown(os.environ[reference[2]]))
     return ConfigError(error.reason, reference[1] or reference[2], error.value)

@@ -124,15 +124,19 @@ def test_an_error_names_the_setting_that_was_typed(typed: list[str], command: Co
     assert error_line().startswith(f"cupynet: {typed[-1]}: ")
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [("CUPYNET_REPORT", "0", "0"), ("CUPYNET_REPORT", "", "''"), ("BACKEND_PRIORITY_CPU", "abc", "'abc'")],
+)
 def test_an_error_names_the_environment_variable(
-    command: Command, error_line: Line, monkeypatch: pytest.MonkeyPatch
+    name: str, value: str, shown: str, command: Command, error_line: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def check(settings: Settings) -> None:
         build(settings.callbacks["report"], "callbacks.report")
 
-    monkeypatch.setenv("CUPYNET_REPORT", "0")
+    monkeypatch.setenv(name, value)
     assert command(check=check) == (2, [])
-    assert error_line().startswith("cupynet: CUPYNET_REPORT=0: ")
+    assert error_line().startswith(f"cupynet: {name}={shown}: ")
 
 
 # what comes in --------------------------------------------------------------------------------------------------------
@@ -157,7 +161,7 @@ def test_settings_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert settings.callbacks["report"]["enabled"] is False
     for wrong in ("abc", "[1"):
         monkeypatch.setenv("BACKEND_PRIORITY_GPU", wrong)
-        with refused("backend.priority.gpu"):
+        with refused("BACKEND_PRIORITY_GPU"):
             composing.settings_of(composed, [], Settings)
 
 
