@@ -246,7 +246,8 @@ class _Command(Generic[S, T]):
         here = Path(now.runtime.cwd)
         sweep, label = here / now.sweep.dir, f"job {now.job.num}: "
         created = [each for each in (folder, *folder.parents) if sweep in each.parents]
-        shown = folder.relative_to(here) if folder.is_relative_to(here) else folder
+        stays = not now.job.chdir  # otherwise a relative path does not lead to the results
+        shown = folder.relative_to(here) if stays and folder.is_relative_to(here) else folder
         record = sweep_record.Job(now.job.num, job_overrides(), shown, None)
         sweep_record.began(sweep, record, self.request.arguments)
         elsewhere = _trace.get(None) is not self.trace  # in a process of Hydra's launcher

@@ -23,8 +23,11 @@ from cupynet.config.schema import BenchSettings, PlanSettings, RateSettings, Set
 from cupynet.core import lock
 from cupynet.core.errors import ConfigError, Interrupted
 from cupynet.core.version import __version__
+from cupynet.runs.run import Run
 from tests.support.commands import ROOT, Command, Line, environment
+from tests.support.compared_runs import summary
 from tests.support.refusals import refused
+from tests.support.run_folders import sweep_rows
 from tests.support.settings import CHOICES, GROUPS, settings_of
 
 # what is refused ------------------------------------------------------------------------------------------------------
@@ -270,6 +273,13 @@ def test_a_sweep_locks_its_folder_while_it_runs(
     before = {path: path.stat().st_mtime_ns for path in sweep.rglob("*")}
     assert command(*arguments) == (2, [])
     assert {path: path.stat().st_mtime_ns for path in sweep.rglob("*")} == before
+
+
+def test_jobs_that_run_in_their_folders_have_results_in_the_table(command: Command, in_folder: Path) -> None:
+    arguments = ("-m", "seed=1,2", "hydra.sweep.dir=s", "hydra.job.chdir=true")
+    assert command(*arguments, task=lambda _, folder: Run(folder).save(summary(), {}))[0] == 0
+    rows = sweep_rows(in_folder / "s").values()
+    assert [float(row["test_accuracy"]) for row in rows] == [summary().scores.test_accuracy] * 2
 
 
 @pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt(), 130), (Interrupted(15), 143)])
