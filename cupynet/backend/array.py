@@ -23,6 +23,10 @@ class Subset:
     def __len__(self) -> int:
         return len(self.rows)
 
+    def origin(self) -> Array:
+        """Return the rows (N,) in the innermost array, if `base` is a `Subset` too."""
+        return self.base.origin()[self.rows] if isinstance(self.base, Subset) else self.rows
+
     def __getitem__(self, index: Any) -> Array:
         return self.base[self.rows[index]]
 

@@ -35,14 +35,15 @@ def diagnose(replica: Replica, batch: Batch) -> str:
     layer, samples = _first_output(replica, batch) if replica.model is replica.whole else ("", ())
     replica.params.restore_buffers()
     if layer:
-        return f"the loss {at} is not finite for {_named(samples)}, because of the output of layer '{layer}'"
+        return f"the loss {at} is not finite for {_named(replica, samples)}, because of the output of layer '{layer}'"
+    named = _named(replica, batch.samples)
     if replica.losses is not None and not _finite(replica, replica.losses).all():
         last = rank - stages.rank + stages.size - 1  # the last stage sends its losses to the first
-        return f"the loss of worker {last} {when} is not finite for {_named(batch.samples)}"
+        return f"the loss of worker {last} {when} is not finite for {named}"
     for name, gradient in reversed([*replica.params.views(replica.params.grad)]):  # in the order of the backward pass
         if not _finite(replica, gradient).all():
-            return f"the gradient {at} is not finite for {_named(batch.samples)}, first for the weight '{name}'"
-    return f"the gradient {at} is too large for {_named(batch.samples)}"
+            return f"the gradient {at} is not finite for {named}, first for the weight '{name}'"
+    return f"the gradient {at} is too large for {named}"
 
 
 def _first_output(replica: Replica, batch: Batch) -> tuple[str, Any]:
@@ -68,6 +69,7 @@ def _finite(replica: Replica, array: Any) -> Any:
     return np.isfinite(np.asarray(replica.backend.to_host(array), np.float64))
 
 
-def _named(samples: Any) -> str:
+def _named(replica: Replica, samples: Any) -> str:
+    samples = samples if replica.origin is None else replica.origin[samples]
     named = ", ".join(str(sample) for sample in samples[:MAX_SAMPLES])
     return f"sample{'s' * (len(samples) > 1)} {named}{' ...' * (len(samples) > MAX_SAMPLES)}"

@@ -59,6 +59,7 @@ class Replica:
         hits: the number of correct predictions for the same samples as `losses`.
         classifies: False for regression. With `binary_cross_entropy`, `hits` then counts outputs on the correct side of
             1/2. With other losses, `hits` is not meaningful, and tallies receive NaN.
+        origin: the indices of the samples in the images that the user passed, for messages; None if they are equal.
         optimizer_state: the optimizer's dictionary of (P,) vectors.
     """
 
@@ -76,6 +77,7 @@ class Replica:
         self.hits: Array = 0
         self.classifies = True
         self.label_columns: int | None = None  # see `Loader.label_columns`
+        self.origin: Array | None = None
         self._tallies: list[Tally] = []
         self._shares_gradients = self._moves_with_others = False
         optimizer.init(model.params, model.backend)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from cupynet.backend import Shared
+from cupynet.backend.array import Subset
 from cupynet.core.errors import ConfigError, DivergedError, annotate
 from cupynet.core.wording import counted
 from cupynet.data import Batch, BatchFeed, Loader
@@ -193,9 +194,11 @@ class Trainer:
         self.stopped = None
 
     def expect(self, loader: Loader) -> None:
-        """Set the kind of labels in the next batches."""
+        """Set the kind of labels in the next batches, and the origin of their samples."""
         self.replica.classifies = classifies(loader.dataset, self.replica.whole.loss)
         self.replica.label_columns = loader.label_columns
+        images = getattr(loader.dataset, "images", None)
+        self.replica.origin = images.origin() if isinstance(images, Subset) else None
 
     def _epoch(self, fit: Fit, feed: BatchFeed) -> None:
         clock, replicas, where = self.statistics.clock, self.groups.replicas.size, "before the first batch"

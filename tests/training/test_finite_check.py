@@ -6,6 +6,7 @@ import pytest
 from cupynet.backend import create_backend
 from cupynet.core.errors import DivergedError
 from cupynet.data import Loader
+from cupynet.data.dataset import hold_out
 from cupynet.nn import BatchNorm, Concat, Conv2D, Dense, Dropout, Image, Layer, MaxPool2D, Model, Sequential
 from cupynet.optim import SGD
 from cupynet.parallel import Pipeline
@@ -40,6 +41,13 @@ def test_a_loss_or_gradient_that_is_not_finite_names_worker_batch_and_layer(
         assert all(np.isfinite(each.params.master).all() for each in wrapper.replicas())  # all weights intact
     rank = 1 if pipeline or workers == 3 else 0
     assert f"worker {rank} at batch 4 of epoch 1" in str(caught.value) and place in str(caught.value)
+
+
+def test_samples_are_named_by_their_index_before_a_part_was_held_out() -> None:
+    kept, _ = hold_out(DATA.labels, 0.3, IN_ORDER.seed, "validation_split")
+    with ParallelWrapper(network_with(Poisoned(17))) as wrapper, pytest.raises(DivergedError) as caught:
+        wrapper.fit(IN_ORDER, validation_split=0.3)
+    assert kept[17] > 17 and f" sample {kept[17]}," in str(caught.value)
 
 
 def test_weights_that_are_not_finite_are_named() -> None:
