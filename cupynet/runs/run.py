@@ -216,10 +216,10 @@ class Run:
 
         create: True to create a missing folder, or raise OutputError if this fails; False on ranks that do not write.
         """
+        if create:
+            files.require_folder(run.folder if isinstance(run, Run) else run)
         if isinstance(run, Run):
             return run
-        if create:
-            files.require_folder(run)
         return cls(Path(run).absolute())  # the current folder may change between fits
 
     def __str__(self) -> str:

@@ -146,3 +146,10 @@ def test_a_summary_with_values_of_other_types_is_refused(name: str, value: Any, 
     run.summary_path.write_text(json.dumps({**FIGURES, name: value}))
     with pytest.raises(DataError, match=name):
         run.summary()
+
+
+@pytest.mark.parametrize("kind", [Path, str, Run])
+def test_a_run_for_training_has_a_folder(kind: Any, tmp_path: Path) -> None:
+    """Otherwise the model could not be written at the end of the first fit."""
+    assert Run.of(kind(tmp_path / "run")).folder == tmp_path / "run"
+    assert (tmp_path / "run").is_dir()
