@@ -32,7 +32,8 @@ examples:
 Runs that differ only in their seed, or in settings that had no effect, share a
 row with their mean, minimum and maximum. * marks the Pareto front: no other run is
 both more accurate and faster to train. Speed-up is images/s relative to one
-worker with the same settings; efficiency is the speed-up per worker.
+worker with the same settings; efficiency is the speed-up per worker. Drift is how
+far apart the replicas were before an averaging step.
 """
 
 

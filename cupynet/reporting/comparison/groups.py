@@ -28,10 +28,10 @@ class Group:
 
     Attributes:
         settings: values, as text, of the settings that differ between groups; None if a setting has no effect here.
-        figures: known results. `accuracy`, `loss`, `images_per_s`, `train_s` and `time_to`, the seconds of training
-            needed for the target accuracy, are means over the runs. `accuracy_min` and `accuracy_max` exist if there
-            are several runs. `speed_up` is the throughput relative to groups with one worker, and `efficiency` is the
-            speed-up per worker.
+        figures: known results. `accuracy`, `loss`, `images_per_s`, `train_s`, `time_to`, the seconds of training
+            needed for the target accuracy, and `drift`, the last measured one of several replicas, are means over the
+            runs. `accuracy_min` and `accuracy_max` exist if there are several runs. `speed_up` is the throughput
+            relative to groups with one worker, and `efficiency` is the speed-up per worker.
         front: True if the group is on the Pareto front of accuracy and training time.
     """
 
@@ -161,6 +161,8 @@ def _text(run: ComparedRun, key: str) -> str | None:
 def _figures(runs: Sequence[ComparedRun], comparison: Comparison) -> dict[str, Any]:
     split, target = comparison.split, comparison.target
     keys = {"accuracy": f"{split}_accuracy", "loss": "test_loss", "images_per_s": "images_per_s", "train_s": "train_s"}
+    if runs[0].summary["workers"] > 1:
+        keys["drift"] = "drift"
     values = {name: [run.summary[key] for run in runs] for name, key in keys.items()}
     if target is not None:
         values["time_to"] = [run.time_to(target, split) for run in runs]

@@ -18,6 +18,11 @@ def seconds(value: float) -> str:
     return f"{value:.1f} s" if value < 1000 else f"{value:,.0f} s"
 
 
+def relative(value: float) -> str:
+    """Format a drift, which may be small: `0.13 %`."""
+    return f"{100 * value:.2g} %"
+
+
 # name, title and format of each metric, most important first
 FIGURES: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("accuracy", "{split}\naccuracy", percent),
@@ -29,6 +34,7 @@ FIGURES: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("time_to", "time to\n{target:.4g}", seconds),
     ("loss", "test\nloss", "{:.4g}".format),
     ("efficiency", "efficiency", percent),
+    ("drift", "last\ndrift", relative),
 )
 
 

@@ -115,6 +115,11 @@ def test_speed_up_is_over_one_worker_with_the_same_settings(tmp_path: Path) -> N
     assert groups[2].figures["efficiency"] == 0.75
 
 
+def test_the_drift_is_of_several_replicas(tmp_path: Path) -> None:
+    runs(tmp_path, {"workers": 1, "drift": 0.0}, {"workers": 2, "drift": 0.0012}, {"workers": 4, "drift": None})
+    assert cells(of(tmp_path), "drift") == ["-", "0.12 %", "-"]
+
+
 def test_time_to_an_accuracy_is_of_training_up_to_the_first_epoch_that_had_it(tmp_path: Path) -> None:
     runs(tmp_path, {"accuracies": [0.5, 0.91, 0.89]}, {"accuracies": [0.92, 0.95]}, {"accuracies": [0.1, 0.2]})
     assert cells(of(tmp_path, to=0.9), "time_to") == ["10.0 s", "5.0 s", "-"]
