@@ -73,6 +73,8 @@ class NpzFile(UserArrays):
                     yield file, archive.getinfo(f"{key}.npy").file_size
         except (DataError, MemoryError):
             raise
+        except FileNotFoundError as error:
+            raise DataError(f"{path}: no such file") from error
         except Exception as error:  # damaged archives and headers raise exceptions of many types
             reason = wording.one_line(error)
             raise DataError(f"{path}: cannot be read as an .npz file ({reason}). Write it with np.savez") from error

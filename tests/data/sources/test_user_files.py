@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cupynet.core.errors import DataError
 from cupynet.data import IdxFiles, ImageFolder, NpzFile
 from cupynet.data.sources.idx import IDX_NAMES
 from tests.support.refusals import data_error, refused
@@ -197,6 +198,12 @@ def test_damaged_or_missing_npz_files_are_named(name: str, tmp_path: Path) -> No
     BROKEN[name](path)
     with data_error(path):
         NpzFile(path).load()
+
+
+def test_a_missing_npz_file_is_named_once_and_not_called_unreadable(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        NpzFile(tmp_path / "a.npz")
+    assert str(caught.value).count("a.npz") == 1 and "savez" not in str(caught.value)
 
 
 @pytest.mark.parametrize("forged", [b"(60, 32, 16), }", b"(60, 99999999, 99999999), }"])
