@@ -42,6 +42,7 @@ def deny(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         return real(path, *arguments, **options)
 
     monkeypatch.setattr(os, "stat", stat)
+    monkeypatch.setattr(Path, "stat", lambda path, **options: stat(path, **options))  # for Python 3.10
 
 
 def checked(source: Source) -> Any:
