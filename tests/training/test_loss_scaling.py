@@ -1,5 +1,6 @@
 """The loss scale for half precision: halved when a gradient overflows, doubled after enough steps without overflow."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,12 @@ from cupynet.parallel import (
     Synchronizer,
     ThresholdEncoding,
 )
-from cupynet.training import ParallelWrapper, Replica, Trainer
+from cupynet.training import Callback, ParallelWrapper, Replica, Trainer
 from cupynet.training import loss_scaling as scaling
 from cupynet.training.fit import Fit
 from cupynet.training.loss_scaling import LossScaler
 from tests.support.trainers import callback_of, fit_on_threads, fitted
-from tests.support.training import Poisoned, Seen, alone, fingerprint, network_with, small_dataset, small_model
+from tests.support.training import On, Poisoned, Seen, alone, fingerprint, network_with, small_dataset, small_model
 
 LOADER = Loader(small_dataset(97), 4, seed=3)  # 25 batches
 
@@ -160,6 +161,26 @@ def test_replicas_with_synchronized_statistics_skip_steps_together(way: Synchron
         wrapper.fit(Loader(small_dataset(97), 4, shuffle=False), epochs=1)
         assert wrapper.trainer.statistics.skipped_steps == 1
         assert len({each.params.buffers.tobytes() for each in wrapper.replicas()}) == 1
+
+
+def test_replicas_agree_on_a_loss_scale_when_they_resume(tmp_path: Path) -> None:
+    """Replicas without synchronized statistics, and those of earlier versions, have adapted their scales separately."""
+
+    def differ(trainer: Trainer) -> None:
+        trainer.backend.loss_scale, scaler_of(trainer).steady = ((1024.0, 3), (64.0, 9), (64.0, 3))[trainer.rank]
+
+    def wrapper_of(*callbacks: Callback, sync: bool) -> ParallelWrapper:
+        layers = {"conv": Conv2D(3, 3), "norm": BatchNorm(sync=sync), "output": Dense(3)}
+        return ParallelWrapper(Model(layers, (8, 8, 1), "numpy", 1, dtype="half"), 3, callbacks=callbacks)
+
+    with wrapper_of(On("on_fit_start", differ, every_rank=True), sync=False) as wrapper:
+        wrapper.fit(LOADER, epochs=1)
+        wrapper.checkpoint(tmp_path / "saved")
+    with wrapper_of(sync=True) as wrapper:
+        wrapper.restore(tmp_path / "saved")
+        found = set[tuple[float, int]]()
+        wrapper.on_workers(lambda trainer: found.add((scaler_of(trainer).scale, scaler_of(trainer).steady)))
+        assert len(found) == 1 and found.pop()[0] == 64
 
 
 def test_the_loss_scale_resumes_from_its_state(monkeypatch: pytest.MonkeyPatch) -> None:
