@@ -26,7 +26,8 @@ def close(launcher: Launcher, trainers: list[Trainer | None], backend: Backend) 
 def _wait(trainers: list[Trainer | None]) -> None:
     """Wait for steps that a failed task left on the devices, because they use memory that may be freed now."""
     for trainer in filter(None, trainers):
-        with suppress(Exception):  # the device has failed, which was reported
+        # suppressed: the device has failed, which was reported
+        with suppress(Exception), trainer.backend.activated():  # the caller's own stream may be in a capture
             trainer.backend.synchronize()
 
 

@@ -151,6 +151,21 @@ def test_the_memory_of_a_failed_fit_is_freed_after_its_last_step(workers: int) -
 
 
 @on_standin
+def test_a_wrapper_is_dropped_during_a_capture() -> None:
+    """Python may collect garbage at any time, and waiting for a stream during its capture is an error."""
+    import cupy
+
+    made = wrapper(2)
+    made.fit(loader(64))
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        stream.begin_capture()
+        del made
+        gc.collect()
+        stream.end_capture()
+
+
+@on_standin
 @pytest.mark.parametrize(
     ("workers", "devices", "reduce", "after"),
     [
