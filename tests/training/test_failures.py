@@ -156,3 +156,22 @@ def test_wrappers_leave_no_threads_files_or_models_behind(tmp_path: Path) -> Non
     del wrapper
     assert threads_left() == [] and held() == before
     assert not any(model() for model in models)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_failed_wrapper_that_is_dropped_is_closed(workers: int, tmp_path: Path) -> None:
+    """Otherwise, it would keep its replicas in memory, and a callback object that it uses could not be used again."""
+
+    def fail(trainer: Any) -> None:
+        raise Injected
+
+    def fit(*callbacks: Any, run: str) -> None:
+        wrapper = ParallelWrapper(small_model(), workers, callbacks=callbacks, run=tmp_path / run)
+        wrapper.fit(Loader(small_dataset(16), 4, seed=3), epochs=1)
+
+    checkpoint = Checkpoint()
+    with suppress(Injected):
+        fit(checkpoint, On("on_fit_end", fail), run="a")
+    gc.collect()
+    assert not checkpoint.in_use
+    fit(checkpoint, run="b")

@@ -36,6 +36,12 @@ class ThreadWorld:
                 self.failure, self.failed_rank = error, rank
             self.condition.notify_all()
 
+    def forget(self) -> BaseException:
+        """Return the failure, and replace it, because its traceback would keep the caller's frames and arrays alive."""
+        failure, self.failure = self.failure, PeerFailed(f"worker {self.failed_rank} failed")
+        assert failure is not None
+        return failure
+
     def check(self, rank: int) -> None:
         """Raise PeerFailed in worker `rank` if a worker has failed or the task was interrupted."""
         if self.failure is not None:

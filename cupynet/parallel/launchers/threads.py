@@ -65,11 +65,12 @@ class ThreadLauncher(Launcher):
         except BaseException as error:  # such as KeyboardInterrupt
             world.fail(INTERRUPTED, error)
             self._stop(threads)
+            world.forget()
             raise
         if world.failure is not None:
             self._stop(threads)
             log.info("worker %d failed; the others were stopped", world.failed_rank)
-            raise world.failure
+            raise world.forget()
         return results[0]
 
     def _stop(self, threads: list[threading.Thread]) -> None:
