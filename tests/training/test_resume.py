@@ -24,7 +24,7 @@ from cupynet.parallel import (
 from cupynet.runs.checkpoints import Checkpoints, Stored, read
 from cupynet.training import Callback, Checkpoint, ParallelWrapper, Replica
 from cupynet.training.checkpointing import _states as stored_states
-from cupynet.training.checkpointing import check_classes
+from cupynet.training.checkpointing import check_classes, stages_of
 from cupynet.training.resize import mean, resized
 from tests.support.calls import watch
 from tests.support.refusals import data_error
@@ -267,6 +267,17 @@ def test_a_checkpoint_of_another_method_is_refused(
     path = checkpoint(2, 7, way)
     with wrapper_of(workers, taken, pipeline=pipeline) as wrapper, pytest.raises(ConfigError):
         wrapper.restore(path)
+
+
+@pytest.mark.parametrize(("workers", "pipeline", "expected"), [(2, None, 1), (1, STAGES, 2), (2, STAGES, 2)])
+def test_the_stages_in_a_checkpoint_of_an_earlier_version_are_counted(
+    checkpoint: Saved, workers: int, pipeline: Pipeline | None, expected: int
+) -> None:
+    stored = read(checkpoint(workers, 7, pipeline=pipeline))
+    assert stored.state.pop("stages") == stages_of(stored) == expected
+    stored.state["stages"] = 3
+    with data_error("3 stages"):
+        stages_of(stored)
 
 
 @pytest.mark.parametrize("then", ["float", "half"])
