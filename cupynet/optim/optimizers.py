@@ -96,7 +96,7 @@ class Optimizer(Described):
 
     @classmethod
     def _default_rate(cls) -> Any:
-        """Return the default learning rate of the constructor, or if it has no number, that of the base class."""
+        """Return the constructor's default learning rate, or the base class's if that is not a number."""
         default = getattr(inspect.signature(cls).parameters.get("learning_rate"), "default", None)
         return default if isinstance(default, int | float) else cls.learning_rate
 

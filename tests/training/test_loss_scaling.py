@@ -164,7 +164,7 @@ def test_replicas_with_synchronized_statistics_skip_steps_together(way: Synchron
 
 
 def test_replicas_agree_on_a_loss_scale_when_they_resume(tmp_path: Path) -> None:
-    """Replicas without synchronized statistics, and those of earlier versions, have adapted their scales separately."""
+    """Without synchronized statistics, and in earlier versions, replicas adapt their scales separately."""
 
     def differ(trainer: Trainer) -> None:
         trainer.backend.loss_scale, scaler_of(trainer).steady = ((1024.0, 3), (64.0, 9), (64.0, 3))[trainer.rank]
