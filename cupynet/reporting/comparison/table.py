@@ -33,7 +33,7 @@ FIGURES: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("speed_up", "speed-\nup", "{:.2f}".format),
     ("time_to", "time to\n{target:.4g}", seconds),
     ("loss", "test\nloss", "{:.4g}".format),
-    ("efficiency", "efficiency", percent),
+    ("efficiency", "effi-\nciency", percent),
     ("drift", "last\ndrift", relative),
 )
 
