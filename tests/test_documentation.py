@@ -5,6 +5,7 @@ Words in capitals (RUN) and dots (...) stand for the reader's own values.
 """
 
 import ast
+import itertools
 import os
 import re
 import shlex
@@ -174,15 +175,14 @@ def check(command: Command) -> None:
         settings_of_command(*SCHEMAS.get(command.name, SCHEMAS["train"]), *job)
 
 
-def jobs(words: list[str]) -> list[tuple[str, ...]]:
-    """Return settings that together have every value of a sweep. An interval is replaced by its lower bound."""
+def jobs(words: list[str]) -> Iterator[tuple[str, ...]]:
+    """Yield the settings of each job of a sweep. A search interval is replaced by its lower bound."""
     choices = []
     words = [re.sub(r"interval\((.+?),.+\)", r"\1", word) for word in words]
     for each, word in zip(OverridesParser.create().parse_overrides(words), words, strict=True):
         values = each.sweep_string_iterator() if each.is_discrete_sweep() else ()
         choices.append([f"{each.get_key_element()}={value}" for value in values] or [word])
-    longest = max(map(len, choices), default=1)
-    return [tuple(values[min(i, len(values) - 1)] for values in choices) for i in range(longest)]
+    return itertools.product(*choices)
 
 
 @pytest.mark.parametrize("page", PAGES)
