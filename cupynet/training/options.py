@@ -341,7 +341,9 @@ def _named(callbacks: Sequence[Callback], names: Names) -> Mapping[str, Callback
 
 
 def _check_conflicts(callbacks: Mapping[str, Callback]) -> None:
-    """Raise ConfigError if two callbacks set the final weights."""
+    """Raise ConfigError if two callbacks set the final weights, or a callback is listed twice."""
+    if len(callbacks) > len({*map(id, callbacks.values())}):
+        raise ConfigError("contain the same object twice, which would receive every event twice", "callbacks")
     weights = [
         name
         for name, each in callbacks.items()

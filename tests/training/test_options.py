@@ -75,6 +75,7 @@ IMAGES, AVERAGING = FitData(examples=64, batch_size=8), ParameterAveraging(5)
         ({"progress": "line"}, None, "progress"),
         ({"launcher": "processes"}, None, "launcher"),
         ({"callbacks": [HistoryWriter]}, None, "callbacks"),
+        ({"callbacks": [HistoryWriter()] * 2}, None, "callbacks"),
         ({"run": ""}, None, "run"),
         ({"callbacks": [EarlyStopping()]}, IMAGES, "EarlyStopping"),
         ({"log_every": 0, "callbacks": [EarlyStopping(max_score=5.0)]}, IMAGES, "log_every"),
