@@ -29,11 +29,13 @@ def main() -> None:
 def download(arguments: argparse.Namespace) -> None:
     """Download missing files, verify all files, and print how to use them."""
     from cupynet import data
+    from cupynet.core.files import require_folder
     from cupynet.data.download import Unavailable
 
     kinds = {kind.name: kind for kind in (data.MNIST, data.FashionMNIST, data.KMNIST, data.CIFAR10)}
     source = kinds[arguments.name](arguments.to)
     if source.missing:
+        require_folder(source.place)
         print(f"downloading {counted(len(source.missing), 'file')} to {source.place} ...", flush=True)
     try:
         source.fetch()

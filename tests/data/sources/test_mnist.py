@@ -15,6 +15,7 @@ import platformdirs
 import pytest
 
 from cupynet.commands.download import download
+from cupynet.core.errors import OutputError
 from cupynet.data import CIFAR10, KMNIST, MNIST, Data, FashionMNIST
 from cupynet.data.files import KnownFile
 from tests.support.mirrors import NAMES, Mirror, TinyMNIST
@@ -72,6 +73,8 @@ def test_the_command_downloads_and_checks_files_for_another_machine(
     monkeypatch.setenv("CUPYNET_OFFLINE", "1")
     with data_error(tmp_path / "other"):
         download(Namespace(name="mnist", to=str(tmp_path / "other")))
+    with pytest.raises(OutputError):
+        download(Namespace(name="mnist", to=str(to / "mnist" / NAMES[1])))  # a file
 
 
 def test_only_listed_files_of_mirrors_with_https_are_requested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
