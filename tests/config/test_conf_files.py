@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from cupynet import config
-from cupynet.config import composing
 from cupynet.config.instantiate import build
 from cupynet.core.errors import ConfigError
 from cupynet.optim import Optimizer
@@ -43,6 +42,20 @@ def test_every_file_composes_and_lists_every_argument_of_its_parts(number: int) 
     for key, part in (each for group in FILES for each in parts(settings[group], group)):
         module, _, cls = part.pop("_target_").rpartition(".")
         assert set(part) == set(inspect.signature(getattr(import_module(module), cls)).parameters), key
+
+
+FILES_AND_VALUES = ["model=mlp", "callbacks=[default,tensorboard]", "parallel.averaging_frequency=7", "workers=3"]
+CHANGES = [
+    "experiment=dl4j_gpu_guide",
+    "~callbacks.progress",
+    "+callbacks.mine={a: 1}",
+    "optimizer.learning_rate=cosine",
+]
+
+
+@pytest.mark.parametrize("overrides", [FILES_AND_VALUES, CHANGES], ids=["values", "changes"])
+def test_settings_of_tests_equal_those_of_hydra(overrides: list[str]) -> None:
+    assert settings_of(*overrides) == config.compose(overrides)
 
 
 def test_defaults_of_config_yaml_equal_those_of_the_schema() -> None:
@@ -99,8 +112,8 @@ STEP = "optimizer.learning_rate={name: step, every: 5, factor: 0.5}"
     ids=str,
 )
 def test_a_schedule_is_named_beside_every_optimizer(overrides: list[str], expected: dict[str, Any]) -> None:
-    for settings in (composing.compose(overrides), settings_of(*overrides)):
-        assert settings.optimizer["learning_rate"] == expected
+    settings = settings_of(*overrides)
+    assert settings.optimizer["learning_rate"] == expected
     assert isinstance(build(settings.optimizer, "optimizer"), Optimizer)
 
 

@@ -1,13 +1,16 @@
 """Settings composed from files of conf/ and overrides."""
 
+from copy import deepcopy
 from functools import cache
 from typing import Any, TypeVar
 
 import pytest
 from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig, OmegaConf
 
 from cupynet import config
 from cupynet.config import composing
+from cupynet.config.overrides import PARSER
 from cupynet.config.schema import Settings
 
 CONF = config.conf_folder()
@@ -33,13 +36,26 @@ def settings_of(*overrides: str) -> Settings:
 
 
 def settings_of_command(command: str, schema: type[S], *overrides: str) -> S:
-    """Return the settings of a command, named after its file in conf/."""
+    """Return the settings of a command, named after its file in conf/.
+
+    Hydra composes every choice of files once. As in Hydra, values are set last.
+    """
+    parsed = PARSER.parse_overrides(composing.opened(overrides))
+    values = [each for each in parsed if not (each.is_delete() or each.key_or_group in GROUPS)]
     composing.register(schema)
     try:
-        with pytest.MonkeyPatch.context() as patch, initialize_config_dir(str(CONF), version_base="1.3"):
-            for name in ("BACKEND_PRIORITY_GPU", "BACKEND_PRIORITY_CPU"):
-                patch.delenv(name, raising=False)
-            composed = compose(command, composing.opened(overrides))
-            return composing.settings_of(composed, overrides, schema)
+        config = deepcopy(_composed(command, *(str(each.input_line) for each in parsed if each not in values)))
     finally:
         composing.register(Settings)
+    for each in values:
+        OmegaConf.update(config, each.key_or_group, each.value(), force_add=each.is_add() or each.is_force_add())
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("BACKEND_PRIORITY_GPU", "BACKEND_PRIORITY_CPU"):
+            patch.delenv(name, raising=False)
+        return composing.settings_of(config, overrides, schema)
+
+
+@cache
+def _composed(command: str, *files: str) -> DictConfig:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose(command, [*files])
