@@ -13,12 +13,12 @@ from cupynet import config
 from cupynet.commands import train
 from cupynet.config import resume, stored
 from cupynet.config.overrides import quoted
-from cupynet.config.schema import Settings
 from cupynet.core import lock
 from cupynet.core.errors import Interrupted
 from cupynet.core.lock import Hold
 from cupynet.runs.checkpoints import Checkpoints
 from cupynet.runs.run import Run
+from tests.support.called import called, entered, train_job
 from tests.support.commands import QUICK, SMALL, Command, Line, summary_of
 from tests.support.refusals import data_error, refused
 from tests.support.resumed_runs import MORE, EndAfter, resumed, same, trained
@@ -26,6 +26,8 @@ from tests.support.settings import settings_of
 
 RUN = Path("outputs/day/run")
 NORM = ["workers=2", "model=lenet_norm", "epochs=2"]  # has running estimates and dropout
+MLP = ["model=mlp", "model.layers.dense1.units=8", "model.layers.dense2.units=8", "backend=numpy"]
+CHANGES = ["callbacks.checkpoint.keep_last=5", "backend=numba"]
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +39,26 @@ def one_stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def one_resumed(one_stopped: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder in which the command resumed that run with some changes.
+
+    The run had begun with --config-dir=mine, and had spent another 1000 s on compiling.
+    """
+    folder = shutil.copytree(one_stopped, tmp_path_factory.mktemp("resumed"), dirs_exist_ok=True)
+    start = folder / RUN / "started.json"
+    start.write_text(json.dumps(json.loads(start.read_bytes()) | {"config_dir": "mine"}))
+    store = Checkpoints(folder / RUN / "checkpoints")
+    newest = store.newest()
+    assert newest is not None
+    for worker in newest.state["workers"]:
+        worker["numbers"]["clock"]["compile_s"] += 1000
+    store.save(store.steps()[-1], newest.state, newest.arrays)
+    with entered(folder):
+        assert called("resume=latest", *CHANGES, task=train_job)[0] == 0
+    return folder
+
+
 @pytest.fixture
 def stopped(one_stopped: Path, in_folder: Path, caplog: pytest.LogCaptureFixture) -> Path:
     shutil.copytree(one_stopped, in_folder, dirs_exist_ok=True)
@@ -44,8 +66,11 @@ def stopped(one_stopped: Path, in_folder: Path, caplog: pytest.LogCaptureFixture
     return RUN
 
 
-def train_job(settings: Settings, folder: Path) -> float | None:
-    return train.train(train.prepare(settings), folder)
+@pytest.fixture
+def complete(one_resumed: Path, in_folder: Path) -> Path:
+    """Return the run that was resumed, which has ended."""
+    shutil.copytree(one_resumed, in_folder, dirs_exist_ok=True)
+    return RUN
 
 
 def contents(*folders: Path) -> dict[Path, bytes]:
@@ -53,32 +78,32 @@ def contents(*folders: Path) -> dict[Path, bytes]:
 
 
 # tests/test_soak.py kills runs at every step of a save, with and without averages
-def test_a_stopped_run_resumes_bit_for_bit_and_its_times_add_up(stopped: Path, command: Command) -> None:
+def test_a_stopped_run_resumes_bit_for_bit(one_stopped: Path, one_resumed: Path, tmp_path: Path) -> None:
+    stopped, ended = one_stopped / RUN, one_resumed / RUN
     assert summary_of(stopped)["stopped_by"] == "SIGTERM" and (stopped / "weights.safetensors").is_file()
-    trained(Path("whole"), *QUICK, *SMALL, *MORE, *NORM)
-    started, newest = Run(stopped).last_start()["started"], Checkpoints(stopped / "checkpoints").newest()
+    trained(tmp_path / "whole", *QUICK, *SMALL, *MORE, *NORM)
+    assert same(tmp_path / "whole", ended)
+    assert Run(ended).last_start()["started"] == Run(stopped).last_start()["started"]
+    assert not [entry for entry in (ended / "checkpoints").iterdir() if "." in entry.name]
+
+
+def test_the_times_of_all_processes_add_up(one_stopped: Path, one_resumed: Path) -> None:
+    newest, cost = Checkpoints(one_stopped / RUN / "checkpoints").newest(), Run(one_resumed / RUN).summary().cost
     assert newest is not None
     compile_s = newest.state["workers"][0]["numbers"]["clock"]["compile_s"]
-    assert command(f"resume={stopped}", task=train_job)[0] == 0
-    assert same(Path("whole"), stopped)
-    cost = Run(stopped).summary().cost
-    assert cost.wall_s >= cost.train_s + cost.evaluate_s + cost.compile_s and cost.compile_s > compile_s > 0
-    assert Run(stopped).last_start()["started"] == started
-    assert not [entry for entry in (stopped / "checkpoints").iterdir() if "." in entry.name]
+    assert cost.compile_s > compile_s + 1000 > 1000
+    assert cost.wall_s >= cost.train_s + cost.evaluate_s + cost.compile_s
 
 
-def test_the_time_of_earlier_processes_counts(stopped: Path) -> None:
-    store = Checkpoints(stopped / "checkpoints")
-    newest = store.newest()
-    assert newest is not None
-    for worker in newest.state["workers"]:
-        worker["numbers"]["clock"]["compile_s"] += 1000
-    store.save(store.steps()[-1], newest.state, newest.arrays)
-    resumed(stopped)
-    assert Run(stopped).summary().cost.wall_s > 1000
+def test_the_changes_of_a_resume_are_stored_and_the_files_of_the_user_stay_named(one_resumed: Path) -> None:
+    run = one_resumed / RUN
+    start, settings = Run(run).last_start(), config.load(run)
+    assert start["changed"] and start["config_dir"] == "mine"
+    assert settings.callbacks["checkpoint"]["keep_last"] == 5 and settings.backend.name == "numba"
+    assert {*CHANGES, "epochs=2"} <= {*config.overrides_of(run)}
 
 
-STEP = "optimizer.learning_rate={name: step, initial: 0.1, factor: 0.5, every: 7}"
+STEP = "optimizer.learning_rate={name: step, initial: 0.1, factor: 0.5, every: 3}"
 
 
 @pytest.mark.parametrize(
@@ -93,14 +118,14 @@ STEP = "optimizer.learning_rate={name: step, initial: 0.1, factor: 0.5, every: 7
 def test_training_further_is_as_in_one_go_or_warns_that_the_schedule_changed(
     settings: list[str], as_in_one_go: bool, in_folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    quick = [*QUICK, "model=mlp", "data.train=128", "backend=numpy", *settings]
-    trained(in_folder / "whole", *quick, "epochs=4")
-    trained(in_folder / "parts", *quick, "epochs=2")
+    quick = [*QUICK, *MLP, "data.train=128", "data.test=20", *settings]
+    trained(in_folder / "whole", *quick, "epochs=2")
+    trained(in_folder / "parts", *quick, "epochs=1")
     caplog.clear()
-    resumed(in_folder / "parts", "epochs=4")
+    resumed(in_folder / "parts", "epochs=2")
     one, other = (Run(in_folder / name).weights() for name in ("whole", "parts"))
     assert all((one[name] == other[name]).all() for name in one) == as_in_one_go
-    warned = [each for each in caplog.records if isinstance(each.args, tuple) and each.args[:3] == (4, 2, 4)]
+    warned = [each for each in caplog.records if isinstance(each.args, tuple) and each.args[:3] == (2, 1, 2)]
     assert bool(warned) != as_in_one_go
 
 
@@ -128,24 +153,21 @@ def test_an_invalid_resume_is_refused_and_changes_nothing(
     assert error_line() and contents(stopped) == before
 
 
-def test_a_complete_run_is_left_alone(stopped: Path, command: Command) -> None:
-    assert command(f"resume={stopped}", task=train_job)[0] == 0
-    before = contents(stopped)
-    assert command(f"resume={stopped}", "workers=1", task=train_job)[0] == 0
-    assert command(f"resume={stopped}", "epochs=1", task=train_job)[0] == 2  # the run has had two
-    log = stopped / "train.log"
-    assert {**contents(stopped), log: b""} == {**before, log: b""}
+def test_a_complete_run_is_left_alone(complete: Path, command: Command) -> None:
+    before = contents(complete)
+    assert command(f"resume={complete}", "workers=1", task=train_job)[0] == 0
+    assert command(f"resume={complete}", "epochs=1", task=train_job)[0] == 2  # the run has had two
+    log = complete / "train.log"
+    assert {**contents(complete), log: b""} == {**before, log: b""}
 
 
-def test_a_complete_run_whose_last_checkpoint_is_older_is_left_alone(in_folder: Path, command: Command) -> None:
-    run = Path("run")
-    trained(run, *QUICK, *SMALL, "epochs=3", "callbacks.checkpoint.every_epochs=2")
-    checkpoint, newest = sorted((run / "checkpoints").iterdir())
+def test_a_complete_run_whose_last_checkpoint_is_older_is_left_alone(complete: Path, command: Command) -> None:
+    *_, checkpoint, newest = sorted((complete / "checkpoints").iterdir())
     shutil.rmtree(newest)  # earlier versions wrote no checkpoint at the end
-    before = {path: text for path, text in contents(run).items() if path.name != "train.log"}
-    for path, same_rows in ((run, True), (in_folder / run, True), (checkpoint, False)):  # a checkpoint is resumed
+    before = {path: text for path, text in contents(complete).items() if path.name != "train.log"}
+    for path, same_rows in ((complete, True), (complete.absolute(), True), (checkpoint, False)):
         assert command(f"resume={path}", task=train_job)[0] == 0
-        assert (before.items() <= contents(run).items()) == same_rows
+        assert (before.items() <= contents(complete).items()) == same_rows  # training continues from a checkpoint
 
 
 SCHEDULE = {"_target_": "cupynet.optim.Warmup", "steps": 9, "then": {"_target_": "A", "peak": 0.2}}
@@ -184,32 +206,28 @@ def test_a_running_run_cannot_be_resumed(
     assert resume.find("latest", []) == stopped
 
 
-@pytest.mark.parametrize(
-    ("change", "code"),
-    [
-        ("backend.tf32=true", 2),  # found when the settings are checked
-        ("callbacks.history.path=/proc/x/h.jsonl", 74),  # found before the data are loaded
-        ("callbacks.checkpoint.path={other}", 2),  # found when training begins
-    ],
-)
-def test_a_resume_that_fails_before_training_changes_no_settings(
-    stopped: Path, change: str, code: int, command: Command
-) -> None:
-    other = Path("other").absolute()
-    Checkpoints(other).save(3, {}, {})
+FAILING = {
+    "backend.tf32=true": 2,  # found when the settings are checked
+    "callbacks.history.path=/proc/x/h.jsonl": 74,  # found before the data are loaded
+    "callbacks.checkpoint.path=other": 2,  # found when training begins
+}
+
+
+def test_a_resume_that_fails_before_training_changes_no_settings(stopped: Path, command: Command) -> None:
+    Checkpoints("other").save(3, {}, {})
     kept = [stopped / ".hydra", stopped / "checkpoints"]
     before = contents(*kept), (stopped / "started.json").read_bytes()
-    typed = [f"resume={stopped}", "epochs=9", change.format(other=other)]
-    assert command(*typed, check=train.prepare, task=train_job)[0] == code
-    assert (contents(*kept), (stopped / "started.json").read_bytes()) == before
-    assert command(f"resume={stopped}", task=train_job)[0] == 0
-    assert config.load(stopped).epochs == 2 == Run(stopped).summary().outcome.epochs
+    for change, code in FAILING.items():
+        assert command(f"resume={stopped}", "epochs=9", change, check=train.prepare, task=train_job)[0] == code
+        assert (contents(*kept), (stopped / "started.json").read_bytes()) == before
+    resumed(stopped)
+    assert Run(stopped).summary().outcome.epochs == 2
 
 
 def test_a_resume_on_other_labels_keeps_the_history(tmp_path: Path) -> None:
     images, labels = np.random.default_rng(1).integers(0, 256, (80, 6, 6), np.uint8), np.arange(80) % 10
     np.savez(tmp_path / "own.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
-    own = ["data=npz", f"data.file={tmp_path / 'own.npz'}", "model=mlp", "backend=numpy", "workers=1", "epochs=2"]
+    own = ["data=npz", f"data.file={tmp_path / 'own.npz'}", *MLP, "workers=1", "epochs=2"]
     trained(tmp_path / "run", *own)
     before = (tmp_path / "run" / "history.jsonl").read_bytes()
     np.savez(tmp_path / "own.npz", x_train=images, y_train=labels[::-1], x_test=images, y_test=labels)
@@ -219,48 +237,30 @@ def test_a_resume_on_other_labels_keeps_the_history(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "history.jsonl").read_bytes() == before
 
 
-def test_the_changes_of_a_resume_are_stored(stopped: Path, command: Command) -> None:
-    changes = {"callbacks.checkpoint.keep_last=5", "backend=numba"}
-    assert command("resume=latest", *changes, task=train_job)[0] == 0
-    assert Run(stopped).last_start()["changed"]
-    settings = config.load(stopped)
-    assert settings.callbacks["checkpoint"]["keep_last"] == 5 and settings.backend.name == "numba"
-    assert {*changes, "epochs=2"} <= {*config.overrides_of(stopped)}
-
-
-def test_a_resumed_run_is_still_repeated_with_the_files_of_its_user(stopped: Path, command: Command) -> None:
-    began = json.loads((stopped / "started.json").read_bytes())
-    (stopped / "started.json").write_text(json.dumps(began | {"config_dir": "mine"}))
-    assert command("resume=latest", task=train_job)[0] == 0
-    assert Run(stopped).last_start()["config_dir"] == "mine"
-
-
-def test_a_run_that_was_killed_before_its_results_were_written_is_finished(stopped: Path, command: Command) -> None:
-    resumed(stopped)
+def test_a_run_that_was_killed_before_its_results_were_written_is_finished(complete: Path, command: Command) -> None:
     assert resume.find("latest", []) is None
-    before = (stopped / "weights.safetensors").read_bytes()
-    (stopped / "summary.json").unlink()
-    assert resume.find("latest", []) == stopped
-    resumed(stopped)
-    assert (stopped / "weights.safetensors").read_bytes() == before and (stopped / "summary.json").is_file()
+    before = (complete / "weights.safetensors").read_bytes()
+    (complete / "summary.json").unlink()
+    assert resume.find("latest", []) == complete
+    resumed(complete)
+    assert (complete / "weights.safetensors").read_bytes() == before and (complete / "summary.json").is_file()
     code, (settings,) = command("resume=latest")  # no run is unfinished, so a new one begins
     assert code == 0 and settings.resume is None
 
 
-def test_a_run_resumed_from_an_earlier_checkpoint_is_unfinished_again(stopped: Path) -> None:
+def test_a_run_resumed_from_an_earlier_checkpoint_is_unfinished_again(complete: Path) -> None:
     """Its results are outdated, and checkpoints newer than the resumed one are removed."""
-    resumed(stopped)
-    store = Checkpoints(stopped / "checkpoints")
+    store = Checkpoints(complete / "checkpoints")
     first, last = store.steps()[-2:]
-    kept = (stopped / "summary.json").read_bytes()
-    experiment = train.prepare(config.load(stopped, [f"resume={quoted(store.path(first))}"]))
+    kept = (complete / "summary.json").read_bytes()
+    experiment = train.prepare(config.load(complete, [f"resume={quoted(store.path(first))}"]))
     experiment.callbacks.append(EndAfter(first + 1, killed=True))
     with pytest.raises(KeyError, match="as if killed"):
-        train.train(experiment, stopped)
+        train.train(experiment, complete)
     assert last not in store.steps() and first in store.steps()
-    assert (stopped / "summary.json").read_bytes() == kept and resume.find("latest", []) == stopped
-    resumed(stopped)
-    assert resume.find("latest", []) is None and resume.finished(stopped)
+    assert (complete / "summary.json").read_bytes() == kept and resume.find("latest", []) == complete
+    resumed(complete)
+    assert resume.find("latest", []) is None and resume.finished(complete)
 
 
 def test_a_damaged_checkpoint_is_passed_over(stopped: Path, caplog: pytest.LogCaptureFixture) -> None:
