@@ -12,12 +12,17 @@ from typing import Any
 import pytest
 
 from cupynet import config
+from cupynet.commands.evaluate import evaluated
 from cupynet.config.instantiate import build
 from cupynet.config.removed import translated
 from cupynet.config.stored import keep
 from cupynet.core.errors import ConfigError
+from cupynet.reporting.comparison.groups import compared
+from cupynet.reporting.comparison.runs import find
+from cupynet.reporting.page import write_page
 from cupynet.runs.run import Run
-from tests.support.commands import run, summary_of
+from tests.support.called import train_job
+from tests.support.commands import Command, summary_of
 from tests.support.settings import settings_of
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -39,30 +44,34 @@ def test_every_part_of_the_former_conf_is_built(file: str) -> None:
         assert part is None or part["_target_"].rpartition(".")[2] == type(each).__name__
 
 
-@pytest.mark.parametrize("smoke", ["", ", 1 batch: a fast dev run", ", 3 batches: a fast dev run"])
-def test_a_stored_run_is_evaluated_reported_and_compared(tmp_path: Path, smoke: str) -> None:
+SMOKE_TESTS = ("", ", 1 batch: a fast dev run", ", 3 batches: a fast dev run")  # in names of data sets
+
+
+def test_a_stored_run_is_evaluated_reported_and_compared(tmp_path: Path) -> None:
     folder = shutil.copytree(GOLDEN / "run_52b31d6", tmp_path / "run")
     stored = summary_of(folder)
-    summary_of(folder, dataset=stored["dataset"] + smoke)
-    out, _ = run(tmp_path, str(folder), "--json", command="evaluate")
-    found = json.loads(out)
-    assert found["accuracy"] == stored["test_accuracy"] > 0.97
-    assert found["loss"] == pytest.approx(stored["test_loss"], rel=1e-6)
-    assert run(tmp_path, str(folder), command="report") == (f"{folder}/report.html\n", "")
-    assert (folder / "report.html").stat().st_size > 10_000
-    out, _ = run(tmp_path, str(folder), command="compare")
-    assert "97.67" in out
+    for smoke_test in SMOKE_TESTS:
+        summary_of(folder, dataset=stored["dataset"] + smoke_test)
+        found = evaluated(folder).evaluation
+        assert found.accuracy == stored["test_accuracy"] > 0.97
+        assert found.loss == pytest.approx(stored["test_loss"], rel=1e-6)
+    page, _ = write_page(folder)
+    assert page.stat().st_size > 10_000
+    (group,) = compared(find([str(folder)])).groups
+    assert group.figures["accuracy"] == stored["test_accuracy"]
 
 
 @pytest.mark.parametrize("changes", [(), ("workers=1", "dtype=double")])
-def test_a_checkpoint_of_an_earlier_version_is_resumed(changes: tuple[str, ...], tmp_path: Path) -> None:
-    shutil.copytree(GOLDEN / "run_0171862e", tmp_path / "run")
-    with (tmp_path / "run/history.jsonl").open("a") as file:
+def test_a_checkpoint_of_an_earlier_version_is_resumed(
+    changes: tuple[str, ...], command: Command, in_folder: Path
+) -> None:
+    run = shutil.copytree(GOLDEN / "run_0171862e", in_folder / "run")
+    with (run / "history.jsonl").open("a") as file:
         file.write('{"kind": "epoch", "epoch": 3}\n')  # written after the checkpoint
-    run(tmp_path, "resume=run", "epochs=3", *changes)
-    summary = summary_of(tmp_path / "run")
+    assert command("resume=run", "epochs=3", *changes, task=train_job)[0] == 0
+    summary = summary_of(run)
     assert (summary["epochs"], summary["workers"]) == (3, 1 if changes else 2)
-    assert Run(tmp_path / "run").columns()["epoch"] == [1, 2, 3]
+    assert Run(run).columns()["epoch"] == [1, 2, 3]
 
 
 def test_a_removed_setting_is_dropped_if_it_is_ignored_or_at_its_default() -> None:
