@@ -29,7 +29,7 @@ IMAGES = np.random.default_rng(0).integers(0, 256, (5, 8, 8, 1)).astype(np.uint8
 PREDICT = """
 import sys, numpy as np, cupynet
 images = np.random.default_rng(0).integers(0, 256, (5, 8, 8, 1)).astype(np.uint8)
-sys.stdout.buffer.write(cupynet.load(sys.argv[1]).predict(images).tobytes())
+sys.stdout.buffer.write(cupynet.load(sys.argv[1], "numpy").predict(images).tobytes())
 """
 
 
@@ -44,7 +44,7 @@ def model() -> Model:
         "mixed": cupynet.Concat({"a": [Conv2D(2, 1)], "b": cupynet.AvgPool2D(1)}),
         "out": Dense(3),
     }
-    made = Model(layers, (8, 8), "numba", seed=5, loss=cupynet.SoftmaxNLL(0.1))
+    made = Model(layers, (8, 8), "numpy", seed=5, loss=cupynet.SoftmaxNLL(0.1))
     made.pixels, made.class_names = PixelScale.of([0.1], [0.3]), ("ä", "b", "c")
     return made
 
@@ -208,7 +208,7 @@ def test_a_file_with_former_names_of_arguments_is_read(model: Model, file: Path)
     weights, description = load_described(file)
     former = json.loads(json.dumps(description).replace('"kernel_size"', '"kernel"'))
     save_described(file, weights, former)
-    assert former != description and np.array_equal(cupynet.load(file).predict(IMAGES), model.predict(IMAGES))
+    assert former != description and np.array_equal(cupynet.load(file, "numpy").predict(IMAGES), model.predict(IMAGES))
 
 
 def test_memory_is_allocated_only_for_the_weights_in_the_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
