@@ -49,6 +49,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.usefixtures("minimal_conf")
 @pytest.mark.parametrize("bad", REFUSED)
 def test_a_wrong_setting_is_refused_in_one_line_with_code_2_before_a_folder_is_written(
     bad: str, command: Command, in_folder: Path, error_line: Line
@@ -98,6 +99,7 @@ def test_the_quoted_form_of_a_refused_value_is_accepted(value: str) -> None:
     assert OverridesParser.create().parse_override(remedy).value() == os.path.expanduser(value)
 
 
+@pytest.mark.usefixtures("minimal_conf")
 def test_a_refused_run_removes_only_the_folders_that_were_made_for_it(
     command: Command, in_folder: Path, error_line: Line
 ) -> None:
@@ -166,6 +168,7 @@ def test_settings_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
             composing.settings_of(composed, [], Settings)
 
 
+@pytest.mark.usefixtures("minimal_conf")
 def test_a_resumed_run_accepts_overrides_of_every_form_and_needs_no_user_files(
     command: Command, in_folder: Path
 ) -> None:
@@ -228,6 +231,7 @@ def test_an_experiment_without_its_first_line_is_refused(content: str, tmp_path:
     assert all(each in str(caught.value) for each in ("experiment/own", "@package _global_")), caught.value
 
 
+@pytest.mark.usefixtures("minimal_conf")
 def test_a_run_replaces_no_files_of_its_user(command: Command, in_folder: Path, error_line: Line) -> None:
     own = ("unfinished.txt", "profile.json", "trace.json", "report.html")
     for name in own:
@@ -240,6 +244,7 @@ def test_a_run_replaces_no_files_of_its_user(command: Command, in_folder: Path, 
 # jobs and sweeps ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("minimal_conf")
 @pytest.mark.parametrize("typed", ["seed=1", "-m seed=1,2"])
 def test_a_run_folder_that_cannot_be_made(typed: str, command: Command, in_folder: Path, error_line: Line) -> None:
     (in_folder / "outputs").write_text("mine")
@@ -247,6 +252,7 @@ def test_a_run_folder_that_cannot_be_made(typed: str, command: Command, in_folde
     assert "outputs" in error_line() and (in_folder / "outputs").read_text() == "mine"
 
 
+@pytest.mark.usefixtures("minimal_conf")
 def test_one_bad_job_does_not_stop_a_sweep(
     command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -261,6 +267,7 @@ def test_one_bad_job_does_not_stop_a_sweep(
     assert "ERROR cupynet: job 0: ZeroDivisionError" in (sweep / "a1" / "b" / "train.log").read_text()
 
 
+@pytest.mark.usefixtures("minimal_conf")
 def test_a_sweep_locks_its_folder_while_it_runs(
     command: Command, in_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -273,6 +280,7 @@ def test_a_sweep_locks_its_folder_while_it_runs(
     assert {path: path.stat().st_mtime_ns for path in sweep.rglob("*")} == before
 
 
+@pytest.mark.usefixtures("minimal_conf")
 @pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt(), 130), (Interrupted(15), 143)])
 def test_an_interrupt_ends_the_sweep(error: BaseException, code: int, command: Command) -> None:
     exit_code, ran = command("-m", "workers=1,2", task=Mock(side_effect=error))
@@ -303,6 +311,7 @@ def logged(log: Path) -> list[str]:
 RECORDS = ["INFO cupynet.training: epoch 1", "WARNING cupynet: careful", "WARNING other_package: unexpected\ufffd[2J"]
 
 
+@pytest.mark.usefixtures("minimal_conf")
 def test_a_sweep_shows_warnings_only_and_each_job_has_its_log_and_results(
     command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

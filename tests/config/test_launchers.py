@@ -53,7 +53,7 @@ class Elsewhere(ProcessLauncher):
         return []
 
 
-@pytest.mark.usefixtures("in_folder")
+@pytest.mark.usefixtures("in_folder", "minimal_conf")
 def test_jobs_of_other_processes_are_in_the_table(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

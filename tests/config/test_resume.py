@@ -24,6 +24,8 @@ from tests.support.refusals import data_error, refused
 from tests.support.resumed_runs import MORE, EndAfter, resumed, same, trained
 from tests.support.settings import settings_of
 
+pytestmark = pytest.mark.usefixtures("minimal_conf")
+
 RUN = Path("outputs/day/run")
 NORM = ["workers=2", "model=lenet_norm", "epochs=2"]  # has running estimates and dropout
 MLP = ["model=mlp", "model.layers.dense1.units=8", "model.layers.dense2.units=8", "backend=numpy"]

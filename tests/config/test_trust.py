@@ -57,7 +57,7 @@ def refuses(command: Command, in_folder: Path, error_line: Line) -> Refuses:
 
 
 @pytest.fixture
-def run(in_folder: Path) -> Path:
+def run(in_folder: Path, minimal_conf: None) -> Path:
     stored.keep(in_folder / "run", settings_of("workers=2"), ["hydra.run.dir=run", "workers=2"])
     (in_folder / "run" / "train.log").touch()
     return in_folder / "run"
