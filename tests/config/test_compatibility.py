@@ -61,6 +61,7 @@ def test_a_stored_run_is_evaluated_reported_and_compared(tmp_path: Path) -> None
     assert group.figures["accuracy"] == stored["test_accuracy"]
 
 
+@pytest.mark.usefixtures("minimal_conf")
 @pytest.mark.parametrize("changes", [(), ("workers=1", "dtype=double")])
 def test_a_checkpoint_of_an_earlier_version_is_resumed(
     changes: tuple[str, ...], command: Command, in_folder: Path

@@ -27,7 +27,6 @@ from cupynet.core.version import __version__
 from cupynet.runs.run import Run
 from tests.support.commands import ROOT, Command, Line, environment
 from tests.support.compared_runs import summary
-from tests.support.refusals import refused
 from tests.support.run_folders import sweep_rows
 from tests.support.settings import CHOICES, CONF, GROUPS, settings_of
 
@@ -114,32 +113,13 @@ def test_a_refused_run_removes_only_the_folders_that_were_made_for_it(
     assert sorted(path.name for path in in_folder.rglob("*")) == ["empty", "full", "precious"]
 
 
-@pytest.mark.parametrize(
-    "typed",
-    [
-        ["parallel.averaging_frequency=0"],
-        ["parallel.synchronizer.averaging_frequency=0"],
-        ["parallel.report_score_after_averaging=true", "parallel.average_updaters=3"],
-    ],
-)
-def test_an_error_names_the_setting_that_was_typed(typed: list[str], command: Command, error_line: Line) -> None:
+@pytest.mark.parametrize("typed", ["averaging_frequency=0", "synchronizer.averaging_frequency=0", "average_updaters=3"])
+def test_an_error_names_the_setting_that_was_typed(typed: str, command: Command, error_line: Line) -> None:
     def check(settings: Settings) -> None:
         build(settings.parallel.synchronizer, "parallel.synchronizer")
 
-    assert command(*typed, check=check) == (2, [])
-    assert error_line().startswith(f"cupynet: {typed[-1]}: ")
-
-
-def test_an_error_names_the_environment_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    composed = composing.composed([], None)
-    for name, value, shown in (
-        ("CUPYNET_REPORT", "0", "0"), ("CUPYNET_REPORT", "", "''"), ("BACKEND_PRIORITY_CPU", "abc", "'abc'")
-    ):  # fmt: skip
-        with monkeypatch.context() as patch, pytest.raises(ConfigError) as caught:
-            patch.setenv(name, value)
-            build(composing.settings_of(composed, [], Settings).callbacks["report"], "callbacks.report")
-        error = composing.as_typed(caught.value, composed, [])
-        assert (error.setting, error.value) == (name, shown)
+    assert command("parallel.report_score_after_averaging=true", f"parallel.{typed}", check=check) == (2, [])
+    assert error_line().startswith(f"cupynet: parallel.{typed}: ")
 
 
 # what comes in --------------------------------------------------------------------------------------------------------
@@ -154,6 +134,12 @@ def test_settings_arrive_as_plain_values(command: Command, in_folder: Path) -> N
     assert {type(each) for each in (settings.devices, settings.model, settings.model["layers"])} == {list, dict}
 
 
+WRONG_VARIABLES = [
+    *(("CUPYNET_REPORT", "0", "0"), ("CUPYNET_REPORT", "", "''")),
+    *(("BACKEND_PRIORITY_GPU", "[1", "'[1'"), ("BACKEND_PRIORITY_CPU", "abc", "'abc'")),
+]
+
+
 def test_settings_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BACKEND_PRIORITY_CPU", "200")
     monkeypatch.delenv("BACKEND_PRIORITY_GPU", raising=False)
@@ -162,10 +148,12 @@ def test_settings_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = composing.settings_of(composed, [], Settings)
     assert (settings.backend.priority.gpu, settings.backend.priority.cpu) == (100, 200)
     assert settings.callbacks["report"]["enabled"] is False
-    for wrong in ("abc", "[1"):
-        monkeypatch.setenv("BACKEND_PRIORITY_GPU", wrong)
-        with refused("BACKEND_PRIORITY_GPU"):
-            composing.settings_of(composed, [], Settings)
+    for name, value, shown in WRONG_VARIABLES:
+        with monkeypatch.context() as patch, pytest.raises(ConfigError) as caught:
+            patch.setenv(name, value)
+            build(composing.settings_of(composed, [], Settings).callbacks["report"], "callbacks.report")
+        error = composing.as_typed(caught.value, composed, [])
+        assert (error.setting, error.value) == (name, shown)
 
 
 @pytest.mark.usefixtures("minimal_conf")
@@ -287,6 +275,7 @@ def test_an_interrupt_ends_the_sweep(error: BaseException, code: int, command: C
     assert (exit_code, [settings.workers for settings in ran]) == (code, [1])
 
 
+@pytest.mark.usefixtures("minimal_conf")
 def test_a_sweep_over_learning_rates_may_contain_schedules(command: Command) -> None:
     code, ran = command("-m", "optimizer.learning_rate=0.25,{name: step, initial: 0.1, every: 5, factor: 0.5}")
     number, schedule = (settings.optimizer["learning_rate"] for settings in ran)
@@ -328,11 +317,12 @@ def test_a_sweep_shows_warnings_only_and_each_job_has_its_log_and_results(
     assert [float(row["test_accuracy"]) for row in rows] == [summary().scores.test_accuracy] * 2
 
 
+@pytest.mark.usefixtures("minimal_conf")
 @pytest.mark.parametrize(("style", "printed"), [("none", ["warning"]), ("lines", ["epoch 1", "warning"])])
 def test_a_record_appears_once_on_the_terminal_and_once_in_the_log(
     style: str, printed: list[str], command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert command(f"callbacks.progress.style={style}", task=logging_task)[0] == 0
+    assert command(f"+callbacks.progress.style={style}", task=logging_task)[0] == 0
     out, err = capsys.readouterr()
     assert re.findall(r"^\[\d\d:\d\d:\d\d\] (epoch 1|warning)", out, re.MULTILINE) == printed
     assert out.count("\n") == len(printed) and err == ""
@@ -353,14 +343,16 @@ SCHEMAS = {"bench": BenchSettings, "plan": PlanSettings, "find_rate": RateSettin
 
 
 @pytest.mark.usefixtures("in_folder")
+@pytest.mark.parametrize(("name", "schema"), [("config", Settings), ("tune", TuneSettings)])
 def test_help_lists_the_settings_that_exist(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, schema: type[Settings], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The page lists each group's files (or some and `...`), the command's own settings, and the exit codes."""
-    monkeypatch.setattr(sys, "argv", ["tune.py", "--help"])
-    config.run(lambda settings, folder: None, lambda settings: settings, "tune", TuneSettings)
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", "--help"])
+    config.run(lambda settings, folder: None, lambda settings: settings, name, schema)
     page = capsys.readouterr().out
-    assert max(map(len, page.splitlines())) <= 80 and all(setting in page for setting in own_names(TuneSettings))
+    assert max(map(len, page.splitlines())) <= 80
+    assert name == "config" or all(setting in page for setting in own_names(schema))
     groups = {words[0]: words for words in map(str.split, page.splitlines()) if words and words[0] in GROUPS}
     assert list(groups) == list(GROUPS)
     for group, words in groups.items():
@@ -377,7 +369,7 @@ def test_help_of_every_command_lists_its_own_settings(name: str) -> None:
     assert max(map(len, lines)) <= 80 and all(setting in header for setting in own_names(SCHEMAS[name]))
 
 
-@pytest.mark.usefixtures("in_folder")
+@pytest.mark.usefixtures("in_folder", "minimal_conf")
 def test_ranks_compare_all_but_machine_specific_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: dict[str, Any] = {}
     ranks: Any = SimpleNamespace(rank=1, size=2, library="MPICH", ranks=SimpleNamespace(), agree=compared.update)

@@ -81,6 +81,7 @@ def test_latest_leads_to_the_whole_sweep_or_search(run: str, file: str, target: 
     assert os.readlink(LATEST) == target
 
 
+@pytest.mark.usefixtures("minimal_conf")
 def test_the_link_is_made_when_training_begins(command: Command) -> None:
     def task(settings: Settings, folder: Path) -> None:
         assert not LATEST.is_symlink()

@@ -27,7 +27,8 @@ from tests.support.settings import settings_of
 pytestmark = pytest.mark.usefixtures("minimal_conf")
 
 RUN = Path("outputs/day/run")
-NORM = ["workers=2", "model=lenet_norm", "epochs=2"]  # has running estimates and dropout
+FEW = ["batch_size=16", "data.train=320", "data.test=40"]
+NORM = [*QUICK, *SMALL, *MORE, *FEW, "workers=2", "model=lenet_norm", "epochs=2"]  # has running estimates and dropout
 MLP = ["model=mlp", "model.layers.dense1.units=8", "model.layers.dense2.units=8", "backend=numpy"]
 CHANGES = ["callbacks.checkpoint.keep_last=5", "backend=numba"]
 
@@ -37,7 +38,7 @@ def one_stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a run that SIGTERM stopped between averages, two iterations after a checkpoint."""
     folder = tmp_path_factory.mktemp("stopped")
     with pytest.raises(Interrupted, match=f"cupynet train resume={folder / RUN}"):
-        trained(folder / RUN, *QUICK, *SMALL, *MORE, *NORM, callbacks=[EndAfter(14)])
+        trained(folder / RUN, *NORM, callbacks=[EndAfter(14)])
     return folder
 
 
@@ -83,7 +84,7 @@ def contents(*folders: Path) -> dict[Path, bytes]:
 def test_a_stopped_run_resumes_bit_for_bit(one_stopped: Path, one_resumed: Path, tmp_path: Path) -> None:
     stopped, ended = one_stopped / RUN, one_resumed / RUN
     assert summary_of(stopped)["stopped_by"] == "SIGTERM" and (stopped / "weights.safetensors").is_file()
-    trained(tmp_path / "whole", *QUICK, *SMALL, *MORE, *NORM)
+    trained(tmp_path / "whole", *NORM)
     assert same(tmp_path / "whole", ended)
     assert Run(ended).last_start()["started"] == Run(stopped).last_start()["started"]
     assert not [entry for entry in (ended / "checkpoints").iterdir() if "." in entry.name]
@@ -142,7 +143,7 @@ def test_a_schedule_may_be_named_again(in_folder: Path) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        *(["resume=outputs/day/run", "batch_size=16"], ["resume=outputs/day/run", "hydra.run.dir=other"]),
+        *(["resume=outputs/day/run", "batch_size=64"], ["resume=outputs/day/run", "hydra.run.dir=other"]),
         *(["resume=outputs/day"], ["resume=latest", "-m", "seed=1,2"]),
         *(["hydra.run.dir=outputs/day/run"], ["-m", "hydra.sweep.dir=outputs/day/run"]),
     ],

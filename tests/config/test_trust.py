@@ -171,6 +171,7 @@ def check_outputs(target: str, *typed: str, folder: Path = Path("run"), **argume
     stored.check_outputs(replace(settings_of(), callbacks=callbacks), folder, typed)
 
 
+@pytest.mark.usefixtures("minimal_conf")
 def test_a_stored_run_does_not_decide_where_data_are_downloaded(
     command: Command, in_folder: Path, refuses: Refuses
 ) -> None:
