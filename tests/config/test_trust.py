@@ -94,7 +94,7 @@ LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
 )
 STORED = {
     "an alias": LAUGHS,
-    "deep": "a: " + "[" * 5_000,
+    "deep": "a: " + "[" * 600,
     "NUL": 'loss:\n  _target_: "a\\0b"\n',
     "the environment": "seed: ${oc.env:HOME}\n",
     "a reference to itself": "seed: ${seed}\n",
