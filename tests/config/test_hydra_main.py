@@ -275,7 +275,6 @@ def test_an_interrupt_ends_the_sweep(error: BaseException, code: int, command: C
     assert (exit_code, [settings.workers for settings in ran]) == (code, [1])
 
 
-@pytest.mark.usefixtures("minimal_conf")
 def test_a_sweep_over_learning_rates_may_contain_schedules(command: Command) -> None:
     code, ran = command("-m", "optimizer.learning_rate=0.25,{name: step, initial: 0.1, every: 5, factor: 0.5}")
     number, schedule = (settings.optimizer["learning_rate"] for settings in ran)
