@@ -131,9 +131,10 @@ class TrainJob:
         wrapper, pipeline = self.wrapper, self.wrapper.options.pipeline
         if wrapper.placement.stages > 1 and pipeline is not None:
             log.info("stages: %s", pipeline.describe(wrapper.layers))
-        gc.freeze()
-        gc.unfreeze()  # moves all objects to the oldest generation without scanning them
-        gc.enable()
+        if not gc.isenabled():  # the command has disabled it
+            gc.freeze()
+            gc.unfreeze()  # moves all objects to the oldest generation without scanning them
+            gc.enable()
         train, every = self.experiment.train_loader(self.data), self.settings.evaluate_every_epochs
         evaluated: dict[str, Any] = {"evaluate_on" if split == "test" else "validation_data": held_out}
         try:
