@@ -44,10 +44,10 @@ PAGES = {
 }
 FENCE = re.compile(r"^```(.*?)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 QUICK = {
-    "MNIST()": "Synthetic(train=300, test=100)",
+    "MNIST()": "Synthetic(train=200, test=50)",
     "import MNIST": "import Synthetic",
-    "Synthetic()": "Synthetic(train=300, test=100)",
-    "Synthetic(train=2000, test=500)": "Synthetic(train=300, test=100)",
+    "Synthetic()": "Synthetic(train=200, test=50)",
+    "Synthetic(train=2000, test=500)": "Synthetic(train=200, test=50)",
     "epochs=10": "epochs=1",
     "epochs=5": "epochs=1",
     '"numba", seed=123, dtype="double"': '"numpy", seed=123, dtype="double"',  # no test needs these kernels in double
@@ -213,6 +213,9 @@ def test_commands_are_found_in_blocks_and_between_backquotes() -> None:
     "line",
     [
         "cupynet train epoch=5",
+        "cupynet train +epochs=5",
+        "cupynet train batch_size=many",
+        "cupynet train parallel.averagingfrequency=3",
         "cupynet trian",
         "parallel=averages",
         "make trian",
