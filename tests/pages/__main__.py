@@ -4,15 +4,13 @@ The text above `MARK` is written by hand and is kept.
 """
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 from cupynet.__main__ import COMMANDS
 from tests.pages.api import api_page
 from tests.pages.markdown import joined, marked, table
 from tests.pages.settings import SCHEMAS, settings_page
+from tests.support import warm
 from tests.support.commands import ROOT
 
 GUIDES = ROOT / "cupynet" / "guides"
@@ -23,20 +21,18 @@ def cli_page() -> Iterator[str]:
     yield table(
         "command | purpose", ((f"[`{name}`](#cupynet-{name})", marked(about)) for name, (_, about) in COMMANDS.items())
     )
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for name, text in zip(COMMANDS, pool.map(help_of, COMMANDS), strict=True):
-            place = "" if name == "train" else f"#cupynet-{name}"
-            own = text.partition("\n\nGroups: ")[0] if name in SCHEMAS else text  # the rest is that of `train`
-            yield from (f"## cupynet {name}", f"```text\n{own}\n```")
-            yield f"[All its settings](settings.md{place})" if name in ("train", *SCHEMAS) else ""
+    for name in COMMANDS:
+        text = help_of(name)
+        place = "" if name == "train" else f"#cupynet-{name}"
+        own = text.partition("\n\nGroups: ")[0] if name in SCHEMAS else text  # the rest is that of `train`
+        yield from (f"## cupynet {name}", f"```text\n{own}\n```")
+        yield f"[All its settings](settings.md{place})" if name in ("train", *SCHEMAS) else ""
 
 
 def help_of(name: str) -> str:
-    command = [sys.executable, "-m", "cupynet", name, "--help"]
-    environment = {**os.environ, "COLUMNS": "80", "NO_COLOR": "1"}
-    return subprocess.run(
-        command, env=environment, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True
-    ).stdout.strip()
+    done = warm.command("cupynet", (name, "--help"), ROOT, {**os.environ, "COLUMNS": "80", "NO_COLOR": "1"}, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
 
 
 PAGES: dict[str, Callable[[], Iterator[str]]] = {"settings.md": settings_page, "api.md": api_page, "cli.md": cli_page}
