@@ -6,8 +6,11 @@ from pathlib import Path
 import pytest
 
 from cupynet.commands import find_rate
+from cupynet.config.schema import RateSettings
 from tests.support.commands import run
 from tests.support.rate_tests import made, valley
+from tests.support.resumed_runs import trained
+from tests.support.settings import settings_of_command
 
 TINY = ["data=synthetic", "data.train=300", "data.test=50", "model=mlp", "backend=numpy", "workers=2", "batch_size=16"]
 
@@ -24,14 +27,18 @@ def test_a_learning_rate_is_suggested(tmp_path: Path) -> None:
     assert [row["iteration"] for row in rows] == [str(number) for number in range(1, len(rows) + 1)]
     assert any(row["loss"] != row["smoothed_loss"] for row in rows)
     (line,) = [line for line in stdout.splitlines() if line.startswith("set ")]
-    run(tmp_path, *TINY, "epochs=1", line.split()[1], "hydra.run.dir=run")  # the line can be used as it is printed
+    trained(tmp_path / "run", *TINY, "epochs=1", line.split()[1])  # the line can be used as it is printed
     assert not (folder / "weights.safetensors").exists() and not (folder / "checkpoints").exists()
 
 
-def test_a_loss_that_still_decreases_at_the_highest_rate_leads_to_a_warning(tmp_path: Path) -> None:
-    asked = ["lowest=1e-4", "highest=1e-2", "iterations=40", "hydra.run.dir=there"]
-    stdout, _ = run(tmp_path, *TINY, *asked, command="find_rate")
-    assert "warning" in stdout and "highest=" in stdout
+def test_a_loss_that_still_decreases_at_the_highest_rate_leads_to_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(find_rate, "job_overrides", list)  # there is no job
+    settings = settings_of_command("find_rate", RateSettings, *TINY, "lowest=1e-4", "highest=1e-2", "iterations=40")
+    find_rate.find(find_rate.prepare(settings), tmp_path)
+    (warning,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert "highest=" in warning
 
 
 def schedule(name: str, **arguments: object) -> dict[str, object]:
