@@ -78,13 +78,14 @@ def test_a_graph_that_differs_is_not_written(
     assert call(main, finished, "--onnx", tmp_path / "a.onnx").code == 0 and (tmp_path / "a.onnx").exists()
 
 
-@pytest.mark.parametrize(
-    "name", ["weights.safetensors", "summary.json", ".hydra/config.yaml", "checkpoints/step-00000007/state.json"]
-)
-def test_an_export_does_not_overwrite_a_file_of_the_run(name: str, finished: Path, tmp_path: Path, call: Call) -> None:
+OF_THE_RUN = ("weights.safetensors", "summary.json", ".hydra/config.yaml", "checkpoints/step-00000007/state.json")
+
+
+def test_an_export_does_not_overwrite_a_file_of_the_run(finished: Path, tmp_path: Path, call: Call) -> None:
     folder = Path(shutil.copytree(finished, tmp_path / "run"))
-    before = (folder / name).read_bytes()
-    found = call(main, folder, "--torch", folder / name)
-    assert found.code == 2 and str(folder / name) in found.error and (folder / name).read_bytes() == before
+    for name in OF_THE_RUN:
+        before = (folder / name).read_bytes()
+        found = call(main, folder, "--torch", folder / name)
+        assert found.code == 2 and str(folder / name) in found.error and (folder / name).read_bytes() == before
     for _ in range(2):  # the file of an earlier export is replaced
         assert call(main, folder, "--torch", folder / "torch.safetensors").code == 0

@@ -25,13 +25,14 @@ from tests.support.training import On
 from tests.support.user_files import digits, write_idx
 
 TINY = [*QUICK, *SMALL]
+FINISHED = [*TINY, "workers=2", "epochs=2", "log_every=4"]
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
-    """Return a run with two workers, and its output."""
+    """Return a run in a process of its own, and its output."""
     folder = tmp_path_factory.mktemp("finished")
-    stdout, stderr = run(folder, *QUICK, "workers=2", "epochs=2", "log_every=5")
+    stdout, stderr = run(folder, *FINISHED, PYTHONHASHSEED="1")
     return run_folder(folder), stdout, stderr
 
 
@@ -56,10 +57,11 @@ def test_the_examples_are_the_images_of_the_mistakes(finished: tuple[Path, str, 
 
 def test_a_run_that_has_not_learned_warns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Steps are far too large, but clipping keeps them finite, so nothing else would reveal it."""
-    trained(tmp_path / "bad", *QUICK, "workers=1", "optimizer.learning_rate=10")
+    quick = [*QUICK, "workers=1", "model=mlp", "backend=numpy"]
+    trained(tmp_path / "bad", *quick, "optimizer.learning_rate=10")
     assert sum(each.levelname == "WARNING" for each in caplog.records) == 1
     caplog.clear()
-    trained(tmp_path / "good", *QUICK, "workers=1")
+    trained(tmp_path / "good", *quick)
     assert not [each for each in caplog.records if each.levelname == "WARNING"]
 
 
@@ -91,7 +93,8 @@ def test_a_sweep_chooses_by_images_that_are_held_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("experiment", [p.stem for p in sorted((ROOT / "conf/experiment").glob("*.yaml"))])
 def test_every_experiment_trains(experiment: str, tmp_path: Path) -> None:
-    settings = [f"experiment={experiment}", "data=synthetic", "data.limit=50", "epochs=1", "batch_size=8"]
+    data = ["data=synthetic", "data.train=60", "data.test=20", "data.validation=10"]
+    settings = [f"experiment={experiment}", *data, "epochs=1", "batch_size=8", "backend=numpy"]
     if "launcher: mpi" not in (ROOT / "conf/experiment" / f"{experiment}.yaml").read_text():
         trained(tmp_path, *settings)
     elif NO_MPI:
@@ -102,10 +105,13 @@ def test_every_experiment_trains(experiment: str, tmp_path: Path) -> None:
     assert summary["images"] == 50 and summary["test_accuracy"] is not None
 
 
-def test_missing_mnist_falls_back_and_says_so(tmp_path: Path) -> None:
-    nowhere = ["data=mnist", "data.folder=nowhere", "data.fallback=synthetic"]
-    stdout, _ = run(tmp_path, *nowhere, "data.limit=200", "epochs=1", *SMALL)
-    assert "synthetic digits" in stdout and summary_of(run_folder(tmp_path))["fallback"] is True
+def test_missing_mnist_falls_back_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CUPYNET_OFFLINE", "1")
+    nowhere = ["data=mnist", f"data.folder={tmp_path / 'nowhere'}", "data.fallback=synthetic", "data.limit=200"]
+    trained(tmp_path, *nowhere, "epochs=1", "model=mlp", "backend=numpy")
+    assert "synthetic digits" in caplog.text and summary_of(tmp_path)["fallback"] is True
 
 
 def test_a_damaged_data_file_ends_the_command_with_65_and_its_name(tmp_path: Path) -> None:
@@ -180,13 +186,11 @@ def test_mnist_reaches_99_percent(tmp_path: Path) -> None:
     assert sum(accuracies) / 3 >= 0.99 and min(accuracies) >= 0.989
 
 
-def test_equal_runs_leave_equal_files(tmp_path: Path) -> None:
+def test_equal_runs_leave_equal_files(finished: tuple[Path, str, str], tmp_path: Path) -> None:
     """The files are equal byte for byte, except for times in the history."""
-    settings = [*TINY, "workers=2", "epochs=2", "log_every=4"]
-    run(tmp_path, *settings, "hydra.run.dir=one", PYTHONHASHSEED="1")
-    trained(tmp_path / "two", *settings)
-    assert same(tmp_path / "one", tmp_path / "two")
-    assert Counter(row["kind"] for row in Run(tmp_path / "one").history()) == {"epoch": 2, "report": 5}
+    trained(tmp_path, *FINISHED)
+    assert same(finished[0], tmp_path)
+    assert Counter(row["kind"] for row in Run(tmp_path).history()) == {"epoch": 2, "report": 5}
 
 
 def test_a_run_that_began_with_weights_is_resumed_without_them(tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ EVIL = '{"name": "CategoricalDistribution", "attributes": {"choices": ["64 hydra
     ],
 )
 def test_a_forged_study_is_refused(change: str, search: Search, tmp_path: Path) -> None:
-    opened = search(plan_of())
+    opened = search(plan_of(trials=1))
     opened._storage.remove_session()
     with contextlib.closing(sqlite3.connect(tmp_path / "study.db")) as file:
         file.executescript(change)
