@@ -25,7 +25,8 @@ LABELS = np.array(["none", "some", "all"])[DATA.labels]
 @pytest.mark.parametrize("kind", [Classifier, Regressor])
 def test_scikit_learns_own_checks_pass(kind: type[Classifier | Regressor]) -> None:
     weights = {"check_sample_weight_equivalence_on_dense_data": "other samples are other batches"}  # as in scikit-learn
-    found = check_estimator(kind(backend="numpy"), on_fail=None, expected_failed_checks=weights)
+    quick = kind(backend="numpy", epochs=5, learning_rate=0.01)
+    found = check_estimator(quick, on_fail=None, expected_failed_checks=weights)
     unusual = [each["check_name"] for each in found if each["status"] not in ("passed", "skipped", "xfail")]
     assert unusual == []
     assert len(found) > 50
