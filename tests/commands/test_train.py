@@ -57,11 +57,10 @@ def test_the_examples_are_the_images_of_the_mistakes(finished: tuple[Path, str, 
 
 def test_a_run_that_has_not_learned_warns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Steps are far too large, but clipping keeps them finite, so nothing else would reveal it."""
-    quick = [*QUICK, "workers=1", "model=mlp", "backend=numpy"]
-    trained(tmp_path / "bad", *quick, "optimizer.learning_rate=10")
+    trained(tmp_path / "bad", *TINY, "workers=1", "optimizer.learning_rate=10")
     assert sum(each.levelname == "WARNING" for each in caplog.records) == 1
     caplog.clear()
-    trained(tmp_path / "good", *quick)
+    trained(tmp_path / "good", *QUICK, "workers=1")
     assert not [each for each in caplog.records if each.levelname == "WARNING"]
 
 
@@ -110,7 +109,7 @@ def test_missing_mnist_falls_back_and_says_so(
 ) -> None:
     monkeypatch.setenv("CUPYNET_OFFLINE", "1")
     nowhere = ["data=mnist", f"data.folder={tmp_path / 'nowhere'}", "data.fallback=synthetic", "data.limit=200"]
-    trained(tmp_path, *nowhere, "epochs=1", "model=mlp", "backend=numpy")
+    trained(tmp_path, *nowhere, *SMALL, "epochs=1", "workers=1")
     assert "synthetic digits" in caplog.text and summary_of(tmp_path)["fallback"] is True
 
 
