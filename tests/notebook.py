@@ -2,7 +2,6 @@
 
 import os
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +16,9 @@ def stored() -> Any:
     return nbformat.reads(NOTEBOOK.read_text(encoding="utf-8"), as_version=4)
 
 
-def executed(folder: Path, smaller: Mapping[str, str] | None = None) -> Any:
-    """Return the notebook with new outputs.
-
-    Args:
-        folder: the working directory of its kernel.
-        smaller: replacements in its code.
-    """
+def executed(folder: Path) -> Any:
+    """Return the notebook with new outputs. `folder` is the working directory of its kernel."""
     notebook, resources = stored(), {"metadata": {"path": str(folder)}}
-    for cell in notebook.cells:
-        for old, new in (smaller or {}).items():
-            cell.source = cell.source.replace(old, new)
     python = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     # the width of lines and the backend must not depend on this machine
     environment = {**os.environ, "PYTHONPATH": python, "COLUMNS": "120", "CUDA_VISIBLE_DEVICES": ""}
