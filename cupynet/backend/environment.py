@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.metadata
 import math
 import os
@@ -96,13 +97,16 @@ def numpy_blas() -> list[dict[str, Any]]:
     return [info for info in libraries if "numpy" in str(info.get("filepath"))] or libraries
 
 
-def environment() -> dict[str, Any]:
+@functools.cache  # a call takes 2 ms, and each checkpoint needs it
+def package_versions() -> dict[str, str]:
     versions = {}
     for package in PACKAGES:
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
+    return versions
+
+
+def environment() -> dict[str, Any]:
     blas = [
         {key: info.get(key) for key in ("internal_api", "version", "architecture", "num_threads")}
         for info in numpy_blas()
@@ -114,5 +118,5 @@ def environment() -> dict[str, Any]:
         "cpu_flags": cpu_flags(),
         "cores": available_cores(),
         "blas": blas,
-        "versions": versions,
+        "versions": dict(package_versions()),
     }
