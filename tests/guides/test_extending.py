@@ -43,7 +43,8 @@ COMMANDS: dict[str, tuple[str, str, object]] = {
     "scale": ("model.layers.pool2._target_=scale.Scale", "parameters", WITHOUT_POOL2 + 8 * 8 * 6),
     "stop_at": ("+callbacks.stop._target_=stop_at.StopAt +callbacks.stop.loss=100 log_every=1", "iterations", 1),
     "stripes": (
-        "data._target_=stripes.Stripes +data.images=300 model.layers.output.units=3 model.layers.conv2.kernel_size=3",
+        "data._target_=stripes.Stripes +data.images=300 backend=numpy "
+        "model.layers.output.units=3 model.layers.conv2.kernel_size=3",
         *("dataset", "stripes"),
     ),
 }
