@@ -159,7 +159,7 @@ def test_a_layer_that_cannot_be_in_a_pipeline_is_refused_before_training() -> No
 
 def on_backend(backend: str, dtype: str, workers: int, way: Synchronizer, *, sync: bool = False, **options: Any) -> Run:
     model = model_of(dtype, backend, sync=sync)
-    return train_on_device(network=model, workers=workers, synchronizer=way, data=small_dataset(76), **options)
+    return train_on_device(network=model, workers=workers, synchronizer=way, data=small_dataset(44), **options)
 
 
 @on_standin

@@ -2,6 +2,7 @@
 
 import threading
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,12 @@ def test_a_loss_that_cannot_be_copied_is_refused() -> None:
 # every way to train ---------------------------------------------------------------------------------------------------
 
 
+@cache
+def weights_of_one(kind: str, batch_size: int) -> Weights:
+    loss, data = TARGETS[kind]
+    return fitted(model_for(loss), Loader(data, batch_size, seed=3), epochs=2, optimizer=SGD(0.05)).weights()
+
+
 @pytest.mark.parametrize("kind", TARGETS)
 @pytest.mark.parametrize(
     ("backend", "workers", "options"),
@@ -83,13 +90,12 @@ def test_frequency_1_is_one_replica_on_the_concatenated_batch(
     kind: str, backend: str, workers: int, options: dict[str, Any]
 ) -> None:
     loss, data = TARGETS[kind]
-    whole = fitted(model_for(loss), Loader(data, 8 * workers, seed=3), epochs=2, optimizer=SGD(0.05))
     model = model_for(loss, backend, "float" if backend == "cupy" else "double")
     with ParallelWrapper(model, workers, 1, optimizer=SGD(0.05), log_every=0, **options) as wrapper:
         wrapper.fit(Loader(data, 8, seed=3), epochs=2)
         for replica in (trainer.replica for trainer in wrapper._trainers if trainer is not None):
             assert not isinstance(replica, GraphReplica) or replica.graphs.refused == ""
-    assert_close(model.weights(), whole.weights(), 1e-5 if backend == "cupy" else 1e-12)
+    assert_close(model.weights(), weights_of_one(kind, 8 * workers), 1e-5 if backend == "cupy" else 1e-12)
 
 
 def test_a_worker_without_a_batch_exchanges_values_for_targets() -> None:
