@@ -23,6 +23,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from filelock import FileLock
+
 ROOT = Path(__file__).resolve().parents[2]
 READ_AT_THE_START = ("PYTHON", "NUMBA", "OPENBLAS", "OMP", "MKL", "LD_", "LC_", "LANG", "HOME", "XDG", "TMP")
 IMPORTED = (
@@ -122,7 +124,8 @@ def import_all() -> None:
     Plugins.instance()
     experiment = Experiment(config.compose(["data=synthetic", "workers=1", "hydra.run.dir=run"]))
     model = Model(experiment.network, Image(28, 28, 1), create_backend("auto"), 1)
-    warm_up(Replica(model, experiment.optimizer), 4)
+    with FileLock(Path(tempfile.gettempdir(), f"cupynet-warm-{os.getuid()}.lock")):  # one compiles, the others wait
+        warm_up(Replica(model, experiment.optimizer), 4)
 
 
 def _become(request: dict[str, Any]) -> None:
