@@ -24,7 +24,7 @@ from tests.support.commands import QUICK, SMALL, environment, run_folder
 
 OutOfMemoryError = type("OutOfMemoryError", (Exception,), {})  # these two are named like CuPy's errors
 CUDARuntimeError = type("CUDARuntimeError", (RuntimeError,), {})
-TINY = [*QUICK, *SMALL, "callbacks.progress.style=auto", "workers=1"]
+TINY = [*QUICK, *SMALL, "callbacks.progress.style=auto", "workers=1", "backend=numpy"]
 
 
 def record(level: int, text: str) -> logging.LogRecord:
