@@ -157,16 +157,18 @@ def test_a_layer_that_cannot_be_in_a_pipeline_is_refused_before_training() -> No
         ParallelWrapper(model_of(sync=True), 1, accumulation_steps=2)
 
 
-def on_backend(backend: str, dtype: str, workers: int, way: Synchronizer, *, sync: bool = False, **options: Any) -> Run:
+def on_backend(
+    backend: str, dtype: str, workers: int, way: Synchronizer, samples: int, *, sync: bool = False, **options: Any
+) -> Run:
     model = model_of(dtype, backend, sync=sync)
-    return train_on_device(network=model, workers=workers, synchronizer=way, data=small_dataset(44), **options)
+    return train_on_device(network=model, workers=workers, synchronizer=way, data=small_dataset(samples), **options)
 
 
 @on_standin
 @pytest.mark.parametrize(("workers", "scale"), [(2, None), (1, 2.0**24)])
 def test_captured_steps_equal_single_launches(workers: int, scale: float | None) -> None:
     """Steps that overflow do not change the estimates."""
-    found = compared(lambda: on_backend("cupy", "half", workers, EVERY_3, scale=scale), scores=False)
+    found = compared(lambda: on_backend("cupy", "half", workers, EVERY_3, 76, scale=scale), scores=False)
     assert found["ahead"] and (found["skipped"] > 0) == (scale is not None)
     assert (found["weights"]["norm.mean"] != 0).all()
 
@@ -176,7 +178,7 @@ def test_captured_steps_equal_single_launches(workers: int, scale: float | None)
 @pytest.mark.parametrize(("workers", "way", "sync"), [(1, EVERY_3, False), (3, EVERY_ROUND, True)])
 def test_devices_equal_numpy(workers: int, way: Synchronizer, sync: bool) -> None:
     """Two of three workers share a device."""
-    found, expected = (on_backend(backend, "double", workers, way, sync=sync) for backend in ("cupy", "numpy"))
+    found, expected = (on_backend(backend, "double", workers, way, 44, sync=sync) for backend in ("cupy", "numpy"))
     assert found["ahead"] != sync
     assert_close(found["weights"], expected["weights"], 1e-9)
 
