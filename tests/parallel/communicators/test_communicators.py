@@ -178,16 +178,6 @@ def test_workers_of_one_colour_form_a_group_in_the_order_of_their_keys(team: Tea
         assert found == (members.index(rank), sum(members) / len(members), members[0], members)
 
 
-def test_groups_of_the_same_ranks_are_made_once(team: Team) -> None:
-    """MPICH supports about 2,048 communicators, but each rank splits 2,100 times."""
-
-    def task(c: Communicator) -> float:
-        groups = [c.split(0, -c.rank) for _ in range(2100 if RANKS else 2)]
-        return float(groups[-1].gather_numbers(c.rank)[0, 0])
-
-    assert team.run(task) == [team.workers - 1] * team.workers
-
-
 def test_traffic_is_counted(team: Team) -> None:
     def task(c: Communicator) -> list[int]:
         group = c.split(0, c.rank)

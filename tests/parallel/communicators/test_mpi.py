@@ -38,7 +38,8 @@ def task(c):
             fail()
         c.gather_numbers(now)
         c.check()
-    return int(c.split(0, -c.rank).gather_numbers(c.rank)[0, 0])
+    groups = [c.split(0, -c.rank) for _ in range(2100 if kind == "groups" else 1)]
+    return int(groups[-1].gather_numbers(c.rank)[0, 0])
 
 launcher = MpiLauncher(timeout_s=1.0 if kind == "stop" else 60.0)
 result = launcher.run(task)
@@ -92,6 +93,12 @@ def test_a_rank_that_stops_responding_ends_all(tmp_path: Path, turn: int) -> Non
     code, stdout, stderr = ended(tmp_path, FAILING, "stop", 1, turn, ranks=3)
     assert (code, "done" in stdout) == (1, turn == 100)
     assert stderr.count("parallel.timeout_s") == 1
+
+
+def test_groups_of_the_same_ranks_are_made_once(tmp_path: Path) -> None:
+    """MPICH supports about 2,048 communicators, but each worker splits 2,100 times."""
+    code, stdout, _ = ended(tmp_path, FAILING, "groups", 1, 20)
+    assert (code, stdout) == (0, "done 1\n")
 
 
 @pytest.mark.slow
