@@ -52,7 +52,13 @@ def test_compiled_kernels_are_kept(folder: Path, caplog: pytest.LogCaptureFixtur
     check_kernel()
     assert len(list(folder.rglob("*.nbi"))) == len(list(folder.rglob("*.nbc"))) == 1
     assert hits(check_kernel()) == 1 and not caplog.records
-    assert gc.get_freeze_count() == 0
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_compilation_leaves_the_garbage_collector_as_it_was(folder: Path, frozen: bool) -> None:
+    gc.freeze() if frozen else gc.unfreeze()
+    check_kernel()
+    assert bool(gc.get_freeze_count()) == frozen
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,8 @@ _warned: set[str] = set()
 
 
 class KernelCache(FunctionCache):  # type: ignore[misc]
+    _froze = False  # True if this object froze the objects of the garbage collector
+
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         try:
             kernel = super().load_overload(sig, target_context)
@@ -35,8 +37,9 @@ class KernelCache(FunctionCache):  # type: ignore[misc]
         except Exception as error:  # damaged files may raise anything
             self._forget(DAMAGED, error)
             kernel = None
-        if kernel is None:
+        if kernel is None and not gc.get_freeze_count():  # not within another compilation, or frozen by the caller
             gc.freeze()  # speeds up garbage collection during compilation
+            self._froze = True
         return kernel
 
     def save_overload(self, sig: Any, data: Any) -> None:
@@ -45,7 +48,9 @@ class KernelCache(FunctionCache):  # type: ignore[misc]
         except Exception as error:  # such as a full disk, deleted folder or damaged index
             self._forget(CACHE_UNWRITABLE, error)
         gc.collect()  # the compiler's exceptions are in reference cycles that keep all callers' frames and arrays alive
-        gc.unfreeze()
+        if self._froze:
+            gc.unfreeze()
+            self._froze = False
 
     def _forget(self, text: str, error: Exception) -> None:
         """Empty the index, so that it does not list damaged or missing files."""
