@@ -47,7 +47,6 @@ def test_weights_of_groups_are_drawn_like_those_of_separate_convolutions() -> No
 
 @every_backend
 def test_same_puts_the_odd_zero_after_the_image(name: str) -> None:
-    layer, weight = Conv2D(6, (1, 2), padding="same"), np.array([1.0, 10.0]).reshape(1, 2, 1, 1).repeat(6, axis=3)
+    layer, weight = Conv2D(1, (1, 2), padding="same"), np.array([1.0, 10.0]).reshape(1, 2, 1, 1)
     built(layer, (1, 3, 1), create_backend(name, "double"), weight=weight)
-    y = inferred(layer, np.array([1.0, 2.0, 3.0]).reshape(1, 1, 3, 1))
-    np.testing.assert_array_equal(y, [[[[21] * 6, [32] * 6, [3] * 6]]])
+    assert inferred(layer, np.array([1.0, 2.0, 3.0]).reshape(1, 1, 3, 1)).ravel().tolist() == [21, 32, 3]

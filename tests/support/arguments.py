@@ -48,7 +48,7 @@ class Shape:
 GEOMETRIES: dict[str, Sequence[Any]] = {
     "batch": (1, 4),
     "size": ((7, 6), (1, 1), (5, 9)),
-    "channels": (1, 6),  # few different widths, because a kernel is compiled for each
+    "channels": (1, 3, 6),  # few different widths, because a kernel is compiled for each
     "outputs": (1, 3, 6),
     "kernel": ((1, 1), (3, 3), (2, 5), (4, 1)),
     "stride": ((1, 1), (2, 1), (3, 4)),
@@ -74,7 +74,6 @@ SHAPES = [
 # A subset for tests in which all shapes would take too long: batches of four, with and without each flag, and enough
 # values that a small grid loops over them. All have the same widths, because a kernel is compiled for each.
 CHOSEN = [replace(shape, channels=6, outputs=6) for shape in SHAPES[3::4]]
-MANY = 16  # channels from which pairs are compared on normal numbers, because Winograd's algorithm rounds
 HALVING = Window((2, 2), (2, 2))  # a pool that numba fuses with its convolution: windows are small and disjoint
 
 
@@ -139,12 +138,7 @@ def grouped(shape: Shape) -> list[tuple[str, int, tuple[int, int, int, int], tup
 
 
 def pools_of(call: Call, shape: Shape) -> list[Window]:
-    """Return a random pool, which few backends fuse, and the usual one if it fits, or only the usual one.
-
-    With many channels, numbers are not exact, so rounding between two separate operations would decide maxima.
-    """
-    if shape.channels >= MANY:
-        return [HALVING]
+    """Return a random pool, which few backends fuse, and the usual one if it fits."""
     convolved = shape.window.output(*shape.image[1:3])
     kernel = [min(1 + call.integers_on_host(3), side) for side in convolved]
     drawn = Window((kernel[0], kernel[1]), (1 + call.integers_on_host(3), 1 + call.integers_on_host(3)))
@@ -170,8 +164,8 @@ def channels_of(call: Call, shape: Shape) -> tuple[Array, Array, Array, Array, A
 
 
 def terms_of(call: Call, shape: Shape) -> tuple[list[Array], list[float]]:
-    """Return three vectors and their shares. A vector without a share is NaN."""
-    parts = [call.wide(shape.height * 500) for _ in range(3)]
+    """Return vectors and their shares. A vector without a share is NaN."""
+    parts = [call.wide(shape.height * 500) for _ in range(shape.batch + 1)]
     shares = [0.1 * r + 0.2 for r in range(len(parts))]
     if shape.flag:
         parts[0][...], shares[0] = math.nan, 0.0

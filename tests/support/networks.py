@@ -76,7 +76,7 @@ def lenet() -> Sequential:
 def small_networks() -> dict[str, Sequential]:
     """Small networks with every kind of layer in different positions: SMALL images, three logits."""
     mixed: dict[str, Any] = {
-        "narrow": Conv2D(3, 1, activation="softplus"),
+        "narrow": Conv2D(2, 1, activation="softplus"),
         "wide": [Conv2D(3, 3, padding=1, activation="tanh"), MaxPool2D(3, 1, 1)],
         "mean": AvgPool2D(3, 1, "same"),
     }
@@ -85,7 +85,7 @@ def small_networks() -> dict[str, Sequential]:
             {
                 "conv1": Conv2D(3, 3, padding="same"),
                 "pool1": MaxPool2D(2),
-                "conv2": Conv2D(6, 2, activation="relu"),
+                "conv2": Conv2D(4, 2, activation="relu"),
                 "pool2": MaxPool2D(2, 1),
                 "dense1": Dense(6, "relu"),
                 "output": Dense(3),
@@ -110,7 +110,7 @@ def small_networks() -> dict[str, Sequential]:
         ),
         "blocks": Sequential(
             {
-                "stem": Conv2D(6, 3, padding="same", activation="silu"),
+                "stem": Conv2D(4, 3, padding="same", activation="silu"),
                 "block": Residual(
                     {"conv1": Conv2D(6, 3, 2, "same", activation="gelu"), "conv2": Conv2D(6, 3, padding="same")},
                     shortcut=Conv2D(6, 1, 2, bias=False),

@@ -2,12 +2,10 @@
 
 import numpy as np
 import pytest
-from numpy.lib.stride_tricks import sliding_window_view
 
 pytest.importorskip("numba")
 
 from cupynet.backend import create_backend
-from cupynet.backend.cpu.kernels.winograd import matrices
 from cupynet.backend.cpu.tiling import Tiling, tiling_of
 from cupynet.backend.window import Window
 from tests.support.arguments import Shape
@@ -19,14 +17,14 @@ def around(*padding: int) -> Window:
     return Window((3, 3), padding=((above, below), (left, right)))
 
 
-# Most shapes have the same blocks of channels and of filters, so that few kernels are compiled.
+# Most shapes have the same padded numbers of channels and filters, so that few kernels are compiled.
 SHAPES = {
     "whole tiles": Shape(8, 4, 4, 32, 32, around(1, 1, 1, 1), False, True),
     "several blocks of tiles": Shape(3, 28, 28, 32, 32, around(1, 1, 1, 1), True, True),
     "tiles beyond the image": Shape(5, 7, 9, 28, 30, around(0, 2, 1, 0), True, True),
     "tiles of 5 x 5": Shape(4, 12, 7, 32, 32, around(0, 0, 0, 0), True, True),
     "most padding": Shape(2, 5, 6, 32, 32, around(2, 2, 2, 2), False, False),
-    "vectors not full": Shape(3, 10, 7, 17, 150, around(1, 1, 1, 1), True, True),
+    "vectors not full": Shape(3, 10, 7, 17, 33, around(1, 1, 1, 1), True, True),
     "five by five": Shape(3, 12, 9, 20, 50, Window((5, 5), padding=((2, 2), (0, 1))), False, True),
     "more padding than pixels": Shape(4, 2, 3, 20, 50, Window((5, 5), padding=((3, 3), (2, 4))), True, True),
 }
@@ -35,49 +33,29 @@ SHAPES = {
 @pytest.mark.parametrize("operation", ["conv2d", "conv2d_backward"])
 @pytest.mark.parametrize(
     ("shape", "dtype"),
-    [*((shape, "float") for shape in SHAPES), ("tiles beyond the image", "double"), ("five by five", "half")],
+    [*((shape, "float") for shape in SHAPES), *(("tiles beyond the image", dtype) for dtype in ("double", "half"))],
 )
 def test_it_equals_the_reference(operation: str, shape: str, dtype: str) -> None:
     compare(operation, create_backend("numba", dtype), SHAPES[shape], seed=3)
 
 
-def test_pooling_in_16_bits_equals_the_reference() -> None:
-    compare("fused_pair", create_backend("numba", "half"), SHAPES["five by five"], seed=3)
-
-
-@pytest.mark.parametrize(
-    ("case", "dtype"),
-    [
-        ("whole tiles", "float"),
-        ("vectors not full", "float"),
-        ("tiles beyond the image", "double"),
-        ("five by five", "half"),
-    ],
-)
-def test_an_image_gives_the_same_bits_in_any_batch(case: str, dtype: str) -> None:
-    backend, rng, shape = create_backend("numba", dtype), np.random.default_rng(0), SHAPES[case]
-    sizes = (7, *shape.image[1:]), (*shape.window.kernel, shape.channels, shape.outputs)
-    x, weight = (rng.normal(size=size).astype(backend.policy.storage) for size in sizes)
-    y, _ = backend.conv2d(x, weight, None, shape.window)
+@pytest.mark.parametrize("channels", [17, 32])
+@pytest.mark.parametrize("dtype", ["float", "double", "half"])
+def test_an_image_gives_the_same_bits_in_any_batch(dtype: str, channels: int) -> None:
+    backend, rng = create_backend("numba", dtype), np.random.default_rng(0)
+    stored = backend.policy.storage
+    x, weight = (rng.normal(size=shape).astype(stored) for shape in ((7, 7, 7, channels), (3, 3, channels, 32)))
+    y, _ = backend.conv2d(x, weight, None, around(1, 1, 1, 1))
     for n in range(7):
-        assert np.array_equal(backend.conv2d(x[n : n + 1], weight, None, shape.window)[0][0], y[n])
+        assert np.array_equal(backend.conv2d(x[n : n + 1], weight, None, around(1, 1, 1, 1))[0][0], y[n])
 
 
-@pytest.mark.parametrize(("size", "side"), [(3, 2), (3, 3), (3, 4), (3, 5), (3, 6), (5, 2), (5, 3), (5, 4)])
-def test_tiles_of_each_size_give_the_sums_over_windows(size: int, side: int) -> None:
-    rng, (outputs, _, inputs, _, filters, _) = np.random.default_rng(0), matrices(size, side)
-    x, w = rng.normal(size=(size + side - 1,) * 2), rng.normal(size=(size, size))
-    expected = (sliding_window_view(x, w.shape) * w).sum(axis=(2, 3))
-    found = outputs @ ((filters @ w @ filters.T) * (inputs @ x @ inputs.T)) @ outputs.T
-    np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.parametrize(("size", "side", "filters"), [(3, 4, 32), (3, 6, 64), (5, 4, 64)])
-def test_the_error_of_single_precision_is_small(size: int, side: int, filters: int) -> None:
+@pytest.mark.parametrize(("size", "side"), [(3, 4), (3, 6), (5, 4)])
+def test_the_error_of_single_precision_is_small(size: int, side: int) -> None:
     rng, window = np.random.default_rng(1), Window((size, size))
     images = 2 * side + size - 1
-    x, weight = rng.normal(size=(4, images, images, 64)), rng.normal(size=(size, size, 64, filters))
-    tiling = Tiling(x.shape[1:], filters, window, 4, side, pools=False)
+    x, weight = rng.normal(size=(4, images, images, 64)), rng.normal(size=(size, size, 64, 64))
+    tiling = Tiling(x.shape[1:], 64, window, 4, side, pools=False)
     exact, _ = create_backend("numpy", "double").conv2d(x, weight, None, window)
     found = np.empty_like(exact, np.float32)
     assert tiling.forward(create_backend("numba"), x.astype("f"), weight.astype("f"), None, found)
