@@ -25,7 +25,7 @@ ALL = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143), (signa
 
 
 @pytest.mark.parametrize(("number", "code"), ALL)
-def test_each_signal_has_its_exit_code(number: int, code: int) -> None:
+def test_an_interruption_has_the_exit_code_of_its_signal(number: int, code: int) -> None:
     assert Interrupted(number).exit_code == code
     with pytest.raises(KeyboardInterrupt) as caught, signals.handled(signals.leave):
         os.kill(os.getpid(), number)

@@ -76,11 +76,19 @@ def exchanged(folder: Path) -> None:
     (folder.parent / "x" / "0").rename(folder / "0")
 
 
+def renumbered(folder: Path, old: int, new: int) -> None:
+    """Change the index of a sample."""
+    for path in folder.glob("[0-9]*/samples.npy"):
+        samples = np.load(path)
+        np.save(path, np.where(samples == old, new, samples))
+
+
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {  # the damage, and the text that the error must contain
     "no folder": (shutil.rmtree, ""),
     "a shard missing": (lambda folder: shutil.rmtree(folder / "1"), "0, 2"),
     "of another set": (exchanged, "samples.npy"),
     "a shard twice": (lambda folder: shutil.copytree(folder / "1", folder / "3"), "samples.npy"),
+    "a sample missing": (lambda folder: renumbered(folder, 19, 20), "samples.npy"),
     "a negative sample": (overwritten("0/samples", np.arange(7) - 1), "samples.npy"),
     "fractional samples": (overwritten("0/samples", np.arange(7.0)), "0/samples.npy"),
     "labels with gaps": (overwritten("0/labels", np.arange(7) * 9), ""),

@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 
 from cupynet.backend import Backend, create_backend
-from cupynet.nn import Image, Model, Params
+from cupynet.nn import BatchNorm, Conv2D, Dense, Image, LayerNorm, Model, Params
 from cupynet.nn.init import xavier, zeros
 from cupynet.optim import Nesterov
 from tests.support.backends import every_backend, every_dtype
-from tests.support.networks import SMALL, examples, lenet, small_networks, train_step
+from tests.support.networks import SMALL, examples, small_networks, train_step
 
 
 def declared(backend: Backend, seed: int = 1, *more: str) -> Params:
@@ -48,13 +48,12 @@ def test_every_weight_is_an_aligned_view_of_the_same_place_in_every_vector(name:
     assert (params.master.dtype, params.grad.dtype, params.data.dtype) == (wide, wide, backend.policy.storage)
 
 
-def test_a_network_has_its_weights_decayed_and_its_biases_not() -> None:
-    model = Model(lenet(), Image(28, 28, 1), create_backend("numpy"))
-    assert {name: p.decay for name, p in model.params.named()} == {
-        f"{layer}.{kind}": kind == "weight"
-        for layer in ("conv1", "conv2", "dense1", "output")
-        for kind in ("weight", "bias")
-    }
+def test_penalties_and_weight_decay_are_for_weights_but_not_for_biases_and_normalization() -> None:
+    layers = {"conv": Conv2D(2, 3), "norm": BatchNorm(), "dense": Dense(4), "rows": LayerNorm(), "output": Dense(3)}
+    model = Model(layers, Image(8, 8, 1), create_backend("numpy"))
+    decayed = {name for name, p in model.params.named() if p.decay}
+    assert decayed == {"conv.weight", "dense.weight", "output.weight"}
+    assert {"conv.bias", "norm.scale", "norm.shift", "rows.scale", "rows.shift"} < {*dict(model.params.named())}
 
 
 @every_backend

@@ -130,7 +130,7 @@ def test_gradients_are_clipped_layer_by_layer(name: str, dtype: str) -> None:
     ],
     ids=["l1", "l1 and l2", "momentum", "adam"],
 )
-def test_penalties_are_for_weights_alone(name: str, optimizer: optim.Optimizer, expected: list[float]) -> None:
+def test_penalties_change_weights_but_not_biases(name: str, optimizer: optim.Optimizer, expected: list[float]) -> None:
     """With a zero gradient, only the terms in sign(w) and w and the decoupled decay are left."""
     backend = create_backend(name, "double")
     found = stepped(optimizer, params_of(backend, {"a.weight": [1.0, -2.0, 0.0], "a.bias": [1.0]}), backend)

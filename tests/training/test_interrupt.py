@@ -31,7 +31,7 @@ def interrupts(times: int = 1) -> Callback:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_the_first_stops_after_the_round_and_training_goes_on_later(
+def test_the_first_interrupt_stops_after_the_round_and_training_goes_on_later(
     workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(consensus, "AGREE_EVERY", 1)
@@ -87,7 +87,7 @@ def test_a_notebook_gets_the_history(monkeypatch: pytest.MonkeyPatch) -> None:
     assert history.reports["iteration"] == [1, 2, 3]
 
 
-def test_the_second_is_raised_at_once() -> None:
+def test_the_second_interrupt_is_raised_at_once() -> None:
     with ParallelWrapper(small_model(), 2, callbacks=[interrupts(times=2)]) as wrapper:
         with pytest.raises(KeyboardInterrupt):
             wrapper.fit(DATA, epochs=3, batch_size=4)

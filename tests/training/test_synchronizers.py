@@ -65,6 +65,7 @@ SLOW = ParameterAveraging(1, outer_optimizer=SlowMo(1.0, 0.9))
 CASES = {
     "averaging": Case(EVERY_ROUND, 2, SGD(0.05, l2=1e-3)),
     "averaging, momentum": Case(EVERY_ROUND, 2, Momentum(0.05, 0.9)),
+    "averaging, 4, 3 and 0 samples in the last round": Case(EVERY_ROUND, 3, SGD(0.05), 43),
     "averaging, numba": Case(EVERY_ROUND, 4, PLAIN, backend="numba"),
     "slow momentum": Case(SLOW, 2, SGD(0.05), 80, Momentum(0.05, 0.9)),
     "sharing": Case(GradientSharing(), 4, CLIPPED),
