@@ -118,7 +118,7 @@ def test_ranks_that_stop_and_resume_equal_threads_bit_for_bit(tmp_path: Path) ->
     Ranks resume a run started with threads, and threads resume a run started with ranks. A signal to one rank stops
     both after the same iteration. Only rank 0 writes and prints.
     """
-    norm = ["model=lenet_norm", *(f"model.layers.norm{i}.sync=true" for i in (1, 2)), "workers=2", "backend=numpy"]
+    norm = ["model=lenet_norm", *(f"model.layers.norm{i}.sync=true" for i in (1, 2)), "workers=2"]
     settings = [*QUICK, *norm, *SMALL, *MORE, "parallel.averaging_frequency=1", "data.train=328", "epochs=2"]
     as_ranks = [*settings, "parallel.launcher=mpi"]
     whole, resumes, stops = (tmp_path / name for name in ("whole", "resumes", "stops"))
