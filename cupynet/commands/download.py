@@ -31,10 +31,11 @@ def download(arguments: argparse.Namespace) -> None:
     from cupynet import data
     from cupynet.core.files import require_folder
     from cupynet.data.download import Unavailable
+    from cupynet.data.sources.downloaded import offline
 
     kinds = {kind.name: kind for kind in (data.MNIST, data.FashionMNIST, data.KMNIST, data.CIFAR10)}
     source = kinds[arguments.name](arguments.to)
-    if source.missing:
+    if source.missing and not offline():
         require_folder(source.place)
         print(f"downloading {counted(len(source.missing), 'file')} to {source.place} ...", flush=True)
     try:

@@ -70,11 +70,12 @@ def test_the_command_downloads_and_checks_files_for_another_machine(
     (to / "mnist" / NAMES[1]).write_bytes(b"<html>")
     with data_error(to / "mnist" / NAMES[1]):
         download(Namespace(name="mnist", to=str(to)))
+    with pytest.raises(OutputError):
+        download(Namespace(name="mnist", to=str(to / "mnist" / NAMES[1])))  # a file instead of a folder
     monkeypatch.setenv("CUPYNET_OFFLINE", "1")
     with data_error(tmp_path / "other"):
         download(Namespace(name="mnist", to=str(tmp_path / "other")))
-    with pytest.raises(OutputError):
-        download(Namespace(name="mnist", to=str(to / "mnist" / NAMES[1])))  # a file
+    assert not (tmp_path / "other").exists()
 
 
 def test_only_listed_files_of_mirrors_with_https_are_requested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
