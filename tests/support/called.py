@@ -21,16 +21,18 @@ def entered(folder: Path) -> Iterator[None]:
     """Enter a folder, with the environment that a command expects; restore logging afterwards."""
     loggers = [logging.getLogger(name) for name in (None, "cupynet", "hydra", "__main__")]
     before = [(logger, logger.handlers[:], logger.level, logger.propagate) for logger in loggers]
-    with pytest.MonkeyPatch.context() as environment:
-        environment.chdir(folder)
-        for name in ("BACKEND_PRIORITY_GPU", "BACKEND_PRIORITY_CPU", "HYDRA_FULL_ERROR"):
-            environment.delenv(name, raising=False)
-        yield
-    for logger, handlers, level, propagate in before:
-        for handler in set(logger.handlers) - set(handlers):
-            handler.close()
-        logger.handlers[:], logger.level, logger.propagate = handlers, level, propagate
-    HydraConfig.instance().cfg = None
+    try:
+        with pytest.MonkeyPatch.context() as environment:
+            environment.chdir(folder)
+            for name in ("BACKEND_PRIORITY_GPU", "BACKEND_PRIORITY_CPU", "HYDRA_FULL_ERROR"):
+                environment.delenv(name, raising=False)
+            yield
+    finally:
+        for logger, handlers, level, propagate in before:
+            for handler in set(logger.handlers) - set(handlers):
+                handler.close()
+            logger.handlers[:], logger.level, logger.propagate = handlers, level, propagate
+        HydraConfig.instance().cfg = None
 
 
 def called(*arguments: str, task: Any = None, check: Any = None) -> tuple[int, list[Settings]]:
