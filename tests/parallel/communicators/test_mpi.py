@@ -90,10 +90,10 @@ def test_a_rank_that_is_killed_ends_all(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("turn", [20, pytest.param(100, marks=pytest.mark.slow)])
 def test_a_rank_that_stops_responding_ends_all(tmp_path: Path, turn: int) -> None:
-    """The rank stops in its task or at the end of its program, and another rank reports its own number."""
+    """The rank stops in its task or at the end of its program, and one of the others reports that it waited."""
     code, stdout, stderr = ended(tmp_path, FAILING, "stop", 1, turn, ranks=3)
     assert (code, "done" in stdout) == (1, turn == 100)
-    assert stderr.count("parallel.timeout_s") == 1 and re.search("worker [02] ", stderr)
+    assert stderr.count("parallel.timeout_s") == 1 and re.search("worker [02] waited ", stderr)
 
 
 def test_groups_of_the_same_ranks_are_made_once(tmp_path: Path) -> None:
