@@ -38,21 +38,22 @@ def settings_of(*overrides: str) -> Settings:
 def settings_of_command(command: str, schema: type[S], *overrides: str) -> S:
     """Return the settings of a command, named after its file in conf/.
 
-    Hydra composes every choice of files once. As in Hydra, values are set last. Hydra itself adds and deletes settings.
+    Hydra composes each choice of files, with the settings that are added (+) or deleted (~), once. Other values are set
+    in a copy, which is what Hydra does last.
     """
     parsed = PARSER.parse_overrides(composing.opened(overrides))
     values = [each for each in parsed if not (each.is_add() or each.is_delete() or each.key_or_group in GROUPS)]
     composing.register(schema)
     try:
-        config = deepcopy(_composed(command, *(str(each.input_line) for each in parsed if each not in values)))
+        composed = deepcopy(_composed(command, *(str(each.input_line) for each in parsed if each not in values)))
     finally:
         composing.register(Settings)
     for each in values:
-        OmegaConf.update(config, each.key_or_group, each.value(), force_add=each.is_force_add())
+        OmegaConf.update(composed, each.key_or_group, each.value(), force_add=each.is_force_add())
     with pytest.MonkeyPatch.context() as patch:
         for name in ("BACKEND_PRIORITY_GPU", "BACKEND_PRIORITY_CPU"):
             patch.delenv(name, raising=False)
-        return composing.settings_of(config, overrides, schema)
+        return composing.settings_of(composed, overrides, schema)
 
 
 @cache

@@ -55,8 +55,8 @@ def test_compiled_kernels_are_kept(folder: Path, caplog: pytest.LogCaptureFixtur
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-def test_compilation_leaves_the_garbage_collector_as_it_was(folder: Path, frozen: bool) -> None:
-    gc.freeze() if frozen else gc.unfreeze()
+def test_objects_are_frozen_after_compilation_only_if_they_were_before(folder: Path, frozen: bool) -> None:
+    (gc.freeze if frozen else gc.unfreeze)()
     check_kernel()
     assert bool(gc.get_freeze_count()) == frozen
 

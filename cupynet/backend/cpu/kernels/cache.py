@@ -27,7 +27,7 @@ _warned: set[str] = set()
 
 
 class KernelCache(FunctionCache):  # type: ignore[misc]
-    _froze = False  # True if this object froze the objects of the garbage collector
+    _froze = False  # True if `load_overload` called gc.freeze, so `save_overload` must undo it
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         try:
@@ -37,7 +37,7 @@ class KernelCache(FunctionCache):  # type: ignore[misc]
         except Exception as error:  # damaged files may raise anything
             self._forget(DAMAGED, error)
             kernel = None
-        if kernel is None and not gc.get_freeze_count():  # not within another compilation, or frozen by the caller
+        if kernel is None and not gc.get_freeze_count():  # otherwise an outer compilation or the caller froze objects
             gc.freeze()  # speeds up garbage collection during compilation
             self._froze = True
         return kernel
