@@ -93,7 +93,7 @@ def test_a_sweep_chooses_by_images_that_are_held_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize("experiment", [p.stem for p in sorted((ROOT / "conf/experiment").glob("*.yaml"))])
 def test_every_experiment_trains(experiment: str, tmp_path: Path) -> None:
     data = ["data=synthetic", "data.train=60", "data.test=20", "data.validation=10"]
-    settings = [f"experiment={experiment}", *data, "epochs=1", "batch_size=8", "backend=numpy"]
+    settings = [f"experiment={experiment}", *data, "epochs=1", "batch_size=8"]
     if "launcher: mpi" not in (ROOT / "conf/experiment" / f"{experiment}.yaml").read_text():
         trained(tmp_path, *settings)
     elif NO_MPI:
