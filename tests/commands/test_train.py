@@ -30,7 +30,7 @@ FINISHED = [*TINY, "workers=2", "epochs=2", "log_every=4"]
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
-    """Return a run in a process of its own, and its output."""
+    """Return the folder of a run that was trained in a new process, and the output of the command."""
     folder = tmp_path_factory.mktemp("finished")
     stdout, stderr = run(folder, *FINISHED, PYTHONHASHSEED="1")
     return run_folder(folder), stdout, stderr

@@ -71,7 +71,7 @@ def test_a_loss_that_cannot_be_copied_is_refused() -> None:
 
 
 @cache
-def weights_of_one(kind: str, batch_size: int) -> Weights:
+def weights_of_one_replica(kind: str, batch_size: int) -> Weights:
     loss, data = TARGETS[kind]
     return fitted(model_for(loss), Loader(data, batch_size, seed=3), epochs=2, optimizer=SGD(0.05)).weights()
 
@@ -95,7 +95,7 @@ def test_frequency_1_is_one_replica_on_the_concatenated_batch(
         wrapper.fit(Loader(data, 8, seed=3), epochs=2)
         for replica in (trainer.replica for trainer in wrapper._trainers if trainer is not None):
             assert not isinstance(replica, GraphReplica) or replica.graphs.refused == ""
-    assert_close(model.weights(), weights_of_one(kind, 8 * workers), 1e-5 if backend == "cupy" else 1e-12)
+    assert_close(model.weights(), weights_of_one_replica(kind, 8 * workers), 1e-5 if backend == "cupy" else 1e-12)
 
 
 def test_a_worker_without_a_batch_exchanges_values_for_targets() -> None:
