@@ -74,10 +74,13 @@ class ImageFolder(UserFiles):
 
     def _list(self, names: tuple[str, ...]) -> dict[str, dict[str, list[Path]]]:
         """Return sorted files by part and class, and set `class_names`, by default the classes of the first part."""
-        top = self.place
-        folders = {
-            part: top / name for part, names in FOLDERS.items() for name in reversed(names) if os.path.isdir(top / name)
-        } or {"train": top}
+        top, folders = self.place, dict[str, Path]()
+        for part, alternatives in FOLDERS.items():
+            for folder in filter(os.path.isdir, (top / name for name in alternatives)):
+                if part in folders:
+                    raise DataError(f"{top}: has both {folders[part].name}/ and {folder.name}/. Keep one of them")
+                folders[part] = folder
+        folders = folders or {"train": top}
         found = {part: {path.name: _inside(path) for path in _inside(folder)} for part, folder in folders.items()}
         self.class_names = names or tuple(next(iter(found.values())))
         for part, classes in found.items():
