@@ -12,8 +12,9 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 
 from cupynet.backend import FRACTIONS, Backend, HostData, PixelScale, Transfer
-from cupynet.backend.array import Array, on_host
+from cupynet.backend.array import Array, Subset, on_host
 from cupynet.core import checks, wording
+from cupynet.core.described import stable
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.data.augment import Augment, Mixing, SampleRNG, augmentations, augmented, check_augmentations
 from cupynet.data.dataset import Dataset, dense, label_array, one_hot_width, philox
@@ -130,7 +131,7 @@ class Loader:
         """A checksum of the labels, some images (none of shards), and the settings that determine the batches."""
         data = self.dataset
         about = (data.image_shape, data.classes, data.counts, data.pixels)
-        found = zlib.crc32(repr((*about, self.batch_size, self.seed, self.shuffle, self.augment)).encode())
+        found = zlib.crc32(stable((*about, self.batch_size, self.seed, self.shuffle, self.augment)).encode())
         if isinstance(data, Shards):
             arrays = [*data.labels, *data.samples]
         else:
@@ -149,6 +150,12 @@ class Loader:
         else:
             labels = data.labels
         return len(labels), zlib.crc32(np.ascontiguousarray(labels, labels.dtype.newbyteorder("<")).data)
+
+    @property
+    def origin(self) -> Array | None:
+        """The indices of the samples in the arrays that the user passed; None if they are equal."""
+        images = getattr(self.dataset, "images", None)
+        return images.origin() if isinstance(images, Subset) else None
 
     def part(self, rank: int, size: int) -> Dataset:
         if isinstance(self.dataset, Shards):

@@ -53,7 +53,8 @@ class Evaluation:
     Attributes:
         FIGURES: names of the built-in metrics.
         SHOWN: names of the figures written to the history.
-        mistakes: up to 24 misclassified samples, those with the highest scores.
+        mistakes: up to 24 misclassified samples, those with the highest scores. After `validation_split`, their
+            indices are those in the arrays that were split.
     """
 
     FIGURES: tuple[str, ...] = CLASS_FIGURES
