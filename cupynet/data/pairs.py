@@ -20,10 +20,10 @@ def read_pairs(data: Any) -> tuple[Array, Array]:
     data: an iterable or map-style data set, as in PyTorch or Hugging Face. Its samples are pairs, or mappings with
         keys such as `image` and `label`.
     """
-    if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, Mapping):
-        found: Iterable[Any] = (data[index] for index in range(len(data)))
-    elif isinstance(data, Iterable) and not isinstance(data, Mapping):
-        found = data
+    if isinstance(data, Iterable) and not isinstance(data, Mapping):
+        found: Iterable[Any] = data
+    elif hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, Mapping):
+        found = (data[index] for index in range(len(data)))
     else:
         kinds = "images and labels, a Dataset, Shards, a Loader, or pairs (image, label)"
         raise ConfigError(f"data must be {kinds}, got {one(type(data).__name__)}")

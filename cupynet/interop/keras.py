@@ -53,6 +53,8 @@ def import_keras(model: Model, path: PathLike, names: Mapping[str, str] | None =
     """
     names = names or {}
     weights = weights_of(model, names)
+    if wrong := next((name for name in names if name in weights), None):
+        raise ConfigError(f"names must map layers, but {wrong!r} is a weight. Use {weights[wrong].layer.path!r}")
     _check_unambiguous(model, weights, names)
     with _opened(path) as stored:
         variables = {name: variable for name, variable in stored.items() if DROPOUT_STATE not in name}

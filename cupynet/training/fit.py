@@ -182,6 +182,8 @@ def check_metrics(metrics: Sequence[Metric], loader: Loader | None, loss: Loss) 
     metrics_of(metrics, classifies=kind)
     if not kind and "auc" in metrics and not np.isin(loader.dataset.labels, (0, 1)).all():
         raise ConfigError("needs classes, or targets that are 0 or 1", "metrics", "auc")
+    if not kind and "accuracy" in metrics and loss.applies != "sigmoid":
+        raise ConfigError("needs classes, or binary_cross_entropy", "metrics", "accuracy")
 
 
 def check_data(loader: Loader, model: Model) -> None:
@@ -195,6 +197,12 @@ def check_data(loader: Loader, model: Model) -> None:
         raise ConfigError(
             f"data set {dataset.name!r} has images of {shape} (height, width, channels), but the model takes "
             f"{model.input}. Build the model for Image{shape}, or reshape the images{hint}"
+        )
+    one_target = model.output.features == 1 and model.loss.applies != "softmax"
+    if one_target and isinstance(dataset, Dataset) and dataset.labels.ndim == 1:
+        raise ConfigError(
+            f"data set {dataset.name!r} has class indices as labels, but the network returns a single number. For "
+            "targets, pass floating-point labels: labels.astype('float32')"
         )
     check_output(model.network, dataset.classes)
     if isinstance(dataset, Dataset) and dataset.labels.ndim == 2:

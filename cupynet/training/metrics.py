@@ -33,7 +33,7 @@ def metrics_of(metrics: Sequence[Metric], *, classifies: bool | None = None) -> 
         raise ConfigError("must be a list of names and functions, such as ['macro_f1']", "metrics", shown(metrics))
     figures = [each for each in CLASS_FIGURES if each != "top_n_accuracy"]
     of_classes = [] if classifies is False else [*figures, *ALIASES, "top_5_accuracy"]
-    of_numbers = [] if classifies else [*NUMBER_FIGURES]
+    of_numbers = [] if classifies else ["accuracy", *NUMBER_FIGURES]  # accuracy only for binary targets
     found: dict[str, Metric] = {}
     for each in metrics:
         name = each if isinstance(each, str) else getattr(each, "__name__", type(each).__name__)
