@@ -118,8 +118,7 @@ class EarlyStopping(Callback):
         restore_best_weights: bool = True,
     ) -> None:
         self.monitor = instance("monitor", monitor, str, "'loss'")
-        mode = one_of("mode", mode, ("auto", "min", "max"))
-        self.mode = mode_of(self.monitor) if mode == "auto" else mode
+        self.mode = one_of("mode", mode, ("auto", "min", "max"))
         none = ", or null for none"
         self.patience = None if patience is None else integer("patience", patience, 1, none)
         self.min_delta = number("min_delta", min_delta, minimum=0)
@@ -186,10 +185,10 @@ class EarlyStopping(Callback):
     @property
     def _metric(self) -> dict[str, str]:
         """Settings that make scores comparable; not saved by earlier versions."""
-        return {"monitor": self.monitor, "mode": self.mode}
+        return {"monitor": self.monitor, "mode": mode_of(self.monitor) if self.mode == "auto" else self.mode}
 
     def _gain(self, score: float, other: float) -> float:
-        return score - other if self.mode == "max" else other - score
+        return score - other if self._metric["mode"] == "max" else other - score
 
     def _end(self, trainer: Trainer, condition: str) -> None:
         if not self._now.met:
