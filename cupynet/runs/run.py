@@ -196,7 +196,7 @@ class Run:
     Attributes:
         folder: contains these files, `.hydra/`, train.log and, during the run, running.json (see lock.py).
         saved: True if this object has written results.
-        settings: nested settings of the run; None if unknown.
+        settings: nested settings of the run of a command; None in Python.
     """
 
     def __init__(self, folder: str | Path, settings: Mapping[str, Any] | None = None) -> None:
@@ -230,9 +230,10 @@ class Run:
 
         Commands check folders themselves.
         """
-        if self.settings_path.exists():
+        if self.settings is not None:
             return
-        found = [path.name for path in (self.folder / layout.MODEL, self.summary_path) if path.is_file()]
+        paths = self.folder / layout.MODEL, self.started_path, self.summary_path
+        found = [path.name for path in paths if path.is_file()]
         checkpoints = bool(layout.checkpoints(self.checkpoints_path))
         if found or checkpoints:
             found += [layout.CHECKPOINTS] * checkpoints

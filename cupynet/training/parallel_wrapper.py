@@ -35,9 +35,11 @@ from cupynet.runs.layout import MODEL
 from cupynet.runs.run import Run
 from cupynet.training.agreement import run_or_refuse
 from cupynet.training.callbacks.base import Callback
+from cupynet.training.callbacks.checkpoint import Checkpoint
 from cupynet.training.callbacks.history import Rows
 from cupynet.training.callbacks.profile import Profile
 from cupynet.training.callbacks.progress import Progress, say
+from cupynet.training.callbacks.run_lock import RunLock
 from cupynet.training.checkpointing import resume, save_between_fits, save_model
 from cupynet.training.closing import close, close_or_warn
 from cupynet.training.data_warnings import DataWarnings
@@ -147,7 +149,7 @@ class ParallelWrapper:
         self._rows, self._shared, self._warm = Rows(), Shared(), backend.name == "numpy"
         self._warnings = DataWarnings(speaks=self._launcher.first == 0, metrics=bool(options.metrics))
         self._stop: Stop | None = None  # for workers that have no trainer yet
-        self._begun = False
+        self._begun, self._restored = False, Path()  # the restored checkpoint, or the folder that contains it
         self._learning_rate: Schedule | None = None  # the schedule of which the workers have copies
         self._rates, self._loss = model.params.rates, model.loss
         self._dropped = weakref.finalize(self, close_or_warn, self._launcher, self._trainers, backend)
@@ -261,12 +263,8 @@ class ParallelWrapper:
         fit = Fit(loader, epochs, held_out, evaluate_every, split)
         self._launcher.agree(self._checked.shared(self.model, fit))
         self._checked.check_data(self.model.network, FitData.of(fit, self.model.loss))
-        new = not self._begun and not any(each and each.iteration for each in self._trainers)
-        if new and self._launcher.first == 0:
-            for callback in self.callbacks:
-                callback.check_new()
-            if self._run is not None:
-                self._run.check_new()
+        if not self._begun and self._launcher.first == 0:
+            self._check_new()
         self._begun = True
         self._warnings.of_fit(fit, self.model, self.placement.workers, unfinished[0].data if unfinished else None)
         name_data(self.model, loader.dataset)
@@ -282,9 +280,20 @@ class ParallelWrapper:
             raise KeyboardInterrupt
         return History.of(self._rows.kept[before:])
 
+    def _check_new(self) -> None:
+        """Raise ConfigError if the first fit would overwrite results, unless a checkpoint of their run was restored."""
+        if not any(each and each.iteration for each in self._trainers):
+            for callback in self.callbacks:
+                callback.check_new()
+        if self._run is not None:
+            of_callbacks = [each.path for each in self.callbacks if isinstance(each, Checkpoint)]
+            folders = [each.resolve() for each in (self._run.folder, *of_callbacks) if each is not None]
+            if not any(self._restored.is_relative_to(folder) for folder in folders):
+                self._run.check_new()
+
     @property
     def _writes_model(self) -> bool:
-        return self._run is not None and self._launcher.first == 0 and not self._run.settings_path.exists()
+        return self._run is not None and self._launcher.first == 0 and self._run.settings is None
 
     @contextmanager
     def _ending(self) -> Iterator[None]:
@@ -356,6 +365,7 @@ class ParallelWrapper:
             DataError: the checkpoint is damaged.
         """
         run_or_refuse(self.on_workers, lambda trainer: resume(trainer, path))
+        self._restored = Path(path).resolve()
 
     def warm_up(self, batch_size: int) -> float:
         """Compile or load all kernels, and return the time in seconds. The first `fit` calls this before training."""
@@ -455,7 +465,8 @@ class ParallelWrapper:
         else:
             replica = Stage(model, optimizer, groups, backend, self.layers, options.pipeline.micro_batches)
         if world.rank == 0:
-            callbacks = [self._rows, *self.callbacks]  # first, so that other callbacks find the epoch in the history
+            # the rows come before other callbacks, so that these find the epoch in the history
+            callbacks = [RunLock(), self._rows, *self.callbacks]
             if options.progress != "none" and not any(isinstance(each, Progress) for each in callbacks):
                 callbacks.append(Progress(options.progress))
         else:

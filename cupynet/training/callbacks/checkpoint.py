@@ -34,7 +34,8 @@ class Checkpoint(Callback):
         keep_last: number of newest checkpoints to keep.
         keep_every: keep every n-th checkpoint permanently, or None.
         best: also keep the checkpoint of the epoch with the best value of this metric, such as `accuracy` or `loss`, or
-            of one of the `metrics`; None to disable this.
+            of one of the `metrics`: the lowest value if the name contains "loss" or "error", otherwise the highest.
+            None to disable this.
         path: the folder; by default `checkpoints` in the run folder or, without a run, in the current folder. `resume=`
             only finds checkpoints in the run folder.
 
@@ -59,7 +60,7 @@ class Checkpoint(Callback):
         self.keep_last = integer("keep_last", keep_last, 1)
         self.keep_every = None if keep_every is None else integer("keep_every", keep_every, 1)
         self.best = None if best is None else instance("best", best, str, "'accuracy'")
-        self._path = None if path is None else Path(path)
+        self.path = None if path is None else Path(path)
         self._hold: Hold | None = None
         self._best_step, self._best_score = -1, math.nan
 
@@ -74,16 +75,16 @@ class Checkpoint(Callback):
         return self._hold is not None
 
     def check_path(self) -> None:
-        if self._path is not None:
-            require_folder(self._path)
+        if self.path is not None:
+            require_folder(self.path)
 
     def check_new(self) -> None:
-        if self._path is not None and Checkpoints(self._path).steps():
-            raise _taken(self._path)
+        if self.path is not None and Checkpoints(self.path).steps():
+            raise _taken(self.path)
 
     def start(self, trainer: Trainer, run: Run | None) -> None:
         own = None if run is None else run.checkpoints_path
-        self._store = Checkpoints(Path(self._path or own or "checkpoints").absolute())  # also after os.chdir
+        self._store = Checkpoints(Path(self.path or own or "checkpoints").absolute())  # also after os.chdir
         self._alone = own is None
         self._elsewhere = own is None or self._store.folder.resolve() != own.resolve()
         self._identity = uuid.uuid4().hex

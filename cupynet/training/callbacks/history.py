@@ -37,6 +37,7 @@ class HistoryWriter(Callback):
     def __init__(self, path: str | Path | None = None) -> None:
         self._path = None if path is None else Path(path)
         self._kept: int | None = None  # after `restore`: bytes of the file that the next fit keeps
+        self._owns = False  # True if the file contains rows of this run only
 
     @property
     def in_use(self) -> bool:
@@ -52,9 +53,9 @@ class HistoryWriter(Callback):
 
     def start(self, trainer: Trainer, run: Run | None) -> None:
         path = self._path or (Path("history.jsonl") if run is None else run.history_path)
-        in_python = run is not None and not run.settings_path.exists()
+        in_python = run is not None and run.settings is None
         self._replaces = self._path is None and in_python and not path.is_symlink()
-        self._file = _open(path)
+        self._file, self._owns = _open(path), False
 
     def on_fit_start(self, trainer: Trainer) -> None:
         content = self._content()
@@ -62,10 +63,11 @@ class HistoryWriter(Callback):
             self._file.truncate(len(content[: self._kept]))
             self._file.seek(0, os.SEEK_END)
             self._kept = None
-        elif content and not trainer.iteration:
+        elif content and not self._owns:
             if not (self._replaces and content.startswith(ROW)):
                 raise _taken(self._file.name)
             self._file.truncate(0)
+        self._owns = True
 
     def on_log(self, trainer: Trainer, record: IterationRecord) -> None:
         self._write(iteration_row(record))
