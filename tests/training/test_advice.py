@@ -60,7 +60,7 @@ UNEVEN, STAGES = {"averaging": (50, 1), "compute": (49, 98)}, {"stages": 2}
         (spent(averaging=(60,) * 8), {"scheduled": False}, "parallel=averaging"),
     ],
 )
-def test_the_greatest_cost_is_named(measured: Spent, options: dict[str, Any], words: str) -> None:
+def test_the_advice_after_a_run_names_its_greatest_cost(measured: Spent, options: dict[str, Any], words: str) -> None:
     assert set(words.split()) <= set(advise(measured, **options).split())
 
 

@@ -39,7 +39,7 @@ def test_a_wrapper_remains_usable_after_a_checkpoint_that_cannot_be_restored(wor
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_a_checkpoint_that_cannot_be_written_may_be_written_elsewhere(workers: int, tmp_path: Path) -> None:
+def test_a_wrapper_remains_usable_after_a_checkpoint_that_cannot_be_written(workers: int, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with wrapper_of(small_model(), workers) as wrapper:
         wrapper.fit(DATA, batch_size=4)

@@ -16,7 +16,7 @@ NESTEROV = Nesterov(0.05, 0.9, l2=1e-3)
 
 
 @pytest.mark.parametrize(("frequency", "evaluated"), [(3, [1, 2, 3]), ("epoch", [1, 2, 3]), ("end", [3])])
-def test_only_identical_replicas_are_evaluated(frequency: int | str, evaluated: list[int]) -> None:
+def test_only_averaged_replicas_are_evaluated(frequency: int | str, evaluated: list[int]) -> None:
     run = train(2, NESTEROV, ParameterAveraging(frequency), epochs=3)
     mine, theirs = ([each.evaluation for each in recorder.epochs] for recorder in run.recorders)
     assert [epoch for epoch, evaluation in enumerate(mine, 1) if evaluation is not None] == evaluated
@@ -40,7 +40,7 @@ def test_optimizer_state_is_averaged_with_the_weights_unless_average_updaters_is
 
 
 @pytest.mark.parametrize("backend", ["numpy", "numba"])
-def test_a_thousand_averages_do_not_drift(backend: str) -> None:
+def test_a_thousand_averages_of_equal_replicas_change_nothing(backend: str) -> None:
     """The replicas are equal, but three times the single-precision third is more than one."""
     mean = small_model("float", backend).backend.mean_in_place
     start = np.random.default_rng(1).normal(size=1000).astype(np.float32)

@@ -31,7 +31,7 @@ def interrupts(times: int = 1) -> Callback:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_the_first_interrupt_stops_after_the_round_and_training_goes_on_later(
+def test_ctrl_c_stops_all_workers_averages_them_and_the_next_fit_continues(
     workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(consensus, "AGREE_EVERY", 1)
@@ -50,7 +50,7 @@ def test_the_first_interrupt_stops_after_the_round_and_training_goes_on_later(
 @pytest.mark.parametrize(
     "options", [{"workers": 1}, {"workers": 2}, {"workers": 1, "pipeline": Pipeline(2)}], ids=["one", "two", "stages"]
 )
-def test_an_interrupted_evaluation_leaves_a_usable_wrapper(options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_ends_an_evaluation_and_leaves_a_usable_wrapper(options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     evaluated: list[int] = []
 
     def press(_: object, replica: Replica, batch: Batch) -> None:
@@ -69,7 +69,7 @@ def test_an_interrupted_evaluation_leaves_a_usable_wrapper(options: Any, monkeyp
         wrapper.fit(DATA, batch_size=4)
 
 
-def test_weights_that_are_replaced_after_a_signal_are_not_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_that_a_callback_replaces_after_a_signal_are_not_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job has little time after SIGTERM. `after_finish` returns None if it may have changed the weights."""
     evaluations: list[Any] = []
     monkeypatch.setattr(consensus, "AGREE_EVERY", 1)
@@ -80,14 +80,14 @@ def test_weights_that_are_replaced_after_a_signal_are_not_evaluated(monkeypatch:
     assert not evaluations
 
 
-def test_a_notebook_gets_the_history(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_in_ipython_returns_the_history(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builtins, "__IPYTHON__", True, raising=False)
     with ParallelWrapper(small_model(), 1, callbacks=[interrupts()], log_every=1) as wrapper:
         history = wrapper.fit(DATA, epochs=3, batch_size=4)
     assert history.reports["iteration"] == [1, 2, 3]
 
 
-def test_the_second_interrupt_is_raised_at_once() -> None:
+def test_the_second_ctrl_c_is_raised_at_once_and_closes_the_wrapper() -> None:
     with ParallelWrapper(small_model(), 2, callbacks=[interrupts(times=2)]) as wrapper:
         with pytest.raises(KeyboardInterrupt):
             wrapper.fit(DATA, epochs=3, batch_size=4)
@@ -95,7 +95,7 @@ def test_the_second_interrupt_is_raised_at_once() -> None:
             wrapper.fit(DATA)
 
 
-def test_a_handler_of_the_program_is_left_alone() -> None:
+def test_a_sigint_handler_of_the_program_is_left_alone() -> None:
     heard: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
     try:

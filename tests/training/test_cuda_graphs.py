@@ -72,7 +72,7 @@ OPTIMIZERS: dict[str, tuple[str, Callable[[], Optimizer]]] = {
 
 @on_devices
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_captured_steps_equal_single_launches(name: str) -> None:
+def test_captured_steps_of_every_optimizer_equal_single_launches(name: str) -> None:
     """Two workers share seven batches. The last one is short, and one worker has no batch in the last round."""
     dtype, optimizer = OPTIMIZERS[name]
 
@@ -91,7 +91,7 @@ def test_captured_steps_equal_single_launches(name: str) -> None:
     [(SoftmaxNLL(0.1, [0.5, 1.0, 2.0]), "every 3"), (Huber(0.5), "every 3"), (None, "gradients")],
     ids=["smoothed", "huber", "gradients"],
 )
-def test_the_loss_scale_is_found_on_the_device(loss: Loss | None, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_captured_steps_change_the_loss_scale(loss: Loss | None, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The scale starts far too large, so steps are skipped while it is halved. Then it grows every fifth step."""
     monkeypatch.setattr(scaling, "GROW_AFTER", 5)
 
@@ -111,7 +111,7 @@ def test_the_loss_scale_is_found_on_the_device(loss: Loss | None, way: str, monk
     ("way", "workers"),
     [("every 3", 3), ("every 3", 1), ("half", 3), ("post-local", 3), ("diloco", 3), ("elastic", 3), ("threshold", 3)],
 )
-def test_every_synchronizer_trains_with_captured_steps(way: str, workers: int) -> None:
+def test_captured_steps_of_every_synchronizer_equal_single_launches(way: str, workers: int) -> None:
     """Three workers share eight batches. The last one is short, and one worker has no batch in the last round."""
     data = small_dataset(61)
     found = compared(lambda: train_on_device("half", workers, synchronizer=WAYS[way], data=data), scores=workers > 1)
@@ -139,7 +139,7 @@ def test_a_checkpoint_includes_steps_that_ran_ahead(tmp_path: Path, monkeypatch:
 
 @on_standin
 @pytest.mark.parametrize("on_device", [True, False])
-def test_a_step_copies_no_images(on_device: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_captured_step_copies_no_images(on_device: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """This includes steps after evaluations with batches of the same size, and later fits."""
     copied: list[bool] = []
 
@@ -267,12 +267,12 @@ NOT_CAPTURED: dict[str, Callable[[], Run]] = {
 
 @on_devices
 @pytest.mark.parametrize("train", NOT_CAPTURED.values(), ids=NOT_CAPTURED)
-def test_steps_that_may_not_be_captured_are_single_launches(train: Callable[[], Run]) -> None:
+def test_parts_of_a_batch_and_layers_without_capturable_are_launched_singly(train: Callable[[], Run]) -> None:
     assert not compared(train)["ahead"]
 
 
 @on_standin
-def test_a_step_that_cannot_be_captured_runs_uncaptured(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_step_that_fails_to_be_captured_runs_uncaptured_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     """The layer claims to be capturable, but reads a number on the host."""
     from tests.standin.errors import InCapture
     from tests.standin.machine import active
@@ -293,7 +293,7 @@ def test_a_step_that_cannot_be_captured_runs_uncaptured(caplog: pytest.LogCaptur
 
 
 @on_standin
-def test_capture_refuses_allocations() -> None:
+def test_graph_capture_refuses_allocations() -> None:
     """CuPy would allow them, and the next launch would write to freed memory."""
     import cupy
 
@@ -311,7 +311,7 @@ def test_capture_refuses_allocations() -> None:
 
 
 @on_standin
-def test_first_steps_wait_for_another_threads_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_step_of_a_thread_waits_for_the_capture_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """First steps load libraries, which synchronizes the device and thus invalidates a capture.
 
     In the second round, one worker has its first batch of two samples while the others capture steps of four.

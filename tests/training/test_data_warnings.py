@@ -48,7 +48,7 @@ def model(backend: str = "numpy") -> Model:
         (255, PixelScale.of([33], [79]), True),
     ],
 )
-def test_dark_images(
+def test_images_whose_pixels_are_all_dark_are_warned_of(
     largest: int, pixels: PixelScale, warned: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     dataset = up_to(largest, pixels)
@@ -57,7 +57,7 @@ def test_dark_images(
         assert len(warnings_of(caplog)) == warned
 
 
-def test_a_fit_and_an_evaluation_warn_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_fit_and_evaluate_warn_of_the_same_images_once(caplog: pytest.LogCaptureFixture) -> None:
     dark, bright = up_to(16), up_to(255)
     with ParallelWrapper(model(), 2) as wrapper:
         wrapper.fit(Loader(dark, 4), evaluate_on=Loader(dark, 4, shuffle=False))
@@ -71,7 +71,7 @@ def test_a_fit_and_an_evaluation_warn_once(caplog: pytest.LogCaptureFixture) -> 
 
 
 @pytest.mark.parametrize("validates", [False, True])
-def test_integers_are_evaluated_and_predicted_after_floats(validates: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_integer_images_after_floats_are_warned_of(validates: bool, caplog: pytest.LogCaptureFixture) -> None:
     data = up_to(255)
     with ParallelWrapper(model(), 1) as wrapper:
         floats = data.images / np.float32(255), data.labels
@@ -84,7 +84,7 @@ def test_integers_are_evaluated_and_predicted_after_floats(validates: bool, capl
             assert len(warnings_of(caplog)) == count
 
 
-def test_another_scale_than_in_the_last_fit(caplog: pytest.LogCaptureFixture) -> None:
+def test_images_of_another_scale_than_in_the_last_fit_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     images, labels = up_to(255).images, up_to(255).labels
     with ParallelWrapper(model(), 1) as wrapper:
         for data, warned in (
@@ -110,13 +110,13 @@ def test_metrics_without_validation_data_are_warned_of_once(caplog: pytest.LogCa
 
 
 @pytest.mark.parametrize(("samples", "shift", "missing"), [(100, 0, "(9)"), (100, 1, "(0)"), (99, 0, "")])
-def test_classes_without_images(samples: int, shift: int, missing: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_missing_class_is_warned_of(samples: int, shift: int, missing: str, caplog: pytest.LogCaptureFixture) -> None:
     """With fewer than ten images per class, a class may be missing by chance."""
     warn_of_classes(of_classes(np.arange(samples) % 9 + shift, 10))
     assert [missing in text for text in warnings_of(caplog)] == [True] * bool(missing)
 
 
-def test_shards_that_are_sorted_by_class(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_shards_that_are_sorted_by_class_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     dataset = of_classes(np.repeat(np.arange(4), 50), 4)
     warn_of_classes(write_shards(dataset, tmp_path / "mixed", 2))
     assert warnings_of(caplog) == []
@@ -127,7 +127,7 @@ def test_shards_that_are_sorted_by_class(tmp_path: Path, caplog: pytest.LogCaptu
 
 
 @every_backend
-def test_predictions_of_images_of_another_range(name: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_predictions_of_images_of_another_range_are_warned_of_once(name: str, caplog: pytest.LogCaptureFixture) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (6, 4, 4, 1), np.uint8)
     fractions = (pixels / 255).astype(np.float32)
 
@@ -150,7 +150,7 @@ def test_predictions_of_images_of_another_range(name: str, caplog: pytest.LogCap
 
 
 @pytest.mark.parametrize("shift", [0, 1])
-def test_other_data_in_a_restored_fit(shift: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_other_labels_on_resume_are_warned_of(shift: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     data = up_to(255, samples=24)
     other = Dataset("other", data.images, (data.labels + shift) % 3, 3)
     with ParallelWrapper(model(), 1) as wrapper:

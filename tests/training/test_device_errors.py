@@ -88,7 +88,7 @@ def fill() -> None:
 
 
 @on_standin
-def test_no_memory_in_the_warm_up_names_what_to_lower() -> None:
+def test_out_of_memory_in_the_warm_up_names_the_device_and_what_to_lower() -> None:
     limit_pools([0, 1], 1 << 30)
     with wrapper(4) as made:
         limit_pools([1], 1 << 18)
@@ -100,7 +100,7 @@ def test_no_memory_in_the_warm_up_names_what_to_lower() -> None:
 
 
 @pytest.mark.parametrize(("workers", "rank", "iteration"), [*on_devices((1, 0, 3)), *on_devices((3, 1, 1), count=2)])
-def test_no_memory_ends_the_run_and_loses_nothing(workers: int, rank: int, iteration: int, tmp_path: Path) -> None:
+def test_out_of_memory_ends_a_run_that_can_be_resumed(workers: int, rank: int, iteration: int, tmp_path: Path) -> None:
     callbacks = [Checkpoint(every_iterations=1), At(iteration, fill, rank)]
     error = failure(wrapper(workers, callbacks=callbacks, run=tmp_path, averaging_frequency=2))
     assert f"worker {rank} (cupy, device {rank % 2}), epoch 1, " in notes(error)
@@ -112,7 +112,7 @@ def test_no_memory_ends_the_run_and_loses_nothing(workers: int, rank: int, itera
         again.fit(loader(), epochs=1)
 
 
-def test_an_allocation_that_fails_names_batch_size_and_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_on_a_cpu_names_the_batch_size_and_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     def forward(*arguments: Any) -> Any:
         raise MemoryError("Unable to allocate 5.6 GiB")
 
@@ -124,7 +124,7 @@ def test_an_allocation_that_fails_names_batch_size_and_limit(monkeypatch: pytest
 
 
 @pytest.mark.usefixtures("devices")
-def test_arrays_of_a_failed_call_are_freed() -> None:
+def test_arrays_of_a_call_that_ran_out_of_memory_are_freed() -> None:
     backend = create_backend("cupy")
     gone: list[weakref.ref[Any]] = []
 
@@ -151,7 +151,7 @@ def test_the_memory_of_a_failed_fit_is_freed_after_its_last_step(workers: int) -
 
 
 @on_standin
-def test_a_wrapper_is_dropped_during_a_capture() -> None:
+def test_a_wrapper_may_be_garbage_collected_during_a_capture() -> None:
     """Python may collect garbage at any time, and waiting for a stream during its capture is an error."""
     import cupy
 
@@ -177,7 +177,7 @@ def test_a_wrapper_is_dropped_during_a_capture() -> None:
         (4, [0, 1], "host", 7),
     ],
 )
-def test_a_lost_device_ends_the_run(workers: int, devices: list[int], reduce: str, after: int) -> None:
+def test_a_lost_device_ends_the_run_and_is_named(workers: int, devices: list[int], reduce: str, after: int) -> None:
     """The device is lost after `after` operations."""
     callbacks = [At(1, lambda: active().lose(1, after), rank=int(workers > 1))]
     error = failure(wrapper(workers, devices=devices, reduce=reduce, callbacks=callbacks))
@@ -185,7 +185,7 @@ def test_a_lost_device_ends_the_run(workers: int, devices: list[int], reduce: st
 
 
 @on_standin
-def test_an_illegal_address_keeps_its_traceback() -> None:
+def test_an_illegal_address_is_a_bug_and_not_a_failing_device() -> None:
     """An illegal address is a bug in a kernel, not a failing device."""
     wrong = "cudaErrorIllegalAddress: an illegal memory access was encountered"
     error = failure(wrapper(callbacks=[At(2, lambda: active().lose(1, 3, wrong), rank=1)]), RuntimeError)
@@ -219,7 +219,7 @@ def test_a_failed_nccl_connection_ends_all_workers(rank: int, monkeypatch: pytes
     ("rank", "processes", "trimmed"),
     [(0, False, [([0], 0, 1)]), (1, False, [([1], 0, None)]), (2, False, []), (2, True, [([0], 0, 1)])],
 )
-def test_one_worker_of_each_pool_trims_it_between_two_barriers(
+def test_one_worker_trims_each_memory_pool_between_two_barriers(
     rank: int, processes: bool, trimmed: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[Any] = []
@@ -234,7 +234,7 @@ def test_one_worker_of_each_pool_trims_it_between_two_barriers(
 
 
 @pytest.mark.usefixtures("devices")
-def test_pool_statistics_include_memory_held_before_trimming() -> None:
+def test_statistics_of_memory_pools_include_memory_held_before_trimming() -> None:
     """A large array is allocated and freed in an epoch's last round, after which the pools are emptied."""
     import cupy
 

@@ -41,7 +41,7 @@ def evaluated(data: Dataset) -> Evaluation:
         (1, 9, {"pipeline": Pipeline(2)}),
     ],
 )
-def test_loss_and_accuracy_are_means_over_the_samples_of_all_replicas(
+def test_training_loss_and_accuracy_are_means_over_the_samples_of_all_replicas(
     workers: int, log_every: int, options: dict[str, Any]
 ) -> None:
     found, expected = recorded(workers, DATA, DATA, log_every=log_every, **options), evaluated(DATA)
@@ -71,14 +71,14 @@ def test_only_last_stages_of_a_pipeline_have_a_loss(stages: int, workers: int) -
     assert cut.accuracy == uncut.accuracy > 0
 
 
-def test_an_interrupted_epoch_is_one_record() -> None:
+def test_an_interrupted_epoch_that_is_resumed_is_one_record() -> None:
     """The second epoch is interrupted too, and another one starts in its place."""
     other = small_dataset(20, seed=5)
     found = recorded(1, DATA, DATA, DATA, other, callbacks=(StopAfter(3), StopAfter(18)))
     assert [record.loss for record in found.epochs] == pytest.approx([evaluated(each).loss for each in (DATA, other)])
 
 
-def test_the_learning_rate_is_that_of_the_last_iteration() -> None:
+def test_the_history_has_the_speed_and_the_last_learning_rate_of_each_epoch() -> None:
     recorder, optimizer = Recorder(), SGD(StepDecay(0.1, factor=0.5, every=1, by="epoch"))
     with ParallelWrapper(small_model(), 1, optimizer=optimizer, callbacks=[recorder], log_every=0) as wrapper:
         rows = wrapper.fit(Loader(small_dataset(20), 4), epochs=3).epochs

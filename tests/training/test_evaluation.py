@@ -29,7 +29,7 @@ def small() -> Evaluation:
     return evaluation
 
 
-def test_small_example_by_hand() -> None:
+def test_figures_of_a_small_example_equal_values_computed_by_hand() -> None:
     evaluation = small()
     assert (evaluation.samples, evaluation.accuracy, evaluation.loss) == (8, 5 / 8, 28 / 64)
     assert evaluation.confusion.tolist() == [[2, 1, 1], [1, 2, 0], [0, 0, 1]]
@@ -43,7 +43,7 @@ def test_small_example_by_hand() -> None:
     assert [row["support"] for row in rows] == [4, 3, 1]
 
 
-def test_classes_with_0_over_0_are_left_out_of_the_averages() -> None:
+def test_precision_excludes_classes_never_predicted_and_recall_those_without_samples() -> None:
     """Class 2 occurs but is never predicted; class 3 is predicted but never occurs."""
     evaluation = Evaluation(4)
     evaluation.add(one_hot([0, 0, 1, 3, 0], 4), [0, 0, 1, 1, 2], np.zeros(5))
@@ -56,7 +56,7 @@ def test_classes_with_0_over_0_are_left_out_of_the_averages() -> None:
     assert [line.split()[0] for line in evaluation.stats().splitlines() if "omits" in line] == ["Precision", "Recall"]
 
 
-def test_stats_report() -> None:
+def test_stats_print_the_figures_the_classes_and_the_confusion_matrix() -> None:
     figures, classes, matrix = small().stats(("cat", "d\x1bog", "eel")).split("\n\n")
     for figure in ("0.4375", "0.6250", "1.0000", "0.6111", "0.7222", "0.6349"):
         assert f" {figure}\n" in figures + "\n"
@@ -67,7 +67,7 @@ def test_stats_report() -> None:
     assert len(Evaluation(FEW_CLASSES + 1).stats().split("\n\n")) == 2  # without a matrix
 
 
-def test_bad_arguments_are_refused() -> None:
+def test_bad_arguments_of_an_evaluation_are_refused() -> None:
     with refused("classes"):
         Evaluation(0)
     with refused("top_n"):
@@ -116,7 +116,7 @@ def ranked(scores: list[float]) -> list[int]:
 @example((3, []), 2)
 @example((3, [([0.5, 0.5, 0.5], 2, 1.0)]), 2)
 @given(samples(), st.integers(1, 6))
-def test_figures_follow_from_their_definitions(drawn: Samples, top_n: int) -> None:
+def test_figures_of_any_scores_follow_from_their_definitions(drawn: Samples, top_n: int) -> None:
     classes, rows = drawn
     evaluation = evaluate(classes, [*enumerate(rows)], top_n)
     assert evaluation.samples == len(rows)

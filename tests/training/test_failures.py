@@ -91,7 +91,7 @@ def threads_left() -> list[str]:
         (os, "rename", FULL, "adaptive", ""),
     ],
 )
-def test_a_failure_ends_a_fit_with_its_own_error(
+def test_a_failure_in_one_worker_ends_the_fit_with_its_own_error_and_place(
     owner: Any, method: str, error: BaseException, way: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of three workers fails. The wrapper's model can be trained again."""
@@ -159,7 +159,7 @@ def test_wrappers_leave_no_threads_files_or_models_behind(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_failed_wrapper_that_is_dropped_is_closed(workers: int, tmp_path: Path) -> None:
+def test_a_failed_wrapper_that_is_garbage_collected_is_closed(workers: int, tmp_path: Path) -> None:
     """Otherwise, it would keep its replicas in memory, and a callback object that it uses could not be used again."""
 
     def fail(trainer: Any) -> None:

@@ -66,7 +66,7 @@ def test_floating_point_images_are_taken_as_scaled_on_every_backend(backend: str
 
 @on_backends("numpy", "numba", "cupy")
 @pytest.mark.parametrize("images", [X, X / 255], ids=["pixels", "floats"])
-def test_a_part_that_is_held_out_trains_like_a_copy_and_is_none(backend: str, images: Any) -> None:
+def test_a_held_out_part_is_not_a_copy_but_trains_like_one(backend: str, images: Any) -> None:
     data, found = Dataset("x", images, Y, 3), []
     augment = [] if data.scaled else ["mixup"]
     parts = split_views(data, 0.25, 9)
@@ -80,7 +80,7 @@ def test_a_part_that_is_held_out_trains_like_a_copy_and_is_none(backend: str, im
     np.testing.assert_equal(found[0][1], found[1][1])
 
 
-def test_functions_receive_events_and_columns_have_names() -> None:
+def test_functions_of_a_lambda_callback_receive_events_and_unknown_events_are_refused() -> None:
     seen: list[float] = []
     printing = LambdaCallback(on_epoch_end=lambda trainer, record: seen.append(record.loss))
     with ParallelWrapper(small_model(), 2, callbacks=[printing]) as wrapper:
@@ -94,7 +94,7 @@ def test_functions_receive_events_and_columns_have_names() -> None:
         LambdaCallback(on_epoch_end=None)  # type: ignore[arg-type]
 
 
-def test_rows_say_what_was_evaluated() -> None:
+def test_columns_of_the_history_name_the_evaluated_data() -> None:
     with ParallelWrapper(small_model(), 1) as wrapper:
         first = wrapper.fit(X, Y, validation_data=(X[:9], Y[:9])).epochs
         second = wrapper.fit(X, Y, evaluate_on=(X[:9], Y[:9])).epochs
@@ -106,7 +106,7 @@ def test_rows_say_what_was_evaluated() -> None:
     assert "validation_loss" in third and third["samples"] == [45]
 
 
-def test_losses_of_an_evaluation_are_weighted() -> None:
+def test_sample_weights_of_evaluation_data_weight_the_loss_but_not_the_accuracy() -> None:
     weighted = X, Y, np.arange(60) < 9
     with ParallelWrapper(small_model(), 2) as wrapper:
         history = wrapper.fit(X, Y, validation_data=weighted)
@@ -115,7 +115,7 @@ def test_losses_of_an_evaluation_are_weighted() -> None:
         assert history["val_accuracy"] == [wrapper.evaluate(X, Y).accuracy]
 
 
-def test_evaluation_data_and_floats_are_not_augmented() -> None:
+def test_evaluation_data_are_not_augmented_and_floats_cannot_be() -> None:
     augmented = Loader(DATA, 8, augment=["shift", "mixup"])
     with ParallelWrapper(small_model(), 1) as wrapper:
         history = wrapper.fit(X, Y, batch_size=8, validation_data=augmented)
@@ -125,7 +125,7 @@ def test_evaluation_data_and_floats_are_not_augmented() -> None:
         Loader(Dataset("floats", X / 255, Y, 3), 8, augment=[Shift(1)])
 
 
-def test_the_first_image_that_is_not_finite_is_named() -> None:
+def test_the_first_image_or_target_that_is_not_finite_is_named() -> None:
     spoilt = X / 255
     spoilt[[7, 40]] = np.nan
     with pytest.raises(ConfigError, match=r"image 7 .*\(2 "):
@@ -167,7 +167,7 @@ def test_the_first_image_that_is_not_finite_is_named() -> None:
         ((X.reshape(60, -1) / 255, Y), {}, ""),
     ],
 )
-def test_other_data_are_refused_before_anything_changes(
+def test_invalid_data_and_arguments_of_fit_are_refused_before_anything_changes(
     data: tuple[Any, ...], options: dict[str, Any], setting: str
 ) -> None:
     model = small_model()
@@ -177,7 +177,7 @@ def test_other_data_are_refused_before_anything_changes(
     assert fingerprint(model) == before
 
 
-def test_the_model_learns_the_names_of_the_classes() -> None:
+def test_the_model_takes_the_class_names_of_the_training_data() -> None:
     model = trained(replace(DATA, class_names=["ant", "bee", "cat"]))
     assert model.classify(X[:1], top=1)[0][0][0] in ("ant", "bee", "cat")
     fitted(model, (X, Y))
@@ -186,7 +186,7 @@ def test_the_model_learns_the_names_of_the_classes() -> None:
         replace(DATA, class_names=["ant", "bee"])
 
 
-def test_a_whole_source_is_refused_with_its_parts() -> None:
+def test_a_whole_source_is_refused_with_a_message_that_names_its_training_part() -> None:
     source = Synthetic(train=20, test=10)
     for given in (source, source.load()):
         with ParallelWrapper(small_model()) as wrapper, pytest.raises(ConfigError, match=r"\.train"):
@@ -203,7 +203,7 @@ def test_pictures_with_a_palette_are_refused() -> None:
             model.predict(images)
 
 
-def test_floats_go_with_a_model_of_normalized_pixels() -> None:
+def test_floats_normalized_by_the_user_are_evaluated_like_normalized_pixels() -> None:
     normalized = replace(DATA, pixels=PixelScale.of([0.2], [0.4]))
     with ParallelWrapper(small_model(), 1) as wrapper:
         wrapper.fit(normalized)

@@ -44,7 +44,7 @@ def test_frozen_weights_do_not_change_and_have_no_gradient(options: dict[str, An
 
 @on_backends("numpy", "numba", "cupy")
 @pytest.mark.parametrize("activation", ["relu", "tanh"])  # a ReLU is fused
-def test_a_frozen_batch_normalization_uses_its_running_statistics(backend: str, activation: str) -> None:
+def test_a_frozen_batch_norm_uses_its_running_statistics_and_keeps_them(backend: str, activation: str) -> None:
     data = small_dataset(24)
     layers = [Dense(4), BatchNorm(), Activation(activation), Dense(3)]
     model = Model(layers, (8, 8, 1), backend, 5, dtype="float" if backend == "cupy" else "double")
@@ -76,7 +76,7 @@ def test_frozen_weights_stay_frozen_in_copies_and_files(tmp_path: Any) -> None:
     assert [each.part for each in model.params.segments] == [each.part for each in small_model().params.segments]
 
 
-def test_bad_patterns_and_factors_are_refused() -> None:
+def test_bad_patterns_of_freeze_and_bad_learning_rate_factors_are_refused() -> None:
     with refused(""):
         small_model().freeze("con")
     with refused("factors['conv1']"):
@@ -97,7 +97,7 @@ def test_a_network_without_trainable_weights_is_not_trained() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_factor_scales_the_steps_of_its_layers(kind: type[Optimizer]) -> None:
+def test_a_learning_rate_factor_scales_the_steps_of_its_layers(kind: type[Optimizer]) -> None:
     def moved(factors: dict[str, float]) -> dict[str, Any]:
         model = small_model()
         model.set_learning_rate_factors(factors)
@@ -113,7 +113,7 @@ def test_a_factor_scales_the_steps_of_its_layers(kind: type[Optimizer]) -> None:
 
 @pytest.mark.parametrize("factors", [{"conv1": 0}, {"conv1": 0.25, "output": 0}, {"conv1": 0, "dense1": 0}], ids=str)
 @pytest.mark.standin
-def test_captured_steps_use_the_factors(factors: dict[str, float]) -> None:
+def test_captured_steps_use_the_learning_rate_factors(factors: dict[str, float]) -> None:
     def trained(backend: str) -> Run:
         model = small_model("double", backend)
         model.set_learning_rate_factors(factors)

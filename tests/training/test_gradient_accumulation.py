@@ -46,14 +46,14 @@ def trained(
     ],
     ids=["squared", "single examples", "averaging", "sharing"],
 )
-def test_parts_add_up_to_the_whole_batch(accumulation_steps: int, options: dict[str, Any]) -> None:
+def test_accumulation_steps_train_like_whole_batches(accumulation_steps: int, options: dict[str, Any]) -> None:
     found, expected = (trained(n, **options) for n in (accumulation_steps, 1))
     np.testing.assert_allclose(found[0], expected[0], rtol=0, atol=1e-12)
     np.testing.assert_allclose(found[1], expected[1], rtol=1e-10)
 
 
 @pytest.mark.parametrize("accumulation_steps", [1, 4])
-def test_batch_norm_normalises_each_part(accumulation_steps: int) -> None:
+def test_batch_norm_normalizes_each_accumulated_part(accumulation_steps: int) -> None:
     """Each part updates the running mean, which therefore differs from the whole batch's."""
     images = np.random.default_rng(0).integers(0, 256, (8, 2, 2, 1), np.uint8)
     model = Model({"norm": BatchNorm(momentum=0.75), "output": Dense(2)}, (2, 2, 1), "numpy", dtype="double")
@@ -65,7 +65,7 @@ def test_batch_norm_normalises_each_part(accumulation_steps: int) -> None:
     assert model.weights()["norm.mean"] == pytest.approx(expected)
 
 
-def test_accumulation_needs_less_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accumulation_steps_need_less_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
     watch(monkeypatch, Workspace, "borrow", lambda array, *_: sizes.append(array.size))
 
@@ -87,7 +87,7 @@ class StoredLosses(SoftmaxNLL):
 
 @pytest.mark.standin
 @pytest.mark.parametrize("accumulation_steps", [1, 2])
-def test_losses_may_have_storage_precision_on_a_gpu(accumulation_steps: int) -> None:
+def test_a_loss_may_return_losses_in_storage_precision_on_a_gpu(accumulation_steps: int) -> None:
     options: dict[str, Any] = {"backend": "cupy", "dtype": "half"}
     found = [trained(accumulation_steps, loss=loss, **options)[1] for loss in (SoftmaxNLL(), StoredLosses())]
     np.testing.assert_allclose(found[0], found[1], rtol=1e-3)

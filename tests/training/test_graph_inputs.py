@@ -82,7 +82,7 @@ def launch_singly(trainer: Trainer) -> None:
     [(lower, 0.05), (launch_singly, OneCycle(0.05)), (lambda _: None, Counts()), (tell, SetByCallback())],
     ids=["rates set by a callback", "single launches in between", "rates that depend on calls", "rates not yet known"],
 )
-def test_steps_take_the_right_batch_and_rate_after_a_change(change: Callable[[Trainer], None], rate: Any) -> None:
+def test_captured_steps_take_the_right_batch_and_rate(change: Callable[[Trainer], None], rate: Any) -> None:
     def train() -> Run:
         optimizer, callback = Nesterov(copy.deepcopy(rate)), On("on_iteration_end", change)
         return train_on_device("half", 1, optimizer=optimizer, callbacks=[callback], data=small_dataset(61))
@@ -91,7 +91,7 @@ def test_steps_take_the_right_batch_and_rate_after_a_change(change: Callable[[Tr
 
 
 @on_devices
-def test_several_fits_and_evaluations_train_as_single_launches() -> None:
+def test_captured_steps_of_several_fits_equal_single_launches() -> None:
     """Each fit has new arrays on the device; float images are sent. The rate changes at each evaluation."""
 
     def train() -> dict[str, Any]:
@@ -109,6 +109,6 @@ def test_several_fits_and_evaluations_train_as_single_launches() -> None:
 
 
 @on_devices
-def test_dropout_of_shards_depends_on_samples_of_the_whole_data_set(tmp_path: Path) -> None:
+def test_captured_dropout_of_shards_depends_on_samples_of_the_whole_data_set(tmp_path: Path) -> None:
     shards = write_shards(small_dataset(97), tmp_path, 2)
     assert compared(lambda: train_on_device(network=dropping(), data=shards))["ahead"]

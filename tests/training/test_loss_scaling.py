@@ -44,7 +44,7 @@ def scales_seen() -> Seen:
     return Seen(lambda trainer: scaler_of(trainer).scale)
 
 
-def test_the_loss_scale_grows_and_shrinks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loss_scale_is_halved_at_an_overflow_and_the_step_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     """The scale doubles after every 5 rounds until a gradient overflows. Then it is halved and that step is skipped."""
     monkeypatch.setattr(scaling, "GROW_AFTER", 5)
     scales = scales_seen()
@@ -71,7 +71,7 @@ def test_the_loss_scale_doubles_after_2000_iterations_up_to_a_limit() -> None:
     [(Poisoned(*range(97)), 0, 1024.0), (Poisoned(*range(97), backwards=True), 10, 1.0)],
     ids=["losses", "gradients"],
 )
-def test_overflows_at_every_scale_and_losses_that_are_not_finite_fail(
+def test_losses_that_are_not_finite_and_overflows_at_the_least_scale_end_the_fit(
     poisoned: Poisoned, skipped: int, scale: float
 ) -> None:
     """A scale of 1024 can be halved ten times."""
@@ -95,7 +95,7 @@ def test_loss_scales_of_replicas_differ_unless_gradients_are_shared(way: Synchro
     assert any(len(each) > 1 for each in iterations) != equal
 
 
-def test_replicas_that_share_gradients_begin_at_the_scale_of_the_model() -> None:
+def test_replicas_that_share_gradients_begin_at_the_loss_scale_of_the_model() -> None:
     model = small_model("half")
     model.backend.loss_scale = 4096.0
     with ParallelWrapper(model, 3, synchronizer=GradientSharing()) as wrapper:
@@ -103,13 +103,13 @@ def test_replicas_that_share_gradients_begin_at_the_scale_of_the_model() -> None
         assert {each.backend.loss_scale for each in wrapper.replicas()} == {4096.0}
 
 
-def test_a_worker_counts_only_iterations_with_a_batch() -> None:
+def test_iterations_without_a_batch_do_not_count_for_the_loss_scale_of_a_worker() -> None:
     """As with captured steps, which are not launched without a batch."""
     found = fit_on_threads(2, lambda c: Replica(small_model("half"), Nesterov(0.05)), ParameterAveraging(3), LOADER)
     assert [scaler_of(trainer).steady for trainer in found] == [13, 12]
 
 
-def test_stages_leave_a_step_out_together() -> None:
+def test_all_stages_of_a_pipeline_skip_a_step_that_overflows() -> None:
     seen: list[tuple[int, int]] = []
     with ParallelWrapper(overflowing(), 2, 3, pipeline=Pipeline(2, 2), timeout_s=20) as wrapper:
         wrapper.fit(LOADER, epochs=2)
@@ -118,7 +118,7 @@ def test_stages_leave_a_step_out_together() -> None:
     assert sum(skipped for skipped, _ in seen) == 4 and {steps for _, steps in seen} == {2}
 
 
-def test_a_skipped_step_changes_no_statistics_in_any_stage() -> None:
+def test_a_skipped_step_changes_no_running_statistics_in_any_stage() -> None:
     """Only the gradient of the first stage overflows; the second has already updated its running statistics."""
 
     def weights(samples: int, *poisoned: int) -> dict[str, Any]:
@@ -142,7 +142,7 @@ def test_a_skipped_step_changes_no_statistics_in_any_stage() -> None:
     ],
     ids=str,
 )
-def test_replicas_stay_equal_if_all_steps_are_skipped(way: Synchronizer) -> None:
+def test_replicas_stay_equal_if_the_last_step_is_skipped(way: Synchronizer) -> None:
     """The last iteration has one batch."""
     model = network_with(Poisoned(96, backwards=True), "half")
     with ParallelWrapper(model, 3, synchronizer=way, timeout_s=20) as wrapper:

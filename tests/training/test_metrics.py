@@ -58,7 +58,7 @@ def approx(value: Any) -> Any:
 
 
 @CASES
-def test_metrics_of_classes_equal_scikit_learns(case: int) -> None:
+def test_metrics_of_a_classification_equal_scikit_learns(case: int) -> None:
     rng = np.random.default_rng(case)
     classes, count, size = 2 + case % 5, int(rng.integers(20, 70)), int(rng.integers(1, 9))
     x, y = images(rng, count), rng.permutation(np.arange(count) % classes)
@@ -80,7 +80,7 @@ def test_metrics_of_classes_equal_scikit_learns(case: int) -> None:
 
 
 @CASES
-def test_metrics_of_numbers_equal_scikit_learns(case: int) -> None:
+def test_figures_of_a_regression_equal_scikit_learns(case: int) -> None:
     rng = np.random.default_rng(case)
     targets, count, size = 1 + case % 3, int(rng.integers(5, 70)), int(rng.integers(1, 9))
     x, y = images(rng, count), rng.normal(1e4 * (case % 2), 1, (count, targets)).astype(np.float32)
@@ -99,7 +99,7 @@ def test_metrics_of_numbers_equal_scikit_learns(case: int) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"pipeline": Pipeline(2)}], ids=["whole", "stages"])
-def test_a_fit_of_numbers_has_no_accuracy(options: dict[str, Any]) -> None:
+def test_the_history_of_a_regression_has_its_figures_and_no_accuracy(options: dict[str, Any]) -> None:
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(40, 4, 3)), rng.normal(size=40)
     stopping = EarlyStopping("mean_absolute_error", patience=1)
@@ -114,7 +114,7 @@ def test_a_fit_of_numbers_has_no_accuracy(options: dict[str, Any]) -> None:
     assert "validation_r2" in repr(history) and "validation_r2" in history._repr_html_()
 
 
-def test_soft_labels_are_classes() -> None:
+def test_the_accuracy_of_soft_labels_is_that_of_their_largest_class() -> None:
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(40, 4, 3)), rng.dirichlet(np.ones(3), 40)
     with wrapped(2, 3, "softmax", hits) as wrapper:
@@ -124,7 +124,7 @@ def test_soft_labels_are_classes() -> None:
     assert history.epochs["test_hits"] == [approx(history.epochs["accuracy"][0])]
 
 
-def test_a_constant_target_or_too_few_samples_count_as_in_scikit_learn() -> None:
+def test_r2_of_constant_targets_or_one_sample_is_that_of_scikit_learn() -> None:
     for scores, r2 in (([[2.0], [2.0]], 1.0), ([[2.0], [3.0]], 0.0), ([[2.0]], math.nan)):
         found = RegressionEvaluation(1)
         found.add(scores, [[2.0]] * len(scores), np.zeros(len(scores)))
@@ -132,14 +132,14 @@ def test_a_constant_target_or_too_few_samples_count_as_in_scikit_learn() -> None
 
 
 @pytest.mark.parametrize("classes", [2, 3])
-def test_equal_scores_have_their_mean_rank(classes: int) -> None:
+def test_auc_gives_equal_scores_their_mean_rank(classes: int) -> None:
     rng = np.random.default_rng(classes)
     targets, scores = np.arange(60) % classes, rng.dirichlet(np.ones(classes), 6)[rng.integers(0, 6, 60)]
     given = scores[:, 1] if classes == 2 else scores
     assert auc(targets, scores) == approx(sklearn.roc_auc_score(targets, given, multi_class="ovr"))
 
 
-def test_auc_of_targets_and_of_one_class() -> None:
+def test_auc_of_targets_is_scikit_learns_and_of_one_class_nan() -> None:
     targets, scores = np.array([[1, 0], [0, 1], [1, 1], [0, 0]]), np.random.default_rng(0).normal(size=(4, 2))
     assert auc(targets, scores) == approx(sklearn.roc_auc_score(targets, scores))
     assert math.isnan(auc(np.zeros(4, int), scores)) and math.isnan(auc(targets, scores * np.nan))
@@ -179,7 +179,7 @@ def test_metrics_of_the_other_task_are_refused(loss: str, y: Any, metrics: list[
     assert not wrapper.history.epochs
 
 
-def test_a_monitor_must_be_a_figure() -> None:
+def test_a_monitor_must_be_a_figure_of_the_evaluation() -> None:
     x, y = np.ones((8, 4, 3)), np.arange(8) % 3
     for monitor in ("hits", "val_hits", "validation_loss", "acuracy", "r2"):
         plateau = SGD(ReduceOnPlateau(0.1, monitor=monitor))
@@ -191,7 +191,7 @@ def test_a_monitor_must_be_a_figure() -> None:
         wrapper.fit(x, np.ones(8), validation_split=0.5)
 
 
-def test_the_best_checkpoint_is_of_any_figure(tmp_path: Path) -> None:
+def test_the_best_checkpoint_may_be_that_of_any_metric(tmp_path: Path) -> None:
     x, y = np.random.default_rng(0).normal(size=(8, 4, 3)), np.arange(8) % 3
     for best in ("doubt", "val_doubt", "auc"):
         saving = Checkpoint(best=best, keep_last=1, path=tmp_path / best)

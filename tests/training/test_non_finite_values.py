@@ -43,14 +43,14 @@ def test_a_loss_or_gradient_that_is_not_finite_names_worker_batch_and_layer(
     assert f"worker {rank} at batch 4 of epoch 1" in str(caught.value) and place in str(caught.value)
 
 
-def test_samples_are_named_by_their_index_before_a_part_was_held_out() -> None:
+def test_the_error_names_samples_by_their_index_before_a_part_was_held_out() -> None:
     kept, _ = hold_out(DATA.labels, 0.3, IN_ORDER.seed, "validation_split")
     with ParallelWrapper(network_with(Poisoned(17))) as wrapper, pytest.raises(DivergedError) as caught:
         wrapper.fit(IN_ORDER, validation_split=0.3)
     assert kept[17] > 17 and f" sample {kept[17]}," in str(caught.value)
 
 
-def test_weights_that_are_not_finite_are_named() -> None:
+def test_weights_that_are_not_finite_end_the_fit_and_are_named() -> None:
     model = small_model()
     spoil = At(5, lambda: dict(model.params.named())["output.bias"].master.fill(np.inf))
     trainer = alone(model, SGD(0.01), callbacks=[spoil])
@@ -72,7 +72,7 @@ NORMALIZED |= {"poisoned": Poisoned(17, 40), "norm2": BatchNorm(), "output": Den
     ],
     ids=["batch", "parts", "not sequential"],
 )
-def test_the_layer_and_the_samples_are_found_with_the_statistics_of_the_batch(
+def test_the_first_layer_that_is_not_finite_is_found_with_the_statistics_of_the_batch(
     network: Layer, accumulation_steps: int, samples: str, layer: str
 ) -> None:
     """As in training, the diagnosis normalizes by the batch. It neither uses nor changes the running estimates."""

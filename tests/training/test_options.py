@@ -27,7 +27,7 @@ from tests.support.refusals import refused
 from tests.support.training import small_dataset, small_model
 
 
-def test_the_wrapper_takes_the_options() -> None:
+def test_the_wrapper_takes_all_training_options_with_the_same_defaults() -> None:
     """They have the same order, types and defaults."""
     model, *others = inspect.signature(ParallelWrapper).parameters.values()
     assert others == list(inspect.signature(TrainingOptions).parameters.values())
@@ -38,7 +38,7 @@ def checked(data: FitData | None = None, **arguments: Any) -> CheckedOptions:
     return TrainingOptions(**arguments).check(model.network, model.backend.name, data=data)
 
 
-def test_what_one_worker_or_a_cpu_does_not_need_is_accepted() -> None:
+def test_options_that_one_worker_or_a_cpu_does_not_need_are_accepted() -> None:
     checked(workers=1, averaging_frequency=10, average_updaters=False)
     checked(workers=1, synchronizer=ElasticAveraging(3), learning_rate_scale="linear")
     checked(workers=2, reduce="host", data_on_device=False)
@@ -88,12 +88,12 @@ IMAGES, AVERAGING = FitData(examples=64, batch_size=8), ParameterAveraging(5)
         ),
     ],
 )
-def test_a_refusal_names_the_option(arguments: dict[str, Any], data: FitData | None, setting: str) -> None:
+def test_an_invalid_option_is_refused_by_name(arguments: dict[str, Any], data: FitData | None, setting: str) -> None:
     with refused(setting):
         checked(data, **arguments)
 
 
-def test_images_that_are_augmented_are_not_kept_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_augmented_images_are_refused_with_data_on_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_options, "on_device", lambda name, value, backend: value)  # as on a GPU
     checked(IMAGES, data_on_device=True)
     with refused("data_on_device"):
@@ -117,21 +117,21 @@ def test_a_batch_norm_that_is_not_frozen_needs_two_samples_at_a_time() -> None:
 
 
 @pytest.mark.parametrize(("split", "validates"), [("test", False), ("validation", True)])
-def test_the_data_of_a_fit_are_described(split: str, validates: bool) -> None:
+def test_only_validation_data_and_not_test_data_count_as_validation(split: str, validates: bool) -> None:
     loader = Loader(small_dataset(20), 4, augment=[Shift(1)])
     assert FitData.of(Fit(loader, 1, loader, 1, split), small_model().loss) == FitData(
         20, 4, augmented=True, validates=validates
     )
 
 
-def test_two_callbacks_that_decide_the_same_are_refused() -> None:
+def test_two_callbacks_that_set_the_final_weights_are_refused() -> None:
     with refused(""):
         checked(callbacks=[EarlyStopping(), WeightAverage()])
     checked(callbacks=[WeightAverage(), EarlyStopping(restore_best_weights=False)])
 
 
 @pytest.mark.parametrize("pipeline", [None, Pipeline(2)])
-def test_the_learning_rate_is_scaled_by_the_replicas(pipeline: Pipeline | None) -> None:
+def test_learning_rate_scale_counts_replicas_and_not_stages(pipeline: Pipeline | None) -> None:
     assert isinstance(checked(workers=2, optimizer="amsgrad").optimizer, AMSGrad)
     optimizer = SGD(0.1)
     found = checked(workers=2, learning_rate_scale="linear", optimizer=optimizer, pipeline=pipeline)
@@ -139,7 +139,7 @@ def test_the_learning_rate_is_scaled_by_the_replicas(pipeline: Pipeline | None) 
     assert found.placement.ranks == (2 if pipeline is None else 4)
 
 
-def test_ranks_compare_what_all_must_have_in_common() -> None:
+def test_ranks_compare_the_arguments_that_must_be_equal_in_all_processes() -> None:
     """A callback that communicates waited for the other ranks until the timeout."""
 
     def shared(model: Model, **options: Any) -> dict[str, Any]:

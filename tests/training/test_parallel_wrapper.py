@@ -37,7 +37,7 @@ def workers_alive() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("cupynet worker")]
 
 
-def test_two_fits_equal_one() -> None:
+def test_two_fits_equal_one_fit_of_all_epochs() -> None:
     once = fitted(small_model(), loader(), 2, epochs=3, averaging_frequency=1)
     with ParallelWrapper(small_model(), 2, 1) as wrapper:
         wrapper.fit(loader(), epochs=1)
@@ -64,7 +64,7 @@ def test_a_stop_while_workers_are_leaving_does_not_end_the_next_fit(monkeypatch:
 # arguments ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_first_device_must_be_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_device_must_be_that_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     model = small_model()
     model.backend.name = "cupy"
     monkeypatch.setattr(placement, "device_count", lambda name: 2)
@@ -73,7 +73,7 @@ def test_the_first_device_must_be_the_models(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @on_backends("numpy", "cupy")
-def test_data_are_released_after_use(backend: str) -> None:
+def test_the_data_of_a_fit_and_an_evaluation_are_released_afterwards(backend: str) -> None:
     with ParallelWrapper(small_model(backend=backend), 2, progress="none") as wrapper:
         for use in (wrapper.fit, wrapper.evaluate):
             data = small_dataset(20)
@@ -84,13 +84,13 @@ def test_data_are_released_after_use(backend: str) -> None:
             assert images() is None
 
 
-def test_a_warning_if_workers_have_no_batches(caplog: pytest.LogCaptureFixture) -> None:
+def test_workers_without_batches_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     for workers, warnings in ((5, 0), (6, 1)):
         fitted(small_model(), loader(20), workers)
         assert [record.levelname for record in caplog.records] == ["WARNING"] * warnings
 
 
-def test_arrays_are_normalised_like_the_training_data() -> None:
+def test_evaluation_arrays_are_normalized_like_the_training_data() -> None:
     dataset, pixels, model = small_dataset(60), PixelScale.of([0.2], [0.3]), small_model("float")
     pair, normalised = (dataset.images, dataset.labels), dataclasses.replace(dataset, pixels=pixels)
     with ParallelWrapper(model, 2) as wrapper:
@@ -111,7 +111,7 @@ def test_arrays_are_normalised_like_the_training_data() -> None:
 
 
 @pytest.mark.parametrize("way", [ParameterAveraging(3), ElasticAveraging(3)])
-def test_evaluation_between_two_averages_is_refused(tmp_path: Path, way: Synchronizer) -> None:
+def test_an_evaluation_between_two_averages_is_refused(tmp_path: Path, way: Synchronizer) -> None:
     checkpoint = Checkpoint(every_iterations=4, keep_last=9, path=tmp_path)
     fitted(small_model(), loader(60), 2, synchronizer=copy.deepcopy(way), callbacks=[checkpoint])
     with ParallelWrapper(small_model(), 2, synchronizer=copy.deepcopy(way)) as wrapper:
@@ -147,7 +147,7 @@ class Closing(Callback):
             raise OSError(event)
 
 
-def test_a_dropped_wrapper_closes_itself() -> None:
+def test_a_wrapper_that_is_garbage_collected_closes_itself() -> None:
     before, log = blas_threads(), list[str]()
     wrapper = ParallelWrapper(small_model(), 3, blas_threads=1, callbacks=[Closing("a", log)])
     wrapper.fit(small_dataset(20))
@@ -166,7 +166,7 @@ def test_an_error_during_close_does_not_hide_the_users_error(caplog: pytest.LogC
 
 
 @pytest.mark.parametrize("fails", ["close", "start"])
-def test_callbacks_that_started_are_closed_once_whatever_fails(fails: str) -> None:
+def test_callbacks_that_started_are_closed_once_in_reverse_order_whatever_fails(fails: str) -> None:
     log: list[str] = []
     callbacks = [Closing("a", log), Closing("b", log, fails), Closing("c", log)]
     with pytest.raises(OSError), ParallelWrapper(small_model(), 2, callbacks=callbacks) as wrapper:
@@ -177,7 +177,7 @@ def test_callbacks_that_started_are_closed_once_whatever_fails(fails: str) -> No
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_other_calls_are_refused_during_a_fit(workers: int) -> None:
+def test_other_calls_are_refused_during_a_fit_and_after_close(workers: int) -> None:
     """Otherwise, workers would deadlock until the timeout. A refused fit does not change the model."""
     other = np.zeros((4, 8, 8, 1), np.float32), np.arange(4) % 3
 
@@ -194,7 +194,7 @@ def test_other_calls_are_refused_during_a_fit(workers: int) -> None:
     assert len(wrapper.predict(small_dataset(3).images)) == 3
 
 
-def test_attributes_cannot_be_set() -> None:
+def test_attributes_of_the_wrapper_cannot_be_set() -> None:
     with ParallelWrapper(small_model(), 2) as wrapper:
         for name in ("optimizer", "workers", "callbacks", "warm", "bogus"):
             with pytest.raises(AttributeError):
@@ -305,7 +305,7 @@ def test_a_checkpoint_without_a_pixel_scale_keeps_that_of_the_model(
         assert wrapper.model.pixels == scale
 
 
-def test_a_fit_returns_although_a_callback_changed_a_layer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_fit_does_not_save_a_model_whose_layer_was_changed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The model cannot be saved, because the file would contain the original argument."""
     model = Model([Dropout(0.5), Dense(3)], (8, 8, 1), create_backend("numpy"), 1)
     anneal = On("on_epoch_end", lambda trainer, record: setattr([*model.network.walk()][1], "rate", 0.1))
@@ -317,7 +317,7 @@ def test_a_fit_returns_although_a_callback_changed_a_layer(tmp_path: Path, caplo
 # tasks and threads ----------------------------------------------------------------------------------------------------
 
 
-def test_a_worker_that_timed_out_does_not_change_the_users_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_is_late_after_a_failure_does_not_change_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its gradient is complete only after the fit has ended with another worker's error."""
     monkeypatch.setattr(launch, "GRACE_S", 0.2)
     computing, over = threading.Event(), threading.Event()
@@ -342,7 +342,7 @@ def test_a_worker_that_timed_out_does_not_change_the_users_model(monkeypatch: py
 
 
 @pytest.mark.parametrize(("backend", "workers"), [("numpy", 1), ("numba", 2)])
-def test_prediction_during_a_fit_does_not_change_what_is_trained(backend: str, workers: int) -> None:
+def test_predictions_during_a_fit_do_not_change_training(backend: str, workers: int) -> None:
     """Threads may interrupt each other between any two instructions."""
     expected = fingerprint(fitted(small_model("float", backend), loader(60), workers))
     model, images, over = small_model("float", backend), small_dataset(7).images, threading.Event()

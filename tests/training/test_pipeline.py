@@ -50,7 +50,7 @@ def close(found: Any, expected: Any, bound: float = 1e-12) -> bool:
     ],
     ids=["small micro-batches", "named", "averaged replicas", "replicas that share gradients"],
 )
-def test_stages_are_the_unsplit_network(
+def test_a_pipeline_equals_the_unsplit_network(
     stages: Any, micro_batches: int, workers: int, backend: str, synchronizer: Synchronizer
 ) -> None:
     """Training uses momentum, l2 and clipping. In the last round, one replica has one sample, the others have none."""
@@ -66,7 +66,7 @@ def test_stages_are_the_unsplit_network(
 
 
 @pytest.mark.parametrize("name", small_networks())
-def test_every_layer_can_end_a_stage(name: str) -> None:
+def test_a_stage_may_end_after_any_layer(name: str) -> None:
     images = np.random.default_rng(1).integers(0, 256, (10, 9, 8, 2)).astype(np.uint8)
     data = Dataset("noise", images, np.arange(10) % 3, 3)
     found = []
@@ -82,7 +82,7 @@ def test_every_layer_can_end_a_stage(name: str) -> None:
 # weights --------------------------------------------------------------------------------------------------------------
 
 
-def test_the_model_has_the_weights_of_all_stages_and_stages_those_that_the_user_loads(tmp_path: Path) -> None:
+def test_the_model_has_the_weights_of_all_stages_and_stages_take_loaded_weights(tmp_path: Path) -> None:
     model = small_model()
 
     def look(trainer: Trainer, record: EpochRecord) -> None:
@@ -107,7 +107,7 @@ def test_the_model_has_the_weights_of_all_stages_and_stages_those_that_the_user_
     [(ParameterAveraging(3), 2), (GradientMean(), 4)],
     ids=["between averages", "end of an epoch"],
 )
-def test_replicas_of_pipeline_stages_resume_bit_for_bit(
+def test_a_pipeline_with_replicas_resumes_bit_for_bit(
     synchronizer: Synchronizer, iteration: int, tmp_path: Path
 ) -> None:
     data = small_dataset(45)  # 8 batches of 6 for 2 replicas, the last of three samples
@@ -121,7 +121,7 @@ def test_replicas_of_pipeline_stages_resume_bit_for_bit(
     assert_resumes(wrapper_of, iteration, tmp_path, Loader(data, 6, seed=3), evaluate_on=held_out)
 
 
-def test_stages_without_weights_are_counted_on_resume(tmp_path: Path) -> None:
+def test_a_pipeline_with_stages_without_weights_resumes(tmp_path: Path) -> None:
     layers = {"drop": Dropout(0.1), "conv": Conv2D(3, 3), "mean": GlobalAvgPool2D()}
 
     def wrapper_of(*callbacks: Callback) -> ParallelWrapper:
@@ -134,7 +134,7 @@ def test_stages_without_weights_are_counted_on_resume(tmp_path: Path) -> None:
 # what others see ------------------------------------------------------------------------------------------------------
 
 
-def test_reports_and_evaluations_are_those_of_one_replica() -> None:
+def test_reports_and_evaluations_of_a_pipeline_equal_the_unsplit_network() -> None:
     histories, held_out = [], Loader(small_dataset(50, seed=2), 8, shuffle=False)
     for pipeline in (None, Pipeline(3, 4)):
         with ParallelWrapper(small_model(), 2, 2, optimizer=clipped(), pipeline=pipeline, log_every=2) as wrapper:
@@ -149,7 +149,7 @@ def test_reports_and_evaluations_are_those_of_one_replica() -> None:
     assert stages["test_loss"] == pytest.approx(whole["test_loss"], rel=1e-10)
 
 
-def test_a_run_of_the_command_reports_its_stages(tmp_path: Path) -> None:
+def test_the_summary_of_a_run_has_its_stages_and_the_bound_of_their_speed_up(tmp_path: Path) -> None:
     stages = "parallel.pipeline.stages=[[conv1,pool1,conv2,pool2],[dense1,output]]"
     small = ("data=synthetic", "data.train=64", "data.test=16", "epochs=1", "batch_size=16", "backend=numpy")
     settings = settings_of(*small, *SMALL_LENET, "parallel=pipeline", stages)
@@ -170,7 +170,7 @@ def test_the_memory_of_a_stage_does_not_grow_with_the_number_of_micro_batches() 
     assert found[0] == found[1]
 
 
-def test_images_are_loaded_by_the_first_stage_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_first_stage_loads_images(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks: list[int] = []
     loaded: set[Any] = set()
     watch(monkeypatch, NumpyBackend, "load_images", lambda _, backend, *given: loaded.add(backend))
@@ -180,7 +180,7 @@ def test_images_are_loaded_by_the_first_stage_alone(monkeypatch: pytest.MonkeyPa
     assert sorted(ranks) == [0, 3]
 
 
-def test_evaluated_batches_do_not_pile_up_before_a_slow_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_of_an_evaluation_do_not_pile_up_before_a_slow_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     class Slow(Identity):
         def forward(self, x: Any, context: Context) -> tuple[Any, Backward]:
             time.sleep(0.003)
@@ -240,7 +240,7 @@ class Fuse(Identity):
         return x, fail
 
 
-def test_a_stage_that_fails_ends_all_with_its_own_error() -> None:
+def test_a_stage_that_fails_ends_all_stages_with_its_own_error() -> None:
     network = Sequential({"first": Dense(6), "second": Dense(5), "fuse": Fuse(), "third": Dense(3)})
     model = Model(network, small_model().input, create_backend("numpy"), 1)
     pipeline = Pipeline([["first"], ["second", "fuse"], ["third"]], 4)

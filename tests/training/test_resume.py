@@ -43,7 +43,7 @@ Saved = Callable[..., Path]
 EVERY_5, EVERY_ROUND, STAGES = ParameterAveraging(5), ParameterAveraging(1), Pipeline(2, 2)
 
 
-def test_data_of_other_classes_are_refused() -> None:
+def test_a_resume_with_data_of_other_classes_is_refused() -> None:
     stored, source = Stored(Path("step"), {"model": {"class_names": ["cat", "dog"]}}, {}), Synthetic()
     source.class_names = ("cat", "dog")
     check_classes(stored, source)
@@ -98,7 +98,7 @@ def states(wrapper: ParallelWrapper, path: Path) -> list[dict[str, Any]]:
         *(("every 3", 2, 1, 2), ("every 3", 2, 3, 2)),
     ],
 )
-def test_workers_become_another_number(checkpoint: Saved, way: str, before: int, after: int, stages: int) -> None:
+def test_workers_may_change_on_resume(checkpoint: Saved, way: str, before: int, after: int, stages: int) -> None:
     options: dict[str, Any] = {"pipeline": STAGES} if stages == 2 else {}
 
     def replicas_are_equal() -> bool:
@@ -113,7 +113,7 @@ def test_workers_become_another_number(checkpoint: Saved, way: str, before: int,
         assert replicas_are_equal()
 
 
-def test_the_mean_is_weighted_like_the_next_average(checkpoint: Saved) -> None:
+def test_the_mean_at_a_resume_with_other_workers_is_weighted_like_the_next_average(checkpoint: Saved) -> None:
     """The checkpoint follows 4 of 5 rounds between averages. In the fourth, batches had 4, 4, 1 and 0 samples."""
     path = checkpoint(4, 4)
     with wrapper_of(4) as same, wrapper_of(2) as two:
@@ -143,7 +143,7 @@ def test_layers_frozen_at_a_resume_do_not_change(checkpoint: Saved, way: str, it
 
 
 @pytest.mark.parametrize(("workers", "again"), [(3, 2), (1, 0), (5, 3)])
-def test_no_batch_is_left_out_and_few_are_trained_twice(
+def test_no_batch_is_left_out_and_few_are_repeated_with_another_number_of_workers(
     checkpoint: Saved, workers: int, again: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Four workers stop after 2 rounds with 8 of 15 batches. Three workers continue after 6, so 2 are repeated."""
@@ -161,7 +161,7 @@ def test_no_batch_is_left_out_and_few_are_trained_twice(
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_an_epoch_whose_last_round_was_done_is_complete(checkpoint: Saved, workers: int) -> None:
+def test_a_complete_epoch_is_not_repeated_with_another_number_of_workers(checkpoint: Saved, workers: int) -> None:
     """Four workers need 4 rounds for 15 batches. With fewer workers, 4 rounds are not a whole epoch."""
     path = checkpoint(4, 4, stops=False)
     assert read(path).state["epoch"] == 0
@@ -172,7 +172,7 @@ def test_an_epoch_whose_last_round_was_done_is_complete(checkpoint: Saved, worke
 
 
 @pytest.mark.parametrize("workers", [2, 6])
-def test_time_spent_is_counted_once(checkpoint: Saved, workers: int) -> None:
+def test_time_and_traffic_are_counted_once_with_another_number_of_workers(checkpoint: Saved, workers: int) -> None:
     path = checkpoint(4, 4)
     with wrapper_of(4) as same, wrapper_of(workers) as other:
         before = [state["clock"] for state in states(same, path)]
@@ -195,14 +195,14 @@ def test_the_learning_rate_continues_at_the_same_fraction_of_training(checkpoint
     assert found["learning_rate"] == pytest.approx([schedule(4 + i) for i in range(15)])
 
 
-def test_residuals_are_averaged() -> None:
+def test_residuals_are_averaged_for_another_number_of_workers() -> None:
     trees = [{"residual": {"a": np.array([1.0, 3.0])}, "n": 5}, {"residual": {"a": np.array([3.0, 5.0])}, "n": 7}]
     assert mean(trees, [0.5, 0.5])["residual"]["a"].tolist() == [2.0, 4.0]
     assert mean([{"a": np.array([1.0])}, {"a": np.array([np.nan])}], [1.0, 0.0])["a"].tolist() == [1.0]
     assert GradientSharing(ThresholdEncoding()).merge({"tally": {}})[0] == 1
 
 
-def test_other_workers_begin_with_the_least_loss_scale(checkpoint: Saved) -> None:
+def test_another_number_of_workers_begins_with_the_least_loss_scale(checkpoint: Saved) -> None:
     scales = [{"scale": 512.0, "rounds": 3, "skipped": 2}, {"scale": 256.0, "rounds": 7, "skipped": 1}]
     stored = stored_states(read(checkpoint(2, 7)))
     states = [{**state, "scaling": scale} for state, scale in zip(stored, scales, strict=True)]
@@ -228,7 +228,7 @@ def test_statistics_that_an_earlier_version_did_not_save_are_unknown(checkpoint:
     assert [accuracy is None for accuracy in accuracies] == [True, False] and drifts[7] == 0.25
 
 
-def test_changes_on_resume_are_logged(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+def test_a_changed_loss_rate_or_freeze_is_logged_on_resume(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     model, other = small_model(), small_model()
     model.freeze("conv1.bias")
     other.loss = SoftmaxNLL(0.125)
@@ -242,7 +242,7 @@ def test_changes_on_resume_are_logged(caplog: pytest.LogCaptureFixture, tmp_path
     assert named == [[True] * 3, [False] * 3]
 
 
-def test_a_run_folder_is_refused_with_the_folder_of_its_checkpoints(tmp_path: Path) -> None:
+def test_a_run_folder_is_refused_by_restore_which_names_its_folder_of_checkpoints(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
     with wrapper_of(1) as wrapper, pytest.raises(ConfigError, match="checkpoints"):
         wrapper.restore(tmp_path)
@@ -260,7 +260,7 @@ def test_a_run_folder_is_refused_with_the_folder_of_its_checkpoints(tmp_path: Pa
     ],
     ids=["elastic", "elastic with more workers", "elastic before", "outer optimizer", "encoding", "stages"],
 )
-def test_a_checkpoint_of_another_method_is_refused(
+def test_a_checkpoint_of_another_synchronizer_or_pipeline_is_refused(
     checkpoint: Saved, way: Synchronizer, taken: Synchronizer, workers: int, pipeline: Pipeline | None
 ) -> None:
     """Two whole replicas could be mistaken for one replica of two stages."""
@@ -270,7 +270,7 @@ def test_a_checkpoint_of_another_method_is_refused(
 
 
 @pytest.mark.parametrize(("workers", "pipeline", "expected"), [(2, None, 1), (1, STAGES, 2), (2, STAGES, 2)])
-def test_the_stages_in_a_checkpoint_of_an_earlier_version_are_counted(
+def test_stages_are_counted_in_a_checkpoint_of_an_earlier_version(
     checkpoint: Saved, workers: int, pipeline: Pipeline | None, expected: int
 ) -> None:
     stored = read(checkpoint(workers, 7, pipeline=pipeline))
@@ -281,7 +281,7 @@ def test_the_stages_in_a_checkpoint_of_an_earlier_version_are_counted(
 
 
 @pytest.mark.parametrize("then", ["float", "half"])
-def test_a_checkpoint_of_another_dtype_can_be_resumed(
+def test_a_checkpoint_of_another_dtype_resumes_and_the_log_names_the_difference(
     checkpoint: Saved, caplog: pytest.LogCaptureFixture, then: str
 ) -> None:
     """If training does not continue bit for bit, the log names the difference."""

@@ -60,7 +60,7 @@ def trained(
         (2, 25, GradientSharing(), "numpy"),  # the last batch has one example
     ],
 )
-def test_synchronised_statistics_equal_one_replica_on_the_concatenated_batch(
+def test_synchronized_batch_norm_equals_one_replica_on_the_concatenated_batch(
     workers: int, samples: int, synchronizer: Synchronizer, backend: str
 ) -> None:
     several = trained(workers, loader_of(samples), synchronizer, backend=backend, sync=True)
@@ -95,7 +95,7 @@ class Notes(Replica):
     ],
     ids=str,
 )
-def test_estimates_are_weighted_by_their_samples(synchronizer: Synchronizer) -> None:
+def test_running_statistics_are_averaged_by_samples_with_every_synchronizer(synchronizer: Synchronizer) -> None:
     """This is exact even if weights are sent in 16 bits or take an outer step. Batches have 5, 3 and 0 samples."""
     found = trained(3, loader_of(8, 5), synchronizer, kind=Notes)
     notes: list[Any] = [trainer.replica for trainer in found]
@@ -107,7 +107,7 @@ def test_estimates_are_weighted_by_their_samples(synchronizer: Synchronizer) -> 
     assert np.abs(notes[0].mine - expected).max() > 1e-3
 
 
-def test_a_worker_without_a_batch_keeps_the_statistics_of_layers_that_are_not_synchronized() -> None:
+def test_a_worker_without_a_batch_keeps_the_running_statistics_of_layers_without_sync() -> None:
     """The rate is so low that the first layer has the same input in both cases."""
 
     def statistics(*, sync: bool) -> Any:
@@ -120,7 +120,7 @@ def test_a_worker_without_a_batch_keeps_the_statistics_of_layers_that_are_not_sy
     np.testing.assert_allclose(statistics(sync=True), statistics(sync=False), rtol=1e-9)
 
 
-def test_replicas_begin_with_the_weights_and_estimates_of_rank_0() -> None:
+def test_replicas_begin_with_the_weights_and_running_statistics_of_rank_0() -> None:
     begun: list[Weights] = []
     replicas = [Replica(model_of(), SGD(RATE)) for _ in range(3)]
     for rank, replica in enumerate(replicas):
@@ -136,7 +136,7 @@ def test_replicas_begin_with_the_weights_and_estimates_of_rank_0() -> None:
     [(network, 2, Pipeline(2, 1)), (without_batch_statistics, 1, Pipeline(2, 3))],
     ids=["whole batches", "micro-batches"],
 )
-def test_stages_have_the_estimates_and_dropout_of_the_whole_network(
+def test_a_pipeline_has_the_running_statistics_and_dropout_of_the_whole_network(
     layers: Callable[[], dict[str, Any]], workers: int, pipeline: Pipeline
 ) -> None:
     def piped(pipeline: Pipeline | None) -> Weights:
@@ -149,7 +149,7 @@ def test_stages_have_the_estimates_and_dropout_of_the_whole_network(
     assert np.all(found.get("norm2.mean", 1) != 0)
 
 
-def test_a_layer_that_cannot_be_in_a_pipeline_is_refused_before_training() -> None:
+def test_synchronized_batch_norm_is_refused_with_micro_batches_and_accumulation() -> None:
     """Synchronized statistics need whole batches, so they exclude micro-batches and accumulation."""
     with refused("pipeline"):
         ParallelWrapper(model_of(sync=True), 2, pipeline=Pipeline(2, 2))
@@ -166,7 +166,7 @@ def on_backend(
 
 @on_standin
 @pytest.mark.parametrize(("workers", "scale"), [(2, None), (1, 2.0**24)])
-def test_captured_steps_equal_single_launches(workers: int, scale: float | None) -> None:
+def test_captured_steps_with_batch_norm_and_dropout_equal_single_launches(workers: int, scale: float | None) -> None:
     """Steps that overflow do not change the estimates."""
     found = compared(lambda: on_backend("cupy", "half", workers, EVERY_3, 76, scale=scale), scores=False)
     assert found["ahead"] and (found["skipped"] > 0) == (scale is not None)
@@ -176,7 +176,7 @@ def test_captured_steps_equal_single_launches(workers: int, scale: float | None)
 @on_standin
 @pytest.mark.smoke
 @pytest.mark.parametrize(("workers", "way", "sync"), [(1, EVERY_3, False), (3, EVERY_ROUND, True)])
-def test_devices_equal_numpy(workers: int, way: Synchronizer, sync: bool) -> None:
+def test_batch_norm_and_dropout_on_a_gpu_equal_numpy(workers: int, way: Synchronizer, sync: bool) -> None:
     """Two of three workers share a device, and two have no batch in the last round."""
     found, expected = (on_backend(backend, "double", workers, way, 28, sync=sync) for backend in ("cupy", "numpy"))
     assert found["ahead"] != sync
@@ -185,7 +185,7 @@ def test_devices_equal_numpy(workers: int, way: Synchronizer, sync: bool) -> Non
 
 @on_standin
 @pytest.mark.parametrize("name", ["iteration", "replicas", "samples"])
-def test_graph_capture_refuses_attributes_that_it_would_freeze(name: str) -> None:
+def test_graph_capture_refuses_attributes_of_the_context_that_it_would_freeze(name: str) -> None:
     class Asks(Identity):
         capturable = True
 

@@ -16,7 +16,7 @@ from tests.support.trainers import trainer_of
 from tests.support.training import on_threads, small_dataset, small_model
 
 
-def test_an_evaluation_of_shards_is_that_of_the_whole_data_set(tmp_path: Path) -> None:
+def test_an_evaluation_on_shards_equals_one_on_the_whole_data_set(tmp_path: Path) -> None:
     data = small_dataset(60)
     shards = write_shards(data, tmp_path, 2)
     with ParallelWrapper(small_model("float", "numba"), 2, 1) as wrapper:
@@ -26,7 +26,7 @@ def test_an_evaluation_of_shards_is_that_of_the_whole_data_set(tmp_path: Path) -
     assert found == expected
 
 
-def test_the_wrapper_refuses_another_number_before_anything_is_trained(tmp_path: Path) -> None:
+def test_another_number_of_shards_than_workers_is_refused(tmp_path: Path) -> None:
     shards = write_shards(small_dataset(60), tmp_path, 3)
     with ParallelWrapper(small_model(), workers=2) as wrapper:
         with refused("workers"):
@@ -35,7 +35,7 @@ def test_the_wrapper_refuses_another_number_before_anything_is_trained(tmp_path:
 
 
 @pytest.mark.parametrize("what", ["train", "evaluate_on"])
-def test_workers_that_found_other_data_are_refused(what: str) -> None:
+def test_processes_whose_data_differ_are_refused_before_training(what: str) -> None:
     """One machine may have other files than the rest."""
 
     def task(communicator: Communicator) -> int:

@@ -115,7 +115,7 @@ def test_replicas_are_equal_after_a_fit_and_whenever_their_synchronizer_says_so(
 
 
 @every_kind
-def test_one_worker_alone_runs_no_parallel_code(way: Synchronizer) -> None:
+def test_one_worker_trains_as_without_parallel_code_and_sends_nothing(way: Synchronizer) -> None:
     model = small_model("float")
     plain = alone(model, copy.deepcopy(NESTEROV), prefetch_buffer=0, log_every=0)
     plain.fit(Fit(Loader(small_dataset(60), 4, seed=3), 2))
@@ -126,7 +126,7 @@ def test_one_worker_alone_runs_no_parallel_code(way: Synchronizer) -> None:
 
 @every_kind
 @pytest.mark.parametrize("where", ["weights", "gradient"])
-def test_a_replica_that_is_not_finite_spoils_no_other(where: str, way: Synchronizer) -> None:
+def test_a_replica_that_is_not_finite_is_never_averaged_into_the_others(where: str, way: Synchronizer) -> None:
     class Poisoned(Replica):
         def backpropagate(self, batch: Batch | None) -> int:
             samples = super().backpropagate(batch)
@@ -147,7 +147,7 @@ def test_a_replica_that_is_not_finite_spoils_no_other(where: str, way: Synchroni
 
 
 @every_kind
-def test_fits_follow_one_another_and_weights_may_be_changed_in_between(way: Synchronizer) -> None:
+def test_weights_may_be_replaced_between_fits_with_every_synchronizer(way: Synchronizer) -> None:
     data, other = small_dataset(33), small_model(seed=9)
     with ParallelWrapper(small_model(), 3, synchronizer=way, optimizer=NESTEROV) as wrapper:
         wrapper.fit(data, epochs=1, batch_size=4)
@@ -163,7 +163,7 @@ def test_fits_follow_one_another_and_weights_may_be_changed_in_between(way: Sync
 # averaging ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_divergence_is_that_of_replicas_with_samples() -> None:
+def test_the_drift_is_the_largest_distance_of_a_replica_with_samples_from_the_mean() -> None:
     """Only one layer differs, most of all in worker 2, which had no batch. One replica alone has no divergence."""
 
     def task(communicator: Communicator) -> Any:
@@ -183,7 +183,7 @@ def test_the_divergence_is_that_of_replicas_with_samples() -> None:
 @pytest.mark.parametrize(
     ("measure_every", "measured"), [(5, [True, False, True, False, False, True]), (0, [False] * 6)]
 )
-def test_the_divergence_is_measured_once_every_few_iterations(measure_every: int, measured: list[bool]) -> None:
+def test_measure_every_limits_how_often_the_drift_is_measured(measure_every: int, measured: list[bool]) -> None:
     """Replicas are averaged after every second iteration."""
     averaging = ParameterAveraging(2, measure_every=measure_every)
     reports = train(2, SGD(0.05), averaging, samples=96).recorders[0].reports
@@ -194,7 +194,7 @@ def test_the_divergence_is_measured_once_every_few_iterations(measure_every: int
 
 
 @pytest.mark.parametrize(("transfer_dtype", "bound"), [("full", 1e-12), ("half", 1e-4)])
-def test_elastic_replicas_and_their_center_against_the_formula(transfer_dtype: str, bound: float) -> None:
+def test_elastic_averaging_follows_its_formula(transfer_dtype: str, bound: float) -> None:
     """Replay two replicas by hand: x -= a (x - c), c += 2 a (mean - c) after each of five rounds."""
     trained = train(2, SGD(0.05), ElasticAveraging(1, 0.2, transfer_dtype=transfer_dtype), samples=40)
     replicas = [Replica(small_model(), SGD(0.05)) for _ in range(2)]
@@ -212,7 +212,7 @@ def test_elastic_replicas_and_their_center_against_the_formula(transfer_dtype: s
     assert np.abs(trained.master - center).max() <= bound
 
 
-def test_elastic_replicas_meet_only_when_they_are_evaluated() -> None:
+def test_elastic_replicas_are_equal_only_at_evaluations_and_at_the_end_of_fit() -> None:
     different: dict[int, set[str]] = {}
 
     def note(trainer: Trainer, record: EpochRecord) -> None:
@@ -224,7 +224,7 @@ def test_elastic_replicas_meet_only_when_they_are_evaluated() -> None:
     assert [len(each) for _, each in sorted(different.items())] == [2, 1, 2, 1, 1]
 
 
-def test_a_pull_beyond_the_mean_is_refused() -> None:
+def test_an_elastic_pull_beyond_the_mean_is_refused() -> None:
     with refused("synchronizer.pull", "0.5"):
         ParallelWrapper(small_model(), 3, synchronizer=ElasticAveraging(1, 0.5))
     ParallelWrapper(small_model(), 2, synchronizer=ElasticAveraging(1, 0.5)).close()
@@ -250,7 +250,7 @@ class Noting(Replica):
 @pytest.mark.parametrize(
     ("reduce", "workers", "samples", "shares"), [("sum", 3, 61, [1, 1, 1]), ("mean", 2, 6, [4 / 6, 2 / 6])]
 )
-def test_weights_move_by_what_was_sent(reduce: str, workers: int, samples: int, shares: list[float]) -> None:
+def test_threshold_encoding_applies_what_was_sent(reduce: str, workers: int, samples: int, shares: list[float]) -> None:
     """A worker sends its updates except for the residual. The mean is of a single round with batches of 4 and 2."""
     way = GradientSharing(ThresholdEncoding(FixedThreshold(0.001), 0), reduce=reduce)
     loader, start = Loader(small_dataset(samples), 4, seed=3), small_model().params.master
@@ -263,7 +263,7 @@ def test_weights_move_by_what_was_sent(reduce: str, workers: int, samples: int, 
         assert moved.any()
 
 
-def test_scores_of_shared_gradients_come_every_so_often() -> None:
+def test_scores_of_gradient_sharing_are_computed_every_score_every_iterations() -> None:
     """Reports follow the second and the fourth round."""
     way = GradientSharing(score_every=4)
     first, second = train(2, SGD(0.05), way, samples=32).recorders[0].reports
@@ -292,5 +292,5 @@ class Scheduled(Synchronizer):
 
 @pytest.mark.usefixtures("devices")
 @pytest.mark.parametrize("synchronizer", [Signs(3), Scheduled()], ids=["signs", "scheduled"])
-def test_a_gpu_does_not_run_ahead_of_what_a_synchronizer_does_in_each_round(synchronizer: Synchronizer) -> None:
+def test_a_gpu_does_not_run_ahead_of_a_users_synchronizer(synchronizer: Synchronizer) -> None:
     assert not compared(lambda: train_on_device(workers=2, synchronizer=synchronizer))["ahead"]

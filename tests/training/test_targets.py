@@ -86,7 +86,7 @@ def weights_of_one_replica(kind: str, batch_size: int) -> Weights:
         pytest.param("numpy", 2, {"pipeline": Pipeline(2, micro_batches=3)}, id="pipeline"),
     ],
 )
-def test_frequency_1_is_one_replica_on_the_concatenated_batch(
+def test_averaging_every_iteration_equals_one_replica_for_all_kinds_of_targets(
     kind: str, backend: str, workers: int, options: dict[str, Any]
 ) -> None:
     loss, data = TARGETS[kind]
@@ -98,7 +98,7 @@ def test_frequency_1_is_one_replica_on_the_concatenated_batch(
     assert_close(model.weights(), weights_of_one_replica(kind, 8 * workers), 1e-5 if backend == "cupy" else 1e-12)
 
 
-def test_a_worker_without_a_batch_exchanges_values_for_targets() -> None:
+def test_a_worker_without_a_batch_exchanges_statistics_of_targets() -> None:
     data = TARGETS["multi-label"][1]
     layers = {"norm": BatchNorm(sync=True), "output": Dense(3)}
 
@@ -111,7 +111,7 @@ def test_a_worker_without_a_batch_exchanges_values_for_targets() -> None:
 
 
 @pytest.mark.parametrize("pipeline", [None, Pipeline(2)])
-def test_a_loss_may_take_targets_only(pipeline: Pipeline | None) -> None:
+def test_a_loss_may_require_targets(pipeline: Pipeline | None) -> None:
     class OfTargets(MeanSquaredError):
         def __call__(self, backend: Any, prediction: Any, target: Any) -> tuple[Any, Any]:
             assert target.ndim == 2
@@ -125,7 +125,7 @@ def test_a_loss_may_take_targets_only(pipeline: Pipeline | None) -> None:
 
 
 @pytest.mark.standin
-def test_graphs_are_captured_for_each_kind_of_labels() -> None:
+def test_captured_steps_are_captured_anew_for_another_kind_of_labels() -> None:
     models = []
     for backend in ("cupy", "numpy"):
         models.append(model_for("softmax", backend, "float"))
@@ -137,7 +137,7 @@ def test_graphs_are_captured_for_each_kind_of_labels() -> None:
 
 @on_backends("numpy", "numba", "cupy")
 @pytest.mark.parametrize(("outputs", "options"), [(1, {}), (3, {}), (3, {"pipeline": Pipeline(2)})])
-def test_the_accuracy_of_targets_0_and_1_is_the_share_of_right_outputs(
+def test_the_accuracy_of_targets_0_and_1_is_the_fraction_of_correct_outputs(
     backend: str, outputs: int, options: dict[str, Any]
 ) -> None:
     y = (NUMBERS[:, :outputs] > 0).astype(np.float32)
@@ -194,7 +194,7 @@ def test_integer_targets_are_evaluated_like_floats(rows: list[int]) -> None:
     ],
     ids=["twice the learning rate", "of some classes", "balanced", "of booleans", "of the loss"],
 )
-def test_weights_are_factors_of_losses(loss: str | Loss, weights: dict[str, Any], equal: dict[str, Any]) -> None:
+def test_class_and_sample_weights_are_factors(loss: str | Loss, weights: dict[str, Any], equal: dict[str, Any]) -> None:
     """Class weights and sample weights are multiplied."""
 
     def trained(loss: str | Loss, rate: float = 0.01, **weights: Any) -> Weights:
@@ -205,7 +205,7 @@ def test_weights_are_factors_of_losses(loss: str | Loss, weights: dict[str, Any]
     assert_close(trained(loss, **weights), trained("softmax", **equal), 1e-7)
 
 
-def test_a_held_out_part_has_no_weights() -> None:
+def test_sample_weights_do_not_apply_to_the_validation_split() -> None:
     with ParallelWrapper(small_model(), 1) as wrapper:
         wrapper.fit(X, Y, batch_size=61, sample_weight=np.full(61, 1e-6), validation_split=0.2)
         evaluation = wrapper.trainer.evaluation
@@ -239,12 +239,12 @@ def test_a_held_out_part_has_no_weights() -> None:
         ("class_weight", "huber", NUMBERS, {"class_weight": "balanced"}),
     ],
 )
-def test_what_does_not_fit_is_refused(setting: str, loss: str | Loss, y: Any, options: dict[str, Any]) -> None:
+def test_bad_targets_and_weights_are_refused(setting: str, loss: str | Loss, y: Any, options: dict[str, Any]) -> None:
     with ParallelWrapper(model_for(loss), 1) as wrapper, refused(setting):
         wrapper.fit(X, y, **options)
 
 
-def test_shards_have_no_weights(tmp_path: Path) -> None:
+def test_class_weights_of_shards_are_refused(tmp_path: Path) -> None:
     with ParallelWrapper(small_model(), 2) as wrapper, refused("class_weight"):
         wrapper.fit(write_shards(DATA, tmp_path, 2), class_weight="balanced")
 

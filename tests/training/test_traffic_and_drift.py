@@ -58,7 +58,7 @@ class FirstDrift(ParameterAveraging):
 
 
 @pytest.mark.parametrize("log_every", [0, 2])
-def test_an_epoch_has_the_last_drift_measured_in_it(log_every: int, tmp_path: Path) -> None:
+def test_an_epoch_has_the_last_drift_measured_in_it_even_if_it_was_resumed(log_every: int, tmp_path: Path) -> None:
     """The first epoch is interrupted and resumed."""
     loader = Loader(small_dataset(160), 4)
     options: dict[str, Any] = {"synchronizer": FirstDrift(1), "log_every": log_every}
@@ -73,7 +73,7 @@ def test_an_epoch_has_the_last_drift_measured_in_it(log_every: int, tmp_path: Pa
     assert epochs["drift_by_layer"] == [{"conv1": 0.25, "dense1": None}, {}]
 
 
-def test_the_drift_is_measured_after_whole_intervals(tmp_path: Path) -> None:
+def test_the_drift_is_measured_after_full_intervals_only(tmp_path: Path) -> None:
     """Replicas are also averaged at the end of the first fit and before evaluations: after every tenth iteration."""
     data = small_dataset(80)
     with ParallelWrapper(small_model(), 2, 3, log_every=1) as wrapper:
@@ -102,7 +102,7 @@ class Late(SerialCommunicator):
         super().barrier()
 
 
-def test_waiting_at_reports_and_at_the_end_of_an_epoch_counts_as_averaging(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_workers_at_reports_and_ends_of_epochs_counts_as_averaging(monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for log_every in (0, 1):
         others, replica = Late(), Replica(small_model(), SGD(0.01))

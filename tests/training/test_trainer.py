@@ -35,7 +35,7 @@ def loader(samples: int = 40, batch_size: int = 4) -> Loader:
 # times ----------------------------------------------------------------------------------------------------------------
 
 
-def test_the_time_of_a_round_is_divided_among_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_of_training_is_divided_among_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock moves only during slow parts: loading, gradients, averages, callbacks, evaluations."""
     now = [0.0]
     monkeypatch.setattr("cupynet.training.clock.time.perf_counter", lambda: now[0])
@@ -64,7 +64,7 @@ def test_the_time_of_a_round_is_divided_among_its_parts(monkeypatch: pytest.Monk
     assert clock.rounds_s == recorder.epochs[0].train_s == 3 * (2 + 4 + 8 + 32) + 64
 
 
-def test_the_speed_leaves_out_the_first_rounds() -> None:
+def test_images_per_s_leave_out_the_first_ten_iterations() -> None:
     """Ten rounds of 8 images take a second each, then two rounds half a second."""
     clock = Clock()
     for iteration in range(1, 13):
@@ -95,7 +95,7 @@ def noted(log: list[str]) -> list[Callback]:
     ]
 
 
-def test_the_events_of_a_fit() -> None:
+def test_callbacks_receive_the_events_of_a_fit_in_order() -> None:
     """A fit has two epochs of two rounds, the second one evaluated. Another fit is stopped in its first round."""
     data, log = small_dataset(16), list[str]()
     with ParallelWrapper(small_model(), 2, 2, callbacks=noted(log), log_every=2, progress="none") as wrapper:
@@ -110,7 +110,7 @@ def test_the_events_of_a_fit() -> None:
 
 
 @pytest.mark.parametrize("answer", [None, True, False])
-def test_weights_are_evaluated_again_unless_all_callbacks_return_false(answer: bool | None) -> None:
+def test_weights_are_evaluated_again_unless_after_finish_returns_false(answer: bool | None) -> None:
     def clear(trainer: Trainer) -> bool | None:
         trainer.params.master[...] = 0  # equal scores of all classes
         trainer.params.publish()
@@ -127,9 +127,7 @@ def test_weights_are_evaluated_again_unless_all_callbacks_return_false(answer: b
 @pytest.mark.parametrize(
     ("event", "frequency"), [("on_iteration_end", 9), ("on_log", 3), ("on_epoch_end", 3), ("on_epoch_end", "end")]
 )
-def test_replicas_of_a_stopped_fit_are_averaged_before_callbacks_replace_the_weights(
-    event: str, frequency: int | str
-) -> None:
+def test_replicas_of_a_stopped_fit_are_averaged_before_after_finish(event: str, frequency: int | str) -> None:
     found: list[bytes] = []
     stop = On(event, lambda trainer, *record: trainer.stop(event))
     last = On("after_finish", lambda trainer: found.append(trainer.params.master.tobytes()), every_rank=True)
@@ -150,14 +148,14 @@ def test_the_first_request_to_stop_counts(monkeypatch: pytest.MonkeyPatch) -> No
         assert wrapper.trainer.stopped == Stop(StopReason.REQUEST, "first")
 
 
-def test_the_stop_of_the_lowest_rank_is_reported() -> None:
+def test_the_request_to_stop_of_the_lowest_rank_is_reported() -> None:
     stops = [StopAfter(3, rank, f"worker {rank}", StopReason(rank)) for rank in (1, 2, 3)]
     way, data = ParameterAveraging("end"), loader(600, 2)
     found = fit_on_threads(4, lambda c: Replica(small_model(), SGD(0.01)), way, data, *stops, epochs=5)
     assert [trainer.stopped for trainer in found] == [Stop(StopReason.REQUEST, "worker 1")] * 4
 
 
-def test_a_stop_in_slow_rounds_does_not_wait_for_the_tenth(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_takes_effect_within_ten_iterations_or_at_once_if_they_are_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cluster kills a job half a minute after its signal."""
     sent, ended = [], []
     for slow_s in (0.0, 60.0):
@@ -182,7 +180,7 @@ def test_a_stop_in_or_after_the_last_round_has_no_effect(event: str) -> None:
         assert wrapper.trainer.epoch == 3
 
 
-def test_a_schedule_spans_each_fit() -> None:
+def test_a_one_cycle_schedule_spans_each_fit() -> None:
     with ParallelWrapper(small_model(), 1, optimizer=Nesterov(OneCycle(0.1)), log_every=1) as wrapper:
         for epochs in (1, 2):
             wrapper.fit(loader(), epochs=epochs)
@@ -195,7 +193,7 @@ def test_a_schedule_spans_each_fit() -> None:
 # failures -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_failed_round_leaves_no_gradient_and_no_stop() -> None:
+def test_a_failed_iteration_leaves_no_gradient_and_no_request_to_stop() -> None:
     class FailsOnce(ParameterAveraging):
         failed = False
 
@@ -218,7 +216,7 @@ def test_a_failed_round_leaves_no_gradient_and_no_stop() -> None:
 # warm-up --------------------------------------------------------------------------------------------------------------
 
 
-def test_warming_up_changes_nothing() -> None:
+def test_the_warm_up_changes_nothing() -> None:
     class Filling(Nesterov):
         def init(self, params: Any, backend: Any) -> None:
             """Fill the existing dictionary instead of creating one."""
@@ -238,7 +236,7 @@ def test_warming_up_changes_nothing() -> None:
         assert model.backend.workspace.on_loan == 0
 
 
-def test_compiling_is_announced_once_for_a_dtype(
+def test_compiling_is_announced_once_for_each_dtype(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("cupynet.training.parallel_wrapper._compiled", set())
@@ -251,7 +249,7 @@ def test_compiling_is_announced_once_for_a_dtype(
     assert 0 < counts[0] == counts[1] < counts[2]
 
 
-def test_warming_up_includes_the_kernels_of_averaging(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_warm_up_includes_the_kernels_of_averaging(monkeypatch: pytest.MonkeyPatch) -> None:
     """If they were compiled in the first round, they would count as training and averaging time."""
     averaged: set[tuple[int, Any]] = set()
 

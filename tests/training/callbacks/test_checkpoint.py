@@ -45,7 +45,7 @@ def fit(wrapper: ParallelWrapper, epochs: int = 2, restore: Path | None = None) 
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_fit_that_saves_stops_and_resumes_from_disk_equals_one_that_never_saved_with_every_synchronizer(
+def test_a_resumed_fit_is_bit_identical_to_an_uninterrupted_one_with_every_synchronizer(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A fit of each kind stops three times. The first epoch ends after iteration 5."""
@@ -77,7 +77,7 @@ def test_a_fit_killed_after_its_last_epoch_has_the_same_result(tmp_path: Path, p
     assert ends == [2, 2]
 
 
-def test_state_shared_by_replicas_is_stored_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_that_replicas_share_is_stored_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(consensus, "AGREE_EVERY", 1)
     names = {name for name, _ in small_model().params.named()}
     fit(wrapper_of(tmp_path, StopAfter(3)))
@@ -88,7 +88,7 @@ def test_state_shared_by_replicas_is_stored_once(tmp_path: Path, monkeypatch: py
     assert set(apart) == {f"{name}@{rank}" for name in names for rank in range(3)}
 
 
-def test_a_state_has_plain_values_only() -> None:
+def test_the_state_of_a_callback_has_plain_values_and_numeric_arrays_only() -> None:
     values = {"float": np.float32(1.5), "integer": np.int64(3), "flag": np.bool_(True), "list": [1, None], "text": "a"}
     numbers, arrays = apart({"callbacks": values, "a/b%": {"vector": np.arange(3)}})
     found = together(json.loads(json.dumps(numbers)), arrays)
@@ -123,7 +123,7 @@ def test_a_callback_that_writes_files_is_refused_by_another_wrapper_until_the_fi
 
 
 @pytest.mark.parametrize("run", [None, Path("run")], ids=["no run", "run"])
-def test_the_current_folder_may_change_between_fits(
+def test_a_run_stays_in_its_folder_if_the_current_folder_changes(
     run: Path | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -162,7 +162,7 @@ def train(wrapper: ParallelWrapper, restore: Path | str | None = None, epochs: i
         wrapper.fit(FORTY, epochs=epochs, batch_size=4)
 
 
-def test_which_checkpoints_are_kept(tmp_path: Path) -> None:
+def test_the_last_the_best_and_every_nth_checkpoint_are_kept(tmp_path: Path) -> None:
     """With wrong labels the loss grows during training, so each run's first checkpoint is its best."""
     callback = Checkpoint(keep_last=1, keep_every=2, best="loss")
     right = small_dataset(9)
@@ -173,7 +173,7 @@ def test_which_checkpoints_are_kept(tmp_path: Path) -> None:
         assert Checkpoints(run / "checkpoints").steps() == [5, 10, 20, 25]
 
 
-def test_a_new_metric_resets_the_best_checkpoint(tmp_path: Path) -> None:
+def test_a_resumed_run_that_selects_by_another_metric_forgets_the_best_checkpoint(tmp_path: Path) -> None:
     for metric in ("accuracy", "loss"):
         best = Checkpoint(path=tmp_path, best=metric)
         with ParallelWrapper(small_model(), 1, callbacks=[best]) as wrapper:
@@ -185,7 +185,7 @@ def test_a_new_metric_resets_the_best_checkpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("every", [None, 10])
-def test_a_fit_ends_with_a_checkpoint(every: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fit_ends_with_one_checkpoint(every: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint of the last iteration is not written twice."""
     saves: list[Any] = []
     watch(monkeypatch, Checkpoints, "save", lambda _, store, step, *rest: saves.append(step))
@@ -193,7 +193,7 @@ def test_a_fit_ends_with_a_checkpoint(every: int | None, tmp_path: Path, monkeyp
     assert saves == Checkpoints(tmp_path).steps() == [10]
 
 
-def test_a_checkpoint_can_be_saved_in_new_folders(tmp_path: Path) -> None:
+def test_a_checkpoint_creates_missing_folders(tmp_path: Path) -> None:
     with ParallelWrapper(small_model(), 2) as wrapper:
         assert wrapper.checkpoint(tmp_path / "a" / "b").is_dir()
 
@@ -205,7 +205,7 @@ def test_a_checkpoint_can_be_saved_in_new_folders(tmp_path: Path) -> None:
         ({"keep_every": 3}, [2, 1, 4], [30, 60, 70]),  # resumed runs keep counting
     ],
 )
-def test_every_nth_checkpoint_is_kept(
+def test_keep_every_counts_over_resumed_runs_and_the_end_of_an_epoch_once(
     options: dict[str, Any], fits: list[int], steps: list[int], tmp_path: Path
 ) -> None:
     for number, epochs in enumerate(fits):
@@ -214,7 +214,7 @@ def test_every_nth_checkpoint_is_kept(
 
 
 @pytest.mark.parametrize("default", [False, True], ids=["own folder", "folder of a run"])
-def test_the_checkpoints_of_another_run_are_never_removed(tmp_path: Path, default: bool) -> None:
+def test_a_folder_with_checkpoints_of_another_run_is_refused_and_kept(tmp_path: Path, default: bool) -> None:
     ck = tmp_path / "one" / "checkpoints" if default else tmp_path / "ck"
     train(saving(None if default else ck, run=tmp_path / "one"), epochs=3)
     train(saving(tmp_path / "two"))
@@ -227,7 +227,7 @@ def test_the_checkpoints_of_another_run_are_never_removed(tmp_path: Path, defaul
 
 
 @pytest.mark.parametrize("callbacks", [[], [Checkpoint()], [HistoryWriter()]], ids=["model", "checkpoints", "history"])
-def test_the_folder_of_another_run_is_refused_unless_it_is_continued(tmp_path: Path, callbacks: list[Callback]) -> None:
+def test_the_folder_of_another_run_is_refused_unless_it_is_restored(tmp_path: Path, callbacks: list[Callback]) -> None:
     def wrapper() -> ParallelWrapper:
         return ParallelWrapper(small_model(), 1, callbacks=callbacks, run=tmp_path)
 
@@ -242,7 +242,7 @@ def test_the_folder_of_another_run_is_refused_unless_it_is_continued(tmp_path: P
     train(wrapper(), restore=tmp_path / "later")
 
 
-def test_the_history_of_a_run_that_failed_early_is_replaced(tmp_path: Path) -> None:
+def test_the_history_of_a_run_that_left_neither_model_nor_checkpoint_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "history.jsonl").write_text('{"kind": "report"}\n')
     with ParallelWrapper(small_model(), 1, callbacks=[HistoryWriter()], run=tmp_path) as wrapper:
         wrapper.evaluate(FORTY)
@@ -257,7 +257,7 @@ def test_the_history_of_a_run_that_failed_early_is_replaced(tmp_path: Path) -> N
     [("measured by hand\n", 1, "path"), ('{"kind": "report"}\n', 0, "epochs")],
     ids=["no history", "refused fit"],
 )
-def test_a_refused_fit_keeps_what_is_in_the_folder(content: str, epochs: int, setting: str, tmp_path: Path) -> None:
+def test_a_refused_fit_keeps_the_history_in_its_folder(content: str, epochs: int, setting: str, tmp_path: Path) -> None:
     (tmp_path / "history.jsonl").write_text(content)
     with ParallelWrapper(small_model(), 1, callbacks=[HistoryWriter()], run=tmp_path) as wrapper, refused(setting):
         wrapper.fit(FORTY, epochs=epochs, batch_size=4)
@@ -265,7 +265,7 @@ def test_a_refused_fit_keeps_what_is_in_the_folder(content: str, epochs: int, se
 
 
 @pytest.mark.parametrize("kind", ["run of a command", "link"])
-def test_a_history_that_is_not_the_wrappers_own_is_kept(kind: str, tmp_path: Path) -> None:
+def test_the_history_of_a_run_of_the_command_or_behind_a_link_is_refused_and_kept(kind: str, tmp_path: Path) -> None:
     rows, history = tmp_path / "rows.jsonl", tmp_path / "run" / "history.jsonl"
     rows.write_text('{"kind": "report"}\n')
     if kind == "link":
@@ -291,7 +291,7 @@ def test_a_checkpoint_in_the_folder_of_a_longer_run_is_warned_of(
             assert (str(tmp_path) in caplog.text) is (epochs == 1)
 
 
-def test_a_folder_is_locked_while_a_run_saves_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_folder_is_locked_until_close(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock, "TIMEOUT_S", 0.0)
     with saving(tmp_path) as one:
         one.fit(FORTY, epochs=1, batch_size=4)
@@ -301,7 +301,7 @@ def test_a_folder_is_locked_while_a_run_saves_in_it(tmp_path: Path, monkeypatch:
     assert not (tmp_path / "running.json").exists() and Checkpoints(tmp_path).steps() == [10, 20]
 
 
-def test_a_folder_that_cannot_be_made_is_refused_before_training(tmp_path: Path) -> None:
+def test_a_checkpoint_folder_that_cannot_be_created_is_refused_before_training(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with saving(tmp_path / "file" / "below") as wrapper, pytest.raises(OutputError):
         wrapper.warm_up(4)

@@ -102,7 +102,7 @@ def test_scores_decide_when_a_fit_ends_and_which_weights_are_restored(
     assert (trainer.stopped is None) == (epochs == len(scores))
 
 
-def test_the_explanation_names_the_smallest_improvement(scripted: Script) -> None:
+def test_the_details_of_the_result_name_min_delta(scripted: Script) -> None:
     """The best epoch may be better than the reference, but not by more than `min_delta`."""
     scripted([1, 0.7, 0.6])
     stopping = EarlyStopping(patience=1, min_delta=0.25)
@@ -111,7 +111,7 @@ def test_the_explanation_names_the_smallest_improvement(scripted: Script) -> Non
     assert stopping.result is not None and "0.25" in stopping.result.details
 
 
-def test_max_epochs_counts_all_epochs_of_each_fit(scripted: Script) -> None:
+def test_max_epochs_counts_epochs_without_evaluations_and_anew_in_each_fit(scripted: Script) -> None:
     """Deeplearning4j's trainer can be used once, and checks its epoch conditions only when it evaluates."""
     scripted([0.5] * 20)
     stopping = EarlyStopping(max_epochs=5)
@@ -122,7 +122,7 @@ def test_max_epochs_counts_all_epochs_of_each_fit(scripted: Script) -> None:
 
 
 @pytest.mark.parametrize("pipeline", [None, Pipeline(2, 2)])
-def test_a_loss_that_grows_ends_the_fit_at_once(pipeline: Pipeline | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loss_above_max_score_ends_a_fit_at_once(pipeline: Pipeline | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also in pipelines, where rank 0 does not have the loss, and regardless of the interval between exchanges."""
     monkeypatch.setattr(consensus, "AGREE_EVERY", 1000)
     stopping = EarlyStopping(max_score=1e-3)
@@ -131,7 +131,7 @@ def test_a_loss_that_grows_ends_the_fit_at_once(pipeline: Pipeline | None, monke
         assert outcome(stopping)[0] == "max_score" and wrapper.trainer.iteration == 2
 
 
-def test_the_loss_is_one_of_all_replicas() -> None:
+def test_max_score_limits_the_loss_of_all_replicas() -> None:
     """In Deeplearning4j, all replicas race to pass the loss of their last batch to one condition."""
     report: Any = SimpleNamespace(loss=50.0, score_after_averaging=5.0)  # of this replica, and of all
     trainer = alone(small_model(), SGD(0.01))
@@ -151,7 +151,7 @@ def test_the_loss_is_one_of_all_replicas() -> None:
     ],
     ids=["one", "rarely averaged", "half", "outer step"],
 )
-def test_the_restored_weights_are_evaluated_and_are_the_last(dtype: str, options: dict[str, Any]) -> None:
+def test_best_weights_are_restored_on_all_workers_with_their_evaluation(dtype: str, options: dict[str, Any]) -> None:
     """An evaluation averages the replicas first, whereas Deeplearning4j takes worker 0's score before the average."""
     stopping = EarlyStopping("loss", "max", patience=2)  # selects the worst epoch, which is not the last
     trainer, weights = fit(stopping, 8, model=small_model(dtype), **options)
@@ -162,7 +162,7 @@ def test_the_restored_weights_are_evaluated_and_are_the_last(dtype: str, options
     np.testing.assert_array_equal(trainer.params.data, trainer.params.master.astype(trainer.params.data.dtype))
 
 
-def test_the_best_weights_are_not_restored_after_another_stop(
+def test_a_fit_stopped_on_request_does_not_restore_the_best_weights(
     scripted: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(consensus, "AGREE_EVERY", 1)
@@ -174,13 +174,13 @@ def test_the_best_weights_are_not_restored_after_another_stop(
 
 
 @pytest.mark.parametrize("arguments", [{"monitor": 3}, {"patience": 0}, {"best_score": math.nan}])
-def test_bad_arguments_are_refused(arguments: dict[str, Any]) -> None:
+def test_bad_arguments_of_early_stopping_are_refused(arguments: dict[str, Any]) -> None:
     with refused(*arguments):
         EarlyStopping(**arguments)
 
 
 @pytest.mark.parametrize(("workers", "frequency"), [(1, 2), (2, 100)])
-def test_a_fit_that_diverges_leaves_the_best_weights(scripted: Script, workers: int, frequency: int) -> None:
+def test_a_fit_that_diverges_restores_the_best_weights(scripted: Script, workers: int, frequency: int) -> None:
     """Either all workers detect it at an average, or a single one in a report."""
 
     def poison(trainer: Trainer) -> None:
@@ -213,7 +213,7 @@ def test_a_fit_that_diverges_leaves_the_best_weights(scripted: Script, workers: 
     ],
     ids=str,
 )
-def test_a_fit_that_stopped_early_continues_if_its_limit_was_raised(
+def test_a_resumed_fit_that_had_stopped_early_continues_only_if_its_limit_was_raised(
     scripted: Script, tmp_path: Path, scores: list[float], first: dict[str, Any], second: dict[str, Any], epoch: int
 ) -> None:
     scripted(scores)
@@ -222,21 +222,21 @@ def test_a_fit_that_stopped_early_continues_if_its_limit_was_raised(
     assert stopped.epoch <= continued.epoch == epoch
 
 
-def test_scores_of_another_metric_are_discarded(tmp_path: Path) -> None:
+def test_scores_of_another_metric_are_discarded_on_resume(tmp_path: Path) -> None:
     fit(EarlyStopping("accuracy"), 2, Checkpoint(path=tmp_path))
     stopping = EarlyStopping("loss", max_epochs=3)
     fit(stopping, 4, restore=tmp_path)
     assert stopping.result is not None and stopping.result.scores.keys() == {3}
 
 
-def test_a_condition_without_scores_remains_met_if_another_metric_is_monitored(tmp_path: Path) -> None:
+def test_max_epochs_still_counts_if_a_resumed_run_monitors_another_metric(tmp_path: Path) -> None:
     fit(EarlyStopping("accuracy", max_epochs=1), 3, Checkpoint(path=tmp_path))
     trainer, _ = fit(EarlyStopping("loss", max_epochs=1), 3, restore=tmp_path)
     assert trainer.epoch == 1
 
 
 @pytest.mark.parametrize(("limit", "reason", "iteration"), [(52, "epochs", 10), (50, "max_time_s", 3)])
-def test_the_time_limit_includes_earlier_processes_and_no_pauses(
+def test_max_time_s_includes_earlier_processes_but_not_pauses(
     monkeypatch: pytest.MonkeyPatch, limit: float, reason: str, iteration: int
 ) -> None:
     """It ends a fit within an epoch."""

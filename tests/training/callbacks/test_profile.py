@@ -63,7 +63,7 @@ def count(own: list[Event], name: str) -> int:
 
 
 @pytest.mark.parametrize(("backend", "first"), [("numpy", "conv1"), ("numba", "conv1+pool1")])
-def test_each_worker_has_a_track_with_every_piece(tmp_path: Path, backend: str, first: str) -> None:
+def test_the_trace_has_a_track_with_every_piece_for_each_worker(tmp_path: Path, backend: str, first: str) -> None:
     profile, wrapper = profiled(tmp_path, model=small_model("float", backend))
     network: Any = wrapper.model.network
     layers = ["+".join(names) for names in network.together()]
@@ -90,7 +90,7 @@ def test_profiled_rounds_begin_after_at_most_a_quarter_of_the_fit(
     assert count(events(tmp_path)[1], "round") == timed
 
 
-def test_layers_in_layers_are_pieces_inside(tmp_path: Path) -> None:
+def test_layers_inside_layers_are_pieces_inside_pieces(tmp_path: Path) -> None:
     block = Residual([Conv2D(4, 3, padding="same"), BatchNorm()], shortcut=Conv2D(4, 1))
     branches: list[Any] = [Conv2D(2, 3, padding="same"), [Conv2D(2, 1), Conv2D(2, 3, padding="same")]]
     layers = {"block": block, "sides": Concat(branches), "own": Around(Identity()), "output": Dense(3)}
@@ -105,7 +105,7 @@ def test_layers_in_layers_are_pieces_inside(tmp_path: Path) -> None:
     assert row["total_ms"] < row["inclusive_ms"]
 
 
-def test_own_times_leave_out_the_spans_inside() -> None:
+def test_the_own_time_of_a_piece_excludes_the_pieces_inside_it() -> None:
     model, clock = small_model(), Clock()
     timer = Timer(model.backend, clock, model)
     with clock.measure("compute", "a"):
@@ -117,7 +117,7 @@ def test_own_times_leave_out_the_spans_inside() -> None:
     assert (a.own, b.own, c.own, d.own) == (a.took - b.took - c.took, b.took, c.took - d.took, d.took)
 
 
-def test_the_table_adds_up_the_own_times_of_all_workers() -> None:
+def test_the_table_of_a_profile_adds_up_the_own_times_of_all_workers() -> None:
     found = table([["one", [("a", "x", 0, 10, 6), ("b", "y", 2, 4, 4)]], ["two", [("a", "x", 5, 20, 20)]]], 1, 1)
     assert found["workers"] == 2 and found["total_ms"] == 3e-5
     assert [(row["name"], row["calls"], row["total_ms"], row["inclusive_ms"]) for row in found["pieces"]] == [
@@ -138,7 +138,7 @@ def test_profiling_does_not_change_training_and_is_removed_afterwards(tmp_path: 
         assert [count(own, "round") for own in events(folder).values()] == [5, 5]
 
 
-def test_a_failed_fit_removes_the_timers(tmp_path: Path) -> None:
+def test_a_failed_fit_removes_the_timers_of_its_profile(tmp_path: Path) -> None:
     options: dict[str, Any] = {"optimizer": Nesterov(1e200), "callbacks": [Profile(after=0)]}
     with ParallelWrapper(small_model(), 2, run=tmp_path, **options) as wrapper:
         with pytest.raises(DivergedError):
@@ -167,7 +167,7 @@ def test_profiled_steps_are_not_captured(tmp_path: Path) -> None:
 
 
 @pytest.mark.standin
-def test_each_piece_waits_for_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_profile_waits_for_the_gpu_at_the_end_of_each_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The device is synchronized whenever a clock is read, so work counts for the piece that launched it."""
     model = small_model("float", "cupy")
     waits: list[Any] = []

@@ -61,7 +61,7 @@ def test_the_line_of_an_epoch_fits_the_terminal_and_has_the_speed(
 
 @pytest.mark.parametrize("style", ["lines", "none"])
 @pytest.mark.parametrize("logged", [True, False])
-def test_lines_go_to_the_log_or_to_the_terminal(style: str, logged: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_epoch_lines_go_to_the_log_or_the_terminal(style: str, logged: bool, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO if logged else logging.WARNING)
     screen = Screen()
     fit(screen, Progress(style))
@@ -70,7 +70,7 @@ def test_lines_go_to_the_log_or_to_the_terminal(style: str, logged: bool, caplog
 
 
 @pytest.mark.parametrize("closed", [False, True])
-def test_without_a_terminal_there_are_lines(closed: bool) -> None:
+def test_progress_without_a_terminal_is_in_lines(closed: bool) -> None:
     gone = io.StringIO()
     gone.close()
     callback = Progress()
@@ -78,7 +78,7 @@ def test_without_a_terminal_there_are_lines(closed: bool) -> None:
     assert callback.style == "lines"
 
 
-def test_the_bar_shows_the_share_of_each_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_progress_bar_shows_the_fraction_of_each_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "REFRESH_S", 0)
     screen, progress = Screen(), Progress()
     shown: list[tuple[str, Any, Any]] = []
@@ -92,7 +92,7 @@ def test_the_bar_shows_the_share_of_each_epoch(monkeypatch: pytest.MonkeyPatch) 
     assert "100 %" in screen.getvalue().rpartition("epoch 2/2")[2]
 
 
-def test_a_failed_fit_restores_the_terminal() -> None:
+def test_a_failed_fit_shows_the_cursor_of_the_terminal_again() -> None:
     def fail() -> None:
         raise InterruptedError
 
@@ -107,7 +107,7 @@ def test_a_failed_fit_restores_the_terminal() -> None:
     [(UnicodeEncodeError("latin-1", "…", 0, 1, ""), 0), (BrokenPipeError(32, ""), 2), (RuntimeError("a bug"), 1)],
     ids=["encoding", "pipe", "bug"],
 )
-def test_a_bar_that_fails_is_given_up(error: Exception, takes: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_bar_that_fails_is_replaced_by_lines(error: Exception, takes: int, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     callback = Progress("bar")
     fit(Screen(error, takes), callback, epochs=3)

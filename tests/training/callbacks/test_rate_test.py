@@ -22,28 +22,28 @@ def rate_test(optimizer: Optimizer | str, model: Model | None = None, **options:
     return find_rate(model or small_model(), LOADER, **options)
 
 
-def test_the_suggestion_is_a_tenth_of_the_rate_of_the_least_loss() -> None:
+def test_find_rate_suggests_a_tenth_of_the_rate_with_the_least_loss() -> None:
     found = made(valley(60))
     assert found.suggestion is not None
     assert found.rates[58] <= 10 * found.suggestion <= found.rates[72]  # the running mean lags behind
 
 
 @pytest.mark.parametrize("losses", [[2.3] * 100, [2.3 + 0.01 * i for i in range(100)], [2.3, 2.2, 2.1], []])
-def test_no_suggestion_if_the_loss_does_not_fall(losses: list[float]) -> None:
+def test_find_rate_suggests_nothing_if_the_loss_does_not_fall(losses: list[float]) -> None:
     assert made(losses).suggestion is None
 
 
 @pytest.mark.parametrize(
     ("optimizer", "workers", "iterations"), [(AdaDelta(0.01), 1, 12), ("lamb", 1, 12), (SGD(0.01), 2, 22)]
 )
-def test_optimizers_are_tested_at_the_given_rates(optimizer: Optimizer | str, workers: int, iterations: int) -> None:
+def test_find_rate_tests_optimizers_at_given_rates(optimizer: Optimizer | str, workers: int, iterations: int) -> None:
     """Two workers agree to stop at the end of an epoch, after iteration 25, but test no more rates than one."""
     found = rate_test(optimizer, lowest=1e-4, highest=1e-2, iterations=iterations, workers=workers)
     assert found.rates == pytest.approx(list(np.geomspace(1e-4, 1e-2, iterations)))
     assert found.ended == "" and np.isfinite(found.losses).all()
 
 
-def test_the_test_trains_a_copy_of_the_model() -> None:
+def test_find_rate_changes_neither_the_model_nor_the_optimizer() -> None:
     tested, schedule = small_model(), OneCycle(0.5)
     optimizer, before = SGD(schedule), tested.params.master.copy()
     found = rate_test(optimizer, tested, lowest=1e-3, highest=10.0, iterations=60)
@@ -52,18 +52,18 @@ def test_the_test_trains_a_copy_of_the_model() -> None:
     assert min(found.losses) < 0.9 * found.losses[0] and found.suggestion is not None
 
 
-def test_a_number_that_is_not_finite_ends_the_test_and_not_the_program() -> None:
+def test_find_rate_ends_at_a_loss_that_is_not_finite() -> None:
     found = rate_test(SGD(1.0), lowest=1.0, highest=1e300)
     assert 0 < len(found.rates) < 10 and found.ended
 
 
-def test_stages_of_a_pipeline_are_tested_too() -> None:
+def test_find_rate_has_the_same_losses_with_a_pipeline() -> None:
     whole, cut = (rate_test(SGD(1.0), pipeline=pipeline) for pipeline in (None, Pipeline(2, 2)))
     assert cut.losses == pytest.approx(whole.losses, rel=1e-9)
 
 
 @pytest.mark.standin
-def test_a_gpu_that_runs_ahead_is_given_every_rate() -> None:
+def test_find_rate_has_the_same_losses_on_a_gpu_that_runs_ahead() -> None:
     host, device = (rate_test(Adam(0.1), small_model("float", name), highest=1e-1) for name in ("numpy", "cupy"))
     assert device.losses == pytest.approx(host.losses, rel=1e-3) and device.rates == host.rates
 
@@ -72,6 +72,6 @@ def test_a_gpu_that_runs_ahead_is_given_every_rate() -> None:
     "arguments",
     [{"iterations": 9}, {"highest": 0.1, "lowest": 1.0}, {"optimizer": Adam}, {"callbacks": []}, {"log_every": 2}],
 )
-def test_bad_arguments_are_refused(arguments: dict[str, Any]) -> None:
+def test_bad_arguments_of_find_rate_are_refused(arguments: dict[str, Any]) -> None:
     with refused(next(iter(arguments))):
         find_rate(small_model(), LOADER, **arguments)

@@ -61,7 +61,7 @@ def mean(way: list[Weights], decay: float | None) -> Weights:
     ],
     ids=["exponential", "every third", "epochs", "late"],
 )
-def test_the_result_is_the_mean_of_the_weights_passed(
+def test_the_final_weights_are_the_mean_of_the_weights_during_training(
     average: WeightAverage, passed: Callable[[Seen], list[Weights]], workers: int, synchronizer: Synchronizer
 ) -> None:
     found = followed(workers, average, synchronizer)
@@ -71,7 +71,7 @@ def test_the_result_is_the_mean_of_the_weights_passed(
     assert len({weights.tobytes() for _, weights in found}) == 1
 
 
-def test_training_does_not_change_and_a_mean_of_nothing_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_weight_average_changes_no_training_and_warns_if_it_never_starts(caplog: pytest.LogCaptureFixture) -> None:
     """Two workers have 12 iterations."""
     averaged, (never, _) = (followed(2, WeightAverage(start_after=n), ParameterAveraging(2)) for n in (0, 12))
     for way, _ in averaged:
@@ -83,14 +83,14 @@ def test_training_does_not_change_and_a_mean_of_nothing_is_warned_of(caplog: pyt
 
 
 @pytest.mark.parametrize(("reason", "averaged"), [(StopReason.REQUEST, False), (StopReason.EARLY, True)])
-def test_a_stopped_fit_keeps_its_last_weights(reason: StopReason, averaged: bool) -> None:
+def test_a_fit_stopped_on_request_keeps_its_last_weights(reason: StopReason, averaged: bool) -> None:
     """A fit that early stopping ended does not."""
     ((way, weights),) = followed(1, WeightAverage(0.9), Synchronizer(), StopAfter(5, reason=reason))
     assert len(way.iterations) == 5
     np.testing.assert_allclose(weights, mean(way.iterations, 0.9) if averaged else way.iterations[-1], rtol=1e-12)
 
 
-def test_stages_of_a_pipeline_have_the_mean_of_the_whole_network() -> None:
+def test_a_weight_average_is_the_same_with_a_pipeline() -> None:
     def trained(pipeline: Pipeline | None) -> Any:
         options: dict[str, Any] = {"optimizer": SGD(0.05), "callbacks": [WeightAverage(0.8)], "pipeline": pipeline}
         return fitted(small_model(), LOADER, 2, epochs=2, **options).params.master
@@ -98,7 +98,7 @@ def test_stages_of_a_pipeline_have_the_mean_of_the_whole_network() -> None:
     np.testing.assert_allclose(trained(Pipeline(2)), trained(None), rtol=1e-9, atol=1e-12)
 
 
-def test_changed_arguments_apply_to_all_workers() -> None:
+def test_changed_arguments_of_a_weight_average_apply_to_all_workers() -> None:
     """Workers other than the first have copies of the callbacks."""
     way, average = weights_seen(), WeightAverage(None)
     with ParallelWrapper(small_model("double"), 2, 1, optimizer=SGD(0.05), callbacks=[average, way]) as wrapper:
@@ -110,7 +110,7 @@ def test_changed_arguments_apply_to_all_workers() -> None:
 
 
 @pytest.mark.parametrize("arguments", [{"decay": 1.0}, {"unit": "round"}, {"interval": 0}])
-def test_arguments_are_checked(arguments: dict[str, Any]) -> None:
+def test_bad_arguments_of_a_weight_average_are_refused(arguments: dict[str, Any]) -> None:
     with refused(*arguments):
         WeightAverage(**arguments)
 
@@ -122,7 +122,7 @@ def averages(wrapper: ParallelWrapper) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_the_mean_of_another_number_of_workers_is_that_of_all(workers: int, tmp_path: Path) -> None:
+def test_a_weight_average_resumed_by_another_number_of_workers_is_the_mean_of_all(workers: int, tmp_path: Path) -> None:
     def wrapper(workers: int, *callbacks: Callback) -> ParallelWrapper:
         given = [WeightAverage(None), *callbacks]
         return ParallelWrapper(normalized(), workers, 100, optimizer=SGD(0.05), callbacks=given)
@@ -142,7 +142,7 @@ def test_the_mean_of_another_number_of_workers_is_that_of_all(workers: int, tmp_
                 np.testing.assert_allclose(state[kind][name], (first + other[kind][name]) / 2, rtol=1e-12)
 
 
-def test_another_unit_begins_a_new_average(tmp_path: Path) -> None:
+def test_a_weight_average_resumed_with_another_unit_begins_anew(tmp_path: Path) -> None:
     with ParallelWrapper(small_model(), 1, callbacks=[WeightAverage()]) as wrapper:
         wrapper.fit(LOADER)
         path = wrapper.checkpoint(tmp_path)
@@ -152,7 +152,7 @@ def test_another_unit_begins_a_new_average(tmp_path: Path) -> None:
     assert (state["added"], state["passed"], state["unit"]) == (0, 0, "epoch")
 
 
-def test_wrappers_that_share_an_average_have_their_own_weights() -> None:
+def test_wrappers_that_share_a_weight_average_have_their_own_weights() -> None:
     shared = WeightAverage()
     with (
         ParallelWrapper(small_model(), 2, callbacks=[shared]) as one,

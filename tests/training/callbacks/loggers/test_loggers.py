@@ -134,7 +134,7 @@ def test_logged_figures_equal_the_history(trained: tuple[Run, str], kind: str) -
         assert found["result/wall_s", 14] == pytest.approx([run.summary().cost.wall_s])
 
 
-def test_logs_have_flat_hyperparameters_a_status_and_a_name(trained: tuple[Run, str]) -> None:
+def test_logs_have_flat_hyperparameters_the_status_and_the_name_of_the_run(trained: tuple[Run, str]) -> None:
     from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
 
     run, store = trained
@@ -179,7 +179,7 @@ def test_a_resumed_run_continues_its_logs(run: Run, store: str, kind: str) -> No
         ("wandb", "wandb.sdk.wandb_run.Run.log"),
     ],
 )
-def test_a_failing_writer_never_ends_a_run(
+def test_a_failing_logger_does_not_end_a_run(
     run: Run, store: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, kind: str, method: str
 ) -> None:
     tried: list[Any] = []
@@ -194,14 +194,14 @@ def test_a_failing_writer_never_ends_a_run(
     assert warned(caplog) == ["WARNING"] and len(tried) == 1
 
 
-def test_an_unwritable_folder_is_given_up_at_once(tmp_path: Path, run: Run, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_logger_gives_up_an_unwritable_folder(tmp_path: Path, run: Run, caplog: pytest.LogCaptureFixture) -> None:
     """Without a check, MLflow would try for minutes to open its file."""
     (tmp_path / "file").write_text("")
     fit(run, MLflow(f"sqlite:///{tmp_path}/no/such/folder/x.db"), TensorBoard(tmp_path / "file"), epochs=1)
     assert warned(caplog) == ["WARNING", "WARNING"]
 
 
-def test_failed_and_killed_runs_are_marked(tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_marks_failed_and_killed_runs(tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # where MLflow keeps the artifacts of an SQLite store
     options: dict[str, Any] = {"optimizer": Nesterov(1e200), "callbacks": [MLflow(store, "diverged")]}
     wrapper = ParallelWrapper(small_model(), 1, run=tmp_path / "a", **options)
