@@ -56,8 +56,6 @@ def on_cupy(layers: dict[str, Layer], dtype: str = "float") -> Model:
     return Model(Sequential(layers), IMAGE, create_backend("cupy", dtype), 1)
 
 
-# the same results as single launches ----------------------------------------------------------------------------------
-
 OPTIMIZERS: dict[str, tuple[str, Callable[[], Optimizer]]] = {
     "momentum, decayed, all layers": ("half", lambda: Momentum(OneCycle(0.05), 0.8, l2=0.01)),
     "nesterov, clipped": ("float", lambda: Nesterov(0.05, max_grad_norm=0.5)),
@@ -134,9 +132,6 @@ def test_a_checkpoint_includes_steps_that_ran_ahead(tmp_path: Path, monkeypatch:
     assert skipped[0] == skipped[1] > 0
 
 
-# how steps are launched -----------------------------------------------------------------------------------------------
-
-
 @on_standin
 @pytest.mark.parametrize("on_device", [True, False])
 def test_a_captured_step_copies_no_images(on_device: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,9 +181,6 @@ def test_a_fit_in_another_thread_does_not_write_to_borrowed_buffers() -> None:
         assert training.trainer.epoch == 2
         np.testing.assert_array_equal(model.backend.to_host(logits), before)
         del logits
-
-
-# values that are not finite -------------------------------------------------------------------------------------------
 
 
 MARKED = small_dataset(97)
@@ -250,9 +242,6 @@ def test_a_failed_fit_leaves_no_steps_to_the_next() -> None:
     before = trainer.statistics.clock.samples
     trainer.fit(Fit(Loader(DATA, 8, seed=3), 1))
     assert trainer.statistics.clock.samples - before == 97 - 3 * 8  # the epoch continues where it failed
-
-
-# what cannot be captured ----------------------------------------------------------------------------------------------
 
 
 class Own(Dense):

@@ -33,13 +33,7 @@ def evaluated(data: Dataset) -> Evaluation:
 
 @pytest.mark.parametrize(
     ("workers", "log_every", "options"),
-    [
-        (2, 0, {}),
-        (3, 1, {}),
-        (3, 7, {}),
-        (1, 9, {"accumulation_steps": 3}),
-        (1, 9, {"pipeline": Pipeline(2)}),
-    ],
+    [(2, 0, {}), (3, 1, {}), (3, 7, {}), (1, 9, {"accumulation_steps": 3}), (1, 9, {"pipeline": Pipeline(2)})],
 )
 def test_training_loss_and_accuracy_are_means_over_the_samples_of_all_replicas(
     workers: int, log_every: int, options: dict[str, Any]

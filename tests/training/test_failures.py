@@ -19,13 +19,7 @@ from cupynet.core.errors import OutputError
 from cupynet.data import Loader
 from cupynet.nn import Backward, Context, SoftmaxNLL
 from cupynet.optim import Nesterov
-from cupynet.parallel import (
-    ElasticAveraging,
-    GradientSharing,
-    Groups,
-    ParameterAveraging,
-    SerialCommunicator,
-)
+from cupynet.parallel import ElasticAveraging, GradientSharing, Groups, ParameterAveraging, SerialCommunicator
 from cupynet.runs.checkpoints import Checkpoints, read
 from cupynet.training import Checkpoint, HistoryWriter, ParallelWrapper
 from cupynet.training.fit import Fit

@@ -61,9 +61,6 @@ def test_a_stop_while_workers_are_leaving_does_not_end_the_next_fit(monkeypatch:
         assert wrapper.trainer.epoch == 3 and wrapper.trainer.stopped is None
 
 
-# arguments ------------------------------------------------------------------------------------------------------------
-
-
 def test_the_first_device_must_be_that_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     model = small_model()
     model.backend.name = "cupy"
@@ -120,9 +117,6 @@ def test_an_evaluation_between_two_averages_is_refused(tmp_path: Path, way: Sync
             wrapper.evaluate(loader(60))
         wrapper.fit(loader(60), epochs=1)
         assert wrapper.evaluate(loader(60)).samples == 60
-
-
-# closing --------------------------------------------------------------------------------------------------------------
 
 
 def blas_threads() -> set[int]:
@@ -312,9 +306,6 @@ def test_a_fit_does_not_save_a_model_whose_layer_was_changed(tmp_path: Path, cap
     with ParallelWrapper(model, 1, callbacks=[anneal], run=tmp_path / "run") as wrapper:
         assert len(wrapper.fit(loader())["epoch"]) == 1
     assert "rate" in caplog.text and not (tmp_path / "run/model.safetensors").exists()
-
-
-# tasks and threads ----------------------------------------------------------------------------------------------------
 
 
 def test_a_worker_that_is_late_after_a_failure_does_not_change_the_model(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,9 +37,6 @@ def close(found: Any, expected: Any, bound: float = 1e-12) -> bool:
     return bool(np.abs(found - expected).max() <= bound * np.abs(expected).max())
 
 
-# equal to one replica -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("stages", "micro_batches", "workers", "backend", "synchronizer"),
     [
@@ -77,9 +74,6 @@ def test_a_stage_may_end_after_any_layer(name: str) -> None:
             assert set(on_loan(wrapper)) == {0}
         found.append(model.params.master)
     assert close(found[1], found[0])
-
-
-# weights --------------------------------------------------------------------------------------------------------------
 
 
 def test_the_model_has_the_weights_of_all_stages_and_stages_take_loaded_weights(tmp_path: Path) -> None:
@@ -131,9 +125,6 @@ def test_a_pipeline_with_stages_without_weights_resumes(tmp_path: Path) -> None:
     assert_resumes(wrapper_of, 4, tmp_path, LOADER, evaluate_on=LOADER)
 
 
-# what others see ------------------------------------------------------------------------------------------------------
-
-
 def test_reports_and_evaluations_of_a_pipeline_equal_the_unsplit_network() -> None:
     histories, held_out = [], Loader(small_dataset(50, seed=2), 8, shuffle=False)
     for pipeline in (None, Pipeline(3, 4)):
@@ -156,9 +147,6 @@ def test_the_summary_of_a_run_has_its_stages_and_the_bound_of_their_speed_up(tmp
     train_command.train(train_command.prepare(settings), tmp_path)
     found = json.loads((tmp_path / "summary.json").read_text())["pipeline"]
     assert found["layers"] == [["conv1", "pool1", "conv2", "pool2"], ["dense1", "output"]] and found["bound"] > 0
-
-
-# what it costs --------------------------------------------------------------------------------------------------------
 
 
 def test_the_memory_of_a_stage_does_not_grow_with_the_number_of_micro_batches() -> None:
@@ -225,9 +213,6 @@ def test_waiting_for_another_stage_is_not_counted_as_computing() -> None:
         parts = (spent.compute_s, spent.data_s, spent.averaging_s, spent.waiting_s)
         assert sum(part[rank] for part in parts) <= spent.rounds_s[rank]
     assert reports["waiting_s"][-1] > 0
-
-
-# failures -------------------------------------------------------------------------------------------------------------
 
 
 class Fuse(Identity):

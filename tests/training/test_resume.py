@@ -14,13 +14,7 @@ from cupynet.core.errors import ConfigError
 from cupynet.data import Batch, Loader, Synthetic
 from cupynet.nn import SoftmaxNLL
 from cupynet.optim import SGD, Nesterov, OneCycle
-from cupynet.parallel import (
-    GradientSharing,
-    ParameterAveraging,
-    Pipeline,
-    Synchronizer,
-    ThresholdEncoding,
-)
+from cupynet.parallel import GradientSharing, ParameterAveraging, Pipeline, Synchronizer, ThresholdEncoding
 from cupynet.runs.checkpoints import Checkpoints, Stored, read
 from cupynet.training import Callback, Checkpoint, ParallelWrapper, Replica
 from cupynet.training.checkpointing import _states as stored_states
@@ -28,14 +22,7 @@ from cupynet.training.checkpointing import check_classes, stages_of
 from cupynet.training.resize import mean, resized
 from tests.support.calls import watch
 from tests.support.refusals import data_error
-from tests.support.training import (
-    KINDS_OF_WAYS,
-    WAYS,
-    StopAfter,
-    fingerprint,
-    small_dataset,
-    small_model,
-)
+from tests.support.training import KINDS_OF_WAYS, WAYS, StopAfter, fingerprint, small_dataset, small_model
 
 DATA = small_dataset(57)  # 15 batches of 4, the last of one sample
 LOADER = Loader(DATA, 4, seed=3)
@@ -50,9 +37,6 @@ def test_a_resume_with_data_of_other_classes_is_refused() -> None:
     source.class_names = ("dog", "fox")
     with data_error("fox"):
         check_classes(stored, source)
-
-
-# another number of workers --------------------------------------------------------------------------------------------
 
 
 def wrapper_of(

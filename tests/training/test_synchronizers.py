@@ -160,9 +160,6 @@ def test_weights_may_be_replaced_between_fits_with_every_synchronizer(way: Synch
         assert len({fingerprint(replica) for replica in wrapper.replicas()}) == 1
 
 
-# averaging ------------------------------------------------------------------------------------------------------------
-
-
 def test_the_drift_is_the_largest_distance_of_a_replica_with_samples_from_the_mean() -> None:
     """Only one layer differs, most of all in worker 2, which had no batch. One replica alone has no divergence."""
 
@@ -188,9 +185,6 @@ def test_measure_every_limits_how_often_the_drift_is_measured(measure_every: int
     averaging = ParameterAveraging(2, measure_every=measure_every)
     reports = train(2, SGD(0.05), averaging, samples=96).recorders[0].reports
     assert [report.drift > 0 for report in reports] == measured
-
-
-# elastic averaging ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("transfer_dtype", "bound"), [("full", 1e-12), ("half", 1e-4)])
@@ -231,9 +225,6 @@ def test_an_elastic_pull_beyond_the_mean_is_refused() -> None:
     ParallelWrapper(small_model(), 1, synchronizer=ElasticAveraging(1, 5.0)).close()  # it has no center
 
 
-# gradient sharing -----------------------------------------------------------------------------------------------------
-
-
 class Noting(Replica):
     """Adds up its optimizer's updates."""
 
@@ -268,9 +259,6 @@ def test_scores_of_gradient_sharing_are_computed_every_score_every_iterations() 
     way = GradientSharing(score_every=4)
     first, second = train(2, SGD(0.05), way, samples=32).recorders[0].reports
     assert math.isnan(first.score_after_averaging) and second.score_after_averaging > 0
-
-
-# synchronizers of users -----------------------------------------------------------------------------------------------
 
 
 class Signs(ParameterAveraging):

@@ -67,9 +67,6 @@ def test_a_loss_that_cannot_be_copied_is_refused() -> None:
         wrapper.fit(DATA, batch_size=8)
 
 
-# every way to train ---------------------------------------------------------------------------------------------------
-
-
 @cache
 def weights_of_one_replica(kind: str, batch_size: int) -> Weights:
     loss, data = TARGETS[kind]
@@ -151,9 +148,6 @@ def test_the_accuracy_of_targets_0_and_1_is_the_fraction_of_correct_outputs(
     assert 0 < right < 1 and history.epochs["validation_accuracy"] == pytest.approx([right] * 3)
     assert history.epochs["accuracy"] == pytest.approx([right] * 3)
     assert stopping.result is not None and stopping.result.best_score == pytest.approx(right)
-
-
-# what fit accepts -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

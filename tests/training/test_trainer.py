@@ -16,23 +16,11 @@ from cupynet.training.fit import Fit
 from cupynet.training.replica import warm_up
 from tests.support.calls import watch
 from tests.support.trainers import fit_on_threads
-from tests.support.training import (
-    At,
-    On,
-    Recorder,
-    StopAfter,
-    alone,
-    fingerprint,
-    small_dataset,
-    small_model,
-)
+from tests.support.training import At, On, Recorder, StopAfter, alone, fingerprint, small_dataset, small_model
 
 
 def loader(samples: int = 40, batch_size: int = 4) -> Loader:
     return Loader(small_dataset(samples), batch_size, seed=1)
-
-
-# times ----------------------------------------------------------------------------------------------------------------
 
 
 def test_the_time_of_training_is_divided_among_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,9 +59,6 @@ def test_images_per_s_leave_out_the_first_ten_iterations() -> None:
         clock.compute_s += 1.0 if iteration <= 10 else 0.5
         clock.count(iteration, 8)
         assert clock.images_per_s == (8 if iteration <= 10 else 16)
-
-
-# events ---------------------------------------------------------------------------------------------------------------
 
 
 def noted(log: list[str]) -> list[Callback]:
@@ -137,9 +122,6 @@ def test_replicas_of_a_stopped_fit_are_averaged_before_after_finish(event: str, 
     assert len(found) == 2 and found[0] == found[1]
 
 
-# stops ----------------------------------------------------------------------------------------------------------------
-
-
 def test_the_first_request_to_stop_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(consensus, "AGREE_EVERY", 1)
     callbacks = [StopAfter(3, text="first"), StopAfter(3, text="second", reason=StopReason.EARLY)]
@@ -190,9 +172,6 @@ def test_a_one_cycle_schedule_spans_each_fit() -> None:
     assert max(rates[:10]) == pytest.approx(0.1, rel=0.05) and max(rates[10:]) == pytest.approx(0.1, rel=0.05)
 
 
-# failures -------------------------------------------------------------------------------------------------------------
-
-
 def test_a_failed_iteration_leaves_no_gradient_and_no_request_to_stop() -> None:
     class FailsOnce(ParameterAveraging):
         failed = False
@@ -211,9 +190,6 @@ def test_a_failed_iteration_leaves_no_gradient_and_no_request_to_stop() -> None:
     whole.fit(Fit(loader(), 1))
     assert trainer.stopped is None and trainer.iteration == 10
     assert fingerprint(trainer.model) == fingerprint(whole.model)
-
-
-# warm-up --------------------------------------------------------------------------------------------------------------
 
 
 def test_the_warm_up_changes_nothing() -> None:
