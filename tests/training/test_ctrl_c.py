@@ -1,4 +1,4 @@
-"""Ctrl-C in a user's program, and wrappers that are never closed."""
+"""Ctrl-C and `stop` in a user's program."""
 
 import builtins
 import os
@@ -11,7 +11,7 @@ import pytest
 from cupynet import Callback, ParallelWrapper, Pipeline
 from cupynet.core.errors import ClosedError
 from cupynet.data import Batch
-from cupynet.training import Replica, StopReason, Trainer, consensus
+from cupynet.training import Replica, Stop, StopReason, Trainer, consensus
 from tests.support.calls import watch
 from tests.support.trainers import fitted
 from tests.support.training import At, On, StopAfter, fingerprint, small_dataset, small_model
@@ -45,6 +45,13 @@ def test_ctrl_c_stops_all_workers_averages_them_and_the_next_fit_continues(
         wrapper.fit(DATA, epochs=3, batch_size=4)
         assert wrapper.trainer.epoch == complete + 3
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_stop_ends_a_fit_within_ten_iterations_with_equal_replicas_and_without_an_exception() -> None:
+    with ParallelWrapper(small_model(), 2, "end", callbacks=[At(3, lambda: wrapper.stop("enough"))]) as wrapper:
+        wrapper.fit(DATA, epochs=9, batch_size=4)
+        assert 3 <= wrapper.trainer.iteration <= 13 and wrapper.trainer.stopped == Stop(StopReason.REQUEST, "enough")
+        assert len({fingerprint(replica) for replica in wrapper.replicas()}) == 1
 
 
 @pytest.mark.parametrize(

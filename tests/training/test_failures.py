@@ -33,6 +33,10 @@ class Injected(Exception):
     """Raised on purpose."""
 
 
+def fail(trainer: Any) -> None:
+    raise Injected
+
+
 class Reader(Loader):
     """Its `read` is called for each batch in a prefetch thread."""
 
@@ -137,10 +141,6 @@ def held() -> tuple[int, list[str]]:
 def test_wrappers_leave_no_threads_files_or_models_behind(tmp_path: Path) -> None:
     """A third of the wrappers fail."""
     data, models, before = small_dataset(16), list[Any](), held()
-
-    def fail(trainer: Any) -> None:
-        raise Injected
-
     for number in range(6):
         callbacks = [Checkpoint(keep_last=1), HistoryWriter(), *([On("on_fit_end", fail)] if number % 3 == 0 else [])]
         wrapper = ParallelWrapper(small_model(), 2, callbacks=callbacks, run=tmp_path / str(number))
@@ -155,9 +155,6 @@ def test_wrappers_leave_no_threads_files_or_models_behind(tmp_path: Path) -> Non
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_failed_wrapper_that_is_garbage_collected_is_closed(workers: int, tmp_path: Path) -> None:
     """Otherwise, it would keep its replicas in memory, and a callback object that it uses could not be used again."""
-
-    def fail(trainer: Any) -> None:
-        raise Injected
 
     def fit(*callbacks: Any, run: str) -> None:
         wrapper = ParallelWrapper(small_model(), workers, callbacks=callbacks, run=tmp_path / run)

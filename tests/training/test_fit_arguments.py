@@ -94,7 +94,7 @@ def test_functions_of_a_lambda_callback_receive_events_and_unknown_events_are_re
         LambdaCallback(on_epoch_end=None)  # type: ignore[arg-type]
 
 
-def test_columns_of_the_history_name_the_evaluated_data() -> None:
+def test_fit_returns_its_own_history_whose_columns_name_the_evaluated_data() -> None:
     with ParallelWrapper(small_model(), 1) as wrapper:
         first = wrapper.fit(X, Y, validation_data=(X[:9], Y[:9])).epochs
         second = wrapper.fit(X, Y, evaluate_on=(X[:9], Y[:9])).epochs

@@ -8,7 +8,7 @@ import pytest
 
 from cupynet.backend.cpu.numba_backend import NumbaBackend
 from cupynet.data import Loader
-from cupynet.optim import SGD, Adam, Nesterov, OneCycle, Scaled, StepDecay, Warmup
+from cupynet.optim import SGD, Adam, Nesterov, OneCycle, Scaled, Schedule, StepDecay, Warmup
 from cupynet.parallel import ParameterAveraging
 from cupynet.training import Callback, EpochRecord, ParallelWrapper, Replica, Stop, StopReason, Trainer, consensus
 from cupynet.training.clock import Clock
@@ -162,11 +162,15 @@ def test_a_stop_in_or_after_the_last_round_has_no_effect(event: str) -> None:
         assert wrapper.trainer.epoch == 3
 
 
-def test_a_one_cycle_schedule_spans_each_fit() -> None:
-    with ParallelWrapper(small_model(), 1, optimizer=Nesterov(OneCycle(0.1)), log_every=1) as wrapper:
-        for epochs in (1, 2):
-            wrapper.fit(loader(), epochs=epochs)
-    rates = wrapper.history.reports["learning_rate"]
+def test_a_schedule_that_spans_a_fit_restarts_in_the_next_and_others_continue() -> None:
+    def rates_of(schedule: Schedule) -> list[Any]:
+        with ParallelWrapper(small_model(), 1, optimizer=Nesterov(schedule), log_every=1) as wrapper:
+            for epochs in (1, 2):
+                wrapper.fit(loader(), epochs=epochs)
+        return wrapper.history.reports["learning_rate"]
+
+    assert rates_of(StepDecay(0.1, factor=0.5, every=15)) == [0.1] * 15 + [0.05] * 15
+    rates = rates_of(OneCycle(0.1))
     assert rates[0] == rates[10] == pytest.approx(0.1 / 25)
     assert rates[9] == rates[29] == pytest.approx(0.1 / 1000)
     assert max(rates[:10]) == pytest.approx(0.1, rel=0.05) and max(rates[10:]) == pytest.approx(0.1, rel=0.05)

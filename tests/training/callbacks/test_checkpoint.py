@@ -45,7 +45,7 @@ def fit(wrapper: ParallelWrapper, epochs: int = 2, restore: Path | None = None) 
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_resumed_fit_is_bit_identical_to_an_uninterrupted_one_with_every_synchronizer(
+def test_a_saved_stopped_and_resumed_fit_is_bit_identical_with_every_synchronizer(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A fit of each kind stops three times. The first epoch ends after iteration 5."""

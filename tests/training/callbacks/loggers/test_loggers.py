@@ -224,5 +224,8 @@ def test_wandb_without_a_login_stays_offline(
     fit(run, WandB(mode="online"), epochs=1)
     assert warned(caplog) == ["WARNING"]
     assert len(list(run.folder.glob("wandb/offline-run-*/*.wandb"))) == 1
+
+
+def test_an_unknown_mode_of_wandb_is_refused() -> None:
     with refused("mode"):
         WandB(mode="onlin")
