@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from cupynet import Callback, ParallelWrapper, Pipeline
-from cupynet.core.errors import ClosedError
-from cupynet.data import Batch
+from cupynet import Batch, Callback, ClosedError, ParallelWrapper, Pipeline
 from cupynet.training import Replica, Stop, StopReason, Trainer, consensus
 from tests.support.calls import watch
 from tests.support.trainers import fitted

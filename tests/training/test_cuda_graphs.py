@@ -15,43 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet.backend import create_backend
+from cupynet import DivergedError, Loader, ParameterAveraging, create_backend, nn, optim
 from cupynet.backend.cuda import launch
-from cupynet.core.errors import DivergedError
-from cupynet.data import Loader
-from cupynet.nn import (
-    INFERENCE,
-    Backward,
-    Context,
-    Conv2D,
-    Dense,
-    Dropout,
-    Huber,
-    Image,
-    Layer,
-    Loss,
-    MaxPool2D,
-    Model,
-    Sequential,
-    SoftmaxNLL,
-)
 from cupynet.nn.layer import no_backward
-from cupynet.optim import (
-    LAMB,
-    SGD,
-    AdaGrad,
-    Adam,
-    AdamW,
-    Constant,
-    Momentum,
-    Nadam,
-    Nesterov,
-    OneCycle,
-    Optimizer,
-    ReduceOnPlateau,
-    Schedule,
-)
-from cupynet.parallel import ParameterAveraging
 from cupynet.training import Callback, ParallelWrapper, Trainer, WeightAverage, graph_replica
 from cupynet.training import loss_scaling as scaling
 from cupynet.training.fit import Fit
@@ -66,22 +32,22 @@ from tests.support.training import WAYS, At, Identity, On, small_dataset, small_
 on_devices = pytest.mark.usefixtures("devices")  # on the stand-in, and on a GPU if there is one
 on_standin = pytest.mark.standin
 DATA = small_dataset(97)
-IMAGE = Image(8, 8, 1)
+IMAGE = nn.Image(8, 8, 1)
 
 
-def on_cupy(layers: dict[str, Layer], dtype: str = "float") -> Model:
-    return Model(Sequential(layers), IMAGE, create_backend("cupy", dtype), 1)
+def on_cupy(layers: dict[str, nn.Layer], dtype: str = "float") -> nn.Model:
+    return nn.Model(nn.Sequential(layers), IMAGE, create_backend("cupy", dtype), 1)
 
 
-OPTIMIZERS: dict[str, tuple[str, Callable[[], Optimizer]]] = {
-    "momentum, decayed, all layers": ("half", lambda: Momentum(OneCycle(0.05), 0.8, l2=0.01)),
-    "nesterov, clipped": ("float", lambda: Nesterov(0.05, max_grad_norm=0.5)),
-    "all limits": ("half", lambda: SGD(0.05, max_grad_norm=2.0, clip_layer_norm=0.5, clip_value=0.1, l1=0.001)),
-    "adam": ("double", lambda: Adam(OneCycle(0.01), l2=0.01)),
-    "adamw": ("half", lambda: AdamW(0.01, max_grad_norm=0.5)),
-    "nadam": ("float", lambda: Nadam(0.01, clip_value=0.1)),
-    "adagrad": ("half", lambda: AdaGrad(0.02, weight_decay=0.1)),
-    "lamb": ("double", lambda: LAMB(OneCycle(0.02), clip_layer_norm=0.5)),
+OPTIMIZERS: dict[str, tuple[str, Callable[[], optim.Optimizer]]] = {
+    "momentum, decayed, all layers": ("half", lambda: optim.Momentum(optim.OneCycle(0.05), 0.8, l2=0.01)),
+    "nesterov, clipped": ("float", lambda: optim.Nesterov(0.05, max_grad_norm=0.5)),
+    "all limits": ("half", lambda: optim.SGD(0.05, max_grad_norm=2.0, clip_layer_norm=0.5, clip_value=0.1, l1=0.001)),
+    "adam": ("double", lambda: optim.Adam(optim.OneCycle(0.01), l2=0.01)),
+    "adamw": ("half", lambda: optim.AdamW(0.01, max_grad_norm=0.5)),
+    "nadam": ("float", lambda: optim.Nadam(0.01, clip_value=0.1)),
+    "adagrad": ("half", lambda: optim.AdaGrad(0.02, weight_decay=0.1)),
+    "lamb": ("double", lambda: optim.LAMB(optim.OneCycle(0.02), clip_layer_norm=0.5)),
 }
 
 
@@ -93,7 +59,7 @@ def test_captured_steps_of_every_optimizer_equal_single_launches(name: str) -> N
 
     def train() -> Run:
         network = small_networks()["blocks"] if "all layers" in name else small_network()
-        model = Model(network, IMAGE, create_backend("cupy", dtype), 1)
+        model = nn.Model(network, IMAGE, create_backend("cupy", dtype), 1)
         return train_on_device(network=model, optimizer=optimizer())
 
     found = compared(train)
@@ -103,15 +69,15 @@ def test_captured_steps_of_every_optimizer_equal_single_launches(name: str) -> N
 @on_devices
 @pytest.mark.parametrize(
     ("loss", "way"),
-    [(SoftmaxNLL(0.1, [0.5, 1.0, 2.0]), "every 3"), (Huber(0.5), "every 3"), (None, "gradients")],
+    [(nn.SoftmaxNLL(0.1, [0.5, 1.0, 2.0]), "every 3"), (nn.Huber(0.5), "every 3"), (None, "gradients")],
     ids=["smoothed", "huber", "gradients"],
 )
-def test_captured_steps_change_the_loss_scale(loss: Loss | None, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_captured_steps_change_the_loss_scale(loss: nn.Loss | None, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The scale starts far too large, so steps are skipped while it is halved. Then it grows every fifth step."""
     monkeypatch.setattr(scaling, "GROW_AFTER", 5)
 
     def train() -> Run:
-        model = Model(small_network(), IMAGE, create_backend("cupy", "half"), 1, loss or "softmax")
+        model = nn.Model(small_network(), IMAGE, create_backend("cupy", "half"), 1, loss or "softmax")
         return train_on_device(
             network=model, synchronizer=WAYS[way], callbacks=[WeightAverage(0.9)], scale=2.0**24, data=DATA
         )
@@ -143,7 +109,7 @@ def test_a_checkpoint_includes_steps_that_ran_ahead(tmp_path: Path, monkeypatch:
         model.backend.loss_scale = 2.0**22
         end = On("on_fit_end", lambda trainer: skipped.append(trainer.statistics.skipped_steps))
         options: dict[str, Any] = {"callbacks": [end, *callbacks], "log_every": 4, "timeout_s": 60}
-        return ParallelWrapper(model, 2, 3, optimizer=Nesterov(0.05), **options)
+        return ParallelWrapper(model, 2, 3, optimizer=optim.Nesterov(0.05), **options)
 
     assert_resumes(wrapper_of, 10, tmp_path, Loader(DATA, 8, seed=3))
     assert skipped[0] == skipped[1] > 0
@@ -190,7 +156,7 @@ def test_a_fit_in_another_thread_does_not_write_to_borrowed_buffers() -> None:
     model = small_model("float", "cupy")
     with ParallelWrapper(model, 1, prefetch_buffer=0) as training:
         training.fit(Loader(DATA, 8, seed=3), epochs=1)
-        logits, _ = model.forward(model.backend.load_images(DATA.images, np.arange(8)), INFERENCE)
+        logits, _ = model.forward(model.backend.load_images(DATA.images, np.arange(8)), nn.INFERENCE)
         before = np.array(model.backend.to_host(logits))
         other = threading.Thread(target=training.fit, args=(Loader(DATA, 8, seed=3),))
         other.start()
@@ -209,15 +175,16 @@ class Breaks(Identity):
 
     capturable = True
 
-    def forward(self, x: Any, context: Context) -> tuple[Any, Backward]:
+    def forward(self, x: Any, context: nn.Context) -> tuple[Any, nn.Backward]:
         y, rest = self.backend.borrow(x.shape), self.backend.borrow((len(x), 1, 1, 1))
         self.backend.xp.subtract(1, x[:, :1, :1], out=rest)
         self.backend.xp.divide(x, rest, out=y)
         return y, (lambda dy: None) if context.train else no_backward
 
 
-def breaking(dtype: str = "float") -> Model:
-    return on_cupy({"breaks": Breaks(), "conv1": Conv2D(3, 3), "pool1": MaxPool2D(2), "output": Dense(3)}, dtype)
+def breaking(dtype: str = "float") -> nn.Model:
+    layers = {"breaks": Breaks(), "conv1": nn.Conv2D(3, 3), "pool1": nn.MaxPool2D(2), "output": nn.Dense(3)}
+    return on_cupy(layers, dtype)
 
 
 @on_devices
@@ -231,7 +198,7 @@ def test_a_loss_that_is_not_finite_is_reported_as_in_single_launches(
         model = breaking(dtype)
         with (
             pytest.raises(DivergedError, match="sample 17, .*'breaks'") as caught,
-            ParallelWrapper(model, workers, frequency, optimizer=Nesterov(0.05), timeout_s=60) as training,
+            ParallelWrapper(model, workers, frequency, optimizer=optim.Nesterov(0.05), timeout_s=60) as training,
         ):
             training.fit(Loader(MARKED, 8, seed=3), epochs=2)
         return str(caught.value), model.weights()
@@ -252,7 +219,7 @@ def test_a_failed_fit_leaves_no_steps_to_the_next() -> None:
 
     backend = create_backend("cupy")
     backend.activate()
-    replica = graph_replica.replica_of(Model(small_network(), IMAGE, backend, 1), Nesterov(0.05))
+    replica = graph_replica.replica_of(nn.Model(small_network(), IMAGE, backend, 1), optim.Nesterov(0.05))
     trainer = Trainer(replica, callbacks=[At(3, fail)], synchronizer=ParameterAveraging("end"), log_every=0)
     with pytest.raises(InterruptedError):
         trainer.fit(Fit(Loader(DATA, 8, seed=3), 1))
@@ -261,13 +228,13 @@ def test_a_failed_fit_leaves_no_steps_to_the_next() -> None:
     assert trainer.statistics.clock.samples - before == 97 - 3 * 8  # the epoch continues where it failed
 
 
-class Own(Dense):
+class Own(nn.Dense):
     """A layer without the attribute `capturable`."""
 
 
 NOT_CAPTURED: dict[str, Callable[[], Run]] = {
     "parts of a batch": lambda: train_on_device("half", accumulation_steps=8),
-    "a user's layer": lambda: train_on_device(network=on_cupy({"own": Own(8), "output": Dense(3)})),
+    "a user's layer": lambda: train_on_device(network=on_cupy({"own": Own(8), "output": nn.Dense(3)})),
 }
 
 
@@ -286,11 +253,11 @@ def test_a_step_that_fails_to_be_captured_runs_uncaptured_with_a_warning(caplog:
     class Reads(Breaks):
         capturable = True
 
-        def forward(self, x: Any, context: Context) -> tuple[Any, Backward]:
+        def forward(self, x: Any, context: nn.Context) -> tuple[Any, nn.Backward]:
             assert float(x[0, 0, 0, 0]) < 1
             return super().forward(x, context)
 
-    layers = {"reads": Reads(), "output": Dense(3)}
+    layers = {"reads": Reads(), "output": nn.Dense(3)}
     found = compared(lambda: train_on_device(network=on_cupy(layers), workers=1), scores=False)
     assert found["ahead"] and [record.levelname for record in caplog.records] == ["WARNING"]
     misuses = active().misuses
@@ -359,14 +326,13 @@ def test_creating_a_kernel_or_handle_waits_for_a_capture() -> None:
         assert wait(uses, timeout=20).done == {*uses} and not any(use.exception() for use in uses)
 
 
-def dropping() -> Model:
-    layers = {"conv1": Conv2D(3, 3), "drop": Dropout(0.3), "output": Dense(3)}
-    return Model(Sequential(layers), Image(8, 8, 1), create_backend("cupy"), 1)
+def dropping() -> nn.Model:
+    return on_cupy({"conv1": nn.Conv2D(3, 3), "drop": nn.Dropout(0.3), "output": nn.Dense(3)})
 
 
 @pytest.mark.standin
 @pytest.mark.parametrize("model", [dropping, lambda: small_model("half", "cupy")], ids=["dropout", "half"])
-def test_the_host_makes_one_call_per_iteration(model: Callable[[], Model], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_host_makes_one_call_per_iteration(model: Callable[[], nn.Model], monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.standin.machine import Machine
     from tests.standin.streams import Graph
 
@@ -374,14 +340,14 @@ def test_the_host_makes_one_call_per_iteration(model: Callable[[], Model], monke
     watch(monkeypatch, Machine, "run", lambda *_: calls.append(calls.pop() + 1))
     watch(monkeypatch, Graph, "launch", lambda _, graph: calls.append(calls.pop() - len(graph.operations) + 1))
     end = On("on_iteration_end", lambda _: calls.append(0))
-    options: dict[str, Any] = {"optimizer": Nesterov(OneCycle(0.1)), "callbacks": [end], "log_every": 0}
+    options: dict[str, Any] = {"optimizer": optim.Nesterov(optim.OneCycle(0.1)), "callbacks": [end], "log_every": 0}
     with ParallelWrapper(model(), 1, "epoch", **options) as training:
         training.fit(Loader(small_dataset(160), 8, seed=3), epochs=3)
     later = calls[22:40], calls[42:60]  # without the first iterations of the epochs
     assert [sum(each) for each in later] == [18 + 1, 18 + 1]  # the rates of many iterations are sent together
 
 
-class Counts(Schedule):
+class Counts(optim.Schedule):
     """A schedule that depends on the number of calls, though it should not."""
 
     calls = 0
@@ -391,7 +357,7 @@ class Counts(Schedule):
         return 0.1 / self.calls
 
 
-class SetByCallback(Schedule):
+class SetByCallback(optim.Schedule):
     """A schedule whose next rate is set by a callback after each iteration."""
 
     def __init__(self) -> None:
@@ -407,7 +373,7 @@ def tell(trainer: Trainer) -> None:
 
 def lower(trainer: Trainer) -> None:
     if trainer.iteration in (4, 5, 12):
-        trainer.replica.optimizer.learning_rate = Constant(0.05 / trainer.iteration)
+        trainer.replica.optimizer.learning_rate = optim.Constant(0.05 / trainer.iteration)
 
 
 def launch_singly(trainer: Trainer) -> None:
@@ -417,12 +383,12 @@ def launch_singly(trainer: Trainer) -> None:
 @on_devices
 @pytest.mark.parametrize(
     ("change", "rate"),
-    [(lower, 0.05), (launch_singly, OneCycle(0.05)), (lambda _: None, Counts()), (tell, SetByCallback())],
+    [(lower, 0.05), (launch_singly, optim.OneCycle(0.05)), (lambda _: None, Counts()), (tell, SetByCallback())],
     ids=["rates set by a callback", "single launches in between", "rates that depend on calls", "rates not yet known"],
 )
 def test_captured_steps_take_the_right_batch_and_rate(change: Callable[[Trainer], None], rate: Any) -> None:
     def train() -> Run:
-        optimizer, callback = Nesterov(copy.deepcopy(rate)), On("on_iteration_end", change)
+        optimizer, callback = optim.Nesterov(copy.deepcopy(rate)), On("on_iteration_end", change)
         return train_on_device("half", 1, optimizer=optimizer, callbacks=[callback], data=small_dataset(61))
 
     assert compared(train, scores=False)["ahead"]
@@ -433,8 +399,8 @@ def test_captured_steps_of_several_fits_equal_single_launches() -> None:
     """Each fit has new arrays on the device; float images are sent. The rate changes at each evaluation."""
 
     def train() -> dict[str, Any]:
-        model, optimizer = small_model("half", "cupy"), Nesterov(ReduceOnPlateau(0.05, 0.5, patience=0, min_delta=9))
-        with ParallelWrapper(model, 1, 3, optimizer=optimizer, timeout_s=60) as training:
+        model, rate = small_model("half", "cupy"), optim.ReduceOnPlateau(0.05, 0.5, patience=0, min_delta=9)
+        with ParallelWrapper(model, 1, 3, optimizer=optim.Nesterov(rate), timeout_s=60) as training:
             for samples, dtype in ((97, np.uint8), (61, np.uint8), (97, np.float32)):
                 data = small_dataset(samples)
                 images = data.images.astype(dtype)

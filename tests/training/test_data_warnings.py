@@ -7,10 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cupynet import Dataset, Dense, Loader, Model, ParallelWrapper, Shards
 from cupynet.backend import FRACTIONS, PixelScale
-from cupynet.data import Dataset, Loader, Shards
-from cupynet.nn import Dense, Model
-from cupynet.training import ParallelWrapper
 from cupynet.training.data_warnings import warn_of_classes, warn_of_pixels
 from tests.support.backends import every_backend
 from tests.support.shards import save, write_shards

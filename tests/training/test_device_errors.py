@@ -15,14 +15,11 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from cupynet import Dense, DeviceError, Image, Loader, Model, Nesterov
 from cupynet.backend import create_backend, device_count
 from cupynet.backend import device as base
 from cupynet.backend.cuda import gpus
 from cupynet.backend.cuda.gpus import limit_pools, trim_pools
-from cupynet.core.errors import DeviceError
-from cupynet.data import Loader
-from cupynet.nn import Dense, Image, Model
-from cupynet.optim import Nesterov
 from cupynet.parallel import Placement
 from cupynet.training import Checkpoint, ParallelWrapper, Pools
 from cupynet.training.device_errors import translate_device_errors
@@ -186,7 +183,6 @@ def test_a_lost_device_ends_the_run_and_is_named(workers: int, devices: list[int
 
 @on_standin
 def test_an_illegal_address_is_a_bug_and_not_a_failing_device() -> None:
-    """An illegal address is a bug in a kernel, not a failing device."""
     wrong = "cudaErrorIllegalAddress: an illegal memory access was encountered"
     error = failure(wrapper(callbacks=[At(2, lambda: active().lose(1, 3, wrong), rank=1)]), RuntimeError)
     assert "cudaErrorIllegalAddress" in str(error) and "worker 1 (cupy, device 1)" in notes(error)

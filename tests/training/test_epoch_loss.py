@@ -7,10 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet.data import Dataset, Loader
-from cupynet.optim import SGD, StepDecay
-from cupynet.parallel import Pipeline
-from cupynet.training import Evaluation, HistoryWriter, ParallelWrapper
+from cupynet import SGD, Dataset, Evaluation, HistoryWriter, Loader, ParallelWrapper, Pipeline, StepDecay
 from tests.support.training import Recorder, StopAfter, small_dataset, small_model
 
 DATA = small_dataset(57)  # 15 batches, the last of one sample

@@ -15,13 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet.core.errors import ConfigError, OutputError
-from cupynet.data import Loader
+from cupynet import Callback, Checkpoint, ConfigError, HistoryWriter, Loader, Nesterov, OutputError, ParallelWrapper
 from cupynet.nn import Backward, Context, Dense, Model, SoftmaxNLL
-from cupynet.optim import Nesterov
 from cupynet.parallel import ElasticAveraging, GradientSharing, Groups, ParameterAveraging, SerialCommunicator
 from cupynet.runs.checkpoints import Checkpoints, read
-from cupynet.training import Callback, Checkpoint, HistoryWriter, ParallelWrapper
 from cupynet.training.fit import Fit
 from tests.support.trainers import fitted
 from tests.support.training import WAYS, Identity, On, alone, fingerprint, network_with, small_dataset, small_model

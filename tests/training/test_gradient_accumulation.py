@@ -5,13 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cupynet import Dataset, GradientSharing, Loader, Nesterov, ParallelWrapper, ParameterAveraging
 from cupynet.backend import Backend, Workspace
 from cupynet.backend.array import Array
-from cupynet.data import Dataset, Loader
 from cupynet.nn import BatchNorm, Dense, Loss, MeanSquaredError, Model, SoftmaxNLL
-from cupynet.optim import Nesterov
-from cupynet.parallel import GradientSharing, ParameterAveraging
-from cupynet.training import ParallelWrapper
 from tests.support.calls import watch
 from tests.support.trainers import fitted, on_loan
 from tests.support.training import small_dataset, small_model

@@ -6,20 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet.backend import create_backend
-from cupynet.core.errors import DivergedError
-from cupynet.data import Loader
-from cupynet.nn import BatchNorm, Conv2D, Dense, Model
-from cupynet.optim import Nesterov
-from cupynet.parallel import (
-    ElasticAveraging,
-    GradientSharing,
-    ParameterAveraging,
-    Pipeline,
-    SerialCommunicator,
-    Synchronizer,
-    ThresholdEncoding,
-)
+from cupynet import BatchNorm, Conv2D, Dense, DivergedError, Loader, Model, Nesterov, Pipeline, create_backend
+from cupynet.parallel import ElasticAveraging, GradientSharing, ParameterAveraging, SerialCommunicator, Synchronizer
 from cupynet.training import Callback, ParallelWrapper, Replica, Trainer
 from cupynet.training import loss_scaling as scaling
 from cupynet.training.fit import Fit
@@ -83,7 +71,7 @@ def test_losses_that_are_not_finite_and_overflows_at_the_least_scale_end_the_fit
 
 @pytest.mark.parametrize(
     ("way", "equal"),
-    [(ParameterAveraging(7), False), (GradientSharing(), True), (GradientSharing(ThresholdEncoding()), False)],
+    [(ParameterAveraging(7), False), (GradientSharing(), True), (GradientSharing("threshold"), False)],
     ids=["averaging", "sharing", "encoding"],
 )
 def test_loss_scales_of_replicas_differ_unless_gradients_are_shared(way: Synchronizer, equal: bool) -> None:

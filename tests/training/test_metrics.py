@@ -9,9 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet import Dense, EarlyStopping, Loader, Model, ParallelWrapper, Pipeline
-from cupynet.data import Dataset
-from cupynet.optim import SGD, ReduceOnPlateau
+from cupynet import SGD, Dataset, Dense, EarlyStopping, Loader, Model, ParallelWrapper, Pipeline, ReduceOnPlateau
 from cupynet.runs.checkpoints import Checkpoints
 from cupynet.training import Checkpoint, RegressionEvaluation
 from cupynet.training.metrics import Metric, auc
@@ -23,7 +21,6 @@ CASES = pytest.mark.parametrize("case", range(20))
 
 
 def log_loss(labels: Any, scores: Any) -> Any:
-    """Return the log loss of each example."""
     return -np.log(scores[np.arange(len(labels)), labels])
 
 

@@ -3,14 +3,9 @@
 import numpy as np
 import pytest
 
-from cupynet.backend import create_backend
-from cupynet.core.errors import DivergedError
-from cupynet.data import Loader
+from cupynet import SGD, DivergedError, Loader, ParallelWrapper, Pipeline, Replica, create_backend
 from cupynet.data.dataset import hold_out
 from cupynet.nn import BatchNorm, Concat, Conv2D, Dense, Dropout, Image, Layer, MaxPool2D, Model, Sequential
-from cupynet.optim import SGD
-from cupynet.parallel import Pipeline
-from cupynet.training import ParallelWrapper, Replica
 from cupynet.training.finite_check import diagnose
 from cupynet.training.fit import Fit
 from tests.support.training import At, Poisoned, alone, network_with, small_dataset, small_model

@@ -6,10 +6,8 @@ from typing import Any
 
 import pytest
 
-from cupynet.backend import create_backend
+from cupynet import BatchNorm, Dense, Flat, Hinge, Image, Loader, Model, Sequential, Shift, create_backend
 from cupynet.core import shared_options
-from cupynet.data import Loader, Shift
-from cupynet.nn import BatchNorm, Dense, Flat, Hinge, Image, Model, Sequential
 from cupynet.optim import SGD, Adam, AMSGrad, ReduceOnPlateau
 from cupynet.parallel import Adaptive, ElasticAveraging, ParameterAveraging, Pipeline, Synchronizer
 from cupynet.training import (
@@ -28,7 +26,6 @@ from tests.support.training import small_dataset, small_model
 
 
 def test_the_wrapper_takes_all_training_options_with_the_same_defaults() -> None:
-    """They have the same order, types and defaults."""
     model, *others = inspect.signature(ParallelWrapper).parameters.values()
     assert others == list(inspect.signature(TrainingOptions).parameters.values())
 

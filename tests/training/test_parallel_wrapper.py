@@ -14,14 +14,11 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_info
 
+from cupynet import ClosedError, ConfigError, Dense, Dropout, Loader, Model, Run
 from cupynet.backend import PixelScale, create_backend
-from cupynet.core.errors import ClosedError, ConfigError
-from cupynet.data import Loader
-from cupynet.nn import Dense, Dropout, Model
 from cupynet.optim import Constant, Nesterov, OneCycle, ReduceOnPlateau
 from cupynet.parallel import ElasticAveraging, ParameterAveraging, Synchronizer, placement
 from cupynet.parallel.launchers import threads as launch
-from cupynet.runs.run import Run
 from cupynet.training import Callback, Checkpoint, ParallelWrapper, Trainer, checkpointing
 from tests.support.calls import watch
 from tests.support.refusals import refused

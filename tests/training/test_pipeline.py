@@ -8,13 +8,10 @@ from typing import Any, NoReturn
 import numpy as np
 import pytest
 
-from cupynet.backend import create_backend
+from cupynet import SGD, Dataset, Loader, Nesterov, OneCycle, ParameterAveraging, Pipeline, Synchronizer, create_backend
 from cupynet.backend.cpu.numpy_backend import NumpyBackend
 from cupynet.commands import train as train_command
-from cupynet.data import Dataset, Loader
 from cupynet.nn import Backward, Context, Conv2D, Dense, Dropout, GlobalAvgPool2D, Model, Sequential, SoftmaxNLL
-from cupynet.optim import SGD, Nesterov, OneCycle
-from cupynet.parallel import ParameterAveraging, Pipeline, Synchronizer
 from cupynet.parallel.communicators.threads import ThreadCommunicator
 from cupynet.training import Callback, EpochRecord, ParallelWrapper, Trainer
 from tests.guides.extending.gradient_mean import GradientMean

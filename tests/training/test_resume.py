@@ -10,10 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet.core.errors import ConfigError
-from cupynet.data import Batch, Loader, Synthetic
-from cupynet.nn import SoftmaxNLL
-from cupynet.optim import SGD, Nesterov, OneCycle
+from cupynet import SGD, Batch, ConfigError, Loader, Nesterov, OneCycle, SoftmaxNLL, Synthetic
 from cupynet.parallel import GradientSharing, ParameterAveraging, Pipeline, Synchronizer, ThresholdEncoding
 from cupynet.runs.checkpoints import Checkpoints, Stored, read
 from cupynet.training import Callback, Checkpoint, ParallelWrapper, Replica
@@ -268,7 +265,6 @@ def test_stages_are_counted_in_a_checkpoint_of_an_earlier_version(
 def test_a_checkpoint_of_another_dtype_resumes_and_the_log_names_the_difference(
     checkpoint: Saved, caplog: pytest.LogCaptureFixture, then: str
 ) -> None:
-    """If training does not continue bit for bit, the log names the difference."""
     path = checkpoint(2, 7, dtype=then)
     with wrapper_of(2, dtype="float") as wrapper, caplog.at_level(logging.INFO):
         wrapper.restore(path)

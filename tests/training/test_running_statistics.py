@@ -6,12 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet.backend import create_backend
-from cupynet.data import Batch, Loader
+from cupynet import SGD, Batch, Callback, Loader, ParallelWrapper, Replica, Trainer, create_backend
 from cupynet.nn import Activation, Backward, BatchNorm, Context, Conv2D, Dense, Dropout, LayerNorm, MaxPool2D, Model
-from cupynet.optim import SGD
 from cupynet.parallel import Communicator, ElasticAveraging, GradientSharing, ParameterAveraging, Pipeline, Synchronizer
-from cupynet.training import Callback, ParallelWrapper, Replica, Trainer
 from tests.support.device_runs import Run, compared, train_on_device
 from tests.support.refusals import refused
 from tests.support.trainers import fit_on_threads, fitted
@@ -150,7 +147,6 @@ def test_a_pipeline_has_the_running_statistics_and_dropout_of_the_whole_network(
 
 
 def test_synchronized_batch_norm_is_refused_with_micro_batches_and_accumulation() -> None:
-    """Synchronized statistics need whole batches, so they exclude micro-batches and accumulation."""
     with refused("pipeline"):
         ParallelWrapper(model_of(sync=True), 2, pipeline=Pipeline(2, 2))
     with refused("accumulation_steps"):

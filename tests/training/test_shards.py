@@ -4,11 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from cupynet.core.errors import DataError
-from cupynet.data import Loader
-from cupynet.optim import SGD
+from cupynet import SGD, DataError, Loader, ParallelWrapper, Replica
 from cupynet.parallel import Communicator, ParameterAveraging
-from cupynet.training import ParallelWrapper, Replica
 from cupynet.training.fit import Fit
 from tests.support.refusals import refused
 from tests.support.shards import write_shards

@@ -7,19 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from cupynet.core.errors import DivergedError
-from cupynet.data import Batch, Loader
-from cupynet.optim import LAMB, SGD, Momentum, Nesterov, Optimizer
-from cupynet.parallel import (
-    Communicator,
-    ElasticAveraging,
-    FixedThreshold,
-    GradientSharing,
-    ParameterAveraging,
-    SlowMo,
-    Synchronizer,
-    ThresholdEncoding,
-)
+from cupynet import LAMB, SGD, Batch, DivergedError, ElasticAveraging, Loader, Momentum, Nesterov, Optimizer, SlowMo
+from cupynet.parallel import FixedThreshold, GradientSharing, ParameterAveraging, Synchronizer, ThresholdEncoding
 from cupynet.parallel.synchronizers.averaging import spread
 from cupynet.training import EpochRecord, ParallelWrapper, Replica, Trainer
 from cupynet.training.fit import Fit
@@ -27,17 +16,7 @@ from tests.guides.extending.gradient_mean import GradientMean
 from tests.support.device_runs import compared, train_on_device
 from tests.support.refusals import refused
 from tests.support.trainers import callback_of, fit_on_threads, train
-from tests.support.training import (
-    KINDS_OF_WAYS,
-    WAYS,
-    On,
-    Seen,
-    alone,
-    fingerprint,
-    on_threads,
-    small_dataset,
-    small_model,
-)
+from tests.support.training import KINDS_OF_WAYS, WAYS, On, Seen, fingerprint, on_threads, small_dataset, small_model
 
 every_kind = pytest.mark.parametrize("way", KINDS_OF_WAYS.values(), ids=KINDS_OF_WAYS)
 
@@ -117,7 +96,7 @@ def test_replicas_are_equal_after_a_fit_and_whenever_their_synchronizer_says_so(
 @every_kind
 def test_one_worker_trains_as_without_parallel_code_and_sends_nothing(way: Synchronizer) -> None:
     model = small_model("float")
-    plain = alone(model, copy.deepcopy(NESTEROV), prefetch_buffer=0, log_every=0)
+    plain = Trainer(Replica(model, copy.deepcopy(NESTEROV)), prefetch_buffer=0, log_every=0)
     plain.fit(Fit(Loader(small_dataset(60), 4, seed=3), 2))
     trained = train(1, NESTEROV, way, epochs=2, dtype="float")
     assert fingerprint(trained.trainers[0].model) == fingerprint(model)
@@ -201,7 +180,7 @@ def test_a_thousand_averages_of_equal_replicas_change_nothing(backend: str) -> N
 def test_the_drift_is_the_largest_distance_of_a_replica_with_samples_from_the_mean() -> None:
     """Only one layer differs, most of all in worker 2, which had no batch. One replica alone has no divergence."""
 
-    def task(communicator: Communicator) -> Any:
+    def task(communicator: Any) -> Any:
         replica, rank = Replica(small_model(), SGD(0.05)), communicator.rank
         own, mean = replica.params.master.copy(), replica.params.master
         for name, view in replica.params.views(own):

@@ -9,11 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet import EarlyStopping, Loader, Model, ParallelWrapper, Pipeline
-from cupynet.backend import create_backend
-from cupynet.data import Dataset
+from cupynet import SGD, Dataset, EarlyStopping, Loader, Model, ParallelWrapper, Pipeline, create_backend
 from cupynet.nn import BatchNorm, Dense, Image, Loss, MeanSquaredError, SoftmaxNLL
-from cupynet.optim import SGD
 from cupynet.parallel import GradientSharing
 from cupynet.training.graph_replica import GraphReplica
 from tests.support.backends import WORKING

@@ -7,10 +7,8 @@ from typing import Any
 import pytest
 from numpy.typing import NDArray
 
-from cupynet.data import Loader
-from cupynet.optim import SGD
+from cupynet import SGD, Loader, ParallelWrapper, Replica
 from cupynet.parallel import Average, ParameterAveraging, SerialCommunicator
-from cupynet.training import ParallelWrapper, Replica
 from cupynet.training.fit import Fit
 from tests.support.trainers import trainer_of
 from tests.support.training import Recorder, StopAfter, small_dataset, small_model
@@ -59,7 +57,6 @@ class FirstDrift(ParameterAveraging):
 
 @pytest.mark.parametrize("log_every", [0, 2])
 def test_an_epoch_has_the_last_drift_measured_in_it_even_if_it_was_resumed(log_every: int, tmp_path: Path) -> None:
-    """The first epoch is interrupted and resumed."""
     loader = Loader(small_dataset(160), 4)
     options: dict[str, Any] = {"synchronizer": FirstDrift(1), "log_every": log_every}
     with ParallelWrapper(small_model(), 2, callbacks=[StopAfter(3)], **options) as wrapper:

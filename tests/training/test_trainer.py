@@ -6,10 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cupynet import SGD, Adam, Loader, Nesterov, OneCycle, ParameterAveraging, Scaled, Schedule, StepDecay, Warmup
 from cupynet.backend.cpu.numba_backend import NumbaBackend
-from cupynet.data import Loader
-from cupynet.optim import SGD, Adam, Nesterov, OneCycle, Scaled, Schedule, StepDecay, Warmup
-from cupynet.parallel import ParameterAveraging
 from cupynet.training import Callback, EpochRecord, ParallelWrapper, Replica, Stop, StopReason, Trainer, consensus
 from cupynet.training.clock import Clock
 from cupynet.training.fit import Fit

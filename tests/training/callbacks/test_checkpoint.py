@@ -7,11 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet.backend import create_backend
+from cupynet import ConfigError, Dataset, Loader, Nesterov, OneCycle, OutputError, create_backend
 from cupynet.core import lock
-from cupynet.core.errors import ConfigError, OutputError
-from cupynet.data import Dataset, Loader
-from cupynet.optim import Nesterov, OneCycle
 from cupynet.parallel import ParameterAveraging, Pipeline
 from cupynet.runs.checkpoints import Checkpoints, read
 from cupynet.training import Callback, Checkpoint, EarlyStopping, HistoryWriter, ParallelWrapper, consensus
@@ -186,7 +183,6 @@ def test_a_resumed_run_that_selects_by_another_metric_forgets_the_best_checkpoin
 
 @pytest.mark.parametrize("every", [None, 10])
 def test_a_fit_ends_with_one_checkpoint(every: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A checkpoint of the last iteration is not written twice."""
     saves: list[Any] = []
     watch(monkeypatch, Checkpoints, "save", lambda _, store, step, *rest: saves.append(step))
     train(saving(tmp_path, every_epochs=5, every_iterations=every))

@@ -12,14 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet.core.errors import DivergedError
-from cupynet.data import Loader
-from cupynet.nn import Model
-from cupynet.optim import SGD
-from cupynet.parallel import ParameterAveraging, Pipeline
+from cupynet import SGD, DivergedError, Evaluation, Loader, Model, ParameterAveraging, Pipeline
 from cupynet.training import Callback, Checkpoint, EarlyStopping, ParallelWrapper, Trainer, consensus
 from cupynet.training.callbacks import early_stopping
-from cupynet.training.evaluation import Evaluation
 from cupynet.training.fit import Fit
 from tests.support.refusals import refused
 from tests.support.training import At, On, Seen, StopAfter, alone, fingerprint, small_dataset, small_model

@@ -8,12 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet.backend import create_backend
-from cupynet.core.errors import DivergedError
-from cupynet.data import Loader
+from cupynet import DivergedError, Loader, Nesterov, ParallelWrapper, Profile, create_backend
 from cupynet.nn import BatchNorm, Concat, Conv2D, Dense, Image, Model, Residual, Sequential
-from cupynet.optim import Nesterov
-from cupynet.training import ParallelWrapper, Profile
 from cupynet.training.callbacks.profile import Timer, table
 from cupynet.training.clock import Clock
 from tests.support.calls import watch

@@ -5,10 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet.data import Loader
-from cupynet.nn import Model
-from cupynet.optim import SGD, AdaDelta, Adam, OneCycle, Optimizer
-from cupynet.parallel import Pipeline
+from cupynet import SGD, AdaDelta, Adam, Loader, Model, OneCycle, Optimizer, Pipeline
 from cupynet.training import RateTest, find_rate
 from tests.support.rate_tests import made, valley
 from tests.support.refusals import refused

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from cupynet.data import Loader
-from cupynet.nn import BatchNorm, Dense, Model
-from cupynet.optim import SGD, Adam
+from cupynet import SGD, Adam, BatchNorm, Dense, Loader, Model
 from cupynet.parallel import Communicator, GradientSharing, ParameterAveraging, Pipeline, Synchronizer
 from cupynet.training import Callback, ParallelWrapper, Replica, StopReason, WeightAverage
 from tests.support.refusals import refused

@@ -10,12 +10,9 @@ from typing import Any
 
 import pytest
 
+from cupynet import DivergedError, Loader, Nesterov, Run
 from cupynet.commands import train
 from cupynet.config.overrides import quoted
-from cupynet.core.errors import DivergedError
-from cupynet.data import Loader
-from cupynet.optim import Nesterov
-from cupynet.runs.run import Run
 from cupynet.training import Callback, Checkpoint, HistoryWriter, ParallelWrapper, StopReason
 from cupynet.training.callbacks.loggers import Logger, MLflow, TensorBoard, WandB, base
 from tests.support import logger_files
