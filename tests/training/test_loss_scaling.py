@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from cupynet import BatchNorm, Conv2D, Dense, DivergedError, Loader, Model, Nesterov, Pipeline, create_backend
-from cupynet.parallel import ElasticAveraging, GradientSharing, ParameterAveraging, SerialCommunicator, Synchronizer
+from cupynet.parallel import GradientSharing, ParameterAveraging, SerialCommunicator, Synchronizer
 from cupynet.training import Callback, ParallelWrapper, Replica, Trainer
 from cupynet.training import loss_scaling as scaling
 from cupynet.training.fit import Fit
 from cupynet.training.loss_scaling import LossScaler
 from tests.support.trainers import callback_of, fit_on_threads, fitted
-from tests.support.training import On, Poisoned, Seen, alone, fingerprint, network_with, small_dataset, small_model
+from tests.support.training import WAYS, On, Poisoned, Seen, fingerprint, network_with, small_dataset, small_model
 
 LOADER = Loader(small_dataset(97), 4, seed=3)  # 25 batches
 
@@ -36,7 +36,7 @@ def test_the_loss_scale_is_halved_at_an_overflow_and_the_step_is_skipped(monkeyp
     """The scale doubles after every 5 rounds until a gradient overflows. Then it is halved and that step is skipped."""
     monkeypatch.setattr(scaling, "GROW_AFTER", 5)
     scales = scales_seen()
-    trainer = alone(small_model("half"), Nesterov(0.01), callbacks=[scales])
+    trainer = Trainer(Replica(small_model("half"), Nesterov(0.01)), callbacks=[scales])
     trainer.fit(Fit(LOADER, 4))
     assert scales.iterations[3:5] == [1024.0, 2048.0] and scales.iterations[9] == 4096.0
     found = np.array(scales.iterations)
@@ -63,7 +63,7 @@ def test_losses_that_are_not_finite_and_overflows_at_the_least_scale_end_the_fit
     poisoned: Poisoned, skipped: int, scale: float
 ) -> None:
     """A scale of 1024 can be halved ten times."""
-    trainer = alone(network_with(poisoned, "half"), Nesterov(0.05))
+    trainer = Trainer(Replica(network_with(poisoned, "half"), Nesterov(0.05)))
     with pytest.raises(DivergedError):
         trainer.fit(Fit(LOADER, 1))
     assert (scaler_of(trainer).skipped, scaler_of(trainer).scale) == (skipped, scale)
@@ -119,18 +119,8 @@ def test_a_skipped_step_changes_no_running_statistics_in_any_stage() -> None:
     np.testing.assert_equal(weights(96, 93), weights(92))  # the last batch is skipped
 
 
-@pytest.mark.parametrize(
-    "way",
-    [
-        GradientSharing("threshold", reduce="mean"),
-        GradientSharing("threshold", reduce="sum"),
-        ElasticAveraging(1),
-        ParameterAveraging(1, outer_optimizer="slowmo"),
-        ParameterAveraging(2),
-    ],
-    ids=str,
-)
-def test_replicas_stay_equal_if_the_last_step_is_skipped(way: Synchronizer) -> None:
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_replicas_stay_equal_if_the_last_step_is_skipped_with_every_synchronizer(way: Synchronizer) -> None:
     """The last iteration has one batch."""
     model = network_with(Poisoned(96, backwards=True), "half")
     with ParallelWrapper(model, 3, synchronizer=way, timeout_s=20) as wrapper:

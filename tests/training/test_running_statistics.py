@@ -8,11 +8,11 @@ import pytest
 
 from cupynet import SGD, Batch, Callback, Loader, ParallelWrapper, Replica, Trainer, create_backend
 from cupynet.nn import Activation, Backward, BatchNorm, Context, Conv2D, Dense, Dropout, LayerNorm, MaxPool2D, Model
-from cupynet.parallel import Communicator, ElasticAveraging, GradientSharing, ParameterAveraging, Pipeline, Synchronizer
+from cupynet.parallel import Communicator, GradientSharing, ParameterAveraging, Pipeline, Synchronizer
 from tests.support.device_runs import Run, compared, train_on_device
 from tests.support.refusals import refused
 from tests.support.trainers import fit_on_threads, fitted
-from tests.support.training import Identity, On, assert_close, small_dataset
+from tests.support.training import WAYS, Identity, On, assert_close, small_dataset
 
 RATE = 0.05
 EVERY_ROUND, EVERY_3 = ParameterAveraging(1), ParameterAveraging(3)
@@ -77,21 +77,7 @@ class Notes(Replica):
         return self.count
 
 
-@pytest.mark.parametrize(
-    "synchronizer",
-    [
-        ParameterAveraging(5),
-        ParameterAveraging(5, average_updaters=False),
-        ParameterAveraging(1, transfer_dtype="half"),
-        ParameterAveraging(1, outer_optimizer="diloco"),
-        GradientSharing(),
-        GradientSharing(transfer_dtype="half"),
-        GradientSharing(reduce="sum"),
-        GradientSharing("threshold"),
-        ElasticAveraging(1),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("synchronizer", WAYS.values(), ids=WAYS)
 def test_running_statistics_are_averaged_by_samples_with_every_synchronizer(synchronizer: Synchronizer) -> None:
     """This is exact even if weights are sent in 16 bits or take an outer step. Batches have 5, 3 and 0 samples."""
     found = trained(3, loader_of(8, 5), synchronizer, kind=Notes)
