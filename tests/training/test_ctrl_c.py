@@ -29,9 +29,7 @@ def interrupts(times: int = 1) -> Callback:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_ctrl_c_stops_all_workers_averages_them_and_the_next_fit_continues(
-    workers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_stops_and_averages_workers_and_fit_may_continue(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(consensus, "AGREE_EVERY", 1)
     with ParallelWrapper(small_model(), workers, averaging_frequency=2, callbacks=[interrupts()]) as wrapper:
         with pytest.raises(KeyboardInterrupt):

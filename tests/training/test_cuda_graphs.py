@@ -189,9 +189,7 @@ def breaking(dtype: str = "float") -> nn.Model:
 
 @on_devices
 @pytest.mark.parametrize(("dtype", "workers", "frequency"), [("float", 1, "end"), ("half", 3, "end"), ("float", 3, 1)])
-def test_a_loss_that_is_not_finite_is_reported_as_in_single_launches(
-    dtype: str, workers: int, frequency: int | str
-) -> None:
+def test_captured_steps_report_losses_that_are_not_finite(dtype: str, workers: int, frequency: int | str) -> None:
     """The error names the same worker, batch, sample and layer. The weights are as they were before that batch."""
 
     def failed() -> tuple[str, dict[str, Any]]:

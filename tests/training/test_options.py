@@ -116,9 +116,8 @@ def test_a_batch_norm_that_is_not_frozen_needs_two_samples_at_a_time() -> None:
 @pytest.mark.parametrize(("split", "validates"), [("test", False), ("validation", True)])
 def test_only_validation_data_and_not_test_data_count_as_validation(split: str, validates: bool) -> None:
     loader = Loader(small_dataset(20), 4, augment=[Shift(1)])
-    assert FitData.of(Fit(loader, 1, loader, 1, split), small_model().loss) == FitData(
-        20, 4, augmented=True, validates=validates
-    )
+    expected = FitData(20, 4, augmented=True, validates=validates)
+    assert FitData.of(Fit(loader, 1, loader, 1, split), small_model().loss) == expected
 
 
 def test_two_callbacks_that_set_the_final_weights_are_refused() -> None:

@@ -284,9 +284,7 @@ def test_a_restored_model_scales_pixels_as_in_training(tmp_path: Path, workers: 
     assert model.class_names == names
 
 
-def test_a_checkpoint_without_a_pixel_scale_keeps_that_of_the_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_without_a_pixel_scale_keeps_the_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Version 0.1.0 saved none."""
     monkeypatch.setattr(checkpointing, "seen_by", lambda model: {})
     with ParallelWrapper(small_model(), 1) as wrapper:

@@ -98,9 +98,7 @@ def test_the_model_has_the_weights_of_all_stages_and_stages_take_loaded_weights(
     [(ParameterAveraging(3), 2), (GradientMean(), 4)],
     ids=["between averages", "end of an epoch"],
 )
-def test_a_pipeline_with_replicas_resumes_bit_for_bit(
-    synchronizer: Synchronizer, iteration: int, tmp_path: Path
-) -> None:
+def test_replicas_of_a_pipeline_resume_bit_for_bit(synchronizer: Synchronizer, iteration: int, tmp_path: Path) -> None:
     data = small_dataset(45)  # 8 batches of 6 for 2 replicas, the last of three samples
 
     def wrapper_of(*callbacks: Callback) -> ParallelWrapper:

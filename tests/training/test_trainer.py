@@ -29,12 +29,8 @@ def test_the_time_of_training_is_divided_among_its_parts(monkeypatch: pytest.Mon
     def slow(part: Any, name: str, seconds: float) -> None:
         watch(monkeypatch, part, name, lambda *_: now.append(now.pop() + seconds))
 
-    replica, averaging, callback, recorder = (
-        Replica(small_model(), SGD(0.01)),
-        ParameterAveraging(1),
-        Callback(),
-        Recorder(),
-    )
+    replica, averaging = Replica(small_model(), SGD(0.01)), ParameterAveraging(1)
+    callback, recorder = Callback(), Recorder()
     slow(callback, "on_iteration_end", 1.0)
     slow(replica.backend, "load_images", 2.0)
     slow(replica, "update", 4.0)
@@ -214,9 +210,7 @@ def test_the_warm_up_changes_nothing() -> None:
         assert model.backend.workspace.on_loan == 0
 
 
-def test_compiling_is_announced_once_for_each_dtype(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_compiling_is_logged_once_per_dtype(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr("cupynet.training.parallel_wrapper._compiled", set())
     caplog.set_level(logging.INFO, "cupynet.training.parallel_wrapper")
     counts = []

@@ -276,9 +276,7 @@ def test_the_history_of_a_run_of_the_command_or_behind_a_link_is_refused_and_kep
     assert history.read_text() == '{"kind": "report"}\n'
 
 
-def test_a_checkpoint_in_the_folder_of_a_longer_run_is_warned_of(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_saving_in_the_folder_of_a_longer_run_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Otherwise, restoring the folder would surprise."""
     for epochs in (2, 1):
         with ParallelWrapper(small_model(), 1) as wrapper:

@@ -157,9 +157,7 @@ def test_best_weights_are_restored_on_all_workers_with_their_evaluation(dtype: s
     np.testing.assert_array_equal(trainer.params.data, trainer.params.master.astype(trainer.params.data.dtype))
 
 
-def test_a_fit_stopped_on_request_does_not_restore_the_best_weights(
-    scripted: Script, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stop_on_request_does_not_restore_the_best_weights(scripted: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(consensus, "AGREE_EVERY", 1)
     scripted([0.1, 0.5, 0.6])
     stopping = EarlyStopping()
