@@ -1,7 +1,7 @@
 """Advice after a run: the cost that it names, and whether the network has learned."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
@@ -9,13 +9,15 @@ import pytest
 from cupynet.training import Evaluation, Spent, advise, unlearned
 from cupynet.training.advice import FEW_ITERATIONS
 
+Seconds: TypeAlias = Sequence[float]
+
 
 def spent(
-    averaging: Sequence[float] = (),
-    data: Sequence[float] = (),
-    compute: Sequence[float] = (),
+    averaging: Seconds = (),
+    data: Seconds = (),
+    compute: Seconds = (),
     samples: Sequence[int] = (),
-    waiting: Sequence[float] = (),
+    waiting: Seconds = (),
 ) -> Spent:
     """Return 100 seconds of each worker, with the remaining time spent computing by default."""
     workers = max(map(len, (averaging, data, compute, waiting)))

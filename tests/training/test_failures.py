@@ -180,7 +180,6 @@ def test_a_wrapper_remains_usable_after_a_checkpoint_that_cannot_be_restored(wor
         with ParallelWrapper(model, workers, optimizer=optimizer, progress="none") as other:
             other.fit(DATA, epochs=2, batch_size=4)
             other.checkpoint(tmp_path / name)
-    (tmp_path / "history.jsonl").touch()
     history = HistoryWriter(tmp_path / "history.jsonl")
     with wrapper_of(small_model(), workers, history) as wrapper, wrapper_of(small_model(), workers) as expected:
         wrapper.fit(DATA, batch_size=4)

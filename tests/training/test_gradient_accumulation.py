@@ -15,7 +15,7 @@ from tests.support.training import small_dataset, small_model
 
 
 def trained(
-    accumulation_steps: int,
+    steps: int,
     *,
     workers: int = 1,
     backend: str = "numpy",
@@ -25,7 +25,7 @@ def trained(
 ) -> tuple[Any, list[float]]:
     model = small_model(dtype, backend)
     model.loss = loss or model.loss
-    options |= {"accumulation_steps": accumulation_steps, "optimizer": Nesterov(0.05, max_grad_norm=0.5)}
+    options |= {"accumulation_steps": steps, "optimizer": Nesterov(0.05, max_grad_norm=0.5)}
     with ParallelWrapper(model, workers, log_every=2, **options) as wrapper:
         history = wrapper.fit(Loader(small_dataset(45), 7, seed=3), epochs=2)  # the last batch has three samples
         assert wrapper.trainer.replica.updates == -(-7 // workers) * 2

@@ -248,32 +248,27 @@ def test_the_history_of_a_run_that_left_neither_model_nor_checkpoint_is_replaced
     assert len((tmp_path / "history.jsonl").read_text().splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    ("content", "epochs", "setting"),
-    [("measured by hand\n", 1, "path"), ('{"kind": "report"}\n', 0, "epochs")],
-    ids=["no history", "refused fit"],
-)
-def test_a_refused_fit_keeps_the_history_in_its_folder(content: str, epochs: int, setting: str, tmp_path: Path) -> None:
-    (tmp_path / "history.jsonl").write_text(content)
-    with ParallelWrapper(small_model(), 1, callbacks=[HistoryWriter()], run=tmp_path) as wrapper, refused(setting):
-        wrapper.fit(FORTY, epochs=epochs, batch_size=4)
-    assert (tmp_path / "history.jsonl").read_text() == content
-
-
-@pytest.mark.parametrize("kind", ["run of a command", "link"])
-def test_the_history_of_a_run_of_the_command_or_behind_a_link_is_refused_and_kept(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["other text", "run of a command", "link"])
+def test_a_history_that_is_not_of_a_run_in_python_is_refused_and_kept(kind: str, tmp_path: Path) -> None:
     rows, history = tmp_path / "rows.jsonl", tmp_path / "run" / "history.jsonl"
-    rows.write_text('{"kind": "report"}\n')
+    rows.write_text(content := "measured by hand\n" if kind == "other text" else '{"kind": "report"}\n')
+    (history.parent / ".hydra").mkdir(parents=True)
+    if kind == "run of a command":
+        (history.parent / ".hydra" / "config.yaml").touch()
     if kind == "link":
-        history.parent.mkdir()
         history.symlink_to(rows)
     else:
-        (history.parent / ".hydra").mkdir(parents=True)
-        (history.parent / ".hydra" / "config.yaml").touch()
         rows.rename(history)
     with ParallelWrapper(small_model(), 1, callbacks=[HistoryWriter()], run=history.parent) as wrapper, refused("path"):
         wrapper.fit(FORTY, batch_size=4)
-    assert history.read_text() == '{"kind": "report"}\n'
+    assert history.read_text() == content
+
+
+def test_a_refused_fit_keeps_the_history_in_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "history.jsonl").write_text('{"kind": "report"}\n')
+    with ParallelWrapper(small_model(), 1, callbacks=[HistoryWriter()], run=tmp_path) as wrapper, refused("epochs"):
+        wrapper.fit(FORTY, epochs=0)
+    assert (tmp_path / "history.jsonl").read_text() == '{"kind": "report"}\n'
 
 
 def test_saving_in_the_folder_of_a_longer_run_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
