@@ -1,5 +1,7 @@
 """Non-finite losses and gradients: found in their iteration, on their worker, with the cause."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -8,7 +10,7 @@ from cupynet.data.dataset import hold_out
 from cupynet.nn import BatchNorm, Concat, Conv2D, Dense, Dropout, Image, Layer, MaxPool2D, Model, Sequential
 from cupynet.training.finite_check import diagnose
 from cupynet.training.fit import Fit
-from tests.support.training import At, Poisoned, alone, network_with, small_dataset, small_model
+from tests.support.training import At, Poisoned, Seen, alone, fingerprint, network_with, small_dataset, small_model
 
 DATA = small_dataset(97)  # 25 batches
 IN_ORDER = Loader(DATA, 4, shuffle=False)
@@ -25,15 +27,18 @@ IN_ORDER = Loader(DATA, 4, shuffle=False)
     ],
     ids=["loss", "workers", "gradient", "loss of a stage", "gradient of a stage"],
 )
-def test_a_loss_or_gradient_that_is_not_finite_names_worker_batch_and_layer(
+def test_a_loss_or_gradient_that_is_not_finite_changes_no_weights_and_names_worker_batch_and_layer(
     workers: int, pipeline: Pipeline | None, backwards: bool, place: str
 ) -> None:
     """Among all non-finite gradients, dense1's are nearest to the loss. The second of two stages has the loss."""
-    model = network_with(Poisoned(17, backwards=backwards))
-    with ParallelWrapper(model, workers, pipeline=pipeline, log_every=0, timeout_s=20) as wrapper:
+    model, seen = network_with(Poisoned(17, backwards=backwards)), Seen()
+    options: dict[str, Any] = {"pipeline": pipeline, "callbacks": [seen], "log_every": 0, "timeout_s": 20}
+    with ParallelWrapper(model, workers, **options) as wrapper:
         with pytest.raises(DivergedError) as caught:
             wrapper.fit(IN_ORDER, epochs=1)
-        assert all(np.isfinite(each.params.master).all() for each in wrapper.replicas())  # all weights intact
+        assert all(np.isfinite(each.params.master).all() for each in wrapper.replicas())
+    if wrapper.placement.ranks == 1:
+        assert len(seen.iterations) == 4 and fingerprint(model) == seen.iterations[-1]
     rank = 1 if pipeline or workers == 3 else 0
     assert f"worker {rank} at batch 4 of epoch 1" in str(caught.value) and place in str(caught.value)
 
@@ -51,7 +56,8 @@ def test_weights_that_are_not_finite_end_the_fit_and_are_named() -> None:
     trainer = alone(model, SGD(0.01), callbacks=[spoil])
     with pytest.raises(DivergedError) as caught:
         trainer.fit(Fit(IN_ORDER, 1))
-    assert trainer.iteration == 5 and "'output' of worker 0 at batch 5 of epoch 1" in str(caught.value)
+    assert caught.value.exit_code == 3 and trainer.iteration == 5
+    assert "'output' of worker 0 at batch 5 of epoch 1" in str(caught.value)
 
 
 NORMALIZED = {"conv1": Conv2D(3, 3), "norm1": BatchNorm(), "pool1": MaxPool2D(2), "drop": Dropout(0.2)}

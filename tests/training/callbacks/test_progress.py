@@ -59,6 +59,13 @@ def test_the_line_of_an_epoch_fits_the_terminal_and_has_the_speed(
         assert "12.3 s" in line and ("98.76 %" in line) == (accuracy == 0.9876)
 
 
+def test_the_line_of_an_epoch_has_the_metrics(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    with ParallelWrapper(small_model(), 1, metrics=["macro_f1"]) as wrapper:
+        history = wrapper.fit(DATA, validation_data=DATA)
+    assert f"macro_f1 {history['val_macro_f1'][0]:.4g}" in caplog.text
+
+
 @pytest.mark.parametrize("style", ["lines", "none"])
 @pytest.mark.parametrize("logged", [True, False])
 def test_epoch_lines_go_to_the_log_or_the_terminal(style: str, logged: bool, caplog: pytest.LogCaptureFixture) -> None:
