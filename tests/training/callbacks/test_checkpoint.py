@@ -222,6 +222,17 @@ def test_a_folder_with_checkpoints_of_another_run_is_refused_and_kept(tmp_path: 
     assert Checkpoints(ck).steps() == [20, 30]
 
 
+def test_checkpoints_in_the_current_folder_are_refused_unless_they_are_restored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    train(saving(None))
+    with refused("path"):
+        train(saving(None))
+    train(saving(None), restore="checkpoints")
+    assert Checkpoints(tmp_path / "checkpoints").steps() == [10, 20]
+
+
 @pytest.mark.parametrize("callbacks", [[], [Checkpoint()], [HistoryWriter()]], ids=["model", "checkpoints", "history"])
 def test_the_folder_of_another_run_is_refused_unless_it_is_restored(tmp_path: Path, callbacks: list[Callback]) -> None:
     def wrapper() -> ParallelWrapper:
