@@ -53,7 +53,7 @@ OPTIMIZERS: dict[str, tuple[str, Callable[[], optim.Optimizer]]] = {
 
 @on_devices
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_captured_steps_of_every_optimizer_equal_single_launches(name: str) -> None:
+def test_captured_steps_of_several_optimizers_equal_single_launches(name: str) -> None:
     """Two workers share seven batches. The last one is short, and one worker has no batch in the last round."""
     dtype, optimizer = OPTIMIZERS[name]
 
@@ -92,7 +92,7 @@ def test_captured_steps_change_the_loss_scale(loss: nn.Loss | None, way: str, mo
     ("way", "workers"),
     [("every 3", 3), ("every 3", 1), ("half", 3), ("post-local", 3), ("diloco", 3), ("elastic", 3), ("threshold", 3)],
 )
-def test_captured_steps_of_every_synchronizer_equal_single_launches(way: str, workers: int) -> None:
+def test_captured_steps_of_every_kind_of_synchronizer_equal_single_launches(way: str, workers: int) -> None:
     """Three workers share eight batches. The last one is short, and one worker has no batch in the last round."""
     data = small_dataset(61)
     found = compared(lambda: train_on_device("half", workers, synchronizer=WAYS[way], data=data), scores=workers > 1)

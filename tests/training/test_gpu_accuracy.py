@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not REAL_GPU, reason="takes a 
 
 @pytest.mark.parametrize("dtype", ["float", "half", pytest.param("bfloat16", marks=needs_bfloat16)])
 @pytest.mark.parametrize(("data", "least"), [("data.fallback=null", 0.99), ("data=synthetic", 0.97)])
-def test_lenet_is_accurate(data: str, least: float, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lenet_on_a_gpu_is_accurate(data: str, least: float, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Needs MNIST below $CUPYNET_DATA or in the user's cache."""
     monkeypatch.setenv("CUPYNET_OFFLINE", "1")
     experiment = Experiment(settings_of(*LENET, data, f"dtype={dtype}"))

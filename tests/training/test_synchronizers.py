@@ -62,7 +62,7 @@ ON_A_DEVICE = Case(EVERY_ROUND, 3, PLAIN, 39, backend="cupy")  # four rounds
         pytest.param(ON_A_DEVICE, id="standin", marks=[pytest.mark.standin, pytest.mark.smoke]),
     ],
 )
-def test_workers_equal_one_replica_on_the_concatenated_batch(case: Case) -> None:
+def test_averaging_or_sharing_in_every_iteration_equals_one_replica_on_the_concatenated_batch(case: Case) -> None:
     samples, size = case.samples or 4 * (9 * case.workers + 1) - 1, 4 * case.workers
     options: dict[str, Any] = {"samples": samples, "backend": case.backend}
     several = train(case.workers, case.optimizer, case.way, **options)
@@ -125,7 +125,7 @@ def test_a_replica_that_is_not_finite_is_never_averaged_into_the_others(where: s
 
 
 @every_kind
-def test_weights_may_be_replaced_between_fits_with_every_synchronizer(way: Synchronizer) -> None:
+def test_weights_may_be_replaced_between_fits_with_every_kind_of_synchronizer(way: Synchronizer) -> None:
     data, other = small_dataset(33), small_model(seed=9)
     with ParallelWrapper(small_model(), 3, synchronizer=way, optimizer=CLIPPED) as wrapper:
         wrapper.fit(data, epochs=1, batch_size=4)

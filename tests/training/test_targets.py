@@ -175,7 +175,7 @@ def test_integer_targets_are_evaluated_like_floats(rows: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("loss", "weights", "equal"),
+    ("loss", "weights", "same"),
     [
         ("softmax", {"sample_weight": np.full(61, 2)}, {"rate": 0.02}),
         ("softmax", {"sample_weight": WEIGHTS, "class_weight": {0: 2.0, 2: 0.5}}, {"sample_weight": SOME * WEIGHTS}),
@@ -185,7 +185,7 @@ def test_integer_targets_are_evaluated_like_floats(rows: list[int]) -> None:
     ],
     ids=["twice the learning rate", "of some classes", "balanced", "of booleans", "of the loss"],
 )
-def test_class_and_sample_weights_are_factors(loss: str | Loss, weights: dict[str, Any], equal: dict[str, Any]) -> None:
+def test_class_and_sample_weights_scale_losses(loss: str | Loss, weights: dict[str, Any], same: dict[str, Any]) -> None:
     """Class weights and sample weights are multiplied."""
 
     def trained(loss: str | Loss, rate: float = 0.01, **weights: Any) -> Weights:
@@ -193,7 +193,7 @@ def test_class_and_sample_weights_are_factors(loss: str | Loss, weights: dict[st
             wrapper.fit(X, Y, epochs=2, batch_size=8, **weights)
         return wrapper.model.weights()
 
-    assert_close(trained(loss, **weights), trained("softmax", **equal), 1e-7)
+    assert_close(trained(loss, **weights), trained("softmax", **same), 1e-7)
 
 
 def test_sample_weights_do_not_apply_to_the_validation_split() -> None:

@@ -145,7 +145,7 @@ def test_a_stop_takes_effect_within_ten_iterations_or_at_once_if_they_are_slow(m
 
 
 @pytest.mark.parametrize("event", ["on_iteration_end", "on_epoch_end"])
-def test_a_stop_in_or_after_the_last_round_has_no_effect(event: str) -> None:
+def test_a_stop_in_or_after_the_last_iteration_has_no_effect(event: str) -> None:
     log: list[str] = []
     late = On(event, lambda trainer, *record: trainer.stop() if trainer.iteration == 4 else None)
     with ParallelWrapper(small_model(), 2, callbacks=[*noted(log), late]) as wrapper:
