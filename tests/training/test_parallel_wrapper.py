@@ -86,22 +86,22 @@ def test_workers_without_batches_are_warned_of(caplog: pytest.LogCaptureFixture)
 
 def test_evaluation_arrays_are_normalized_like_the_training_data() -> None:
     dataset, pixels, model = small_dataset(60), PixelScale.of([0.2], [0.3]), small_model("float")
-    pair, normalised = (dataset.images, dataset.labels), dataclasses.replace(dataset, pixels=pixels)
+    pair, normalized = (dataset.images, dataset.labels), dataclasses.replace(dataset, pixels=pixels)
     with ParallelWrapper(model, 2) as wrapper:
-        wrapper.fit(Loader(normalised, 8, seed=1), epochs=2, evaluate_on=pair)
+        wrapper.fit(Loader(normalized, 8, seed=1), epochs=2, evaluate_on=pair)
         found = wrapper.evaluate(pair)
-        assert found.to_dict() == wrapper.evaluate(normalised).to_dict()
+        assert found.to_dict() == wrapper.evaluate(normalized).to_dict()
         assert found.accuracy == (model.predict(dataset.images).argmax(1) == dataset.labels).mean()
         with refused(""):
             wrapper.evaluate(dataset)
         with refused("evaluate_on"):
-            wrapper.fit(normalised, epochs=1, evaluate_on=Loader(dataset, 8, shuffle=False))
+            wrapper.fit(normalized, epochs=1, evaluate_on=Loader(dataset, 8, shuffle=False))
         wrapper.fit(pair, epochs=1)
         assert model.pixels == pixels
         wrapper.fit(dataset, epochs=1)  # determined by the training data
         assert model.pixels == dataset.pixels
         with refused(""):
-            wrapper.evaluate(normalised)
+            wrapper.evaluate(normalized)
 
 
 @pytest.mark.parametrize("way", [ParameterAveraging(3), ElasticAveraging(3)])
