@@ -234,7 +234,7 @@ RULES: list[Rule] = [import_directions, third_party_homes, no_code_from_data, ke
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_the_package_keeps_rule(rule: Rule) -> None:
+def test_every_module_of_the_package_follows_rule(rule: Rule) -> None:
     violations = [f"cupynet/{source.path}: {violation}" for source in SOURCES for violation in rule(source)]
     assert not violations, "\n".join(violations)
 
@@ -264,7 +264,7 @@ def test_the_package_keeps_rule(rule: Rule) -> None:
         (keys_of_the_configuration, "runs/run.py", "x = f'{a}: or data.fallback={b}'"),
     ],
 )
-def test_a_violation_is_found(rule: Rule, path: str, text: str) -> None:
+def test_a_source_that_breaks_a_rule_is_found(rule: Rule, path: str, text: str) -> None:
     assert list(rule(Source(path, text)))
 
 
@@ -290,7 +290,7 @@ def test_imports_are_not_circular() -> None:
 NETWORK = {"urllib", "http", "socket", "ssl", "ftplib", "socketserver", "asyncio", "xmlrpc", "smtplib"}
 
 
-def test_one_module_uses_the_network_and_only_the_parser_of_the_mnist_package_is_used() -> None:
+def test_only_data_download_uses_the_network_and_only_the_parser_of_the_mnist_package_is_used() -> None:
     """That package's downloader has no time-out and checks no digest."""
     modules = {(source.path, name) for source in SOURCES for name, _ in imported(source) if name != "urllib.parse"}
     assert {path for path, name in modules if name.split(".")[0] in NETWORK} == {"data/download.py"}

@@ -186,12 +186,12 @@ def jobs(words: list[str]) -> Iterator[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_command_of_a_page_can_be_given(page: str) -> None:
+def test_every_command_on_a_page_exists_and_its_settings_compose(page: str) -> None:
     for command in dict.fromkeys(commands(PAGES[page])):
         check(command)
 
 
-def test_a_users_files_on_the_pages_compose(tmp_path: Path) -> None:
+def test_the_yaml_files_on_the_pages_compose(tmp_path: Path) -> None:
     for page, file in (("settings", "experiment/small.yaml"), ("models", "model/tiny.yaml")):
         (content,) = re.findall(r"```yaml\n(.*?)```", PAGES[f"cupynet/guides/{page}.md"], re.DOTALL)
         (tmp_path / file).parent.mkdir()
@@ -226,7 +226,7 @@ def test_commands_are_found_in_blocks_and_between_backquotes() -> None:
         "cupynet evaluate RUN --jason",
     ],
 )
-def test_a_command_that_cannot_be_given_is_found(line: str) -> None:
+def test_a_command_that_does_not_exist_or_compose_is_found(line: str) -> None:
     with pytest.raises((AssertionError, KeyError, ConfigError, HydraException, OmegaConfBaseException)):
         for command in commands(f"`{line}`"):
             check(command)
@@ -236,7 +236,7 @@ def test_a_command_that_cannot_be_given_is_found(line: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_python_block_compiles(page: str) -> None:
+def test_every_python_program_on_a_page_compiles(page: str) -> None:
     for kind, code in FENCE.findall(PAGES[page]):
         if kind.startswith("python"):
             compile(code, page, "exec")
@@ -286,12 +286,14 @@ def test_averaging_from_scratch_ends_with_equal_replicas(tmp_path: Path, monkeyp
     assert np.array_equal(first, second) and not list(tmp_path.iterdir())
 
 
-def test_the_guide_to_fine_tuning_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_guide_to_fine_tuning_replaces_the_output_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = run_guide(f"{GUIDES}fine_tuning.md", tmp_path, monkeypatch)
     assert found["unmatched"].missing == ["output.bias", "output.weight"] == found["unmatched"].unexpected
 
 
-def test_the_example_from_deeplearning4j_is_the_experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_from_deeplearning4j_has_the_settings_of_experiment_dl4j_parallel_wrapper(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     guide = run_guide(f"{GUIDES}from_deeplearning4j.md", tmp_path, monkeypatch)["wrapper"]
     experiment = Experiment(composing.compose(["experiment=dl4j_parallel_wrapper", "data=synthetic"]))
     with experiment.wrapper(experiment.own_callbacks()) as wrapper:
@@ -313,7 +315,9 @@ def write_pytorch_weights(folder: Path) -> dict[str, np.ndarray]:
     return theirs
 
 
-def test_weights_come_from_pytorch_and_go_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_guide_from_pytorch_imports_weights_and_exports_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     theirs = write_pytorch_weights(tmp_path)
     run_guide(f"{GUIDES}from_pytorch.md", tmp_path, monkeypatch)
     back = load_file(tmp_path / "back.safetensors")

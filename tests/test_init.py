@@ -21,7 +21,7 @@ def test_classes_that_users_extend_and_every_error_are_public() -> None:
     assert extended < set(dir(cupynet))
 
 
-def test_a_public_name_is_that_of_its_package_and_imported_once() -> None:
+def test_a_public_name_is_the_object_of_its_own_package_and_imported_once() -> None:
     for name, module in NAMES.items():
         assert getattr(cupynet, name) is getattr(import_module(module), name)
         assert name in vars(cupynet)
@@ -30,7 +30,9 @@ def test_a_public_name_is_that_of_its_package_and_imported_once() -> None:
 @pytest.mark.parametrize(
     ("name", "ours"), [("Modle", "Model"), ("load_model", "load"), ("MaxPooling2D", "MaxPool2D"), ("Linear", "Dense")]
 )
-def test_an_unknown_name_is_refused_with_a_similar_one_or_that_of_another_library(name: str, ours: str) -> None:
+def test_an_unknown_name_is_refused_with_a_similar_name_or_the_one_for_a_name_of_another_library(
+    name: str, ours: str
+) -> None:
     with pytest.raises(AttributeError, match=f"'{ours}'"):
         getattr(cupynet, name)
 

@@ -24,7 +24,7 @@ def test_a_wheel_trains_in_an_empty_folder(tmp_path: Path) -> None:
     assert len(kernels) > 1 and {"cupynet/conf/config.yaml", *kernels} <= set(inside)
 
 
-def test_every_supported_python_is_tested() -> None:
+def test_every_supported_python_is_in_the_classifiers_the_makefile_and_the_ci_workflow() -> None:
     project, makefile = ((ROOT / name).read_text("utf-8") for name in ("pyproject.toml", "Makefile"))
     (oldest, beyond) = re.findall(r'requires-python = ">=3\.(\d+),<3\.(\d+)"', project)[0]
     versions = [f"3.{minor}" for minor in range(int(oldest), int(beyond))]
@@ -34,7 +34,7 @@ def test_every_supported_python_is_tested() -> None:
     assert f"OLDEST := 3.{oldest}\n" in makefile and f"BEYOND := 3.{beyond}\n" in makefile
 
 
-def test_training_installs_no_packages_of_tests(tmp_path: Path) -> None:
+def test_make_train_installs_no_packages_for_tests_and_make_test_does(tmp_path: Path) -> None:
     def recipe(target: str) -> str:
         command = ["make", "-n", target, f"VENV={tmp_path}"]
         return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout

@@ -18,7 +18,7 @@ def test_a_reference_page_is_up_to_date(name: str) -> None:
 
 
 @pytest.mark.parametrize(("group", "name"), CHOICES)
-def test_every_setting_of_a_choice_has_a_meaning(group: str, name: str) -> None:
+def test_every_setting_in_conf_has_a_comment(group: str, name: str) -> None:
     if group not in ("model", "experiment"):  # only the first layer of each kind has comments
         missing = [row[0] for row in rows(group, choice(group, name), schema(Settings)) if not row[3]]
         assert not missing, f"conf/{group}/{name}.yaml: add a comment to {', '.join(missing)}"

@@ -8,7 +8,7 @@ def test_carriage_returns_overwrite_lines_as_on_a_terminal() -> None:
     assert shown(text) == ["one", "log line", "bar 40 %", "end"]
 
 
-def test_the_picture_shows_a_successful_run() -> None:
+def test_the_terminal_picture_of_the_readme_shows_a_successful_run() -> None:
     svg = PICTURE.read_text("utf-8").replace("&#160;", " ")
     assert "$ make train" in svg and "test accuracy" in svg and "run folder" in svg
     assert not any(text in svg for text in ("Traceback", "url(http", "/root", "/tmp"))

@@ -35,7 +35,9 @@ def test_a_record_has_its_command_its_runs_and_where_they_were_made(maker: recor
     assert variant["test_accuracy"] == {"mean": mean, "lowest": min(reached), "highest": max(reached)}
 
 
-def test_variants_are_compared_with_the_first(maker: records.Maker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_compares_the_accuracy_of_its_variants_with_the_first(
+    maker: records.Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reached = {"float": 0.9931, "half": 0.993, "bfloat16": 0.9945}
 
     def train(settings: str, seed: int) -> tuple[dict[str, Any], float]:
@@ -51,14 +53,16 @@ def test_variants_are_compared_with_the_first(maker: records.Maker, monkeypatch:
         assert [(run["seed"], run["dtype"]) for run in each["runs"]] == [(seed, dtype) for seed in range(1, 6)]
 
 
-def test_memory_is_fitted_by_a_line(maker: records.Maker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_record_fits_a_line_to_the_number_of_workers(
+    maker: records.Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     held = {1: 220.0, 2: 240.0, 4: 280.0}
     monkeypatch.setattr(maker, "train", lambda settings, workers: ({}, held[workers]))
     records.memory(maker, tuple(held))
     assert written(maker, "memory")["line"] == {"mb": 200.0, "mb_per_worker": 20.0, "off_by": 0.0}
 
 
-def test_a_tree_with_changes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_make_records_refuses_a_tree_with_changes_or_without_a_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     for changed in ("a" * 40 + "-dirty", None):
         monkeypatch.setattr(records, "commit", lambda found=changed: found)
         with pytest.raises(SystemExit):

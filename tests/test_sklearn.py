@@ -23,7 +23,7 @@ LABELS = np.array(["none", "some", "all"])[DATA.labels]
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
 @pytest.mark.parametrize("kind", [Classifier, Regressor])
-def test_scikit_learns_own_checks_pass(kind: type[Classifier | Regressor]) -> None:
+def test_estimators_pass_the_checks_of_scikit_learn(kind: type[Classifier | Regressor]) -> None:
     weights = {"check_sample_weight_equivalence_on_dense_data": "other samples are other batches"}  # as in scikit-learn
     quick = kind(backend="numpy", epochs=5, learning_rate=0.01)
     found = check_estimator(quick, on_fail=None, expected_failed_checks=weights)
@@ -46,7 +46,7 @@ def test_probabilities_in_half_precision_sum_to_one() -> None:
     np.testing.assert_allclose(classifier.predict_proba(DATA.images).sum(axis=1), 1, rtol=1e-6)
 
 
-def test_a_fitted_estimator_with_an_average_is_stored() -> None:
+def test_a_fitted_estimator_with_a_weight_average_can_be_pickled_cloned_and_fitted_again() -> None:
     classifier = Classifier(epochs=1, backend="numpy", workers=2, callbacks=[WeightAverage(0.9)])
     classifier.fit(DATA.images, LABELS)
     again = pickle.loads(pickle.dumps(classifier))
@@ -54,7 +54,7 @@ def test_a_fitted_estimator_with_an_average_is_stored() -> None:
     assert again.fit(DATA.images, LABELS).callbacks[0].added and clone(classifier).callbacks[0].decay == 0.9
 
 
-def test_a_grid_is_searched() -> None:
+def test_a_grid_search_varies_workers_and_averaging_frequency() -> None:
     flat = DATA.images.reshape(len(DATA), -1)
     classifier = Classifier([Conv2D(4, 3), MaxPool2D(2)], input=(8, 8, 1), backend="numpy", epochs=2)
     search = GridSearchCV(classifier, {"workers": [1, 2], "averaging_frequency": [1, 5]}, cv=2).fit(flat, LABELS)
@@ -62,7 +62,7 @@ def test_a_grid_is_searched() -> None:
     assert search.best_estimator_.model_.input.shape == (8, 8, 1)
 
 
-def test_optimizers_and_rates_are_searched() -> None:
+def test_a_grid_search_varies_optimizers_and_learning_rates() -> None:
     grid = {"optimizer": [None, "sgd", Nesterov()], "learning_rate": [None, 0.01, "cosine"]}
     search = GridSearchCV(Classifier(backend="numpy", epochs=1), grid, cv=2).fit(DATA.images, LABELS)
     assert len({*search.cv_results_["mean_test_score"]}) > 3
@@ -82,7 +82,7 @@ def test_callbacks_must_be_a_list_of_callbacks(callbacks: Any) -> None:
         Classifier(backend="numpy", callbacks=callbacks).fit(DATA.images, LABELS)
 
 
-def test_the_rate_of_a_user_defined_optimizer_is_replaced() -> None:
+def test_learning_rate_replaces_that_of_a_copy_of_the_optimizer() -> None:
     lion = Lion(1e-4)
     found = Classifier(backend="numpy", epochs=1, optimizer=lion, learning_rate=0.01).fit(DATA.images, LABELS)
     expected = Classifier(backend="numpy", epochs=1, optimizer=Lion(0.01)).fit(DATA.images, LABELS)
@@ -90,12 +90,12 @@ def test_the_rate_of_a_user_defined_optimizer_is_replaced() -> None:
     assert lion.learning_rate(0) == 1e-4
 
 
-def test_samples_have_weights() -> None:
+def test_sample_weight_determines_which_samples_are_learned() -> None:
     classifier = Classifier(backend="numpy", epochs=3)
     assert {*classifier.fit(DATA.images, LABELS, sample_weight=LABELS == "all").predict(DATA.images)} == {"all"}
 
 
-def test_targets_have_the_shape_of_those_of_fit() -> None:
+def test_predicted_targets_have_the_shape_of_the_targets_of_fit() -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(200, 4))
     y = x @ rng.normal(size=(4, 2))
@@ -104,7 +104,7 @@ def test_targets_have_the_shape_of_those_of_fit() -> None:
     assert regressor.fit(x, y[:, 0]).predict(x[:3]).shape == (3,)
 
 
-def test_numbers_of_any_type_in_a_table_are_features() -> None:
+def test_integers_in_a_table_are_features_and_not_pixels() -> None:
     table = DATA.images.reshape(len(DATA), -1) // 16
     classifier = Classifier(backend="numpy", epochs=2).fit(table, LABELS)
     expected = classifier.predict_proba(table.astype(float))

@@ -15,7 +15,7 @@ from tests.support.commands import ROOT, environment
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-def test_twelve_runs_that_are_killed_resume_bit_for_bit(tmp_path: Path) -> None:
+def test_runs_killed_at_twelve_places_resume_bit_for_bit(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.soak", "--points", "12", "--images", "640"]
     command += ["--lanes", "2", "--no-drift", "--folder", str(tmp_path / "soak")]
     done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300)
@@ -52,7 +52,9 @@ def run(tmp_path: Path) -> Path:
     ],
     ids=["temporary file", "old checkpoint", "loss", "weights", "time"],
 )
-def test_results_are_compared_and_times_are_not(run: Path, change: Callable[[Path], None], found: list[str]) -> None:
+def test_soak_compares_results_and_temporary_files_but_no_times(
+    run: Path, change: Callable[[Path], None], found: list[str]
+) -> None:
     wanted = soak.left_by(run)
     change(run)
     assert soak.differences(run, wanted) == found
@@ -62,7 +64,7 @@ def test_results_are_compared_and_times_are_not(run: Path, change: Callable[[Pat
     ("growth", "threads", "faults"),
     [(0.005, [5], []), (0.03, [5], ["rss_mb"]), (0.0, [5] * 30 + [6] * 31, ["threads"]), (0.0, [5, 6], [])],
 )
-def test_growing_memory_and_threads_are_faults(growth: float, threads: list[int], faults: list[str]) -> None:
+def test_soak_reports_growing_memory_and_threads(growth: float, threads: list[int], faults: list[str]) -> None:
     samples = [
         {"s": 10.0 * n, "fits": n, "rss_mb": 100 * (1 + growth * n / 60), "threads": threads[n % len(threads)]}
         for n in range(61)

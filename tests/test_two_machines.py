@@ -91,7 +91,7 @@ def mpi_command(namespaces: tuple[str, str], folder: Path) -> list[str]:
 pytestmark = [*needs_mpi, pytest.mark.slow, pytest.mark.skipif(bool(unavailable()), reason=unavailable())]
 
 
-def test_two_machines_give_the_weights_of_two_threads(tmp_path: Path) -> None:
+def test_mpi_ranks_on_two_machines_train_the_weights_of_two_threads_bit_for_bit(tmp_path: Path) -> None:
     folders = [tmp_path / "threads", tmp_path / "machines"]
     for folder in folders:
         folder.mkdir()

@@ -45,7 +45,9 @@ def test_workers_take_turns_on_the_devices(
 @pytest.mark.parametrize(
     ("backend", "devices"), [("numpy", [0]), ("cupy", [0, 2]), ("cupy", [1, 1]), ("cupy", []), ("cupy", [-1])]
 )
-def test_bad_devices_are_refused(machine: Machine, backend: str, devices: list[int]) -> None:
+def test_devices_that_do_not_exist_repeat_or_are_none_are_refused(
+    machine: Machine, backend: str, devices: list[int]
+) -> None:
     machine(2)
     with refused("devices"):
         Placement.of(backend, None, devices)
@@ -60,7 +62,7 @@ def test_the_number_of_ranks_decides_the_number_of_replicas() -> None:
         Placement.of("numpy", stages=2, seats=(0, 1, 2))
 
 
-def test_a_ranks_number_on_its_machine_chooses_its_device() -> None:
+def test_the_local_rank_on_a_machine_determines_the_device() -> None:
     assert Placement(4, (0, 2), seats=(0, 0, 1, 1)).names() == ["cuda:0", "cuda:0", "cuda:2", "cuda:2"]
 
 
@@ -76,7 +78,7 @@ def test_a_ranks_number_on_its_machine_chooses_its_device() -> None:
         (0, 64, None, 2, (4, 2)),
     ],
 )
-def test_replicas_of_stages(
+def test_replicas_of_stages_fill_the_devices_or_cores(
     machine: Machine, gpus: int, cores: int, workers: int | None, stages: int | None, found: tuple[int, int]
 ) -> None:
     """The network could be split into 4 stages."""

@@ -46,7 +46,7 @@ OF_ARRAYS: dict[str, tuple[type[Misuse], Call]] = {
 
 
 @pytest.mark.parametrize(("kind", "misuse"), OF_ARRAYS.values(), ids=OF_ARRAYS)
-def test_misuses_of_arrays(kind: type[Misuse], misuse: Call, cupy: Any) -> None:
+def test_a_misuse_of_arrays_is_found(kind: type[Misuse], misuse: Call, cupy: Any) -> None:
     with caught(kind):
         misuse(cupy, cupy.ones((2, 2)))
 
@@ -60,7 +60,7 @@ def streams(cupy: Any) -> list[Any]:
 
 
 @pytest.mark.smoke
-def test_what_one_stream_uses_is_not_written_by_another(cupy: Any, streams: list[Any]) -> None:
+def test_two_streams_that_use_the_same_memory_without_an_event_are_found(cupy: Any, streams: list[Any]) -> None:
     a, b = streams
     too_soon = a.record()
     with a:
@@ -77,7 +77,7 @@ def test_what_one_stream_uses_is_not_written_by_another(cupy: Any, streams: list
     assert float(y) == 0
 
 
-def test_a_graph_launch_is_ordered_and_uses_memory_in_use(cupy: Any, streams: list[Any]) -> None:
+def test_a_graph_launched_too_early_or_after_its_memory_was_freed_is_found(cupy: Any, streams: list[Any]) -> None:
     a, b = streams
     with a:
         x = cupy.zeros(3)

@@ -99,7 +99,7 @@ def several(team: Team) -> Team:
         *(pytest.param(ranks, marks=[*needs_mpi, pytest.mark.slow]) for ranks in (2, 4)),
     ],
 )
-def test_the_suite_under_mpiexec(ranks: int) -> None:
+def test_mpi_ranks_pass_the_tests_of_this_file(ranks: int) -> None:
     command = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__]
     done = under_mpiexec(ranks, *command, CUPYNET_TEST_RANKS=str(ranks), PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
@@ -131,7 +131,7 @@ def test_json_values_are_gathered_in_rank_order(team: Team) -> None:
     assert found == [[[rank, {"ä": "\udcff" * rank}] for rank in range(team.workers)]] * len(found)
 
 
-def test_broadcast_sends_the_roots_array_to_all(team: Team) -> None:
+def test_broadcast_sends_the_array_of_the_root_to_all_workers(team: Team) -> None:
     root = team.workers - 1
 
     def task(c: Communicator) -> list[float]:
@@ -143,7 +143,7 @@ def test_broadcast_sends_the_roots_array_to_all(team: Team) -> None:
     assert team.run(task) == [[float(root)] * 8] * team.workers
 
 
-def test_messages_arrive_in_order_and_may_cross(several: Team) -> None:
+def test_sends_do_not_block_and_messages_arrive_in_order(several: Team) -> None:
     """They are larger than the messages that MPI sends eagerly. All ranks send before any receives."""
 
     def task(c: Communicator) -> list[tuple[float, float]]:
@@ -163,7 +163,7 @@ def test_messages_arrive_in_order_and_may_cross(several: Team) -> None:
         assert received == [(10 * source + turn, 10 * source + turn) for turn in range(4)]
 
 
-def test_workers_of_one_colour_form_a_group_in_the_order_of_their_keys(team: Team) -> None:
+def test_workers_of_one_color_form_a_group_in_the_order_of_their_keys(team: Team) -> None:
     def task(c: Communicator) -> tuple[int, float, float, list[float]]:
         group = c.split(color=c.rank % 2, key=-c.rank)
         mean, first = there(c, [float(c.rank)]), there(c, [float(c.rank)])
@@ -178,7 +178,7 @@ def test_workers_of_one_colour_form_a_group_in_the_order_of_their_keys(team: Tea
         assert found == (members.index(rank), sum(members) / len(members), members[0], members)
 
 
-def test_traffic_is_counted(team: Team) -> None:
+def test_bytes_sent_are_counted_for_means_gathered_arrays_broadcasts_and_messages(team: Team) -> None:
     def task(c: Communicator) -> list[int]:
         group = c.split(0, c.rank)
 
@@ -205,7 +205,7 @@ def test_traffic_is_counted(team: Team) -> None:
         assert abs(reduced - 2 * others * 4800 // team.workers) <= 32 * others  # and weights, unless known
 
 
-def test_mean_is_weighted_and_the_same_bits_everywhere(team: Team) -> None:
+def test_means_are_weighted_bit_identical_on_all_workers_and_in_rank_order_on_a_cpu(team: Team) -> None:
     """On the host and on a single device, the sum is in rank order, even if rank 0 arrives last."""
     rng, lengths = np.random.default_rng(5), (1, 1000, 500_001)
     vectors = [[rng.normal(size=length) for length in lengths] for _ in range(team.workers)]
@@ -227,7 +227,7 @@ def test_mean_is_weighted_and_the_same_bits_everywhere(team: Team) -> None:
         assert {arrays[i].tobytes() for arrays in results} == {bits}
 
 
-def test_a_worker_of_weight_zero_adds_nothing(several: Team) -> None:
+def test_a_worker_of_weight_zero_adds_nothing_and_without_any_weight_nothing_changes(several: Team) -> None:
     """If all weights are zero, nothing happens."""
 
     def task(c: Communicator) -> list[Any]:

@@ -43,7 +43,7 @@ def gpu(device: int = 0, dtype: str = "float") -> CupyBackend:
 @pytest.mark.smoke
 @pytest.mark.parametrize("weights", [(128.0, 57.0), (0.0, 3.0), (2.0, 0.0), (0.0, 0.0)], ids=str)
 @pytest.mark.parametrize("dtype", on_devices("float16", "float64", count=2))
-def test_the_mean_of_ranks_over_nccl_is_weighted(dtype: str, weights: tuple[float, float]) -> None:
+def test_ranks_on_different_gpus_average_over_nccl_with_weights(dtype: str, weights: tuple[float, float]) -> None:
     """Vectors of weight 0 are not read. If all weights are 0, nothing happens."""
     rng = np.random.default_rng(1)
     vectors = [[rng.normal(size=size).astype(dtype) for size in (37, 0, 5)] for _ in range(2)]
@@ -81,7 +81,9 @@ def created_means(devices: list[int], reduce: str) -> Any:
 @pytest.mark.standin
 @pytest.mark.smoke
 @pytest.mark.parametrize("devices", [[0, 0, 1], [0, 1]], ids=["share a GPU", "no NCCL"])
-def test_ranks_that_cannot_use_nccl_average_on_the_host(monkeypatch: pytest.MonkeyPatch, devices: list[int]) -> None:
+def test_ranks_that_cannot_use_nccl_average_on_the_host_and_refuse_reduce_nccl(
+    monkeypatch: pytest.MonkeyPatch, devices: list[int]
+) -> None:
     if devices == [0, 1]:
         monkeypatch.setattr(nccl, "unavailable_reason", lambda: "NCCL is not installed")
     for reduce in ("auto", "host"):
@@ -94,7 +96,7 @@ def test_ranks_that_cannot_use_nccl_average_on_the_host(monkeypatch: pytest.Monk
     ("reduce", "backend", "processes"),
     [("device", "cupy", True), ("nccl", "cupy", False), ("nccl", "numba", False), ("ring", "cupy", False)],
 )
-def test_impossible_reductions_are_refused(
+def test_reduce_is_refused_if_unknown_or_not_available_on_the_backend_or_between_processes(
     monkeypatch: pytest.MonkeyPatch, reduce: str, backend: str, processes: bool
 ) -> None:
     for module in ("cupy", "cupy.cuda"):  # even if this machine has CuPy
@@ -130,7 +132,7 @@ def backend(devices: str) -> Iterator[CupyBackend]:
 
 
 @pytest.mark.parametrize("dtype", ["float16", pytest.param("bfloat16", marks=needs_bfloat16), "float32", "float64"])
-def test_a_rank_that_is_alone_has_its_own_sum(backend: CupyBackend, dtype: str) -> None:
+def test_a_single_rank_keeps_its_floats_in_a_sum_over_nccl_until_it_is_closed(backend: CupyBackend, dtype: str) -> None:
     from cupy.cuda.nccl import NcclError
 
     for turn in range(2):  # it can connect again
@@ -145,7 +147,7 @@ def test_a_rank_that_is_alone_has_its_own_sum(backend: CupyBackend, dtype: str) 
             own.sum(arrays)
 
 
-def test_two_ranks_that_share_a_gpu_have_one_sum(backend: CupyBackend) -> None:
+def test_two_ranks_that_share_a_gpu_are_summed_over_nccl(backend: CupyBackend) -> None:
     """It runs in a separate process because NCCL reads its variables only once."""
     from cupy.cuda.nccl import get_version
 

@@ -59,7 +59,7 @@ def ended(folder: Path, program: str, *arguments: object, ranks: int = 2) -> tup
 
 
 @pytest.mark.parametrize(("victim", "turn"), [(1, 20), pytest.param(2, 100, marks=pytest.mark.slow)])
-def test_the_rank_that_raises_shows_its_traceback_and_ends_all(tmp_path: Path, victim: int, turn: int) -> None:
+def test_a_rank_that_raises_shows_the_only_traceback_and_ends_all_ranks(tmp_path: Path, victim: int, turn: int) -> None:
     """The rank raises in its task, or after the others have finished all their work."""
     code, _, stderr = ended(tmp_path, FAILING, "raise", victim, turn, ranks=3)
     assert code == 1
@@ -83,13 +83,13 @@ def test_all_ranks_end_with_the_exit_code_of_the_failed_one(
     assert (found, stdout, stderr.count("Traceback")) == (code, "", tracebacks)
 
 
-def test_a_rank_that_is_killed_ends_all(tmp_path: Path) -> None:
+def test_a_rank_that_is_killed_ends_all_ranks(tmp_path: Path) -> None:
     code, stdout, _ = ended(tmp_path, FAILING, "kill", 1, 20)
     assert code != 0 and "done" not in stdout
 
 
 @pytest.mark.parametrize("turn", [20, pytest.param(100, marks=pytest.mark.slow)])
-def test_a_rank_that_stops_responding_ends_all(tmp_path: Path, turn: int) -> None:
+def test_a_rank_that_stops_responding_ends_all_ranks_after_timeout_s(tmp_path: Path, turn: int) -> None:
     """The rank stops in its task or at the end of its program, and one of the others reports that it waited."""
     code, stdout, stderr = ended(tmp_path, FAILING, "stop", 1, turn, ranks=3)
     assert (code, "done" in stdout) == (1, turn == 100)
@@ -104,7 +104,7 @@ def test_groups_of_the_same_ranks_are_made_once(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["raise", "kill", "stop"])
-def test_fifty_failures_at_random_moments_never_hang(tmp_path: Path, kind: str) -> None:
+def test_ranks_never_hang_when_one_fails_at_a_random_moment(tmp_path: Path, kind: str) -> None:
     rng = random.Random(11)
     for _ in range(50):
         ranks, turn = rng.randint(2, 3), rng.randint(0, 99)
@@ -124,7 +124,7 @@ with ParallelWrapper(model, 2, launcher="mpi", timeout_s=20, progress="none") as
 """
 
 
-def test_all_ranks_refuse_a_bad_checkpoint(tmp_path: Path) -> None:
+def test_a_checkpoint_that_does_not_exist_ends_all_ranks_with_exit_code_2(tmp_path: Path) -> None:
     """Only rank 0 reads checkpoints. The others must not wait for one that it cannot send."""
     code, _, stderr = ended(tmp_path, REFUSED)
     assert code == 2 and stderr.count("Error: missing: ") == 1
@@ -156,7 +156,7 @@ with ParallelWrapper(model, 2, frequency, optimizer=optimizer, **options) as wra
         pytest.param("dtype", "dtype", marks=pytest.mark.slow),
     ],
 )
-def test_ranks_with_other_arguments_are_refused(tmp_path: Path, argument: str, named: str) -> None:
+def test_ranks_with_different_arguments_end_with_exit_code_2(tmp_path: Path, argument: str, named: str) -> None:
     code, _, stderr = ended(tmp_path, DIFFERENT, argument)
     assert code == 2 and stderr.count(f"Error: {named}") == 1
 

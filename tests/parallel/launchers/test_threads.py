@@ -19,7 +19,7 @@ def deliberate_failure() -> NoReturn:
     raise ZeroDivisionError("on purpose")
 
 
-def test_rank_0_returns_the_result() -> None:
+def test_the_result_is_that_of_rank_0() -> None:
     def task(c: Communicator) -> int:
         time.sleep(0.01 * (3 - c.rank))
         return c.rank * 10 + 1
@@ -34,7 +34,7 @@ def test_one_worker_runs_in_the_calling_thread() -> None:
 
 
 @pytest.mark.parametrize("call", ["allreduce_mean", "all_gather"])
-def test_workers_that_make_different_calls_are_told(call: str) -> None:
+def test_workers_that_make_different_collective_calls_are_refused(call: str) -> None:
     def task(communicator: Communicator) -> None:
         vector = np.zeros(3 + communicator.rank)
         if communicator.rank == 0 or call == "allreduce_mean":
@@ -46,7 +46,7 @@ def test_workers_that_make_different_calls_are_told(call: str) -> None:
         launcher.run(task)
 
 
-def test_the_first_failure_is_raised_with_its_own_traceback() -> None:
+def test_the_first_failure_is_raised_with_its_traceback_and_closes_the_launcher() -> None:
     def task(c: Communicator) -> None:
         if c.rank == 2:
             deliberate_failure()
@@ -75,7 +75,7 @@ def test_a_failure_that_follows_from_another_does_not_hide_it() -> None:
         launcher.run(task)
 
 
-def test_an_interruption_while_a_task_is_started_stops_all_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interruption_while_workers_are_started_stops_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise they would wait for the missing ones until the time-out."""
     started, start = [], threading.Thread.start
 
@@ -91,7 +91,7 @@ def test_an_interruption_while_a_task_is_started_stops_all_workers(monkeypatch: 
     assert not started[0].is_alive() and started[1].ident is None
 
 
-def test_a_signal_that_a_worker_thread_takes_is_handled() -> None:
+def test_a_signal_that_a_worker_thread_receives_is_handled_by_the_main_thread() -> None:
     """The system may deliver a signal to any thread, but Python's handler needs the main thread, which is waiting."""
     handled = threading.Event()
 
@@ -108,7 +108,7 @@ def test_a_signal_that_a_worker_thread_takes_is_handled() -> None:
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_time_in_which_the_process_was_suspended_counts_little(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timeout_s_hardly_counts_time_in_which_the_process_was_suspended(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     timeout, expired = Timeout(1.0), []
@@ -118,7 +118,7 @@ def test_time_in_which_the_process_was_suspended_counts_little(monkeypatch: pyte
     assert expired == [False] * 10 + [True]
 
 
-def test_a_thread_that_hung_stops_when_it_wakes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_timed_out_stops_when_it_wakes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "GRACE_S", 0.1)
     release, hanging, came_back = threading.Event(), [], []
 

@@ -26,7 +26,7 @@ def means(vectors: list[Vector], weights: list[float]) -> list[tuple[Vector, int
 
 
 @pytest.mark.parametrize(("dtype", "scale"), [(np.float32, 1e-12), (np.float64, 3e4)])
-def test_a_mean_in_16_bits_is_close_and_equal_on_all_workers(dtype: Any, scale: float) -> None:
+def test_means_sent_in_16_bits_are_weighted_close_and_bit_identical_on_all_workers(dtype: Any, scale: float) -> None:
     rng = np.random.default_rng(1)
     vectors = [(scale * rng.normal(size=501)).astype(dtype) for _ in range(3)]
     exact = (4 * vectors[0].astype(np.float64) + 2 * vectors[2]) / 6
@@ -38,14 +38,14 @@ def test_a_mean_in_16_bits_is_close_and_equal_on_all_workers(dtype: Any, scale: 
 
 
 @pytest.mark.parametrize("largest", [1e-45, 65504.0, 3e38])
-def test_no_magnitude_is_too_small_or_too_large(largest: float) -> None:
+def test_means_sent_in_16_bits_neither_overflow_nor_underflow(largest: float) -> None:
     vector = np.array([largest, -largest, largest / 3, 0], np.float32)
     for mean, _ in means([vector, vector], [1.0, 1.0]):
         np.testing.assert_allclose(mean, vector, rtol=2.0**-10, atol=1e-43)
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
-def test_nan_and_infinity_are_kept(poison: float) -> None:
+def test_means_sent_in_16_bits_keep_nan_and_infinity(poison: float) -> None:
     with np.errstate(invalid="ignore", over="ignore"):
         results = means([np.ones(8, np.float32), np.full(8, poison, np.float32)], [1.0, 1.0])
     assert not any(np.isfinite(mean).any() for mean, _ in results)

@@ -19,7 +19,9 @@ from tests.support.training import small_model
     ],
     ids=["slow momentum", "Nesterov's momentum"],
 )
-def test_the_common_weights_move_with_momentum(outer_optimizer: OuterOptimizer, steps: list[float]) -> None:
+def test_slowmo_and_diloco_follow_the_formulas_of_their_papers(
+    outer_optimizer: OuterOptimizer, steps: list[float]
+) -> None:
     """With SlowMo (1910.00643, algorithm 1), the momentum u is 1, 2.5, 0.25, and x += 0.8 u.
 
     With DiLoCo (2311.08105, with torch's Nesterov), it is 1, 2.9, 1.61, and x += 0.7 (delta + 0.9 u).
@@ -36,7 +38,7 @@ def test_the_common_weights_move_with_momentum(outer_optimizer: OuterOptimizer, 
     np.testing.assert_allclose(found, np.cumsum(steps), rtol=1e-12)
 
 
-def test_invalid_arguments_are_refused() -> None:
+def test_invalid_arguments_of_an_outer_optimizer_are_refused() -> None:
     with refused("outer_optimizer"):
         outer_optimizer_of("diloko")
     with refused("learning_rate"):

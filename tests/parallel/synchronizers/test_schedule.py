@@ -29,7 +29,7 @@ def averages(schedule: AveragingSchedule, iterations: int, start: int = 0, drift
         ("end", [], ["fit"]),
     ],
 )
-def test_a_frequency_says_after_which_iterations_and_at_which_moments_to_average(
+def test_averaging_frequency_determines_after_which_iterations_and_at_which_events_replicas_are_averaged(
     frequency: Any, iterations: list[int], moments: list[str]
 ) -> None:
     schedule = averaging_schedule(frequency)
@@ -49,7 +49,7 @@ def test_post_local_counts_a_fit_that_ends_with_its_epoch_once(end: Any) -> None
     assert averages(schedule, 7, 8) == [9, 12, 15]
 
 
-def test_post_local_hands_over_to_any_schedule() -> None:
+def test_post_local_continues_with_any_schedule() -> None:
     assert PostLocal(0, "end").at("evaluation") is False
     assert PostLocal(1, "end").at("evaluation") is True
     nested = PostLocal(0, Adaptive(0.1, 2, 8))
@@ -65,11 +65,13 @@ def test_post_local_hands_over_to_any_schedule() -> None:
         (Adaptive(0.10, 16, 64), 5.0, [16, 24, 28, 30, 31, 32]),  # far above: halved, but at least 1
     ],
 )
-def test_adaptive_periods_follow_the_drift(schedule: Adaptive, drift: float, iterations: list[int]) -> None:
+def test_adaptive_averages_more_often_when_replicas_drift_apart(
+    schedule: Adaptive, drift: float, iterations: list[int]
+) -> None:
     assert averages(schedule, 80, drift=drift)[: len(iterations)] == iterations
 
 
-def test_an_early_average_does_not_lengthen_the_period() -> None:
+def test_an_early_average_does_not_lengthen_the_adaptive_period() -> None:
     schedule = Adaptive(0.10, 10, 64)
     averages(schedule, 3)
     schedule.averaged(0.001)  # at the end of an epoch
@@ -79,7 +81,7 @@ def test_an_early_average_does_not_lengthen_the_period() -> None:
     assert schedule.period == 5
 
 
-def test_invalid_arguments_are_refused() -> None:
+def test_invalid_arguments_of_an_averaging_schedule_are_refused() -> None:
     wrong: list[Any] = [0, 2.5, "never"]
     for frequency in wrong:
         with refused("averaging_frequency"):

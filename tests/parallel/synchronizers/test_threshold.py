@@ -44,7 +44,7 @@ def test_messages_and_residuals_add_up_to_the_updates(count: int, density: float
     np.testing.assert_array_equal(weights + encoder.residual, total)
 
 
-def test_only_values_above_the_threshold_are_sent() -> None:
+def test_only_residuals_that_reach_the_threshold_are_sent() -> None:
     encoder, update = started(FixedThreshold(0.25), 64), np.zeros(64, np.float32)
     update[[3, 5, 60]] = [0.25, -0.5, 0.2]
     assert encoder.encode(update, 1).body.tolist() == [4, -6]
@@ -60,7 +60,7 @@ def test_a_worker_without_a_batch_sends_nothing_and_keeps_its_residual() -> None
     assert (encoder.residual == 9.0).all()
 
 
-def test_residuals_are_cut_now_and_then() -> None:
+def test_residuals_are_clipped_to_five_thresholds_every_clip_residual_every_iterations() -> None:
     encoder, update = started(FixedThreshold(0.5), 20, clip_every=2), np.full(20, 10.0, np.float32)
     encoder.encode(update, 1)
     assert encoder.residual[0] == 9.5
@@ -76,7 +76,7 @@ def test_residuals_are_cut_now_and_then() -> None:
         (AdaptiveThreshold(1.0, 0.01, 0.1, 0.5), [2.0, 2.0, 2.0, 1.0]),
     ],
 )
-def test_a_threshold_adapts_by_its_rule(algorithm: Threshold, thresholds: list[float]) -> None:
+def test_thresholds_adapt_to_the_share_sent_by_their_rules(algorithm: Threshold, thresholds: list[float]) -> None:
     found = []
     for share in (0.5, 0.05, 0.1, 0.001):
         algorithm.sent(share)
@@ -85,7 +85,7 @@ def test_a_threshold_adapts_by_its_rule(algorithm: Threshold, thresholds: list[f
 
 
 @pytest.mark.parametrize("dtype", ["double", "half"])
-def test_the_share_sent_is_one_of_the_weights(dtype: str) -> None:
+def test_the_share_sent_does_not_count_padding_between_weights(dtype: str) -> None:
     """The share refers to the weights, not to the flat vector with its padding."""
 
     class Shares(Threshold):
@@ -100,7 +100,7 @@ def test_the_share_sent_is_one_of_the_weights(dtype: str) -> None:
     assert found == [1.0] * 4
 
 
-def test_the_defaults_suit_a_short_training() -> None:
+def test_threshold_encoding_learns_in_a_short_training_with_its_defaults() -> None:
     """In 45 iterations, a threshold that starts at 1e-4 would hardly change the weights."""
     data, way = small_dataset(120), GradientSharing("threshold")
     with ParallelWrapper(small_model(), 2, synchronizer=way, optimizer=Nesterov(0.05), progress="none") as wrapper:
@@ -109,7 +109,7 @@ def test_the_defaults_suit_a_short_training() -> None:
         assert wrapper.evaluate(data).loss < 0.85 * before.loss
 
 
-def test_invalid_arguments_are_refused() -> None:
+def test_invalid_arguments_of_gradient_sharing_and_threshold_encoding_are_refused() -> None:
     with refused("threshold"):
         FixedThreshold(0.0)
     with refused("min_fraction"):

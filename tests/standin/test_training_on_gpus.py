@@ -64,7 +64,9 @@ def trained(name: str, dtype: str, workers: int, devices: Any = None, reduce: st
         *on_devices(("nccl", 2, [0]), ("device", 2, [0]), ("host", 1, [0])),
     ],
 )
-def test_averages_are_made_on_devices_between_them_and_on_the_host(reduce: str, workers: int, devices: Any) -> None:
+def test_workers_on_gpus_train_the_weights_of_workers_on_the_cpu_with_every_reduce(
+    reduce: str, workers: int, devices: Any
+) -> None:
     """All operations are ordered, and nothing is allocated or loaded while one device waits for another."""
     assert_close(trained("cupy", "double", workers, devices, reduce), trained("numpy", "double", workers))
 
@@ -73,7 +75,9 @@ def test_averages_are_made_on_devices_between_them_and_on_the_host(reduce: str, 
     ("reduce", "stages", "devices"),
     on_devices(("auto", 2, [0, 1]), ("device", 3, [0, 1]), ("host", 2, [0, 1]), count=2),
 )
-def test_replicas_of_stages_average_without_nccl(reduce: str, stages: int, devices: Any) -> None:
+def test_pipeline_stages_on_gpus_train_the_weights_of_stages_on_the_cpu_with_every_reduce(
+    reduce: str, stages: int, devices: Any
+) -> None:
     """Each stage averages at its own time while the others allocate, and allocations wait for collectives."""
     pipeline = Pipeline(stages=stages)
     found = trained("cupy", "double", 2, devices, reduce, pipeline=pipeline)
@@ -82,7 +86,7 @@ def test_replicas_of_stages_average_without_nccl(reduce: str, stages: int, devic
 
 @pytest.mark.standin
 @pytest.mark.parametrize("workers", [2, 4])
-def test_a_mean_begins_when_all_have_fetched_the_last(workers: int) -> None:
+def test_a_mean_between_gpus_begins_after_all_workers_have_fetched_the_last_one(workers: int) -> None:
     """The host reads nothing in between, so only the streams order the operations."""
 
     def task(communicator: Any) -> Any:
@@ -105,7 +109,7 @@ def mixed_network() -> Sequential:
 
 @pytest.mark.usefixtures("devices")
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_trained_model_predicts_in_the_callers_thread(workers: int) -> None:
+def test_a_model_trained_on_a_gpu_predicts_in_the_thread_of_the_caller(workers: int) -> None:
     """Predictions run on the stream of the worker that trained it, during and after the workers' lifetime."""
     backend, some, found = create_backend("cupy", "double"), stripes(20).images, []
     model = Model(mixed_network(), Image(8, 8, 1), backend, seed=3)
@@ -119,7 +123,7 @@ def test_a_trained_model_predicts_in_the_callers_thread(workers: int) -> None:
 
 
 @pytest.mark.parametrize(("device", "loss"), on_devices((1, SoftmaxNLL()), (1, BinaryCrossEntropy()), count=2))
-def test_a_model_predicts_on_a_device_that_is_not_the_first(device: int, loss: Loss) -> None:
+def test_a_model_predicts_on_a_gpu_that_is_not_the_first(device: int, loss: Loss) -> None:
     backends = create_backend("cupy", "double", device), create_backend("numpy", "double")
     models = [Model(mixed_network(), Image(8, 8, 1), backend, seed=3, loss=loss) for backend in backends]
     found, expected = (model.predict(stripes(20).images) for model in models)
@@ -127,7 +131,7 @@ def test_a_model_predicts_on_a_device_that_is_not_the_first(device: int, loss: L
 
 
 @pytest.mark.standin
-def test_other_threads_wait_during_graph_capture() -> None:
+def test_other_threads_wait_while_a_graph_is_captured() -> None:
     """Operations and synchronizations of another thread are not captured, and do not end the capture."""
     backend = create_backend("cupy", "double")
     backend.activate()
@@ -157,7 +161,7 @@ WAYS = ({"data_on_device": True}, {"data_on_device": False}, {"data_on_device": 
 
 @pytest.mark.standin
 @pytest.mark.parametrize(("workers", "devices"), [(2, [0]), (4, [0, 1])])
-def test_neither_prefetching_nor_where_the_images_are_changes_the_weights(
+def test_prefetching_and_data_on_device_do_not_change_the_weights_of_workers_on_gpus(
     workers: int, devices: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The uploaded images are shared by a device's workers, and nothing is left on the device."""
@@ -176,7 +180,7 @@ def test_neither_prefetching_nor_where_the_images_are_changes_the_weights(
 
 
 @pytest.mark.parametrize("arguments", [[], ["parallel=gradients", "dtype=half", "memory.data_on_device=false"]])
-def test_a_whole_command_runs_on_made_up_devices(arguments: list[str], tmp_path: Path) -> None:
+def test_cupynet_train_on_two_gpus_reports_the_memory_of_each(arguments: list[str], tmp_path: Path) -> None:
     line = ["-m", "cupynet", "train", "data=synthetic", "data.train=96", "data.test=32", "batch_size=32", "epochs=1"]
     line += ["backend=cupy", "workers=2", "memory.device_pool_limit=800MiB", "memory.device_pool_trim_above=1"]
     line += [*SMALL, *arguments, f"hydra.run.dir={tmp_path / 'run'}"]
@@ -189,7 +193,7 @@ def test_a_whole_command_runs_on_made_up_devices(arguments: list[str], tmp_path:
         assert 4 * summary["parameters"] < each["used_bytes"] <= each["held_bytes"] < 800 << 20
 
 
-def test_a_command_that_swallows_a_misuse_fails(tmp_path: Path) -> None:
+def test_a_command_on_the_standin_that_swallows_a_misuse_exits_with_70(tmp_path: Path) -> None:
     (tmp_path / "careless.py").write_text(
         "import cupy\nx = cupy.empty(3)\ntry:\n    x + 1\nexcept Exception:\n    print('nothing happened')\n"
     )
