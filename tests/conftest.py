@@ -52,7 +52,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
     CUDA looked for GPUs when tests were collected, so setting the variable has no effect on this process.
     """
-    if not GPU or any(item.get_closest_marker(mark) for mark in ("gpu", "multi_gpu")):
+    if not GPU or item.get_closest_marker("gpu"):
         return (yield)
     real, at_first = gpus.probe, machine.switched_on()
 

@@ -20,19 +20,8 @@ from tests.support.commands import ROOT
 
 # Packages in the order of the package's map. Each may import itself and the packages before it.
 LIBRARY = ("core", "backend", "nn", "optim", "data", "parallel", "runs", "training")  # needs no configuration
-ORDER = (
-    *LIBRARY,
-    "config",
-    "interop",
-    "sklearn",
-    "reporting",
-    "bench",
-    "commands",
-    "guides",
-    "__init__",
-    "__main__",
-    "train",
-)
+PROGRAM = ("config", "interop", "sklearn", "reporting", "bench", "commands", "guides", "__init__", "__main__", "train")
+ORDER = LIBRARY + PROGRAM
 # Packages or modules that may import less than the order allows.
 NARROWER: dict[str, tuple[str, ...]] = {
     "optim": ("core", "backend", "nn.params"),
@@ -211,9 +200,8 @@ def keys_of_the_configuration(source: Source) -> Iterator[str]:
     docstrings = {node.value for node in nodes(source) if isinstance(node, ast.Expr)}
     for node in nodes(source):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in docstrings:
-            yield from (
-                f"line {node.lineno}: {found} is a key of the configuration" for found in keys.findall(node.value)
-            )
+            for found in keys.findall(node.value):
+                yield f"line {node.lineno}: {found} is a key of the configuration"
 
 
 @cache

@@ -24,7 +24,7 @@ def test_runs_killed_at_twelve_places_resume_bit_for_bit(tmp_path: Path) -> None
     assert (found["points"], found["agreed"], found["faults"]) == (12, 12, [])
 
 
-def test_twelve_points_reach_every_place_and_68_every_place_in_every_mode() -> None:
+def test_twelve_points_of_a_soak_reach_every_place_and_68_every_place_in_every_mode() -> None:
     assert {soak.case(number)[1] for number in range(12)} == {*soak.PLACES, "moment"}
     every = {(mode, kind) for mode in soak.MODES for kind in soak.KINDS}
     assert {soak.case(number) for number in range(68)} == every

@@ -34,7 +34,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
         (0, 2, {}, ["cpu"] * 2),
     ],
 )
-def test_workers_take_turns_on_the_devices(
+def test_workers_take_turns_on_the_devices_by_default_one_on_each_gpu_or_up_to_four_on_a_cpu(
     machine: Machine, gpus: int, cores: int, arguments: dict[str, Any], found: list[Any]
 ) -> None:
     machine(gpus, cores)
@@ -53,7 +53,7 @@ def test_devices_that_do_not_exist_repeat_or_are_none_are_refused(
         Placement.of(backend, None, devices)
 
 
-def test_the_number_of_ranks_decides_the_number_of_replicas() -> None:
+def test_the_number_of_ranks_determines_the_number_of_replicas_and_any_other_is_refused() -> None:
     assert Placement.of("numpy", seats=(0, 1, 0, 1)).workers == 4
     assert Placement.of("numpy", stages=2, seats=(0, 1, 0, 1)).workers == 2
     with refused("workers", "3"):

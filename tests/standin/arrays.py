@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -65,11 +64,6 @@ class ndarray(NDArrayOperatorsMixin):
         return [] if chunk is None or not self.size else [Span(chunk, self.host_view)]
 
     @property
-    def flags(self) -> SimpleNamespace:
-        flags = self.host_view.flags
-        return SimpleNamespace(c_contiguous=flags.c_contiguous, f_contiguous=flags.f_contiguous)
-
-    @property
     def data(self) -> MemoryPointer:
         chunk, address = self._memory.chunk, self.host_view.__array_interface__["data"][0]
         return MemoryPointer(self._memory, 0 if chunk is None else address - chunk.address)
@@ -90,7 +84,7 @@ class ndarray(NDArrayOperatorsMixin):
         return (self[i] for i in range(len(self)))
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("shape", "strides", "dtype", "ndim", "size", "itemsize", "nbytes"):
+        if name in ("shape", "strides", "dtype", "ndim", "size", "itemsize", "nbytes", "flags"):
             return getattr(self.host_view, name)
         raise AttributeError(f"the stand-in of cupy.ndarray has no {name!r}: add it to tests/standin/arrays.py")
 

@@ -19,7 +19,7 @@ import numpy as np
 from cupynet.backend.policy import stored_dtype
 from tests.standin.errors import Disagreement, Misuse
 from tests.standin.machine import Machine, Span, active
-from tests.standin.order import Label, Line, label
+from tests.standin.order import Label, Line, label, merge
 
 DTYPES = {6: "float16", 7: "float32", 8: "float64", 9: "bfloat16"}
 SUM = 0
@@ -180,11 +180,11 @@ def _execute(machine: Machine, calls: list[Call]) -> None:
         raise Disagreement(f"the ranks made different calls: {'; '.join(map(str, calls))}")
     accesses = [machine.tick(call.line, call.where) for call in calls]
     for call, access in zip(calls, accesses, strict=True):
-        machine.reads(call.send, access)
+        call.send.read(access)
     with np.errstate(all="ignore"):
         total: Any = sum((call.send.view for call in calls[1:]), np.array(calls[0].send.view))
     for call, access in zip(calls, accesses, strict=True):
-        machine.writes(call.receive, access)
+        call.receive.write(access)
         call.receive.view[...] = total
         call.receive.chunk.mark_written(call.receive.view)
     _order(calls)
@@ -195,4 +195,4 @@ def _order(calls: list[Call]) -> None:
     clocks = [{**call.line.clock, call.line.key: call.line.count - 1} for call in calls]
     for call in calls:
         for clock in clocks:
-            call.line.join(clock)
+            merge(call.line.clock, clock)

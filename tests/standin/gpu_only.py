@@ -8,8 +8,9 @@ import pytest
 
 @pytest.hookimpl(trylast=True)  # after tests/conftest.py has added markers
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    done = {_function(item) for item in items if item.get_closest_marker("standin") and not _is_slow(item)}
-    kept = [item for item in items if _needs_gpu(item) and not _is_slow(item) and _function(item) not in done]
+    quick = [item for item in items if item.get_closest_marker("slow") is None]
+    done = {_function(item) for item in quick if item.get_closest_marker("standin")}
+    kept = [item for item in quick if item.get_closest_marker("gpu") and _function(item) not in done]
     chosen = set(map(id, kept))
     config.hook.pytest_deselected(items=[item for item in items if id(item) not in chosen])
     items[:] = kept
@@ -17,11 +18,3 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _function(item: pytest.Item) -> str:
     return item.nodeid.partition("[")[0]
-
-
-def _needs_gpu(item: pytest.Item) -> bool:
-    return any(item.get_closest_marker(mark) for mark in ("gpu", "multi_gpu"))
-
-
-def _is_slow(item: pytest.Item) -> bool:
-    return item.get_closest_marker("slow") is not None

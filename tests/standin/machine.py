@@ -40,6 +40,13 @@ class Span(NamedTuple):
         low, high = np.lib.array_utils.byte_bounds(self.view)
         return low - base, high - base
 
+    def read(self, access: Access) -> None:
+        self.chunk.read(self.bytes, access)
+        self.chunk.must_be_written(self.view, access.label)
+
+    def write(self, access: Access) -> None:
+        self.chunk.write(self.bytes, access)
+
 
 class Operation(NamedTuple):
     """Work that a line runs at once or captures.
@@ -194,9 +201,9 @@ class Machine:
         self.settle(line)
         access = self.tick(line, label(operation.name))
         for span in operation.reads:
-            self.reads(span, access)
+            span.read(access)
         for span in operation.writes:
-            self.writes(span, access)
+            span.write(access)
         with np.errstate(all="ignore"):
             operation.work()
         for span in operation.writes:
@@ -207,20 +214,10 @@ class Machine:
         line.clock[line.key] = line.count
         return Access(line, line.count, where)
 
-    def reads(self, span: Span, access: Access) -> None:
-        """Record a read; reject it if the memory is freed, in use by another stream, or unwritten."""
-        span.chunk.usable(access.label)
-        span.chunk.read(span.bytes, access)
-        span.chunk.must_be_written(span.view, access.label)
-
-    def writes(self, span: Span, access: Access) -> None:
-        """Record a write; reject it if the memory is freed or in use by another stream."""
-        span.chunk.usable(access.label)
-        span.chunk.write(span.bytes, access)
-
-    def must_not_capture(self, what: str) -> None:
-        if self.line.capture is not None:
-            self.refuse(InCapture(f"{label(what)} while {self.line} captures"))
+    def must_not_capture(self, what: str, line: Line | None = None) -> None:
+        line = self.line if line is None else line
+        if line.capture is not None:
+            self.refuse(InCapture(f"{label(what)} while {line} captures"))
 
     def uses_cublas(self, what: str) -> None:
         """Reject CuPy's own cuBLAS in a capture. A thread's first product on a device creates a handle, which waits."""

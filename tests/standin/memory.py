@@ -62,17 +62,13 @@ class Chunk:
     def end(self, where: Label) -> None:
         self.freed, self.memory = where, np.empty(0, np.uint8)
 
-    def usable(self, by: object) -> None:
-        if self.freed is not None:
-            raise Freed(f"{by} uses {self}, which was freed by {self.freed}")
-
     def read(self, span: tuple[int, int], access: Access) -> None:
-        """Record a read of these bytes; raise Unordered if an earlier write may still be running."""
+        """Record a read of these bytes; raise Freed, or Unordered if an earlier write may still be running."""
         self._after(self.writes, span, access)
         self.reads[span[0], span[1], access.line.key] = access
 
     def write(self, span: tuple[int, int], access: Access) -> None:
-        """Record a write of these bytes; raise Unordered if an earlier read or write may still be running."""
+        """Record a write of these bytes; raise Freed, or Unordered if an earlier access may still be running."""
         self._after(self.writes, span, access)
         self._after(self.reads, span, access)
         low, high = span
@@ -81,6 +77,8 @@ class Chunk:
         self.writes[span] = access
 
     def _after(self, earlier: dict[Any, Access], span: tuple[int, int], access: Access) -> None:
+        if self.freed is not None:
+            raise Freed(f"{access.label} uses {self}, which was freed by {self.freed}")
         low, high = span
         for (start, stop, *_), old in earlier.items():
             if start < high and low < stop and not self.pool.machine.known(old, access.line):

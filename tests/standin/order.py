@@ -62,9 +62,6 @@ class Line:
     capture: list[Any] | None = None
     pending: list[Any] = field(default_factory=list)
 
-    def join(self, clock: dict[int, int]) -> None:
-        merge(self.clock, clock)
-
     def __str__(self) -> str:
         return f"stream {self.number:#x} of device {self.device}"
 

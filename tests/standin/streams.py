@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from tests.standin.errors import CUDARuntimeError, InCapture, Misuse
 from tests.standin.machine import Machine, Operation, active
-from tests.standin.order import Line, label
+from tests.standin.order import Line, label, merge
 
 
 class Device:
@@ -84,9 +84,6 @@ class Stream:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Stream) and self.ptr == other.ptr
 
-    def __hash__(self) -> int:
-        return self.ptr
-
     def __enter__(self) -> Stream:
         seat = active().seat
         if self.device_id not in (-1, seat.device):
@@ -117,7 +114,7 @@ class Stream:
                 machine.refuse(InCapture(f"{label('Stream.wait_event')} for an event outside of this capture"))
             if line.capture is None:
                 machine.settle(line)
-                line.join(event.clock)
+                merge(line.clock, event.clock)
 
     def begin_capture(self) -> None:
         machine, line = active(), self._here
@@ -176,8 +173,7 @@ class Graph:
         with machine.lock:
             if line.device != self.device:
                 raise CUDARuntimeError("cudaErrorInvalidValue: a graph of another device")
-            if line.capture is not None:
-                machine.refuse(InCapture(f"{label('Graph.launch')} while {line} captures"))
+            machine.must_not_capture("Graph.launch", line)
             for operation in self.operations:
                 machine.run(operation, line)
 
@@ -192,8 +188,7 @@ def _wait(machine: Machine, line: Line, what: str) -> None:
     with machine.lock:
         machine.check_device(line.device)
         machine.settle(line)
-        if line.capture is not None:
-            machine.refuse(InCapture(f"{label(what)} while {line} captures"))
+        machine.must_not_capture(what, line)
         machine.synchronize(line.clock)
 
 

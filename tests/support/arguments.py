@@ -59,17 +59,13 @@ GEOMETRIES: dict[str, Sequence[Any]] = {
 }
 
 
-def shape_of(
-    batch: int, size: tuple[int, int], channels: int, outputs: int, kernel: Any, stride: Any, padding: Any,
-    dilation: Any, flag: bool, need_dx: bool,
-) -> Shape:  # fmt: skip
-    window = Window(kernel, stride, padding, dilation)
-    return Shape(batch, *size, channels, outputs, window, flag, need_dx, groups=True)
-
-
+CASES = cover([len(values) for values in GEOMETRIES.values()])
 SHAPES = [
-    shape_of(*(values[i] for values, i in zip(GEOMETRIES.values(), case, strict=True)))
-    for case in cover([len(values) for values in GEOMETRIES.values()])
+    Shape(batch, *size, channels, outputs, Window(*window), flag, need_dx, groups=True)
+    for case in CASES
+    for batch, size, channels, outputs, *window, flag, need_dx in [
+        [values[i] for values, i in zip(GEOMETRIES.values(), case, strict=True)]
+    ]
 ]
 # A subset for tests in which all shapes would take too long: batches of four, with and without each flag, and enough
 # values that a small grid loops over them. All have the same widths, because a kernel is compiled for each.

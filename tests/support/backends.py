@@ -10,8 +10,6 @@ from cupynet.backend import BACKENDS, select_backend
 from cupynet.core.errors import ConfigError
 from tests.standin import machine
 
-MARKS = {"cupy": [pytest.mark.gpu]}
-
 
 def works(name: str) -> bool:
     try:
@@ -20,7 +18,7 @@ def works(name: str) -> bool:
         return False
 
 
-WORKING = [pytest.param(name, id=name, marks=MARKS.get(name, ())) for name in BACKENDS if works(name)]
+WORKING = [pytest.param(name, id=name, marks=[pytest.mark.gpu] * (name == "cupy")) for name in BACKENDS if works(name)]
 WORKING.append(pytest.param("cupy", id="standin", marks=pytest.mark.standin))  # simulated: see tests/conftest.py
 GPU = works("cupy")
 REAL_GPU = GPU and machine.switched_on() is None  # not the stand-in of `python -m tests.standin`

@@ -4,45 +4,26 @@ from typing import Any
 
 import numpy as np
 
+from cupynet import nn
 from cupynet.backend import Backend
 from cupynet.core.errors import ConfigError
-from cupynet.nn import (
-    Activation,
-    AvgPool2D,
-    Backward,
-    Concat,
-    Context,
-    Conv2D,
-    Dense,
-    Flatten,
-    GlobalAvgPool2D,
-    Image,
-    InputType,
-    Layer,
-    MaxPool2D,
-    Model,
-    Residual,
-    Scope,
-    Sequential,
-    no_backward,
-)
 
-SMALL = Image(9, 8, 2)
+SMALL = nn.Image(9, 8, 2)
 
 
-class Around(Layer):
+class Around(nn.Layer):
     """A user-defined x + branch(x). The sum is a new array because the branch's backward pass needs its output."""
 
-    def __init__(self, branch: Layer) -> None:
+    def __init__(self, branch: nn.Layer) -> None:
         self.branch = branch
 
-    def build(self, input: InputType, params: Scope, backend: Backend) -> InputType:
+    def build(self, input: nn.InputType, params: nn.Scope, backend: Backend) -> nn.InputType:
         output = self.branch.build(input, params.scope("branch"), backend)
         if output != input:
             raise ConfigError(f"Around '{params.layer}': the branch returns {output} for {input}")
         return input
 
-    def forward(self, x: Any, context: Context) -> tuple[Any, Backward]:
+    def forward(self, x: Any, context: nn.Context) -> tuple[Any, nn.Backward]:
         backend = self.backend
         out, branch_backward = self.branch.forward(x, context)
         y = backend.borrow(x.shape)
@@ -56,112 +37,103 @@ class Around(Layer):
                 dx += dy
             return dx
 
-        return y, backward if context.train else no_backward
+        return y, backward if context.train else nn.no_backward
 
 
-def lenet() -> Sequential:
+def lenet() -> nn.Sequential:
     """Deeplearning4j's LeNet: convolutions without activation, disjoint pooling windows, one hidden layer with ReLU."""
-    return Sequential(
+    return nn.Sequential(
         {
-            "conv1": Conv2D(20, 5),
-            "pool1": MaxPool2D(2, 2),
-            "conv2": Conv2D(50, 5),
-            "pool2": MaxPool2D(2, 2),
-            "dense1": Dense(500, "relu"),
-            "output": Dense(10),
+            "conv1": nn.Conv2D(20, 5),
+            "pool1": nn.MaxPool2D(2, 2),
+            "conv2": nn.Conv2D(50, 5),
+            "pool2": nn.MaxPool2D(2, 2),
+            "dense1": nn.Dense(500, "relu"),
+            "output": nn.Dense(10),
         }
     )
 
 
-def small_networks() -> dict[str, Sequential]:
+def small_networks() -> dict[str, nn.Sequential]:
     """Small networks with every kind of layer in different positions: SMALL images, three logits."""
     mixed: dict[str, Any] = {
-        "narrow": Conv2D(2, 1, activation="softplus"),
-        "wide": [Conv2D(3, 3, padding=1, activation="tanh"), MaxPool2D(3, 1, 1)],
-        "mean": AvgPool2D(3, 1, "same"),
+        "narrow": nn.Conv2D(2, 1, activation="softplus"),
+        "wide": [nn.Conv2D(3, 3, padding=1, activation="tanh"), nn.MaxPool2D(3, 1, 1)],
+        "mean": nn.AvgPool2D(3, 1, "same"),
     }
-    return {
-        "lenet": Sequential(
-            {
-                "conv1": Conv2D(3, 3, padding="same"),
-                "pool1": MaxPool2D(2),
-                "conv2": Conv2D(4, 2, activation="relu"),
-                "pool2": MaxPool2D(2, 1),
-                "dense1": Dense(6, "relu"),
-                "output": Dense(3),
-            }
-        ),
-        "nested": Sequential(
-            {
-                "block": Sequential({"conv": Conv2D(3, 2, stride=2), "relu": Activation("relu")}),
-                "head": Sequential({"inner": Sequential({"flat": Flatten(), "a": Dense(5), "b": Dense(5, "softmax")})}),
-                "output": Dense(3),
-            }
-        ),
-        "dense only": Sequential({"a": Dense(4, "relu", bias=False), "output": Dense(3)}),
-        "begins with flatten": Sequential({"flat": Flatten(), "output": Dense(3)}),
-        "residual": Sequential(
-            {
-                "pool": MaxPool2D(2),
-                "block": Around(Sequential({"conv": Conv2D(2, 3, padding="same"), "relu": Activation("relu")})),
-                "again": Around(Sequential([Conv2D(2, (1, 3), padding=(0, 1), activation="relu")])),
-                "output": Dense(3),
-            }
-        ),
-        "blocks": Sequential(
-            {
-                "stem": Conv2D(4, 3, padding="same", activation="silu"),
-                "block": Residual(
-                    {"conv1": Conv2D(6, 3, 2, "same", activation="gelu"), "conv2": Conv2D(6, 3, padding="same")},
-                    shortcut=Conv2D(6, 1, 2, bias=False),
-                ),
-                "act": Activation("leaky_relu"),
-                "again": Residual([Conv2D(6, 3, padding="same", activation="elu", dilation=2)]),
-                "mixed": Concat(mixed),
-                "mean": GlobalAvgPool2D(),
-                "output": Dense(3),
-            }
-        ),
-        "begins with branches": Sequential(
-            {
-                "both": Concat([MaxPool2D(2), {"a": AvgPool2D(2)}, Sequential([Conv2D(2, 2, 2), Activation("relu")])]),
-                "same": Residual(Activation("sigmoid")),
-                "output": Dense(3),
-            }
-        ),
-        "begins with branches without weights": Sequential(
-            {
-                "same": Residual({"pool": AvgPool2D(3, 1, 1)}),
-                "both": Concat([Activation("tanh"), Residual(MaxPool2D(1))]),
-                "output": Dense(3),
-            }
-        ),
-        "begins with an activation": Sequential({"act": Activation("relu"), "conv": Conv2D(2, 3), "out": Dense(3)}),
-        "begins with pooling": Sequential({"pool": MaxPool2D(3, 2), "conv": Conv2D(2, 2), "output": Dense(3)}),
-        "begins with a block without weights": Sequential(
-            {
-                "block": Sequential({"pool": MaxPool2D(2), "act": Activation("identity"), "flat": Flatten()}),
-                "again": Activation("relu"),
-                "output": Dense(3),
-            }
-        ),
-        "ends with flatten": Sequential({"conv": Conv2D(3, (8)), "pool": MaxPool2D(1, 2), "flat": Flatten()}),
+    networks: dict[str, dict[str, nn.Layer]] = {
+        "lenet": {
+            "conv1": nn.Conv2D(3, 3, padding="same"),
+            "pool1": nn.MaxPool2D(2),
+            "conv2": nn.Conv2D(4, 2, activation="relu"),
+            "pool2": nn.MaxPool2D(2, 1),
+            "dense1": nn.Dense(6, "relu"),
+            "output": nn.Dense(3),
+        },
+        "nested": {
+            "block": nn.Sequential({"conv": nn.Conv2D(3, 2, stride=2), "relu": nn.Activation("relu")}),
+            "head": nn.Sequential(
+                {"inner": nn.Sequential({"flat": nn.Flatten(), "a": nn.Dense(5), "b": nn.Dense(5, "softmax")})}
+            ),
+            "output": nn.Dense(3),
+        },
+        "dense only": {"a": nn.Dense(4, "relu", bias=False), "output": nn.Dense(3)},
+        "begins with flatten": {"flat": nn.Flatten(), "output": nn.Dense(3)},
+        "residual": {
+            "pool": nn.MaxPool2D(2),
+            "block": Around(nn.Sequential({"conv": nn.Conv2D(2, 3, padding="same"), "relu": nn.Activation("relu")})),
+            "again": Around(nn.Sequential([nn.Conv2D(2, (1, 3), padding=(0, 1), activation="relu")])),
+            "output": nn.Dense(3),
+        },
+        "blocks": {
+            "stem": nn.Conv2D(4, 3, padding="same", activation="silu"),
+            "block": nn.Residual(
+                {"conv1": nn.Conv2D(6, 3, 2, "same", activation="gelu"), "conv2": nn.Conv2D(6, 3, padding="same")},
+                shortcut=nn.Conv2D(6, 1, 2, bias=False),
+            ),
+            "act": nn.Activation("leaky_relu"),
+            "again": nn.Residual([nn.Conv2D(6, 3, padding="same", activation="elu", dilation=2)]),
+            "mixed": nn.Concat(mixed),
+            "mean": nn.GlobalAvgPool2D(),
+            "output": nn.Dense(3),
+        },
+        "begins with branches": {
+            "both": nn.Concat(
+                [nn.MaxPool2D(2), {"a": nn.AvgPool2D(2)}, nn.Sequential([nn.Conv2D(2, 2, 2), nn.Activation("relu")])]
+            ),
+            "same": nn.Residual(nn.Activation("sigmoid")),
+            "output": nn.Dense(3),
+        },
+        "begins with branches without weights": {
+            "same": nn.Residual({"pool": nn.AvgPool2D(3, 1, 1)}),
+            "both": nn.Concat([nn.Activation("tanh"), nn.Residual(nn.MaxPool2D(1))]),
+            "output": nn.Dense(3),
+        },
+        "begins with an activation": {"act": nn.Activation("relu"), "conv": nn.Conv2D(2, 3), "out": nn.Dense(3)},
+        "begins with pooling": {"pool": nn.MaxPool2D(3, 2), "conv": nn.Conv2D(2, 2), "output": nn.Dense(3)},
+        "begins with a block without weights": {
+            "block": nn.Sequential({"pool": nn.MaxPool2D(2), "act": nn.Activation("identity"), "flat": nn.Flatten()}),
+            "again": nn.Activation("relu"),
+            "output": nn.Dense(3),
+        },
+        "ends with flatten": {"conv": nn.Conv2D(3, 8), "pool": nn.MaxPool2D(1, 2), "flat": nn.Flatten()},
     }
+    return {name: nn.Sequential(layers) for name, layers in networks.items()}
 
 
-def examples(backend: Backend, count: int, image: Image = SMALL, seed: int = 0) -> tuple[Any, Any]:
+def examples(backend: Backend, count: int, image: nn.Image = SMALL, seed: int = 0) -> tuple[Any, Any]:
     rng = np.random.default_rng([seed, count])
     x = rng.normal(size=(count, *image.shape)).astype(backend.policy.storage)
     return backend.asarray(x), backend.asarray(rng.integers(0, 3, count))
 
 
-def gradients(model: Model) -> dict[str, Any]:
+def gradients(model: nn.Model) -> dict[str, Any]:
     return {name: np.array(model.backend.to_host(p.grad)) for name, p in model.params.named()}
 
 
-def train_step(model: Model, x: Any, labels: Any, optimizer: Any = None, iteration: int = 0) -> float:
+def train_step(model: nn.Model, x: Any, labels: Any, optimizer: Any = None, iteration: int = 0) -> float:
     """Train on a batch as a trainer does, and return the mean loss."""
-    logits, backward = model.forward(x, Context(train=True))
+    logits, backward = model.forward(x, nn.Context(train=True))
     losses, gradient = model.loss(model.backend, logits, labels)
     backward(gradient)
     if optimizer is not None:

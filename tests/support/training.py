@@ -7,26 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cupynet import parallel
 from cupynet.backend import Backend, create_backend
 from cupynet.data import Dataset
 from cupynet.nn import Backward, Context, Conv2D, Dense, Image, Layer, MaxPool2D, Model, Sequential
 from cupynet.nn.layer import no_backward
 from cupynet.optim import Optimizer
-from cupynet.parallel import (
-    Adaptive,
-    Communicator,
-    DiLoCo,
-    ElasticAveraging,
-    FixedThreshold,
-    GradientSharing,
-    ParameterAveraging,
-    PostLocal,
-    SlowMo,
-    Synchronizer,
-    TargetSparsity,
-    ThreadLauncher,
-    ThresholdEncoding,
-)
+from cupynet.parallel import Communicator, ElasticAveraging, GradientSharing, ParameterAveraging, Synchronizer
 from cupynet.training import Callback, EpochRecord, IterationRecord, Replica, StopReason, Trainer
 from tests.support.backends import WORKING
 
@@ -50,14 +37,7 @@ def numbered_dataset(samples: int) -> Dataset:
 
 
 def small_network() -> Sequential:
-    return Sequential(
-        {
-            "conv1": Conv2D(3, 3),
-            "pool1": MaxPool2D(2),
-            "dense1": Dense(8, "relu"),
-            "output": Dense(3),
-        }
-    )
+    return Sequential({"conv1": Conv2D(3, 3), "pool1": MaxPool2D(2), "dense1": Dense(8, "relu"), "output": Dense(3)})
 
 
 def small_model(dtype: str = "double", backend: str = "numpy", seed: int = 1) -> Model:
@@ -206,7 +186,7 @@ def on_threads(workers: int, task: Callable[[Communicator], Any]) -> list[Any]:
     def keep(communicator: Communicator) -> None:
         results[communicator.rank] = task(communicator)
 
-    with ThreadLauncher(workers, timeout_s=60) as launcher:
+    with parallel.ThreadLauncher(workers, timeout_s=60) as launcher:
         launcher.run(keep)
     return results
 
@@ -222,19 +202,19 @@ WAYS: dict[str, Synchronizer] = {
     "weights every 4": ParameterAveraging(4, average_updaters=False),
     "end": ParameterAveraging("end"),
     "half": ParameterAveraging(3, transfer_dtype="half"),
-    "post-local": ParameterAveraging(PostLocal(1, 3)),
-    "adaptive": ParameterAveraging(Adaptive(0.02, 1, 4)),
-    "slowmo": ParameterAveraging(3, outer_optimizer=SlowMo(0.9, 0.5)),
+    "post-local": ParameterAveraging(parallel.PostLocal(1, 3)),
+    "adaptive": ParameterAveraging(parallel.Adaptive(0.02, 1, 4)),
+    "slowmo": ParameterAveraging(3, outer_optimizer=parallel.SlowMo(0.9, 0.5)),
     "diloco": ParameterAveraging(3, outer_optimizer="diloco"),
-    "diloco, half": ParameterAveraging("epoch", outer_optimizer=DiLoCo(0.8, 0.3), transfer_dtype="half"),
+    "diloco, half": ParameterAveraging("epoch", outer_optimizer=parallel.DiLoCo(0.8, 0.3), transfer_dtype="half"),
     "elastic": ElasticAveraging(2),
     "elastic, half": ElasticAveraging(3, 0.1, transfer_dtype="half", average_updaters=False),
     "gradients": GradientSharing(),
     "gradients, half": GradientSharing(transfer_dtype="half", score_every=3),
     "gradients, sum": GradientSharing(reduce="sum"),
     "threshold": GradientSharing("threshold", score_every=1),
-    "threshold, fixed": GradientSharing(ThresholdEncoding(FixedThreshold(0.01), 2), reduce="sum"),
-    "threshold, target": GradientSharing(ThresholdEncoding(TargetSparsity(0.05, 0.01))),
+    "threshold, fixed": GradientSharing(parallel.ThresholdEncoding(parallel.FixedThreshold(0.01), 2), reduce="sum"),
+    "threshold, target": GradientSharing(parallel.ThresholdEncoding(parallel.TargetSparsity(0.05, 0.01))),
 }
 
 # One synchronizer of each kind.

@@ -228,8 +228,6 @@ def test_means_are_weighted_bit_identical_on_all_workers_and_in_rank_order_on_a_
 
 
 def test_a_worker_of_weight_zero_adds_nothing_and_without_any_weight_nothing_changes(several: Team) -> None:
-    """If all weights are zero, nothing happens."""
-
     def task(c: Communicator) -> list[Any]:
         found = []
         for weight in (0 if c.rank == 1 else 3, 0):

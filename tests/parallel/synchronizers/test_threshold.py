@@ -86,8 +86,6 @@ def test_thresholds_adapt_to_the_share_sent_by_their_rules(algorithm: Threshold,
 
 @pytest.mark.parametrize("dtype", ["double", "half"])
 def test_the_share_sent_does_not_count_padding_between_weights(dtype: str) -> None:
-    """The share refers to the weights, not to the flat vector with its padding."""
-
     class Shares(Threshold):
         def sent(self, share: float) -> None:
             found.append(share)
