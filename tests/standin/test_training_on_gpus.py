@@ -59,7 +59,7 @@ def test_workers_on_gpus_train_the_weights_of_workers_on_the_cpu_with_every_redu
     ("reduce", "stages", "devices"),
     on_devices(("auto", 2, [0, 1]), ("device", 3, [0, 1]), ("host", 2, [0, 1]), count=2),
 )
-def test_pipeline_stages_on_gpus_train_the_weights_of_stages_on_the_cpu_with_every_reduce(
+def test_pipeline_stages_on_gpus_train_the_weights_of_stages_on_the_cpu_without_nccl(
     reduce: str, stages: int, devices: Any
 ) -> None:
     """Each stage averages at its own time while the others allocate, and allocations wait for collectives."""
@@ -166,7 +166,7 @@ def test_prefetching_and_data_on_device_do_not_change_the_weights_of_workers_on_
 
 
 @pytest.mark.parametrize("arguments", [[], ["parallel=gradients", "dtype=half", "memory.data_on_device=false"]])
-def test_cupynet_train_on_two_gpus_reports_the_memory_of_each(arguments: list[str], tmp_path: Path) -> None:
+def test_cupynet_train_runs_on_two_gpus_and_reports_the_memory_of_each(arguments: list[str], tmp_path: Path) -> None:
     line = ["-m", "cupynet", "train", "data=synthetic", "data.train=96", "data.test=32", "batch_size=32", "epochs=1"]
     line += ["backend=cupy", "workers=2", "memory.device_pool_limit=800MiB", "memory.device_pool_trim_above=1"]
     line += [*SMALL, *arguments, f"hydra.run.dir={tmp_path / 'run'}"]

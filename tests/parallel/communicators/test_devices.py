@@ -105,6 +105,16 @@ def test_reduce_is_refused_if_unknown_or_not_available_on_the_backend_or_between
         check_reduce(reduce, backend, processes=processes)
 
 
+def test_reduce_nccl_is_refused_for_pipeline_stages_in_threads_and_auto_is_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(nccl, "unavailable_reason", lambda: None)
+    with refused("reduce", "nccl"):
+        check_reduce("nccl", "cupy", processes=False, stages=2)
+    assert check_reduce("auto", "cupy", processes=False, stages=2) == "device"
+    assert check_reduce("nccl", "cupy", processes=True, stages=2) == "nccl"
+
+
 # sums on one GPU ------------------------------------------------------------------------------------------------------
 
 

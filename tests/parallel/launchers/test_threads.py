@@ -118,7 +118,7 @@ def test_timeout_s_hardly_counts_time_in_which_the_process_was_suspended(monkeyp
     assert expired == [False] * 10 + [True]
 
 
-def test_a_worker_that_timed_out_stops_when_it_wakes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_exceeds_timeout_s_ends_the_run_and_stops_when_it_wakes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "GRACE_S", 0.1)
     release, hanging, came_back = threading.Event(), [], []
 
