@@ -1,6 +1,5 @@
 """The placement of workers and stages on the devices of made-up machines."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,16 +8,10 @@ import pytest
 from cupynet.parallel import Placement, placement
 from tests.support.refusals import refused
 
-Machine = Callable[..., None]
 
-
-@pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
-    def of(gpus: int, cores: int = 8) -> None:
-        monkeypatch.setattr(placement, "device_count", lambda name: gpus if name == "cupy" else 0)
-        monkeypatch.setattr(placement, "available_cores", lambda: cores)
-
-    return of
+def make_up(monkeypatch: pytest.MonkeyPatch, gpus: int, cores: int) -> None:
+    monkeypatch.setattr(placement, "device_count", lambda name: gpus if name == "cupy" else 0)
+    monkeypatch.setattr(placement, "available_cores", lambda: cores)
 
 
 @pytest.mark.parametrize(
@@ -35,9 +28,9 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     ],
 )
 def test_workers_take_turns_on_the_devices_by_default_one_on_each_gpu_or_up_to_four_on_a_cpu(
-    machine: Machine, gpus: int, cores: int, arguments: dict[str, Any], found: list[Any]
+    monkeypatch: pytest.MonkeyPatch, gpus: int, cores: int, arguments: dict[str, Any], found: list[Any]
 ) -> None:
-    machine(gpus, cores)
+    make_up(monkeypatch, gpus, cores)
     expected = [f"cuda:{device}" if gpus else device for device in found]
     assert Placement.of("cupy" if gpus else "numpy", **arguments).names() == expected
 
@@ -46,9 +39,9 @@ def test_workers_take_turns_on_the_devices_by_default_one_on_each_gpu_or_up_to_f
     ("backend", "devices"), [("numpy", [0]), ("cupy", [0, 2]), ("cupy", [1, 1]), ("cupy", []), ("cupy", [-1])]
 )
 def test_devices_that_do_not_exist_repeat_or_are_none_are_refused(
-    machine: Machine, backend: str, devices: list[int]
+    monkeypatch: pytest.MonkeyPatch, backend: str, devices: list[int]
 ) -> None:
-    machine(2)
+    make_up(monkeypatch, 2, 8)
     with refused("devices"):
         Placement.of(backend, None, devices)
 
@@ -79,10 +72,10 @@ def test_the_local_rank_on_a_machine_determines_the_device() -> None:
     ],
 )
 def test_replicas_of_stages_fill_the_devices_or_cores(
-    machine: Machine, gpus: int, cores: int, workers: int | None, stages: int | None, found: tuple[int, int]
+    monkeypatch: pytest.MonkeyPatch, gpus: int, cores: int, workers: Any, stages: Any, found: tuple[int, int]
 ) -> None:
     """The network could be split into 4 stages."""
-    machine(gpus, cores)
+    make_up(monkeypatch, gpus, cores)
     placed = Placement.of("cupy" if gpus else "numpy", workers, stages=stages, most_stages=4)
     assert (placed.workers, placed.stages) == found
     assert placed.ranks == len(placed.names()) == found[0] * found[1]

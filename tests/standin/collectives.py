@@ -187,11 +187,7 @@ def _execute(machine: Machine, calls: list[Call]) -> None:
         call.receive.write(access)
         call.receive.view[...] = total
         call.receive.chunk.mark_written(call.receive.view)
-    _order(calls)
-
-
-def _order(calls: list[Call]) -> None:
-    """Order each rank's next operation after everything before the calls of all ranks, but not after those calls."""
+    # each rank's next operation is ordered after everything before the calls of all ranks, but not after those calls
     clocks = [{**call.line.clock, call.line.key: call.line.count - 1} for call in calls]
     for call in calls:
         for clock in clocks:

@@ -272,12 +272,9 @@ class Machine:
     def must_not_wait(self, what: str) -> None:
         """Reject a call that waits for the device while a collective operation waits for another thread."""
         if self.waiting:
-            self.refuse(
-                Deadlock(
-                    f"{label(what)} waits for the device, on which {self.waiting[0]} waits for another rank: warm up, "
-                    "and allocate nothing between the host barrier and the collective operation"
-                )
-            )
+            remedy = "warm up, and allocate nothing between the host barrier and the collective operation"
+            waiting = f"on which {self.waiting[0]} waits for another rank"
+            self.refuse(Deadlock(f"{label(what)} waits for the device, {waiting}: {remedy}"))
 
     def wait(self, ready: Callable[[], bool], missing: Callable[[], str]) -> None:
         """Wait for other threads to make `ready` true. Raise Deadlock after `PATIENCE_S`."""

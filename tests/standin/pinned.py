@@ -33,6 +33,10 @@ class Flight(NamedTuple):
     host: NDArray[Any]
     content: bytes
 
+    def too_soon(self, how: str) -> Unordered:
+        reader = f"{self.since.label}, which reads it"
+        return Unordered(f"pinned memory was {how} during {reader}: synchronize, or wait for an event, before that")
+
 
 class PinnedPool:
     """The pool of all pinned memory.
@@ -70,12 +74,7 @@ class PinnedPool:
         """Check the copies that the host has waited for."""
         for flight in self._ended(lambda each: each.since.number <= self.machine.done.get(each.since.line.key, 0)):
             if flight.host.tobytes() != flight.content:
-                self.machine.refuse(
-                    Unordered(
-                        f"pinned memory was changed during {flight.since.label}, which reads it: synchronize, "
-                        "or wait for an event, before it is written again"
-                    )
-                )
+                self.machine.refuse(flight.too_soon("changed"))
 
     def ends(self, address: int, size: int) -> None:
         """Take memory back. Destructors cannot raise, so pending copies are recorded as misuses."""
@@ -84,12 +83,7 @@ class PinnedPool:
             ended = self._ended(lambda each: address <= each.host.ctypes.data < address + size)
             self.give(size)
         for flight in ended:
-            self.machine.keep(
-                Unordered(
-                    f"pinned memory was freed during {flight.since.label}, which reads it: synchronize, or wait for "
-                    "an event, before its last array is dropped"
-                )
-            )
+            self.machine.keep(flight.too_soon("freed"))
 
     def _ended(self, ends: Callable[[Flight], bool]) -> list[Flight]:
         """Remove and return the pending copies for which `ends` is true."""

@@ -31,48 +31,45 @@ def model_of(network: nn.Layer, image: nn.Image, dtype: str = "double", **more: 
 
 def everything() -> nn.Sequential:
     """Return a network with every layer and all options, for images of 13 x 10 pixels with 2 channels."""
-    return nn.Sequential(
-        {
-            "conv1": nn.Conv2D(6, kernel_size=(3, 2), padding="same", activation="leaky_relu"),
-            "conv1_activation": nn.Conv2D(
-                6, kernel_size=3, stride=(2, 1), padding=(1, 0), bias=False, activation="gelu"
-            ),
-            "norm1": nn.BatchNorm(epsilon=1e-3),
-            "act1": nn.Activation("leaky_relu", slope=0.3),
-            "conv2": nn.Conv2D(12, kernel_size=2, dilation=2, groups=3, padding=2, activation="silu"),
-            "pool1": nn.MaxPool2D((3, 2), stride=2, padding="same"),
-            "norm2": nn.LayerNorm(),
-            "block": nn.Residual(
-                {"conv": nn.Conv2D(12, kernel_size=3, padding=1, activation="elu"), "norm": nn.BatchNorm()},
-                shortcut=nn.Conv2D(12, kernel_size=1, activation="tanh"),
-            ),
-            "block2": nn.Residual([nn.Conv2D(12, kernel_size=1, activation="softplus")]),
-            "norm3": nn.LayerNorm(axis="channels", epsilon=1e-2),
-            "mixed": nn.Concat(
-                {
-                    "narrow": nn.Conv2D(3, kernel_size=1, activation="softmax"),
-                    "wide": [nn.Conv2D(4, kernel_size=3, padding="same", activation="sigmoid"), nn.MaxPool2D(1)],
-                    "seen": nn.AvgPool2D(2, stride=1, padding="same"),
-                }
-            ),
-            "pool2": nn.AvgPool2D(3, stride=2, padding=1),
-            "pool3": nn.MaxPool2D(2, stride=1, padding=1),
-            "ways": nn.Concat(
-                {
-                    "mean": nn.GlobalAvgPool2D(),
-                    "all": [nn.Flatten(), nn.Dense(6)],
-                    "some": nn.Dense(4, activation="relu"),
-                }
-            ),
-            "norm4": nn.BatchNorm(),
-            "drop": nn.Dropout(0.5),
-            "norm5": nn.LayerNorm(),
-            "again": nn.Residual([nn.Activation("tanh")]),
-            "dense1": nn.Dense(8, activation="softmax", bias=False),
-            "norm6": nn.BatchNorm(),
-            "output": nn.Dense(5),
-        }
-    )
+    layers: dict[str, nn.Layer] = {
+        "conv1": nn.Conv2D(6, kernel_size=(3, 2), padding="same", activation="leaky_relu"),
+        "conv1_activation": nn.Conv2D(6, kernel_size=3, stride=(2, 1), padding=(1, 0), bias=False, activation="gelu"),
+        "norm1": nn.BatchNorm(epsilon=1e-3),
+        "act1": nn.Activation("leaky_relu", slope=0.3),
+        "conv2": nn.Conv2D(12, kernel_size=2, dilation=2, groups=3, padding=2, activation="silu"),
+        "pool1": nn.MaxPool2D((3, 2), stride=2, padding="same"),
+        "norm2": nn.LayerNorm(),
+        "block": nn.Residual(
+            {"conv": nn.Conv2D(12, kernel_size=3, padding=1, activation="elu"), "norm": nn.BatchNorm()},
+            shortcut=nn.Conv2D(12, kernel_size=1, activation="tanh"),
+        ),
+        "block2": nn.Residual([nn.Conv2D(12, kernel_size=1, activation="softplus")]),
+        "norm3": nn.LayerNorm(axis="channels", epsilon=1e-2),
+        "mixed": nn.Concat(
+            {
+                "narrow": nn.Conv2D(3, kernel_size=1, activation="softmax"),
+                "wide": [nn.Conv2D(4, kernel_size=3, padding="same", activation="sigmoid"), nn.MaxPool2D(1)],
+                "seen": nn.AvgPool2D(2, stride=1, padding="same"),
+            }
+        ),
+        "pool2": nn.AvgPool2D(3, stride=2, padding=1),
+        "pool3": nn.MaxPool2D(2, stride=1, padding=1),
+        "ways": nn.Concat(
+            {
+                "mean": nn.GlobalAvgPool2D(),
+                "all": [nn.Flatten(), nn.Dense(6)],
+                "some": nn.Dense(4, activation="relu"),
+            }
+        ),
+        "norm4": nn.BatchNorm(),
+        "drop": nn.Dropout(0.5),
+        "norm5": nn.LayerNorm(),
+        "again": nn.Residual([nn.Activation("tanh")]),
+        "dense1": nn.Dense(8, activation="softmax", bias=False),
+        "norm6": nn.BatchNorm(),
+        "output": nn.Dense(5),
+    }
+    return nn.Sequential(layers)
 
 
 def everything_as_model() -> nn.Model:
