@@ -35,18 +35,12 @@ class NcclError(RuntimeError):
 
 @dataclass(eq=False)
 class Ring:
-    """State shared by the ranks of one communicator.
-
-    Attributes:
-        devices: the devices of the connected ranks.
-        open: rank -> where its communicator was created, until it is destroyed or aborted.
-        calls: number -> the calls with that number, until all ranks have made theirs.
-    """
+    """State shared by the ranks of one communicator."""
 
     size: int
-    devices: dict[int, int] = field(default_factory=dict)
-    open: dict[int, Label] = field(default_factory=dict)
-    calls: dict[int, list[Call]] = field(default_factory=dict)
+    devices: dict[int, int] = field(default_factory=dict)  # connected rank -> its device
+    open: dict[int, Label] = field(default_factory=dict)  # rank -> where its communicator was created, until it ends
+    calls: dict[int, list[Call]] = field(default_factory=dict)  # number -> its calls, until all ranks have made theirs
     broken: Exception | None = None
 
 

@@ -43,11 +43,7 @@ def named(dtype: np.dtype[Any]) -> str:
 
 
 class HostKernel:
-    """One kernel of a library.
-
-    Attributes:
-        takes: each parameter's type (`float32`, `int32`), with the prefix `in:` or `out:` for a pointer.
-    """
+    """One kernel of a library. `takes`: each parameter's type, such as `int32`, or `in:float32` for a pointer."""
 
     def __init__(self, library: ctypes.CDLL, name: str, with_barriers: bool) -> None:
         self.name, self._with_barriers = name, with_barriers
@@ -69,11 +65,9 @@ class HostKernel:
 
 @functools.cache
 def host_library(text: str, options: tuple[str, ...] = ()) -> dict[str, HostKernel]:
-    """Return the kernels of a .cu file's text by name. They are compiled once for each content.
+    """Return the kernels of a .cu file's text, with its headers, by name. They are compiled once for each content.
 
-    Args:
-        text: the file's content, with its headers.
-        options: compiler options for kernels; only macros (-D) have an effect.
+    Of the compiler's options, only macros (-D) have an effect.
     """
     macros = tuple(option for option in options if option.startswith("-D"))
     flags = [*FLAGS, *(INSTRUMENTED if SANITIZED else OPTIMIZED)]

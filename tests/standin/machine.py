@@ -49,19 +49,14 @@ class Span(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """Work that a line runs at once or captures.
-
-    Attributes:
-        checked: count only changed elements as written.
-        between: the operation is a copy between two devices.
-    """
+    """Work that a line runs at once or captures."""
 
     name: str
     reads: Sequence[Span]
     writes: Sequence[Span]
     work: Callable[[], Any]
-    checked: bool = False
-    between: bool = False
+    checked: bool = False  # count only changed elements as written
+    between: bool = False  # a copy between two devices
 
 
 class Seat:
@@ -78,14 +73,7 @@ class Seat:
 
 
 class Machine:
-    """A simulated machine. See `installed` for the arguments.
-
-    Attributes:
-        misuses: the misuses found so far.
-        waiting: collective calls that wait for a rank.
-        loaded: pairs of a device and a module that is loaded there.
-        rings: communicators by their unique ids.
-    """
+    """A simulated machine. See `installed` for the arguments."""
 
     def __init__(self, devices: int, memory: int) -> None:
         self.devices, self.memory = devices, memory
@@ -98,9 +86,9 @@ class Machine:
         self.null_streams: list[Any] = []
         self.misuses: list[Misuse] = []
         self.pool: MemoryPool = MemoryPool(self)
-        self.waiting: list[Any] = []
-        self.loaded: set[tuple[int, object]] = set()
-        self.rings: dict[bytes, Any] = {}
+        self.waiting: list[Any] = []  # collective calls that wait for a rank
+        self.loaded: set[tuple[int, object]] = set()  # pairs of a device and a module that is loaded there
+        self.rings: dict[bytes, Any] = {}  # communicators by their unique ids
         self.pinned: Any = None
         self.cublas: Any = None
         self._failing: dict[int, tuple[int, str]] = {}  # device -> operations left, and the error from then on

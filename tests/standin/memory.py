@@ -36,28 +36,22 @@ class OutOfMemoryError(MemoryError):
 class Chunk:
     """A block of device memory in use.
 
-    Attributes:
-        nbytes: the requested size in bytes.
-        size: `nbytes` rounded up to a multiple of `UNIT`.
-        line: the stream for which it was allocated.
-        dtype: of the array for which it was allocated.
-        memory, address: its bytes and their address.
-        written: byte -> whether an element that starts there was written; None if all were.
-        writes, reads: (first byte, end[, line]) -> the last such access.
+    It was allocated for `nbytes` bytes of an array of this dtype, on the stream `line`.
     """
 
     def __init__(self, pool: DevicePool, nbytes: int, line: Line, dtype: Any) -> None:
         self.pool, self.nbytes, self.line, self.dtype = pool, nbytes, line, dtype
-        self.size = rounded(nbytes)
+        self.size = rounded(nbytes)  # a multiple of UNIT
         self.where = label("an allocation")
         self.freed: Label | None = None
         raw = np.full(nbytes if SANITIZED else self.size + UNIT, UNWRITTEN, np.uint8)
         start = 0 if SANITIZED else -raw.__array_interface__["data"][0] % UNIT  # or else it ends where its memory ends
         self.memory = raw[start : start + nbytes]
         self.address: int = self.memory.__array_interface__["data"][0]
+        # byte -> whether an element that starts there was written; None if all were
         self.written: NDArray[Any] | None = np.zeros(nbytes, bool)
-        self.writes: dict[tuple[int, int], Access] = {}
-        self.reads: dict[tuple[int, int, int], Access] = {}
+        self.writes: dict[tuple[int, int], Access] = {}  # (first byte, end) -> the last such access
+        self.reads: dict[tuple[int, int, int], Access] = {}  # the same by line
 
     def end(self, where: Label) -> None:
         self.freed, self.memory = where, np.empty(0, np.uint8)
@@ -131,17 +125,12 @@ def collecting_later() -> Iterator[None]:
 
 
 class DevicePool:
-    """The pool of one device.
-
-    Attributes:
-        kept: (line key, size) -> number of free blocks.
-        used: blocks in use by address.
-    """
+    """The pool of one device."""
 
     def __init__(self, machine: Machine, device: int) -> None:
         self.machine, self.device, self.limit = machine, device, 0
-        self.kept: Counter[tuple[int, int]] = Counter()
-        self.used: dict[int, Chunk] = {}
+        self.kept: Counter[tuple[int, int]] = Counter()  # (line key, size) -> number of free blocks
+        self.used: dict[int, Chunk] = {}  # blocks in use by address
         self.total = self.in_use = 0
 
     def malloc(self, nbytes: int, line: Line, dtype: Any) -> Chunk:

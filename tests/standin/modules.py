@@ -38,14 +38,9 @@ class Module(ModuleType):
 
 @contextmanager
 def installed(devices: int = 2, memory: int = 1 << 30) -> Iterator[Machine]:
-    """Install the stand-ins of CuPy and of the cuBLAS that cupynet loads, on a new simulated machine.
+    """Install the stand-ins of CuPy and of the cuBLAS that cupynet loads, on devices with `memory` bytes each.
 
-    Args:
-        devices: the number of devices.
-        memory: each device's memory in bytes.
-
-    Raises:
-        Misuse: at the end, the first one left in `Machine.misuses`, even if it was swallowed.
+    At the end, raise the first misuse left in `Machine.misuses`, even if it was swallowed.
     """
     machine = Machine(devices, memory)
     before = activate(machine)

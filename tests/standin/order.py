@@ -44,23 +44,15 @@ def _is_own(path: str) -> bool:
 
 @dataclass(eq=False)
 class Line:
-    """A stream as the device sees it: operations one after the other.
+    """A stream as the device sees it: operations one after the other."""
 
-    Attributes:
-        key: unique on the machine, even among null streams.
-        number: its address; 0 for a null stream.
-        clock: line key -> number of that line's operations that precede the next operation here.
-        capture: the operations since `begin_capture`; None while nothing is captured.
-        pending: collective calls on the stream that some ranks have not made yet.
-    """
-
-    key: int
+    key: int  # unique on the machine, even among null streams
     device: int
-    number: int
-    clock: dict[int, int] = field(default_factory=dict)
+    number: int  # its address; 0 for a null stream
+    clock: dict[int, int] = field(default_factory=dict)  # line key -> number of its operations before the next one here
     count: int = 0
-    capture: list[Any] | None = None
-    pending: list[Any] = field(default_factory=list)
+    capture: list[Any] | None = None  # the operations since `begin_capture`; None while nothing is captured
+    pending: list[Any] = field(default_factory=list)  # collective calls that some ranks have not made yet
 
     def __str__(self) -> str:
         return f"stream {self.number:#x} of device {self.device}"

@@ -39,17 +39,12 @@ class Flight(NamedTuple):
 
 
 class PinnedPool:
-    """The pool of all pinned memory.
-
-    Attributes:
-        free: size -> number of free blocks.
-        used: address -> size of blocks in use.
-    """
+    """The pool of all pinned memory."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
-        self.free: Counter[int] = Counter()
-        self.used: dict[int, int] = {}
+        self.free: Counter[int] = Counter()  # size -> number of free blocks
+        self.used: dict[int, int] = {}  # address -> size of blocks in use
         self.flights: list[Flight] = []
 
     def malloc(self, nbytes: int) -> Any:

@@ -132,15 +132,11 @@ class Stream:
 
 
 class Event:
-    """A point on a stream. Before `record`, no operation precedes it.
-
-    Attributes:
-        captured: the capture in which it was recorded, if any.
-    """
+    """A point on a stream. Before `record`, no operation precedes it."""
 
     def __init__(self, block: bool = False, disable_timing: bool = False) -> None:
         self.clock: dict[int, int] = {}
-        self.captured: list[Operation] | None = None
+        self.captured: list[Operation] | None = None  # the capture in which it was recorded, if any
 
     def record(self, stream: Stream | None = None) -> None:
         machine = active()

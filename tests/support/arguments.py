@@ -59,14 +59,11 @@ GEOMETRIES: dict[str, Sequence[Any]] = {
 }
 
 
-CASES = cover([len(values) for values in GEOMETRIES.values()])
-SHAPES = [
-    Shape(batch, *size, channels, outputs, Window(*window), flag, need_dx, groups=True)
-    for case in CASES
-    for batch, size, channels, outputs, *window, flag, need_dx in [
-        [values[i] for values, i in zip(GEOMETRIES.values(), case, strict=True)]
-    ]
-]
+SHAPES: list[Shape] = []
+for case in cover([len(values) for values in GEOMETRIES.values()]):
+    chosen = [values[i] for values, i in zip(GEOMETRIES.values(), case, strict=True)]
+    batch, (height, width), channels, outputs, *window, flag, need_dx = chosen
+    SHAPES.append(Shape(batch, height, width, channels, outputs, Window(*window), flag, need_dx, groups=True))
 # A subset for tests in which all shapes would take too long: batches of four, with and without each flag, and enough
 # values that a small grid loops over them. All have the same widths, because a kernel is compiled for each.
 CHOSEN = [replace(shape, channels=6, outputs=6) for shape in SHAPES[3::4]]

@@ -87,10 +87,7 @@ class Mirror:
         return reply
 
     def status(self, code: int) -> Reply:
-        def reply(handler: BaseHTTPRequestHandler) -> None:
-            handler.send_error(code)
-
-        return reply
+        return lambda handler: handler.send_error(code)
 
     def hang(self, first: bytes = b"") -> Reply:
         """Send `first` of 1000 promised bytes, or nothing at all, then stay silent."""

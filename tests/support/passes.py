@@ -9,10 +9,7 @@ from cupynet.nn import INFERENCE, Context, Flat, Image, Layer, Params
 
 
 def built(layer: Layer, shape: tuple[int, ...], backend: Backend, **weights: Any) -> Params:
-    """Build a layer for examples of shape (H, W, C) or (features,), with given weights instead of random ones.
-
-    weights: values by the last part of their name, such as `bias`.
-    """
+    """Build a layer for shape (H, W, C) or (features,), with weights by the last part of their name, such as `bias`."""
     params = Params()
     layer.build(Image(*shape) if len(shape) == 3 else Flat(*shape), params.scope("it"), backend)
     params.allocate(backend, seed=1)
@@ -27,9 +24,7 @@ def built(layer: Layer, shape: tuple[int, ...], backend: Backend, **weights: Any
 def passed(layer: Layer, x: Any, dy: Any = 1.0, **context: Any) -> tuple[Any, Any]:
     """Return y and dx of a training pass in double, after checking that no buffer is on loan.
 
-    Args:
-        x, dy: rounded to the storage precision; dy may be one number.
-        context: arguments of `Context`.
+    x and dy, which may be one number, are rounded to the storage precision. context: arguments of `Context`.
     """
     backend, storage = layer.backend, layer.backend.policy.storage
     y, backward = layer.forward(backend.asarray(np.asarray(x, storage)), Context(train=True, **context))

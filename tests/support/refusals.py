@@ -10,11 +10,9 @@ from cupynet.core.errors import ConfigError, DataError
 
 @contextmanager
 def refused(setting: str, value: str | None = None) -> Iterator[None]:
-    """Expect the code in a `with` block to raise a ConfigError about a setting.
+    """Expect the code in a `with` block to raise a ConfigError about a setting, and about that value unless it is None.
 
-    Args:
-        setting: the argument without its class, or the dotted key; "" if the error is not about a single setting.
-        value: the rejected value as text; None for any.
+    The setting is an argument without its class, a dotted key, or "" if the error is not about a single setting.
     """
     with pytest.raises(ConfigError) as caught:
         yield
@@ -24,11 +22,7 @@ def refused(setting: str, value: str | None = None) -> Iterator[None]:
 
 @contextmanager
 def data_error(*named: object) -> Iterator[None]:
-    """Expect the code in a `with` block to raise a DataError with a one-line message.
-
-    Args:
-        named: text that the line must contain, such as a file's path, a weight's name, or a number.
-    """
+    """Expect a DataError whose message has one line and names a file's path, a weight's name, a number ..."""
     with pytest.raises(DataError) as caught:
         yield
     text = str(caught.value)

@@ -41,10 +41,7 @@ def fit_on_threads(
     evaluate_on: Loader | None = None,
     **options: Any,
 ) -> list[Trainer]:
-    """Train on threads that have their own replica, synchronizer and callbacks; return trainers in rank order.
-
-    options: arguments of `Trainer`.
-    """
+    """Train on threads with their own replica, synchronizer and callbacks, and return the trainers in rank order."""
 
     def task(communicator: Communicator) -> Trainer:
         trainer = trainer_of(communicator, replica(communicator), synchronizer, *copy.deepcopy(callbacks), **options)

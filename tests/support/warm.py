@@ -55,11 +55,9 @@ def command(
     stdout: str | None = None,
     **more: str,
 ) -> Done:
-    """Run `python -m MODULE ARGUMENTS` in a folder.
+    """Run `python -m MODULE ARGUMENTS` in a folder. `more`: the variables in `env` that this process does not have.
 
-    Args:
-        stdout: a terminal or a named pipe that receives the output instead of the result.
-        more: the variables in `env` that were added to this process's environment.
+    `stdout`, a terminal or a named pipe, receives the output instead of the result.
     """
     if not hasattr(os, "fork") or any(name.startswith(READ_AT_THE_START) for name in more):
         line = [sys.executable, "-m", module, *arguments]
@@ -108,10 +106,7 @@ def main() -> None:
 
 
 def import_all() -> None:
-    """Import the packages of all commands, and fill the caches that a first run fills.
-
-    These are the kernels of LeNet, and the parsers of Hydra and OmegaConf.
-    """
+    """Import the packages of all commands, and fill caches: LeNet's kernels, Hydra's and OmegaConf's parsers."""
     from hydra.core.plugins import Plugins
 
     from cupynet import Image, Model, config, create_backend
