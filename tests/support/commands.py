@@ -15,14 +15,8 @@ Call = Callable[..., "Called"]
 
 ROOT = Path(__file__).resolve().parents[2]
 
-QUICK = [
-    "data=synthetic",
-    "data.train=600",
-    "data.test=200",
-    "epochs=1",
-    "batch_size=32",
-    "callbacks.progress.style=lines",
-]
+QUICK = ["data=synthetic", "data.train=600", "data.test=200", "epochs=1", "batch_size=32"]
+QUICK += ["callbacks.progress.style=lines"]
 SMALL = ["model.layers.conv1.filters=4", "model.layers.conv2.filters=6", "model.layers.dense1.units=16"]
 
 

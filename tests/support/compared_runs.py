@@ -38,11 +38,9 @@ def made(
     folder: Path, *, optimizer: str = "sgd", rate: float = 0.1, extra: str = "",
     synchronizer: str = "mine.Averaging", **figures: Any,
 ) -> Path:  # fmt: skip
-    """Make the folder of a finished run.
+    """Make the folder of a finished run with these figures in its summary; `accuracies`: one per epoch of five seconds.
 
-    Args:
-        synchronizer: by default a user-defined one, which may have an effect even with a single replica.
-        figures: the summary's figures; `accuracies`: one per epoch of five seconds.
+    The synchronizer is by default a user-defined one, which may have an effect even with a single replica.
     """
     accuracies = figures.pop("accuracies", None)
     found = {**FIGURES, **figures}

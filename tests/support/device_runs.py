@@ -40,17 +40,10 @@ def train_on_device(
     def note_scale(trainer: Trainer, report: IterationRecord) -> None:
         scales.append(trainer.replica.scaler.scale if trainer.replica.scaler else 1.0)
 
-    with ParallelWrapper(
-        model,
-        workers,
-        optimizer=Nesterov(0.05) if optimizer is None else optimizer,
-        synchronizer=ParameterAveraging(3) if synchronizer is None else synchronizer,
-        callbacks=[On("on_log", note_scale), *callbacks],
-        log_every=4,
-        timeout_s=60,
-        prefetch_buffer=0,
-        accumulation_steps=accumulation_steps,
-    ) as training:
+    options: dict[str, Any] = {"log_every": 4, "timeout_s": 60, "prefetch_buffer": 0}
+    options |= {"optimizer": optimizer or Nesterov(0.05), "synchronizer": synchronizer or ParameterAveraging(3)}
+    options |= {"callbacks": [On("on_log", note_scale), *callbacks], "accumulation_steps": accumulation_steps}
+    with ParallelWrapper(model, workers, **options) as training:
         training.fit(Loader(data, 8, seed=3), epochs=3)
         trainer, rows, reports = training.trainer, training.history.epochs, training.history.reports
         return {

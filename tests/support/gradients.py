@@ -55,11 +55,8 @@ def check_layer(
 ) -> None:
     """Assert that gradients with respect to a layer's input and weights are correct, and that no buffer stays on loan.
 
-    Args:
-        layer: a layer or network that is not yet built.
-        backend: a backend in double precision; NumPy, the reference, by default.
-        x: (N, ...) on the host; by default `batch` normal samples.
-        training: differentiate the training pass, which some layers compute differently.
+    The layer is not yet built, and differentiated at x (N, ...), by default `batch` normal samples. training: in the
+    training pass, which some layers compute differently. The backend, by default NumPy, must be in double precision.
     """
     backend = create_backend("numpy", "double") if backend is None else backend
     rng = np.random.default_rng(7)

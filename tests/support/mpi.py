@@ -35,16 +35,9 @@ def under_mpiexec(
 ) -> subprocess.CompletedProcess[str]:
     """Run this Python with `arguments` on `ranks` ranks; more: additional environment variables."""
     assert not missing(), missing()
-    return subprocess.run(
-        [find_mpiexec(), "-n", str(ranks), sys.executable, *arguments],
-        cwd=cwd,
-        env=environment(**{"PYTHONPATH": f"{ROOT}{os.pathsep}{cwd}", **more}),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
+    line, null = [find_mpiexec(), "-n", str(ranks), sys.executable, *arguments], subprocess.DEVNULL
+    variables = environment(**{"PYTHONPATH": f"{ROOT}{os.pathsep}{cwd}", **more})
+    return subprocess.run(line, cwd=cwd, env=variables, stdin=null, capture_output=True, text=True, timeout=timeout)
 
 
 def ranks_of(mark: str) -> list[int]:
