@@ -103,7 +103,6 @@ MODULES = {source.module for source in SOURCES}
 
 @cache
 def nodes(source: Source) -> tuple[ast.AST, ...]:
-    """Return all nodes of the syntax tree."""
     return tuple(ast.walk(ast.parse(source.text, source.path)))
 
 

@@ -13,7 +13,6 @@ SMALL = ("data=synthetic", "data.train=64", "data.test=32", "epochs=1", "model=m
 
 @pytest.fixture
 def maker(tmp_path: Path) -> records.Maker:
-    """Return a maker of records from tiny runs."""
     (tmp_path / "runs").mkdir()
     return records.Maker(tmp_path / "runs", tmp_path, SMALL)
 

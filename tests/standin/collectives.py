@@ -169,7 +169,6 @@ def check_all_ended(machine: Machine) -> None:
 
 
 def _execute(machine: Machine, calls: list[Call]) -> None:
-    """Compute in rank order."""
     if len({call.form for call in calls}) > 1:
         raise Disagreement(f"the ranks made different calls: {'; '.join(map(str, calls))}")
     accesses = [machine.tick(call.line, call.where) for call in calls]

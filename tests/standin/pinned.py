@@ -113,8 +113,6 @@ class PinnedPool:
 
 
 class _Pinned:
-    """A block in use."""
-
     pool: PinnedPool
     length: int
 

@@ -58,5 +58,4 @@ def called(*arguments: str, task: Any = None, check: Any = None) -> tuple[int, l
 
 
 def train_job(settings: Settings, folder: Path) -> float | None:
-    """Train, as the command does."""
     return train.train(train.prepare(settings), folder)

@@ -35,8 +35,6 @@ TIMED_OUT = "timed out"
 
 
 class Done(NamedTuple):
-    """The result of a command."""
-
     returncode: int
     stdout: str
     stderr: str
