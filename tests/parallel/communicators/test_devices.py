@@ -142,7 +142,9 @@ def backend(devices: str) -> Iterator[CupyBackend]:
 
 
 @pytest.mark.parametrize("dtype", ["float16", pytest.param("bfloat16", marks=needs_bfloat16), "float32", "float64"])
-def test_a_single_rank_keeps_its_floats_in_a_sum_over_nccl_until_it_is_closed(backend: CupyBackend, dtype: str) -> None:
+def test_a_single_rank_sums_only_floats_over_nccl_and_may_close_and_connect_again(
+    backend: CupyBackend, dtype: str
+) -> None:
     from cupy.cuda.nccl import NcclError
 
     for turn in range(2):  # it can connect again

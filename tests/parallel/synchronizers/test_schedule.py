@@ -38,7 +38,9 @@ def test_averaging_frequency_determines_after_which_iterations_and_at_which_even
 
 
 @pytest.mark.parametrize("end", ["epoch", "evaluation", "fit"])
-def test_post_local_counts_a_fit_that_ends_with_its_epoch_once(end: Any) -> None:
+def test_post_local_averages_in_every_iteration_of_its_epochs_and_counts_the_end_of_epoch_and_fit_once(
+    end: Any,
+) -> None:
     """A stop after a complete epoch ends first the epoch and then the fit."""
     schedule = PostLocal(2, 3)
     assert averages(schedule, 4) == [1, 2, 3, 4]

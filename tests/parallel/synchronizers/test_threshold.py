@@ -76,7 +76,7 @@ def test_residuals_are_clipped_to_five_thresholds_every_clip_residual_every_iter
         (AdaptiveThreshold(1.0, 0.01, 0.1, 0.5), [2.0, 2.0, 2.0, 1.0]),
     ],
 )
-def test_thresholds_adapt_to_the_share_sent_by_their_rules(algorithm: Threshold, thresholds: list[float]) -> None:
+def test_thresholds_are_fixed_or_adapt_to_the_share_sent(algorithm: Threshold, thresholds: list[float]) -> None:
     found = []
     for share in (0.5, 0.05, 0.1, 0.001):
         algorithm.sent(share)
