@@ -88,10 +88,12 @@ def mpi_command(namespaces: tuple[str, str], folder: Path) -> list[str]:
     return ["ip", "netns", "exec", namespaces[0], find_mpiexec(), *reach, "-iface", "cable", "-n", "2"]
 
 
-pytestmark = [*needs_mpi, pytest.mark.slow, pytest.mark.skipif(bool(unavailable()), reason=unavailable())]
+pytestmark = [*needs_mpi, pytest.mark.slow]
 
 
 def test_mpi_ranks_on_two_machines_train_the_weights_of_two_threads_bit_for_bit(tmp_path: Path) -> None:
+    if reason := unavailable():
+        pytest.skip(reason)
     folders = [tmp_path / "threads", tmp_path / "machines"]
     for folder in folders:
         folder.mkdir()

@@ -88,8 +88,7 @@ class Poisoned(Identity):
         self.samples, self.backwards = samples, backwards
 
     def forward(self, x: Any, context: Context) -> tuple[Any, Backward]:
-        y = self.backend.borrow(x.shape)
-        y[...] = x
+        y = x.copy()
         bad = np.flatnonzero(np.isin(() if context.samples is None else context.samples, self.samples))
         if not self.backwards:
             y[bad] = np.nan
