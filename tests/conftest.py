@@ -27,7 +27,7 @@ DEVICE_CODE = (TESTS / "standin", TESTS / "backend" / "cuda")
 FIRST = ("test_soak", "test_train_mpi", "test_sanitized", "test_resume")
 HIDDEN = "CuPy finds no usable GPU (cudaErrorNoDevice: no CUDA-capable device is detected)"
 # Long tests that repeat what tests of single operations already check.
-LONG_ON_THE_STANDIN = ("gradients_of_a_network", "predictions_are_made_in_batches", "half_learns_what_float_learns")
+LONG_ON_THE_STANDIN = ("gradients_of_a_network", "predictions_are_made_in_batches", "learn_what_float_learns")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -79,7 +79,7 @@ def test_a_derivative_of_another_shape_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["numpy", "numba"])
-def test_activations_of_half_an_array(name: str) -> None:
+def test_activations_may_be_applied_to_part_of_an_array(name: str) -> None:
     """A user's layer may apply different activations to parts of an array."""
     backend = create_backend(name, "float")
     x = np.arange(16, dtype=np.float32).reshape(2, 8) / 16

@@ -15,7 +15,7 @@ from tests.support.refusals import refused
 
 
 @every_backend
-def test_no_images_can_be_loaded_but_none_that_do_not_exist(name: str) -> None:
+def test_loading_no_images_is_possible_and_loading_missing_ones_is_refused(name: str) -> None:
     backend, images = create_backend(name), np.zeros((4, 2, 2, 2), np.uint8)
     assert backend.load_images(images, np.zeros(0, np.int64)).shape == (0, 2, 2, 2)
     with pytest.raises(IndexError):
@@ -34,7 +34,9 @@ def test_no_images_can_be_loaded_but_none_that_do_not_exist(name: str) -> None:
         ("double", "float64", "float64", "float64", 1),
     ],
 )
-def test_a_dtype_is_a_policy(name: str, storage: str, compute: str, accumulate: str, loss_scale: int) -> None:
+def test_a_dtype_sets_the_precision_of_storage_and_of_sums_and_the_loss_scale(
+    name: str, storage: str, compute: str, accumulate: str, loss_scale: int
+) -> None:
     policy = DtypePolicy.of(name)
     assert (policy.storage.name, policy.compute.name, policy.accumulate.name) == (storage, compute, accumulate)
     assert policy.loss_scale == loss_scale
@@ -59,7 +61,7 @@ def test_bfloat16_without_ml_dtypes_is_refused(monkeypatch: pytest.MonkeyPatch) 
         (select_backend, "backend", "torch"),
     ],
 )
-def test_an_unknown_name_is_refused(function: Callable[[Any], Any], setting: str, value: Any) -> None:
+def test_an_unknown_dtype_or_backend_is_refused(function: Callable[[Any], Any], setting: str, value: Any) -> None:
     with refused(setting):
         function(value)
 
@@ -74,7 +76,7 @@ def test_an_unknown_name_is_refused(function: Callable[[Any], Any], setting: str
         ({"cupy": "no GPU", "numba": "no numba"}, 100, ("numpy", "no GPU; no numba")),
     ],
 )
-def test_auto_takes_the_first_by_priority_that_works(
+def test_backend_auto_selects_the_first_by_priority_that_works(
     missing: dict[str, str], gpu_priority: int, expected: tuple[str, str | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(selection, "_missing", lambda name, device=0: missing.get(name))
@@ -90,7 +92,7 @@ def test_a_named_backend_is_selected_or_refused(name: str, monkeypatch: pytest.M
         select_backend(name)
 
 
-def test_a_numba_that_does_not_import_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numpy_is_selected_if_numba_does_not_import(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(module: str) -> None:
         raise RuntimeError("no locator\nMore.")
 
@@ -98,7 +100,7 @@ def test_a_numba_that_does_not_import_is_missing(monkeypatch: pytest.MonkeyPatch
     assert select_backend("auto", gpu_priority=-1) == ("numpy", "Numba cannot be used (no locator)")
 
 
-def test_a_numba_that_compiles_nothing_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numpy_is_selected_if_numba_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pytest.importorskip("numba").config, "DISABLE_JIT", 1)
     monkeypatch.delitem(sys.modules, "cupynet.backend.cpu.kernels.jit", raising=False)
     assert select_backend("auto", gpu_priority=-1)[0] == "numpy"

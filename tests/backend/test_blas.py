@@ -29,26 +29,26 @@ def libraries(monkeypatch: pytest.MonkeyPatch, *infos: dict[str, Any]) -> None:
     monkeypatch.setattr(MODULE, "threadpool_info", lambda: list(infos))
 
 
-def test_workers_share_the_cores() -> None:
+def test_numpy_workers_share_the_cores() -> None:
     assert [blas.threads_per_worker("numpy", workers) for workers in (1, 2, 3, 8, 20)] == [8, 4, 2, 1, 1]
 
 
 @pytest.mark.parametrize("name", blas.THREADS_VARIABLES)
-def test_numba_workers_use_one_thread_by_default(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numba_workers_use_one_blas_thread_unless_more_are_set(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [blas.threads_per_worker("numba", workers) for workers in (1, 2, 8)] == [1, 1, 1]
     monkeypatch.setenv(name, "2")
     libraries(monkeypatch, library(num_threads=2))
     assert [blas.threads_per_worker("numba", workers) for workers in (1, 4, 8)] == [2, 2, 1]
 
 
-def test_never_more_threads_than_are_set_now(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_never_use_more_blas_threads_than_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
     libraries(monkeypatch, library(num_threads=3), library(num_threads=5), library(user_api="openmp", num_threads=1))
     assert [blas.threads_per_worker("numpy", workers) for workers in (1, 2, 4)] == [3, 3, 2]
     libraries(monkeypatch)
     assert blas.threads_per_worker("numpy", 1) == 1
 
 
-def test_the_last_of_several_limits_restores_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_of_several_thread_limits_restores_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     before = blas.threads_now()
     first, second = blas.Limit(1), blas.Limit(1)
@@ -59,7 +59,7 @@ def test_the_last_of_several_limits_restores_the_threads(monkeypatch: pytest.Mon
     assert blas.threads_now() == before
 
 
-def test_only_the_library_of_numpy_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_blas_library_of_numpy_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
     scipy = library(version="0.3.30", filepath="/lib/scipy.libs/libscipy_openblas.so", num_threads=2)
     libraries(monkeypatch, scipy, library())
     assert [each["version"] for each in environment()["blas"]] == ["0.3.31.188.0"]

@@ -26,7 +26,9 @@ def files(monkeypatch: pytest.MonkeyPatch, contents: dict[str, str]) -> None:
     ("quota", "cores"),
     [("max 100000\n", 6), ("150000 100000\n", 2), ("20000 100000\n", 1), ("900000 100000\n", 6), ("nonsense", 6)],
 )
-def test_cores_by_affinity_and_quota(quota: str, cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_available_cores_are_limited_by_affinity_and_cgroup_quota(
+    quota: str, cores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(6)), raising=False)
     files(monkeypatch, {"/sys/fs/cgroup/cpu.max": quota})
     assert available_cores() == cores
@@ -41,7 +43,7 @@ def test_cores_by_affinity_and_quota(quota: str, cores: int, monkeypatch: pytest
         ({"/proc/self/cgroup": "nonsense\n"}, 4096000),
     ],
 )
-def test_memory_is_the_lowest_limit_that_applies(
+def test_memory_is_the_lowest_cgroup_limit_that_applies(
     contents: dict[str, str], expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1000}.get)
@@ -74,7 +76,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("changed", ["cupynet/nn/conv.py", "conf/config.yaml"])
-def test_a_changed_source_tree_is_dirty(tree: Path, changed: str) -> None:
+def test_the_commit_of_a_changed_source_tree_is_marked_dirty(tree: Path, changed: str) -> None:
     head = git(tree, "rev-parse", "HEAD")
     (tree / "README.md").write_text("two\n")
     (tree / "cupynet" / "new.py").touch()

@@ -84,7 +84,7 @@ def test_every_operation_is_compared_or_tested_elsewhere() -> None:
 
 @every_backend
 @pytest.mark.parametrize(("kernel", "itemsize"), [(15, 1), (16, 4)])
-def test_indices_of_windows_with_more_than_255_pixels(name: str, kernel: int, itemsize: int) -> None:
+def test_max_pooling_of_more_than_255_pixels_uses_wider_indices(name: str, kernel: int, itemsize: int) -> None:
     backend, window = create_backend(name, "float"), Window((kernel, kernel))
     x = np.zeros((1, kernel, kernel, 1), np.float32)
     x[0, -1, -1, 0] = 1
@@ -95,7 +95,7 @@ def test_indices_of_windows_with_more_than_255_pixels(name: str, kernel: int, it
 
 
 @every_backend
-def test_vectors_may_be_empty(name: str) -> None:
+def test_operations_take_empty_vectors(name: str) -> None:
     """A pipeline's stage may have no weights, and a worker may have nothing to send."""
     backend = create_backend(name, "half")
     stored, wide = backend.policy.storage, backend.policy.accumulate

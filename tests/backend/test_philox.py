@@ -18,7 +18,7 @@ def words(text: str) -> list[int]:
 
 
 @pytest.mark.parametrize(("counters", "key", "expected"), KNOWN)
-def test_numbers_of_numpy_and_of_compiled_code_are_those_of_the_authors(counters: str, key: str, expected: str) -> None:
+def test_philox_gives_the_known_answers_of_its_authors(counters: str, key: str, expected: str) -> None:
     a, b, c, d = (np.array([word], np.uint64) for word in words(counters))
     low, high = words(key)
     found = philox.numbers((a, b, c, d), low | high << 32)
@@ -28,7 +28,7 @@ def test_numbers_of_numpy_and_of_compiled_code_are_those_of_the_authors(counters
     assert [int(each) for each in compiled.four(*given)] == words(expected)
 
 
-def test_a_number_follows_from_sample_epoch_key_and_place() -> None:
+def test_a_random_number_follows_from_sample_epoch_key_and_place() -> None:
     samples = np.array([3, 1 << 35, 9])
     found = philox.of_examples(np, samples, 2, 77, 10)
     assert found.shape == (3, 10) and len(np.unique(found)) == 30
@@ -37,6 +37,6 @@ def test_a_number_follows_from_sample_epoch_key_and_place() -> None:
         assert (other != found).all()
 
 
-def test_layers_and_seeds_have_keys_of_their_own() -> None:
+def test_layers_and_seeds_have_philox_keys_of_their_own() -> None:
     keys = {philox.key_of(seed, name) for seed in (0, 1, 2**64 - 1) for name in ("", "drop1", "block.drop1")}
     assert len(keys) == 9 and all(0 <= key < 1 << 64 for key in keys)

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("no_garbage_collector")
 
 @every_backend
 @every_dtype
-def test_a_loan_has_the_shape_the_dtype_and_the_alignment(name: str, dtype: str) -> None:
+def test_a_borrowed_buffer_has_the_shape_the_dtype_and_the_alignment(name: str, dtype: str) -> None:
     backend = create_backend(name, dtype)
     shapes = [(3,), (5, 7), (1, 3, 3, 1), (2, 1), (0, 3)]
     arrays = [backend.borrow(shape) for shape in shapes]
@@ -81,7 +81,7 @@ def test_a_long_buffer_is_kept_for_a_request_that_needs_it() -> None:
     assert [backend.data_ptr(each) for each in both] == addresses
 
 
-def test_dtypes_and_widths_do_not_mix() -> None:
+def test_buffers_of_other_dtypes_and_widths_are_not_lent() -> None:
     backend = create_backend("numpy", "float")
     backend.borrow((4, 4))
     assert backend.borrow((4, 4), np.dtype(np.int32)).dtype == np.int32
@@ -134,7 +134,7 @@ def test_a_growing_batch_seldom_outgrows_its_buffers(name: str) -> None:
     assert backend.workspace.allocated_bytes < 4 * backend.borrow((300, 5, 2)).nbytes
 
 
-def test_few_small_arrays_take_little_memory() -> None:
+def test_slabs_for_few_small_arrays_take_little_memory() -> None:
     assert Slabs().allocate((8,), np.uint8).base.nbytes < 2 << 20
 
 

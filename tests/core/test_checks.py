@@ -43,7 +43,7 @@ def kind(value: Any) -> str:
     ],
     ids=kind,
 )
-def test_values_of_any_kind_become_values_of_python(
+def test_numbers_and_flags_of_other_libraries_become_plain_python_values(
     check: Callable[[str, Any], Any], value: Any, expected: Any
 ) -> None:
     found = check("x", value)
@@ -59,7 +59,7 @@ def test_values_of_any_kind_become_values_of_python(
         (checks.seed, (-1, 2**64, 1.0, None, True)),
     ],
 )
-def test_other_values_are_refused(check: Callable[[str, Any], Any], values: tuple[object, ...]) -> None:
+def test_values_of_the_wrong_type_are_refused(check: Callable[[str, Any], Any], values: tuple[object, ...]) -> None:
     for value in values:
         with refused("x"):
             check("Conv2D x", value)
@@ -81,12 +81,12 @@ def test_other_values_are_refused(check: Callable[[str, Any], Any], values: tupl
     ],
     ids=lambda value: value.__name__ if callable(value) else str(value)[:20],
 )
-def test_integers_and_numbers_have_bounds(check: Callable[..., Any], value: Any, bounds: dict[str, Any]) -> None:
+def test_numbers_out_of_bounds_are_refused(check: Callable[..., Any], value: Any, bounds: dict[str, Any]) -> None:
     with refused("x"):
         check("x", value, **bounds)
 
 
-def test_bounds_are_exact() -> None:
+def test_the_outermost_values_within_bounds_are_accepted() -> None:
     assert checks.integer("n", 1, 1, most=1) == 1
     assert checks.number("x", 1, minimum=1, below=2) == 1
     assert checks.number("x", math.nextafter(0, 1), above=0) > 0
@@ -101,7 +101,7 @@ def test_one_of_accepts_only_the_given_names() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["x" * 9999, np.eye(90), 10**5000], ids=kind)
-def test_a_message_is_one_short_line(wrong: object) -> None:
+def test_the_message_about_an_enormous_value_is_one_short_line(wrong: object) -> None:
     with pytest.raises(ConfigError) as caught:
         checks.integer("n", wrong)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 200
@@ -110,5 +110,5 @@ def test_a_message_is_one_short_line(wrong: object) -> None:
 @pytest.mark.parametrize(
     ("text", "name"), [("lr", "learning_rate"), ("acc", "accuracy"), ("Auc", "auc"), ("ac", "auc")]
 )
-def test_a_name_is_suggested_by_its_initials_its_beginning_or_its_likeness(text: str, name: str) -> None:
+def test_a_mistyped_name_gets_a_suggestion_by_initials_beginning_or_likeness(text: str, name: str) -> None:
     assert repr(name) in guess(text, ["accuracy", "auc", "learning_rate"])

@@ -6,7 +6,7 @@ import pickle
 from cupynet.core.errors import ConfigError, causes
 
 
-def test_causes_are_yielded_once_and_from_the_outermost_error_inwards() -> None:
+def test_causes_of_an_error_are_listed_once_and_from_the_outermost_inwards() -> None:
     first, second, third = ValueError("first"), TypeError("second"), OSError("third")
     first.__cause__, first.__context__, second.__context__ = second, third, third
     assert list(causes(first)) == [first, second, third]

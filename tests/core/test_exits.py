@@ -45,7 +45,7 @@ os.write(2, b"discarded")
 
 
 @pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
-def test_a_closed_stream_is_opened_on_the_null_device(closed: str, tmp_path: Path) -> None:
+def test_a_closed_stdin_stdout_or_stderr_is_opened_on_the_null_device(closed: str, tmp_path: Path) -> None:
     """Streams may be closed under cron. A file opened later must not receive printed output."""
     file = tmp_path / "file"
     line = ["sh", "-c", f'"$0" -c "$1" "$2" {closed}', sys.executable, CLOSED, str(file)]
@@ -53,7 +53,7 @@ def test_a_closed_stream_is_opened_on_the_null_device(closed: str, tmp_path: Pat
     assert (done.returncode, file.read_text()) == (0, "")
 
 
-def test_a_terminal_that_lacks_a_character_gets_a_replacement(tmp_path: Path) -> None:
+def test_a_character_that_the_terminal_lacks_is_replaced(tmp_path: Path) -> None:
     """A bar that does not fit 80 columns is cut off with an ellipsis, which ASCII lacks."""
     folder = tmp_path / "Größe…"
     line = [sys.executable, "-m", "cupynet", "train", *TINY, "epochs=2", f"hydra.run.dir='{folder}'"]
@@ -71,7 +71,7 @@ def test_a_terminal_that_lacks_a_character_gets_a_replacement(tmp_path: Path) ->
     assert (folder / "summary.json").is_file()
 
 
-def test_a_terminal_that_is_closed_during_training(tmp_path: Path) -> None:
+def test_training_continues_after_its_terminal_is_closed(tmp_path: Path) -> None:
     """SIGHUP does not reach the process, as under nohup. At most one message says that the bar has failed."""
     ours, theirs = pty.openpty()
     with ThreadPoolExecutor(1) as pool:
@@ -103,7 +103,7 @@ def test_messages_to_a_full_disk_or_a_closed_stream_are_dropped(monkeypatch: pyt
         full.close()
 
 
-def test_text_from_files_cannot_control_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_logged_and_reported_text_cannot_control_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     evil = "a\x1b[2J\x07\u202eb"
     say_error(evil, ValueError(evil))
     for level in (logging.INFO, logging.ERROR):
@@ -127,7 +127,7 @@ def test_text_from_files_cannot_control_the_terminal(capsys: pytest.CaptureFixtu
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_which_errors_mean_out_of_memory(error: Exception, expected: bool) -> None:
+def test_errors_that_mean_out_of_memory_are_recognized(error: Exception, expected: bool) -> None:
     assert out_of_memory(error) is expected
 
 
@@ -150,7 +150,7 @@ def test_an_expected_error_is_one_line_with_its_worker_and_batch(
     assert ("worker 1, epoch 2, at batch 7" in line) == (code != 74)  # output belongs to no batch
 
 
-def test_what_a_job_raises_besides_our_errors_is_reported_with_its_traceback(
+def test_an_unexpected_error_of_a_job_is_reported_with_its_traceback_and_exit_code(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Callbacks may raise KeyboardInterrupt too. A command's signal handlers add the signal number to theirs."""

@@ -67,7 +67,7 @@ def flipped(whole: bytes) -> bytes:
     [lambda whole: b"no safetensors", lambda whole: save(WEIGHTS), flipped],
     ids=["another format", "no digest", "a flipped bit"],
 )
-def test_weights_that_cannot_be_read(damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
+def test_missing_and_damaged_weight_files_are_refused(damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
     path = tmp_path / "w"
     with pytest.raises(DataError):
         load_weights(path)
@@ -78,7 +78,7 @@ def test_weights_that_cannot_be_read(damage: Callable[[bytes], bytes], tmp_path:
 
 
 @pytest.mark.parametrize("read", [load_weights, load_tensors], ids=lambda read: read.__name__)
-def test_a_pipe_is_refused_and_not_waited_for(read: Callable[[Path], Any], tmp_path: Path) -> None:
+def test_weights_from_a_pipe_are_refused_and_not_waited_for(read: Callable[[Path], Any], tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "w.safetensors")
     with pytest.raises(DataError):
         read(tmp_path / "w.safetensors")
@@ -92,13 +92,13 @@ def test_bfloat16_weights_are_read_as_float(tmp_path: Path) -> None:
 
 
 @needs_bfloat16
-def test_saved_bfloat16_arrays_are_read_as_float(tmp_path: Path) -> None:
+def test_bfloat16_weights_are_saved_and_read_as_float(tmp_path: Path) -> None:
     bfloat16 = cupynet.create_backend("numpy", "bfloat16").policy.storage
     save_weights(tmp_path / "w", {"a": np.array([1.5], bfloat16)})
     assert_same(load_weights(tmp_path / "w"), {"a": np.array([1.5], np.float32)})
 
 
-def test_a_digest_sees_names_types_shapes_and_bytes() -> None:
+def test_the_digest_of_weights_depends_on_names_types_shapes_and_bytes() -> None:
     a = np.arange(6, dtype=np.float32)
     others: list[dict[str, Any]] = [{"a": a}, {"b": a}, {"a": a.reshape(2, 3)}, {"a": a.view(np.int32)}, {"a": a + 1}]
     assert len({digest(each) for each in others}) == len(others)
@@ -106,7 +106,7 @@ def test_a_digest_sees_names_types_shapes_and_bytes() -> None:
 
 
 @pytest.mark.parametrize("content", ["{", "[1]", "[" * 100_000, None], ids=["broken", "a list", "too deep", "missing"])
-def test_what_is_no_object_in_json_is_refused(content: str | None, tmp_path: Path) -> None:
+def test_a_file_without_a_json_object_is_refused(content: str | None, tmp_path: Path) -> None:
     if content is not None:
         (tmp_path / "x.json").write_text(content)
     with pytest.raises(DataError):
@@ -130,7 +130,7 @@ def test_a_file_appears_whole_or_not_at_all(
     assert (tmp_path / "x").read_bytes() == b"before" and os.listdir(tmp_path) == ["x"]
 
 
-def test_pieces_are_written_one_after_the_other_or_not_at_all(tmp_path: Path) -> None:
+def test_a_file_written_in_pieces_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     def broken() -> Iterator[bytes]:
         yield b"three"
         raise DataError("no more")
@@ -142,7 +142,7 @@ def test_pieces_are_written_one_after_the_other_or_not_at_all(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("link", ["a", f".a.{os.getpid()}.part"], ids=["the file", "the half-written file"])
-def test_a_link_in_the_folder_of_a_run_is_not_written_through(link: str, tmp_path: Path) -> None:
+def test_a_link_in_a_run_folder_is_replaced_and_not_written_through(link: str, tmp_path: Path) -> None:
     """In a container, processes reuse the same process ID, and folders may come from anybody."""
     (tmp_path / "victim").write_text("precious")
     (tmp_path / link).symlink_to("victim")
@@ -156,7 +156,7 @@ def test_a_link_in_the_folder_of_a_run_is_not_written_through(link: str, tmp_pat
 
 
 @pytest.mark.parametrize("content", [None, b"old"], ids=["to nothing", "to a file"])
-def test_a_link_is_kept_and_its_target_written(content: bytes | None, tmp_path: Path) -> None:
+def test_a_link_that_the_user_named_is_kept_and_its_target_written(content: bytes | None, tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     target, link = tmp_path / "there" / "file", tmp_path / "link"
     link.symlink_to("there/file")
@@ -189,7 +189,7 @@ def test_a_device_is_written_to(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["folder", "circle", "missing/file", "pipe"])
-def test_an_impossible_output_is_refused(name: str, tmp_path: Path) -> None:
+def test_an_output_path_that_cannot_be_written_is_refused(name: str, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "circle").symlink_to("circle")
     os.mkfifo(tmp_path / "pipe")  # nothing reads it
@@ -200,7 +200,7 @@ def test_an_impossible_output_is_refused(name: str, tmp_path: Path) -> None:
         write_output("", b"new")
 
 
-def test_what_goes_to_the_own_stdout_is_between_what_is_printed(tmp_path: Path) -> None:
+def test_output_to_dev_stdout_keeps_its_place_between_printed_lines(tmp_path: Path) -> None:
     code = "from cupynet.core.files import write_output; print(1); write_output('/dev/stdout', b'2\\n'); print(3)"
     with (tmp_path / "out").open("w") as out:
         subprocess.run([sys.executable, "-c", code], stdout=out, check=True, cwd=ROOT)
@@ -210,7 +210,7 @@ def test_what_goes_to_the_own_stdout_is_between_what_is_printed(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("name", "kind"), [("a.onnx", "ONNX"), ("a.h5", "Keras"), ("a.keras", "Keras"), ("a.PT", "pickle")]
 )
-def test_files_of_other_frameworks_are_named(name: str, kind: str, tmp_path: Path) -> None:
+def test_weight_files_of_other_frameworks_are_refused_with_their_kind(name: str, kind: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(b"no safetensors")
     for read in (load_weights, cupynet.load):
         with data_error(tmp_path / name, kind):

@@ -40,7 +40,7 @@ def test_one_of_many_simultaneous_threads_gets_the_lock(tmp_path: Path, monkeypa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_is_locked_until_its_process_leaves(tmp_path: Path) -> None:
+def test_a_folder_is_locked_until_its_holder_releases_it(tmp_path: Path) -> None:
     hold = Hold(tmp_path)
     assert hold.warning == "" and at_work(tmp_path)
     with pytest.raises(ConfigError, match=rf"process {os.getpid()} on {platform.node()}"):
@@ -60,7 +60,7 @@ time.sleep(60)
 """
 
 
-def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
+def test_the_lock_of_a_killed_process_can_be_taken(tmp_path: Path) -> None:
     line = [sys.executable, "-c", HOLDING, str(tmp_path)]
     with subprocess.Popen(line, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None and child.stdout.readline() == b"held\n"
@@ -72,7 +72,7 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
     hold.release()
 
 
-def test_a_forked_process_does_not_release(tmp_path: Path) -> None:
+def test_a_forked_process_does_not_release_the_lock(tmp_path: Path) -> None:
     hold = Hold(tmp_path)
     child = os.fork()
     if child == 0:
@@ -98,7 +98,7 @@ def test_a_file_system_without_locks_is_a_warning(number: int, tmp_path: Path, m
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"pid": "x"}', "[" * 10000])
-def test_a_lock_file_may_hold_anything(text: str, tmp_path: Path) -> None:
+def test_the_content_of_a_lock_file_does_not_matter(text: str, tmp_path: Path) -> None:
     (tmp_path / NAME).write_text(text)
     assert not at_work(tmp_path)
     Hold(tmp_path).release()
@@ -125,7 +125,7 @@ def test_probing_a_lock_does_not_take_it(tmp_path: Path) -> None:
         asking.result()
 
 
-def test_a_link_is_not_written_through_and_a_pipe_not_waited_for(tmp_path: Path) -> None:
+def test_a_lock_file_that_is_a_link_is_not_written_through_and_a_pipe_not_waited_for(tmp_path: Path) -> None:
     (tmp_path / "victim").write_text("precious")
     (tmp_path / NAME).symlink_to("victim")
     assert Hold(tmp_path).warning and not at_work(tmp_path)

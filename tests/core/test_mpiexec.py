@@ -47,7 +47,7 @@ def set_all(monkeypatch: pytest.MonkeyPatch, variables: str) -> None:
         ("SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=8 SLURM_PTY_PORT=1", (1, 8)),
     ],
 )
-def test_rank_and_size_from_the_environment(
+def test_rank_and_size_are_read_from_the_environment_of_mpiexec_or_slurm(
     variables: str, expected: tuple[int, int | None] | None, alone: pytest.MonkeyPatch
 ) -> None:
     set_all(alone, variables)
@@ -71,7 +71,7 @@ def test_rank_and_size_from_the_environment(
         ("PMI_RANK=1 PMI_SIZE=4 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=2", 1, 4, True),  # mpiexec over two machines
     ],
 )
-def test_the_environment_and_mpi_must_agree(
+def test_ranks_of_the_environment_and_of_mpi_must_agree(
     variables: str, rank: int, size: int, agrees: bool, alone: pytest.MonkeyPatch
 ) -> None:
     set_all(alone, variables)
@@ -92,7 +92,7 @@ def test_a_wrapper_refuses_ranks_of_another_mpi(variables: str, alone: pytest.Mo
     assert not (tmp_path / "run").exists()
 
 
-def test_ranks_share_paths_of_any_bytes() -> None:
+def test_ranks_share_paths_that_are_no_valid_unicode() -> None:
     one: Any = SimpleNamespace(communicator=SerialCommunicator)
     assert mpi.MpiJob.share(one, "outputs/\udcff/ä") == "outputs/\udcff/ä"
 

@@ -33,7 +33,7 @@ def test_an_interruption_has_the_exit_code_of_its_signal(number: int, code: int)
     assert Interrupted.by(caught.value).exit_code == code
 
 
-def test_a_signal_between_jobs_or_after_the_last_one_claims_nothing_about_their_results() -> None:
+def test_a_signal_outside_a_job_is_reported_by_its_name_alone() -> None:
     with pytest.raises(KeyboardInterrupt) as caught, signals.handled(signals.leave):
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(5)
@@ -58,7 +58,7 @@ def test_a_signal_during_a_destructor_which_ignores_exceptions_is_not_lost() -> 
         time.sleep(5)
 
 
-def test_handlers_are_restored_and_ignored_signals_stay_ignored() -> None:
+def test_signal_handlers_are_restored_and_ignored_signals_stay_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         heard: list[int] = []
@@ -79,7 +79,7 @@ def python(code: str, *before: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("code", [0, 3])
-def test_a_signal_after_the_command_keeps_its_exit_code(code: int) -> None:
+def test_a_signal_after_a_command_has_ended_does_not_change_its_exit_code(code: int) -> None:
     done = python(
         "import atexit, os, signal, sys, time; from cupynet.core import signals\n"
         "atexit.register(lambda: [os.kill(os.getpid(), signal.SIGUSR1), time.sleep(5)])\n"
@@ -109,7 +109,7 @@ cupynet.commands.train.main()
 
 
 @pytest.mark.parametrize(("number", "code", "moment"), [(signal.SIGINT, 130, 0.06), (signal.SIGHUP, 143, 0.25)])
-def test_in_the_first_moments_a_signal_ends_a_command_in_one_line(
+def test_a_signal_in_the_first_moments_ends_a_command_in_one_line(
     number: signal.Signals, code: int, moment: float, tmp_path: Path
 ) -> None:
     """The process has reached `main` by then. Slow imports come later."""
@@ -155,7 +155,7 @@ def run_with(callback: str, folder: Path, code: int) -> tuple[str, str]:
     return run(folder, *TINY, "workers=1", "hydra.run.dir=run", *fault, code=code)
 
 
-def test_a_second_signal_ends_the_run_at_once(tmp_path: Path) -> None:
+def test_a_second_signal_ends_the_run_at_once_without_a_partial_checkpoint(tmp_path: Path) -> None:
     """This includes the middle of a save, which leaves no partial checkpoint behind."""
     _, stderr = run_with("Second", tmp_path, 130)
     first, last = stderr.splitlines()
@@ -163,7 +163,7 @@ def test_a_second_signal_ends_the_run_at_once(tmp_path: Path) -> None:
     assert not list((tmp_path / "run" / "checkpoints").iterdir())
 
 
-def test_a_signal_in_the_last_round_leaves_a_complete_run_evaluated(tmp_path: Path) -> None:
+def test_a_signal_in_the_last_round_leaves_a_complete_and_evaluated_run(tmp_path: Path) -> None:
     _, stderr = run_with("Last", tmp_path, 143)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert "SIGHUP" in stderr.splitlines()[-1]
@@ -208,7 +208,7 @@ def interrupted(line: list[str], folder: Path, rng: random.Random, lasts_s: floa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["thread", pytest.param("mpi", marks=needs_mpi)])
-def test_fifty_signal_sequences_at_random_moments(tmp_path: Path, launcher: str) -> None:
+def test_a_run_ended_by_signals_at_random_moments_resumes_bit_for_bit(tmp_path: Path, launcher: str) -> None:
     """Each gives a checkpoint within five seconds, from which the run resumes to the same result, bit for bit.
 
     Only SIGHUP to mpiexec ends it and all ranks at once.

@@ -10,7 +10,7 @@ from tests.support.terminal import Screen
 
 
 @pytest.mark.parametrize("stream", [None, io.StringIO()], ids=["none", "closed"])
-def test_a_closed_stream_is_not_a_terminal(stream: io.StringIO | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_drawn_on_a_closed_stdout(stream: io.StringIO | None, monkeypatch: pytest.MonkeyPatch) -> None:
     if stream is not None:
         stream.close()
     monkeypatch.setattr(sys, "stdout", stream)
@@ -19,7 +19,7 @@ def test_a_closed_stream_is_not_a_terminal(stream: io.StringIO | None, monkeypat
 
 
 @pytest.mark.parametrize(("kind", "draws"), [("xterm", True), ("dumb", False), ("", False)])
-def test_only_some_terminals_redraw_lines(kind: str, draws: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_are_redrawn_only_on_terminals_that_can(kind: str, draws: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", Screen())
     monkeypatch.setenv("TERM", kind)
     assert can_draw() == draws
@@ -37,5 +37,5 @@ def test_only_some_terminals_redraw_lines(kind: str, draws: bool, monkeypatch: p
     ],
     ids=["colour", "title", "bidirectional", "C1", "surrogate", "text"],
 )
-def test_text_from_files_cannot_control_a_terminal(text: str, shown: str) -> None:
+def test_control_characters_are_replaced_in_printed_text(text: str, shown: str) -> None:
     assert printable(text) == shown

@@ -39,7 +39,7 @@ def through(part: Augmentation, images: Any = IMAGES, seed: int = 1, epoch: int 
 
 
 @pytest.mark.parametrize("part", [*PARTS, Scale(), ColorJitter()], ids=repr)
-def test_the_result_depends_on_seed_epoch_and_sample_only(part: Augmentation) -> None:
+def test_augmented_images_depend_on_seed_epoch_and_sample_only(part: Augmentation) -> None:
     before = IMAGES.copy()
     whole = through(part)
     assert whole.shape == IMAGES.shape and whole.dtype == np.uint8 and not np.array_equal(whole, IMAGES)
@@ -50,7 +50,7 @@ def test_the_result_depends_on_seed_epoch_and_sample_only(part: Augmentation) ->
         assert not np.array_equal(through(part, **other), whole)
 
 
-def test_draws_are_those_of_splitmix64() -> None:
+def test_random_numbers_of_augmentations_are_those_of_splitmix64() -> None:
     """With key 0, draws are the first outputs of Vigna's reference from state 0."""
     draws = SampleRNG(1, 2, np.arange(1), 0)
     draws._keys = np.zeros(1, np.uint64)
@@ -59,7 +59,7 @@ def test_draws_are_those_of_splitmix64() -> None:
     np.testing.assert_array_equal(draws.uniform(0, 1 << 24, 4)[0], expected)
 
 
-def test_shift() -> None:
+def test_shift_moves_an_image_by_up_to_the_given_pixels() -> None:
     seen = set()
     for image, shifted in zip(IMAGES, through(Shift(2)), strict=True):
         padded = np.pad(image, ((2, 2), (2, 2), (0, 0)))
@@ -69,7 +69,7 @@ def test_shift() -> None:
     assert len(seen) > 15
 
 
-def test_horizontal_flip() -> None:
+def test_horizontal_flip_mirrors_images_with_its_probability() -> None:
     mirrored = IMAGES[:, :, ::-1]
     found = through(HorizontalFlip())
     flipped = (found == mirrored).all(axis=(1, 2, 3))
@@ -79,7 +79,7 @@ def test_horizontal_flip() -> None:
     np.testing.assert_array_equal(through(HorizontalFlip(0)), IMAGES)
 
 
-def test_cut_out() -> None:
+def test_cutout_blackens_a_square_that_the_border_may_cut_off() -> None:
     areas = []
     for image, cut in zip(IMAGES, through(Cutout(4)), strict=True):
         gone = (cut == 0).all(axis=2)
@@ -90,7 +90,7 @@ def test_cut_out() -> None:
     assert max(areas) == 16 and min(areas) < 16
 
 
-def test_rotate() -> None:
+def test_rotate_turns_an_image_about_its_center() -> None:
     class Highest(SampleRNG):
         def uniform(self, low: float, high: float, *shape: int) -> Any:
             return np.full((40, *shape), high, np.float32)
@@ -123,7 +123,7 @@ def of(loader: Loader, epoch: int, size: int = 1, start: int = 0) -> dict[int, b
     }
 
 
-def test_any_number_of_workers_and_any_beginning() -> None:
+def test_augmented_images_are_the_same_for_any_number_of_workers_and_any_start() -> None:
     loader = Loader(DATA, 8, seed=3, augment=PARTS)
     first = of(loader, 4)
     assert len(first) == 50
@@ -139,7 +139,7 @@ def test_equal_augmentations_draw_different_numbers() -> None:
     assert of(plain, 0) != of(twice, 0)
 
 
-def test_shards_are_augmented_by_the_number_of_the_sample(tmp_path: Path) -> None:
+def test_shards_are_augmented_like_the_whole_data_set(tmp_path: Path) -> None:
     sharded = Loader(write_shards(DATA, tmp_path, 2), 7, seed=9, augment=[Shift(3)])
     assert of(sharded, 1, 2) == of(Loader(DATA, 7, seed=9, augment=[Shift(3)]), 1)
 
@@ -172,32 +172,32 @@ def test_an_augmentation_that_loses_the_image_or_changes_its_size_is_refused(par
         (None, []),
     ],
 )
-def test_augmentations_have_names(given: Any, kinds: list[str]) -> None:
+def test_augmentations_can_be_given_by_name(given: Any, kinds: list[str]) -> None:
     assert [type(each).__name__ for each in augmentations(given)] == kinds
     assert [type(each).__name__ for each in Synthetic(10, 10, augment=given).augment or ()] == kinds
     assert len(Loader(small_dataset(4), 2, augment=given).augment) == len(kinds)
 
 
 @pytest.mark.parametrize("part", [Scale(1, 1), ColorJitter(0, 0, 0)])
-def test_nothing_changes_at_factors_of_one(part: Augmentation) -> None:
+def test_augmentations_with_factors_of_one_change_nothing(part: Augmentation) -> None:
     np.testing.assert_array_equal(through(part), IMAGES)
 
 
-def test_an_image_is_enlarged_about_its_center() -> None:
+def test_scale_enlarges_and_shrinks_an_image_about_its_center() -> None:
     image = np.zeros((1, 9, 9, 1), np.uint8)
     image[0, 3:6, 3:6] = 200
     np.testing.assert_array_equal(through(Scale(3, 3), image)[0, 1:8, 1:8], 200)
     assert through(Scale(1 / 3, 1 / 3), image).sum() == 200
 
 
-def test_brightness_multiplies_all_pixels() -> None:
+def test_color_jitter_of_brightness_multiplies_all_pixels() -> None:
     dim = np.full((40, 4, 4, 3), 100, np.uint8)
     factors = through(ColorJitter(0.5, 0, 0), dim)[:, 0, 0, 0] / 100
     assert 0.5 <= factors.min() < 0.7 and 1.3 < factors.max() <= 1.5
     assert np.ptp(through(ColorJitter(0.5, 0.9, 0.9), dim), axis=(1, 2, 3)).max() == 0  # gray and without contrast
 
 
-def test_contrast_and_saturation_keep_the_mean() -> None:
+def test_color_jitter_of_contrast_and_saturation_keeps_the_mean() -> None:
     middle = (IMAGES // 4 + 96).astype(np.uint8)
     for part in (ColorJitter(0, 0.5, 0), ColorJitter(0, 0, 0.5)):
         found = through(part, middle)

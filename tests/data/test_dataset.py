@@ -60,7 +60,7 @@ def test_images_are_copied_only_if_they_are_not_contiguous() -> None:
 
 
 @pytest.mark.parametrize("kind", ["u1", ">i8", "u8"])
-def test_layout_and_type_of_pixels_and_labels_do_not_matter(kind: str) -> None:
+def test_a_dataset_does_not_depend_on_the_memory_layout_and_type_of_its_arrays(kind: str) -> None:
     x = np.random.default_rng(1).integers(0, 256, (6, 3, 4, 2)).astype(kind)
     labels = np.arange(6).astype(kind)
     for view in (x[::-1].copy()[::-1], np.repeat(x, 2, axis=3)[..., ::2], np.asfortranarray(x)):
@@ -71,7 +71,7 @@ def test_layout_and_type_of_pixels_and_labels_do_not_matter(kind: str) -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 60, 20), (4, 5, 7)])
-def test_channels_first_is_recognized(shape: tuple[int, int, int]) -> None:
+def test_images_with_channels_first_are_refused(shape: tuple[int, int, int]) -> None:
     images = pixels(6, *shape)
     with refused(""):
         Dataset("x", images, [0] * 6, 10)
@@ -83,12 +83,12 @@ def test_channels_first_is_recognized(shape: tuple[int, int, int]) -> None:
 @pytest.mark.parametrize(
     ("count", "chosen"), [(1, [4]), (2, [0, 4]), (3, [0, 4, 6]), (5, [0, 1, 4, 5, 6]), (9, list(range(8)))]
 )
-def test_classes_take_turns(count: int, chosen: list[int]) -> None:
+def test_a_limited_choice_takes_classes_in_turns(count: int, chosen: list[int]) -> None:
     labels = np.array([2, 2, 2, 2, 0, 0, 7, 0])
     assert np.arange(8)[in_turns(labels, count)].tolist() == chosen
 
 
-def test_data_must_match_their_source() -> None:
+def test_data_of_another_image_size_or_with_more_classes_are_refused() -> None:
     train, test = numbered_dataset(20), Dataset("others", pixels(4, 3, 3, 1), [0] * 4, 10)
     Data("x", train, None, train).check((2, 2, 1), 10)
     for data in (Data("x", train, None, test), Data("x", test, None, train), Data("x", train, test, train)):
@@ -102,21 +102,21 @@ def load(**settings: Any) -> Data:
     return Synthetic(train=60, test=40, **settings).load()
 
 
-def test_validation_grows_with_its_number_and_follows_from_the_seed() -> None:
+def test_validation_images_follow_from_the_seed_and_a_larger_choice_keeps_them() -> None:
     assert set(rows(load(validation=5).validation)) < set(rows(load(validation=15).validation))
     train = numbered_dataset(60)
     first, again, other = (Synthetic(10, 10, seed=seed, validation=8)._divided("x", train, train) for seed in (1, 1, 2))
     assert rows(first.validation) == rows(again.validation) != rows(other.validation)
 
 
-def test_limit_applies_after_validation() -> None:
+def test_the_limit_applies_after_validation_images_are_held_out() -> None:
     full, quick = load(validation=15), load(validation=15, limit=10)
     assert rows(quick.train) == rows(full.train)[:10]
     assert rows(quick.validation) == rows(full.validation)
     assert rows(quick.test) == rows(full.test)[:10]
 
 
-def test_a_fraction_is_held_out_of_each_class() -> None:
+def test_a_fraction_is_held_out_of_each_class_depending_on_the_seed() -> None:
     labels = np.repeat([3, 1, 0], [70, 25, 5])
     kept, held_out = hold_out(labels, 0.2, 5, "validation")
     assert np.bincount(labels[held_out]).tolist() == [1, 5, 0, 14]
@@ -135,14 +135,14 @@ def test_a_subset_is_chosen_like_elements_of_an_array(indices: Any) -> None:
 
 
 @pytest.mark.parametrize("fraction", [0.1, 0.5, 0.9, 0.99])
-def test_every_class_keeps_a_sample(fraction: float) -> None:
+def test_every_class_keeps_a_sample_to_train_on(fraction: float) -> None:
     labels = np.concatenate([np.arange(40) % 20, np.zeros(60, int)])  # most classes have two samples
     kept, held_out = hold_out(labels, fraction, 1, "validation")
     assert set(labels[kept].tolist()) == set(range(20))
     assert len(held_out) == min(round(100 * fraction), 80)
 
 
-def test_a_number_is_held_out_regardless_of_the_classes() -> None:
+def test_a_number_of_images_is_held_out_regardless_of_their_classes() -> None:
     kept, held_out = hold_out(np.zeros(10), 3, 1, "validation")
     assert (len(kept), len(held_out)) == (7, 3)
     for part in (0, 10, 0.01):

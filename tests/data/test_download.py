@@ -59,7 +59,7 @@ def test_a_failing_download_names_its_address(mirror: Mirror, tmp_path: Path, ki
     assert len(mirror.requests) == 1
 
 
-def test_mirrors_are_tried_in_order(mirror: Mirror, tmp_path: Path) -> None:
+def test_mirrors_are_tried_in_order_until_one_delivers(mirror: Mirror, tmp_path: Path) -> None:
     mirror.replies |= {
         "/b/" + NAME: mirror.body(b"wrong"),
         "/c/" + NAME: mirror.hang(),
@@ -76,7 +76,7 @@ def test_a_silent_mirror_is_not_tried_again(mirror: Mirror, tmp_path: Path, firs
     assert mirror.requests == ["/a/one", "/b/one", "/b/two"]
 
 
-def test_an_interrupted_download_leaves_nothing(
+def test_an_interrupted_download_leaves_no_file(
     mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mirror.offer({NAME: GOOD})
@@ -86,7 +86,7 @@ def test_an_interrupted_download_leaves_nothing(
     assert left_in(tmp_path) == []
 
 
-def test_leftovers_of_a_killed_process_are_removed(mirror: Mirror, tmp_path: Path) -> None:
+def test_partial_downloads_of_a_killed_process_are_removed(mirror: Mirror, tmp_path: Path) -> None:
     (tmp_path / f".{NAME}.999999.part").write_bytes(GOOD[:700])
     mirror.offer({NAME: GOOD})
     get(tmp_path, mirror.url)
@@ -112,7 +112,7 @@ def test_a_download_by_another_process_is_awaited(mirror: Mirror, tmp_path: Path
     assert mirror.requests == []
 
 
-def test_a_file_system_without_locks_is_used_all_the_same(
+def test_a_download_to_a_file_system_without_locks_succeeds(
     mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_locks(*_: Any, **__: Any) -> None:

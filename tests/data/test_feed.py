@@ -101,7 +101,7 @@ def test_a_batch_stays_valid_while_the_worker_computes_on_it(loader: Loader, on_
 
 
 @every_way
-def test_a_closed_feed_frees_its_memory(loader: Loader, on_device: bool, ahead: int) -> None:
+def test_a_closed_feed_frees_its_memory_on_the_device(loader: Loader, on_device: bool, ahead: int) -> None:
     backend, shared, before = worker(), Shared(), used()
 
     def opened() -> BatchFeed:

@@ -32,7 +32,7 @@ def check_refused(tiny: TinyMNIST, contents: bytes) -> None:
 
 
 @pytest.mark.parametrize("level", [0, 9])
-def test_a_file_compressed_again_is_accepted(tiny: TinyMNIST, level: int) -> None:
+def test_a_data_file_compressed_again_is_accepted(tiny: TinyMNIST, level: int) -> None:
     path = tiny.replace(IMAGES, gzip.compress(tiny.raw[IMAGES], level))
     assert contents_of(tiny) == tiny.raw[IMAGES] and path.read_bytes() != tiny.packed[IMAGES]
 
@@ -52,7 +52,7 @@ WRONG: dict[str, Callable[[bytes, bytes], bytes]] = {  # functions of the compre
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_wrong_contents_are_refused_with_the_path_of_their_file_and_left_alone(tiny: TinyMNIST, name: str) -> None:
+def test_a_data_file_with_wrong_contents_is_refused_by_path_and_left_alone(tiny: TinyMNIST, name: str) -> None:
     check_refused(tiny, WRONG[name](tiny.packed[IMAGES], tiny.raw[IMAGES]))
 
 
@@ -69,7 +69,9 @@ def test_a_decompression_bomb_is_not_inflated(tiny: TinyMNIST) -> None:
 
 
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
-def test_what_is_no_regular_file_is_refused_and_not_waited_for(tiny: TinyMNIST, make: Callable[[Path], object]) -> None:
+def test_a_data_file_that_is_no_regular_file_is_refused_and_not_waited_for(
+    tiny: TinyMNIST, make: Callable[[Path], object]
+) -> None:
     tiny.write(*NAMES[1:])
     make(tiny.folder / IMAGES)
     with data_error(tiny.folder / IMAGES):
@@ -77,7 +79,7 @@ def test_what_is_no_regular_file_is_refused_and_not_waited_for(tiny: TinyMNIST, 
 
 
 @pytest.mark.parametrize(("method", "number"), [("stat", errno.EACCES), ("open", errno.EIO)])
-def test_a_file_that_cannot_be_read_is_named_with_the_systems_reason(
+def test_a_data_file_that_cannot_be_read_is_named_with_the_reason_of_the_system(
     tiny: TinyMNIST, monkeypatch: pytest.MonkeyPatch, method: str, number: int
 ) -> None:
     def fails(*_: object) -> None:

@@ -72,7 +72,7 @@ def test_all_workers_together_see_every_sample_once(root: Path, way: Division) -
 
 @few_examples
 @any_division
-def test_an_epoch_can_start_in_its_middle(root: Path, way: Division) -> None:
+def test_an_epoch_can_start_in_the_middle(root: Path, way: Division) -> None:
     loader, of_workers = way.loaded(root)
     for rank, whole in enumerate(of_workers):
         for start in (1, 3, 70):
@@ -83,7 +83,7 @@ def test_an_epoch_can_start_in_its_middle(root: Path, way: Division) -> None:
 
 @few_examples
 @any_division
-def test_rounds_and_their_images_match_the_batches(root: Path, way: Division) -> None:
+def test_numbers_of_rounds_and_of_their_images_match_the_batches(root: Path, way: Division) -> None:
     loader, of_workers = way.loaded(root)
     size = len(of_workers)
     assert loader.batches == sum(map(len, of_workers)) and loader.iterations(size) == max(map(len, of_workers))
@@ -94,7 +94,7 @@ def test_rounds_and_their_images_match_the_batches(root: Path, way: Division) ->
 
 @few_examples
 @given(seed=st.integers(0, 2**64 - 1), epoch=st.integers(0, 1000), batch_size=st.integers(1, 70))
-def test_the_order_depends_on_seed_and_epoch_only(seed: int, epoch: int, batch_size: int) -> None:
+def test_the_order_of_samples_depends_on_seed_and_epoch_only(seed: int, epoch: int, batch_size: int) -> None:
     loader = Loader(numbered_dataset(60), batch_size, seed)
     batches_of(loader, epoch + 1)  # earlier requests have no influence
     key = np.array([seed, epoch], dtype=np.uint64)
@@ -102,7 +102,7 @@ def test_the_order_depends_on_seed_and_epoch_only(seed: int, epoch: int, batch_s
     assert sum(samples_of(batches_of(loader, epoch)), []) == expected
 
 
-def test_each_shard_has_an_order_of_its_own(tmp_path: Path) -> None:
+def test_each_shard_is_shuffled_in_an_order_of_its_own(tmp_path: Path) -> None:
     shards = write_shards(numbered_dataset(60), tmp_path, 3)
     loader = Loader(shards, 20)
     orders = set()
@@ -128,7 +128,7 @@ def test_arrays_and_data_sets_become_a_loader() -> None:
         as_loader((images, labels), classes=6)
 
 
-def test_signatures_differ_with_all_that_batches_depend_on(tmp_path: Path) -> None:
+def test_signatures_of_loaders_differ_with_all_that_batches_depend_on(tmp_path: Path) -> None:
     def made(change: str = "", samples: int = 40, pixels: PixelScale = FRACTIONS, **options: Any) -> Loader:
         dataset = numbered_dataset(samples)
         if change == "label":
@@ -146,14 +146,14 @@ def test_signatures_differ_with_all_that_batches_depend_on(tmp_path: Path) -> No
     assert len({loader.signature for loader in loaders}) == len(loaders)
 
 
-def test_the_identity_of_the_data_is_the_same_for_any_division(tmp_path: Path) -> None:
+def test_the_identity_of_data_is_the_same_for_any_division_into_shards_and_batches(tmp_path: Path) -> None:
     data = numbered_dataset(30)
     loaders = [Loader(write_shards(data, tmp_path / str(shards), shards), 4) for shards in (1, 2, 3)]
     assert {loader.identity for loader in loaders} == {Loader(data, 7).identity}
     assert Loader(data, 7).identity != Loader(numbered_dataset(31), 7).identity
 
 
-def test_a_file_that_cannot_be_read_is_named_in_a_data_error() -> None:
+def test_images_that_cannot_be_read_during_training_are_a_data_error() -> None:
     """The system reports the same error for a disk that cannot be written to."""
 
     class Broken(NumpyBackend):

@@ -40,7 +40,7 @@ def batches(data: Any, *augment: Augmentation, backend: str = "numpy") -> Any:
 
 @every_part
 @on_backends("numba", "cupy")
-def test_batches_are_the_same_on_every_backend(part: Mixing, backend: str) -> None:
+def test_mixed_batches_are_the_same_on_every_backend(part: Mixing, backend: str) -> None:
     (images, labels), (expected, same) = batches(DATA, part, backend=backend), batches(DATA, part)
     np.testing.assert_allclose(images, expected, rtol=1e-6, atol=1e-7)
     np.testing.assert_array_equal(labels, same)
@@ -56,7 +56,7 @@ def test_labels_are_mixed_like_images(part: Mixing) -> None:
     assert (labels.max(axis=1) < 0.95).sum() > 10
 
 
-def test_a_rectangle_is_whole_and_of_another_image() -> None:
+def test_cutmix_replaces_a_whole_rectangle_by_one_of_another_image() -> None:
     images, labels = batches(PLAIN, CutMix())
     for image, label, level in zip(np.rint(255 * images[..., 0]), labels, LEVELS, strict=True):
         other = image != 40 * level
@@ -66,7 +66,7 @@ def test_a_rectangle_is_whole_and_of_another_image() -> None:
 
 
 @every_part
-def test_other_images_are_changed_by_the_augmentations_before(part: Mixing) -> None:
+def test_both_mixed_images_are_changed_by_the_augmentations_before(part: Mixing) -> None:
     flipped = Dataset("flipped", DATA.images[:, :, ::-1], DATA.labels, 3)
     found, expected = batches(DATA, Shift(), HorizontalFlip(1.0), part), batches(DATA, Shift(), part)
     assert not np.array_equal(found[0], expected[0])
@@ -92,7 +92,7 @@ def test_an_image_of_weight_0_gives_no_label_to_another(part: Mixing) -> None:
 
 
 @pytest.mark.parametrize("alpha", [0.05, 0.2, 1.0, 3.0, 100.0, 499.0])
-def test_shares_have_the_moments_of_the_beta_distribution(alpha: float) -> None:
+def test_shares_of_mixup_have_the_moments_of_the_beta_distribution(alpha: float) -> None:
     shares = MixUp(alpha).drawn(SampleRNG(1, 2, np.arange(20000), 0), 20000, (1, 1, 1))[1][:, 0, 0]
     assert shares.mean() == pytest.approx(0.5, abs=0.01)
     assert shares.var() == pytest.approx(1 / (4 * (2 * alpha + 1)), rel=0.03)
@@ -114,13 +114,13 @@ def test_mixed_images_train_the_same_weights_with_any_number_of_workers(part: Mi
         np.testing.assert_allclose(weights[2][name], weight, atol=1e-12)
 
 
-def test_a_loss_of_class_numbers_is_refused() -> None:
+def test_mixing_with_a_loss_of_class_indices_is_refused() -> None:
     model = Model([Dense(3)], (8, 8, 1), "numpy", loss=OfNumbers())
     with ParallelWrapper(model, 1) as wrapper, refused(""):
         wrapper.fit(Loader(DATA, 8, augment="cutmix"))
 
 
-def test_rectangles_have_the_drawn_area_if_they_are_inside() -> None:
+def test_rectangles_of_cutmix_have_the_drawn_area_if_they_are_inside() -> None:
     draws = SampleRNG(1, 2, np.arange(2000), 0)
     share = CutMix().share(np.full(2000, 0.75), draws, 40, 60).mean(axis=(1, 2))
     assert share.min() == pytest.approx(0.75, abs=1e-6)  # other rectangles are cut off at the border

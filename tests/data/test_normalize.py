@@ -13,7 +13,7 @@ from tests.support.backends import every_backend
 IMAGES = np.random.default_rng(0).integers(0, 200, (50, 6, 4, 3), np.uint8)
 
 
-def test_mean_and_deviation_of_the_training_images() -> None:
+def test_statistics_are_the_mean_and_deviation_of_each_channel() -> None:
     images = IMAGES.copy()
     images[..., 1] = 7  # a constant channel
     mean, deviation = statistics(images)
@@ -31,7 +31,7 @@ def test_statistics_do_not_depend_on_the_order_or_on_the_images_counted_at_once(
     assert statistics(IMAGES) == whole
 
 
-def test_auto_uses_the_training_images_only() -> None:
+def test_normalize_auto_uses_the_training_images_only() -> None:
     data: Any = Synthetic(60, 20, normalize="auto", validation=10, limit=30).load()
     expected = PixelScale.of(*statistics(data.train.images))
     assert len(data.train) == 30 and expected != FRACTIONS
@@ -41,7 +41,7 @@ def test_auto_uses_the_training_images_only() -> None:
 
 @every_backend
 @pytest.mark.parametrize("channels", [1, 3])
-def test_batches_have_mean_0_and_deviation_1(name: str, channels: int) -> None:
+def test_normalized_batches_have_mean_0_and_deviation_1(name: str, channels: int) -> None:
     images, backend = IMAGES[..., :channels], create_backend(name, "double")
     pixels = PixelScale.of(*statistics(images))
     (batch,) = Loader(Dataset("some", images, np.zeros(50, int), 1, pixels), 50).epoch(0, backend)

@@ -27,7 +27,7 @@ def no_thread_is_left() -> Iterator[None]:
 
 @settings(max_examples=40, derandomize=True, deadline=None)
 @given(st.lists(st.integers(), max_size=30), st.integers(0, 8))
-def test_items_arrive_in_order(items: list[int], capacity: int) -> None:
+def test_prefetched_items_arrive_in_order(items: list[int], capacity: int) -> None:
     prefetcher = Prefetcher(items, capacity)
     assert list(prefetcher) == items
     assert list(prefetcher) == []  # the prefetcher stays exhausted
@@ -37,7 +37,7 @@ def test_items_arrive_in_order(items: list[int], capacity: int) -> None:
 @pytest.mark.parametrize(
     ("kind", "capacity"), [(ZeroDivisionError, 1), (SystemExit, 1), (KeyboardInterrupt, 0), (GeneratorExit, 3)]
 )
-def test_any_error_arrives_once_after_the_items_before_it_and_is_released(
+def test_an_error_of_a_prefetcher_arrives_once_after_the_items_before_it_and_is_freed(
     kind: type[BaseException], capacity: int
 ) -> None:
     class Mine(kind):  # type: ignore[misc, valid-type]
@@ -79,7 +79,7 @@ def test_no_more_than_capacity_is_prefetched(capacity: int) -> None:
 
 
 @pytest.mark.parametrize("capacity", [0, 3])
-def test_close_while_the_producer_waits_for_room(capacity: int) -> None:
+def test_a_prefetcher_is_closed_while_its_producer_waits_for_room(capacity: int) -> None:
     prefetcher = Prefetcher(iter(int, 1), capacity)  # endless zeros
     assert next(prefetcher) == 0
     prefetcher.close()
@@ -88,7 +88,7 @@ def test_close_while_the_producer_waits_for_room(capacity: int) -> None:
     assert list(prefetcher) == []
 
 
-def test_close_while_an_item_is_made() -> None:
+def test_a_prefetcher_is_closed_while_an_item_is_made() -> None:
     started, released = threading.Event(), threading.Event()
 
     def slow() -> Iterator[int]:

@@ -53,7 +53,7 @@ WRONG: dict[Any, dict[str, list[Any]]] = {
 
 
 @pytest.mark.parametrize(("kind", "setting"), [(kind, setting) for kind in WRONG for setting in WRONG[kind]])
-def test_wrong_arguments_are_refused_by_name(kind: Any, setting: str) -> None:
+def test_wrong_arguments_of_sources_loaders_and_augmentations_are_refused_by_name(kind: Any, setting: str) -> None:
     for value in WRONG[kind][setting]:
         with refused(setting):
             made = kind(**RIGHT.get(kind, {}) | {setting: value})

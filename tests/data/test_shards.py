@@ -24,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "rows"
 
 
-def test_shards_round_trip(folder: Path) -> None:
+def test_shards_are_read_as_they_were_written(folder: Path) -> None:
     shards = Shards(folder)
     assert (shards.name, len(shards), shards.counts) == ("rows", 20, (7, 7, 6))
     assert (shards.classes, shards.image_shape) == (4, (3, 2, 1))
@@ -102,7 +102,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {  # the damage, and 
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-def test_damaged_shards_are_named(name: str, folder: Path) -> None:
+def test_damaged_shards_are_refused_by_path(name: str, folder: Path) -> None:
     damage, named = DAMAGES[name]
     damage(folder)
     with data_error(folder, named):
@@ -143,7 +143,9 @@ NO_ARRAYS: dict[str, Callable[[Path], Any]] = {
 
 
 @pytest.mark.parametrize("name", NO_ARRAYS)
-def test_files_that_are_no_arrays_are_refused(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shards_that_are_no_arrays_are_refused_and_run_no_code(
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(folder.parent)
     NO_ARRAYS[name](folder / "0" / "images.npy")
     with data_error(folder / "0" / "images.npy"):
@@ -162,7 +164,7 @@ def test_a_sharded_source_has_its_parts(folder: Path) -> None:
         assert part.classes == 6 and part.pixels.mean == (0.5,)
 
 
-def test_bad_settings_of_a_sharded_source_are_refused(folder: Path) -> None:
+def test_a_sharded_source_without_folder_classes_or_labels_is_refused(folder: Path) -> None:
     with refused("folder"):
         ShardedFiles().load()
     with data_error(folder / "0"):

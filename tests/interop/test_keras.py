@@ -41,7 +41,7 @@ def write(path: Path, arrays: dict[str, Any]) -> Path:
     return path
 
 
-def test_bfloat16_is_widened(tmp_path: Path) -> None:
+def test_keras_weights_in_bfloat16_are_widened(tmp_path: Path) -> None:
     """Keras writes bfloat16 as opaque pairs of bytes, with an attribute."""
     source, found = small_model(), small_model()
     path = tmp_path / "a.weights.h5"
@@ -63,7 +63,7 @@ HOSTILE: dict[str, Callable[[Any], object]] = {
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_a_missing_or_hostile_array_is_named(kind: str, tmp_path: Path) -> None:
+def test_a_missing_or_hostile_array_in_a_keras_file_is_refused_by_name(kind: str, tmp_path: Path) -> None:
     path = write(tmp_path / "a.weights.h5", variables(small_model(), SMALL_KERAS_NAMES))
     with h5py.File(path, "a") as file:
         del file[DENSE]
@@ -72,7 +72,7 @@ def test_a_missing_or_hostile_array_is_named(kind: str, tmp_path: Path) -> None:
         import_keras(small_model(), path)
 
 
-def test_a_transposed_array_and_one_too_many_are_named(tmp_path: Path) -> None:
+def test_a_transposed_array_and_one_too_many_in_a_keras_file_are_refused_by_name(tmp_path: Path) -> None:
     arrays = variables(small_model(), SMALL_KERAS_NAMES)
     with data_error(OUTPUT):
         import_keras(small_model(), write(tmp_path / "a.weights.h5", arrays | {OUTPUT: arrays[OUTPUT].T}))
@@ -81,7 +81,7 @@ def test_a_transposed_array_and_one_too_many_are_named(tmp_path: Path) -> None:
         import_keras(small_model(), write(tmp_path / "b.weights.h5", arrays | {more: np.zeros(4)}))
 
 
-def test_files_of_keras_2_and_other_files_are_refused(tmp_path: Path) -> None:
+def test_files_of_keras_2_and_files_that_are_not_of_keras_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.h5"
     with h5py.File(path, "w") as file:
         file["model_weights/dense/dense/kernel:0"] = np.zeros((3, 2))
@@ -133,7 +133,7 @@ def test_a_file_that_keras_wrote_gives_the_probabilities_of_keras(archive: bool,
         np.testing.assert_allclose(model.predict(file["images"]), file["probabilities"], atol=1e-6)
 
 
-def test_a_different_epsilon_is_refused() -> None:
+def test_a_keras_file_with_another_epsilon_is_refused_and_changes_nothing() -> None:
     found = of_keras(1e-5)
     before = {name: weight.copy() for name, weight in found.weights().items()}
     with data_error(KERAS, "'layernorm1'", "1e-05", "0.001"):
@@ -142,7 +142,7 @@ def test_a_different_epsilon_is_refused() -> None:
 
 
 @pytest.mark.parametrize("text", ["text", "[]", '{"config": {"layers": [3]}}', "[" * 100_000])
-def test_a_damaged_config_json_is_named(text: str, tmp_path: Path) -> None:
+def test_a_damaged_config_json_in_a_keras_file_is_refused_by_name(text: str, tmp_path: Path) -> None:
     with zipfile.ZipFile(KERAS) as source, zipfile.ZipFile(tmp_path / "a.keras", "w") as copy:
         copy.writestr("model.weights.h5", source.read("model.weights.h5"))
         copy.writestr("config.json", text)
@@ -150,7 +150,7 @@ def test_a_damaged_config_json_is_named(text: str, tmp_path: Path) -> None:
         import_keras(of_keras(), tmp_path / "a.keras")
 
 
-def test_layers_are_numbered_within_a_nested_model(tmp_path: Path) -> None:
+def test_keras_layers_are_numbered_within_a_nested_model(tmp_path: Path) -> None:
     layers = {"inner": nn.Sequential([nn.BatchNorm()]), "norm": nn.BatchNorm(), "output": nn.Dense(3)}
     source, found = (
         nn.Model(nn.Sequential(layers), nn.Image(2, 2, 1), create_backend("numpy"), seed) for seed in (1, 2)
@@ -172,7 +172,7 @@ def test_layers_are_numbered_within_a_nested_model(tmp_path: Path) -> None:
             check_same_weights(found, source.weights())
 
 
-def test_layers_in_branches_need_names(tmp_path: Path) -> None:
+def test_keras_layers_in_branches_need_names(tmp_path: Path) -> None:
     """Keras numbers them by their distance from the output, and the file does not tell which is which."""
     ways = nn.Concat([[nn.Conv2D(4, 1)], [nn.Conv2D(4, 1), nn.Conv2D(4, 3, padding="same")]])
     layers = {"ways": ways, "output": nn.Dense(3)}

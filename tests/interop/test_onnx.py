@@ -39,13 +39,13 @@ def check_graph(model: nn.Model) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_every_model_of_the_configuration(name: str) -> None:
+def test_every_model_of_the_configuration_is_exported_to_onnx(name: str) -> None:
     settings = settings_of("data=synthetic", f"model={name}")
     check_graph(model_of(build_as(nn.Layer, settings.model, "model"), nn.Image(*Synthetic.image_shape), "float"))
 
 
 @pytest.mark.parametrize("input", ["uint8", "float"])
-def test_every_layer_gives_the_logits_and_probabilities_of_the_model(input: str) -> None:
+def test_onnxruntime_gives_the_logits_and_probabilities_of_a_model_with_every_layer(input: str) -> None:
     model = everything_as_model()
     images = images_for(model)
     given = images if input == "uint8" else (images / 255).astype(np.float32)
@@ -61,7 +61,7 @@ def test_every_layer_gives_the_logits_and_probabilities_of_the_model(input: str)
 @pytest.mark.parametrize(
     ("loss", "known"), [(nn.BinaryCrossEntropy(), True), (nn.Hinge(), False)], ids=["logistic", "hinge"]
 )
-def test_the_graph_ends_in_probabilities_if_the_loss_makes_them(loss: nn.Loss, known: bool) -> None:
+def test_the_onnx_graph_ends_in_probabilities_if_the_loss_makes_them(loss: nn.Loss, known: bool) -> None:
     model = model_of(nn.Sequential([nn.Dense(3)]), nn.Image(4, 5, 2), loss=loss)
     images = images_for(model)
     found = answers(onnx_graph(model), images)
@@ -70,13 +70,13 @@ def test_the_graph_ends_in_probabilities_if_the_loss_makes_them(loss: nn.Loss, k
 
 
 @pytest.mark.parametrize(("channels", "side"), [(1, 4), (3, 1), (3, 4)])
-def test_a_flattened_image_of_any_size(channels: int, side: int) -> None:
+def test_a_flattened_image_of_any_size_is_exported(channels: int, side: int) -> None:
     for layers in ([nn.Dense(3)], [nn.Flatten(), nn.Dense(3)]):
         check_graph(model_of(nn.Sequential(layers), nn.Image(side, side, channels)))
 
 
 @pytest.mark.parametrize("name", ["pixels", "images", "logits", "network"])
-def test_a_layer_may_have_the_name_of_a_graph_node(name: str) -> None:
+def test_a_layer_may_have_the_name_of_an_onnx_node(name: str) -> None:
     inner = nn.Residual({name: nn.Conv2D(2, 1, activation="silu")})
     layers = {name: nn.BatchNorm(), "swish": nn.Activation("silu"), "inner": inner, "output": nn.Dense(3)}
     check_graph(model_of(nn.Sequential(layers), nn.Image(4, 4, 2)))
@@ -88,20 +88,20 @@ def test_the_epsilon_of_a_normalization_is_exported() -> None:
     )
 
 
-def test_vectors_and_a_network_of_one_layer() -> None:
+def test_a_network_of_one_layer_for_vectors_is_exported() -> None:
     model = nn.Model(nn.Dense(3), nn.Flat(6), create_backend("numpy"), 1)
     x = np.random.default_rng(0).random((4, 6), np.float32)
     found = answers(onnx_graph(model, input="float"), x)["logits"]
     np.testing.assert_allclose(found, model.scores(x)[1], atol=1e-6)
 
 
-def test_channels_of_an_output_image_are_last() -> None:
+def test_channels_of_an_exported_output_image_are_last() -> None:
     model = model_of(nn.Sequential([nn.Conv2D(4, 3)]), nn.Image(6, 6, 1), loss=nn.SoftmaxNLL())
     images = images_for(model)
     np.testing.assert_allclose(answers(onnx_graph(model), images)["probabilities"], model.predict(images), atol=1e-6)
 
 
-def test_a_wrong_graph_is_found_out() -> None:
+def test_the_comparison_after_an_export_finds_a_wrong_graph() -> None:
     model, other = everything_as_model(), everything_as_model()
     weights = other.weights()
     other.load_weights({**weights, "norm4.mean": weights["norm4.mean"] + np.float32(1e-2)})
@@ -109,7 +109,7 @@ def test_a_wrong_graph_is_found_out() -> None:
     assert found is not None and found > BOUND
 
 
-def test_the_file_describes_its_input(tmp_path: Path) -> None:
+def test_an_onnx_file_is_reproducible_and_has_its_input_and_metadata(tmp_path: Path) -> None:
     model = everything_as_model()
     for name in ("a.onnx", "b.onnx"):
         export_onnx(model, tmp_path / name, metadata={"labels": json.dumps(["a"])})
@@ -134,7 +134,7 @@ def test_a_model_trained_on_floats_is_not_exported_for_bytes() -> None:
 
 
 @pytest.mark.parametrize("metadata", [{"epochs": 5}, {5: "epochs"}, ["epochs"]], ids=["value", "name", "list"])
-def test_metadata_are_strings(metadata: Any, tmp_path: Path) -> None:
+def test_metadata_that_are_no_strings_are_refused(metadata: Any, tmp_path: Path) -> None:
     with refused("metadata"):
         export_onnx(everything_as_model(), tmp_path / "a.onnx", metadata=metadata)
     assert not list(tmp_path.iterdir())
@@ -142,14 +142,14 @@ def test_metadata_are_strings(metadata: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("export", [export_onnx, export_torch])
 @pytest.mark.parametrize("mine", [Around(nn.Dense(6)), Subclass(6)], ids=["another layer", "a subclass"])
-def test_unknown_layers_are_refused(mine: nn.Layer, export: Any, tmp_path: Path) -> None:
+def test_exports_of_user_defined_layers_are_refused_by_name(mine: nn.Layer, export: Any, tmp_path: Path) -> None:
     model = model_of(nn.Sequential({"flat": nn.Flatten(), "mine": mine, "output": nn.Dense(3)}), nn.Image(3, 2, 1))
     with pytest.raises(ConfigError, match="'mine'"):
         export(model, tmp_path / "a")
     assert not list(tmp_path.iterdir())
 
 
-def test_without_the_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_onnx_an_export_is_refused_and_without_onnxruntime_unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
     model = everything_as_model()
     content = onnx_graph(model)
     monkeypatch.setitem(sys.modules, "onnxruntime", None)

@@ -33,13 +33,13 @@ def test_exports_equal_those_that_pytorch_loaded(tmp_path: Path) -> None:
         np.testing.assert_allclose(logits(model, file["images"]), file["logits"], atol=1e-6 * np.ptp(file["logits"]))
 
 
-def test_input_of_a_network_trained_on_floats_is_not_scaled() -> None:
+def test_the_exported_module_scales_bytes_but_not_floats() -> None:
     model = everything_as_model()
     model.trained_on = "floats"
     assert "255" in torch_source(everything_as_model()) and "255" not in torch_source(model)
 
 
-def test_each_branch_is_fed_the_flattened_image() -> None:
+def test_rows_after_a_flattened_image_are_in_the_order_of_pytorch_in_every_branch() -> None:
     """The rows of both are in PyTorch's order, no matter how the other branch begins."""
     ways: dict[str, Any] = {"first": [Dense(3), Dense(2)], "second": [Activation("relu"), Dense(4)]}
     layers = {"flat": Flatten(), "norm": BatchNorm(), "ways": Concat(ways), "output": Dense(2)}
@@ -52,7 +52,7 @@ def test_each_branch_is_fed_the_flattened_image() -> None:
 
 
 @pytest.mark.parametrize("block", [Residual([Dense(12)]), Concat([[Flatten()], [Dense(3)]])], ids=["sum", "concat"])
-def test_branches_that_end_in_a_flattened_image_are_refused(block: Layer, tmp_path: Path) -> None:
+def test_exports_of_branches_that_end_in_a_flattened_image_are_refused(block: Layer, tmp_path: Path) -> None:
     layers = {"flat": Flatten(), "block": block, "output": Dense(2)}
     model = model_of(Sequential(layers), Image(3, 2, 2))
     with pytest.raises(ConfigError, match="'block'"):
@@ -73,7 +73,7 @@ def test_imported_weights_give_the_logits_of_pytorch(golden: Any, flatten: bool,
     np.testing.assert_allclose(logits(found, golden["images"]), golden["logits"], atol=bound)
 
 
-def test_single_weights_are_imported_by_name(golden: Any, tmp_path: Path) -> None:
+def test_single_pytorch_weights_are_imported_by_name(golden: Any, tmp_path: Path) -> None:
     tensors = load_file(SMALL)
     tensors["bn.num_batches_tracked"] = np.array(3)
     tensors["first"] = tensors.pop("0.weight")
@@ -84,7 +84,7 @@ def test_single_weights_are_imported_by_name(golden: Any, tmp_path: Path) -> Non
     np.testing.assert_allclose(logits(found, golden["images"]), golden["logits"], atol=1e-12)
 
 
-def test_weights_and_running_statistics_of_every_layer_are_imported() -> None:
+def test_pytorch_weights_and_running_statistics_of_every_layer_are_imported() -> None:
     source, found = everything_as_model(), everything_as_model()
     found.load_weights({name: 0 * weight for name, weight in found.weights().items()})
     import_torch(found, GOLDEN / "torch_exported.safetensors")
@@ -101,7 +101,9 @@ def test_weights_and_running_statistics_of_every_layer_are_imported() -> None:
     ],
     ids=["lacking", "more", "a kernel turned", "transposed"],
 )
-def test_weights_that_do_not_fit_are_named(name: str, tensor: Any, shapes: tuple[Any, ...], tmp_path: Path) -> None:
+def test_pytorch_weights_that_do_not_fit_are_refused_by_name_and_change_nothing(
+    name: str, tensor: Any, shapes: tuple[Any, ...], tmp_path: Path
+) -> None:
     path, tensors = tmp_path / "a.safetensors", load_file(SMALL) | {name: tensor}
     save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, path)
     found = small_model()
@@ -126,7 +128,7 @@ def test_unknown_names_and_a_state_dict_are_refused() -> None:
 
 
 @pytest.mark.parametrize("content", [b"text", b"PK\x03\x04" + bytes(100)], ids=["text", "zip"])
-def test_files_of_torch_save_and_others_are_refused(content: bytes, tmp_path: Path) -> None:
+def test_files_of_torch_save_are_refused_with_a_remedy(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "text").write_bytes(content)
     with data_error(tmp_path / "text", "save_file"):
         import_torch(small_model(), tmp_path / "text")

@@ -16,7 +16,7 @@ every_activation = pytest.mark.parametrize("kind", ACTIVATIONS)
 
 @every_activation
 @pytest.mark.parametrize("input", [Flat(7), Flat(1), Image(3, 4, 2)], ids=str)
-def test_gradients_of_activations(kind: str, input: InputType) -> None:
+def test_gradients_of_activations_equal_finite_differences(kind: str, input: InputType) -> None:
     check_layer(Activation(kind), input, batch=3)
 
 
@@ -39,14 +39,14 @@ def test_relu_has_no_gradient_at_zero() -> None:
     np.testing.assert_array_equal(dx, [[0, 0, 1]])
 
 
-def test_a_slope_of_another_activation_is_refused() -> None:
+def test_a_slope_is_refused_except_for_leaky_relu() -> None:
     with refused("slope", "0.3"):
         Activation("relu", slope=0.3)
 
 
 @every_backend
 @pytest.mark.parametrize(("slope", "used"), [(None, 0.01), (0.25, 0.25)])
-def test_the_slope_of_leaky_relu(name: str, slope: float | None, used: float) -> None:
+def test_leaky_relu_has_the_given_slope_or_0_01(name: str, slope: float | None, used: float) -> None:
     y, dx = passed(activation("leaky_relu", 2, name, slope), [[-2.0, 3.0]], 2.0)
     np.testing.assert_allclose(y, [[-2 * used, 3.0]], rtol=1e-15)
     np.testing.assert_allclose(dx, [[2 * used, 2.0]], rtol=1e-15)

@@ -52,7 +52,7 @@ LAYERS: dict[str, Callable[[], Layer]] = {
 
 
 @pytest.mark.parametrize("kind", LAYERS)
-def test_gradients_of_branches(kind: str) -> None:
+def test_gradients_of_residual_and_concat_equal_finite_differences(kind: str) -> None:
     check_layer(LAYERS[kind](), INPUT, training=True)
 
 
@@ -84,7 +84,7 @@ def results_of(network: Sequential, backend: Backend, frozen: bool) -> list[Any]
 
 @every_backend
 @pairwise(kind=list(BEFORE_A_RELU), dtype=("half", "float", "double"), frozen=(False, True))
-def test_a_norm_a_sum_and_a_relu_are_computed_in_one_pass(name: str, kind: str, dtype: str, frozen: bool) -> None:
+def test_a_fused_norm_sum_and_relu_equals_separate_layers(name: str, kind: str, dtype: str, frozen: bool) -> None:
     fused = Sequential({"block": BEFORE_A_RELU[kind](), "relu": Activation("relu")})
     separate = Sequential({"block": BEFORE_A_RELU[kind](), "relu": Sequential([Activation("relu")])})
     found, expected = (results_of(each, create_backend(name, dtype), frozen) for each in (fused, separate))
@@ -103,7 +103,7 @@ def test_a_norm_a_sum_and_a_relu_are_computed_in_one_pass(name: str, kind: str, 
         (Sequential([Sequential([BatchNorm()])]), Activation("relu")),
     ],
 )
-def test_other_sums_and_activations_are_separate(body: Any, following: Activation) -> None:
+def test_sums_without_a_norm_before_or_a_relu_behind_are_not_fused(body: Any, following: Activation) -> None:
     network = Sequential({"block": Residual(body), "after": following})
     built(network, INPUT.shape, create_backend("numpy"))
     assert network.together() == [["block"], ["after"]]
@@ -134,7 +134,7 @@ def test_an_identity_branch_does_not_return_its_input_to_the_workspace(layer: La
         passed(model.network, x)
 
 
-def test_names_are_those_of_the_blocks() -> None:
+def test_weights_in_branches_are_named_by_their_blocks() -> None:
     block = Residual({"conv1": Conv2D(4, 1), "conv2": Conv2D(4, 1)}, Conv2D(4, 1))
     mixed = Concat({"narrow": Conv2D(2, 1), "wide": Sequential({"conv1": Conv2D(2, 1), "pool": MaxPool2D(3, 1, 1)})})
     model = Model(Sequential({"block1": block, "mixed": mixed, "out": Dense(2)}), INPUT, create_backend("numpy"))

@@ -22,7 +22,7 @@ from tests.support.passes import built, inferred
     image=((12, 13), (11, 11)),
     batch=(1, 2, 5),
 )
-def test_gradients_for_every_geometry_and_batch_size(
+def test_gradients_of_convolutions_of_every_geometry_equal_finite_differences(
     sizes: tuple[int, int, int],
     kernel: Any,
     stride: Any,
@@ -46,7 +46,7 @@ def test_weights_of_groups_are_drawn_like_those_of_separate_convolutions() -> No
 
 
 @every_backend
-def test_same_puts_the_odd_zero_after_the_image(name: str) -> None:
+def test_padding_same_puts_the_odd_zero_after_the_image(name: str) -> None:
     layer, weight = Conv2D(1, (1, 2), padding="same"), np.array([1.0, 10.0]).reshape(1, 2, 1, 1)
     built(layer, (1, 3, 1), create_backend(name, "double"), weight=weight)
     assert inferred(layer, np.array([1.0, 2.0, 3.0]).reshape(1, 1, 3, 1)).ravel().tolist() == [21, 32, 3]

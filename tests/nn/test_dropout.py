@@ -21,7 +21,9 @@ def dropout(shape: tuple[int, ...], name: str, dtype: str = "float", rate: float
 @every_backend
 @every_dtype
 @pytest.mark.parametrize("shape", [(3, 5, 3), (5000,)], ids=["small", "large"])
-def test_dropout_follows_from_seed_epoch_and_sample(name: str, dtype: str, shape: tuple[int, ...]) -> None:
+def test_dropped_values_follow_from_seed_epoch_and_sample_and_the_rest_are_scaled(
+    name: str, dtype: str, shape: tuple[int, ...]
+) -> None:
     layer, ones = dropout(shape, name, dtype), np.ones((5, *shape))
     y, dx = passed(layer, ones, epoch=2, seed=17, samples=SAMPLES)
     drawn = of_examples(np, SAMPLES, 2, key_of(17, "it"), ones[0].size).reshape(ones.shape)
@@ -33,7 +35,7 @@ def test_dropout_follows_from_seed_epoch_and_sample(name: str, dtype: str, shape
 
 
 @every_backend
-def test_other_epochs_seeds_and_layers_drop_others(name: str) -> None:
+def test_other_epochs_seeds_and_layers_drop_other_values(name: str) -> None:
     layer, ones = dropout((60,), name), np.ones((5, 60))
     first, _ = passed(layer, ones, samples=SAMPLES)
     other_layer = Sequential({"other": Dropout(0.4)})
@@ -49,7 +51,7 @@ def test_other_epochs_seeds_and_layers_drop_others(name: str) -> None:
 
 @every_backend
 @pytest.mark.parametrize(("rate", "context"), [(0.4, INFERENCE), (0, Context(train=True))], ids=["inference", "rate 0"])
-def test_an_evaluation_drops_nothing(name: str, rate: float, context: Context) -> None:
+def test_inference_and_a_rate_of_0_drop_nothing(name: str, rate: float, context: Context) -> None:
     layer = dropout((5,), name, rate=rate)
     x = layer.backend.asarray(np.ones((2, 5), np.float32))
     assert layer.forward(x, context)[0] is x

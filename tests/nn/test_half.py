@@ -22,7 +22,7 @@ def trained(name: str, dtype: str) -> list[float]:
 
 @every_backend
 @every_narrow_dtype
-def test_half_learns_what_float_learns(name: str, dtype: str) -> None:
+def test_half_and_bfloat16_learn_what_float_learns(name: str, dtype: str) -> None:
     narrow, single, near = trained(name, dtype), trained(name, "float"), 1 if dtype == "half" else 4
     assert np.mean(single[:3]) > 0.9 and np.mean(single[-3:]) < 0.1
     assert np.mean(narrow[:3]) == pytest.approx(np.mean(single[:3]), rel=0.01 * near)

@@ -57,7 +57,7 @@ def test_every_initializer_is_tested() -> None:
 
 @pytest.mark.parametrize("shape", FANS, ids=["dense", "convolution"])
 @pytest.mark.parametrize("kind", DISTRIBUTIONS)
-def test_moments(kind: str, shape: tuple[int, ...]) -> None:
+def test_initial_weights_have_the_mean_and_variance_of_their_distribution(kind: str, shape: tuple[int, ...]) -> None:
     init, variance_of, kurtosis = DISTRIBUTIONS[kind]
     values, variance = initializer(init)(np.random.default_rng(0), shape), variance_of(*FANS[shape])
     assert values.shape == shape
@@ -66,7 +66,7 @@ def test_moments(kind: str, shape: tuple[int, ...]) -> None:
     assert (values**4).mean() / variance**2 == pytest.approx(kurtosis, rel=0.05)
 
 
-def test_a_truncated_distribution_ends_at_two_deviations() -> None:
+def test_a_truncated_normal_distribution_ends_at_two_deviations() -> None:
     values = TruncatedNormal(0.1, mean=3.0)(np.random.default_rng(0), (200, 300))
     assert 2.8 <= values.min() < 2.801 and 3.199 < values.max() <= 3.2 and abs(values.mean() - 3) < 0.002
 
@@ -92,7 +92,7 @@ def weights(layer: Layer, backend: str = "numpy", dtype: str = "double") -> dict
 
 
 @pytest.mark.parametrize("init", INITIALIZERS)
-def test_one_seed_gives_the_same_numbers_on_all_backends_and_in_all_precisions(init: str) -> None:
+def test_one_seed_gives_the_same_weights_on_all_backends_and_in_all_precisions(init: str) -> None:
     expected = weights(Dense(4, init=init))["weight"]
     np.testing.assert_array_equal(weights(Dense(4, init=init), "numba")["weight"], expected)
     rounded = weights(Dense(4, init=init), dtype="half")["weight"]
@@ -100,7 +100,7 @@ def test_one_seed_gives_the_same_numbers_on_all_backends_and_in_all_precisions(i
 
 
 @pytest.mark.parametrize("layer", [Dense, lambda units, **of: Conv2D(units, 1, groups=2, **of)], ids=["dense", "conv"])
-def test_initial_biases(layer: Any) -> None:
+def test_biases_start_at_zero_or_as_bias_init_says(layer: Any) -> None:
     assert weights(layer(4))["bias"].tolist() == [0.0] * 4
     assert weights(layer(4, bias_init=0.25))["bias"].tolist() == [0.25] * 4
     assert weights(layer(4, bias_init="ones"))["bias"].tolist() == [1.0] * 4

@@ -31,13 +31,13 @@ every_network = pytest.mark.parametrize("kind", small_networks())
 
 
 @every_network
-def test_gradients_of_networks(kind: str) -> None:
+def test_gradients_of_networks_equal_finite_differences(kind: str) -> None:
     check_layer(small_networks()[kind], SMALL)
 
 
 @every_compiled_backend
 @pytest.mark.parametrize("kind", ["lenet", "blocks"])
-def test_gradients_of_a_network_on_every_backend(name: str, kind: str) -> None:
+def test_gradients_of_a_network_equal_finite_differences_on_every_backend(name: str, kind: str) -> None:
     check_layer(small_networks()[kind], SMALL, create_backend(name, "double"))
 
 
@@ -82,7 +82,7 @@ class Fails(Identity):
 
 @every_backend
 @pytest.mark.parametrize("where", ["forward", "backward"])
-def test_nothing_stays_on_loan_after_an_error(name: str, where: str) -> None:
+def test_no_buffer_stays_on_loan_after_an_error_in_a_pass(name: str, where: str) -> None:
     layers = [Conv2D(3, 3, padding=1), MaxPool2D(2), Dense(4, "relu"), Fails(where), Dense(4, "relu"), Dense(3)]
     model, allocated = Model(Sequential(layers), SMALL, create_backend(name, "double")), []
     for _ in range(3):

@@ -61,7 +61,7 @@ def test_targets_of_another_width_are_refused(name: str, loss: nn.Loss) -> None:
 
 @every_backend
 @every_dtype
-def test_extreme_logits_neither_overflow_nor_vanish(name: str, dtype: str) -> None:
+def test_losses_and_gradients_of_extreme_logits_neither_overflow_nor_vanish(name: str, dtype: str) -> None:
     logits = [[1000, -1000, 0], [-1000, 1000, 1000], [1000, 1000, 1000]]
     losses, gradient = computed(nn.SoftmaxNLL(), create_backend(name, dtype), logits, [1, 2, 0])
     np.testing.assert_allclose(losses, [2000, np.log(2), np.log(3)], rtol=1e-6)

@@ -101,13 +101,13 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> type[Watched]:
 
 
 @every_backend
-def test_activations_go_in_the_order_of_the_backward_pass(name: str, watched: type[Watched]) -> None:
+def test_activations_are_freed_in_the_order_of_the_backward_pass(name: str, watched: type[Watched]) -> None:
     trained(name, Watched(), Watched(), Watched(), nn.Dense(3))
     assert watched.alive == [[True, True, True], [True, True, False], [True, False, False]]
 
 
 @every_backend
-def test_a_gradient_is_handed_over(name: str, watched: type[Watched]) -> None:
+def test_a_gradient_is_freed_as_soon_as_it_has_been_read(name: str, watched: type[Watched]) -> None:
     """A backward pass's caller keeps no reference to the gradient, so it can be freed once it has been read."""
     trained(name, Watched(), nn.Sequential([Watched(), nn.Residual(Watched()), Watched()]), nn.Dense(3))
     trained(name, nn.Residual([Watched(), nn.BatchNorm()], Watched()), nn.Activation("relu"), nn.Dense(3))
@@ -117,7 +117,7 @@ def test_a_gradient_is_handed_over(name: str, watched: type[Watched]) -> None:
 
 
 @every_backend
-def test_a_derivative_is_called_once_and_only_in_training(name: str) -> None:
+def test_a_backward_pass_may_be_called_once_and_only_in_training(name: str) -> None:
     model = nn.Model(nn.Sequential([nn.Dense(3)]), INPUT, create_backend(name))
     x, _ = examples(model.backend, 2, INPUT)
     logits, backward = model.forward(x, nn.Context(train=True))
@@ -128,7 +128,7 @@ def test_a_derivative_is_called_once_and_only_in_training(name: str) -> None:
 
 
 @every_backend
-def test_what_a_user_gets_is_not_of_the_pool(name: str) -> None:
+def test_scores_returned_to_the_user_are_not_overwritten_by_later_passes(name: str) -> None:
     model = nn.Model(every_layer(), INPUT, create_backend(name))
     x, labels = examples(model.backend, 3, INPUT)
     scores, logits = model.scores(x)

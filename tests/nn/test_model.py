@@ -63,7 +63,7 @@ def test_a_replica_is_equal_and_independent(name: str, dtype: str) -> None:
 
 @every_backend
 @every_dtype
-def test_weights_are_exported_and_loaded(name: str, dtype: str) -> None:
+def test_weights_are_returned_as_copies_and_loaded_by_name(name: str, dtype: str) -> None:
     model, other = small(name, dtype, seed=1), small(name, dtype, seed=2)
     weights = model.weights()
     assert {type(value) for value in weights.values()} == {np.ndarray}
@@ -104,7 +104,7 @@ def test_weights_of_another_network_are_refused_and_change_nothing() -> None:
         assert equal(model.weights(), before)
 
 
-def test_weights_that_fit_are_loaded_and_the_others_are_named(tmp_path: Path) -> None:
+def test_weights_that_fit_are_loaded_and_the_others_are_listed(tmp_path: Path) -> None:
     old = Model([Dense(4), BatchNorm(), Dense(3)], (2, 2), seed=1)
     model = Model([Dense(4), Dense(2), Dense(3)], (2, 2))
     old.save(tmp_path / "model.safetensors")
@@ -227,7 +227,7 @@ def layouts(x: Any) -> dict[str, Any]:
 
 @every_backend
 @every_dtype
-def test_layout_and_type_of_images_do_not_matter(name: str, dtype: str) -> None:
+def test_predictions_do_not_depend_on_the_memory_layout_and_type_of_images(name: str, dtype: str) -> None:
     network = Sequential([Conv2D(4, 3), MaxPool2D(2), Dense(3)])  # the first kernel reads the images themselves
     model, images = Model(network, SMALL, create_backend(name, dtype)), pixels(8)
     expected = model.predict(images)
@@ -256,7 +256,7 @@ NO_IMAGES = {
 
 
 @pytest.mark.parametrize("wrong", NO_IMAGES.values(), ids=NO_IMAGES)
-def test_what_is_no_image_is_refused(wrong: Any) -> None:
+def test_predict_refuses_what_is_no_image(wrong: Any) -> None:
     with pytest.raises(ConfigError):
         small().predict(wrong)
 
@@ -280,7 +280,7 @@ def test_a_batch_of_another_size_is_refused(name: str, shape: tuple[int, ...]) -
     assert model.backend.workspace.on_loan == 0
 
 
-def test_the_summary_of_lenet() -> None:
+def test_the_summary_shows_bytes_parameters_and_multiply_adds_of_each_layer() -> None:
     rows = [line.split() for line in Model(lenet(), Image(28, 28, 1), create_backend("numpy")).summary().splitlines()]
     figures = {row[0]: row[-3:] for row in rows if len(row) > 3}  # bytes, parameters, multiply-adds
     assert figures["conv1"] == ["46,080", "520", "288,000"]
@@ -291,7 +291,7 @@ def test_the_summary_of_lenet() -> None:
     assert {"431,080", "2,293,000"} <= set(rows[-1])
 
 
-def test_one_logit_for_each_class() -> None:
+def test_a_network_needs_one_output_for_each_class() -> None:
     dense = Model(Sequential({"fc": Dense(10)}), Flat(3), create_backend("numpy")).network
     check_output(dense, 10)
     with pytest.raises(ConfigError):

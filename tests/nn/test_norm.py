@@ -76,13 +76,13 @@ def test_layer_norm_normalizes_each_example_or_each_pixel(
     ],
     ids=str,
 )
-def test_gradients_of_norms(layer: nn.Layer, input: nn.InputType) -> None:
+def test_gradients_of_normalization_layers_equal_finite_differences(layer: nn.Layer, input: nn.InputType) -> None:
     check_layer(layer, input, batch=3, training=True)
 
 
 @every_backend
 @every_dtype
-def test_the_variance_is_accurate_if_the_mean_is_large(name: str, dtype: str) -> None:
+def test_the_variance_of_channels_is_accurate_if_their_mean_is_large(name: str, dtype: str) -> None:
     """In single precision, a sum of squares minus a squared sum would lose the variance."""
     backend, rng = create_backend(name, dtype), np.random.default_rng(1)
     x = backend.asarray((rng.normal(size=(40, 9, 9, 3)) * 4 + 1000).astype(backend.policy.storage))
@@ -101,7 +101,7 @@ def test_the_variance_is_accurate_if_the_mean_is_large(name: str, dtype: str) ->
     ],
     ids=["equal values", "a large mean"],
 )
-def test_long_rows_keep_their_mean(name: str, rows: Any, tolerance: float) -> None:
+def test_layer_norm_of_long_rows_is_accurate(name: str, rows: Any, tolerance: float) -> None:
     backend, epsilon, rows = create_backend(name, "float"), 1e-5, rows.astype(np.float32)
     scale, shift = backend.asarray(np.ones_like(rows[0])), backend.asarray(np.zeros_like(rows[0]))
     y, _ = backend.normalize_rows(backend.asarray(rows), scale, shift, epsilon)
@@ -112,7 +112,7 @@ def test_long_rows_keep_their_mean(name: str, rows: Any, tolerance: float) -> No
 
 @every_backend
 @every_dtype
-def test_one_value_of_a_channel_has_no_variance(name: str, dtype: str) -> None:
+def test_batch_norm_of_a_single_value_returns_the_shift(name: str, dtype: str) -> None:
     """The output is the shift and does not depend on the input. The running estimates do not change."""
     layer = nn.BatchNorm()
     built(layer, (3,), create_backend(name, dtype), scale=[2.0, -1.0, 3.0], shift=[0.5, 0.25, -1.0])
@@ -146,7 +146,7 @@ def test_only_passes_that_train_move_running_estimates(name: str) -> None:
 
 
 @every_backend
-def test_a_skipped_batch_restores_the_buffers(name: str) -> None:
+def test_a_skipped_batch_restores_the_running_estimates(name: str) -> None:
     model, x = model_with_norm(name)
     before = model.weights()["norm.mean"]
     model.params.snapshot_buffers()

@@ -58,7 +58,7 @@ def test_penalties_and_weight_decay_are_for_weights_but_not_for_biases_and_norma
 
 @every_backend
 @every_dtype
-def test_padding_stays_zero(name: str, dtype: str) -> None:
+def test_padding_between_weights_stays_zero_in_training(name: str, dtype: str) -> None:
     backend, optimizer = create_backend(name, dtype), Nesterov(0.1, l2=0.1)
     model = Model(small_networks()["lenet"], SMALL, backend)
     params = model.params
@@ -77,7 +77,7 @@ def weights(params: Params) -> dict[str, Any]:
     return {name: np.array(p.master) for name, p in params.named()}
 
 
-def test_the_numbers_follow_from_seed_and_name_alone() -> None:
+def test_initial_weights_follow_from_seed_and_name_alone() -> None:
     backend = create_backend("numpy", "double")
     alone, among = weights(declared(backend)), weights(declared(backend, 1, "x", "y"))
     for name, value in alone.items():

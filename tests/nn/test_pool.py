@@ -25,7 +25,7 @@ from tests.support.passes import built, inferred, passed
     image=(Image(6, 7, 2), Image(5, 3, 1), Image(3, 8, 3)),
     batch=(1, 2, 5),
 )
-def test_gradients_for_every_geometry_and_batch_size(
+def test_gradients_of_pools_of_every_geometry_equal_finite_differences(
     pool: Any, kernel: Any, stride: Any, padding: Any, image: Image, batch: int
 ) -> None:
     """All values are negative, so zeros around the image would be the largest."""
@@ -43,7 +43,7 @@ def test_gradients_for_every_geometry_and_batch_size(
     ],
     ids=["padding", "gaps", "groups", "overlapping windows"],
 )
-def test_pairs_that_are_not_fused_equal_the_reference(name: str, conv: Conv2D, pool: MaxPool2D) -> None:
+def test_convolutions_and_pools_not_fused_equal_the_reference(name: str, conv: Conv2D, pool: MaxPool2D) -> None:
     x, found = np.random.default_rng(0).normal(size=(2, 7, 6, 2)), []
     for backend in (create_backend(name, "double"), NumpyBackend("double")):
         network = Sequential(copy.deepcopy([conv, pool]))
@@ -56,7 +56,7 @@ def test_pairs_that_are_not_fused_equal_the_reference(name: str, conv: Conv2D, p
 @every_backend
 @every_dtype
 @pytest.mark.parametrize("place", range(6))
-def test_a_nan_anywhere_in_a_window_is_passed_on(name: str, dtype: str, place: int) -> None:
+def test_max_pooling_passes_on_the_first_nan_of_a_window(name: str, dtype: str, place: int) -> None:
     backend = create_backend(name, dtype)
     x = np.arange(2 * 2 * 3 * 20.0).reshape(2, 2, 3, 20)
     x[0, [place // 3, 1], [place % 3, 2], 7] = np.nan  # the first of two NaN wins
@@ -69,7 +69,9 @@ def test_a_nan_anywhere_in_a_window_is_passed_on(name: str, dtype: str, place: i
 @every_compiled_backend
 @np.errstate(all="ignore")
 @pairwise(value=(np.inf, -np.inf, np.nan, 1e30, 1.0), weight=(np.inf, np.nan, 1e30, 1.0), filters=(9, 40))
-def test_a_nan_that_arises_in_a_convolution_is_passed_on(name: str, value: float, weight: float, filters: int) -> None:
+def test_a_nan_that_arises_in_a_convolution_is_passed_on_by_the_fused_pool(
+    name: str, value: float, weight: float, filters: int
+) -> None:
     """The NaN arises from infinities of both signs or from zero times infinity, in a few pixels and filters."""
     rng, found = np.random.default_rng(3), []
     factors = rng.integers(-2, 3, (2, 2, 2, filters)).astype(np.float32)
@@ -84,7 +86,7 @@ def test_a_nan_that_arises_in_a_convolution_is_passed_on(name: str, value: float
     np.testing.assert_allclose(found[0], found[1], rtol=1e-5, atol=50)  # small numbers are lost where large ones cancel
 
 
-def test_images_with_nan_are_not_transformed() -> None:
+def test_a_nan_pixel_reaches_only_its_windows_in_a_fused_convolution_and_pool() -> None:
     """Winograd's algorithm would spread a NaN over its tile, unless it is in a corner."""
     pytest.importorskip("numba")
     rng, backend, reference = np.random.default_rng(0), create_backend("numba", "float"), NumpyBackend("float")
@@ -121,7 +123,7 @@ def test_gradients_behind_a_relu_do_not_depend_on_the_share_of_zeros(share: floa
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-3)
 
 
-def test_gradients_of_zeros_compile_the_kernels_for_dense_and_for_sparse_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_of_zeros_compile_kernels_for_dense_and_for_sparse_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     """The warm-up has no other gradients."""
     pytest.importorskip("numba")
     from cupynet.backend.cpu.kernels import rows, winograd

@@ -62,7 +62,7 @@ WRONG: dict[Any, dict[str, list[Any]]] = {
 
 
 @pytest.mark.parametrize(("kind", "setting"), [(kind, setting) for kind in WRONG for setting in WRONG[kind]])
-def test_wrong_arguments_are_refused_by_name(kind: Any, setting: str) -> None:
+def test_wrong_arguments_of_layers_models_losses_and_initializers_are_refused_by_name(kind: Any, setting: str) -> None:
     for value in WRONG[kind][setting]:
         with refused(setting):
             kind(**RIGHT.get(kind, {}) | {setting: value})
@@ -165,13 +165,13 @@ def step(slip: str, *before: nn.Layer) -> None:
     backward(y)
 
 
-def test_a_gradient_is_added_to_and_not_replaced() -> None:
+def test_a_layer_that_replaces_its_gradient_is_refused() -> None:
     step("none")
     with pytest.raises(AttributeError):
         step("gradient replaced")
 
 
-def test_a_derivative_that_is_needed_is_not_left_out() -> None:
+def test_a_layer_that_returns_no_derivative_is_refused_if_it_is_needed() -> None:
     step("no derivative")  # no layer before it has weights
     with pytest.raises(ConfigError):
         step("no derivative", nn.Dense(3))
@@ -184,6 +184,6 @@ def test_a_forward_or_backward_with_other_results_is_refused_with_the_name_of_th
 
 
 @pytest.mark.parametrize("slip", ["no type", "a shape", "another shape", "a list"])
-def test_an_output_that_does_not_fit_is_refused_with_the_name_of_the_layer(slip: str) -> None:
+def test_a_wrong_output_or_type_of_a_layer_is_refused_with_the_name_of_the_layer(slip: str) -> None:
     with pytest.raises(ConfigError, match="'scaled1'"):
         step(slip)

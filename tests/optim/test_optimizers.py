@@ -1,4 +1,4 @@
-"""Optimizers: updated weights, clipping, state, bad arguments. test_golden.py compares steps with PyTorch's."""
+"""Optimizers: updated weights, clipping, state, bad arguments. test_update_rules.py compares steps with PyTorch's."""
 
 import math
 from collections.abc import Callable
@@ -38,7 +38,7 @@ class InPlainArrays(SGD):
 
 @every_backend
 @pytest.mark.parametrize("kind", [Nesterov, InPlainArrays])
-def test_layers_see_updated_weights(name: str, kind: type[SGD]) -> None:
+def test_the_16_bit_weights_of_layers_follow_every_update(name: str, kind: type[SGD]) -> None:
     backend = create_backend(name, "half")
     params, optimizer = weights(backend), kind(0.5)
     optimizer.init(params, backend)
@@ -50,7 +50,7 @@ def test_layers_see_updated_weights(name: str, kind: type[SGD]) -> None:
     assert (data != before).any()
 
 
-def test_init_resets_the_state() -> None:
+def test_init_resets_the_state_of_an_optimizer() -> None:
     backend, optimizer = create_backend("numpy"), Nesterov(0.1)
     params = weights(backend)
     optimizer.init(params, backend)
@@ -63,7 +63,7 @@ def test_the_representation_of_a_user_defined_optimizer_has_its_arguments() -> N
     assert repr(Lion(0.001, beta1=0.5)) == "Lion(0.001, beta1=0.5)"
 
 
-def test_arguments_may_be_set_before_training() -> None:
+def test_arguments_of_an_optimizer_may_be_changed_before_training() -> None:
     changed, expected = Momentum(0.1, 0.9), Momentum(0.1, 0.2)
     changed.momentum = 0.2
     found = []
@@ -80,7 +80,7 @@ def test_arguments_may_be_set_before_training() -> None:
 @every_backend
 @every_dtype
 @pytest.mark.parametrize(("length", "elsewhere", "factor"), [(8.0, 0.0, 0.5), (2.0, 0.0, 1.0), (6.0, 8.0, 0.4)])
-def test_a_long_gradient_is_shortened_and_a_short_one_is_not(
+def test_max_grad_norm_shortens_a_long_gradient_and_not_a_short_one(
     name: str, dtype: str, length: float, elsewhere: float, factor: float
 ) -> None:
     """Stages of a pipeline have parts of the gradient, which are clipped by the norm of the whole."""
@@ -127,6 +127,6 @@ def test_a_user_defined_update_gets_a_clipped_gradient(kind: type[SGD]) -> None:
         ("max_grad_norm", lambda: SGD(0.1, max_grad_norm=0)),
     ],
 )
-def test_invalid_arguments_are_refused(setting: str, make: Callable[[], Optimizer]) -> None:
+def test_invalid_arguments_of_optimizers_are_refused(setting: str, make: Callable[[], Optimizer]) -> None:
     with refused(setting):
         make()

@@ -45,7 +45,7 @@ SCHEDULES: dict[str, Schedule] = {
 
 
 @pytest.mark.parametrize("name", [name.removeprefix("schedule/") for name in GOLDEN if name.startswith("schedule/")])
-def test_rates_are_those_of_pytorch(name: str) -> None:
+def test_schedules_give_the_learning_rates_of_pytorch(name: str) -> None:
     schedule, expected = SCHEDULES[name], GOLDEN[f"schedule/{name}"]
     schedule.begin_fit(0, len(expected))
     np.testing.assert_allclose([schedule(i) for i in range(len(expected))], expected, rtol=1e-12, atol=1e-16)
@@ -63,7 +63,7 @@ def test_schedules_that_pytorch_lacks_follow_their_formulas() -> None:
     ("iterations", "warmup", "rates"),
     [(0, 0.3, [0.02]), (1, 0.3, [0.02]), (1, 0.0, [0.5]), (2, 0.3, [0.02, 0.0005]), (2, 0.0, [0.5, 0.0005])],
 )
-def test_short_cycles(iterations: int, warmup: float, rates: list[float]) -> None:
+def test_one_cycle_fits_into_few_iterations(iterations: int, warmup: float, rates: list[float]) -> None:
     schedule = OneCycle(0.5, warmup)
     schedule.begin_fit(0, iterations)
     assert [schedule(i) for i in range(len(rates))] == pytest.approx(rates)
@@ -81,7 +81,7 @@ def test_a_plateau_is_found_as_in_pytorch() -> None:
     np.testing.assert_allclose(found, GOLDEN["plateau"], rtol=1e-12)
 
 
-def test_accuracy_is_better_when_it_is_higher_and_nan_is_no_improvement() -> None:
+def test_a_plateau_of_accuracy_ends_when_it_is_higher_and_nan_is_no_improvement() -> None:
     schedule = ReduceOnPlateau(1.0, 0.5, patience=1, monitor="val_accuracy")
     rates = []
     for accuracy in (0.5, 0.6, 0.7, 0.6, 0.7, math.nan, 0.8):
@@ -90,7 +90,7 @@ def test_accuracy_is_better_when_it_is_higher_and_nan_is_no_improvement() -> Non
     assert rates == [1, 1, 1, 1, 0.5, 0.5, 0.5]
 
 
-def test_a_plateau_is_seen_in_training_and_needs_validation_images() -> None:
+def test_reduce_on_plateau_lowers_the_rate_in_training_and_needs_validation_images() -> None:
     data, schedule = small_dataset(24), ReduceOnPlateau(1e-9, 0.5, patience=0, min_delta=10.0)
     with ParallelWrapper(small_model(), 2, optimizer=SGD(schedule), averaging_frequency="epoch") as wrapper:
         wrapper.fit(data, epochs=3, batch_size=4, validation_data=data)
@@ -113,13 +113,13 @@ def test_the_schedule_after_a_warm_up_continues_with_fewer_workers() -> None:
 @pytest.mark.parametrize(
     "schedule", [StepDecay(1.0, 0.5, 1, "epoch"), PiecewiseConstant({0: 1.0, 1: 0.5, 2: 0.25}, "epoch")]
 )
-def test_epochs_are_counted_from_the_end_of_the_fit(schedule: Schedule) -> None:
+def test_schedules_by_epoch_count_epochs_from_the_end_of_the_fit(schedule: Schedule) -> None:
     """A stopped epoch of 10 has 7 iterations left. Earlier epochs had a different length."""
     schedule.begin_fit(100, 127, 10, 3)
     assert [schedule(i) for i in (100, 106, 107, 116, 117, 126)] == [1, 1, 0.5, 0.5, 0.25, 0.25]
 
 
-def test_a_warmup_runs_once_before_its_schedule() -> None:
+def test_a_warm_up_runs_once_before_its_schedule() -> None:
     schedule = Warmup(4, OneCycle(0.5, warmup=0.0, end_divisor=10), start=0.2)
     schedule.begin_fit(0, 15)
     assert [schedule(i) for i in (0, 2, 4, 14)] == pytest.approx([0.1, 0.3, 0.5, 0.05])
@@ -128,14 +128,14 @@ def test_a_warmup_runs_once_before_its_schedule() -> None:
 
 
 @pytest.mark.parametrize(("steps", "ends"), [(150, (199, 200, 300)), (3, (99, 100, 200))])
-def test_epochs_are_counted_from_the_end_of_a_warmup(steps: int, ends: tuple[int, ...]) -> None:
+def test_schedules_by_epoch_count_epochs_from_the_end_of_a_warm_up(steps: int, ends: tuple[int, ...]) -> None:
     schedule = Warmup(steps, StepDecay(0.1, 0.1, 1, "epoch"), start=0.5)
     schedule.begin_fit(0, 500, 100, 5)
     found = [schedule(i) for i in (0, steps, *ends)]
     assert found == pytest.approx([0.05, 0.1, 0.1, 0.01, 0.001])
 
 
-def test_a_further_fit_with_longer_epochs_remembers_those_of_the_warmup() -> None:
+def test_a_further_fit_with_longer_epochs_remembers_those_of_the_warm_up() -> None:
     schedule, resumed = (Warmup(15, StepDecay(0.1, 0.5, 1, "epoch")) for _ in range(2))
     schedule.begin_fit(0, 50, 10, 5)
     resumed.restore(schedule.state())
@@ -152,7 +152,7 @@ def test_a_schedule_that_needs_the_length_of_a_fit_names_the_method_that_sets_it
         assert schedule(5) > 0
 
 
-def test_wrapping_schedules_pass_on_losses_and_state() -> None:
+def test_warm_up_and_scaled_schedules_pass_on_losses_and_state() -> None:
     schedule, resumed = (Scaled(Warmup(1, ReduceOnPlateau(1.0, 0.5, patience=0)), 2.0) for _ in range(2))
     assert schedule.monitor == "loss" and schedule.needs_validation
     schedule.on_evaluation(1.0)
@@ -179,13 +179,13 @@ def test_wrapping_schedules_pass_on_losses_and_state() -> None:
         (lambda: scale_factor(0, 4), "learning_rate_scale"),
     ],
 )
-def test_invalid_arguments_are_refused(make: Callable[[], object], setting: str) -> None:
+def test_invalid_arguments_of_schedules_are_refused(make: Callable[[], object], setting: str) -> None:
     with refused(setting):
         make()
 
 
 @pytest.mark.parametrize(("scale", "factor"), [("none", 1.0), ("linear", 9.0), ("sqrt", 3.0), (1.2, 1.2)])
-def test_rules_for_the_learning_rate_as_workers_grow(scale: str | float, factor: float) -> None:
+def test_learning_rate_scale_gives_the_factor_for_the_number_of_workers(scale: str | float, factor: float) -> None:
     assert scale_factor(scale, 9) == factor
 
 
@@ -202,7 +202,7 @@ def test_rules_for_the_learning_rate_as_workers_grow(scale: str | float, factor:
     ],
     ids=str,
 )
-def test_a_schedule_can_be_named(given: Any, expected: Schedule) -> None:
+def test_a_schedule_can_be_given_by_name(given: Any, expected: Schedule) -> None:
     found = Adam(given).learning_rate
     for each in (found, expected):
         each.begin_fit(0, 30)
@@ -225,7 +225,7 @@ def test_a_named_schedule_begins_at_the_default_rate_of_the_constructor(kind: An
 
 
 @pytest.mark.parametrize("wrong", ["cosin", {"name": "step"}, {"name": "cosine", "evry": 3}, {"initial": 0.1}], ids=str)
-def test_an_unknown_name_and_wrong_arguments_are_refused(wrong: Any) -> None:
+def test_an_unknown_schedule_and_wrong_arguments_of_a_named_one_are_refused(wrong: Any) -> None:
     with refused("learning_rate"):
         SGD(wrong)
 

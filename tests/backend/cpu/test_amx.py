@@ -35,7 +35,9 @@ def nan_around(monkeypatch: pytest.MonkeyPatch) -> None:
 @needs_amx
 @pytest.mark.usefixtures("nan_around")
 @pairwise(rows=LENGTHS, depth=LENGTHS, columns=LENGTHS, transposed=(True, False), left=("bfloat16", "float32"))
-def test_a_product_is_as_exact_as_in_float(rows: int, depth: int, columns: int, transposed: bool, left: str) -> None:
+def test_bfloat16_products_are_as_exact_as_float(
+    rows: int, depth: int, columns: int, transposed: bool, left: str
+) -> None:
     backend, rng = create_backend("numba", "bfloat16"), np.random.default_rng(0)
     shapes = (rows, depth), ((columns, depth) if transposed else (depth, columns))
     a, b = (rng.normal(size=shape).astype(backend.policy.storage) for shape in shapes)
@@ -49,12 +51,12 @@ def test_a_product_is_as_exact_as_in_float(rows: int, depth: int, columns: int, 
 @pytest.mark.usefixtures("nan_around")
 @pytest.mark.parametrize("operation", ["conv2d", "conv2d_backward"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_convolution_equals_the_reference(operation: str, shape: str) -> None:
+def test_bfloat16_convolutions_equal_the_reference(operation: str, shape: str) -> None:
     compare(operation, create_backend("numba", "bfloat16"), SHAPES[shape], seed=3)
 
 
 @needs_amx
-def test_padding_does_not_multiply_infinity_by_zero() -> None:
+def test_padding_of_bfloat16_products_does_not_multiply_infinity_by_zero() -> None:
     backend = create_backend("numba", "bfloat16")
     a, b = np.ones((3, 5), backend.policy.storage), np.ones((5, 7), backend.policy.storage)
     a[1, 4] = np.inf
@@ -65,7 +67,7 @@ def test_padding_does_not_multiply_infinity_by_zero() -> None:
 
 @needs_amx
 @pytest.mark.parametrize("channels", [16, 32, 48])
-def test_nan_spoils_only_the_windows_that_contain_it(channels: int) -> None:
+def test_nan_reaches_only_the_windows_of_a_bfloat16_convolution_that_contain_it(channels: int) -> None:
     backend = create_backend("numba", "bfloat16")
     x, weight = (np.ones(shape, backend.policy.storage) for shape in ((3, 6, 7, channels), (3, 3, channels, 16)))
     x[1, 0, 2] = np.nan
@@ -75,7 +77,7 @@ def test_nan_spoils_only_the_windows_that_contain_it(channels: int) -> None:
 
 
 @pytest.mark.parametrize("status", [-1, 0])
-def test_without_permission_it_is_not_available(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_amx_is_used_only_with_the_permission_of_the_system(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(amx, "target_features", lambda: {"+amx-tile", "+amx-bf16"})
     monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.setattr("ctypes.CDLL", lambda name: SimpleNamespace(syscall=lambda *_: status))

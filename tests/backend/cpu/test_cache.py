@@ -48,14 +48,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "kernels"
 
 
-def test_compiled_kernels_are_kept(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_compiled_kernels_are_kept_on_disk(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     check_kernel()
     assert len(list(folder.rglob("*.nbi"))) == len(list(folder.rglob("*.nbc"))) == 1
     assert hits(check_kernel()) == 1 and not caplog.records
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-def test_objects_are_frozen_after_compilation_only_if_they_were_before(folder: Path, frozen: bool) -> None:
+def test_compilation_keeps_the_garbage_collector_frozen_or_not(folder: Path, frozen: bool) -> None:
     (gc.freeze if frozen else gc.unfreeze)()
     check_kernel()
     assert bool(gc.get_freeze_count()) == frozen
@@ -70,7 +70,7 @@ def test_objects_are_frozen_after_compilation_only_if_they_were_before(folder: P
         ("nbc", lambda content: bytes(range(256)) * 8),
     ],
 )
-def test_a_damaged_file_is_written_anew(
+def test_a_damaged_cache_file_is_written_anew_with_a_warning(
     folder: Path, caplog: pytest.LogCaptureFixture, ending: str, damaged: Callable[[bytes], bytes]
 ) -> None:
     check_kernel()
@@ -82,7 +82,7 @@ def test_a_damaged_file_is_written_anew(
     assert hits(check_kernel()) == 1 and len(caplog.records) == 1
 
 
-def test_another_kernel_under_the_same_name_is_not_run(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_cache_file_of_another_kernel_is_not_run(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     """If two processes start at once, one's index may name the other's code."""
     check_kernel()
     check_kernel(np.float32)
@@ -116,7 +116,9 @@ def compiled(cwd: Path = ROOT, limit: Callable[[], None] | None = None, **variab
     return done.stdout.splitlines()
 
 
-def test_kernels_are_compiled_if_no_folder_is_writable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_are_compiled_with_a_warning_if_no_folder_is_writable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Containers may have a read-only package and no home. NumPy instead would be a seventh as fast."""
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
     shutil.copytree(ROOT / "cupynet", tmp_path / "cupynet", ignore=shutil.ignore_patterns("__pycache__"))

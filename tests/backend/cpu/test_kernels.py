@@ -56,7 +56,7 @@ def test_a_processor_without_fused_multiply_add_calls_no_function_for_it() -> No
     assert "vfmadd" in assembly["haswell"]
 
 
-def test_importing_the_package_compiles_no_kernel() -> None:
+def test_importing_the_package_and_building_a_model_compiles_no_kernel() -> None:
     code = (
         "from cupynet import Conv2D, Dense, Image, MaxPool2D, Model, Sequential, create_backend\n"
         "layers = {'conv1': Conv2D(4, 3), 'pool1': MaxPool2D(2), 'output': Dense(3)}\n"

@@ -45,7 +45,7 @@ def assert_same(found: Any, expected: Any) -> None:
 
 
 @every_kind
-def test_every_number_is_read_as_it_is(monkeypatch: pytest.MonkeyPatch, name: str, converts: bool) -> None:
+def test_half_and_bfloat16_numbers_are_read_exactly(monkeypatch: pytest.MonkeyPatch, name: str, converts: bool) -> None:
     stored = np.arange(1 << 16, dtype=np.uint16).view(stored_dtype(name))
     found = np.empty(stored.size, np.float32)
     compiled(monkeypatch, converts=converts)(narrow.bits(stored), found)
@@ -54,7 +54,9 @@ def test_every_number_is_read_as_it_is(monkeypatch: pytest.MonkeyPatch, name: st
 
 @every_kind
 @pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
-def test_numbers_are_rounded_to_the_nearest(monkeypatch: pytest.MonkeyPatch, name: str, converts: bool) -> None:
+def test_numbers_are_rounded_to_the_nearest_half_or_bfloat16(
+    monkeypatch: pytest.MonkeyPatch, name: str, converts: bool
+) -> None:
     """Inputs are all halfway cases, their neighbors, and random bits. Overflow gives infinity; NaN stays NaN."""
     stored = np.arange(1 << 16, dtype=np.uint16).view(stored_dtype(name)).astype(np.float64)
     halfway = ((stored[:-1] + stored[1:]) / 2).astype(np.float32)

@@ -26,7 +26,7 @@ def are_zero() -> bool:
     return found.pop()
 
 
-def test_subnormal_numbers_are_zero_inside_and_only_in_this_thread() -> None:
+def test_subnormal_numbers_are_zero_inside_the_with_block_and_only_in_its_thread() -> None:
     backend = create_backend("numba", "float")
     with ThreadPoolExecutor(1) as other:
         assert not other.submit(are_zero).result()  # its thread exists now: threads inherit this from their creator
@@ -57,7 +57,7 @@ def test_predictions_treat_subnormal_numbers_as_zero_too() -> None:
     assert not raw.any()
 
 
-def test_numpy_reports_no_unusual_arithmetic() -> None:
+def test_numpy_does_not_warn_that_subnormal_numbers_are_zero() -> None:
     with warnings.catch_warnings(), create_backend("numba", "float").subnormals_as_zero():
         warnings.simplefilter("error")
         assert np.finfo(np.float32).smallest_subnormal is not None

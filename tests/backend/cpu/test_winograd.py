@@ -35,13 +35,13 @@ SHAPES = {
     ("shape", "dtype"),
     [*((shape, "float") for shape in SHAPES), *(("tiles beyond the image", dtype) for dtype in ("double", "half"))],
 )
-def test_it_equals_the_reference(operation: str, shape: str, dtype: str) -> None:
+def test_winograd_convolution_equals_the_reference(operation: str, shape: str, dtype: str) -> None:
     compare(operation, create_backend("numba", dtype), SHAPES[shape], seed=3)
 
 
 @pytest.mark.parametrize("channels", [17, 32])
 @pytest.mark.parametrize("dtype", ["float", "double", "half"])
-def test_an_image_gives_the_same_bits_in_any_batch(dtype: str, channels: int) -> None:
+def test_winograd_convolution_gives_the_same_bits_in_any_batch(dtype: str, channels: int) -> None:
     backend, rng = create_backend("numba", dtype), np.random.default_rng(0)
     stored = backend.policy.storage
     x, weight = (rng.normal(size=shape).astype(stored) for shape in ((7, 7, 7, channels), (3, 3, channels, 32)))
@@ -51,7 +51,7 @@ def test_an_image_gives_the_same_bits_in_any_batch(dtype: str, channels: int) ->
 
 
 @pytest.mark.parametrize(("size", "side"), [(3, 4), (3, 6), (5, 4)])
-def test_the_error_of_single_precision_is_small(size: int, side: int) -> None:
+def test_the_error_of_winograd_in_single_precision_is_small(size: int, side: int) -> None:
     rng, window = np.random.default_rng(1), Window((size, size))
     images = 2 * side + size - 1
     x, weight = rng.normal(size=(4, images, images, 64)), rng.normal(size=(size, size, 64, 64))
@@ -62,7 +62,7 @@ def test_the_error_of_single_precision_is_small(size: int, side: int) -> None:
     assert abs(found - exact).max() < 1e-5 * abs(exact).max()
 
 
-def test_another_size_of_tiles_is_used_if_it_saves_many_products() -> None:
+def test_tiles_of_another_size_are_used_if_they_save_many_multiplications() -> None:
     """Four is preferred, because its errors are small. Pooling windows must not cross the edges of tiles."""
     outputs = (2, 3, 5, 6, 7, 10, 12, 14, 15, 16, 28)
     found = {n: tiling_of((n + 2, n + 2, 16), 16, Window((3, 3)), 4) for n in outputs}
@@ -73,7 +73,7 @@ def test_another_size_of_tiles_is_used_if_it_saves_many_products() -> None:
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e38])
-def test_a_value_that_tiles_would_spread_reaches_only_its_windows(value: float) -> None:
+def test_a_nan_infinite_or_huge_pixel_reaches_only_its_windows(value: float) -> None:
     """Tiles add and subtract values of different windows, except those in their corners."""
     rng, window, backend = np.random.default_rng(2), Window((5, 5)), create_backend("numba")
     x, weight = (rng.normal(size=shape).astype("f") for shape in ((8, 12, 12, 20), (5, 5, 20, 50)))
@@ -88,7 +88,7 @@ def test_a_value_that_tiles_would_spread_reaches_only_its_windows(value: float) 
     assert np.isfinite(grad).all()
 
 
-def test_a_weight_that_tiles_would_spread_reaches_only_its_filter() -> None:
+def test_an_infinite_weight_reaches_only_its_filter() -> None:
     rng, window, backend = np.random.default_rng(2), Window((5, 5)), create_backend("numba")
     x, weight = (rng.normal(size=shape).astype("f") for shape in ((2, 12, 12, 20), (5, 5, 20, 50)))
     weight[2, 2, 3, 4] = np.inf
@@ -96,7 +96,7 @@ def test_a_weight_that_tiles_would_spread_reaches_only_its_filter() -> None:
     assert np.isinf(y[..., 4]).all() and np.isfinite(np.delete(y, 4, axis=3)).all()
 
 
-def test_channels_of_a_larger_array_are_convolved() -> None:
+def test_a_slice_of_the_channels_is_convolved_like_its_copy() -> None:
     rng, window, backend = np.random.default_rng(4), Window((5, 5)), create_backend("numba")
     x, weight = (rng.normal(size=shape).astype("f") for shape in ((8, 12, 12, 30), (5, 5, 20, 50)))
     part, grads = x[..., :20], (np.zeros_like(weight), np.zeros_like(weight))
@@ -108,7 +108,7 @@ def test_channels_of_a_larger_array_are_convolved() -> None:
 
 
 @pytest.mark.parametrize(("window", "filters"), [(Window((5, 5)), 50), (around(0, 0, 0, 0), 32)])
-def test_wide_groups_equal_a_convolution_of_each(window: Window, filters: int) -> None:
+def test_wide_groups_equal_one_convolution_for_each_group(window: Window, filters: int) -> None:
     rng, backend = np.random.default_rng(3), create_backend("numba")
     x, weight = (rng.normal(size=shape).astype("f") for shape in ((2, 12, 12, 80), (*window.kernel, 40, 2 * filters)))
     y, _ = backend.conv2d(x, weight, None, window, groups=2)

@@ -65,7 +65,7 @@ def test_buffers_of_the_null_stream_are_not_lent_on_the_workers(cupy: Any) -> No
     backend.deactivate()
 
 
-def test_the_pool_of_each_device_is_limited(cupy: Any) -> None:
+def test_the_memory_pool_of_each_device_is_limited(cupy: Any) -> None:
     limit_pools([0, 1], None)
     with cupy.cuda.Device(1):
         kept = cupy.zeros(100)
@@ -77,7 +77,7 @@ def test_the_pool_of_each_device_is_limited(cupy: Any) -> None:
     assert pool(1) == Pool(1024, 1024, 1 << 28) and kept.size
 
 
-def test_pools_are_trimmed_above_a_threshold(cupy: Any) -> None:
+def test_memory_pools_are_trimmed_above_a_threshold(cupy: Any) -> None:
     pinned = cupy.get_default_pinned_memory_pool()
     for device in (0, 1):
         with cupy.cuda.Device(device):
@@ -87,13 +87,13 @@ def test_pools_are_trimmed_above_a_threshold(cupy: Any) -> None:
         assert [pool(device).held for device in (0, 1)] == [held] * 2 and pinned.n_free_blocks() == blocks
 
 
-def test_only_the_device_of_the_process_is_tried() -> None:
+def test_selecting_cupy_tries_only_the_device_of_the_process() -> None:
     """Trying a device takes memory on it, and fails if another process uses it exclusively."""
     assert select_backend("auto", device=3) == ("cupy", None)  # the machine has two
     assert [pool(device).held > 0 for device in (0, 1)] == [False, True]
 
 
-def test_a_cupy_that_cannot_compile_is_not_selected(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cupy_is_not_selected_if_it_cannot_compile(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """CuPy's CompileException is neither an ImportError nor a RuntimeError."""
 
     def ones(*_: object) -> None:

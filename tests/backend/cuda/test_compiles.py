@@ -96,7 +96,9 @@ def _compiled(text: str, flags: list[str]) -> bytes:
 @needs_nvrtc
 @pytest.mark.parametrize(("architecture", "more"), HOW)
 @every_file
-def test_a_file_compiles(file: str, architecture: str, more: tuple[str, ...]) -> None:
+def test_cuda_files_compile_without_warnings_from_turing_on(
+    file: str, architecture: str, more: tuple[str, ...]
+) -> None:
     code, log = compiled(source(file), architecture, *more)
     kernels = [name for name, it in INSTANCES.items() if it.file == file]
     assert log == "" and all(name.encode() + b"\0" in code for name in kernels)
@@ -104,7 +106,7 @@ def test_a_file_compiles(file: str, architecture: str, more: tuple[str, ...]) ->
 
 @needs_nvrtc
 @pytest.mark.parametrize("file", sorted(FLAT))
-def test_flat_vectors_go_sixteen_bytes_at_a_time(file: str) -> None:
+def test_kernels_over_whole_vectors_read_and_write_sixteen_bytes_at_a_time(file: str) -> None:
     """Reads and writes do in every precision. Of two precisions, only the wider one has to."""
     code, _ = compiled(source(file), "compute_90")
     bodies = {text.partition("(")[0]: text for text in code.decode().split(".visible .entry ")[1:]}

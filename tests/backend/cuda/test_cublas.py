@@ -47,13 +47,13 @@ INVALID: dict[str, Callable[[Any, Any, Any], tuple[Any, Any, Any]]] = {
 
 
 @pytest.mark.parametrize("invalid", INVALID.values(), ids=INVALID)
-def test_invalid_operands_are_refused(invalid: Any, cupy: Any) -> None:
+def test_products_of_invalid_operands_are_refused(invalid: Any, cupy: Any) -> None:
     a, b, c = (cupy.zeros(shape, np.float32) for shape in ((2, 3), (3, 4), (2, 4)))
     with pytest.raises(ConfigError):
         Cublas(cupy).gemm(*invalid(a, b, c))
 
 
-def test_an_error_names_its_status(cupy: Any) -> None:
+def test_a_cublas_error_names_its_status(cupy: Any) -> None:
     library = cublas.library(12)
     with pytest.raises(CublasError, match="CUBLAS_STATUS_INVALID_VALUE"):
         library.call("cublasSetMathMode", library.handle(0), 1000)
@@ -62,7 +62,7 @@ def test_an_error_names_its_status(cupy: Any) -> None:
 # streams and threads --------------------------------------------------------------------------------------------------
 
 
-def test_a_worker_takes_over_the_handle_with_its_stream(cupy: Any) -> None:
+def test_a_worker_takes_over_the_cublas_handle_with_its_stream(cupy: Any) -> None:
     """Until a worker activates its backend, products run on the null stream."""
     backend = CupyBackend("float", 1)
     with cupy.cuda.Device(1):
@@ -81,7 +81,7 @@ def test_a_worker_takes_over_the_handle_with_its_stream(cupy: Any) -> None:
     assert backend._cublas.stream == backend.stream() != before
 
 
-def test_handles_are_used_again_after_their_backend_has_ended(cupy: Any) -> None:
+def test_cublas_handles_are_used_again_after_their_backend_has_ended(cupy: Any) -> None:
     x = cupy.ones((2, 2), np.float32)
     for _ in range(2):
         backends = [CupyBackend("float") for _ in range(2)]
@@ -96,7 +96,7 @@ def test_handles_are_used_again_after_their_backend_has_ended(cupy: Any) -> None
 
 
 @pytest.mark.parametrize("dtype", ["half", "float"])
-def test_strided_operands_are_copied(dtype: str) -> None:
+def test_strided_operands_of_products_are_copied(dtype: str) -> None:
     backend, host = CupyBackend(dtype), np.arange(12.0).reshape(3, 4)
     x = backend.asarray(host, backend.policy.storage)
     found = backend.matmul(x[:, ::2], x[:, 1::2], transpose_b=True).get()
@@ -114,7 +114,7 @@ def test_a_gradient_is_added_without_a_copy_of_the_activations() -> None:
 
 
 @pytest.mark.parametrize(("tf32", "factor"), [(False, 1 + 2.0**-11), (True, 1.0)])
-def test_tf32_is_a_choice(tf32: bool, factor: float) -> None:
+def test_tf32_rounds_products_only_if_it_is_turned_on(tf32: bool, factor: float) -> None:
     """1 + 2**-11 has 11 bits of mantissa, one more than TF32. Replicas keep the choice."""
     options = create_backend("cupy", tf32=tf32).options
     backend = create_backend("cupy", "float", 0, **options)
@@ -124,7 +124,7 @@ def test_tf32_is_a_choice(tf32: bool, factor: float) -> None:
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("cupy", "half"), ("numpy", "float")])
-def test_tf32_is_for_floats_on_gpus(name: str, dtype: str) -> None:
+def test_tf32_is_refused_except_for_float_on_gpus(name: str, dtype: str) -> None:
     with refused("tf32"):
         create_backend(name, dtype, tf32=True)
     assert not create_backend(name, dtype, tf32=False).options.get("tf32")
@@ -141,7 +141,7 @@ LIBRARIES: dict[str, tuple[str | Exception, str]] = {  # the wheels' library, or
 
 
 @pytest.mark.parametrize(("wheel", "path"), LIBRARIES.values(), ids=LIBRARIES)
-def test_the_library_is_that_of_cupy_or_of_the_system(
+def test_cublas_is_loaded_from_the_wheels_of_nvidia_or_from_the_system(
     wheel: str | Exception, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     find = Mock(side_effect=[SimpleNamespace(abs_path=wheel) if isinstance(wheel, str) else wheel] * 2)

@@ -97,7 +97,7 @@ def close(found: Any, expected: Any, kind: str) -> None:
 
 
 @pairwise(kind=EVERY_KIND, launch=LAUNCHES, start=(0, 1), size=SIZES)
-def test_flat_vectors_begin_anywhere_and_may_contain_nan(kind: str, launch: Any, start: int, size: int) -> None:
+def test_kernels_over_vectors_take_any_alignment_length_and_nan(kind: str, launch: Any, start: int, size: int) -> None:
     case = Case(kind, launch)
     values, widened = case.wide(case.rng.normal(size=size) * 1000, start), case.wide(np.full(size, np.nan))
     values[::3], values[::7] = 0, np.nan
@@ -115,7 +115,7 @@ def test_flat_vectors_begin_anywhere_and_may_contain_nan(kind: str, launch: Any,
 
 @pytest.mark.smoke
 @pairwise(kind=EVERY_KIND, launch=LAUNCHES, start=(0, 1), count=(1, 3, 16), size=SIZES)
-def test_sums_of_vectors_are_those_of_the_host(kind: str, launch: Any, start: int, count: int, size: int) -> None:
+def test_weighted_sums_on_gpus_are_those_of_the_host(kind: str, launch: Any, start: int, count: int, size: int) -> None:
     """Sums are equal bit for bit if NumPy also rounds once. Null pointers are not read. A part may be the output."""
     case = Case(kind, launch)
     parts = [case.normal(size, start=start) for _ in range(count)]
@@ -160,7 +160,9 @@ ON_DEVICE = {"RATE": 0.5, "FIRST": 0.5, "SECOND": 0.25, "THIRD": 2.0, "USED": 4.
 
 
 @pairwise(kind=EVERY_KIND, launch=LAUNCHES, start=(0, 1), rule=RULES, size=SIZES)
-def test_updates_take_their_numbers_from_the_device(kind: str, launch: Any, start: int, rule: Rule, size: int) -> None:
+def test_updates_take_their_numbers_from_the_device_or_from_the_launch(
+    kind: str, launch: Any, start: int, rule: Rule, size: int
+) -> None:
     """Results equal those with numbers in the launch and aligned vectors, bit for bit."""
     expected, found = (Update(Case(kind, launch), rule, size, first) for first in (0, start))
     expected.run(UpdateScalars(0.25, 0.125, l2=0.5, decay=0.25, numbers=(0.5, 0.25, 2.0), factors=FACTORS))
@@ -179,7 +181,7 @@ def test_an_infinite_weight_without_decay_stays_infinite(rule: Rule) -> None:
 
 
 @pairwise(kind=WIDE, launch=LAUNCHES, start=(0, 1), go=(0, 1), size=SIZES)
-def test_a_skipped_step_is_undone(kind: str, launch: Any, start: int, go: int, size: int) -> None:
+def test_a_skipped_step_is_undone_on_the_device(kind: str, launch: Any, start: int, go: int, size: int) -> None:
     case = Case(kind, launch)
     vector, kept = case.normal(size, start=start), case.normal(size)
     expected = np.array(vector if go else kept)
@@ -200,7 +202,9 @@ def steps(kind: str, losses: list[float], squares: list[float], controls: Any, g
 
 
 @pytest.mark.parametrize("kind", WIDE)
-def test_steps_are_judged_as_on_the_host(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_device_skips_overflowed_steps_and_scales_the_loss_as_the_host_does(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The results equal `LossScaler`'s on gradients of which a third overflow."""
     monkeypatch.setattr(scaling, "GROW_AFTER", 4)
     rng, backend, made = np.random.default_rng(13), create_backend("numpy", "half"), 0
@@ -230,7 +234,7 @@ def test_steps_are_judged_as_on_the_host(kind: str, monkeypatch: pytest.MonkeyPa
         ([1, 1], [np.inf, 1], 64, 4, 0),
     ],
 )
-def test_a_nonfinite_step_halts_the_stretch(
+def test_a_nonfinite_step_halts_the_steps_captured_after_it(
     kind: str, losses: list[float], squares: list[float], scale: float, grow_after: int, halted: int
 ) -> None:
     found = steps(kind, losses, squares, controls_of(SCALE=scale), grow_after, 2.0**24)
@@ -246,7 +250,7 @@ def test_the_loss_scale_stops_growing_at_the_most(kind: str) -> None:
     assert found["SCALE"] == 2.0**24
 
 
-def test_scalars_stay_after_the_last_row_of_their_table() -> None:
+def test_the_numbers_of_steps_are_read_row_by_row_and_the_last_row_again() -> None:
     controls, table = controls_of(RATE=9, GO=1), array([0, 2, *range(1, 9), 7, 7, 7, 7], np.float64)
     for first in (1, 5, 5):
         run_kernel("update", "steer_double", ((1,), (32,)), controls, table)
@@ -259,7 +263,7 @@ def test_scalars_stay_after_the_last_row_of_their_table() -> None:
 
 @pytest.mark.parametrize("kind", EVERY_KIND)
 @pytest.mark.parametrize("loss", [None, *TARGET_LOSSES])
-def test_nan_and_invalid_labels_stay_in_their_rows(kind: str, loss: str | None) -> None:
+def test_nan_and_invalid_labels_spoil_only_the_loss_of_their_row(kind: str, loss: str | None) -> None:
     case = Case(kind, ((1,), (4, 2)))
     outputs = case.stored([[0, np.nan, 1], [0, 1, 2], [0, 1, 2], [3, 2, 1]])
     labels, losses, gradient = array([0, 3, -1, 0], np.int64), case.wide(np.ones(4)), case.stored(np.ones((4, 3)))
@@ -279,7 +283,9 @@ def test_nan_and_invalid_labels_stay_in_their_rows(kind: str, loss: str | None) 
 
 
 @pairwise(kind=EVERY_KIND, threads=(1, 16), columns=(0, 3, 40), channels=(1, 2), samples=(0, 1))
-def test_the_next_batch_of_an_epoch(kind: str, threads: int, columns: int, channels: int, samples: int) -> None:
+def test_the_next_batch_has_the_next_samples_of_the_epoch(
+    kind: str, threads: int, columns: int, channels: int, samples: int
+) -> None:
     """Two of five samples have been taken, so the batch has the other three. Labels are class indices or targets."""
     case, taken = Case(kind, ((3, 2), (threads,))), [4, 3, 1]
     pixels, order = array(case.rng.integers(0, 256, (5, 34)), np.uint8), array([2, 0, 2, *taken], np.int64)

@@ -47,7 +47,7 @@ def kernels(xp: Any, **limits: Any) -> Kernels:
     return Kernels(xp, 0, nullcontext, **limits)
 
 
-def test_a_file_is_compiled_once_for_each_precision(xp: Recorded, x: Any) -> None:
+def test_a_cuda_file_is_compiled_once_for_each_precision(xp: Recorded, x: Any) -> None:
     """Kernels that accumulate in float are in the same module."""
     own, code = kernels(xp, kind="half"), source("update")
     own.launch("begin_double", (1,), (1,), x.astype(np.float64), 1, 1, 1)
@@ -59,7 +59,7 @@ def test_a_file_is_compiled_once_for_each_precision(xp: Recorded, x: Any) -> Non
 
 
 @pytest.mark.standin
-def test_files_are_compiled_in_parallel(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_files_are_compiled_in_parallel(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each compilation waits until another one is running. Later launches compile nothing more."""
     monkeypatch.setattr(launch, "usable_cores", lambda: {0, 1})
     own, both, made = create_backend("cupy", "float"), threading.Barrier(2), list[Any]()
@@ -131,6 +131,6 @@ def test_blocks_for_images_are_as_large_as_their_kernels_allow() -> None:
 
 @pytest.mark.standin
 @pytest.mark.parametrize("limits", [{"max_block_size": 31}, {"max_block_size": 1025}, {"max_grid_size": 0}])
-def test_bounds_out_of_range_are_refused(limits: dict[str, Any]) -> None:
+def test_bounds_of_launches_out_of_range_are_refused(limits: dict[str, Any]) -> None:
     with refused(next(iter(limits))):
         create_backend("cupy", **limits)

@@ -35,11 +35,11 @@ LARGE = {
 
 
 @pairwise(operation=("im2col", "col2im"), shape=LARGE, dtype=("half", "float", "double"))
-def test_windows_of_more_pixels_than_are_loaded_together(operation: str, shape: Shape, dtype: str) -> None:
+def test_large_windows_equal_the_reference(operation: str, shape: Shape, dtype: str) -> None:
     compare(operation, CupyBackend(dtype), shape, seed=1)
 
 
-def test_a_product_is_not_rounded_before_it_is_added() -> None:
+def test_a_product_is_not_rounded_to_half_before_it_is_added_to_a_gradient() -> None:
     """2049 and 90000 are sums of products that half cannot represent."""
     backend = CupyBackend("half")
     x = backend.asarray(np.array([[1, 300], [1, 0]], np.float16))
@@ -66,7 +66,7 @@ def trained(backend: Backend, activation: str) -> tuple[Model, Any]:
 
 
 @pytest.mark.parametrize(("activation", "fused"), [("relu", True), ("tanh", True), ("softmax", False), ("silu", False)])
-def test_a_network_trains_as_on_numpy(activation: str, fused: bool) -> None:
+def test_a_network_trains_on_cupy_as_on_numpy_fused_or_not(activation: str, fused: bool) -> None:
     """A convolution, its activation and its pool are one operation here if the activation is monotone."""
     found, scores = trained(CupyBackend("double"), activation)
     expected, expected_scores = trained(create_backend("numpy", "double"), activation)

@@ -38,7 +38,7 @@ def under_sanitizers(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("tests", ["test_kernels.py", "test_operations.py::test_small_launches_equal_the_reference"])
-def test_kernels_stay_within_their_arrays(tests: str) -> None:
+def test_kernels_under_sanitizers_stay_within_their_arrays(tests: str) -> None:
     alone = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not gpu"]
     done = under_sanitizers(*alone, "-k", "(half or float) and not bfloat16", f"tests/backend/cuda/{tests}")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

@@ -27,7 +27,7 @@ POINTS = np.concatenate([SOME, 8 * SOME, 1e-5 * SOME, 40 * SOME, [0.0, 1e4, -1e4
 
 @every_backend
 @pytest.mark.parametrize(("dtype", "tolerance"), [("double", 1.6e-14), ("float", 1.2e-5)])
-def test_values(name: str, dtype: str, tolerance: float) -> None:
+def test_values_of_activations_equal_those_of_the_c_library(name: str, dtype: str, tolerance: float) -> None:
     """Results are accurate to a few units in the last place, however small they are (down to 1e-30)."""
     backend = create_backend(name, dtype)
     x = POINTS.astype(backend.policy.storage)
@@ -53,7 +53,7 @@ ENDS: dict[str, tuple[float, float, float, float]] = {
 @every_backend
 @every_dtype
 @pytest.mark.parametrize("activation", EXACT)
-def test_far_from_zero(name: str, dtype: str, activation: str) -> None:
+def test_activations_far_from_zero_are_not_nan_and_nan_stays_nan(name: str, dtype: str, activation: str) -> None:
     """Values and derivatives are never NaN, except that NaN stays NaN."""
     backend = create_backend(name, dtype)
     storage = backend.policy.storage
@@ -71,7 +71,7 @@ def test_far_from_zero(name: str, dtype: str, activation: str) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "largest"), [(np.float64, 26.5), (np.float32, 9.15)])
-def test_the_error_function(dtype: Any, largest: float) -> None:
+def test_the_error_function_is_accurate_down_to_the_smallest_numbers(dtype: Any, largest: float) -> None:
     """The function satisfies the bound in the docstring of `erfc`, up to the smallest normal number."""
     z = np.concatenate([np.linspace(0, largest, 20_000), [0.46875, 4.0]]).astype(dtype)
     expected = np.array([math.erfc(value) for value in z.tolist()])

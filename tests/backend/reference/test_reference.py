@@ -47,7 +47,7 @@ def test_convolution_is_a_sum_over_each_window(shape: Shape) -> None:
 
 
 @every_shape
-def test_windows_become_rows_and_images_again(shape: Shape) -> None:
+def test_im2col_returns_windows_and_col2im_is_its_transpose(shape: Shape) -> None:
     backend, x = NumpyBackend("double"), normal(*shape.image)
     columns = backend.im2col(x, shape.window)
     np.testing.assert_array_equal(columns, windows(x, shape.window).reshape(columns.shape))
@@ -57,7 +57,7 @@ def test_windows_become_rows_and_images_again(shape: Shape) -> None:
 
 
 @every_shape
-def test_pooling_takes_the_first_largest_of_each_window(shape: Shape) -> None:
+def test_max_pooling_takes_the_first_largest_of_each_window(shape: Shape) -> None:
     window, size = shape.pooled
     x = np.random.default_rng(size).integers(-2, 3, size).astype(float)
     y, indices = NumpyBackend("double").max_pool2d(x, window)
@@ -67,7 +67,7 @@ def test_pooling_takes_the_first_largest_of_each_window(shape: Shape) -> None:
 
 
 @every_shape
-def test_means_leave_out_the_padding(shape: Shape) -> None:
+def test_average_pooling_leaves_out_the_padding(shape: Shape) -> None:
     window, size = shape.pooled
     backend, x = NumpyBackend("double"), normal(*size)
     y = backend.avg_pool2d(x, window)

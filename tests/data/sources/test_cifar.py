@@ -60,7 +60,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     return write
 
 
-def test_images_and_labels(tmp_path: Path, place: Place) -> None:
+def test_cifar_10_is_read_from_its_archive_with_files_in_any_order(tmp_path: Path, place: Place) -> None:
     backwards = dict(reversed(GOOD.items())) | {"cifar-10-batches-bin/readme.html": b"<html>"}
     place(archive(backwards))
     source = CIFAR10(tmp_path)
@@ -85,7 +85,7 @@ WRONG: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("kind", WRONG)
-def test_a_wrong_archive_is_refused_and_kept(tmp_path: Path, place: Place, kind: str) -> None:
+def test_a_wrong_cifar_archive_is_refused_and_kept(tmp_path: Path, place: Place, kind: str) -> None:
     """MD5 can be forged, so a file with the right digest may still contain anything."""
     path = place(WRONG[kind], OFFICIAL.digest if kind == "another digest" else None)
     with data_error(path):

@@ -40,7 +40,7 @@ def test_pictures_are_decoded_as_late_as_possible_and_no_more_than_the_limit(
     assert set(data.test.labels.tolist()) == set(range(10)) and len(set(data.train.labels.tolist())) >= 8
 
 
-def test_a_picture_is_resized_without_turning() -> None:
+def test_a_picture_is_resized_without_swapping_height_and_width() -> None:
     bright_columns = np.repeat(np.array([[0, 250]], np.uint8), 4, axis=1)[..., None]  # (1, 8, 1)
     found = resized(bright_columns, 4, 6)
     assert found.shape == (4, 6, 1) and (found[:, 0] < 30).all() and (found[:, -1] > 220).all()
@@ -81,7 +81,7 @@ def test_all_pictures_that_cannot_be_read_are_named(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_wrong_pictures_are_named(folder: Path, name: str) -> None:
+def test_wrong_pictures_and_folders_are_refused_by_path(folder: Path, name: str) -> None:
     place, spoil = WRONG[name]
     spoil(folder / place)
     with warnings.catch_warnings(), data_error(folder / place):
@@ -89,7 +89,7 @@ def test_wrong_pictures_are_named(folder: Path, name: str) -> None:
         ImageFolder(folder).load()
 
 
-def test_class_folders_that_may_not_be_read_are_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_class_folders_that_may_not_be_read_are_refused_by_path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     deny(folder / "train", monkeypatch)
     with data_error(folder / "train"):
         ImageFolder(folder)
@@ -103,7 +103,7 @@ def test_a_folder_without_test_images_needs_validation_images(folder: Path) -> N
     ImageFolder(folder, validation=0.2).check()
 
 
-def test_one_folder_of_classes_is_divided_by_class(folder: Path) -> None:
+def test_a_single_folder_of_classes_is_divided_class_by_class(folder: Path) -> None:
     source = ImageFolder(folder / "train", validation=0.2)
     data: Any = checked(source)
     assert source.validates and source.class_names[0] == "class-0"
@@ -155,12 +155,12 @@ def test_an_unknown_exif_orientation_is_ignored(tmp_path: Path) -> None:
     assert checked(ImageFolder(tmp_path, validation=0.5)).train.images.shape == (2, 6, 8, 3)
 
 
-def test_names_of_classes_are_distinct(folder: Path) -> None:
+def test_duplicate_class_names_are_refused(folder: Path) -> None:
     with refused("class_names"):
         ImageFolder(folder, class_names=("class-0", "class-1", "class-0"))
 
 
-def test_pictures_need_pillow(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_folder_without_pillow_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
     with refused(""):
         ImageFolder(folder)

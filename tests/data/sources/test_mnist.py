@@ -42,7 +42,9 @@ def check_is(data: Data, tiny: TinyMNIST) -> None:
     np.testing.assert_array_equal(data.test.labels, test_labels)
 
 
-def test_the_folder_of_the_data(tiny: TinyMNIST, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_data_folder_is_the_argument_or_cupynet_data_or_the_cache(
+    tiny: TinyMNIST, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     assert MNIST().place == platformdirs.user_cache_path("cupynet") / "mnist"
     monkeypatch.setenv("CUPYNET_DATA", str(tiny.root))
     assert MNIST().place == tiny.root / "mnist"
@@ -59,7 +61,7 @@ def test_missing_files_are_downloaded_once(tiny: TinyMNIST, offered: Mirror) -> 
     assert sorted(offered.requests) == sorted("/" + name for name in NAMES[1:])
 
 
-def test_the_command_downloads_and_checks_files_for_another_machine(
+def test_download_fetches_and_checks_files_for_another_machine(
     tiny: TinyMNIST, offered: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     to = tmp_path / "copied"
@@ -96,7 +98,7 @@ def test_only_listed_files_of_mirrors_with_https_are_requested(tmp_path: Path, m
 
 
 @pytest.mark.parametrize("dotted", [True, False])
-def test_unpacked_files_are_found(tiny: TinyMNIST, offered: Mirror, dotted: bool) -> None:
+def test_unpacked_mnist_files_are_read(tiny: TinyMNIST, offered: Mirror, dotted: bool) -> None:
     tiny.folder.mkdir(parents=True)
     for name, raw in tiny.raw.items():
         plain = name.removesuffix(".gz")
@@ -105,7 +107,7 @@ def test_unpacked_files_are_found(tiny: TinyMNIST, offered: Mirror, dotted: bool
     assert offered.requests == []
 
 
-def test_without_files_and_network_the_data_are_synthetic(
+def test_without_files_and_network_mnist_is_synthetic_with_a_warning(
     tiny: TinyMNIST, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(platformdirs, "user_cache_path", lambda _: tiny.root)
@@ -117,7 +119,7 @@ def test_without_files_and_network_the_data_are_synthetic(
 
 
 @pytest.mark.parametrize("by", ["folder", "CUPYNET_DATA"])
-def test_an_explicit_folder_has_no_fallback(
+def test_an_explicit_data_folder_without_mnist_is_refused_without_fallback(
     tiny: TinyMNIST, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, by: str
 ) -> None:
     """Training on other data would look like success."""
@@ -133,7 +135,7 @@ def test_an_explicit_folder_has_no_fallback(
 
 
 @pytest.mark.parametrize("others", [NAMES, NAMES[:2]])
-def test_a_damaged_file_is_named_and_never_replaced_by_synthetic_images(
+def test_a_damaged_mnist_file_is_refused_and_never_replaced_by_synthetic_images(
     tiny: TinyMNIST, others: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     tiny.write(*others)
@@ -145,7 +147,7 @@ def test_a_damaged_file_is_named_and_never_replaced_by_synthetic_images(
 
 
 @pytest.mark.parametrize(("value", "offline"), [("1", True), ("true", True), ("", False), (" No ", False)])
-def test_offline_never_tries(
+def test_cupynet_offline_prevents_downloads(
     tiny: TinyMNIST, offered: Mirror, monkeypatch: pytest.MonkeyPatch, value: str, offline: bool
 ) -> None:
     monkeypatch.setenv("CUPYNET_OFFLINE", value)

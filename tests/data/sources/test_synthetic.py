@@ -29,7 +29,7 @@ def digits() -> Parts:
     return data.train, data.test
 
 
-def test_the_digits_do_not_change(digits: Parts) -> None:
+def test_the_synthetic_digits_never_change(digits: Parts) -> None:
     """Published results depend on these digits. (Another machine's exp may change a gray level.)"""
     train, _ = digits
     assert train.labels[:20].tolist() == GOLDEN_LABELS
@@ -37,7 +37,7 @@ def test_the_digits_do_not_change(digits: Parts) -> None:
     np.testing.assert_allclose(coarse, GOLDEN_IMAGE, atol=0.6)
 
 
-def test_classes_are_equally_large_and_seeds_parts_and_blocks_differ(digits: Parts) -> None:
+def test_synthetic_classes_are_equally_large_and_all_images_differ(digits: Parts) -> None:
     for dataset, samples in zip(digits, (10_000, 2_000), strict=True):
         assert dataset.images.shape == (samples, 28, 28, 1)
         assert np.bincount(dataset.labels).tolist() == [samples // 10] * 10
@@ -49,7 +49,7 @@ def test_classes_are_equally_large_and_seeds_parts_and_blocks_differ(digits: Par
 
 
 @pytest.mark.parametrize("samples", [1, 101])
-def test_an_image_does_not_depend_on_their_number(digits: Parts, samples: int) -> None:
+def test_a_synthetic_image_does_not_depend_on_the_number_of_images(digits: Parts, samples: int) -> None:
     data: Any = Synthetic(train=samples, test=samples).load()
     for few, many in zip((data.train, data.test), digits, strict=True):
         np.testing.assert_array_equal(few.images, many.images[:samples])

@@ -85,7 +85,7 @@ def only(part: str, kind: Any, folder: Path, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", [IdxFiles, NpzFile])
-def test_images_to_test_on_are_enough_for_an_evaluation(kind: Any, tmp_path: Path) -> None:
+def test_test_images_alone_are_enough_for_an_evaluation(kind: Any, tmp_path: Path) -> None:
     source = only("test", kind, tmp_path, classes=10)
     data = checked(source)
     assert (len(data.train), len(data.test), data.test.classes) == (0, 30, 10)
@@ -95,7 +95,7 @@ def test_images_to_test_on_are_enough_for_an_evaluation(kind: Any, tmp_path: Pat
 
 
 @pytest.mark.parametrize("kind", [IdxFiles, NpzFile])
-def test_images_to_train_on_are_enough_if_some_are_held_out(kind: Any, tmp_path: Path) -> None:
+def test_training_images_alone_are_enough_if_some_are_held_out(kind: Any, tmp_path: Path) -> None:
     with refused("validation", "0"):
         only("train", kind, tmp_path).check()
     source = only("train", kind, tmp_path, validation=0.1)
@@ -103,7 +103,7 @@ def test_images_to_train_on_are_enough_if_some_are_held_out(kind: Any, tmp_path:
     assert (len(checked(source).train), len(source.load().validation)) == (54, 6)
 
 
-def test_each_file_can_have_its_own_path(tmp_path: Path) -> None:
+def test_each_idx_file_can_have_its_own_path(tmp_path: Path) -> None:
     folder = write_idx(tmp_path / "mine", SMALL)
     paths: dict[str, Any] = {name: tmp_path / f"{name}.idx" for name in IDX_NAMES}
     for name, path in paths.items():
@@ -129,7 +129,7 @@ FORGED = ("a byte too few", "a forged number", "packed, forged")
 
 
 @pytest.mark.parametrize("name", WRONG_IDX)
-def test_damaged_idx_files_are_named_and_left_alone(tmp_path: Path, name: str) -> None:
+def test_damaged_idx_files_are_refused_by_path_and_left_alone(tmp_path: Path, name: str) -> None:
     part, content = WRONG_IDX[name]
     path = write_idx(tmp_path / "mine", SMALL) / f"{IDX_NAMES[part]}.gz"
     path.write_bytes(content)
@@ -140,14 +140,14 @@ def test_damaged_idx_files_are_named_and_left_alone(tmp_path: Path, name: str) -
     assert path.read_bytes() == content
 
 
-def test_the_number_of_classes_can_be_given(tmp_path: Path) -> None:
+def test_the_number_of_classes_can_be_given_but_not_too_low(tmp_path: Path) -> None:
     folder = write_idx(tmp_path / "mine", SMALL)
     assert IdxFiles(folder, classes=40).load().train.classes == 40
     with data_error(folder, "0 .. 9"):
         IdxFiles(folder, classes=3).load()
 
 
-def test_other_keys_and_labels_as_columns(tmp_path: Path) -> None:
+def test_npz_arrays_may_have_other_keys_and_labels_in_a_column(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     np.savez(path, a=SMALL[0], b=SMALL[1].astype(np.int32)[:, None], c=SMALL[2], d=SMALL[3].astype(np.int64))
     np.testing.assert_array_equal(NpzFile(path, "a", "b", "c", "d").load().train.labels, SMALL.train_labels)
@@ -170,14 +170,14 @@ WRONG_ARRAYS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", WRONG_ARRAYS)
-def test_npz_files_with_wrong_arrays_are_named(tmp_path: Path, name: str) -> None:
+def test_npz_files_with_wrong_arrays_are_refused_by_path(tmp_path: Path, name: str) -> None:
     arrays = dict(zip(("x_train", "y_train", "x_test", "y_test"), SMALL, strict=True)) | WRONG_ARRAYS[name]
     np.savez(tmp_path / "a.npz", **arrays)
     with data_error("'a-test'" if name == "another shape" else tmp_path / "a.npz"):
         checked(NpzFile(tmp_path / "a.npz"))
 
 
-def test_class_probabilities_are_refused_also_with_a_number_of_classes(tmp_path: Path) -> None:
+def test_class_probabilities_as_labels_are_refused(tmp_path: Path) -> None:
     probabilities = np.eye(10, dtype=np.float32)[SMALL.train_labels]
     path = write_npz(tmp_path / "a.npz", SMALL._replace(train_labels=probabilities))
     with data_error(path):
@@ -193,7 +193,7 @@ BROKEN: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_damaged_or_missing_npz_files_are_named(name: str, tmp_path: Path) -> None:
+def test_damaged_or_missing_npz_files_are_refused_by_path(name: str, tmp_path: Path) -> None:
     path = write_npz(tmp_path / "a.npz", SMALL)
     BROKEN[name](path)
     with data_error(path):
@@ -207,7 +207,7 @@ def test_a_missing_npz_file_is_named_once_and_not_called_unreadable(tmp_path: Pa
 
 
 @pytest.mark.parametrize("forged", [b"(60, 32, 16), }", b"(60, 99999999, 99999999), }"])
-def test_a_changed_header_that_asks_for_less_or_more_than_the_file_contains_is_refused(
+def test_an_npz_header_that_claims_less_or_more_than_the_file_contains_is_refused(
     forged: bytes, tmp_path: Path
 ) -> None:
     path, labels = tmp_path / "a.npz", np.arange(60) % 10
