@@ -5,50 +5,36 @@ from typing import Any
 
 import pytest
 
-from cupynet.data import (
-    MNIST,
-    CutMix,
-    Cutout,
-    Elastic,
-    HorizontalFlip,
-    ImageFolder,
-    Loader,
-    Prefetcher,
-    Rotate,
-    ShardedFiles,
-    Shift,
-    Source,
-    Synthetic,
-)
+from cupynet import data
 from tests.support.refusals import refused
 from tests.support.training import numbered_dataset
 
 RIGHT: dict[Any, dict[str, Any]] = {
-    Loader: {"dataset": numbered_dataset(3), "batch_size": 4},
-    Prefetcher: {"iterable": []},
-    ShardedFiles: {"folder": "shards"},
+    data.Loader: {"dataset": numbered_dataset(3), "batch_size": 4},
+    data.Prefetcher: {"iterable": []},
+    data.ShardedFiles: {"folder": "shards"},
 }
 
 
 WRONG: dict[Any, dict[str, list[Any]]] = {
-    MNIST: {
+    data.MNIST: {
         "fallback": ["cifar"],
         "folder": ["a\0b", 3],
         "timeout_s": [0, math.nan],
         "limit": [0],
         "validation": [60_000],
     },
-    Synthetic: {"limit": ["5", 0], "validation": [-1], "seed": [2**64], "train": [0], "test": [1.5]},
-    ImageFolder: {"channels": [2], "size": [[0, 3]], "folder": [3], "class_names": ["a", 3]},
-    ShardedFiles: {"normalize": ["auto"]},  # would have to read all shards
-    Loader: {"batch_size": [0, 12.0], "seed": [None], "shuffle": ["yes"]},
-    Prefetcher: {"capacity": [-1, True]},
-    Shift: {"pixels": [0]},
-    Cutout: {"size": [0]},
-    HorizontalFlip: {"probability": [1.5]},
-    Rotate: {"degrees": [0]},
-    Elastic: {"alpha": [0]},
-    CutMix: {"alpha": [0, 500]},
+    data.Synthetic: {"limit": ["5", 0], "validation": [-1], "seed": [2**64], "train": [0], "test": [1.5]},
+    data.ImageFolder: {"channels": [2], "size": [[0, 3]], "folder": [3], "class_names": ["a", 3]},
+    data.ShardedFiles: {"normalize": ["auto"]},  # would have to read all shards
+    data.Loader: {"batch_size": [0, 12.0], "seed": [None], "shuffle": ["yes"]},
+    data.Prefetcher: {"capacity": [-1, True]},
+    data.Shift: {"pixels": [0]},
+    data.Cutout: {"size": [0]},
+    data.HorizontalFlip: {"probability": [1.5]},
+    data.Rotate: {"degrees": [0]},
+    data.Elastic: {"alpha": [0]},
+    data.CutMix: {"alpha": [0, 500]},
 }
 
 
@@ -57,7 +43,7 @@ def test_wrong_arguments_of_sources_loaders_and_augmentations_are_refused_by_nam
     for value in WRONG[kind][setting]:
         with refused(setting):
             made = kind(**RIGHT.get(kind, {}) | {setting: value})
-            assert isinstance(made, Source)
+            assert isinstance(made, data.Source)
             made.check()
 
 
@@ -79,10 +65,10 @@ def test_wrong_arguments_of_sources_loaders_and_augmentations_are_refused_by_nam
 )
 def test_a_wrong_normalization_is_refused(wrong: Any) -> None:
     with refused("normalize"):
-        Synthetic(train=60, test=20, normalize=wrong)
+        data.Synthetic(train=60, test=20, normalize=wrong)
 
 
 @pytest.mark.parametrize("given", ["lihgt", ["light"], 5, [5], {"shift": 2}, ["mixup", "cutmix"]], ids=str)
 def test_unknown_augmentations_and_two_ways_of_mixing_are_refused(given: Any) -> None:
     with refused("augment"):
-        Synthetic(10, 10, augment=given)
+        data.Synthetic(10, 10, augment=given)

@@ -6,34 +6,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cupynet import nn
 from cupynet.backend import PixelScale, create_backend
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.core.files import save_weights
 from cupynet.data import Dataset
-from cupynet.nn import (
-    INFERENCE,
-    Activation,
-    BatchNorm,
-    Context,
-    Conv2D,
-    Dense,
-    Dropout,
-    Flat,
-    Flatten,
-    Image,
-    MaxPool2D,
-    Model,
-    Sequential,
-    check_output,
-)
 from cupynet.optim import SGD
 from tests.support.backends import every_backend, every_dtype
 from tests.support.networks import SMALL, examples, lenet, small_networks, train_step
 from tests.support.refusals import refused
 
 
-def small(name: str = "numpy", dtype: str = "float", seed: int = 123) -> Model:
-    return Model(small_networks()["lenet"], SMALL, create_backend(name, dtype), seed)
+def small(name: str = "numpy", dtype: str = "float", seed: int = 123) -> nn.Model:
+    return nn.Model(small_networks()["lenet"], SMALL, create_backend(name, dtype), seed)
 
 
 def pixels(count: int) -> Any:
@@ -105,8 +90,8 @@ def test_weights_of_another_network_are_refused_and_change_nothing() -> None:
 
 
 def test_weights_that_fit_are_loaded_and_the_others_are_listed(tmp_path: Path) -> None:
-    old = Model([Dense(4), BatchNorm(), Dense(3)], (2, 2), seed=1)
-    model = Model([Dense(4), Dense(2), Dense(3)], (2, 2))
+    old = nn.Model([nn.Dense(4), nn.BatchNorm(), nn.Dense(3)], (2, 2), seed=1)
+    model = nn.Model([nn.Dense(4), nn.Dense(2), nn.Dense(3)], (2, 2))
     old.save(tmp_path / "model.safetensors")
     before, known = model.weights(), old.weights()
     unmatched = model.load_weights(tmp_path / "model.safetensors", strict=False)
@@ -131,26 +116,26 @@ def test_weights_of_which_none_fits_and_damaged_files_are_refused(tmp_path: Path
 
 
 def test_a_model_with_a_replaced_layer_still_computes_the_gradient_of_its_input() -> None:
-    model = Model([Conv2D(2, 3), Dense(3)], SMALL, create_backend("numpy"), needs_dx=True)
+    model = nn.Model([nn.Conv2D(2, 3), nn.Dense(3)], SMALL, create_backend("numpy"), needs_dx=True)
     x = np.ones((2, *SMALL.shape), np.float32)
-    logits, backward = model.replace(dense1=Dense(4)).forward(x, Context(train=True))
+    logits, backward = model.replace(dense1=nn.Dense(4)).forward(x, nn.Context(train=True))
     dx = backward(np.ones_like(logits))
     assert dx is not None and dx.shape == x.shape
 
 
 def test_a_replaced_layer_is_new_and_the_others_keep_their_weights() -> None:
-    model = Model(Sequential([Conv2D(2, 3), Dense(4, "relu"), Dense(3)]), SMALL, create_backend("numpy"))
+    model = nn.Model(nn.Sequential([nn.Conv2D(2, 3), nn.Dense(4, "relu"), nn.Dense(3)]), SMALL, create_backend("numpy"))
     model.params.master += 1
     model.pixels, model.class_names = PixelScale.of([0.1], [0.3]), list("abc")
-    mine, before = model.replace(dense2=Dense(5)), model.weights()
+    mine, before = model.replace(dense2=nn.Dense(5)), model.weights()
     found = mine.weights()
     assert found["dense2.weight"].shape == (4, 5) and mine.pixels == model.pixels and mine.class_names == ()
     assert equal({name: found[name] for name in found if "dense2" not in name},
                  {name: before[name] for name in before if "dense2" not in name})  # fmt: skip
-    assert model.replace(conv2d1=Conv2D(2, 3)).class_names == ("a", "b", "c")
-    same_size = model.replace(dense2=Dense(3)).weights()
+    assert model.replace(conv2d1=nn.Conv2D(2, 3)).class_names == ("a", "b", "c")
+    same_size = model.replace(dense2=nn.Dense(3)).weights()
     assert not np.array_equal(same_size["dense2.weight"], before["dense2.weight"])
-    for wrong in ({"output": Dense(5)}, {"conv2d1": Conv2D(3, 3)}):  # dense1's weights are for two channels
+    for wrong in ({"output": nn.Dense(5)}, {"conv2d1": nn.Conv2D(3, 3)}):  # dense1's weights are for two channels
         with refused("layers"):
             model.replace(**wrong)
 
@@ -159,7 +144,7 @@ def test_layers_of_another_model_are_refused() -> None:
     network = small().network
     for built in (network, dict(network.children())):
         with refused("network"):
-            Model(built, SMALL)
+            nn.Model(built, SMALL)
 
 
 def test_training_methods_of_keras_are_missing_with_a_remedy() -> None:
@@ -168,7 +153,7 @@ def test_training_methods_of_keras_are_missing_with_a_remedy() -> None:
         assert not hasattr(model, name)
         with pytest.raises(AttributeError, match="ParallelWrapper"):
             getattr(model, name)
-    for owner in (model, Dense(3)):
+    for owner in (model, nn.Dense(3)):
         with pytest.raises(AttributeError, match="freeze"):
             owner.trainable = False
 
@@ -185,9 +170,9 @@ def test_predictions_of_pixels_and_of_fractions_are_probabilities(name: str, dty
 
 
 @every_backend
-@pytest.mark.parametrize("layer", [Flatten(), Dropout(), Activation("identity")])
+@pytest.mark.parametrize("layer", [nn.Flatten(), nn.Dropout(), nn.Activation("identity")])
 def test_a_prediction_does_not_overwrite_the_images(name: str, layer: Any) -> None:
-    model, images = Model([layer], Flat(4), create_backend(name)), np.arange(12, dtype=np.float32).reshape(3, 4)
+    model, images = nn.Model([layer], nn.Flat(4), create_backend(name)), np.arange(12, dtype=np.float32).reshape(3, 4)
     for scores in (model.predict(images), model.scores(images)[0]):
         np.testing.assert_allclose(scores.sum(axis=1), 1, rtol=1e-6)
         scores[...] = 7
@@ -228,8 +213,10 @@ def layouts(x: Any) -> dict[str, Any]:
 @every_backend
 @every_dtype
 def test_predictions_do_not_depend_on_the_memory_layout_and_type_of_images(name: str, dtype: str) -> None:
-    network = Sequential([Conv2D(4, 3), MaxPool2D(2), Dense(3)])  # the first kernel reads the images themselves
-    model, images = Model(network, SMALL, create_backend(name, dtype)), pixels(8)
+    network = nn.Sequential(
+        [nn.Conv2D(4, 3), nn.MaxPool2D(2), nn.Dense(3)]
+    )  # the first kernel reads the images themselves
+    model, images = nn.Model(network, SMALL, create_backend(name, dtype)), pixels(8)
     expected = model.predict(images)
     np.testing.assert_array_equal(model.predict(images.astype(np.int64)), expected)
     for kind in (np.uint8, np.float16, np.float64, np.longdouble):
@@ -263,7 +250,7 @@ def test_predict_refuses_what_is_no_image(wrong: Any) -> None:
 
 def test_one_image_may_lack_its_first_axis_and_gray_images_their_last() -> None:
     np.testing.assert_array_equal(small().predict(pixels(3)[0]), small().predict(pixels(3)[:1]))
-    gray = Model(Sequential([Conv2D(2, 3), Dense(3)]), Image(5, 4, 1), create_backend("numpy"))
+    gray = nn.Model(nn.Sequential([nn.Conv2D(2, 3), nn.Dense(3)]), nn.Image(5, 4, 1), create_backend("numpy"))
     images = np.random.default_rng(1).integers(0, 256, (6, 5, 4), np.uint8)
     np.testing.assert_array_equal(gray.predict(images), gray.predict(images[..., None]))
 
@@ -274,14 +261,16 @@ def test_a_batch_of_another_size_is_refused(name: str, shape: tuple[int, ...]) -
     """Compiled code would read beyond the images, and give garbage or crash."""
     model = small(name)
     x = model.backend.asarray(np.ones(shape, np.float32))
-    for context in (INFERENCE, Context(train=True)):
+    for context in (nn.INFERENCE, nn.Context(train=True)):
         with pytest.raises(ConfigError):
             model.forward(x, context)
     assert model.backend.workspace.on_loan == 0
 
 
 def test_the_summary_shows_bytes_parameters_and_multiply_adds_of_each_layer() -> None:
-    rows = [line.split() for line in Model(lenet(), Image(28, 28, 1), create_backend("numpy")).summary().splitlines()]
+    rows = [
+        line.split() for line in nn.Model(lenet(), nn.Image(28, 28, 1), create_backend("numpy")).summary().splitlines()
+    ]
     figures = {row[0]: row[-3:] for row in rows if len(row) > 3}  # bytes, parameters, multiply-adds
     assert figures["conv1"] == ["46,080", "520", "288,000"]
     assert figures["pool1"] == ["11,520", "0", "0"]
@@ -292,11 +281,11 @@ def test_the_summary_shows_bytes_parameters_and_multiply_adds_of_each_layer() ->
 
 
 def test_a_network_needs_one_output_for_each_class() -> None:
-    dense = Model(Sequential({"fc": Dense(10)}), Flat(3), create_backend("numpy")).network
-    check_output(dense, 10)
+    dense = nn.Model(nn.Sequential({"fc": nn.Dense(10)}), nn.Flat(3), create_backend("numpy")).network
+    nn.check_output(dense, 10)
     with pytest.raises(ConfigError):
-        check_output(dense, 3)
-    image = Model([Conv2D(3, 3)], Image(8, 8, 1), create_backend("numpy")).network
+        nn.check_output(dense, 3)
+    image = nn.Model([nn.Conv2D(3, 3)], nn.Image(8, 8, 1), create_backend("numpy")).network
     with pytest.raises(ConfigError) as caught:
-        check_output(image, image.output.features)
+        nn.check_output(image, image.output.features)
     assert str(image.output.features) not in str(caught.value)
