@@ -64,7 +64,7 @@ def test_a_backend_equals_the_reference_at_real_sizes(name: str, operation: str,
 
 FUSED = {name: shape for name, shape in LENET.items() if name not in ("colour", "blocks")}
 # numba sums the weight gradient over as many images at a time as fit in the L1 cache
-FUSED["many images"] = Shape(19, 10, 10, 20, 8, Window((3, 3)), False, False)
+FUSED["many images"] = Shape(19, 10, 10, 20, 6, Window((3, 3)), False, False)
 
 
 @every_compiled_backend

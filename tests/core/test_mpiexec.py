@@ -109,8 +109,10 @@ def test_a_run_without_an_mpi_library_is_refused_in_one_line(tmp_path: Path) -> 
 def test_the_mpiexec_of_this_environment_is_preferred(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "mpiexec").touch()
     monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
-    monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
     assert mpiexec.find_mpiexec() == str(tmp_path / "mpiexec")
     (tmp_path / "mpiexec").unlink()
+    assert mpiexec.find_mpiexec() == "/usr/bin/mpiexec"
+    monkeypatch.setattr("shutil.which", lambda name: None)
     with pytest.raises(ConfigError):
         mpiexec.find_mpiexec()

@@ -156,7 +156,6 @@ def run_with(callback: str, folder: Path, code: int) -> tuple[str, str]:
 
 
 def test_a_second_signal_ends_the_run_at_once_without_a_partial_checkpoint(tmp_path: Path) -> None:
-    """This includes the middle of a save, which leaves no partial checkpoint behind."""
     _, stderr = run_with("Second", tmp_path, 130)
     first, last = stderr.splitlines()
     assert "SIGTERM" in first and "SIGINT" in last

@@ -48,5 +48,5 @@ def test_weights_of_groups_are_drawn_like_those_of_separate_convolutions() -> No
 @every_backend
 def test_padding_same_puts_the_odd_zero_after_the_image(name: str) -> None:
     layer, weight = Conv2D(1, (1, 2), padding="same"), np.array([1.0, 10.0]).reshape(1, 2, 1, 1)
-    built(layer, (1, 3, 1), create_backend(name, "double"), weight=weight)
+    built(layer, (1, 3, 1), create_backend(name), weight=weight)
     assert inferred(layer, np.array([1.0, 2.0, 3.0]).reshape(1, 1, 3, 1)).ravel().tolist() == [21, 32, 3]

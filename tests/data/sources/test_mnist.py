@@ -174,6 +174,7 @@ def test_fashion_and_kmnist_have_folders_and_digests_of_their_own(
 
 
 @pytest.mark.parametrize("kind", [FashionMNIST, KMNIST, CIFAR10])
-def test_other_sets_than_mnist_have_no_fallback(kind: Any, tmp_path: Path) -> None:
+def test_other_sets_than_mnist_have_no_fallback(kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platformdirs, "user_cache_path", lambda _: tmp_path)
     with data_error(tmp_path / kind.name, "CUPYNET_DATA"):
-        kind(tmp_path).load()
+        kind().load()
