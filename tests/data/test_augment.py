@@ -145,7 +145,7 @@ def test_shards_are_augmented_like_the_whole_data_set(tmp_path: Path) -> None:
 
 
 @pytest.mark.standin
-def test_images_that_must_stay_on_a_gpu_are_not_augmented() -> None:
+def test_augmentation_of_data_that_must_stay_on_a_gpu_is_refused() -> None:
     with refused("data_on_device"):
         BatchFeed(Loader(DATA, 8, augment=PARTS), create_backend("cupy"), on_device=True)
 

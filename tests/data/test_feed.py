@@ -134,7 +134,7 @@ def test_data_stay_on_a_device_with_four_times_their_size_free(
         assert fed(feed, backend) == expected(loader)
 
 
-def test_data_that_do_not_fit_are_refused_or_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_that_do_not_fit_on_a_device_are_refused_or_sent_batch_by_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     with installed(devices=1, memory=30_000):
         loader, backend, shared = Loader(pictures(1000), 4), worker(), Shared()
         for _ in range(2):

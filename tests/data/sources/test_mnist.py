@@ -61,22 +61,31 @@ def test_missing_files_are_downloaded_once(tiny: TinyMNIST, offered: Mirror) -> 
     assert sorted(offered.requests) == sorted("/" + name for name in NAMES[1:])
 
 
-def test_download_fetches_and_checks_files_for_another_machine(
-    tiny: TinyMNIST, offered: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    to = tmp_path / "copied"
+def downloaded(to: Path) -> None:
+    """Run `cupynet download mnist --to`."""
     download(Namespace(name="mnist", to=str(to)))
+
+
+def test_download_fetches_files_once_and_verifies_them(tiny: TinyMNIST, offered: Mirror, tmp_path: Path) -> None:
+    downloaded(tmp_path)
     offered.replies.clear()
-    check_is(MNIST(to, fallback=None).load(), tiny)
-    download(Namespace(name="mnist", to=str(to)))
-    (to / "mnist" / NAMES[1]).write_bytes(b"<html>")
-    with data_error(to / "mnist" / NAMES[1]):
-        download(Namespace(name="mnist", to=str(to)))
-    with pytest.raises(OutputError):
-        download(Namespace(name="mnist", to=str(to / "mnist" / NAMES[1])))  # a file instead of a folder
-    monkeypatch.setenv("CUPYNET_OFFLINE", "1")
+    check_is(MNIST(tmp_path, fallback=None).load(), tiny)
+    downloaded(tmp_path)
+    (tmp_path / "mnist" / NAMES[1]).write_bytes(b"<html>")
+    with data_error(tmp_path / "mnist" / NAMES[1]):
+        downloaded(tmp_path)
+
+
+def test_download_to_an_unwritable_folder_has_exit_code_74(offered: Mirror, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(OutputError) as caught:
+        downloaded(tmp_path / "file")
+    assert caught.value.exit_code == 74
+
+
+def test_download_without_network_has_exit_code_65_and_creates_no_folder(tiny: TinyMNIST, tmp_path: Path) -> None:
     with data_error(tmp_path / "other"):
-        download(Namespace(name="mnist", to=str(tmp_path / "other")))
+        downloaded(tmp_path / "other")
     assert not (tmp_path / "other").exists()
 
 

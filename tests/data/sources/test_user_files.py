@@ -12,7 +12,9 @@ import pytest
 from cupynet.core.errors import DataError
 from cupynet.data import IdxFiles, ImageFolder, NpzFile
 from cupynet.data.sources.idx import IDX_NAMES
+from tests.support.commands import run, summary_of
 from tests.support.refusals import data_error, refused
+from tests.support.resumed_runs import trained
 from tests.support.user_files import COLOURS, Parts, checked, digits, idx_bytes, idx_header, write_idx, write_npz
 from tests.support.user_files import write_pictures as write_folder
 
@@ -222,3 +224,17 @@ def test_an_npz_header_that_claims_less_or_more_than_the_file_contains_is_refuse
 def test_the_home_folder_of_an_unknown_user_is_refused() -> None:
     with data_error("~no-such-user"):
         NpzFile("~no-such-user/a.npz")
+
+
+def test_real_digits_are_learned_and_evaluated_with_the_normalization_of_the_run(tmp_path: Path) -> None:
+    path, folder = write_npz(tmp_path / "digits.npz", digits()), tmp_path / "run"
+    layers = ["model.layers.conv1.kernel_size=3", "model.layers.conv2.kernel_size=2"]
+    layers += ["model.layers.conv1.activation=relu", "model.layers.conv2.activation=relu"]
+    small = ["workers=1", "epochs=20", "batch_size=32", "optimizer.learning_rate.peak=0.05"]
+    trained(folder, "data=npz", f"data.file={path}", *layers, *small, "data.normalize=auto")
+    summary = summary_of(folder)
+    assert summary["test_accuracy"] > 0.93  # on writers who are not in the training set
+    loss = f"loss {summary['test_loss']!r}"
+    # evaluation uses the run's mean, because the mean of other images would differ
+    assert loss in run(tmp_path, str(folder), "data.validation=400", command="evaluate")[0]
+    assert loss not in run(tmp_path, str(folder), "data.normalize=null", command="evaluate")[0]
