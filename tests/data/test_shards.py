@@ -77,7 +77,6 @@ def exchanged(folder: Path) -> None:
 
 
 def renumbered(folder: Path, old: int, new: int) -> None:
-    """Change the index of a sample."""
     for path in folder.glob("[0-9]*/samples.npy"):
         samples = np.load(path)
         np.save(path, np.where(samples == old, new, samples))

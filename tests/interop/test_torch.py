@@ -40,7 +40,6 @@ def test_the_exported_module_scales_bytes_but_not_floats() -> None:
 
 
 def test_rows_after_a_flattened_image_are_in_the_order_of_pytorch_in_every_branch() -> None:
-    """The rows of both are in PyTorch's order, no matter how the other branch begins."""
     ways: dict[str, Any] = {"first": [Dense(3), Dense(2)], "second": [Activation("relu"), Dense(4)]}
     layers = {"flat": Flatten(), "norm": BatchNorm(), "ways": Concat(ways), "output": Dense(2)}
     model = model_of(Sequential(layers), Image(3, 2, 2))

@@ -34,9 +34,10 @@ def test_softmax_of_extreme_values_is_finite(name: str) -> None:
     assert np.isfinite(dx).all()
 
 
-def test_relu_has_no_gradient_at_zero() -> None:
-    _, dx = passed(activation("relu", 3), [[-1.0, 0.0, 1.0]])
-    np.testing.assert_array_equal(dx, [[0, 0, 1]])
+@every_backend
+def test_relu_sets_blocked_gradients_to_zero_even_if_they_are_infinite_or_nan(name: str) -> None:
+    _, dx = passed(activation("relu", 4, name), [[-1.0, 0.0, 0.0, 1.0]], [[np.inf, np.nan, 1.0, 1.0]])
+    np.testing.assert_array_equal(dx, [[0, 0, 0, 1]])
 
 
 def test_a_slope_is_refused_except_for_leaky_relu() -> None:

@@ -21,9 +21,7 @@ def dropout(shape: tuple[int, ...], name: str, dtype: str = "float", rate: float
 @every_backend
 @every_dtype
 @pytest.mark.parametrize("shape", [(3, 5, 3), (5000,)], ids=["small", "large"])
-def test_dropped_values_follow_from_seed_epoch_and_sample_and_the_rest_are_scaled(
-    name: str, dtype: str, shape: tuple[int, ...]
-) -> None:
+def test_dropout_depends_only_on_seed_epoch_sample_and_layer(name: str, dtype: str, shape: tuple[int, ...]) -> None:
     layer, ones = dropout(shape, name, dtype), np.ones((5, *shape))
     y, dx = passed(layer, ones, epoch=2, seed=17, samples=SAMPLES)
     drawn = of_examples(np, SAMPLES, 2, key_of(17, "it"), ones[0].size).reshape(ones.shape)

@@ -108,7 +108,6 @@ def test_activations_are_freed_in_the_order_of_the_backward_pass(name: str, watc
 
 @every_backend
 def test_a_gradient_is_freed_as_soon_as_it_has_been_read(name: str, watched: type[Watched]) -> None:
-    """A backward pass's caller keeps no reference to the gradient, so it can be freed once it has been read."""
     trained(name, Watched(), nn.Sequential([Watched(), nn.Residual(Watched()), Watched()]), nn.Dense(3))
     trained(name, nn.Residual([Watched(), nn.BatchNorm()], Watched()), nn.Activation("relu"), nn.Dense(3))
     assert len(watched.gone) == 6

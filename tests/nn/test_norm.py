@@ -112,8 +112,8 @@ def test_layer_norm_of_long_rows_is_accurate(name: str, rows: Any, tolerance: fl
 
 @every_backend
 @every_dtype
-def test_batch_norm_of_a_single_value_returns_the_shift(name: str, dtype: str) -> None:
-    """The output is the shift and does not depend on the input. The running estimates do not change."""
+def test_a_batch_with_one_value_per_channel_leaves_the_running_statistics_unchanged(name: str, dtype: str) -> None:
+    """The output is the shift and does not depend on the input."""
     layer = nn.BatchNorm()
     built(layer, (3,), create_backend(name, dtype), scale=[2.0, -1.0, 3.0], shift=[0.5, 0.25, -1.0])
     y, dx = passed(layer, [[1000.1, -3.3, 7.0]], [[1.0, 2.0, 4.0]])
@@ -134,7 +134,7 @@ def model_with_norm(name: str, dtype: str = "float", seed: int = 1) -> tuple[nn.
 
 
 @every_backend
-def test_only_passes_that_train_move_running_estimates(name: str) -> None:
+def test_only_training_passes_change_the_running_statistics(name: str) -> None:
     model, x = model_with_norm(name)
     before = model.weights()
     model.forward(x, nn.INFERENCE)
@@ -146,7 +146,7 @@ def test_only_passes_that_train_move_running_estimates(name: str) -> None:
 
 
 @every_backend
-def test_a_skipped_batch_restores_the_running_estimates(name: str) -> None:
+def test_a_skipped_batch_restores_the_running_statistics(name: str) -> None:
     model, x = model_with_norm(name)
     before = model.weights()["norm.mean"]
     model.params.snapshot_buffers()

@@ -56,14 +56,16 @@ def test_convolutions_and_pools_not_fused_equal_the_reference(name: str, conv: C
 @every_backend
 @every_dtype
 @pytest.mark.parametrize("place", range(6))
-def test_max_pooling_passes_on_the_first_nan_of_a_window(name: str, dtype: str, place: int) -> None:
-    backend = create_backend(name, dtype)
+def test_the_first_nan_of_a_pooling_window_is_returned_and_gets_the_gradient(name: str, dtype: str, place: int) -> None:
+    backend, window = create_backend(name, dtype), Window((2, 3))
     x = np.arange(2 * 2 * 3 * 20.0).reshape(2, 2, 3, 20)
     x[0, [place // 3, 1], [place % 3, 2], 7] = np.nan  # the first of two NaN wins
-    y, indices = backend.max_pool2d(backend.asarray(x.astype(backend.policy.storage)), Window((2, 3)))
-    found, won = backend.to_host(y), backend.to_host(indices)
-    assert np.flatnonzero(np.isnan(found)).tolist() == [7]
-    assert won[0, 0, 0, 7] == place and (won[1] == 5).all()
+    y, indices = backend.max_pool2d(backend.asarray(x.astype(backend.policy.storage)), window)
+    assert np.flatnonzero(np.isnan(backend.to_host(y))).tolist() == [7]
+    dy = backend.asarray(np.ones(y.shape, backend.policy.storage))
+    dx = backend.to_host(backend.max_pool2d_backward(dy, indices, x.shape, window))
+    won = np.argwhere(dx)
+    assert [0, place // 3, place % 3, 7] in won.tolist() and len(won) == 40 and dx[1, 1, 2].all()
 
 
 @every_compiled_backend

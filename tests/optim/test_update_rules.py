@@ -108,7 +108,7 @@ def test_lamb_scales_each_array_by_its_norm_and_biases_move_as_in_adam(name: str
 @every_backend
 @pytest.mark.parametrize("dtype", ["half", "float", "double"])
 def test_clip_layer_norm_clips_weights_and_biases_of_a_layer_together(name: str, dtype: str) -> None:
-    """A layer's weights and biases are clipped together. The layers' gradients have norms 5 and 1."""
+    """The layers' gradients have norms 5 and 1."""
     backend = create_backend(name, dtype)
     gradients = {"block.a.weight": 3.0, "block.a.bias": 4.0, "block.b.weight": 0.6, "block.b.bias": 0.8}
     params = params_of(backend, dict.fromkeys(gradients, [0.0] * 3))

@@ -54,7 +54,6 @@ ENDS: dict[str, tuple[float, float, float, float]] = {
 @every_dtype
 @pytest.mark.parametrize("activation", EXACT)
 def test_activations_far_from_zero_are_not_nan_and_nan_stays_nan(name: str, dtype: str, activation: str) -> None:
-    """Values and derivatives are never NaN, except that NaN stays NaN."""
     backend = create_backend(name, dtype)
     storage = backend.policy.storage
     largest = float(np.finfo(storage).max)
