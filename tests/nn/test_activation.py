@@ -11,10 +11,8 @@ from tests.support.gradients import check_layer
 from tests.support.passes import built, passed
 from tests.support.refusals import refused
 
-every_activation = pytest.mark.parametrize("kind", ACTIVATIONS)
 
-
-@every_activation
+@pytest.mark.parametrize("kind", ACTIVATIONS)
 @pytest.mark.parametrize("input", [Flat(7), Flat(1), Image(3, 4, 2)], ids=str)
 def test_gradients_of_activations_equal_finite_differences(kind: str, input: InputType) -> None:
     check_layer(Activation(kind), input, batch=3)

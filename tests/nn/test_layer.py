@@ -27,10 +27,8 @@ from tests.support.gradients import check_layer
 from tests.support.networks import SMALL, Around, examples, gradients, small_networks, train_step
 from tests.support.training import Identity
 
-every_network = pytest.mark.parametrize("kind", small_networks())
 
-
-@every_network
+@pytest.mark.parametrize("kind", small_networks())
 def test_gradients_of_networks_equal_finite_differences(kind: str) -> None:
     check_layer(small_networks()[kind], SMALL)
 

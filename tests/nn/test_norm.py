@@ -124,13 +124,10 @@ def test_a_batch_with_one_value_per_channel_leaves_the_running_statistics_unchan
         np.testing.assert_array_equal(layer.backend.to_host(array), expected)
 
 
-def model_with_norm(name: str, dtype: str = "float", seed: int = 1) -> tuple[nn.Model, Any]:
-    network = nn.Sequential(
-        {"conv": nn.Conv2D(3, 2), "norm": nn.BatchNorm(), "dense": nn.Dense(3), "ln": nn.LayerNorm()}
-    )
-    model = nn.Model(network, nn.Image(4, 4, 1), create_backend(name, dtype), seed)
-    x = np.random.default_rng(0).normal(size=(5, 4, 4, 1))
-    return model, model.backend.asarray(x.astype(model.backend.policy.storage))
+def model_with_norm(name: str) -> tuple[nn.Model, Any]:
+    layers = {"conv": nn.Conv2D(3, 2), "norm": nn.BatchNorm(), "dense": nn.Dense(3), "ln": nn.LayerNorm()}
+    model = nn.Model(layers, nn.Image(4, 4, 1), create_backend(name))
+    return model, model.backend.asarray(np.random.default_rng(0).normal(size=(5, 4, 4, 1)).astype(np.float32))
 
 
 @every_backend

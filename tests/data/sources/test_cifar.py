@@ -3,7 +3,6 @@
 import hashlib
 import io
 import tarfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,28 +40,20 @@ def archive(files: dict[str, bytes]) -> bytes:
     return packed.getvalue()
 
 
-Place = Callable[..., Path]
+def place(raw: bytes, folder: Path, monkeypatch: pytest.MonkeyPatch, md5: str | None = None) -> Path:
+    """Write an archive to its folder. Its digest is expected unless `md5` is given."""
+    known = KnownFile(OFFICIAL.name, md5 or hashlib.md5(raw).hexdigest(), 1_000_000)
+    monkeypatch.setattr(CIFAR10, "files", (known,))
+    monkeypatch.setattr(CIFAR10, "samples", (20, 4))
+    path = folder / "cifar10" / OFFICIAL.name
+    path.parent.mkdir(parents=True)
+    path.write_bytes(raw)
+    return path
 
 
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    """Return place(raw, md5=), which writes an archive to its folder. Its digest is expected unless `md5` is given."""
-
-    def write(raw: bytes, md5: str | None = None) -> Path:
-        digest = hashlib.md5(raw).hexdigest() if md5 is None else md5
-        monkeypatch.setattr(CIFAR10, "files", (KnownFile(OFFICIAL.name, digest, 1_000_000),))
-        monkeypatch.setattr(CIFAR10, "samples", (20, 4))
-        path = tmp_path / "cifar10" / OFFICIAL.name
-        path.parent.mkdir(parents=True)
-        path.write_bytes(raw)
-        return path
-
-    return write
-
-
-def test_cifar_10_is_read_from_its_archive_with_files_in_any_order(tmp_path: Path, place: Place) -> None:
+def test_a_cifar_archive_is_read_with_its_files_in_any_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     backwards = dict(reversed(GOOD.items())) | {"cifar-10-batches-bin/readme.html": b"<html>"}
-    place(archive(backwards))
+    place(archive(backwards), tmp_path, monkeypatch)
     source = CIFAR10(tmp_path)
     data: Any = source.load()
     data.check((32, 32, 3), 10)
@@ -85,9 +76,10 @@ WRONG: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("kind", WRONG)
-def test_a_wrong_cifar_archive_is_refused_and_kept(tmp_path: Path, place: Place, kind: str) -> None:
+def test_a_wrong_cifar_archive_is_refused_and_kept(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """MD5 can be forged, so a file with the right digest may still contain anything."""
-    path = place(WRONG[kind], OFFICIAL.digest if kind == "another digest" else None)
+    md5 = OFFICIAL.digest if kind == "another digest" else None
+    path = place(WRONG[kind], tmp_path, monkeypatch, md5)
     with data_error(path):
         CIFAR10(tmp_path).load()
     assert [each for each in tmp_path.rglob("*") if each.is_file()] == [path]
