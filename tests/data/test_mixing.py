@@ -19,8 +19,7 @@ from tests.support.training import on_backends, small_dataset, small_model
 LEVELS = np.arange(50) % 5
 PLAIN = Dataset("plain", np.broadcast_to(40 * LEVELS[:, None, None], (50, 8, 6)).astype(np.uint8), LEVELS, 5)
 DATA = small_dataset(50)
-PARTS: list[Mixing] = [MixUp(0.4), CutMix()]
-every_part = pytest.mark.parametrize("part", PARTS, ids=repr)
+every_part = pytest.mark.parametrize("part", [MixUp(0.4), CutMix()], ids=repr)
 
 
 class OfNumbers(Loss):

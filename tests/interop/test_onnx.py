@@ -25,9 +25,6 @@ class Subclass(nn.Dense):
     """A user's subclass may compute anything."""
 
 
-MODELS = [name for group, name in CHOICES if group == "model"]
-
-
 def answers(content: bytes, images: Any) -> dict[str, Any]:
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
     return dict(zip([each.name for each in session.get_outputs()], session.run(None, {"images": images}), strict=True))
@@ -38,7 +35,7 @@ def check_graph(model: nn.Model) -> None:
     assert found is not None and found <= BOUND
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [name for group, name in CHOICES if group == "model"])
 def test_every_model_of_the_configuration_is_exported_to_onnx(name: str) -> None:
     settings = settings_of("data=synthetic", f"model={name}")
     check_graph(model_of(build_as(nn.Layer, settings.model, "model"), nn.Image(*Synthetic.image_shape), "float"))

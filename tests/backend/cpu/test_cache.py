@@ -18,8 +18,7 @@ pytest.importorskip("numba")
 import numba
 
 from cupynet.backend.cpu.kernels import cache, jit
-
-ROOT = Path(__file__).resolve().parents[3]
+from tests.support.commands import ROOT
 
 
 def double_all(x: Any) -> None:

@@ -4,7 +4,6 @@ import platform
 import re
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ from llvmlite import ir
 from cupynet.backend.cpu.kernels import jit, outer, rows, windows
 from cupynet.backend.cpu.kernels.tiles import add_products
 from cupynet.backend.cpu.kernels.vectors import lanes, multiply_add, widths
+from tests.support.commands import ROOT
 
 
 def test_kernels_for_other_constants_have_other_cache_files() -> None:
@@ -70,4 +70,4 @@ def test_importing_the_package_and_building_a_model_compiles_no_kernel() -> None
         "model.predict(numpy.zeros((1, 8, 8, 1), numpy.uint8))\n"
         "assert compiled()\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).resolve().parents[3])
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.standin.host import compiler
-
-ROOT = Path(__file__).resolve().parents[3]
+from tests.support.commands import ROOT
 
 
 def asan() -> str | None:
