@@ -48,7 +48,7 @@ REFUSED_ON_HOSTS: dict[str, Call] = {
 
 
 @every_backend
-def test_arrays_that_do_not_fit_are_refused(name: str) -> None:
+def test_arrays_of_the_wrong_shape_are_refused(name: str) -> None:
     backend = create_backend(name, "float")
     cases = REFUSED | REFUSED_ON_HOSTS if name in ("numpy", "numba") else REFUSED
     for case, call in cases.items():

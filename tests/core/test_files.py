@@ -167,7 +167,7 @@ def test_a_link_that_the_user_named_is_kept_and_its_target_written(content: byte
     assert link.is_symlink() and os.listdir(target.parent) == ["file"]
 
 
-def test_a_pipe_is_written_to_if_something_reads_it(tmp_path: Path) -> None:
+def test_an_output_path_may_be_a_pipe_that_something_reads(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     content = bytes(200_000)  # more than a pipe holds
     with subprocess.Popen(["cat", str(tmp_path / "pipe")], stdout=subprocess.PIPE) as reader:
@@ -179,7 +179,7 @@ def test_a_pipe_is_written_to_if_something_reads_it(tmp_path: Path) -> None:
         os.close(kept)
 
 
-def test_a_device_is_written_to(tmp_path: Path) -> None:
+def test_an_output_path_may_be_a_device(tmp_path: Path) -> None:
     for name in ("null", "full"):
         (tmp_path / name).symlink_to(f"/dev/{name}")
     write_output(tmp_path / "null", b"new")

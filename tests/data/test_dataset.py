@@ -156,7 +156,7 @@ def test_single_images_of_all_classes_cannot_be_split() -> None:
 
 
 @pytest.mark.parametrize("place", ["images", "labels", "weights"])
-def test_masked_values_are_refused(place: str) -> None:
+def test_masked_images_labels_and_weights_are_refused(place: str) -> None:
     arrays: dict[str, Any] = {"images": np.zeros((3, 8, 8), np.uint8), "labels": np.arange(3), "weights": np.ones(3)}
     whole = np.ma.array(arrays[place])
     Dataset(name="whole", classes=3, **arrays | {place: whole})

@@ -46,7 +46,7 @@ def test_mixed_batches_are_the_same_on_every_backend(part: Mixing, backend: str)
 
 
 @every_part
-def test_labels_are_mixed_like_images(part: Mixing) -> None:
+def test_mixup_and_cutmix_mix_labels_like_images(part: Mixing) -> None:
     """The mean of an image of one color identifies its class."""
     images, labels = batches(PLAIN, part)
     assert labels.dtype == np.float32 and labels.shape == (50, 5) and labels.min() >= 0
@@ -74,7 +74,7 @@ def test_both_mixed_images_are_changed_by_the_augmentations_before(part: Mixing)
         np.testing.assert_array_equal(one, other)
 
 
-def test_targets_and_weights_are_mixed_too() -> None:
+def test_mixup_mixes_targets_and_weights_too() -> None:
     numbers = np.random.default_rng(0).normal(0, 1, (50, 2)).astype(np.float32)
     weighted = Dataset("numbers", PLAIN.images, numbers, 2, weights=40 * LEVELS)
     images, labels = batches(weighted, MixUp(1.0))
@@ -83,7 +83,7 @@ def test_targets_and_weights_are_mixed_too() -> None:
 
 
 @every_part
-def test_an_image_of_weight_0_gives_no_label_to_another(part: Mixing) -> None:
+def test_a_mixed_image_of_weight_0_gives_no_label_to_another(part: Mixing) -> None:
     weighted = Dataset("weighted", PLAIN.images, LEVELS, 5, weights=(LEVELS != 3).astype(np.float32))
     _, labels = batches(weighted, part)
     assert not labels[:, 3].any() and (labels[:, 5] < 1).any()

@@ -54,7 +54,7 @@ def test_the_data_folder_is_the_argument_or_cupynet_data_or_the_cache(
     check_is(MNIST().load(), tiny)
 
 
-def test_missing_files_are_downloaded_once(tiny: TinyMNIST, offered: Mirror) -> None:
+def test_missing_mnist_files_are_downloaded_once(tiny: TinyMNIST, offered: Mirror) -> None:
     tiny.write(NAMES[0])
     for _ in range(2):
         check_is(MNIST(tiny.root, fallback=None).load(), tiny)
@@ -89,7 +89,9 @@ def test_download_without_network_has_exit_code_65_and_creates_no_folder(tiny: T
     assert not (tmp_path / "other").exists()
 
 
-def test_only_listed_files_of_mirrors_with_https_are_requested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_listed_mnist_files_are_requested_from_mirrors_with_https(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened: list[str] = []
 
     def refuses(_: Any, request: urllib.request.Request, *__: Any, **___: Any) -> None:
@@ -183,7 +185,7 @@ def test_fashion_and_kmnist_have_folders_and_digests_of_their_own(
 
 
 @pytest.mark.parametrize("kind", [FashionMNIST, KMNIST, CIFAR10])
-def test_other_sets_than_mnist_have_no_fallback(kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sets_other_than_mnist_have_no_fallback(kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platformdirs, "user_cache_path", lambda _: tmp_path)
     with data_error(tmp_path / kind.name, "CUPYNET_DATA"):
         kind().load()
