@@ -26,9 +26,7 @@ def files(monkeypatch: pytest.MonkeyPatch, contents: dict[str, str]) -> None:
     ("quota", "cores"),
     [("max 100000\n", 6), ("150000 100000\n", 2), ("20000 100000\n", 1), ("900000 100000\n", 6), ("nonsense", 6)],
 )
-def test_available_cores_are_limited_by_affinity_and_cgroup_quota(
-    quota: str, cores: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cores_are_limited_by_affinity_and_cpu_quota(quota: str, cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(6)), raising=False)
     files(monkeypatch, {"/sys/fs/cgroup/cpu.max": quota})
     assert available_cores() == cores

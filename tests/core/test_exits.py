@@ -150,9 +150,7 @@ def test_an_expected_error_is_one_line_with_its_worker_and_batch(
     assert ("worker 1, epoch 2, at batch 7" in line) == (code != 74)  # output belongs to no batch
 
 
-def test_an_unexpected_error_of_a_job_is_reported_with_its_traceback_and_exit_code(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_an_unexpected_error_of_a_job_has_its_traceback_and_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     """Callbacks may raise KeyboardInterrupt too. A command's signal handlers add the signal number to theirs."""
     errors = {BrokenPipeError(32, "not on stdout"): 1, SystemExit(0): 1, SystemExit(7): 7, KeyboardInterrupt(): 130}
     with signals.handled(signals.leave):

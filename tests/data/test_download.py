@@ -70,9 +70,7 @@ def test_a_silent_mirror_is_not_tried_again(mirror: Mirror, tmp_path: Path, firs
     assert mirror.requests == ["/a/one", "/b/one", "/b/two"]
 
 
-def test_an_interrupted_download_leaves_no_file(
-    mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_downloads_leave_no_file(mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mirror.offer({NAME: GOOD})
     monkeypatch.setattr("os.fsync", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
@@ -106,9 +104,7 @@ def test_a_download_by_another_process_is_awaited(mirror: Mirror, tmp_path: Path
     assert mirror.requests == []
 
 
-def test_a_download_to_a_file_system_without_locks_succeeds(
-    mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_downloads_need_no_file_locks(mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_locks(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 

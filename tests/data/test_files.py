@@ -69,9 +69,7 @@ def test_a_decompression_bomb_is_not_inflated(tiny: TinyMNIST) -> None:
 
 
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
-def test_a_data_file_that_is_no_regular_file_is_refused_and_not_waited_for(
-    tiny: TinyMNIST, make: Callable[[Path], object]
-) -> None:
+def test_folders_pipes_and_devices_are_refused_as_data_files(tiny: TinyMNIST, make: Callable[[Path], object]) -> None:
     tiny.write(*NAMES[1:])
     make(tiny.folder / IMAGES)
     with data_error(tiny.folder / IMAGES):

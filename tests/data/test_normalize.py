@@ -22,9 +22,7 @@ def test_statistics_are_the_mean_and_deviation_of_each_channel() -> None:
     np.testing.assert_allclose(deviation, [flat[:, 0].std(), 1, flat[:, 2].std()], rtol=1e-12)
 
 
-def test_statistics_do_not_depend_on_the_order_or_on_the_images_counted_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_statistics_do_not_depend_on_the_order_or_the_images_counted_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = statistics(IMAGES)
     assert statistics(np.roll(IMAGES, 25, axis=0)) == whole
     monkeypatch.setattr(normalize, "_AT_ONCE", 7 * IMAGES[0].nbytes)

@@ -142,9 +142,7 @@ NO_ARRAYS: dict[str, Callable[[Path], Any]] = {
 
 
 @pytest.mark.parametrize("name", NO_ARRAYS)
-def test_shards_that_are_no_arrays_are_refused_and_run_no_code(
-    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_forged_shards_are_refused_and_run_no_code(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder.parent)
     NO_ARRAYS[name](folder / "0" / "images.npy")
     with data_error(folder / "0" / "images.npy"):

@@ -53,9 +53,7 @@ def test_batch_norm_normalizes_channels_and_tracks_their_moments(name: str, dtyp
     ("dtype", "axis", "shape"),
     [("half", "features", (3, 4, 2, 5)), ("float", "features", (3, 9)), ("double", "channels", (3, 4, 2, 5))],
 )
-def test_layer_norm_normalizes_each_example_or_each_pixel(
-    name: str, dtype: str, axis: str, shape: tuple[int, ...]
-) -> None:
+def test_layer_norm_normalizes_each_example_or_pixel(name: str, dtype: str, axis: str, shape: tuple[int, ...]) -> None:
     layer, axes = nn.LayerNorm(axis, epsilon=EPSILON), tuple(range(1, len(shape))) if axis == "features" else (3,)
     own = [shape[i] for i in axes]
     built(layer, shape[1:], create_backend(name, dtype), scale=drawn(1, *own)[0], shift=drawn(2, *own)[0])

@@ -54,9 +54,7 @@ def test_half_and_bfloat16_numbers_are_read_exactly(monkeypatch: pytest.MonkeyPa
 
 @every_kind
 @pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
-def test_numbers_are_rounded_to_the_nearest_half_or_bfloat16(
-    monkeypatch: pytest.MonkeyPatch, name: str, converts: bool
-) -> None:
+def test_half_and_bfloat16_are_rounded_to_nearest(monkeypatch: pytest.MonkeyPatch, name: str, converts: bool) -> None:
     """Inputs are all halfway cases, their neighbors, and random bits. Overflow gives infinity; NaN stays NaN."""
     stored = np.arange(1 << 16, dtype=np.uint16).view(stored_dtype(name)).astype(np.float64)
     halfway = ((stored[:-1] + stored[1:]) / 2).astype(np.float32)

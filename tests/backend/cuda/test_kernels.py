@@ -202,9 +202,7 @@ def steps(kind: str, losses: list[float], squares: list[float], controls: Any, g
 
 
 @pytest.mark.parametrize("kind", WIDE)
-def test_the_device_skips_overflowed_steps_and_scales_the_loss_as_the_host_does(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_device_skips_steps_and_scales_losses_as_the_host_does(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The results equal `LossScaler`'s on gradients of which a third overflow."""
     monkeypatch.setattr(scaling, "GROW_AFTER", 4)
     rng, backend, made = np.random.default_rng(13), create_backend("numpy", "half"), 0

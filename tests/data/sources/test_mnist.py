@@ -89,9 +89,7 @@ def test_download_without_network_has_exit_code_65_and_creates_no_folder(tiny: T
     assert not (tmp_path / "other").exists()
 
 
-def test_only_listed_mnist_files_are_requested_from_mirrors_with_https(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_listed_mnist_files_are_requested_over_https(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
 
     def refuses(_: Any, request: urllib.request.Request, *__: Any, **___: Any) -> None:

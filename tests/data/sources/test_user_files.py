@@ -208,9 +208,7 @@ def test_a_missing_npz_file_is_named_once_and_not_called_unreadable(tmp_path: Pa
 
 
 @pytest.mark.parametrize("forged", [b"(60, 32, 16), }", b"(60, 99999999, 99999999), }"])
-def test_an_npz_header_that_claims_less_or_more_than_the_file_contains_is_refused(
-    forged: bytes, tmp_path: Path
-) -> None:
+def test_an_npz_header_that_claims_less_or_more_than_the_file_has_is_refused(forged: bytes, tmp_path: Path) -> None:
     path, labels = tmp_path / "a.npz", np.arange(60) % 10
     images = np.zeros((60, 32, 32), np.uint8)
     np.savez(path, x_train=images, y_train=labels, x_test=images, y_test=labels)
