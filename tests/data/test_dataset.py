@@ -48,8 +48,6 @@ def test_names_of_classes_may_be_an_array_or_none() -> None:
     names, labels = np.unique(["cat", "dog", "cat"], return_inverse=True)
     assert Dataset("x", pixels(3, 4, 4, 1), labels, 2, class_names=names).class_names == ("cat", "dog")
     assert Dataset("x", pixels(3, 4, 4, 1), labels, 2, class_names=None).class_names == ()
-    with refused("pixels"):
-        Dataset("x", pixels(3, 4, 4, 1), labels, 2, pixels=1 / 255)  # type: ignore[arg-type]
 
 
 def test_images_are_copied_only_if_they_are_not_contiguous() -> None:

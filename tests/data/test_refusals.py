@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cupynet import data
@@ -10,6 +11,7 @@ from tests.support.refusals import refused
 from tests.support.training import numbered_dataset
 
 RIGHT: dict[Any, dict[str, Any]] = {
+    data.Dataset: {"name": "x", "images": np.zeros((2, 4, 4), np.uint8), "labels": [0, 1], "classes": 2},
     data.Loader: {"dataset": numbered_dataset(3), "batch_size": 4},
     data.Prefetcher: {"iterable": []},
     data.ShardedFiles: {"folder": "shards"},
@@ -17,6 +19,7 @@ RIGHT: dict[Any, dict[str, Any]] = {
 
 
 WRONG: dict[Any, dict[str, list[Any]]] = {
+    data.Dataset: {"pixels": [1 / 255]},
     data.MNIST: {
         "fallback": ["cifar"],
         "folder": ["a\0b", 3],
@@ -39,7 +42,7 @@ WRONG: dict[Any, dict[str, list[Any]]] = {
 
 
 @pytest.mark.parametrize(("kind", "setting"), [(kind, setting) for kind in WRONG for setting in WRONG[kind]])
-def test_wrong_arguments_of_sources_loaders_and_augmentations_are_refused_by_name(kind: Any, setting: str) -> None:
+def test_wrong_arguments_of_data_sets_loaders_and_augmentations_are_refused_by_name(kind: Any, setting: str) -> None:
     for value in WRONG[kind][setting]:
         with refused(setting):
             made = kind(**RIGHT.get(kind, {}) | {setting: value})

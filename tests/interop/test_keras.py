@@ -81,7 +81,7 @@ def test_a_transposed_array_and_one_too_many_in_a_keras_file_are_refused_by_name
         import_keras(small_model(), write(tmp_path / "b.weights.h5", arrays | {more: np.zeros(4)}))
 
 
-def test_files_of_keras_2_and_files_that_are_not_of_keras_are_refused(tmp_path: Path) -> None:
+def test_import_keras_refuses_files_of_keras_2_and_of_other_programs(tmp_path: Path) -> None:
     path = tmp_path / "a.h5"
     with h5py.File(path, "w") as file:
         file["model_weights/dense/dense/kernel:0"] = np.zeros((3, 2))

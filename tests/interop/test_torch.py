@@ -119,7 +119,7 @@ def test_numbers_narrower_than_16_bits_are_refused_with_a_remedy(tmp_path: Path)
         import_torch(small_model(), tmp_path / "a.safetensors")
 
 
-def test_unknown_names_and_a_state_dict_are_refused() -> None:
+def test_import_torch_refuses_unknown_names_and_a_state_dict() -> None:
     with pytest.raises(ConfigError, match="'conv9'"):
         import_torch(small_model(), SMALL, {"conv9": "0"})
     with refused("path"):

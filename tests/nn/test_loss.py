@@ -95,6 +95,4 @@ def test_a_loss_must_fit_its_network() -> None:
     with pytest.raises(ConfigError):  # it applies the sigmoid itself
         nn.Model(network, nn.Flat(4), create_backend("numpy"), loss=nn.BinaryCrossEntropy())
     with refused("class_weights"):
-        nn.SoftmaxNLL(class_weights=[0, 0, 0])
-    with refused("class_weights"):
         nn.Model(nn.Dense(3), nn.Flat(4), create_backend("numpy"), loss=weighted)

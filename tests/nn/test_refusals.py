@@ -47,7 +47,7 @@ WRONG: dict[Any, dict[str, list[Any]]] = {
     VarianceScaling: {"mode": ["fan"], "distribution": ["even"]},
     Orthogonal: {"gain": [0]},
     Constant: {"value": [math.inf]},
-    nn.SoftmaxNLL: {"label_smoothing": [1.0], "class_weights": [[], np.ones((2, 2)), [1, -1]]},
+    nn.SoftmaxNLL: {"label_smoothing": [1.0], "class_weights": [[], np.ones((2, 2)), [1, -1], [0, 0]]},
     nn.Huber: {"delta": [0]},
     nn.Model: {
         "seed": [2**64],
