@@ -2,6 +2,7 @@
 
 import errno
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from cupynet.backend import FRACTIONS, PixelScale
 from cupynet.backend.cpu.numpy_backend import NumpyBackend
-from cupynet.data import Batch, Dataset, HorizontalFlip, Loader, as_loader
+from cupynet.data import Augmentation, Batch, Dataset, HorizontalFlip, Loader, SampleRNG, as_loader
 from tests.support.refusals import data_error, refused
 from tests.support.shards import write_shards
 from tests.support.training import numbered_dataset
@@ -26,6 +27,14 @@ def batches_of(loader: Loader, epoch: int, rank: int = 0, size: int = 1, start: 
 
 def samples_of(batches: list[Batch]) -> list[list[int]]:
     return [batch.samples.tolist() for batch in batches]
+
+
+class Applied(Augmentation):
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self.function = function
+
+    def __call__(self, images: Any, draws: SampleRNG) -> Any:
+        return self.function(images)
 
 
 class Division(NamedTuple):
@@ -143,6 +152,8 @@ def test_signatures_of_loaders_differ_with_all_that_batches_depend_on(tmp_path: 
     loaders += [Loader(write_shards(numbered_dataset(40), tmp_path / str(shards), shards), 4) for shards in (1, 2)]
     loaders += [made(augment=[HorizontalFlip()]), made(augment=[HorizontalFlip(0.25)])]
     assert made().signature == loaders[0].signature
+    by_function = {made(augment=[Applied(function)]).signature for function in (lambda x: x, lambda x: x)}
+    assert len(by_function) == 1  # although the addresses of the functions differ
     assert len({loader.signature for loader in loaders}) == len(loaders)
 
 

@@ -187,3 +187,5 @@ def test_keras_layers_in_branches_need_names(tmp_path: Path) -> None:
             import_keras(found, path, {name: place for name, place in named.items() if name != missing})
     import_keras(found, path, named)
     check_same_weights(found, source.weights())
+    with pytest.raises(ConfigError, match=f"{first}.weight"):
+        import_keras(found, path, {**named, f"{first}.weight": "conv2d"})

@@ -29,6 +29,24 @@ def exchanged(array: Any) -> Any:
     return SimpleNamespace(__dlpack__=array.__dlpack__, __dlpack_device__=array.__dlpack_device__)
 
 
+class MapStyle:
+    def __len__(self) -> int:
+        return len(X)
+
+    def __getitem__(self, index: int) -> Any:
+        return {"image": X[index], "label": Y[index]}
+
+
+class Streamed(MapStyle):
+    """Like an `IterableDataset` of PyTorch that knows its length."""
+
+    def __getitem__(self, index: int) -> Any:
+        raise NotImplementedError
+
+    def __iter__(self) -> Any:
+        return iter(zip(X, Y, strict=True))
+
+
 def trained(*data: Any) -> Model:
     model = small_model()
     with ParallelWrapper(model, 2) as wrapper:
@@ -48,10 +66,14 @@ def trained(*data: Any) -> Model:
         ((X, Y),),
         (DATA,),
         (Loader(DATA, 8, seed=12345),),
-        ([{"image": image, "label": label} for image, label in zip(X, Y, strict=True)],),
+        (MapStyle(),),
+        (Streamed(),),
         (zip(X, Y, strict=True),),
     ],
-    ids=["gray", "column", "one-hot", "lists", "CuPy", "DLPack", "pair", "Dataset", "Loader", "map-style", "iterable"],
+    ids=[
+        *("gray", "column", "one-hot", "lists", "CuPy", "DLPack", "pair", "Dataset", "Loader", "map-style", "streamed"),
+        "iterable",
+    ],
 )
 def test_all_kinds_of_data_train_the_same_weights(data: tuple[Any, ...]) -> None:
     assert fingerprint(trained(*data)) == fingerprint(trained(X, Y))
@@ -78,6 +100,15 @@ def test_a_held_out_part_is_not_a_copy_but_trains_like_one(backend: str, images:
             found.append((loader.signature, wrapper.model.weights(), history.epochs["validation_loss"]))
     assert found[0][::2] == found[1][::2]
     np.testing.assert_equal(found[0][1], found[1][1])
+
+
+def test_mistakes_after_validation_split_have_their_indices_in_the_whole_data() -> None:
+    with ParallelWrapper(small_model(), 2) as wrapper:
+        wrapper.fit(X, Y, validation_split=0.25)
+        assert wrapper.trainer.evaluation is not None
+        mistakes = wrapper.trainer.evaluation.mistakes
+        guesses = wrapper.predict(X).argmax(axis=1)
+    assert mistakes and all((each.label, each.guess) == (Y[each.sample], guesses[each.sample]) for each in mistakes)
 
 
 def test_functions_of_a_lambda_callback_receive_events_and_unknown_events_are_refused() -> None:

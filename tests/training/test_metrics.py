@@ -163,6 +163,7 @@ def test_bad_metrics_are_refused(metrics: Any) -> None:
     ("loss", "y", "metrics"),
     [
         ("huber", np.ones((8, 3)), ["macro_f1"]),
+        ("huber", np.ones((8, 3)), ["accuracy"]),
         ("softmax", np.ones(8, int), ["r2"]),
         ("huber", np.full((8, 3), 0.7), ["auc"]),
     ],

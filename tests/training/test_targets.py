@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet import SGD, Dataset, EarlyStopping, Loader, Model, ParallelWrapper, Pipeline, create_backend
+from cupynet import SGD, ConfigError, Dataset, EarlyStopping, Loader, Model, ParallelWrapper, Pipeline, create_backend
 from cupynet.nn import BatchNorm, Dense, Image, Loss, MeanSquaredError, SoftmaxNLL
 from cupynet.parallel import GradientSharing
 from cupynet.training.graph_replica import GraphReplica
@@ -161,6 +161,8 @@ def test_targets_of_one_output_may_be_a_vector_or_integers(loss: str, targets: t
             wrapper.fit(X, y, batch_size=8, validation_data=(X, y))
             assert wrapper.evaluate(X, y).samples == 61
             found.add(fingerprint(wrapper.model))
+            with pytest.raises(ConfigError, match="float32"):  # in a Loader, integers are class indices
+                wrapper.fit(Loader((X, Y), 8))
     assert len(found) == 1
 
 

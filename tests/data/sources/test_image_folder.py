@@ -123,6 +123,10 @@ def test_validation_images_may_have_their_own_folder(folder: Path, name: str) ->
     assert set(data.validation.labels.tolist()) == {4} and 4 not in data.test.labels
     with refused("validation", "0.1"):
         ImageFolder(folder, validation=0.1)
+    (folder / "val").mkdir(exist_ok=True)
+    (folder / "validation").mkdir(exist_ok=True)
+    with data_error(folder):
+        ImageFolder(folder)
 
 
 def test_images_to_test_on_alone_keep_the_labels_of_the_named_classes(folder: Path) -> None:

@@ -1,6 +1,7 @@
 """Checkpoints: a fit that was stopped or killed resumes from disk, bit for bit."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -234,7 +235,12 @@ def test_checkpoints_in_the_current_folder_are_refused_unless_they_are_restored(
 
 
 @pytest.mark.parametrize("callbacks", [[], [Checkpoint()], [HistoryWriter()]], ids=["model", "checkpoints", "history"])
-def test_the_folder_of_another_run_is_refused_unless_it_is_restored(tmp_path: Path, callbacks: list[Callback]) -> None:
+def test_the_folder_of_another_run_is_refused_unless_it_is_restored(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, callbacks: list[Callback]
+) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    train(saving(elsewhere))
+
     def wrapper() -> ParallelWrapper:
         return ParallelWrapper(small_model(), 1, callbacks=callbacks, run=tmp_path)
 
@@ -243,10 +249,28 @@ def test_the_folder_of_another_run_is_refused_unless_it_is_restored(tmp_path: Pa
         first.fit(FORTY, batch_size=4)
         first.checkpoint(tmp_path / "later")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    with refused("run", str(tmp_path)):
-        train(wrapper())
+    for restored in (None, elsewhere):
+        with refused("run", str(tmp_path)):
+            train(wrapper(), restore=restored)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     train(wrapper(), restore=tmp_path / "later")
+
+
+def test_a_checkpoint_outside_of_the_run_folder_is_continued_by_its_own_run(tmp_path: Path) -> None:
+    for restored in (None, tmp_path / "own"):
+        callbacks = [Checkpoint(path=tmp_path / "own"), HistoryWriter()]
+        train(ParallelWrapper(small_model(), 1, callbacks=callbacks, run=tmp_path / "run"), restore=restored)
+    assert Checkpoints(tmp_path / "own").steps() == [10, 20]
+
+
+def test_a_run_folder_is_locked_until_close(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "TIMEOUT_S", 0.0)
+    with ParallelWrapper(small_model(), 1, run=tmp_path) as one:
+        one.evaluate(FORTY)
+        with pytest.raises(ConfigError, match=re.escape(str(tmp_path))):
+            train(ParallelWrapper(small_model(), 1, callbacks=[HistoryWriter()], run=tmp_path))
+        one.fit(FORTY, batch_size=4)
+    assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
 
 
 def test_the_history_of_a_run_that_left_neither_model_nor_checkpoint_is_replaced(tmp_path: Path) -> None:
@@ -259,18 +283,18 @@ def test_the_history_of_a_run_that_left_neither_model_nor_checkpoint_is_replaced
     assert len((tmp_path / "history.jsonl").read_text().splitlines()) == 1
 
 
-@pytest.mark.parametrize("kind", ["other text", "run of a command", "link"])
-def test_a_history_that_is_not_of_a_run_in_python_is_refused_and_kept(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "named"), [("other text", "path"), ("run of a command", "run"), ("link", "path")])
+def test_a_history_that_is_not_of_a_run_in_python_is_refused_and_kept(kind: str, named: str, tmp_path: Path) -> None:
     rows, history = tmp_path / "rows.jsonl", tmp_path / "run" / "history.jsonl"
     rows.write_text(content := "measured by hand\n" if kind == "other text" else '{"kind": "report"}\n')
-    (history.parent / ".hydra").mkdir(parents=True)
+    history.parent.mkdir()
     if kind == "run of a command":
-        (history.parent / ".hydra" / "config.yaml").touch()
+        (history.parent / "started.json").touch()
     if kind == "link":
         history.symlink_to(rows)
     else:
         rows.rename(history)
-    with ParallelWrapper(small_model(), 1, callbacks=[HistoryWriter()], run=history.parent) as wrapper, refused("path"):
+    with ParallelWrapper(small_model(), 1, callbacks=[HistoryWriter()], run=history.parent) as wrapper, refused(named):
         wrapper.fit(FORTY, batch_size=4)
     assert history.read_text() == content
 

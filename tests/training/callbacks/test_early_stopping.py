@@ -97,6 +97,15 @@ def test_scores_decide_when_a_fit_ends_and_which_weights_are_restored(
     assert (trainer.stopped is None) == (epochs == len(scores))
 
 
+def test_a_monitor_that_is_changed_between_fits_changes_the_direction(scripted: Script) -> None:
+    stopping = EarlyStopping("accuracy", patience=None)
+    with ParallelWrapper(small_model(), 1, callbacks=[stopping]) as wrapper:
+        for stopping.monitor, best in (("accuracy", 2), ("loss", 5)):
+            scripted([0.5, 0.9, 0.7, 0.5, 0.3, 0.7], stopping.monitor)
+            wrapper.fit(TRAIN, epochs=3, **VALIDATION)
+            assert outcome(stopping) == ("epochs", best)
+
+
 def test_the_details_of_the_result_name_min_delta(scripted: Script) -> None:
     """The best epoch may be better than the reference, but not by more than `min_delta`."""
     scripted([1, 0.7, 0.6])
