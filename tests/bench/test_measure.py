@@ -33,7 +33,7 @@ def test_medians_are_measured_in_turn() -> None:
     assert found == {"a": 2.0, "b": 5.0} and order == ["a", "b"] * 3
 
 
-def test_the_median_after_a_warm_up_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_median_of_the_steps_after_a_warm_up_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, waited = 0.0, []
     steps = iter([9.0] * measure.WARM_UP + [1.0, 7.0, 2.0, 90.0])
 
@@ -48,7 +48,7 @@ def test_the_median_after_a_warm_up_is_timed(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(("model", "backend"), [("lenet", "numba"), ("resnet8", "numpy")])
-def test_operations(model: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_operation_is_timed_and_counted_once(model: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All arithmetic is counted once, including that within blocks and fused layers."""
     monkeypatch.setattr(measure, "PROFILED", 2)
     one = Experiment(settings_of("data=synthetic", "batch_size=2", "workers=1", f"backend={backend}", f"model={model}"))
@@ -68,7 +68,7 @@ def test_operations(model: str, backend: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(("stderr", "reason"), [("Traceback\nImportError: no", "ImportError: no"), ("", "status -9")])
-def test_a_peer_that_fails_says_why(
+def test_a_pytorch_peer_that_fails_is_reported_with_the_reason(
     stderr: str, reason: str, experiment: Experiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = SimpleNamespace(returncode=-9, stderr=stderr, stdout="")
@@ -77,13 +77,13 @@ def test_a_peer_that_fails_says_why(
         measure.torch_images_per_s(experiment, "--threads", 1)
 
 
-def test_a_peer_that_hangs_is_not_waited_for(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pytorch_peer_that_hangs_is_not_waited_for(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "PEER_S", 0.01)
     with refused("peers", "torch"):
         measure.torch_images_per_s(experiment, "--threads", 1)
 
 
-def test_the_peer_has_the_network_that_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pytorch_peer_has_the_measured_network_batch_size_and_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
     one = Experiment(settings_of("data=synthetic", "backend=numpy", "model=resnet8", "optimizer=adam", "batch_size=7"))
     asked: list[list[str]] = []
 
@@ -99,6 +99,6 @@ def test_the_peer_has_the_network_that_is_measured(monkeypatch: pytest.MonkeyPat
     assert asked[0][: len(start)] == start and asked[0][-4:] == ["--optimizer", "Adam", "--device", "cuda:3"]
 
 
-def test_networks_without_a_peer_are_refused() -> None:
+def test_a_network_that_pytorch_cannot_express_has_no_peer() -> None:
     with refused("peers", "torch"):
         measure.torch_network(Experiment(settings_of("data=synthetic", "backend=numpy", "model=mlp", "loss=hinge")))

@@ -45,7 +45,7 @@ def run_tests(folder: Path, *arguments: str, standin: bool = True) -> subprocess
 
 
 @pytest.mark.parametrize("processes", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_outcomes_are_recorded_even_if_the_device_is_lost(processes: int, tmp_path: Path) -> None:
+def test_outcomes_of_gpu_tests_are_recorded_even_if_the_device_is_lost(processes: int, tmp_path: Path) -> None:
     """Each is recorded once, in one process or in several."""
     done = run_tests(tmp_path, *(["-p", "xdist.plugin", "-n", str(processes)] if processes else []))
     (path,) = tmp_path.glob("outputs/records/gpu-tests-made-up-device-*")
@@ -65,7 +65,7 @@ def test_records_of_one_day_do_not_replace_each_other(tmp_path: Path, monkeypatc
     assert [json.loads(path.read_text())["n"] for path in made] == [0, 1, 2]
 
 
-def test_without_a_gpu_no_test_runs(tmp_path: Path) -> None:
+def test_without_a_gpu_no_gpu_test_runs_and_nothing_is_recorded(tmp_path: Path) -> None:
     done = run_tests(tmp_path, standin=False)
     assert done.returncode == 4
     assert not (tmp_path / "outputs").exists()

@@ -32,7 +32,7 @@ def written(folder: Path, *overrides: str) -> list[str]:
 
 @needs_torch
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_the_peer_has_the_optimizer(optimizer: str) -> None:
+def test_the_peer_has_every_optimizer_and_on_a_gpu_one_that_can_be_captured(optimizer: str) -> None:
     """On a GPU, its step count and a GradScaler's result stay on the device. Otherwise PyTorch cannot capture it."""
     import torch
 
@@ -79,13 +79,13 @@ def run_peer(*options: object, **more: str) -> subprocess.CompletedProcess[str]:
 
 @needs_torch
 @pytest.mark.parametrize("processes", [1, 2])
-def test_the_command_prints_what_it_measured(processes: int, tmp_path: Path) -> None:
+def test_the_peer_prints_the_images_per_second_that_it_measured(processes: int, tmp_path: Path) -> None:
     done = run_peer(*written(tmp_path, "model=mlp"), "--batch", 4, "--processes", processes)
     assert done.returncode == 0 and float(done.stdout) > 0, done.stderr
 
 
 @needs_torch
-def test_without_a_gpu_none_is_measured() -> None:
+def test_without_a_gpu_the_peer_measures_nothing() -> None:
     done = run_peer("--network", "network.py", "--device", "cuda:0", CUDA_VISIBLE_DEVICES="")
     assert done.returncode != 0 and not done.stdout, done.stderr
 

@@ -21,7 +21,7 @@ from tests.support.refusals import refused
 from tests.support.settings import settings_of_command
 
 
-def test_ratios() -> None:
+def test_bench_reports_the_ratios_of_its_rates() -> None:
     rates = {"loop, workers=1": 40_000.0, "bare step, workers=1": 44_000.0, "torch channels_last, workers=1": 20_000.0}
     rates |= {"loop, workers=2": 76_000.0, "bare step, workers=2": 80_000.0, "torch channels_last, workers=2": 38_000.0}
     assert bench.ratios(rates) == {
@@ -36,13 +36,13 @@ def test_ratios() -> None:
 @pytest.mark.parametrize(
     "arguments", [["peers=torhc"], ["gpu=true", "backend=numpy"], ["accumulation_steps=2"]], ids=" ".join
 )
-def test_what_cannot_be_measured_is_refused(arguments: list[str]) -> None:
+def test_bench_refuses_what_it_cannot_measure(arguments: list[str]) -> None:
     with refused(arguments[0].partition("=")[0]):
         bench.prepare(settings_of_command("bench", BenchSettings, *arguments))
 
 
 @pytest.mark.slow
-def test_a_bench_measures_and_writes(tmp_path: Path) -> None:
+def test_bench_measures_every_rate_and_writes_bench_json(tmp_path: Path) -> None:
     stdout, _ = run(tmp_path, "repeats=1", "images=2000", "data.train=2000", "workers=2", command="bench")
     (file,) = tmp_path.glob("outputs/bench/*/*/bench.json")
     result = json.loads(file.read_text())
@@ -72,7 +72,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 @pytest.mark.device_code
-def test_every_figure_of_a_gpu_is_measured(tmp_path: Path) -> None:
+def test_bench_on_a_gpu_measures_every_figure_and_writes_a_record(tmp_path: Path) -> None:
     """Figures of PyTorch, which is missing here, have a reason instead."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HYDRA_FULL_ERROR": "1"}
     line = [sys.executable, "-c", MADE_SMALL, "--devices", "1", "-m", "cupynet", "bench", "gpu=true", *SMALL]

@@ -28,7 +28,7 @@ def sweep(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_sweep_as_a_process(sweep: Path, tmp_path: Path) -> None:
+def test_compare_prints_a_table_with_a_recommendation_and_writes_compare_html(sweep: Path, tmp_path: Path) -> None:
     out, err = run(tmp_path, str(sweep), command="compare", COLUMNS="80")
     lines = out.splitlines()
     assert err == "" and "\x1b" not in out and max(map(len, lines[:-1])) <= 80
@@ -39,7 +39,7 @@ def test_a_sweep_as_a_process(sweep: Path, tmp_path: Path) -> None:
     assert lines[-1] == str(sweep / "compare.html") and (sweep / "compare.html").is_file()
 
 
-def test_csv_has_all_runs_and_columns(sweep: Path, tmp_path: Path, call: Call) -> None:
+def test_compare_csv_has_all_runs_and_columns(sweep: Path, tmp_path: Path, call: Call) -> None:
     assert call(main, sweep, "--csv", tmp_path / "runs.csv").code == 0
     rows = list(csv.DictReader((tmp_path / "runs.csv").read_text().splitlines()))
     assert [row["state"] for row in rows[:4]] == ["finished"] * 4 and rows[4]["state"].startswith("damaged")
@@ -47,7 +47,7 @@ def test_csv_has_all_runs_and_columns(sweep: Path, tmp_path: Path, call: Call) -
     assert rows[0]["parallel.averaging_frequency"] == "1" and rows[0]["folder"] == str(sweep / "0")
 
 
-def test_json_has_the_groups_in_order_and_the_other_runs_and_only_a_sweep_gets_a_page(sweep: Path, call: Call) -> None:
+def test_compare_json_has_the_groups_in_order_and_only_a_sweep_gets_compare_html(sweep: Path, call: Call) -> None:
     found = json.loads(call(main, sweep, "--json", "--sort=-workers", "--to", "0.9").out)
     assert [group["settings"]["workers"] for group in found["groups"]] == ["2", "2", "1", "1"]
     assert found["target"] == 0.9 and [each["run"] for each in found["others"]] == [str(sweep / "4")]
@@ -61,9 +61,7 @@ def page_of(folder: Path) -> tuple[str, Page]:
     return text, Page(text)
 
 
-def test_the_comparison_page_needs_no_network_and_shows_every_run_also_failed_and_stopped_ones(
-    sweep: Path,
-) -> None:
+def test_compare_html_needs_no_network_and_shows_every_run_including_failed_and_stopped_ones(sweep: Path) -> None:
     pytest.importorskip("matplotlib")
     (sweep / "2" / "report.html").write_text("a report")
     made(sweep / "5", workers=8, stop_reason="signal", stopped_by="SIGTERM")
@@ -83,7 +81,7 @@ def test_the_comparison_page_needs_no_network_and_shows_every_run_also_failed_an
     assert text.count("<svg") == 4
 
 
-def test_the_grid_shows_a_result_for_all_values_of_a_setting_without_effect(tmp_path: Path) -> None:
+def test_compare_html_shows_a_result_for_all_values_of_a_setting_without_effect(tmp_path: Path) -> None:
     for number, (workers, every) in enumerate(((1, 1), (2, 1), (2, 10))):
         accuracy = 0.9 + 0.01 * number
         target = "cupynet.parallel.ParameterAveraging"
@@ -95,7 +93,7 @@ def test_the_grid_shows_a_result_for_all_values_of_a_setting_without_effect(tmp_
 
 
 @pytest.mark.parametrize(("option", "name"), [("--csv", "0/summary.json"), ("--html", "sweep.csv")])
-def test_no_file_of_a_run_or_sweep_is_overwritten(option: str, name: str, sweep: Path, call: Call) -> None:
+def test_compare_overwrites_no_file_of_a_run_or_sweep(option: str, name: str, sweep: Path, call: Call) -> None:
     for own in ("multirun.yaml", "sweep.csv"):
         (sweep / own).write_text("")
     before = (sweep / name).read_bytes()
@@ -103,15 +101,13 @@ def test_no_file_of_a_run_or_sweep_is_overwritten(option: str, name: str, sweep:
     assert found.code == 2 and str(sweep / name) in found.error and (sweep / name).read_bytes() == before
 
 
-def test_two_results_are_not_written_to_one_file(sweep: Path, tmp_path: Path, call: Call) -> None:
+def test_compare_does_not_write_two_results_to_one_file(sweep: Path, tmp_path: Path, call: Call) -> None:
     found = call(main, sweep, "--csv", tmp_path / "a", "--html", tmp_path / "." / "a")
     assert found.code == 2 and "a" in found.error and not (tmp_path / "a").exists()
 
 
 @pytest.mark.parametrize("form", [[], ["--json"]], ids=["table", "json"])
-def test_control_characters_reach_neither_the_terminal_nor_the_page(
-    form: list[str], tmp_path: Path, call: Call
-) -> None:
+def test_no_control_characters_reach_the_terminal_or_compare_html(form: list[str], tmp_path: Path, call: Call) -> None:
     evil = "a\x1b[2J\x07\u202eb"
     for number, workers in enumerate((1, 2)):
         extra = f"x{number}: {json.dumps(evil)}\n{json.dumps(evil)}: {number}\n"

@@ -20,7 +20,7 @@ SMALL = ["data=synthetic", "data.train=64", "data.test=32", "batch_size=8", "wor
 
 
 @pytest.mark.slow
-def test_a_machine_that_can_train(tmp_path: Path) -> None:
+def test_doctor_finds_no_problem_on_a_machine_that_can_train_and_leaves_no_files(tmp_path: Path) -> None:
     lines = run(tmp_path, *SMALL, command="doctor")[0].splitlines()
     assert not any(line.startswith("problem") for line in lines)
     for part in ("python", "packages", "cpu", "memory", "blas", "gpu", "mpi", "data", "disk", "training"):
@@ -28,7 +28,7 @@ def test_a_machine_that_can_train(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []  # nothing is left behind
 
 
-def test_the_exit_code_is_that_of_the_first_problem(
+def test_doctor_exits_with_the_code_of_the_first_problem(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     findings = {
@@ -49,7 +49,7 @@ def test_the_exit_code_is_that_of_the_first_problem(
         ("training", IndexError("x"), Finding("training", "problem", "IndexError: x", 1)),
     ],
 )
-def test_a_check_that_fails_is_a_finding(
+def test_a_check_of_doctor_that_fails_is_a_finding(
     name: str, error: Exception, finding: Finding, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Earlier findings are kept."""
@@ -62,7 +62,7 @@ def test_a_check_that_fails_is_a_finding(
     assert doctor.examine(name, []) == [Finding(name, "ok", "one"), finding]
 
 
-def test_a_package_that_cannot_be_imported_is_no_traceback(tmp_path: Path) -> None:
+def test_doctor_reports_a_package_that_cannot_be_imported_without_a_traceback(tmp_path: Path) -> None:
     """This includes packages that other commands import first."""
     (tmp_path / "hydra.py").write_text("raise ImportError('libgone.so: cannot open shared object file')")
     path = f"{tmp_path}{os.pathsep}{environment()['PYTHONPATH']}"
@@ -71,14 +71,14 @@ def test_a_package_that_cannot_be_imported_is_no_traceback(tmp_path: Path) -> No
 
 
 @pytest.mark.standin
-def test_gpus_are_listed_one_by_one() -> None:
+def test_doctor_lists_gpus_one_by_one() -> None:
     found = list(doctor.check_gpu([]))
     assert [finding.part for finding in found] == ["cupy", "nccl", "gpu 0", "gpu 1"]
     assert {finding.state for finding in found} == {"ok"}
     assert "CUDA 12.9" in found[0].text and all(part in found[2].text for part in ("made-up device", "9.0", "1.1 GB"))
 
 
-def test_a_gpu_that_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_says_why_a_gpu_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")  # there is a driver
     monkeypatch.setattr("cupynet.backend.cuda.gpus.probe", lambda: "no kernel image")
     (found,) = doctor.check_gpu([])
@@ -87,7 +87,7 @@ def test_a_gpu_that_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @needs_mpi[0]
 @needs_mpi[1]
-def test_two_ranks_communicate() -> None:
+def test_doctor_finds_that_two_ranks_communicate() -> None:
     (found,) = doctor.check_mpi([])
     assert found.state == "ok", found
 
@@ -101,7 +101,7 @@ def test_two_ranks_communicate() -> None:
         (3, "", "-----\nno slots\nread the manual\n-----\n", "no slots"),
     ],
 )
-def test_ranks_that_do_not_see_each_other(
+def test_doctor_says_why_ranks_do_not_communicate(
     code: int, stdout: str, stderr: str, shown: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = subprocess.CompletedProcess("mpiexec", code, stdout, stderr)
@@ -117,7 +117,7 @@ def of_data(*settings: str) -> Finding:
     return doctor.examine("training", [*settings, "workers=1", "model=mlp"])[0]
 
 
-def test_complete_missing_and_damaged_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_tells_complete_missing_and_damaged_data_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny = TinyMNIST(tmp_path)
     tiny.write()
     monkeypatch.setattr(MNIST, "files", tiny.files)
@@ -140,21 +140,21 @@ def test_complete_missing_and_damaged_data(tmp_path: Path, monkeypatch: pytest.M
     assert (found.state, found.code) == ("problem", 65) and str(labels) in found.text
 
 
-def test_the_settings_describe_the_run_to_check() -> None:
+def test_doctor_checks_a_run_with_the_settings_of_its_command_line() -> None:
     _, found = doctor.examine("training", [*SMALL, "backend=numpy"])
     assert found.state == "ok" and "numpy" in found.text
     (found,) = doctor.examine("training", [*SMALL, "workers=0"])
     assert (found.state, found.code) == ("problem", 2) and found.text.startswith("workers=0: ")
 
 
-def test_a_file_named_outputs_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_named_outputs_is_a_problem_with_code_74(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("outputs").touch()
     (found,) = doctor.check_disk([])
     assert (found.state, found.code) == ("problem", 74)
 
 
-def test_a_full_disk_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_a_problem_with_code_74(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty file can be created on it."""
     monkeypatch.chdir(tmp_path)
     with Path("/dev/full").open("wb", buffering=0) as full:

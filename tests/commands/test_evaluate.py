@@ -32,7 +32,7 @@ def copy(finished: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(finished, tmp_path / "copy"))
 
 
-def test_the_figures_of_the_run_are_repeated_exactly(finished: Path, call: Call) -> None:
+def test_evaluate_repeats_the_figures_of_a_run_exactly(finished: Path, call: Call) -> None:
     found, summary = call(main, finished), summary_of(finished)
     assert found.code == 0 and SAME in found.out
     assert f"{summary['test_accuracy']:.4f}" in found.out and repr(summary["test_loss"]) in found.out
@@ -47,14 +47,14 @@ def test_other_figures_than_the_runs_are_not_called_the_same(figure: str, copy: 
     assert found.code == 0 and SAME not in found.out and str(before) in found.out.splitlines()[-1]
 
 
-def test_a_run_that_was_not_tested_is_compared_with_nothing(copy: Path, call: Call) -> None:
+def test_evaluate_compares_a_run_that_was_not_tested_with_nothing(copy: Path, call: Call) -> None:
     """A trial of a search is such a run."""
     summary_of(copy, test_accuracy=None, test_loss=None, test=None)
     found = call(main, copy)
     assert found.code == 0 and SAME not in found.out and "None" not in found.out
 
 
-def test_json_has_the_whole_evaluation(finished: Path, call: Call) -> None:
+def test_evaluate_json_has_the_whole_evaluation(finished: Path, call: Call) -> None:
     summary = summary_of(finished)
     (finished.parent / "latest").symlink_to(finished)
     found = json.loads(call(main, finished.parent / "latest", "--json").out)
@@ -62,7 +62,7 @@ def test_json_has_the_whole_evaluation(finished: Path, call: Call) -> None:
     assert found["dataset"] == "synthetic" and found["confusion"] == summary["test"]["confusion"]
 
 
-def test_a_checkpoint_is_evaluated_by_itself(finished: Path, call: Call) -> None:
+def test_a_checkpoint_is_evaluated_without_the_results_of_its_run(finished: Path, call: Call) -> None:
     summary = summary_of(finished)
     newest = call(main, finished / "checkpoints", "backend=numpy")
     assert f"{summary['test_accuracy']:.4f}" in newest.out and "summary.json" not in newest.out
@@ -84,7 +84,7 @@ def test_a_checkpoint_is_found_from_inside_the_run(finished: Path, call: Call, m
         assert json.loads(call(main, "--json", path).out)["loss"] == expected
 
 
-def test_a_summary_is_not_a_reference(copy: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reference_in_summary_json_is_not_resolved(copy: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its number of workers is one of an evaluation's settings."""
     monkeypatch.setenv("SECRET", "1234567")
     summary_of(copy, workers="${oc.env:SECRET}")
@@ -92,7 +92,7 @@ def test_a_summary_is_not_a_reference(copy: Path, call: Call, monkeypatch: pytes
     assert (found.code, found.out) == (65, "") and "workers=" in found.error and "1234567" not in found.error
 
 
-def test_other_images_than_the_runs_are_refused_unless_chosen(copy: Path, call: Call) -> None:
+def test_evaluate_refuses_other_images_than_those_of_the_run_unless_they_are_chosen(copy: Path, call: Call) -> None:
     summary_of(copy, dataset="mnist")
     found = call(main, copy)
     assert found.code == 65 and "mnist" in found.error and "synthetic" in found.error
@@ -112,7 +112,7 @@ def test_a_run_without_test_images_is_evaluated_on_its_validation_images(tmp_pat
     assert (json.loads(undivided.out)["split"], json.loads(undivided.out)["samples"]) == ("train", 100)
 
 
-def test_other_data_use_the_class_weights_of_the_run(tmp_path: Path, call: Call) -> None:
+def test_other_data_are_evaluated_with_the_class_weights_of_the_run(tmp_path: Path, call: Call) -> None:
     rng = np.random.default_rng(3)
     images, labels = rng.integers(0, 256, (120, 6, 6), np.uint8), np.minimum(rng.integers(0, 12, 120), 9)
     for name, count in (("all", 120), ("few", 30)):
@@ -125,7 +125,7 @@ def test_other_data_use_the_class_weights_of_the_run(tmp_path: Path, call: Call)
     assert json.loads(found.out)["loss"] == summary_of(tmp_path / "run")["test_loss"]
 
 
-def test_images_to_test_on_have_the_shape_and_the_classes_of_the_run(
+def test_images_to_evaluate_on_have_the_size_and_the_classes_of_the_run(
     tmp_path: Path, call: Call, caplog: pytest.LogCaptureFixture
 ) -> None:
     parts = digits(50, 40)
@@ -150,7 +150,7 @@ def test_images_to_test_on_have_the_shape_and_the_classes_of_the_run(
     assert few["samples"] == int((parts.test_labels != 9).sum()) and few["confusion"][9] == [0] * 10
 
 
-def test_images_of_another_shape_are_refused(tmp_path: Path, call: Call) -> None:
+def test_evaluate_refuses_images_of_another_shape(tmp_path: Path, call: Call) -> None:
     colors = np.random.default_rng(1).integers(0, 256, (80, 6, 6, 3), np.uint8)
     for name, images in (("color", colors), ("gray", colors[..., 0]), ("small", colors[:, :5])):
         labels = np.arange(80) % 10

@@ -29,7 +29,7 @@ def metadata_of(path: Path) -> dict[str, str]:
     return {each.key: each.value for each in onnx.load(path).metadata_props}
 
 
-def test_an_onnx_graph_says_what_it_is_made_of(finished: Path, tmp_path: Path, call: Call) -> None:
+def test_an_onnx_file_has_labels_accuracy_commit_and_preprocessing(finished: Path, tmp_path: Path, call: Call) -> None:
     call(main, finished, "--onnx", tmp_path / "a.onnx")
     metadata, summary = metadata_of(tmp_path / "a.onnx"), Run(finished).summary()
     assert json.loads(metadata["labels"]) == [str(number) for number in range(10)]
@@ -38,7 +38,7 @@ def test_an_onnx_graph_says_what_it_is_made_of(finished: Path, tmp_path: Path, c
     assert json.dumps(summary.setup.normalize) in metadata["preprocessing"]
 
 
-def test_a_run_with_class_names_and_without_test_images(finished: Path, tmp_path: Path, call: Call) -> None:
+def test_an_onnx_file_has_class_names_and_accuracy_if_there_are_any(finished: Path, tmp_path: Path, call: Call) -> None:
     folder = Path(shutil.copytree(finished, tmp_path / "run"))
     names = [f"kind {number}" for number in range(10)]
     summary_of(folder, class_names=names, test_accuracy=None)
@@ -68,7 +68,7 @@ def test_a_checkpoint_is_exported_without_the_results_of_the_run(finished: Path,
     assert "test_accuracy" not in metadata_of(file)
 
 
-def test_a_graph_that_differs_is_not_written(
+def test_an_onnx_file_whose_predictions_differ_is_not_written(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call
 ) -> None:
     monkeypatch.setattr(interop, "difference", lambda *_: 2e-4)

@@ -15,7 +15,7 @@ from tests.support.settings import settings_of_command
 TINY = ["data=synthetic", "data.train=300", "data.test=50", "model=mlp", "backend=numpy", "workers=2", "batch_size=16"]
 
 
-def test_a_learning_rate_is_suggested(tmp_path: Path) -> None:
+def test_find_rate_prints_a_setting_for_train_and_writes_find_rate_csv(tmp_path: Path) -> None:
     asked = ["lowest=1e-3", "highest=10", "iterations=40", "hydra.run.dir=there", "parallel.learning_rate_scale=linear"]
     stdout, _ = run(tmp_path, *TINY, *asked, command="find_rate")
     assert "warning" not in stdout
@@ -31,7 +31,7 @@ def test_a_learning_rate_is_suggested(tmp_path: Path) -> None:
     assert not (folder / "weights.safetensors").exists() and not (folder / "checkpoints").exists()
 
 
-def test_a_loss_that_still_decreases_at_the_highest_rate_leads_to_a_warning(
+def test_find_rate_warns_of_a_loss_that_still_decreases_at_the_highest_rate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(find_rate, "job_overrides", list)  # there is no job
@@ -63,20 +63,20 @@ RATE = "optimizer.learning_rate"
     ],
     ids=str,
 )
-def test_the_setting_that_gives_a_run_this_rate(node: object, written: str | None) -> None:
+def test_find_rate_prints_the_setting_that_gives_a_run_this_rate(node: object, written: str | None) -> None:
     """A schedule without an argument for its highest rate has no such setting."""
     found = find_rate.setting({"learning_rate": node}, 0.0314)
     assert found == written if written else "=" not in found and "0.031" in found
 
 
-def test_a_schedule_chosen_by_name_is_written_as_a_whole() -> None:
+def test_find_rate_prints_a_schedule_chosen_by_name_as_a_whole() -> None:
     optimizer = {"learning_rate": schedule("Warmup", steps=9, then=schedule("Cosine", initial=1))}
     found = find_rate.setting(optimizer, 0.0314, ["optimizer=adam", f"{RATE}=warmup"])
     assert found == f"'{RATE}={{name:warmup,steps:9,then:{{name:cosine,initial:0.031}}}}'"
     assert find_rate.setting(optimizer, 0.0314, [f"{RATE}.steps=9"]) == f"{RATE}.then.initial=0.031"
 
 
-def test_the_loss_is_printed_over_the_rates() -> None:
+def test_find_rate_draws_the_loss_over_the_rates() -> None:
     head, *rows = find_rate.bars(made(valley(60)))
     assert head.split() == ["rate", "loss"] and 10 < len(rows) <= 20 and max(map(len, rows)) <= 80
     lengths = [row.count("#") for row in rows]

@@ -18,7 +18,7 @@ from tests.support.refusals import refused
 from tests.support.settings import MINIMAL, settings_of, settings_of_command
 
 
-def test_the_table_has_the_share_of_averaging_in_the_whole_time() -> None:
+def test_plan_shows_the_share_of_averaging_in_the_whole_time() -> None:
     row = asdict(forecast(COSTS, LINKS["10gbe"], 2, 1)) | {"averaging_s": 1.0, "computing_s": 3.0}
     assert plan.table(COSTS, [row])[-1].split()[-2:] == ["25", "%"]
 
@@ -41,7 +41,7 @@ def test_an_average_is_of_the_weights_and_the_optimizer_state(experiment: Experi
 
 
 @pytest.mark.parametrize(("cores", "workers"), [(1, 2), (64, 16)])
-def test_costs_follow_from_three_rates(cores: int, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_costs_of_a_plan_follow_from_three_rates(cores: int, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Iterations take 10 ms alone and 12 ms with others, averages 3 ms. Workers beyond the cores take turns."""
     turns = workers / min(cores, workers)
     asked: Any = SimpleNamespace(
@@ -81,12 +81,12 @@ IMPOSSIBLE = {
 
 
 @pytest.mark.parametrize("override", IMPOSSIBLE)
-def test_impossible_requests_are_refused_before_anything_is_measured(override: str) -> None:
+def test_plan_refuses_impossible_requests_before_anything_is_measured(override: str) -> None:
     with refused(IMPOSSIBLE[override]):
         plan.prepare(settings_of_command("plan", PlanSettings, override))
 
 
-def test_a_plan_measures_and_forecasts(tmp_path: Path) -> None:
+def test_plan_measures_costs_and_writes_its_forecasts_to_plan_json(tmp_path: Path) -> None:
     quick = [each for each in QUICK if not each.startswith("epochs")]
     stdout, _ = run(
         tmp_path, *quick, "repeats=1", "images=600", "workers=[1,2,4]", "link={bandwidth_gbit_s:2,latency_us:30}",

@@ -63,7 +63,7 @@ def clean(digit: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["blackboard", "pencil"])
-def test_digits_drawn_large_are_known_as_well(finished: Path, digits: Any, kind: str, tmp_path: Path) -> None:
+def test_digits_drawn_large_are_recognized_as_well(finished: Path, digits: Any, kind: str, tmp_path: Path) -> None:
     model, sees, random = load(finished), preprocessing(finished), np.random.default_rng(5)
     plain = [clean(each[:, :, 0]) for each in digits.images[:40]]
     images = []
@@ -76,7 +76,7 @@ def test_digits_drawn_large_are_known_as_well(finished: Path, digits: Any, kind:
     assert (found == expected).mean() >= 0.9
 
 
-def test_the_rule_of_mnist() -> None:
+def test_pictures_of_digits_are_centered_as_in_mnist() -> None:
     """A bar of 40 x 10 on a large sheet becomes one of 20 x 5, centered in the image by its mass."""
     sheet = np.zeros((190, 200, 1), np.uint8)
     sheet[30:70, 150:160] = 200
@@ -92,7 +92,7 @@ def test_the_rule_of_mnist() -> None:
         assert (mass * np.arange(28)).sum() / mass.sum() == pytest.approx(14, abs=0.51)
 
 
-def test_other_images_are_resized_as_in_an_image_folder(tmp_path: Path) -> None:
+def test_other_pictures_are_resized_as_in_an_image_folder_and_inverted_only_on_request(tmp_path: Path) -> None:
     """A photograph that is dark on light is inverted only on request."""
     pixels = np.random.default_rng(1).integers(180, 256, (40, 30, 3), np.uint8)
     pixels[10:20, 10:20] //= 4
@@ -104,7 +104,9 @@ def test_other_images_are_resized_as_in_an_image_folder(tmp_path: Path) -> None:
     assert abs(turned.astype(int) + expected - 255).max() <= 2  # rounded twice
 
 
-def test_inverting_on_request(finished: Path, tmp_path: Path) -> None:
+def test_dark_drawings_of_digits_are_inverted_unless_invert_is_no_and_blank_pictures_are_refused(
+    finished: Path, tmp_path: Path
+) -> None:
     sheet = np.full((28, 28), 255, np.uint8)
     sheet[2:10, 2:5] = 0
     path = tmp_path / "a.png"
@@ -128,7 +130,7 @@ def scans(digits: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("scans")
-def test_the_pictures_of_a_folder_are_classified_by_name(finished: Path, call: Call) -> None:
+def test_the_pictures_of_a_folder_are_classified_in_the_order_of_their_names(finished: Path, call: Call) -> None:
     found = call(main, finished, "scans")
     lines = found.out.splitlines()
     assert (found.code, found.err) == (0, "") and all(line.count(" %") == 3 for line in lines)
@@ -136,14 +138,16 @@ def test_the_pictures_of_a_folder_are_classified_by_name(finished: Path, call: C
 
 
 @pytest.mark.usefixtures("scans")
-def test_a_folder_that_may_not_be_read_is_named(finished: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_predict_names_a_folder_that_cannot_be_read(
+    finished: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
     deny(Path("scans"), monkeypatch)
     found = call(main, finished, "scans")
     assert found.code == 65 and "scans" in found.error
 
 
 @pytest.mark.usefixtures("scans")
-def test_good_pictures_are_classified_although_there_are_bad_ones(finished: Path, call: Call) -> None:
+def test_good_pictures_are_classified_and_bad_ones_get_a_line_each_and_exit_code_65(finished: Path, call: Call) -> None:
     """Each bad picture gets one line, and the exit code is 65."""
     Path("a\x1b\n.png").write_text("text")
     Path("b.png").write_bytes(b"GIF89a" + bytes(40))

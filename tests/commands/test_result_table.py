@@ -29,12 +29,12 @@ def test_the_table_has_time_and_traffic_of_workers(capsys: pytest.CaptureFixture
     assert set(rows) - set(table(summary(), capsys)) == {"spent", "advice"}
 
 
-def test_the_table_has_both_scores(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_has_the_validation_and_the_test_accuracy(capsys: pytest.CaptureFixture[str]) -> None:
     rows = table(summary(validation_accuracy=0.875, test_accuracy=0.75), capsys)
     assert "87.50 %" in rows["validation"] and rows["test accuracy"] == "75.00 %"
 
 
-def test_one_worker_alone_sends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_of_a_single_worker_has_no_traffic_or_drift(capsys: pytest.CaptureFixture[str]) -> None:
     alone = Spent([10.0], [9.0], [1.0], [0.0], [0.0], [480], [0])
     rows = table(summary(workers=1, spent=asdict(alone), advice="nothing stands out"), capsys)
     assert "spent" not in rows and "replicas" not in rows and rows["advice"] == "nothing stands out"
@@ -55,7 +55,7 @@ def test_a_table_that_cannot_be_printed_does_not_end_the_run(monkeypatch: pytest
     result_table(summary(), Run("outputs"))
 
 
-def test_a_name_of_data_cannot_control_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_name_of_a_data_set_or_folder_cannot_control_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     result_table(summary(dataset="a\x1b[2J\u202eb"), Run("outputs/a\x1b[2J"))
     text = capsys.readouterr().out
     assert text.count("\ufffd") == 3 and not {"\x1b", "\u202e"} & set(text)

@@ -49,13 +49,13 @@ def test_a_run_writes_the_files_that_other_commands_read(finished: tuple[Path, s
     assert summary["environment"]["blas"][0]["num_threads"] >= 1
 
 
-def test_the_examples_are_the_images_of_the_mistakes(finished: tuple[Path, str, str]) -> None:
+def test_examples_safetensors_has_the_images_of_the_mistakes(finished: tuple[Path, str, str]) -> None:
     mistakes = [each["sample"] for each in summary_of(finished[0])["test"]["mistakes"]]
     images = load_file(finished[0] / "examples.safetensors")["images"]
     np.testing.assert_array_equal(images, Synthetic(600, 200).load().test.images[mistakes])
 
 
-def test_a_run_that_has_not_learned_warns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_that_has_not_learned_logs_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Steps are far too large, but clipping keeps them finite, so nothing else would reveal it."""
     trained(tmp_path / "bad", *TINY, "workers=1", "optimizer.learning_rate=10")
     assert sum(each.levelname == "WARNING" for each in caplog.records) == 1
@@ -64,7 +64,7 @@ def test_a_run_that_has_not_learned_warns(tmp_path: Path, caplog: pytest.LogCapt
     assert not [each for each in caplog.records if each.levelname == "WARNING"]
 
 
-def test_a_run_that_diverges_keeps_its_best(tmp_path: Path, call: Call) -> None:
+def test_a_run_that_diverges_keeps_its_best_weights_and_names_the_layer(tmp_path: Path, call: Call) -> None:
     def diverge(trainer: Trainer) -> None:
         if (trainer.rank, trainer.iteration) == (1, 25):
             trainer.params.master[0] = np.nan
@@ -83,7 +83,7 @@ def test_a_run_that_diverges_keeps_its_best(tmp_path: Path, call: Call) -> None:
     assert call(evaluate.main, tmp_path).code == 0
 
 
-def test_a_sweep_chooses_by_images_that_are_held_out(tmp_path: Path) -> None:
+def test_a_job_of_a_sweep_is_scored_by_its_validation_accuracy(tmp_path: Path) -> None:
     settings = settings_of(*QUICK, "model=mlp", "data.validation=50", "workers=1")
     value = train.train(train.prepare(settings), tmp_path)
     scores = Run(tmp_path).summary().scores
@@ -104,7 +104,7 @@ def test_every_experiment_trains(experiment: str, tmp_path: Path) -> None:
     assert summary["images"] == 50 and summary["test_accuracy"] is not None
 
 
-def test_missing_mnist_falls_back_and_says_so(
+def test_missing_mnist_is_replaced_by_synthetic_digits_and_a_message_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("CUPYNET_OFFLINE", "1")
@@ -113,7 +113,7 @@ def test_missing_mnist_falls_back_and_says_so(
     assert "synthetic digits" in caplog.text and summary_of(tmp_path)["fallback"] is True
 
 
-def test_a_damaged_data_file_ends_the_command_with_65_and_its_name(tmp_path: Path) -> None:
+def test_a_damaged_data_file_exits_with_65_and_is_named(tmp_path: Path) -> None:
     damaged = write_idx(tmp_path / "idx", digits(60, 20)) / "train-images-idx3-ubyte.gz"
     os.truncate(damaged, 60)
     _, stderr = run(tmp_path, "data=idx", "data.folder=idx", "model=mlp", "batch_size=16", "epochs=1", code=65)
@@ -154,15 +154,13 @@ def signalling(tmp_path: Path) -> list[str]:
     return [*TINY, "trusted_modules=[signalling]"]
 
 
-def test_a_signal_while_data_are_loaded_ends_a_run_at_once(signalling: list[str], tmp_path: Path) -> None:
+def test_a_signal_while_data_are_loaded_ends_a_run_at_once_with_143(signalling: list[str], tmp_path: Path) -> None:
     _, stderr = run(tmp_path, *signalling, "data._target_=signalling.Slow", "hydra.run.dir=run", code=143)
     assert "SIGUSR1" in stderr and stderr.count("\n") == 1
     assert not (tmp_path / "run" / "summary.json").exists()
 
 
-def test_a_signal_during_the_last_evaluation_keeps_the_results_and_ends_a_sweep(
-    signalling: list[str], tmp_path: Path
-) -> None:
+def test_a_signal_in_the_last_evaluation_keeps_results_and_ends_a_sweep(signalling: list[str], tmp_path: Path) -> None:
     part = "+model.layers={late:{_target_:signalling.Late}}"
     stdout, _ = run(tmp_path, "-m", *signalling, part, "workers=1,2", code=143)
     (summary,) = tmp_path.glob("outputs/sweeps/*/*/*/summary.json")
@@ -185,14 +183,14 @@ def test_mnist_reaches_99_percent(tmp_path: Path) -> None:
     assert sum(accuracies) / 3 >= 0.99 and min(accuracies) >= 0.989
 
 
-def test_equal_runs_leave_equal_files(finished: tuple[Path, str, str], tmp_path: Path) -> None:
+def test_runs_with_the_same_settings_are_bit_identical(finished: tuple[Path, str, str], tmp_path: Path) -> None:
     """The files are equal byte for byte, except for times in the history."""
     trained(tmp_path, *FINISHED)
     assert same(finished[0], tmp_path)
     assert Counter(row["kind"] for row in Run(tmp_path).history()) == {"epoch": 2, "report": 5}
 
 
-def test_a_run_that_began_with_weights_is_resumed_without_them(tmp_path: Path) -> None:
+def test_a_run_that_started_from_weights_is_resumed_without_their_file(tmp_path: Path) -> None:
     trained(tmp_path / "first", *TINY, "workers=1")
     first = load_file(tmp_path / "first" / "weights.safetensors")
     fine = [f"weights={tmp_path / 'first'}", "freeze=[conv*]", "model.layers.dense1.units=8"]

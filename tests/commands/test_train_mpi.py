@@ -47,7 +47,7 @@ def test_ranks_on_stand_in_devices_learn_what_ranks_on_the_cpu_learn(tmp_path: P
 
 @pytest.mark.slow
 @pytest.mark.parametrize("parallel", [p.stem for p in sorted((ROOT / "conf/parallel").glob("*.yaml"))])
-def test_every_mode_gives_the_same_weights_and_sends_as_much(tmp_path: Path, parallel: str) -> None:
+def test_every_parallel_method_gives_ranks_the_weights_and_traffic_of_threads(tmp_path: Path, parallel: str) -> None:
     settings, ranks, threads = (f"parallel={parallel}", "batch_size=16"), tmp_path / "ranks", tmp_path / "threads"
     train(tmp_path, 2, *MPI, *settings, "hydra.run.dir=ranks")
     trained(threads, *QUICK, *settings, f"workers={summary_of(ranks)['workers']}")
@@ -57,7 +57,7 @@ def test_every_mode_gives_the_same_weights_and_sends_as_much(tmp_path: Path, par
 
 @pytest.mark.slow
 @pytest.mark.parametrize("setting", ["workers=3", "parallel.launcher=thread"])
-def test_a_wrong_setting_is_refused_once_and_leaves_no_folder(tmp_path: Path, setting: str) -> None:
+def test_a_wrong_setting_of_ranks_is_refused_once_and_leaves_no_folder(tmp_path: Path, setting: str) -> None:
     stdout, stderr = train(tmp_path, 2, *MPI, setting, code=2)
     assert stdout == "" and stderr.startswith("cupynet: ") and stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
@@ -81,7 +81,7 @@ def test_sweeps_and_single_process_commands_are_refused_under_mpiexec(
 
 
 @pytest.mark.slow
-def test_a_checkpoint_that_rank_0_cannot_write_ends_all(tmp_path: Path) -> None:
+def test_a_checkpoint_that_rank_0_cannot_write_ends_all_ranks_with_74(tmp_path: Path) -> None:
     """The others have sent their parts, and continue to train until they learn of the failure."""
     saving = [*MPI, "callbacks.checkpoint.every_iterations=4"]
     stdout, stderr = train(tmp_path, 2, *saving, *faulty(tmp_path, "disk", 8), code=74)
@@ -112,7 +112,7 @@ for arguments in json.loads(sys.argv[1]):
 """
 
 
-def test_ranks_that_stop_and_resume_equal_threads_bit_for_bit(tmp_path: Path) -> None:
+def test_ranks_and_threads_resume_each_others_runs_bit_for_bit_and_one_signal_stops_all_ranks(tmp_path: Path) -> None:
     """The network has synchronized statistics and dropout. In the last round, one of the two ranks has no batch.
 
     Ranks resume a run started with threads, and threads resume a run started with ranks. A signal to one rank stops

@@ -53,7 +53,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.mark.parametrize(
     ("command", "typed", "code", "named"), WRONG, ids=[f"{each[0].__name__} {each[1]}" for each in WRONG]
 )
-def test_arguments_that_a_command_cannot_follow_are_refused(
+def test_wrong_arguments_of_a_command_give_one_line_an_exit_code_and_no_file(
     command: ModuleType, typed: str, code: int, named: str, here: Path, call: Call
 ) -> None:
     found = call(command.main, *typed.split())

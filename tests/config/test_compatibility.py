@@ -31,7 +31,7 @@ USERS_FILES = ("data/folder", "data/idx", "data/npz")  # found, and rejected wit
 
 
 @pytest.mark.parametrize("file", NODES)
-def test_every_part_of_the_former_conf_is_built(file: str) -> None:
+def test_every_part_of_the_conf_of_an_earlier_version_is_built(file: str) -> None:
     group = file.split("/")[0]
     node = translated({group: NODES[file]})[group]  # as for a stored run's settings
     if file in USERS_FILES:
@@ -47,7 +47,7 @@ def test_every_part_of_the_former_conf_is_built(file: str) -> None:
 ENDINGS = (", 1 batch: a fast dev run", ", 3 batches: a fast dev run", "")  # of the data set's name
 
 
-def test_a_stored_run_is_evaluated_reported_and_compared(tmp_path: Path) -> None:
+def test_a_run_of_an_earlier_version_is_evaluated_reported_and_compared(tmp_path: Path) -> None:
     folder = shutil.copytree(GOLDEN / "run_52b31d6", tmp_path / "run")
     stored = summary_of(folder)
     for ending in ENDINGS:
@@ -63,9 +63,7 @@ def test_a_stored_run_is_evaluated_reported_and_compared(tmp_path: Path) -> None
 
 @pytest.mark.usefixtures("minimal_conf")
 @pytest.mark.parametrize("changes", [(), ("workers=1", "dtype=double")])
-def test_a_checkpoint_of_an_earlier_version_is_resumed(
-    changes: tuple[str, ...], command: Command, in_folder: Path
-) -> None:
+def test_a_run_of_an_earlier_version_is_resumed(changes: tuple[str, ...], command: Command, in_folder: Path) -> None:
     run = shutil.copytree(GOLDEN / "run_0171862e", in_folder / "run")
     with (run / "history.jsonl").open("a") as file:
         file.write('{"kind": "epoch", "epoch": 3}\n')  # written after the checkpoint
@@ -75,7 +73,7 @@ def test_a_checkpoint_of_an_earlier_version_is_resumed(
     assert Run(run).columns()["epoch"] == [1, 2, 3]
 
 
-def test_a_removed_setting_is_dropped_if_it_is_ignored_or_at_its_default() -> None:
+def test_a_removed_setting_of_a_stored_run_is_dropped_if_it_is_ignored_or_at_its_default() -> None:
     assert translated({"data": {"shards": None, "sha256": "abc", "limit": 3}}) == {"data": {"limit": 3}}
     assert translated({"data": {"shards": 4}}) == {"data": {"shards": 4}}  # refused by the source
     assert translated({"data": {"timeout_s": float("inf")}}) == {"data": {}}
@@ -83,7 +81,7 @@ def test_a_removed_setting_is_dropped_if_it_is_ignored_or_at_its_default() -> No
     assert translated({**relu, "slope": 0.3}) == relu
 
 
-def test_stored_overrides_get_their_present_keys(tmp_path: Path) -> None:
+def test_renamed_settings_of_a_stored_command_line_get_their_present_names(tmp_path: Path) -> None:
     smoke_test = ["fast_dev_run=3", "accumulate=2", "+data.normalize.deviation=[0.4]", "~callbacks.progress"]
     keep(tmp_path, settings_of(), smoke_test)
     with (tmp_path / ".hydra/config.yaml").open("a") as file:
@@ -96,14 +94,14 @@ def test_stored_overrides_get_their_present_keys(tmp_path: Path) -> None:
     ]
 
 
-def test_a_renamed_argument_is_found_at_any_depth() -> None:
+def test_a_renamed_argument_in_stored_settings_gets_its_present_name_at_any_depth() -> None:
     name, schedule = "cupynet.parallel.ElasticAveraging", {"_target_": "cupynet.parallel.PostLocal", "epochs": 2}
     stored = {"synchronizer": {"_target_": name, "frequency": {**schedule, "frequency": 10}}}
     present = {"_target_": name, "averaging_frequency": {**schedule, "averaging_frequency": 10}}
     assert translated({"parallel": stored})["parallel"]["synchronizer"] == present
 
 
-def test_a_moved_class_is_found_and_an_argument_of_a_class_of_the_user_keeps_its_name() -> None:
+def test_a_moved_class_is_found_and_an_argument_of_a_users_class_keeps_its_name() -> None:
     assert translated({"_target_": "cupynet.loggers.WandB"}) == {"_target_": "cupynet.training.WandB"}
     stored = {"_target_": "mine.ParameterAveraging", "frequency": 3}
     assert translated(stored) == stored

@@ -31,7 +31,7 @@ WITHOUT_A_PATH = ("ImageFolder", "IdxFiles", "NpzFile", "ShardedFiles")
 
 
 @pytest.mark.parametrize("number", range(max(map(len, FILES.values()))))
-def test_every_file_composes_and_lists_every_argument_of_its_parts(number: int) -> None:
+def test_every_file_of_conf_composes_and_lists_every_argument_of_its_parts(number: int) -> None:
     """Each number chooses one file of every group. tests/commands/test_train.py trains with every experiment."""
     settings = asdict(config.compose([f"{group}={names[number % len(names)]}" for group, names in FILES.items()]))
     for each in ("model", "loss", "optimizer"):
@@ -44,7 +44,7 @@ def test_every_file_composes_and_lists_every_argument_of_its_parts(number: int) 
         assert set(part) == set(inspect.signature(getattr(import_module(module), cls)).parameters), key
 
 
-def test_settings_of_tests_equal_those_of_hydra() -> None:
+def test_settings_composed_for_tests_equal_those_of_hydra() -> None:
     files = ["experiment=dl4j_gpu_guide", "callbacks=[default,tensorboard]", "~callbacks.progress"]
     values = ["parallel.averaging_frequency=7", "+callbacks.mine={a: 1}", "optimizer.learning_rate=cosine"]
     assert settings_of(*values, *files) == config.compose([*values, *files])
@@ -74,14 +74,14 @@ class Own(ParameterAveraging):
         super().__init__(averaging_frequency)
 
 
-def test_an_overridden_class_keeps_the_arguments_it_accepts() -> None:
+def test_a_class_chosen_by_target_keeps_the_arguments_that_it_accepts() -> None:
     target = f"{__name__}.Own"
     chosen = ["trusted_modules=[tests]", f"parallel.synchronizer._target_={target}"]
     settings = settings_of("parallel.averaging_frequency=10", *chosen)
     assert settings.parallel.synchronizer == {"_target_": target, "averaging_frequency": 10}
 
 
-def test_an_argument_that_was_typed_stays_whatever_class_is_chosen() -> None:
+def test_an_argument_that_was_typed_is_kept_and_refused_by_a_class_without_it() -> None:
     settings = settings_of("optimizer._target_=cupynet.optim.SGD", "optimizer.momentum=0.5", "optimizer.l2=0.25")
     assert settings.optimizer["l2"] == 0.25 and settings.optimizer["learning_rate"]["peak"] == 0.2
     with refused("optimizer.momentum"):
@@ -103,7 +103,7 @@ STEP = "optimizer.learning_rate={name: step, every: 5, factor: 0.5}"
     ],
     ids=str,
 )
-def test_a_schedule_is_named_beside_every_optimizer(overrides: list[str], expected: dict[str, Any]) -> None:
+def test_a_schedule_chosen_by_name_keeps_the_learning_rate(overrides: list[str], expected: dict[str, Any]) -> None:
     settings = settings_of(*overrides)
     assert settings.optimizer["learning_rate"] == expected
     assert isinstance(build(settings.optimizer, "optimizer"), Optimizer)
@@ -118,6 +118,6 @@ def test_an_unknown_schedule_and_wrong_arguments_of_one_are_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["averaging", "slowmo", "diloco", "elastic"])
-def test_frequency_sets_the_period_of_every_synchronizer(name: str) -> None:
+def test_averaging_frequency_sets_the_period_of_every_synchronizer(name: str) -> None:
     settings = settings_of(f"parallel={name}", "parallel.averaging_frequency=7")
     assert build(settings.parallel.synchronizer, "parallel.synchronizer").averaging_frequency == 7

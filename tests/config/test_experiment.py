@@ -35,14 +35,14 @@ def experiment(*overrides: str, workers: int = 1, devices: tuple[int, ...] = ())
     return found
 
 
-def test_pools_are_watched_and_trimmed_as_the_settings_say() -> None:
+def test_memory_pools_are_trimmed_above_the_sizes_in_the_settings() -> None:
     settings = ("memory.device_pool_trim_above=2KiB", "memory.pinned_pool_trim_above=64")
     (pools,) = experiment(*settings, workers=3, devices=(0, 2)).pools()
     assert isinstance(pools, Pools) and not pools.processes
     assert (pools.devices, pools.device_above, pools.pinned_above) == ([0, 2, 0], 2048, 64)
 
 
-def test_pools_are_capped_for_one_job(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_pool_limit_caps_the_pools_of_a_job_and_is_lifted_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(gpus, "limit_pools", lambda *arguments: asked.append(arguments))
     monkeypatch.setattr(gpus, "trim_pools", lambda *arguments: asked.append(arguments))
@@ -57,7 +57,7 @@ def test_pools_are_capped_for_one_job(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not asked
 
 
-def test_a_source_that_does_not_give_what_it_declares_is_an_error_of_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_whose_data_are_missing_or_not_as_it_declares_is_a_data_error(monkeypatch: pytest.MonkeyPatch) -> None:
     one, other_shapes = experiment(), small_dataset(12)
     loaded = Mock(side_effect=[Data("own", other_shapes, None, other_shapes), FileNotFoundError("own.npy")])
     monkeypatch.setattr(one.source, "load", loaded)
@@ -102,11 +102,11 @@ def test_settings_that_cannot_work_are_refused_before_data_are_loaded(
         experiment(*overrides)
 
 
-def test_a_frozen_batch_norm_takes_batches_of_one() -> None:
+def test_a_frozen_batch_norm_accepts_batches_of_one_sample() -> None:
     experiment("batch_size=1", "model=mlp", "model.layers.drop1._target_=cupynet.nn.BatchNorm", "freeze=[drop1]")
 
 
-def test_a_new_run_does_not_write_into_the_results_of_another(tmp_path: Path) -> None:
+def test_a_new_run_does_not_write_into_the_checkpoints_or_history_of_another(tmp_path: Path) -> None:
     Checkpoints(tmp_path / "ck").save(3, {}, {})
     (tmp_path / "history.jsonl").write_text("{}\n")
     (tmp_path / "empty").touch()
@@ -127,7 +127,7 @@ def test_a_new_run_does_not_write_into_the_results_of_another(tmp_path: Path) ->
         (("parallel=diloco", "parallel.averaging_frequency=7"), 0),
     ],
 )
-def test_valid_settings_that_are_probably_a_mistake_are_warned_of(
+def test_settings_that_are_valid_but_probably_a_mistake_are_warned_of(
     overrides: tuple[str, ...], warnings: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     announce(experiment(*overrides))
@@ -148,12 +148,12 @@ def test_bfloat16_on_a_processor_without_amx_is_warned_of(
 
 
 @pytest.mark.parametrize(("asked", "iterations"), [("true", Profile().iterations), ("3", 3)])
-def test_a_profile_has_as_many_rounds_as_the_settings_say(asked: str, iterations: int) -> None:
+def test_profile_times_as_many_iterations_as_the_setting_says(asked: str, iterations: int) -> None:
     (profile,) = (each for each in experiment(f"profile={asked}").own_callbacks() if isinstance(each, Profile))
     assert profile.iterations == iterations
 
 
-def test_a_run_begins_with_the_weights_that_fit(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_starts_from_the_weights_that_fit(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     own = experiment(*SMALL, "seed=9").model()
     own.save(tmp_path / "own.safetensors")
     save_weights(tmp_path / "weights.safetensors", own.weights())
@@ -183,7 +183,7 @@ def test_balanced_class_weights_are_those_of_the_training_labels() -> None:
         one._balance(replace(small_dataset(30), classes=4))
 
 
-def test_a_rehearsal_leaves_errors_to_training(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_the_rehearsal_of_a_run_is_left_to_training(monkeypatch: pytest.MonkeyPatch) -> None:
     rehearse = Mock(side_effect=RuntimeError("no memory"))
     monkeypatch.setattr(Replica, "rehearse", rehearse)
     experiment(*SMALL).rehearse()

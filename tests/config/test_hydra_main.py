@@ -50,7 +50,7 @@ REFUSED = {
 
 @pytest.mark.usefixtures("minimal_conf")
 @pytest.mark.parametrize("bad", REFUSED)
-def test_a_wrong_setting_is_refused_in_one_line_with_code_2_before_a_folder_is_written(
+def test_a_wrong_setting_exits_with_2_and_one_line_before_anything_is_written(
     bad: str, command: Command, in_folder: Path, error_line: Line
 ) -> None:
     assert command(*bad.split()) == (2, [])
@@ -82,7 +82,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("override", WRONG)
-def test_a_wrong_setting_is_named(override: str) -> None:
+def test_a_wrong_setting_is_refused_and_the_nearest_setting_or_a_remedy_is_named(override: str) -> None:
     setting, nearest = WRONG[override]
     with pytest.raises(ConfigError) as caught:
         config.compose([override])
@@ -91,7 +91,7 @@ def test_a_wrong_setting_is_named(override: str) -> None:
 
 
 @pytest.mark.parametrize("value", ["Bücher", "~/pictures", "a (1) & b", "a=b#$(c)"])
-def test_the_quoted_form_of_a_refused_value_is_accepted(value: str) -> None:
+def test_the_quoted_form_that_an_error_suggests_is_accepted(value: str) -> None:
     with pytest.raises(ConfigError) as caught:
         config.compose([f"hydra.run.dir={value}"])
     (remedy,) = shlex.split(str(caught.value).rpartition(": ")[2])
@@ -99,9 +99,7 @@ def test_the_quoted_form_of_a_refused_value_is_accepted(value: str) -> None:
 
 
 @pytest.mark.usefixtures("minimal_conf")
-def test_a_refused_run_removes_only_the_folders_that_were_made_for_it(
-    command: Command, in_folder: Path, error_line: Line
-) -> None:
+def test_a_refused_run_removes_only_folders_made_for_it(command: Command, in_folder: Path, error_line: Line) -> None:
     def check(settings: Settings) -> None:
         raise ConfigError("is\n too large", "model.layers.conv2.kernel_size", "29")
 
@@ -125,7 +123,7 @@ def test_an_error_names_the_setting_that_was_typed(typed: str, command: Command,
 # what comes in --------------------------------------------------------------------------------------------------------
 
 
-def test_settings_arrive_as_plain_values(command: Command, in_folder: Path) -> None:
+def test_commands_get_their_settings_as_plain_values(command: Command, in_folder: Path) -> None:
     arguments = ("workers=2", "devices=[0,2]", "data.limit=7", "data.folder=${hydra:runtime.cwd}/x")
     code, (settings,) = command(*arguments)
     assert code == 0
@@ -140,7 +138,9 @@ WRONG_VARIABLES = [
 ]
 
 
-def test_settings_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variables_set_backend_priorities_and_the_report_and_wrong_ones_are_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("BACKEND_PRIORITY_CPU", "200")
     monkeypatch.delenv("BACKEND_PRIORITY_GPU", raising=False)
     monkeypatch.setenv("CUPYNET_REPORT", "false")
@@ -157,9 +157,7 @@ def test_settings_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("minimal_conf")
-def test_a_resumed_run_accepts_overrides_of_every_form_and_needs_no_user_files(
-    command: Command, in_folder: Path
-) -> None:
+def test_a_resumed_run_accepts_changes_of_every_form_and_needs_no_user_files(command: Command, in_folder: Path) -> None:
     before = ["optimizer.momentum=0.5", "workers=2", "seed=5"]
     own = replace(settings_of(*before), model={"_target_": "mine.Stack"})
     stored.keep(in_folder / "r", own, ["model=own", *before])
@@ -179,7 +177,7 @@ def write_own_file(folder: Path, name: str, content: str) -> Path:
     return folder / "mine"
 
 
-def test_own_files_are_found_by_config_dir_between_overrides(
+def test_files_of_the_user_are_found_in_config_dir_and_damaged_ones_are_named(
     command: Command, in_folder: Path, error_line: Line
 ) -> None:
     synchronizer = "  _target_: mine.Anything\n  every: ${parallel.averaging_frequency}\n"
@@ -204,7 +202,7 @@ def test_own_files_are_found_by_config_dir_between_overrides(
         ("defaults:\n  - override /data: nothing\n", ("data=nothing",)),
     ],
 )
-def test_a_wrong_setting_in_a_file_is_named(content: str, named: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_wrong_setting_in_a_file_of_the_user_is_named(content: str, named: tuple[str, ...], tmp_path: Path) -> None:
     own_files = write_own_file(tmp_path, "experiment/own", f"# @package _global_\n{content}")
     with pytest.raises(ConfigError) as caught:
         config.compose(["experiment=own"], own_files)
@@ -220,7 +218,7 @@ def test_an_experiment_without_its_first_line_is_refused(content: str, tmp_path:
 
 
 @pytest.mark.usefixtures("minimal_conf")
-def test_a_run_replaces_no_files_of_its_user(command: Command, in_folder: Path, error_line: Line) -> None:
+def test_a_run_in_the_folder_of_its_user_replaces_no_files(command: Command, in_folder: Path, error_line: Line) -> None:
     own = ("unfinished.txt", "profile.json", "trace.json", "report.html")
     for name in own:
         (in_folder / name).write_text("mine")
@@ -234,14 +232,16 @@ def test_a_run_replaces_no_files_of_its_user(command: Command, in_folder: Path, 
 
 @pytest.mark.usefixtures("minimal_conf")
 @pytest.mark.parametrize("typed", ["seed=1", "-m seed=1,2"])
-def test_a_run_folder_that_cannot_be_made(typed: str, command: Command, in_folder: Path, error_line: Line) -> None:
+def test_a_run_folder_that_cannot_be_made_exits_with_74(
+    typed: str, command: Command, in_folder: Path, error_line: Line
+) -> None:
     (in_folder / "outputs").write_text("mine")
     assert command(*typed.split()) == (74, [])
     assert "outputs" in error_line() and (in_folder / "outputs").read_text() == "mine"
 
 
 @pytest.mark.usefixtures("minimal_conf")
-def test_one_bad_job_does_not_stop_a_sweep(
+def test_a_failed_job_does_not_stop_a_sweep_which_exits_with_the_code_of_the_first_one(
     command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One job has a bug, another is rejected. Errors name the job numbers. The first decides the exit code."""
@@ -256,7 +256,7 @@ def test_one_bad_job_does_not_stop_a_sweep(
 
 
 @pytest.mark.usefixtures("minimal_conf")
-def test_a_sweep_locks_its_folder_while_it_runs(
+def test_a_sweep_locks_its_folder_while_it_runs_and_does_not_overwrite_another(
     command: Command, in_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lock, "TIMEOUT_S", 0.0)
@@ -270,12 +270,12 @@ def test_a_sweep_locks_its_folder_while_it_runs(
 
 @pytest.mark.usefixtures("minimal_conf")
 @pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt(), 130), (Interrupted(15), 143)])
-def test_an_interrupt_ends_the_sweep(error: BaseException, code: int, command: Command) -> None:
+def test_an_interrupt_ends_a_sweep_with_code_130_or_143(error: BaseException, code: int, command: Command) -> None:
     exit_code, ran = command("-m", "workers=1,2", task=Mock(side_effect=error))
     assert (exit_code, [settings.workers for settings in ran]) == (code, [1])
 
 
-def test_a_sweep_over_learning_rates_may_contain_schedules(command: Command) -> None:
+def test_a_sweep_over_learning_rates_may_contain_a_schedule(command: Command) -> None:
     code, ran = command("-m", "optimizer.learning_rate=0.25,{name: step, initial: 0.1, every: 5, factor: 0.5}")
     number, schedule = (settings.optimizer["learning_rate"] for settings in ran)
     assert code == 0 and number == 0.25 and (schedule["_target_"], schedule["every"]) == ("cupynet.optim.StepDecay", 5)
@@ -300,7 +300,7 @@ RECORDS = ["INFO cupynet.training: epoch 1", "WARNING cupynet: careful", "WARNIN
 
 
 @pytest.mark.usefixtures("minimal_conf")
-def test_a_sweep_shows_warnings_only_and_each_job_has_its_log_and_results(
+def test_a_sweep_prints_warnings_only_and_each_job_has_its_log_and_a_row_in_sweep_csv(
     command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def task(settings: Settings, folder: Path) -> None:
@@ -318,7 +318,7 @@ def test_a_sweep_shows_warnings_only_and_each_job_has_its_log_and_results(
 
 @pytest.mark.usefixtures("minimal_conf")
 @pytest.mark.parametrize(("style", "printed"), [("none", ["warning"]), ("lines", ["epoch 1", "warning"])])
-def test_a_record_appears_once_on_the_terminal_and_once_in_the_log(
+def test_a_message_appears_once_on_the_terminal_and_once_in_train_log(
     style: str, printed: list[str], command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command(f"+callbacks.progress.style={style}", task=logging_task)[0] == 0
@@ -328,7 +328,7 @@ def test_a_record_appears_once_on_the_terminal_and_once_in_the_log(
     assert [logged(log) for log in in_folder.glob("outputs/20*/*/train.log")] == [RECORDS]
 
 
-def test_questions_are_answered_and_start_nothing(
+def test_info_cfg_and_version_print_an_answer_and_write_nothing(
     command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     answers = {"--info defaults": "spine", "-c job -p optimizer": "momentum: 0.9", "--version": __version__}
@@ -343,7 +343,7 @@ SCHEMAS = {"bench": BenchSettings, "plan": PlanSettings, "find_rate": RateSettin
 
 @pytest.mark.usefixtures("in_folder")
 @pytest.mark.parametrize(("name", "schema"), [("config", Settings), ("tune", TuneSettings)])
-def test_help_lists_the_settings_that_exist(
+def test_help_lists_the_groups_the_settings_of_the_command_and_the_exit_codes(
     name: str, schema: type[Settings], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The page lists each group's files (or some and `...`), the command's own settings, and the exit codes."""
@@ -369,7 +369,7 @@ def test_help_of_every_command_lists_its_own_settings(name: str) -> None:
 
 
 @pytest.mark.usefixtures("in_folder", "minimal_conf")
-def test_ranks_compare_all_but_machine_specific_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_must_agree_on_all_settings_except_data_folders_and_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: dict[str, Any] = {}
     ranks: Any = SimpleNamespace(rank=1, size=2, library="MPICH", ranks=SimpleNamespace(), agree=compared.update)
     ranks.share = lambda text: text

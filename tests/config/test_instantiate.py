@@ -33,7 +33,7 @@ CONV = {"_target_": f"{HERE}.Conv", "filters": 2}
 STACK = {"_target_": f"{HERE}.Stack", "layers": {}, "extra": []}
 
 
-def test_build_makes_parts_inside_parts_in_order() -> None:
+def test_parts_inside_parts_are_built_in_order() -> None:
     layers = {"z": CONV, "a": {**CONV, "kernel_size": 5}, "m": CONV}
     node = {**STACK, "layers": layers, "extra": [CONV, 3, {"plain": (1, None)}], "whatever": 1}
     stack = build(node, "model", [HERE])
@@ -55,7 +55,7 @@ def test_build_makes_parts_inside_parts_in_order() -> None:
         ({"filters": "many"}, "model.layers.a"),  # TypeError
     ],
 )
-def test_build_errors_name_the_key(node: dict[str, Any], setting: str) -> None:
+def test_an_error_in_a_part_names_its_dotted_key(node: dict[str, Any], setting: str) -> None:
     with refused(setting):
         build({**STACK, "layers": {"a": {"_target_": f"{HERE}.Conv", **node}}}, "model", [HERE])
 
@@ -71,7 +71,7 @@ UNTRUSTED: list[Any] = [
 
 
 @pytest.mark.parametrize("target", UNTRUSTED, ids=str)
-def test_build_trusts_definitions_only(target: Any) -> None:
+def test_only_classes_that_cupynet_or_a_trusted_module_defines_are_built(target: Any) -> None:
     with refused("loss._target_", str(target)):
         build({"_target_": target}, "loss", [HERE])
 
@@ -81,7 +81,7 @@ def test_build_trusts_definitions_only(target: Any) -> None:
     [("trap.Layer", []), ("poorx.Layer", ["poor"]), ("poor.Layer", ["poor"])],
     ids=["untrusted", "begins like a trusted name", "cannot be imported"],
 )
-def test_build_imports_nothing_untrusted(
+def test_a_module_that_is_not_trusted_is_not_imported(
     target: str, trusted: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("trap", "poorx"):
@@ -117,7 +117,7 @@ def test_a_part_of_the_wrong_kind_is_refused(node: Any) -> None:
         ((), "model"),
     ],
 )
-def test_a_part_puts_its_key_before_the_setting(named: tuple[str, ...], setting: str) -> None:
+def test_an_error_of_a_part_begins_with_its_key_and_argument(named: tuple[str, ...], setting: str) -> None:
     with pytest.raises(ConfigError) as caught, errors_of("model", {"kernel_size": 0, "sha256": {}}):
         raise ConfigError("is odd", *named)
     error = caught.value

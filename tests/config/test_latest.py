@@ -45,7 +45,7 @@ def made(name: str, *, checkpoint: bool = True, age_s: float = 0.0, summary: str
     return run
 
 
-def test_latest_is_a_relative_link_to_the_newest_run() -> None:
+def test_outputs_latest_is_a_relative_link_to_the_newest_run() -> None:
     for name in ("outputs/day/one", "outputs/day/two"):
         resume.mark_latest(made(name))
         assert os.readlink(LATEST) == name.removeprefix("outputs/")
@@ -53,7 +53,7 @@ def test_latest_is_a_relative_link_to_the_newest_run() -> None:
     assert os.readlink(LATEST) == "day/one" and sorted(os.listdir("outputs")) == ["day", "latest"]
 
 
-def test_no_folder_elsewhere_is_linked_and_a_users_file_is_kept() -> None:
+def test_outputs_latest_leads_nowhere_else_and_replaces_no_file_of_the_user() -> None:
     Path("outputs").mkdir()
     for name in ("elsewhere/run", "outputs", "."):
         Path(name).mkdir(exist_ok=True, parents=True)
@@ -74,7 +74,7 @@ def test_no_folder_elsewhere_is_linked_and_a_users_file_is_kept() -> None:
     ],
     ids=["sweep", "search", "deep job", "sweep in outputs itself"],
 )
-def test_latest_leads_to_the_whole_sweep_or_search(run: str, file: str, target: str) -> None:
+def test_outputs_latest_leads_to_the_whole_sweep_or_search(run: str, file: str, target: str) -> None:
     job = made(run)
     Path(file).write_text("")
     resume.mark_latest(job)
@@ -82,7 +82,7 @@ def test_latest_leads_to_the_whole_sweep_or_search(run: str, file: str, target: 
 
 
 @pytest.mark.usefixtures("minimal_conf")
-def test_the_link_is_made_when_training_begins(command: Command) -> None:
+def test_outputs_latest_is_made_when_training_begins(command: Command) -> None:
     def task(settings: Settings, folder: Path) -> None:
         assert not LATEST.is_symlink()
         config.deferred()()
@@ -92,7 +92,7 @@ def test_the_link_is_made_when_training_begins(command: Command) -> None:
 
 
 @pytest.mark.parametrize("below", ["", "/checkpoints/step-00000004"])
-def test_all_jobs_of_a_sweep_and_all_trials_of_a_search_start_from_the_same_weights(below: str) -> None:
+def test_weights_from_outputs_latest_are_the_same_for_all_jobs_of_a_sweep_and_trials_of_a_search(below: str) -> None:
     resume.mark_latest(made("outputs/day/one"))
     given = [f"weights=choice(outputs/latest{below},null)", "model=mlp"]
     expected = [f"weights=choice(outputs/day/one{below},null)", "model=mlp"]
@@ -104,14 +104,14 @@ def test_all_jobs_of_a_sweep_and_all_trials_of_a_search_start_from_the_same_weig
     assert [*command_line.read([*given, "-m"], Settings, 0).arguments] == [*given, "-m"]
 
 
-def test_a_resumed_run_is_not_named_by_its_link() -> None:
+def test_resuming_outputs_latest_resumes_the_folder_that_it_links_to() -> None:
     resume.mark_latest(made("outputs/day/one"))
     for below in ("", "/checkpoints", "/checkpoints/step-00000004"):
         assert resume.find(f"outputs/latest{below}", []) == Path(f"outputs/day/one{below}")
 
 
 @pytest.mark.parametrize(("file", "run"), [("multirun.yaml", "0"), ("study.db", "trials/0000")])
-def test_a_run_of_a_sweep_or_search_is_suggested(file: str, run: str) -> None:
+def test_a_sweep_or_search_is_refused_as_a_run_and_one_of_its_runs_is_suggested(file: str, run: str) -> None:
     folder = Path("outputs/day/several")
     made(str(folder / run), checkpoint=False)
     (folder / file).touch()
@@ -121,7 +121,7 @@ def test_a_run_of_a_sweep_or_search_is_suggested(file: str, run: str) -> None:
         assert str(folder / run) in str(caught.value)
 
 
-def test_resume_latest_is_the_newest_run_that_has_not_ended() -> None:
+def test_resume_latest_finds_the_newest_unfinished_run() -> None:
     old, job = made("outputs/day/old", age_s=50), made("outputs/sweeps/day/time/0", age_s=40)
     resume.mark_latest(job.parent)  # now the job is also two folders below outputs/, through the link
     assert resume.find("latest", []) == job
@@ -130,7 +130,7 @@ def test_resume_latest_is_the_newest_run_that_has_not_ended() -> None:
     assert resume.find("latest", []) == old
 
 
-def test_resume_latest_skips_trials_diverged_jobs_and_links(here: Path) -> None:
+def test_resume_latest_skips_trials_of_searches_diverged_jobs_and_linked_folders(here: Path) -> None:
     """A search resumes its own trials, and a diverged job is finished."""
     trial, job = made("outputs/tune/day/time/trials/0000"), made("outputs/sweeps/day/time/0", summary=DIVERGED)
     (trial.parents[1] / "study.db").write_text("")
@@ -142,7 +142,7 @@ def test_resume_latest_skips_trials_diverged_jobs_and_links(here: Path) -> None:
     assert resume.find("latest", []) == job
 
 
-def test_a_folder_with_another_run_or_a_sweep_is_refused() -> None:
+def test_a_new_run_is_refused_in_the_folder_of_another_run_or_sweep() -> None:
     resume.check_untaken(Path("nothing"))
     resume.check_untaken(made("failed early", checkpoint=False))
     for run in (made("killed"), made("done", checkpoint=False, summary=DONE)):
@@ -154,7 +154,7 @@ def test_a_folder_with_another_run_or_a_sweep_is_refused() -> None:
     assert "resume=" not in str(caught.value)  # only a run can be resumed
 
 
-def test_files_that_no_run_has_written_are_not_replaced() -> None:
+def test_a_new_run_does_not_replace_results_of_the_same_names_from_another_program() -> None:
     run = made("run", checkpoint=False)  # a run that failed early
     (run / "weights.safetensors").touch()
     resume.check_untaken(run, RESULTS)

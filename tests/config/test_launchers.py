@@ -54,7 +54,7 @@ class Elsewhere(ProcessLauncher):
 
 
 @pytest.mark.usefixtures("in_folder", "minimal_conf")
-def test_jobs_of_other_processes_are_in_the_table(
+def test_jobs_run_by_another_hydra_launcher_are_in_sweep_csv_and_show_their_warnings(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(Plugins.instance().class_name_to_class, "hydra_plugins.cupynet_processes.Processes", Elsewhere)

@@ -46,7 +46,7 @@ def images() -> Any:
     return Synthetic(300, 100).load().test
 
 
-def test_a_loaded_model_predicts_as_the_run_did(finished: Path, model: Model) -> None:
+def test_a_model_loaded_from_a_run_predicts_as_the_run_did(finished: Path, model: Model) -> None:
     test, summary = images(), Run(finished).summary()
     predicted = model.predict(test.images)
     assert (predicted.argmax(1) == test.labels).mean() == pytest.approx(summary.scores.test_accuracy)
@@ -55,7 +55,7 @@ def test_a_loaded_model_predicts_as_the_run_did(finished: Path, model: Model) ->
     assert model.weights()["norm1.mean"].any() and model.class_names == ()
 
 
-def test_a_run_is_loaded_by_any_path_and_on_any_backend(finished: Path, model: Model) -> None:
+def test_a_run_is_loaded_from_its_folder_or_a_checkpoint_and_on_any_backend(finished: Path, model: Model) -> None:
     test, steps = images().images, finished / "checkpoints"
     expected = model.predict(test)
     for path in (Run(finished), steps / "step-00000010"):
@@ -66,7 +66,7 @@ def test_a_run_is_loaded_by_any_path_and_on_any_backend(finished: Path, model: M
         np.testing.assert_allclose(found.predict(test), expected, atol=1e-5)
 
 
-def test_replicas_of_a_mid_epoch_checkpoint_are_weighted_as_in_their_next_average(finished: Path) -> None:
+def test_a_mid_epoch_checkpoint_is_loaded_as_the_mean_of_its_replicas_weighted_by_samples(finished: Path) -> None:
     stored = read(finished / "checkpoints" / "step-00000004")  # the last average came after iteration 3
     own = [stored.arrays["weights"][f"output.weight@{rank}"] for rank in (0, 1)]
     assert not np.array_equal(*own)
@@ -76,7 +76,7 @@ def test_replicas_of_a_mid_epoch_checkpoint_are_weighted_as_in_their_next_averag
     np.testing.assert_allclose(found["output.weight"], expected, atol=1e-7)
 
 
-def test_a_checkpoint_of_an_unfinished_run_restores_its_normalization(copied: Path, model: Model) -> None:
+def test_a_checkpoint_of_an_unfinished_run_is_loaded_with_its_normalization(copied: Path, model: Model) -> None:
     for name in ("summary.json", "weights.safetensors"):
         (copied / name).unlink()
     found = load(copied / "checkpoints", "numba").predict(images().images)
@@ -85,7 +85,7 @@ def test_a_checkpoint_of_an_unfinished_run_restores_its_normalization(copied: Pa
         load(copied)
 
 
-def test_stages_are_joined(tmp_path: Path) -> None:
+def test_the_stages_of_a_pipeline_are_loaded_as_one_model(tmp_path: Path) -> None:
     stages = ["model=mlp", "parallel=hybrid", "parallel.pipeline.stages=2", "workers=2", "epochs=1"]
     trained(tmp_path / "run", *SMALL, *stages)
     expected, found = load(tmp_path / "run"), load(tmp_path / "run" / "checkpoints")
@@ -120,7 +120,7 @@ SPOILT: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("name", SPOILT)
-def test_a_spoilt_run_is_refused(name: str, copied: Path) -> None:
+def test_a_run_with_missing_or_damaged_files_is_refused_by_load_which_names_the_fault(name: str, copied: Path) -> None:
     spoil, kind, named = SPOILT[name]
     spoil(copied)
     with pytest.raises(kind) as caught:
@@ -128,13 +128,13 @@ def test_a_spoilt_run_is_refused(name: str, copied: Path) -> None:
     assert named in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_run_that_may_not_be_read_is_named(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_names_a_run_that_may_not_be_read(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     deny(finished / ".hydra", monkeypatch)
     with data_error(finished / ".hydra"):
         load(finished)
 
 
-def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+def test_a_path_without_a_run_is_refused_by_load(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
     nowhere: list[Any] = ["nobody", "a\0b", "x" * 300, tmp_path, tmp_path / "checkpoints", None, 3]
     for folder in nowhere:
@@ -143,7 +143,7 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["checkpoints", "step-00000001"])
-def test_a_checkpoint_written_in_python_is_refused_with_a_remedy_that_works(name: str, tmp_path: Path) -> None:
+def test_a_checkpoint_written_in_python_is_refused_by_load_which_names_restore(name: str, tmp_path: Path) -> None:
     images, labels = np.zeros((4, 2, 2, 1), np.float32), np.zeros(4, int)
     with cupynet.ParallelWrapper(Model([cupynet.Dense(2)], (2, 2), "numpy"), 1) as wrapper:
         wrapper.fit(images, labels)
@@ -162,7 +162,7 @@ def small() -> Model:
 SOME = np.random.default_rng(1).integers(0, 256, (7, 4, 5, 1), np.uint8)
 
 
-def test_classify_returns_the_likeliest_classes(small: Model) -> None:
+def test_classify_returns_the_most_probable_classes_and_their_probabilities(small: Model) -> None:
     scores = small.predict(SOME)
     best = small.classify(SOME, top=2)
     assert [row[0][0] for row in best] == scores.argmax(1).tolist()
@@ -189,7 +189,7 @@ def test_a_model_needs_one_class_name_for_each_output(names: Any, small: Model) 
 
 
 @pytest.mark.parametrize("layer", [cupynet.Dense(1), cupynet.Conv2D(3, 3)], ids=["one output", "image"])
-def test_a_model_without_an_output_for_each_class_has_no_classes(layer: cupynet.Layer) -> None:
+def test_classify_is_refused_by_a_model_without_one_output_per_class(layer: cupynet.Layer) -> None:
     model = Model([layer], (4, 5, 1), "numpy", loss="mean_squared_error")
     with refused(""):
         model.classify(SOME)

@@ -55,13 +55,13 @@ def file(model: Model, tmp_path: Path) -> Path:
     return tmp_path / "model.safetensors"
 
 
-def test_a_saved_model_predicts_the_same_bits_in_a_new_process(model: Model, file: Path) -> None:
+def test_a_saved_model_predicts_bit_identically_in_a_new_process(model: Model, file: Path) -> None:
     found = subprocess.run([sys.executable, "-c", PREDICT, str(file)], capture_output=True, check=True).stdout
     assert found == model.predict(IMAGES).tobytes()
 
 
 @pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
-def test_copies_and_pickles_are_equal_models(model: Model, again: Callable[[Model], Model]) -> None:
+def test_copied_and_pickled_models_are_equal_and_independent(model: Model, again: Callable[[Model], Model]) -> None:
     made = again(model)
     np.testing.assert_array_equal(made.predict(IMAGES), model.predict(IMAGES))
     assert (made.class_names, made.pixels, made.seed) == (model.class_names, model.pixels, model.seed)
@@ -69,7 +69,7 @@ def test_copies_and_pickles_are_equal_models(model: Model, again: Callable[[Mode
     assert model.params.master.any()
 
 
-def test_a_changed_argument_of_a_layer_is_not_lost_in_copies(model: Model, file: Path) -> None:
+def test_a_changed_argument_of_a_layer_is_refused_by_save_copy_and_fit(model: Model, file: Path) -> None:
     """Copies, replicas and files are made from the original layers."""
     norm: Any = dict(model.network.children())["norm"]
     data, wrapper = small_dataset(8), ParallelWrapper(model, 2)
@@ -94,7 +94,7 @@ def test_a_loaded_model_can_be_trained_and_saved_again(file: Path, tmp_path: Pat
     )
 
 
-def test_classes_of_others_need_trust(tmp_path: Path) -> None:
+def test_layers_of_the_user_are_loaded_only_if_their_module_is_trusted(tmp_path: Path) -> None:
     model = Model([Scale(), Dense(3)], (8, 8), "numpy")
     model.save(tmp_path / "own.safetensors")
     with pytest.raises(ConfigError):
@@ -106,7 +106,7 @@ def test_classes_of_others_need_trust(tmp_path: Path) -> None:
     np.testing.assert_array_equal(trusted.predict(IMAGES), model.predict(IMAGES))
 
 
-def test_what_a_file_cannot_hold_is_refused(tmp_path: Path) -> None:
+def test_a_model_that_a_file_cannot_describe_is_refused_by_save_and_by_fit_with_a_run(tmp_path: Path) -> None:
     class Local(Dense):
         pass
 
@@ -122,7 +122,7 @@ def test_what_a_file_cannot_hold_is_refused(tmp_path: Path) -> None:
     assert not [*tmp_path.rglob("*.safetensors")]
 
 
-def test_a_model_with_values_that_are_not_finite_is_not_saved(model: Model, file: Path) -> None:
+def test_a_model_with_weights_that_are_not_finite_is_not_saved(model: Model, file: Path) -> None:
     before = file.read_bytes()
     model.params.master[0] = np.nan
     with refused(""):
@@ -130,7 +130,7 @@ def test_a_model_with_values_that_are_not_finite_is_not_saved(model: Model, file
     assert file.read_bytes() == before
 
 
-def test_a_model_of_vectors_is_saved(tmp_path: Path) -> None:
+def test_a_model_with_a_flat_input_is_saved_and_loaded(tmp_path: Path) -> None:
     model = Model([Dense(3)], cupynet.Flat(5), "numpy")
     model.save(tmp_path / "model.safetensors")
     loaded = cupynet.load(tmp_path / "model.safetensors", "numpy")
@@ -138,7 +138,7 @@ def test_a_model_of_vectors_is_saved(tmp_path: Path) -> None:
     np.testing.assert_array_equal(loaded.weights()["dense1.weight"], model.weights()["dense1.weight"])
 
 
-def test_a_file_of_another_format_is_refused(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_save_refuses_a_file_of_another_format(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("model.keras", "model"):
         with refused("path", name):
@@ -157,7 +157,7 @@ class Renamed(Dense):
         super().__init__(units, **others)
 
 
-def test_a_model_is_saved_as_it_was_made(tmp_path: Path) -> None:
+def test_a_model_is_saved_with_the_layers_that_it_was_made_of(tmp_path: Path) -> None:
     layers = [Renamed(4, activation="relu"), Dense(3)]
     model = Model(layers, (8, 8), "numpy", loss=cupynet.SoftmaxNLL(class_weights=np.ones(3)))
     layers.insert(0, Dense(9))
@@ -191,7 +191,7 @@ HOSTILE: dict[str, tuple[str, Any]] = {  # a key of the description, and its val
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_description_is_refused(name: str, file: Path) -> None:
+def test_a_model_file_with_a_hostile_description_is_refused(name: str, file: Path) -> None:
     (*above, last), value = HOSTILE[name][0].split("."), HOSTILE[name][1]
     weights, description = load_described(file)
     part = reduce(getitem, above, description)
@@ -204,14 +204,14 @@ def test_a_hostile_description_is_refused(name: str, file: Path) -> None:
     assert caught.value.exit_code in (2, 65)
 
 
-def test_a_file_with_former_names_of_arguments_is_read(model: Model, file: Path) -> None:
+def test_a_model_file_with_former_names_of_arguments_is_loaded(model: Model, file: Path) -> None:
     weights, description = load_described(file)
     former = json.loads(json.dumps(description).replace('"kernel_size"', '"kernel"'))
     save_described(file, weights, former)
     assert former != description and np.array_equal(cupynet.load(file, "numpy").predict(IMAGES), model.predict(IMAGES))
 
 
-def test_memory_is_allocated_only_for_the_weights_in_the_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_allocates_memory_only_for_the_weights_in_the_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     weights, description = load_described(file)
     description["network"]["layers"]["out"]["units"] = 4
     save_described(file, weights, description)
@@ -222,7 +222,7 @@ def test_memory_is_allocated_only_for_the_weights_in_the_file(file: Path, monkey
     assert not allocated
 
 
-def test_a_damaged_file_is_refused(model: Model, file: Path) -> None:
+def test_a_damaged_model_file_is_refused(model: Model, file: Path) -> None:
     whole = file.read_bytes()
     rng = np.random.default_rng(0)
     places = [*rng.integers(0, len(whole), 15).tolist(), 0, 7, 8, 20]

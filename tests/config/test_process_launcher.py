@@ -28,7 +28,7 @@ TINY = [
 ]
 
 
-def test_a_job_trains_in_its_own_process(
+def test_each_job_of_a_sweep_trains_in_its_own_process(
     command: Command, in_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, value in environment().items():
@@ -67,7 +67,7 @@ def wait_for(folder: Path, files: str, count: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_signal_stops_all_jobs_and_no_more_begin(two_jobs: subprocess.Popen[str], tmp_path: Path) -> None:
+def test_ctrl_c_stops_all_concurrent_jobs_and_no_more_begin(two_jobs: subprocess.Popen[str], tmp_path: Path) -> None:
     two_jobs.send_signal(signal.SIGINT)
     _, stderr = two_jobs.communicate(timeout=120)
     assert two_jobs.returncode == 130 and "Traceback" not in stderr
@@ -76,7 +76,7 @@ def test_a_signal_stops_all_jobs_and_no_more_begin(two_jobs: subprocess.Popen[st
 
 
 @pytest.mark.slow
-def test_jobs_stop_and_save_if_the_sweep_is_killed(two_jobs: subprocess.Popen[str], tmp_path: Path) -> None:
+def test_concurrent_jobs_stop_and_save_if_the_sweep_is_killed(two_jobs: subprocess.Popen[str], tmp_path: Path) -> None:
     two_jobs.kill()
     two_jobs.communicate(timeout=120)
     wait_for(tmp_path, "sweep/*/summary.json", 2)
@@ -119,7 +119,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[str], str | N
     [(None, "012", {"0", "1", "2"}), (2, "456", {"4", "5"}), (3, "7", {"7"}), (2, "", {None})],
     ids=["each", "fewer", "shared", "none"],
 )
-def test_jobs_are_spread_over_the_devices(
+def test_concurrent_jobs_are_spread_over_the_devices(
     at_once: int | None, devices: str, expected: set[str | None], launch: Launch, begun: list[Any]
 ) -> None:
     launch(6, at_once=at_once, devices=(*devices,))
@@ -127,7 +127,7 @@ def test_jobs_are_spread_over_the_devices(
     assert sorted(overrides for _, overrides, _ in begun) == [[f"seed={number}"] for number in range(6)]
 
 
-def test_jobs_go_on_counting_where_the_last_batch_of_a_sweeper_ended(launch: Launch, begun: list[Any]) -> None:
+def test_job_numbers_continue_after_the_last_batch_of_a_sweeper(launch: Launch, begun: list[Any]) -> None:
     launch(2, at_once=1, first=3)
     assert [number for number, _, _ in begun] == [3, 4]
 
@@ -144,7 +144,7 @@ if job == 2:
 """
 
 
-def test_a_job_that_is_killed_ends_no_other(
+def test_a_job_that_is_killed_stops_no_other_and_has_its_exit_code_in_sweep_csv(
     launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(process_launcher, "_program", lambda: [sys.executable, "-c", ENDING])
@@ -163,7 +163,7 @@ print("warning: printed by a callback", flush=True)
 """
 
 
-def test_warnings_of_jobs_are_shown_with_their_numbers(
+def test_warnings_of_concurrent_jobs_are_shown_with_the_numbers_of_the_jobs(
     launch: Launch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(process_launcher, "_program", lambda: [sys.executable, "-c", WARNING])
@@ -193,7 +193,7 @@ def test_a_signal_that_another_thread_receives_stops_the_sweep(launch: Launch, m
     assert left.value.code == 143 and begun == [0]
 
 
-def test_a_job_is_started_as_its_sweep_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_is_started_with_the_program_and_python_of_its_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
     for program in (["-P", "-m", "cupynet", "train"], ["/bin/cupynet", "train"]):
         monkeypatch.setattr(sys, "orig_argv", ["/bin/python", *program, "-m", "seed=1"])
         monkeypatch.setattr(sys, "argv", ["cupynet", "-m", "seed=1"])
@@ -209,7 +209,7 @@ def test_a_job_is_started_as_its_sweep_was(monkeypatch: pytest.MonkeyPatch) -> N
         ("", [1], []),
     ],
 )
-def test_devices_are_named_as_this_process_sees_them(
+def test_jobs_get_their_devices_by_the_names_in_cuda_visible_devices(
     visible: str, asked: list[int] | None, expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = OmegaConf.create({"devices": asked, "backend": {"name": "cupy", "priority": {"gpu": 1, "cpu": 0}}})

@@ -81,7 +81,9 @@ def contents(*folders: Path) -> dict[Path, bytes]:
 
 
 # tests/test_soak.py kills runs at every step of a save, with and without averages
-def test_a_stopped_run_resumes_bit_for_bit(one_stopped: Path, one_resumed: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_is_bit_identical_to_an_uninterrupted_run(
+    one_stopped: Path, one_resumed: Path, tmp_path: Path
+) -> None:
     stopped, ended = one_stopped / RUN, one_resumed / RUN
     assert summary_of(stopped)["stopped_by"] == "SIGTERM" and (stopped / "weights.safetensors").is_file()
     trained(tmp_path / "whole", *NORM)
@@ -90,7 +92,7 @@ def test_a_stopped_run_resumes_bit_for_bit(one_stopped: Path, one_resumed: Path,
     assert not [entry for entry in (ended / "checkpoints").iterdir() if "." in entry.name]
 
 
-def test_the_times_of_all_processes_add_up(one_stopped: Path, one_resumed: Path) -> None:
+def test_the_times_of_a_resumed_run_include_those_of_the_processes_before(one_stopped: Path, one_resumed: Path) -> None:
     newest, cost = Checkpoints(one_stopped / RUN / "checkpoints").newest(), Run(one_resumed / RUN).summary().cost
     assert newest is not None
     compile_s = newest.state["workers"][0]["numbers"]["clock"]["compile_s"]
@@ -98,7 +100,7 @@ def test_the_times_of_all_processes_add_up(one_stopped: Path, one_resumed: Path)
     assert cost.wall_s >= cost.train_s + cost.evaluate_s + cost.compile_s
 
 
-def test_the_changes_of_a_resume_are_stored_and_the_files_of_the_user_stay_named(one_resumed: Path) -> None:
+def test_a_resumed_run_stores_the_settings_that_were_changed_and_keeps_its_config_dir(one_resumed: Path) -> None:
     run = one_resumed / RUN
     start, settings = Run(run).last_start(), config.load(run)
     assert start["changed"] and start["config_dir"] == "mine"
@@ -118,7 +120,7 @@ STEP = "optimizer.learning_rate={name: step, initial: 0.1, factor: 0.5, every: 3
     ],
     ids=["one cycle", "constant", "scaled step"],
 )
-def test_training_further_is_as_in_one_go_or_warns_that_the_schedule_changed(
+def test_a_run_resumed_for_more_epochs_equals_training_at_once_or_warns_that_the_schedule_changed(
     settings: list[str], as_in_one_go: bool, in_folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     quick = [*QUICK, *MLP, "data.train=128", "data.test=20", *settings]
@@ -132,7 +134,7 @@ def test_training_further_is_as_in_one_go_or_warns_that_the_schedule_changed(
     assert bool(warned) != as_in_one_go
 
 
-def test_a_schedule_may_be_named_again(in_folder: Path) -> None:
+def test_a_resumed_run_accepts_its_learning_rate_schedule_by_name(in_folder: Path) -> None:
     settings = ["optimizer=adam", "optimizer.learning_rate=cosine"]
     stored.keep(in_folder / "run", settings_of(*settings), settings)
     before = config.load(in_folder / "run").optimizer
@@ -148,7 +150,7 @@ def test_a_schedule_may_be_named_again(in_folder: Path) -> None:
         *(["hydra.run.dir=outputs/day/run"], ["-m", "hydra.sweep.dir=outputs/day/run"]),
     ],
 )
-def test_an_invalid_resume_is_refused_and_changes_nothing(
+def test_a_wrong_resume_or_a_new_run_in_the_folder_of_another_exits_with_2_and_changes_nothing(
     stopped: Path, arguments: list[str], command: Command, error_line: Line
 ) -> None:
     before = contents(stopped)
@@ -156,7 +158,7 @@ def test_an_invalid_resume_is_refused_and_changes_nothing(
     assert error_line() and contents(stopped) == before
 
 
-def test_a_complete_run_is_left_alone(complete: Path, command: Command) -> None:
+def test_resuming_a_complete_run_changes_nothing_and_fewer_epochs_are_refused(complete: Path, command: Command) -> None:
     before = contents(complete)
     assert command(f"resume={complete}", "workers=1", task=train_job)[0] == 0
     assert command(f"resume={complete}", "epochs=1", task=train_job)[0] == 2  # the run has had two
@@ -164,7 +166,7 @@ def test_a_complete_run_is_left_alone(complete: Path, command: Command) -> None:
     assert {**contents(complete), log: b""} == {**before, log: b""}
 
 
-def test_a_complete_run_whose_last_checkpoint_is_older_is_left_alone(complete: Path, command: Command) -> None:
+def test_resuming_a_complete_run_without_a_last_checkpoint_changes_nothing(complete: Path, command: Command) -> None:
     *_, checkpoint, newest = sorted((complete / "checkpoints").iterdir())
     shutil.rmtree(newest)  # earlier versions wrote no checkpoint at the end
     before = {path: text for path, text in contents(complete).items() if path.name != "train.log"}
@@ -185,7 +187,7 @@ SCHEDULE = {"_target_": "cupynet.optim.Warmup", "steps": 9, "then": {"_target_":
         ({"optimizer": {}}, {"optimizer": {"momentum": 0.9}}, "optimizer.momentum"),
     ],
 )
-def test_a_setting_that_must_not_change_is_refused(given: dict[str, Any], stored: dict[str, Any], key: str) -> None:
+def test_a_resumed_run_refuses_other_changed_settings(given: dict[str, Any], stored: dict[str, Any], key: str) -> None:
     with refused(key):
         resume.check_same_settings({**given, "seed": 1}, {**stored, "seed": 1}, RUN)
     resume.check_same_settings({"data": {"folder": "elsewhere"}}, {"data": {"folder": "here"}}, RUN)
@@ -193,7 +195,7 @@ def test_a_setting_that_must_not_change_is_refused(given: dict[str, Any], stored
     resume.check_same_settings({"parallel": {"timeout_s": 9}}, {"parallel": {"timeout_s": 5}}, RUN)
 
 
-def test_a_running_run_cannot_be_resumed(
+def test_a_running_run_can_be_neither_resumed_nor_replaced_and_resume_latest_skips_it(
     stopped: Path, command: Command, error_line: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lock, "TIMEOUT_S", 0.0)
@@ -216,7 +218,7 @@ FAILING = {
 }
 
 
-def test_a_resume_that_fails_before_training_changes_no_settings(stopped: Path, command: Command) -> None:
+def test_a_resume_that_fails_before_training_changes_no_checkpoint_or_setting(stopped: Path, command: Command) -> None:
     Checkpoints("other").save(3, {}, {})
     kept = [stopped / ".hydra", stopped / "checkpoints"]
     before = contents(*kept), (stopped / "started.json").read_bytes()
@@ -227,7 +229,7 @@ def test_a_resume_that_fails_before_training_changes_no_settings(stopped: Path, 
     assert Run(stopped).summary().outcome.epochs == 2
 
 
-def test_a_resume_on_other_labels_keeps_the_history(tmp_path: Path) -> None:
+def test_a_resume_on_other_labels_is_refused_and_keeps_the_history(tmp_path: Path) -> None:
     images, labels = np.random.default_rng(1).integers(0, 256, (80, 6, 6), np.uint8), np.arange(80) % 10
     np.savez(tmp_path / "own.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
     own = ["data=npz", f"data.file={tmp_path / 'own.npz'}", *MLP, "workers=1", "epochs=2"]
@@ -240,7 +242,7 @@ def test_a_resume_on_other_labels_keeps_the_history(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "history.jsonl").read_bytes() == before
 
 
-def test_a_run_that_was_killed_before_its_results_were_written_is_finished(complete: Path, command: Command) -> None:
+def test_resume_latest_finishes_a_run_killed_before_its_results_were_written(complete: Path, command: Command) -> None:
     assert resume.find("latest", []) is None
     before = (complete / "weights.safetensors").read_bytes()
     (complete / "summary.json").unlink()
@@ -251,7 +253,7 @@ def test_a_run_that_was_killed_before_its_results_were_written_is_finished(compl
     assert code == 0 and settings.resume is None
 
 
-def test_a_run_resumed_from_an_earlier_checkpoint_is_unfinished_again(complete: Path) -> None:
+def test_resuming_an_earlier_checkpoint_deletes_newer_ones_and_keeps_the_results_until_it_ends(complete: Path) -> None:
     """Its results are outdated, and checkpoints newer than the resumed one are removed."""
     store = Checkpoints(complete / "checkpoints")
     first, last = store.steps()[-2:]
@@ -266,7 +268,7 @@ def test_a_run_resumed_from_an_earlier_checkpoint_is_unfinished_again(complete: 
     assert resume.find("latest", []) is None and resume.finished(complete)
 
 
-def test_a_damaged_checkpoint_is_passed_over(stopped: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_checkpoint_is_named_and_the_previous_used(stopped: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = Checkpoints(stopped / "checkpoints")
     first, newest = store.steps()[-2:]
     path = store.path(newest) / "weights.safetensors"

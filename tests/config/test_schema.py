@@ -26,7 +26,7 @@ def given(key: str, value: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", [BenchSettings, PlanSettings])
-def test_every_rule_names_its_key_and_value(kind: type[Settings]) -> None:
+def test_every_setting_refuses_values_of_the_wrong_type_and_names_its_key(kind: type[Settings]) -> None:
     ruled = [key for key, rule in rules(kind) if key not in GROUPS and rule is not as_is]
     assert len(ruled) == len(set(ruled)) > 20
     for key in ruled:
@@ -56,13 +56,13 @@ def test_unknown_and_missing_settings_are_refused() -> None:
         ("backend.tf32", True, 1),
     ],
 )
-def test_values_have_bounds(key: str, good: Any, wrong: Any) -> None:
+def test_a_value_beyond_the_bounds_of_its_setting_is_refused(key: str, good: Any, wrong: Any) -> None:
     read(BenchSettings, given(key, good))
     with refused(key):
         read(BenchSettings, given(key, wrong))
 
 
-def test_sizes_have_units() -> None:
+def test_an_amount_of_memory_is_a_number_of_bytes_or_has_a_unit() -> None:
     assert size(4096) == size("4096") == size("4KiB") == size("4 kib") == size("4096B") == 4096
     assert size("2GiB") == 2 << 30 and size("1.5GB") == 1_500_000_000 and size("1TiB") == 1 << 40
     assert size("80%", share=True) == 0.8 and size("100%", share=True) == 1.0
@@ -107,7 +107,7 @@ COMMON = {
         ("optimizer.learning_rate", 0.1, 1, "numba", False),
     ],
 )
-def test_settings_are_equal_if_they_differ_only_without_effect(
+def test_settings_that_differ_only_where_they_have_no_effect_are_equal(
     key: str, value: Any, workers: int, backend: str, same: bool
 ) -> None:
     one, other = (config.effective({**COMMON, **each}, workers, backend) for each in ({}, {key: value}))

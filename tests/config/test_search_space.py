@@ -32,14 +32,14 @@ def one(text: str) -> Any:
         ("a=tag(log,int(interval(4,7)))", "Int", (4, 7)),
     ],
 )
-def test_values_are_distributions(text: str, kind: str, ends: tuple[object, ...]) -> None:
+def test_lists_ranges_and_intervals_become_distributions(text: str, kind: str, ends: tuple[object, ...]) -> None:
     found = one(text)
     assert type(found).__name__ == f"{kind}Distribution"
     assert (found.choices if kind == "Categorical" else (found.low, found.high)) == ends
     assert lowest(found) == ends[0]
 
 
-def test_a_range_keeps_its_step() -> None:
+def test_a_searched_range_keeps_its_step() -> None:
     assert one("a=range(1,8,2)").step == 2 and one("a=range(0.5,0.1,-0.1)").step == 0.1
 
 
@@ -61,12 +61,12 @@ def test_a_value_that_leaves_nothing_to_search_is_refused(text: str) -> None:
         search_space([text])
 
 
-def test_a_setting_is_searched_once() -> None:
+def test_a_setting_that_is_searched_twice_is_refused() -> None:
     with refused("+a"):
         search_space(["a=1,2", "+a=3,4"])
 
 
-def test_a_command_line_is_split_into_settings_and_search() -> None:
+def test_a_command_line_is_split_into_settings_and_a_search() -> None:
     searched = ["a=interval(1,2)", "b='x y',\"it's\"", "optimizer=choice(adam,sgd)"]
     kept = ["workers=1", "--config-dir", "there", "broken=(", "devices=[0,1]"]
     *found, search = split([*kept[:3], *searched, *kept[3:]])

@@ -17,7 +17,7 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_stored_settings_can_be_changed_but_only_the_caller_trusts_modules(run: Path) -> None:
+def test_stored_settings_can_be_changed_and_their_trusted_modules_are_not_read(run: Path) -> None:
     settings = config.load(run, ["batch_size=512", "data.limit=10", "+optimizer.momentum=0.5"])
     assert (settings.workers, settings.batch_size, settings.data["limit"]) == (2, 512, 10)
     assert settings.optimizer["_target_"] == "cupynet.optim.SGD" and settings.optimizer["momentum"] == 0.5
@@ -28,7 +28,7 @@ def test_stored_settings_can_be_changed_but_only_the_caller_trusts_modules(run: 
         assert trusting.trusted_modules == ["mine"]
 
 
-def test_a_reloaded_run_keeps_its_overrides_and_their_fallback(tmp_path: Path) -> None:
+def test_a_stored_run_keeps_its_command_line_and_the_fallback_of_its_data(tmp_path: Path) -> None:
     for overrides, fallback in ((["data=mnist"], None), ([], "auto")):
         folder = tmp_path / f"run-{fallback}"
         stored.keep(folder, settings_of(*overrides), overrides)
@@ -38,14 +38,14 @@ def test_a_reloaded_run_keeps_its_overrides_and_their_fallback(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("damage", [b"\xff\xfe\x00", b"", b"workers: 2\nseed: 1\n"], ids=["bytes", "empty", "cut"])
-def test_a_damaged_file_of_settings_is_refused(damage: bytes, run: Path) -> None:
+def test_a_damaged_file_of_stored_settings_is_refused(damage: bytes, run: Path) -> None:
     path = run / ".hydra" / "config.yaml"
     path.write_bytes(damage)
     with data_error(path):
         config.load(run)
 
 
-def test_what_must_be_typed_again_is_enough_to_resume(tmp_path: Path) -> None:
+def test_settings_to_type_again_are_those_that_a_resume_needs(tmp_path: Path) -> None:
     places = ["callbacks.history.path='/tmp/a b, {c}'", "+callbacks.mine={_target_:cupynet.training.MLflow}"]
     settings = settings_of("callbacks=[mlflow,wandb]", "callbacks.wandb.mode=online", "trusted_modules=[a,b]", *places)
     stored.keep(tmp_path, settings)

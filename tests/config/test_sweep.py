@@ -35,7 +35,7 @@ def left_in_the_process() -> dict[str, Any]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="/proc shows open files only on Linux")
-def test_a_job_leaves_nothing_to_the_next(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_leave_no_objects_files_or_threads_to_the_next(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[dict[str, Any]] = []
     watch(monkeypatch, sweep_record, "began", lambda *_: found.append(left_in_the_process()))
     assert command("-m", *TINY, "seed=1,2,3", task=train_job)[0] == 0

@@ -29,7 +29,7 @@ def no_jobs() -> None:
     sweep_record._ended.clear()
 
 
-def test_the_file_is_written_as_jobs_end(tmp_path: Path) -> None:
+def test_sweep_csv_is_updated_after_each_job(tmp_path: Path) -> None:
     job(tmp_path, 0, test_accuracy=0.123456789)
     (row,) = sweep_rows(tmp_path).values()
     assert (row["test_accuracy"], row["validation_accuracy"], row["exit_code"]) == ("0.123456789", "", "0")
@@ -41,7 +41,7 @@ def test_the_file_is_written_as_jobs_end(tmp_path: Path) -> None:
     assert found == [("0", "1", "0", ""), ("2", "2", "3", "loss is nan, at once")]
 
 
-def test_a_sweep_has_its_own_rows(tmp_path: Path) -> None:
+def test_sweep_csv_has_no_rows_of_an_earlier_sweep(tmp_path: Path) -> None:
     job(tmp_path, 0)
     job(tmp_path, 2, code=3)
     sweep_record.finish(tmp_path)
@@ -49,7 +49,7 @@ def test_a_sweep_has_its_own_rows(tmp_path: Path) -> None:
     assert [*sweep_rows(tmp_path)] == ["1"] and sweep_record.finish(tmp_path) == 0
 
 
-def test_a_job_whose_process_is_killed_has_failed(tmp_path: Path) -> None:
+def test_a_job_whose_process_is_killed_has_failed_in_sweep_csv(tmp_path: Path) -> None:
     job(tmp_path, 0)
     sweep_record.began(tmp_path, sweep_record.Job(1, JOBS[1], tmp_path / "1", None), ())
     assert sweep_record.finish(tmp_path) == 1
@@ -57,7 +57,7 @@ def test_a_job_whose_process_is_killed_has_failed(tmp_path: Path) -> None:
     assert killed["exit_code"] == "1" and killed["error"]
 
 
-def test_the_best_job_is_chosen_by_validation_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_names_its_best_job_by_validation_accuracy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made(tmp_path / "2", test_accuracy=0.99)  # refused because its folder holds a run
     job(tmp_path, 2, code=2)
     job(tmp_path, 0, validation_accuracy=0.0, test_accuracy=0.99)
@@ -67,7 +67,7 @@ def test_the_best_job_is_chosen_by_validation_images(tmp_path: Path, capsys: pyt
     assert "job 1," in best
 
 
-def test_a_file_that_cannot_be_written_ends_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unwritable_sweep_csv_does_not_end_the_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "sweep.csv").mkdir()
     job(tmp_path, 0)
     assert "sweep.csv" in capsys.readouterr().err

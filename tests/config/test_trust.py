@@ -110,14 +110,14 @@ STORED = {
 
 
 @pytest.mark.parametrize("name", STORED)
-def test_the_stored_settings_of_a_run_are_plain_values(name: str, run: Path) -> None:
+def test_stored_settings_of_a_run_that_are_not_plain_values_are_refused(name: str, run: Path) -> None:
     (run / SETTINGS).write_text(STORED[name])
     with pytest.raises((DataError, ConfigError)) as caught:
         config.load(run)
     assert str(caught.value).startswith(f"{run / SETTINGS}: ") and "\n" not in str(caught.value)
 
 
-def test_an_evaluated_run_builds_no_untrusted_class(run: Path) -> None:
+def test_evaluating_a_run_builds_no_untrusted_class(run: Path) -> None:
     found = yaml.safe_load((run / SETTINGS).read_text())
     evil = {"_target_": "subprocess.Popen", "args": ["mkdir", CANARY]}
     found |= {"loss": evil, "trusted_modules": ["os", "subprocess"]}
@@ -135,7 +135,7 @@ def test_an_evaluated_run_builds_no_untrusted_class(run: Path) -> None:
     ],
     ids=str,
 )
-def test_the_stored_command_line_of_a_run_has_settings_only(overrides: Any, run: Path) -> None:
+def test_a_stored_command_line_of_a_run_with_more_than_settings_is_refused(overrides: Any, run: Path) -> None:
     text = overrides if isinstance(overrides, str) else json.dumps(overrides)
     (run / ".hydra" / "overrides.yaml").write_text(text)
     with pytest.raises(DataError) as caught:
@@ -143,7 +143,7 @@ def test_the_stored_command_line_of_a_run_has_settings_only(overrides: Any, run:
     assert "overrides.yaml" in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_resumed_run_does_not_follow_its_stored_command_line(run: Path, command: Command) -> None:
+def test_a_resumed_run_takes_no_trusted_modules_or_hydra_settings_from_its_folder(run: Path, command: Command) -> None:
     evil = ["trusted_modules=[os]", "++trusted_modules=[os]", "hydra.run.dir=CANARY", "hydra/launcher=evil"]
     evil += ["hydra.callbacks.evil._target_=os.mkdir", "hydra.callbacks.evil.path=CANARY"]
     (run / ".hydra" / "overrides.yaml").write_text(json.dumps(["workers=2", *evil]))
@@ -187,7 +187,7 @@ def test_a_stored_run_does_not_decide_where_data_are_downloaded(
     assert not (in_folder / "elsewhere").exists()
 
 
-def test_a_resumed_run_writes_nowhere_else(run: Path, refuses: Refuses) -> None:
+def test_a_resumed_run_with_a_stored_path_outside_its_folder_exits_with_2(run: Path, refuses: Refuses) -> None:
     part = "cupynet.training.HistoryWriter\n    path: "
     changed(run / SETTINGS, f"{part}null", f"{part}/CANARY")
     refuses("callbacks.history.path=/CANARY", "resume=run")
@@ -209,7 +209,7 @@ def test_a_stored_callback_writes_nowhere_but_into_the_folder_of_its_run(target:
     check_outputs(target, f"callbacks.a.path='{path}'", path=path)  # allowed if the user types it
 
 
-def test_a_stored_path_inside_the_folder_is_kept(run: Path) -> None:
+def test_a_stored_path_inside_the_folder_of_its_run_is_accepted(run: Path) -> None:
     for path in ("run/x", "run/a/../x", "run/../run/x", "./run/x/y", str(run / "x")):
         check_outputs("HistoryWriter", path=path)
         check_outputs("HistoryWriter", path=path, folder=run)
@@ -229,7 +229,7 @@ def test_a_stored_run_does_not_decide_where_mlflow_writes(target: str, uri: dict
         check_outputs(target, typed, **uri)
 
 
-def test_changing_a_part_does_not_permit_its_stored_places() -> None:
+def test_changing_another_setting_of_a_callback_does_not_permit_its_stored_places() -> None:
     for typed in ("callbacks.a={project: x}", "callbacks.a={mode: offline}", "callbacks.a.project=x"):
         with pytest.raises(ConfigError):
             check_outputs("WandB", typed, mode="online", path="/CANARY")
@@ -257,7 +257,7 @@ LEADING_OUT: dict[str, tuple[str, Callable[[Path, Path], object]]] = {
 
 
 @pytest.mark.parametrize("kind", LEADING_OUT)
-def test_a_link_below_the_folder_of_a_run_leads_nowhere(kind: str, run: Path, victim: Path) -> None:
+def test_a_run_with_links_or_pipes_out_of_its_folder_cannot_be_resumed(kind: str, run: Path, victim: Path) -> None:
     """Both the link and stored paths through it are rejected."""
     place, make = LEADING_OUT[kind]
     link = run / place / "link"
@@ -279,7 +279,7 @@ def test_a_link_below_the_folder_of_a_run_leads_nowhere(kind: str, run: Path, vi
         *(("running.json", "a pipe"), ("tensorboard", "to a file")),
     ],
 )
-def test_links_and_pipes_in_the_folder_of_a_run(
+def test_a_link_or_pipe_in_place_of_a_file_of_a_run_exits_with_65_and_is_not_followed(
     name: str, kind: str, run: Path, victim: Path, refuses: Refuses
 ) -> None:
     (run / name).unlink(missing_ok=True)
@@ -307,13 +307,13 @@ def test_links_that_stay_in_the_folder_of_a_run_are_followed(run: Path, victim: 
 NAMES = ("it's a\\b=c,é{x}[1]#~$x", "a b", "a\\b", "a\\'b", "a\\", "a=b,c", "{x}", "[1]", "#~+@", "$x", "é")
 
 
-def test_a_folder_name_is_not_interpolated(run: Path, refuses: Refuses) -> None:
+def test_the_name_of_a_resumed_folder_is_not_interpolated(run: Path, refuses: Refuses) -> None:
     shutil.move(run, run.parent / "${oc.env:HOME}")
     refuses("${oc.env:HOME}", "resume=${oc.env:HOME}", code=65)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_folder_of_any_name_is_found_and_quoted(name: str, run: Path) -> None:
+def test_a_run_in_a_folder_of_any_name_is_found_and_its_name_quoted(name: str, run: Path) -> None:
     shutil.move(run, run.parent / name)
     for typed in (name, f"'{name}'"):
         assert resume.find(str(resume.asked([f"resume={typed}"])), []) == Path(name)
@@ -321,7 +321,7 @@ def test_a_folder_of_any_name_is_found_and_quoted(name: str, run: Path) -> None:
     assert OmegaConf.create({"dir": given}).dir == name
 
 
-def test_a_folder_without_a_run_is_refused(in_folder: Path) -> None:
+def test_resuming_a_folder_without_a_run_is_refused(in_folder: Path) -> None:
     (in_folder / "run.zip").write_bytes(b"PK")
     for name in ("run.zip", "a\0b", "a" * 5000, "../nothing", "/nothing", "run/checkpoints/step-1/../.."):
         with refused("resume", repr(name)):
@@ -359,7 +359,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("workers:0:arrays:replica/optimizer/velocity/conv1.weight", "trainer/deal"),
     ],
 )
-def test_a_forged_state_is_refused(keys: str, value: Any, good: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_with_a_forged_state_is_refused(keys: str, value: Any, good: Path, tmp_path: Path) -> None:
     """A value of `...` means a missing entry."""
     checkpoint = read(good)
     *above, last = [int(key) if key.isdigit() else key for key in keys.split(":")]

@@ -61,7 +61,7 @@ def modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("modules")
 @pytest.mark.parametrize("name", COMMANDS)
-def test_an_example_trains_by_its_settings(name: str, tmp_path: Path) -> None:
+def test_every_example_of_the_guide_trains_with_its_settings(name: str, tmp_path: Path) -> None:
     settings, key, value = COMMANDS[name]
     data = () if name == "stripes" else DIGITS
     trained(tmp_path, *data, *QUICK, *SMALL, *settings.split(), f"trusted_modules=[{name}]")
@@ -69,7 +69,7 @@ def test_an_example_trains_by_its_settings(name: str, tmp_path: Path) -> None:
 
 
 @every_backend
-def test_the_optimizer_follows_its_formula(name: str) -> None:
+def test_the_example_of_an_optimizer_follows_its_formula(name: str) -> None:
     model = small_model("float", name)
     optimizer = Lion(0.01, weight_decay=0.1)
     optimizer.init(model.params, model.backend)
@@ -88,7 +88,7 @@ def test_the_optimizer_follows_its_formula(name: str) -> None:
         np.testing.assert_allclose(found, weights, rtol=1e-6, atol=1e-6)
 
 
-def test_the_derivatives_of_the_layers_are_right() -> None:
+def test_the_derivatives_of_the_examples_of_layers_equal_finite_differences() -> None:
     network = Sequential([Scale(), Conv2D(3, 3, activation="relu"), Residual(1), Residual(3), Scale(), Dense(4)])
     check_layer(network, Image(7, 6, 2), create_backend("numpy", "double"))
 

@@ -15,11 +15,11 @@ from cupynet.guides.lenet_replicas import AVERAGING_FREQUENCY, EPOCHS, LENET, WO
         pytest.param("cupy", 256, 0.2, id="standin", marks=pytest.mark.standin),
     ],
 )
-def test_the_program_learns(backend: str, digits: int, least: float) -> None:
+def test_lenet_replicas_learns(backend: str, digits: int, least: float) -> None:
     assert lenet_replicas.main(backend, digits) >= least
 
 
-def test_the_program_equals_the_wrapper() -> None:
+def test_lenet_replicas_equals_parallel_wrapper() -> None:
     data = Synthetic(train=320, test=40).load()
     model = Model(Sequential(LENET), Image(28, 28, 1), create_backend("numba"), seed=123)
     with ParallelWrapper(

@@ -20,7 +20,7 @@ def described(output: Any) -> object:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_every_cell_runs_and_stored_outputs_are_up_to_date(tmp_path: Path) -> None:
+def test_every_cell_of_the_notebook_runs_and_its_stored_outputs_are_up_to_date(tmp_path: Path) -> None:
     for old, new in zip(notebook.stored().cells, notebook.executed(tmp_path).cells, strict=True):
         expected, found = ([described(output) for output in cell.get("outputs", ())] for cell in (old, new))
         assert found == expected

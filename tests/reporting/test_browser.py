@@ -100,13 +100,13 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     return measured(write_page(folder)[0])
 
 
-def test_the_browser_reports_no_errors_and_no_page_scrolls_sideways(found: Found) -> None:
+def test_a_report_in_a_browser_has_no_errors_and_does_not_scroll_sideways_on_small_screens(found: Found) -> None:
     assert found.console == []
     for name in ("width", "needs"):
         assert [each[name] for each in found.frames] == list(WIDTHS)
 
 
-def test_charts_and_pictures_are_not_blank(found: Found) -> None:
+def test_charts_and_pictures_in_a_browser_are_not_blank(found: Found) -> None:
     for at in found.frames:
         assert len(at["charts"]) == 6
         for chart in at["charts"]:

@@ -19,7 +19,7 @@ QUICK = (
 )
 
 
-def test_a_page_that_needs_no_network_is_also_made_for_a_stopped_run_and_replaced_when_it_is_resumed(
+def test_report_html_is_written_for_a_stopped_run_and_replaced_when_the_run_is_resumed(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -52,7 +52,7 @@ def without_charts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
 
 
-def test_without_matplotlib_there_is_a_page_without_charts(
+def test_report_html_has_no_charts_without_matplotlib(
     tmp_path: Path, without_charts: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "cupynet")
@@ -62,7 +62,7 @@ def test_without_matplotlib_there_is_a_page_without_charts(
     assert "cupynet[plots]" in text and "<svg" not in text and not (tmp_path / "curves.png").exists()
 
 
-def test_a_page_that_cannot_be_written_logs_one_warning(
+def test_a_report_that_cannot_be_written_logs_one_warning(
     tmp_path: Path, without_charts: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "report.html" / "x").mkdir(parents=True)
@@ -71,7 +71,7 @@ def test_a_page_that_cannot_be_written_logs_one_warning(
     assert record.levelname == "WARNING"
 
 
-def test_a_missing_folder_or_history_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_report_without_folder_or_history_logs_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     fit(tmp_path / "run", HistoryWriter(), ReportPage(enabled=False))
     assert not caplog.records
     for folder in (None, tmp_path):
@@ -86,9 +86,7 @@ def failing(error: BaseException) -> Callback:
     return On("on_fit_end", Mock(side_effect=error))
 
 
-def test_a_page_that_needs_no_network_is_also_made_for_a_failed_run_and_names_its_error(
-    tmp_path: Path, without_charts: None
-) -> None:
+def test_report_html_is_written_for_a_failed_run_and_names_its_error(tmp_path: Path, without_charts: None) -> None:
     with pytest.raises(ValueError, match="^mine$"):
         fit(tmp_path, HistoryWriter(), ReportPage(), failing(ValueError("mine")))
     text = (tmp_path / "report.html").read_text()
@@ -96,7 +94,7 @@ def test_a_page_that_needs_no_network_is_also_made_for_a_failed_run_and_names_it
     check_alone(text)
 
 
-def test_an_interrupt_is_not_delayed_by_a_page(tmp_path: Path) -> None:
+def test_an_interrupt_that_ends_a_run_is_not_delayed_by_a_report(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         fit(tmp_path, HistoryWriter(), ReportPage(), failing(KeyboardInterrupt()))
     assert not list(tmp_path.glob("*.html"))

@@ -26,7 +26,7 @@ LOSS = Chart(
 )
 
 
-def test_a_chart_is_part_of_the_page() -> None:
+def test_a_chart_is_an_svg_with_the_text_and_colors_of_the_page() -> None:
     """The chart's text remains text, its colors are the page's, and its names are unique."""
     text = charts.svg(LOSS, "one")
     assert text.startswith('<svg viewBox="') and 'aria-label="Loss: loss over iteration"' in text
@@ -39,7 +39,7 @@ def test_a_chart_is_part_of_the_page() -> None:
 
 
 @pytest.mark.parametrize("log", [False, True])
-def test_any_numbers_are_drawn(log: bool) -> None:
+def test_a_chart_of_any_numbers_is_drawn(log: bool) -> None:
     some: list[list[float | None]] = [[1.0], [0.0, 0.0], [-1.0, 2.0], [math.nan, 1.0, None, math.inf]]
     extremes: list[list[float | None]] = [[1e-300, 1e300], [sys.float_info.max, -1e308]]
     for values in some + extremes:
@@ -63,7 +63,7 @@ def test_a_long_line_is_thinned_to_the_means_of_neighbours() -> None:
     assert thinned([], []) == ([], [])
 
 
-def test_the_palette_is_that_of_the_page() -> None:
+def test_the_colors_of_charts_are_those_of_the_page() -> None:
     style = Path(charts.__file__).with_name("templates") / "style.css"
     light = style.read_text(encoding="utf-8").partition("@media")[0]
     assert [f"--c{index}: {colour};" in light for index, colour in enumerate(PALETTE)] == [True] * len(PALETTE)
@@ -92,14 +92,14 @@ def test_the_curves_of_a_run_are_those_of_history_jsonl(tmp_path: Path) -> None:
     assert spent == pytest.approx({"computing": 1.5, "averaging": 0.2, "data": 0.01, "other": 0.29})
 
 
-def test_the_layers_with_the_largest_divergence_are_drawn(tmp_path: Path) -> None:
+def test_the_drift_of_the_layers_with_the_largest_drift_is_drawn(tmp_path: Path) -> None:
     layers = {f"layer{number}": 0.01 * number for number in range(charts.MAX_LAYERS + 2)}
     rows = [row | {"drift": 0.1, "drift_by_layer": layers} for row in history()]
     lines = shown(unfinished(tmp_path, rows=rows))["Replica drift"].shown
     assert [line.name for line in lines] == [*list(layers)[2:], "all weights"]
 
 
-def test_a_run_without_reports_has_the_divergence_of_its_epochs(tmp_path: Path) -> None:
+def test_the_drift_of_a_run_without_reports_is_that_of_its_epochs(tmp_path: Path) -> None:
     known = {"learning_rate": 0.1, "drift": 0.1, "drift_by_layer": {"conv1": 0.2}}
     drawn = shown(unfinished(tmp_path, rows=[row | known for row in history(reports=0)]))
     lines = drawn["Replica drift"].shown
@@ -114,12 +114,12 @@ def of_picture(picture: pictures.Picture | None) -> np.ndarray:
 
 
 @pytest.mark.parametrize("shape", [(5, 9, 3), (1, 200, 4), (4, 4, 7)], ids=str)
-def test_examples_of_any_size_are_shown(shape: tuple[int, ...]) -> None:
+def test_pictures_of_mistakes_of_any_size_are_shown(shape: tuple[int, ...]) -> None:
     image = pictures.example(np.zeros(shape, np.uint8), HOSTILE)
     assert max(image.width, image.height) == 96 and min(image.width, image.height) > 0 and image.alt == HOSTILE
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_an_example_is_shown_as_it_is(channels: int) -> None:
+def test_the_picture_of_a_mistake_has_its_pixels(channels: int) -> None:
     image = np.random.default_rng(3).integers(0, 256, (5, 7, channels)).astype(np.uint8)
     np.testing.assert_array_equal(of_picture(pictures.example(image, "x")), image)

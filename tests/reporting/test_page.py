@@ -49,7 +49,7 @@ def test_the_page_of_a_finished_run_shows_the_numbers_of_its_summary_json(tmp_pa
     assert policy["content"] == "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
-def test_the_times_of_a_run_are_told_apart_and_shares_are_also_text(tmp_path: Path) -> None:
+def test_the_page_of_a_run_shows_its_times_and_the_shares_of_each_worker_also_as_text(tmp_path: Path) -> None:
     folder = finished(tmp_path)
     time = page_values(read_run(folder))["time"]
     assert [figure for _, figure in time["facts"]] == ["2.0 s", "1:00 min", "3.0 s", "1:15 min", "1.5 MB"]
@@ -78,7 +78,7 @@ def test_each_mistake_is_shown_with_its_own_picture(tmp_path: Path) -> None:
     assert [each["confidence"] for each in shown] == ["98.0 %", "71.0 %", "98.0 %"]
 
 
-def test_no_text_of_a_run_becomes_part_of_its_page_which_needs_no_network(tmp_path: Path) -> None:
+def test_hostile_text_of_a_run_is_escaped_in_its_page_which_needs_no_network(tmp_path: Path) -> None:
     """Markup is escaped, and control and bidirectional characters are replaced."""
     text = HOSTILE + "a\x1b]0;title\x07\u202eb\u2066\x00"
     folder = finished(
@@ -111,7 +111,7 @@ RUNS: dict[str, tuple[dict[str, Any], str, str]] = {
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_the_status_of_a_run_is_shown(tmp_path: Path, name: str) -> None:
+def test_the_page_shows_whether_a_run_finished_stopped_diverged_or_was_killed(tmp_path: Path, name: str) -> None:
     changed, word, kind = RUNS[name]
     folder = finished(tmp_path, **changed)
     assert state(read_run(folder))[:2] == (word, kind)
@@ -133,7 +133,7 @@ ERROR = "2026-05-01 12:00:00,000 ERROR cupynet.config.hydra_main: iteration 7: t
     ],
     ids=["nothing", "error", "diverged", "no divergence", "resumed", "a long log"],
 )
-def test_the_log_and_the_exit_code_tell_how_a_run_ended(
+def test_a_run_without_results_failed_diverged_or_was_killed_as_its_log_and_exit_code_say(
     log: str, code: int | None, expected: str, tmp_path: Path
 ) -> None:
     folder = unfinished(tmp_path, rows=history(2), log=log)
@@ -161,7 +161,7 @@ def held(folder: Path) -> Iterator[Path]:
         hold.release()
 
 
-def test_the_page_of_a_run_that_is_still_training(tmp_path: Path) -> None:
+def test_the_page_of_a_run_that_is_still_training_shows_its_progress(tmp_path: Path) -> None:
     with held(unfinished(tmp_path, rows=history(2)[:-1])) as folder:  # in the second of three epochs
         parsed = made(folder)
     assert "mnist: epoch 2/3" in parsed.text and "running" in parsed.text and "1 of 3 epochs" in parsed.text
@@ -177,7 +177,7 @@ def test_a_resumed_run_does_not_show_old_results(tmp_path: Path) -> None:
     assert "93.33 %" in parsed.text and "50.00 %" not in parsed.text
 
 
-def test_a_run_with_validation_images_has_a_final_confusion_matrix(tmp_path: Path) -> None:
+def test_the_page_of_a_run_with_only_validation_images_shows_their_last_confusion_matrix(tmp_path: Path) -> None:
     folder = finished(tmp_path, test=None, test_accuracy=None, validation_accuracy=0.9)
     path = folder / "history.jsonl"
     path.write_text(path.read_text().replace('"test_', '"validation_'))
@@ -186,7 +186,7 @@ def test_a_run_with_validation_images_has_a_final_confusion_matrix(tmp_path: Pat
     assert "cat predicted as cat: 23" in [cell.get("title") for cell in parsed.all("td")]
 
 
-def test_figures_are_those_of_the_final_weights(tmp_path: Path) -> None:
+def test_the_figures_of_a_page_are_those_of_the_final_weights(tmp_path: Path) -> None:
     """The final weights may come from an earlier epoch or be an average."""
     final = {"samples": 50, "loss": 0.125, "f1": 0.75, "metrics": {"kappa": 0.625}, "confusion": [[7, 0], [1, 42]]}
     other: dict[str, Any] = dict.fromkeys(["test", "test_accuracy", "test_loss", "test_f1"])
@@ -199,7 +199,7 @@ def test_figures_are_those_of_the_final_weights(tmp_path: Path) -> None:
     assert "b predicted as b: 42" in [cell.get("title") for cell in made(folder).all("td")]
 
 
-def test_figures_of_regression_are_final_too(tmp_path: Path) -> None:
+def test_the_figures_of_a_regression_are_those_of_the_final_weights(tmp_path: Path) -> None:
     test = {"samples": 50, "loss": 0.5, "r2": 0.25, "metrics": {"median_error": 0.125}}
     folder = finished(tmp_path, test=test, test_accuracy=None, test_loss=0.5, test_f1=None)
     row = {"kind": "epoch", "epoch": 1, "iteration": 9, "test_loss": 0.75, "test_r2": 0.0}
@@ -233,7 +233,7 @@ DAMAGED = [
 
 
 @pytest.mark.parametrize(("name", "damage"), DAMAGED, ids=range(len(DAMAGED)))
-def test_a_damaged_file_is_named_and_the_rest_shown(tmp_path: Path, name: str, damage: str) -> None:
+def test_the_page_names_a_damaged_file_and_shows_the_rest(tmp_path: Path, name: str, damage: str) -> None:
     folder = finished(tmp_path)
     (folder / name).write_text(damage)
     values = page_values(read_run(folder))
@@ -244,7 +244,7 @@ def test_a_damaged_file_is_named_and_the_rest_shown(tmp_path: Path, name: str, d
 WRONG: list[Any] = [None, 1, "x", [], {}, [None], [[1]], {"a": 1}, True, 1e400, -5, [{"kind": 1}], [[1, 2], [3]]]
 
 
-def test_values_of_the_wrong_type_are_omitted(tmp_path: Path) -> None:
+def test_values_of_the_wrong_type_are_omitted_from_the_page(tmp_path: Path) -> None:
     """Each key of each file gets a wrong value in turn."""
     folder, values = finished(tmp_path), itertools.cycle(WRONG)
     for key in summary():
@@ -263,7 +263,7 @@ def test_values_of_the_wrong_type_are_omitted(tmp_path: Path) -> None:
         page(folder)
 
 
-def test_links_in_a_folder_are_not_followed(tmp_path: Path) -> None:
+def test_links_in_the_folder_of_a_run_are_not_followed_by_its_page(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text('{"dataset": "a secret"}')
     folder = unfinished(tmp_path)

@@ -54,13 +54,13 @@ def test_a_checkpoint_round_trips_and_equal_states_make_equal_files(tmp_path: Pa
         assert (store.path(7) / name).read_bytes() == (other.path(7) / name).read_bytes()
 
 
-def test_a_run_folder_that_was_moved_is_not_recreated(tmp_path: Path) -> None:
+def test_saving_a_checkpoint_does_not_recreate_a_run_folder_that_was_moved(tmp_path: Path) -> None:
     with pytest.raises(OutputError):
         saved(tmp_path / "moved" / "checkpoints", 7)
     assert not list(tmp_path.iterdir())
 
 
-def test_checkpoints_are_kept_by_step(tmp_path: Path) -> None:
+def test_checkpoints_are_kept_or_removed_by_their_step(tmp_path: Path) -> None:
     store = Checkpoints(tmp_path / "none yet")
     assert store.newest() is None and store.steps() == []
     store = saved(tmp_path, 1, 2, 3, 4)
@@ -130,7 +130,7 @@ HARMS: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("harm", HARMS)
-def test_damaged_checkpoints_are_refused(harm: str, tmp_path: Path) -> None:
+def test_a_damaged_or_forged_checkpoint_is_refused_and_the_previous_one_is_used(harm: str, tmp_path: Path) -> None:
     store = saved(tmp_path / "run", 1, 2)
     HARMS[harm](store.path(2))
     with pytest.raises(DataError, match="step-00000002"):
@@ -138,7 +138,7 @@ def test_damaged_checkpoints_are_refused(harm: str, tmp_path: Path) -> None:
     assert newest_step(store) == 1
 
 
-def test_a_folder_of_damaged_checkpoints_is_refused(tmp_path: Path) -> None:
+def test_a_folder_with_only_damaged_checkpoints_is_refused_and_the_newest_is_named(tmp_path: Path) -> None:
     """The error names the newest checkpoint, which users want to recover."""
     store = saved(tmp_path, 1, 2)
     for step in (1, 2):
@@ -156,7 +156,7 @@ def test_a_checkpoint_replaces_one_of_the_same_iteration(tmp_path: Path) -> None
     assert read(store.path(3)).state["loss"] == 9.0 and leftovers(tmp_path) == []
 
 
-def test_an_interrupted_replacement_is_undone(tmp_path: Path) -> None:
+def test_an_interrupted_replacement_of_a_checkpoint_is_undone(tmp_path: Path) -> None:
     store = saved(tmp_path, 3)
     store.path(3).rename(tmp_path / "step-00000003.old-1")
     store.save(4, {"step": 4}, ARRAYS)
@@ -252,7 +252,7 @@ def die_at(owner: Any, name: str, when: Callable[..., bool]) -> None:
 
 
 @pytest.mark.parametrize("limit", [100, 1000, 90_000], ids=["state", "weights", "second file of arrays"])
-def test_a_file_size_limit_keeps_the_previous_checkpoints(limit: int, tmp_path: Path) -> None:
+def test_a_checkpoint_over_the_file_size_limit_exits_with_74_and_keeps_older_ones(limit: int, tmp_path: Path) -> None:
     """A child process saves with RLIMIT_FSIZE set."""
     store = saved(tmp_path, 1)
     child = os.fork()
@@ -270,7 +270,7 @@ def test_a_file_size_limit_keeps_the_previous_checkpoints(limit: int, tmp_path: 
     assert newest_step(store) == 1 and leftovers(tmp_path) == []
 
 
-def test_a_checkpoint_that_cannot_be_removed_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_that_cannot_be_removed_is_removed_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """NFS keeps a file that is open elsewhere. The checkpoint counts as removed, and the file is removed later."""
 
     def busy(path: Any, **more: Any) -> None:

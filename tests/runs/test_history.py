@@ -13,7 +13,7 @@ from tests.support.refusals import refused
 from tests.support.training import small_dataset, small_model
 
 
-def test_a_wrapper_keeps_the_rows_that_a_run_writes(tmp_path: Path) -> None:
+def test_the_history_of_a_wrapper_equals_the_rows_of_history_jsonl(tmp_path: Path) -> None:
     data, run = small_dataset(60), Run.of(tmp_path)
     with ParallelWrapper(small_model(), 2, log_every=2, callbacks=[HistoryWriter()], run=run) as wrapper:
         assert wrapper.history == History({}, {})
@@ -29,7 +29,7 @@ def test_a_wrapper_keeps_the_rows_that_a_run_writes(tmp_path: Path) -> None:
     assert "kind" not in found.epochs and json.dumps(found.epochs)
 
 
-def test_a_closed_writer_can_be_copied(tmp_path: Path) -> None:
+def test_a_closed_history_writer_can_be_copied(tmp_path: Path) -> None:
     """scikit-learn copies callbacks, as in `clone`."""
     writer = HistoryWriter(tmp_path / "h.jsonl")
     with ParallelWrapper(small_model(), 1, callbacks=[writer]) as wrapper:
@@ -37,7 +37,7 @@ def test_a_closed_writer_can_be_copied(tmp_path: Path) -> None:
     assert copy.deepcopy(writer) is not writer
 
 
-def test_a_second_writer_keeps_the_rows_of_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_history_writer_keeps_the_rows_of_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both have opened the file before one of them trains."""
     monkeypatch.chdir(tmp_path)
     with (
@@ -53,7 +53,7 @@ def test_a_second_writer_keeps_the_rows_of_the_first(tmp_path: Path, monkeypatch
     assert rows and Path("history.jsonl").read_bytes() == rows
 
 
-def test_rates_of_any_number_type_are_written(tmp_path: Path) -> None:
+def test_learning_rates_of_any_number_type_are_written_to_history_jsonl(tmp_path: Path) -> None:
     class Float32(Schedule):
         def __call__(self, iteration: int) -> Any:
             return np.float32(0.5)
@@ -88,7 +88,7 @@ def test_a_restored_wrapper_has_the_history_of_the_whole_training(tmp_path: Path
 
 @pytest.mark.parametrize("restores", [False, True], ids=["first fit", "restored"])
 @pytest.mark.parametrize("content", ["my own line\n" * 9, '{"kind": "epoch", "epoch": 1}\n' * 99], ids=["text", "rows"])
-def test_a_file_of_another_run_is_refused_and_not_changed(tmp_path: Path, content: str, restores: bool) -> None:
+def test_a_history_file_of_another_run_is_refused_and_not_changed(tmp_path: Path, content: str, restores: bool) -> None:
     data, path = small_dataset(60), tmp_path / "rows.jsonl"
     with ParallelWrapper(small_model(), 1, callbacks=[HistoryWriter(tmp_path / "one.jsonl")]) as wrapper:
         wrapper.fit(data, epochs=1, batch_size=10)
@@ -101,7 +101,7 @@ def test_a_file_of_another_run_is_refused_and_not_changed(tmp_path: Path, conten
     assert path.read_text() == content
 
 
-def test_a_file_in_the_current_folder_is_not_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_history_in_the_current_folder_is_refused_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "history.jsonl"
     path.write_text("my own line\n")
@@ -110,7 +110,7 @@ def test_a_file_in_the_current_folder_is_not_continued(tmp_path: Path, monkeypat
     assert path.read_text() == "my own line\n"
 
 
-def test_rows_of_several_kinds() -> None:
+def test_columns_of_a_history_have_none_where_a_row_has_no_value() -> None:
     rows: list[dict[str, object]] = [
         {"kind": "epoch", "a": 1},
         {"kind": "other", "a": 2},
@@ -120,7 +120,7 @@ def test_rows_of_several_kinds() -> None:
     assert History.of(rows) == History({"a": [1, None], "b": [None, None]}, {})
 
 
-def test_columns_are_a_mapping_with_the_names_of_keras() -> None:
+def test_a_history_is_a_mapping_of_columns_that_also_knows_the_names_of_keras() -> None:
     columns = History({"loss": [2.0], "validation_loss": [3.0]}, {})
     assert dict(columns) == columns.epochs and list(columns) == ["loss", "validation_loss"]
     assert columns.history == {"loss": [2.0], "val_loss": columns["val_loss"]} and columns["validation_loss"] == [3.0]

@@ -26,7 +26,7 @@ def run(tmp_path: Path) -> Run:
     return found
 
 
-def test_a_summary_round_trips(run: Run) -> None:
+def test_saved_results_are_read_again_and_an_incomplete_row_of_the_history_is_ignored(run: Run) -> None:
     run.history_path.write_text('{"kind": "epoch"}\n{"kind": "report"}\n{"kind": "epo')  # written by a killed process
     assert run.summary() == SUMMARY
     np.testing.assert_array_equal(run.weights()["a"], np.ones(2))
@@ -41,7 +41,7 @@ def test_the_summary_file_is_flat_and_keys_of_a_later_version_are_ignored(run: R
     assert run.summary() == SUMMARY
 
 
-def test_partial_files_of_a_killed_process_are_removed(run: Run, tmp_path: Path) -> None:
+def test_partial_files_of_a_killed_run_are_removed(run: Run, tmp_path: Path) -> None:
     store = Checkpoints(tmp_path / "checkpoints")
     store.save(3, {"step": 3}, {})
     (tmp_path / ".hydra").mkdir()
@@ -59,7 +59,7 @@ class Killed(BaseException):
     """Simulates the end of a process."""
 
 
-def test_a_save_that_is_killed_leaves_no_summary_of_other_weights(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_killed_while_saving_has_no_summary_of_other_weights(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def killed(*_: object) -> None:
         raise Killed
 
@@ -85,7 +85,7 @@ def test_a_resumed_run_is_unfinished_until_it_is_saved_again(run: Run, tmp_path:
     assert not run.reopened_path.exists()
 
 
-def test_a_run_fails_only_after_it_began(tmp_path: Path) -> None:
+def test_an_error_is_recorded_in_failed_json_only_after_the_run_began(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.fail(DataError("no file"))
     assert not run.failed_path.exists()
@@ -95,7 +95,7 @@ def test_a_run_fails_only_after_it_began(tmp_path: Path) -> None:
     assert run.last_start() == {"started": "2026-05-01 12:30:00", "epochs": 3}
 
 
-def test_the_folder_of_a_search_names_one_of_its_trials(tmp_path: Path) -> None:
+def test_one_of_the_trials_is_named_for_the_folder_of_a_search(tmp_path: Path) -> None:
     (tmp_path / layout.STUDY).touch()
     for folder in (tmp_path, tmp_path / layout.TRIALS / "0000"):
         (folder / layout.SETTINGS).parent.mkdir(parents=True)
@@ -122,7 +122,7 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("kind", DAMAGED)
-def test_a_missing_or_damaged_file_is_named(kind: str, tmp_path: Path) -> None:
+def test_a_missing_or_damaged_file_of_a_run_is_named(kind: str, tmp_path: Path) -> None:
     run, (name, content) = Run(tmp_path), DAMAGED[kind]
     if content == "a pipe":
         os.mkfifo(tmp_path / name)
@@ -149,7 +149,7 @@ def test_a_summary_with_values_of_other_types_is_refused(name: str, value: Any, 
 
 
 @pytest.mark.parametrize("kind", [Path, str, Run])
-def test_a_run_for_training_has_a_folder(kind: Any, tmp_path: Path) -> None:
+def test_a_run_for_training_is_given_by_its_path_and_its_folder_is_made(kind: Any, tmp_path: Path) -> None:
     """Otherwise the model could not be written at the end of the first fit."""
     assert Run.of(kind(tmp_path / "run")).folder == tmp_path / "run"
     assert (tmp_path / "run").is_dir()

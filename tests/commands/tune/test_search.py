@@ -106,7 +106,7 @@ def states(opened: Study) -> list[TrialState]:
     return [each.state for each in opened.trials]
 
 
-def test_the_same_seed_tries_the_same_settings(search: Search, tmp_path: Path) -> None:
+def test_searches_with_the_same_seed_try_the_same_settings(search: Search, tmp_path: Path) -> None:
     studies = [search(plan_of(sampler_seed=seed), folder=tmp_path / str(n)) for n, seed in enumerate((7, 7, 8))]
     first, again, other = (settings_tried(each) for each in studies)
     assert first == again != other
@@ -128,7 +128,7 @@ EVIL = '{"name": "CategoricalDistribution", "attributes": {"choices": ["64 hydra
         f"update trial_params set distribution_json = '{EVIL}', param_value = 0 where trial_id = 1",
     ],
 )
-def test_a_forged_study_is_refused(change: str, search: Search, tmp_path: Path) -> None:
+def test_a_forged_study_db_is_refused(change: str, search: Search, tmp_path: Path) -> None:
     opened = search(plan_of(trials=1))
     opened._storage.remove_session()
     with contextlib.closing(sqlite3.connect(tmp_path / "study.db")) as file:
@@ -137,7 +137,7 @@ def test_a_forged_study_is_refused(change: str, search: Search, tmp_path: Path) 
         ranked(search(plan_of(trials=5)))
 
 
-def test_the_lowest_loss_is_the_best(search: Search) -> None:
+def test_with_objective_loss_the_lowest_loss_is_the_best(search: Search) -> None:
     figures = [each.value for each in ranked(search(plan_of(objective="loss")))]
     assert figures == sorted(figures) and len(set(figures)) == 3
 
@@ -177,7 +177,7 @@ FAILURES = [
 ]
 
 
-def test_trials_that_fail_are_recorded_and_the_search_continues(tmp_path: Path, search: Search) -> None:
+def test_trials_that_fail_are_recorded_in_tune_csv_and_the_search_continues(tmp_path: Path, search: Search) -> None:
     opened = search(plan_of(trials=6), failing(dict(enumerate(error for error, _ in FAILURES))))
     assert [each.number for each in ranked(opened)] == [5]
     rows = (tmp_path / "tune.csv").read_text().splitlines()[1:]
@@ -185,7 +185,7 @@ def test_trials_that_fail_are_recorded_and_the_search_continues(tmp_path: Path, 
         assert f",{outcome}," in row and (str(error) or type(error).__name__) in row
 
 
-def test_the_table_has_the_values_that_the_trials_used(tmp_path: Path, search: Search) -> None:
+def test_tune_csv_has_the_values_that_the_trials_used(tmp_path: Path, search: Search) -> None:
     """Searched epochs and the epochs of a trial are different columns."""
     opened = search(plan_of(RATE, "epochs=3,4", trials=2))
     for row, trial in zip(csv.DictReader((tmp_path / "tune.csv").read_text().splitlines()), opened.trials, strict=True):
@@ -193,9 +193,7 @@ def test_the_table_has_the_values_that_the_trials_used(tmp_path: Path, search: S
             assert row[name] == rounded(value)
 
 
-def test_an_interrupted_search_prints_a_complete_resume_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_search_prints_the_resume_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = replace(plan_of(trusted_modules=["mine"], callbacks={}), config_dir=Path("/own conf"))
     monkeypatch.setattr(command, "run_trials", Mock(side_effect=KeyboardInterrupt(signal.SIGINT)))
     with pytest.raises(errors.Interrupted) as caught:
@@ -250,7 +248,7 @@ def test_a_trial_worse_than_the_median_is_pruned_but_not_in_its_last_epoch(tmp_p
     assert pruned(study(tmp_path, plan_of(pruner="none")), [0.1, 0.1]) == (False, 2)
 
 
-def test_the_same_settings_are_trained_once(tmp_path: Path) -> None:
+def test_settings_that_are_drawn_again_reuse_their_result(tmp_path: Path) -> None:
     plan = plan_of("batch_size=32,64")
     opened = study(tmp_path, plan)
     for size in ("32", "32", "64", "64"):
@@ -263,7 +261,7 @@ def test_the_same_settings_are_trained_once(tmp_path: Path) -> None:
         command.train_trial(plan, tmp_path, opened, also_worse)
 
 
-def test_the_folder_may_have_any_name(search: Search, tmp_path: Path) -> None:
+def test_the_folder_of_a_search_may_have_any_name(search: Search, tmp_path: Path) -> None:
     folder = tmp_path / "50%20 why?a=b&c#d"
     folder.mkdir()
     for resumed in (False, True):
@@ -273,7 +271,7 @@ def test_the_folder_may_have_any_name(search: Search, tmp_path: Path) -> None:
     assert [each.name for each in folder.iterdir()] == ["study.db"] and list(tmp_path.iterdir()) == [folder]
 
 
-def test_a_study_of_another_search_and_other_files_are_refused(tmp_path: Path, search: Search) -> None:
+def test_a_study_db_of_another_search_and_other_files_are_refused(tmp_path: Path, search: Search) -> None:
     search(plan_of(trials=1))
     with pytest.raises(errors.DataError):
         study(tmp_path, plan_of("batch_size=1,2"))

@@ -55,7 +55,7 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, str]
     return folder, found, stdout
 
 
-def test_a_search_leaves_runs_and_a_table(searched: tuple[Path, Path, str]) -> None:
+def test_a_search_writes_a_run_for_each_trial_and_tune_csv_and_study_db(searched: tuple[Path, Path, str]) -> None:
     _, folder, _ = searched
     assert {path.name for path in folder.iterdir()} == {".hydra", "train.log", "study.db", "trials", "tune.csv"}
     rows = table(folder)
@@ -64,7 +64,7 @@ def test_a_search_leaves_runs_and_a_table(searched: tuple[Path, Path, str]) -> N
     assert (folder.parents[2] / "latest").resolve() == folder.resolve()
 
 
-def test_trials_are_compared_by_images_held_out_and_see_no_test_images(searched: tuple[Path, Path, str]) -> None:
+def test_trials_are_scored_on_validation_images_and_see_no_test_images(searched: tuple[Path, Path, str]) -> None:
     for row in table(searched[1]):
         trial = searched[1] / "trials" / f"{int(row['trial']):04d}"
         scores = Run(trial).summary().scores
@@ -74,7 +74,7 @@ def test_trials_are_compared_by_images_held_out_and_see_no_test_images(searched:
         assert "test" not in (trial / "history.jsonl").read_text()
 
 
-def test_the_best_settings_can_be_pasted(searched: tuple[Path, Path, str], tmp_path: Path) -> None:
+def test_tune_prints_the_train_command_of_the_best_settings(searched: tuple[Path, Path, str], tmp_path: Path) -> None:
     _, folder, stdout = searched
     _, _, line = stdout.rpartition("cupynet train ")
     trained(tmp_path, *shlex.split(line))
@@ -100,7 +100,7 @@ def test_the_best_settings_can_be_pasted(searched: tuple[Path, Path, str], tmp_p
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_bad_settings_are_refused_before_the_first_trial(arguments: list[str], setting: str) -> None:
+def test_wrong_settings_of_a_search_are_refused_before_the_first_trial(arguments: list[str], setting: str) -> None:
     typed = {each.partition("=")[0] for each in arguments}
     with refused(setting):
         prepared(*(each for each in TINY if each.partition("=")[0] not in typed), *arguments)
@@ -112,7 +112,7 @@ def test_without_optuna_a_search_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         prepared(*TINY, RATE)
 
 
-def test_images_are_held_out_unless_some_are_already() -> None:
+def test_a_search_holds_out_validation_images_unless_some_are_already() -> None:
     assert prepared(*TINY, RATE, "objective=val_auc", "metrics=[auc]").settings.objective == "auc"
     assert prepared(*TINY, RATE).shared == [*TINY, "data.validation=30"]
     assert prepared(*TINY, RATE, "data.validation=50").shared == [*TINY, "data.validation=50"]
@@ -127,7 +127,7 @@ def stored_search(folder: Path, *typed: str) -> list[str]:
     return arguments
 
 
-def test_a_resumed_search_uses_its_stored_command_line(tmp_path: Path) -> None:
+def test_a_resumed_search_uses_its_stored_command_line_and_may_change_its_trials(tmp_path: Path) -> None:
     first = stored_search(tmp_path, *TINY, RATE, "trials=5", "trusted_modules=[mine]")
     again, resumed = for_hydra([f"resume={tmp_path}", "trials=9"])
     expected = [each for each in first if not each.startswith(("trials", "trusted_modules"))]
@@ -157,7 +157,7 @@ def test_the_latest_search_is_resumed_in_its_own_folder(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize("file", ["study.db", "trials"])
-def test_a_folder_with_a_search_is_refused(file: str, tmp_path: Path) -> None:
+def test_a_new_search_in_the_folder_of_another_is_refused(file: str, tmp_path: Path) -> None:
     (tmp_path / file).touch()
     with pytest.raises(ConfigError) as caught:
         prepared(*TINY, RATE, f"hydra.run.dir={tmp_path}")
@@ -187,7 +187,7 @@ def test_a_resumed_search_follows_neither_links_nor_references(tmp_path: Path) -
         ("data.folder=/tmp/a", "data.folder"),  # the folder for downloaded images
     ],
 )
-def test_a_resumed_search_writes_in_its_folder(stored: str, setting: str, tmp_path: Path) -> None:
+def test_a_resumed_search_with_a_path_outside_its_folder_is_refused(stored: str, setting: str, tmp_path: Path) -> None:
     own = TINY if setting != "data.folder" else []
     stored_search(tmp_path, *own, RATE, stored)
     with refused(setting, "/tmp/a"):
@@ -218,6 +218,6 @@ def test_a_pruned_trial_stops_all_workers_after_the_same_round(tmp_path: Path) -
     assert summary.scores.test_accuracy is None
 
 
-def test_a_holdout_leaves_samples_to_train_on() -> None:
+def test_validation_images_of_a_search_leave_samples_to_train_on() -> None:
     for images, out in ((60_000, 5000), (49_999, 4999), (600, 60), (11, 1), (2, 1)):
         assert kept_out(images) == out < images

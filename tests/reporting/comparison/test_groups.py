@@ -65,7 +65,7 @@ DIFFERENCES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {  # the runs, 
 
 
 @pytest.mark.parametrize("kind", DIFFERENCES)
-def test_only_differing_settings_are_listed(kind: str, tmp_path: Path) -> None:
+def test_only_settings_that_differ_between_runs_are_listed(kind: str, tmp_path: Path) -> None:
     made_of, listed = DIFFERENCES[kind]
     for number, settings in enumerate(made_of):
         made(tmp_path / str(number), **settings)
@@ -73,7 +73,7 @@ def test_only_differing_settings_are_listed(kind: str, tmp_path: Path) -> None:
     assert comparison.varied == listed and (len(comparison.groups) == 1) == (listed == [])
 
 
-def test_the_number_of_workers_that_was_decided_counts(tmp_path: Path) -> None:
+def test_runs_are_compared_by_the_number_of_workers_that_was_chosen_automatically(tmp_path: Path) -> None:
     for name, workers in (("0", 2), ("1", 4)):
         run = made(tmp_path / name, workers=workers)
         path = run / ".hydra" / "config.yaml"
@@ -81,7 +81,7 @@ def test_the_number_of_workers_that_was_decided_counts(tmp_path: Path) -> None:
     assert cells(of(tmp_path), "workers") == ["2", "4"]
 
 
-def test_settings_without_effect_make_no_row(tmp_path: Path) -> None:
+def test_runs_that_differ_only_in_settings_without_effect_are_combined_into_one_row(tmp_path: Path) -> None:
     for workers, every in ((1, 1), (1, 3), (2, 1), (2, 3)):
         made(tmp_path / f"{workers}-{every}", workers=workers, averaging_frequency=every, synchronizer=OURS)
     groups = of(tmp_path).groups
@@ -94,7 +94,7 @@ def test_settings_without_effect_make_no_row(tmp_path: Path) -> None:
     assert len(of(tmp_path / "mine").groups) == 2
 
 
-def test_seeds_are_repetitions(tmp_path: Path) -> None:
+def test_runs_that_differ_only_in_the_seed_are_combined_into_one_row(tmp_path: Path) -> None:
     for seed, accuracy in enumerate((0.90, 0.92, 0.97)):
         made(tmp_path / f"a{seed}", seed=seed, test_accuracy=accuracy)
     made(tmp_path / "b", workers=2, test_accuracy=0.95)
@@ -116,7 +116,7 @@ def test_speed_up_is_over_one_worker_with_the_same_settings(tmp_path: Path) -> N
     assert groups[2].figures["efficiency"] == 0.75
 
 
-def test_the_drift_is_of_several_replicas(tmp_path: Path) -> None:
+def test_drift_is_shown_only_for_several_replicas(tmp_path: Path) -> None:
     runs(tmp_path, {"workers": 1, "drift": 0.0}, {"workers": 2, "drift": 0.0012}, {"workers": 4, "drift": None})
     assert cells(of(tmp_path), "drift") == ["-", "0.12 %", "-"]
 
@@ -128,7 +128,7 @@ def test_time_to_an_accuracy_is_of_training_up_to_the_first_epoch_that_had_it(tm
     assert "time_to" not in of(tmp_path, to=0.99).groups[0].figures
 
 
-def test_the_front_has_runs_that_no_other_beats_in_both(tmp_path: Path) -> None:
+def test_the_pareto_front_has_the_runs_that_no_other_beats_in_both_accuracy_and_time(tmp_path: Path) -> None:
     figures = ((0.95, 20.0), (0.93, 10.0), (0.94, 21.0), (0.90, 12.0), (0.93, 10.0))
     runs(tmp_path, *({"test_accuracy": accuracy, "train_s": train_s} for accuracy, train_s in figures))
     assert [group.front for group in of(tmp_path).groups] == [True, True, False, False, True]
@@ -150,7 +150,7 @@ def test_runs_are_sorted_as_requested(tmp_path: Path) -> None:
 # what is left of a run ------------------------------------------------------------------------------------------------
 
 
-def test_runs_without_a_result_are_listed(tmp_path: Path) -> None:
+def test_runs_without_a_result_are_listed_with_their_problem(tmp_path: Path) -> None:
     for name in ("unfinished", "failed"):
         (made(tmp_path / name) / "summary.json").unlink()
     (tmp_path / "failed" / "train.log").write_text("2026-11-22 10:00:01,000 ERROR cupynet: job 2: damaged\n")
@@ -238,7 +238,7 @@ def chosen(folder: Path) -> int | None:
     return None if group is None else group.workers
 
 
-def test_the_fastest_close_to_the_best_is_recommended(tmp_path: Path) -> None:
+def test_the_fastest_run_within_a_tenth_of_a_point_of_the_best_accuracy_is_recommended(tmp_path: Path) -> None:
     figures = ((0.9900, 30.0), (0.9891, 16.0), (0.9880, 9.0))
     runs(tmp_path, *({"test_accuracy": a, "train_s": s, "test": MANY} for a, s in figures))
     assert chosen(tmp_path) == 2
@@ -248,7 +248,7 @@ def test_the_fastest_close_to_the_best_is_recommended(tmp_path: Path) -> None:
     assert chosen(tmp_path) == 8
 
 
-def test_the_noise_of_a_timing_decides_nothing(tmp_path: Path) -> None:
+def test_a_more_accurate_run_that_takes_at_most_5_percent_longer_is_recommended(tmp_path: Path) -> None:
     figures = ((0.9900, 10.2), (0.9895, 10.0))
     runs(tmp_path, *({"test_accuracy": a, "train_s": s, "test": MANY} for a, s in figures))
     assert chosen(tmp_path) == 1 and "workers=2" in answer(of(tmp_path)).notes[0]
@@ -256,7 +256,7 @@ def test_the_noise_of_a_timing_decides_nothing(tmp_path: Path) -> None:
     assert chosen(tmp_path) == 4 and "workers=" not in answer(of(tmp_path)).notes[0]
 
 
-def test_a_single_seed_has_a_note_on_chance(tmp_path: Path) -> None:
+def test_a_comparison_of_single_seeds_notes_differences_that_may_be_due_to_chance(tmp_path: Path) -> None:
     runs(tmp_path, {"test_accuracy": 0.9900, "train_s": 30.0}, {"test_accuracy": 0.9880, "train_s": 16.0})
     # two standard errors of a difference: 2 sqrt(2 · 0.99 · 0.01 / 10,000) = 0.28 points
     note = answer(of(tmp_path)).notes[0]
@@ -290,13 +290,13 @@ def test_runs_are_not_ranked_if_the_data_seed_gave_them_other_images(
 
 
 @pytest.mark.parametrize(("downloaded", "noted"), [("", True), ("timeout_s: 30, ", False)])
-def test_runs_on_other_files_of_the_user_have_a_note(downloaded: str, noted: bool, tmp_path: Path) -> None:
+def test_runs_on_different_files_of_the_user_are_noted(downloaded: str, noted: bool, tmp_path: Path) -> None:
     for number in (1, 2):
         made(tmp_path / str(number), dataset="d", extra=f"data: {{{downloaded}folder: v{number}}}\n")
     assert ("data.folder" in " ".join(answer(of(tmp_path)).notes)) == noted
 
 
-def test_a_trial_run_is_no_result(tmp_path: Path) -> None:
+def test_a_fast_dev_run_of_an_earlier_version_is_no_result(tmp_path: Path) -> None:
     made(tmp_path / "0", extra="fast_dev_run: true\n")
     ((run,),) = (group.runs for group in of(tmp_path).others)
     assert "fast_dev_run" in run.trouble
@@ -307,7 +307,7 @@ def test_a_trial_run_is_no_result(tmp_path: Path) -> None:
     [{"fallback": True}, {"commit": "def"}, {"environment": {"cpu": "another", "cores": 8, "system": "Linux"}}],
     ids=["fallback data", "another version", "another machine"],
 )
-def test_doubtful_comparisons_are_flagged(doubt: dict[str, Any], tmp_path: Path) -> None:
+def test_runs_on_fallback_data_another_version_or_machine_are_noted(doubt: dict[str, Any], tmp_path: Path) -> None:
     few: dict[str, Any] = {"test": {"samples": 10}}
     runs(tmp_path, few, few)
     sure = answer(of(tmp_path))
@@ -316,7 +316,7 @@ def test_doubtful_comparisons_are_flagged(doubt: dict[str, Any], tmp_path: Path)
     assert doubtful.chosen is not None and len(set(doubtful.notes) - set(sure.notes) - {doubtful.notes[0]}) == 1
 
 
-def test_validation_images_decide_where_all_have_some(tmp_path: Path) -> None:
+def test_runs_are_ranked_by_validation_accuracy_if_all_have_one_otherwise_by_test_accuracy(tmp_path: Path) -> None:
     extra = "data:\n  validation: 5000\n"
     made(tmp_path / "0", validation_accuracy=0.91, test_accuracy=0.99, extra=extra)
     made(tmp_path / "1", workers=2, validation_accuracy=0.98, test_accuracy=0.90, extra=extra)
@@ -325,7 +325,7 @@ def test_validation_images_decide_where_all_have_some(tmp_path: Path) -> None:
     assert of(tmp_path).split == "test"
 
 
-def test_no_recommendation_from_one_result(tmp_path: Path) -> None:
+def test_nothing_is_recommended_from_a_single_result(tmp_path: Path) -> None:
     (made(tmp_path / "0") / "summary.json").unlink()
     assert answer(of(tmp_path)).chosen is None
     made(tmp_path / "1", workers=2)
@@ -333,7 +333,7 @@ def test_no_recommendation_from_one_result(tmp_path: Path) -> None:
     assert "90.00 % in 10.0 s" in text and "Use" not in text and notes == []
 
 
-def test_files_that_never_end_are_not_read(tmp_path: Path) -> None:
+def test_pipes_and_devices_in_the_folder_of_a_run_are_not_read(tmp_path: Path) -> None:
     run = made(tmp_path / "0")
     (run / "summary.json").unlink()
     (run / "history.jsonl").unlink()
@@ -342,7 +342,7 @@ def test_files_that_never_end_are_not_read(tmp_path: Path) -> None:
     assert [each.trouble for each in find([str(tmp_path)])] == ["unfinished"]
 
 
-def test_files_of_groups_without_effect_make_no_row(tmp_path: Path) -> None:
+def test_runs_that_differ_only_in_files_of_groups_without_effect_are_combined_into_one_row(tmp_path: Path) -> None:
     for number, name in enumerate(("averaging", "elastic", "elastic")):
         run = made(tmp_path / str(number), workers=1 + number // 2, synchronizer=f"cupynet.parallel.{name}")
         path = run / ".hydra" / "hydra.yaml"
