@@ -138,7 +138,7 @@ def test_the_pictures_of_a_folder_are_classified_in_the_order_of_their_names(fin
 
 
 @pytest.mark.usefixtures("scans")
-def test_predict_names_a_folder_that_cannot_be_read(
+def test_predict_names_an_unreadable_folder(
     finished: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deny(Path("scans"), monkeypatch)
