@@ -47,11 +47,14 @@ def test_compare_csv_has_all_runs_and_columns(sweep: Path, tmp_path: Path, call:
     assert rows[0]["parallel.averaging_frequency"] == "1" and rows[0]["folder"] == str(sweep / "0")
 
 
-def test_compare_json_has_the_groups_in_order_and_only_a_sweep_gets_compare_html(sweep: Path, call: Call) -> None:
+def test_compare_json_has_the_groups_in_order_and_the_other_runs(sweep: Path, call: Call) -> None:
     found = json.loads(call(main, sweep, "--json", "--sort=-workers", "--to", "0.9").out)
     assert [group["settings"]["workers"] for group in found["groups"]] == ["2", "2", "1", "1"]
     assert found["target"] == 0.9 and [each["run"] for each in found["others"]] == [str(sweep / "4")]
     assert (sweep / "compare.html").is_file()  # the JSON does not mention it
+
+
+def test_a_single_run_gets_no_compare_html(sweep: Path, call: Call) -> None:
     assert call(main, sweep / "0").code == 0 and not (sweep / "0" / "compare.html").exists()
 
 

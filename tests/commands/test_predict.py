@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 from PIL import Image as Pictures
 
-from cupynet import DataError, load
+from cupynet import load
 from cupynet.commands.predict import main, preprocessed
 from cupynet.config.load_model import LoadedRun
 from cupynet.data import Synthetic, pictures
 from cupynet.data.centering import centered_as_mnist
 from cupynet.data.pictures import picture
 from tests.support.commands import Call
+from tests.support.refusals import data_error
 from tests.support.resumed_runs import trained
 from tests.support.user_files import deny
 
@@ -104,18 +105,19 @@ def test_other_pictures_are_resized_as_in_an_image_folder_and_inverted_only_on_r
     assert abs(turned.astype(int) + expected - 255).max() <= 2  # rounded twice
 
 
-def test_dark_drawings_of_digits_are_inverted_unless_invert_is_no_and_blank_pictures_are_refused(
-    finished: Path, tmp_path: Path
-) -> None:
+def test_dark_drawings_of_digits_are_inverted_unless_invert_is_no(finished: Path, tmp_path: Path) -> None:
     sheet = np.full((28, 28), 255, np.uint8)
     sheet[2:10, 2:5] = 0
     path = tmp_path / "a.png"
     Pictures.fromarray(sheet).save(path)
     np.testing.assert_array_equal(preprocessing(finished)(path)[:, :, 0], 255 - sheet)
     np.testing.assert_array_equal(preprocessing(finished, invert="no")(path)[:, :, 0], sheet)
-    Pictures.fromarray(np.zeros((5, 5), np.uint8)).save(path)
-    with pytest.raises(DataError, match="a.png"):  # the picture is blank
-        preprocessing(finished)(path)
+
+
+def test_a_blank_picture_is_refused_for_a_run_on_digits(finished: Path, tmp_path: Path) -> None:
+    Pictures.fromarray(np.zeros((5, 5), np.uint8)).save(tmp_path / "a.png")
+    with data_error("a.png"):
+        preprocessing(finished)(tmp_path / "a.png")
 
 
 @pytest.fixture
@@ -138,9 +140,7 @@ def test_the_pictures_of_a_folder_are_classified_in_the_order_of_their_names(fin
 
 
 @pytest.mark.usefixtures("scans")
-def test_predict_names_an_unreadable_folder(
-    finished: Path, call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_predict_names_an_unreadable_folder(finished: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     deny(Path("scans"), monkeypatch)
     found = call(main, finished, "scans")
     assert found.code == 65 and "scans" in found.error

@@ -104,13 +104,14 @@ def test_every_experiment_trains(experiment: str, tmp_path: Path) -> None:
     assert summary["images"] == 50 and summary["test_accuracy"] is not None
 
 
-def test_missing_mnist_is_replaced_by_synthetic_digits_and_a_message_says_so(
+def test_missing_mnist_is_replaced_by_synthetic_digits_with_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("CUPYNET_OFFLINE", "1")
     nowhere = ["data=mnist", f"data.folder={tmp_path / 'nowhere'}", "data.fallback=synthetic", "data.limit=200"]
     trained(tmp_path, *nowhere, *SMALL, "epochs=1", "workers=1")
-    assert "synthetic digits" in caplog.text and summary_of(tmp_path)["fallback"] is True
+    (warning,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert "synthetic digits" in warning and summary_of(tmp_path)["fallback"] is True
 
 
 def test_a_damaged_data_file_exits_with_65_and_is_named(tmp_path: Path) -> None:

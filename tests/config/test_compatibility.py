@@ -87,11 +87,7 @@ def test_renamed_settings_of_a_stored_command_line_get_their_present_names(tmp_p
     with (tmp_path / ".hydra/config.yaml").open("a") as file:
         file.write("fast_dev_run: 3\n")
     assert config.load(tmp_path).epochs == settings_of().epochs
-    assert config.overrides_of(tmp_path) == [
-        "accumulation_steps=2",
-        "+data.normalize.std=[0.4]",
-        "~callbacks.progress",
-    ]
+    assert config.overrides_of(tmp_path) == ["accumulation_steps=2", "+data.normalize.std=[0.4]", "~callbacks.progress"]
 
 
 def test_a_renamed_argument_in_stored_settings_gets_its_present_name_at_any_depth() -> None:

@@ -63,8 +63,11 @@ def test_defaults_of_config_yaml_equal_those_of_the_schema() -> None:
     assert {"epochs", "gpu", "pinned_pool_trim_above", "timeout_s"} < set(compare(settings_of()))
 
 
-def test_an_experiment_chooses_data_with_a_fallback_and_yields_to_the_command_line() -> None:
+def test_data_chosen_by_an_experiment_fall_back_to_synthetic_digits_like_the_default() -> None:
     assert config.compose(["experiment=data_parallel"]).data["fallback"] == "auto"  # it has `override /data: mnist`
+
+
+def test_settings_on_the_command_line_take_precedence_over_an_experiment() -> None:
     settings = settings_of("experiment=dl4j_gpu_guide", "workers=3", "optimizer=sgd")
     assert settings.workers == 3 and settings.optimizer["_target_"] == "cupynet.optim.SGD"
 

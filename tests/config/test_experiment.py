@@ -157,14 +157,16 @@ def test_a_run_starts_from_the_weights_that_fit(tmp_path: Path, caplog: pytest.L
     own = experiment(*SMALL, "seed=9").model()
     own.save(tmp_path / "own.safetensors")
     save_weights(tmp_path / "weights.safetensors", own.weights())
-    changes = ("freeze=[dense1,*2.bias]", "learning_rate_factors={dense2:0.1}", "model.layers.dense2.units=9")
     for file in ("own.safetensors", "weights.safetensors"):
         with caplog.at_level("INFO"):
-            model = experiment(*SMALL, f"weights={tmp_path / file}", *changes).model()
+            model = experiment(*SMALL, f"weights={tmp_path / file}", "model.layers.dense2.units=9").model()
         assert np.array_equal(model.weights()["dense1.weight"], own.weights()["dense1.weight"])
-        assert model.params.frozen == ["dense1.weight", "dense1.bias", "dense2.bias"]
-        assert model.params.rates["dense2.weight"] == 0.1
         assert "dense2.weight" in caplog.messages[-1] and "dense1.weight" not in caplog.messages[-1]
+
+
+def test_freeze_and_learning_rate_factors_apply_to_the_layers_and_weights_that_they_match() -> None:
+    params = experiment(*SMALL, "freeze=[dense1,*2.bias]", "learning_rate_factors={dense2:0.1}").model().params
+    assert params.frozen == ["dense1.weight", "dense1.bias", "dense2.bias"] and params.rates["dense2.weight"] == 0.1
 
 
 def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
@@ -183,7 +185,7 @@ def test_balanced_class_weights_are_those_of_the_training_labels() -> None:
         one._balance(replace(small_dataset(30), classes=4))
 
 
-def test_an_error_in_the_rehearsal_of_a_run_is_left_to_training(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_while_kernels_are_compiled_ahead_is_left_to_training(monkeypatch: pytest.MonkeyPatch) -> None:
     rehearse = Mock(side_effect=RuntimeError("no memory"))
     monkeypatch.setattr(Replica, "rehearse", rehearse)
     experiment(*SMALL).rehearse()

@@ -39,6 +39,7 @@ REFUSED = {
     "=3": "=3",
     "workers=1,2": "workers",
     "workers=four": "cupynet: workers",
+    "-m workers=1,four": "cupynet: workers",  # before the first job
     "workers=[1": "workers=[1",
     "-m seed=1,2 hydra.launcher.jobs=0 hydra/launcher=processes": "hydra.launcher",
     "workers": "workers",
@@ -138,16 +139,17 @@ WRONG_VARIABLES = [
 ]
 
 
-def test_environment_variables_set_backend_priorities_and_the_report_and_wrong_ones_are_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_environment_variables_set_backend_priorities_and_turn_reports_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BACKEND_PRIORITY_CPU", "200")
     monkeypatch.delenv("BACKEND_PRIORITY_GPU", raising=False)
     monkeypatch.setenv("CUPYNET_REPORT", "false")
-    composed = composing.composed([], None)
-    settings = composing.settings_of(composed, [], Settings)
+    settings = composing.settings_of(composing.composed([], None), [], Settings)
     assert (settings.backend.priority.gpu, settings.backend.priority.cpu) == (100, 200)
     assert settings.callbacks["report"]["enabled"] is False
+
+
+def test_an_environment_variable_with_a_wrong_value_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    composed = composing.composed([], None)
     for name, value, shown in WRONG_VARIABLES:
         with monkeypatch.context() as patch, pytest.raises(ConfigError) as caught:
             patch.setenv(name, value)
@@ -169,29 +171,22 @@ def test_a_resumed_run_accepts_changes_of_every_form_and_needs_no_user_files(com
     assert settings.trusted_modules == ["mine"]
 
 
-def write_own_file(folder: Path, name: str, content: str) -> Path:
+def write_own_file(folder: Path, name: str, content: str, encoding: str = "utf-8") -> Path:
     """Write a file below the folder `mine`, which is returned."""
     path = folder / "mine" / f"{name}.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(content)
+    path.write_text(content, encoding)
     return folder / "mine"
 
 
-def test_files_of_the_user_are_found_in_config_dir_and_damaged_ones_are_named(
-    command: Command, in_folder: Path, error_line: Line
-) -> None:
+def test_files_of_the_user_are_found_in_config_dir(command: Command, in_folder: Path) -> None:
     synchronizer = "  _target_: mine.Anything\n  every: ${parallel.averaging_frequency}\n"
     write_own_file(in_folder, "model/own", "_target_: mine.Stack\nlayers: {}\n")
     write_own_file(in_folder, "parallel/own", f"averaging_frequency: 7\nsynchronizer:\n{synchronizer}")
-    write_own_file(in_folder, "experiment/broken", "# @package _global_\nworkers: [\n")
     code, (settings,) = command("epochs=3", "-cd", "mine", "model=own", "-r", "parallel=own")
     assert code == 0 and settings.epochs == 3 and settings.model == {"_target_": "mine.Stack", "layers": {}}
     assert settings.parallel.synchronizer == {"_target_": "mine.Anything", "every": 7}
     assert settings.parallel.prefetch_buffer == 24
-    (in_folder / "mine/experiment/latin.yaml").write_bytes(b"# @package _global_\n# gr\xfc\xdfe\n")
-    for name in ("broken", "latin"):
-        assert command("--config-dir=mine", f"experiment={name}")[0] == 2
-        assert f"{name}.yaml" in error_line()
 
 
 @pytest.mark.parametrize(
@@ -200,10 +195,12 @@ def test_files_of_the_user_are_found_in_config_dir_and_damaged_ones_are_named(
         ("workrs: 4\n", ("experiment/own", "workrs", "'workers'")),
         ("workers: four\n", ("workers",)),
         ("defaults:\n  - override /data: nothing\n", ("data=nothing",)),
+        ("workers: [\n", ("own.yaml",)),
+        ("# gr\xfc\xdfe\n", ("own.yaml",)),  # not in UTF-8
     ],
 )
-def test_a_wrong_setting_in_a_file_of_the_user_is_named(content: str, named: tuple[str, ...], tmp_path: Path) -> None:
-    own_files = write_own_file(tmp_path, "experiment/own", f"# @package _global_\n{content}")
+def test_a_wrong_setting_or_line_of_a_users_file_is_named(content: str, named: tuple[str, ...], tmp_path: Path) -> None:
+    own_files = write_own_file(tmp_path, "experiment/own", f"# @package _global_\n{content}", "latin-1")
     with pytest.raises(ConfigError) as caught:
         config.compose(["experiment=own"], own_files)
     assert all(each in str(caught.value) for each in named), caught.value
@@ -270,9 +267,14 @@ def test_a_sweep_locks_its_folder_while_it_runs_and_does_not_overwrite_another(
 
 @pytest.mark.usefixtures("minimal_conf")
 @pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt(), 130), (Interrupted(15), 143)])
-def test_an_interrupt_ends_a_sweep_with_code_130_or_143(error: BaseException, code: int, command: Command) -> None:
+def test_an_interrupted_sweep_exits_with_130_or_143_and_lists_the_jobs_that_did_not_start(
+    error: BaseException, code: int, command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
     exit_code, ran = command("-m", "workers=1,2", task=Mock(side_effect=error))
     assert (exit_code, [settings.workers for settings in ran]) == (code, [1])
+    assert re.findall(r"^not started: (job \d): .* (workers=\d)", capsys.readouterr().out, re.M) == [
+        ("job 1", "workers=2")
+    ]
 
 
 def test_a_sweep_over_learning_rates_may_contain_a_schedule(command: Command) -> None:

@@ -130,6 +130,12 @@ def test_resume_latest_finds_the_newest_unfinished_run() -> None:
     assert resume.find("latest", []) == old
 
 
+def test_resume_latest_with_hydra_run_dir_finds_the_run_in_that_folder() -> None:
+    named, _ = made("named", age_s=50), made("outputs/day/newer")
+    assert resume.find("latest", ["hydra.run.dir=named"]) == named
+    assert resume.find("latest", ["hydra.run.dir=new"]) is None
+
+
 def test_resume_latest_skips_trials_of_searches_diverged_jobs_and_linked_folders(here: Path) -> None:
     """A search resumes its own trials, and a diverged job is finished."""
     trial, job = made("outputs/tune/day/time/trials/0000"), made("outputs/sweeps/day/time/0", summary=DIVERGED)

@@ -127,6 +127,22 @@ def test_concurrent_jobs_are_spread_over_the_devices(
     assert sorted(overrides for _, overrides, _ in begun) == [[f"seed={number}"] for number in range(6)]
 
 
+def test_up_to_four_jobs_share_the_cores_of_a_cpu(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    running, together = list[int](), list[int]()
+
+    def process(self: ProcessLauncher, job: Any, device: str | None) -> tuple[int, str]:
+        running.append(job.number)
+        time.sleep(0.2)
+        together.append(len(running))
+        running.remove(job.number)
+        return 0, ""
+
+    monkeypatch.setattr(backend, "available_cores", lambda: 8)
+    monkeypatch.setattr(ProcessLauncher, "_process", process)
+    launch(6)
+    assert max(together) == 4
+
+
 def test_job_numbers_continue_after_the_last_batch_of_a_sweeper(launch: Launch, begun: list[Any]) -> None:
     launch(2, at_once=1, first=3)
     assert [number for number, _, _ in begun] == [3, 4]

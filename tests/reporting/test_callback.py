@@ -6,6 +6,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from cupynet.core.errors import DivergedError
 from cupynet.reporting import ReportPage
 from cupynet.training import HistoryWriter, ParallelWrapper, StopReason
 from cupynet.training.callbacks.base import Callback
@@ -86,11 +87,13 @@ def failing(error: BaseException) -> Callback:
     return On("on_fit_end", Mock(side_effect=error))
 
 
-def test_report_html_is_written_for_a_failed_run_and_names_its_error(tmp_path: Path, without_charts: None) -> None:
-    with pytest.raises(ValueError, match="^mine$"):
-        fit(tmp_path, HistoryWriter(), ReportPage(), failing(ValueError("mine")))
+@pytest.mark.usefixtures("without_charts")
+@pytest.mark.parametrize(("error", "state"), [(ValueError("mine"), "failed"), (DivergedError("mine"), "diverged")])
+def test_report_html_of_a_failed_or_diverged_run_names_its_error(error: Exception, state: str, tmp_path: Path) -> None:
+    with pytest.raises(type(error), match="^mine$"):
+        fit(tmp_path, HistoryWriter(), ReportPage(), failing(error))
     text = (tmp_path / "report.html").read_text()
-    assert ">failed<" in text and "ValueError: mine" in text
+    assert f">{state}<" in text and ("ValueError: mine" if state == "failed" else "mine") in text
     check_alone(text)
 
 
