@@ -28,7 +28,7 @@ def experiment() -> Experiment:
     return Experiment(settings_of("data=synthetic", "data.train=256", "batch_size=16", "workers=2"))
 
 
-def test_an_average_is_of_the_weights_and_the_optimizer_state(experiment: Experiment) -> None:
+def test_plan_counts_the_weights_and_the_optimizer_state_of_an_average(experiment: Experiment) -> None:
     weights = 4 * experiment.model().params.master.size
     assert plan.averaged_bytes(experiment) == 2 * weights
     for overrides, sent in (
@@ -60,7 +60,7 @@ def test_costs_of_a_plan_follow_from_three_rates(cores: int, workers: int, monke
     assert (costs.cores, costs.size) == (min(cores, 16), 3_400_000)
 
 
-def test_the_settings_of_a_plan_describe_runs() -> None:
+def test_workers_and_frequencies_of_a_plan_are_sorted_and_have_defaults() -> None:
     settings: PlanSettings = read(PlanSettings, {**MINIMAL, "workers": 8, "frequencies": [10, 1, 10]})
     assert (settings.asked, settings.every) == ([8], [1, 10])
     assert type(settings.run(3)) is Settings and settings.run(3).workers == 3

@@ -45,7 +45,7 @@ def test_a_damaged_file_of_stored_settings_is_refused(damage: bytes, run: Path) 
         config.load(run)
 
 
-def test_settings_to_type_again_are_those_that_a_resume_needs(tmp_path: Path) -> None:
+def test_settings_that_a_resume_command_must_repeat_are_enough_to_resume(tmp_path: Path) -> None:
     places = ["callbacks.history.path='/tmp/a b, {c}'", "+callbacks.mine={_target_:cupynet.training.MLflow}"]
     settings = settings_of("callbacks=[mlflow,wandb]", "callbacks.wandb.mode=online", "trusted_modules=[a,b]", *places)
     stored.keep(tmp_path, settings)

@@ -97,7 +97,7 @@ def test_report_html_of_a_failed_or_diverged_run_names_its_error(error: Exceptio
     check_alone(text)
 
 
-def test_an_interrupt_that_ends_a_run_is_not_delayed_by_a_report(tmp_path: Path) -> None:
+def test_a_keyboard_interrupt_is_not_delayed_by_a_report(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         fit(tmp_path, HistoryWriter(), ReportPage(), failing(KeyboardInterrupt()))
     assert not list(tmp_path.glob("*.html"))
