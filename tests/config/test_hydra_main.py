@@ -4,31 +4,23 @@ import logging
 import os
 import re
 import shlex
-import shutil
-import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
-import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from cupynet import config
-from cupynet.config import composing, stored
+from cupynet.config import composing
 from cupynet.config.instantiate import build
-from cupynet.config.schema import BenchSettings, PlanSettings, RateSettings, Settings, TuneSettings, own_names
-from cupynet.core import lock
-from cupynet.core.errors import ConfigError, Interrupted
-from cupynet.core.version import __version__
+from cupynet.config.schema import Settings
+from cupynet.core.errors import ConfigError
 from cupynet.runs.run import Run
-from tests.support.commands import ROOT, Command, Line, environment
+from tests.support.commands import Command, Line
 from tests.support.compared_runs import summary
 from tests.support.run_folders import sweep_rows
-from tests.support.settings import CHOICES, CONF, GROUPS, settings_of
 
 # what is refused ------------------------------------------------------------------------------------------------------
 
@@ -158,19 +150,6 @@ def test_an_environment_variable_with_a_wrong_value_is_named(monkeypatch: pytest
         assert (error.setting, error.value) == (name, shown)
 
 
-@pytest.mark.usefixtures("minimal_conf")
-def test_a_resumed_run_accepts_changes_of_every_form_and_needs_no_user_files(command: Command, in_folder: Path) -> None:
-    before = ["optimizer.momentum=0.5", "workers=2", "seed=5"]
-    own = replace(settings_of(*before), model={"_target_": "mine.Stack"})
-    stored.keep(in_folder / "r", own, ["model=own", *before])
-    changes = ["epochs=20", "~callbacks.progress", "+callbacks.mine={_target_:a.B}", "backend=numpy"]
-    code, (settings,) = command("resume=r", *changes, "trusted_modules=[mine]")
-    assert code == 0 and settings.optimizer["momentum"] == 0.5 and settings.model == {"_target_": "mine.Stack"}
-    assert (settings.seed, settings.workers, settings.epochs, settings.backend.name) == (5, 2, 20, "numpy")
-    assert settings.callbacks["progress"] is None and settings.callbacks["mine"] == {"_target_": "a.B"}
-    assert settings.trusted_modules == ["mine"]
-
-
 def write_own_file(folder: Path, name: str, content: str, encoding: str = "utf-8") -> Path:
     """Write a file below the folder `mine`, which is returned."""
     path = folder / "mine" / f"{name}.yaml"
@@ -224,9 +203,6 @@ def test_a_run_in_the_folder_of_its_user_replaces_no_files(command: Command, in_
     assert all(name in line and (in_folder / name).read_text() == "mine" for name in own)
 
 
-# jobs and sweeps ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.usefixtures("minimal_conf")
 @pytest.mark.parametrize("typed", ["seed=1", "-m seed=1,2"])
 def test_a_run_folder_that_cannot_be_made_exits_with_74(
@@ -235,55 +211,6 @@ def test_a_run_folder_that_cannot_be_made_exits_with_74(
     (in_folder / "outputs").write_text("mine")
     assert command(*typed.split()) == (74, [])
     assert "outputs" in error_line() and (in_folder / "outputs").read_text() == "mine"
-
-
-@pytest.mark.usefixtures("minimal_conf")
-def test_a_failed_job_does_not_stop_a_sweep_which_exits_with_the_code_of_the_first_one(
-    command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """One job has a bug, another is rejected. Errors name the job numbers. The first decides the exit code."""
-    arguments = ("-m", "epochs=1,-1,2", "hydra.sweep.subdir=a${epochs}/b")
-    code, ran = command(*arguments, task=lambda settings, folder: 1 / (settings.epochs - 1))
-    assert code == 1 and [settings.epochs for settings in ran] == [1, 2]
-    first, second = [line for line in capsys.readouterr().err.splitlines() if line.startswith("cupynet: ")]
-    assert "job 0: ZeroDivisionError" in first and "job 1: epochs=-1" in second
-    (sweep,) = in_folder.glob("outputs/sweeps/*/*")
-    assert sorted(path.name for path in sweep.glob("a*")) == ["a1", "a2"]  # a rejected job leaves no folder
-    assert "ERROR cupynet: job 0: ZeroDivisionError" in (sweep / "a1" / "b" / "train.log").read_text()
-
-
-@pytest.mark.usefixtures("minimal_conf")
-def test_a_sweep_locks_its_folder_while_it_runs_and_does_not_overwrite_another(
-    command: Command, in_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lock, "TIMEOUT_S", 0.0)
-    arguments, sweep, locked = ("-m", "seed=1,2", "hydra.sweep.dir=s"), in_folder / "s", list[bool]()
-    assert command(*arguments, task=lambda *_: locked.append(lock.at_work(sweep)))[0] == 0 and locked == [True, True]
-    assert not lock.at_work(sweep) and not (sweep / "running.json").exists()
-    before = {path: path.stat().st_mtime_ns for path in sweep.rglob("*")}
-    assert command(*arguments) == (2, [])
-    assert {path: path.stat().st_mtime_ns for path in sweep.rglob("*")} == before
-
-
-@pytest.mark.usefixtures("minimal_conf")
-@pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt(), 130), (Interrupted(15), 143)])
-def test_an_interrupted_sweep_exits_with_130_or_143_and_lists_the_jobs_that_did_not_start(
-    error: BaseException, code: int, command: Command, capsys: pytest.CaptureFixture[str]
-) -> None:
-    exit_code, ran = command("-m", "workers=1,2", task=Mock(side_effect=error))
-    assert (exit_code, [settings.workers for settings in ran]) == (code, [1])
-    assert re.findall(r"^not started: (job \d): .* (workers=\d)", capsys.readouterr().out, re.M) == [
-        ("job 1", "workers=2")
-    ]
-
-
-def test_a_sweep_over_learning_rates_may_contain_a_schedule(command: Command) -> None:
-    code, ran = command("-m", "optimizer.learning_rate=0.25,{name: step, initial: 0.1, every: 5, factor: 0.5}")
-    number, schedule = (settings.optimizer["learning_rate"] for settings in ran)
-    assert code == 0 and number == 0.25 and (schedule["_target_"], schedule["every"]) == ("cupynet.optim.StepDecay", 5)
-
-
-# the terminal and the log ---------------------------------------------------------------------------------------------
 
 
 def logging_task(settings: Settings, folder: Path) -> None:
@@ -330,46 +257,6 @@ def test_a_message_appears_once_on_the_terminal_and_once_in_train_log(
     assert [logged(log) for log in in_folder.glob("outputs/20*/*/train.log")] == [RECORDS]
 
 
-def test_info_cfg_and_version_print_an_answer_and_write_nothing(
-    command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    answers = {"--info defaults": "spine", "-c job -p optimizer": "momentum: 0.9", "--version": __version__}
-    for arguments, answer in answers.items():
-        assert command(*arguments.split()) == (0, [])
-        out, err = capsys.readouterr()
-        assert answer in out and err == "" and list(in_folder.iterdir()) == []
-
-
-SCHEMAS = {"bench": BenchSettings, "plan": PlanSettings, "find_rate": RateSettings, "tune": TuneSettings}
-
-
-@pytest.mark.usefixtures("in_folder")
-@pytest.mark.parametrize(("name", "schema"), [("config", Settings), ("tune", TuneSettings)])
-def test_help_lists_the_groups_the_settings_of_the_command_and_the_exit_codes(
-    name: str, schema: type[Settings], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The page lists each group's files (or some and `...`), the command's own settings, and the exit codes."""
-    monkeypatch.setattr(sys, "argv", [f"{name}.py", "--help"])
-    config.run(lambda settings, folder: None, lambda settings: settings, name, schema)
-    page = capsys.readouterr().out
-    assert max(map(len, page.splitlines())) <= 80
-    assert name == "config" or all(setting in page for setting in own_names(schema))
-    groups = {words[0]: words for words in map(str.split, page.splitlines()) if words and words[0] in GROUPS}
-    assert list(groups) == list(GROUPS)
-    for group, words in groups.items():
-        there = {file for its, file in CHOICES if its == group}
-        assert there <= {*words} or (there & {*words} and words[-1] == "...")
-    (codes,) = [line for line in page.splitlines() if line.startswith("Exit codes")]
-    assert re.findall(r"\d+", codes) == ["0", "1", "2", "3", "65", "74", "130", "143"]
-
-
-@pytest.mark.parametrize("name", SCHEMAS)
-def test_help_of_every_command_lists_its_own_settings(name: str) -> None:
-    header = yaml.safe_load((CONF / f"{name}.yaml").read_text())["hydra"]["help"]["header"]
-    lines = header.replace("${hydra.job.name}", name).splitlines()
-    assert max(map(len, lines)) <= 80 and all(setting in header for setting in own_names(SCHEMAS[name]))
-
-
 @pytest.mark.usefixtures("in_folder", "minimal_conf")
 def test_ranks_must_agree_on_all_settings_except_data_folders_and_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: dict[str, Any] = {}
@@ -382,48 +269,3 @@ def test_ranks_must_agree_on_all_settings_except_data_folders_and_devices(monkey
     config.run(lambda settings, folder: None, lambda settings: settings, "config", Settings, lambda: ranks)
     assert compared["batch_size"] == 7 and "the version of cupynet" in compared
     assert not {key for key in compared if key.startswith(("data.folder", "devices"))}
-
-
-SCRIPT = """
-import sys
-from cupynet.config import run
-from cupynet.config.schema import Settings
-
-try:
-    run(lambda settings, folder: None, lambda settings: settings, "config", Settings)
-finally:
-    assert "numpy" not in sys.modules and "numba" not in sys.modules
-"""
-
-
-def test_help_imports_no_numpy_and_ends_quietly_on_a_broken_pipe(tmp_path: Path) -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
-    line = [sys.executable, "-W", "error", "-c", SCRIPT, "--help"]
-    variables = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": ""}
-    with open(writer, "w") as stdout:
-        done = subprocess.run(line, cwd=tmp_path, env=variables, stdout=stdout, stderr=subprocess.PIPE)
-    assert (done.returncode, done.stderr) == (141, b"")
-
-
-ASKED = """
-eval "$(cupynet train -sc install=bash)"
-complete -p cupynet
-COMP_LINE="cupynet train optimizer=nad" COMP_POINT=27 COMP_CWORD=2
-hydra_bash_completion
-echo "${COMPREPLY[@]}"
-"""
-
-
-@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
-def test_bash_completes_settings_and_files(tmp_path: Path) -> None:
-    script = tmp_path / "cupynet"  # like the script that pip installs
-    script.write_text(f"#!{sys.executable}\nfrom cupynet.__main__ import main\nmain()\n")
-    script.chmod(0o755)
-    path = f"{tmp_path}:/usr/bin:/bin"
-    line = ["bash", "--norc", "-c", ASKED]
-    done = subprocess.run(line, cwd=tmp_path, env=environment(PATH=path), capture_output=True, text=True, timeout=120)
-    registered, found = done.stdout.splitlines()
-    assert registered.endswith("-F hydra_bash_completion cupynet") and found == "optimizer=nadam"
-    assert (done.returncode, done.stderr) == (0, "")
-    assert [each.name for each in tmp_path.iterdir()] == ["cupynet"]

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,18 @@ def test_a_resumed_run_accepts_its_learning_rate_schedule_by_name(in_folder: Pat
     before = config.load(in_folder / "run").optimizer
     for again in (settings, ["++optimizer.learning_rate={name:cosine,initial:0.001}"]):
         assert config.load(in_folder / "run", again).optimizer == before
+
+
+def test_a_resumed_run_accepts_changes_of_every_form_and_needs_no_user_files(command: Command, in_folder: Path) -> None:
+    before = ["optimizer.momentum=0.5", "workers=2", "seed=5"]
+    own = replace(settings_of(*before), model={"_target_": "mine.Stack"})
+    stored.keep(in_folder / "r", own, ["model=own", *before])
+    changes = ["epochs=20", "~callbacks.progress", "+callbacks.mine={_target_:a.B}", "backend=numpy"]
+    code, (settings,) = command("resume=r", *changes, "trusted_modules=[mine]")
+    assert code == 0 and settings.optimizer["momentum"] == 0.5 and settings.model == {"_target_": "mine.Stack"}
+    assert (settings.seed, settings.workers, settings.epochs, settings.backend.name) == (5, 2, 20, "numpy")
+    assert settings.callbacks["progress"] is None and settings.callbacks["mine"] == {"_target_": "a.B"}
+    assert settings.trusted_modules == ["mine"]
 
 
 def exits_with_2_and_changes_nothing(run: Path, command: Command, error_line: Line, *typed: str) -> None:
