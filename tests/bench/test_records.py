@@ -46,7 +46,6 @@ def run_tests(folder: Path, *arguments: str, standin: bool = True) -> subprocess
 
 @pytest.mark.parametrize("processes", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_outcomes_of_gpu_tests_are_recorded_even_if_the_device_is_lost(processes: int, tmp_path: Path) -> None:
-    """Each is recorded once, in one process or in several."""
     done = run_tests(tmp_path, *(["-p", "xdist.plugin", "-n", str(processes)] if processes else []))
     (path,) = tmp_path.glob("outputs/records/gpu-tests-made-up-device-*")
     found = json.loads(path.read_text())

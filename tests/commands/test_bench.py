@@ -50,8 +50,6 @@ def test_bench_measures_every_rate_and_writes_bench_json(tmp_path: Path) -> None
     assert result["optimizer"] == "Nesterov" and result["model"][3].split()[:2] == ["conv1", "Conv2D"]
 
 
-# on a GPU -------------------------------------------------------------------------------------------------------------
-
 SMALL = [
     *("data=synthetic", "data.train=32", "data.test=16", "batch_size=16", "epochs=1", "repeats=1", "seeds=1"),
     *("images=32", "model.layers.conv1.filters=2", "model.layers.conv2.filters=2", "model.layers.dense1.units=4"),

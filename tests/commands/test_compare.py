@@ -114,7 +114,7 @@ def test_no_control_characters_reach_the_terminal_or_compare_html(form: list[str
     evil = "a\x1b[2J\x07\u202eb"
     for number, workers in enumerate((1, 2)):
         extra = f"x{number}: {json.dumps(evil)}\n{json.dumps(evil)}: {number}\n"
-        made(tmp_path / str(number), workers=workers, dataset=evil, extra=extra)
+        made(tmp_path / f"{number}{evil}", workers=workers, dataset=evil, extra=extra)
     made(tmp_path / "other", workers=4, dataset=evil, stop_reason="signal", stopped_by=evil)
     found = call(main, tmp_path, *form)
     page = (tmp_path / "compare.html").read_text()

@@ -94,7 +94,6 @@ def test_pictures_of_digits_are_centered_as_in_mnist() -> None:
 
 
 def test_other_pictures_are_resized_as_in_an_image_folder_and_inverted_only_on_request(tmp_path: Path) -> None:
-    """A photograph that is dark on light is inverted only on request."""
     pixels = np.random.default_rng(1).integers(180, 256, (40, 30, 3), np.uint8)
     pixels[10:20, 10:20] //= 4
     Pictures.fromarray(pixels).save(tmp_path / "a.png")
@@ -148,7 +147,6 @@ def test_predict_names_an_unreadable_folder(finished: Path, call: Call, monkeypa
 
 @pytest.mark.usefixtures("scans")
 def test_good_pictures_are_classified_and_bad_ones_get_a_line_each_and_exit_code_65(finished: Path, call: Call) -> None:
-    """Each bad picture gets one line, and the exit code is 65."""
     Path("a\x1b\n.png").write_text("text")
     Path("b.png").write_bytes(b"GIF89a" + bytes(40))
     Path("empty").mkdir()

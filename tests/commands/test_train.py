@@ -185,7 +185,6 @@ def test_mnist_reaches_99_percent(tmp_path: Path) -> None:
 
 
 def test_runs_with_the_same_settings_are_bit_identical(finished: tuple[Path, str, str], tmp_path: Path) -> None:
-    """The files are equal byte for byte, except for times in the history."""
     trained(tmp_path, *FINISHED)
     assert same(finished[0], tmp_path)
     assert Counter(row["kind"] for row in Run(tmp_path).history()) == {"epoch": 2, "report": 5}

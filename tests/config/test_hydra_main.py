@@ -22,8 +22,6 @@ from tests.support.commands import Command, Line
 from tests.support.compared_runs import summary
 from tests.support.run_folders import sweep_rows
 
-# what is refused ------------------------------------------------------------------------------------------------------
-
 # arguments, and the setting or name in the error line
 REFUSED = {
     "workrs=4": "cupynet: workrs",
@@ -113,9 +111,6 @@ def test_an_error_names_the_setting_that_was_typed(typed: str, command: Command,
     assert error_line().startswith(f"cupynet: parallel.{typed}: ")
 
 
-# what comes in --------------------------------------------------------------------------------------------------------
-
-
 def test_commands_get_their_settings_as_plain_values(command: Command, in_folder: Path) -> None:
     arguments = ("workers=2", "devices=[0,2]", "data.limit=7", "data.folder=${hydra:runtime.cwd}/x")
     code, (settings,) = command(*arguments)
@@ -174,15 +169,22 @@ def test_files_of_the_user_are_found_in_config_dir(command: Command, in_folder: 
         ("workrs: 4\n", ("experiment/own", "workrs", "'workers'")),
         ("workers: four\n", ("workers",)),
         ("defaults:\n  - override /data: nothing\n", ("data=nothing",)),
-        ("workers: [\n", ("own.yaml",)),
-        ("# gr\xfc\xdfe\n", ("own.yaml",)),  # not in UTF-8
     ],
 )
-def test_a_wrong_setting_or_line_of_a_users_file_is_named(content: str, named: tuple[str, ...], tmp_path: Path) -> None:
-    own_files = write_own_file(tmp_path, "experiment/own", f"# @package _global_\n{content}", "latin-1")
+def test_a_wrong_setting_in_a_file_of_the_user_is_named(content: str, named: tuple[str, ...], tmp_path: Path) -> None:
+    own_files = write_own_file(tmp_path, "experiment/own", f"# @package _global_\n{content}")
     with pytest.raises(ConfigError) as caught:
         config.compose(["experiment=own"], own_files)
     assert all(each in str(caught.value) for each in named), caught.value
+
+
+def test_a_damaged_file_of_the_user_exits_with_2_and_is_named(
+    command: Command, in_folder: Path, error_line: Line
+) -> None:
+    for line, encoding in (("workers: [", "utf-8"), ("# gr\xfc\xdfe", "latin-1")):
+        write_own_file(in_folder, "experiment/own", f"# @package _global_\n{line}\n", encoding)
+        assert command("--config-dir=mine", "experiment=own") == (2, [])
+        assert "own.yaml" in error_line()
 
 
 @pytest.mark.parametrize("content", ["", "workers: 2\n", "\ufeff# @package _global_\n"], ids=["none", "other", "BOM"])

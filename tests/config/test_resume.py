@@ -278,7 +278,6 @@ def test_resume_latest_starts_a_new_run_if_none_is_unfinished(command: Command) 
 
 
 def test_resuming_an_earlier_checkpoint_deletes_newer_ones_and_keeps_the_results_until_it_ends(complete: Path) -> None:
-    """Its results are outdated, and checkpoints newer than the resumed one are removed."""
     store = Checkpoints(complete / "checkpoints")
     first, last = store.steps()[-2:]
     kept = (complete / "summary.json").read_bytes()

@@ -50,7 +50,6 @@ def test_jobs_leave_no_objects_files_or_threads_to_the_next(command: Command, mo
 def test_a_failed_job_does_not_stop_a_sweep_which_exits_with_the_code_of_the_first_one(
     command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One job has a bug, another is rejected. Errors name the job numbers. The first decides the exit code."""
     arguments = ("-m", "epochs=1,-1,2", "hydra.sweep.subdir=a${epochs}/b")
     code, ran = command(*arguments, task=lambda settings, folder: 1 / (settings.epochs - 1))
     assert code == 1 and [settings.epochs for settings in ran] == [1, 2]

@@ -70,8 +70,6 @@ def changed(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new))
 
 
-# files of settings ----------------------------------------------------------------------------------------------------
-
 FILES = {
     "a part": "loss: {_target_: os.mkdir, path: CANARY}\n",
     "by a reference": 'loss: "${oc.create:{_target_: os.mkdir, path: CANARY}}"\n',
@@ -87,8 +85,6 @@ def test_a_config_file_runs_no_code(name: str, in_folder: Path, refuses: Refuses
     arguments = ("--config-dir", "theirs", "experiment=evil")
     refuses("os.mkdir", *arguments, check=lambda settings: build(settings.loss, "loss"))
 
-
-# the stored settings of a run -----------------------------------------------------------------------------------------
 
 LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
     f"{n}: &{n} [{','.join(['*' + m] * 9)}]\n" for m, n in zip("abcdefgh", "bcdefghi", strict=True)
@@ -151,9 +147,6 @@ def test_a_resumed_run_takes_no_trusted_modules_or_hydra_settings_from_its_folde
     code, (settings,) = command("resume=run")
     assert (code, settings.trusted_modules, settings.workers) == (0, [], 2)
     assert not (run.parent / CANARY).exists()
-
-
-# places that a stored run names ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -237,9 +230,6 @@ def test_changing_another_setting_of_a_callback_does_not_permit_its_stored_place
         check_outputs("WandB", mode="online")
 
 
-# links and pipes in the folder of a run -------------------------------------------------------------------------------
-
-
 def over_another_link(link: Path, victim: Path) -> None:
     (link.parent / "other").symlink_to(victim)
     link.symlink_to("other")
@@ -301,8 +291,6 @@ def test_links_that_stay_in_the_folder_of_a_run_are_followed(run: Path, victim: 
         resume.find("run", [])
 
 
-# names of folders -----------------------------------------------------------------------------------------------------
-
 NAMES = ("it's a\\b=c,é{x}[1]#~$x", "a b", "a\\b", "a\\'b", "a\\", "a=b,c", "{x}", "[1]", "#~+@", "$x", "é")
 
 
@@ -326,9 +314,6 @@ def test_resuming_a_folder_without_a_run_is_refused(in_folder: Path) -> None:
         with refused("resume", repr(name)):
             resume.find(name, [])
     assert os.listdir(in_folder) == ["run.zip"]
-
-
-# weights, and the state of a checkpoint -------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,6 @@ LOSS = Chart(
 
 
 def test_a_chart_is_an_svg_with_the_text_and_colors_of_the_page() -> None:
-    """The chart's text remains text, its colors are the page's, and its names are unique."""
     text = charts.svg(LOSS, "one")
     assert text.startswith('<svg viewBox="') and 'aria-label="Loss: loss over iteration"' in text
     words = Page(text).text
@@ -106,13 +105,6 @@ def test_the_drift_of_a_run_without_reports_is_that_of_its_epochs(tmp_path: Path
     assert [(line.name, list(line.y)) for line in lines] == [("conv1", [0.2] * 3), ("all weights", [0.1] * 3)]
 
 
-def of_picture(picture: pictures.Picture | None) -> np.ndarray:
-    assert picture is not None
-    with Pictures.open(io.BytesIO(base64.b64decode(picture.source.partition("base64,")[2]))) as image:
-        found = np.asarray(image)
-    return found if found.ndim == 3 else found[:, :, None]
-
-
 @pytest.mark.parametrize("shape", [(5, 9, 3), (1, 200, 4), (4, 4, 7)], ids=str)
 def test_pictures_of_mistakes_of_any_size_are_shown(shape: tuple[int, ...]) -> None:
     image = pictures.example(np.zeros(shape, np.uint8), HOSTILE)
@@ -122,4 +114,6 @@ def test_pictures_of_mistakes_of_any_size_are_shown(shape: tuple[int, ...]) -> N
 @pytest.mark.parametrize("channels", [1, 3])
 def test_the_picture_of_a_mistake_has_its_pixels(channels: int) -> None:
     image = np.random.default_rng(3).integers(0, 256, (5, 7, channels)).astype(np.uint8)
-    np.testing.assert_array_equal(of_picture(pictures.example(image, "x")), image)
+    source = pictures.example(image, "x").source
+    with Pictures.open(io.BytesIO(base64.b64decode(source.partition("base64,")[2]))) as picture:
+        np.testing.assert_array_equal(np.asarray(picture).reshape(image.shape), image)

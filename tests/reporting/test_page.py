@@ -79,7 +79,6 @@ def test_each_mistake_is_shown_with_its_own_picture(tmp_path: Path) -> None:
 
 
 def test_hostile_text_of_a_run_is_escaped_in_its_page_which_needs_no_network(tmp_path: Path) -> None:
-    """Markup is escaped, and control and bidirectional characters are replaced."""
     text = HOSTILE + "a\x1b]0;title\x07\u202eb\u2066\x00"
     folder = finished(
         tmp_path, name="a<b>&'run", dataset=text, class_names=[text, "dog", "owl"], stopped_by=text,

@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -66,9 +67,6 @@ def test_checkpoints_are_kept_or_removed_by_their_step(tmp_path: Path) -> None:
     store = saved(tmp_path, 1, 2, 3, 4)
     store.keep({2, 4, 99})
     assert store.steps() == [2, 4] and leftovers(tmp_path) == []
-
-
-# damage ---------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -139,15 +137,11 @@ def test_a_damaged_or_forged_checkpoint_is_refused_and_the_previous_one_is_used(
 
 
 def test_a_folder_with_only_damaged_checkpoints_is_refused_and_the_newest_is_named(tmp_path: Path) -> None:
-    """The error names the newest checkpoint, which users want to recover."""
     store = saved(tmp_path, 1, 2)
     for step in (1, 2):
         (store.path(step) / "state.json").unlink()
     with pytest.raises(DataError, match="step-00000002"):
         store.newest()
-
-
-# replacement ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_checkpoint_replaces_one_of_the_same_iteration(tmp_path: Path) -> None:
@@ -177,9 +171,6 @@ def test_a_new_checkpoint_goes_before_the_one_that_it_replaces(tmp_path: Path) -
     for number in range(9):  # several, because a file system may list them in any order
         (tmp_path / f"step-00000003.old-{number}").mkdir()
     assert checkpoints(tmp_path) == {3: store.path(3)} and newest_step(store) == 3
-
-
-# crashes and full disks -----------------------------------------------------------------------------------------------
 
 
 def on_folders(number: int) -> Callable[[int], bool]:
@@ -272,13 +263,9 @@ def test_a_checkpoint_over_the_file_size_limit_exits_with_74_and_keeps_older_one
 
 def test_a_checkpoint_that_cannot_be_removed_is_removed_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """NFS keeps a file that is open elsewhere. The checkpoint counts as removed, and the file is removed later."""
-
-    def busy(path: Any, **more: Any) -> None:
-        raise OSError(errno.ENOTEMPTY, "Directory not empty")
-
     store = saved(tmp_path, 1, 2)
     with monkeypatch.context() as patch:
-        patch.setattr(os, "rmdir", busy)
+        patch.setattr(os, "rmdir", Mock(side_effect=OSError(errno.ENOTEMPTY, "Directory not empty")))
         store.keep({2})
     assert store.steps() == [2] and leftovers(tmp_path)
     store.clean()

@@ -4,6 +4,7 @@ import json
 import os
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -55,16 +56,9 @@ def test_partial_files_of_a_killed_run_are_removed(run: Run, tmp_path: Path) -> 
     assert os.listdir(store.folder) == ["step-00000003"]
 
 
-class Killed(BaseException):
-    """Simulates the end of a process."""
-
-
 def test_a_run_killed_while_saving_has_no_summary_of_other_weights(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def killed(*_: object) -> None:
-        raise Killed
-
-    monkeypatch.setattr(files, "write_json", killed)
-    with pytest.raises(Killed):
+    monkeypatch.setattr(files, "write_json", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
         run.save(SUMMARY, {"a": np.zeros(1)})
     assert not run.summary_path.exists()
 

@@ -4,6 +4,7 @@ import csv
 import json
 import shlex
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -194,27 +195,17 @@ def test_a_resumed_search_with_a_path_outside_its_folder_is_refused(stored: str,
         prepared(f"resume={tmp_path}")
 
 
-class Trial:
-    def __init__(self, epochs: int) -> None:
-        self.epochs, self.reported = epochs, list[tuple[int, float]]()
-
-    def report(self, value: float, step: int) -> None:
-        self.reported.append((step, value))
-
-    def should_prune(self) -> bool:
-        return len(self.reported) >= self.epochs
-
-
 def test_a_pruned_trial_stops_all_workers_after_the_same_round(tmp_path: Path) -> None:
     settings = ("backend=numpy", "workers=2", "epochs=4", "data.validation=50", "metrics=[top_1_accuracy]")
-    experiment, trial = Experiment(settings_of(*TINY[:5], *settings)), Trial(2)
+    experiment, trial = Experiment(settings_of(*TINY[:5], *settings)), Mock()
+    trial.should_prune.side_effect = [False, True]
     experiment.tests, callback = False, PruningCallback(trial, "top_1_accuracy")
     experiment.callbacks.append(callback)
     train(experiment, tmp_path)
     summary = Run(tmp_path).summary()
     assert (summary.outcome.epochs, summary.outcome.stop_reason, callback.pruned) == (2, "early", True)
-    assert [step for step, _ in trial.reported] == [1, 2]
-    assert callback.figure == summary.scores.validation_accuracy == trial.reported[-1][1]
+    (_, first), (value, second) = (reported.args for reported in trial.report.call_args_list)
+    assert (first, second) == (1, 2) and callback.figure == summary.scores.validation_accuracy == value
     assert summary.scores.test_accuracy is None
 
 

@@ -147,9 +147,6 @@ def test_runs_are_sorted_as_requested(tmp_path: Path) -> None:
         in_order(comparison, "trains_s")
 
 
-# what is left of a run ------------------------------------------------------------------------------------------------
-
-
 def test_runs_without_a_result_are_listed_with_their_problem(tmp_path: Path) -> None:
     for name in ("unfinished", "failed"):
         (made(tmp_path / name) / "summary.json").unlink()
@@ -225,9 +222,6 @@ def test_the_trials_of_a_search_are_runs_and_the_search_is_not(tmp_path: Path) -
     assert [group.runs[0].name for group in comparison.others] == ["tune/trials/0001"]
     with refused(""):
         read_run(search)
-
-
-# what is made of it ---------------------------------------------------------------------------------------------------
 
 
 MANY = {"samples": 10_000_000}  # so many that no difference is due to chance
