@@ -89,3 +89,13 @@ def test_an_export_does_not_overwrite_a_file_of_the_run(finished: Path, tmp_path
         assert found.code == 2 and str(folder / name) in found.error and (folder / name).read_bytes() == before
     for _ in range(2):  # the file of an earlier export is replaced
         assert call(main, folder, "--torch", folder / "torch.safetensors").code == 0
+
+
+def test_a_run_with_layers_of_the_user_is_exported_only_with_trusted_modules(tmp_path: Path, call: Call) -> None:
+    own = "model.layers.drop1._target_=tests.guides.extending.scale.Scale"
+    trained(tmp_path / "run", *SMALL, own, "trusted_modules=[tests]")
+    typed = (main, tmp_path / "run", "--safetensors", tmp_path / "a.safetensors")
+    found = call(*typed)
+    assert found.code == 2 and "trusted_modules" in found.error and not (tmp_path / "a.safetensors").exists()
+    assert call(*typed, "--trusted-modules", "tests").code == 0
+    assert "drop1.factor" in load_weights(tmp_path / "a.safetensors")

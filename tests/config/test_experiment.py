@@ -102,6 +102,11 @@ def test_settings_that_cannot_work_are_refused_before_data_are_loaded(
         experiment(*overrides)
 
 
+def test_a_callback_that_is_set_to_null_is_removed() -> None:
+    kinds = {type(each).__name__ for each in experiment("callbacks.report=null", "callbacks.progress=null").callbacks}
+    assert kinds == {"HistoryWriter", "Checkpoint"}
+
+
 def test_a_frozen_batch_norm_accepts_batches_of_one_sample() -> None:
     experiment("batch_size=1", "model=mlp", "model.layers.drop1._target_=cupynet.nn.BatchNorm", "freeze=[drop1]")
 

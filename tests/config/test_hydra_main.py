@@ -163,6 +163,15 @@ def test_files_of_the_user_are_found_in_config_dir(command: Command, in_folder: 
     assert settings.parallel.prefetch_buffer == 24
 
 
+def test_a_file_of_the_user_may_read_environment_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cores = "${oc.decode:${oc.env:SLURM_CPUS_PER_TASK,2}}"
+    own_files = write_own_file(tmp_path, "experiment/own", f"# @package _global_\nworkers: {cores}\n")
+    monkeypatch.delenv("SLURM_CPUS_PER_TASK", raising=False)
+    assert config.compose(["experiment=own"], own_files).workers == 2
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "7")
+    assert config.compose(["experiment=own"], own_files).workers == 7
+
+
 @pytest.mark.parametrize(
     ("content", "named"),
     [
