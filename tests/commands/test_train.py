@@ -64,7 +64,7 @@ def test_a_run_that_has_not_learned_logs_a_warning(tmp_path: Path, caplog: pytes
     assert not [each for each in caplog.records if each.levelname == "WARNING"]
 
 
-def test_a_run_that_diverges_keeps_its_best_weights_and_names_the_layer(tmp_path: Path, call: Call) -> None:
+def test_a_diverged_run_keeps_its_best_weights_and_records_exit_code_3(tmp_path: Path, call: Call) -> None:
     def diverge(trainer: Trainer) -> None:
         if (trainer.rank, trainer.iteration) == (1, 25):
             trainer.params.master[0] = np.nan

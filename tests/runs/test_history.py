@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from cupynet import SGD, Checkpoint, History, HistoryWriter, ParallelWrapper, Run, Schedule
+from cupynet.core.errors import OutputError
 from tests.support.refusals import refused
 from tests.support.training import small_dataset, small_model
 
@@ -51,6 +52,17 @@ def test_a_second_history_writer_keeps_the_rows_of_the_first(tmp_path: Path, mon
         with refused("path"):
             other.fit(small_dataset(20), batch_size=10)
     assert rows and Path("history.jsonl").read_bytes() == rows
+
+
+@pytest.mark.parametrize("place", ["file/h.jsonl", "/dev/full"])
+def test_a_history_jsonl_that_cannot_be_written_ends_the_run_with_74(place: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with (
+        ParallelWrapper(small_model(), 1, callbacks=[HistoryWriter(tmp_path / place)]) as wrapper,
+        pytest.raises(OutputError) as caught,
+    ):
+        wrapper.fit(small_dataset(20), batch_size=10)
+    assert place in str(caught.value) and caught.value.exit_code == 74
 
 
 def test_learning_rates_of_any_number_type_are_written_to_history_jsonl(tmp_path: Path) -> None:

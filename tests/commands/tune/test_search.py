@@ -202,6 +202,11 @@ def test_an_interrupted_search_prints_the_resume_command(tmp_path: Path, monkeyp
     assert shlex.split(line) == ["--config-dir=/own conf", f"resume={tmp_path}", "trusted_modules=[mine]"]
 
 
+def test_a_search_starts_no_trial_after_its_timeout(search: Search, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "time", SimpleNamespace(monotonic=Mock(side_effect=[0.0, 599.0, 600.0])))
+    assert states(search(plan_of(trials=3, timeout_s=600))) == [COMPLETE]
+
+
 def test_an_error_independent_of_the_settings_ends_the_search(search: Search) -> None:
     with pytest.raises(errors.OutputError):
         search(plan_of(), failing({0: errors.OutputError("the disk is full")}))
