@@ -163,9 +163,9 @@ def exits_with_2_and_changes_nothing(run: Path, command: Command, error_line: Li
 
 
 def test_a_wrong_resume_exits_with_2_and_changes_nothing(stopped: Path, command: Command, error_line: Line) -> None:
-    typed = f"resume={stopped} batch_size=64", f"resume={stopped} hydra.run.dir=other"
-    typed += f"resume={stopped.parent}", "resume=latest -m seed=1,2"
-    exits_with_2_and_changes_nothing(stopped, command, error_line, *typed)
+    changed = f"resume={stopped} batch_size=64", f"resume={stopped} hydra.run.dir=other"
+    wrong = f"resume={stopped.parent}", "resume=latest -m seed=1,2"
+    exits_with_2_and_changes_nothing(stopped, command, error_line, *changed, *wrong)
 
 
 def test_a_new_run_or_sweep_never_overwrites_another_run(stopped: Path, command: Command, error_line: Line) -> None:

@@ -253,6 +253,11 @@ def test_a_trial_worse_than_the_median_is_pruned_but_not_in_its_last_epoch(tmp_p
     assert pruned(study(tmp_path, plan_of(pruner="none")), [0.1, 0.1]) == (False, 2)
 
 
+def test_a_trial_worse_than_the_others_is_pruned_by_hyperband(tmp_path: Path) -> None:
+    opened = study(tmp_path, plan_of(sampler="random", pruner="hyperband"))
+    assert [pruned(opened, [accuracy] * 9)[0] for accuracy in (0.8,) * 6 + (0.1,)] == [False] * 6 + [True]
+
+
 def test_settings_that_are_drawn_again_reuse_their_result(tmp_path: Path) -> None:
     plan = plan_of("batch_size=32,64")
     opened = study(tmp_path, plan)
