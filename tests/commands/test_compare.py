@@ -54,9 +54,7 @@ def test_compare_json_has_the_groups_in_order_and_the_other_runs(sweep: Path, ca
     assert (sweep / "compare.html").is_file()  # the JSON does not mention it
 
 
-def test_a_single_run_gets_no_compare_html_but_the_file_of_the_option_html(
-    sweep: Path, tmp_path: Path, call: Call
-) -> None:
+def test_a_single_run_gets_no_compare_html_but_the_file_of_option_html(sweep: Path, tmp_path: Path, call: Call) -> None:
     for options in ((), ("--html", tmp_path / "a.html")):
         assert call(main, sweep / "0", *options).code == 0 and not (sweep / "0" / "compare.html").exists()
         assert (tmp_path / "a.html").is_file() == bool(options)

@@ -187,9 +187,7 @@ def test_a_wrong_setting_in_a_file_of_the_user_is_named(content: str, named: tup
     assert all(each in str(caught.value) for each in named), caught.value
 
 
-def test_a_damaged_file_of_the_user_exits_with_2_and_is_named(
-    command: Command, in_folder: Path, error_line: Line
-) -> None:
+def test_a_users_damaged_file_exits_with_2_and_is_named(command: Command, in_folder: Path, error_line: Line) -> None:
     for line, encoding in (("workers: [", "utf-8"), ("# gr\xfc\xdfe", "latin-1")):
         write_own_file(in_folder, "experiment/own", f"# @package _global_\n{line}\n", encoding)
         assert command("--config-dir=mine", "experiment=own") == (2, [])

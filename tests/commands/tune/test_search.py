@@ -218,9 +218,7 @@ def test_an_error_independent_of_the_settings_ends_the_search(search: Search) ->
 @pytest.mark.parametrize(
     ("error", "code"), [(errors.DivergedError("not finite"), 3), (errors.ConfigError("no such thing"), 1)]
 )
-def test_without_a_complete_trial_the_search_fails_as_its_trials_did(
-    error: errors.CupynetError, code: int, search: Search
-) -> None:
+def test_a_search_of_failed_trials_fails_as_they_did(error: errors.CupynetError, code: int, search: Search) -> None:
     opened = search(plan_of(), failing(dict.fromkeys(range(3), error)))
     with pytest.raises(errors.CupynetError) as caught:
         ranked(opened)
