@@ -1,9 +1,10 @@
-"""Sweeps in one process: failed and interrupted jobs, and what a job leaves behind for the next."""
+"""Sweeps: jobs that fail or are interrupted, sweep.csv, the table at the end, and what a job leaves to the next."""
 
 import gc
 import logging
 import os
 import re
+import shlex
 import threading
 from collections import Counter
 from pathlib import Path
@@ -16,9 +17,12 @@ from threadpoolctl import threadpool_info
 from cupynet.config import sweep_record
 from cupynet.core import lock
 from cupynet.core.errors import Interrupted
+from cupynet.core.table import Column, Screen, setting_columns, shortened, show
 from tests.support.called import train_job
 from tests.support.calls import watch
 from tests.support.commands import Command
+from tests.support.compared_runs import made
+from tests.support.run_folders import sweep_rows
 
 TINY = ["data=synthetic", "data.train=64", "data.test=20", "batch_size=16", "model=mlp", "epochs=1", "workers=2"]
 PACKAGES = tuple(f"cupynet.{name}." for name in ("backend", "nn", "optim", "data", "parallel", "training"))
@@ -89,3 +93,113 @@ def test_a_sweep_over_learning_rates_may_contain_a_schedule(command: Command) ->
     code, ran = command("-m", "optimizer.learning_rate=0.25,{name: step, initial: 0.1, every: 5, factor: 0.5}")
     number, schedule = (settings.optimizer["learning_rate"] for settings in ran)
     assert code == 0 and number == 0.25 and (schedule["_target_"], schedule["every"]) == ("cupynet.optim.StepDecay", 5)
+
+
+JOBS = [
+    ["data=synthetic", "workers=1", "parallel.averaging_frequency=1"],
+    ["data=synthetic", "workers=1", "parallel.averaging_frequency=10"],
+    ["data=synthetic", "workers=2", "parallel.averaging_frequency=1"],
+]
+
+
+def job(sweep: Path, number: int, code: int = 0, error: str = "", **figures: Any) -> None:
+    if code == 0:
+        made(sweep / str(number), **figures)
+    sweep_record.ended(sweep, sweep_record.Job(number, JOBS[number], sweep / str(number), code, error))
+
+
+@pytest.fixture(autouse=True)
+def no_jobs() -> None:
+    sweep_record._ended.clear()
+
+
+def test_sweep_csv_is_updated_after_each_job(tmp_path: Path) -> None:
+    job(tmp_path, 0, test_accuracy=0.123456789)
+    (row,) = sweep_rows(tmp_path).values()
+    assert (row["test_accuracy"], row["validation_accuracy"], row["exit_code"]) == ("0.123456789", "", "0")
+    job(tmp_path, 2, code=3, error="loss is nan, at once")
+    assert " ".join(sweep_rows(tmp_path)["2"]) == (
+        "job workers test_accuracy validation_accuracy test_loss images_per_s train_s exit_code error folder"
+    )
+    found = [(row["job"], row["workers"], row["exit_code"], row["error"]) for row in sweep_rows(tmp_path).values()]
+    assert found == [("0", "1", "0", ""), ("2", "2", "3", "loss is nan, at once")]
+
+
+def test_sweep_csv_has_no_rows_of_an_earlier_sweep(tmp_path: Path) -> None:
+    job(tmp_path, 0)
+    job(tmp_path, 2, code=3)
+    sweep_record.finish(tmp_path)
+    job(tmp_path, 1)
+    assert [*sweep_rows(tmp_path)] == ["1"] and sweep_record.finish(tmp_path) == 0
+
+
+def test_a_job_whose_process_is_killed_has_failed_in_sweep_csv(tmp_path: Path) -> None:
+    job(tmp_path, 0)
+    sweep_record.began(tmp_path, sweep_record.Job(1, JOBS[1], tmp_path / "1", None), ())
+    assert sweep_record.finish(tmp_path) == 1
+    killed = sweep_rows(tmp_path)["1"]
+    assert killed["exit_code"] == "1" and killed["error"]
+
+
+def test_a_sweep_names_its_best_job_by_validation_accuracy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made(tmp_path / "2", test_accuracy=0.99)  # refused because its folder holds a run
+    job(tmp_path, 2, code=2)
+    job(tmp_path, 0, validation_accuracy=0.0, test_accuracy=0.99)
+    job(tmp_path, 1, validation_accuracy=0.5, test_accuracy=0.4)
+    assert sweep_rows(tmp_path)["2"]["test_accuracy"] == "" and sweep_record.finish(tmp_path) == 2
+    (best,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("best: ")]
+    assert "job 1," in best
+
+
+def test_an_unwritable_sweep_csv_does_not_end_the_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "sweep.csv").mkdir()
+    job(tmp_path, 0)
+    assert "sweep.csv" in capsys.readouterr().err
+    assert sweep_record.finish(tmp_path) == 0
+
+
+def test_a_sweep_ends_in_a_table_and_names_the_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job(tmp_path, 0, code=65, error="train-images: is\n damaged")
+    job(tmp_path, 1, test_accuracy=0.95, images_per_s=12345.6, train_s=3.21)
+    job(tmp_path, 2, test_accuracy=0.96)
+    capsys.readouterr()
+    assert sweep_record.finish(tmp_path) == 65
+    lines = capsys.readouterr().out.splitlines()
+    assert [" ".join(line.split()) for line in lines[1:5]] == [
+        "job workers frequency accuracy loss images/s time",
+        "0 1 1 - - - -",
+        "1 1 10 95.00 % 0.3 12,346 3.2 s",
+        "2 2 1 96.00 % 0.3 1,000 10.0 s",
+    ]
+    failed, best = lines[5:]
+    assert "job 0" in failed and "65" in failed and "job 2" in best and "96.00 %" in best
+    assert shlex.split(best)[-3:] == ["cupynet", "compare", str(tmp_path)]
+
+
+def test_names_are_shortened_while_they_stay_distinct() -> None:
+    names = ["workers", "parallel.averaging_frequency", "a.x.units", "a.y.units", "units", "model.layers.drop.rate"]
+    found = " ".join(shortened([*names, "data.seed"]).values())
+    assert found == "workers averaging_frequency x.units y.units units drop.rate data.seed"
+    titles = [column.title for column in setting_columns({"parallel.averaging_frequency": [], "batch_size": []})]
+    assert titles == ["averaging_\nfrequency", "batch_size"]
+
+
+def test_text_from_files_cannot_control_the_terminal_that_shows_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    evil, screen = "a\x1b[2J\u202eb", Screen()
+    show([Column(evil, evil, [evil], [evil])], screen, "")
+    screen.print(evil)
+    text = capsys.readouterr().out
+    assert text.count("\ufffd") == 6 and not {"\x1b", "\u202e"} & set(text)
+
+
+def test_a_long_name_is_shown_whole_and_does_not_hide_the_results(capsys: pytest.CaptureFixture[str]) -> None:
+    show([Column("run", "run", ["x" * 100]), Column("accuracy", "accuracy", ["97.00 %"])], Screen(), "")
+    shown = capsys.readouterr().out
+    assert "97.00 %" in shown and shown.count("x") == 100
+
+
+def test_settings_are_omitted_from_a_wide_table_before_the_accuracy(capsys: pytest.CaptureFixture[str]) -> None:
+    settings = [Column(name, name, ["x" * 30]) for name in ("run", "batch_size", "l2", "l1")]
+    show([*settings, Column("accuracy", "accuracy", ["97.00 %"])], Screen(), "", needed=("accuracy",))
+    shown = capsys.readouterr().out
+    assert "97.00 %" in shown and "omitted columns: l2, l1." in shown
