@@ -125,29 +125,35 @@ def test_other_data_are_evaluated_with_the_class_weights_of_the_run(tmp_path: Pa
     assert json.loads(found.out)["loss"] == summary_of(tmp_path / "run")["test_loss"]
 
 
-def test_images_to_evaluate_on_have_the_size_and_the_classes_of_the_run(
-    tmp_path: Path, call: Call, caplog: pytest.LogCaptureFixture
-) -> None:
-    parts = digits(50, 40)
-    folder = write_pictures(tmp_path / "pictures", parts)
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """Return a folder of pictures, on which the run tmp_path/run was trained."""
+    folder = write_pictures(tmp_path / "pictures", digits(50, 40))
     own = ["data=folder", f"data.folder={folder}", "data.validation=0.2", "model=mlp", "backend=numpy"]
     trained(tmp_path / "run", *own, "data.size=[6,6]", "workers=1", "epochs=1")
-    summary = summary_of(tmp_path / "run")
+    return folder
+
+
+def test_evaluate_refuses_pictures_of_other_classes(pictures: Path, tmp_path: Path, call: Call) -> None:
     for name, other, code in (("class-9", "class-z", 65), ("class-z", "class-9", 0)):
         for part in ("train", "test"):
-            (folder / part / name).rename(folder / part / other)
+            (pictures / part / name).rename(pictures / part / other)
         assert call(main, tmp_path / "run").code == code
-    shutil.copytree(folder / "train" / "class-9", folder / "train" / "class-a")
+    shutil.copytree(pictures / "train" / "class-9", pictures / "train" / "class-a")
     found = call(main, tmp_path / "run")  # a trained network cannot get another output
     assert found.code == 2 and found.error.startswith("cupynet: data: ")
-    shutil.rmtree(folder / "train")
-    same = json.loads(call(main, tmp_path / "run", "data=folder", f"data.folder={folder / 'test'}", "--json").out)
-    assert (same["loss"], same["split"]) == (summary["test_loss"], "test")
+
+
+def test_a_run_is_evaluated_on_another_folder_of_pictures_which_may_lack_a_class(
+    pictures: Path, tmp_path: Path, call: Call, caplog: pytest.LogCaptureFixture
+) -> None:
+    test = (pictures / "test").rename(tmp_path / "elsewhere")
+    same = json.loads(call(main, tmp_path / "run", "data=folder", f"data.folder={test}", "--json").out)
+    assert (same["loss"], same["split"]) == (summary_of(tmp_path / "run")["test_loss"], "test")
     assert "data.validation=0.2" in caplog.text  # the pictures may be training images
-    shutil.rmtree(folder / "test" / "class-9")
-    folder = folder.rename(tmp_path / "elsewhere")
-    few = json.loads(call(main, tmp_path / "run", f"data.folder={folder / 'test'}", "--json").out)
-    assert few["samples"] == int((parts.test_labels != 9).sum()) and few["confusion"][9] == [0] * 10
+    shutil.rmtree(test / "class-9")
+    few = json.loads(call(main, tmp_path / "run", f"data.folder={test}", "--json").out)
+    assert few["samples"] == (digits(50, 40).test_labels != 9).sum() and few["confusion"][9] == [0] * 10
 
 
 def test_evaluate_refuses_images_of_another_shape(tmp_path: Path, call: Call) -> None:
