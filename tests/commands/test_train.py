@@ -110,7 +110,7 @@ def test_missing_mnist_is_replaced_by_synthetic_digits_with_a_warning(
     monkeypatch.setenv("CUPYNET_OFFLINE", "1")
     nowhere = ["data=mnist", f"data.folder={tmp_path / 'nowhere'}", "data.fallback=synthetic", "data.limit=200"]
     trained(tmp_path, *nowhere, *SMALL, "epochs=1", "workers=1")
-    (warning,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    warning, *_ = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
     assert "synthetic digits" in warning and summary_of(tmp_path)["fallback"] is True
 
 
