@@ -37,7 +37,8 @@ def main() -> None:
 
         with signals.handled(signals.end):  # imports can take a second
             command = import_module(f"cupynet.{COMMANDS[name][0]}")
-        command.main()
+        with signals.handled(signals.leave):
+            command.main()
     else:
         from cupynet.core.exits import run_and_exit
 

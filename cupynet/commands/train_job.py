@@ -103,9 +103,10 @@ class TrainJob:
         self.run.reopen(trainer.iteration)
         settings, _ = config.stored_settings(self.run.folder)
         self._deferred()  # stores the changed settings
-        previous = self.run.last_start()
+        previous, setup = self.run.last_start(), asdict(self._setup())
         warn_of_other_rates(trainer, previous.get("epochs"))
         changed = resume.changes_results(settings, config.stored_settings(self.run.folder)[0])
+        changed |= any(previous.get(name, setup[name]) != setup[name] for name in ("backend", "workers", "stages"))
         self.run.describe(self._start(previous, changed=changed))
 
     def _restore(self, path: Path) -> bool:

@@ -29,10 +29,10 @@ from omegaconf.errors import OmegaConfBaseException
 from cupynet.config import command_line, resume
 from cupynet.config.composing import as_typed, conf_folder, overrides_of_jobs, own_folder, register, settings_of
 from cupynet.config.messages import refusal
-from cupynet.config.overrides import is_override, name_of, without
+from cupynet.config.overrides import is_override
 from cupynet.config.ranks import Ranks
 from cupynet.config.schema import Settings, TuneSettings
-from cupynet.config.stored import check_downloads, check_outputs, job_overrides, keep, load, overrides_of
+from cupynet.config.stored import changed_overrides, check_downloads, check_outputs, job_overrides, keep, load
 from cupynet.core import signals
 from cupynet.core.errors import ConfigError, CupynetError, Interrupted, OutputError, described
 from cupynet.core.exits import BROKEN_PIPE, report_error
@@ -330,8 +330,7 @@ class _Command(Generic[S, T]):
             from cupynet.core.files import require_folder  # imports NumPy
 
             require_folder(folder)
-            changes = self.request.changes
-            overrides = [*without(overrides_of(folder), *map(name_of, changes)), *changes]
+            overrides = changed_overrides(folder, self.request.changes)
         store = functools.partial(keep, folder, settings, overrides)
         postponed: list[Callable[[], None]] = []
         if resumed or (folder / STUDY).is_file():

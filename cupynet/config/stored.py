@@ -24,7 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 from cupynet.config.composing import GROUPS, composed, settings_of
 from cupynet.config.instantiate import build_as, class_of
 from cupynet.config.messages import refusal
-from cupynet.config.overrides import PARSER, parseable, values_of
+from cupynet.config.overrides import PARSER, name_of, parseable, values_of, without
 from cupynet.config.removed import IGNORED, KEYS, translated
 from cupynet.config.resume import is_inside
 from cupynet.config.schema import Settings
@@ -94,12 +94,17 @@ def _change(config: DictConfig, override: Override, folder: Path | None) -> None
     key, value = override.key_or_group, override.value()
     if override.is_sweep_override() or (override.is_delete() and value is not None):
         raise ConfigError(f"{override.input_line}: only single settings can be changed here, as key=value")
-    if key in GROUPS and isinstance(value, str | list):
+    if _is_file(key, value):
         config[key] = composed([str(override.input_line)], folder)[key]
     elif not override.is_delete():
         OmegaConf.update(config, key, value, merge=True, force_add=override.is_add() or override.is_force_add())
     elif OmegaConf.select(config, key) is not None:
         OmegaConf.update(config, key, None)
+
+
+def _is_file(key: str, value: object) -> bool:
+    """Return True if an override selects files of a configuration group."""
+    return key in GROUPS and isinstance(value, str | list)
 
 
 def overrides_of(folder: str | Path, schema: type[Settings] = Settings) -> list[str]:
@@ -120,6 +125,14 @@ def overrides_of(folder: str | Path, schema: type[Settings] = Settings) -> list[
             raise DataError(f"{path}: {one_line(each)}: not a setting of a run")
         kept.append(f"{prefix}{key}{value}")
     return kept
+
+
+def changed_overrides(folder: str | Path, changes: Sequence[str]) -> list[str]:
+    """Return the stored overrides of a job after `changes`. Other files of a group also replace its settings."""
+    parsed = PARSER.parse_overrides([*changes])
+    replaced = [each.key_or_group for each in parsed if _is_file(each.key_or_group, each.value())]
+    kept = without(overrides_of(folder), *map(name_of, changes))
+    return [*(each for each in kept if not name_of(each).startswith(tuple(f"{key}." for key in replaced))), *changes]
 
 
 def stored_settings(folder: str | Path) -> tuple[dict[str, Any], dict[str, str]]:

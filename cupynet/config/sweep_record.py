@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 
 from cupynet.config.resume import check_untaken
@@ -69,10 +70,11 @@ class Job:
     @property
     def accuracy(self) -> float | None:
         """The validation accuracy if there are validation images, else the test accuracy."""
-        if self.summary is None:
-            return None
-        scores = self.summary.scores
-        return scores.test_accuracy if scores.validation_accuracy is None else scores.validation_accuracy
+        validation = self.accuracy_on("validation")
+        return self.accuracy_on("test") if validation is None else validation
+
+    def accuracy_on(self, split: str) -> float | None:
+        return None if self.summary is None else getattr(self.summary.scores, f"{split}_accuracy")
 
     def __str__(self) -> str:
         if self.code:
@@ -202,10 +204,19 @@ def finish(sweep: Path, planned: Sequence[Sequence[str]] = (), command: Sequence
         for number, overrides in enumerate(planned):
             if jobs and number not in numbers:
                 screen.print(f"not started: job {number}: {shlex.join([*command, *overrides])}", soft_wrap=True)
-        if scored:
-            best = max(scored, key=lambda job: job.accuracy or 0.0)
+        if best := _best(scored):
             compare = shlex.join(["cupynet", "compare", near(sweep)])
-            screen.print(f"best: job {best.number}, {best} on {best.data}. Compare the jobs: {compare}", soft_wrap=True)
+            screen.print(f"best: {best}. Compare the jobs: {compare}", soft_wrap=True)
     _ended.clear()
     _release()
     return next((job.code for job in jobs if job.code), 0)
+
+
+def _best(jobs: Sequence[Job]) -> str:
+    """Name the job with the highest validation accuracy or, unless all jobs have one, the highest test accuracy."""
+    for split in ("validation", "test"):
+        found = [(accuracy, job) for job in jobs if (accuracy := job.accuracy_on(split)) is not None]
+        if found and len(found) == len(jobs):
+            accuracy, best = max(found, key=itemgetter(0))
+            return f"job {best.number}, {split} accuracy {percent(accuracy)} on {best.data}"
+    return ""

@@ -109,6 +109,18 @@ def test_a_resumed_run_stores_the_settings_that_were_changed_and_keeps_its_confi
     assert {*CHANGES, "epochs=2"} <= {*config.overrides_of(run)}
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_another_number_of_workers_counts_as_a_change_on_resume(workers: int, in_folder: Path) -> None:
+    """By default, the number of workers depends on the machine, and is not among the settings of the command."""
+    with pytest.raises(Interrupted):
+        trained(in_folder, *QUICK, *MLP, "data.train=128", "data.test=20", callbacks=[EndAfter(1)])
+    start = in_folder / "started.json"
+    start.write_text(json.dumps(json.loads(start.read_bytes()) | {"workers": workers}))
+    resumed(in_folder)
+    now = Run(in_folder).last_start()
+    assert now["changed"] == (now["workers"] != workers)
+
+
 STEP = "optimizer.learning_rate={name: step, initial: 0.1, factor: 0.5, every: 3}"
 
 

@@ -37,6 +37,14 @@ def test_a_stored_run_keeps_its_command_line_and_the_fallback_of_its_data(tmp_pa
     assert config.load(folder, ["data=mnist"]).data["fallback"] is None
 
 
+def test_other_files_of_a_group_replace_its_changed_settings_in_the_command_of_a_resumed_run(tmp_path: Path) -> None:
+    overrides = ["callbacks=weight_average", "callbacks.weight_average.decay=0.9", "optimizer.momentum=0.5", "epochs=1"]
+    stored.keep(tmp_path, settings_of(*overrides), overrides)
+    changed = stored.changed_overrides(tmp_path, ["callbacks=default", "epochs=2"])
+    assert changed == ["optimizer.momentum=0.5", "callbacks=default", "epochs=2"]
+    settings_of(*changed)
+
+
 @pytest.mark.parametrize("damage", [b"\xff\xfe\x00", b"", b"workers: 2\nseed: 1\n"], ids=["bytes", "empty", "cut"])
 def test_a_damaged_file_of_stored_settings_is_refused(damage: bytes, run: Path) -> None:
     path = run / ".hydra" / "config.yaml"

@@ -139,7 +139,9 @@ def test_a_job_whose_process_is_killed_has_failed_in_sweep_csv(tmp_path: Path) -
     assert killed["exit_code"] == "1" and killed["error"]
 
 
-def test_a_sweep_names_its_best_job_by_validation_accuracy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_names_its_best_job_by_validation_accuracy_if_all_jobs_have_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     made(tmp_path / "2", test_accuracy=0.99)  # refused because its folder holds a run
     job(tmp_path, 2, code=2)
     job(tmp_path, 0, validation_accuracy=0.0, test_accuracy=0.99)
@@ -147,6 +149,10 @@ def test_a_sweep_names_its_best_job_by_validation_accuracy(tmp_path: Path, capsy
     assert sweep_rows(tmp_path)["2"]["test_accuracy"] == "" and sweep_record.finish(tmp_path) == 2
     (best,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("best: ")]
     assert "job 1," in best
+    job(tmp_path / "mixed", 0, validation_accuracy=0.9, test_accuracy=0.4)
+    job(tmp_path / "mixed", 1, test_accuracy=0.5)
+    sweep_record.finish(tmp_path / "mixed")
+    assert "best: job 1, test accuracy" in capsys.readouterr().out
 
 
 def test_an_unwritable_sweep_csv_does_not_end_the_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

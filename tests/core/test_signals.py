@@ -40,11 +40,22 @@ def test_a_signal_outside_a_job_is_reported_by_its_name_alone() -> None:
     assert str(Interrupted.by(caught.value)).endswith("SIGTERM")
 
 
-def test_a_signal_during_the_imports_of_any_command_ends_it_in_one_line() -> None:
-    interrupt = "__main__.import_module = lambda name: os.kill(os.getpid(), signal.SIGINT)"
-    program = f"import os, signal, cupynet.__main__ as __main__; {interrupt}; __main__.main()"
-    done = subprocess.run([sys.executable, "-c", program, "plan"], capture_output=True, text=True, check=False)
-    assert done.returncode == 130 and done.stderr.startswith("cupynet: ") and done.stderr.count("\n") == 1, done.stderr
+@pytest.mark.parametrize("moment", ["import", "work"])
+def test_a_signal_during_the_imports_or_the_work_of_any_command_ends_it_in_one_line(moment: str) -> None:
+    done = python(f"""
+import os, signal, sys, cupynet.__main__
+from cupynet.core.exits import run_and_exit
+class Command:
+    def main():
+        run_and_exit(lambda: os.kill(os.getpid(), signal.SIGHUP))
+def imported(name):
+    if {moment == "import"}:
+        os.kill(os.getpid(), signal.SIGHUP)
+    return Command
+cupynet.__main__.import_module, sys.argv = imported, ["cupynet", "plan"]
+cupynet.__main__.main()
+""")
+    assert done.returncode == 143 and done.stderr.startswith("cupynet: ") and done.stderr.count("\n") == 1, done.stderr
 
 
 def test_a_signal_during_a_destructor_which_ignores_exceptions_is_not_lost() -> None:

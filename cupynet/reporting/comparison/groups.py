@@ -107,8 +107,8 @@ def differing(runs: Sequence[ComparedRun]) -> list[str]:
 
     If runs use different files of a configuration group, the group is returned, but not the settings that follow from
     this choice. Likewise, if classes differ, the setting that names the class is returned, but not arguments that only
-    one class has. A part that only some runs have is returned by its class. If several settings always vary together,
-    only the first is returned.
+    one class has. A part that only some runs have is returned by its class. If a setting always has the same value as a
+    group, or as a setting of the object that contains its own object (to which it probably refers), it is not returned.
     """
     names = dict.fromkeys(name for run in runs for name in run.choices)
     groups = [name for name in names if _differs(runs, name) and _differ_below(runs, name)]
@@ -120,10 +120,19 @@ def differing(runs: Sequence[ComparedRun]) -> list[str]:
     varying = [key for key in varying if not _follows(runs, key, varying)]
     if "workers" not in varying and _differs(runs, "workers"):
         varying.insert(0, "workers")
-    by_values: dict[tuple[str | None, ...], str] = {}
+    found: dict[str, list[str | None]] = {}
     for key in (*groups, *varying):
-        by_values.setdefault(tuple(_text(run, key) for run in runs), key)
-    return list(by_values.values())
+        values = [_text(run, key) for run in runs]
+        equal = [other for other, known in found.items() if known == values]
+        if not any(other in groups or _contains(other, key) for other in equal):
+            found[key] = values
+    return [*found]
+
+
+def _contains(setting: str, key: str) -> bool:
+    """Return True if the object of a setting also contains the object of `key`: a.b contains a.c.d."""
+    above = setting.rpartition(".")[0]
+    return bool(above) and key.startswith(f"{above}.") and key.count(".") > setting.count(".")
 
 
 def _differs(runs: Sequence[ComparedRun], key: str) -> bool:

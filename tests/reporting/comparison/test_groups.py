@@ -46,6 +46,7 @@ OF_GPUS = [
 DIFFERENCES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {  # the runs, and the settings that are listed
     "seeds and callbacks": ([{"seed": 1}, {"seed": 2, "extra": IDLE}], []),
     "references": ([{"averaging_frequency": 1}, {"averaging_frequency": 3}], ["parallel.averaging_frequency"]),
+    "equal by chance": ([{"workers": each, "extra": f"repeats: {each}\n"} for each in (1, 2)], ["workers", "repeats"]),
     "no effect": ([{"averaging_frequency": every, "synchronizer": OURS} for every in (1, 3)], []),
     "files": ([{"optimizer": "sgd", "rate": 0.1}, {"optimizer": "adam", "rate": 0.01}], ["optimizer"]),
     "a setting of a file": (
