@@ -116,7 +116,8 @@ def class_of(target: Any, key: str, trusted_modules: Iterable[str]) -> type:
     if not isinstance(target, str) or not all(part.isidentifier() for part in target.split(".")) or "." not in target:
         raise refused("must be a class with its module, such as cupynet.nn.Conv2D")
     if not _is_inside(target, trusted):  # other modules are not even imported
-        remedy = f"List '{target.partition('.')[0]}' in trusted_modules if you trust it"
+        top = target.partition(".")[0]
+        remedy = f"If you trust {top}, add it to trusted_modules (in predict and export: --trusted-modules {top})"
         raise refused(f"only classes of {listed(trusted, 'and')} can be used. {remedy}")
     module_name, _, name = target.rpartition(".")
     if not _is_inside(module_name, ("cupynet",)):
