@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import platformdirs
 import pytest
 from safetensors.numpy import load_file
 
@@ -19,6 +20,7 @@ from cupynet.runs.run import Run
 from cupynet.training import Trainer
 from tests.support.commands import QUICK, ROOT, SMALL, Call, run, run_folder, summary_of
 from tests.support.mpi import NO_MPI
+from tests.support.refusals import data_error
 from tests.support.resumed_runs import resumed, same, trained
 from tests.support.settings import settings_of
 from tests.support.training import On
@@ -112,6 +114,17 @@ def test_missing_mnist_is_replaced_by_synthetic_digits_with_a_warning(
     trained(tmp_path, *nowhere, *SMALL, "epochs=1", "workers=1")
     warning, *_ = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
     assert "synthetic digits" in warning and summary_of(tmp_path)["fallback"] is True
+
+
+def test_without_files_and_network_mnist_that_was_asked_for_exits_with_65(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUPYNET_OFFLINE", "1")
+    monkeypatch.delenv("CUPYNET_DATA", raising=False)
+    monkeypatch.setattr(platformdirs, "user_cache_path", lambda _: tmp_path / "nowhere")
+    with data_error(tmp_path / "nowhere"):
+        trained(tmp_path / "run", "data=mnist", *SMALL, "epochs=1", "workers=1")
+    assert not (tmp_path / "run" / "started.json").exists()
 
 
 def test_a_damaged_data_file_exits_with_65_and_is_named(tmp_path: Path) -> None:

@@ -185,9 +185,12 @@ def test_a_new_run_or_sweep_never_overwrites_another_run(stopped: Path, command:
     exits_with_2_and_changes_nothing(stopped, command, error_line, *typed)
 
 
-def test_resuming_a_complete_run_changes_nothing_and_fewer_epochs_are_refused(complete: Path, command: Command) -> None:
+def test_resuming_a_complete_run_exits_with_0_and_changes_nothing_and_fewer_epochs_are_refused(
+    complete: Path, command: Command
+) -> None:
     before = contents(complete)
     assert command(f"resume={complete}", "workers=1", task=train_job)[0] == 0
+    assert command(f"hydra.run.dir={complete}", "resume=latest", task=train_job)[0] == 0
     assert command(f"resume={complete}", "epochs=1", task=train_job)[0] == 2  # the run has had two
     log = complete / "train.log"
     assert {**contents(complete), log: b""} == {**before, log: b""}

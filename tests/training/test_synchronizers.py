@@ -203,10 +203,28 @@ def test_measure_every_limits_how_often_the_drift_is_measured(measure_every: int
     assert [report.drift > 0 for report in reports] == measured
 
 
-@pytest.mark.parametrize(("transfer_dtype", "bound"), [("full", 1e-12), ("half", 1e-4)])
-def test_elastic_averaging_follows_its_formula(transfer_dtype: str, bound: float) -> None:
+def test_averaging_frequency_counts_iterations_over_all_fits() -> None:
+    averaged: list[int] = []
+
+    def note(trainer: Trainer) -> None:
+        if trainer.synchronizer.identical:
+            averaged.append(trainer.iteration)
+
+    with ParallelWrapper(small_model(), 2, 3, callbacks=[On("on_iteration_end", note)]) as wrapper:
+        for _ in range(2):
+            wrapper.fit(small_dataset(32), batch_size=4)  # four iterations
+    assert averaged == [3, 6]
+
+
+@pytest.mark.parametrize(
+    ("pull", "alpha", "transfer_dtype", "bound"),
+    [(0.2, 0.2, "full", 1e-12), (0.2, 0.2, "half", 1e-4), (None, 0.9 / 2, "full", 1e-12)],
+)
+def test_elastic_averaging_follows_its_formula_with_a_pull_of_0_9_over_workers_by_default(
+    pull: float | None, alpha: float, transfer_dtype: str, bound: float
+) -> None:
     """Replay two replicas by hand: x -= a (x - c), c += 2 a (mean - c) after each of five rounds."""
-    trained = train(2, SGD(0.05), ElasticAveraging(1, 0.2, transfer_dtype=transfer_dtype), samples=40)
+    trained = train(2, SGD(0.05), ElasticAveraging(1, pull, transfer_dtype=transfer_dtype), samples=40)
     replicas = [Replica(small_model(), SGD(0.05)) for _ in range(2)]
     center = replicas[0].params.master.copy()
     dealt = [Loader(small_dataset(40), 4, seed=3).epoch(0, r.backend, i, 2) for i, r in enumerate(replicas)]
@@ -217,8 +235,8 @@ def test_elastic_averaging_follows_its_formula(transfer_dtype: str, bound: float
         masters = [replica.params.master for replica in replicas]
         mean = (masters[0] + masters[1]) / 2
         for master in masters:
-            master += 0.2 * (center - master)
-        center += 2 * 0.2 * (mean - center)
+            master += alpha * (center - master)
+        center += 2 * alpha * (mean - center)
     assert np.abs(trained.master - center).max() <= bound
 
 

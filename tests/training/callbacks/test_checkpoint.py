@@ -256,6 +256,17 @@ def test_the_folder_of_another_run_is_refused_unless_it_is_restored(
     train(wrapper(), restore=tmp_path / "later")
 
 
+@pytest.mark.parametrize("every_iterations", [None, 1])
+def test_writing_a_checkpoint_does_not_average_the_replicas(every_iterations: int | None, tmp_path: Path) -> None:
+    replicas: list[str] = []
+    note = On("on_iteration_end", lambda trainer: replicas.append(fingerprint(trainer.model)), every_rank=True)
+    callbacks = [Checkpoint(every_iterations=every_iterations, keep_last=9, path=tmp_path), note]
+    with ParallelWrapper(small_model(), 2, 100, callbacks=callbacks) as wrapper:
+        wrapper.fit(FORTY, batch_size=4)
+    assert len({*replicas}) == len(replicas) == 10  # after five iterations of two replicas
+    assert Checkpoints(tmp_path).steps() == ([5] if every_iterations is None else [1, 2, 3, 4, 5])
+
+
 def test_a_checkpoint_outside_of_the_run_folder_is_continued_by_its_own_run(tmp_path: Path) -> None:
     for restored in (None, tmp_path / "own"):
         callbacks = [Checkpoint(path=tmp_path / "own"), HistoryWriter()]
