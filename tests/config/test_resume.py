@@ -143,8 +143,11 @@ def test_a_run_resumed_for_more_epochs_equals_training_at_once_or_warns_that_the
     resumed(in_folder / "parts", "epochs=2")
     one, other = (Run(in_folder / name).weights() for name in ("whole", "parts"))
     assert all((one[name] == other[name]).all() for name in one) == as_in_one_go
-    warned = [each for each in caplog.records if isinstance(each.args, tuple) and each.args[:3] == (2, 1, 2)]
+    warned = [each.args for each in caplog.records if isinstance(each.args, tuple) and each.args[:3] == (2, 1, 2)]
     assert bool(warned) != as_in_one_go
+    if warned:
+        last = json.loads((in_folder / "parts" / "history.jsonl").read_text().splitlines()[0])["learning_rate"]
+        assert warned[0][4] == last < warned[0][3]  # the rates before and after the jump
 
 
 def test_a_resumed_run_accepts_its_learning_rate_schedule_by_name(in_folder: Path) -> None:

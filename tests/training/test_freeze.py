@@ -97,7 +97,9 @@ def test_a_network_without_trainable_weights_is_not_trained() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_learning_rate_factor_scales_the_steps_of_its_layers(kind: type[Optimizer]) -> None:
+def test_learning_rate_factors_scale_the_steps_of_their_layers_and_the_last_match_applies(
+    kind: type[Optimizer],
+) -> None:
     def moved(factors: dict[str, float]) -> dict[str, Any]:
         model = small_model()
         model.set_learning_rate_factors(factors)
@@ -106,8 +108,8 @@ def test_a_learning_rate_factor_scales_the_steps_of_its_layers(kind: type[Optimi
         return {name: after - before[name] for name, after in model.weights().items()}
 
     plain = moved({})
-    for name, step in moved({"conv*": 0.25, "dense1.weight": 2}).items():
-        factor = {"conv1.weight": 0.25, "conv1.bias": 0.25, "dense1.weight": 2}.get(name, 1)
+    for name, step in moved({"conv*": 0.25, "conv1.bias": 3, "dense1.weight": 2}).items():
+        factor = {"conv1.weight": 0.25, "conv1.bias": 3, "dense1.weight": 2}.get(name, 1)
         np.testing.assert_allclose(step, factor * plain[name], rtol=1e-10, err_msg=name)
 
 

@@ -146,21 +146,24 @@ def test_only_averaged_replicas_are_evaluated(frequency: int | str, evaluated: l
     assert [each and each.to_dict() for each in mine] == [each and each.to_dict() for each in theirs]
 
 
+@pytest.mark.parametrize("samples", [[6, 4], [4, 4, 2, 0]], ids=["two workers", "four workers"])
 @pytest.mark.parametrize("average_updaters", [True, False])
-def test_weights_are_averaged_by_samples_and_so_is_optimizer_state_if_average_updaters(average_updaters: bool) -> None:
-    """Worker 0 has batches of 4 and 2, worker 1 has one of 4."""
-    run = train(2, PLAIN, ParameterAveraging("end", average_updaters=average_updaters), samples=10)
+def test_weights_are_averaged_by_samples_and_so_is_optimizer_state_if_average_updaters(
+    average_updaters: bool, samples: list[int]
+) -> None:
+    """The batches have 4, 4 and 2 samples. Of two workers, the first has two batches; of four, the last has none."""
+    run = train(len(samples), PLAIN, ParameterAveraging("end", average_updaters=average_updaters), samples=10)
     found = [trainer.replica.optimizer.state["velocity"] for trainer in run.trainers]
     weights = [trainer.params.master for trainer in run.trainers]
-    replicas = [Replica(small_model(), copy.deepcopy(PLAIN)) for _ in range(2)]
+    replicas = [Replica(small_model(), copy.deepcopy(PLAIN)) for _ in samples]
     for rank, replica in enumerate(replicas):  # without averaging
-        for batch in Loader(small_dataset(10), 4, seed=3).epoch(0, replica.backend, rank, 2):
+        for batch in Loader(small_dataset(10), 4, seed=3).epoch(0, replica.backend, rank, len(samples)):
             replica.gradient(batch)
             replica.update(0)
     own = [replica.optimizer.state["velocity"] for replica in replicas]
-    mean = (6 * replicas[0].params.master + 4 * replicas[1].params.master) / 10
-    np.testing.assert_allclose(weights, [mean] * 2, rtol=1e-13, atol=1e-15)
-    expected = [(6 * own[0] + 4 * own[1]) / 10] * 2 if average_updaters else own
+    mean = np.average([replica.params.master for replica in replicas], axis=0, weights=samples)
+    np.testing.assert_allclose(weights, [mean] * len(samples), rtol=1e-13, atol=1e-15)
+    expected = [np.average(own, axis=0, weights=samples)] * len(samples) if average_updaters else own
     np.testing.assert_allclose(found, expected, rtol=1e-13, atol=1e-15)
     assert (found[0].tobytes() == found[1].tobytes()) == average_updaters
 
