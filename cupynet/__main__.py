@@ -35,14 +35,19 @@ def main() -> None:
     if name in COMMANDS:
         from cupynet.core import signals
 
-        with signals.handled(signals.end):  # imports can take a second
-            command = import_module(f"cupynet.{COMMANDS[name][0]}")
-        with signals.handled(signals.leave):
-            command.main()
+        signals.command(lambda: _run(COMMANDS[name][0]))
     else:
         from cupynet.core.exits import run_and_exit
 
         run_and_exit(lambda: _answer(name))
+
+
+def _run(module: str) -> None:
+    from cupynet.core import signals
+
+    command = import_module(f"cupynet.{module}")  # can take a second
+    with signals.handled(signals.leave):
+        command.main()
 
 
 def _answer(name: str) -> None:

@@ -131,7 +131,8 @@ def changed_overrides(folder: str | Path, changes: Sequence[str]) -> list[str]:
     """Return the stored overrides of a job after `changes`. Other files of a group also replace its settings."""
     parsed = PARSER.parse_overrides([*changes])
     replaced = [each.key_or_group for each in parsed if _is_file(each.key_or_group, each.value())]
-    kept = without(overrides_of(folder), *map(name_of, changes))
+    merged = [each.key_or_group for each in parsed if each.key_or_group in GROUPS and isinstance(each.value(), dict)]
+    kept = without(overrides_of(folder), *({*map(name_of, changes)} - {*merged}))
     return [*(each for each in kept if not name_of(each).startswith(tuple(f"{key}." for key in replaced))), *changes]
 
 

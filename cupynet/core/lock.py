@@ -41,8 +41,13 @@ class Hold:
         try:
             self._lock.acquire(timeout=TIMEOUT_S)
         except TimeoutError:
-            reason = f"another run is using this folder{_holder(self._path)}"
-            raise ConfigError(f"{folder}: {reason}. Wait for it, stop it, or choose another folder") from None
+            holder = _holder(self._path)
+            if holder.get("pid") == os.getpid() and holder.get("host") == platform.node():
+                reason = "an open ParallelWrapper of this process is using this folder. Close it"
+            else:
+                known = f" (process {holder['pid']} on {holder['host']}, since {holder['started']})" if holder else ""
+                reason = f"another run is using this folder{known}. Wait for it, stop it"
+            raise ConfigError(f"{folder}: {reason}, or choose another folder") from None
         except OSError as error:
             self.warning = f"{self._path}: {error.strerror}. Concurrent runs in this folder will not be detected"
             return
@@ -79,11 +84,11 @@ def _file_lock(path: Path) -> FileLock:
     return FileLock(path, thread_local=False, fallback_to_soft=False, poll_interval=0.05)
 
 
-def _holder(path: Path) -> str:
-    """Return the process that holds the lock as " (process ...)", or "" if unknown."""
+def _holder(path: Path) -> dict[str, object]:
+    """Return pid, host and start of the process that holds the lock, or {} if unknown."""
     try:
         with path.open("rb") as file:
             holder = json.loads(file.read(4096))
-        return f" (process {holder['pid']} on {holder['host']}, since {holder['started']})"
+        return {name: holder[name] for name in ("pid", "host", "started")}
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        return ""
+        return {}

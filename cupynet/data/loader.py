@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 
 from cupynet.backend import FRACTIONS, Backend, HostData, PixelScale, Transfer
-from cupynet.backend.array import Array, Subset, on_host
+from cupynet.backend.array import Array, on_host
 from cupynet.core import checks, wording
 from cupynet.core.described import stable
 from cupynet.core.errors import ConfigError, DataError
@@ -89,6 +89,7 @@ class Loader:
         self.seed = checks.seed("seed", seed)
         self.shuffle = checks.flag("shuffle", shuffle)
         self.augment = augmentations(augment)
+        self.split: Array | None = None  # of a held-out part: its rows in the data set that `validation_split` divided
         self.mixing = [(place, part) for place, part in enumerate(self.augment) if isinstance(part, Mixing)]
         check_augmentations(self.augment, dataset.image_shape)
         if self.augment and dataset.scaled:
@@ -150,12 +151,6 @@ class Loader:
         else:
             labels = data.labels
         return len(labels), zlib.crc32(np.ascontiguousarray(labels, labels.dtype.newbyteorder("<")).data)
-
-    @property
-    def origin(self) -> Array | None:
-        """The indices of the samples in the arrays that the user passed; None if they are equal."""
-        images = getattr(self.dataset, "images", None)
-        return images.origin() if isinstance(images, Subset) else None
 
     def part(self, rank: int, size: int) -> Dataset:
         if isinstance(self.dataset, Shards):

@@ -168,7 +168,9 @@ def held_out_of(
     if not isinstance(loader.dataset, Dataset):
         raise ConfigError("needs a data set in memory. Use validation_data", "validation_split", str(fraction))
     train, kept = split_views(loader.dataset, fraction, loader.seed)
-    return with_dataset(loader, train), Loader(kept, loader.batch_size, loader.seed, shuffle=False), "validation"
+    held_out = Loader(kept, loader.batch_size, loader.seed, shuffle=False)
+    held_out.split = kept.images.rows
+    return with_dataset(loader, train), held_out, "validation"
 
 
 def classifies(dataset: LabeledData, loss: Loss) -> bool:

@@ -16,6 +16,7 @@ from cupynet.backend.array import Array
 from cupynet.core.checks import copied, instance, integer
 from cupynet.core.described import check_unchanged
 from cupynet.core.errors import ConfigError, CupynetError, DivergedError
+from cupynet.core.lock import Hold
 from cupynet.core.signals import stopping_at_interrupt
 from cupynet.core.wording import counted
 from cupynet.nn import Model
@@ -35,13 +36,11 @@ from cupynet.runs.layout import MODEL
 from cupynet.runs.run import Run
 from cupynet.training.agreement import run_or_refuse
 from cupynet.training.callbacks.base import Callback
-from cupynet.training.callbacks.checkpoint import Checkpoint
 from cupynet.training.callbacks.history import Rows
 from cupynet.training.callbacks.profile import Profile
 from cupynet.training.callbacks.progress import Progress, say
-from cupynet.training.callbacks.run_lock import RunLock
 from cupynet.training.checkpointing import resume, save_between_fits, save_model
-from cupynet.training.closing import close, close_or_warn
+from cupynet.training.closing import close, close_or_warn, release
 from cupynet.training.data_warnings import DataWarnings
 from cupynet.training.device_errors import translate_device_errors
 from cupynet.training.evaluation import Evaluation
@@ -149,10 +148,10 @@ class ParallelWrapper:
         self._rows, self._shared, self._warm = Rows(), Shared(), backend.name == "numpy"
         self._warnings = DataWarnings(speaks=self._launcher.first == 0, metrics=bool(options.metrics))
         self._stop: Stop | None = None  # for workers that have no trainer yet
-        self._begun, self._restored = False, Path()  # the restored checkpoint, or the folder that contains it
+        self._begun, self._holds = False, list[Hold]()  # the lock of the run folder
         self._learning_rate: Schedule | None = None  # the schedule of which the workers have copies
         self._rates, self._loss = model.params.rates, model.loss
-        self._dropped = weakref.finalize(self, close_or_warn, self._launcher, self._trainers, backend)
+        self._dropped = weakref.finalize(self, close_or_warn, self._launcher, self._trainers, backend, self._holds)
 
     def __setattr__(self, name: str, value: object) -> None:
         if not name.startswith("_") and "_dropped" in vars(self):
@@ -191,7 +190,7 @@ class ParallelWrapper:
         self._launcher.check_idle()
         self._dropped.detach()
         trainers, self._trainers = self._trainers, [None] * self.placement.ranks
-        close(self._launcher, trainers, self.model.backend)
+        close(self._launcher, trainers, self.model.backend, self._holds)
 
     def fit(
         self,
@@ -263,8 +262,8 @@ class ParallelWrapper:
         fit = Fit(loader, epochs, held_out, evaluate_every, split)
         self._launcher.agree(self._checked.shared(self.model, fit))
         self._checked.check_data(self.model.network, FitData.of(fit, self.model.loss))
-        if not self._begun and self._launcher.first == 0:
-            self._check_new()
+        if self._launcher.first == 0:
+            self._claim_folders()
         self._begun = True
         self._warnings.of_fit(fit, self.model, self.placement.workers, unfinished[0].data if unfinished else None)
         name_data(self.model, loader.dataset)
@@ -280,15 +279,16 @@ class ParallelWrapper:
             raise KeyboardInterrupt
         return History.of(self._rows.kept[before:])
 
-    def _check_new(self) -> None:
-        """Raise ConfigError if the first fit would overwrite results, unless a checkpoint of their run was restored."""
-        if not any(each and each.iteration for each in self._trainers):
+    def _claim_folders(self) -> None:
+        """Lock the run folder. Raise ConfigError if it is in use, or if a new fit would overwrite other results."""
+        if self._run is not None and self._run.settings is None and not self._holds:
+            self._holds.append(Hold(self._run.folder))
+            if self._holds[0].warning:
+                log.warning("%s", self._holds[0].warning)
+        if not self._begun and not any(each and each.iteration for each in self._trainers):
             for callback in self.callbacks:
                 callback.check_new()
-        if self._run is not None:
-            of_callbacks = [each.path for each in self.callbacks if isinstance(each, Checkpoint)]
-            folders = [each.resolve() for each in (self._run.folder, *of_callbacks) if each is not None]
-            if not any(self._restored.is_relative_to(folder) for folder in folders):
+            if self._run is not None:
                 self._run.check_new()
 
     @property
@@ -300,10 +300,12 @@ class ParallelWrapper:
         """Context manager for a fit that notifies callbacks of divergence and cleans up."""
         try:
             yield
-        except CupynetError as error:
-            if error.exit_code == DivergedError.exit_code:  # PeerFailed carries the exit code of the failed rank
+        except BaseException as error:
+            # PeerFailed carries the exit code of the failed rank
+            if isinstance(error, CupynetError) and error.exit_code == DivergedError.exit_code:
                 for trainer in filter(None, reversed(self._trainers)):  # end on the model's device
                     trainer.diverged(str(error))
+            release(self._holds)  # so that a new wrapper can try again, even if a traceback keeps this one alive
             raise
         finally:
             self._stop = None
@@ -365,7 +367,6 @@ class ParallelWrapper:
             DataError: the checkpoint is damaged.
         """
         run_or_refuse(self.on_workers, lambda trainer: resume(trainer, path))
-        self._restored = Path(path).resolve()
 
     def warm_up(self, batch_size: int) -> float:
         """Compile or load all kernels, and return the time in seconds. The first `fit` calls this before training."""
@@ -465,8 +466,7 @@ class ParallelWrapper:
         else:
             replica = Stage(model, optimizer, groups, backend, self.layers, options.pipeline.micro_batches)
         if world.rank == 0:
-            # the rows come before other callbacks, so that these find the epoch in the history
-            callbacks = [RunLock(), self._rows, *self.callbacks]
+            callbacks = [self._rows, *self.callbacks]  # first, so that other callbacks find the epoch in the history
             if options.progress != "none" and not any(isinstance(each, Progress) for each in callbacks):
                 callbacks.append(Progress(options.progress))
         else:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from cupynet.backend import Shared
+from cupynet.backend.array import Subset
 from cupynet.core.errors import ConfigError, DivergedError, annotate
 from cupynet.core.wording import counted
 from cupynet.data import Batch, BatchFeed, Loader
@@ -196,7 +197,8 @@ class Trainer:
         """Set the kind of labels in the next batches, and the origin of their samples."""
         self.replica.classifies = classifies(loader.dataset, self.replica.whole.loss)
         self.replica.label_columns = loader.label_columns
-        self.replica.origin = loader.origin
+        images = getattr(loader.dataset, "images", None)
+        self.replica.origin = images.origin() if isinstance(images, Subset) else None
 
     def _epoch(self, fit: Fit, feed: BatchFeed) -> None:
         clock, replicas, where = self.statistics.clock, self.groups.replicas.size, "before the first batch"
@@ -357,7 +359,7 @@ class Trainer:
         """
         classes, clock, where = loader.dataset.classes, self.statistics.clock, "loading a batch"
         loss = self.replica.whole.loss
-        kind, binary, origin = classifies(loader.dataset, loss), loss.applies == "sigmoid", loader.origin
+        kind, binary = classifies(loader.dataset, loss), loss.applies == "sigmoid"
         local, merged = (evaluation_of(classes, self.metrics, classifies=kind, binary=binary) for _ in range(2))
         quiet = np.errstate(over="ignore", invalid="ignore", divide="ignore")  # the loss shows non-finite values
         with quiet, clock.measure("evaluate", "evaluation"), self.feeds.of_evaluation(loader) as feed:
@@ -372,7 +374,7 @@ class Trainer:
                     if result is not None:
                         scores, losses = result
                         labels = self.backend.to_host(batch.labels)
-                        samples = batch.samples if origin is None else origin[batch.samples]
+                        samples = batch.samples if loader.split is None else loader.split[batch.samples]
                         local.add(scores, labels[..., :classes] if labels.ndim == 2 else labels, losses, samples)
                     where = "loading a batch"
             except Exception as error:

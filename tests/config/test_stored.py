@@ -43,6 +43,8 @@ def test_other_files_of_a_group_replace_its_changed_settings_in_the_command_of_a
     changed = stored.changed_overrides(tmp_path, ["callbacks=default", "epochs=2"])
     assert changed == ["optimizer.momentum=0.5", "callbacks=default", "epochs=2"]
     settings_of(*changed)
+    merged = stored.changed_overrides(tmp_path, ["callbacks={progress: null}"])
+    assert merged == [*overrides, "callbacks={progress: null}"]
 
 
 @pytest.mark.parametrize("damage", [b"\xff\xfe\x00", b"", b"workers: 2\nseed: 1\n"], ids=["bytes", "empty", "cut"])

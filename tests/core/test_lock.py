@@ -43,7 +43,12 @@ def test_one_of_many_simultaneous_threads_gets_the_lock(tmp_path: Path, monkeypa
 def test_a_folder_is_locked_until_its_holder_releases_it(tmp_path: Path) -> None:
     hold = Hold(tmp_path)
     assert hold.warning == "" and at_work(tmp_path)
-    with pytest.raises(ConfigError, match=rf"process {os.getpid()} on {platform.node()}"):
+    with pytest.raises(ConfigError):
+        Hold(tmp_path)
+    holder = json.loads((tmp_path / NAME).read_text())
+    assert (holder["pid"], holder["host"]) == (os.getpid(), platform.node())
+    (tmp_path / NAME).write_text(json.dumps({**holder, "pid": 12345}))
+    with pytest.raises(ConfigError, match=f"process 12345 on {platform.node()}"):
         Hold(tmp_path)
     hold.release()
     hold.release()

@@ -92,9 +92,11 @@ def python(code: str, *before: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("code", [0, 3])
 def test_a_signal_after_a_command_has_ended_does_not_change_its_exit_code(code: int) -> None:
     done = python(
-        "import atexit, os, signal, sys, time; from cupynet.core import signals\n"
+        "import atexit, os, signal, sys, time; from types import SimpleNamespace; from cupynet import __main__\n"
         "atexit.register(lambda: [os.kill(os.getpid(), signal.SIGUSR1), time.sleep(5)])\n"
-        f"signals.command(lambda: [print('done'), sys.exit({code})])\n"
+        f"command = SimpleNamespace(main=lambda: [print('done'), sys.exit({code})])\n"
+        "__main__.import_module, sys.argv = lambda name: command, ['cupynet', 'plan']\n"
+        "__main__.main()\n"
     )
     assert (done.returncode, done.stdout, done.stderr) == (code, "done\n", "")
 

@@ -108,7 +108,10 @@ def test_mistakes_after_validation_split_have_their_indices_in_the_whole_data() 
         assert wrapper.trainer.evaluation is not None
         mistakes = wrapper.trainer.evaluation.mistakes
         guesses = wrapper.predict(X).argmax(axis=1)
+        part = DATA.subset(np.arange(30, 60))
+        of_part = wrapper.evaluate(part).mistakes
     assert mistakes and all((each.label, each.guess) == (Y[each.sample], guesses[each.sample]) for each in mistakes)
+    assert of_part and all(each.label == part.labels[each.sample] for each in of_part)  # in the data set as passed
 
 
 def test_functions_of_a_lambda_callback_receive_events_and_unknown_events_are_refused() -> None:

@@ -59,7 +59,7 @@ def noted(log: list[str]) -> list[Callback]:
     """Return callbacks that log a fit's events in order, and the last row of the history at each epoch's end."""
 
     def epoch(trainer: Trainer, record: EpochRecord) -> None:
-        row = trainer.callbacks[1].kept[-1]["epoch"]
+        row = trainer.callbacks[0].kept[-1]["epoch"]
         log.append(f"epoch {record.epoch}, evaluated {record.evaluation is not None}, row {row}")
 
     return [

@@ -62,13 +62,15 @@ class Checkpoint(Callback):
         self.best = None if best is None else instance("best", best, str, "'accuracy'")
         self.path = None if path is None else Path(path)
         self._hold: Hold | None = None
-        self._best_step, self._best_score = -1, math.nan
+        self._best_of, self._best_step, self._best_score = self.best, -1, math.nan
 
     @property
     def best_path(self) -> Path | None:
         """Folder of the checkpoint with the best value of the metric; None if there is none."""
-        path = None if self._best_step < 0 else self._store.path(self._best_step)
-        return None if path is None or not path.is_dir() else path
+        if self._best_step < 0 or self._best_of != self.best:
+            return None
+        path = self._store.path(self._best_step)
+        return path if path.is_dir() else None
 
     @property
     def in_use(self) -> bool:
@@ -91,9 +93,10 @@ class Checkpoint(Callback):
         self._written, self._counted = 0, -1  # number of checkpoints written, and iteration of the last one
         self._saved: tuple[int, int] | None = None  # position of the last checkpoint in this fit
         self._permanent: list[int] = []  # iterations of the checkpoints to keep permanently
-        self._best_step, self._best_score = -1, math.nan
+        self._best_of, self._best_step, self._best_score = self.best, -1, math.nan
         if trainer.rank == 0:
             require_folder(self._store.folder)
+        if trainer.rank == 0 and (run is None or self._store.folder.resolve() != run.folder.resolve()):  # it is locked
             self._hold = Hold(self._store.folder)
             if self._hold.warning and self._elsewhere:
                 log.warning("%s", self._hold.warning)
@@ -104,6 +107,8 @@ class Checkpoint(Callback):
             self._hold = None
 
     def on_fit_start(self, trainer: Trainer) -> None:
+        if self._best_of != self.best:
+            self._best_of, self._best_step, self._best_score = self.best, -1, math.nan
         self._saved, owns = None, trainer.rank == 0 and self._elsewhere
         if owns and self._store.steps() and self._store.owner() != self._identity:
             raise _taken(self._store.folder, in_python=self._alone)
@@ -141,7 +146,7 @@ class Checkpoint(Callback):
             "written": self._written,
             "counted": self._counted,
             "for_good": np.array(self._permanent, np.int64),
-            "best": self.best,
+            "best": self._best_of,
             "best_step": self._best_step,
             "best_score": self._best_score,
         }
@@ -151,8 +156,7 @@ class Checkpoint(Callback):
         self._written, self._counted = int(state["written"]), int(state.get("counted", -1))
         self._permanent = state["for_good"].tolist()
         self._best_step, self._best_score = int(state["best_step"]), float(state["best_score"])
-        if state.get("best", self.best) != self.best:
-            self._best_step, self._best_score = -1, math.nan
+        self._best_of = state.get("best", self.best)
 
     def _save(self, trainer: Trainer) -> None:
         step, position = trainer.iteration, (trainer.iteration, trainer.epoch)

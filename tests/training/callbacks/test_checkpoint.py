@@ -171,6 +171,16 @@ def test_the_last_the_best_and_every_nth_checkpoint_are_kept(tmp_path: Path) -> 
         assert Checkpoints(run / "checkpoints").steps() == [5, 10, 20, 25]
 
 
+def test_a_best_metric_that_is_changed_between_fits_is_compared_from_then_on(tmp_path: Path) -> None:
+    best = Checkpoint(path=tmp_path, best="accuracy", keep_last=9)
+    with ParallelWrapper(small_model(), 1, callbacks=[best]) as wrapper:
+        wrapper.fit(FORTY, batch_size=4, validation_data=FORTY)
+        best.best = "loss"  # above any accuracy
+        assert best.best_path is None
+        wrapper.fit(FORTY, batch_size=4, validation_data=FORTY)
+    assert best.best_path == Checkpoints(tmp_path).path(20)
+
+
 def test_a_resumed_run_that_selects_by_another_metric_forgets_the_best_checkpoint(tmp_path: Path) -> None:
     for metric in ("accuracy", "loss"):
         best = Checkpoint(path=tmp_path, best=metric)
@@ -235,12 +245,7 @@ def test_checkpoints_in_the_current_folder_are_refused_unless_they_are_restored(
 
 
 @pytest.mark.parametrize("callbacks", [[], [Checkpoint()], [HistoryWriter()]], ids=["model", "checkpoints", "history"])
-def test_the_folder_of_another_run_is_refused_unless_it_is_restored(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, callbacks: list[Callback]
-) -> None:
-    elsewhere = tmp_path_factory.mktemp("elsewhere")
-    train(saving(elsewhere))
-
+def test_the_folder_of_another_run_is_refused_unless_it_is_restored(tmp_path: Path, callbacks: list[Callback]) -> None:
     def wrapper() -> ParallelWrapper:
         return ParallelWrapper(small_model(), 1, callbacks=callbacks, run=tmp_path)
 
@@ -249,9 +254,8 @@ def test_the_folder_of_another_run_is_refused_unless_it_is_restored(
         first.fit(FORTY, batch_size=4)
         first.checkpoint(tmp_path / "later")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    for restored in (None, elsewhere):
-        with refused("run", str(tmp_path)):
-            train(wrapper(), restore=restored)
+    with refused("run", str(tmp_path)):
+        train(wrapper())
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     train(wrapper(), restore=tmp_path / "later")
 
@@ -267,21 +271,51 @@ def test_writing_a_checkpoint_does_not_average_the_replicas(every_iterations: in
     assert Checkpoints(tmp_path).steps() == ([5] if every_iterations is None else [1, 2, 3, 4, 5])
 
 
-def test_a_checkpoint_outside_of_the_run_folder_is_continued_by_its_own_run(tmp_path: Path) -> None:
-    for restored in (None, tmp_path / "own"):
-        callbacks = [Checkpoint(path=tmp_path / "own"), HistoryWriter()]
+@pytest.mark.parametrize("place", ["own", "run"])
+def test_a_run_with_checkpoints_elsewhere_or_in_its_folder_itself_is_continued(place: str, tmp_path: Path) -> None:
+    for restored in (None, tmp_path / place):
+        callbacks = [Checkpoint(path=tmp_path / place), HistoryWriter()]
         train(ParallelWrapper(small_model(), 1, callbacks=callbacks, run=tmp_path / "run"), restore=restored)
-    assert Checkpoints(tmp_path / "own").steps() == [10, 20]
+    assert Checkpoints(tmp_path / place).steps() == [10, 20]
+
+
+def test_a_history_in_the_run_folder_is_not_continued_by_a_checkpoint_that_does_not_know_it(tmp_path: Path) -> None:
+    train(saving(tmp_path / "other"))
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "history.jsonl").write_text('{"kind": "report"}\n')
+    restored = ParallelWrapper(small_model(), 1, callbacks=[HistoryWriter()], run=tmp_path / "run")
+    train(restored, restore=tmp_path / "other")
+    assert '"report"' not in (tmp_path / "run" / "history.jsonl").read_text()
 
 
 def test_a_run_folder_is_locked_until_close(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock, "TIMEOUT_S", 0.0)
+    other = ParallelWrapper(small_model(), 1, callbacks=[HistoryWriter()], run=tmp_path)
     with ParallelWrapper(small_model(), 1, run=tmp_path) as one:
-        one.evaluate(FORTY)
-        with pytest.raises(ConfigError, match=re.escape(str(tmp_path))):
-            train(ParallelWrapper(small_model(), 1, callbacks=[HistoryWriter()], run=tmp_path))
         one.fit(FORTY, batch_size=4)
+        (tmp_path / "model.safetensors").unlink()
+        with pytest.raises(ConfigError, match=re.escape(str(tmp_path))):
+            other.fit(FORTY, batch_size=4)
+        one.fit(FORTY, batch_size=4)
+        (tmp_path / "model.safetensors").unlink()
+    train(other)
+    assert {path.name for path in tmp_path.iterdir()} == {"history.jsonl", "model.safetensors"}
+
+
+def test_a_failed_fit_unlocks_its_run_folder_for_another_try(tmp_path: Path) -> None:
+    failing = On("on_iteration_end", lambda trainer: 1 / 0)
+    with ParallelWrapper(small_model(), 2, callbacks=[failing], run=tmp_path) as failed:
+        with pytest.raises(ZeroDivisionError):
+            failed.fit(FORTY, batch_size=4)
+        train(ParallelWrapper(small_model(), 2, run=tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
+
+
+def test_a_run_in_the_folder_of_the_users_hydra_program_saves_its_model(tmp_path: Path) -> None:
+    (tmp_path / ".hydra").mkdir()
+    (tmp_path / ".hydra" / "config.yaml").touch()
+    train(ParallelWrapper(small_model(), 1, run=tmp_path))
+    assert (tmp_path / "model.safetensors").is_file()
 
 
 def test_the_history_of_a_run_that_left_neither_model_nor_checkpoint_is_replaced(tmp_path: Path) -> None:
