@@ -47,7 +47,10 @@ import os, signal, sys, cupynet.__main__
 from cupynet.core.exits import run_and_exit
 class Command:
     def main():
-        run_and_exit(lambda: os.kill(os.getpid(), signal.SIGHUP))
+        try:
+            run_and_exit(lambda: os.kill(os.getpid(), signal.SIGHUP))
+        finally:
+            print("cleaned up")
 def imported(name):
     if {moment == "import"}:
         os.kill(os.getpid(), signal.SIGHUP)
@@ -56,6 +59,7 @@ cupynet.__main__.import_module, sys.argv = imported, ["cupynet", "plan"]
 cupynet.__main__.main()
 """)
     assert done.returncode == 143 and done.stderr.startswith("cupynet: ") and done.stderr.count("\n") == 1, done.stderr
+    assert done.stdout == ("cleaned up\n" if moment == "work" else "")
 
 
 def test_a_signal_during_a_destructor_which_ignores_exceptions_is_not_lost() -> None:
