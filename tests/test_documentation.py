@@ -282,7 +282,9 @@ def test_averaging_from_scratch_ends_with_equal_replicas(tmp_path: Path, monkeyp
     assert np.array_equal(first, second) and not list(tmp_path.iterdir())
 
 
-def test_the_guide_to_fine_tuning_replaces_the_output_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_guide_to_fine_tuning_runs_and_loads_all_weights_except_the_output_layer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = run_guide(f"{GUIDES}fine_tuning.md", tmp_path, monkeypatch)
     assert found["unmatched"].missing == ["output.bias", "output.weight"] == found["unmatched"].unexpected
 

@@ -74,7 +74,7 @@ def test_early_stopping_requires_validation_split() -> None:
     Classifier(backend="numpy", epochs=1, callbacks=[EarlyStopping()], validation_split=0.2).fit(DATA.images, LABELS)
 
 
-def test_learning_rate_replaces_that_of_a_copy_of_the_optimizer() -> None:
+def test_learning_rate_is_set_in_a_copy_of_the_optimizer() -> None:
     lion = Lion(1e-4)
     found = Classifier(backend="numpy", epochs=1, optimizer=lion, learning_rate=0.01).fit(DATA.images, LABELS)
     expected = Classifier(backend="numpy", epochs=1, optimizer=Lion(0.01)).fit(DATA.images, LABELS)

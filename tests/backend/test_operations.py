@@ -40,7 +40,7 @@ def test_a_backend_equals_the_reference(name: str, operation: str) -> None:
 LENET = {
     "conv1": Shape(3, 28, 28, 1, 20, Window((5, 5)), True, True),
     "conv2": Shape(2, 12, 12, 20, 50, Window((5, 5)), True, True),
-    "colour": Shape(2, 32, 32, 3, 16, Window((3, 3), (2, 2), ((0, 1), (0, 1))), True, True),
+    "color": Shape(2, 32, 32, 3, 16, Window((3, 3), (2, 2), ((0, 1), (0, 1))), True, True),
     # several blocks of values and of filters, and a remainder
     "blocks": Shape(1, 11, 10, 33, 161, Window((3, 3), padding=((1, 1), (1, 1))), True, True, groups=True),
     "flat window": Shape(2, 12, 14, 20, 50, Window((3, 5), (1, 2), ((1, 1), (0, 2))), True, True),
@@ -62,7 +62,7 @@ def test_a_backend_equals_the_reference_at_real_sizes(name: str, operation: str,
     compare(operation, create_backend(name, dtype), LENET[case], seed=5)
 
 
-FUSED = {name: shape for name, shape in LENET.items() if name not in ("colour", "blocks")}
+FUSED = {name: shape for name, shape in LENET.items() if name not in ("color", "blocks")}
 # numba sums the weight gradient over as many images at a time as fit in the L1 cache
 FUSED["many images"] = Shape(19, 10, 10, 20, 6, Window((3, 3)), False, False)
 

@@ -37,6 +37,6 @@ def test_a_random_number_follows_from_sample_epoch_key_and_place() -> None:
         assert (other != found).all()
 
 
-def test_layers_and_seeds_have_philox_keys_of_their_own() -> None:
+def test_each_layer_and_seed_has_its_own_philox_key() -> None:
     keys = {philox.key_of(seed, name) for seed in (0, 1, 2**64 - 1) for name in ("", "drop1", "block.drop1")}
     assert len(keys) == 9 and all(0 <= key < 1 << 64 for key in keys)

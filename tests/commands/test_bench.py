@@ -94,7 +94,7 @@ def test_bench_on_a_gpu_measures_every_figure_and_writes_a_record(tmp_path: Path
             assert len(figures["epoch_s"]) == len(figures["accuracy"]) == 1 and figures["images_per_s"] > 0
 
 
-def test_the_seconds_to_the_target_are_those_of_all_epochs_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_seconds_to_the_target_include_every_epoch_up_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     epochs, one = {"train_s": [1.0, 0.5, 0.5], "test_accuracy": [0.9, 0.992, 0.993]}, MagicMock()
     one.wrapper.return_value = nullcontext(MagicMock(history=SimpleNamespace(epochs=epochs)))
     monkeypatch.setattr(bench_gpu, "on_one_device", lambda settings, **changes: one)

@@ -128,7 +128,7 @@ def test_no_control_characters_reach_the_terminal_or_compare_html(form: list[str
 RUNS = ((1, 0.1, 0.90, 20.0), (2, 0.1, 0.95, 10.0), (1, 0.2, 0.80, 40.0), (2, 0.2, 0.85, 30.0))
 
 
-def test_curves_points_tiles_and_colours_of_compare_html_are_those_of_their_runs(tmp_path: Path) -> None:
+def test_curves_points_tiles_and_colors_of_compare_html_match_the_runs(tmp_path: Path) -> None:
     for number, (workers, rate, accuracy, train_s) in enumerate(RUNS):
         made(tmp_path / str(number), workers=workers, rate=rate, test_accuracy=accuracy, train_s=train_s)
     comparison = compared(find([str(tmp_path)]))

@@ -92,7 +92,7 @@ def test_a_reference_in_summary_json_is_not_resolved(copy: Path, call: Call, mon
     assert (found.code, found.out) == (65, "") and "workers=" in found.error and "1234567" not in found.error
 
 
-def test_evaluate_refuses_other_images_than_those_of_the_run_unless_they_are_chosen(copy: Path, call: Call) -> None:
+def test_evaluate_refuses_a_dataset_that_the_run_did_not_use_unless_it_is_chosen(copy: Path, call: Call) -> None:
     summary_of(copy, dataset="mnist")
     found = call(main, copy)
     assert found.code == 65 and "mnist" in found.error and "synthetic" in found.error

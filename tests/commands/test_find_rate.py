@@ -31,7 +31,7 @@ def test_find_rate_prints_a_setting_for_train_and_writes_find_rate_csv(tmp_path:
     assert not (folder / "weights.safetensors").exists() and not (folder / "checkpoints").exists()
 
 
-def test_find_rate_warns_of_a_loss_that_still_decreases_at_the_highest_rate(
+def test_find_rate_warns_about_a_loss_that_still_decreases_at_the_highest_rate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(find_rate, "job_overrides", list)  # there is no job

@@ -44,13 +44,13 @@ def test_every_file_of_conf_composes_and_lists_every_argument_of_its_parts(numbe
         assert set(part) == set(inspect.signature(getattr(import_module(module), cls)).parameters), key
 
 
-def test_settings_composed_for_tests_equal_those_of_hydra() -> None:
+def test_settings_composed_for_tests_equal_settings_composed_by_hydra() -> None:
     files = ["experiment=dl4j_gpu_guide", "callbacks=[default,tensorboard]", "~callbacks.progress"]
     values = ["parallel.averaging_frequency=7", "+callbacks.mine={a: 1}", "optimizer.learning_rate=cosine"]
     assert settings_of(*values, *files) == config.compose([*values, *files])
 
 
-def test_defaults_of_config_yaml_equal_those_of_the_schema() -> None:
+def test_defaults_of_config_yaml_equal_the_defaults_of_the_schema() -> None:
     def compare(settings: Any) -> Iterator[str]:
         for each in fields(settings):
             default = each.default_factory() if each.default_factory is not MISSING else each.default

@@ -132,7 +132,7 @@ def test_a_new_run_does_not_write_into_the_checkpoints_or_history_of_another(tmp
         (("parallel=diloco", "parallel.averaging_frequency=7"), 0),
     ],
 )
-def test_settings_that_are_valid_but_probably_a_mistake_are_warned_of(
+def test_settings_that_are_valid_but_probably_a_mistake_cause_a_warning(
     overrides: tuple[str, ...], warnings: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     announce(experiment(*overrides))
@@ -141,7 +141,7 @@ def test_settings_that_are_valid_but_probably_a_mistake_are_warned_of(
 
 @needs_bfloat16
 @pytest.mark.parametrize("has_amx", [True, False])
-def test_bfloat16_on_a_processor_without_amx_is_warned_of(
+def test_bfloat16_on_a_processor_without_amx_causes_a_warning(
     has_amx: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     pytest.importorskip("numba")
@@ -180,7 +180,7 @@ def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
         experiment(*SMALL, f"weights={tmp_path / 'other.safetensors'}")
 
 
-def test_balanced_class_weights_are_those_of_the_training_labels() -> None:
+def test_balanced_class_weights_are_computed_from_the_training_labels() -> None:
     one = experiment("loss.class_weights=balanced", "loss.label_smoothing=0.1")
     labels = one.load().train.labels
     loss = one.model().loss

@@ -53,7 +53,7 @@ def test_outputs_latest_is_a_relative_link_to_the_newest_run() -> None:
     assert os.readlink(LATEST) == "day/one" and sorted(os.listdir("outputs")) == ["day", "latest"]
 
 
-def test_outputs_latest_leads_nowhere_else_and_replaces_no_file_of_the_user() -> None:
+def test_outputs_latest_points_only_to_folders_in_outputs_and_replaces_no_file_of_the_user() -> None:
     Path("outputs").mkdir()
     for name in ("elsewhere/run", "outputs", "."):
         Path(name).mkdir(exist_ok=True, parents=True)

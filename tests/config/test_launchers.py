@@ -135,7 +135,7 @@ def test_concurrent_jobs_are_spread_over_the_devices(
     assert sorted(overrides for _, overrides, _ in begun) == [[f"seed={number}"] for number in range(6)]
 
 
-def test_up_to_four_jobs_share_the_cores_of_a_cpu(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_up_to_four_jobs_run_at_once_on_a_cpu(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
     running, together = list[int](), list[int]()
 
     def process(self: ProcessLauncher, job: Any, device: str | None) -> tuple[int, str]:

@@ -93,7 +93,7 @@ def test_a_resumed_run_is_bit_identical_to_an_uninterrupted_run(
     assert not [entry for entry in (ended / "checkpoints").iterdir() if "." in entry.name]
 
 
-def test_the_times_of_a_resumed_run_include_those_of_the_processes_before(one_stopped: Path, one_resumed: Path) -> None:
+def test_the_times_of_a_resumed_run_include_earlier_processes(one_stopped: Path, one_resumed: Path) -> None:
     newest, cost = Checkpoints(one_stopped / RUN / "checkpoints").newest(), Run(one_resumed / RUN).summary().cost
     assert newest is not None
     compile_s = newest.state["workers"][0]["numbers"]["clock"]["compile_s"]
@@ -225,7 +225,7 @@ def test_a_resumed_run_refuses_other_changed_settings(given: dict[str, Any], sto
         resume.check_same_settings({**given, "seed": 1}, {**stored, "seed": 1}, RUN)
 
 
-def test_a_resumed_run_may_change_the_settings_that_the_guide_lists() -> None:
+def test_a_resumed_run_may_change_settings_such_as_epochs_workers_dtype_and_launcher() -> None:
     names = ("epochs", "workers", "devices", "backend", "dtype", "callbacks", "profile", "memory", "accumulation_steps")
     changed = dict.fromkeys((*names, "trusted_modules"), 2)
     nested = {"parallel": ("timeout_s", "prefetch_buffer", "launcher"), "data": ("folder", "file")}
@@ -309,7 +309,9 @@ def test_resuming_an_earlier_checkpoint_deletes_newer_ones_and_keeps_the_results
     assert resume.find("latest", []) is None and resume.finished(complete)
 
 
-def test_a_damaged_checkpoint_is_named_and_the_previous_used(stopped: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_checkpoint_is_named_and_the_previous_one_is_used(
+    stopped: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     store = Checkpoints(stopped / "checkpoints")
     first, newest = store.steps()[-2:]
     path = store.path(newest) / "weights.safetensors"

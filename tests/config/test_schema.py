@@ -77,7 +77,7 @@ def test_an_amount_of_memory_is_a_number_of_bytes_or_has_a_unit() -> None:
     ],
     ids=str,
 )
-def test_what_is_no_amount_of_memory_is_refused(wrong: object, share: bool) -> None:
+def test_values_that_are_not_an_amount_of_memory_are_refused(wrong: object, share: bool) -> None:
     with pytest.raises(ValueError):
         size(wrong, share=share)
 

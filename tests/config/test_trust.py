@@ -165,7 +165,9 @@ def check_outputs(target: str, *typed: str, folder: Path = Path("run"), **argume
 
 
 @pytest.mark.usefixtures("minimal_conf")
-def test_a_stored_run_decides_no_folder_for_downloads(command: Command, in_folder: Path, refuses: Refuses) -> None:
+def test_a_stored_run_does_not_choose_the_folder_for_downloads(
+    command: Command, in_folder: Path, refuses: Refuses
+) -> None:
     typed = ["data.folder=elsewhere"]
     stored.keep(in_folder / "run", settings_of(*typed), typed)
     (in_folder / "run" / "summary.json").touch()

@@ -92,7 +92,7 @@ def test_a_wrapper_refuses_ranks_of_another_mpi(variables: str, alone: pytest.Mo
     assert not (tmp_path / "run").exists()
 
 
-def test_ranks_share_paths_that_are_no_valid_unicode() -> None:
+def test_ranks_share_paths_that_are_not_valid_unicode() -> None:
     one: Any = SimpleNamespace(communicator=SerialCommunicator)
     assert mpi.MpiJob.share(one, "outputs/\udcff/ä") == "outputs/\udcff/ä"
 

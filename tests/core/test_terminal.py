@@ -35,7 +35,7 @@ def test_lines_are_redrawn_only_on_terminals_that_can(kind: str, draws: bool, mo
         ("half \ud83d", "half \ufffd"),
         ("two\n\tlines, naïve 層 שלום 😀", "two\n lines, naïve 層 שלום 😀"),
     ],
-    ids=["colour", "title", "bidirectional", "C1", "surrogate", "text"],
+    ids=["color", "title", "bidirectional", "C1", "surrogate", "text"],
 )
 def test_control_characters_are_replaced_in_printed_text(text: str, shown: str) -> None:
     assert printable(text) == shown

@@ -50,7 +50,7 @@ def test_augmented_images_depend_on_seed_epoch_and_sample_only(part: Augmentatio
         assert not np.array_equal(through(part, **other), whole)
 
 
-def test_random_numbers_of_augmentations_are_those_of_splitmix64() -> None:
+def test_random_numbers_of_augmentations_match_splitmix64() -> None:
     """With key 0, draws are the first outputs of Vigna's reference from state 0."""
     draws = SampleRNG(1, 2, np.arange(1), 0)
     draws._keys = np.zeros(1, np.uint64)

@@ -67,7 +67,7 @@ def used() -> int:
     [(True, 0, "half", 1), (True, 3, "float", 100), (True, 0, "double", 1 << 20)]
     + [(False, 0, "double", 0), (False, 1, "float", 0), (False, 3, "half", 0)],
 )
-def test_batches_on_a_device_equal_those_of_the_cpu_however_many_are_prefetched_or_copied_at_once(
+def test_batches_on_a_device_equal_batches_on_the_cpu_however_many_are_prefetched_or_copied_at_once(
     loader: Loader, on_device: bool, ahead: int, dtype: str, upload: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This includes short batches, an epoch that starts in the middle, and one worker of several.

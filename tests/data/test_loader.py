@@ -111,7 +111,7 @@ def test_the_order_of_samples_depends_on_seed_and_epoch_only(seed: int, epoch: i
     assert sum(samples_of(batches_of(loader, epoch)), []) == expected
 
 
-def test_each_shard_is_shuffled_in_an_order_of_its_own(tmp_path: Path) -> None:
+def test_each_shard_is_shuffled_in_its_own_order(tmp_path: Path) -> None:
     shards = write_shards(numbered_dataset(60), tmp_path, 3)
     loader = Loader(shards, 20)
     orders = set()

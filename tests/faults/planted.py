@@ -1,7 +1,7 @@
 """The faults of planted/: small mistakes to plant in the package, each with the tests that should notice it.
 
 A fault is a slip that somebody could make: a wrong sign, an off-by-one, a missing factor, an entry of a state that is
-not restored. Every one changes behaviour. `python -m tests.faults` plants them one at a time and runs the tests.
+not restored. Every one changes behavior. `python -m tests.faults` plants them one at a time and runs the tests.
 
 There is a YAML file for each area of the package. baseline.json holds the test that caught each fault at one commit,
 or null for a fault that was missed there; the tests that catch those came later. Faults in .cu files take minutes each:

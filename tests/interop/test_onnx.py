@@ -131,7 +131,7 @@ def test_a_model_trained_on_floats_is_not_exported_for_bytes() -> None:
 
 
 @pytest.mark.parametrize("metadata", [{"epochs": 5}, {5: "epochs"}, ["epochs"]], ids=["value", "name", "list"])
-def test_metadata_that_are_no_strings_are_refused(metadata: Any, tmp_path: Path) -> None:
+def test_metadata_that_is_not_a_mapping_of_strings_is_refused(metadata: Any, tmp_path: Path) -> None:
     with refused("metadata"):
         export_onnx(everything_as_model(), tmp_path / "a.onnx", metadata=metadata)
     assert not list(tmp_path.iterdir())

@@ -127,7 +127,7 @@ def test_import_torch_refuses_unknown_names_and_a_state_dict() -> None:
 
 
 @pytest.mark.parametrize("content", [b"text", b"PK\x03\x04" + bytes(100)], ids=["text", "zip"])
-def test_files_of_torch_save_are_refused_with_a_remedy(content: bytes, tmp_path: Path) -> None:
+def test_files_of_torch_save_and_other_files_are_refused_with_a_remedy(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "text").write_bytes(content)
     with data_error(tmp_path / "text", "save_file"):
         import_torch(small_model(), tmp_path / "text")

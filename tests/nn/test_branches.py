@@ -103,7 +103,7 @@ def test_a_fused_norm_sum_and_relu_equals_separate_layers(name: str, kind: str, 
         (Sequential([Sequential([BatchNorm()])]), Activation("relu")),
     ],
 )
-def test_sums_without_a_norm_before_or_a_relu_behind_are_not_fused(body: Any, following: Activation) -> None:
+def test_sums_without_a_norm_before_or_a_relu_after_them_are_not_fused(body: Any, following: Activation) -> None:
     network = Sequential({"block": Residual(body), "after": following})
     built(network, INPUT.shape, create_backend("numpy"))
     assert network.together() == [["block"], ["after"]]

@@ -36,7 +36,7 @@ def test_gradients_of_convolutions_of_every_geometry_equal_finite_differences(
     check_layer(layer, Image(*image, channels), batch=batch)
 
 
-def test_weights_of_groups_are_drawn_like_those_of_separate_convolutions() -> None:
+def test_weights_of_groups_are_drawn_like_weights_of_separate_convolutions() -> None:
     """Xavier's variance is 2 / (in + out) of a unit, which has nine inputs here. Two filters read each input."""
     layer = Conv2D(2000, 3, groups=1000)
     built(layer, (5, 5, 1000), create_backend("numpy", "double"))

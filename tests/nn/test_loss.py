@@ -40,7 +40,7 @@ def computed(loss: nn.Loss, backend: Backend, outputs: Any, labels: Any) -> tupl
 @every_backend
 @every_dtype
 @pytest.mark.parametrize("kind", [name.removesuffix("/losses") for name in GOLDEN if name.endswith("/losses")])
-def test_losses_and_their_derivatives_are_those_of_pytorch(name: str, dtype: str, kind: str) -> None:
+def test_losses_and_their_derivatives_match_pytorch(name: str, dtype: str, kind: str) -> None:
     """Labels are classes or, in the kinds named `targets`, numbers with a weight for each example."""
     backend, tolerance = create_backend(name, dtype), {"double": 1e-12, "float": 1e-5, "half": 4e-3}[dtype]
     targets = GOLDEN["targets"].astype(np.float32)

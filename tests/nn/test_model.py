@@ -243,7 +243,7 @@ NO_IMAGES = {
 
 
 @pytest.mark.parametrize("wrong", NO_IMAGES.values(), ids=NO_IMAGES)
-def test_predict_refuses_what_is_no_image(wrong: Any) -> None:
+def test_predict_refuses_what_is_not_an_image(wrong: Any) -> None:
     with pytest.raises(ConfigError):
         small().predict(wrong)
 

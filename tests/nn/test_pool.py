@@ -106,7 +106,7 @@ def test_a_nan_pixel_reaches_only_its_windows_in_a_fused_convolution_and_pool() 
 
 
 @pytest.mark.parametrize("share", [0.0, 0.4, 0.9])
-def test_gradients_behind_a_relu_do_not_depend_on_the_share_of_zeros(share: float) -> None:
+def test_gradients_after_a_relu_do_not_depend_on_the_share_of_zeros(share: float) -> None:
     """Dense gradients go through Winograd's algorithm, sparse ones through kernels that skip zeros."""
     pytest.importorskip("numba")
     rng, backend, reference = np.random.default_rng(0), create_backend("numba", "float"), NumpyBackend("float")

@@ -67,7 +67,7 @@ def test_a_plateau_is_found_as_in_pytorch() -> None:
     np.testing.assert_allclose(found, GOLDEN["plateau"], rtol=1e-12)
 
 
-def test_a_plateau_of_accuracy_ends_when_it_is_higher_and_nan_is_no_improvement() -> None:
+def test_a_plateau_ends_when_accuracy_rises_and_nan_is_not_an_improvement() -> None:
     schedule = optim.ReduceOnPlateau(1.0, 0.5, patience=1, monitor="val_accuracy")
     rates = []
     for accuracy in (0.5, 0.6, 0.7, 0.6, 0.7, math.nan, 0.8):
@@ -121,7 +121,7 @@ def test_schedules_by_epoch_count_epochs_from_the_end_of_a_warm_up(steps: int, e
     assert found == pytest.approx([0.05, 0.1, 0.1, 0.01, 0.001])
 
 
-def test_a_further_fit_with_longer_epochs_remembers_those_of_the_warm_up() -> None:
+def test_a_further_fit_with_longer_epochs_remembers_the_epochs_of_the_warm_up() -> None:
     schedule, resumed = (optim.Warmup(15, optim.StepDecay(0.1, 0.5, 1, "epoch")) for _ in range(2))
     schedule.begin_fit(0, 50, 10, 5)
     resumed.restore(schedule.state())

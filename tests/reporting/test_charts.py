@@ -62,17 +62,17 @@ def test_a_long_line_is_thinned_to_the_means_of_neighbours() -> None:
     assert thinned([], []) == ([], [])
 
 
-def test_the_colors_of_charts_are_those_of_the_page() -> None:
+def test_the_colors_of_charts_match_the_page() -> None:
     style = Path(charts.__file__).with_name("templates") / "style.css"
     light = style.read_text(encoding="utf-8").partition("@media")[0]
-    assert [f"--c{index}: {colour};" in light for index, colour in enumerate(PALETTE)] == [True] * len(PALETTE)
+    assert [f"--c{index}: {color};" in light for index, color in enumerate(PALETTE)] == [True] * len(PALETTE)
 
 
 def shown(folder: Path) -> dict[str, Chart]:
     return {chart.title: chart for chart in run_charts(read_run(folder)) if chart.shown}
 
 
-def test_the_curves_of_a_run_are_those_of_history_jsonl(tmp_path: Path) -> None:
+def test_the_curves_of_a_run_match_history_jsonl(tmp_path: Path) -> None:
     """Accuracy is in percent, and times are means over the workers."""
     drawn = shown(finished(tmp_path))
     assert list(drawn) == [
@@ -98,7 +98,7 @@ def test_the_drift_of_the_layers_with_the_largest_drift_is_drawn(tmp_path: Path)
     assert [line.name for line in lines] == [*list(layers)[2:], "all weights"]
 
 
-def test_the_drift_of_a_run_without_reports_is_that_of_its_epochs(tmp_path: Path) -> None:
+def test_the_drift_of_a_run_without_reports_is_drawn_from_its_epochs(tmp_path: Path) -> None:
     known = {"learning_rate": 0.1, "drift": 0.1, "drift_by_layer": {"conv1": 0.2}}
     drawn = shown(unfinished(tmp_path, rows=[row | known for row in history(reports=0)]))
     lines = drawn["Replica drift"].shown

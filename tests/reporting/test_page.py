@@ -185,7 +185,7 @@ def test_the_page_of_a_run_with_only_validation_images_shows_their_last_confusio
     assert "cat predicted as cat: 23" in [cell.get("title") for cell in parsed.all("td")]
 
 
-def test_the_figures_of_a_page_are_those_of_the_final_weights(tmp_path: Path) -> None:
+def test_the_figures_of_a_page_describe_the_final_weights(tmp_path: Path) -> None:
     """The final weights may come from an earlier epoch or be an average."""
     final = {"samples": 50, "loss": 0.125, "f1": 0.75, "metrics": {"kappa": 0.625}, "confusion": [[7, 0], [1, 42]]}
     other: dict[str, Any] = dict.fromkeys(["test", "test_accuracy", "test_loss", "test_f1"])
@@ -198,7 +198,7 @@ def test_the_figures_of_a_page_are_those_of_the_final_weights(tmp_path: Path) ->
     assert "b predicted as b: 42" in [cell.get("title") for cell in made(folder).all("td")]
 
 
-def test_the_figures_of_a_regression_are_those_of_the_final_weights(tmp_path: Path) -> None:
+def test_the_figures_of_a_regression_describe_the_final_weights(tmp_path: Path) -> None:
     test = {"samples": 50, "loss": 0.5, "r2": 0.25, "metrics": {"median_error": 0.125}}
     folder = finished(tmp_path, test=test, test_accuracy=None, test_loss=0.5, test_f1=None)
     row = {"kind": "epoch", "epoch": 1, "iteration": 9, "test_loss": 0.75, "test_r2": 0.0}

@@ -24,7 +24,7 @@ class Parts(NamedTuple):
     test_labels: Any
 
 
-COLOURS = Parts(
+COLORS = Parts(
     np.random.default_rng(1).integers(0, 256, (12, 5, 7, 3), np.uint8),
     np.arange(12, dtype=np.uint8) // 4,
     np.random.default_rng(2).integers(0, 256, (6, 5, 7, 3), np.uint8),

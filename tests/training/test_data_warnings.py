@@ -46,7 +46,7 @@ def model(backend: str = "numpy") -> Model:
         (255, PixelScale.of([33], [79]), True),
     ],
 )
-def test_images_whose_pixels_are_all_dark_are_warned_of(
+def test_images_whose_pixels_are_all_dark_cause_a_warning(
     largest: int, pixels: PixelScale, warned: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     dataset = up_to(largest, pixels)
@@ -55,7 +55,7 @@ def test_images_whose_pixels_are_all_dark_are_warned_of(
         assert len(warnings_of(caplog)) == warned
 
 
-def test_fit_and_evaluate_warn_of_the_same_images_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_fit_and_evaluate_warn_about_the_same_images_once(caplog: pytest.LogCaptureFixture) -> None:
     dark, bright = up_to(16), up_to(255)
     with ParallelWrapper(model(), 2) as wrapper:
         wrapper.fit(Loader(dark, 4), evaluate_on=Loader(dark, 4, shuffle=False))
@@ -69,7 +69,7 @@ def test_fit_and_evaluate_warn_of_the_same_images_once(caplog: pytest.LogCapture
 
 
 @pytest.mark.parametrize("validates", [False, True])
-def test_integer_images_after_floats_are_warned_of(validates: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_integer_images_after_floats_cause_a_warning(validates: bool, caplog: pytest.LogCaptureFixture) -> None:
     data = up_to(255)
     with ParallelWrapper(model(), 1) as wrapper:
         floats = data.images / np.float32(255), data.labels
@@ -82,7 +82,7 @@ def test_integer_images_after_floats_are_warned_of(validates: bool, caplog: pyte
             assert len(warnings_of(caplog)) == count
 
 
-def test_images_of_another_scale_than_in_the_last_fit_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_images_of_another_scale_than_in_the_last_fit_cause_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     images, labels = up_to(255).images, up_to(255).labels
     with ParallelWrapper(model(), 1) as wrapper:
         for data, warned in (
@@ -97,7 +97,7 @@ def test_images_of_another_scale_than_in_the_last_fit_are_warned_of(caplog: pyte
             assert len(warnings_of(caplog)) == warned
 
 
-def test_metrics_without_validation_data_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_metrics_without_validation_data_cause_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     bright = up_to(255)
     with ParallelWrapper(model(), 1, metrics=["auc"]) as wrapper:
         for count in (1, 0):
@@ -108,13 +108,15 @@ def test_metrics_without_validation_data_are_warned_of_once(caplog: pytest.LogCa
 
 
 @pytest.mark.parametrize(("samples", "shift", "missing"), [(100, 0, "(9)"), (100, 1, "(0)"), (99, 0, "")])
-def test_a_missing_class_is_warned_of(samples: int, shift: int, missing: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_missing_class_causes_a_warning(
+    samples: int, shift: int, missing: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """With fewer than ten images per class, a class may be missing by chance."""
     warn_of_classes(of_classes(np.arange(samples) % 9 + shift, 10))
     assert [missing in text for text in warnings_of(caplog)] == [True] * bool(missing)
 
 
-def test_shards_that_are_sorted_by_class_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_shards_that_are_sorted_by_class_cause_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     dataset = of_classes(np.repeat(np.arange(4), 50), 4)
     warn_of_classes(write_shards(dataset, tmp_path / "mixed", 2))
     assert warnings_of(caplog) == []
@@ -125,7 +127,7 @@ def test_shards_that_are_sorted_by_class_are_warned_of(tmp_path: Path, caplog: p
 
 
 @every_backend
-def test_predictions_of_images_of_another_range_are_warned_of_once(name: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_predictions_of_images_of_another_range_cause_one_warning(name: str, caplog: pytest.LogCaptureFixture) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (6, 4, 4, 1), np.uint8)
     fractions = (pixels / 255).astype(np.float32)
 
@@ -148,7 +150,7 @@ def test_predictions_of_images_of_another_range_are_warned_of_once(name: str, ca
 
 
 @pytest.mark.parametrize("shift", [0, 1])
-def test_other_labels_on_resume_are_warned_of(shift: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_other_labels_on_resume_cause_a_warning(shift: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     data = up_to(255, samples=24)
     other = Dataset("other", data.images, (data.labels + shift) % 3, 3)
     with ParallelWrapper(model(), 1) as wrapper:

@@ -59,7 +59,7 @@ def test_the_loss_scale_doubles_after_2000_iterations_up_to_a_limit() -> None:
     [(Poisoned(*range(97)), 0, 1024.0), (Poisoned(*range(97), backwards=True), 10, 1.0)],
     ids=["losses", "gradients"],
 )
-def test_losses_that_are_not_finite_and_overflows_at_the_least_scale_end_the_fit(
+def test_losses_that_are_not_finite_and_overflows_at_the_lowest_scale_end_the_fit(
     poisoned: Poisoned, skipped: int, scale: float
 ) -> None:
     """A scale of 1024 can be halved ten times."""

@@ -111,7 +111,7 @@ def test_the_history_of_a_regression_has_its_figures_and_no_accuracy(options: di
     assert "validation_r2" in repr(history) and "validation_r2" in history._repr_html_()
 
 
-def test_the_accuracy_of_soft_labels_is_that_of_their_largest_class() -> None:
+def test_the_accuracy_of_soft_labels_uses_their_largest_class() -> None:
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(40, 4, 3)), rng.dirichlet(np.ones(3), 40)
     with wrapped(2, 3, "softmax", hits) as wrapper:
@@ -121,7 +121,7 @@ def test_the_accuracy_of_soft_labels_is_that_of_their_largest_class() -> None:
     assert history.epochs["test_hits"] == [approx(history.epochs["accuracy"][0])]
 
 
-def test_r2_of_constant_targets_or_one_sample_is_that_of_scikit_learn() -> None:
+def test_r2_of_constant_targets_or_one_sample_matches_scikit_learn() -> None:
     for scores, r2 in (([[2.0], [2.0]], 1.0), ([[2.0], [3.0]], 0.0), ([[2.0]], math.nan)):
         found = RegressionEvaluation(1)
         found.add(scores, [[2.0]] * len(scores), np.zeros(len(scores)))
@@ -189,7 +189,7 @@ def test_a_monitor_must_be_a_figure_of_the_evaluation() -> None:
         wrapper.fit(x, np.ones(8), validation_split=0.5)
 
 
-def test_the_best_checkpoint_may_be_that_of_any_metric(tmp_path: Path) -> None:
+def test_the_best_checkpoint_may_be_chosen_by_any_metric(tmp_path: Path) -> None:
     x, y = np.random.default_rng(0).normal(size=(8, 4, 3)), np.arange(8) % 3
     for best in ("doubt", "val_doubt", "auc"):
         saving = Checkpoint(best=best, keep_last=1, path=tmp_path / best)

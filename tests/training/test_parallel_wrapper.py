@@ -58,7 +58,7 @@ def test_a_stop_while_workers_are_leaving_does_not_end_the_next_fit(monkeypatch:
         assert wrapper.trainer.epoch == 3 and wrapper.trainer.stopped is None
 
 
-def test_the_first_device_must_be_that_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_device_must_be_the_device_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     model = small_model()
     model.backend.name = "cupy"
     monkeypatch.setattr(placement, "device_count", lambda name: 2)
@@ -78,7 +78,7 @@ def test_the_data_of_a_fit_and_an_evaluation_are_released_afterwards(backend: st
             assert images() is None
 
 
-def test_workers_without_batches_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_workers_without_batches_cause_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     for workers, warnings in ((5, 0), (6, 1)):
         fitted(small_model(), loader(20), workers)
         assert [record.levelname for record in caplog.records] == ["WARNING"] * warnings

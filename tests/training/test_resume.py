@@ -183,7 +183,7 @@ def test_residuals_are_averaged_for_another_number_of_workers() -> None:
     assert GradientSharing(ThresholdEncoding()).merge({"tally": {}})[0] == 1
 
 
-def test_another_number_of_workers_begins_with_the_least_loss_scale(checkpoint: Saved) -> None:
+def test_another_number_of_workers_begins_with_the_lowest_loss_scale(checkpoint: Saved) -> None:
     scales = [{"scale": 512.0, "rounds": 3, "skipped": 2}, {"scale": 256.0, "rounds": 7, "skipped": 1}]
     stored = stored_states(read(checkpoint(2, 7)))
     states = [{**state, "scaling": scale} for state, scale in zip(stored, scales, strict=True)]

@@ -119,7 +119,7 @@ def test_a_loss_may_require_targets(pipeline: Pipeline | None) -> None:
 
 
 @pytest.mark.standin
-def test_captured_steps_are_captured_anew_for_another_kind_of_labels() -> None:
+def test_steps_are_captured_again_for_another_kind_of_labels() -> None:
     models = []
     for backend in ("cupy", "numpy"):
         models.append(model_for("softmax", backend, "float"))

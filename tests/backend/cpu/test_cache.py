@@ -69,7 +69,7 @@ def test_compilation_keeps_the_garbage_collector_frozen_or_not(folder: Path, fro
         ("nbc", lambda content: bytes(range(256)) * 8),
     ],
 )
-def test_a_damaged_cache_file_is_written_anew_with_a_warning(
+def test_a_damaged_cache_file_is_written_again_with_a_warning(
     folder: Path, caplog: pytest.LogCaptureFixture, ending: str, damaged: Callable[[bytes], bytes]
 ) -> None:
     check_kernel()

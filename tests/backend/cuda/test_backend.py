@@ -110,7 +110,7 @@ def test_an_old_cupy_is_refused(version: str, works: bool, monkeypatch: pytest.M
     assert (probe() is None) == works
 
 
-def test_a_gradient_with_gaps_is_refused_behind_a_relu() -> None:
+def test_a_gradient_with_gaps_is_refused_after_a_relu() -> None:
     """The kernel would apply the derivative to a copy."""
     backend = create_backend("cupy", "float")
     y = backend.asarray(np.ones((4, 6), np.float32))

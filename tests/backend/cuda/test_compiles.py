@@ -96,7 +96,9 @@ def _compiled(text: str, flags: list[str]) -> bytes:
 @needs_nvrtc
 @pytest.mark.parametrize(("architecture", "more"), HOW)
 @every_file
-def test_cuda_files_compile_without_warning_from_turing_on(file: str, architecture: str, more: tuple[str, ...]) -> None:
+def test_cuda_files_compile_without_warnings_for_turing_and_later(
+    file: str, architecture: str, more: tuple[str, ...]
+) -> None:
     code, log = compiled(source(file), architecture, *more)
     kernels = [name for name, it in INSTANCES.items() if it.file == file]
     assert log == "" and all(name.encode() + b"\0" in code for name in kernels)

@@ -115,7 +115,7 @@ def test_kernels_over_vectors_take_any_alignment_length_and_nan(kind: str, launc
 
 @pytest.mark.smoke
 @pairwise(kind=EVERY_KIND, launch=LAUNCHES, start=(0, 1), count=(1, 3, 16), size=SIZES)
-def test_weighted_sums_on_gpus_are_those_of_the_host(kind: str, launch: Any, start: int, count: int, size: int) -> None:
+def test_weighted_sums_on_gpus_match_the_host(kind: str, launch: Any, start: int, count: int, size: int) -> None:
     """Sums are equal bit for bit if NumPy also rounds once. Null pointers are not read. A part may be the output."""
     case = Case(kind, launch)
     parts = [case.normal(size, start=start) for _ in range(count)]

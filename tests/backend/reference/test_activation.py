@@ -27,7 +27,7 @@ POINTS = np.concatenate([SOME, 8 * SOME, 1e-5 * SOME, 40 * SOME, [0.0, 1e4, -1e4
 
 @every_backend
 @pytest.mark.parametrize(("dtype", "tolerance"), [("double", 1.6e-14), ("float", 1.2e-5)])
-def test_values_of_activations_equal_those_of_the_c_library(name: str, dtype: str, tolerance: float) -> None:
+def test_values_of_activations_match_the_c_library(name: str, dtype: str, tolerance: float) -> None:
     """Results are accurate to a few units in the last place, however small they are (down to 1e-30)."""
     backend = create_backend(name, dtype)
     x = POINTS.astype(backend.policy.storage)

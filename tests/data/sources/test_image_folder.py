@@ -16,7 +16,7 @@ from cupynet.core.errors import DataError
 from cupynet.data import ImageFolder
 from cupynet.data.pictures import picture, resized
 from tests.support.refusals import data_error, refused
-from tests.support.user_files import COLOURS, checked, deny, digits, write_pictures
+from tests.support.user_files import COLORS, checked, deny, digits, write_pictures
 
 SMALL = digits(60, 30)
 
@@ -144,11 +144,11 @@ def test_images_to_test_on_alone_keep_the_labels_of_the_named_classes(folder: Pa
 def test_pictures_are_rotated_by_their_exif_orientation(tmp_path: Path) -> None:
     noted = Image.Exif()
     noted[0x0112] = 6  # orientation: the stored first row is the right side
-    folder = write_pictures(tmp_path / "mine", COLOURS)
-    for path, pixels in zip(sorted((folder / "train").rglob("*.png")), COLOURS.train_images, strict=True):
+    folder = write_pictures(tmp_path / "mine", COLORS)
+    for path, pixels in zip(sorted((folder / "train").rglob("*.png")), COLORS.train_images, strict=True):
         Image.fromarray(np.rot90(pixels).copy()).save(path, exif=noted)
     source = ImageFolder(folder)
-    np.testing.assert_array_equal(checked(source).train.images, COLOURS.train_images)
+    np.testing.assert_array_equal(checked(source).train.images, COLORS.train_images)
 
 
 def test_an_unknown_exif_orientation_is_ignored(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_an_image_folder_without_pillow_is_refused(folder: Path, monkeypatch: py
 @pytest.mark.parametrize("first", [True, False])
 def test_a_gray_picture_among_others_is_refused_unless_channels_are_given(first: bool, tmp_path: Path) -> None:
     """If the first picture is gray, the error names the folder; otherwise, the gray picture."""
-    folder = write_pictures(tmp_path / "mine", COLOURS)
+    folder = write_pictures(tmp_path / "mine", COLORS)
     path = min((folder / "train").rglob("*.png")) if first else max((folder / "test").rglob("*.png"))
     Image.fromarray(np.full((5, 7), 76, np.uint8)).save(path)
     with data_error("data.channels", folder if first else path):

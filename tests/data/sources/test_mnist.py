@@ -166,7 +166,7 @@ def test_cupynet_offline_prevents_downloads(
 
 
 @pytest.mark.parametrize("kind", [FashionMNIST, KMNIST])
-def test_fashion_and_kmnist_have_folders_and_digests_of_their_own(
+def test_fashion_and_kmnist_have_their_own_folders_and_digests(
     kind: Any, tiny: TinyMNIST, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = tuple(KnownFile(name, hashlib.sha256(tiny.packed[name]).hexdigest(), 90_000) for name in NAMES)

@@ -15,7 +15,7 @@ from cupynet.data.sources.idx import IDX_NAMES
 from tests.support.commands import run, summary_of
 from tests.support.refusals import data_error, refused
 from tests.support.resumed_runs import trained
-from tests.support.user_files import COLOURS, Parts, checked, digits, idx_bytes, idx_header, write_idx, write_npz
+from tests.support.user_files import COLORS, Parts, checked, digits, idx_bytes, idx_header, write_idx, write_npz
 from tests.support.user_files import write_pictures as write_folder
 
 SMALL = digits(60, 30)
@@ -28,7 +28,7 @@ WAYS: dict[str, Callable[[Path, Parts], Any]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("parts", [SMALL, COLOURS], ids=["gray", "colours"])
+@pytest.mark.parametrize("parts", [SMALL, COLORS], ids=["gray", "colors"])
 def test_every_format_loads_the_same_images_and_labels(way: str, parts: Parts, tmp_path: Path) -> None:
     source = WAYS[way](tmp_path, parts)
     images = [each if each.ndim == 4 else each[..., None] for each in (parts.train_images, parts.test_images)]

@@ -19,7 +19,7 @@ def deliberate_failure() -> NoReturn:
     raise ZeroDivisionError("on purpose")
 
 
-def test_the_result_is_that_of_rank_0() -> None:
+def test_the_result_of_rank_0_is_returned() -> None:
     def task(c: Communicator) -> int:
         time.sleep(0.01 * (3 - c.rank))
         return c.rank * 10 + 1

@@ -208,7 +208,7 @@ def other_command(folder: Path, settings: str) -> Path:
 
 
 @pytest.mark.parametrize("settings", ["repeats: 5\n", "frequencies: null\n", "lowest: 0.1\n"])
-def test_folders_of_other_commands_are_no_runs(settings: str, tmp_path: Path) -> None:
+def test_folders_of_other_commands_are_not_runs(settings: str, tmp_path: Path) -> None:
     with refused(""):
         find([str(other_command(tmp_path / "other", settings))])
 
@@ -291,7 +291,7 @@ def test_runs_on_different_files_of_the_user_are_noted(downloaded: str, noted: b
     assert ("data.folder" in " ".join(answer(of(tmp_path)).notes)) == noted
 
 
-def test_a_fast_dev_run_of_an_earlier_version_is_no_result(tmp_path: Path) -> None:
+def test_a_fast_dev_run_of_an_earlier_version_is_not_a_result(tmp_path: Path) -> None:
     made(tmp_path / "0", extra="fast_dev_run: true\n")
     ((run,),) = (group.runs for group in of(tmp_path).others)
     assert "fast_dev_run" in run.trouble

@@ -351,7 +351,9 @@ def test_a_refused_fit_keeps_the_history_in_its_folder(tmp_path: Path) -> None:
     assert (tmp_path / "history.jsonl").read_text() == '{"kind": "report"}\n'
 
 
-def test_saving_in_the_folder_of_a_longer_run_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_saving_in_the_folder_of_a_longer_run_causes_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Otherwise, restoring the folder would surprise."""
     for epochs in (2, 1):
         with ParallelWrapper(small_model(), 1) as wrapper:

@@ -115,7 +115,7 @@ def test_the_details_of_the_result_name_min_delta(scripted: Script) -> None:
     assert stopping.result is not None and "0.25" in stopping.result.details
 
 
-def test_max_epochs_counts_epochs_without_evaluations_and_anew_in_each_fit(scripted: Script) -> None:
+def test_max_epochs_counts_epochs_without_evaluations_and_starts_again_in_each_fit(scripted: Script) -> None:
     """Deeplearning4j's trainer can be used once, and checks its epoch conditions only when it evaluates."""
     scripted([0.5] * 20)
     stopping = EarlyStopping(max_epochs=5)

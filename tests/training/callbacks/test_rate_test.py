@@ -19,7 +19,7 @@ def rate_test(optimizer: Optimizer | str, model: Model | None = None, **options:
     return find_rate(model or small_model(), LOADER, **options)
 
 
-def test_find_rate_suggests_a_tenth_of_the_rate_with_the_least_loss() -> None:
+def test_find_rate_suggests_a_tenth_of_the_rate_with_the_lowest_loss() -> None:
     found = made(valley(60))
     assert found.suggestion is not None
     assert found.rates[58] <= 10 * found.suggestion <= found.rates[72]  # the running mean lags behind

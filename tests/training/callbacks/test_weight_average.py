@@ -140,7 +140,7 @@ def test_a_weight_average_resumed_by_another_number_of_workers_is_the_mean_of_al
                 np.testing.assert_allclose(state[kind][name], (first + other[kind][name]) / 2, rtol=1e-12)
 
 
-def test_a_weight_average_resumed_with_another_unit_begins_anew(tmp_path: Path) -> None:
+def test_a_weight_average_resumed_with_another_unit_starts_again(tmp_path: Path) -> None:
     with ParallelWrapper(small_model(), 1, callbacks=[WeightAverage()]) as wrapper:
         wrapper.fit(LOADER)
         path = wrapper.checkpoint(tmp_path)
