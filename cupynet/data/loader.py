@@ -89,7 +89,7 @@ class Loader:
         self.seed = checks.seed("seed", seed)
         self.shuffle = checks.flag("shuffle", shuffle)
         self.augment = augmentations(augment)
-        self.split: Array | None = None  # of a held-out part: its rows in the data set that `validation_split` divided
+        self.split: Array | None = None  # rows of a held-out part in the data set that `validation_split` divided
         self.mixing = [(place, part) for place, part in enumerate(self.augment) if isinstance(part, Mixing)]
         check_augmentations(self.augment, dataset.image_shape)
         if self.augment and dataset.scaled:

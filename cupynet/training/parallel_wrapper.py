@@ -285,11 +285,16 @@ class ParallelWrapper:
             self._holds.append(Hold(self._run.folder))
             if self._holds[0].warning:
                 log.warning("%s", self._holds[0].warning)
-        if not self._begun and not any(each and each.iteration for each in self._trainers):
+        if self._begun or any(each and each.iteration for each in self._trainers):
+            return
+        try:
             for callback in self.callbacks:
                 callback.check_new()
             if self._run is not None:
                 self._run.check_new()
+        except BaseException:
+            release(self._holds)
+            raise
 
     @property
     def _writes_model(self) -> bool:

@@ -96,7 +96,8 @@ class Checkpoint(Callback):
         self._best_of, self._best_step, self._best_score = self.best, -1, math.nan
         if trainer.rank == 0:
             require_folder(self._store.folder)
-        if trainer.rank == 0 and (run is None or self._store.folder.resolve() != run.folder.resolve()):  # it is locked
+        # the run folder itself is locked already
+        if trainer.rank == 0 and (run is None or self._store.folder.resolve() != run.folder.resolve()):
             self._hold = Hold(self._store.folder)
             if self._hold.warning and self._elsewhere:
                 log.warning("%s", self._hold.warning)

@@ -254,8 +254,10 @@ def test_the_folder_of_another_run_is_refused_unless_it_is_restored(tmp_path: Pa
         first.fit(FORTY, batch_size=4)
         first.checkpoint(tmp_path / "later")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    with refused("run", str(tmp_path)):
-        train(wrapper())
+    with wrapper() as other:
+        with refused("run", str(tmp_path)):
+            other.fit(FORTY, batch_size=4)
+        assert not (tmp_path / "running.json").exists()
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     train(wrapper(), restore=tmp_path / "later")
 
