@@ -1,7 +1,6 @@
 """`resume=...` as a user types it: a run that was killed or stopped continues as if nothing had happened."""
 
 import json
-import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -241,8 +240,7 @@ def test_a_running_run_can_be_neither_resumed_nor_replaced_and_resume_latest_ski
     before = contents(stopped)
     for arguments in ([f"resume={stopped}", "epochs=9"], [f"hydra.run.dir={stopped}"]):
         assert command(*arguments) == (2, [])
-        line = error_line()
-        assert str(stopped) in line and str(os.getpid()) in line
+        assert str(stopped) in error_line()
     assert contents(stopped) == before
     assert resume.find("latest", []) is None
     hold.release()
