@@ -306,7 +306,7 @@ def test_the_example_from_deeplearning4j_has_the_settings_of_experiment_dl4j_par
 def test_the_guide_from_pytorch_imports_weights_and_exports_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The file net.safetensors is like that of the program for PyTorch."""
+    """The file net.safetensors has the same structure as in the program for PyTorch."""
     rng = np.random.default_rng(1)
     shapes = {"0": (20, 1, 5, 5), "2": (50, 20, 5, 5), "5": (500, 800), "7": (10, 500)}
     theirs = {f"{layer}.weight": rng.standard_normal(shape).astype(np.float32) for layer, shape in shapes.items()}

@@ -196,7 +196,7 @@ class Run:
     Attributes:
         folder: contains these files, `.hydra/`, train.log and, during the run, running.json (see lock.py).
         saved: True if this object has written results.
-        settings: nested settings of the run of a command; None in Python.
+        settings: nested settings if a command makes the run; None in Python.
     """
 
     def __init__(self, folder: str | Path, settings: Mapping[str, Any] | None = None) -> None:

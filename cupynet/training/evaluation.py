@@ -54,7 +54,7 @@ class Evaluation:
         FIGURES: names of the built-in metrics.
         SHOWN: names of the figures written to the history.
         mistakes: up to 24 misclassified samples, those with the highest scores. After `validation_split`, their
-            indices are those in the arrays that were split.
+            indices refer to the arrays that were split.
     """
 
     FIGURES: tuple[str, ...] = CLASS_FIGURES
