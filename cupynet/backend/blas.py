@@ -5,9 +5,7 @@ import threading
 from contextlib import AbstractContextManager
 from typing import Any
 
-from threadpoolctl import threadpool_limits
-
-from cupynet.backend.environment import available_cores, numpy_blas
+from cupynet.backend.environment import available_cores, numpy_blas, thread_pools
 
 THREADS_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -36,7 +34,7 @@ class Limit(AbstractContextManager["Limit"]):
 
     def __enter__(self) -> Limit:
         with Limit._lock:
-            limits = threadpool_limits(self._threads, user_api="blas")
+            limits = thread_pools().limit(limits=self._threads, user_api="blas")
             if not Limit._entered:
                 Limit._before = limits
             Limit._entered += 1

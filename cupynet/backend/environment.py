@@ -13,7 +13,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from threadpoolctl import threadpool_info
+from threadpoolctl import ThreadpoolController
 
 PACKAGES = ("cupynet", "numpy", "numba", "hydra-core", "safetensors", "cupy-cuda12x", "cupy-cuda13x", "torch")
 SOURCES = ("cupynet", "conf")  # folders of the source tree that affect results
@@ -91,9 +91,17 @@ def commit(tree: Path = Path(__file__).parents[2]) -> str | None:
     return f"{oid}-dirty" if any(not line.startswith("#") for line in lines) else oid
 
 
+@functools.cache  # finding the libraries takes milliseconds
+def thread_pools() -> ThreadpoolController:
+    """Return the thread pools of the libraries that were loaded before the first call, NumPy's BLAS among them."""
+    import numpy  # noqa: F401 - loads its BLAS
+
+    return ThreadpoolController()
+
+
 def numpy_blas() -> list[dict[str, Any]]:
     """Return threadpoolctl's description of NumPy's BLAS libraries, or of all BLAS libraries if NumPy's are unknown."""
-    libraries = [info for info in threadpool_info() if info.get("user_api") == "blas"]
+    libraries = [info for info in thread_pools().info() if info.get("user_api") == "blas"]
     return [info for info in libraries if "numpy" in str(info.get("filepath"))] or libraries
 
 

@@ -37,6 +37,7 @@ STORED_OVERRIDE = re.compile(r"(~|\+\+?|)([\w./]+)(=.*|)", re.DOTALL)  # prefix,
 FILES = re.compile(r"[\w/-]*|\[[\w/,-]*\]|\{.*\}", re.DOTALL)  # the value of a group: files, or a mapping of settings
 OF_ENVIRONMENT = re.compile(r"\$\{cupynet\.env:\w+,(true|false|\d{1,9})\}")  # written by earlier versions
 MAX_BYTES = 1 << 20
+MAX_DEPTH = 64
 
 
 def load(
@@ -220,15 +221,24 @@ def _read(path: Path) -> Any:
         raise DataError(f"{path}: must be a plain file of at most {MAX_BYTES} bytes")
     try:
         text = path.read_text(encoding="utf-8")
-        yaml.safe_load(text)  # rejects tags, and nesting too deep for `parse`
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
-            raise ValueError("YAML aliases (*name) are not allowed")  # a short file could expand to gigabytes
+        _check_size(text)
         found = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
         if "\\u0000" in json.dumps(found):  # `dumps` rejects numbers with thousands of digits
             raise ValueError("a value contains a NUL character")
         return found
     except Exception as error:  # from YAML, or because of the encoding or permissions
         raise DataError(f"{path}: cannot be read: {one_line(error)}") from error
+
+
+def _check_size(text: str) -> None:
+    """Raise ValueError if a YAML text takes much more memory or time to read than its length suggests."""
+    depth = 0
+    for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # PyYAML may lack libyaml
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            raise ValueError(f"more than {MAX_DEPTH} levels of nesting are not allowed")
+        if isinstance(event, yaml.AliasEvent):
+            raise ValueError("YAML aliases (*name) are not allowed")  # a short file could expand to gigabytes
 
 
 def _plain(path: Path) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """BLAS: each worker's threads, and the description of the library."""
 
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ def library(**info: Any) -> dict[str, Any]:
 
 
 def libraries(monkeypatch: pytest.MonkeyPatch, *infos: dict[str, Any]) -> None:
-    monkeypatch.setattr(MODULE, "threadpool_info", lambda: list(infos))
+    monkeypatch.setattr(MODULE, "thread_pools", lambda: SimpleNamespace(info=lambda: list(infos)))
 
 
 def test_numpy_workers_share_the_cores() -> None:

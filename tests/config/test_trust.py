@@ -7,7 +7,6 @@ there.
 import json
 import os
 import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -91,7 +90,7 @@ LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
 )
 STORED = {
     "an alias": LAUGHS,
-    "deep": "a: " + "[" * sys.getrecursionlimit(),  # YAML's composer recurses at each level
+    "deep": "callbacks: " + "{a: " * 70 + "1" + "}" * 70,
     "NUL": 'loss:\n  _target_: "a\\0b"\n',
     "the environment": "seed: ${oc.env:HOME}\n",
     "a reference to itself": "seed: ${seed}\n",

@@ -43,11 +43,7 @@ def settings_of_command(command: str, schema: type[S], *overrides: str) -> S:
     """
     parsed = PARSER.parse_overrides(composing.opened(overrides))
     values = [each for each in parsed if not (each.is_add() or each.is_delete() or each.key_or_group in GROUPS)]
-    composing.register(schema)
-    try:
-        composed = deepcopy(_composed(command, *(str(each.input_line) for each in parsed if each not in values)))
-    finally:
-        composing.register(Settings)
+    composed = deepcopy(_composed(command, schema, *(str(each.input_line) for each in parsed if each not in values)))
     for each in values:
         OmegaConf.update(composed, each.key_or_group, each.value(), force_add=each.is_force_add())
     with pytest.MonkeyPatch.context() as patch:
@@ -57,6 +53,10 @@ def settings_of_command(command: str, schema: type[S], *overrides: str) -> S:
 
 
 @cache
-def _composed(command: str, *files: str) -> DictConfig:
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose(command, [*files])
+def _composed(command: str, schema: type[Settings], *files: str) -> DictConfig:
+    composing.register(schema)
+    try:
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            return compose(command, [*files])
+    finally:
+        composing.register(Settings)
