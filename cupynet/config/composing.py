@@ -80,7 +80,9 @@ def composed(overrides: Sequence[str], folder: Path | None) -> DictConfig:
 def settings_of(config: DictConfig, overrides: Sequence[str], schema: type[S]) -> S:
     """Convert a composed configuration to validated settings."""
     try:
-        ours = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+        ours = config
+        if "hydra" in config:
+            ours = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
         plain = cast("dict[str, Any]", OmegaConf.to_container(ours, resolve=True, throw_on_missing=True))
     except OmegaConfBaseException as error:
         raise as_typed(refusal(error, schema), config, overrides) from error

@@ -28,7 +28,7 @@ class Fault(NamedTuple):
 FAULTS = [
     Fault(file.stem, **entry)
     for file in sorted(Path(__file__).with_name("planted").glob("*.yaml"))
-    for entry in yaml.safe_load(file.read_text("utf-8"))
+    for entry in yaml.load(file.read_text("utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 ]
 
 

@@ -57,6 +57,7 @@ def _composed(command: str, schema: type[Settings], *files: str) -> DictConfig:
     composing.register(schema)
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):
-            return compose(command, [*files])
+            found = compose(command, [*files])
+            return OmegaConf.masked_copy(found, [str(key) for key in found if key != "hydra"])
     finally:
         composing.register(Settings)
