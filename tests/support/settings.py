@@ -43,7 +43,10 @@ def settings_of_command(command: str, schema: type[S], *overrides: str) -> S:
     """
     parsed = PARSER.parse_overrides(composing.opened(overrides))
     values = [each for each in parsed if not (each.is_add() or each.is_delete() or each.key_or_group in GROUPS)]
-    composed = deepcopy(_composed(command, schema, *(str(each.input_line) for each in parsed if each not in values)))
+    key = (command, *(str(each.input_line) for each in parsed if each not in values))
+    if key not in _composed:
+        _composed[key] = _compose(schema, *key)
+    composed = deepcopy(_composed[key])
     for each in values:
         OmegaConf.update(composed, each.key_or_group, each.value(), force_add=each.is_force_add())
     with pytest.MonkeyPatch.context() as patch:
@@ -52,8 +55,10 @@ def settings_of_command(command: str, schema: type[S], *overrides: str) -> S:
         return composing.settings_of(composed, overrides, schema)
 
 
-@cache
-def _composed(command: str, schema: type[Settings], *files: str) -> DictConfig:
+_composed: dict[tuple[str, ...], DictConfig] = {}
+
+
+def _compose(schema: type[Settings], command: str, *files: str) -> DictConfig:
     composing.register(schema)
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):
