@@ -13,7 +13,9 @@ from cupynet.core.errors import ConfigError
 
 # settings, command-line overrides, and Hydra's own settings
 SETTINGS, OVERRIDES, HYDRA = ".hydra/config.yaml", ".hydra/overrides.yaml", ".hydra/hydra.yaml"
-MODEL = "model.safetensors"  # written only by `ParallelWrapper(run=...)`, not by commands
+# written only by `ParallelWrapper(run=...)`, not by commands
+MODEL = "model.safetensors"
+IDENTITY = "identity.json"  # identifies the training run that the folder belongs to
 START = "started.json"  # written at the beginning of a run
 SUMMARY = "summary.json"  # written at the end of a run
 RESULTS = ("weights.safetensors", "history.jsonl", "examples.safetensors", "report.html", "curves.png")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import uuid
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
@@ -225,21 +226,31 @@ class Run:
     def __str__(self) -> str:
         return str(self.folder)
 
-    def check_new(self) -> None:
-        """Raise ConfigError if `ParallelWrapper(run=...)` would overwrite a model or checkpoints.
+    def claim(self, identity: str, *, continued: bool) -> str:
+        """Store the identity of the training run to which the folder of a `ParallelWrapper` belongs, and return it.
 
-        Commands check folders themselves.
+        Args:
+            identity: of the training run that begins or continues; "" if its checkpoint is from an earlier version.
+            continued: True if the run continues. In a folder without results, it gets a new identity, so that its
+                results are distinguished from those of the run that it continues.
+
+        Raises:
+            ConfigError: the model or checkpoints of another run would be overwritten.
         """
-        if self.settings is not None:
-            return
+        path = self.folder / layout.IDENTITY
+        owner = str(files.read_object(path).get("run")) if path.is_file() else ""  # earlier versions wrote no identity
         paths = self.folder / layout.MODEL, self.started_path, self.summary_path
-        found = [path.name for path in paths if path.is_file()]
-        checkpoints = bool(layout.checkpoints(self.checkpoints_path))
-        if found or checkpoints:
-            found += [layout.CHECKPOINTS] * checkpoints
-            remedy = ", or continue its training with wrapper.restore(checkpoint)" * checkpoints
-            reason = f"already contains {listed(found, 'and')}. Choose another folder{remedy}"
+        found = [each.name for each in paths if each.is_file()]
+        found += [layout.CHECKPOINTS] * bool(layout.checkpoints(self.checkpoints_path))
+        if found and (not continued or (identity != owner and identity and owner)):
+            remedy = ", or continue its training with wrapper.restore(checkpoint)" * (layout.CHECKPOINTS in found)
+            reason = f"contains {listed(found, 'and')} of another run. Choose another folder{remedy}"
             raise ConfigError(reason, "run", str(self.folder))
+        if continued and not found and identity != owner:
+            identity = uuid.uuid4().hex
+        if (identity or owner) != owner:
+            files.write_json(path, {"run": identity})
+        return identity or owner
 
     def begin(self) -> None:
         """Delete the results and checkpoints of an earlier run in this folder. Raise OutputError if this fails."""

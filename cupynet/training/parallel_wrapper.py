@@ -280,18 +280,17 @@ class ParallelWrapper:
         return History.of(self._rows.kept[before:])
 
     def _claim_folders(self) -> None:
-        """Lock the run folder. Raise ConfigError if it is in use, or if a new fit would overwrite other results."""
+        """Lock the run folder. Raise ConfigError if it is in use, or if another run's results would be overwritten."""
         if self._run is not None and self._run.settings is None and not self._holds:
             self._holds.append(Hold(self._run.folder))
             if self._holds[0].warning:
                 log.warning("%s", self._holds[0].warning)
-        if self._begun or any(each and each.iteration for each in self._trainers):
-            return
+        continued = self._begun or any(each and each.iteration for each in self._trainers)
         try:
-            for callback in self.callbacks:
+            for callback in self.callbacks if not continued else ():
                 callback.check_new()
-            if self._run is not None:
-                self._run.check_new()
+            if self._run is not None and self._run.settings is None:
+                self._rows.identity = self._run.claim(self._rows.identity, continued=continued)
         except BaseException:
             release(self._holds)
             raise

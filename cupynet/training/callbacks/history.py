@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import uuid
 import zlib
 from dataclasses import asdict
 from pathlib import Path
@@ -139,10 +140,15 @@ def epoch_row(record: EpochRecord) -> dict[str, Any]:
 
 
 class Rows(Callback):
-    """Keeps the rows of `HistoryWriter` in memory and in checkpoints, for `ParallelWrapper.history`."""
+    """Keeps the rows of `HistoryWriter` in memory and in checkpoints, for `ParallelWrapper.history`.
+
+    Attributes:
+        identity: identifies the training run, also after its checkpoints are restored (see `Run.claim`).
+    """
 
     def __init__(self) -> None:
         self.kept: list[dict[str, Any]] = []
+        self.identity = uuid.uuid4().hex
 
     def on_log(self, trainer: Trainer, record: IterationRecord) -> None:
         self.kept.append(iteration_row(record))
@@ -151,7 +157,9 @@ class Rows(Callback):
         self.kept.append(epoch_row(record))
 
     def state(self) -> dict[str, Any]:
-        return {"rows": json.dumps(self.kept)}
+        return {"rows": json.dumps(self.kept), "identity": self.identity}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.kept = [present(row) for row in json.loads(state.get("rows", "[]"))]  # earlier versions saved no rows
+        # earlier versions saved neither
+        self.kept = [present(row) for row in json.loads(state.get("rows", "[]"))]
+        self.identity = str(state.get("identity", ""))

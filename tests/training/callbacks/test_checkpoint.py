@@ -13,6 +13,7 @@ from cupynet.core import lock
 from cupynet.parallel import ParameterAveraging, Pipeline
 from cupynet.runs.checkpoints import Checkpoints, read
 from cupynet.training import Callback, Checkpoint, EarlyStopping, HistoryWriter, ParallelWrapper, consensus
+from cupynet.training.callbacks.history import Rows
 from cupynet.training.state_tree import apart, together
 from tests.support.backends import needs_bfloat16
 from tests.support.calls import watch
@@ -262,6 +263,37 @@ def test_the_folder_of_another_run_is_refused_unless_it_is_restored(tmp_path: Pa
     train(wrapper(), restore=tmp_path / "later")
 
 
+@pytest.mark.parametrize("callbacks", [[], [Checkpoint()]], ids=["model", "checkpoints"])
+def test_a_run_folder_is_continued_only_from_checkpoints_of_its_run(tmp_path: Path, callbacks: list[Callback]) -> None:
+    def continued(name: str, origin: str) -> None:
+        with ParallelWrapper(small_model(), 1, callbacks=callbacks, run=tmp_path / name) as wrapper:
+            if origin:
+                wrapper.restore(tmp_path / "later" / origin)
+            wrapper.fit(FORTY, batch_size=4)
+            (tmp_path / "later").mkdir(exist_ok=True)
+            wrapper.checkpoint(tmp_path / "later" / name)
+
+    for name, origin in (("a", ""), ("b", ""), ("a", "a"), ("of b", "b"), ("of b", "of b")):
+        continued(name, origin)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for name, origin in (("a", "b"), ("b", "of b"), ("of b", "b")):
+        with refused("run", str(tmp_path / name)):
+            continued(name, origin)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_a_checkpoint_of_an_earlier_version_without_identity_continues_any_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Rows, "state", lambda rows: {"rows": "[]"})
+        train(ParallelWrapper(small_model(), 1, callbacks=[Checkpoint()], run=tmp_path / "earlier"))
+    train(ParallelWrapper(small_model(), 1, run=tmp_path / "run"))
+    for _ in range(2):
+        checkpoints = tmp_path / "earlier" / "checkpoints"
+        train(ParallelWrapper(small_model(), 1, run=tmp_path / "run"), restore=checkpoints)
+
+
 def test_writing_a_checkpoint_does_not_average_the_replicas(tmp_path: Path) -> None:
     replicas: list[str] = []  # after each checkpoint
     note = On(
@@ -302,7 +334,7 @@ def test_a_run_folder_is_locked_until_close(tmp_path: Path, monkeypatch: pytest.
         one.fit(FORTY, batch_size=4)
         (tmp_path / "model.safetensors").unlink()
     train(other)
-    assert {path.name for path in tmp_path.iterdir()} == {"history.jsonl", "model.safetensors"}
+    assert {path.name for path in tmp_path.iterdir()} == {"history.jsonl", "identity.json", "model.safetensors"}
 
 
 def test_a_failed_fit_unlocks_its_run_folder_for_another_try(tmp_path: Path) -> None:
@@ -311,7 +343,7 @@ def test_a_failed_fit_unlocks_its_run_folder_for_another_try(tmp_path: Path) -> 
         with pytest.raises(ZeroDivisionError):
             failed.fit(FORTY, batch_size=4)
         train(ParallelWrapper(small_model(), 2, run=tmp_path))
-    assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
+    assert {path.name for path in tmp_path.iterdir()} == {"identity.json", "model.safetensors"}
 
 
 def test_a_run_in_the_folder_of_the_users_hydra_program_saves_its_model(tmp_path: Path) -> None:
