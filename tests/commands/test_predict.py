@@ -139,6 +139,16 @@ def test_the_pictures_of_a_folder_are_classified_in_the_order_of_their_names(fin
 
 
 @pytest.mark.usefixtures("scans")
+def test_predict_uses_layers_of_the_user_only_with_trusted_modules(tmp_path: Path, call: Call) -> None:
+    own = "model.layers.drop1._target_=tests.guides.extending.scale.Scale"
+    trained(tmp_path / "run", *DIGITS, "data.train=100", "model=mlp", own, "trusted_modules=[tests]")
+    found = call(main, tmp_path / "run", "scans")
+    assert (found.code, found.out) == (2, "") and "trusted_modules" in found.error
+    found = call(main, tmp_path / "run", "scans", "--trusted-modules", "tests")
+    assert found.code == 0 and len(found.out.splitlines()) == 3
+
+
+@pytest.mark.usefixtures("scans")
 def test_predict_names_an_unreadable_folder(finished: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     deny(Path("scans"), monkeypatch)
     found = call(main, finished, "scans")

@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import logging
+import sys
 import urllib.error
 import urllib.request
 from argparse import Namespace
@@ -14,7 +15,7 @@ import numpy as np
 import platformdirs
 import pytest
 
-from cupynet.commands.download import download
+from cupynet.commands.download import download, main
 from cupynet.core.errors import OutputError
 from cupynet.data import CIFAR10, KMNIST, MNIST, Data, FashionMNIST
 from cupynet.data.files import KnownFile
@@ -74,6 +75,16 @@ def test_download_fetches_files_once_and_verifies_them(tiny: TinyMNIST, offered:
     (tmp_path / "mnist" / NAMES[1]).write_bytes(b"<html>")
     with data_error(tmp_path / "mnist" / NAMES[1]):
         downloaded(tmp_path)
+
+
+def test_the_download_command_prints_the_command_that_trains_with_the_files(
+    offered: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["cupynet download", "mnist", "--to", str(tmp_path)])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert not left.value.code and (tmp_path / "mnist" / NAMES[0]).is_file()
+    assert capsys.readouterr().out.splitlines()[-1] == f"cupynet train data=mnist data.folder={tmp_path}"
 
 
 def test_download_to_an_unwritable_folder_has_exit_code_74(offered: Mirror, tmp_path: Path) -> None:
