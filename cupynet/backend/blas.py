@@ -23,7 +23,10 @@ def threads_now() -> int:
 
 
 class Limit(AbstractContextManager["Limit"]):
-    """Limits BLAS to `threads` threads in the whole process. The last context entered applies until all have exited."""
+    """Limits the BLAS libraries of `thread_pools` to `threads` threads in the whole process.
+
+    The last context entered applies until all have exited.
+    """
 
     _lock = threading.Lock()
     _entered = 0

@@ -221,7 +221,7 @@ def _read(path: Path) -> Any:
         raise DataError(f"{path}: must be a plain file of at most {MAX_BYTES} bytes")
     try:
         text = path.read_text(encoding="utf-8")
-        _check_size(text)
+        _check_nesting(text)
         found = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
         if "\\u0000" in json.dumps(found):  # `dumps` rejects numbers with thousands of digits
             raise ValueError("a value contains a NUL character")
@@ -230,10 +230,10 @@ def _read(path: Path) -> Any:
         raise DataError(f"{path}: cannot be read: {one_line(error)}") from error
 
 
-def _check_size(text: str) -> None:
-    """Raise ValueError if a YAML text takes much more memory or time to read than its length suggests."""
+def _check_nesting(text: str) -> None:
+    """Raise ValueError if a YAML text contains aliases or deep nesting."""
     depth = 0
-    for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # PyYAML may lack libyaml
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):  # OmegaConf's parser; libyaml differs, for example at BOMs
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > MAX_DEPTH:
             raise ValueError(f"more than {MAX_DEPTH} levels of nesting are not allowed")

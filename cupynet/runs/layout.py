@@ -15,7 +15,7 @@ from cupynet.core.errors import ConfigError
 SETTINGS, OVERRIDES, HYDRA = ".hydra/config.yaml", ".hydra/overrides.yaml", ".hydra/hydra.yaml"
 # written only by `ParallelWrapper(run=...)`, not by commands
 MODEL = "model.safetensors"
-IDENTITY = "identity.json"  # identifies the training run that the folder belongs to
+IDENTITY = "cupynet_run.json"  # identifies the training run of a `ParallelWrapper` that the folder belongs to
 START = "started.json"  # written at the beginning of a run
 SUMMARY = "summary.json"  # written at the end of a run
 RESULTS = ("weights.safetensors", "history.jsonl", "examples.safetensors", "report.html", "curves.png")
@@ -40,7 +40,7 @@ def check_outputs(*files: str | Path | None) -> None:
 
 
 def _is_of_run(file: Path) -> bool:
-    folder, own = file.parent, (START, SUMMARY, *RESULTS, MODEL, "train.log", SWEEP, SWEEP_TABLE, STUDY)
+    folder, own = file.parent, (START, SUMMARY, *RESULTS, MODEL, IDENTITY, "train.log", SWEEP, SWEEP_TABLE, STUDY)
     marked = file.name in own and any((folder / name).is_file() for name in (SETTINGS, START, SUMMARY, SWEEP, STUDY))
     return marked or folder.name == Path(SETTINGS).parent.name or STEP.fullmatch(folder.name) is not None
 

@@ -227,35 +227,50 @@ class Run:
         return str(self.folder)
 
     def claim(self, identity: str, *, continued: bool) -> str:
-        """Store the identity of the training run to which the folder of a `ParallelWrapper` belongs, and return it.
+        """Store the identity of the training run to which the folder of a `ParallelWrapper` belongs.
 
         Args:
-            identity: of the training run that begins or continues; "" if its checkpoint is from an earlier version.
-            continued: True if the run continues. In a folder without results, it gets a new identity, so that its
-                results are distinguished from those of the run that it continues.
+            identity: of the run that begins or continues; "" if its checkpoint is from an earlier version.
+            continued: True if a checkpoint of the run was restored.
+
+        Returns:
+            The identity of the run from now on. In a folder without results, a continued run gets a new one, because
+            a run that starts from another run's checkpoint is a different run.
 
         Raises:
             ConfigError: the model or checkpoints of another run would be overwritten.
+            DataError: the stored identity is damaged.
+            OutputError: the identity cannot be written.
         """
         path = self.folder / layout.IDENTITY
-        owner = str(files.read_object(path).get("run")) if path.is_file() else ""  # earlier versions wrote no identity
-        paths = self.folder / layout.MODEL, self.started_path, self.summary_path
-        found = [each.name for each in paths if each.is_file()]
+        found = [each.name for each in (self.started_path, self.summary_path) if each.is_file()]  # written by commands
+        if found:
+            reason = f"contains {listed(found, 'and')} of a run of cupynet train. Choose another folder"
+            raise ConfigError(reason, "run", str(self.folder))
+        found = [layout.MODEL] * (self.folder / layout.MODEL).is_file()
         found += [layout.CHECKPOINTS] * bool(layout.checkpoints(self.checkpoints_path))
+        owner = self._owner(path) if found and path.is_file() else ""  # earlier versions wrote no identity
         if found and (not continued or (identity != owner and identity and owner)):
             remedy = ", or continue its training with wrapper.restore(checkpoint)" * (layout.CHECKPOINTS in found)
             reason = f"contains {listed(found, 'and')} of another run. Choose another folder{remedy}"
             raise ConfigError(reason, "run", str(self.folder))
-        if continued and not found and identity != owner:
+        if continued and not found:
             identity = uuid.uuid4().hex
-        if (identity or owner) != owner:
+        identity = identity or owner or uuid.uuid4().hex
+        if identity != owner:
             files.write_json(path, {"run": identity})
-        return identity or owner
+        return identity
+
+    def _owner(self, path: Path) -> str:
+        owner = files.read_object(path).get("run")
+        if not isinstance(owner, str) or not owner:
+            raise DataError(f"{path}: is damaged. If the restored checkpoint belongs to this folder, delete this file")
+        return owner
 
     def begin(self) -> None:
         """Delete the results and checkpoints of an earlier run in this folder. Raise OutputError if this fails."""
         self.tidy()
-        for name in (layout.START, layout.SUMMARY, *layout.RESULTS, layout.REOPENED, layout.FAILED):
+        for name in (layout.START, layout.SUMMARY, *layout.RESULTS, layout.REOPENED, layout.FAILED, layout.IDENTITY):
             with contextlib.suppress(IsADirectoryError):
                 (self.folder / name).unlink(missing_ok=True)
         Checkpoints(self.checkpoints_path).keep(())

@@ -148,7 +148,8 @@ class ParallelWrapper:
         self._rows, self._shared, self._warm = Rows(), Shared(), backend.name == "numpy"
         self._warnings = DataWarnings(speaks=self._launcher.first == 0, metrics=bool(options.metrics))
         self._stop: Stop | None = None  # for workers that have no trainer yet
-        self._begun, self._holds = False, list[Hold]()  # the lock of the run folder
+        self._begun, self._restored = False, False
+        self._holds, self._identity = list[Hold](), ""  # the lock and the identity of the run folder
         self._learning_rate: Schedule | None = None  # the schedule of which the workers have copies
         self._rates, self._loss = model.params.rates, model.loss
         self._dropped = weakref.finalize(self, close_or_warn, self._launcher, self._trainers, backend, self._holds)
@@ -281,16 +282,20 @@ class ParallelWrapper:
 
     def _claim_folders(self) -> None:
         """Lock the run folder. Raise ConfigError if it is in use, or if another run's results would be overwritten."""
-        if self._run is not None and self._run.settings is None and not self._holds:
-            self._holds.append(Hold(self._run.folder))
+        if self._holds:
+            self._rows.identity = self._identity  # the folder belongs to this wrapper, whatever was restored
+            return
+        run = None if self._run is None or self._run.settings is not None else self._run
+        if run is not None:
+            self._holds.append(Hold(run.folder))
             if self._holds[0].warning:
                 log.warning("%s", self._holds[0].warning)
-        continued = self._begun or any(each and each.iteration for each in self._trainers)
         try:
-            for callback in self.callbacks if not continued else ():
-                callback.check_new()
-            if self._run is not None and self._run.settings is None:
-                self._rows.identity = self._run.claim(self._rows.identity, continued=continued)
+            if not (self._begun or self._restored):
+                for callback in self.callbacks:
+                    callback.check_new()
+            if run is not None:
+                self._identity = self._rows.identity = run.claim(self._rows.identity, continued=self._restored)
         except BaseException:
             release(self._holds)
             raise
@@ -371,6 +376,7 @@ class ParallelWrapper:
             DataError: the checkpoint is damaged.
         """
         run_or_refuse(self.on_workers, lambda trainer: resume(trainer, path))
+        self._restored = True
 
     def warm_up(self, batch_size: int) -> float:
         """Compile or load all kernels, and return the time in seconds. The first `fit` calls this before training."""

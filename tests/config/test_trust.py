@@ -112,6 +112,13 @@ def test_stored_settings_of_a_run_that_are_not_plain_values_are_refused(name: st
     assert str(caught.value).startswith(f"{run / SETTINGS}: ") and "\n" not in str(caught.value)
 
 
+def test_an_alias_after_a_byte_order_mark_is_found(run: Path) -> None:
+    """libyaml takes this line for a comment, but PyYAML's own parser does not."""
+    (run / SETTINGS).write_text("a: &a [x]\n\ufeff#b: [*a, *a]\n")
+    with pytest.raises(DataError):
+        config.load(run)
+
+
 def test_evaluating_a_run_builds_no_untrusted_class(run: Path) -> None:
     found = yaml.safe_load((run / SETTINGS).read_text())
     evil = {"_target_": "subprocess.Popen", "args": ["mkdir", CANARY]}

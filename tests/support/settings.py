@@ -43,9 +43,10 @@ def settings_of_command(command: str, schema: type[S], *overrides: str) -> S:
     """
     parsed = PARSER.parse_overrides(composing.opened(overrides))
     values = [each for each in parsed if not (each.is_add() or each.is_delete() or each.key_or_group in GROUPS)]
-    key = (command, *(str(each.input_line) for each in parsed if each not in values))
+    files = [str(each.input_line) for each in parsed if each not in values]
+    key = (schema.__name__, command, *files)
     if key not in _composed:
-        _composed[key] = _compose(schema, *key)
+        _composed[key] = _compose(schema, command, *files)
     composed = deepcopy(_composed[key])
     for each in values:
         OmegaConf.update(composed, each.key_or_group, each.value(), force_add=each.is_force_add())

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet import ConfigError, Dataset, Loader, Nesterov, OneCycle, OutputError, create_backend
+from cupynet import ConfigError, Dataset, Loader, Nesterov, OneCycle, OutputError, create_backend, load
 from cupynet.core import lock
 from cupynet.parallel import ParameterAveraging, Pipeline
 from cupynet.runs.checkpoints import Checkpoints, read
@@ -17,8 +17,8 @@ from cupynet.training.callbacks.history import Rows
 from cupynet.training.state_tree import apart, together
 from tests.support.backends import needs_bfloat16
 from tests.support.calls import watch
-from tests.support.refusals import refused
-from tests.support.resumed_runs import timeless_history
+from tests.support.refusals import data_error, refused
+from tests.support.resumed_runs import timeless_history, trained
 from tests.support.training import KINDS_OF_WAYS, WAYS, On, StopAfter, fingerprint, small_dataset, small_model
 
 DATA = small_dataset(57)  # 15 batches, the last of one sample: five rounds for three workers
@@ -289,9 +289,48 @@ def test_a_checkpoint_of_an_earlier_version_without_identity_continues_any_run(
         patch.setattr(Rows, "state", lambda rows: {"rows": "[]"})
         train(ParallelWrapper(small_model(), 1, callbacks=[Checkpoint()], run=tmp_path / "earlier"))
     train(ParallelWrapper(small_model(), 1, run=tmp_path / "run"))
-    for _ in range(2):
-        checkpoints = tmp_path / "earlier" / "checkpoints"
-        train(ParallelWrapper(small_model(), 1, run=tmp_path / "run"), restore=checkpoints)
+    for run in ("run", "run", "new", "earlier"):
+        train(ParallelWrapper(small_model(), 1, run=tmp_path / run), restore=tmp_path / "earlier" / "checkpoints")
+    other = one_checkpoint(tmp_path / "other")
+    for folder in (tmp_path / "new", tmp_path / "earlier"):
+        with refused("run", str(folder)):
+            train(ParallelWrapper(small_model(), 1, run=folder), restore=other)
+
+
+def one_checkpoint(folder: Path) -> Path:
+    with ParallelWrapper(small_model(), 1) as wrapper:
+        wrapper.evaluate(FORTY)
+        return wrapper.checkpoint(folder)
+
+
+def test_one_wrapper_may_train_several_times_from_a_checkpoint_of_another_run(tmp_path: Path) -> None:
+    with ParallelWrapper(small_model(), 1, callbacks=[Checkpoint()], run=tmp_path / "run") as wrapper:
+        for _ in range(2):
+            wrapper.restore(one_checkpoint(tmp_path / "other"))
+            wrapper.fit(FORTY, batch_size=4)
+    train(ParallelWrapper(small_model(), 1, run=tmp_path / "run"), restore=tmp_path / "run" / "checkpoints")
+
+
+@pytest.mark.parametrize("restored", [False, True])
+def test_the_folder_of_a_run_of_a_command_is_refused_and_kept(tmp_path: Path, restored: bool) -> None:
+    trained(tmp_path / "run", "data=synthetic", "data.train=60", "data.test=20", "model=mlp", "workers=1", "epochs=1")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    model = load(tmp_path / "run")
+    with ParallelWrapper(model, 1, run=tmp_path / "run") as wrapper, refused("run", str(tmp_path / "run")):
+        if restored:
+            wrapper.restore(tmp_path / "run" / "checkpoints")
+        wrapper.fit(np.zeros((8, 28, 28), np.uint8), np.zeros(8, int), batch_size=4)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}"])
+def test_a_damaged_identity_of_a_run_is_named_and_its_folder_is_kept(content: str, tmp_path: Path) -> None:
+    train(ParallelWrapper(small_model(), 1, callbacks=[Checkpoint()], run=tmp_path))
+    model = (tmp_path / "model.safetensors").read_bytes()
+    (tmp_path / "cupynet_run.json").write_text(content)
+    with data_error(tmp_path / "cupynet_run.json"):
+        train(ParallelWrapper(small_model(), 1, run=tmp_path), restore=tmp_path / "checkpoints")
+    assert (tmp_path / "model.safetensors").read_bytes() == model
 
 
 def test_writing_a_checkpoint_does_not_average_the_replicas(tmp_path: Path) -> None:
@@ -334,7 +373,7 @@ def test_a_run_folder_is_locked_until_close(tmp_path: Path, monkeypatch: pytest.
         one.fit(FORTY, batch_size=4)
         (tmp_path / "model.safetensors").unlink()
     train(other)
-    assert {path.name for path in tmp_path.iterdir()} == {"history.jsonl", "identity.json", "model.safetensors"}
+    assert {path.name for path in tmp_path.iterdir()} == {"history.jsonl", "cupynet_run.json", "model.safetensors"}
 
 
 def test_a_failed_fit_unlocks_its_run_folder_for_another_try(tmp_path: Path) -> None:
@@ -343,7 +382,7 @@ def test_a_failed_fit_unlocks_its_run_folder_for_another_try(tmp_path: Path) -> 
         with pytest.raises(ZeroDivisionError):
             failed.fit(FORTY, batch_size=4)
         train(ParallelWrapper(small_model(), 2, run=tmp_path))
-    assert {path.name for path in tmp_path.iterdir()} == {"identity.json", "model.safetensors"}
+    assert {path.name for path in tmp_path.iterdir()} == {"cupynet_run.json", "model.safetensors"}
 
 
 def test_a_run_in_the_folder_of_the_users_hydra_program_saves_its_model(tmp_path: Path) -> None:
