@@ -288,6 +288,7 @@ def test_a_checkpoint_of_an_earlier_version_without_identity_continues_any_run(
     with monkeypatch.context() as patch:
         patch.setattr(Rows, "state", lambda rows: {"rows": "[]"})
         train(ParallelWrapper(small_model(), 1, callbacks=[Checkpoint()], run=tmp_path / "earlier"))
+    (tmp_path / "earlier" / "cupynet_run.json").unlink()
     train(ParallelWrapper(small_model(), 1, run=tmp_path / "run"))
     for run in ("run", "run", "new", "earlier"):
         train(ParallelWrapper(small_model(), 1, run=tmp_path / run), restore=tmp_path / "earlier" / "checkpoints")
