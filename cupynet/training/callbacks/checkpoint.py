@@ -89,7 +89,7 @@ class Checkpoint(Callback):
         self._store = Checkpoints(Path(self.path or own or "checkpoints").absolute())  # also after os.chdir
         self._alone = own is None
         self._elsewhere = own is None or self._store.folder.resolve() != own.resolve()
-        self._identity = uuid.uuid4().hex
+        self._identity, self._claimed = uuid.uuid4().hex, ""  # `_claimed`: stored in the folder by this object
         self._written, self._counted = 0, -1  # number of checkpoints written, and iteration of the last one
         self._saved: tuple[int, int] | None = None  # position of the last checkpoint in this fit
         self._permanent: list[int] = []  # iterations of the checkpoints to keep permanently
@@ -111,11 +111,17 @@ class Checkpoint(Callback):
         if self._best_of != self.best:
             self._best_of, self._best_step, self._best_score = self.best, -1, math.nan
         self._saved, owns = None, trainer.rank == 0 and self._elsewhere
-        if owns and self._store.steps() and self._store.owner() != self._identity:
-            raise _taken(self._store.folder, in_python=self._alone)
-        self._identity = self._identity or uuid.uuid4().hex
         if owns:
+            self._identity = self._claimed = self._claimed or self._owned()
             self._store.claim(self._identity)
+
+    def _owned(self) -> str:
+        """Return the identity for the folder; a new one if it is empty. Raise ConfigError if another run owns it."""
+        if not self._store.steps():
+            return uuid.uuid4().hex  # a run that starts from another run's checkpoint is a different run
+        if self._store.owner() != self._identity:
+            raise _taken(self._store.folder, in_python=self._alone)
+        return self._identity or uuid.uuid4().hex
 
     def on_iteration_end(self, trainer: Trainer) -> None:
         if self.every_iterations is not None and trainer.iteration % self.every_iterations == 0:

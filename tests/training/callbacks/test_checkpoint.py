@@ -298,6 +298,23 @@ def test_a_checkpoint_of_an_earlier_version_without_identity_continues_any_run(
             train(ParallelWrapper(small_model(), 1, run=folder), restore=other)
 
 
+def test_a_checkpoint_folder_is_continued_only_from_checkpoints_of_its_run(tmp_path: Path) -> None:
+    def saving(name: str) -> ParallelWrapper:
+        return ParallelWrapper(small_model(), 1, callbacks=[Checkpoint(path=tmp_path / name)])
+
+    train(saving("a"))
+    with saving("of a") as wrapper:
+        for _ in range(2):
+            wrapper.restore(tmp_path / "a")
+            wrapper.fit(FORTY, batch_size=4)
+    train(saving("of a"), restore=tmp_path / "of a")
+    for name, origin in (("a", "of a"), ("of a", "a")):
+        before = Checkpoints(tmp_path / name).steps()
+        with refused("path", str(tmp_path / name)):
+            train(saving(name), restore=tmp_path / origin)
+        assert Checkpoints(tmp_path / name).steps() == before
+
+
 def one_checkpoint(folder: Path) -> Path:
     with ParallelWrapper(small_model(), 1) as wrapper:
         wrapper.evaluate(FORTY)
