@@ -6,6 +6,7 @@ Stored files may contain only plain values: no code, no references, no environme
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -220,14 +221,19 @@ def _read(path: Path) -> Any:
     if path.is_symlink() or not path.is_file() or path.stat().st_size > MAX_BYTES:
         raise DataError(f"{path}: must be a plain file of at most {MAX_BYTES} bytes")
     try:
-        text = path.read_text(encoding="utf-8")
-        _check_nesting(text)
-        found = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
-        if "\\u0000" in json.dumps(found):  # `dumps` rejects numbers with thousands of digits
-            raise ValueError("a value contains a NUL character")
-        return found
+        return _values(path.read_text(encoding="utf-8"))
     except Exception as error:  # from YAML, or because of the encoding or permissions
         raise DataError(f"{path}: cannot be read: {one_line(error)}") from error
+
+
+@functools.lru_cache(maxsize=64)  # a command reads the same file several times, and parsing takes 25 ms
+def _values(text: str) -> Any:
+    """Parse YAML to plain values, which callers must not change. Raise an error for anything unusual."""
+    _check_nesting(text)
+    found = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
+    if "\\u0000" in json.dumps(found):  # `dumps` rejects numbers with thousands of digits
+        raise ValueError("a value contains a NUL character")
+    return found
 
 
 def _check_nesting(text: str) -> None:
