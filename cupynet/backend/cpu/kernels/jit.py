@@ -50,5 +50,8 @@ def kernel(function: Kernel) -> Kernel:
 
 def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
     """Inline a function into the kernels that call it. Literal arguments become compile-time constants."""
-    numba.extending.overload(function, strict=False, prefer_literal=True)(lambda *_: function)
+    # Only kernels call the function, so a wrapper for C would be compiled in vain.
+    numba.extending.overload(function, strict=False, prefer_literal=True, jit_options={"no_cfunc_wrapper": True})(
+        lambda *_: function
+    )
     return function
