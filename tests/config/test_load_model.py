@@ -19,7 +19,7 @@ from tests.support.resumed_runs import trained
 from tests.support.user_files import deny
 
 SMALL = ["data=synthetic", "data.train=300", "data.test=100", "batch_size=32", "callbacks.progress.style=lines"]
-SIZES = ["model.layers.dense1.units=20", "model.layers.conv1.filters=6", "model.layers.conv2.filters=8"]
+SIZES = ["model.layers.dense1.units=20", "model.layers.conv1.filters=6", "model.layers.conv2.filters=4"]
 
 
 @pytest.fixture(scope="module")

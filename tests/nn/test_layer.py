@@ -114,8 +114,8 @@ def doubled(kind: type[Layer], *arguments: Any) -> Any:
 @pytest.mark.parametrize(
     ("layers", "changed"),
     [
-        ([Conv2D(4, 3), MaxPool2D(2)], [doubled(Conv2D, 4, 3), MaxPool2D(2)]),
-        ([Conv2D(4, 3), MaxPool2D(2)], [Conv2D(4, 3), doubled(MaxPool2D, 2)]),
+        ([Conv2D(3, 3), MaxPool2D(2)], [doubled(Conv2D, 3, 3), MaxPool2D(2)]),
+        ([Conv2D(3, 3), MaxPool2D(2)], [Conv2D(3, 3), doubled(MaxPool2D, 2)]),
         ([BatchNorm(), Activation("relu")], [doubled(BatchNorm), Activation("relu")]),
         ([Residual(BatchNorm()), Activation("relu")], [doubled(Residual, BatchNorm()), Activation("relu")]),
     ],

@@ -123,10 +123,11 @@ def grouped(shape: Shape) -> list[tuple[str, int, tuple[int, int, int, int], tup
     one = ("one", 1, shape.image, (*window, channels, shape.outputs))
     if not shape.groups or channels == 1:
         return [one]
+    copies = 2 if channels == 3 else 1  # filters per channel; 3 and 6 channels then share kernels
     return [
         one,
         ("three", 3, (n, height, width, 3 * channels), (*window, channels, 3 * shape.outputs)),
-        ("depthwise", channels, shape.image, (*window, 1, channels * (1 + shape.outputs % 2))),
+        ("depthwise", channels, shape.image, (*window, 1, channels * copies)),
     ]
 
 

@@ -64,7 +64,7 @@ def stripes(count: int) -> Dataset:
 
 
 def stripes_network() -> Sequential:
-    return Sequential([Conv2D(4, 3, activation="relu"), MaxPool2D(2), Dense(12, activation="relu"), Dense(3)])
+    return Sequential([Conv2D(3, 3, activation="relu"), MaxPool2D(2), Dense(12, activation="relu"), Dense(3)])
 
 
 class Identity(Layer):
