@@ -58,12 +58,12 @@ def test_gradients_of_residual_and_concat_equal_finite_differences(kind: str) ->
 
 BEFORE_A_RELU: dict[str, Callable[[], Residual]] = {
     "around layers": lambda: Residual(
-        [Conv2D(4, 1, bias=False), BatchNorm(), Activation("relu"), Conv2D(3, 1, bias=False), BatchNorm()]
+        [Conv2D(6, 1, bias=False), BatchNorm(), Activation("relu"), Conv2D(3, 1, bias=False), BatchNorm()]
     ),
     "only a norm": lambda: Residual(BatchNorm()),
-    "a shortcut": lambda: Residual([Conv2D(4, 3, 2, "same", bias=False), BatchNorm()], Conv2D(4, 1, 2, bias=False)),
+    "a shortcut": lambda: Residual([Conv2D(6, 3, 2, "same", bias=False), BatchNorm()], Conv2D(6, 1, 2, bias=False)),
     "a shortcut with a norm": lambda: Residual(
-        [Conv2D(4, 1, bias=False), BatchNorm()], Sequential([Conv2D(4, 1, bias=False), BatchNorm()])
+        [Conv2D(6, 1, bias=False), BatchNorm()], Sequential([Conv2D(6, 1, bias=False), BatchNorm()])
     ),
     "a shortcut without weights": lambda: Residual([Conv2D(3, 2, 2, bias=False), BatchNorm()], MaxPool2D(2)),
     "one in the other": lambda: Residual({"a": Residual(BatchNorm()), "b": Activation("relu"), "c": BatchNorm()}),

@@ -54,7 +54,7 @@ def small_networks() -> dict[str, nn.Sequential]:
         "lenet": {
             "conv1": nn.Conv2D(3, 3, padding="same"),
             "pool1": nn.MaxPool2D(2),
-            "conv2": nn.Conv2D(4, 2, activation="relu"),
+            "conv2": nn.Conv2D(6, 2, activation="relu"),
             "pool2": nn.MaxPool2D(2, 1),
             "dense1": nn.Dense(6, "relu"),
             "output": nn.Dense(3),
@@ -75,7 +75,7 @@ def small_networks() -> dict[str, nn.Sequential]:
             "output": nn.Dense(3),
         },
         "blocks": {
-            "stem": nn.Conv2D(4, 3, padding="same", activation="silu"),
+            "stem": nn.Conv2D(6, 3, padding="same", activation="silu"),
             "block": nn.Residual(
                 {"conv1": nn.Conv2D(6, 3, 2, "same", activation="gelu"), "conv2": nn.Conv2D(6, 3, padding="same")},
                 shortcut=nn.Conv2D(6, 1, 2, bias=False),

@@ -225,7 +225,8 @@ def test_the_home_folder_of_an_unknown_user_is_refused() -> None:
 
 def test_real_digits_are_learned_and_evaluated_with_the_normalization_of_the_run(tmp_path: Path) -> None:
     path, folder = write_npz(tmp_path / "digits.npz", digits()), tmp_path / "run"
-    layers = ["model.layers.conv1.kernel_size=3", "model.layers.conv2.kernel_size=2"]
+    layers = ["model.layers.conv1.kernel_size=3", "model.layers.conv2.kernel_size=[2,3]"]
+    layers += ["model.layers.conv2.padding=[0,1]"]
     layers += ["model.layers.conv1.activation=relu", "model.layers.conv2.activation=relu"]
     small = ["workers=1", "epochs=20", "batch_size=32", "optimizer.learning_rate.peak=0.05"]
     trained(folder, "data=npz", f"data.file={path}", *layers, *small, "data.normalize=auto")
