@@ -29,7 +29,7 @@ DIGITS = ["data=synthetic", "data.train=2000", "data.test=200", "batch_size=32",
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a run that has learned digits well enough."""
     folder = tmp_path_factory.mktemp("digits")
-    quick = ["model=simple_cnn", "model.layers.conv1.filters=20", "optimizer=adam", "callbacks.progress.style=lines"]
+    quick = ["model=simple_cnn", "optimizer=adam", "callbacks.progress.style=lines"]
     trained(folder, *DIGITS, *quick)
     return folder
 
