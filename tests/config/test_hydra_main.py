@@ -24,7 +24,8 @@ from tests.support.run_folders import sweep_rows
 
 # arguments, and the setting or name in the error line
 REFUSED = {
-    "workrs=4": "cupynet: workrs",
+    "workrs=4": "'workers'",
+    "+workrs=4": "'workers'",
     "workers=0": "cupynet: workers=0",
     "=3": "=3",
     "workers=1,2": "workers",

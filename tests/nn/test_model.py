@@ -123,12 +123,16 @@ def test_a_model_with_a_replaced_layer_still_computes_the_gradient_of_its_input(
     assert dx is not None and dx.shape == x.shape
 
 
-def test_a_replaced_layer_is_new_and_the_others_keep_their_weights() -> None:
+def test_a_replaced_layer_is_new_and_the_others_keep_their_weights_and_are_trainable() -> None:
     model = nn.Model(nn.Sequential([nn.Conv2D(2, 3), nn.Dense(4, "relu"), nn.Dense(3)]), SMALL, create_backend("numpy"))
     model.params.master += 1
     model.pixels, model.class_names = PixelScale.of([0.1], [0.3]), list("abc")
-    mine, before = model.replace(dense2=nn.Dense(5)), model.weights()
+    model.freeze("conv*")
+    before = {name: weights.copy() for name, weights in model.weights().items()}
+    mine = model.replace(dense2=nn.Dense(5))
     found = mine.weights()
+    assert equal(model.weights(), before)
+    assert (model.params.frozen, mine.params.frozen) == (["conv2d1.weight", "conv2d1.bias"], [])
     assert found["dense2.weight"].shape == (4, 5) and mine.pixels == model.pixels and mine.class_names == ()
     assert equal({name: found[name] for name in found if "dense2" not in name},
                  {name: before[name] for name in before if "dense2" not in name})  # fmt: skip

@@ -213,9 +213,12 @@ def test_a_callback_may_use_any_names_and_keeps_only_what_it_stores() -> None:
 @pytest.mark.parametrize("rate", [0.5, {"name": "constant", "value": 0.5}, Constant(0.5)], ids=type)
 def test_the_learning_rate_may_be_changed_between_fits(rate: Any) -> None:
     """It is not scaled by the number of workers, and the state of the optimizer is kept."""
-    schedules, kept = list[Any](), list[bool]()
-    look = On("on_fit_start", lambda trainer: kept.append(trainer.replica.optimizer_state["velocity"].any()))
-    options: dict[str, Any] = {"learning_rate_scale": "linear", "callbacks": [look]}
+    schedules, started, ended = list[Any](), list[Any](), list[Any]()
+    looks = [
+        On(event, lambda trainer, seen=seen: seen.append(trainer.replica.optimizer_state["velocity"].copy()))
+        for event, seen in (("on_fit_start", started), ("on_fit_end", ended))
+    ]
+    options: dict[str, Any] = {"learning_rate_scale": "linear", "callbacks": looks}
     with ParallelWrapper(small_model(), 2, optimizer=Nesterov(0.01), **options) as wrapper:
         wrapper.fit(loader(), epochs=1)
         with refused("learning_rate", "-1"):
@@ -225,7 +228,8 @@ def test_the_learning_rate_may_be_changed_between_fits(rate: Any) -> None:
         wrapper.fit(loader(), epochs=1)
         wrapper.on_workers(lambda trainer: schedules.append(trainer.schedule))
     assert wrapper.history["learning_rate"] == [0.02, 0.5, 0.5]
-    assert kept == [False, True, True]
+    assert not started[0].any() and ended[0].any()
+    np.testing.assert_array_equal(started[1:], ended[:2])
     assert len({id(schedule) for schedule in schedules}) == 2
 
 

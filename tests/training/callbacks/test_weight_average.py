@@ -80,8 +80,10 @@ def test_a_weight_average_changes_no_training_and_warns_if_it_never_starts(caplo
     assert len(caplog.records) == 1
 
 
-@pytest.mark.parametrize(("reason", "averaged"), [(StopReason.REQUEST, False), (StopReason.EARLY, True)])
-def test_a_fit_stopped_on_request_keeps_its_last_weights(reason: StopReason, averaged: bool) -> None:
+@pytest.mark.parametrize(
+    ("reason", "averaged"), [(StopReason.REQUEST, False), (StopReason.SIGNAL, False), (StopReason.EARLY, True)]
+)
+def test_a_fit_stopped_on_request_or_by_a_signal_keeps_its_last_weights(reason: StopReason, averaged: bool) -> None:
     """A fit that early stopping ended does not."""
     ((way, weights),) = followed(1, WeightAverage(0.9), Synchronizer(), StopAfter(5, reason=reason))
     assert len(way.iterations) == 5
