@@ -14,7 +14,7 @@ from PIL import Image as Pictures
 from cupynet import load
 from cupynet.commands.predict import main, preprocessed
 from cupynet.config.load_model import LoadedRun
-from cupynet.data import Synthetic, pictures
+from cupynet.data import CIFAR10, KMNIST, MNIST, FashionMNIST, Source, Synthetic, pictures
 from cupynet.data.centering import centered_as_mnist
 from cupynet.data.pictures import picture
 from tests.support.commands import Call
@@ -102,6 +102,24 @@ def test_other_pictures_are_resized_as_in_an_image_folder_and_inverted_only_on_r
     np.testing.assert_array_equal(found, expected)
     turned = preprocessed(tmp_path / "a.png", (20, 25, 3), None, "yes")
     assert abs(turned.astype(int) + expected - 255).max() <= 2  # rounded twice
+
+
+@pytest.mark.parametrize(
+    ("kind", "centered", "inverted"),
+    [(MNIST, True, True), (FashionMNIST, False, True), (KMNIST, False, True), (CIFAR10, False, False)],
+)
+def test_only_digits_are_centered_and_only_pictures_for_sets_on_black_are_inverted(
+    kind: type[Source], centered: bool, inverted: bool, tmp_path: Path
+) -> None:
+    source, path = kind(), tmp_path / "a.png"
+    shape = source.image_shape
+    sheet = np.full((64, 64), 255, np.uint8)
+    sheet[:20, :10] = 0
+    Pictures.fromarray(sheet).save(path)
+    found = preprocessed(path, shape, source, "auto")
+    plain = pictures.resized(picture(path, shape[2]), *shape[:2])
+    assert np.array_equal(found, 255 - plain if inverted else plain) is not centered
+    assert (found[0, 0] > 128).all() == (inverted and not centered)
 
 
 def test_dark_drawings_of_digits_are_inverted_unless_invert_is_no(finished: Path, tmp_path: Path) -> None:

@@ -54,6 +54,15 @@ def test_the_loss_scale_doubles_after_2000_iterations_up_to_a_limit() -> None:
     assert (scales[1998], scales[1999], scales[3999], scales[-1]) == (2.0**10, 2.0**11, 2.0**12, 2.0**24)
 
 
+def test_an_overflow_restarts_the_count_to_2000() -> None:
+    scaler, scales = LossScaler(create_backend("numpy", dtype="half"), SerialCommunicator()), []
+    for iteration in range(4001):
+        scaler.grow()
+        scaler.skips(overflow=iteration == 1500, failed=False)
+        scales.append(scaler.scale)
+    assert (scales[1499], scales[1500], scales[3499], scales[3501]) == (2.0**10, 2.0**9, 2.0**9, 2.0**10)
+
+
 @pytest.mark.parametrize(
     ("poisoned", "skipped", "scale"),
     [(Poisoned(*range(97)), 0, 1024.0), (Poisoned(*range(97), backwards=True), 10, 1.0)],

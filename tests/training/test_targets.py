@@ -198,6 +198,14 @@ def test_class_and_sample_weights_scale_losses(loss: str | Loss, weights: dict[s
     assert_close(trained(loss, **weights), trained("softmax", **same), 1e-7)
 
 
+def test_doubled_sample_weights_double_the_training_loss() -> None:
+    losses = []
+    for weight in (1.0, 2.0):
+        with ParallelWrapper(small_model("double"), 1, optimizer=SGD(1e-9)) as wrapper:
+            losses.append(wrapper.fit(X, Y, batch_size=8, sample_weight=np.full(61, weight))["loss"])
+    assert losses[1] == pytest.approx([2 * loss for loss in losses[0]], rel=1e-6)
+
+
 def test_sample_weights_do_not_apply_to_the_validation_split() -> None:
     with ParallelWrapper(small_model(), 1) as wrapper:
         wrapper.fit(X, Y, batch_size=61, sample_weight=np.full(61, 1e-6), validation_split=0.2)
