@@ -13,8 +13,7 @@ from cupynet.core.errors import ConfigError
 
 # settings, command-line overrides, and Hydra's own settings
 SETTINGS, OVERRIDES, HYDRA = ".hydra/config.yaml", ".hydra/overrides.yaml", ".hydra/hydra.yaml"
-# written only by `ParallelWrapper(run=...)`, not by commands
-MODEL = "model.safetensors"
+MODEL = "model.safetensors"  # written only by `ParallelWrapper(run=...)`, not by commands
 IDENTITY = "cupynet_run.json"  # identifies the training run of a `ParallelWrapper` that the folder belongs to
 START = "started.json"  # written at the beginning of a run
 SUMMARY = "summary.json"  # written at the end of a run
@@ -41,7 +40,8 @@ def check_outputs(*files: str | Path | None) -> None:
 
 def _is_of_run(file: Path) -> bool:
     folder, own = file.parent, (START, SUMMARY, *RESULTS, MODEL, IDENTITY, "train.log", SWEEP, SWEEP_TABLE, STUDY)
-    marked = file.name in own and any((folder / name).is_file() for name in (SETTINGS, START, SUMMARY, SWEEP, STUDY))
+    marks = (SETTINGS, START, SUMMARY, IDENTITY, SWEEP, STUDY)
+    marked = file.name in own and any((folder / name).is_file() for name in marks)
     return marked or folder.name == Path(SETTINGS).parent.name or STEP.fullmatch(folder.name) is not None
 
 

@@ -95,6 +95,16 @@ def test_an_export_does_not_overwrite_a_file_of_the_run(finished: Path, tmp_path
         assert call(main, folder, "--torch", folder / "torch.safetensors").code == 0
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "cupynet_run.json"])
+def test_an_export_does_not_overwrite_a_file_of_a_run_in_python(
+    name: str, finished: Path, tmp_path: Path, call: Call
+) -> None:
+    for own in ("model.safetensors", "cupynet_run.json"):
+        (tmp_path / own).write_text("theirs")
+    found = call(main, finished, "--safetensors", tmp_path / name)
+    assert found.code == 2 and str(tmp_path / name) in found.error and (tmp_path / name).read_text() == "theirs"
+
+
 def test_a_run_with_layers_of_the_user_is_exported_only_with_trusted_modules(tmp_path: Path, call: Call) -> None:
     own = "model.layers.drop1._target_=tests.guides.extending.scale.Scale"
     trained(tmp_path / "run", *SMALL, own, "trusted_modules=[tests]")

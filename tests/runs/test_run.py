@@ -98,7 +98,8 @@ def test_one_of_the_trials_is_named_for_the_folder_of_a_search(tmp_path: Path) -
 
 
 def test_a_new_run_in_an_old_folder_starts_empty(run: Run, tmp_path: Path) -> None:
-    for path in (run.history_path, run.started_path, run.failed_path, run.reopened_path, run.report_path):
+    identity = tmp_path / "cupynet_run.json"
+    for path in (run.history_path, run.started_path, run.failed_path, run.reopened_path, run.report_path, identity):
         path.write_text("{}\n")
     (tmp_path / "notes.txt").write_text("mine")
     run.begin()
